@@ -1,0 +1,74 @@
+"""Every option of the data room, once, with its default and its reason. Plain dataclasses: no jax, no I/O."""
+
+import dataclasses
+
+from jformer.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceConfig:
+    """Where one corpus of sentence pairs comes from, and how much of an epoch it takes."""
+
+    source: str = "files"  # files | tfds | generated
+    dir: str = ""  # files: the folder of the texts; tfds: its data_dir ("" = the TFDS default)
+    name: str = ""  # tfds: builder[/config]; generated: quickstart | copy | reverse | sort
+    source_language: str = "en"  # files: the suffix or the JSON key of the source side; tfds: its feature
+    target_language: str = "de"
+    train: str = "train"  # the split's name: a file stem, or a TFDS split such as "train[:10%]"
+    num_pairs: int = 20_000  # generated copy/reverse/sort: the training pairs to draw
+    weight: float = 1.0  # passes over this corpus in one epoch: 2.0 = twice, 0.5 = another random half each time
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig(SourceConfig):
+    """The training corpus, its evaluation splits, its tokens and its batches."""
+
+    valid: str = "valid"
+    test: tuple[str, ...] = ("test",)  # "split" or "key=split"; the key names the row in results.json
+    mixture: tuple[SourceConfig, ...] = ()  # further training corpora; evaluation stays with this one
+
+    tokenizer: str = "bpe"  # word | char | byte | bpe | unigram, learned from the training split
+    vocab_size: int = 8_000  # for each vocabulary, the 4 special tokens included; char and byte need no size
+    vocab_shared: bool = True  # one vocabulary learned on both sides, or one for each side
+    normalization: str = "identity"  # identity | nfkc, applied to both sides before the tokens are made
+    split_digits: bool = False  # bpe, unigram: every digit is a token of its own, so numbers generalise
+
+    max_source_length: int = 256  # tokens, the end symbol included
+    max_target_length: int = 256
+    overlong: str = "drop"  # drop | cut training pairs over these limits; either way they are counted
+
+    batching: str = "buckets"  # buckets: few shapes, one pair a row; packed: one shape, several pairs a row
+    num_buckets: int = 8  # each is one compiled shape
+    packed_length: int = 256  # tokens a packed row holds on its larger side
+    tokens_per_update: int = 8_192  # computed (padded) tokens of one update, counted on its larger side
+    row_multiple: int = 8  # rows of a batch divide by it, so any device count dividing it gives the same update
+    cache_dir: str = "~/.cache/jformer"  # tokenized corpora, found again by a fingerprint of all they depend on
+
+    def test_splits(self) -> dict[str, str]:
+        """Map the key of every test set in results.json to its split name."""
+        pairs = [entry.partition("=") for entry in self.test]
+        return {key: split or key for key, _, split in pairs}
+
+    def check(self) -> None:
+        """Raise UserError for the first option that cannot work."""
+        _one_of("data.batching", self.batching, ("buckets", "packed"))
+        _one_of("data.overlong", self.overlong, ("drop", "cut"))
+        _one_of("data.normalization", self.normalization, ("identity", "nfkc"))
+        if not 1 <= self.num_buckets <= 8:
+            raise UserError(f"data.num_buckets={self.num_buckets} must be 1 to 8: each is a compiled shape")
+        for key in ("vocab_size", "num_pairs", "packed_length", "tokens_per_update", "row_multiple"):
+            if getattr(self, key) < 1:
+                raise UserError(f"data.{key}={getattr(self, key)} must be at least 1")
+        for key in ("max_source_length", "max_target_length"):
+            if getattr(self, key) < 2:
+                raise UserError(f"data.{key}={getattr(self, key)} must be at least 2: a token and the end symbol")
+        if len(self.test_splits()) < len(self.test):
+            raise UserError(f"data.test={self.test} names a key twice: give each set its own, as in 'key=split'")
+        for part in (self, *self.mixture):
+            if not 0 < part.weight <= 100:
+                raise UserError(f"data.weight={part.weight} must be above 0 and at most 100 passes an epoch")
+
+
+def _one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UserError(f"{key}={value!r}; choose one of: {', '.join(choices)}")

@@ -1,0 +1,1 @@
+"""Search over any step function with a cache. Nothing in this room knows a model."""

@@ -1,0 +1,1 @@
+"""Pure Flax Linen modules. Nothing in this room imports data, optax, orbax or ml_collections."""
