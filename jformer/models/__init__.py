@@ -1,1 +1,34 @@
-"""Pure Flax Linen modules. Nothing in this room imports data, optax, orbax or ml_collections."""
+"""Pure Flax Linen modules. Nothing in this room imports data, optax, orbax or ml_collections.
+
+The protocol every model keeps: `hidden(batch, train)` → [b t d], `logits(hidden)` → [b t v], `__call__` is their
+composition; `encode(batch)` → memory, `start(memory, batch_size, length)` → cache, `extend(cache, tokens, valid)` →
+(hidden, cache). The modules are imported on first use, so that reading a config needs no jax.
+"""
+
+import importlib
+from typing import Any
+
+from jformer.models.config import ModelConfig
+
+MODULES = {
+    "Attention": "attention",
+    "Block": "transformer",
+    "EncoderDecoder": "encdec",
+    "FeedForward": "transformer",
+    "Stack": "transformer",
+}
+
+__all__ = ["MODULES", "ModelConfig", "build_model"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in MODULES:
+        return getattr(importlib.import_module(f"jformer.models.{MODULES[name]}"), name)
+    raise AttributeError(f"module 'jformer.models' has no attribute {name!r}")
+
+
+def build_model(config: ModelConfig) -> Any:
+    """Build the model of a checked config whose vocabulary sizes are known."""
+    from jformer.models.encdec import EncoderDecoder
+
+    return EncoderDecoder(config)

@@ -1,0 +1,54 @@
+"""Dropout whose mask does not depend on the devices: a counter hash of what an element is, not of where it lies."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt32
+
+
+class Noise(NamedTuple):
+    """What a mask depends on: a seed for one pass over one stack, and the row's number within the whole update."""
+
+    seed: UInt32[Array, ""]
+    rows: Int[Array, "b"]
+
+    def at_layer(self, layer: Int[Array, ""]) -> "Noise":
+        """Return the noise of one layer."""
+        return Noise(mix(self.seed + layer.astype(jnp.uint32) * jnp.uint32(0x9E3779B9)), self.rows)
+
+
+def make_noise(key: Array, rows: Int[Array, "b"]) -> Noise:
+    """Draw the seed of one pass from a key that already depends on the run's seed and the step."""
+    return Noise(jax.random.bits(key, dtype=jnp.uint32), rows)
+
+
+def mix(x: Array) -> Array:
+    """Scramble 32-bit words so that each input bit flips each output bit with probability near one half.
+
+    Two rounds of xor-shift and multiply with the low-bias constants of Wellons 2018 ("hash prospector").
+    """
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)
+
+
+def drop(x: Float[Array, "b t d"], rate: float, noise: Noise | None, site: int) -> Float[Array, "b t d"]:
+    """Zero each element with probability `rate` and scale the rest (Srivastava et al. 2014).
+
+    The mask is a function of (seed, site, row of the update, position, feature), so any split of the rows over
+    devices or microbatches draws the same one. Each hashed 32-bit word serves two features with 16 bits each,
+    which rounds `rate` to a multiple of 1/65,536. `noise=None` is the identity.
+    """
+    if noise is None or rate == 0.0:
+        return x
+    _, length, features = x.shape
+    keys = mix(noise.seed + jnp.uint32((site + 1) * 0x85EBCA6B % 2**32))
+    keys = mix(keys ^ noise.rows.astype(jnp.uint32) * jnp.uint32(0xC2B2AE35))
+    keys = mix(keys[:, None] + jnp.arange(length, dtype=jnp.uint32) * jnp.uint32(0x27D4EB2F))
+    half = (features + 1) // 2
+    words = mix(keys[..., None] ^ jnp.arange(half, dtype=jnp.uint32) * jnp.uint32(0x165667B1))
+    bits = jnp.concatenate([words & 0xFFFF, words >> 16], axis=-1)[..., :features]
+    threshold = round(rate * 65_536)
+    scale = 65_536 / (65_536 - threshold)
+    return jnp.where(bits >= threshold, x * jnp.asarray(scale, x.dtype), 0)

@@ -1,0 +1,67 @@
+"""Parameters that multiply: the projection used by every layer, and the embedding table."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+@jax.custom_vjp
+def matmul(x: Float[Array, "... d"], w: Float[Array, "d f"]) -> Float[Array, "... f"]:
+    """Multiply in x's dtype by a float32 matrix.
+
+    The gradients are spelled out because autodiff's form of the weight gradient, a transposed product, falls off
+    XLA:CPU's fast path (25 times slower in bfloat16). The weight gradient is summed and returned in w's dtype.
+    """
+    return x @ w.astype(x.dtype)
+
+
+def _matmul_forward(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
+    return matmul(x, w), (x, w)
+
+
+def _matmul_backward(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+    x, w = saved
+    rows = tuple(range(x.ndim - 1))
+    dx = jnp.einsum("...f,df->...d", g, w.astype(g.dtype))
+    dw = jnp.tensordot(x, g, axes=(rows, rows), preferred_element_type=w.dtype)
+    return dx, dw
+
+
+matmul.defvjp(_matmul_forward, _matmul_backward)
+
+
+class Dense(nn.Module):
+    """x · kernel + bias, with kernel float32 [d f] from Glorot and Bengio 2010 (uniform)."""
+
+    features: int
+    use_bias: bool = True
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... d"]) -> Float[Array, "... f"]:
+        """Project the last axis, in x's dtype."""
+        kernel = self.param("kernel", nn.initializers.xavier_uniform(), (x.shape[-1], self.features))
+        y = matmul(x, kernel)
+        if self.use_bias:
+            y = y + self.param("bias", nn.initializers.zeros_init(), (self.features,)).astype(y.dtype)
+        return y
+
+
+class Embedding(nn.Module):
+    """A table float32 [v d], drawn from a normal with standard deviation d_model^-0.5."""
+
+    num_rows: int
+    d_model: int
+
+    def setup(self) -> None:
+        """Make the table."""
+        init = nn.initializers.normal(self.d_model**-0.5)
+        self.embedding = self.param("embedding", init, (self.num_rows, self.d_model))
+
+    def __call__(self, ids: Int[Array, "b t"]) -> Float[Array, "b t d"]:
+        """Look rows up."""
+        return self.embedding[ids]
+
+    def attend(self, hidden: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
+        """Return the products with every row: the tied projection to logits (Press and Wolf 2017)."""
+        return matmul(hidden, self.embedding.T)
