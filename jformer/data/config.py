@@ -4,6 +4,9 @@ import dataclasses
 
 from jformer.errors import UserError
 
+SOURCES = ("files", "tfds", "generated")
+TOKENIZERS = ("word", "char", "byte", "bpe", "unigram")
+
 
 @dataclasses.dataclass(frozen=True)
 class SourceConfig:
@@ -51,6 +54,7 @@ class DataConfig(SourceConfig):
 
     def check(self) -> None:
         """Raise UserError for the first option that cannot work."""
+        _one_of("data.tokenizer", self.tokenizer, TOKENIZERS)
         _one_of("data.batching", self.batching, ("buckets", "packed"))
         _one_of("data.overlong", self.overlong, ("drop", "cut"))
         _one_of("data.normalization", self.normalization, ("identity", "nfkc"))
@@ -65,6 +69,7 @@ class DataConfig(SourceConfig):
         if len(self.test_splits()) < len(self.test):
             raise UserError(f"data.test={self.test} names a key twice: give each set its own, as in 'key=split'")
         for part in (self, *self.mixture):
+            _one_of("data.source", part.source, SOURCES)
             if not 0 < part.weight <= 100:
                 raise UserError(f"data.weight={part.weight} must be above 0 and at most 100 passes an epoch")
 

@@ -18,7 +18,7 @@ MODULES = {
     "Stack": "transformer",
 }
 
-__all__ = ["MODULES", "ModelConfig", "build_model"]
+__all__ = ["MODULES", "ModelConfig", "build_model", "init_params"]
 
 
 def __getattr__(name: str) -> Any:
@@ -32,3 +32,10 @@ def build_model(config: ModelConfig) -> Any:
     from jformer.models.encdec import EncoderDecoder
 
     return EncoderDecoder(config)
+
+
+def init_params(model: Any, key: Any) -> Any:
+    """Draw a model's parameters; under `jax.eval_shape` only their shapes."""
+    from jformer.models.encdec import example_batch
+
+    return model.init(key, example_batch())["params"]

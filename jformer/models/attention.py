@@ -1,5 +1,7 @@
 """Multi-head attention. Keys and values are data: `kv` projects them once, `__call__` attends, nothing is hidden."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -7,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jformer.models.linear import Dense
 
-KeyValue = dict[str, Array]
+KeyValue = dict[str, Any]
 """{'k': [b s h k], 'v': [b s h u]}: the keys and values of s positions."""
 
 

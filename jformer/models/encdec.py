@@ -13,17 +13,24 @@ from jformer.models.linear import Dense, Embedding
 from jformer.models.positions import sinusoids
 from jformer.models.transformer import Masks, Stack
 
-Batch = Mapping[str, Array]
+Batch = Mapping[str, Any]
 """i32 [b s]: source, source_segments, source_positions; i32 [b t]: target_in, target_segments, target_positions;
 i32 [b]: row, the row's number in the whole update (training only). Segment 0 is padding; sentences that share a row
 have segments 1, 2, … on both sides."""
 
-Memory = dict[str, Array]
+Memory = dict[str, Any]
 """{'hidden': [b s d], 'segments': i32 [b s]}: the encoded source."""
 
 Cache = dict[str, Any]
 """{'position': i32 [b], 'self': {'k', 'v'} [b l t h ·], 'memory': {'k', 'v'} [m l s h ·] and 'mask' [m s]}; the m
 rows of the memory each serve b / m consecutive rows."""
+
+
+def example_batch() -> Batch:
+    """Return the smallest batch: one token on each side, to initialise parameters with."""
+    one = jnp.ones((1, 1), jnp.int32)
+    sides = ("source", "target_in"), ("source_segments", "target_segments"), ("source_positions", "target_positions")
+    return {name: one * value for names, value in zip(sides, (1, 1, 0), strict=True) for name in names}
 
 
 class InputEmbedding(nn.Module):

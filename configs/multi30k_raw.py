@@ -1,0 +1,20 @@
+"""Multi30k English to German from raw text, scored by sacreBLEU's own tokenization (13a), cased.
+
+Data:     train, val and test_2016_flickr of github.com/multi30k/dataset (data/task1/raw).
+Model:    that of configs/multi30k_tiny.py.
+Command:  python -m jformer.main --config=configs/multi30k_raw.py --workdir=runs/multi30k_raw
+          --config.data.dir=PATH/multi30k
+Expected: not measured yet; another number than the tokenised, lower-cased one.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import multi30k_tiny
+
+
+def get_config() -> ConfigDict:
+    """Return the run."""
+    config = multi30k_tiny.get_config()
+    config.data.update(train="train", valid="val", test=("test=test_2016_flickr",))
+    config.evaluate.update(tokenize="13a")
+    return config

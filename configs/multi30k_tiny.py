@@ -1,0 +1,26 @@
+"""Multi30k English to German, text only, as Wu et al. 2021 trained their Transformer-Tiny.
+
+Paper:    Good for Misconceived Reasons (ACL 2021): test_2016 BLEU 41.02, tokenised and lower-cased.
+Data:     train, val and test_2016_flickr of github.com/multi30k/dataset (data/task1/tok, the lc.norm.tok files).
+Model:    4 + 4 layers, d_model 128, d_ff 256, 4 heads, dropout 0.3, Post-LN, one shared embedding.
+Command:  python -m jformer.main --config=configs/multi30k_tiny.py --workdir=runs/multi30k_tiny
+          --config.data.dir=PATH/multi30k
+Expected: see experiments/README.md for the scores, the curve and the minutes.
+"""
+
+from ml_collections import ConfigDict
+
+from jformer.config import default_config
+
+
+def get_config() -> ConfigDict:
+    """Return the run."""
+    config = default_config("transformer_tiny")
+    config.data.update(source="files", source_language="en", target_language="de")
+    config.data.update(train="train.lc.norm.tok", valid="val.lc.norm.tok", test=("test=test_2016_flickr.lc.norm.tok",))
+    config.data.update(tokenizer="bpe", vocab_size=10_000, tokens_per_update=2 * 4_096)
+    config.optim.update(schedule="inverse_square_root", learning_rate=5e-3, warmup_steps=2_000)
+    config.train.update(num_steps=8_000, log_every=60, eval_every=60, checkpoint_every=60, patience=10)
+    config.evaluate.update(weights="average", average_last=10, tokenize="none")
+    config.decode.update(beam_size=5, length_penalty=1.0)
+    return config

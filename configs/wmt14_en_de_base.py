@@ -1,0 +1,26 @@
+"""WMT14 English to German, the base model of the paper.
+
+Paper:    Attention Is All You Need (2017), Table 2: newstest2014 BLEU 27.3 after 100,000 updates.
+Data:     wmt14_translate/de-en of TFDS, joint BPE of 37,000.
+Model:    6 + 6 layers, d_model 512, Post-LN, dropout 0.1; last 5 checkpoints averaged, beam 4, alpha 0.6.
+Command:  python -m jformer.main --config=configs/wmt14_en_de_base.py --workdir=runs/wmt14_base
+          --config.data.dir=PATH/tensorflow_datasets
+Expected: the paper's; not trained here yet.
+"""
+
+from ml_collections import ConfigDict
+
+from jformer.config import default_config
+
+
+def get_config() -> ConfigDict:
+    """Return the run."""
+    config = default_config("transformer_base")
+    config.data.update(source="tfds", name="wmt14_translate/de-en", source_language="en", target_language="de")
+    config.data.update(train="train", valid="validation", test=("test",))
+    config.data.update(tokenizer="bpe", vocab_size=37_000, tokens_per_update=25_000)
+    config.optim.update(schedule="noam", learning_rate=1.0, warmup_steps=4_000)
+    config.train.update(num_steps=100_000, eval_every=1_500, checkpoint_every=1_500)
+    config.evaluate.update(weights="average", average_last=5)
+    config.decode.update(beam_size=4, length_penalty=0.6)
+    return config

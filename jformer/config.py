@@ -1,0 +1,283 @@
+"""Every option once, with its default and its reason: what a config file edits, and what the rest of us reads.
+
+A config file gets a locked ConfigDict from `default_config`, sets some keys and returns it. `resolve` turns it into
+frozen, checked dataclasses; beyond it nobody sees a ConfigDict.
+"""
+
+import dataclasses
+import difflib
+import json
+import math
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jformer.data.config import DataConfig
+from jformer.errors import UserError
+from jformer.models.config import ModelConfig
+from jformer.presets import PRESETS
+
+OPTIMIZERS = ("adam", "adamw", "adafactor")
+SCHEDULES = ("noam", "inverse_square_root", "cosine", "linear", "constant")
+TEXT_SCORES = ("bleu", "chrf", "ter")
+WEIGHTS = ("last", "best", "average", "ema")
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimConfig:
+    """The optimizer and its learning rate; the defaults are those of Vaswani et al. 2017, section 5.3."""
+
+    optimizer: str = "adam"  # adam | adamw | adafactor (which reads only the learning rate)
+    schedule: str = "noam"  # noam | inverse_square_root | cosine | linear | constant, all with warmup
+    learning_rate: float = 1.0  # the peak; noam: a factor of d_model^-0.5 · min(step^-0.5, step · warmup^-1.5)
+    warmup_steps: int = 4_000
+    b1: float = 0.9
+    b2: float = 0.98
+    epsilon: float = 1e-9
+    weight_decay: float = 0.0  # adamw, on matrices only
+    clip_norm: float = 1.0  # of the global gradient norm; 0 = off
+    label_smoothing: float = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """How long to train, what to keep and what to start from. Counts are updates."""
+
+    num_steps: int = 100_000
+    log_every: int = 100
+    eval_every: int = 1_000  # validation loss and sample translations; 0 = never
+    checkpoint_every: int = 1_000  # must divide eval_every, so that the best evaluation has a checkpoint
+    keep_last: int = 5  # newest checkpoints kept, never fewer than evaluate.average_last; the best one is kept too
+    patience: int = 0  # stop after so many evaluations in a row without a better validation loss; 0 = never
+    accumulation: int = 1  # microbatches of one update, for batches that do not fit the memory at once
+    ema_decay: float = 0.0  # moving average of parameters beside the trained ones; 0 = off
+    max_skipped: int = 10  # stop after so many updates in a row that were not finite
+    init_from: str = ""  # another run's workdir: start from its parameters, with a fresh optimizer
+    freeze: tuple[str, ...] = ()  # regular expressions over parameter names; what they match is not trained
+    samples: int = 3  # validation sentences translated at every evaluation; 0 = none
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateConfig:
+    """What the test sets are scored with."""
+
+    weights: str = "last"  # last | best | average (of the last average_last checkpoints) | ema
+    average_last: int = 5
+    scores: tuple[str, ...] = TEXT_SCORES  # by sacreBLEU; exact match and perplexity are always there
+    tokenize: str = "13a"  # sacreBLEU's tokenization; "none" for text that is tokenized already
+    lowercase: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeConfig:
+    """How text is generated; the defaults are those of Vaswani et al. 2017, section 6.1."""
+
+    beam_size: int = 4  # 1 = greedy
+    length_penalty: float = 0.6  # alpha of Wu et al. 2016, equation 14; 0 = none
+    max_extra_length: int = 50  # an output is at most as long as its source plus this, in tokens
+    batch_size: int = 64  # sentences decoded together
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """The devices."""
+
+    data: int = -1  # devices that split the rows of a batch; -1 = all
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A whole run."""
+
+    seed: int = 0  # of parameters, dropout and the order of the data
+    task: str = "translate"
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    optim: OptimConfig = OptimConfig()
+    train: TrainConfig = TrainConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    decode: DecodeConfig = DecodeConfig()
+    mesh: MeshConfig = MeshConfig()
+
+
+# A resumed run may change these: what it computes for a given step stays the same.
+MAY_CHANGE = (
+    *(f"train.{key}" for key in ("num_steps", "log_every", "eval_every", "checkpoint_every", "keep_last", "patience")),
+    *("train.max_skipped", "train.samples", "data.cache_dir", "data.test", "evaluate.", "decode.", "mesh."),
+)
+DECAYING_SCHEDULES = ("cosine", "linear")  # their rates depend on num_steps
+
+
+def default_config(preset: str = "transformer_base") -> ConfigDict:
+    """Return every option with its default and the model of a preset, locked against unknown keys."""
+    if preset not in PRESETS:
+        raise UserError(f"unknown preset {preset!r}; {_nearest(preset, PRESETS)}")
+    config = as_config_dict(Config())
+    config.model.update(PRESETS[preset])
+    return config
+
+
+def resolve(config: ConfigDict | Mapping[str, Any]) -> Config:
+    """Return the frozen, checked config; raise UserError naming the first key that cannot work."""
+    values = config.to_dict() if isinstance(config, ConfigDict) else config
+    resolved = _build(Config, values, "")
+    check(resolved)
+    return resolved
+
+
+def load(path: Path) -> Config:
+    """Read a config saved by `save`."""
+    try:
+        return resolve(json.loads(path.read_text()))
+    except (OSError, json.JSONDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as a saved config ({error}); is this a run's directory?") from error
+
+
+def as_config_dict(config: Config) -> ConfigDict:
+    """Return a resolved config as a locked ConfigDict again, to set keys of a saved run."""
+    return ConfigDict(dataclasses.asdict(config)).lock()
+
+
+def save(config: Config, path: Path) -> None:
+    """Write the resolved config; it is all that is needed to rebuild the run."""
+    path.write_text(json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+
+
+def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
+    """Return dotted key → (old, new) where two configs differ."""
+    before, after = flatten(dataclasses.asdict(old)), flatten(dataclasses.asdict(new))
+    return {key: (before[key], after[key]) for key in before if before[key] != after[key]}
+
+
+def refuse_changes(saved: Config, given: Config) -> None:
+    """Raise UserError if continuing the saved run under the given config would make it another run."""
+    fixed = ("train.num_steps",) if saved.optim.schedule in DECAYING_SCHEDULES else ()
+    for key, (old, new) in differences(saved, given).items():
+        if key in fixed or not key.startswith(MAY_CHANGE):
+            raise UserError(
+                f"{key}={new!r} but this workdir was trained with {old!r}: set it back or use a new --workdir"
+            )
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a nested mapping as dotted key → value."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat.update(flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value})
+    return flat
+
+
+def check(config: Config) -> None:
+    """Raise UserError for the first combination of options that cannot work."""
+    config.model.check()
+    config.data.check()
+    _check_optim(config)
+    _check_train(config)
+    _check_decode(config)
+    limits = (config.data.max_source_length, config.data.max_target_length)
+    if config.model.positions == "learned" and max(limits) > config.model.max_length:
+        raise UserError(
+            f"model.max_length={config.model.max_length} places fewer tokens than data allows {limits}: raise it"
+        )
+    if config.model.shared_embedding and not config.data.vocab_shared:
+        raise UserError("model.shared_embedding=True needs data.vocab_shared=True: two vocabularies need two tables")
+    count = config.mesh.data
+    if count != -1 and count < 1:
+        raise UserError(f"mesh.data={count} must be at least 1, or -1 for all devices")
+
+
+def _check_optim(config: Config) -> None:
+    optim = config.optim
+    _one_of("optim.optimizer", optim.optimizer, OPTIMIZERS)
+    _one_of("optim.schedule", optim.schedule, SCHEDULES)
+    _within("optim", optim, ("b1", "b2", "label_smoothing"), 0, 1)
+    _at_least("optim", optim, ("warmup_steps", "weight_decay", "clip_norm", "learning_rate", "epsilon"), 0)
+    if optim.warmup_steps > config.train.num_steps:
+        raise UserError(
+            f"optim.warmup_steps={optim.warmup_steps} is more than train.num_steps={config.train.num_steps}: "
+            "the learning rate would never arrive"
+        )
+    if optim.weight_decay and optim.optimizer != "adamw":
+        raise UserError(f"optim.weight_decay={optim.weight_decay} is read by optim.optimizer='adamw' only")
+
+
+def _check_train(config: Config) -> None:
+    train = config.train
+    _at_least(
+        "train", train, ("num_steps", "log_every", "checkpoint_every", "keep_last", "accumulation", "max_skipped"), 1
+    )
+    _at_least("train", train, ("eval_every", "patience", "samples"), 0)
+    _within("train", train, ("ema_decay",), 0, 1)
+    if train.eval_every % train.checkpoint_every:
+        raise UserError(
+            f"train.checkpoint_every={train.checkpoint_every} must divide train.eval_every={train.eval_every}, "
+            "so that the best evaluation has a checkpoint"
+        )
+    if train.patience and not train.eval_every:
+        raise UserError(f"train.patience={train.patience} needs evaluations: set train.eval_every")
+    if config.data.row_multiple % train.accumulation:
+        raise UserError(
+            f"train.accumulation={train.accumulation} must divide data.row_multiple={config.data.row_multiple}"
+        )
+
+
+def _check_decode(config: Config) -> None:
+    evaluate, decode = config.evaluate, config.decode
+    _one_of("evaluate.weights", evaluate.weights, WEIGHTS)
+    for name in evaluate.scores:
+        _one_of("evaluate.scores", name, TEXT_SCORES)
+    _at_least("evaluate", evaluate, ("average_last",), 1)
+    _at_least("decode", decode, ("beam_size", "batch_size", "max_extra_length"), 1)
+    _at_least("decode", decode, ("length_penalty",), 0)
+    if evaluate.weights == "ema" and not config.train.ema_decay:
+        raise UserError("evaluate.weights='ema' needs train.ema_decay above 0")
+    if evaluate.weights == "best" and not config.train.eval_every:
+        raise UserError("evaluate.weights='best' needs evaluations: set train.eval_every")
+
+
+def _one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UserError(f"{key}={value!r}; choose one of: {', '.join(choices)}")
+
+
+def _at_least(section: str, values: Any, keys: tuple[str, ...], least: float) -> None:
+    for key in keys:
+        if not getattr(values, key) >= least:
+            raise UserError(f"{section}.{key}={getattr(values, key)} must be at least {least}")
+
+
+def _within(section: str, values: Any, keys: tuple[str, ...], low: float, high: float) -> None:
+    for key in keys:
+        if not low <= getattr(values, key) < high:
+            raise UserError(f"{section}.{key}={getattr(values, key)} must be at least {low} and below {high}")
+
+
+def _nearest(name: str, choices: Any) -> str:
+    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.4)
+    return f"did you mean {close[0]!r}?" if close else f"choose one of: {', '.join(choices)}"
+
+
+def _build(kind: Any, values: Mapping[str, Any], prefix: str) -> Any:
+    """Make the dataclass `kind`, refusing unknown keys and values of another type."""
+    hints = typing.get_type_hints(kind)
+    for key in values:
+        if key not in hints:
+            raise UserError(f"unknown config key {prefix}{key}; {_nearest(key, hints)}")
+    return kind(**{key: _typed(hints[key], value, prefix + key) for key, value in values.items()})
+
+
+def _typed(kind: Any, value: Any, key: str) -> Any:
+    if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
+        return _build(kind, value, key + ".")
+    if typing.get_origin(kind) is tuple and isinstance(value, (tuple, list)):
+        item = typing.get_args(kind)[0]
+        return tuple(_typed(item, v, f"{key}[{i}]") for i, v in enumerate(value))
+    if kind is float and type(value) is int:
+        return float(value)
+    wanted = getattr(kind, "__name__", str(kind))
+    if type(value) is not kind or (kind is float and not math.isfinite(value)):
+        raise UserError(f"{key}={value!r} must be a {'finite ' if kind is float else ''}{wanted}")
+    return value

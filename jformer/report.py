@@ -1,0 +1,141 @@
+"""What a training run tells: rows of numbers to its files, a bar and plain lines to the person at the terminal."""
+
+import dataclasses
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import jax
+from tqdm import tqdm
+
+from jformer.config import Config
+from jformer.data.sources import Pair
+from jformer.errors import UserError
+from jformer.metrics import summarize
+from jformer.optim import Schedule
+from jformer.writers import JsonlWriter, TensorBoardWriter
+
+T = TypeVar("T")
+
+
+class Report:
+    """Collects what every update says, fetches it when a row is due, and shows where the run is."""
+
+    def __init__(self, workdir: Path, config: Config, start: int, schedule: Schedule) -> None:
+        """Open the files, dropping rows of updates after `start` that a killed run wrote and its restart repeats."""
+        path = workdir / "metrics.jsonl"
+        JsonlWriter.truncate_after(path, start)
+        self._writers = [JsonlWriter(path), TensorBoardWriter(workdir / "tensorboard", start + 1)]
+        self._config, self._schedule = config, schedule
+        self._pending: list[dict[str, Any]] = []  # on the devices
+        self._counts: Counter[str] = Counter()
+        self._waited = 0.0
+        self._bar = tqdm(
+            total=config.train.num_steps, initial=start, unit="update", disable=not sys.stderr.isatty(), leave=False
+        )
+        self._best = ""
+        self.restart_clock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.close()
+        for writer in self._writers:
+            writer.close()
+
+    def restart_clock(self) -> None:
+        """Begin a new window for speeds: what lies between two windows is not training."""
+        self._since = time.monotonic()
+
+    def waiting(self, items: Iterator[T]) -> Iterator[T]:
+        """Yield the items, and count the time they keep the training waiting."""
+        while True:
+            began = time.monotonic()
+            item = next(items)
+            self._waited += time.monotonic() - began
+            yield item
+
+    def collect(self, metrics: dict[str, Any], counts: Counter[str]) -> None:
+        """Take an update's numbers, still on the devices, and what its batch held."""
+        self._pending.append(metrics)
+        self._counts += counts
+        self._bar.update()
+
+    def flush(self, step: int) -> None:
+        """Write one row for all updates since the last; the only place where training waits for its devices."""
+        fetched = jax.device_get(self._pending)
+        seconds = time.monotonic() - self._since
+        sums = {
+            name: tuple(sum(float(update["sums"][name][i]) for update in fetched) for i in (0, 1))
+            for name in fetched[0]["sums"]
+        }
+        counts, last = self._counts, fetched[-1]
+        real = counts["source_tokens"] + counts["target_tokens"]
+        row = {
+            "step": step,
+            "split": "train",
+            **summarize(sums),
+            "grad_norm": max(float(update["grad_norm"]) for update in fetched),
+            "learning_rate": float(self._schedule(step - 1 - int(last["skipped"]))),
+            "tokens_per_second": real / seconds,
+            "source_tokens_per_second": counts["source_tokens"] / seconds,
+            "target_tokens_per_second": counts["target_tokens"] / seconds,
+            "padding_efficiency": real / counts["computed"],
+            "data_wait": self._waited / seconds,
+            "seconds_per_update": seconds / len(fetched),
+            "skipped": int(last["skipped"]),
+        }
+        self._pending, self._counts, self._waited = [], Counter(), 0.0
+        self.write(row)
+        self.restart_clock()
+        in_row = int(last["skipped_in_row"])
+        if in_row >= self._config.train.max_skipped:
+            raise UserError(
+                f"update {step}: the last {in_row} updates were not finite and changed nothing "
+                f"(train.max_skipped={self._config.train.max_skipped}); lower optim.learning_rate or raise the warmup"
+            )
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Send one flat row to every file and a line or the bar to the person."""
+        for writer in self._writers:
+            writer.write(row)
+        if row["split"] == "train":
+            speed = f"{row['tokens_per_second']:,.0f} tokens/s"
+            self._bar.set_postfix_str(f"loss {row['loss']:.3f}, {speed}{self._best}")
+            if self._bar.disable:
+                total = self._config.train.num_steps
+                left = (total - row["step"]) * row["seconds_per_update"]
+                self.say(f"update {row['step']}/{total}: loss {row['loss']:.3f}, {speed}, {_clock(left)} left")
+        else:
+            self._best = f", {row['split']} loss {row['loss']:.3f}"
+            names = ("loss", "perplexity", "accuracy")
+            numbers = ", ".join(f"{name} {row[name]:.3f}" for name in names)
+            self.say(f"update {row['step']}: {row['split']} {numbers}")
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        self._bar.write(text, file=sys.stderr)
+        sys.stderr.flush()
+
+    def show_config(self) -> None:
+        """Print the resolved config, a line for each section."""
+        for name, section in dataclasses.asdict(self._config).items():
+            values = section if isinstance(section, dict) else {name: section}
+            self.say(f"{name}: " + ", ".join(f"{key}={value!r}" for key, value in values.items()))
+
+    def show_samples(self, step: int, pairs: Sequence[Pair], outputs: Sequence[str]) -> None:
+        """Print what the model makes of some validation sentences."""
+        for pair, output in zip(pairs, outputs, strict=True):
+            mark = "exact" if output == pair.target else f"should be: {pair.target}"
+            self.say(f"    {pair.source}\n      → {output}   ({mark})")
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,0 +1,204 @@
+import gzip
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from jformer.data import text
+from jformer.data.config import SourceConfig
+from jformer.data.sources import Pair, open_split
+from jformer.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+SOURCE, TARGET = ["a house", "", "two\u2028parts", "last"], ["ein Haus", "leer", "zwei\x85Teile", ""]
+PAIRS = [Pair(*texts) for texts in zip(SOURCE, TARGET, strict=True)]
+
+
+def lines(texts):
+    return "".join(f"{line}\n" for line in texts).encode()
+
+
+def write(folder, **contents):
+    """Write files named by keyword: train_en_gz is train.en.gz."""
+    for name, content in contents.items():
+        path = folder / name.replace("_", ".")
+        path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+def files(folder):
+    return SourceConfig(dir=str(folder))
+
+
+def read(split):
+    counts = Counter()
+    return list(split.read(counts)), counts
+
+
+FLAT = lines(json.dumps({"en": s, "de": t, "id": 1}, ensure_ascii=i % 2 == 0) for i, (s, t, _) in enumerate(PAIRS))
+NESTED = lines(json.dumps({"translation": {"de": t, "en": s}}) for s, t, _ in PAIRS)
+TSV = lines("\t".join(pair[:2]) for pair in PAIRS)
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        {"train_en": lines(SOURCE), "train_de": lines(TARGET)},
+        {"train_en_gz": lines(SOURCE), "train_de": lines(TARGET)},
+        {"train_en": lines(SOURCE).removesuffix(b"\n"), "train_de_gz": lines(TARGET)},
+        {"train_tsv": TSV},
+        {"train_tsv_gz": TSV.replace(b"\n", b"\r\n")},
+        {"train_jsonl": FLAT},
+        {"train_jsonl_gz": NESTED},
+    ],
+)
+def test_every_layout_gives_the_same_pairs_at_each_reading(tmp_path, contents):
+    write(tmp_path, **contents)
+    split = open_split(files(tmp_path), "train")
+    for _ in range(2):
+        pairs, counts = read(split)
+        assert pairs == PAIRS
+        assert counts[text.SEPARATORS_KEPT] == (1 if "tsv" in str(contents.keys()) else 2)  # a TSV line is one text
+    assert split.name == "train"
+
+
+def test_the_side_of_a_language_follows_the_config(tmp_path):
+    write(tmp_path, train_en=b"house\n", train_de=b"Haus\n")
+    config = SourceConfig(dir=str(tmp_path), source_language="de", target_language="en")
+    assert read(open_split(config, "train"))[0] == [Pair("Haus", "house")]
+
+
+def test_the_fingerprint_is_that_of_the_content(tmp_path):
+    write(
+        tmp_path,
+        a_en=b"x\n",
+        a_de=b"y\n",
+        b_en_gz=b"x\n",
+        b_de=b"y\n",
+        c_en=b"x\n",
+        c_de=b"z\n",
+        d_en=b"y\n",
+        d_de=b"x\n",
+    )
+    a, b, c, d = (open_split(files(tmp_path), split).fingerprint for split in "abcd")
+    assert a == b and len({a, c, d}) == 3
+
+
+def test_reading_is_lazy(tmp_path):
+    write(tmp_path, train_tsv=b"a\tb\n" * 3 + b"no tab\n")
+    pairs = open_split(files(tmp_path), "train").read(Counter())
+    assert [next(pairs) for _ in range(3)] == [Pair("a", "b")] * 3
+
+
+def test_differing_line_counts_are_refused_before_any_pair(tmp_path):
+    write(tmp_path, train_en=b"a\nb\nc\n", train_de_gz=b"a\nb\n")
+    with pytest.raises(UserError, match=r"train\.en has 3 lines but .*train\.de\.gz has 2 lines"):
+        open_split(files(tmp_path), "train")
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ({}, r"no split 'train': looked for train.en \+ train.de, train.tsv, train.jsonl \(or .gz\)$"),
+        ({"train_en": b""}, r"no split 'train'.*; it has train.en$"),
+        ({"tain_en": b"", "tain_de_gz": b""}, r"no split 'train'.*; it has tain.en, tain.de.gz$"),
+        ({"train_en": b"", "train_de": b"", "train_tsv_gz": b""}, "more than once: train.en, train.de, train.tsv.gz"),
+        ({"train_en": b"", "train_de": b"", "train_de_gz": b""}, "more than once: train.en, train.de, train.de.gz"),
+    ],
+)
+def test_missing_or_several_files_are_named(tmp_path, contents, message):
+    write(tmp_path, **contents)
+    with pytest.raises(UserError, match=message):
+        open_split(files(tmp_path), "train")
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ({"train_tsv": b"a\tb\nc d\n"}, r"train.tsv:2: 0 TABs"),
+        ({"train_tsv": b"a\tb\nc\td\t\n"}, r"train.tsv:2: 2 TABs"),
+        ({"train_tsv": b"a\tb\n\xff\tb\n"}, r"train.tsv:2: invalid UTF-8"),
+        ({"train_jsonl": b'{"en": "a", "de": "b"}\nnot json\n'}, r"train.jsonl:2: "),
+        ({"train_jsonl": b'{"en": "a"}\n'}, r"train.jsonl:1: not an object with a text under each of 'en' and 'de'"),
+        ({"train_jsonl": b'{"en": "a", "de": 5}\n'}, r"train.jsonl:1: not an object"),
+        ({"train_jsonl": b'{"translation": ["a", "b"]}\n'}, r"train.jsonl:1: not an object"),
+        ({"train_jsonl": b'["en", "de"]\n'}, r"train.jsonl:1: not an object"),
+        ({"train_jsonl": b'{"en": "a\\u0000", "de": "b"}\n'}, r"train.jsonl:1: NUL"),
+        ({"train_jsonl": b'{"en": "\\ud800", "de": "b"}\n'}, r"train.jsonl:1: .*surrogate"),
+        ({"train_jsonl": b"[" * 200_000}, r"train.jsonl:1: "),
+        ({"train_en": b"a\nb\0\n", "train_de": b"a\nb\n"}, r"train.en:2: NUL"),
+    ],
+)
+def test_bad_lines_are_named_by_file_and_line(tmp_path, contents, message):
+    write(tmp_path, **contents)
+    split = open_split(files(tmp_path), "train")
+    with pytest.raises(UserError, match=message):
+        read(split)
+
+
+def test_line_feeds_inside_json_texts_are_replaced_and_counted(tmp_path):
+    write(tmp_path, train_jsonl=b'{"en": "a\\nb", "de": "c\\r\\n"}\r\n')
+    assert read(open_split(files(tmp_path), "train")) == (
+        [Pair("a b", "c\r ")],
+        {text.LINE_FEEDS_REPLACED: 2, text.SEPARATORS_KEPT: 1},
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (SourceConfig(source="file"), "data.source='file'; choose one of: files, tfds, generated"),
+        (SourceConfig(dir=""), "data.dir=''"),
+        (SourceConfig(dir="nowhere/at/all"), "data.dir='nowhere/at/all' is not a folder"),
+        (SourceConfig(source="generated", name="quick"), "data.name='quick'; choose one of: quickstart, copy"),
+        (SourceConfig(source="generated", name="copy", num_pairs=9), "no split 'train.5'; choose one of: train"),
+    ],
+)
+def test_what_does_not_exist_is_named_with_the_choices(config, message):
+    with pytest.raises(UserError, match=message):
+        open_split(config, "train.5" if config.name == "copy" else "train")
+
+
+@pytest.mark.parametrize("name", ["copy", "reverse", "sort"])
+def test_generated_tasks_do_what_they_say_on_disjoint_splits(name):
+    config = SourceConfig(source="generated", name=name, num_pairs=2_000)
+    splits = {split: read(open_split(config, split))[0] for split in ("train", "valid", "test")}
+    assert [len(pairs) for pairs in splits.values()] == [2_000, 500, 500]
+    pairs = [pair for split in splits.values() for pair in split]
+    assert len({pair.source for pair in pairs}) == len(pairs)
+    expected = {"copy": list, "reverse": lambda letters: letters[::-1], "sort": sorted}[name]
+    assert all(pair.target.split(" ") == expected(pair.source.split(" ")) for pair in pairs)
+    assert {len(pair.source.split(" ")) for pair in pairs} == set(range(1, 21))
+
+
+def test_held_out_generated_pairs_do_not_depend_on_the_training_size():
+    small, large = (SourceConfig(source="generated", name="copy", num_pairs=n) for n in (100, 5_000))
+    for split in ("valid", "test"):
+        assert open_split(small, split).fingerprint == open_split(large, split).fingerprint
+    assert open_split(small, "train").fingerprint != open_split(large, "train").fingerprint
+
+
+def test_generated_pairs_are_the_same_in_every_process():
+    code = (
+        "from jformer.data.config import SourceConfig; from jformer.data.sources import open_split\n"
+        "print(open_split(SourceConfig(source='generated', name='sort', num_pairs=500), 'train').fingerprint)"
+    )
+    other = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    assert (
+        other.stdout.strip()
+        == open_split(SourceConfig(source="generated", name="sort", num_pairs=500), "train").fingerprint
+    )
+
+
+def test_the_quickstart_is_grouped_by_family(monkeypatch):
+    from jformer.data import generated, quickstart
+
+    build = quickstart.build
+    monkeypatch.setattr(quickstart, "build", lambda: build(size=2_000))
+    generated._generate.cache_clear()
+    splits = {s: read(open_split(SourceConfig(source="generated", name="quickstart"), s))[0] for s in ("train", "test")}
+    generated._generate.cache_clear()
+    assert {pair.group for pair in splits["train"]} == set(quickstart.FAMILIES)
+    assert [pair.source for pair in splits["test"]] == [example.source for example in build(size=2_000)["test"]]

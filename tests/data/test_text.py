@@ -1,0 +1,103 @@
+import gzip
+import hashlib
+import random
+from collections import Counter
+
+import pytest
+
+from jformer.data import text
+from jformer.data.text import admit, decode, digest, read_lines
+from jformer.errors import UserError
+
+
+def write(path, content):
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def read(path):
+    counts = Counter()
+    return list(read_lines(path, counts)), counts
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+@pytest.mark.parametrize("content", [b"", b"\n", b"one", b"one\n", b"one\ntwo", b"one\n\ntwo\n\n"])
+def test_digest_counts_the_lines_that_are_read(tmp_path, name, content):
+    path = write(tmp_path / name, content)
+    lines, counts = read(path)
+    assert lines == content.decode().removesuffix("\n").split("\n")[: len(lines)]
+    assert digest(path) == (hashlib.sha256(content).hexdigest(), len(lines))
+    assert len(lines) == content.count(b"\n") + (not content.endswith(b"\n") and content != b"")
+    assert not counts
+
+
+def test_a_file_larger_than_a_chunk_is_digested_whole(tmp_path):
+    content = b"0123456\n" * (3 << 17)
+    assert digest(write(tmp_path / "a", content)) == (hashlib.sha256(content).hexdigest(), 3 << 17)
+
+
+def test_unusual_separators_never_shift_lines(tmp_path):
+    """Where str.splitlines breaks is content, but for the carriage return of a CRLF."""
+    rng = random.Random(0)
+    lines = []
+    for number in range(200):
+        characters = [*str(number), *rng.choices("ab \r\v\f\x1c\x1d\x1e\x85\u2028\u2029", k=6)]
+        lines.append("".join(characters) + ".")
+    got, counts = read(write(tmp_path / "a", "\n".join(lines).encode()))
+    assert got == lines
+    odd = [line for line in lines if len(line.splitlines()) > 1]
+    assert counts == {text.SEPARATORS_KEPT: len(odd)} and len(odd) > 100
+
+
+def test_a_byte_order_mark_and_carriage_returns_of_crlf_are_removed_and_counted(tmp_path):
+    lines, counts = read(write(tmp_path / "a", "\ufeffone\r\n\ufefftwo\r\n\r\nthree".encode()))
+    assert lines == ["one", "\ufefftwo", "", "three"]
+    assert counts == {text.BOMS_REMOVED: 1, text.CARRIAGE_RETURNS_REMOVED: 3}
+
+
+def test_one_carriage_return_goes_and_others_stay():
+    counts = Counter()
+    assert admit("a\rb\r\r", counts) == "a\rb\r"
+    assert counts == {text.CARRIAGE_RETURNS_REMOVED: 1, text.SEPARATORS_KEPT: 1}
+
+
+def test_a_line_feed_within_a_text_becomes_a_space():
+    counts = Counter()
+    assert admit("a\nb\n", counts) == "a b "
+    assert counts == {text.LINE_FEEDS_REPLACED: 1}
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (b"caf\xe9", "invalid UTF-8, byte 0xe9 at offset 3"),
+        (b"\xff\xfeh\x00", "invalid UTF-8, byte 0xff at offset 0"),
+        (b"\xed\xa0\x80", "invalid UTF-8"),
+        (b"ab\x00c", "NUL character at offset 2"),
+    ],
+)
+def test_bad_text_is_refused_by_file_and_line(tmp_path, bad, message):
+    path = write(tmp_path / "a.gz", b"fine\n\n" + bad + b"\nfine\n")
+    with pytest.raises(UserError, match=rf"a\.gz:3: {message}"):
+        read(path)
+
+
+def test_decode_leaves_the_place_to_the_caller():
+    assert decode("ä".encode()) == "ä"
+    with pytest.raises(ValueError, match="offset 1"):
+        decode(b"a\x80")
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda gz: b"plain", lambda gz: gz[:-12], lambda gz: gz[:12] + b"\xff\xff" + gz[14:]]
+)
+def test_a_damaged_gzip_file_is_refused_by_name(tmp_path, damage):
+    path = tmp_path / "a.gz"
+    path.write_bytes(damage(gzip.compress(bytes(range(256)) * 9)))
+    with pytest.raises(UserError, match=r"a\.gz: not a whole gzip file"):
+        digest(path)
+
+
+def test_an_unreadable_file_is_refused_by_name(tmp_path):
+    with pytest.raises(UserError, match="missing: No such file"):
+        digest(tmp_path / "missing")

@@ -1,0 +1,70 @@
+"""A model for searches: next-token logits are the sum of what every earlier token of the sentence says about them."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+PAD, BOS, EOS, VOCABULARY, LENGTH = 0, 1, 2, 5, 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Toy:
+    """`table[sentence, position, token]` are the logits that a token at a position adds from then on."""
+
+    table: np.ndarray
+
+    def log_probs(self, sentence: int, prefix: tuple[int, ...]) -> np.ndarray:
+        """Return the log-probabilities of the token after `prefix`, in float64."""
+        logits = sum(self.table[sentence, i, token].astype(np.float64) for i, token in enumerate((BOS, *prefix)))
+        return logits - np.logaddexp.reduce(logits)
+
+    def score(self, sentence: int, tokens: tuple[int, ...]) -> float:
+        """Return the summed log-probability of a hypothesis."""
+        return sum(self.log_probs(sentence, tokens[:i])[token] for i, token in enumerate(tokens))
+
+    def search(self, function: Callable, max_lengths: list[int], **options: Any) -> Any:
+        """Run a search over this model, compiled once for the same options."""
+        found = compiled(function, tuple(options.items()))(self.table, jnp.asarray(max_lengths))
+        return jax.tree.map(np.asarray, found)
+
+
+@functools.cache
+def compiled(function: Callable, options: tuple) -> Callable:
+    """Return jit of a search over the toy model."""
+    beam_size = dict(options).get("beam_size", 1)
+
+    def step(cache, last):
+        position, history, table = cache["position"], cache["self"]["history"], cache["memory"]["table"]
+        rows = jnp.arange(position.shape[0])
+        history = history.at[rows, position].set(last)
+        said = table[(rows // beam_size)[:, None], jnp.arange(LENGTH), history]
+        past = jnp.arange(LENGTH) <= position[:, None]
+        logits = jnp.where(past[..., None], said, 0).sum(1)
+        return logits, {**cache, "position": position + 1, "self": {"history": history}}
+
+    def run(table, max_lengths):
+        rows = len(table) * beam_size
+        history = jnp.zeros((rows, LENGTH), jnp.int32)
+        cache = {"position": jnp.zeros(rows, jnp.int32), "self": {"history": history}}
+        cache["memory"] = {"table": table}
+        limits = {"max_lengths": max_lengths, "length": LENGTH, "bos": BOS, "eos": EOS, "pad": PAD}
+        return function(step, cache, **limits, **dict(options))
+
+    return jax.jit(run)
+
+
+@pytest.fixture
+def toy() -> Callable[..., Toy]:
+    """Draw a model: toy(seed, sentences, scale)."""
+
+    def draw(seed: int, sentences: int, scale: float = 1.0) -> Toy:
+        shape = sentences, LENGTH, VOCABULARY, VOCABULARY
+        return Toy(np.random.default_rng(seed).normal(0, scale, shape).astype(np.float32))
+
+    return draw

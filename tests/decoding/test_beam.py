@@ -1,0 +1,145 @@
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from jformer.decoding.beam import beam_search
+from jformer.decoding.greedy import greedy
+
+PAD, BOS, EOS, VOCABULARY, LENGTH = 0, 1, 2, 5, 6
+WORDS = (BOS, 3, 4)  # what may follow and go on; padding may not
+
+
+def penalty(length, alpha):
+    return ((5 + length) / 6) ** alpha
+
+
+def hypotheses(found, sentence):
+    """Return the existing hypotheses of a sentence as (tokens, score)."""
+    rows = zip(found.tokens[sentence], found.lengths[sentence], found.scores[sentence], strict=True)
+    return [(tuple(tokens[:length].tolist()), score) for tokens, length, score in rows if length]
+
+
+def exhaustive(toy, sentence, limit, alpha):
+    """Rank every hypothesis there is: the ended ones, then those that the limit cuts."""
+    every = [(*words, EOS) for length in range(limit) for words in itertools.product(WORDS, repeat=length)] + list(
+        itertools.product(WORDS, repeat=limit)
+    )
+    scored = [(tokens, toy.score(sentence, tokens) / penalty(len(tokens), alpha)) for tokens in every]
+    return sorted(scored, key=lambda one: (one[0][-1] != EOS, -one[1]))
+
+
+def patient(toy, sentence, limit, alpha, n):
+    """Search as beam_search does, but to the very limit: no early stop."""
+    live, ended = [((), 0.0)], []
+    for length in range(1, limit + 1):
+        grown = [
+            ((*tokens, token), score + toy.log_probs(sentence, tokens)[token])
+            for tokens, score in live
+            for token in (*WORDS, EOS)
+        ]
+        grown.sort(key=lambda one: -one[1])
+        ended += [(tokens, score / penalty(length, alpha)) for tokens, score in grown[:n] if tokens[-1] == EOS]
+        live = [one for one in grown if one[0][-1] != EOS][:n]
+    cut = [(tokens, score / penalty(limit, alpha)) for tokens, score in live]
+    return (sorted(ended, key=lambda one: -one[1]) + cut)[:n]
+
+
+def assert_same(found, expected):
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
+    np.testing.assert_allclose([score for _, score in found], [score for _, score in expected], atol=2e-5)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+def test_full_width_finds_what_exhaustive_search_finds(toy, alpha):
+    model, limits = toy(3, 8), [4, 3, 1, 2] * 2
+    found = model.search(beam_search, limits, beam_size=121, length_penalty=alpha)
+    for i, limit in enumerate(limits):
+        assert_same(hypotheses(found, i), exhaustive(model, i, limit, alpha))
+        assert (found.scores[i][found.lengths[i] == 0] == -np.inf).all()
+
+
+@pytest.mark.parametrize(("beam_size", "alpha"), [(2, 0.0), (2, 1.0), (3, 0.6), (5, 1.0)])
+@pytest.mark.parametrize("scale", [0.5, 4.0])
+def test_stopping_early_loses_nothing(toy, beam_size, alpha, scale):
+    model, limits = toy(beam_size, 24, scale), [6, 5, 4, 3, 2, 1] * 4
+    found = model.search(beam_search, limits, beam_size=beam_size, length_penalty=alpha)
+    for i, limit in enumerate(limits):
+        assert_same(hypotheses(found, i), patient(model, i, limit, alpha, beam_size))
+
+
+def test_search_stops_when_no_live_hypothesis_can_win(toy):
+    calls = []
+
+    def counted(step, cache, **options):
+        def spy(cache, last):
+            jax.debug.callback(lambda: calls.append(1))
+            return step(cache, last)
+
+        return beam_search(spy, cache, **options)
+
+    model = toy(0, 2, 0.1)
+    model.table[:, 0, :, EOS] -= 40.0
+    model.table[:, 1, :, EOS] += 80.0  # every hypothesis ends with its second token
+    found = model.search(counted, [6, 0], beam_size=2, length_penalty=0.6)
+    assert found.lengths[0].tolist() == [2, 2]
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_one_beam_is_greedy_search(toy, alpha):
+    model, limits = toy(5, 8), [6, 6, 6, 6, 3, 2, 1, 0]
+    one = model.search(beam_search, limits, beam_size=1, length_penalty=alpha)
+    best = model.search(greedy, limits)
+    np.testing.assert_array_equal(one.tokens, best.tokens)
+    np.testing.assert_array_equal(one.lengths, best.lengths)
+    np.testing.assert_allclose(one.scores, best.scores / penalty(best.lengths, alpha), rtol=1e-6)
+
+
+def test_a_sentence_does_not_depend_on_its_neighbours(toy):
+    model = toy(7, 6, 1.5)
+    together = model.search(beam_search, [6, 2, 6, 0, 4, 6], beam_size=3, length_penalty=0.6)
+    others = toy(8, 6)
+    others.table[4] = model.table[0]
+    apart = others.search(beam_search, [1, 6, 3, 6, 6, 5], beam_size=3, length_penalty=0.6)
+    for field, other in zip(together, apart, strict=True):
+        np.testing.assert_array_equal(field[0], other[4])
+
+
+def test_scores_are_those_of_the_emitted_tokens(toy):
+    model = toy(9, 8)
+    found = model.search(beam_search, [6] * 8, beam_size=4, length_penalty=0.6)
+    for i in range(8):
+        for tokens, score in hypotheses(found, i):
+            assert score == pytest.approx(model.score(i, tokens) / penalty(len(tokens), 0.6), abs=2e-5)
+
+
+def test_hypotheses_cut_at_the_limit_follow_those_that_ended(toy):
+    model = toy(11, 1, 0.3)
+    model.table[0, 0, :, EOS] -= 2.5  # ends are unlikely, so cut hypotheses score better
+    found = hypotheses(model.search(beam_search, [3], beam_size=40, length_penalty=0.6), 0)
+    ended = [tokens[-1] == EOS for tokens, _ in found]
+    assert 0 < sum(ended) < len(found)
+    assert ended == sorted(ended, reverse=True)
+    assert found[0][1] < found[sum(ended)][1]
+
+
+def test_rows_that_fill_a_batch_stay_padding(toy):
+    found = toy(12, 9).search(beam_search, [0] * 8 + [4], beam_size=3, length_penalty=0.6)
+    assert (found.tokens[:8] == PAD).all()
+    assert (found.lengths[:8] == 0).all()
+
+
+def test_nan_logits_end_their_own_sentence_only(toy):
+    model, options = toy(13, 3), {"beam_size": 6, "length_penalty": 0.6}
+    model.table[1, 0, :, EOS] -= 9.0
+    model.table[1, 2, :, EOS] += 9.0
+    healthy = model.search(beam_search, [6, 3, 6], **options)
+    model.table[1, 2, healthy.tokens[1, 0, 1]] = np.nan  # for some of its beams, at the last step
+    found = model.search(beam_search, [6, 3, 6], **options)
+    assert np.isnan(found.scores[1]).all()
+    assert (found.lengths[1] == 0).all()
+    assert (found.tokens[1] == PAD).all()
+    for field, expected in zip(found, healthy, strict=True):
+        np.testing.assert_array_equal(field[[0, 2]], expected[[0, 2]])

@@ -1,0 +1,78 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jformer.decoding.greedy import CHUNK, best_tokens, greedy, token_log_probs
+
+PAD, EOS = 0, 2
+
+
+def by_hand(toy, sentence, limit):
+    tokens = ()
+    while len(tokens) < limit and EOS not in tokens:
+        log_probs = toy.log_probs(sentence, tokens)
+        log_probs[PAD] = -np.inf
+        tokens += (int(log_probs.argmax()),)
+    return tokens
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_greedy_takes_the_likeliest_token_until_the_end_or_the_limit(toy, seed):
+    model, limits = toy(seed, 6), [6, 5, 4, 3, 1, 6]
+    found = model.search(greedy, limits)
+    assert found.tokens.shape == (6, 1, 6)
+    for i, limit in enumerate(limits):
+        tokens = by_hand(model, i, limit)
+        assert found.tokens[i, 0].tolist() == [*tokens, *[PAD] * (6 - len(tokens))]
+        assert found.lengths[i, 0] == len(tokens)
+        assert found.scores[i, 0] == pytest.approx(model.score(i, tokens), abs=1e-5)
+
+
+def test_rows_that_fill_a_batch_stay_padding_and_cost_no_step(toy):
+    calls = []
+
+    def counted(step, cache, **limits):
+        def spy(cache, last):
+            jax.debug.callback(lambda: calls.append(1))
+            return step(cache, last)
+
+        return greedy(spy, cache, **limits)
+
+    found = toy(0, 2).search(counted, [0, 0])
+    assert (found.tokens == PAD).all()
+    assert (found.lengths == 0).all()
+    assert not calls
+
+
+def test_nan_logits_end_their_own_sentence_only(toy):
+    model = toy(1, 3)
+    model.table[1, 0, :, EOS] -= 9.0
+    healthy = model.search(greedy, [6, 6, 6])
+    model.table[1, 1] = np.nan
+    found = model.search(greedy, [6, 6, 6])
+    assert np.isnan(found.scores[1, 0])
+    assert found.lengths[1, 0] == 0
+    assert (found.tokens[1] == PAD).all()
+    for field, expected in zip(found, healthy, strict=True):
+        np.testing.assert_array_equal(field[[0, 2]], expected[[0, 2]])
+
+
+@pytest.mark.parametrize("vocabulary", [7, 4 * CHUNK, 4 * CHUNK + 1, 6 * CHUNK - 1])
+@pytest.mark.parametrize("k", [1, 3])
+def test_best_tokens_are_exact_and_equals_are_ordered_by_token(vocabulary, k):
+    rng = np.random.default_rng(vocabulary)
+    many_equals = rng.integers(0, 4, (30, vocabulary)).astype(np.float32)
+    many_equals[:10] = rng.permuted(np.tile(np.arange(vocabulary, dtype=np.float32), (10, 1)), axis=1)
+    many_equals[10, :-1] = -np.inf
+    values, tokens = jax.jit(best_tokens, static_argnums=1)(many_equals, k)
+    expected = np.argsort(-many_equals, axis=1, kind="stable")[:, :k]
+    np.testing.assert_array_equal(tokens, expected)
+    np.testing.assert_array_equal(values, np.take_along_axis(many_equals, expected, axis=1))
+
+
+def test_padding_is_never_chosen_but_has_its_share_of_the_probability():
+    logits = jnp.array([[5.0, 1.0, 2.0, 0.0]])
+    log_probs, tokens = token_log_probs(logits, 2, pad=0)
+    assert tokens.tolist() == [[2, 1]]
+    np.testing.assert_allclose(log_probs[0], jax.nn.log_softmax(logits[0])[jnp.array([2, 1])], rtol=1e-6)
