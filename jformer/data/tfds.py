@@ -79,8 +79,19 @@ def _find(config: SourceConfig) -> Any:
         raise UserError(
             f"data.name={config.name!r}: TFDS has no such data set, and none is in {where}; {hint}"
         ) from error
-    except (ValueError, AssertionError, ImportError) as error:
+    except ValueError as error:
+        raise UserError(f"data.name={config.name!r}: {_one_line(error)}{_nearest_configs(config.name)}") from error
+    except (AssertionError, ImportError) as error:
         raise UserError(f"data.name={config.name!r}: {_one_line(error)}") from error
+
+
+def _nearest_configs(name: str) -> str:
+    builder, _, wanted = name.partition("/")
+    try:
+        configs = tfds.builder_cls(builder).builder_configs
+    except ValueError:  # the builder's name is no name at all
+        return ""
+    return f" {', '.join(difflib.get_close_matches(wanted, configs, n=10, cutoff=0))}"
 
 
 def _prepare(builder: Any, config: SourceConfig) -> None:

@@ -115,7 +115,7 @@ def test_texts_are_checked_like_those_of_files(tmp_path):
     ("options", "split", "message"),
     [
         ({"name": "wmt14_translat/de-en"}, "train", "no such data set.* did you mean wmt14_translate"),
-        ({"name": "wmt14_translate/xx-en"}, "train", "data.name='wmt14_translate/xx-en': .*xx-en not found"),
+        ({"name": "wmt14_translate/en-de"}, "train", "data.name='wmt14_translate/en-de': .*en-de not found.* de-en"),
         ({"name": ""}, "train", "data.name=''"),
         ({"name": "hand_fetched"}, "train", "could not prepare it in .*Put pairs.tsv there"),
         ({"target_language": "fr"}, "train", "has the texts de, en, not 'en' and 'fr'"),
