@@ -87,6 +87,17 @@ def test_search_stops_when_no_live_hypothesis_can_win(toy):
     assert len(calls) == 2
 
 
+def test_a_live_hypothesis_may_win_by_growing(toy):
+    model = toy(0, 1)
+    wanted = np.full((LENGTH, VOCABULARY), 1e-9)  # the probabilities of each place, whatever came before
+    wanted[0, [EOS, 3, 4]] = 0.41, 0.45, 0.14
+    wanted[1, [EOS, 4]] = 0.58, 0.42
+    wanted[[2, 3, 4, 5], [3, 3, 3, EOS]] = 1.0
+    model.table[:] = np.diff(np.log(wanted), axis=0, prepend=0)[None, :, None]
+    found = hypotheses(model.search(beam_search, [6], beam_size=2, length_penalty=1.0), 0)
+    assert [tokens for tokens, _ in found] == [(EOS,), (3, 4, 3, 3, 3, EOS)]
+
+
 @pytest.mark.parametrize("alpha", [0.0, 0.6])
 def test_one_beam_is_greedy_search(toy, alpha):
     model, limits = toy(5, 8), [6, 6, 6, 6, 3, 2, 1, 0]
@@ -132,12 +143,10 @@ def test_rows_that_fill_a_batch_stay_padding(toy):
 
 
 def test_nan_logits_end_their_own_sentence_only(toy):
-    model, options = toy(13, 3), {"beam_size": 6, "length_penalty": 0.6}
-    model.table[1, 0, :, EOS] -= 9.0
-    model.table[1, 2, :, EOS] += 9.0
-    healthy = model.search(beam_search, [6, 3, 6], **options)
-    model.table[1, 2, healthy.tokens[1, 0, 1]] = np.nan  # for some of its beams, at the last step
-    found = model.search(beam_search, [6, 3, 6], **options)
+    model, limits = toy(13, 3), [6, 2, 6]
+    healthy = model.search(beam_search, limits, beam_size=6, length_penalty=0.6)
+    model.table[1, 1, 3] = np.nan  # for one of its beams, at the last step
+    found = model.search(beam_search, limits, beam_size=6, length_penalty=0.6)
     assert np.isnan(found.scores[1]).all()
     assert (found.lengths[1] == 0).all()
     assert (found.tokens[1] == PAD).all()
