@@ -24,7 +24,7 @@ class Keep(ocp.checkpoint_managers.PreservationPolicy):
     def __init__(self, every: int, count: int) -> None:
         self.every, self.count = every, count
 
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:  # noqa: ARG002
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
         """Return, for each checkpoint, whether it stays."""
         steps = sorted(info.step for info in checkpoints)
         regular = [step for step in steps if step % self.every == 0]

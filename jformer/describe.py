@@ -22,11 +22,15 @@ def describe(config: Config, workdir: Path | None = None) -> str:
     lines += [f"{'total':<66}{total:>14,}{1:>8.1%}", ""]
     lines += [f"vocabulary: {model.vocab_size:,} source and {model.target_vocab_size:,} target rows ({origin})", ""]
     lengths = (32, 128)
-    lines += [f"forward FLOPs per target token, source as long as target: {'':<8}" + "".join(f"{n:>12}" for n in lengths)]
+    lines += [
+        f"forward FLOPs per target token, source as long as target: {'':<8}" + "".join(f"{n:>12}" for n in lengths)
+    ]
     table = [flops_per_token(model, n, n) for n in lengths]
     for part in table[0]:
         lines.append(f"  {part:<64}" + "".join(f"{column[part]:>12,.0f}" for column in table))
-    lines.append(f"  {'total; a training update takes three times as many':<64}" + _row([sum(c.values()) for c in table]))
+    lines.append(
+        f"  {'total; a training update takes three times as many':<64}" + _row([sum(c.values()) for c in table])
+    )
     return "\n".join(lines)
 
 

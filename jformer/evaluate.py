@@ -112,5 +112,13 @@ def provenance(config: Config, workdir: Path, predictor: Predictor) -> dict[str,
 
 
 def report_scores(results: dict[str, Any], config: Config, workdir: Path) -> str:
-    """Return the table of scores, and what a reader of it may want to do next."""
-    return str(results)
+    """Return the table of scores and what to try next, as commands to copy."""
+    command = f"python -m jformer.main --workdir={workdir}"
+    return f"""
+{metrics.score_table(results)}
+
+scores and their provenance: {workdir}/results.json; the translations: {workdir}/outputs/
+Try next:
+  {command} --mode=predict < TEXT                      # translate lines of your own
+  {command} --mode=evaluate --config.decode.beam_size={config.decode.beam_size + 4}   # a wider beam
+  tensorboard --logdir={workdir}                       # the curves (pip install tensorboard)"""

@@ -17,7 +17,6 @@ import difflib
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags

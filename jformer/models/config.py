@@ -55,7 +55,9 @@ class ModelConfig:
         """Return the config with the sizes of the vocabularies filled in, or UserError where it sets too few rows."""
         for key, needed in (("vocab_size", source), ("target_vocab_size", target)):
             if 0 < getattr(self, key) < needed:
-                raise UserError(f"model.{key}={getattr(self, key)} is less than the tokenizer's {needed}: use 0 for its size")
+                raise UserError(
+                    f"model.{key}={getattr(self, key)} is less than the tokenizer's {needed}: use 0 for its size"
+                )
         rows = self.vocab_size or source
         target_rows = rows if self.shared_embedding else self.target_vocab_size or target
         return dataclasses.replace(self, vocab_size=rows, target_vocab_size=target_rows)

@@ -1,0 +1,1 @@
+"""One file per question, and the lab book of what they found."""

@@ -1,0 +1,182 @@
+"""Everything a run needs, opened, checked and built: text, model, optimizer, compiled steps, newest checkpoint."""
+
+import dataclasses
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from jformer import config as configs
+from jformer import optim
+from jformer.checkpoint import Checkpoints, abstract_like
+from jformer.config import Config
+from jformer.data.corpus import Corpus, open_corpus
+from jformer.data.pipeline import Batches, make_batches
+from jformer.data.sources import Pair, open_split
+from jformer.data.tokenizers import Tokenizer
+from jformer.data.vocabularies import copy_tokenizers, learn_tokenizers, load_tokenizers
+from jformer.errors import UserError
+from jformer.evaluate import build_task, evaluation_batches, make_encoder
+from jformer.models import build_model, init_params
+from jformer.predict import Predictor, load
+from jformer.sharding import make_mesh, replicated
+from jformer.step import TrainState, create_state, make_eval_step, make_loss, make_train_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """The text of a run, ready to train on."""
+
+    tokenizers: tuple[Tokenizer, Tokenizer]
+    corpora: list[Corpus]
+    batches: Batches
+    valid: Batches | None
+    samples: list[Pair]  # validation pairs that are translated at every evaluation
+
+
+@dataclasses.dataclass
+class Progress:
+    """What a checkpoint says beside its arrays, as plain JSON."""
+
+    step: int = 0
+    seconds: float = 0.0  # of all sessions, up to this checkpoint
+    best_loss: float | None = None  # lowest validation loss
+    best_step: int = 0
+    since_best: int = 0  # evaluations
+    done: bool = False
+    data: list[str] = dataclasses.field(default_factory=list)  # fingerprints of the token arrays
+
+
+@dataclasses.dataclass
+class Run:
+    """A run, built."""
+
+    config: Config
+    mesh: Mesh
+    data: Data
+    schedule: optim.Schedule
+    train_step: Callable
+    eval_step: Callable
+    sampler: Predictor
+    checkpoints: Checkpoints
+    state: TrainState
+    progress: Progress
+
+
+def build(config: Config, workdir: Path) -> Run:
+    """Open, check and build everything; a workdir that holds a run gives that run, at its newest checkpoint."""
+    resumed = (workdir / "config.json").exists()
+    if resumed:
+        configs.refuse_changes(configs.load(workdir / "config.json"), config)
+    mesh = open_mesh(config)
+    task = build_task(config)
+    parent = load(config.train.init_from) if config.train.init_from and not resumed else None
+    data = open_data(config, workdir, resumed)
+    model = build_model(config.model.with_vocabulary(*(tokenizer.vocab_size for tokenizer in data.tokenizers)))
+    schedule, tx = build_optimizer(config, model)
+    configs.save(config, workdir / "config.json")
+    averaged = config.evaluate.average_last if config.evaluate.weights == "average" else 1
+    keep = max(config.train.keep_last, averaged)
+    checkpoints = Checkpoints(workdir / "checkpoints", config.train.checkpoint_every, keep)
+    make = functools.partial(create_state, tx=tx, ema=bool(config.train.ema_decay))
+    state, progress = open_state(config, mesh, model, make, checkpoints, parent)
+    fingerprints = [corpus.fingerprint for corpus in data.corpora]
+    if progress.data and progress.data != fingerprints:
+        raise UserError(
+            f"{workdir}: its training text or tokenizer has changed since update {progress.step}: restore it"
+        )
+    progress.data = fingerprints
+    loss = make_loss(model, task)
+    train_step = make_train_step(loss, tx, mesh, config.seed, config.train.ema_decay)
+    sampling = dataclasses.replace(config.decode, beam_size=1, batch_size=max(1, len(data.samples)))
+    sampler = Predictor(dataclasses.replace(config, decode=sampling), data.tokenizers, model, state.params)
+    eval_step = make_eval_step(loss, mesh)
+    return Run(config, mesh, data, schedule, train_step, eval_step, sampler, checkpoints, state, progress)
+
+
+def open_mesh(config: Config) -> Mesh:
+    """Return the mesh, or UserError where a batch's rows would not divide evenly over it."""
+    mesh = make_mesh(config.mesh.data)
+    parts = mesh.size * config.train.accumulation
+    if config.data.row_multiple % parts:
+        raise UserError(
+            f"data.row_multiple={config.data.row_multiple} must be a multiple of {parts}: {mesh.size} devices times "
+            f"train.accumulation={config.train.accumulation}; raise it, or set mesh.data"
+        )
+    return mesh
+
+
+def open_data(config: Config, workdir: Path, resumed: bool) -> Data:
+    """Open every split, so that a missing file is known now; then the tokenizers and the token arrays."""
+    parts = (config.data, *config.data.mixture)
+    training = [open_split(part, part.train) for part in parts]
+    for name in config.data.test_splits().values():
+        open_split(config.data, name)
+    valid = open_split(config.data, config.data.valid) if config.train.eval_every else None
+    directory = workdir / "tokenizer"
+    if resumed:
+        tokenizers = load_tokenizers(directory, config.data.vocab_shared)
+    elif config.train.init_from:
+        tokenizers = copy_tokenizers(Path(config.train.init_from) / "tokenizer", directory, config.data.vocab_shared)
+    else:
+        tokenizers = learn_tokenizers(directory, config.data, training)
+    encoder = make_encoder(config, tokenizers)
+    corpora = [open_corpus(split, encoder, config.data.cache_dir) for split in training]
+    batches = make_batches(corpora, [part.weight for part in parts], config.data, config.seed)
+    samples = list(itertools.islice(valid.read(Counter()), config.train.samples)) if valid else []
+    return Data(tokenizers, corpora, batches, evaluation_batches(config, tokenizers, valid) if valid else None, samples)
+
+
+def build_optimizer(config: Config, model: Any) -> tuple[optim.Schedule, Any]:
+    """Return the learning-rate schedule and the optimizer of a run."""
+    o = config.optim
+    schedule = optim.make_schedule(
+        o.schedule, o.learning_rate, o.warmup_steps, config.train.num_steps, config.model.d_model
+    )
+    names = jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))
+    adam = {"b1": o.b1, "b2": o.b2, "epsilon": o.epsilon, "weight_decay": o.weight_decay}
+    freeze = config.train.freeze
+    return schedule, optim.make_optimizer(o.optimizer, schedule, names, **adam, clip_norm=o.clip_norm, freeze=freeze)
+
+
+def open_state(
+    config: Config, mesh: Mesh, model: Any, make: Callable, checkpoints: Checkpoints, parent: Predictor | None
+) -> tuple[TrainState, Progress]:
+    """Return the newest checkpoint's state, or a new one drawn from the seed or started from a parent's parameters."""
+    everywhere = replicated(mesh)
+
+    def draw(key: jax.Array) -> TrainState:
+        return make(init_params(model, key))
+
+    key = jax.random.key(config.seed)
+    if checkpoints.steps():
+        newest = checkpoints.steps()[-1]
+        blank = abstract_like(jax.eval_shape(draw, key), everywhere)
+        items = checkpoints.restore(newest, as_items(blank))
+        state = blank.replace(params=items["params"], ema=items.get("ema"), **items["rest"])
+        return state, Progress(**checkpoints.progress(newest))
+    if parent is None:
+        return jax.jit(draw, out_shardings=everywhere)(key), Progress()
+    refuse_other_shapes(parent.params, jax.eval_shape(draw, key).params, config.train.init_from)
+    return jax.jit(make, out_shardings=everywhere)(parent.params), Progress()
+
+
+def refuse_other_shapes(given: Any, needed: Any, origin: str) -> None:
+    """Raise UserError naming the first parameter that a parent run has in another shape, or not at all."""
+    names = optim.parameter_names
+    have = dict(zip(jax.tree.leaves(names(given)), jax.tree.leaves(given), strict=True))
+    for name, leaf in zip(jax.tree.leaves(names(needed)), jax.tree.leaves(needed), strict=True):
+        if name not in have or have[name].shape != leaf.shape:
+            found = have[name].shape if name in have else "nothing"
+            raise UserError(f"train.init_from={origin!r} has {found} for {name}, this model needs {leaf.shape}")
+
+
+def as_items(state: TrainState) -> dict[str, Any]:
+    """Return the state as checkpoint items; parameters lie apart, so that they can be read without the rest."""
+    rest = {name: getattr(state, name) for name in ("step", "opt_state", "skipped", "skipped_in_row")}
+    return {"params": state.params, "rest": rest} | ({} if state.ema is None else {"ema": state.ema})
