@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
-from jax.sharding import NamedSharding
+from jax.sharding import Sharding
 
 from jformer.errors import UserError
 
@@ -75,7 +75,7 @@ class Checkpoints:
         self._orbax.close()
 
 
-def abstract_like(tree: Any, sharding: NamedSharding) -> Any:
+def abstract_like(tree: Any, sharding: Sharding) -> Any:
     """Return shapes and dtypes of a tree of arrays, placed with one sharding."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 

@@ -19,7 +19,6 @@ from jformer.data.text import read_lines
 from jformer.data.tokenizers import BOS, EOS, PAD, Tokenizer
 from jformer.data.vocabularies import load_tokenizers
 from jformer.decoding.beam import beam_search
-from jformer.decoding.greedy import greedy
 from jformer.errors import UserError
 from jformer.models import build_model, init_params
 
@@ -131,11 +130,18 @@ def decode(model: Any, options: DecodeConfig, vocab_size: int, params: Any, batc
         logits = model.apply(variables, hidden, method="logits")[:, 0].astype(jnp.float32)
         return jnp.where(allowed, logits, -jnp.inf), cache
 
-    marks = {"max_lengths": limits, "length": length, "bos": BOS, "eos": EOS, "pad": PAD}
-    if options.beam_size == 1:
-        return greedy(step, cache, **marks).tokens[:, 0]
-    search = {"beam_size": options.beam_size, "length_penalty": options.length_penalty}
-    return beam_search(step, cache, **search, **marks).tokens[:, 0]
+    found = beam_search(
+        step,
+        cache,
+        beam_size=options.beam_size,
+        length_penalty=options.length_penalty,
+        max_lengths=limits,
+        length=length,
+        bos=BOS,
+        eos=EOS,
+        pad=PAD,
+    )
+    return found.tokens[:, 0]
 
 
 def predict_file(settings: Config, workdir: Path, source: str, target: str) -> None:

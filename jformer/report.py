@@ -29,7 +29,8 @@ class Report:
         """Open the files, dropping rows of updates after `start` that a killed run wrote and its restart repeats."""
         path = workdir / "metrics.jsonl"
         JsonlWriter.truncate_after(path, start)
-        self._writers = [JsonlWriter(path), TensorBoardWriter(workdir / "tensorboard", start + 1)]
+        self._rows = JsonlWriter(path)
+        self._curves = TensorBoardWriter(workdir / "tensorboard", start + 1)
         self._config, self._schedule = config, schedule
         self._pending: list[dict[str, Any]] = []  # on the devices
         self._counts: Counter[str] = Counter()
@@ -45,8 +46,8 @@ class Report:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._bar.close()
-        for writer in self._writers:
-            writer.close()
+        self._rows.close()
+        self._curves.close()
 
     def restart_clock(self) -> None:
         """Begin a new window for speeds: what lies between two windows is not training."""
@@ -70,10 +71,8 @@ class Report:
         """Write one row for all updates since the last; the only place where training waits for its devices."""
         fetched = jax.device_get(self._pending)
         seconds = time.monotonic() - self._since
-        sums = {
-            name: tuple(sum(float(update["sums"][name][i]) for update in fetched) for i in (0, 1))
-            for name in fetched[0]["sums"]
-        }
+        totals = [update["sums"] for update in fetched]
+        sums = {name: (_total(totals, name, 0), _total(totals, name, 1)) for name in totals[0]}
         counts, last = self._counts, fetched[-1]
         real = counts["source_tokens"] + counts["target_tokens"]
         row = {
@@ -102,8 +101,8 @@ class Report:
 
     def write(self, row: dict[str, Any]) -> None:
         """Send one flat row to every file and a line or the bar to the person."""
-        for writer in self._writers:
-            writer.write(row)
+        self._rows.write(row)
+        self._curves.write(row)
         if row["split"] == "train":
             speed = f"{row['tokens_per_second']:,.0f} tokens/s"
             self._bar.set_postfix_str(f"loss {row['loss']:.3f}, {speed}{self._best}")
@@ -133,6 +132,10 @@ class Report:
         for pair, output in zip(pairs, outputs, strict=True):
             mark = "exact" if output == pair.target else f"should be: {pair.target}"
             self.say(f"    {pair.source}\n      → {output}   ({mark})")
+
+
+def _total(sums: Sequence[dict[str, Any]], name: str, part: int) -> float:
+    return sum(float(update[name][part]) for update in sums)
 
 
 def _clock(seconds: float) -> str:

@@ -18,7 +18,7 @@ import pytest
 
 from jformer.models import ModelConfig, build_model, init_params
 
-TINY = {"vocab_size": 50, "num_layers": 2, "d_model": 32, "d_ff": 48, "num_heads": 4, "dropout": 0.0}
+TINY = {"vocab_size": 50, "num_layers": 2, "d_model": 32, "d_ff": 48, "num_heads": 4, "dropout": 0.0, "unroll": 1}
 
 
 def make_batch(source_lengths, target_lengths, *, seed=0, vocab_size=50, source_size=None, target_size=None):

@@ -94,9 +94,11 @@ def open_corpus(split: Split, encoder: Encoder, cache_dir: str) -> Corpus:
     counts = json.loads((folder / "counts.json").read_text())
     if not counts["pairs used"]:
         raise UserError(f"{split.name}: no usable pair is left ({_listed(counts)}); look at the text and the limits")
-    sides = [Tokens(*(np.load(folder / f"{side}.{part}.npy", mmap_mode="r") for part in ("values", "offsets")))
-             for side in SIDES]  # fmt: skip
-    return Corpus(*sides, counts=counts, fingerprint=fingerprint)
+    source, target = (
+        Tokens(*(np.load(folder / f"{side}.{part}.npy", mmap_mode="r") for part in ("values", "offsets")))
+        for side in SIDES
+    )
+    return Corpus(source, target, counts, fingerprint)
 
 
 def _build(split: Split, encoder: Encoder, folder: Path) -> None:

@@ -12,6 +12,7 @@ from jformer.data.config import DataConfig
 from jformer.data.corpus import Corpus, Tokens
 from jformer.data.plan import Plan, bucket_shapes, pack, packed_shape
 from jformer.data.tokenizers import BOS
+from jformer.errors import UserError
 
 T = TypeVar("T")
 Arrays = dict[str, np.ndarray]
@@ -55,7 +56,10 @@ class Batches:
 
 
 def make_batches(corpora: Sequence[Corpus], weights: Sequence[float], config: DataConfig, seed: int) -> Batches:
-    """Plan the batches of a mixture of corpora, each passed over `weight` times an epoch."""
+    """Plan the batches of a mixture of corpora, each passed over `weight` times an epoch.
+
+    Raise UserError for sizes that hold no batch, or weights that leave none.
+    """
     source = _joined([corpus.source for corpus in corpora])
     target = _joined([corpus.target for corpus in corpora])
     part = np.repeat(np.arange(len(corpora)), [len(corpus) for corpus in corpora])
@@ -70,10 +74,14 @@ def make_batches(corpora: Sequence[Corpus], weights: Sequence[float], config: Da
             rows += [pairs[row] for row in packed]
             row_part += [index] * len(packed)
         plan = Plan((shape,), np.zeros(len(rows), np.int64), np.array(row_part), tuple(weights), seed)
-        return Batches(plan, source, target, np.cumsum([0, *map(len, rows)]), np.concatenate(rows))
-    shapes, bucket = bucket_shapes(source.lengths, target.lengths, config.num_buckets, *budget)
-    plan = Plan(shapes, bucket, part, tuple(weights), seed)
-    return Batches(plan, source, target, np.arange(len(part) + 1), np.arange(len(part)))
+        batches = Batches(plan, source, target, np.cumsum([0, *map(len, rows)]), np.concatenate(rows))
+    else:
+        shapes, bucket = bucket_shapes(source.lengths, target.lengths, config.num_buckets, *budget)
+        plan = Plan(shapes, bucket, part, tuple(weights), seed)
+        batches = Batches(plan, source, target, np.arange(len(part) + 1), np.arange(len(part)))
+    if not len(batches):
+        raise UserError(f"data.weight={min(weights)} of {len(part)} pairs leaves none for an epoch: raise it")
+    return batches
 
 
 def _joined(sides: Sequence[Tokens]) -> Tokens:

@@ -12,6 +12,8 @@ import numpy as np
 
 from jformer.errors import UserError
 
+LIMITS = "data.max_source_length and data.max_target_length"
+
 
 class Shape(NamedTuple):
     """The compiled shape of a batch."""
@@ -92,8 +94,9 @@ def bucket_shapes(
     np.maximum.at(top[1], index, target)
     top = np.maximum.accumulate(top, axis=1)
     ends = _cheapest_cuts(top.sum(axis=0), count, num_buckets)
-    shapes = tuple(_shape(int(top[0, e]), int(top[1, e]), tokens, row_multiple) for e in ends)
-    return shapes, np.searchsorted(sizes[ends], longer)
+    # The longest comes first, so that an error asks for the tokens that all of them need.
+    shapes = [_shape(int(top[0, e]), int(top[1, e]), tokens, row_multiple, LIMITS) for e in ends[::-1]]
+    return tuple(shapes[::-1]), np.searchsorted(sizes[ends], longer)
 
 
 def _cheapest_cuts(cost: np.ndarray, count: np.ndarray, parts: int) -> np.ndarray:
@@ -115,13 +118,13 @@ def _cheapest_cuts(cost: np.ndarray, count: np.ndarray, parts: int) -> np.ndarra
     return np.array(sorted(ends)) - 1
 
 
-def _shape(source_length: int, target_length: int, tokens: int, row_multiple: int) -> Shape:
+def _shape(source_length: int, target_length: int, tokens: int, row_multiple: int, lower: str) -> Shape:
     longer = max(source_length, target_length)
     rows = tokens // longer // row_multiple * row_multiple
     if not rows:
         raise UserError(
             f"data.tokens_per_update={tokens} cannot hold data.row_multiple={row_multiple} rows of {longer} tokens: "
-            f"make it {longer * row_multiple} or lower data.max_source_length and data.max_target_length"
+            f"make it {longer * row_multiple} or lower {lower}"
         )
     return Shape(rows, source_length, target_length)
 
@@ -131,15 +134,15 @@ def packed_shape(source: np.ndarray, target: np.ndarray, length: int, tokens: in
 
     Both sides must hold their longest sentence.
     """
-    ratio = source.sum() / target.sum()
+    ratio = float(source.sum()) / float(target.sum())
     sides = np.array([min(1.0, ratio), min(1.0, 1 / ratio)]) * length
     room = np.maximum(np.ceil(sides).astype(np.int64), [source.max(), target.max()])
     if room.max() > length:
         raise UserError(
             f"data.packed_length={length} is shorter than the longest sentence ({room.max()} tokens): raise it or "
-            "lower data.max_source_length and data.max_target_length"
+            f"lower {LIMITS}"
         )
-    return _shape(int(room[0]), int(room[1]), tokens, row_multiple)
+    return _shape(int(room[0]), int(room[1]), tokens, row_multiple, "data.packed_length")
 
 
 def pack(source: np.ndarray, target: np.ndarray, shape: Shape, seed: int) -> list[np.ndarray]:
@@ -161,7 +164,7 @@ def _best_fit(lengths: np.ndarray, pairs: np.ndarray, room: np.ndarray) -> list[
     for pair in pairs:
         left = free[: len(members)] - lengths[pair]
         slack = np.where((left >= 0).all(axis=1), left.sum(axis=1), np.iinfo(np.int64).max)
-        row = int(slack.argmin()) if len(members) else 0
+        row = int(np.argmin(slack)) if len(members) else 0
         if not members or slack[row] == np.iinfo(np.int64).max:
             row = len(members)
             members.append([])

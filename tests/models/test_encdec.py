@@ -17,7 +17,7 @@ ARRANGEMENTS = [
     {"norm": "pre", "activation": "gelu"},
     {"positions": "learned", "max_length": 64, "d_k": 6, "d_v": 10},
     {"shared_embedding": False, "target_vocab_size": 50, "tied_output": False, "embedding_scale": False},
-    {"num_decoder_layers": 3, "unroll": 1, "norm": "pre"},
+    {"num_decoder_layers": 3, "unroll": 2, "norm": "pre"},
 ]
 every_arrangement = pytest.mark.parametrize("fields", ARRANGEMENTS, ids=lambda fields: "-".join(fields) or "paper")
 

@@ -1,0 +1,157 @@
+"""One update is the same update on any devices and in any microbatches, with dropout on and uneven padding."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jformer.losses import cross_entropy
+from jformer.sharding import make_mesh, put_batch
+from jformer.step import create_state, make_eval_step, make_gradient, make_loss, make_train_step, moving_average
+from jformer.tasks import Task
+from tests.conftest import make_batch
+
+SMOOTHED = Task(lambda hidden, project, b: cross_entropy(project(hidden), b["target_out"], b["weights"], 0.1), None)
+UNEVEN = make_batch([7, 3, 5, 6, 2, 7, 1, 4], [6, 6, 2, 5, 3, 4, 6, 1])
+UNEVEN["weights"][6:] = 0  # two rows are empty: the last device of four has nothing
+
+
+def on(mesh, batch, microbatches=1):
+    return put_batch(mesh, {name: x.reshape(microbatches, -1, *x.shape[1:]) for name, x in batch.items()})
+
+
+def distance(a, b):
+    """Return ||a - b|| / ||b|| over all leaves, wherever they lie."""
+    a, b = jax.device_get((a, b))
+    return float(optax.tree.norm(jax.tree.map(jnp.subtract, a, b)) / optax.tree.norm(b))
+
+
+@pytest.fixture(scope="module")
+def noisy(tiny):
+    return tiny(dropout=0.2)
+
+
+@pytest.fixture(scope="module")
+def reference(noisy):
+    """Return sums and gradients of the whole batch, differentiated plainly: no mesh, no shard_map, no sums."""
+    model, params = noisy
+    key = jax.random.key(3)
+
+    def mean_loss(params, batch):
+        logits = model.apply({"params": params}, batch, True, rngs={"dropout": key})
+        log_probs = jax.nn.log_softmax(logits)
+        wanted = 0.9 * jax.nn.one_hot(batch["target_out"], 50) + 0.1 / 50
+        return -(log_probs * wanted).sum(-1).ravel() @ batch["weights"].ravel() / batch["weights"].sum()
+
+    return key, *jax.jit(jax.value_and_grad(mean_loss))(params, UNEVEN)
+
+
+@pytest.mark.parametrize(("devices", "microbatches"), [(1, 1), (2, 1), (4, 1), (1, 4), (2, 2), (4, 2)])
+def test_gradient_is_that_of_the_mean_over_the_whole_batch(noisy, reference, devices, microbatches):
+    model, params = noisy
+    key, loss, expected = reference
+    mesh = make_mesh(devices)
+    gradient = jax.jit(make_gradient(make_loss(model, SMOOTHED), mesh))
+    sums, found = gradient(params, on(mesh, UNEVEN, microbatches), key)
+    assert float(sums["loss"][1]) == UNEVEN["weights"].sum()
+    assert abs(float(sums["loss"][0] / sums["loss"][1]) / float(loss) - 1) < 1e-6
+    assert distance(found, expected) < 1e-6
+
+
+@pytest.mark.parametrize(("devices", "microbatches"), [(4, 1), (1, 4)])
+def test_sgd_update_does_not_depend_on_the_devices(noisy, devices, microbatches):
+    model, params = noisy
+    states = []
+    for d, m in ((1, 1), (devices, microbatches)):
+        mesh, tx = make_mesh(d), optax.sgd(0.1)
+        step = make_train_step(make_loss(model, SMOOTHED), tx, mesh, seed=5)
+        state = jax.jit(functools.partial(create_state, tx=tx, ema=False))(params)
+        for _ in range(3):
+            state, _ = step(state, on(mesh, UNEVEN, m))
+        states.append(state)
+    assert distance(states[1].params, states[0].params) < 1e-6
+    assert states[1].step == 3
+
+
+def test_every_step_drops_something_else(noisy):
+    model, params = noisy
+    mesh, tx = make_mesh(1), optax.sgd(0.0)
+    step = make_train_step(make_loss(model, SMOOTHED), tx, mesh, seed=5)
+    state = jax.jit(functools.partial(create_state, tx=tx, ema=False))(params)
+    losses = []
+    for _ in range(2):
+        state, metrics = step(state, on(mesh, UNEVEN))
+        losses.append(float(metrics["sums"]["loss"][0]))
+    assert losses[0] != losses[1]
+
+
+def linear_loss(params, batch, key):
+    """Return a loss whose gradient is the batch itself."""
+    return {"loss": ((params["w"] * batch["x"]).sum(), jnp.float32(batch["x"].shape[0]))}
+
+
+def test_update_that_is_not_finite_changes_nothing_and_is_counted():
+    mesh, tx = make_mesh(2), optax.adam(0.1)
+    step = make_train_step(linear_loss, tx, mesh, seed=0, ema_decay=0.5)
+    state = create_state({"w": jnp.ones(3)}, tx, ema=True)
+    good = {"x": np.ones((1, 4, 3), np.float32)}
+    state, _ = step(state, put_batch(mesh, good))
+    before = jax.device_get(state)
+    for poison in (np.nan, np.inf):
+        bad = {"x": good["x"].copy()}
+        bad["x"][0, 3, 1] = poison  # on one device only
+        state, metrics = step(state, put_batch(mesh, bad))
+    after = jax.device_get(state)
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        (after.params, after.opt_state, after.ema),
+        (before.params, before.opt_state, before.ema),
+    )
+    assert (int(after.step), int(after.skipped), int(metrics["skipped_in_row"])) == (3, 2, 2)
+    state, metrics = step(state, put_batch(mesh, good))
+    assert (int(metrics["skipped"]), int(metrics["skipped_in_row"])) == (2, 0)
+    assert not np.array_equal(state.params["w"], after.params["w"])
+
+
+def test_batch_without_tokens_has_no_gradient_and_no_nan(noisy):
+    model, params = noisy
+    mesh = make_mesh(1)
+    empty = {**UNEVEN, "weights": np.zeros_like(UNEVEN["weights"])}
+    sums, gradient = jax.jit(make_gradient(make_loss(model, SMOOTHED), mesh))(
+        params, on(mesh, empty), jax.random.key(0)
+    )
+    assert float(sums["loss"][0]) == float(sums["loss"][1]) == 0
+    assert float(optax.tree.norm(gradient)) == 0
+
+
+def test_eval_step_sums_over_devices_without_dropout(noisy):
+    model, params = noisy
+    found = [
+        make_eval_step(make_loss(model, SMOOTHED), mesh)(params, on(mesh, UNEVEN)) for mesh in map(make_mesh, (1, 4))
+    ]
+    for name, (total, count) in found[0].items():
+        np.testing.assert_allclose(found[1][name], (total, count), rtol=1e-6)
+
+
+def test_moving_average_follows_its_formula_and_forgets_faster_when_young():
+    average = {"w": jnp.zeros(2)}
+    young = moving_average(average, {"w": jnp.ones(2)}, 0.99, jnp.int32(0))
+    old = moving_average(average, {"w": jnp.ones(2)}, 0.99, jnp.int32(10_000))
+    np.testing.assert_allclose(young["w"], 0.9, rtol=1e-6)
+    np.testing.assert_allclose(old["w"], 0.01, rtol=1e-5)
+
+
+def test_tiny_batch_is_overfitted(tiny):
+    model, params = tiny()
+    mesh, tx = make_mesh(1), optax.adam(5e-3)
+    plain = Task(lambda hidden, project, b: cross_entropy(project(hidden), b["target_out"], b["weights"]), None)
+    step = make_train_step(make_loss(model, plain), tx, mesh, seed=0)
+    state = jax.jit(functools.partial(create_state, tx=tx, ema=False))(params)
+    batch = on(mesh, make_batch([7, 5, 4, 6], [6, 4, 5, 6]))
+    for _ in range(150):
+        state, _ = step(state, batch)
+    correct, count = make_eval_step(make_loss(model, plain), mesh)(state.params, batch)["correct"]
+    assert float(correct) == float(count)
