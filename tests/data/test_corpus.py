@@ -1,0 +1,209 @@
+import dataclasses
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jformer.data.corpus import Encoder, open_corpus
+from jformer.data.sources import Pair, Split
+from jformer.data.tokenizers import EOS, ByteTokenizer, ListTokenizer
+from jformer.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+BYTES = ByteTokenizer("identity")
+PAIRS = [Pair("a house", "ein Haus"), Pair("", "leer"), Pair("much too long", "zu lang"), Pair("end", "Ende")]
+DROPPING = Encoder(BYTES, BYTES, 10, 12, "drop")
+CUTTING = dataclasses.replace(DROPPING, overlong="cut")
+
+
+class Readings:
+    """A split that counts how often it is read, and may take its time."""
+
+    def __init__(self, pairs=PAIRS, fingerprint="text 1", seconds=0.0):
+        self.count, self.pairs, self.seconds = 0, pairs, seconds
+        self.split = Split("train", fingerprint, self.read)
+
+    def read(self, counts):
+        self.count += 1
+        time.sleep(self.seconds)
+        counts["lines mended"] += 1
+        yield from self.pairs
+
+
+def sentences(side):
+    return [side.values[a:b].tolist() for a, b in zip(side.offsets, side.offsets[1:], strict=False)]
+
+
+def texts(side):
+    return [BYTES.decode(tokens) for tokens in sentences(side)]
+
+
+def test_sentences_end_with_eos_and_keep_their_order(tmp_path):
+    corpus = open_corpus(Readings().split, DROPPING, str(tmp_path))
+    assert texts(corpus.source) == ["a house", "end"]
+    assert texts(corpus.target) == ["ein Haus", "Ende"]
+    for tokens in sentences(corpus.source) + sentences(corpus.target):
+        assert tokens[-1] == EOS
+        assert EOS not in tokens[:-1]
+    assert len(corpus) == 2
+    assert corpus.source.lengths.tolist() == [8, 4]
+
+
+def test_a_second_opening_reads_the_cache_and_not_the_text(tmp_path):
+    readings = Readings()
+    first, second = (open_corpus(readings.split, DROPPING, str(tmp_path)) for _ in range(2))
+    assert readings.count == 1
+    assert isinstance(second.source.values, np.memmap)
+    for side in ("source", "target"):
+        for part in ("values", "offsets"):
+            a, b = (getattr(getattr(corpus, side), part) for corpus in (first, second))
+            np.testing.assert_array_equal(a, b)
+    assert (first.counts, first.fingerprint) == (second.counts, second.fingerprint)
+
+
+def test_every_pair_is_counted_once_by_what_became_of_it(tmp_path):
+    dropped = open_corpus(Readings().split, DROPPING, str(tmp_path)).counts
+    assert dropped == {
+        "lines mended": 1, "pairs read": 4, "empty pairs dropped": 1, "overlong pairs dropped": 1, "pairs used": 2,
+    }  # fmt: skip
+    cut = open_corpus(Readings().split, CUTTING, str(tmp_path)).counts
+    assert cut == {
+        "lines mended": 1, "pairs read": 4, "empty pairs dropped": 1, "overlong pairs cut": 1, "pairs used": 3,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("blank", [Pair("", "x"), Pair("x", ""), Pair(" \t", "x"), Pair("x", "\u2003")])
+def test_a_pair_with_a_blank_side_is_dropped_and_counted(tmp_path, blank):
+    corpus = open_corpus(Readings([blank, Pair("x", "y")]).split, DROPPING, str(tmp_path))
+    assert (len(corpus), corpus.counts["empty pairs dropped"]) == (1, 1)
+
+
+def test_limits_include_the_end_symbol(tmp_path):
+    fitting = Pair("x" * 9, "y" * 11)
+    corpus = open_corpus(Readings([fitting]).split, DROPPING, str(tmp_path))
+    assert (corpus.source.lengths.tolist(), corpus.target.lengths.tolist()) == ([10], [12])
+    assert "overlong pairs dropped" not in corpus.counts
+    over = [fitting, Pair("x" * 10, "y"), Pair("x", "y" * 12)]
+    corpus = open_corpus(Readings(over, "text 2").split, DROPPING, str(tmp_path))
+    assert (len(corpus), corpus.counts["overlong pairs dropped"]) == (1, 2)
+
+
+def test_a_cut_pair_fills_its_limit_and_still_ends(tmp_path):
+    corpus = open_corpus(Readings([Pair("x" * 30, "y" * 5)]).split, CUTTING, str(tmp_path))
+    assert sentences(corpus.source) == [[*BYTES.encode(["x" * 9])[0], EOS]]
+    assert texts(corpus.target) == ["y" * 5]
+
+
+@pytest.mark.parametrize(
+    "encoder",
+    [
+        dataclasses.replace(DROPPING, max_source_length=11),
+        dataclasses.replace(DROPPING, max_target_length=11),
+        dataclasses.replace(DROPPING, overlong="cut"),
+        dataclasses.replace(DROPPING, source=ByteTokenizer("nfkc")),
+        dataclasses.replace(DROPPING, target=ByteTokenizer("nfkc")),
+    ],
+)
+def test_another_tokenizer_or_limit_is_another_corpus(tmp_path, encoder):
+    readings = Readings()
+    fingerprints = {open_corpus(readings.split, e, str(tmp_path)).fingerprint for e in (DROPPING, encoder)}
+    assert (len(fingerprints), readings.count) == (2, 2)
+
+
+def test_another_text_is_another_corpus(tmp_path):
+    splits = [Readings().split, Readings(PAIRS[:1], "text 2").split]
+    corpora = [open_corpus(split, DROPPING, str(tmp_path)) for split in splits]
+    assert corpora[0].fingerprint != corpora[1].fingerprint
+    assert len(corpora[1]) == 1
+
+
+def test_ids_beyond_sixteen_bits_survive(tmp_path):
+    words = ListTokenizer("word", "identity", [f"w{i}" for i in range(70_000)])
+    encoder = Encoder(words, BYTES, 10, 12, "drop")
+    corpus = open_corpus(Readings([Pair("w69999 w0", "x")]).split, encoder, str(tmp_path))
+    assert sentences(corpus.source) == [[70_003, 4, EOS]]
+    assert corpus.target.values.dtype == np.uint16
+
+
+def test_a_corpus_of_several_chunks_is_whole(tmp_path):
+    pairs = [Pair(f"{i}", f"-{i}") for i in range(9_000)]
+    corpus = open_corpus(Readings(pairs).split, DROPPING, str(tmp_path))
+    assert texts(corpus.source) == [pair.source for pair in pairs]
+    assert texts(corpus.target)[8_190:8_194] == [pair.target for pair in pairs[8_190:8_194]]
+
+
+def test_no_usable_pair_is_refused_with_the_counts(tmp_path):
+    pairs = [Pair("", "x"), Pair("x" * 99, "y")]
+    for _ in range(2):  # the second time from the cache
+        with pytest.raises(UserError, match=r"^train: .*empty pairs dropped 1.*overlong pairs dropped 1.*limits$"):
+            open_corpus(Readings(pairs).split, DROPPING, str(tmp_path))
+
+
+def test_a_text_that_cannot_be_read_leaves_no_cache_behind(tmp_path):
+    def read(counts: Counter):
+        yield Pair("a", "b")
+        raise UserError("train.en:2: not UTF-8")
+
+    for _ in range(2):
+        with pytest.raises(UserError, match="not UTF-8"):
+            open_corpus(Split("train", "text 1", read), DROPPING, str(tmp_path))
+    assert len(open_corpus(Readings().split, DROPPING, str(tmp_path))) == 2
+
+
+def test_threads_that_open_at_once_build_once(tmp_path):
+    readings, opened = Readings(seconds=0.1), []
+    work = [
+        threading.Thread(target=lambda: opened.append(open_corpus(readings.split, DROPPING, str(tmp_path))))
+        for _ in range(3)
+    ]
+    for thread in work:
+        thread.start()
+    for thread in work:
+        thread.join()
+    assert readings.count == 1
+    assert [texts(corpus.source) for corpus in opened] == [["a house", "end"]] * 3
+
+
+CHILD = """
+import os, sys, time
+from jformer.data.corpus import Encoder, open_corpus
+from jformer.data.sources import Pair, Split
+from jformer.data.tokenizers import ByteTokenizer
+
+def read(counts):
+    print("reading", flush=True)
+    yield Pair("a house", "ein Haus")
+    {inside}
+    yield Pair("end", "Ende")
+
+encoder = Encoder(ByteTokenizer("identity"), ByteTokenizer("identity"), 10, 12, "drop")
+print(len(open_corpus(Split("train", "text 1", read), encoder, sys.argv[1])))
+"""
+
+
+def child(folder, inside):
+    command = [sys.executable, "-c", CHILD.format(inside=inside), str(folder)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def test_processes_that_open_at_once_build_once(tmp_path):
+    children = [child(tmp_path, "time.sleep(0.3)") for _ in range(2)]
+    said = sorted(process.communicate(timeout=60)[0].split() for process in children)
+    assert said == [["2"], ["reading", "2"]]
+
+
+def test_a_cache_half_built_by_a_killed_process_is_not_found(tmp_path):
+    killed = child(tmp_path, "os.kill(os.getpid(), 9)")
+    assert killed.communicate(timeout=60)[0].split() == ["reading"]
+    assert killed.returncode == -signal.SIGKILL
+    assert list(tmp_path.glob("*.tmp"))
+    readings = Readings()
+    corpus = open_corpus(readings.split, DROPPING, str(tmp_path))
+    assert (readings.count, texts(corpus.source)) == (1, ["a house", "end"])
+    assert not list(tmp_path.glob("*.tmp"))

@@ -1,0 +1,251 @@
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from jformer.data.plan import Plan, Shape, bucket_shapes, pack, packed_shape
+from jformer.errors import UserError
+
+SEEDS = range(12)
+
+
+def captions(number, seed=0):
+    """Draw source and target lengths like those of Multi30k in a joint BPE of 10,000: about 14.5 and 15 tokens."""
+    rng = np.random.default_rng(seed)
+    source = np.clip(np.round(rng.gamma(9, 14.5 / 9, number)), 4, 45).astype(np.int64)
+    target = np.clip(np.round(source * rng.lognormal(0.02, 0.17, number)), 4, 50).astype(np.int64)
+    return source, target
+
+
+def bucketed(source, target, *, seed=0, part=None, weights=(1.0,), num_buckets=8, tokens=400, row_multiple=4):
+    shapes, bucket = bucket_shapes(source, target, num_buckets, tokens, row_multiple)
+    part = np.zeros(len(source), np.int64) if part is None else part
+    return Plan(shapes, bucket, part, weights, seed)
+
+
+def some_plan(seed):
+    """Draw a plan of 1 to 300 units with whatever sizes come along."""
+    rng = np.random.default_rng(seed)
+    source, target = captions(int(rng.integers(1, 300)), seed)
+    return bucketed(source, target, seed=seed, num_buckets=int(rng.integers(1, 9))), source, target
+
+
+def units_of(batches):
+    return Counter(int(unit) for batch in batches for unit in batch.units if unit >= 0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_epoch_deals_every_unit_exactly_once(seed):
+    plan, source, _ = some_plan(seed)
+    for epoch in range(3):
+        assert units_of(plan.epoch(epoch)) == Counter(range(len(source)))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_unit_lies_in_a_shape_that_holds_it(seed):
+    plan, source, target = some_plan(seed)
+    for batch in plan.epoch(seed):
+        units = batch.units[batch.units >= 0]
+        assert batch.units.shape == (batch.shape.rows,)
+        assert source[units].max() <= batch.shape.source_length
+        assert target[units].max() <= batch.shape.target_length
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_only_one_batch_of_the_longest_shape_has_empty_rows(seed):
+    plan, *_ = some_plan(seed)
+    for epoch in range(3):
+        with_empty_rows = [batch.shape for batch in plan.epoch(epoch) if (batch.units < 0).any()]
+        assert with_empty_rows in ([], [plan.shapes[-1]])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_epoch_has_the_same_batches_of_each_shape_in_another_order(seed):
+    plan, *_ = some_plan(seed)
+    epochs = [plan.epoch(epoch) for epoch in range(4)]
+    shapes = [Counter(batch.shape for batch in epoch) for epoch in epochs]
+    assert all(count == shapes[0] for count in shapes)
+    assert {len(epoch) for epoch in epochs} == {plan.batches_per_epoch}
+
+
+def test_epochs_and_seeds_deal_differently():
+    source, target = captions(300)
+    deals = [
+        [batch.units.tolist() for batch in bucketed(source, target, seed=seed).epoch(epoch)]
+        for seed, epoch in ((0, 0), (0, 1), (1, 0))
+    ]
+    assert all(a != b for a, b in itertools.combinations(deals, 2))
+
+
+def test_an_epoch_does_not_go_from_short_to_long():
+    plan = bucketed(*captions(300))
+    lengths = [batch.shape.target_length for batch in plan.epoch(0)]
+    assert lengths not in (sorted(lengths), sorted(lengths, reverse=True))
+
+
+def test_a_batch_depends_on_seed_and_step_alone():
+    source, target = captions(300)
+    plan = bucketed(source, target, seed=3)
+    forward = [plan.batch(step) for step in range(3 * plan.batches_per_epoch)]
+    fresh = bucketed(source, target, seed=3)
+    for step in np.random.default_rng(0).permutation(len(forward)):
+        again = fresh.batch(int(step))
+        assert again.shape == forward[step].shape
+        np.testing.assert_array_equal(again.units, forward[step].units)
+
+
+def test_step_counts_over_all_epochs():
+    source, target = captions(300)
+    plan = bucketed(source, target)
+    n = plan.batches_per_epoch
+    assert n > 3
+    assert plan.batch(2 * n + 1).units.tolist() == plan.epoch(2)[1].units.tolist()
+
+
+@pytest.mark.parametrize(("num_buckets", "tokens", "row_multiple"), [(8, 8192, 8), (3, 640, 8), (2, 400, 1)])
+def test_shapes_are_few_and_keep_to_the_token_budget(num_buckets, tokens, row_multiple):
+    shapes, bucket = bucket_shapes(*captions(3000), num_buckets, tokens, row_multiple)
+    assert 1 < len(shapes) <= num_buckets
+    assert set(bucket) == set(range(len(shapes)))
+    for shape in shapes:
+        longer = max(shape.source_length, shape.target_length)
+        assert shape.rows % row_multiple == 0
+        assert shape.rows * longer <= tokens < (shape.rows + row_multiple) * longer
+    for short, long in itertools.pairwise(shapes):
+        assert short.source_length <= long.source_length
+        assert short.target_length <= long.target_length
+
+
+def test_more_buckets_waste_less_padding():
+    source, target = captions(3000)
+    fills = []
+    for num_buckets in (1, 2, 4, 8):
+        shapes, bucket = bucket_shapes(source, target, num_buckets, 8192, 8)
+        fills.append((source.sum() + target.sum()) / np.array(shapes)[bucket, 1:].sum())
+    assert fills == sorted(fills)
+    assert fills[0] < 0.4
+    assert fills[-1] > 0.85
+
+
+def cheapest_by_trying_all(source, target, num_buckets):
+    """Return the fewest padded tokens of any cut of the pairs, ordered by their longer side, into runs of sizes."""
+    longer = np.maximum(source, target)
+    sizes = np.unique(longer)
+    costs = []
+    for cuts in itertools.chain.from_iterable(
+        itertools.combinations(sizes[:-1], n) for n in range(min(num_buckets, len(sizes)))
+    ):
+        cost, low = 0, 0
+        for high in (*cuts, sizes[-1]):
+            fitting = longer <= high
+            members = fitting & (longer > low)
+            cost += members.sum() * (source[fitting].max() + target[fitting].max())
+            low = high
+        costs.append(cost)
+    return min(costs)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_other_cut_wastes_less_padding(seed):
+    rng = np.random.default_rng(seed)
+    source, target = rng.integers(1, 9, (2, int(rng.integers(1, 25))))
+    num_buckets = int(rng.integers(1, 5))
+    shapes, bucket = bucket_shapes(source, target, num_buckets, 1000, 1)
+    assert len(shapes) <= num_buckets
+    assert np.array(shapes)[bucket, 1:].sum() == cheapest_by_trying_all(source, target, num_buckets)
+
+
+def mixture(weights, populations, seed=0):
+    part = np.repeat(np.arange(len(weights)), populations)
+    return bucketed(*captions(len(part), seed), part=part, weights=weights, seed=seed), part
+
+
+def test_weight_two_deals_a_corpus_twice_an_epoch():
+    plan, part = mixture((1.0, 2.0), (150, 40))
+    for epoch in range(3):
+        assert units_of(plan.epoch(epoch)) == Counter({unit: 1 + int(part[unit]) for unit in range(190)})
+
+
+def test_weight_one_half_deals_another_half_each_epoch():
+    plan, part = mixture((1.0, 0.5), (100, 200))
+    seen, sizes = [], set()
+    for epoch in range(12):
+        units = units_of(plan.epoch(epoch))
+        assert set(units.values()) == {1}
+        assert set(np.flatnonzero(part == 0)) <= set(units)
+        seen.append({unit for unit in units if part[unit] == 1})
+        sizes.add(len(seen[-1]))
+        assert plan.batches_per_epoch == len(plan.epoch(epoch))
+    assert len(sizes) == 1
+    assert 96 <= sizes.pop() <= 104  # half of every bucket, rounded
+    assert seen[0] != seen[1]
+    assert set.union(*seen) == set(np.flatnonzero(part == 1))
+
+
+def test_weight_of_one_and_a_half_repeats_half_of_a_corpus():
+    plan, _ = mixture((1.5,), (200,))
+    counts = Counter(units_of(plan.epoch(0)).values())
+    assert set(counts) == {1, 2}
+    assert 96 <= counts[2] <= 104
+
+
+def test_every_pair_is_packed_once_into_a_row_that_holds_both_its_sides():
+    for seed in range(5):
+        source, target = captions(500, seed)
+        shape = packed_shape(source, target, 64, 1024, 4)
+        rows = pack(source, target, shape, seed)
+        assert sorted(np.concatenate(rows)) == list(range(500))
+        for row in rows:
+            assert source[row].sum() <= shape.source_length
+            assert target[row].sum() <= shape.target_length
+
+
+def test_packed_rows_of_captions_are_nearly_full():
+    source, target = captions(12_000)
+    shape = packed_shape(source, target, 128, 8192, 8)
+    rows = pack(source, target, shape, 0)
+    fill = (source.sum() + target.sum()) / (len(rows) * (shape.source_length + shape.target_length))
+    assert fill > 0.93
+
+
+def test_packing_in_chunks_loses_nothing():
+    lengths = np.full(33_000, 4)
+    rows = pack(lengths, lengths, Shape(8, 128, 128), 0)
+    assert sorted(np.concatenate(rows)) == list(range(33_000))
+    assert max(map(len, rows)) == 32
+    assert len(rows) <= 33_000 // 32 + 3  # each chunk may end with a row that is not full
+
+
+def test_packing_is_shuffled_by_the_seed():
+    source, target = captions(200)
+    shape = packed_shape(source, target, 64, 1024, 4)
+    packed = [[row.tolist() for row in pack(source, target, shape, seed)] for seed in (0, 0, 1)]
+    assert packed[0] == packed[1] != packed[2]
+
+
+def test_a_packed_row_gives_the_smaller_side_its_share_and_at_least_its_longest_sentence():
+    long, short = np.full(100, 20), np.full(100, 10)
+    assert packed_shape(long, short, 100, 1000, 1) == (10, 100, 50)
+    assert packed_shape(short, long, 100, 1000, 1) == (10, 50, 100)
+    short[0] = 70
+    assert packed_shape(long, short, 100, 1000, 1) == (10, 100, 70)
+
+
+def test_too_few_tokens_for_a_batch_are_refused_with_the_number_needed():
+    sides = captions(300)
+    longest = max(side.max() for side in sides)
+    with pytest.raises(
+        UserError, match=rf"^data\.tokens_per_update=100 .* data\.row_multiple=8 .* make it {8 * longest} "
+    ):
+        bucket_shapes(*sides, 2, 100, 8)
+    assert bucket_shapes(*sides, 2, 8 * longest, 8)[0][-1].rows == 8
+    with pytest.raises(UserError, match=r"^data\.tokens_per_update=100 .* make it 512 or lower data\.packed_length$"):
+        packed_shape(*sides, 64, 100, 8)
+
+
+def test_a_packed_row_shorter_than_a_sentence_is_refused():
+    source, target = np.array([5, 30]), np.array([4, 20])
+    with pytest.raises(UserError, match=r"^data\.packed_length=29 .*30 tokens"):
+        packed_shape(source, target, 29, 1000, 1)
+    assert packed_shape(source, target, 30, 1000, 1).source_length == 30
