@@ -48,7 +48,6 @@ class Progress:
     best_loss: float | None = None  # lowest validation loss
     best_step: int = 0
     since_best: int = 0  # evaluations
-    done: bool = False
     data: list[str] = dataclasses.field(default_factory=list)  # fingerprints of the token arrays
 
 
@@ -66,6 +65,12 @@ class Run:
     checkpoints: Checkpoints
     state: TrainState
     progress: Progress
+
+    @property
+    def finished(self) -> bool:
+        """Whether all updates are done, or patience is over."""
+        train, progress = self.config.train, self.progress
+        return progress.step >= train.num_steps or 0 < train.patience <= progress.since_best
 
 
 def build(config: Config, workdir: Path) -> Run:

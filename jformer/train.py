@@ -27,10 +27,10 @@ def train(config: Config, workdir: Path) -> bool:
     run = build(config, workdir)
     with Report(workdir, config, run.progress.step, run.schedule) as report, stop_signals() as stop:
         introduce(run, report)
-        if not run.progress.done:
+        if not run.finished:
             loop(run, report, stop)
     run.checkpoints.close()
-    return run.progress.done
+    return run.finished
 
 
 def loop(run: Run, report: Report, stop: threading.Event) -> None:
@@ -46,18 +46,17 @@ def loop(run: Run, report: Report, stop: threading.Event) -> None:
         run.state, metrics = run.train_step(run.state, batch)
         report.collect(metrics, counts)
         progress.step += 1
-        last = progress.step == train.num_steps
-        saving = last or stop.is_set() or progress.step % train.checkpoint_every == 0
+        last, stopping = progress.step >= train.num_steps, stop.is_set()
+        saving = last or stopping or progress.step % train.checkpoint_every == 0
         validating = bool(train.eval_every) and (last or progress.step % train.eval_every == 0)
         if saving or validating or progress.step % train.log_every == 0:
             report.flush(progress.step)
         loss = validate(run, report) if validating else None
-        progress.done = last or progress.done
         if saving:
             progress.seconds = time.monotonic() - began
             save(run, loss)
             report.restart_clock()
-        if progress.done or stop.is_set():
+        if run.finished or stopping:
             return
 
 
@@ -90,10 +89,8 @@ def validate(run: Run, report: Report) -> float:
         run.sampler.params = run.state.params
         outputs = run.sampler.predict([pair.source for pair in run.data.samples])
         report.show_samples(progress.step, run.data.samples, outputs)
-    patience = run.config.train.patience
-    if patience and progress.since_best >= patience:
+    if 0 < run.config.train.patience <= progress.since_best:
         report.say(f"no better validation loss than {progress.best_loss:.4f} of update {progress.best_step}: stopping")
-        progress.done = True
     return loss
 
 
@@ -132,7 +129,7 @@ def introduce(run: Run, report: Report) -> None:
     shapes = ", ".join(f"{s.rows} x ({s.source_length} + {s.target_length})" for s in plan.shapes)
     report.say(f"batches: {len(data.batches):,} an epoch, of rows x (source + target) = {shapes}")
     report.say(f"devices: {run.mesh.size} x {run.mesh.devices.flat[0].device_kind}")
-    if run.progress.done:
+    if run.finished:
         report.say(f"already trained to update {run.progress.step}: nothing left to do")
     elif run.progress.step:
         report.say(f"resuming at update {run.progress.step} of {run.config.train.num_steps}")
