@@ -121,14 +121,12 @@ def decode(model: Any, options: DecodeConfig, vocab_size: int, params: Any, batc
     memory = model.apply(variables, batch, method="encode")
     cache = model.apply(variables, memory, rows * options.beam_size, length, method="start")
 
-    ids = jnp.arange(model.config.target_vocab_size)
-    allowed = (ids < vocab_size) & (ids != PAD) & (ids != BOS)
-
     def step(cache: Any, tokens: jax.Array) -> tuple[jax.Array, Any]:
         valid = jnp.ones((tokens.shape[0], 1), bool)
         hidden, cache = model.apply(variables, cache, tokens[:, None], valid, method="extend")
         logits = model.apply(variables, hidden, method="logits")[:, 0].astype(jnp.float32)
-        return jnp.where(allowed, logits, -jnp.inf), cache
+        ids = jnp.arange(logits.shape[-1])
+        return jnp.where((ids < vocab_size) & (ids != PAD) & (ids != BOS), logits, -jnp.inf), cache
 
     found = beam_search(
         step,
