@@ -81,16 +81,17 @@ def full_pass_log_prob(p, source, tokens):
     return log_probs[np.arange(len(tokens)), tokens].sum()
 
 
-def test_wider_beam_finds_an_output_that_an_uncached_pass_scores_higher(predictor):
-    p, source = predictor(), [5, 6, 7, EOS]
-    found = {}
+def test_wider_beam_finds_outputs_that_an_uncached_pass_scores_higher(predictor):
+    p, sources = predictor(), [[5, 6, 7, EOS], [8, EOS], [9, 9, 4, 5, EOS], [11, 6, EOS]]
+    totals = []
     for size in (1, 8):
         options = DecodeConfig(beam_size=size, length_penalty=0.0, max_extra_length=3)
         run = jax.jit(functools.partial(decode, p.model, options, p.tokenizers[1].vocab_size))
-        tokens = np.asarray(run(p.params, source_batch([source], 1, 64)))[0]
-        found[size] = [int(token) for token in tokens if token != PAD]
-    assert len(found[1]) == len(found[8])  # an untrained model goes on to the limit, so the sums compare
-    assert full_pass_log_prob(p, source, found[8]) > full_pass_log_prob(p, source, found[1]) + 1e-3
+        lines = np.asarray(run(p.params, source_batch(sources, 4, 64)))
+        found = [[int(token) for token in line if token != PAD] for line in lines]
+        totals.append([full_pass_log_prob(p, *pair) for pair in zip(sources, found, strict=True)])
+        assert [len(line) for line in found] == [7, 5, 8, 6]  # untrained: on to the limit, so the sums compare
+    assert sum(totals[1]) > sum(totals[0]) + 1e-3
 
 
 def test_file_gives_as_many_lines_as_it_has(predictor, tmp_path, monkeypatch):
