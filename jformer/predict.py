@@ -19,6 +19,7 @@ from jformer.data.text import read_lines
 from jformer.data.tokenizers import BOS, EOS, PAD, Tokenizer
 from jformer.data.vocabularies import load_tokenizers
 from jformer.decoding.beam import beam_search
+from jformer.decoding.greedy import Decoded
 from jformer.errors import UserError
 from jformer.models import build_model, init_params
 
@@ -48,7 +49,7 @@ class Predictor:
         waiting = sorted((i for i, text in enumerate(texts) if text.strip()), key=lambda i: len(encoded[i]))
         for rows in _in_batches(waiting, self.config.decode.batch_size):
             batch = source_batch([encoded[i] for i in rows], self.config.decode.batch_size, limit)
-            tokens = np.asarray(self._decode(self.params, batch))
+            tokens = np.asarray(self._decode(self.params, batch).tokens[:, 0])
             for i, line in zip(rows, tokens, strict=False):
                 out[i] = self.tokenizers[1].decode(line.tolist())
         return out
@@ -105,8 +106,8 @@ def source_batch(sentences: Sequence[Sequence[int]], rows: int, limit: int) -> d
     return {"source": source, "source_segments": segments, "source_positions": positions}
 
 
-def decode(model: Any, options: DecodeConfig, vocab_size: int, params: Any, batch: dict[str, jax.Array]) -> jax.Array:
-    """Return the best output tokens [b t] for every row of a source batch; empty rows give none.
+def decode(model: Any, options: DecodeConfig, vocab_size: int, params: Any, batch: dict[str, jax.Array]) -> Decoded:
+    """Return the best outputs for every row of a source batch, best first; empty rows give none.
 
     Rows of the embedding past the tokenizer's vocabulary, PAD and BOS are never generated.
     """
@@ -128,7 +129,7 @@ def decode(model: Any, options: DecodeConfig, vocab_size: int, params: Any, batc
         ids = jnp.arange(logits.shape[-1])
         return jnp.where((ids < vocab_size) & (ids != PAD) & (ids != BOS), logits, -jnp.inf), cache
 
-    found = beam_search(
+    return beam_search(
         step,
         cache,
         beam_size=options.beam_size,
@@ -139,7 +140,6 @@ def decode(model: Any, options: DecodeConfig, vocab_size: int, params: Any, batc
         eos=EOS,
         pad=PAD,
     )
-    return found.tokens[:, 0]
 
 
 def predict_file(settings: Config, workdir: Path, source: str, target: str) -> None:
