@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import json
 import math
+import re
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -131,9 +132,12 @@ def resolve(config: ConfigDict | Mapping[str, Any]) -> Config:
 def load(path: Path) -> Config:
     """Read a config saved by `save`."""
     try:
-        return resolve(json.loads(path.read_text()))
-    except (OSError, json.JSONDecodeError) as error:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as a saved config ({error}); is this a run's directory?") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: is no saved config; is this a run's directory?")
+    return resolve(values)
 
 
 def as_config_dict(config: Config) -> ConfigDict:
@@ -172,10 +176,12 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def check(config: Config) -> None:
     """Raise UserError for the first combination of options that cannot work."""
+    if not 0 <= config.seed < 2**32:
+        raise UserError(f"seed={config.seed} must be 0 to {2**32 - 1}")
     config.model.check()
     config.data.check()
-    _check_optim(config)
     _check_train(config)
+    _check_optim(config)
     _check_decode(config)
     limits = (config.data.max_source_length, config.data.max_target_length)
     if config.model.positions == "learned" and max(limits) > config.model.max_length:
@@ -218,6 +224,11 @@ def _check_train(config: Config) -> None:
         )
     if train.patience and not train.eval_every:
         raise UserError(f"train.patience={train.patience} needs evaluations: set train.eval_every")
+    for pattern in train.freeze:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UserError(f"train.freeze={pattern!r} is not a regular expression: {error}") from error
     if config.data.row_multiple % train.accumulation:
         raise UserError(
             f"train.accumulation={train.accumulation} must divide data.row_multiple={config.data.row_multiple}"

@@ -1,0 +1,318 @@
+import ast
+import dataclasses
+import inspect
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jformer import config as configs
+from jformer import main
+from jformer.config import Config, default_config, resolve
+from jformer.data import sources, tokenizers
+from jformer.data.config import SOURCES, TOKENIZERS, DataConfig, SourceConfig
+from jformer.errors import UserError
+from jformer.models.config import ModelConfig
+from jformer.presets import PRESETS
+
+ROOT = Path(__file__).parents[1]
+DEFAULTS = configs.flatten(dataclasses.asdict(Config()))
+MIXED = {"mixture": ({"source": "generated", "name": "copy", "weight": 0.5},), "test": ("a=x", "b=y")}
+
+
+def with_values(changes, preset="transformer_base"):
+    """Return the default config as plain values, with dotted keys changed."""
+    values = default_config(preset).to_dict()
+    for key, value in changes.items():
+        *sections, name = key.split(".")
+        inner = values
+        for section in sections:
+            inner = inner[section]
+        inner[name] = value
+    return values
+
+
+def refused(changes):
+    """Return the one line that refuses a change of the defaults."""
+    with pytest.raises(UserError) as error:
+        resolve(with_values(changes))
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_resolves(preset):
+    model = resolve(default_config(preset)).model
+    assert model == dataclasses.replace(ModelConfig(), **PRESETS[preset])
+
+
+def test_an_unknown_preset_is_refused_with_the_nearest():
+    with pytest.raises(UserError, match=r"unknown preset 'transformer_bas'; did you mean 'transformer_base'\?"):
+        default_config("transformer_bas")
+
+
+def test_a_saved_config_is_read_back_equal(tmp_path):
+    values = with_values(
+        {"data.mixture": MIXED["mixture"], "data.test": MIXED["test"], "optim.learning_rate": 1e-5 / 3}
+    )
+    config = resolve(values)
+    configs.save(config, tmp_path / "config.json")
+    assert configs.load(tmp_path / "config.json") == config
+    assert resolve(configs.as_config_dict(config)) == config
+    assert config.data.mixture == (SourceConfig(source="generated", name="copy", weight=0.5),)
+    assert config.data.test_splits() == {"a": "x", "b": "y"}
+
+
+def test_defaults_survive_the_way_through_a_config_dict():
+    assert resolve(default_config()) == Config() == resolve(default_config().to_dict())
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b"\xff\xfe", None])
+def test_a_file_that_is_no_saved_config_is_refused(tmp_path, content):
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=r"config\.json: .*is this a run's directory\?$"):
+        configs.load(path)
+
+
+def typos():
+    """Return 1-edit typos of every key, at every position, with the keys they may stand for."""
+    near = {}
+    for key in DEFAULTS:
+        for i in range(len(key)):
+            edits = [key[:i] + key[i + 1 :], key[:i] + "x" + key[i + 1 :], key[:i] + "x" + key[i:]]
+            near.setdefault(edits[i % 3], set()).add(key)
+    return {typo: keys for typo, keys in near.items() if typo not in DEFAULTS}
+
+
+def test_every_typo_of_every_key_is_refused_with_the_nearest_key():
+    config = default_config()
+    assert len(typos()) > 1_000
+    for typo, keys in typos().items():
+        with pytest.raises(UserError) as error:
+            main.override(config, [f"--config.{typo}=1"])
+        assert str(error.value) in {f"unknown config key {typo}; did you mean {key}?" for key in keys}
+
+
+@pytest.mark.parametrize("key", ["model.num_layer", "data.mixture", "seeed", "modle"])
+def test_an_unknown_key_of_a_file_is_refused_with_the_nearest(key):
+    values = default_config().to_dict()
+    if key == "data.mixture":
+        values["data"]["mixture"] = ({"tokenizer": "char"},)  # further corpora share the first one's tokens
+    else:
+        *section, name = key.split(".")
+        (values[section[0]] if section else values)[name] = 1
+    with pytest.raises(UserError, match=rf"^unknown config key {key}.*; (did you mean|choose one of)"):
+        resolve(values)
+
+
+WRONG = {
+    bool: [0, 1, 0.0, "True", None, ()],
+    int: [True, 1.0, "1", None, [1], np.int64(1)],
+    float: [True, "0.1", None, math.nan, math.inf, -math.inf, [0.1]],
+    str: [1, True, None, b"x", ("x",), ["x"]],
+    tuple: ["text", 1, None, {"a": 1}, (1,), (None,)],
+}
+
+
+@pytest.mark.parametrize("key", DEFAULTS)
+def test_values_of_another_type_are_refused_for_every_key(key):
+    for value in WRONG[type(DEFAULTS[key])]:
+        shown = f"{key}[0]={value[0]!r}" if type(value) is type(DEFAULTS[key]) is tuple else f"{key}={value!r}"
+        assert refused({key: value}).startswith(f"{shown} must be a ")
+
+
+def test_whole_numbers_are_floats_too():
+    config = resolve(with_values({"optim.learning_rate": 3}))
+    assert isinstance(config.optim.learning_rate, float)
+
+
+RANGES = [
+    ("seed", -1, "0 to 4294967295"),
+    ("seed", 2**32, "0 to 4294967295"),
+    *((f"model.{key}", 0, "at least 1") for key in ("num_layers", "d_model", "d_ff", "num_heads", "max_length")),
+    *((f"model.{key}", -1, "(the default rule) or more") for key in ("vocab_size", "num_decoder_layers", "d_k", "d_v")),
+    *((f"model.{key}", "x", "choose one of: ") for key in ("norm", "activation", "positions", "dtype")),
+    ("model.num_heads", 7, "must divide model.d_model=512, or set d_k and d_v"),
+    ("model.dropout", 1.0, "below 1"),
+    ("model.dropout", -0.1, "at least 0"),
+    ("model.target_vocab_size", 9, "differs from model.vocab_size=0"),
+    ("data.tokenizer", "wrod", "choose one of: word, char, byte, bpe, unigram"),
+    ("data.batching", "bucket", "choose one of: buckets, packed"),
+    ("data.overlong", "keep", "choose one of: drop, cut"),
+    ("data.normalization", "nfc", "choose one of: identity, nfkc"),
+    ("data.source", "file", "choose one of: files, tfds, generated"),
+    ("data.num_buckets", 0, "must be 1 to 8"),
+    ("data.num_buckets", 9, "must be 1 to 8"),
+    *((f"data.{key}", 0, "at least 1") for key in ("vocab_size", "num_pairs", "packed_length", "tokens_per_update")),
+    ("data.row_multiple", 0, "at least 1"),
+    *((f"data.max_{side}_length", 1, "at least 2") for side in ("source", "target")),
+    ("data.weight", 0.0, "above 0"),
+    ("data.test", ("a=x", "a=y"), "names a key twice"),
+    ("optim.optimizer", "sgd", "choose one of: adam, adamw, adafactor"),
+    ("optim.schedule", "step", "choose one of: noam, inverse_square_root, cosine, linear, constant"),
+    *((f"optim.{key}", 1.0, "below 1") for key in ("b1", "b2", "label_smoothing")),
+    *((f"optim.{key}", -0.5, "at least 0") for key in ("learning_rate", "epsilon", "weight_decay", "clip_norm")),
+    ("optim.warmup_steps", -1, "at least 0"),
+    ("optim.warmup_steps", 100_001, "more than train.num_steps=100000"),
+    ("optim.weight_decay", 0.1, "optim.optimizer='adamw' only"),
+    *(
+        (f"train.{key}", 0, "at least 1")
+        for key in ("num_steps", "log_every", "checkpoint_every", "keep_last", "accumulation", "max_skipped")
+    ),
+    *((f"train.{key}", -1, "at least 0") for key in ("eval_every", "patience", "samples")),
+    ("train.ema_decay", 1.0, "below 1"),
+    ("train.checkpoint_every", 300, "must divide train.eval_every=1000"),
+    ("train.accumulation", 3, "must divide data.row_multiple=8"),
+    ("train.freeze", ("encoder", "(",), "is not a regular expression"),
+    ("evaluate.weights", "first", "choose one of: last, best, average, ema"),
+    ("evaluate.weights", "ema", "needs train.ema_decay above 0"),
+    ("evaluate.scores", ("bleu", "blue"), "choose one of: bleu, chrf, ter"),
+    ("evaluate.average_last", 0, "at least 1"),
+    *((f"decode.{key}", 0, "at least 1") for key in ("beam_size", "batch_size", "max_extra_length")),
+    ("decode.length_penalty", -0.1, "at least 0"),
+    ("mesh.data", 0, "at least 1, or -1"),
+    ("mesh.data", -2, "at least 1, or -1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value", "remedy"), RANGES, ids=lambda x: str(x)[:30])
+def test_a_value_that_cannot_work_is_refused_by_key_value_and_remedy(key, value, remedy):
+    text = refused({key: value})
+    shown = [str(value), repr(value), *(map(repr, value) if isinstance(value, tuple) else [])]
+    assert any(f"{key}={form}" in text for form in shown), text
+    assert remedy in text
+
+
+COMBINATIONS = [
+    ({"model.num_heads": 7, "model.d_k": 64}, "model.num_heads=7 must divide model.d_model=512"),
+    ({"model.d_model": 9, "model.num_heads": 3}, "model.d_model=9 must be even"),
+    ({"model.positions": "learned", "model.max_length": 255}, "model.max_length=255 places fewer tokens"),
+    ({"data.vocab_shared": False}, "model.shared_embedding=True needs data.vocab_shared=True"),
+    ({"train.eval_every": 0, "train.patience": 3}, "train.patience=3 needs evaluations: set train.eval_every"),
+    ({"train.eval_every": 0, "evaluate.weights": "best"}, "evaluate.weights='best' needs evaluations"),
+    ({"train.num_steps": 3_999}, "optim.warmup_steps=4000 is more than train.num_steps=3999"),
+    ({"data.mixture": ({"weight": 101.0},)}, "weight=101.0"),
+    ({"data.mixture": ({"source": "web"},)}, "source='web'; choose one of: files, tfds, generated"),
+]
+
+
+@pytest.mark.parametrize(("changes", "expected"), COMBINATIONS, ids=lambda x: str(x)[:40])
+def test_combinations_that_cannot_work_are_refused(changes, expected):
+    assert expected in refused(changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model.num_heads": 7, "model.d_k": 16, "model.d_v": 8},
+        {"model.positions": "learned", "model.max_length": 256},
+        {"data.vocab_shared": False, "model.shared_embedding": False},
+        {"optim.optimizer": "adamw", "optim.weight_decay": 0.1},
+        {"train.eval_every": 0},
+        {"train.num_steps": 4_000},
+        {"train.ema_decay": 0.999, "evaluate.weights": "ema"},
+        {"seed": 2**32 - 1},
+    ],
+    ids=str,
+)
+def test_their_neighbours_that_work_are_accepted(changes):
+    resolve(with_values(changes))
+
+
+def test_configs_offer_what_the_data_room_has():
+    assert set(TOKENIZERS) == set(tokenizers.TOKENIZERS)
+    assert set(SOURCES) == set(sources.SOURCES)
+
+
+OTHER = {bool: lambda v: not v, int: lambda v: v + 2, float: lambda v: v + 0.25, str: lambda v: v + "x"}
+ALLOWED = {
+    "train.num_steps", "train.log_every", "train.eval_every", "train.checkpoint_every", "train.keep_last",
+    "train.patience", "train.max_skipped", "train.samples", "data.cache_dir", "data.test", "evaluate.weights",
+    "evaluate.average_last", "evaluate.scores", "evaluate.tokenize", "evaluate.lowercase", "decode.beam_size",
+    "decode.length_penalty", "decode.max_extra_length", "decode.batch_size", "mesh.data",
+}  # fmt: skip
+
+
+def changed(config, key, value):
+    """Return a config with one dotted key replaced, unchecked."""
+    name, _, rest = key.partition(".")
+    return dataclasses.replace(config, **{name: changed(getattr(config, name), rest, value) if rest else value})
+
+
+@pytest.mark.parametrize("key", DEFAULTS)
+def test_a_resumed_run_may_change_only_what_its_updates_do_not_depend_on(key):
+    old = DEFAULTS[key]
+    new = (*old, "x") if isinstance(old, tuple) else OTHER[type(old)](old)
+    given = changed(Config(), key, new)
+    assert configs.differences(Config(), given) == {key: (old, new)}
+    if key in ALLOWED:
+        configs.refuse_changes(Config(), given)
+    else:
+        expected = f"{key}={new!r} but this workdir was trained with {old!r}: set it back or use a new --workdir"
+        with pytest.raises(UserError, match=f"^{re.escape(expected)}$"):
+            configs.refuse_changes(Config(), given)
+
+
+@pytest.mark.parametrize("schedule", configs.SCHEDULES)
+def test_a_longer_run_is_another_one_where_the_schedule_ends_with_it(schedule):
+    saved = resolve(with_values({"optim.schedule": schedule}))
+    longer = resolve(with_values({"optim.schedule": schedule, "train.num_steps": 200_000}))
+    if schedule in ("cosine", "linear"):
+        with pytest.raises(UserError, match=r"^train\.num_steps=200000 "):
+            configs.refuse_changes(saved, longer)
+    else:
+        configs.refuse_changes(saved, longer)
+
+
+# How the rooms name a section when they read it: `config.train.num_steps`, `c.d_model`, `options.beam_size`, …
+NAMES = {
+    Config: ("config", "_config", "settings"),
+    ModelConfig: ("model", "config", "c"),
+    DataConfig: ("data", "config", "part"),
+    configs.OptimConfig: ("optim", "o"),
+    configs.TrainConfig: ("train",),
+    configs.EvaluateConfig: ("evaluate",),
+    configs.DecodeConfig: ("decode", "options"),
+    configs.MeshConfig: ("mesh",),
+}
+
+
+def reads(path):
+    """Yield (name, attribute) of every attribute read in a file: `run.config.seed` is ('config', 'seed')."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            yield getattr(node.value, "attr", getattr(node.value, "id", "")), node.attr
+
+
+def methods(kind):
+    """Yield the name of every method of a config class, its check apart, with the attributes it reads."""
+    for method in ast.walk(ast.parse(inspect.getsource(kind))):
+        if isinstance(method, ast.FunctionDef) and method.name != "check":
+            yield method.name, {node.attr for node in ast.walk(method) if isinstance(node, ast.Attribute)}
+
+
+def test_every_key_is_read_beyond_the_config():
+    defining = {"jformer/config.py", "jformer/data/config.py", "jformer/models/config.py"}
+    files = [path for path in (ROOT / "jformer").rglob("*.py") if str(path.relative_to(ROOT)) not in defining]
+    found = {pair for path in files for pair in reads(path)}
+    by_name = {"scores", "tokenize", "lowercase"}  # evaluate.build_task hands these on by their names
+    for kind, names in NAMES.items():
+        read = {attribute for name, attribute in found if name in names}
+        for method, attributes in methods(kind):
+            assert method in read, f"nobody calls {kind.__name__}.{method}"
+            read |= attributes
+        unread = {field.name for field in dataclasses.fields(kind)} - read - by_name
+        assert not unread, f"{kind.__name__}: nobody reads {unread}"
+
+
+def test_a_saved_config_is_readable_json(tmp_path):
+    configs.save(Config(), tmp_path / "config.json")
+    text = (tmp_path / "config.json").read_text()
+    assert list(json.loads(text)) == [field.name for field in dataclasses.fields(Config)]
+    assert text.endswith("}\n")

@@ -1,0 +1,220 @@
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jformer import config as configs
+from jformer import main
+from jformer.config import Config
+
+ROOT = Path(__file__).parents[1]
+FILE = """
+from jformer.config import default_config
+def get_config():
+    config = default_config("transformer_tiny")
+    {body}
+    return config
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Return a function: lines of get_config → the path of a config file that has them."""
+
+    def write(body="", text=FILE):
+        path = tmp_path / "my_config.py"
+        path.write_text(text.format(body=body))
+        return path
+
+    return write
+
+
+def call(*arguments):
+    return main.main(["jformer", *map(str, arguments)])
+
+
+def parse(*arguments):
+    return main.parse(["jformer", *map(str, arguments)])[1]
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h", "-help"])
+def test_help_names_every_mode_and_flag(capsys, flag):
+    assert call(flag, "--nonsense") == 0
+    said = capsys.readouterr().out
+    for word in (*(f"--{name}" for name in ("config", "workdir", "mode", "input", "output")), *main.MODES):
+        assert word in said
+
+
+MISTAKES = {
+    "an unknown flag": (["--confg=x"], "confg"),
+    "a flag without its dashes": (["config=x"], "unexpected argument 'config=x'"),
+    "an unknown mode": (["--mode=trian"], "trian"),
+    "no workdir": (["--config={file}", "--workdir="], "--workdir is missing"),
+    "no config and no run": (["--config="], "--config is missing"),
+    "a config file that is not there": (["--config=configs/nope.py"], "--config=configs/nope.py: no such Python file"),
+    "a folder as config file": (["--config={folder}"], "no such Python file"),
+    "a typo": (["--config={file}", "--config.model.num_layer=2"], "model.num_layer; did you mean model.num_layers?"),
+    "a key without its section": (["--config={file}", "--config.d_modl=2"], "d_modl; did you mean model.d_model?"),
+    "a key like no other": (["--config={file}", "--config.zzz=2"], "zzz; the sections are data, decode"),
+    "a section": (["--config={file}", "--config.model=2"], "unknown config key model"),
+    "a word for a number": (["--config={file}", "--config.model.num_layers=two"], "--config.model.num_layers=two"),
+    "a fraction for a count": (["--config={file}", "--config.model.num_layers=2.5"], "--config.model.num_layers=2.5"),
+    "a bool for a count": (["--config={file}", "--config.train.num_steps=True"], "--config.train.num_steps=True"),
+    "nan": (["--config={file}", "--config.optim.learning_rate=nan"], "optim.learning_rate=nan must be a finite float"),
+    "a number for a bool": (["--config={file}", "--config.evaluate.lowercase=2"], "--config.evaluate.lowercase=2"),
+    "a number in a list of names": (["--config={file}", "--config.data.test=3"], "data.test[0]=3 must be a str"),
+    "no value": (["--config={file}", "--config.seed"], "--config.seed"),
+    "heads": (["--config={file}", "--config.model.num_heads=7"], "model.num_heads=7 must divide model.d_model=128"),
+    "warmup": (["--config={file}", "--config.train.num_steps=9"], "optim.warmup_steps=4000 is more than"),
+    "an unknown tokenizer": (["--config={file}", "--config.data.tokenizer=wrod"], "data.tokenizer='wrod'; choose"),
+    "no data": (["--config={file}", "--config.data.dir={folder}/nope"], "nope' is not a folder"),
+    "an unknown task": (["--config={file}", "--config.task=transalte"], "unknown task 'transalte'; choose one of"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_with_exit_code_2(mistake, file, tmp_path, capsys):
+    arguments, expected = MISTAKES[mistake]
+    filled = [argument.format(file=file(), folder=tmp_path) for argument in arguments]
+    assert call(f"--workdir={tmp_path / 'run'}", *filled) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("jformer: ")
+    assert err.count("\n") == 1
+    assert expected in err
+    assert not (tmp_path / "run").exists()
+
+
+BROKEN = {
+    "config.model.num_layer = 2": "num_layers",
+    "config.model.update(num_layer=2)": "num_layer",
+    "config.model.num_layers = 'two'": "num_layers",
+    "config = default_config('transformer_bas')": "unknown preset 'transformer_bas'; did you mean 'transformer_base'?",
+    "config.train.num_steps = 0": "train.num_steps=0 must be at least 1",
+}
+
+
+@pytest.mark.parametrize("body", BROKEN)
+def test_a_mistake_in_the_file_is_one_line_too(body, file, tmp_path, capsys):
+    assert call(f"--config={file(body)}", f"--workdir={tmp_path / 'run'}") == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert BROKEN[body] in err
+
+
+def test_a_file_without_get_config_says_so(file, tmp_path, capsys):
+    assert call(f"--config={file(text='x = 1')}", f"--workdir={tmp_path}") == 2
+    assert "my_config.py: has no get_config()" in capsys.readouterr().err
+
+
+def test_the_traceback_of_a_defect_is_kept(file, tmp_path):
+    with pytest.raises(ZeroDivisionError):
+        call(f"--config={file('1 / 0')}", f"--workdir={tmp_path}")
+
+
+def test_overrides_take_the_type_of_what_they_replace(file):
+    given = {
+        "seed": ("7", 7),
+        "model.dropout": ("0", 0.0),
+        "optim.learning_rate": ("3e-4", 3e-4),
+        "data.name": ("a=b,c", "a=b,c"),
+        "data.vocab_shared": ("true", True),
+        "data.split_digits": ("1", True),
+        "data.test": ("('a=x','b')", ("a=x", "b")),
+        "train.freeze": ("^encoder/", ("^encoder/",)),
+    }
+    config = parse(
+        f"--config={file()}", "--workdir=run", *(f"--config.{key}={text}" for key, (text, _) in given.items())
+    )
+    flat = configs.flatten(dataclasses.asdict(config))
+    for key, (_, value) in given.items():
+        assert flat[key] == value
+        assert type(flat[key]) is type(value)
+
+
+def test_the_other_forms_of_a_bool_and_the_last_of_two_values(file):
+    base = (f"--config={file('config.evaluate.lowercase = True')}", "--workdir=run")
+    assert parse(*base).evaluate.lowercase
+    assert not parse(*base, "--noconfig.evaluate.lowercase").evaluate.lowercase
+    assert parse(*base, "--config.evaluate.lowercase=false", "--config.evaluate.lowercase").evaluate.lowercase
+    assert parse("--config.seed=3", *base, "--config.seed=4").seed == 4
+
+
+def test_a_file_sets_what_overrides_then_replace(file):
+    path = file("config.train.num_steps = 5_000; config.decode.beam_size = 2")
+    config = parse(f"--config={path}", "--workdir=run", "--config.decode.beam_size=9")
+    assert (config.train.num_steps, config.decode.beam_size) == (5_000, 9)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Write the config of a run as training does, and return its workdir."""
+    config = dataclasses.replace(Config(), seed=5)
+    configs.save(config, tmp_path / "config.json")
+    return tmp_path
+
+
+@pytest.mark.parametrize("mode", main.MODES)
+def test_a_run_is_enough_without_a_config_file(saved, mode):
+    config = parse(f"--workdir={saved}", f"--mode={mode}", "--config.decode.beam_size=7")
+    assert (config.seed, config.decode.beam_size) == (5, 7)
+
+
+def test_a_given_file_wins_over_the_saved_config_when_training(saved, file):
+    assert parse(f"--workdir={saved}", f"--config={file()}").seed == 0
+
+
+@pytest.mark.parametrize("mode", ["evaluate", "predict"])
+def test_another_model_than_the_runs_is_refused_before_anything_is_loaded(saved, mode, capsys):
+    assert call(f"--workdir={saved}", f"--mode={mode}", "--config.model.d_ff=64") == 2
+    assert "model.d_ff=64 but this workdir was trained with 2048" in capsys.readouterr().err
+
+
+def test_a_damaged_saved_config_is_named(saved, capsys):
+    (saved / "config.json").write_text('{"seed": 1')
+    assert call(f"--workdir={saved}", "--mode=evaluate") == 2
+    err = capsys.readouterr().err
+    assert "config.json: cannot be read as a saved config" in err
+    assert err.count("\n") == 1
+
+
+def test_describe_needs_no_workdir_and_prints_the_parameters_of_the_base_model(capsys):
+    assert call(f"--config={ROOT / 'configs' / 'wmt14_en_de_base.py'}", "--mode=describe") == 0
+    out, err = capsys.readouterr()
+    # 6 blocks a side of 4 or 8 projections of 512, 2 feed-forwards of 2,048, their biases and norms; 37,000 rows
+    block = 4 * (512 * 512 + 512) + 2 * 512 * 2_048 + 2_048 + 512
+    norm = 2 * 512
+    layers = 6 * (block + 2 * norm) + 6 * (block + 4 * (512 * 512 + 512) + 3 * norm)
+    total = next(line.split() for line in out.splitlines() if line.startswith("total"))
+    assert total == ["total", f"{layers + 37_000 * 512:,}", "100.0%"]
+    assert err == ""
+
+
+QUICK = """
+import sys
+from jformer import main
+code = main.main(["jformer", *sys.argv[1:]])
+heavy = {"jax", "flax", "optax", "orbax", "sentencepiece", "sacrebleu", "babel", "tensorflow_datasets"}
+sys.exit(f"imported {heavy & set(sys.modules)}" if heavy & set(sys.modules) else code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["--help"], 0), (["--config=configs/quickstart.py", "--workdir=run", "--config.model.num_layer=2"], 2)],
+)
+def test_help_and_typos_are_answered_without_importing_jax(arguments, code):
+    done = subprocess.run(
+        [sys.executable, "-c", QUICK, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == code, done.stderr
+
+
+def test_it_runs_as_a_module():
+    command = [sys.executable, "-m", "jformer.main", "--mode=trian"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("jformer: ")
+    assert done.stderr.count("\n") == 1

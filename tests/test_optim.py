@@ -1,0 +1,233 @@
+import itertools
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jformer import config, optim
+from jformer.errors import UserError
+from jformer.optim import average, decayed, make_optimizer, make_schedule, parameter_names, per_layer
+
+ADAM = {"b1": 0.9, "b2": 0.98, "epsilon": 1e-9, "weight_decay": 0.0, "clip_norm": 0.0}
+PARAMS = {
+    "encoder": {"block": {"q": {"kernel": jnp.full((2, 3, 4), 0.5), "bias": jnp.full((2, 4), 0.5)}}},
+    "source_embedding": {"embedding": jnp.full((5, 3), 0.5)},
+    "norm": {"scale": jnp.full((3,), 0.5), "bias": jnp.full((3,), 0.5)},
+}
+
+
+def gradients(params, seed=0, scale=1.0):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape) * scale, jnp.float32), params)
+
+
+def constant(rate):
+    return make_schedule("constant", rate, 0, 100, 512)
+
+
+def updated(tx, params, count=1, scale=1.0):
+    """Return the parameters after a few updates with random gradients."""
+    state, step = tx.init(params), jax.jit(tx.update)
+    for seed in range(count):
+        updates, state = step(gradients(params, seed, scale), state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+def same(a, b, **tolerances):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerances), a, b)
+
+
+def rates(name, rate, warmup, num_steps, updates, d_model=512):
+    """Return the rates of updates numbered from 1, as papers count them."""
+    schedule = make_schedule(name, rate, warmup, num_steps, d_model)
+    return [float(schedule(update - 1)) for update in updates]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),  # of updates 1, 5, 10 (the end of the warmup), 20, 40, 100, 110 (the end)
+    [
+        ("inverse_square_root", [0.2, 1.0, 2.0, 2.0 * 0.5**0.5, 1.0, 2.0 * 0.1**0.5, 2.0 * (1 / 11) ** 0.5]),
+        ("cosine", [0.2, 1.0, 2.0, 1 + np.cos(0.1 * np.pi), 1 + np.cos(0.3 * np.pi), 1 + np.cos(0.9 * np.pi), 0.0]),
+        ("linear", [0.2, 1.0, 2.0, 1.8, 1.4, 0.2, 0.0]),
+        ("constant", [0.2, 1.0, 2.0, 2.0, 2.0, 2.0, 2.0]),
+    ],
+)
+def test_schedule_at_points_worked_out_by_hand(name, expected):
+    np.testing.assert_allclose(rates(name, 2.0, 10, 110, [1, 5, 10, 20, 40, 100, 110]), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_noam_is_the_papers_equation_with_its_peak_at_the_warmup():
+    steps = [1, 100, 3_999, 4_000, 4_001, 16_000, 100_000]
+    paper = [512**-0.5 * min(step**-0.5, step * 4_000**-1.5) for step in steps]
+    np.testing.assert_allclose(rates("noam", 1.0, 4_000, 100_000, steps), paper, rtol=1e-5)
+    np.testing.assert_allclose(rates("noam", 2.0, 4_000, 100_000, steps), np.multiply(paper, 2), rtol=1e-5)
+    assert np.argmax(paper) == 3
+    assert max(paper) == pytest.approx(6.9877e-4, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", config.SCHEDULES)
+def test_every_schedule_peaks_at_the_end_of_its_warmup_and_never_rises_again(name):
+    found = rates(name, 0.5, 10, 60, range(1, 70))
+    assert max(found) == pytest.approx(found[9], rel=1e-6)
+    assert all(a < b for a, b in itertools.pairwise(found[:10]))
+    assert all(a >= b for a, b in itertools.pairwise(found[9:]))
+    assert found[0] == pytest.approx(found[9] / 10, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", config.SCHEDULES)
+def test_no_warmup_starts_at_the_peak(name):
+    found = rates(name, 0.5, 0, 60, range(1, 60))
+    assert np.isfinite(found).all()
+    assert found[0] == max(found) > 0.9 * (512**-0.5 if name == "noam" else 1) * 0.5
+
+
+def test_configs_offer_what_there_is():
+    assert set(config.SCHEDULES) == set(optim.SCHEDULES)
+    assert set(config.OPTIMIZERS) == set(optim.OPTIMIZERS)
+    assert set(config.DECAYING_SCHEDULES) < set(optim.SCHEDULES)
+
+
+@pytest.mark.parametrize("name", config.SCHEDULES)
+def test_only_decaying_schedules_depend_on_the_number_of_steps(name):
+    short, long = (rates(name, 0.5, 10, num_steps, range(1, 60)) for num_steps in (60, 600))
+    assert (short != long) == (name in config.DECAYING_SCHEDULES)
+
+
+def test_adam_is_the_algorithm_of_the_paper():
+    schedule = make_schedule("linear", 0.01, 2, 10, 512)
+    params, m, v = 0.5, 0.0, 0.0
+    tx = make_optimizer("adam", schedule, {"w": 0.0}, **ADAM)
+    state, found = tx.init({"w": jnp.float32(0.5)}), {"w": jnp.float32(0.5)}
+    for t, g in enumerate([0.3, -0.2, 0.7], start=1):
+        m, v = 0.9 * m + 0.1 * g, 0.98 * v + 0.02 * g * g
+        rate = 0.01 * min(t / 2, 1) * (1 - max(t - 2, 0) / 8)
+        params -= rate * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.98**t)) + 1e-9)
+        updates, state = tx.update({"w": jnp.float32(g)}, state, found)
+        found = optax.apply_updates(found, updates)
+        assert float(found["w"]) == pytest.approx(params, rel=1e-6)
+
+
+@pytest.mark.parametrize("norm", [0.5, 3.0])
+def test_clipping_scales_all_gradients_to_the_global_norm(norm):
+    grads = gradients(PARAMS)
+    size = np.sqrt(sum((np.asarray(g) ** 2).sum() for g in jax.tree.leaves(grads)))
+    assert size > 3
+    plain = {**ADAM, "b1": 0.0, "b2": 0.0, "epsilon": 1e6}  # so the update is close to -rate / 1e6 * gradient
+    updates = {}
+    for clip in (0.0, norm):
+        tx = make_optimizer("adam", constant(1e6), PARAMS, **{**plain, "clip_norm": clip})
+        updates[clip], _ = jax.jit(tx.update)(grads, tx.init(PARAMS), PARAMS)
+    same(updates[0.0], jax.tree.map(lambda g: -g, grads), rtol=1e-4)
+    same(updates[norm], jax.tree.map(lambda g: -g * norm / size, grads), rtol=1e-4)
+
+
+def test_gradients_within_the_norm_are_left_alone():
+    grads = gradients(PARAMS, scale=1e-3)
+    found = []
+    for clip in (0.0, 1.0):
+        tx = make_optimizer("adam", constant(0.1), PARAMS, **{**ADAM, "clip_norm": clip})
+        found.append(jax.jit(tx.update)(grads, tx.init(PARAMS), PARAMS)[0])
+    same(*found, rtol=0)
+
+
+def test_parameters_are_named_by_their_path():
+    assert parameter_names(PARAMS) == {
+        "encoder": {"block": {"q": {"kernel": "encoder/block/q/kernel", "bias": "encoder/block/q/bias"}}},
+        "source_embedding": {"embedding": "source_embedding/embedding"},
+        "norm": {"scale": "norm/scale", "bias": "norm/bias"},
+    }
+
+
+def test_weight_decay_pulls_on_matrices_only():
+    assert decayed(PARAMS) == {
+        "encoder": {"block": {"q": {"kernel": True, "bias": False}}},
+        "source_embedding": {"embedding": True},
+        "norm": {"scale": False, "bias": False},
+    }
+    plain, pulled = (
+        updated(make_optimizer("adamw", constant(0.1), PARAMS, **{**ADAM, "weight_decay": decay}), PARAMS)
+        for decay in (0.0, 0.2)
+    )
+    expected = jax.tree.map(lambda p, old, d: p - 0.1 * 0.2 * old * d, plain, PARAMS, decayed(PARAMS))
+    same(pulled, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", config.OPTIMIZERS)
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+def test_frozen_parameters_keep_their_bits_and_the_rest_is_trained(name, clip):
+    options = {**ADAM, "weight_decay": 0.1 if name == "adamw" else 0.0, "clip_norm": clip}
+    tx = make_optimizer(name, constant(0.1), PARAMS, **options, freeze=("^encoder/", "bias$"))
+    after = updated(tx, PARAMS, 3)
+    names = jax.tree.leaves(parameter_names(PARAMS))
+    for path, old, new in zip(names, jax.tree.leaves(PARAMS), jax.tree.leaves(after), strict=True):
+        frozen = path.startswith("encoder/") or path.endswith("bias")
+        assert np.array_equal(old, new) == frozen, path
+
+
+def test_frozen_gradients_do_not_count_in_the_norm():
+    few = {"norm": PARAMS["norm"]}
+    options = {**ADAM, "clip_norm": 0.5, "epsilon": 1.0}
+    alone = make_optimizer("adam", constant(0.1), few, **options)
+    frozen = make_optimizer("adam", constant(0.1), PARAMS, **options, freeze=("encoder", "embedding"))
+    grads = gradients(PARAMS)
+    found, _ = frozen.update(grads, frozen.init(PARAMS), PARAMS)
+    expected, _ = alone.update({"norm": grads["norm"]}, alone.init(few), few)
+    same(found["norm"], expected["norm"], rtol=1e-6)
+
+
+def test_patterns_that_freeze_nothing_or_everything_are_refused():
+    with pytest.raises(UserError, match=r"^train\.freeze='decodr' matches no parameter; .*encoder/block/q/bias"):
+        make_optimizer("adam", constant(0.1), PARAMS, **ADAM, freeze=("encoder", "decodr"))
+    with pytest.raises(UserError, match=r"freezes every parameter"):
+        make_optimizer("adam", constant(0.1), PARAMS, **ADAM, freeze=(".",))
+
+
+def large_layers(seed):
+    """Return three layers large enough for Adafactor to factor their moments, each ten times the one before."""
+    layers = np.random.default_rng(seed).normal(size=(3, 130, 140)) * 10.0 ** np.arange(3)[:, None, None]
+    return jnp.asarray(layers, jnp.float32)
+
+
+def three_updates(tx, params, grads_of):
+    state, update = tx.init(params), jax.jit(tx.update)
+    for seed in range(3):
+        updates, state = update(grads_of(large_layers(seed)), state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+def test_adafactor_of_stacked_layers_equals_that_of_separate_ones():
+    def stacked(layers):
+        return {"encoder": {"block": {"up": {"kernel": layers}}}}
+
+    start, whole = large_layers(9), optax.adafactor(constant(0.01))
+    ours = make_optimizer("adafactor", constant(0.01), stacked(start), **ADAM)
+    found = three_updates(ours, stacked(start), stacked)["encoder"]["block"]["up"]["kernel"]
+    separate = [three_updates(whole, start[i], operator.itemgetter(i)) for i in range(3)]
+    same(found, jnp.stack(separate), rtol=1e-5)
+    mixed = three_updates(whole, stacked(start), stacked)["encoder"]["block"]["up"]["kernel"]
+    assert np.median(np.abs(mixed - found)[0] / np.abs(found - start)[0]) > 0.5  # another optimizer altogether
+
+
+def test_adafactor_sees_parameters_outside_of_blocks_whole():
+    start, whole = {"embedding": large_layers(9)}, optax.adafactor(constant(0.01))
+    found, expected = (three_updates(tx, start, lambda g: {"embedding": g}) for tx in (per_layer(whole), whole))
+    same(found, expected, rtol=1e-6)
+
+
+def test_average_is_the_mean_of_every_parameter():
+    trees = [gradients(PARAMS, seed) for seed in range(3)]
+    expected = jax.tree.map(lambda *leaves: np.mean(np.stack(leaves).astype(np.float64), axis=0), *trees)
+    same(average(iter(trees)), expected, rtol=1e-5, atol=1e-7)
+    same(average([trees[0]]), trees[0], rtol=0)
+
+
+def test_average_leaves_its_inputs_as_they_are():
+    trees = [gradients(PARAMS, seed) for seed in range(2)]
+    before = [jax.tree.map(np.array, tree) for tree in trees]
+    average(trees)
+    same(trees, before, rtol=0)
