@@ -107,7 +107,7 @@ class Config:
 # A resumed run may change these: what it computes for a given step stays the same.
 MAY_CHANGE = (
     *(f"train.{key}" for key in ("num_steps", "log_every", "eval_every", "checkpoint_every", "keep_last", "patience")),
-    *("train.max_skipped", "train.samples", "data.cache_dir", "data.test", "evaluate.", "decode.", "mesh."),
+    *("train.max_skipped", "train.samples", "data.dir", "data.cache_dir", "data.test", "evaluate.", "decode.", "mesh."),
 )
 DECAYING_SCHEDULES = ("cosine", "linear")  # their rates depend on num_steps
 
@@ -243,6 +243,12 @@ def _check_decode(config: Config) -> None:
     _at_least("evaluate", evaluate, ("average_last",), 1)
     _at_least("decode", decode, ("beam_size", "batch_size", "max_extra_length"), 1)
     _at_least("decode", decode, ("length_penalty",), 0)
+    saved = -(-config.train.num_steps // config.train.checkpoint_every)
+    if evaluate.weights == "average" and evaluate.average_last > saved:
+        raise UserError(
+            f"evaluate.average_last={evaluate.average_last} but train.num_steps={config.train.num_steps} with "
+            f"train.checkpoint_every={config.train.checkpoint_every} makes {saved} checkpoints: lower one of them"
+        )
     if evaluate.weights == "ema" and not config.train.ema_decay:
         raise UserError("evaluate.weights='ema' needs train.ema_decay above 0")
     if evaluate.weights == "best" and not config.train.eval_every:

@@ -45,14 +45,21 @@ def make_encoder(config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> Enc
     return Encoder(*tokenizers, data.max_source_length, data.max_target_length, data.overlong)
 
 
-def evaluation_batches(config: Config, tokenizers: tuple[Tokenizer, Tokenizer], split: Split) -> Batches:
-    """Return batches that hold every usable pair of a split once; two shapes, whatever training uses."""
+def evaluation_batches(
+    config: Config, tokenizers: tuple[Tokenizer, Tokenizer], split: Split
+) -> tuple[Batches, dict[str, int]]:
+    """Return batches that hold every usable pair of a split once, and what became of its pairs.
+
+    They have two shapes, whatever training uses, and room for any pair the limits let through.
+    """
     corpus = open_corpus(split, make_encoder(config, tokenizers), config.data.cache_dir)
-    data = dataclasses.replace(config.data, batching="buckets", num_buckets=2)
-    return make_batches([corpus], [1.0], data, seed=0)
+    data = config.data
+    tokens = max(data.tokens_per_update, data.row_multiple * max(data.max_source_length, data.max_target_length))
+    data = dataclasses.replace(data, batching="buckets", num_buckets=2, tokens_per_update=tokens)
+    return make_batches([corpus], [1.0], data, seed=0), corpus.counts
 
 
-def split_sums(eval_step: Any, params: Any, batches: Batches, mesh: Mesh) -> dict[str, float]:
+def split_means(eval_step: Any, params: Any, batches: Batches, mesh: Mesh) -> dict[str, float]:
     """Return the mean loss, nll, perplexity and accuracy over one pass of the batches."""
     rows = [
         eval_step(params, put_batch(mesh, {k: v[None] for k, v in batches[i].items()})) for i in range(len(batches))
@@ -75,15 +82,15 @@ def evaluate(config: Config, workdir: Path) -> dict[str, Any]:
     results: dict[str, Any] = {"schema": SCHEMA}
     for key, name in config.data.test_splits().items():
         split = open_split(config.data, name)
-        counts: Counter[str] = Counter()
-        pairs = list(split.read(counts))
+        pairs = list(split.read(Counter()))
         outputs = predictor.predict([pair.source for pair in pairs])
         (workdir / "outputs").mkdir(exist_ok=True)
         (workdir / "outputs" / f"{key}.txt").write_text("".join(line + "\n" for line in outputs), newline="\n")
         scores = task.score(outputs, [pair.target for pair in pairs], [pair.group for pair in pairs])
-        sums = split_sums(eval_step, params, evaluation_batches(config, predictor.tokenizers, split), mesh)
-        scores |= {"perplexity": {"score": sums["perplexity"]}, "token_accuracy": {"score": sums["accuracy"]}}
-        results[key] = {**scores, "pairs": len(pairs), "counts": dict(counts), "checksum": split.fingerprint}
+        batches, counts = evaluation_batches(config, predictor.tokenizers, split)
+        means = split_means(eval_step, params, batches, mesh)
+        scores |= {"perplexity": {"score": means["perplexity"]}, "token_accuracy": {"score": means["accuracy"]}}
+        results[key] = {**scores, "pairs": len(pairs), "counts": counts, "checksum": split.fingerprint}
     results["run"] = provenance(config, workdir, predictor)
     (workdir / "results.json").write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     return results

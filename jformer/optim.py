@@ -40,8 +40,8 @@ def _ramp(s: Any, warmup: int) -> Any:
 
 
 def _progress(s: Any, warmup: int, num_steps: int) -> Any:
-    """Go from 0 at the end of the warmup to 1 just after the last update."""
-    return jnp.clip((s + 1.0 - warmup) / max(num_steps - warmup, 1), 0.0, 1.0)
+    """Go from 0 at the end of the warmup to 1 just after the last update, so that every update moves."""
+    return jnp.clip((s + 1.0 - warmup) / (num_steps - warmup + 1), 0.0, 1.0)
 
 
 SCHEDULES: dict[str, Callable[[float, int, int, int], Schedule]] = {
@@ -51,7 +51,6 @@ SCHEDULES: dict[str, Callable[[float, int, int, int], Schedule]] = {
     "linear": _linear,  # to 0 at num_steps
     "constant": _constant,
 }
-DECAYING = ("cosine", "linear")  # these end at num_steps, so a longer run is a different run
 
 
 def make_schedule(name: str, learning_rate: float, warmup_steps: int, num_steps: int, d_model: int) -> Schedule:

@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +51,7 @@ class Predictor:
             batch = source_batch([encoded[i] for i in rows], self.config.decode.batch_size, limit)
             tokens = np.asarray(self._decode(self.params, batch).tokens[:, 0])
             for i, line in zip(rows, tokens, strict=False):
-                out[i] = self.tokenizers[1].decode(line.tolist())
+                out[i] = " ".join(self.tokenizers[1].decode(line.tolist()).split("\n"))  # bytes can spell a line feed
         return out
 
 
@@ -147,15 +147,22 @@ def predict_file(settings: Config, workdir: Path, source: str, target: str) -> N
     predictor = load(workdir, settings)
     counts: Counter[str] = Counter()
     lines = read_lines(Path("/dev/stdin" if source == "-" else source), counts)
-    with contextlib.nullcontext(sys.stdout) if target == "-" else Path(target).open("w", encoding="utf-8") as out:
+    with contextlib.nullcontext(sys.stdout) if target == "-" else _open_to_write(Path(target)) as out:
         while window := list(itertools.islice(lines, WINDOW)):
             for text in predictor.predict(window):
-                out.write(" ".join(text.split("\n")) + "\n")
+                out.write(text + "\n")
             out.flush()
             counts["lines translated"] += len(window)
             print(f"\r{counts['lines translated']:,} lines", end="", file=sys.stderr)
     counts["sources cut to data.max_source_length"] = predictor.cut
     print("\r" + ", ".join(f"{count:,} {what}" for what, count in counts.items() if count), file=sys.stderr)
+
+
+def _open_to_write(path: Path) -> IO[str]:
+    try:
+        return path.open("w", encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise UserError(f"--output={path}: {error.strerror}; name a file in a folder that can be written") from error
 
 
 def _in_batches(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:

@@ -36,6 +36,7 @@ class Data:
     corpora: list[Corpus]
     batches: Batches
     valid: Batches | None
+    counts: dict[str, dict[str, int]]  # by split: what became of its pairs
     samples: list[Pair]  # validation pairs that are translated at every evaluation
 
 
@@ -80,22 +81,21 @@ def build(config: Config, workdir: Path) -> Run:
         configs.refuse_changes(configs.load(workdir / "config.json"), config)
     mesh = open_mesh(config)
     task = build_task(config)
-    parent = load(config.train.init_from) if config.train.init_from and not resumed else None
     data = open_data(config, workdir, resumed)
     model = build_model(config.model.with_vocabulary(*(tokenizer.vocab_size for tokenizer in data.tokenizers)))
     schedule, tx = build_optimizer(config, model)
-    configs.save(config, workdir / "config.json")
     averaged = config.evaluate.average_last if config.evaluate.weights == "average" else 1
     keep = max(config.train.keep_last, averaged)
     checkpoints = Checkpoints(workdir / "checkpoints", config.train.checkpoint_every, keep)
     make = functools.partial(create_state, tx=tx, ema=bool(config.train.ema_decay))
-    state, progress = open_state(config, mesh, model, make, checkpoints, parent)
+    state, progress = open_state(config, mesh, model, make, checkpoints)
     fingerprints = [corpus.fingerprint for corpus in data.corpora]
     if progress.data and progress.data != fingerprints:
         raise UserError(
             f"{workdir}: its training text or tokenizer has changed since update {progress.step}: restore it"
         )
     progress.data = fingerprints
+    configs.save(config, workdir / "config.json")  # last: what was refused above leaves no run behind
     loss = make_loss(model, task)
     train_step = make_train_step(loss, tx, mesh, config.seed, config.train.ema_decay)
     sampling = dataclasses.replace(config.decode, beam_size=1, batch_size=max(1, len(data.samples)))
@@ -133,8 +133,12 @@ def open_data(config: Config, workdir: Path, resumed: bool) -> Data:
     encoder = make_encoder(config, tokenizers)
     corpora = [open_corpus(split, encoder, config.data.cache_dir) for split in training]
     batches = make_batches(corpora, [part.weight for part in parts], config.data, config.seed)
-    samples = list(itertools.islice(valid.read(Counter()), config.train.samples)) if valid else []
-    return Data(tokenizers, corpora, batches, evaluation_batches(config, tokenizers, valid) if valid else None, samples)
+    counts = {f"training text {split.name}": corpus.counts for split, corpus in zip(training, corpora, strict=True)}
+    if valid is None:
+        return Data(tokenizers, corpora, batches, None, counts, [])
+    valid_batches, counts[f"validation text {valid.name}"] = evaluation_batches(config, tokenizers, valid)
+    samples = list(itertools.islice(valid.read(Counter()), config.train.samples))
+    return Data(tokenizers, corpora, batches, valid_batches, counts, samples)
 
 
 def build_optimizer(config: Config, model: Any) -> tuple[optim.Schedule, Any]:
@@ -150,7 +154,7 @@ def build_optimizer(config: Config, model: Any) -> tuple[optim.Schedule, Any]:
 
 
 def open_state(
-    config: Config, mesh: Mesh, model: Any, make: Callable, checkpoints: Checkpoints, parent: Predictor | None
+    config: Config, mesh: Mesh, model: Any, make: Callable, checkpoints: Checkpoints
 ) -> tuple[TrainState, Progress]:
     """Return the newest checkpoint's state, or a new one drawn from the seed or started from a parent's parameters."""
     everywhere = replicated(mesh)
@@ -165,10 +169,11 @@ def open_state(
         items = checkpoints.restore(newest, as_items(blank))
         state = blank.replace(params=items["params"], ema=items.get("ema"), **items["rest"])
         return state, Progress(**checkpoints.progress(newest))
-    if parent is None:
+    if not config.train.init_from:
         return jax.jit(draw, out_shardings=everywhere)(key), Progress()
-    refuse_other_shapes(parent.params, jax.eval_shape(draw, key).params, config.train.init_from)
-    return jax.jit(make, out_shardings=everywhere)(parent.params), Progress()
+    parent = load(config.train.init_from).params
+    refuse_other_shapes(parent, jax.eval_shape(draw, key).params, config.train.init_from)
+    return jax.jit(make, out_shardings=everywhere)(parent), Progress()
 
 
 def refuse_other_shapes(given: Any, needed: Any, origin: str) -> None:

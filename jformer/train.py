@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from jformer.config import Config
 from jformer.data.pipeline import Arrays, Batches, prefetch
-from jformer.evaluate import split_sums
+from jformer.evaluate import split_means
 from jformer.report import Report
 from jformer.run import Run, as_items, build
 from jformer.sharding import put_batch
@@ -78,7 +78,7 @@ def count_tokens(batch: Arrays) -> Counter[str]:
 def validate(run: Run, report: Report) -> float:
     """Report the validation loss and sample translations; return the loss, and note whether patience is over."""
     assert run.data.valid is not None
-    means = split_sums(run.eval_step, run.state.params, run.data.valid, run.mesh)
+    means = split_means(run.eval_step, run.state.params, run.data.valid, run.mesh)
     progress, loss = run.progress, means["loss"]
     report.write({"step": progress.step, "split": "valid", **means})
     if progress.best_loss is None or loss < progress.best_loss:
@@ -122,8 +122,8 @@ def introduce(run: Run, report: Report) -> None:
     data, plan = run.data, run.data.batches.plan
     parameters = sum(leaf.size for leaf in jax.tree.leaves(run.state.params))
     report.show_config()
-    for corpus in data.corpora:
-        report.say("training text: " + ", ".join(f"{count:,} {reason}" for reason, count in corpus.counts.items()))
+    for text, counts in data.counts.items():
+        report.say(f"{text}: " + ", ".join(f"{count:,} {reason}" for reason, count in counts.items()))
     sizes = sorted({tokenizer.vocab_size for tokenizer in data.tokenizers})
     report.say(f"vocabulary: {' and '.join(f'{size:,}' for size in sizes)}; parameters: {parameters:,}")
     shapes = ", ".join(f"{s.rows} x ({s.source_length} + {s.target_length})" for s in plan.shapes)

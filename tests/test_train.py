@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from jformer import config as configs
 from jformer import main
 from jformer.checkpoint import open_run
 from jformer.errors import UserError
+from jformer.evaluate import evaluate
 from jformer.run import build
 from jformer.train import train
 
@@ -115,6 +117,7 @@ def test_finished_run_leaves_what_the_interface_promises(unbroken):
     assert results["schema"] == 1
     assert set(results["test"]) >= {"bleu", "exact_match", "perplexity", "token_accuracy"}
     assert "signature" in results["test"]["bleu"]
+    assert results["test"]["counts"] == {"pairs read": 500, "empty pairs dropped": 0, "pairs used": 500}
     assert results["run"]["updates"] == 40
     assert set(results["run"]) >= {"config", "data", "seed", "tokens_per_update", "parameters", "hardware", "libraries"}
     train_rows = rows(unbroken, "train")
@@ -156,8 +159,6 @@ def test_resuming_as_another_run_is_refused_by_key(unbroken, cache):
 def test_changed_training_text_is_refused(unbroken, cache, tmp_path):
     progress = open_run(unbroken).progress(40)
     assert progress["data"]
-    import shutil
-
     copy = tmp_path / "copy"
     shutil.copytree(unbroken, copy)
     tokenizer = copy / "tokenizer" / "shared.json"
@@ -218,8 +219,26 @@ def test_average_and_ema_weights_are_those_of_their_definition(cache, tmp_path):
     fourth = saved.restore(4, {"params": shapes})["params"]
     jax.tree.map(lambda a, b, c: np.testing.assert_allclose(a, (b + c) / 2, rtol=1e-6), average, fourth, last)
     assert any((a != b).any() for a, b in zip(jax.tree.leaves(ema), jax.tree.leaves(last), strict=True))
-    with pytest.raises(UserError, match="average_last"):
-        jformer.predict.load(tmp_path, small(cache, **options, evaluate__weights="average", evaluate__average_last=9))
+    with pytest.raises(UserError, match="average_last=4 but .* makes 3 checkpoints"):
+        small(cache, **{**options, "evaluate__average_last": 4}, evaluate__weights="average")
+
+
+def test_mixture_adds_corpora_by_their_weights_and_test_sets_have_keys(cache, tmp_path):
+    copies = {"source": "generated", "name": "copy", "num_pairs": 300, "weight": 2.5}
+    config = small(
+        cache, data__mixture=(copies,), data__test=("test", "again=valid"), train__num_steps=2,
+        train__eval_every=0, evaluate__scores=(),
+    )  # fmt: skip
+    assert train(config, tmp_path)
+    plan = build(config, tmp_path).data.batches.plan
+    passes = np.zeros(900)
+    for batch in plan.epoch(0):
+        np.add.at(passes, batch.units[batch.units >= 0], 1)
+    assert (passes[:600] == 1).all()
+    assert sorted(set(passes[600:])) == [2, 3]
+    assert passes[600:].sum() == 750
+    results = evaluate(config, tmp_path)
+    assert set(results) == {"schema", "test", "again", "run"}
 
 
 def test_row_multiple_that_devices_do_not_divide_is_refused(cache, tmp_path):

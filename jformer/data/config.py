@@ -1,10 +1,12 @@
 """Every option of the data room, once, with its default and its reason. Plain dataclasses: no jax, no I/O."""
 
 import dataclasses
+import re
 
 from jformer.errors import UserError
 
 SOURCES = ("files", "tfds", "generated")
+RESERVED = ("schema", "run")  # keys of results.json that are no test sets
 TOKENIZERS = ("word", "char", "byte", "bpe", "unigram")
 
 
@@ -68,6 +70,9 @@ class DataConfig(SourceConfig):
                 raise UserError(f"data.{key}={getattr(self, key)} must be at least 2: a token and the end symbol")
         if len(self.test_splits()) < len(self.test):
             raise UserError(f"data.test={self.test} names a key twice: give each set its own, as in 'key=split'")
+        for key in self.test_splits():
+            if not re.fullmatch(r"[\w.-]+", key) or key in RESERVED:
+                raise UserError(f"data.test={self.test}: {key!r} cannot be a key; name the set, as in 'name={key}'")
         for part in (self, *self.mixture):
             _one_of("data.source", part.source, SOURCES)
             if not 0 < part.weight <= 100:

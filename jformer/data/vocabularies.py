@@ -8,6 +8,7 @@ from pathlib import Path
 from jformer.data.config import DataConfig
 from jformer.data.sources import Split
 from jformer.data.tokenizers import Tokenizer, learn, load
+from jformer.errors import UserError
 
 
 def learn_tokenizers(directory: Path, config: DataConfig, training: Sequence[Split]) -> tuple[Tokenizer, Tokenizer]:
@@ -23,6 +24,8 @@ def learn_tokenizers(directory: Path, config: DataConfig, training: Sequence[Spl
 
 def copy_tokenizers(parent: Path, directory: Path, shared: bool) -> tuple[Tokenizer, Tokenizer]:
     """Take over another run's tokenizers: its parameters mean nothing under another vocabulary."""
+    if not parent.is_dir():
+        raise UserError(f"{parent}: no such directory; train.init_from must name the workdir of a run")
     shutil.rmtree(directory, ignore_errors=True)
     shutil.copytree(parent, directory)
     return load_tokenizers(directory, shared)
