@@ -219,7 +219,7 @@ def test_average_and_ema_weights_are_those_of_their_definition(cache, tmp_path):
     fourth = saved.restore(4, {"params": shapes})["params"]
     jax.tree.map(lambda a, b, c: np.testing.assert_allclose(a, (b + c) / 2, rtol=1e-6), average, fourth, last)
     assert any((a != b).any() for a, b in zip(jax.tree.leaves(ema), jax.tree.leaves(last), strict=True))
-    with pytest.raises(UserError, match="average_last=4 but .* makes 3 checkpoints"):
+    with pytest.raises(UserError, match=r"average_last=4 but .* makes 3 checkpoints"):
         small(cache, **{**options, "evaluate__average_last": 4}, evaluate__weights="average")
 
 
@@ -239,6 +239,18 @@ def test_mixture_adds_corpora_by_their_weights_and_test_sets_have_keys(cache, tm
     assert passes[600:].sum() == 750
     results = evaluate(config, tmp_path)
     assert set(results) == {"schema", "test", "again", "run"}
+
+
+def test_packed_bfloat16_rows_train_in_microbatches_on_four_devices(cache, tmp_path):
+    config = small(
+        cache, data__batching="packed", data__packed_length=96, model__dtype="bfloat16", train__accumulation=2,
+        mesh__data=4, train__num_steps=6, train__log_every=2, train__eval_every=6, train__checkpoint_every=6,
+    )  # fmt: skip
+    assert train(config, tmp_path)
+    found = rows(tmp_path, "train")
+    assert [row["step"] for row in found] == [2, 4, 6]
+    assert found[-1]["loss"] < found[0]["loss"]
+    assert min(row["padding_efficiency"] for row in found) > 0.8
 
 
 def test_row_multiple_that_devices_do_not_divide_is_refused(cache, tmp_path):
