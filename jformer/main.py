@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
         options, config = parse(argv)
         return run(options, config)
     except UserError as error:
-        print(f"jformer: {error}", file=sys.stderr)
+        print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
 
 
@@ -107,7 +107,7 @@ def load_file(path: Path) -> ConfigDict:
     except (AttributeError, KeyError, TypeError) as error:
         if isinstance(error, AttributeError) and not hasattr(module, "get_config"):
             raise UserError(f"--config={path}: has no get_config()") from error
-        raise UserError(f"--config={path}: {' '.join(str(error).split())}") from error
+        raise UserError(f"--config={path}: {error}") from error
 
 
 def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
@@ -124,7 +124,7 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
     try:
         values(["", *arguments])
     except (flags.Error, TypeError, ValueError) as error:
-        raise UserError(" ".join(str(error).split())) from error
+        raise UserError(str(error)) from error
     return values.config
 
 

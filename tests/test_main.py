@@ -66,6 +66,8 @@ MISTAKES = {
     "a number for a bool": (["--config={file}", "--config.evaluate.lowercase=2"], "--config.evaluate.lowercase=2"),
     "a number in a list of names": (["--config={file}", "--config.data.test=3"], "data.test[0]=3 must be a str"),
     "no value": (["--config={file}", "--config.seed"], "--config.seed"),
+    "a value of two lines": (["--config={file}", "--config.seed=1\n2"], "--config.seed=1 2"),
+    "a path of two lines": (["--config=a\nb.py"], "--config=a b.py: no such Python file"),
     "heads": (["--config={file}", "--config.model.num_heads=7"], "model.num_heads=7 must divide model.d_model=128"),
     "warmup": (["--config={file}", "--config.train.num_steps=9"], "optim.warmup_steps=4000 is more than"),
     "an unknown tokenizer": (["--config={file}", "--config.data.tokenizer=wrod"], "data.tokenizer='wrod'; choose"),
