@@ -154,6 +154,8 @@ RANGES = [
     *((f"data.max_{side}_length", 1, "at least 2") for side in ("source", "target")),
     ("data.weight", 0.0, "above 0"),
     ("data.test", ("a=x", "a=y"), "names a key twice"),
+    ("data.test", ("run=x",), "'run' cannot be a key; name the set, as in 'name=run'"),
+    ("data.test", ("a/b",), "'a/b' cannot be a key; name the set, as in 'name=a/b'"),
     ("optim.optimizer", "sgd", "choose one of: adam, adamw, adafactor"),
     ("optim.schedule", "step", "choose one of: noam, inverse_square_root, cosine, linear, constant"),
     *((f"optim.{key}", 1.0, "below 1") for key in ("b1", "b2", "label_smoothing")),
@@ -233,9 +235,9 @@ def test_configs_offer_what_the_data_room_has():
 OTHER = {bool: lambda v: not v, int: lambda v: v + 2, float: lambda v: v + 0.25, str: lambda v: v + "x"}
 ALLOWED = {
     "train.num_steps", "train.log_every", "train.eval_every", "train.checkpoint_every", "train.keep_last",
-    "train.patience", "train.max_skipped", "train.samples", "data.cache_dir", "data.test", "evaluate.weights",
-    "evaluate.average_last", "evaluate.scores", "evaluate.tokenize", "evaluate.lowercase", "decode.beam_size",
-    "decode.length_penalty", "decode.max_extra_length", "decode.batch_size", "mesh.data",
+    "train.patience", "train.max_skipped", "train.samples", "data.dir", "data.cache_dir", "data.test",
+    "evaluate.weights", "evaluate.average_last", "evaluate.scores", "evaluate.tokenize", "evaluate.lowercase",
+    "decode.beam_size", "decode.length_penalty", "decode.max_extra_length", "decode.batch_size", "mesh.data",
 }  # fmt: skip
 
 

@@ -48,7 +48,7 @@ def rates(name, rate, warmup, num_steps, updates, d_model=512):
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),  # of updates 1, 5, 10 (the end of the warmup), 20, 40, 100, 110 (the end)
+    ("name", "expected"),  # of updates 1, 5, 10 (the end of the warmup), 20, 40, 100, 110 (one after the last)
     [
         ("inverse_square_root", [0.2, 1.0, 2.0, 2.0 * 0.5**0.5, 1.0, 2.0 * 0.1**0.5, 2.0 * (1 / 11) ** 0.5]),
         ("cosine", [0.2, 1.0, 2.0, 1 + np.cos(0.1 * np.pi), 1 + np.cos(0.3 * np.pi), 1 + np.cos(0.9 * np.pi), 0.0]),
@@ -57,7 +57,7 @@ def rates(name, rate, warmup, num_steps, updates, d_model=512):
     ],
 )
 def test_schedule_at_points_worked_out_by_hand(name, expected):
-    np.testing.assert_allclose(rates(name, 2.0, 10, 110, [1, 5, 10, 20, 40, 100, 110]), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(rates(name, 2.0, 10, 109, [1, 5, 10, 20, 40, 100, 110]), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_noam_is_the_papers_equation_with_its_peak_at_the_warmup():
@@ -76,6 +76,12 @@ def test_every_schedule_peaks_at_the_end_of_its_warmup_and_never_rises_again(nam
     assert all(a < b for a, b in itertools.pairwise(found[:10]))
     assert all(a >= b for a, b in itertools.pairwise(found[9:]))
     assert found[0] == pytest.approx(found[9] / 10, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", config.SCHEDULES)
+def test_the_last_update_still_moves(name):
+    assert rates(name, 0.5, 10, 60, [60])[0] > 0
+    assert rates(name, 0.5, 10, 10, [10])[0] > 0  # all of it warmup
 
 
 @pytest.mark.parametrize("name", config.SCHEDULES)
@@ -104,7 +110,7 @@ def test_adam_is_the_algorithm_of_the_paper():
     state, found = tx.init({"w": jnp.float32(0.5)}), {"w": jnp.float32(0.5)}
     for t, g in enumerate([0.3, -0.2, 0.7], start=1):
         m, v = 0.9 * m + 0.1 * g, 0.98 * v + 0.02 * g * g
-        rate = 0.01 * min(t / 2, 1) * (1 - max(t - 2, 0) / 8)
+        rate = 0.01 * min(t / 2, 1) * (1 - max(t - 2, 0) / 9)
         params -= rate * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.98**t)) + 1e-9)
         updates, state = tx.update({"w": jnp.float32(g)}, state, found)
         found = optax.apply_updates(found, updates)

@@ -82,3 +82,10 @@ def test_a_folder_without_the_vocabulary_asked_for_is_refused(tmp_path):
     learn_tokenizers(tmp_path / "t", options(), [split(PAIRS)])
     with pytest.raises(UserError, match=r"holds no tokenizer 'source'"):
         load_tokenizers(tmp_path / "t", shared=False)
+
+
+def test_a_parent_without_vocabularies_is_refused_and_nothing_is_removed(tmp_path):
+    learn_tokenizers(tmp_path / "child", options(), [split(PAIRS)])
+    with pytest.raises(UserError, match=r"no such directory; train\.init_from must name the workdir of a run$"):
+        copy_tokenizers(tmp_path / "parent", tmp_path / "child", shared=True)
+    load_tokenizers(tmp_path / "child", shared=True)
