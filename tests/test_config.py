@@ -198,6 +198,10 @@ COMBINATIONS = [
     ({"data.vocab_shared": False}, "model.shared_embedding=True needs data.vocab_shared=True"),
     ({"train.eval_every": 0, "train.patience": 3}, "train.patience=3 needs evaluations: set train.eval_every"),
     ({"train.eval_every": 0, "evaluate.weights": "best"}, "evaluate.weights='best' needs evaluations"),
+    (
+        {"train.num_steps": 4_001, "evaluate.weights": "average", "evaluate.average_last": 6},
+        "evaluate.average_last=6 but train.num_steps=4001 with train.checkpoint_every=1000 makes 5 checkpoints",
+    ),
     ({"train.num_steps": 3_999}, "optim.warmup_steps=4000 is more than train.num_steps=3999"),
     ({"data.mixture": ({"weight": 101.0},)}, "weight=101.0"),
     ({"data.mixture": ({"source": "web"},)}, "source='web'; choose one of: files, tfds, generated"),
@@ -218,6 +222,7 @@ def test_combinations_that_cannot_work_are_refused(changes, expected):
         {"optim.optimizer": "adamw", "optim.weight_decay": 0.1},
         {"train.eval_every": 0},
         {"train.num_steps": 4_000},
+        {"train.num_steps": 4_001, "evaluate.weights": "average", "evaluate.average_last": 5},
         {"train.ema_decay": 0.999, "evaluate.weights": "ema"},
         {"seed": 2**32 - 1},
     ],
