@@ -37,12 +37,15 @@ class Keep(ocp.checkpoint_managers.PreservationPolicy):
 class Checkpoints:
     """The folder of one run's checkpoints: parameters, optimizer, moving average and progress of a step each."""
 
-    def __init__(self, directory: Path, every: int = 1, keep_last: int = 1) -> None:
-        """Open the folder, creating it if need be; half-written checkpoints of a killed run are removed."""
+    def __init__(self, directory: Path, every: int = 1, keep_last: int = 1, clean: bool = True) -> None:
+        """Open the folder, creating it if need be; `clean` removes the half-written checkpoints of a killed run.
+
+        Who only reads must not clean: a run that is still training may be writing one.
+        """
         policy = Keep(every, keep_last)
         # best_fn alone makes Orbax read the metrics of earlier checkpoints back when the folder is opened again.
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=policy, best_fn=lambda m: m["valid_loss"], cleanup_tmp_directories=True
+            preservation_policy=policy, best_fn=lambda m: m["valid_loss"], cleanup_tmp_directories=clean
         )
         self._orbax = ocp.CheckpointManager(directory.absolute(), options=options)
 
@@ -83,7 +86,7 @@ def abstract_like(tree: Any, sharding: Sharding) -> Any:
 def open_run(workdir: Path) -> Checkpoints:
     """Open the checkpoints of a finished or running run to read them; raise UserError where there are none."""
     directory = workdir / "checkpoints"
-    checkpoints = Checkpoints(directory) if directory.is_dir() else None
+    checkpoints = Checkpoints(directory, clean=False) if directory.is_dir() else None
     if checkpoints is None or not checkpoints.steps():
         raise UserError(f"{workdir}: holds no checkpoint; train there first, or give another --workdir")
     return checkpoints

@@ -21,6 +21,7 @@ from jformer.errors import UserError
 from jformer.models.config import ModelConfig
 from jformer.presets import PRESETS
 
+TASKS = ("translate",)
 OPTIMIZERS = ("adam", "adamw", "adafactor")
 SCHEDULES = ("noam", "inverse_square_root", "cosine", "linear", "constant")
 TEXT_SCORES = ("bleu", "chrf", "ter")
@@ -178,6 +179,7 @@ def check(config: Config) -> None:
     """Raise UserError for the first combination of options that cannot work."""
     if not 0 <= config.seed < 2**32:
         raise UserError(f"seed={config.seed} must be 0 to {2**32 - 1}")
+    _one_of("task", config.task, TASKS)
     config.model.check()
     config.data.check()
     _check_train(config)

@@ -18,7 +18,6 @@ from jformer.data.corpus import Encoder, open_corpus
 from jformer.data.pipeline import Batches, make_batches
 from jformer.data.sources import Split, open_split
 from jformer.data.tokenizers import Tokenizer
-from jformer.errors import UserError
 from jformer.predict import Predictor, load
 from jformer.sharding import make_mesh, put_batch, replicated
 from jformer.step import make_eval_step, make_loss
@@ -29,9 +28,7 @@ LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "sacrebleu", "sentencep
 
 
 def build_task(config: Config) -> Task:
-    """Return the task the config names, or UserError naming those there are."""
-    if config.task not in TASKS:
-        raise UserError(f"unknown task {config.task!r}; choose one of: {', '.join(TASKS)}")
+    """Return the task the config names."""
     scores = dataclasses.asdict(config.evaluate)
     return TASKS[config.task](
         label_smoothing=config.optim.label_smoothing,

@@ -54,6 +54,12 @@ def text_scores(
     return scores
 
 
+def check_scores(names: Sequence[str], tokenize: str, lowercase: bool) -> None:
+    """Raise UserError now for a score that `text_scores` could not give later."""
+    for name in names:
+        _metric(name, tokenize, lowercase)
+
+
 def exact_match(
     hypotheses: Sequence[str], references: Sequence[str], groups: Sequence[str] | None = None
 ) -> dict[str, Any]:

@@ -47,8 +47,8 @@ def _progress(s: Any, warmup: int, num_steps: int) -> Any:
 SCHEDULES: dict[str, Callable[[float, int, int, int], Schedule]] = {
     "noam": _noam,  # Vaswani et al. 2017, equation 3, times learning_rate
     "inverse_square_root": _inverse_square_root,  # noam's shape with its peak at learning_rate
-    "cosine": _cosine,  # Loshchilov and Hutter 2017, one period, to 0 at num_steps
-    "linear": _linear,  # to 0 at num_steps
+    "cosine": _cosine,  # Loshchilov and Hutter 2017, one period, to 0 just after num_steps
+    "linear": _linear,  # to 0 just after num_steps
     "constant": _constant,
 }
 

@@ -141,7 +141,6 @@ def test_half_written_checkpoints_are_removed_and_not_found(tmp_path):
     run.close()
 
 
-@pytest.mark.xfail(reason="opening a run to read it removes the checkpoint that its training is writing", strict=True)
 def test_reading_a_run_leaves_what_its_training_is_just_writing(tmp_path):
     writer = Checkpoints(tmp_path / "checkpoints")
     writer.save(10, state(10), {}, None)

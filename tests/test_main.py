@@ -72,7 +72,7 @@ MISTAKES = {
     "warmup": (["--config={file}", "--config.train.num_steps=9"], "optim.warmup_steps=4000 is more than"),
     "an unknown tokenizer": (["--config={file}", "--config.data.tokenizer=wrod"], "data.tokenizer='wrod'; choose"),
     "no data": (["--config={file}", "--config.data.dir={folder}/nope"], "nope' is not a folder"),
-    "an unknown task": (["--config={file}", "--config.task=transalte"], "unknown task 'transalte'; choose one of"),
+    "an unknown task": (["--config={file}", "--config.task=transalte"], "task='transalte'; choose one of"),
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import pytest
 from jformer import config, optim
 from jformer.errors import UserError
 from jformer.optim import average, decayed, make_optimizer, make_schedule, parameter_names, per_layer
+from jformer.tasks import TASKS
 
 ADAM = {"b1": 0.9, "b2": 0.98, "epsilon": 1e-9, "weight_decay": 0.0, "clip_norm": 0.0}
 PARAMS = {
@@ -94,6 +95,7 @@ def test_no_warmup_starts_at_the_peak(name):
 def test_configs_offer_what_there_is():
     assert set(config.SCHEDULES) == set(optim.SCHEDULES)
     assert set(config.OPTIMIZERS) == set(optim.OPTIMIZERS)
+    assert set(config.TASKS) == set(TASKS)
     assert set(config.DECAYING_SCHEDULES) < set(optim.SCHEDULES)
 
 

@@ -62,7 +62,7 @@ class DataConfig(SourceConfig):
         _one_of("data.normalization", self.normalization, ("identity", "nfkc"))
         if not 1 <= self.num_buckets <= 8:
             raise UserError(f"data.num_buckets={self.num_buckets} must be 1 to 8: each is a compiled shape")
-        for key in ("vocab_size", "num_pairs", "packed_length", "tokens_per_update", "row_multiple"):
+        for key in ("vocab_size", "packed_length", "tokens_per_update", "row_multiple"):
             if getattr(self, key) < 1:
                 raise UserError(f"data.{key}={getattr(self, key)} must be at least 1")
         for key in ("max_source_length", "max_target_length"):
@@ -73,10 +73,12 @@ class DataConfig(SourceConfig):
         for key in self.test_splits():
             if not re.fullmatch(r"[\w.-]+", key) or key in RESERVED:
                 raise UserError(f"data.test={self.test}: {key!r} cannot be a key; name the set, as in 'name={key}'")
-        for part in (self, *self.mixture):
-            _one_of("data.source", part.source, SOURCES)
+        for name, part in [("data", self), *((f"data.mixture[{i}]", part) for i, part in enumerate(self.mixture))]:
+            _one_of(f"{name}.source", part.source, SOURCES)
+            if part.num_pairs < 1:
+                raise UserError(f"{name}.num_pairs={part.num_pairs} must be at least 1")
             if not 0 < part.weight <= 100:
-                raise UserError(f"data.weight={part.weight} must be above 0 and at most 100 passes an epoch")
+                raise UserError(f"{name}.weight={part.weight} must be above 0 and at most 100 passes an epoch")
 
 
 def _one_of(key: str, value: str, choices: tuple[str, ...]) -> None:

@@ -6,12 +6,16 @@ from typing import Any
 from jaxtyping import Array, Float
 
 from jformer.losses import Sums, cross_entropy
-from jformer.metrics import exact_match, text_scores
+from jformer.metrics import check_scores, exact_match, text_scores
 from jformer.tasks.task import Task
 
 
 def translate(*, label_smoothing: float, scores: Sequence[str], tokenize: str, lowercase: bool) -> Task:
-    """Return the task: label-smoothed cross-entropy (Vaswani et al. 2017, section 5.4), scored by sacreBLEU."""
+    """Return the task: label-smoothed cross-entropy (Vaswani et al. 2017, section 5.4), scored by sacreBLEU.
+
+    Raises UserError for scores or a tokenization that sacreBLEU has not.
+    """
+    check_scores(scores, tokenize, lowercase)
 
     def loss(hidden: Float[Array, "b t d"], project: Callable, batch: Mapping[str, Any]) -> Sums:
         return cross_entropy(project(hidden), batch["target_out"], batch["weights"], label_smoothing)
