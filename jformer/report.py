@@ -20,6 +20,7 @@ from jformer.optim import Schedule
 from jformer.writers import JsonlWriter, TensorBoardWriter
 
 T = TypeVar("T")
+AHEAD = 2  # updates dispatched before the devices are done: they never idle, and a request to stop is soon met
 
 
 class Report:
@@ -64,11 +65,13 @@ class Report:
     def collect(self, metrics: dict[str, Any], counts: Counter[str]) -> None:
         """Take an update's numbers, still on the devices, and what its batch held."""
         self._pending.append(metrics)
+        if len(self._pending) > AHEAD:
+            jax.block_until_ready(self._pending[-1 - AHEAD])
         self._counts += counts
         self._bar.update()
 
     def flush(self, step: int) -> None:
-        """Write one row for all updates since the last; the only place where training waits for its devices."""
+        """Wait for the devices and write one row for all updates since the last."""
         fetched = jax.device_get(self._pending)
         seconds = time.monotonic() - self._since
         totals = [update["sums"] for update in fetched]

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import fcntl
 import itertools
 import signal
 import threading
@@ -16,6 +17,7 @@ from jax.sharding import Mesh
 
 from jformer.config import Config
 from jformer.data.pipeline import Arrays, Batches, prefetch
+from jformer.errors import UserError
 from jformer.evaluate import split_means
 from jformer.report import Report
 from jformer.run import Run, as_items, build
@@ -25,7 +27,11 @@ from jformer.sharding import put_batch
 def train(config: Config, workdir: Path) -> bool:
     """Train, or go on where an earlier call stopped; return False if a signal asked to stop before the end."""
     run = build(config, workdir)
-    with Report(workdir, config, run.progress.step, run.schedule) as report, stop_signals() as stop:
+    with (
+        sole_trainer(workdir),
+        Report(workdir, config, run.progress.step, run.schedule) as report,
+        stop_signals() as stop,
+    ):
         introduce(run, report)
         if not run.finished:
             loop(run, report, stop)
@@ -38,7 +44,7 @@ def loop(run: Run, report: Report, stop: threading.Event) -> None:
 
     The order of one turn is a contract: update, report, validate, save. So a row or a checkpoint of step s holds all
     of update s and nothing of the next, no window of rows spans a checkpoint, and a resumed run writes the same rows.
-    The devices are waited for only when something is reported; until then updates are dispatched ahead.
+    The devices are waited for only when something is reported; until then updates are dispatched a little ahead.
     """
     train, progress = run.config.train, run.progress
     began = time.monotonic() - progress.seconds
@@ -98,6 +104,19 @@ def save(run: Run, valid_loss: float | None) -> None:
     """Start writing a checkpoint of the whole state."""
     items = as_items(run.state)
     run.checkpoints.save(run.progress.step, items, dataclasses.asdict(run.progress), valid_loss)
+
+
+@contextlib.contextmanager
+def sole_trainer(workdir: Path) -> Iterator[None]:
+    """Hold the run against a second trainer; the operating system lets go when this process ends, however it ends."""
+    with (workdir / "training.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"{workdir}: another process is training here; wait for it or use another --workdir"
+            ) from error
+        yield
 
 
 @contextlib.contextmanager

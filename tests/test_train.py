@@ -21,7 +21,7 @@ from jformer.checkpoint import open_run
 from jformer.errors import UserError
 from jformer.evaluate import evaluate
 from jformer.run import build
-from jformer.train import train
+from jformer.train import sole_trainer, train
 
 CONFIG = Path(__file__).parent / "small_run.py"
 WALL_CLOCK = ("per_second", "seconds", "data_wait")
@@ -148,6 +148,14 @@ def test_finished_run_has_nothing_left_to_do_and_longer_one_goes_on(unbroken, ca
     assert (tmp_path / "metrics.jsonl").read_text() == before
     assert train(small(cache, train__num_steps=10, train__eval_every=0, train__checkpoint_every=5), tmp_path)
     assert [row["step"] for row in rows(tmp_path)] == [5, 10]
+
+
+def test_second_trainer_of_a_workdir_is_refused(cache, tmp_path):
+    refused = pytest.raises(UserError, match="another process is training here")
+    with sole_trainer(tmp_path), refused, sole_trainer(tmp_path):
+        pass
+    with sole_trainer(tmp_path):
+        pass
 
 
 def test_resuming_as_another_run_is_refused_by_key(unbroken, cache):
