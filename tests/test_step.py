@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jformer.losses import cross_entropy
 from jformer.sharding import make_mesh, put_batch
@@ -21,6 +22,12 @@ UNEVEN["weights"][6:] = 0  # two rows are empty: the last device of four has not
 
 def on(mesh, batch, microbatches=1):
     return put_batch(mesh, {name: x.reshape(microbatches, -1, *x.shape[1:]) for name, x in batch.items()})
+
+
+def fresh(params, tx, mesh, ema=False):
+    """Return a new state on every device, as a run starts with."""
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return jax.jit(functools.partial(create_state, tx=tx, ema=ema), out_shardings=everywhere)(params)
 
 
 def distance(a, b):
@@ -68,7 +75,7 @@ def test_sgd_update_does_not_depend_on_the_devices(noisy, devices, microbatches)
     for d, m in ((1, 1), (devices, microbatches)):
         mesh, tx = make_mesh(d), optax.sgd(0.1)
         step = make_train_step(make_loss(model, SMOOTHED), tx, mesh, seed=5)
-        state = jax.jit(functools.partial(create_state, tx=tx, ema=False))(params)
+        state = fresh(params, tx, mesh)
         for _ in range(3):
             state, _ = step(state, on(mesh, UNEVEN, m))
         states.append(state)
@@ -80,7 +87,7 @@ def test_every_step_drops_something_else(noisy):
     model, params = noisy
     mesh, tx = make_mesh(1), optax.sgd(0.0)
     step = make_train_step(make_loss(model, SMOOTHED), tx, mesh, seed=5)
-    state = jax.jit(functools.partial(create_state, tx=tx, ema=False))(params)
+    state = fresh(params, tx, mesh)
     losses = []
     for _ in range(2):
         state, metrics = step(state, on(mesh, UNEVEN))
@@ -96,7 +103,7 @@ def linear_loss(params, batch, key):
 def test_update_that_is_not_finite_changes_nothing_and_is_counted():
     mesh, tx = make_mesh(2), optax.adam(0.1)
     step = make_train_step(linear_loss, tx, mesh, seed=0, ema_decay=0.5)
-    state = create_state({"w": jnp.ones(3)}, tx, ema=True)
+    state = fresh({"w": jnp.ones(3)}, tx, mesh, ema=True)
     good = {"x": np.ones((1, 4, 3), np.float32)}
     state, _ = step(state, put_batch(mesh, good))
     before = jax.device_get(state)
@@ -149,7 +156,7 @@ def test_tiny_batch_is_overfitted(tiny):
     mesh, tx = make_mesh(1), optax.adam(5e-3)
     plain = Task(lambda hidden, project, b: cross_entropy(project(hidden), b["target_out"], b["weights"]), None)
     step = make_train_step(make_loss(model, plain), tx, mesh, seed=0)
-    state = jax.jit(functools.partial(create_state, tx=tx, ema=False))(params)
+    state = fresh(params, tx, mesh)
     batch = on(mesh, make_batch([7, 5, 4, 6], [6, 4, 5, 6]))
     for _ in range(150):
         state, _ = step(state, batch)

@@ -234,7 +234,7 @@ def test_average_and_ema_weights_are_those_of_their_definition(cache, tmp_path):
 def test_mixture_adds_corpora_by_their_weights_and_test_sets_have_keys(cache, tmp_path):
     copies = {"source": "generated", "name": "copy", "num_pairs": 300, "weight": 2.5}
     config = small(
-        cache, data__mixture=(copies,), data__test=("test", "again=valid"), train__num_steps=2,
+        cache, data__mixture=(copies,), data__test=("test", "again=valid"), train__num_steps=5,
         train__eval_every=0, evaluate__scores=(),
     )  # fmt: skip
     assert train(config, tmp_path)
