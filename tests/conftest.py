@@ -21,6 +21,10 @@ from jformer.models import ModelConfig, build_model, init_params
 TINY = {"vocab_size": 50, "num_layers": 2, "d_model": 32, "d_ff": 48, "num_heads": 4, "dropout": 0.0, "unroll": 1}
 
 
+def pytest_addoption(parser):
+    parser.addoption("--multi30k", default="", help="folder of the Multi30k files, for the tests of the real corpus")
+
+
 def make_batch(source_lengths, target_lengths, *, seed=0, vocab_size=50, source_size=None, target_size=None):
     """Return a random padded batch as the data room makes them."""
     rng = np.random.default_rng(seed)

@@ -1,0 +1,44 @@
+"""The real corpus, where a path to it is given: python -m pytest --multi30k=PATH/multi30k tests/data."""
+
+from collections import Counter
+
+import pytest
+
+from jformer import main
+from jformer.config import resolve
+from jformer.data.corpus import open_corpus
+from jformer.data.pipeline import make_batches
+from jformer.data.sources import open_split
+from jformer.data.vocabularies import learn_tokenizers
+from jformer.evaluate import evaluation_batches, make_encoder
+
+
+@pytest.fixture
+def config(request, tmp_path):
+    path = request.config.getoption("--multi30k")
+    if not path:
+        pytest.skip("needs the Multi30k files: give --multi30k=PATH/multi30k")
+    values = main.load_file(request.config.rootpath / "configs" / "multi30k_tiny.py")
+    values.data.update(dir=path, cache_dir=str(tmp_path / "cache"))
+    return resolve(values)
+
+
+def test_every_pair_is_read_and_batched_with_little_padding(config, tmp_path):
+    split = open_split(config.data, config.data.train)
+    tokenizers = learn_tokenizers(tmp_path / "tokenizer", config.data, [split])
+    assert tokenizers[0].vocab_size == 10_000
+    corpus = open_corpus(split, make_encoder(config, tokenizers), config.data.cache_dir)
+    assert corpus.counts == {"pairs used": 29_000, "pairs read": 29_000, "empty pairs dropped": 0}
+    batches = make_batches([corpus], [1.0], config.data, config.seed)
+    assert len(batches.plan.shapes) <= 8
+    real = sum(len(side.values) for side in (corpus.source, corpus.target))
+    computed = sum(shape.rows * (shape.source_length + shape.target_length) for shape, _ in batches.plan.epoch(0))
+    assert real / computed > 0.84
+    _, counts = evaluation_batches(config, tokenizers, open_split(config.data, config.data.valid))
+    assert counts["pairs used"] == 1_014
+
+
+def test_reference_of_test_2016_has_the_tokens_of_the_papers_log(config):
+    pairs = list(open_split(config.data, config.data.test_splits()["test"]).read(Counter()))
+    assert len(pairs) == 1_000
+    assert sum(len(pair.target.split()) for pair in pairs) == 12_103
