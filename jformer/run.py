@@ -45,7 +45,7 @@ class Progress:
     """What a checkpoint says beside its arrays, as plain JSON."""
 
     step: int = 0
-    seconds: float = 0.0  # of all sessions, up to this checkpoint
+    seconds: float = 0.0  # over all restarts, up to this checkpoint
     best_loss: float | None = None  # lowest validation loss
     best_step: int = 0
     since_best: int = 0  # evaluations
