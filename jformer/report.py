@@ -130,7 +130,7 @@ class Report:
             values = section if isinstance(section, dict) else {name: section}
             self.say(f"{name}: " + ", ".join(f"{key}={value!r}" for key, value in values.items()))
 
-    def show_samples(self, step: int, pairs: Sequence[Pair], outputs: Sequence[str]) -> None:
+    def show_samples(self, pairs: Sequence[Pair], outputs: Sequence[str]) -> None:
         """Print what the model makes of some validation sentences."""
         for pair, output in zip(pairs, outputs, strict=True):
             mark = "exact" if output == pair.target else f"should be: {pair.target}"

@@ -26,17 +26,14 @@ from jformer.sharding import put_batch
 
 def train(config: Config, workdir: Path) -> bool:
     """Train, or go on where an earlier call stopped; return False if a signal asked to stop before the end."""
-    run = build(config, workdir)
-    with (
-        sole_trainer(workdir),
-        Report(workdir, config, run.progress.step, run.schedule) as report,
-        stop_signals() as stop,
-    ):
-        introduce(run, report)
-        if not run.finished:
-            loop(run, report, stop)
-    run.checkpoints.close()
-    return run.finished
+    with sole_trainer(workdir):
+        run = build(config, workdir)
+        with Report(workdir, config, run.progress.step, run.schedule) as report, stop_signals() as stop:
+            introduce(run, report)
+            if not run.finished:
+                loop(run, report, stop)
+        run.checkpoints.close()
+        return run.finished
 
 
 def loop(run: Run, report: Report, stop: threading.Event) -> None:
@@ -55,7 +52,7 @@ def loop(run: Run, report: Report, stop: threading.Event) -> None:
         last, stopping = progress.step >= train.num_steps, stop.is_set()
         saving = last or stopping or progress.step % train.checkpoint_every == 0
         validating = bool(train.eval_every) and (last or progress.step % train.eval_every == 0)
-        if saving or validating or progress.step % train.log_every == 0:
+        if saving or progress.step % train.log_every == 0:  # what validates also saves
             report.flush(progress.step)
         loss = validate(run, report) if validating else None
         if saving:
@@ -94,7 +91,7 @@ def validate(run: Run, report: Report) -> float:
     if run.data.samples:
         run.sampler.params = run.state.params
         outputs = run.sampler.predict([pair.source for pair in run.data.samples])
-        report.show_samples(progress.step, run.data.samples, outputs)
+        report.show_samples(run.data.samples, outputs)
     if 0 < run.config.train.patience <= progress.since_best:
         report.say(f"no better validation loss than {progress.best_loss:.4f} of update {progress.best_step}: stopping")
     return loss
@@ -108,15 +105,27 @@ def save(run: Run, valid_loss: float | None) -> None:
 
 @contextlib.contextmanager
 def sole_trainer(workdir: Path) -> Iterator[None]:
-    """Hold the run against a second trainer; the operating system lets go when this process ends, however it ends."""
-    with (workdir / "training.lock").open("w") as file:
+    """Hold the run against a second trainer; the operating system lets go when this process ends, however it ends.
+
+    Held before anything of the run is opened: opening removes what a killed run left half-written, which may be what
+    a living one is writing. A directory that was made for the lock alone goes with it.
+    """
+    made = not workdir.exists()
+    workdir.mkdir(parents=True, exist_ok=True)
+    lock = workdir / "training.lock"
+    with lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(
                 f"{workdir}: another process is training here; wait for it or use another --workdir"
             ) from error
-        yield
+        try:
+            yield
+        finally:
+            if made and list(workdir.iterdir()) == [lock]:
+                lock.unlink()
+                workdir.rmdir()
 
 
 @contextlib.contextmanager

@@ -151,9 +151,11 @@ def test_finished_run_has_nothing_left_to_do_and_longer_one_goes_on(unbroken, ca
 
 
 def test_second_trainer_of_a_workdir_is_refused(cache, tmp_path):
-    refused = pytest.raises(UserError, match="another process is training here")
-    with sole_trainer(tmp_path), refused, sole_trainer(tmp_path):
-        pass
+    writing = tmp_path / "checkpoints" / "7.orbax-checkpoint-tmp"
+    writing.mkdir(parents=True)
+    with sole_trainer(tmp_path), pytest.raises(UserError, match="another process is training here"):
+        train(small(cache), tmp_path)
+    assert writing.exists()
     with sole_trainer(tmp_path):
         pass
 
