@@ -39,6 +39,7 @@ def make_batch(source_lengths, target_lengths, *, seed=0, vocab_size=50, source_
     out = rng.integers(4, vocab_size, (len(target_lengths), 64)).astype(np.int32)[:, : target[0].shape[1]]
     return {
         "source": source[0], "source_segments": source[1], "source_positions": source[2],
+        "source_types": (source[2] > source[2].max(axis=1, keepdims=True) // 2).astype(np.int32),
         "target_in": target[0], "target_segments": target[1], "target_positions": target[2],
         "target_out": out * target[1], "weights": target[1].astype(np.float32),
         "row": np.arange(len(source_lengths), dtype=np.int32),

@@ -5,21 +5,24 @@ import re
 
 from jformer.errors import UserError
 
-SOURCES = ("files", "tfds", "generated")
+SOURCES = ("files", "labelled", "text", "images", "tfds", "generated")
 RESERVED = ("schema", "run")  # keys of results.json that are no test sets
-TOKENIZERS = ("word", "char", "byte", "bpe", "unigram")
+TOKENIZERS = ("word", "char", "byte", "bpe", "unigram", "image")
+DOCUMENTS = ("line", "paragraph", "file")
+NOISES = ("t5", "bart")
 
 
 @dataclasses.dataclass(frozen=True)
 class SourceConfig:
-    """Where one corpus of sentence pairs comes from, and how much of an epoch it takes."""
+    """Where one corpus of examples comes from, and how much of an epoch it takes."""
 
-    source: str = "files"  # files | tfds | generated
-    dir: str = ""  # files: the folder of the texts; tfds: its data_dir ("" = the TFDS default)
+    source: str = "files"  # files: sentence pairs | labelled: texts and labels | text | images | tfds | generated
+    dir: str = ""  # the folder of the texts or images; tfds: its data_dir ("" = the TFDS default)
     name: str = ""  # tfds: builder[/config]; generated: quickstart | copy | reverse | sort
     source_language: str = "en"  # files: the suffix or the JSON key of the source side; tfds: its feature
     target_language: str = "de"
-    train: str = "train"  # the split's name: a file stem, or a TFDS split such as "train[:10%]"
+    document: str = "line"  # text: an example is a line | a paragraph (between empty lines) | the whole file
+    train: str = "train"  # the split's name: a file stem, or with a share of it (text, tfds), as in "train[:10%]"
     num_pairs: int = 20_000  # generated copy/reverse/sort: the training pairs to draw
     weight: float = 1.0  # passes over this corpus in one epoch: 2.0 = twice, 0.5 = another random half each time
 
@@ -32,7 +35,7 @@ class DataConfig(SourceConfig):
     test: tuple[str, ...] = ("test",)  # "split" or "key=split"; the key names the row in results.json
     mixture: tuple[SourceConfig, ...] = ()  # further training corpora; evaluation stays with this one
 
-    tokenizer: str = "bpe"  # word | char | byte | bpe | unigram, learned from the training split
+    tokenizer: str = "bpe"  # word | char | byte | bpe | unigram, learned from the training split; image: pixels
     vocab_size: int = 8_000  # for each vocabulary, the 4 special tokens included; char and byte need no size
     vocab_shared: bool = True  # one vocabulary learned on both sides, or one for each side
     normalization: str = "identity"  # identity | nfkc, applied to both sides before the tokens are made
@@ -40,7 +43,11 @@ class DataConfig(SourceConfig):
 
     max_source_length: int = 256  # tokens, the end symbol included
     max_target_length: int = 256
-    overlong: str = "drop"  # drop | cut training pairs over these limits; either way they are counted
+    overlong: str = "drop"  # drop | cut training examples over these limits | split them (lm, denoise); all counted
+
+    noise: str = "t5"  # denoise: t5: spans become sentinels, which the target spells out | bart: spans become masks
+    noise_density: float = 0.15  # denoise, mlm: the share of tokens that is corrupted; BART took 0.3
+    mean_span: float = 3.0  # denoise: tokens of a corrupted span, on average; bart: Poisson
 
     batching: str = "buckets"  # buckets: few shapes, one pair a row; packed: one shape, several pairs a row
     num_buckets: int = 8  # each is one compiled shape
@@ -58,7 +65,12 @@ class DataConfig(SourceConfig):
         """Raise UserError for the first option that cannot work."""
         _one_of("data.tokenizer", self.tokenizer, TOKENIZERS)
         _one_of("data.batching", self.batching, ("buckets", "packed"))
-        _one_of("data.overlong", self.overlong, ("drop", "cut"))
+        _one_of("data.overlong", self.overlong, ("drop", "cut", "split"))
+        _one_of("data.noise", self.noise, NOISES)
+        if not 0 < self.noise_density < 1:
+            raise UserError(f"data.noise_density={self.noise_density} must be above 0 and below 1")
+        if not self.mean_span >= 1:
+            raise UserError(f"data.mean_span={self.mean_span} must be at least 1 token")
         _one_of("data.normalization", self.normalization, ("identity", "nfkc"))
         if not 1 <= self.num_buckets <= 8:
             raise UserError(f"data.num_buckets={self.num_buckets} must be 1 to 8: each is a compiled shape")
@@ -75,6 +87,7 @@ class DataConfig(SourceConfig):
                 raise UserError(f"data.test={self.test}: {key!r} cannot be a key; name the set, as in 'name={key}'")
         for name, part in [("data", self), *((f"data.mixture[{i}]", part) for i, part in enumerate(self.mixture))]:
             _one_of(f"{name}.source", part.source, SOURCES)
+            _one_of(f"{name}.document", part.document, DOCUMENTS)
             if part.num_pairs < 1:
                 raise UserError(f"{name}.num_pairs={part.num_pairs} must be at least 1")
             if not 0 < part.weight <= 100:

@@ -1,24 +1,30 @@
 """Pure Flax Linen modules. Nothing in this room imports data, optax, orbax or ml_collections.
 
 The protocol every model keeps: `hidden(batch, train)` → [b t d], `logits(hidden)` → [b t v], `__call__` is their
-composition; `encode(batch)` → memory, `start(memory, batch_size, length)` → cache, `extend(cache, tokens, valid)` →
-(hidden, cache). The modules are imported on first use, so that reading a config needs no jax.
+composition. Models that generate also have `encode(batch)` → memory, `start(memory, batch_size, length)` → cache and
+`extend(cache, tokens, valid)` → (hidden, cache). The modules are imported on first use, so that reading a config needs
+no jax.
 """
 
 import importlib
 from typing import Any
 
+from jformer.errors import UserError
 from jformer.models.config import ModelConfig
 
 MODULES = {
     "Attention": "attention",
     "Block": "transformer",
+    "Decoder": "decoder",
+    "Encoder": "encoder",
     "EncoderDecoder": "encdec",
     "FeedForward": "transformer",
     "Stack": "transformer",
+    "VisionTransformer": "vit",
 }
+FAMILIES = {"encdec": "EncoderDecoder", "encoder": "Encoder", "decoder": "Decoder", "vit": "VisionTransformer"}
 
-__all__ = ["MODULES", "ModelConfig", "build_model", "init_params"]
+__all__ = ["FAMILIES", "MODULES", "ModelConfig", "build_model", "init_params"]
 
 
 def __getattr__(name: str) -> Any:
@@ -28,14 +34,14 @@ def __getattr__(name: str) -> Any:
 
 
 def build_model(config: ModelConfig) -> Any:
-    """Build the model of a checked config whose vocabulary sizes are known."""
-    from jformer.models.encdec import EncoderDecoder
-
-    return EncoderDecoder(config)
+    """Build the model of a checked config whose vocabulary, or number of classes, is known."""
+    if config.family == "vit" and not config.head.num_classes:
+        raise UserError("model.head.num_classes=0: a vision model needs classes to tell apart")
+    return __getattr__(FAMILIES[config.family])(config)
 
 
 def init_params(model: Any, key: Any) -> Any:
     """Draw a model's parameters; under `jax.eval_shape` only their shapes."""
-    from jformer.models.encdec import example_batch
+    from jformer.models.batch import example_batch
 
-    return model.init(key, example_batch())["params"]
+    return model.init(key, example_batch(model.config))["params"]

@@ -5,41 +5,96 @@ import dataclasses
 from jformer.errors import UserError
 
 CHOICES = {
-    "norm": ("post", "pre"),
-    "positions": ("sinusoidal", "learned"),
-    "activation": ("relu", "gelu"),
+    "family": ("encdec", "encoder", "decoder", "vit"),
+    "norm": ("post", "pre", "sandwich", "deepnorm", "none"),
+    "norm_type": ("layernorm", "rmsnorm"),
+    "attention_scale": ("sqrt", "one", "off"),
+    "positions": ("sinusoidal", "learned", "relative", "rotary", "alibi", "none"),
+    "activation": (
+        *("relu", "gelu", "gelu_tanh", "silu"),
+        *("glu", "reglu", "geglu", "geglu_tanh", "swiglu"),
+    ),
+    "embedding_scale": ("input", "output", "none"),
+    "init": ("glorot", "he", "small", "bert", "gpt2", "t5", "vit"),
     "dtype": ("float32", "bfloat16"),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class RelativeConfig:
+    """Relative position buckets (Raffel et al. 2020, section 2.1); positions='relative' only."""
+
+    num_buckets: int = 32
+    max_distance: int = 128  # distances from here on share the last bucket
+
+
+@dataclasses.dataclass(frozen=True)
+class VisionConfig:
+    """How an image becomes a sequence (Dosovitskiy et al. 2021); family='vit' only."""
+
+    image_size: int = 224  # pixels of either side
+    patch_size: int = 16
+    channels: int = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadConfig:
+    """What an encoder or a vision model has beside its stack."""
+
+    num_classes: int = 0  # of a classifier; 0 = predict tokens. A task with labels fills it in
+    pooling: str = "first"  # what a classifier reads: first (the class token) | mean (of all positions)
+    pooler: bool = False  # a projection and tanh over what was pooled (Devlin et al. 2019)
+    transform: bool = False  # projection, activation and norm before the vocabulary's, which gets a bias (BERT)
+    num_segments: int = 0  # rows of the table that tells first and second text apart; 0 = no table
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """Shapes and choices of a Transformer; the defaults are the base model of Vaswani et al. 2017, Table 3."""
 
-    vocab_size: int = 0  # rows of the source embedding; 0 = the tokenizer's; more pads it, for even shards
-    target_vocab_size: int = 0  # the same for the target side; with a shared embedding both are one
-    num_layers: int = 6  # N, of the encoder
-    num_decoder_layers: int = 0  # N of the decoder; 0 = num_layers
+    family: str = "encdec"  # encdec | encoder | decoder | vit: which stacks there are, and what enters them
+    vocab_size: int = 0  # rows of the (source) embedding; 0 = the tokenizer's; more pads it, for even shards
+    target_vocab_size: int = 0  # encdec: the same for the target side; with a shared embedding both are one
+    num_layers: int = 6  # N; of the encoder where there are two stacks
+    num_decoder_layers: int = 0  # encdec: N of the decoder; 0 = num_layers
     d_model: int = 512
     d_ff: int = 2048
     num_heads: int = 8
+    num_kv_heads: int = 0  # heads of keys and values, each serving a group of query heads; 0 = num_heads
     d_k: int = 0  # query and key size of one head; 0 = d_model / num_heads
     d_v: int = 0  # value size of one head; 0 = d_model / num_heads
-    norm: str = "post"  # post: norm(x + f(x)), the paper; pre: x + f(norm(x)) and one norm at the end of a stack
-    activation: str = "relu"  # relu, the paper; gelu: the exact one (Hendrycks and Gimpel 2016)
-    dropout: float = 0.1  # on every sublayer's output and on the embedded input (section 5.4)
-    positions: str = "sinusoidal"  # sinusoidal: section 3.5; learned: a table of max_length rows
+    norm: str = "post"  # post | pre | sandwich | deepnorm | none: see transformer.Block.residual
+    norm_type: str = "layernorm"  # layernorm (Ba et al. 2016) | rmsnorm (Zhang and Sennrich 2019)
+    norm_epsilon: float = 1e-6
+    residual: bool = True  # False: sublayers replace their input instead of adding to it, for ablations
+    attention_scale: str = "sqrt"  # sqrt: 1/sqrt(k) | one: folded into the initial queries (T5) | off: ablation
+    positions: str = "sinusoidal"  # sinusoidal | learned | relative | rotary | alibi | none: see positions
     max_length: int = 512  # learned positions only: the longest sequence the table can place
-    embedding_scale: bool = True  # embeddings times sqrt(d_model) (section 3.4)
-    shared_embedding: bool = True  # source and target read one table; needs one shared vocabulary
-    tied_output: bool = True  # the projection to logits is the target table, transposed
+    activation: str = "relu"  # relu | gelu | gelu_tanh | silu, or gated: glu | reglu | geglu | geglu_tanh | swiglu
+    bias: bool = True  # of projections and layer norms
+    dropout: float = 0.1  # on every sublayer's output and on the embedded input (section 5.4)
+    attention_dropout: float = 0.0  # on attention weights; takes our own attention kernel
+    activation_dropout: float = 0.0  # between the two projections of the feed-forward
+    embedding_scale: str = "input"  # input: times sqrt(d_model) (section 3.4) | output: tied logits over it (T5) | none
+    embedding_norm: bool = False  # a norm over the embedded input (BERT, BART)
+    shared_embedding: bool = True  # encdec: source and target read one table; needs one shared vocabulary
+    tied_output: bool = True  # the projection to logits is the (target) table, transposed
+    init: str = "glorot"  # glorot | he | small | bert | gpt2 | t5 | vit: see initializers
     dtype: str = "float32"  # of activations; parameters and sums of the loss are always float32
     unroll: int = 0  # blocks unrolled per scan step, execution only; 0 = all of them on CPU, 1 elsewhere
+    relative: RelativeConfig = RelativeConfig()
+    vision: VisionConfig = VisionConfig()
+    head: HeadConfig = HeadConfig()
 
     @property
     def decoder_layers(self) -> int:
-        """N of the decoder."""
+        """N of the stack that generates."""
         return self.num_decoder_layers or self.num_layers
+
+    @property
+    def kv_heads(self) -> int:
+        """g: heads of keys and values."""
+        return self.num_kv_heads or self.num_heads
 
     @property
     def key_size(self) -> int:
@@ -50,6 +105,11 @@ class ModelConfig:
     def value_size(self) -> int:
         """u: value size of one head."""
         return self.d_v or self.d_model // self.num_heads
+
+    @property
+    def num_patches(self) -> int:
+        """Patches of an image."""
+        return (self.vision.image_size // self.vision.patch_size) ** 2
 
     def with_vocabulary(self, source: int, target: int) -> "ModelConfig":
         """Return the config with the sizes of the vocabularies filled in, or UserError where it sets too few rows."""
@@ -62,26 +122,71 @@ class ModelConfig:
         target_rows = rows if self.shared_embedding else self.target_vocab_size or target
         return dataclasses.replace(self, vocab_size=rows, target_vocab_size=target_rows)
 
+    def with_classes(self, count: int) -> "ModelConfig":
+        """Return the config of a classifier, or UserError where it was set to another number of classes."""
+        if self.head.num_classes not in (0, count):
+            raise UserError(
+                f"model.head.num_classes={self.head.num_classes} but the training text has {count} labels: use 0"
+            )
+        return dataclasses.replace(self, head=dataclasses.replace(self.head, num_classes=count))
+
     def check(self) -> None:
         """Raise UserError for the first field that no model can be built from."""
         for key, choices in CHOICES.items():
             if getattr(self, key) not in choices:
                 raise UserError(f"model.{key}={getattr(self, key)!r}; choose one of: {', '.join(choices)}")
+        if self.head.pooling not in ("first", "mean"):
+            raise UserError(f"model.head.pooling={self.head.pooling!r}; choose one of: first, mean")
+        self._check_numbers()
+        self._check_shapes()
+        self._check_family()
+        if self.norm == "deepnorm" and not self.residual:
+            raise UserError("model.norm='deepnorm' scales residuals: it needs model.residual=True")
+
+    def _check_numbers(self) -> None:
         for key in ("num_layers", "d_model", "d_ff", "num_heads", "max_length"):
             if getattr(self, key) < 1:
                 raise UserError(f"model.{key}={getattr(self, key)} must be at least 1")
-        for key in ("vocab_size", "target_vocab_size", "num_decoder_layers", "d_k", "d_v", "unroll"):
+        for key in ("vocab_size", "target_vocab_size", "num_decoder_layers", "num_kv_heads", "d_k", "d_v", "unroll"):
             if getattr(self, key) < 0:
                 raise UserError(f"model.{key}={getattr(self, key)} must be 0 (the default rule) or more")
+        for key in ("num_classes", "num_segments"):
+            if getattr(self.head, key) < 0:
+                raise UserError(f"model.head.{key}={getattr(self.head, key)} must be 0 or more")
+        for key in ("dropout", "attention_dropout", "activation_dropout"):
+            if not 0 <= getattr(self, key) < 1:
+                raise UserError(f"model.{key}={getattr(self, key)} must be at least 0 and below 1")
+        if not 0 < self.norm_epsilon < 1:
+            raise UserError(f"model.norm_epsilon={self.norm_epsilon} must be above 0 and below 1")
+
+    def _check_shapes(self) -> None:
         if not (self.d_k and self.d_v) and self.d_model % self.num_heads:
             raise UserError(
                 f"model.num_heads={self.num_heads} must divide model.d_model={self.d_model}, or set d_k and d_v"
             )
+        if self.num_heads % self.kv_heads:
+            raise UserError(f"model.num_kv_heads={self.num_kv_heads} must divide model.num_heads={self.num_heads}")
         if self.positions == "sinusoidal" and self.d_model % 2:
             raise UserError(f"model.d_model={self.d_model} must be even: sinusoidal positions pair their features")
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"model.dropout={self.dropout} must be at least 0 and below 1")
-        if self.shared_embedding and self.target_vocab_size not in (0, self.vocab_size):
+        if self.positions == "rotary" and self.key_size % 2:
+            raise UserError(f"model.d_k={self.key_size} must be even: rotary positions turn pairs of features")
+        buckets = self.relative.num_buckets
+        if self.positions == "relative" and (buckets < 4 or buckets % 4 or self.relative.max_distance <= buckets // 2):
+            raise UserError(
+                f"model.relative.num_buckets={buckets} must be a multiple of 4 and at most twice "
+                f"model.relative.max_distance={self.relative.max_distance}"
+            )
+
+    def _check_family(self) -> None:
+        if self.family != "encdec" and self.num_decoder_layers:
+            raise UserError(f"model.num_decoder_layers={self.num_decoder_layers} is read by family='encdec' only")
+        if self.family not in ("encoder", "vit") and self.head != HeadConfig():
+            raise UserError(f"model.head is read by the families encoder and vit, not by {self.family!r}")
+        if self.family == "vit":
+            size, patch = self.vision.image_size, self.vision.patch_size
+            if patch < 1 or self.vision.channels < 1 or size < patch or size % patch:
+                raise UserError(f"model.vision.patch_size={patch} must divide model.vision.image_size={size}")
+        if self.family == "encdec" and self.shared_embedding and self.target_vocab_size not in (0, self.vocab_size):
             raise UserError(
                 f"model.target_vocab_size={self.target_vocab_size} differs from model.vocab_size={self.vocab_size}: "
                 "set model.shared_embedding=False or leave it 0"

@@ -1,10 +1,24 @@
 """Dropout whose mask does not depend on the devices: a counter hash of what an element is, not of where it lies."""
 
+import enum
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
+
+
+class Site(enum.IntEnum):
+    """Where in a layer a mask is drawn."""
+
+    SELF_ATTN = 0
+    CROSS_ATTN = 1
+    FEED_FORWARD = 2
+    INPUT = 3
+    ACTIVATION = 4
+    SELF_WEIGHTS = 5
+    CROSS_WEIGHTS = 6
+    POOLED = 7
 
 
 class Noise(NamedTuple):
@@ -33,19 +47,20 @@ def mix(x: Array) -> Array:
     return x ^ (x >> 16)
 
 
-def drop(x: Float[Array, "b t d"], rate: float, noise: Noise | None, site: int) -> Float[Array, "b t d"]:
+def drop(x: Float[Array, "b *a f"], rate: float, noise: Noise | None, site: Site) -> Float[Array, "b *a f"]:
     """Zero each element with probability `rate` and scale the rest (Srivastava et al. 2014).
 
-    The mask is a function of (seed, site, row of the update, position, feature), so any split of the rows over
-    devices or microbatches draws the same one. Each hashed 32-bit word serves two features with 16 bits each,
-    which rounds `rate` to a multiple of 1/65,536. `noise=None` is the identity.
+    The mask is a function of (seed, site, row of the update, place within the row), so any split of the rows over
+    devices or microbatches draws the same one. Each hashed 32-bit word serves two features with 16 bits each, which
+    rounds `rate` to a multiple of 1/65,536. `noise=None` is the identity.
     """
     if noise is None or rate == 0.0:
         return x
-    _, length, features = x.shape
+    *inner, features = x.shape[1:]
     keys = mix(noise.seed + jnp.uint32((site + 1) * 0x85EBCA6B % 2**32))
     keys = mix(keys ^ noise.rows.astype(jnp.uint32) * jnp.uint32(0xC2B2AE35))
-    keys = mix(keys[:, None] + jnp.arange(length, dtype=jnp.uint32) * jnp.uint32(0x27D4EB2F))
+    for size in inner:
+        keys = mix(keys[..., None] + jnp.arange(size, dtype=jnp.uint32) * jnp.uint32(0x27D4EB2F))
     half = (features + 1) // 2
     words = mix(keys[..., None] ^ jnp.arange(half, dtype=jnp.uint32) * jnp.uint32(0x165667B1))
     bits = jnp.concatenate([words & 0xFFFF, words >> 16], axis=-1)[..., :features]

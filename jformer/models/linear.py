@@ -5,6 +5,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jformer.models.initializers import Init
+
 
 @jax.custom_vjp
 def matmul(x: Float[Array, "... d"], w: Float[Array, "d f"]) -> Float[Array, "... f"]:
@@ -33,31 +35,32 @@ matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
 class Dense(nn.Module):
-    """x · kernel + bias, with kernel float32 [d f] from Glorot and Bengio 2010 (uniform)."""
+    """x · kernel + bias, with kernel float32 [d f]."""
 
     features: int
+    kernel_init: Init
     use_bias: bool = True
+    bias_init: Init = nn.initializers.zeros_init()
 
     @nn.compact
-    def __call__(self, x: Float[Array, "... d"]) -> Float[Array, "... f"]:
+    def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b f"]:
         """Project the last axis, in x's dtype."""
-        kernel = self.param("kernel", nn.initializers.xavier_uniform(), (x.shape[-1], self.features))
-        y = matmul(x, kernel)
+        y = matmul(x, self.param("kernel", self.kernel_init, (x.shape[-1], self.features)))
         if self.use_bias:
-            y = y + self.param("bias", nn.initializers.zeros_init(), (self.features,)).astype(y.dtype)
+            y = y + self.param("bias", self.bias_init, (self.features,)).astype(y.dtype)
         return y
 
 
 class Embedding(nn.Module):
-    """A table float32 [v d], drawn from a normal with standard deviation d_model^-0.5."""
+    """A table float32 [v d]."""
 
     num_rows: int
     d_model: int
+    init_table: Init
 
     def setup(self) -> None:
         """Make the table."""
-        init = nn.initializers.normal(self.d_model**-0.5)
-        self.embedding = self.param("embedding", init, (self.num_rows, self.d_model))
+        self.embedding = self.param("embedding", self.init_table, (self.num_rows, self.d_model))
 
     def __call__(self, ids: Int[Array, "b t"]) -> Float[Array, "b t d"]:
         """Look rows up."""

@@ -10,127 +10,170 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jformer.models.attention import Attention, KeyValue, write
 from jformer.models.config import ModelConfig
-from jformer.models.dropout import Noise, drop
+from jformer.models.dropout import Noise, Site, drop
+from jformer.models.initializers import bias_init, deepnorm, kernel_init
 from jformer.models.linear import Dense
+from jformer.models.positions import PositionBias
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": nn.relu,
-    "gelu": lambda x: nn.gelu(x, approximate=False),
+    "gelu": lambda x: nn.gelu(x, approximate=False),  # Hendrycks and Gimpel 2016
+    "gelu_tanh": lambda x: nn.gelu(x, approximate=True),  # the same paper's approximation, as GPT-2 has it
+    "silu": nn.silu,  # Elfwing et al. 2018; Ramachandran et al. 2017 call it swish
 }
-NORM_EPSILON = 1e-6
+GATES: dict[str, Callable[[Array], Array]] = {  # Shazeer 2020
+    "glu": nn.sigmoid,  # Dauphin et al. 2017
+    "reglu": nn.relu,
+    "geglu": ACTIVATIONS["gelu"],
+    "geglu_tanh": ACTIVATIONS["gelu_tanh"],
+    "swiglu": nn.silu,
+}
 
 
-class Masks(NamedTuple):
-    """Boolean, True = may look; made once for a whole stack."""
+class Layout(NamedTuple):
+    """Who may look at whom and where everybody stands, the same for all blocks. Masks are boolean, True = may look."""
 
-    self_attn: Bool[Array, "b 1 #t s"]
-    cross_attn: Any = None  # bool [m 1 #t s], where there is a memory
+    positions: Int[Array, "b t"]
+    self_mask: Bool[Array, "b 1 #t s"]
+    cross_mask: Any = None  # bool [m 1 #t s], where there is a memory
+    bias: Any = None  # float32 [#b h t s], added to the scores of self-attention; the stack fills it in
 
 
-def layer_norm(config: ModelConfig) -> nn.LayerNorm:
-    """Build a layer norm (Ba et al. 2016) with float32 statistics and an output in the compute dtype."""
-    return nn.LayerNorm(epsilon=NORM_EPSILON, dtype=jnp.dtype(config.dtype), use_fast_variance=False)
+def make_norm(config: ModelConfig) -> nn.Module:
+    """Build a norm with float32 statistics and an output in the compute dtype."""
+    options: dict[str, Any] = {"epsilon": config.norm_epsilon, "dtype": jnp.dtype(config.dtype)}
+    if config.norm_type == "rmsnorm":
+        return nn.RMSNorm(**options)
+    return nn.LayerNorm(**options, use_bias=config.bias, use_fast_variance=False)
 
 
 class FeedForward(nn.Module):
-    """Two projections with a nonlinearity between them (Vaswani et al. 2017, equation 2)."""
+    """Two projections with a nonlinearity between them (Vaswani et al. 2017, equation 2), gated or not."""
 
     config: ModelConfig
+    layers: int = 1  # of the stack, and DeepNorm's beta: for the initial kernels
+    beta: float = 1.0
 
     def setup(self) -> None:
-        """Make d → f → d."""
-        self.up = Dense(self.config.d_ff)
-        self.down = Dense(self.config.d_model)
+        """Make d → f → d, and the gate's d → f."""
+        c = self.config
+        self.up = self.projection(c.d_ff, "up")
+        if c.activation in GATES:
+            self.gate = self.projection(c.d_ff, "gate")
+        self.down = self.projection(c.d_model, "down")
 
-    def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+    def projection(self, size: int, role: str) -> Dense:
+        """Build one projection."""
+        c = self.config
+        return Dense(size, kernel_init(c, role, self.layers, self.beta), c.bias, bias_init(c, role))
+
+    def __call__(self, x: Float[Array, "b t d"], noise: Noise | None = None) -> Float[Array, "b t d"]:
         """Map every position alike."""
-        return self.down(ACTIVATIONS[self.config.activation](self.up(x)))
+        name = self.config.activation
+        y = GATES[name](self.gate(x)) * self.up(x) if name in GATES else ACTIVATIONS[name](self.up(x))
+        return self.down(drop(y, self.config.activation_dropout, noise, Site.ACTIVATION))
 
 
 class Block(nn.Module):
     """Self-attention, optional cross-attention, feed-forward, each inside one residual."""
 
     config: ModelConfig
+    layers: int
     cross: bool
 
     def setup(self) -> None:
-        """Make the sublayers and one norm for each."""
+        """Make the sublayers, and for each its norm, or two."""
         c = self.config
-        self.self_attn = Attention(c.d_model, c.num_heads, c.key_size, c.value_size)
-        self.self_attn_norm = layer_norm(c)
+        drawn = {"layers": self.layers, "beta": deepnorm(c, self.cross)[1]}
+        self.self_attn = Attention(c, Site.SELF_WEIGHTS, **drawn)
         if self.cross:
-            self.cross_attn = Attention(c.d_model, c.num_heads, c.key_size, c.value_size)
-            self.cross_attn_norm = layer_norm(c)
-        self.feed_forward = FeedForward(c)
-        self.feed_forward_norm = layer_norm(c)
+            self.cross_attn = Attention(c, Site.CROSS_WEIGHTS, **drawn)
+        self.feed_forward = FeedForward(c, **drawn)
+        for name in ("self_attn", "cross_attn", "feed_forward") if self.cross else ("self_attn", "feed_forward"):
+            if c.norm != "none":
+                setattr(self, f"{name}_norm", make_norm(c))
+            if c.norm == "sandwich":
+                setattr(self, f"{name}_out_norm", make_norm(c))
 
-    def residual(self, x: Array, norm: nn.Module, f: Callable, noise: Noise | None, site: int) -> Array:
-        """norm(x + f(x)) or x + f(norm(x)): the only place where Post-LN and Pre-LN differ (Xiong et al. 2020)."""
-        pre = self.config.norm == "pre"
-        x = x + drop(f(norm(x) if pre else x), self.config.dropout, noise, site)
-        return x if pre else norm(x)
+    def residual(self, x: Array, name: str, f: Callable, noise: Noise | None, site: Site) -> Array:
+        """Wrap a sublayer: the only place where Post-LN, Pre-LN and their relatives differ.
+
+        post      norm(x + f(x))              Vaswani et al. 2017
+        pre       x + f(norm(x))              Xiong et al. 2020; the stack ends with one norm
+        sandwich  x + norm'(f(norm(x)))       Ding et al. 2021 (CogView); the stack ends with one norm
+        deepnorm  norm(alpha · x + f(x))      Wang et al. 2022
+        none      x + f(x)
+        """
+        c = self.config
+        norm = getattr(self, f"{name}_norm", None)
+        y = drop(f(norm(x) if c.norm in ("pre", "sandwich") else x), c.dropout, noise, site)
+        y = getattr(self, f"{name}_out_norm")(y) if c.norm == "sandwich" else y
+        y = x * deepnorm(c, self.cross)[0] + y if c.residual else y
+        return norm(y) if c.norm in ("post", "deepnorm") else y
 
     def sublayers(
-        self,
-        x: Array,
-        self_kv: Callable[[Array], KeyValue],
-        cross_kv: Any,
-        masks: Masks,
-        noise: Noise | None,
+        self, x: Array, self_kv: Callable[[Array], KeyValue], cross_kv: Any, layout: Layout, noise: Noise | None
     ) -> Array:
         """Run the residuals; whoever calls decides where keys and values come from."""
 
         def self_attn(y: Array) -> Array:
-            return self.self_attn(y, self_kv(y), masks.self_attn)
+            return self.self_attn(y, self_kv(y), layout.self_mask, layout.positions, layout.bias, noise)
 
         def cross_attn(y: Array) -> Array:
-            return self.cross_attn(y, cross_kv, masks.cross_attn)
+            return self.cross_attn(y, cross_kv, layout.cross_mask, noise=noise)
 
-        x = self.residual(x, self.self_attn_norm, self_attn, noise, 0)
+        x = self.residual(x, "self_attn", self_attn, noise, Site.SELF_ATTN)
         if self.cross:
-            x = self.residual(x, self.cross_attn_norm, cross_attn, noise, 1)
-        return self.residual(x, self.feed_forward_norm, self.feed_forward, noise, 2)
+            x = self.residual(x, "cross_attn", cross_attn, noise, Site.CROSS_ATTN)
+        x = self.residual(x, "feed_forward", lambda y: self.feed_forward(y, noise), noise, Site.FEED_FORWARD)
+        self.sow("intermediates", "output", x)
+        return x
 
     def __call__(
-        self, x: Array, layer: Int[Array, ""], memory: Any, masks: Masks, noise: Noise | None
+        self, x: Array, layer: Int[Array, ""], memory: Any, layout: Layout, noise: Noise | None
     ) -> tuple[Float[Array, "b t d"], None]:
         """Run the block on whole sequences."""
         cross_kv = self.cross_attn.kv(memory) if self.cross else None
         noise = noise.at_layer(layer) if noise else None
-        return self.sublayers(x, self.self_attn.kv, cross_kv, masks, noise), None
+        return self.sublayers(x, lambda y: self.self_attn.kv(y, layout.positions), cross_kv, layout, noise), None
 
     def memory_kv(self, carry: None, memory: Float[Array, "b s d"]) -> tuple[None, KeyValue]:
         """Project the memory's keys and values, once for a whole decode."""
         return carry, self.cross_attn.kv(memory)
 
     def extend(
-        self, x: Array, buffer: KeyValue, cross_kv: Any, masks: Masks, at: Int[Array, "b t"]
+        self, x: Array, buffer: KeyValue, cross_kv: Any, layout: Layout, at: Int[Array, "b t"]
     ) -> tuple[Float[Array, "b t d"], KeyValue]:
         """Run the block on new positions only, their keys and values written into the buffer at `at`."""
         written: list[KeyValue] = []
 
         def self_kv(y: Array) -> KeyValue:
-            written.append(write(buffer, self.self_attn.kv(y), at))
+            written.append(write(buffer, self.self_attn.kv(y, layout.positions), at))
             return written[-1]
 
-        return self.sublayers(x, self_kv, cross_kv, masks, None), written[0]
+        return self.sublayers(x, self_kv, cross_kv, layout, None), written[0]
 
 
 class Stack(nn.Module):
-    """N blocks with their parameters stacked on a leading layer axis, and the final norm that Pre-LN needs."""
+    """N blocks with their parameters stacked on a leading layer axis, and the final norm that Pre-LN needs.
+
+    A stack with cross-attention is the decoder of an encoder-decoder; `causal` says that later positions are hidden
+    by the masks, which relative buckets make use of.
+    """
 
     config: ModelConfig
     num_layers: int
     cross: bool
+    causal: bool
 
     def setup(self) -> None:
         """Lift the block's three methods over the layer axis: parameters on 0, cached leaves on 1 (batch first)."""
-        on_cpu = jax.default_backend() == "cpu"
+        c, on_cpu = self.config, jax.default_backend() == "cpu"
         scan = {
             "variable_axes": {"params": 0, "intermediates": 0},
             "split_rngs": {"params": True},
             "length": self.num_layers,
-            "unroll": min(self.config.unroll or (self.num_layers if on_cpu else 1), self.num_layers),
+            "unroll": min(c.unroll or (self.num_layers if on_cpu else 1), self.num_layers),
         }
         shared = nn.broadcast
         methods = {
@@ -138,36 +181,37 @@ class Stack(nn.Module):
             "memory_kv": {**scan, "in_axes": shared, "out_axes": 1},
             "extend": {**scan, "in_axes": (1, 1, shared, shared), "out_axes": 1},
         }
-        self.block = nn.scan(Block, methods=methods)(self.config, self.cross)
-        if self.config.norm == "pre":
-            self.final_norm = layer_norm(self.config)
+        self.block = nn.scan(Block, methods=methods)(c, self.num_layers, self.cross)
+        if c.norm in ("pre", "sandwich"):
+            self.final_norm = make_norm(c)
+        if c.positions in ("relative", "alibi"):
+            self.position_bias = PositionBias(c, self.causal)
 
     def finish(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
         """Normalise the output once where the blocks leave it unnormalised."""
-        return self.final_norm(x) if self.config.norm == "pre" else x
+        return self.final_norm(x) if self.config.norm in ("pre", "sandwich") else x
+
+    def place(self, layout: Layout, query: Int[Array, "b t"], length: int) -> Layout:
+        """Fill in the bias of positions, made once for all layers, for keys at 0 … length - 1."""
+        biased = self.config.positions in ("relative", "alibi")
+        return layout._replace(bias=self.position_bias(query, jnp.arange(length)) if biased else None)
 
     def __call__(
-        self,
-        x: Float[Array, "b t d"],
-        memory: Any,
-        masks: Masks,
-        noise: Noise | None,
+        self, x: Float[Array, "b t d"], memory: Any, layout: Layout, noise: Noise | None
     ) -> Float[Array, "b t d"]:
         """Run every block on whole sequences."""
-        return self.finish(self.block(x, jnp.arange(self.num_layers), memory, masks, noise)[0])
+        # Within a row, places differ as positions do: one bias serves all rows, also those that several texts share.
+        layout = self.place(layout, jnp.arange(x.shape[1])[None], x.shape[1])
+        return self.finish(self.block(x, jnp.arange(self.num_layers), memory, layout, noise)[0])
 
     def memory_kv(self, memory: Float[Array, "b s d"]) -> KeyValue:
-        """Project the memory for every layer: leaves [b l s h ·]."""
+        """Project the memory for every layer: leaves [b l s g ·]."""
         return self.block.memory_kv(None, memory)[1]
 
     def extend(
-        self,
-        x: Float[Array, "b t d"],
-        buffer: KeyValue,
-        cross_kv: Any,
-        masks: Masks,
-        at: Int[Array, "b t"],
+        self, x: Float[Array, "b t d"], buffer: KeyValue, cross_kv: Any, layout: Layout, at: Int[Array, "b t"]
     ) -> tuple[Float[Array, "b t d"], KeyValue]:
-        """Run every block on new positions; buffer and cross_kv have leaves [· l s h ·]."""
-        x, buffer = self.block.extend(x, buffer, cross_kv, masks, at)
+        """Run every block on new positions; buffer and cross_kv have leaves [· l s g ·]."""
+        layout = self.place(layout, layout.positions, buffer["k"].shape[2])
+        x, buffer = self.block.extend(x, buffer, cross_kv, layout, at)
         return self.finish(x), buffer

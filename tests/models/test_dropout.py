@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jformer.models.dropout import Noise, drop
+from jformer.models.dropout import Noise, Site, drop
 from tests.conftest import make_batch, run
 
 
-def mask(rows=range(8), seed=1, site=0, shape=(40, 64), rate=0.3):
+def mask(rows=range(8), seed=1, site=Site.SELF_ATTN, shape=(40, 64), rate=0.3):
     rows = jnp.array(list(rows), jnp.int32)
     x = jnp.ones((len(rows), *shape))
     return np.asarray(drop(x, rate, Noise(jnp.uint32(seed), rows), site))
@@ -30,8 +30,8 @@ def test_mask_of_a_row_ignores_its_neighbours_and_padding():
 
 def test_seed_site_layer_row_position_and_feature_all_matter():
     noise = Noise(jnp.uint32(1), jnp.arange(8))
-    layers = [np.asarray(drop(jnp.ones((8, 40, 64)), 0.5, noise.at_layer(jnp.int32(i)), 0)) for i in range(3)]
-    masks = [mask(rate=0.5), mask(rate=0.5, seed=2), mask(rate=0.5, site=1), *layers]
+    layers = [np.asarray(drop(jnp.ones((8, 40, 64)), 0.5, noise.at_layer(jnp.int32(i)), Site.SELF_ATTN)) for i in range(3)]
+    masks = [mask(rate=0.5), mask(rate=0.5, seed=2), mask(rate=0.5, site=Site.CROSS_ATTN), *layers]
     flat = np.array([(m > 0).ravel() for m in masks], float)
     flat = np.concatenate([flat, [np.roll(masks[0] > 0, 1, axis=axis).ravel() for axis in range(3)]])
     correlation = np.corrcoef(flat) - np.eye(len(flat))
@@ -40,7 +40,7 @@ def test_seed_site_layer_row_position_and_feature_all_matter():
 
 def test_no_noise_is_the_identity():
     x = jnp.ones((2, 3, 4))
-    assert drop(x, 0.5, None, 0) is x
+    assert drop(x, 0.5, None, Site.INPUT) is x
 
 
 def test_a_model_drops_only_in_training_and_each_key_differently(tiny):

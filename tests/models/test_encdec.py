@@ -16,7 +16,7 @@ ARRANGEMENTS = [
     {},
     {"norm": "pre", "activation": "gelu"},
     {"positions": "learned", "max_length": 64, "d_k": 6, "d_v": 10},
-    {"shared_embedding": False, "target_vocab_size": 50, "tied_output": False, "embedding_scale": False},
+    {"shared_embedding": False, "target_vocab_size": 50, "tied_output": False, "embedding_scale": "none"},
     {"num_decoder_layers": 3, "unroll": 2, "norm": "pre"},
 ]
 every_arrangement = pytest.mark.parametrize("fields", ARRANGEMENTS, ids=lambda fields: "-".join(fields) or "paper")

@@ -1,0 +1,102 @@
+"""How parameters are drawn: rules named after the papers that gave them. Each sees one layer's 2-D kernel, no stack.
+
+A role says what a kernel is for: query, key, value, output (of attention), gate, up, down (of the feed-forward),
+patches, pooler, or head (to logits). A table's role is tokens, positions, segments or relative.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jformer.models.config import ModelConfig
+
+Init = Callable[..., Array]
+"""(key, shape, dtype) → array."""
+
+RESIDUAL_OUTPUTS = ("output", "down")
+DEEPNORM_SCALED = ("value", "output", "gate", "up", "down")
+
+
+def _glorot(c: ModelConfig, role: str, layers: int) -> Init:
+    return nn.initializers.xavier_uniform()
+
+
+def _he(c: ModelConfig, role: str, layers: int) -> Init:
+    return nn.initializers.variance_scaling(2.0, "fan_in", "normal")
+
+
+def _small(c: ModelConfig, role: str, layers: int) -> Init:
+    return nn.initializers.normal((2 / (5 * c.d_model)) ** 0.5)
+
+
+def _bert(c: ModelConfig, role: str, layers: int) -> Init:
+    return nn.initializers.truncated_normal(0.02)
+
+
+def _gpt2(c: ModelConfig, role: str, layers: int) -> Init:
+    return nn.initializers.normal(0.02 * ((2 * layers) ** -0.5 if role in RESIDUAL_OUTPUTS else 1.0))
+
+
+def _t5(c: ModelConfig, role: str, layers: int) -> Init:
+    return nn.initializers.variance_scaling(1.0, "fan_in", "normal")
+
+
+def _vit(c: ModelConfig, role: str, layers: int) -> Init:
+    rules = {"head": nn.initializers.zeros_init(), "patches": nn.initializers.lecun_normal()}
+    return rules.get(role, nn.initializers.xavier_uniform())
+
+
+KERNELS: dict[str, Callable[[ModelConfig, str, int], Init]] = {
+    "glorot": _glorot,  # Glorot and Bengio 2010, uniform; tensor2tensor's for the paper of 2017
+    "he": _he,  # He et al. 2015
+    "small": _small,  # Nguyen and Salazar 2019, SmallInit
+    "bert": _bert,  # Devlin et al. 2019: truncated at two deviations
+    "gpt2": _gpt2,  # Radford et al. 2019: residual outputs smaller by 1/sqrt(2N)
+    "t5": _t5,  # Raffel et al. 2020
+    "vit": _vit,  # Dosovitskiy et al. 2021: the classifier begins at zero
+}
+
+TABLES: dict[str, dict[str, float]] = {  # deviations; what is not named has d_model^-0.5
+    "bert": {"tokens": 0.02, "positions": 0.02, "segments": 0.02},
+    "gpt2": {"tokens": 0.02, "positions": 0.01},
+    "t5": {"tokens": 1.0},
+    "vit": {"positions": 0.02},
+}
+
+
+def kernel_init(config: ModelConfig, role: str, layers: int = 1, beta: float = 1.0) -> Init:
+    """Return how a kernel float32 [in out] of a stack of `layers` is drawn.
+
+    With attention_scale 'one' the queries' kernel carries the 1/sqrt(k) that attention leaves out. `beta` is DeepNorm's
+    (Wang et al. 2022) and shrinks what its paper shrinks.
+    """
+    gain = config.key_size**-0.5 if role == "query" and config.attention_scale == "one" else 1.0
+    gain *= beta if role in DEEPNORM_SCALED else 1.0
+    draw = KERNELS[config.init](config, role, layers)
+    return lambda key, shape, dtype=jnp.float32: gain * draw(key, shape, dtype)
+
+
+def table_init(config: ModelConfig, role: str) -> Init:
+    """Return how a table float32 [rows d] is drawn: normal."""
+    return nn.initializers.normal(TABLES.get(config.init, {}).get(role, config.d_model**-0.5))
+
+
+def bias_init(config: ModelConfig, role: str) -> Any:
+    """Return how a bias is drawn: zeros, but for the feed-forward of ViT."""
+    tiny = config.init == "vit" and role in ("up", "down")
+    return nn.initializers.normal(1e-6) if tiny else nn.initializers.zeros_init()
+
+
+def deepnorm(config: ModelConfig, decoder: bool) -> tuple[float, float]:
+    """Return alpha, the factor of the residual, and beta, the gain of initial kernels (Wang et al. 2022, Figure 2)."""
+    if config.norm != "deepnorm":
+        return 1.0, 1.0
+    n, m = config.num_layers, config.decoder_layers
+    if config.family != "encdec":
+        return (2 * n) ** 0.25, (8 * n) ** -0.25
+    if decoder:
+        return (3 * m) ** 0.25, (12 * m) ** -0.25
+    return 0.81 * (n**4 * m) ** (1 / 16), 0.87 * (n**4 * m) ** (-1 / 16)
