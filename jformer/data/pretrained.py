@@ -1,0 +1,256 @@
+"""Pretrained word vectors (word2vec, GloVe, fastText's .vec) for a vocabulary's tokens. No parameters are set here.
+
+The format is seen from the content. A first line of two integers, "count size", is word2vec's; the bytes after the
+first token then tell its text form from its binary one. Any other first line is GloVe's: a token and its numbers.
+Files hold millions of vectors: they are streamed, and only the wanted ones are read as numbers and kept.
+"""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import numpy as np
+
+from jformer.data.text import open_bytes
+from jformer.data.tokenizers import NUM_SYMBOLS
+from jformer.errors import UserError
+
+WORD_START = "▁"  # what sentencepiece writes for a space
+
+_CHUNK = 1 << 20  # bytes, more than any entry takes
+_FETCH_AGAIN = "the file is damaged or cut short, fetch it again"
+
+
+class Vectors(NamedTuple):
+    """What a file holds of the wanted tokens."""
+
+    found: dict[str, np.ndarray]  # token → f32 [size]
+    format: str  # GloVe text | word2vec text | word2vec binary
+    rows: int  # vectors in the file
+    duplicates: int  # later vectors of a token that was found already, left out
+
+
+@dataclasses.dataclass(frozen=True)
+class Matched:
+    """Vectors for some ids of a vocabulary, and how they were come by."""
+
+    ids: np.ndarray  # i32 [n], ascending
+    vectors: np.ndarray  # f32 [n size]
+    path: Path
+    format: str
+    rows: int  # vectors in the file
+    duplicates: int  # later vectors of a token that was found already, left out
+    candidates: int  # tokens of the vocabulary that could be matched
+    lowered: int  # tokens found only when lower-cased; the others were found as they are
+
+    @property
+    def coverage(self) -> float:
+        """The share of the candidates that was found."""
+        return len(self.ids) / self.candidates
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.ids)} of {self.candidates} words ({self.coverage:.1%}) have vectors in {self.path}: "
+            f"{len(self.ids) - self.lowered} as they are, {self.lowered} lower-cased; "
+            f"{self.format}, {self.rows} vectors, {self.duplicates} duplicates left out"
+        )
+
+
+def match(tokens: Sequence[str], path: Path, size: int) -> Matched:
+    """Find the vectors of a vocabulary's tokens in a file.
+
+    A token is looked up as it is, then lower-cased. The symbols, ids 0 to 3, never match. If any token begins with ▁
+    the vocabulary is sentencepiece's, and only pieces that begin a word can match, without their ▁: a piece from
+    within a word is not the word of the same letters.
+
+    Args:
+        tokens: the surface form of every id.
+        path: the file of vectors.
+        size: numbers of a vector, the model's d_model.
+
+    Raises:
+        UserError: the file cannot be used (see `read_vectors`), or has no vector for any token.
+    """
+    words = _words(tokens)
+    file = read_vectors(path, {*words.values(), *(word.lower() for word in words.values())}, size)
+    keys = {i: word if word in file.found else word.lower() for i, word in words.items()}
+    ids = [i for i, key in keys.items() if key in file.found]
+    if not ids:
+        raise UserError(
+            f"{path}: none of its {file.rows} vectors is for one of the {len(words)} words of the vocabulary; "
+            "take vectors of its language, and data.tokenizer=word, bpe or unigram"
+        )
+    return Matched(
+        ids=np.array(ids, np.int32),
+        vectors=np.stack([file.found[keys[i]] for i in ids]),
+        path=path,
+        format=file.format,
+        rows=file.rows,
+        duplicates=file.duplicates,
+        candidates=len(words),
+        lowered=sum(keys[i] != words[i] for i in ids),
+    )
+
+
+def _words(tokens: Sequence[str]) -> dict[int, str]:
+    """Map the ids that can match to what is looked up for them."""
+    words = dict(enumerate(tokens[NUM_SYMBOLS:], start=NUM_SYMBOLS))
+    if any(word.startswith(WORD_START) for word in words.values()):
+        words = {i: word.removeprefix(WORD_START) for i, word in words.items() if word.startswith(WORD_START)}
+    return {i: word for i, word in words.items() if word}
+
+
+def read_vectors(path: Path, wanted: Collection[str], size: int) -> Vectors:
+    """Stream a file of word vectors, gunzipped if its name ends in .gz, and keep those of the wanted tokens.
+
+    The first vector of a token counts. Of the others only the number of numbers is checked, not the numbers.
+
+    Raises:
+        UserError: the file holds no vectors or vectors of another size, is cut short, or a wanted vector has a number
+            that cannot be read or is not finite as a float32; with file:line, or file and entry where it is binary.
+    """
+    keys = {token.encode(): token for token in wanted}
+    found: dict[str, np.ndarray] = {}
+    number = duplicates = 0
+    with open_bytes(path) as stream:
+        layout = _recognise(stream, path, size)
+        read, parse = (_binary_rows, _parse_binary) if layout.binary else (_text_rows, _parse_text)
+        for number, (key, values) in enumerate(read(stream, layout), start=1):
+            token = keys.get(key)
+            if token is None:
+                continue
+            if token in found:
+                duplicates += 1
+                continue
+            try:
+                found[token] = parse(values)
+            except ValueError as error:
+                raise UserError(f"{layout.place(number)}: {error}; {_FETCH_AGAIN}") from error
+    if layout.count not in (None, number):
+        raise UserError(f"{path}: {number} vectors, but its first line says {layout.count}; {_FETCH_AGAIN}")
+    return Vectors(found, layout.format, number, duplicates)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """How the entries of a file are written."""
+
+    path: Path
+    size: int
+    count: int | None  # what the header says; GloVe's files have none
+    binary: bool
+
+    @property
+    def format(self) -> str:
+        return "GloVe text" if self.count is None else f"word2vec {'binary' if self.binary else 'text'}"
+
+    def place(self, number: int) -> str:
+        """Name an entry, counted from 1."""
+        if self.binary:
+            return f"{self.path}, entry {number}"
+        return f"{self.path}:{number + (self.count is not None)}"
+
+
+def _recognise(stream: IO[bytes], path: Path, size: int) -> _Layout:
+    """Return the layout of a file and leave the stream at its first entry. Raise UserError if it does not fit."""
+    first = stream.readline(_CHUNK)
+    header = re.fullmatch(rb"(\d+) (\d+)\s*", first)
+    if header:
+        count, stored = map(int, header.groups())
+        _check_size(f"{path}:1", stored, size)
+        entry = stream.read(_CHUNK)
+        layout = _Layout(path, size, count, binary=not _is_text(entry, size))
+    else:
+        entry = first
+        layout = _Layout(path, size, None, binary=False)
+    stream.seek(len(first) if header else 0)
+    if not layout.binary:
+        _check_first(layout.place(1), entry.partition(b"\n")[0], size)
+    return layout
+
+
+def _is_text(entry: bytes, size: int) -> bool:
+    """Tell whether a word2vec file that begins with this entry is text.
+
+    The 2·size - 1 bytes after the first space are numbers in either form: as text `size` of them take no less, as
+    float32 they take more. All of these bytes being printable does not happen to float32 values.
+    """
+    values = entry.partition(b" ")[2][: 2 * size - 1]
+    return re.fullmatch(rb"[ -~\t\r\n]*", values) is not None
+
+
+def _check_first(place: str, line: bytes, size: int) -> None:
+    """Raise UserError unless a line is a token and `size` fields, or a token of several words and `size` numbers.
+
+    Further lines are split by the size alone, so vectors longer than `size` would pass as tokens with many spaces.
+    """
+    fields = line.rstrip().split(b" ")[1:]
+    numbers = sum(1 for _ in itertools.takewhile(_is_number, reversed(fields)))
+    if not numbers:
+        raise UserError(f"{place} is no word vector: take a file of GloVe, word2vec or fastText's .vec format")
+    if len(fields) != size:
+        _check_size(place, numbers, size)
+
+
+def _check_size(place: str, stored: int, size: int) -> None:
+    if stored != size:
+        raise UserError(
+            f"{place} has vectors of {stored} numbers, model.d_model={size}: "
+            f"take a file with vectors of {size}, or set model.d_model={stored}"
+        )
+
+
+def _is_number(field: bytes) -> bool:
+    try:
+        float(field)
+    except ValueError:
+        return False
+    return True
+
+
+def _text_rows(stream: IO[bytes], layout: _Layout) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the token of every line and what follows it: the numbers are the last `size` fields."""
+    for number, line in enumerate(stream, start=1):
+        line = line.rstrip()  # word2vec and fastText end every line with a space
+        spaces = line.count(b" ")
+        if spaces < layout.size:
+            raise UserError(f"{layout.place(number)}: {spaces} numbers, not {layout.size}; {_FETCH_AGAIN}")
+        *token, values = line.split(b" ", spaces - layout.size + 1)
+        yield b" ".join(token), values
+
+
+def _binary_rows(stream: IO[bytes], layout: _Layout) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the token of every entry and the bytes of its numbers; a line feed between two entries may be there."""
+    width, buffer, start = 4 * layout.size, b"", 0
+    for number in itertools.count(1):
+        space = buffer.find(b" ", start)
+        if space < 0 or space + width >= len(buffer):
+            buffer, start = buffer[start:] + stream.read(_CHUNK), 0
+            space = buffer.find(b" ")
+            if not buffer.strip(b"\n"):
+                return
+            if space < 0 or space + width >= len(buffer):
+                raise UserError(f"{layout.place(number)} ends within its vector; {_FETCH_AGAIN}")
+        token, start = buffer[start:space].removeprefix(b"\n"), space + 1 + width
+        yield token, buffer[space + 1 : start]
+
+
+def _parse_text(values: bytes) -> np.ndarray:
+    numbers = [float(field) for field in values.decode(errors="replace").split(" ")]
+    with np.errstate(over="ignore"):  # it becomes infinite, which is refused
+        return _finite(np.array(numbers, np.float32))
+
+
+def _parse_binary(values: bytes) -> np.ndarray:
+    return _finite(np.frombuffer(values, "<f4").astype(np.float32))
+
+
+def _finite(vector: np.ndarray) -> np.ndarray:
+    """Return a vector as it is. Raise ValueError if it has a number that is not finite."""
+    bad = np.flatnonzero(~np.isfinite(vector))
+    if bad.size:
+        raise ValueError(f"number {bad[0] + 1} of the vector is {vector[bad[0]]}")
+    return vector
