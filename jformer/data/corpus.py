@@ -8,35 +8,37 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 
 import numpy as np
 
 from jformer.data.sources import Pair, Split
-from jformer.data.tokenizers import EOS, Tokenizer
+from jformer.data.tokenizers import BOS, EOS, Tokenizer
 from jformer.errors import UserError
 
-FORMAT = 1  # raise it when the same options give other arrays
+FORMAT = 2  # raise it when the same options give other arrays
+CHUNK = 2_048  # examples tokenized at a time
 SIDES = ("source", "target")
+Example = tuple[Sequence[int], Sequence[int]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-    """One side of a corpus: sentence i is values[offsets[i]:offsets[i + 1]], its end symbol included."""
+    """One side of a corpus: sequence i is values[offsets[i]:offsets[i + 1]], its end symbol included."""
 
     values: np.ndarray
     offsets: np.ndarray
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of every sentence."""
+        """Tokens of every sequence."""
         return np.diff(self.offsets)
 
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Both sides of a tokenized corpus, what became of the pairs it was read from, and what identifies it."""
+    """Both sides of a tokenized corpus, what became of the examples read, and what identifies it."""
 
     source: Tokens
     target: Tokens
@@ -48,43 +50,98 @@ class Corpus:
 
 
 @dataclasses.dataclass(frozen=True)
-class Encoder:
-    """How a pair of texts becomes two token sequences, and what to do with those over the limits."""
+class Side:
+    """How the text of one side becomes a sequence of token ids."""
 
-    source: Tokenizer
-    target: Tokenizer
-    max_source_length: int
-    max_target_length: int
+    tokenizer: Tokenizer | None  # None: this side holds nothing, whatever its text
+    max_length: int  # of a sequence, BOS and EOS included
+    begin: bool = False  # BOS comes first
+    end: bool = True  # EOS comes last
+    parts: bool = False  # TABs separate texts, each of which EOS ends
+
+    def fingerprint(self) -> list[object]:
+        """Return everything that the sequences depend on, besides the text."""
+        tokenizer = self.tokenizer and self.tokenizer.fingerprint
+        return [tokenizer, self.max_length, self.begin, self.end, self.parts]
+
+    def is_empty(self, text: str) -> bool:
+        """Tell whether the text leaves this side without the tokens it should have."""
+        return self.tokenizer is not None and not text.strip()
+
+    def encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
+        """Return the sequence of each text, of any length."""
+        if self.tokenizer is None:
+            return [[] for _ in texts]
+        parts = [text.split("\t") if self.parts else [text] for text in texts]
+        encoded = iter(self.tokenizer.encode([part for some in parts for part in some]))
+        return [self._framed([next(encoded) for _ in some]) for some in parts]
+
+    def cut(self, sequence: Sequence[int]) -> Sequence[int]:
+        """Return what the limit lets through; the end symbol stays."""
+        if len(sequence) <= self.max_length:
+            return sequence
+        return [*sequence[: self.max_length - 1], EOS] if self.end else sequence[: self.max_length]
+
+    def split(self, sequence: Sequence[int]) -> list[Sequence[int]]:
+        """Return consecutive pieces within the limit; only the last one has the end symbol."""
+        return [sequence[i : i + self.max_length] for i in range(0, len(sequence), self.max_length)]
+
+    def _framed(self, parts: list[Sequence[int]]) -> Sequence[int]:
+        if not self.begin and not self.end:
+            return parts[0]  # as it came: an image is one array of pixels
+        framed = [BOS] if self.begin else []
+        for part in parts:
+            framed += part
+            framed += [EOS] if self.end else []
+        return framed
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoder:
+    """How an example becomes two token sequences, and what to do with those over the limits: drop, cut or split.
+
+    Only examples with one side can be split: their pieces become examples of their own, and nothing is lost.
+    """
+
+    source: Side
+    target: Side
     overlong: str
+    reads: tuple[str, str] = SIDES  # the text of a pair that each side takes
 
     def fingerprint(self) -> str:
         """Identify everything that the token arrays depend on, besides the text."""
-        limits = [self.max_source_length, self.max_target_length, self.overlong, FORMAT]
-        return hashlib.sha256(repr([self.source.fingerprint, self.target.fingerprint, *limits]).encode()).hexdigest()
+        parts = [self.source.fingerprint(), self.target.fingerprint(), self.overlong, self.reads, FORMAT]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
 
-    def encode(self, pairs: Sequence[Pair], counts: Counter[str]) -> list[tuple[list[int], list[int]]]:
-        """Return the pairs that training can use, each side ending with EOS; count the others by reason."""
-        texts = [p for p in pairs if p.source.strip() and p.target.strip()]
-        counts["pairs read"] += len(pairs)
-        counts["empty pairs dropped"] += len(pairs) - len(texts)
-        sources = self.source.encode([p.source for p in texts])
-        targets = self.target.encode([p.target for p in texts])
-        usable = []
-        for source, target in zip(sources, targets, strict=True):
-            if len(source) >= self.max_source_length or len(target) >= self.max_target_length:
-                counts["overlong pairs " + ("cut" if self.overlong == "cut" else "dropped")] += 1
-                if self.overlong == "drop":
-                    continue
-            source, target = source[: self.max_source_length - 1], target[: self.max_target_length - 1]
-            usable.append(([*source, EOS], [*target, EOS]))
-        counts["pairs used"] += len(usable)
+    def encode(self, pairs: Sequence[Pair], counts: Counter[str]) -> list[Example]:
+        """Return the sequences of the examples that can be used; count the others by reason."""
+        sides = (self.source, self.target)
+        texts = [tuple(getattr(pair, text) for text in self.reads) for pair in pairs]
+        filled = [pair for pair in texts if not any(map(Side.is_empty, sides, pair))]
+        counts["examples read"] += len(pairs)
+        counts["empty examples dropped"] += len(pairs) - len(filled)
+        sources, targets = (side.encode([pair[i] for pair in filled]) for i, side in enumerate(sides))
+        whole = zip(sources, targets, strict=True)
+        usable = [fitting for source, target in whole for fitting in self._fit(source, target, counts)]
+        counts["examples used"] += len(usable)
         return usable
+
+    def _fit(self, source: Sequence[int], target: Sequence[int], counts: Counter[str]) -> list[Example]:
+        if len(source) <= self.source.max_length and len(target) <= self.target.max_length:
+            return [(source, target)]
+        if self.overlong == "drop":
+            counts["overlong examples dropped"] += 1
+            return []
+        counts[f"overlong examples {self.overlong}"] += 1
+        if self.overlong == "cut":
+            return [(self.source.cut(source), self.target.cut(target))]
+        return list(zip_longest(self.source.split(source), self.target.split(target), fillvalue=()))
 
 
 def open_corpus(split: Split, encoder: Encoder, cache_dir: str) -> Corpus:
     """Open the split's token arrays, tokenizing it first if no run has done so before.
 
-    One process builds, others wait for it. Raise UserError where no usable pair is left.
+    One process builds, others wait for it. Raise UserError where no usable example is left.
     """
     fingerprint = hashlib.sha256(f"{split.fingerprint} {encoder.fingerprint()}".encode()).hexdigest()[:32]
     folder = Path(cache_dir).expanduser() / fingerprint
@@ -92,8 +149,8 @@ def open_corpus(split: Split, encoder: Encoder, cache_dir: str) -> Corpus:
         if not folder.exists():
             _build(split, encoder, folder)
     counts = json.loads((folder / "counts.json").read_text())
-    if not counts["pairs used"]:
-        raise UserError(f"{split.name}: no usable pair is left ({_listed(counts)}); look at the text and the limits")
+    if not counts["examples used"]:
+        raise UserError(f"{split.name}: no usable example is left ({_listed(counts)}); look at the text and the limits")
     source, target = (
         Tokens(*(np.load(folder / f"{side}.{part}.npy", mmap_mode="r") for part in ("values", "offsets")))
         for side in SIDES
@@ -107,19 +164,22 @@ def _build(split: Split, encoder: Encoder, folder: Path) -> None:
     half_made = folder.with_suffix(".tmp")
     shutil.rmtree(half_made, ignore_errors=True)
     half_made.mkdir(parents=True)
-    chunks: dict[str, list[np.ndarray]] = {side: [] for side in SIDES}
-    lengths: dict[str, list[int]] = {side: [] for side in SIDES}
-    for pairs in _in_chunks(split.read(counts), 8192):
-        for side, sentences in zip(SIDES, zip(*encoder.encode(pairs, counts), strict=True), strict=False):
-            lengths[side] += map(len, sentences)
-            chunks[side].append(np.array([token for sentence in sentences for token in sentence], np.int32))
-    for side, tokenizer in zip(SIDES, (encoder.source, encoder.target), strict=True):
-        dtype = np.uint16 if tokenizer.vocab_size <= 65_536 else np.int32
-        values = np.concatenate([np.zeros(0, np.int32), *chunks[side]]).astype(dtype)
-        np.save(half_made / f"{side}.values.npy", values)
-        np.save(half_made / f"{side}.offsets.npy", np.cumsum([0, *lengths[side]]))
-    (half_made / "counts.json").write_text(json.dumps({"pairs used": 0, **counts}))
+    dtypes = [_smallest_dtype(side.tokenizer) for side in (encoder.source, encoder.target)]
+    chunks = [[np.zeros(0, dtype)] for dtype in dtypes]
+    lengths: list[list[int]] = [[], []]
+    for pairs in _in_chunks(split.read(counts), CHUNK):
+        for i, sequences in enumerate(zip(*encoder.encode(pairs, counts), strict=True)):
+            lengths[i] += map(len, sequences)
+            chunks[i].append(np.concatenate([np.asarray(sequence, dtypes[i]) for sequence in sequences]))
+    for name, values, sizes in zip(SIDES, chunks, lengths, strict=True):
+        np.save(half_made / f"{name}.values.npy", np.concatenate(values))
+        np.save(half_made / f"{name}.offsets.npy", np.cumsum([0, *sizes]))
+    (half_made / "counts.json").write_text(json.dumps({"examples used": 0, **counts}))
     half_made.rename(folder)
+
+
+def _smallest_dtype(tokenizer: Tokenizer | None) -> np.dtype:
+    return np.min_scalar_type(tokenizer.vocab_size - 1 if tokenizer else 0)
 
 
 def _in_chunks(pairs: Iterator[Pair], size: int) -> Iterator[list[Pair]]:

@@ -1,7 +1,8 @@
-"""Which sentences make batch number s: a pure function of (seed, s). Nothing here touches text or tokens.
+"""Which examples make batch number s: a pure function of (seed, s). Nothing here touches text or tokens.
 
-A unit is what fills one row: one sentence pair (buckets) or several (packed). Each epoch deals every unit anew, yet
-the number of batches and their shapes never change, so resuming needs the step alone.
+A unit is what fills one row: one example (buckets) or several (packed). An example has a length on each side, 0 where
+that side holds nothing. Each epoch deals every unit anew, yet the number of batches and their shapes never change, so
+resuming needs the step alone.
 """
 
 import dataclasses
@@ -82,14 +83,14 @@ class Plan:
 def bucket_shapes(
     source: np.ndarray, target: np.ndarray, num_buckets: int, tokens: int, row_multiple: int
 ) -> tuple[tuple[Shape, ...], np.ndarray]:
-    """Return at most `num_buckets` shapes that waste the least padding, and the first one that fits each pair.
+    """Return at most `num_buckets` shapes that waste the least padding, and the first that fits each example.
 
-    Pairs are ordered by their longer side; a dynamic program cuts that order where the sum over both sides of padded
-    lengths is smallest. A batch has as many rows as its `tokens` hold of its longer side.
+    Examples are ordered by their longer side; a dynamic program cuts that order where the sum over both sides of
+    padded lengths is smallest. A batch has as many rows as its `tokens` hold of its longer side.
     """
     longer = np.maximum(source, target)
     sizes, index, count = np.unique(longer, return_inverse=True, return_counts=True)
-    top = np.zeros((2, len(sizes)), np.int64)  # the longest source and target among pairs of each size
+    top = np.zeros((2, len(sizes)), np.int64)  # the longest source and target among examples of each size
     np.maximum.at(top[0], index, source)
     np.maximum.at(top[1], index, target)
     top = np.maximum.accumulate(top, axis=1)
@@ -132,23 +133,23 @@ def _shape(source_length: int, target_length: int, tokens: int, row_multiple: in
 def packed_shape(source: np.ndarray, target: np.ndarray, length: int, tokens: int, row_multiple: int) -> Shape:
     """Return the one shape of packed rows: `length` for the side with more tokens, its share for the other one.
 
-    Both sides must hold their longest sentence.
+    Both sides must hold their longest sequence.
     """
-    ratio = float(source.sum()) / float(target.sum())
-    sides = np.array([min(1.0, ratio), min(1.0, 1 / ratio)]) * length
-    room = np.maximum(np.ceil(sides).astype(np.int64), [source.max(), target.max()])
+    totals = np.array([source.sum(), target.sum()])
+    share = np.ceil(totals / totals.max() * length).astype(np.int64)
+    room = np.maximum(share, [source.max(), target.max()])
     if room.max() > length:
         raise UserError(
-            f"data.packed_length={length} is shorter than the longest sentence ({room.max()} tokens): raise it or "
+            f"data.packed_length={length} is shorter than the longest sequence ({room.max()} tokens): raise it or "
             f"lower {LIMITS}"
         )
     return _shape(int(room[0]), int(room[1]), tokens, row_multiple, "data.packed_length")
 
 
 def pack(source: np.ndarray, target: np.ndarray, shape: Shape, seed: int) -> list[np.ndarray]:
-    """Return the pairs that share each row; source and target of a pair lie in the same row.
+    """Return the examples that share each row; both sides of an example lie in the same row.
 
-    Chunks of a shuffled corpus are packed longest pair first, each into the fullest row that still takes it (best
+    Chunks of a shuffled corpus are packed longest example first, each into the fullest row that still takes it (best
     fit decreasing), so time stays linear in the corpus.
     """
     order = np.random.default_rng(seed).permutation(len(source))
@@ -157,18 +158,18 @@ def pack(source: np.ndarray, target: np.ndarray, shape: Shape, seed: int) -> lis
     return [row for chunk in chunks for row in _best_fit(lengths, chunk, room)]
 
 
-def _best_fit(lengths: np.ndarray, pairs: np.ndarray, room: np.ndarray) -> list[np.ndarray]:
-    pairs = pairs[np.argsort(-(lengths[pairs] / room).max(axis=1), kind="stable")]
-    free = np.empty((len(pairs), 2), np.int64)
+def _best_fit(lengths: np.ndarray, examples: np.ndarray, room: np.ndarray) -> list[np.ndarray]:
+    examples = examples[np.argsort(-(lengths[examples] / np.maximum(room, 1)).max(axis=1), kind="stable")]
+    free = np.empty((len(examples), 2), np.int64)
     members: list[list[int]] = []
-    for pair in pairs:
-        left = free[: len(members)] - lengths[pair]
+    for example in examples:
+        left = free[: len(members)] - lengths[example]
         slack = np.where((left >= 0).all(axis=1), left.sum(axis=1), np.iinfo(np.int64).max)
         row = int(np.argmin(slack)) if len(members) else 0
         if not members or slack[row] == np.iinfo(np.int64).max:
             row = len(members)
             members.append([])
             free[row] = room
-        members[row].append(int(pair))
-        free[row] -= lengths[pair]
+        members[row].append(int(example))
+        free[row] -= lengths[example]
     return [np.array(row) for row in members]

@@ -1,46 +1,88 @@
-"""The run's tokenizers: learned once from the training text, saved with the run, and read back ever after."""
+"""The run's tokenizers: learned once from the training text, saved with the run, and read back ever after.
+
+A task says which there are: "shared" for both sides or for the only one that holds text, or "source" and "target".
+"""
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from jformer.data.config import DataConfig
 from jformer.data.sources import Split
 from jformer.data.tokenizers import Tokenizer, learn, load
 from jformer.errors import UserError
 
-
-def learn_tokenizers(directory: Path, config: DataConfig, training: Sequence[Split]) -> tuple[Tokenizer, Tokenizer]:
-    """Learn the source and target tokenizers from the training text, save them in a new directory and return them."""
-    sides = {"shared": ("source", "target")} if config.vocab_shared else {"source": ("source",), "target": ("target",)}
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    for name, read in sides.items():
-        options = (config.vocab_size, config.normalization, config.split_digits)
-        learn(config.tokenizer, _lines(training, read), *options).save(directory, name)
-    return load_tokenizers(directory, config.vocab_shared)
+OWN = ("label", "image")  # kinds that a run never takes over from another: they describe its own examples
 
 
-def copy_tokenizers(parent: Path, directory: Path, shared: bool) -> tuple[Tokenizer, Tokenizer]:
-    """Take over another run's tokenizers: its parameters mean nothing under another vocabulary."""
+class Vocabulary(NamedTuple):
+    """What a tokenizer is learned from."""
+
+    kind: str  # a key of tokenizers.TOKENIZERS
+    sides: tuple[str, ...]  # "source", "target" or both
+    parts: bool = False  # TABs separate texts
+
+
+def learn_tokenizers(
+    directory: Path, config: DataConfig, training: Sequence[Split], vocabularies: Mapping[str, Vocabulary]
+) -> tuple[Tokenizer, Tokenizer]:
+    """Learn the tokenizers from the training text, save them in a new directory and return those of both sides."""
+    _empty(directory)
+    for name, vocabulary in vocabularies.items():
+        _learn(config, training, vocabulary).save(directory, name)
+    return load_tokenizers(directory)
+
+
+def copy_tokenizers(
+    parent: Path,
+    directory: Path,
+    config: DataConfig,
+    training: Sequence[Split],
+    vocabularies: Mapping[str, Vocabulary],
+) -> tuple[Tokenizer, Tokenizer]:
+    """Take over another run's tokenizers: its parameters mean nothing under another vocabulary.
+
+    Where it has but a shared one, that serves for a single side too. Labels and images are not taken over but learned.
+    """
     if not parent.is_dir():
         raise UserError(f"{parent}: no such directory; train.init_from must name the workdir of a run")
-    shutil.rmtree(directory, ignore_errors=True)
-    shutil.copytree(parent, directory)
-    return load_tokenizers(directory, shared)
+    _empty(directory)
+    for name, vocabulary in vocabularies.items():
+        if vocabulary.kind in OWN:
+            tokenizer = _learn(config, training, vocabulary)
+        else:
+            tokenizer = load(parent, "shared" if _has_shared(parent) else name)
+        tokenizer.save(directory, name)
+    return load_tokenizers(directory)
 
 
-def load_tokenizers(directory: Path, shared: bool) -> tuple[Tokenizer, Tokenizer]:
-    """Read the saved tokenizers of a run."""
-    if shared:
+def load_tokenizers(directory: Path) -> tuple[Tokenizer, Tokenizer]:
+    """Read the saved tokenizers of a run, source and target; they are one if they are shared."""
+    if _has_shared(directory):
         tokenizer = load(directory, "shared")
         return tokenizer, tokenizer
     return load(directory, "source"), load(directory, "target")
 
 
-def _lines(splits: Sequence[Split], sides: Sequence[str]) -> Iterator[str]:
+def _empty(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+
+
+def _has_shared(directory: Path) -> bool:
+    return any(directory.glob("shared.*"))
+
+
+def _learn(config: DataConfig, splits: Sequence[Split], vocabulary: Vocabulary) -> Tokenizer:
+    options = (config.vocab_size, config.normalization, config.split_digits)
+    return learn(vocabulary.kind, _texts(splits, vocabulary), *options)
+
+
+def _texts(splits: Sequence[Split], vocabulary: Vocabulary) -> Iterator[str]:
     for split in splits:
         for pair in split.read(Counter()):
-            for side in sides:
-                yield getattr(pair, side)
+            for side in vocabulary.sides:
+                text = getattr(pair, side)
+                yield from text.split("\t") if vocabulary.parts else [text]

@@ -1,28 +1,46 @@
-"""Translation: a source sentence in, a target sentence out."""
+"""Translation: a source text in, a target text out."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from jaxtyping import Array, Float
-
-from jformer.losses import Sums, cross_entropy
+from jformer.data import features
+from jformer.data.config import DataConfig
+from jformer.data.corpus import Encoder, Side
+from jformer.data.sources import Pair
+from jformer.data.tokenizers import Tokenizer
+from jformer.data.vocabularies import Vocabulary
 from jformer.metrics import check_scores, exact_match, text_scores
-from jformer.tasks.task import Task
+from jformer.tasks.task import Scores, Task, Totals, refuse, token_loss, token_scores
 
 
-def translate(*, label_smoothing: float, scores: Sequence[str], tokenize: str, lowercase: bool) -> Task:
+def translate(
+    data: DataConfig, *, label_smoothing: float, scores: Sequence[str], tokenize: str, lowercase: bool
+) -> Task:
     """Return the task: label-smoothed cross-entropy (Vaswani et al. 2017, section 5.4), scored by sacreBLEU.
 
-    Raises UserError for scores or a tokenization that sacreBLEU has not.
+    Raises UserError for scores or a tokenization that sacreBLEU has not, and for options that need one-sided text.
     """
+    refuse("translate", data, overlong="split", tokenizer="image", source="images")
     check_scores(scores, tokenize, lowercase)
+    both = Vocabulary(data.tokenizer, ("source", "target"))
+    apart = {side: Vocabulary(data.tokenizer, (side,)) for side in both.sides}
 
-    def loss(hidden: Float[Array, "b t d"], project: Callable, batch: Mapping[str, Any]) -> Sums:
-        return cross_entropy(project(hidden), batch["target_out"], batch["weights"], label_smoothing)
+    def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> Encoder:
+        return Encoder(Side(source, data.max_source_length), Side(target, data.max_target_length), data.overlong)
 
-    def score(outputs: Sequence[str], references: Sequence[str], groups: Sequence[str]) -> dict[str, Any]:
-        texts = list(outputs), list(references)
-        found = text_scores(*texts, tokenize=tokenize, lowercase=lowercase, names=scores)
-        return {**found, "exact_match": exact_match(*texts, groups=list(groups) if any(groups) else None)}
+    def score(outputs: Sequence[str], examples: Sequence[Pair], totals: Totals) -> Scores:
+        texts, groups = (list(outputs), [pair.target for pair in examples]), [pair.group for pair in examples]
+        found: dict[str, Any] = text_scores(*texts, tokenize=tokenize, lowercase=lowercase, names=scores)
+        found["exact_match"] = exact_match(*texts, groups=groups if any(groups) else None)
+        return found | token_scores(totals)
 
-    return Task(loss, score)
+    return Task(
+        vocabularies={"shared": both} if data.vocab_shared else apart,
+        encoder=encoder,
+        features=lambda source, target: features.sequence_to_sequence(),
+        symbols=0,
+        labels=False,
+        generates=True,
+        loss=token_loss(label_smoothing),
+        score=score,
+    )

@@ -1,0 +1,37 @@
+"""Masked language modelling: some tokens of a text from those around them."""
+
+from collections.abc import Sequence
+
+from jformer.data import features
+from jformer.data.config import DataConfig
+from jformer.data.corpus import Encoder, Side
+from jformer.data.sources import Pair
+from jformer.data.tokenizers import Tokenizer
+from jformer.data.vocabularies import Vocabulary
+from jformer.tasks.task import NOTHING, Scores, Task, Totals, refuse, token_loss, token_scores
+
+
+def mlm(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
+    """Return the task: cross-entropy of the chosen tokens (Devlin et al. 2019, section 3.1, without next sentences).
+
+    The text is the target of an example, as in all tasks of one text; the model reads it on its source side.
+    """
+    refuse("mlm", data, overlong="split", tokenizer="image", source="images")
+
+    def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> Encoder:
+        side = Side(source, data.max_source_length, begin=True)
+        return Encoder(side, NOTHING, data.overlong, reads=("target", "target"))
+
+    def score(outputs: Sequence[str], examples: Sequence[Pair], totals: Totals) -> Scores:
+        return token_scores(totals, "accuracy")
+
+    return Task(
+        vocabularies={"shared": Vocabulary(data.tokenizer, ("target",))},
+        encoder=encoder,
+        features=lambda source, target: features.masked(data.noise_density, source.vocab_size),
+        symbols=1,
+        labels=False,
+        generates=False,
+        loss=token_loss(label_smoothing),
+        score=score,
+    )
