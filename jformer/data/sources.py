@@ -1,5 +1,7 @@
-"""Where sentence pairs come from: parallel files, TFDS, generators. Pairs as they are: no tokens, nothing dropped.
+"""Where examples come from, whatever they are: pairs of texts as they stand, no tokens, nothing dropped.
 
+Files of sentence pairs and of labelled texts are read here; plain text, images, TFDS and generators have files of
+their own.
 A source opens a split of a corpus by its config. Opening finds and checks the files and fingerprints all that the pairs
 depend on; reading streams the pairs in order, empty ones too, and counts what had to be altered.
 """
@@ -20,7 +22,11 @@ from jformer.errors import UserError
 
 
 class Pair(NamedTuple):
-    """A source text and its target, and the group it is scored with, such as its template family."""
+    """A source text and its target, and the group it is scored with, such as its template family.
+
+    Plain text is a target without a source; a label is the target of its text, or of an image, which is written by its
+    place. The first and second of two texts that share a label are joined by a TAB.
+    """
 
     source: str
     target: str
@@ -54,7 +60,8 @@ def fingerprint(*parts: object) -> str:
 
 def _open_files(config: SourceConfig, split: str) -> Split:
     languages = (config.source_language, config.target_language)
-    paths = _find(config.dir, split, languages)
+    layouts = [[f"{split}.{language}" for language in languages], [f"{split}.tsv"], [f"{split}.jsonl"]]
+    paths = find(config.dir, split, layouts)
     digests, lines = zip(*map(digest, paths), strict=True)
     if len(set(lines)) > 1:
         sides = " but ".join(f"{path} has {count} lines" for path, count in zip(paths, lines, strict=True))
@@ -62,14 +69,9 @@ def _open_files(config: SourceConfig, split: str) -> Split:
     return Split(split, fingerprint("files 1", digests, languages), _reader(paths, languages))
 
 
-def _find(folder: str, stem: str, languages: tuple[str, str]) -> tuple[Path, ...]:
-    """Return the one file, or the two parallel ones, that hold a split."""
-    if not folder:
-        raise UserError("data.dir='': name the folder that holds the texts")
-    root = Path(folder).expanduser()
-    if not root.is_dir():
-        raise UserError(f"data.dir={folder!r} is not a folder; name the one that holds the texts")
-    layouts = [[f"{stem}.{language}" for language in languages], [f"{stem}.tsv"], [f"{stem}.jsonl"]]
+def find(folder: str, split: str, layouts: list[list[str]]) -> tuple[Path, ...]:
+    """Return the files of the one layout, plain or gzipped, that a folder holds a split in."""
+    root = find_folder(folder)
     found = {
         name: [path for path in (root / name, root / f"{name}.gz") if path.is_file()]
         for names in layouts
@@ -79,13 +81,23 @@ def _find(folder: str, stem: str, languages: tuple[str, str]) -> tuple[Path, ...
     if not complete:
         looked_for = ", ".join(" + ".join(names) for names in layouts)
         raise UserError(
-            f"data.dir={folder!r} has no split {stem!r}: looked for {looked_for} (or .gz){_near(root, layouts)}"
+            f"data.dir={folder!r} has no split {split!r}: looked for {looked_for} (or .gz){_near(root, layouts)}"
         )
     candidates = [path for names in complete for name in names for path in found[name]]
     if len(candidates) > len(complete[0]):
         several = ", ".join(path.name for path in candidates)
-        raise UserError(f"data.dir={folder!r} holds split {stem!r} more than once: {several}; keep one form of it")
+        raise UserError(f"data.dir={folder!r} holds split {split!r} more than once: {several}; keep one form of it")
     return tuple(candidates)
+
+
+def find_folder(folder: str) -> Path:
+    """Return the folder that `data.dir` names."""
+    if not folder:
+        raise UserError("data.dir='': name the folder that holds the data")
+    root = Path(folder).expanduser()
+    if not root.is_dir():
+        raise UserError(f"data.dir={folder!r} is not a folder; name the one that holds the data")
+    return root
 
 
 def _near(root: Path, layouts: list[list[str]]) -> str:
@@ -98,9 +110,13 @@ def _near(root: Path, layouts: list[list[str]]) -> str:
 def _reader(paths: tuple[Path, ...], languages: tuple[str, str]) -> Callable[[Counter[str]], Iterator[Pair]]:
     if len(paths) == 2:
         return functools.partial(_read_parallel, *paths)
-    if paths[0].name.removesuffix(".gz").endswith(".tsv"):
-        return functools.partial(_read_tsv, paths[0])
-    return functools.partial(_read_jsonl, paths[0], languages)
+    if _is_jsonl(paths[0]):
+        return functools.partial(_read_jsonl, paths[0], languages)
+    return functools.partial(_read_tsv, paths[0])
+
+
+def _is_jsonl(path: Path) -> bool:
+    return path.name.removesuffix(".gz").endswith(".jsonl")
 
 
 def _read_parallel(source: Path, target: Path, counts: Counter[str]) -> Iterator[Pair]:
@@ -136,6 +152,40 @@ def _json_texts(line: str, languages: tuple[str, str], counts: Counter[str]) -> 
     return [admit(record[language], counts) for language in languages]
 
 
+def _open_labelled(config: SourceConfig, split: str) -> Split:
+    languages = (config.source_language, config.target_language)
+    (path,) = find(config.dir, split, [[f"{split}.tsv"], [f"{split}.jsonl"]])
+    identity = fingerprint("labelled 1", digest(path)[0], languages)
+    return Split(split, identity, functools.partial(_read_labelled, path, languages))
+
+
+def _read_labelled(path: Path, languages: tuple[str, str], counts: Counter[str]) -> Iterator[Pair]:
+    as_jsonl = ("\t".join(pair[:2]) for pair in _read_jsonl(path, languages, counts))
+    columns = 0
+    for number, line in enumerate(as_jsonl if _is_jsonl(path) else read_lines(path, counts), start=1):
+        *texts, label = line.split("\t")
+        columns = columns or len(texts) + 1
+        if len(texts) not in (1, 2) or not label.strip():
+            raise UserError(
+                f"{path}:{number}: {line[:80]!r} is not one or two texts and then a label, TABs between them"
+            )
+        if len(texts) + 1 != columns:
+            raise UserError(f"{path}:{number}: {len(texts) + 1} columns, where line 1 has {columns}; give all as many")
+        yield Pair("\t".join(texts), label)
+
+
+def _open_text(config: SourceConfig, split: str) -> Split:
+    from jformer.data import documents
+
+    return documents.open_split(config, split)
+
+
+def _open_images(config: SourceConfig, split: str) -> Split:
+    from jformer.data import images
+
+    return images.open_split(config, split)
+
+
 def _open_tfds(config: SourceConfig, split: str) -> Split:
     from jformer.data import tfds  # takes most of a second: only for those who ask for it
 
@@ -150,6 +200,9 @@ def _open_generated(config: SourceConfig, split: str) -> Split:
 
 SOURCES: dict[str, Callable[[SourceConfig, str], Split]] = {
     "files": _open_files,
+    "labelled": _open_labelled,
+    "text": _open_text,
+    "images": _open_images,
     "tfds": _open_tfds,
     "generated": _open_generated,
 }

@@ -12,6 +12,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import IO, cast
 
@@ -49,21 +50,24 @@ def digest(path: Path) -> tuple[str, int]:
     return sha.hexdigest(), line_feeds + (end != b"\n")
 
 
-def read_lines(path: Path, counts: Counter[str]) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file without their ends, counting what `admit` alters or meets.
+def read_lines(
+    path: Path, counts: Counter[str], first: int = 0, last: int | None = None, keepends: bool = False
+) -> Iterator[str]:
+    """Yield lines first to last - 1 of a UTF-8 file, counting what `admit` alters or meets in them.
 
-    Raises UserError with file:line for invalid UTF-8 and NUL.
+    With `keepends` a line keeps its line feed. Raises UserError with file:line for invalid UTF-8 and NUL.
     """
     with open_bytes(path) as stream:
-        for number, line in enumerate(stream, start=1):
+        for number, line in islice(enumerate(stream, start=1), first, last):
             if number == 1 and line.startswith(codecs.BOM_UTF8):
                 line = line.removeprefix(codecs.BOM_UTF8)
                 counts[BOMS_REMOVED] += 1
+            body = line.removesuffix(b"\n")
             try:
-                text = admit(decode(line.removesuffix(b"\n")), counts)
+                text = admit(decode(body), counts)
             except ValueError as error:
                 raise UserError(f"{path}:{number}: {error}") from error
-            yield text
+            yield text + "\n" if keepends and len(body) < len(line) else text
 
 
 def decode(text: bytes) -> str:

@@ -5,25 +5,37 @@ not hold; `decode` leaves the first three out and shows UNK as ⁇.
 """
 
 import functools
-import hashlib
-import io
 import itertools
 import json
-import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import sentencepiece
-
 from jformer.data import words
+from jformer.data.images import ImageTokenizer, learn_images
+from jformer.data.subwords import SubwordTokenizer, learn_subwords
+from jformer.data.symbols import BOS, EOS, NUM_SYMBOLS, PAD, SYMBOLS, UNK, UNKNOWN, OneFile, texts_only, to_json
 from jformer.errors import UserError
 
-PAD, BOS, EOS, UNK = range(4)
-NUM_SYMBOLS = 4
-UNKNOWN = "⁇"
+__all__ = [
+    "BOS",
+    "EOS",
+    "NUM_SYMBOLS",
+    "PAD",
+    "SYMBOLS",
+    "TOKENIZERS",
+    "UNK",
+    "ByteTokenizer",
+    "ImageTokenizer",
+    "LabelTokenizer",
+    "ListTokenizer",
+    "SubwordTokenizer",
+    "Tokenizer",
+    "learn",
+    "load",
+]
 
 NORMALIZATIONS: dict[str, Callable[[str], str]] = {
     "identity": str,
@@ -32,6 +44,7 @@ NORMALIZATIONS: dict[str, Callable[[str], str]] = {
 RULES: dict[str, tuple[Callable[[str], list[str]], Callable[[Iterable[str]], str]]] = {
     "word": (words.split, words.join),
     "char": (list, "".join),
+    "label": (lambda text: [text], " ".join),
 }
 
 
@@ -43,11 +56,15 @@ class Tokenizer(Protocol):
         """The number of ids, the four symbols included."""
 
     @property
+    def tokens(self) -> list[str]:
+        """The written form of every id."""
+
+    @property
     def fingerprint(self) -> str:
         """The SHA-256 of the saved bytes."""
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each text."""
+        """Return the ids of each text; of an image they are an array u8 [h·w·c]."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a sequence of ids."""
@@ -56,25 +73,11 @@ class Tokenizer(Protocol):
         """Write the tokenizer into a directory under a name, for `load`."""
 
 
-class _OneFile:
-    """A tokenizer is one file, and that file identifies it."""
-
-    def __init__(self, suffix: str, content: bytes) -> None:
-        self._suffix, self._content = suffix, content
-
-    @property
-    def fingerprint(self) -> str:
-        return hashlib.sha256(self._content).hexdigest()
-
-    def save(self, directory: Path, name: str) -> None:
-        (directory / f"{name}{self._suffix}").write_bytes(self._content)
-
-
-class ListTokenizer(_OneFile):
+class ListTokenizer(OneFile):
     """Words or characters, numbered as listed. Words lose what spacing `words.join` cannot know; characters nothing."""
 
     def __init__(self, kind: str, normalization: str, tokens: Sequence[str]) -> None:
-        super().__init__(".json", _to_json(kind=kind, normalization=normalization, tokens=tokens))
+        super().__init__(".json", to_json(kind=kind, normalization=normalization, tokens=tokens))
         self._split, self._join = RULES[kind]
         self._normalize = NORMALIZATIONS[normalization]
         self._tokens = tokens
@@ -85,22 +88,28 @@ class ListTokenizer(_OneFile):
         """The symbols and the list."""
         return NUM_SYMBOLS + len(self._tokens)
 
+    @property
+    def tokens(self) -> list[str]:
+        """The symbols, then the words or characters."""
+        return [*SYMBOLS, *self._tokens]
+
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """Look up each word or character."""
         return [[self._ids.get(token, UNK) for token in self._split(self._normalize(line))] for line in lines]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Join the listed words or characters."""
-        return self._join(UNKNOWN if i == UNK else self._tokens[i - NUM_SYMBOLS] for i in _texts_only(ids))
+        return self._join(UNKNOWN if i == UNK else self._tokens[i - NUM_SYMBOLS] for i in texts_only(ids))
 
 
-class ByteTokenizer(_OneFile):
+class ByteTokenizer(OneFile):
     """The 256 bytes of UTF-8. Nothing is unknown; bytes that do not form a character are decoded as U+FFFD."""
 
     vocab_size = NUM_SYMBOLS + 256
+    tokens = [*SYMBOLS, *(f"<0x{byte:02X}>" for byte in range(256))]  # noqa: RUF012
 
     def __init__(self, normalization: str) -> None:
-        super().__init__(".json", _to_json(kind="byte", normalization=normalization))
+        super().__init__(".json", to_json(kind="byte", normalization=normalization))
         self._normalize = NORMALIZATIONS[normalization]
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
@@ -109,33 +118,27 @@ class ByteTokenizer(_OneFile):
 
     def decode(self, ids: Sequence[int]) -> str:
         """Read the bytes as UTF-8."""
-        pieces = (UNKNOWN.encode() if i == UNK else bytes([i - NUM_SYMBOLS]) for i in _texts_only(ids))
+        pieces = (UNKNOWN.encode() if i == UNK else bytes([i - NUM_SYMBOLS]) for i in texts_only(ids))
         return b"".join(pieces).decode(errors="replace")
 
 
-class SubwordTokenizer(_OneFile):
-    """A sentencepiece model, BPE or unigram, with its normalization inside.
-
-    With identity normalization decoding gives the text back, runs of spaces too. The exception is sentencepiece's own
-    sign for a space, ▁ (U+2581): it comes back as a space.
-    """
-
-    def __init__(self, model: bytes) -> None:
-        super().__init__(".model", model)
-        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-
-    @property
-    def vocab_size(self) -> int:
-        """The pieces of the model, the symbols among them."""
-        return self._processor.get_piece_size()
+class LabelTokenizer(ListTokenizer):
+    """Labels, each a whole text, numbered as listed. What is not listed is refused, for no label stands for it."""
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Cut the texts into pieces, on all cores."""
-        return self._processor.encode(list(lines))
+        """Look up each label. Raise UserError for the first that training did not hold."""
+        ids = super().encode(lines)
+        if [UNK] in ids:
+            known = ", ".join(map(repr, self.tokens[NUM_SYMBOLS:][:_MAX_LABELS_SHOWN]))
+            more = self.vocab_size - NUM_SYMBOLS - _MAX_LABELS_SHOWN
+            raise UserError(
+                f"label {lines[ids.index([UNK])]!r} is none of those trained on: {known}"
+                f"{f' and {more} more' if more > 0 else ''}; mend the data, or train with it"
+            )
+        return ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Join the pieces."""
-        return self._processor.decode([int(i) for i in _texts_only(ids)])
+
+_MAX_LABELS_SHOWN = 20
 
 
 def learn(kind: str, lines: Iterable[str], vocab_size: int, normalization: str, split_digits: bool) -> Tokenizer:
@@ -169,12 +172,27 @@ def load(directory: Path, name: str) -> Tokenizer:
     try:
         if path == model:
             return SubwordTokenizer(model.read_bytes())
-        stored = json.loads(table.read_bytes())
-        return ByteTokenizer(stored["normalization"]) if stored["kind"] == "byte" else ListTokenizer(**stored)
+        return _from_json(**json.loads(table.read_bytes()))
     except FileNotFoundError as error:
         raise UserError(f"{directory} holds no tokenizer {name!r} (.model or .json)") from error
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not a tokenizer of ours, or is damaged; restore it or train anew") from error
+
+
+def _from_json(kind: str, **stored: Any) -> Tokenizer:
+    match kind:
+        case "byte":
+            return ByteTokenizer(**stored)
+        case "image":
+            return ImageTokenizer(**stored)
+        case "label":
+            return LabelTokenizer(kind, **stored)
+    return ListTokenizer(kind, **stored)
+
+
+def _learn_labels(lines: Iterable[str], normalization: str) -> LabelTokenizer:
+    labels = {NORMALIZATIONS[normalization](line) for line in lines if line.strip()}
+    return LabelTokenizer("label", normalization, sorted(labels))
 
 
 def _learn_list(kind: str, lines: Iterable[str], normalization: str, limit: int | None) -> ListTokenizer:
@@ -184,64 +202,12 @@ def _learn_list(kind: str, lines: Iterable[str], normalization: str, limit: int 
     return ListTokenizer(kind, normalization, by_frequency[:limit])
 
 
-def _learn_subwords(
-    model_type: str, lines: Iterable[str], vocab_size: int, normalization: str, split_digits: bool
-) -> SubwordTokenizer:
-    model = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_learnable(lines),
-            model_writer=model,
-            model_type=model_type,
-            vocab_size=vocab_size,
-            hard_vocab_limit=False,  # a small text may not hold that many pieces
-            character_coverage=1.0,
-            max_sentence_length=4 * _MAX_CHARACTERS,  # in bytes; longer lines would be skipped
-            normalization_rule_name=normalization,
-            remove_extra_whitespaces=False,
-            split_digits=split_digits,
-            pad_id=PAD,
-            bos_id=BOS,
-            eos_id=EOS,
-            unk_id=UNK,
-            unk_surface=UNKNOWN,
-            num_threads=1,  # a unigram model depends on the number of threads
-            minloglevel=2,
-        )
-    except RuntimeError as error:
-        needed = re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error))
-        if not needed:
-            raise
-        raise UserError(f"data.vocab_size={vocab_size}: the characters of the text alone need {needed[1]}") from error
-    return SubwordTokenizer(model.getvalue())
-
-
-_MAX_CHARACTERS = 4096
-
-
-def _learnable(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the text so that sentencepiece learns from all of it.
-
-    It skips lines that hold ▅ (U+2585), its sign for the unknown, which so remains unknown. And unigram learning takes
-    minutes over one line of a million letters, so long lines come in parts.
-    """
-    for line in lines:
-        line = line.replace("▅", " ")
-        yield from (line[start : start + _MAX_CHARACTERS] for start in range(0, len(line), _MAX_CHARACTERS))
-
-
-def _texts_only(ids: Sequence[int]) -> Iterator[int]:
-    return (i for i in ids if i not in (PAD, BOS, EOS))
-
-
-def _to_json(**content: Any) -> bytes:
-    return json.dumps(content, ensure_ascii=False, indent=0).encode()
-
-
 TOKENIZERS: dict[str, Callable[[Iterable[str], int, str, bool], Tokenizer]] = {
     "word": lambda lines, size, norm, _: _learn_list("word", lines, norm, size - NUM_SYMBOLS),
     "char": lambda lines, _size, norm, _: _learn_list("char", lines, norm, None),
     "byte": lambda _lines, _size, norm, _: ByteTokenizer(norm),
-    "bpe": functools.partial(_learn_subwords, "bpe"),
-    "unigram": functools.partial(_learn_subwords, "unigram"),
+    "bpe": functools.partial(learn_subwords, "bpe"),
+    "unigram": functools.partial(learn_subwords, "unigram"),
+    "label": lambda lines, _size, norm, _: _learn_labels(lines, norm),
+    "image": lambda lines, _size, _norm, _: learn_images(lines),
 }

@@ -146,10 +146,71 @@ def test_line_feeds_inside_json_texts_are_replaced_and_counted(tmp_path):
     )
 
 
+def labelled(folder):
+    return SourceConfig(source="labelled", dir=str(folder), source_language="text", target_language="label")
+
+
+ONE, TWO = (
+    [Pair("a film , good", "1"), Pair("", "0"), Pair("bad", "no it isn't")],
+    [Pair("a\tb", "0"), Pair("c\t", "1")],
+)
+
+
+@pytest.mark.parametrize("pairs", [ONE, TWO])
+@pytest.mark.parametrize("name", ["train_tsv", "train_tsv_gz", "train_jsonl", "train_jsonl_gz"])
+def test_one_text_or_two_have_a_label_in_every_layout(tmp_path, pairs, name):
+    as_tsv = lines("\t".join(pair[:2]) for pair in pairs).removesuffix(b"\n")
+    as_jsonl = lines(json.dumps({"text": s, "label": t, "id": 7}) for s, t, _ in pairs)
+    write(tmp_path, **{name: as_jsonl if "jsonl" in name else as_tsv})
+    split = open_split(labelled(tmp_path), "train")
+    assert [read(split) for _ in range(2)] == [(pairs, {})] * 2
+
+
+def test_carriage_returns_do_not_make_another_label(tmp_path):
+    write(tmp_path, train_tsv=b"a\t1\r\nb\t1")
+    assert read(open_split(labelled(tmp_path), "train")) == (
+        [Pair("a", "1"), Pair("b", "1")],
+        {text.CARRIAGE_RETURNS_REMOVED: 1},
+    )
+
+
+def test_the_fingerprint_of_labelled_texts_is_that_of_the_content(tmp_path):
+    write(tmp_path, a_tsv=b"x\t1\n", b_tsv_gz=b"x\t1\n", c_tsv=b"x\t0\n")
+    a, b, c = (open_split(labelled(tmp_path), split).fingerprint for split in "abc")
+    assert a == b != c
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ({"train_tsv": b"a\t1\nno label\n"}, r"train.tsv:2: 'no label' is not one or two texts and then a label"),
+        ({"train_tsv": b"a\t1\nb\t\n"}, r"train.tsv:2: 'b\\t' is not one or two texts and then a label"),
+        ({"train_tsv": b"a\t1\n\n"}, r"train.tsv:2: '' is not"),
+        ({"train_tsv": b"a\tb\tc\t1\n"}, r"train.tsv:1: 'a\\tb\\tc\\t1' is not"),
+        ({"train_tsv": b"a\t1\nb\tc\t1\n"}, r"train.tsv:2: 3 columns, where line 1 has 2"),
+        ({"train_tsv": b"a\tb\t1\nc\t1\n"}, r"train.tsv:2: 2 columns, where line 1 has 3"),
+        ({"train_jsonl": b'{"text": "a", "label": ""}\n'}, r"train.jsonl:1: 'a\\t' is not"),
+        ({"train_jsonl": b'{"text": "a", "label": 1}\n'}, r"train.jsonl:1: not an object with a text under each of"),
+        ({"train_jsonl": b'{"text": "a", "label": "1\\u0000"}\n'}, r"train.jsonl:1: NUL"),
+    ],
+)
+def test_bad_labelled_lines_are_named_by_file_and_line(tmp_path, contents, message):
+    write(tmp_path, **contents)
+    split = open_split(labelled(tmp_path), "train")
+    with pytest.raises(UserError, match=message):
+        read(split)
+
+
+def test_missing_labelled_texts_are_named(tmp_path):
+    write(tmp_path, tarin_tsv=b"")
+    with pytest.raises(UserError, match=r"no split 'train': looked for train.tsv, train.jsonl .*; it has tarin.tsv$"):
+        open_split(labelled(tmp_path), "train")
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (SourceConfig(source="file"), "data.source='file'; choose one of: files, tfds, generated"),
+        (SourceConfig(source="file"), "data.source='file'; choose one of: files, labelled, text, images, tfds"),
         (SourceConfig(dir=""), "data.dir=''"),
         (SourceConfig(dir="nowhere/at/all"), "data.dir='nowhere/at/all' is not a folder"),
         (SourceConfig(source="generated", name="quick"), "data.name='quick'; choose one of: quickstart, copy"),

@@ -36,6 +36,27 @@ def test_a_file_larger_than_a_chunk_is_digested_whole(tmp_path):
     assert digest(write(tmp_path / "a", content)) == (hashlib.sha256(content).hexdigest(), 3 << 17)
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+@pytest.mark.parametrize("content", ["a\nb\n\nc", "a\nb\n\nc\n", "\n", ""])
+def test_lines_that_keep_their_ends_are_the_file(tmp_path, name, content):
+    path = write(tmp_path / name, content.encode())
+    assert list(read_lines(path, Counter(), keepends=True)) == content.splitlines(keepends=True)
+
+
+def test_a_range_of_lines_is_read_and_counted_alone(tmp_path):
+    path = write(tmp_path / "a", "\ufeffa\r\nb\nc\r\nd\n\0\n".encode())
+    for first, last, lines, counts in [
+        (1, 3, ["b", "c"], {text.CARRIAGE_RETURNS_REMOVED: 1}),
+        (0, 1, ["a"], {text.BOMS_REMOVED: 1, text.CARRIAGE_RETURNS_REMOVED: 1}),
+        (2, 2, [], {}),
+    ]:
+        met = Counter()
+        assert list(read_lines(path, met, first, last)) == lines
+        assert met == counts
+    with pytest.raises(UserError, match=r"a:5: NUL"):
+        list(read_lines(path, Counter(), first=3))
+
+
 def test_unusual_separators_never_shift_lines(tmp_path):
     """Where str.splitlines breaks is content, but for the carriage return of a CRLF."""
     rng = random.Random(0)

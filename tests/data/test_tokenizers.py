@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from sentencepiece import sentencepiece_model_pb2
 
-from jformer.data.tokenizers import BOS, EOS, PAD, TOKENIZERS, UNK, learn, load
+from jformer.data.tokenizers import BOS, EOS, NUM_SYMBOLS, PAD, SYMBOLS, UNK, learn, load
 from jformer.errors import UserError
 
+KINDS = ("word", "char", "byte", "bpe", "unigram")  # of text; those of images are tested in test_images
 TEXT = "the house is small while a man doesn't see 1234 dogs and Straßen über 56 Brücken ; it's “so” ."
 
 
@@ -23,7 +24,7 @@ def learn_from(kind, lines=None, vocab_size=200, normalization="identity", split
     return learn(kind, corpus() if lines is None else lines, vocab_size, normalization, split_digits)
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_text_of_the_training_set_comes_back(kind):
     tokenizer = learn_from(kind)
     lines = ["the house doesn't see a man", "über 56 Brücken; it's “so”."]
@@ -33,7 +34,7 @@ def test_text_of_the_training_set_comes_back(kind):
     assert tokenizer.encode([]) == [] and tokenizer.encode([""]) == [[]] and tokenizer.decode([]) == ""
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_symbols_are_left_out_and_the_unknown_is_shown(kind):
     tokenizer = learn_from(kind)
     (house,) = tokenizer.encode(["house"])
@@ -41,7 +42,7 @@ def test_symbols_are_left_out_and_the_unknown_is_shown(kind):
     assert tokenizer.decode([UNK]) == "⁇"
 
 
-@pytest.mark.parametrize("kind", sorted(set(TOKENIZERS) - {"byte"}))
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"byte"}))
 def test_what_training_did_not_hold_is_unknown(kind):
     tokenizer = learn_from(kind)
     (ids,) = tokenizer.encode(["the 家"])
@@ -51,12 +52,59 @@ def test_what_training_did_not_hold_is_unknown(kind):
 
 @pytest.mark.parametrize("kind", ["char", "byte", "bpe", "unigram"])
 def test_every_text_over_known_characters_round_trips_exactly(kind):
-    characters = " abc\t\r\v\x85\u2028é\u0301“<>s/unkpad"
+    characters = " abc\t\n\r\v\x85\u2028é\u0301“<>s/unkpad"
     rng = random.Random(1)
     lines = ["".join(rng.choices(characters, k=rng.randrange(30))) for _ in range(300)]
     lines += ["", " ", "   ", " a", "a  b   c  ", "<s></s> <unk><pad>", "<unk>" * 9]
+    lines += ["\n", "a\n", "\n\na", "a\r\n\r\n", "\n \n a \n"]
     tokenizer = learn_from(kind, [*lines, characters])
     assert [tokenizer.decode(ids) for ids in tokenizer.encode(lines)] == lines
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r", "\r\n\n"])
+@pytest.mark.parametrize("kind", ["char", "byte", "bpe", "unigram"])
+def test_line_ends_are_learned_where_nothing_follows_them(kind, ending):
+    tokenizer = learn_from(kind, [f"a man{ending}"] * 9, vocab_size=300)
+    (ids,) = tokenizer.encode([f"man{ending}"])
+    assert UNK not in ids and tokenizer.decode(ids) == f"man{ending}"
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_line_feed_joins_what_stands_before_it(kind):
+    tokenizer = learn_from(kind, ["who ?\nhe :\nwho ?\n"] * 50, vocab_size=60)
+    assert any(token.endswith("?\n") for token in tokenizer.tokens)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_id_has_its_written_form(kind):
+    tokenizer = learn_from(kind)
+    tokens = tokenizer.tokens
+    assert len(tokens) == tokenizer.vocab_size and tuple(tokens[:NUM_SYMBOLS]) == SYMBOLS
+    (ids,) = tokenizer.encode(["the house"])
+    assert [tokens[i] for i in ids] == {
+        "word": ["the", "house"],
+        "char": list("the house"),
+        "byte": [f"<0x{byte:02X}>" for byte in b"the house"],
+    }.get(kind, ["▁the", "▁house"])
+
+
+def test_labels_are_listed_in_order_whatever_the_size(tmp_path):
+    tokenizer = learn_from("label", ["not so", "b", "", "not so", "a\tz"], vocab_size=5)
+    assert tokenizer.tokens == [*SYMBOLS, "a\tz", "b", "not so"] and tokenizer.vocab_size == 7
+    assert tokenizer.encode(["not so", "a\tz"]) == [[6], [4]] and tokenizer.decode([6]) == "not so"
+    tokenizer.save(tmp_path, "target")
+    loaded = load(tmp_path, "target")
+    assert (loaded.fingerprint, loaded.encode(["b"])) == (tokenizer.fingerprint, [[5]])
+    for known in (tokenizer, loaded):
+        with pytest.raises(UserError, match=r"label 'not' is none of those trained on: 'a\\tz', 'b', 'not so'; "):
+            known.encode(["b", "not", "c"])
+
+
+def test_normalized_labels_are_one_and_many_are_not_all_named():
+    assert learn_from("label", ["ﬁ", "fi"], normalization="nfkc").encode(["ﬁ"]) == [[4]]
+    with pytest.raises(UserError, match=r"'119' and 180 more; ") as caught:
+        learn_from("label", map(str, range(100, 300))).encode(["5"])
+    assert len(str(caught.value)) < 250
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
@@ -67,7 +115,7 @@ def test_signs_of_sentencepiece_in_the_text_cost_no_more_than_themselves(kind):
     assert tokenizer.decode(tokenizer.encode(["a▅man"])[0]) == "a⁇man"
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_saved_and_loaded_is_the_same(kind, tmp_path):
     tokenizer = learn_from(kind, normalization="nfkc")
     tokenizer.save(tmp_path, "source")
@@ -79,10 +127,10 @@ def test_saved_and_loaded_is_the_same(kind, tmp_path):
 
 
 def test_learning_is_the_same_in_every_process(tmp_path):
-    here = {kind: learn_from(kind).fingerprint for kind in TOKENIZERS}
+    here = {kind: learn_from(kind).fingerprint for kind in KINDS}
     code = (
-        "import json, sys; from jformer.data.tokenizers import TOKENIZERS, learn; lines = json.load(sys.stdin)\n"
-        "print(json.dumps({kind: learn(kind, lines, 200, 'identity', False).fingerprint for kind in TOKENIZERS}))"
+        "import json, sys; from jformer.data.tokenizers import learn; lines = json.load(sys.stdin)\n"
+        f"print(json.dumps({{kind: learn(kind, lines, 200, 'identity', False).fingerprint for kind in {KINDS}}}))"
     )
     run = [sys.executable, "-c", code]
     root = Path(__file__).parents[2]
@@ -93,7 +141,7 @@ def test_learning_is_the_same_in_every_process(tmp_path):
         )
         assert json.loads(done.stdout) == here
         assert done.stderr == ""
-    assert len(set(here.values())) == len(TOKENIZERS)
+    assert len(set(here.values())) == len(KINDS)
 
 
 def test_unigram_is_learned_on_one_thread(tmp_path):
@@ -121,7 +169,7 @@ def test_bytes_of_no_character_are_shown_as_replaced():
     assert tokenizer.decode(ids[:2]) == "a\ufffd"
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_normalization_applies_to_every_kind(kind):
     lines = [*corpus(), "ｗｉｄｅ wide"]
     for normalization, back in (("identity", "ｗｉｄｅ"), ("nfkc", "wide")):
@@ -162,8 +210,8 @@ def test_long_lines_are_learned_from_in_seconds(kind):
         ("word", ["a"], 4, "data.vocab_size=4 must be above 4"),
         ("bpe", ["abcdefghijklmnop"], 10, "data.vocab_size=10: the characters of the text alone need 21"),
         ("unigram", ["abcdefghijklmnop"], 10, "data.vocab_size=10: the characters of the text alone need 21"),
-        *((kind, ["", "  "], 100, "holds no text") for kind in TOKENIZERS),
-        *((kind, [], 100, "holds no text") for kind in TOKENIZERS),
+        *((kind, ["", "  "], 100, "holds no text") for kind in KINDS),
+        *((kind, [], 100, "holds no text") for kind in KINDS),
     ],
 )
 def test_what_cannot_be_learned_is_refused(kind, lines, vocab_size, message):

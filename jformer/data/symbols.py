@@ -1,0 +1,38 @@
+"""The four symbols that every vocabulary of text begins with, and the one file that a tokenizer is. No rules."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+PAD, BOS, EOS, UNK = range(4)
+SYMBOLS = ("<pad>", "<s>", "</s>", "<unk>")
+NUM_SYMBOLS = len(SYMBOLS)
+UNKNOWN = "⁇"  # how decoded text shows UNK
+
+
+class OneFile:
+    """A tokenizer is one file, and that file identifies it."""
+
+    def __init__(self, suffix: str, content: bytes) -> None:
+        self._suffix, self._content = suffix, content
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of the file."""
+        return hashlib.sha256(self._content).hexdigest()
+
+    def save(self, directory: Path, name: str) -> None:
+        """Write the file into a directory under a name."""
+        (directory / f"{name}{self._suffix}").write_bytes(self._content)
+
+
+def to_json(**content: Any) -> bytes:
+    """Return the content of a tokenizer's file."""
+    return json.dumps(content, ensure_ascii=False, indent=0).encode()
+
+
+def texts_only(ids: Sequence[int]) -> Iterator[int]:
+    """Leave out PAD, BOS and EOS, which stand for no text."""
+    return (i for i in ids if i not in (PAD, BOS, EOS))
