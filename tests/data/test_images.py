@@ -162,12 +162,14 @@ def test_images_of_another_shape_are_refused_by_name(tmp_path):
         ("broken.png", r"broken.png: not a PNG that can be read"),
         ("cut.png", r"cut.png: not a PNG that can be read"),
         ("clear.png", r"clear.png: an image of mode RGBA; save it as 8-bit grayscale or RGB"),
+        ("hole.png", r"hole.png: an image of mode L; save it as 8-bit grayscale or RGB, all opaque"),
         ("deep.png", r"deep.png: an image of mode I;16; save it as 8-bit grayscale or RGB"),
     ],
 )
 def test_places_without_an_image_are_named(tmp_path, place, message):
     np.save(tmp_path / "a.npy", GRAY)
     Image.fromarray(np.zeros((4, 3, 4), np.uint8)).save(tmp_path / "clear.png")
+    Image.fromarray(np.zeros((4, 3), np.uint8)).save(tmp_path / "hole.png", transparency=0)
     Image.fromarray(np.zeros((4, 3), np.uint16)).save(tmp_path / "deep.png")
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8)).save(tmp_path / "whole.png")
     (tmp_path / "cut.png").write_bytes((tmp_path / "whole.png").read_bytes()[:999])
