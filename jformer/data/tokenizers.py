@@ -1,7 +1,7 @@
 """Tokenizers: text to token ids and back, learned from a corpus, saved with the run. No padding and no batches.
 
-Every vocabulary of text begins with the same four symbols. `encode` adds none of them but UNK, for what the training text
-did not hold; `decode` leaves the first three out and shows UNK as ⁇.
+Every vocabulary of text begins with the same four symbols. `encode` adds none of them but UNK, for what the training
+text did not hold; `decode` leaves the first three out and shows UNK as ⁇.
 """
 
 import functools
