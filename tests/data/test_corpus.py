@@ -10,16 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jformer.data.corpus import Encoder, open_corpus
+from jformer.data.corpus import Encoder, Side, open_corpus
 from jformer.data.sources import Pair, Split
-from jformer.data.tokenizers import EOS, ByteTokenizer, ListTokenizer
+from jformer.data.tokenizers import BOS, EOS, ByteTokenizer, ListTokenizer
 from jformer.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 BYTES = ByteTokenizer("identity")
 PAIRS = [Pair("a house", "ein Haus"), Pair("", "leer"), Pair("much too long", "zu lang"), Pair("end", "Ende")]
-DROPPING = Encoder(BYTES, BYTES, 10, 12, "drop")
+DROPPING = Encoder(Side(BYTES, 10), Side(BYTES, 12), "drop")
 CUTTING = dataclasses.replace(DROPPING, overlong="cut")
+TEXT = Encoder(Side(None, 1), Side(BYTES, 4), "split")
+
+
+def with_side(name, **change):
+    return dataclasses.replace(DROPPING, **{name: dataclasses.replace(getattr(DROPPING, name), **change)})
 
 
 class Readings:
@@ -67,47 +72,111 @@ def test_a_second_opening_reads_the_cache_and_not_the_text(tmp_path):
     assert (first.counts, first.fingerprint) == (second.counts, second.fingerprint)
 
 
-def test_every_pair_is_counted_once_by_what_became_of_it(tmp_path):
+def test_every_example_is_counted_once_by_what_became_of_it(tmp_path):
     dropped = open_corpus(Readings().split, DROPPING, str(tmp_path)).counts
     assert dropped == {
-        "lines mended": 1, "pairs read": 4, "empty pairs dropped": 1, "overlong pairs dropped": 1, "pairs used": 2,
+        "lines mended": 1, "examples read": 4, "empty examples dropped": 1, "overlong examples dropped": 1,
+        "examples used": 2,
     }  # fmt: skip
     cut = open_corpus(Readings().split, CUTTING, str(tmp_path)).counts
     assert cut == {
-        "lines mended": 1, "pairs read": 4, "empty pairs dropped": 1, "overlong pairs cut": 1, "pairs used": 3,
+        "lines mended": 1, "examples read": 4, "empty examples dropped": 1, "overlong examples cut": 1,
+        "examples used": 3,
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("blank", [Pair("", "x"), Pair("x", ""), Pair(" \t", "x"), Pair("x", "\u2003")])
-def test_a_pair_with_a_blank_side_is_dropped_and_counted(tmp_path, blank):
+def test_an_example_with_a_blank_side_is_dropped_and_counted(tmp_path, blank):
     corpus = open_corpus(Readings([blank, Pair("x", "y")]).split, DROPPING, str(tmp_path))
-    assert (len(corpus), corpus.counts["empty pairs dropped"]) == (1, 1)
+    assert (len(corpus), corpus.counts["empty examples dropped"]) == (1, 1)
 
 
 def test_limits_include_the_end_symbol(tmp_path):
     fitting = Pair("x" * 9, "y" * 11)
     corpus = open_corpus(Readings([fitting]).split, DROPPING, str(tmp_path))
     assert (corpus.source.lengths.tolist(), corpus.target.lengths.tolist()) == ([10], [12])
-    assert "overlong pairs dropped" not in corpus.counts
+    assert "overlong examples dropped" not in corpus.counts
     over = [fitting, Pair("x" * 10, "y"), Pair("x", "y" * 12)]
     corpus = open_corpus(Readings(over, "text 2").split, DROPPING, str(tmp_path))
-    assert (len(corpus), corpus.counts["overlong pairs dropped"]) == (1, 2)
+    assert (len(corpus), corpus.counts["overlong examples dropped"]) == (1, 2)
 
 
-def test_a_cut_pair_fills_its_limit_and_still_ends(tmp_path):
+def test_a_cut_example_fills_its_limit_and_still_ends(tmp_path):
     corpus = open_corpus(Readings([Pair("x" * 30, "y" * 5)]).split, CUTTING, str(tmp_path))
     assert sentences(corpus.source) == [[*BYTES.encode(["x" * 9])[0], EOS]]
     assert texts(corpus.target) == ["y" * 5]
 
 
+def test_a_side_without_a_tokenizer_holds_nothing_and_its_text_is_not_missed(tmp_path):
+    for pair in (Pair("", "abc"), Pair("never read", "abc")):
+        corpus = open_corpus(Readings([pair, Pair("x", "")], pair.source).split, TEXT, str(tmp_path))
+        assert (sentences(corpus.source), texts(corpus.target)) == ([[]], ["abc"])
+        assert corpus.counts["empty examples dropped"] == 1
+
+
+def test_split_text_is_whole_in_consecutive_examples_and_ends_once(tmp_path):
+    documents = [Pair("", "ab"), Pair("", "abcdefgh"), Pair("", "abcdefg"), Pair("", "xyz")]
+    corpus = open_corpus(Readings(documents).split, TEXT, str(tmp_path))
+    assert texts(corpus.target) == ["ab", "abcd", "efgh", "", "abcd", "efg", "xyz"]
+    assert [EOS in tokens for tokens in sentences(corpus.target)] == [True, False, False, True, False, True, True]
+    assert corpus.target.lengths.max() == 4
+    assert corpus.source.lengths.tolist() == [0] * 7
+    assert corpus.counts == {
+        "lines mended": 1, "examples read": 4, "empty examples dropped": 0, "overlong examples split": 2,
+        "examples used": 7,
+    }  # fmt: skip
+
+
+def test_the_only_side_may_be_the_source_and_read_the_target(tmp_path):
+    encoder = Encoder(Side(BYTES, 6, begin=True), Side(None, 1), "cut", reads=("target", "target"))
+    corpus = open_corpus(Readings([Pair("", "abc"), Pair("", "abcdefgh"), Pair("x", "")]).split, encoder, str(tmp_path))
+    abc = BYTES.encode(["abcd"])[0]
+    assert sentences(corpus.source) == [[BOS, *abc[:3], EOS], [BOS, *abc, EOS]]
+    assert sentences(corpus.target) == [[], []]
+
+
+def test_each_of_two_texts_ends_with_eos(tmp_path):
+    encoder = with_side("source", begin=True, parts=True)
+    corpus = open_corpus(Readings([Pair("ab\tc", "x"), Pair("d", "y")]).split, encoder, str(tmp_path))
+    a, b, c, d = BYTES.encode(["abcd"])[0]
+    assert sentences(corpus.source) == [[BOS, a, b, EOS, c, EOS], [BOS, d, EOS]]
+
+
+class Pixels:
+    """A tokenizer of images: texts become arrays."""
+
+    vocab_size, fingerprint = 256, "pixels"
+
+    def encode(self, lines):
+        return [np.full(12, int(line), np.uint8) for line in lines]
+
+
+def test_pixels_are_stored_as_bytes_and_labels_as_one_id(tmp_path):
+    labels = ListTokenizer("word", "identity", ["cat", "dog"])
+    encoder = Encoder(Side(Pixels(), 12, end=False), Side(labels, 1, end=False), "drop")
+    corpus = open_corpus(Readings([Pair("255", "dog"), Pair("0", "cat")]).split, encoder, str(tmp_path))
+    assert corpus.source.values.dtype == np.uint8
+    assert sentences(corpus.source) == [[255] * 12, [0] * 12]
+    assert sentences(corpus.target) == [[5], [4]]
+
+
 @pytest.mark.parametrize(
     "encoder",
     [
-        dataclasses.replace(DROPPING, max_source_length=11),
-        dataclasses.replace(DROPPING, max_target_length=11),
-        dataclasses.replace(DROPPING, overlong="cut"),
-        dataclasses.replace(DROPPING, source=ByteTokenizer("nfkc")),
-        dataclasses.replace(DROPPING, target=ByteTokenizer("nfkc")),
+        CUTTING,
+        dataclasses.replace(DROPPING, reads=("target", "source")),
+        *(
+            with_side(name, **change)
+            for name in ("source", "target")
+            for change in (
+                {"max_length": 11},
+                {"begin": True},
+                {"end": False},
+                {"parts": True},
+                {"tokenizer": ByteTokenizer("nfkc")},
+                {"tokenizer": None},
+            )
+        ),
     ],
 )
 def test_another_tokenizer_or_limit_is_another_corpus(tmp_path, encoder):
@@ -125,7 +194,7 @@ def test_another_text_is_another_corpus(tmp_path):
 
 def test_ids_beyond_sixteen_bits_survive(tmp_path):
     words = ListTokenizer("word", "identity", [f"w{i}" for i in range(70_000)])
-    encoder = Encoder(words, BYTES, 10, 12, "drop")
+    encoder = dataclasses.replace(DROPPING, source=Side(words, 10))
     corpus = open_corpus(Readings([Pair("w69999 w0", "x")]).split, encoder, str(tmp_path))
     assert sentences(corpus.source) == [[70_003, 4, EOS]]
     assert corpus.target.values.dtype == np.uint16
@@ -138,10 +207,12 @@ def test_a_corpus_of_several_chunks_is_whole(tmp_path):
     assert texts(corpus.target)[8_190:8_194] == [pair.target for pair in pairs[8_190:8_194]]
 
 
-def test_no_usable_pair_is_refused_with_the_counts(tmp_path):
+def test_no_usable_example_is_refused_with_the_counts(tmp_path):
     pairs = [Pair("", "x"), Pair("x" * 99, "y")]
     for _ in range(2):  # the second time from the cache
-        with pytest.raises(UserError, match=r"^train: .*empty pairs dropped 1.*overlong pairs dropped 1.*limits$"):
+        with pytest.raises(
+            UserError, match=r"^train: .*empty examples dropped 1.*overlong examples dropped 1.*limits$"
+        ):
             open_corpus(Readings(pairs).split, DROPPING, str(tmp_path))
 
 
@@ -172,7 +243,7 @@ def test_threads_that_open_at_once_build_once(tmp_path):
 
 CHILD = """
 import os, sys, time
-from jformer.data.corpus import Encoder, open_corpus
+from jformer.data.corpus import Encoder, Side, open_corpus
 from jformer.data.sources import Pair, Split
 from jformer.data.tokenizers import ByteTokenizer
 
@@ -182,7 +253,7 @@ def read(counts):
     {inside}
     yield Pair("end", "Ende")
 
-encoder = Encoder(ByteTokenizer("identity"), ByteTokenizer("identity"), 10, 12, "drop")
+encoder = Encoder(Side(ByteTokenizer("identity"), 10), Side(ByteTokenizer("identity"), 12), "drop")
 print(len(open_corpus(Split("train", "text 1", read), encoder, sys.argv[1])))
 """
 

@@ -10,7 +10,7 @@ from jformer.data.corpus import open_corpus
 from jformer.data.pipeline import make_batches
 from jformer.data.sources import open_split
 from jformer.data.vocabularies import learn_tokenizers
-from jformer.evaluate import evaluation_batches, make_encoder
+from jformer.tasks import TASKS
 
 
 @pytest.fixture
@@ -24,18 +24,20 @@ def config(request, tmp_path):
 
 
 def test_every_pair_is_read_and_batched_with_little_padding(config, tmp_path):
+    task = TASKS["translate"](config.data, label_smoothing=0.1, scores=("bleu",), tokenize="13a", lowercase=False)
     split = open_split(config.data, config.data.train)
-    tokenizers = learn_tokenizers(tmp_path / "tokenizer", config.data, [split])
+    tokenizers = learn_tokenizers(tmp_path / "tokenizer", config.data, [split], task.vocabularies)
     assert tokenizers[0].vocab_size == 10_000
-    corpus = open_corpus(split, make_encoder(config, tokenizers), config.data.cache_dir)
-    assert corpus.counts == {"pairs used": 29_000, "pairs read": 29_000, "empty pairs dropped": 0}
-    batches = make_batches([corpus], [1.0], config.data, config.seed)
+    encoder = task.encoder(*tokenizers)
+    corpus = open_corpus(split, encoder, config.data.cache_dir)
+    assert corpus.counts == {"examples used": 29_000, "examples read": 29_000, "empty examples dropped": 0}
+    batches = make_batches([corpus], [1.0], config.data, config.seed, task.features(*tokenizers))
     assert len(batches.plan.shapes) <= 8
     real = sum(len(side.values) for side in (corpus.source, corpus.target))
     computed = sum(shape.rows * (shape.source_length + shape.target_length) for shape, _ in batches.plan.epoch(0))
     assert real / computed > 0.84
-    _, counts = evaluation_batches(config, tokenizers, open_split(config.data, config.data.valid))
-    assert counts["pairs used"] == 1_014
+    valid = open_corpus(open_split(config.data, config.data.valid), encoder, config.data.cache_dir)
+    assert valid.counts["examples used"] == 1_014
 
 
 def test_reference_of_test_2016_has_the_tokens_of_the_papers_log(config):

@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 
 from jformer.data.config import DataConfig
-from jformer.data.corpus import Encoder, open_corpus
+from jformer.data.corpus import Encoder, Side, open_corpus
+from jformer.data.features import sequence_to_sequence
 from jformer.data.pipeline import make_batches, prefetch
 from jformer.data.sources import Pair, Split
 from jformer.data.tokenizers import BOS, EOS, ByteTokenizer
 from jformer.errors import UserError
 
 BYTES = ByteTokenizer("identity")
-ENCODER = Encoder(BYTES, BYTES, 40, 40, "drop")
+ENCODER = Encoder(Side(BYTES, 40), Side(BYTES, 40), "drop")
+FEATURES = sequence_to_sequence()
 SIZES = {"tokens_per_update": 160, "row_multiple": 2, "packed_length": 40, "num_buckets": 3}
 
 
@@ -41,7 +43,7 @@ def pairs():
 
 @pytest.fixture
 def batches(pairs, config, tmp_path):
-    return make_batches([open_pairs(pairs, tmp_path)], [1.0], config, 0)
+    return make_batches([open_pairs(pairs, tmp_path)], [1.0], config, 0, FEATURES)
 
 
 def decoded(batch):
@@ -66,7 +68,7 @@ def test_packed_rows_hold_several_pairs_and_bucketed_rows_one(batches, config):
 def test_packed_and_bucketed_epochs_hold_the_same_tokens(pairs, tmp_path):
     corpus, tokens = open_pairs(pairs, tmp_path), []
     for batching in ("buckets", "packed"):
-        batches = make_batches([corpus], [1.0], DataConfig(batching=batching, **SIZES), 0)
+        batches = make_batches([corpus], [1.0], DataConfig(batching=batching, **SIZES), 0, FEATURES)
         tokens.append(Counter())
         for batch in map(batches.__getitem__, range(len(batches))):
             for side in ("source", "target_in", "target_out"):
@@ -130,7 +132,7 @@ def test_weights_count_the_real_target_tokens(batches, pairs):
 
 def test_a_batch_does_not_depend_on_those_made_before(pairs, config, tmp_path):
     corpus = open_pairs(pairs, tmp_path)
-    one, other = (make_batches([corpus], [1.0], config, 0) for _ in range(2))
+    one, other = (make_batches([corpus], [1.0], config, 0, FEATURES) for _ in range(2))
     for step in reversed(range(len(one))):
         for name, array in one[step].items():
             np.testing.assert_array_equal(array, other[step][name])
@@ -139,7 +141,7 @@ def test_a_batch_does_not_depend_on_those_made_before(pairs, config, tmp_path):
 def test_a_mixture_passes_over_each_corpus_by_its_weight(config, tmp_path):
     parts = [numbered(40), numbered(30, start=1000)]
     corpora = [open_pairs(part, tmp_path, name) for part, name in zip(parts, "ab", strict=True)]
-    batches = make_batches(corpora, [1.0, 3.0], config, 0)
+    batches = make_batches(corpora, [1.0, 3.0], config, 0, FEATURES)
     seen = Counter(pair for step in range(len(batches)) for pair in decoded(batches[step]))
     assert seen == Counter(parts[0]) + Counter(3 * parts[1])
 
@@ -147,7 +149,7 @@ def test_a_mixture_passes_over_each_corpus_by_its_weight(config, tmp_path):
 def test_a_packed_row_holds_one_corpus_only(tmp_path):
     parts = [numbered(40), numbered(30, start=1000)]
     corpora = [open_pairs(part, tmp_path, name) for part, name in zip(parts, "ab", strict=True)]
-    batches = make_batches(corpora, [1.0, 1.0], DataConfig(batching="packed", **SIZES), 0)
+    batches = make_batches(corpora, [1.0, 1.0], DataConfig(batching="packed", **SIZES), 0, FEATURES)
     for batch in map(batches.__getitem__, range(len(batches))):
         for row in range(len(batch["row"])):
             one = {name: array[row : row + 1] for name, array in batch.items()}
@@ -157,7 +159,7 @@ def test_a_packed_row_holds_one_corpus_only(tmp_path):
 def test_weights_that_leave_nothing_to_train_on_are_refused(tmp_path):
     config = DataConfig(**SIZES)
     with pytest.raises(UserError, match=r"data\.weight=0\.01 .*raise it"):
-        make_batches([open_pairs(numbered(10), tmp_path)], [0.01], config, 0)
+        make_batches([open_pairs(numbered(10), tmp_path)], [0.01], config, 0, FEATURES)
 
 
 def ended(thread):

@@ -232,6 +232,26 @@ def test_a_packed_row_gives_the_smaller_side_its_share_and_at_least_its_longest_
     assert packed_shape(long, short, 100, 1000, 1) == (10, 100, 70)
 
 
+@pytest.mark.parametrize("empty", [0, 1])
+def test_a_side_that_holds_nothing_takes_no_room(empty):
+    sides = [captions(300)[0], np.zeros(300, np.int64)]
+    source, target = sides[::-1] if empty == 0 else sides
+    plan = bucketed(source, target)
+    assert all(shape[1 + empty] == 0 < shape[2 - empty] for shape in plan.shapes)
+    assert len(plan.shapes) == 8
+    shape = packed_shape(source, target, 64, 1024, 4)
+    assert (shape.rows, shape[1 + empty], shape[2 - empty]) == (16, 0, 64)
+    rows = pack(source, target, shape, 0)
+    assert sorted(np.concatenate(rows)) == list(range(300))
+    assert max((source + target)[row].sum() for row in rows) <= 64
+
+
+def test_examples_of_one_length_are_of_one_shape():
+    lengths = np.full(40, 16)
+    shapes, bucket = bucket_shapes(lengths, np.ones(40, np.int64), 8, 128, 8)
+    assert (shapes, set(bucket)) == ((Shape(8, 16, 1),), {0})
+
+
 def test_too_few_tokens_for_a_batch_are_refused_with_the_number_needed():
     sides = captions(300)
     longest = max(side.max() for side in sides)

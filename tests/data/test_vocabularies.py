@@ -2,7 +2,7 @@ import pytest
 
 from jformer.data.config import DataConfig
 from jformer.data.sources import Pair, Split
-from jformer.data.vocabularies import copy_tokenizers, learn_tokenizers, load_tokenizers
+from jformer.data.vocabularies import Vocabulary, copy_tokenizers, learn_tokenizers, load_tokenizers
 from jformer.errors import UserError
 
 PAIRS = [Pair("the house is small", "das Haus ist klein"), Pair("the dog", "der Hund"), Pair("", "ohne Quelle")]
@@ -15,7 +15,27 @@ def split(pairs, name="train"):
 
 
 def options(**changes):
-    return DataConfig(**{"tokenizer": "word", "vocab_size": 30, **changes})
+    return DataConfig(**{"vocab_size": 30, **changes})
+
+
+def both(kind="word"):
+    return {"shared": Vocabulary(kind, ("source", "target"))}
+
+
+def apart(kind="word"):
+    return {side: Vocabulary(kind, (side,)) for side in ("source", "target")}
+
+
+def classes(kind="word"):
+    return {"source": Vocabulary(kind, ("source",), parts=True), "target": Vocabulary("label", ("target",))}
+
+
+def learned(folder, vocabularies, pairs=PAIRS, **changes):
+    return learn_tokenizers(folder, options(**changes), [split(pairs)], vocabularies)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
 
 
 def encoded(tokenizer):
@@ -23,69 +43,96 @@ def encoded(tokenizer):
 
 
 @pytest.mark.parametrize("kind", ["word", "char", "byte", "bpe", "unigram"])
-@pytest.mark.parametrize("shared", [True, False])
-def test_tokenizers_read_back_are_those_learned(tmp_path, kind, shared):
-    learned = learn_tokenizers(tmp_path / "t", options(tokenizer=kind, vocab_shared=shared), [split(PAIRS * 9)])
-    loaded = load_tokenizers(tmp_path / "t", shared)
-    for a, b in zip(learned, loaded, strict=True):
+@pytest.mark.parametrize("vocabularies", [both, apart])
+def test_tokenizers_read_back_are_those_learned(tmp_path, kind, vocabularies):
+    made = learned(tmp_path / "t", vocabularies(kind), PAIRS * 9)
+    for a, b in zip(made, load_tokenizers(tmp_path / "t"), strict=True):
         assert a.fingerprint == b.fingerprint
         assert encoded(a) == encoded(b)
 
 
 def test_a_shared_vocabulary_is_one_learned_on_both_sides(tmp_path):
-    source, target = learn_tokenizers(tmp_path / "t", options(), [split(PAIRS)])
+    source, target = learned(tmp_path / "t", both())
     assert source is target
     assert source.decode(source.encode(["the Hund"])[0]) == "the Hund"
-    assert len(list((tmp_path / "t").iterdir())) == 1
+    assert names(tmp_path / "t") == ["shared.json"]
 
 
 def test_separate_vocabularies_know_their_own_side_only(tmp_path):
-    source, target = learn_tokenizers(tmp_path / "t", options(vocab_shared=False), [split(PAIRS)])
+    source, target = learned(tmp_path / "t", apart())
     assert source.decode(source.encode(["the Hund"])[0]) == "the ⁇"
     assert target.decode(target.encode(["the Hund"])[0]) == "⁇ Hund"
     assert source.vocab_size < target.vocab_size
 
 
+def test_a_task_of_one_side_has_one_vocabulary_of_it_for_both(tmp_path):
+    source, target = learned(tmp_path / "t", {"shared": Vocabulary("word", ("target",))})
+    assert source is target
+    assert target.decode(target.encode(["the Hund"])[0]) == "⁇ Hund"
+
+
+def test_labels_are_numbered_apart_from_their_texts_whose_tabs_are_no_text(tmp_path):
+    pairs = [Pair("a b\tc", "same"), Pair("d\ta", "other")]
+    source, target = learned(tmp_path / "t", classes("char"), pairs)
+    assert sorted(source.tokens[4:]) == [" ", "a", "b", "c", "d"]
+    assert target.encode(["other", "same"]) == [[4], [5]]
+    assert names(tmp_path / "t") == ["source.json", "target.json"]
+
+
 def test_every_corpus_of_a_mixture_is_learned_from(tmp_path):
-    source, _ = learn_tokenizers(tmp_path / "t", options(), [split(PAIRS), split(MORE, "more")])
+    source, _ = learn_tokenizers(tmp_path / "t", options(), [split(PAIRS), split(MORE, "more")], both())
     assert source.decode(source.encode(["zebra house"])[0]) == "zebra house"
 
 
 def test_options_reach_the_tokenizer(tmp_path):
     pairs = [Pair("2026 ２０２６", "im Jahr 2026")] * 9
-    plain = learn_tokenizers(tmp_path / "a", options(tokenizer="bpe", vocab_size=40), [split(pairs)])[0]
-    split_up = options(tokenizer="bpe", vocab_size=40, split_digits=True, normalization="nfkc")
-    digits = learn_tokenizers(tmp_path / "b", split_up, [split(pairs)])[0]
+    plain = learned(tmp_path / "a", both("bpe"), pairs, vocab_size=40)[0]
+    digits = learned(tmp_path / "b", both("bpe"), pairs, vocab_size=40, split_digits=True, normalization="nfkc")[0]
     assert len(plain.encode(["2026"])[0]) < len(digits.encode(["2026"])[0])
     assert digits.encode(["２０２６"]) == digits.encode(["2026"])
-    small = learn_tokenizers(tmp_path / "c", options(vocab_size=6), [split(PAIRS)])[0]
-    assert small.vocab_size == 6
+    assert learned(tmp_path / "c", both(), vocab_size=6)[0].vocab_size == 6
 
 
 def test_learning_again_leaves_nothing_of_the_run_before(tmp_path):
-    learn_tokenizers(tmp_path / "t", options(vocab_shared=False), [split(PAIRS)])
-    learn_tokenizers(tmp_path / "t", options(), [split(PAIRS)])
-    assert [path.name for path in (tmp_path / "t").iterdir()] == ["shared.json"]
+    learned(tmp_path / "t", apart())
+    learned(tmp_path / "t", both())
+    assert names(tmp_path / "t") == ["shared.json"]
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_a_copy_is_the_parents_and_replaces_what_was_there(tmp_path, shared):
-    parents = learn_tokenizers(tmp_path / "parent", options(vocab_shared=shared), [split(PAIRS)])
-    learn_tokenizers(tmp_path / "child", options(tokenizer="bpe"), [split(MORE * 9)])
-    copied = copy_tokenizers(tmp_path / "parent", tmp_path / "child", shared)
-    assert [t.fingerprint for t in copied] == [t.fingerprint for t in parents]
-    names = [sorted(path.name for path in (tmp_path / folder).iterdir()) for folder in ("parent", "child")]
-    assert names[0] == names[1]
+def copied(folder, vocabularies, pairs=MORE):
+    return copy_tokenizers(folder / "parent", folder / "child", options(), [split(pairs)], vocabularies)
+
+
+@pytest.mark.parametrize("vocabularies", [both, apart])
+def test_a_copy_is_the_parents_and_replaces_what_was_there(tmp_path, vocabularies):
+    parents = learned(tmp_path / "parent", vocabularies())
+    learned(tmp_path / "child", both("bpe"), MORE * 9)
+    copies = copied(tmp_path, vocabularies())
+    assert [t.fingerprint for t in copies] == [t.fingerprint for t in parents]
+    assert names(tmp_path / "parent") == names(tmp_path / "child")
+
+
+def test_a_classifier_takes_a_shared_vocabulary_for_its_texts_and_learns_its_own_labels(tmp_path):
+    parent, _ = learned(tmp_path / "parent", both())
+    for _ in range(2):  # then from a classifier with other labels
+        source, target = copied(tmp_path, classes(), [Pair("the new text", "good")])
+        assert source.fingerprint == parent.fingerprint
+        assert target.encode(["good"]) == [[4]]
+        learned(tmp_path / "parent", classes(), [Pair("x", "bad")])
+        parent = load_tokenizers(tmp_path / "parent")[0]
 
 
 def test_a_folder_without_the_vocabulary_asked_for_is_refused(tmp_path):
-    learn_tokenizers(tmp_path / "t", options(), [split(PAIRS)])
+    learned(tmp_path / "parent", apart())
+    with pytest.raises(UserError, match=r"holds no tokenizer 'shared'"):
+        copied(tmp_path, both())
+    (tmp_path / "parent" / "source.json").unlink()
     with pytest.raises(UserError, match=r"holds no tokenizer 'source'"):
-        load_tokenizers(tmp_path / "t", shared=False)
+        load_tokenizers(tmp_path / "parent")
 
 
 def test_a_parent_without_vocabularies_is_refused_and_nothing_is_removed(tmp_path):
-    learn_tokenizers(tmp_path / "child", options(), [split(PAIRS)])
+    learned(tmp_path / "child", both())
     with pytest.raises(UserError, match=r"no such directory; train\.init_from must name the workdir of a run$"):
-        copy_tokenizers(tmp_path / "parent", tmp_path / "child", shared=True)
-    load_tokenizers(tmp_path / "child", shared=True)
+        copied(tmp_path, both())
+    load_tokenizers(tmp_path / "child")

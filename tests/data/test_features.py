@@ -1,0 +1,133 @@
+import numpy as np
+import pytest
+
+from jformer.data import features
+from jformer.data.corpus import Tokens
+from jformer.data.features import Rows
+from jformer.data.plan import Shape
+from jformer.data.tokenizers import BOS, EOS
+
+V = 50
+MAKERS = {
+    "pairs": features.sequence_to_sequence(),
+    "lm": features.next_token(),
+    "mlm": features.masked(0.3, V),
+    "t5": features.corrupted_spans(0.3, 2.0, V),
+    "bart": features.infilled(0.3, 2.0, V),
+}
+SEED = (7, 11)
+
+
+def tokens(*sequences):
+    values = np.array([token for sequence in sequences for token in sequence], np.uint8)
+    return Tokens(values, np.cumsum([0, *map(len, sequences)]))
+
+
+# The same text on both sides. Examples 0 and 2 share row 0, 3 is alone in row 2; row 1 is empty and 1 is not drawn.
+TEXTS = tokens([5, 6, 7, EOS], [8, 9, EOS], [10, 11, 12, 13, 14, EOS], [15, EOS])
+PACKED = Rows(np.array([0, 2, 3]), np.array([0, 0, 2]), np.array([1, 2, 1]))
+SHAPE = Shape(3, 13, 14)
+
+
+def arrays(name, seed=SEED, rows=PACKED, texts=TEXTS):
+    return MAKERS[name].arrays(rows, texts, texts, SHAPE, seed)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_rows_that_hold_nothing_weigh_nothing(name):
+    batch = arrays(name)
+    for key, array in batch.items():
+        assert len(array) == 3, key
+        assert (array[1] == (BOS if key == "target_in" else 0)).all(), key
+    assert batch["weights"][0].any()
+    assert batch["weights"][2].any()
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_segments_tell_the_examples_of_a_row_apart_and_positions_start_anew(name):
+    batch = arrays(name)
+    for side in {key.removesuffix("_segments") for key in batch if key.endswith("_segments")}:
+        segments, positions = batch[f"{side}_segments"], batch[f"{side}_positions"]
+        assert set(segments[0]) == {0, 1, 2}
+        assert set(segments[2]) == {0, 1}
+        for segment in (1, 2):
+            here = positions[0][segments[0] == segment]
+            assert here.tolist() == list(range(len(here)))
+
+
+def test_a_language_model_gets_the_target_alone():
+    batch = arrays("lm")
+    assert {key.partition("_")[0] for key in batch} == {"target", "weights"}
+    assert batch["target_out"][0].tolist() == [5, 6, 7, EOS, 10, 11, 12, 13, 14, EOS, 0, 0, 0, 0]
+    assert batch["target_in"][0].tolist()[:10] == [BOS, 5, 6, 7, BOS, 10, 11, 12, 13, 14]
+    assert batch["weights"].sum() == 12
+
+
+def test_masked_positions_are_those_that_weigh_and_tell_the_text():
+    batch = arrays("mlm")
+    clean = MAKERS["pairs"].arrays(PACKED, TEXTS, TEXTS, SHAPE, SEED)["source"]
+    np.testing.assert_array_equal(batch["target_out"], clean)
+    weighs = batch["weights"] > 0
+    np.testing.assert_array_equal(batch["source"][~weighs], clean[~weighs])
+    by_segment = [int(weighs[0][batch["source_segments"][0] == segment].sum()) for segment in (1, 2)]
+    assert by_segment == [1, 2]  # 0.3 of 3 and of 5 tokens, rounded
+    drawn = [arrays("mlm", (0, step))["source"] for step in range(30)]
+    assert sum((source == V).sum() for source in drawn) > 60
+    assert batch["source"].shape == batch["weights"].shape == (3, 13)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_denoising_lays_both_sides_as_long_as_planned(name):
+    bare = tokens([5, 6, 7, 8, 9], [20], [10, 11, 12, 13, 14, 15], [16, 17, 18])
+    batch = arrays(name, texts=bare)
+    lengths = np.stack(MAKERS[name].lengths(np.zeros(4, np.int64), bare.lengths))[:, PACKED.examples]
+    for side, planned in zip(("source", "target"), lengths, strict=True):
+        cells = [(batch[f"{side}_segments"][row] == segment).sum() for row, segment in zip(*PACKED[1:], strict=True)]
+        assert all(cell <= most for cell, most in zip(cells, planned, strict=True))
+        assert cells == planned.tolist() or (name, side) == ("bart", "source")
+    assert (batch["source"] >= V).any(axis=1).tolist() == [True, False, True]
+    assert (batch["target_out"] >= V).any() == (name == "t5")
+    assert (batch["target_out"] == EOS).sum() == (batch["source"] == EOS).sum() == 3
+
+
+@pytest.mark.parametrize("name", ["mlm", "t5", "bart"])
+def test_noise_depends_on_seed_step_row_and_segment_alone(name):
+    long = tokens(*(range(4, 44) for _ in range(4)))
+    shape = Shape(3, 100, 100)
+
+    def noised(seed, rows=PACKED):
+        return MAKERS[name].arrays(rows, long, long, shape, seed)["source"]
+
+    first = noised(SEED)
+    np.testing.assert_array_equal(first, noised(SEED))
+    for seed in ((7, 12), (8, 11)):
+        assert (first != noised(seed)).any()
+    np.testing.assert_array_equal(first[2], noised(SEED, Rows(*(part[2:] for part in PACKED)))[2])  # without row 0
+    size = (first[0] > 0).sum() // 2
+    assert (first[0][:size] != first[0][size : 2 * size]).any()  # two segments of the same text
+    assert (first[0][:40] != first[2][:40]).any()  # two rows of it
+
+
+def test_the_second_text_is_of_type_one_and_its_class_counts_from_zero():
+    sources = tokens([BOS, 7, EOS, 8, 9, EOS], [BOS, 5, 6, EOS])
+    labels = tokens([5], [4])
+    rows = Rows(np.array([1, 0]), np.array([0, 1]), np.array([1, 1]))
+    batch = features.labelled_texts().arrays(rows, sources, labels, Shape(3, 8, 1), SEED)
+    assert batch["source_types"].tolist() == [[0] * 8, [0, 0, 0, 1, 1, 1, 0, 0], [0] * 8]
+    assert batch["source"][1].tolist() == [BOS, 7, EOS, 8, 9, EOS, 0, 0]
+    assert batch["target_out"].tolist() == [[0], [1], [0]]
+    assert batch["weights"].tolist() == [[1], [1], [0]]
+
+
+def test_images_come_in_their_shape_and_a_pixel_is_a_position():
+    images = np.random.default_rng(0).integers(0, 256, (5, 2, 3, 4), dtype=np.uint8)
+    made = features.labelled_images(2, 3, 4)
+    sources, labels = Tokens(images.ravel(), np.arange(6) * 24), tokens([4], [5], [6], [5], [4])
+    lengths = made.lengths(sources.lengths, labels.lengths)
+    assert [side.tolist() for side in lengths] == [[6] * 5, [1] * 5]
+    rows = Rows(np.array([4, 2]), np.array([0, 1]), np.array([1, 1]))
+    batch = made.arrays(rows, sources, labels, Shape(4, 6, 1), SEED)
+    np.testing.assert_array_equal(batch["image"], np.stack([images[4], images[2], *np.zeros((2, 2, 3, 4), np.uint8)]))
+    assert batch["image"].dtype == np.uint8
+    assert batch["target_out"].tolist() == [[0], [2], [0], [0]]
+    assert batch["weights"].ravel().tolist() == [1, 1, 0, 0]

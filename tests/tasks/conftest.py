@@ -1,0 +1,56 @@
+"""A corpus of short texts for every task, and what a run makes of it."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+from jformer.data.config import DataConfig
+from jformer.data.corpus import open_corpus
+from jformer.data.pipeline import make_batches
+from jformer.data.sources import Pair, Split
+from jformer.data.vocabularies import learn_tokenizers
+from jformer.tasks import TASKS
+
+RNG = np.random.default_rng(0)
+TEXTS = ["".join(RNG.choice(list("abcdef "), n)).strip() or "a" for n in RNG.integers(1, 45, 61)]
+PAIRS = {
+    "translate": [Pair(text, text[::-1]) for text in TEXTS],
+    "classify": [Pair(f"{text}\t{text[:3]}", f"label {i % 3}") for i, text in enumerate(TEXTS)],
+}
+SIZES = {"tokens_per_update": 256, "row_multiple": 2, "packed_length": 60, "num_buckets": 2, "vocab_size": 30}
+
+
+def make_task(name, **data):
+    """Return a task and the options it was made with."""
+    config = DataConfig(**{"tokenizer": "char", "source": "generated", **SIZES, **data})
+    return TASKS[name](config, label_smoothing=0.0, scores=("bleu",), tokenize="13a", lowercase=False), config
+
+
+@dataclasses.dataclass
+class Made:
+    """What a run has before its model."""
+
+    task: object
+    config: DataConfig
+    tokenizers: tuple
+    corpus: object
+    batches: object
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Return a function: task, pairs, options → everything up to the batches."""
+
+    @functools.cache
+    def build(name, pairs=None, evaluating=False, **data):
+        task, config = make_task(name, cache_dir=str(tmp_path / "cache"), **data)
+        pairs = pairs or PAIRS.get(name, [Pair("", text) for text in TEXTS])
+        split = Split("train", repr(pairs), lambda counts: iter(pairs))
+        tokenizers = learn_tokenizers(tmp_path / "tokenizer", config, [split], task.vocabularies)
+        corpus = open_corpus(split, task.encoder(*tokenizers, evaluating=evaluating), config.cache_dir)
+        batches = make_batches([corpus], [1.0], config, 0, task.features(*tokenizers))
+        return Made(task, config, tokenizers, corpus, batches)
+
+    return build

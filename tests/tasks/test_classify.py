@@ -1,0 +1,72 @@
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from jformer.data.sources import Pair
+from jformer.data.tokenizers import BOS, EOS
+from jformer.errors import UserError
+from jformer.tasks.classify import macro_f1
+from tests.tasks.conftest import PAIRS, make_task
+
+TOTALS = {"nll": (4.0, 2.0), "correct": (1.0, 2.0)}
+
+
+def test_two_texts_and_their_class_come_back_from_the_batches(make):
+    made, found = make("classify"), []
+    for step in range(len(made.batches)):
+        batch = made.batches[step]
+        for row in np.flatnonzero(batch["weights"][:, 0]):
+            real = batch["source_segments"][row] > 0
+            tokens, types = batch["source"][row][real], batch["source_types"][row][real]
+            assert (tokens[0], tokens[-1], (tokens == EOS).sum()) == (BOS, EOS, 2)
+            parts = [made.tokenizers[0].decode(tokens[types == kind]) for kind in (0, 1)]
+            label = made.tokenizers[1].decode([batch["target_out"][row, 0] + 4])
+            found.append(Pair("\t".join(parts), label))
+    assert sorted(found) == sorted(PAIRS["classify"])
+
+
+def test_images_of_a_file_come_back_from_the_batches(make, tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (9, 4, 6, 3), dtype=np.uint8)
+    np.save(tmp_path / "train.npy", images)
+    pairs = tuple(Pair(f"{tmp_path}/train.npy#{i}", f"{'even' if i % 2 == 0 else 'odd'}") for i in range(9))
+    made = make("classify", pairs, tokenizer="image", source="images")
+    assert made.corpus.source.values.dtype == np.uint8
+    shape = made.batches.plan.shapes[0]
+    assert (shape.rows, shape.source_length, shape.target_length) == (10, 24, 1)
+    batch = made.batches[0]
+    real = batch["weights"][:, 0] > 0
+    found = {
+        (image.tobytes(), int(label))
+        for image, (label,) in zip(batch["image"][real], batch["target_out"][real], strict=True)
+    }
+    assert found == {(image.tobytes(), i % 2) for i, image in enumerate(images)}
+    assert not batch["image"][~real].any()
+
+
+def test_scores_of_labels_by_hand():
+    """Right: 2 of a's 3 and 1 of b's 1, so F1 is 4/5 and 2/3; c was said once and is never right."""
+    examples = [Pair("", label) for label in "aaab"]
+    scores = make_task("classify")[0].score(list("aabb"), examples, TOTALS)
+    assert scores["accuracy"] == {"score": 0.75}
+    assert scores["macro_f1"]["score"] == pytest.approx((4 / 5 + 2 / 3) / 2)
+    assert scores["perplexity"]["score"] == pytest.approx(math.exp(2))
+    assert macro_f1(list("aacb"), list("aaab")) == pytest.approx((4 / 5 + 1 + 0) / 3)
+
+
+def test_accuracy_is_given_by_group_where_examples_have_groups():
+    examples = [Pair("", "a", "short"), Pair("", "b", "long")]
+    scores = make_task("classify")[0].score(["a", "a"], examples, TOTALS)
+    assert scores["accuracy"] == {"score": 0.5, "by_group": {"long": 0.0, "short": 1.0}}
+
+
+def test_a_label_that_training_did_not_hold_is_refused_by_name(make):
+    made = make("classify")
+    with pytest.raises(UserError, match=r"label 'new'"):
+        made.task.encoder(*made.tokenizers).encode([Pair("a", "new")], Counter())
+
+
+def test_a_corpus_of_texts_beside_images_is_refused():
+    with pytest.raises(UserError, match=r"^data\.tokenizer='image' .*source='generated'"):
+        make_task("classify", tokenizer="image", source="images", mixture=(make_task("classify")[1],))

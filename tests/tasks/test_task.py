@@ -1,0 +1,75 @@
+"""What holds for every task."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jformer.errors import UserError
+from jformer.models import ModelConfig
+from jformer.tasks import TASKS, sized
+from tests.tasks.conftest import TEXTS, make_task
+
+WAYS = [
+    (name, batching)
+    for name in TASKS
+    for batching in ("buckets", "packed")
+    if (name, batching) != ("classify", "packed")
+]
+
+
+@pytest.mark.parametrize(("name", "batching"), WAYS)
+def test_a_batch_is_a_function_of_seed_and_step(make, name, batching):
+    made = make(name, batching=batching)
+    again = make.__wrapped__(name, batching=batching)
+    assert len(made.batches) > 1
+    for step in reversed(range(2 * len(made.batches))):
+        batch, other = made.batches[step], again.batches[step]
+        assert batch.keys() == other.keys()
+        for key, array in batch.items():
+            np.testing.assert_array_equal(array, other[key])
+
+
+@pytest.mark.parametrize(("name", "batching"), WAYS)
+def test_loss_counts_what_the_weights_count_and_knows_a_uniform_guess(make, name, batching):
+    made = make(name, batching=batching)
+    batch = {key: jnp.asarray(array) for key, array in made.batches[0].items()}
+    hidden = jnp.zeros((*batch["target_out"].shape, 8))
+    sums = made.task.loss(hidden, lambda h: h @ jnp.zeros((8, 40)), batch)
+    assert sums["nll"][1] == batch["weights"].sum() > 0
+    np.testing.assert_allclose(sums["nll"][0], batch["weights"].sum() * math.log(40), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_one_row_that_holds_no_example_weighs_nothing(make, name):
+    made = make(name)
+    batches = [made.batches[step] for step in range(len(made.batches))]
+    rows = np.concatenate([batch["weights"].any(axis=1) for batch in batches])
+    assert len(rows) > rows.sum() == len(TEXTS)
+    assert all(batch["row"].tolist() == list(range(len(batch["row"]))) for batch in batches)
+
+
+@pytest.mark.parametrize(("name", "source", "target", "classes"), [
+    ("translate", 10, 20, 0), ("lm", 10, 10, 0), ("mlm", 11, 11, 0), ("denoise", 23, 23, 0), ("classify", 10, 10, 16),
+])  # fmt: skip
+def test_models_get_the_rows_and_classes_that_the_task_needs(name, source, target, classes):
+    task, _ = make_task(name)
+    both = (10, 20) if name in ("translate", "classify") else (10, 10)
+    model = sized(ModelConfig(shared_embedding=False), task, *both)
+    assert (model.vocab_size, model.target_vocab_size, model.head.num_classes) == (source, target, classes)
+
+
+@pytest.mark.parametrize(("name", "options"), [
+    ("translate", {"overlong": "split"}),
+    ("mlm", {"overlong": "split"}),
+    ("classify", {"overlong": "split"}),
+    ("classify", {"batching": "packed"}),
+    *((name, {"tokenizer": "image"}) for name in TASKS),
+    *((name, {"source": "images"}) for name in TASKS),
+])  # fmt: skip
+def test_options_that_a_task_cannot_work_with_are_refused_by_their_key(name, options):
+    make_task(name)
+    ((key, value),) = options.items()
+    with pytest.raises(UserError, match=rf"^data\..*{key}='{value}'"):
+        make_task(name, **options)
