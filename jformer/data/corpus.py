@@ -25,7 +25,7 @@ Example = tuple[Sequence[int], Sequence[int]]
 
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-    """One side of a corpus: sequence i is values[offsets[i]:offsets[i + 1]], its end symbol included."""
+    """One side of a corpus: sequence i is values[offsets[i]:offsets[i + 1]], with the symbols of its `Side`."""
 
     values: np.ndarray
     offsets: np.ndarray

@@ -37,4 +37,4 @@ def test_the_target_is_all_there_is(make):
     assert not made.corpus.source.values.size
     assert made.tokenizers[0] is made.tokenizers[1]
     assert {key.partition("_")[0] for key in made.batches[0]} == {"row", "target", "weights"}
-    assert (made.task.generates, made.task.labels, made.task.symbols) == (True, False, 0)
+    assert (made.task.answer, made.task.symbols) == ("continuation", 0)

@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 
+from jformer.data.sources import Pair
 from jformer.data.tokenizers import BOS, EOS
 from tests.tasks.conftest import TEXTS, make_task
 
@@ -45,11 +46,17 @@ def test_another_epoch_asks_for_other_tokens_of_the_same_texts(make):
     assert {text for text, _ in masked[0]} == {text for text, _ in masked[1]}
 
 
+def test_every_row_of_every_step_asks_for_tokens_of_its_own(make):
+    made = make("mlm", (Pair("", "abcdef" * 5),) * 40)
+    asked = {made.batches[step]["weights"][row].tobytes() for step in range(len(made.batches)) for row in range(4)}
+    assert len(asked) == 4 * len(made.batches) > 8
+
+
 def test_scores_are_of_the_masked_tokens():
     task, _ = make_task("mlm")
     scores = task.score([], [], {"nll": (4.0, 2.0), "correct": (1.0, 2.0)})
     assert scores == {"perplexity": {"score": pytest.approx(math.exp(2))}, "accuracy": {"score": 0.5}}
-    assert (task.symbols, task.generates, task.labels) == (1, False, False)
+    assert (task.symbols, task.answer) == (1, "")
 
 
 def test_the_model_reads_the_target_of_an_example(make):
