@@ -19,9 +19,15 @@ from ml_collections import ConfigDict
 from jformer.data.config import DataConfig
 from jformer.errors import UserError
 from jformer.models.config import ModelConfig
-from jformer.presets import PRESETS
+from jformer.presets import PRESETS, RECIPES
 
-TASKS = ("translate",)
+TASKS = {  # task → the families that can learn it; the first task of a family is what its presets begin with
+    "translate": ("encdec",),
+    "lm": ("decoder",),
+    "mlm": ("encoder",),
+    "denoise": ("encdec",),
+    "classify": ("vit", "encoder"),
+}
 OPTIMIZERS = ("adam", "adamw", "adafactor")
 SCHEDULES = ("noam", "inverse_square_root", "cosine", "linear", "constant")
 TEXT_SCORES = ("bleu", "chrf", "ter")
@@ -57,7 +63,9 @@ class TrainConfig:
     accumulation: int = 1  # microbatches of one update, for batches that do not fit the memory at once
     ema_decay: float = 0.0  # moving average of parameters beside the trained ones; 0 = off
     max_skipped: int = 10  # stop after so many updates in a row that were not finite
-    init_from: str = ""  # another run's workdir: start from its parameters, with a fresh optimizer
+    init_from: str = ""  # another run's workdir: start from its parameters, with a fresh optimizer and head
+    source_vectors: str = ""  # a file of word vectors (word2vec, GloVe) that the source embedding begins with
+    target_vectors: str = ""  # the same for the target embedding; one table that both sides share takes either
     freeze: tuple[str, ...] = ()  # regular expressions over parameter names; what they match is not trained
     samples: int = 3  # validation sentences translated at every evaluation; 0 = none
 
@@ -95,7 +103,7 @@ class Config:
     """A whole run."""
 
     seed: int = 0  # of parameters, dropout and the order of the data
-    task: str = "translate"
+    task: str = "translate"  # translate | lm | mlm | denoise | classify: what is learned, from which text
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     optim: OptimConfig = OptimConfig()
@@ -114,11 +122,13 @@ DECAYING_SCHEDULES = ("cosine", "linear")  # their rates depend on num_steps
 
 
 def default_config(preset: str = "transformer_base") -> ConfigDict:
-    """Return every option with its default and the model of a preset, locked against unknown keys."""
+    """Return every option with its default and what a preset sets, locked against unknown keys."""
     if preset not in PRESETS:
         raise UserError(f"unknown preset {preset!r}; {_nearest(preset, PRESETS)}")
     config = as_config_dict(Config())
     config.model.update(PRESETS[preset])
+    config.task = next(task for task, families in TASKS.items() if config.model.family in families)
+    config.update_from_flattened_dict(RECIPES.get(preset, {}))
     return config
 
 
@@ -179,22 +189,37 @@ def check(config: Config) -> None:
     """Raise UserError for the first combination of options that cannot work."""
     if not 0 <= config.seed < 2**32:
         raise UserError(f"seed={config.seed} must be 0 to {2**32 - 1}")
-    _one_of("task", config.task, TASKS)
+    _one_of("task", config.task, tuple(TASKS))
     config.model.check()
     config.data.check()
     _check_train(config)
     _check_optim(config)
     _check_decode(config)
-    limits = (config.data.max_source_length, config.data.max_target_length)
-    if config.model.positions == "learned" and max(limits) > config.model.max_length:
-        raise UserError(
-            f"model.max_length={config.model.max_length} places fewer tokens than data allows {limits}: raise it"
-        )
-    if config.model.shared_embedding and not config.data.vocab_shared:
-        raise UserError("model.shared_embedding=True needs data.vocab_shared=True: two vocabularies need two tables")
+    _check_task(config)
     count = config.mesh.data
     if count != -1 and count < 1:
         raise UserError(f"mesh.data={count} must be at least 1, or -1 for all devices")
+
+
+def _check_task(config: Config) -> None:
+    model, data, train = config.model, config.data, config.train
+    if model.family not in TASKS[config.task]:
+        able = ", ".join(task for task, families in TASKS.items() if model.family in families)
+        raise UserError(f"task={config.task!r} is not for model.family={model.family!r}, which learns {able}")
+    sides = {"encoder": ("source",), "decoder": ("target",), "vit": ()}.get(model.family, ("source", "target"))
+    longest = max((getattr(data, f"max_{side}_length") for side in sides), default=0)
+    if model.positions == "learned" and longest > model.max_length:
+        raise UserError(
+            f"model.max_length={model.max_length} places fewer tokens than data allows ({longest}): raise it or lower "
+            "data.max_source_length and data.max_target_length"
+        )
+    if config.task == "translate" and model.shared_embedding and not data.vocab_shared:
+        raise UserError("model.shared_embedding=True needs data.vocab_shared=True: two vocabularies need two tables")
+    for side in ("source", "target"):
+        if getattr(train, f"{side}_vectors") and side not in sides:
+            raise UserError(f"train.{side}_vectors: model.family={model.family!r} embeds no {side} tokens")
+    if train.source_vectors and train.target_vectors and model.shared_embedding:
+        raise UserError("train.source_vectors and train.target_vectors: one shared embedding begins with one of them")
 
 
 def _check_optim(config: Config) -> None:

@@ -9,7 +9,7 @@ from sacrebleu import BLEU, CHRF, TER
 
 from jformer.errors import UserError
 
-FRACTIONS = ("exact_match", "token_accuracy")  # scores from 0 to 1, shown as percentages
+FRACTIONS = ("exact_match", "token_accuracy", "accuracy", "macro_f1")  # scores from 0 to 1, shown as percentages
 
 
 def summarize(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:

@@ -1,6 +1,7 @@
-"""Text in, text out: the one path by which a model generates, for predict, evaluate and the samples of training."""
+"""Text in, text out: the one path by which a model answers, for predict, evaluate and the samples of training."""
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import sys
@@ -10,59 +11,126 @@ from pathlib import Path
 from typing import IO, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jformer import checkpoint, config, optim
-from jformer.config import Config, DecodeConfig
+from jformer.config import Config
+from jformer.data.corpus import Tokens
+from jformer.data.features import Rows
+from jformer.data.plan import Shape
 from jformer.data.text import read_lines
-from jformer.data.tokenizers import BOS, EOS, PAD, Tokenizer
+from jformer.data.tokenizers import ImageTokenizer, Tokenizer
 from jformer.data.vocabularies import load_tokenizers
-from jformer.decoding.beam import beam_search
-from jformer.decoding.greedy import Decoded
 from jformer.errors import UserError
+from jformer.generation import make_answer, prompts
 from jformer.models import build_model, init_params
+from jformer.tasks import TASKS, Task, sized
 
 WINDOW = 4_096  # lines read, sorted by length and translated together
-SMALLEST_LENGTH = 16  # sources are padded to 16, 32, 64 … tokens: few shapes to compile
+SMALLEST_LENGTH = 16  # inputs are padded to 16, 32, 64 … tokens: few shapes to compile
 
 
 class Predictor:
     """A trained model with its tokenizers: `predict` maps texts to texts."""
 
-    def __init__(self, config: Config, tokenizers: tuple[Tokenizer, Tokenizer], model: Any, params: Any) -> None:
-        """Hold what generation needs; `params` may be replaced while training goes on."""
-        self.config = config
-        self.tokenizers = tokenizers
-        self.model = model
-        self.params = params
-        self.cut = 0  # sources that were longer than data.max_source_length, so far
-        self._decode = jax.jit(functools.partial(decode, model, config.decode, tokenizers[1].vocab_size))
+    def __init__(
+        self, config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokenizer], model: Any, params: Any
+    ) -> None:
+        """Hold what answers need; `params` may be replaced while training goes on."""
+        self.config, self.task, self.tokenizers = config, task, tokenizers
+        self.model, self.params = model, params
+        self.cut = 0  # inputs that were longer than the model's limit, so far
+        self._continues = task.answer == "continuation"
+        encoder = task.encoder(*tokenizers, evaluating=True)
+        self._side = encoder.target if self._continues else encoder.source
+        self._features = task.features(*tokenizers)
+        self._answer = make_answer(model, task.answer, config.decode, tokenizers[1].vocab_size)
 
     def predict(self, texts: Sequence[str]) -> list[str]:
-        """Translate every text, in order; an empty one stays empty, a longer one than the model's limit is cut."""
-        encoded = [[*tokens, EOS] for tokens in self.tokenizers[0].encode(texts)]
-        limit = self.config.data.max_source_length
-        self.cut += sum(len(tokens) > limit for tokens in encoded)
-        encoded = [tokens if len(tokens) <= limit else [*tokens[: limit - 1], EOS] for tokens in encoded]
+        """Answer every text, in order: with its translation, its label, or the text itself and how it goes on.
+
+        A text over the model's limit is cut: at its end, or, where it is to be continued, at its beginning. An empty
+        one stays empty, unless it is to be continued. An image is given by its place, as in data.images.
+
+        Raises UserError for a task that has no answers.
+        """
+        if not self.task.answer:
+            raise UserError(f"task={self.config.task!r} has no answer to a text; --mode=evaluate scores it")
+        sequences = self._encode(texts)
+        waiting = [i for i, text in enumerate(texts) if text.strip() or self._continues]
         out = [""] * len(texts)
-        waiting = sorted((i for i, text in enumerate(texts) if text.strip()), key=lambda i: len(encoded[i]))
-        for rows in _in_batches(waiting, self.config.decode.batch_size):
-            batch = source_batch([encoded[i] for i in rows], self.config.decode.batch_size, limit)
-            tokens = np.asarray(self._decode(self.params, batch).tokens[:, 0])
-            for i, line in zip(rows, tokens, strict=False):
-                out[i] = " ".join(self.tokenizers[1].decode(line.tolist()).split("\n"))  # bytes can spell a line feed
+        for rows in _in_batches(sorted(waiting, key=lambda i: len(sequences[i])), self.config.decode.batch_size):
+            batch, room = self._batch([sequences[i] for i in rows])
+            answers = np.asarray(self._answer(self.params, batch, room)).tolist()
+            for i, ids in zip(rows, answers, strict=False):
+                text = self.tokenizers[1].decode([*sequences[i], *ids] if self._continues else ids)
+                out[i] = " ".join(text.split("\n"))  # a line for a line, though texts can hold line feeds
         return out
+
+    def _encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
+        if self._continues:
+            limit = self._side.max_length - 1  # BOS comes first
+            whole = [list(ids) for ids in self.tokenizers[1].encode(texts)]
+            fitting: list[Sequence[int]] = [ids[max(0, len(ids) - limit) :] for ids in whole]
+        else:
+            whole = self._side.encode(texts)
+            fitting = [self._side.cut(ids) for ids in whole]
+        self.cut += sum(len(kept) < len(ids) for kept, ids in zip(fitting, whole, strict=True))
+        return fitting
+
+    def _batch(self, sequences: list[Sequence[int]]) -> tuple[dict[str, np.ndarray], int]:
+        """Return arrays of one of few shapes for the model and the search, and the most tokens any row may get."""
+        options, count = self.config.decode, len(sequences)
+        sizes = np.zeros(options.batch_size, np.int32)
+        sizes[:count] = [len(ids) for ids in sequences]
+        length = min(max(SMALLEST_LENGTH, 1 << (int(sizes.max()) - 1).bit_length()), self._side.max_length)
+        if self._continues:
+            batch, room = prompts(sequences, options.batch_size, length), options.max_extra_length
+            limit = np.full(options.batch_size, room)
+        else:
+            order = np.arange(count)
+            source = Tokens(np.concatenate(sequences), np.concatenate([[0], np.cumsum(sizes[:count])]))
+            nothing = Tokens(np.zeros(0, np.int32), np.zeros(count + 1, np.int64))
+            shape = Shape(options.batch_size, length, 1)
+            batch = self._features.arrays(Rows(order, order, order * 0 + 1), source, nothing, shape, (0, 0))
+            batch |= prompts([], options.batch_size, 1)
+            room = length + options.max_extra_length
+            limit = sizes + options.max_extra_length
+        if self.config.model.positions == "learned":
+            room = min(room, self.config.model.max_length)
+            limit = np.minimum(limit, self.config.model.max_length + 1 - batch["prompt_length"])
+        limit = np.where(np.arange(options.batch_size) < count, limit, 0)
+        return {**batch, "limit": limit.astype(np.int32)}, room
+
+
+def build_task(config: Config) -> Task:
+    """Return the task the config names."""
+    scores = dataclasses.asdict(config.evaluate)
+    return TASKS[config.task](
+        config.data,
+        label_smoothing=config.optim.label_smoothing,
+        **{key: scores[key] for key in ("scores", "tokenize", "lowercase")},
+    )
+
+
+def build_sized(config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokenizer]) -> Any:
+    """Return the model with the sizes that the tokenizers and the task give it."""
+    source, vision = tokenizers[0], config.model.vision
+    if isinstance(source, ImageTokenizer) and source.shape != (vision.image_size, vision.image_size, vision.channels):
+        raise UserError(
+            f"model.vision.image_size={vision.image_size} and channels={vision.channels} but the images are "
+            f"{' x '.join(map(str, source.shape))} (height, width, channels): set them so"
+        )
+    return build_model(sized(config.model, task, *(tokenizer.vocab_size for tokenizer in tokenizers)))
 
 
 def load(workdir: str | Path, overrides: Config | None = None) -> Predictor:
     """Return the Predictor of a trained run; `overrides` replaces its saved config, to decode otherwise."""
     workdir = Path(workdir)
     settings = overrides or config.load(workdir / "config.json")
-    tokenizers = load_tokenizers(workdir / "tokenizer", settings.data.vocab_shared)
-    vocab_sizes = [tokenizer.vocab_size for tokenizer in tokenizers]
-    model = build_model(settings.model.with_vocabulary(*vocab_sizes))
-    return Predictor(settings, tokenizers, model, load_params(workdir, settings, model))
+    task, tokenizers = build_task(settings), load_tokenizers(workdir / "tokenizer")
+    model = build_sized(settings, task, tokenizers)
+    return Predictor(settings, task, tokenizers, model, load_params(workdir, settings, model))
 
 
 def load_params(workdir: Path, settings: Config, model: Any) -> Any:
@@ -93,57 +161,8 @@ def average_steps(steps: Sequence[int], every: int, count: int) -> list[int]:
     return regular[-count:]
 
 
-def source_batch(sentences: Sequence[Sequence[int]], rows: int, limit: int) -> dict[str, np.ndarray]:
-    """Return arrays [b s] of source sentences, padded to few lengths and to `rows` rows."""
-    longest = max(map(len, sentences))
-    length = min(max(SMALLEST_LENGTH, 1 << (longest - 1).bit_length()), limit)
-    source = np.full((rows, length), PAD, np.int32)
-    segments = np.zeros((rows, length), np.int32)
-    for row, tokens in enumerate(sentences):
-        source[row, : len(tokens)] = tokens
-        segments[row, : len(tokens)] = 1
-    positions = np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length))
-    return {"source": source, "source_segments": segments, "source_positions": positions}
-
-
-def decode(model: Any, options: DecodeConfig, vocab_size: int, params: Any, batch: dict[str, jax.Array]) -> Decoded:
-    """Return the best outputs for every row of a source batch, best first; empty rows give none.
-
-    Rows of the embedding past the tokenizer's vocabulary, PAD and BOS are never generated.
-    """
-    variables = {"params": params}
-    rows, source_length = batch["source"].shape
-    sizes = batch["source_segments"].sum(axis=1)
-    limits = jnp.where(sizes > 0, sizes + options.max_extra_length, 0)
-    length = source_length + options.max_extra_length
-    if model.config.positions == "learned":
-        length = min(length, model.config.max_length)
-        limits = jnp.minimum(limits, length)
-    memory = model.apply(variables, batch, method="encode")
-    cache = model.apply(variables, memory, rows * options.beam_size, length, method="start")
-
-    def step(cache: Any, tokens: jax.Array) -> tuple[jax.Array, Any]:
-        valid = jnp.ones((tokens.shape[0], 1), bool)
-        hidden, cache = model.apply(variables, cache, tokens[:, None], valid, method="extend")
-        logits = model.apply(variables, hidden, method="logits")[:, 0].astype(jnp.float32)
-        ids = jnp.arange(logits.shape[-1])
-        return jnp.where((ids < vocab_size) & (ids != PAD) & (ids != BOS), logits, -jnp.inf), cache
-
-    return beam_search(
-        step,
-        cache,
-        beam_size=options.beam_size,
-        length_penalty=options.length_penalty,
-        max_lengths=limits,
-        length=length,
-        bos=BOS,
-        eos=EOS,
-        pad=PAD,
-    )
-
-
 def predict_file(settings: Config, workdir: Path, source: str, target: str) -> None:
-    """Translate a file or standard input ('-') line by line into another: one output line for each input line."""
+    """Answer a file or standard input ('-') line by line into another: one output line for each input line."""
     predictor = load(workdir, settings)
     counts: Counter[str] = Counter()
     lines = read_lines(Path("/dev/stdin" if source == "-" else source), counts)
@@ -152,9 +171,9 @@ def predict_file(settings: Config, workdir: Path, source: str, target: str) -> N
             for text in predictor.predict(window):
                 out.write(text + "\n")
             out.flush()
-            counts["lines translated"] += len(window)
-            print(f"\r{counts['lines translated']:,} lines", end="", file=sys.stderr)
-    counts["sources cut to data.max_source_length"] = predictor.cut
+            counts["lines answered"] += len(window)
+            print(f"\r{counts['lines answered']:,} lines", end="", file=sys.stderr)
+    counts["lines cut to the model's limit"] = predictor.cut
     print("\r" + ", ".join(f"{count:,} {what}" for what, count in counts.items() if count), file=sys.stderr)
 
 

@@ -131,10 +131,10 @@ class Report:
             self.say(f"{name}: " + ", ".join(f"{key}={value!r}" for key, value in values.items()))
 
     def show_samples(self, pairs: Sequence[Pair], outputs: Sequence[str]) -> None:
-        """Print what the model makes of some validation sentences."""
+        """Print what the model makes of some validation texts; without a target there is nothing to compare with."""
         for pair, output in zip(pairs, outputs, strict=True):
             mark = "exact" if output == pair.target else f"should be: {pair.target}"
-            self.say(f"    {pair.source}\n      → {output}   ({mark})")
+            self.say(f"    {pair.source}\n      → {output}" + (f"   ({mark})" if pair.target else ""))
 
 
 def _total(sums: Sequence[dict[str, Any]], name: str, part: int) -> float:

@@ -21,11 +21,15 @@ from jformer.data.sources import Pair, open_split
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.vocabularies import copy_tokenizers, learn_tokenizers, load_tokenizers
 from jformer.errors import UserError
-from jformer.evaluate import build_task, evaluation_batches, make_encoder
-from jformer.models import build_model, init_params
-from jformer.predict import Predictor, load
+from jformer.evaluate import evaluation_batches
+from jformer.models import init_params
+from jformer.predict import Predictor, build_sized, build_task, load
 from jformer.sharding import make_mesh, replicated
 from jformer.step import TrainState, create_state, make_eval_step, make_loss, make_train_step
+from jformer.tasks import Task
+from jformer.warm_start import adopt, put_vectors
+
+PROMPT = 40  # characters of a validation text that a language model is shown going on from
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +40,8 @@ class Data:
     corpora: list[Corpus]
     batches: Batches
     valid: Batches | None
-    counts: dict[str, dict[str, int]]  # by split: what became of its pairs
-    samples: list[Pair]  # validation pairs that are translated at every evaluation
+    counts: dict[str, dict[str, int]]  # by split: what became of its examples
+    samples: list[Pair]  # validation examples that are answered at every evaluation
 
 
 @dataclasses.dataclass
@@ -66,6 +70,7 @@ class Run:
     checkpoints: Checkpoints
     state: TrainState
     progress: Progress
+    notes: list[str]  # what the parameters began with, where that was not a draw
 
     @property
     def finished(self) -> bool:
@@ -81,14 +86,14 @@ def build(config: Config, workdir: Path) -> Run:
         configs.refuse_changes(configs.load(workdir / "config.json"), config)
     mesh = open_mesh(config)
     task = build_task(config)
-    data = open_data(config, workdir, resumed)
-    model = build_model(config.model.with_vocabulary(*(tokenizer.vocab_size for tokenizer in data.tokenizers)))
+    data = open_data(config, task, workdir, resumed)
+    model = build_sized(config, task, data.tokenizers)
     schedule, tx = build_optimizer(config, model)
     averaged = config.evaluate.average_last if config.evaluate.weights == "average" else 1
     keep = max(config.train.keep_last, averaged)
     checkpoints = Checkpoints(workdir / "checkpoints", config.train.checkpoint_every, keep)
     make = functools.partial(create_state, tx=tx, ema=bool(config.train.ema_decay))
-    state, progress = open_state(config, mesh, model, make, checkpoints)
+    state, progress, notes = open_state(config, mesh, model, data.tokenizers, make, checkpoints)
     fingerprints = [corpus.fingerprint for corpus in data.corpora]
     if progress.data and progress.data != fingerprints:
         raise UserError(
@@ -99,9 +104,9 @@ def build(config: Config, workdir: Path) -> Run:
     loss = make_loss(model, task)
     train_step = make_train_step(loss, tx, mesh, config.seed, config.train.ema_decay)
     sampling = dataclasses.replace(config.decode, beam_size=1, batch_size=max(1, len(data.samples)))
-    sampler = Predictor(dataclasses.replace(config, decode=sampling), data.tokenizers, model, state.params)
+    sampler = Predictor(dataclasses.replace(config, decode=sampling), task, data.tokenizers, model, state.params)
     eval_step = make_eval_step(loss, mesh)
-    return Run(config, mesh, data, schedule, train_step, eval_step, sampler, checkpoints, state, progress)
+    return Run(config, mesh, data, schedule, train_step, eval_step, sampler, checkpoints, state, progress, notes)
 
 
 def open_mesh(config: Config) -> Mesh:
@@ -116,28 +121,31 @@ def open_mesh(config: Config) -> Mesh:
     return mesh
 
 
-def open_data(config: Config, workdir: Path, resumed: bool) -> Data:
+def open_data(config: Config, task: Task, workdir: Path, resumed: bool) -> Data:
     """Open every split, so that a missing file is known now; then the tokenizers and the token arrays."""
-    parts = (config.data, *config.data.mixture)
+    data = config.data
+    parts = (data, *data.mixture)
     training = [open_split(part, part.train) for part in parts]
-    for name in config.data.test_splits().values():
-        open_split(config.data, name)
-    valid = open_split(config.data, config.data.valid) if config.train.eval_every else None
-    directory = workdir / "tokenizer"
+    for name in data.test_splits().values():
+        open_split(data, name)
+    valid = open_split(data, data.valid) if config.train.eval_every else None
+    directory, learned = workdir / "tokenizer", (data, training, task.vocabularies)
     if resumed:
-        tokenizers = load_tokenizers(directory, config.data.vocab_shared)
+        tokenizers = load_tokenizers(directory)
     elif config.train.init_from:
-        tokenizers = copy_tokenizers(Path(config.train.init_from) / "tokenizer", directory, config.data.vocab_shared)
+        tokenizers = copy_tokenizers(Path(config.train.init_from) / "tokenizer", directory, *learned)
     else:
-        tokenizers = learn_tokenizers(directory, config.data, training)
-    encoder = make_encoder(config, tokenizers)
-    corpora = [open_corpus(split, encoder, config.data.cache_dir) for split in training]
-    batches = make_batches(corpora, [part.weight for part in parts], config.data, config.seed)
+        tokenizers = learn_tokenizers(directory, *learned)
+    encoder, features = task.encoder(*tokenizers), task.features(*tokenizers)
+    corpora = [open_corpus(split, encoder, data.cache_dir) for split in training]
+    batches = make_batches(corpora, [part.weight for part in parts], data, config.seed, features)
     counts = {f"training text {split.name}": corpus.counts for split, corpus in zip(training, corpora, strict=True)}
     if valid is None:
         return Data(tokenizers, corpora, batches, None, counts, [])
-    valid_batches, counts[f"validation text {valid.name}"] = evaluation_batches(config, tokenizers, valid)
-    samples = list(itertools.islice(valid.read(Counter()), config.train.samples))
+    valid_batches, counts[f"validation text {valid.name}"] = evaluation_batches(config, task, tokenizers, valid)
+    samples = list(itertools.islice(valid.read(Counter()), config.train.samples)) if task.answer else []
+    if task.answer == "continuation":
+        samples = [Pair(" ".join(pair.target[:PROMPT].split("\n")), "") for pair in samples]
     return Data(tokenizers, corpora, batches, valid_batches, counts, samples)
 
 
@@ -154,36 +162,28 @@ def build_optimizer(config: Config, model: Any) -> tuple[optim.Schedule, Any]:
 
 
 def open_state(
-    config: Config, mesh: Mesh, model: Any, make: Callable, checkpoints: Checkpoints
-) -> tuple[TrainState, Progress]:
-    """Return the newest checkpoint's state, or a new one drawn from the seed or started from a parent's parameters."""
+    config: Config,
+    mesh: Mesh,
+    model: Any,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    make: Callable,
+    checkpoints: Checkpoints,
+) -> tuple[TrainState, Progress, list[str]]:
+    """Return the newest checkpoint's state, or a new one, drawn from the seed or begun with what the config names."""
     everywhere = replicated(mesh)
-
-    def draw(key: jax.Array) -> TrainState:
-        return make(init_params(model, key))
-
+    draw = functools.partial(init_params, model)
     key = jax.random.key(config.seed)
     if checkpoints.steps():
         newest = checkpoints.steps()[-1]
-        blank = abstract_like(jax.eval_shape(draw, key), everywhere)
+        blank = abstract_like(jax.eval_shape(lambda key: make(draw(key)), key), everywhere)
         items = checkpoints.restore(newest, as_items(blank))
         state = blank.replace(params=items["params"], ema=items.get("ema"), **items["rest"])
-        return state, Progress(**checkpoints.progress(newest))
-    if not config.train.init_from:
-        return jax.jit(draw, out_shardings=everywhere)(key), Progress()
-    parent = load(config.train.init_from).params
-    refuse_other_shapes(parent, jax.eval_shape(draw, key).params, config.train.init_from)
-    return jax.jit(make, out_shardings=everywhere)(parent), Progress()
-
-
-def refuse_other_shapes(given: Any, needed: Any, origin: str) -> None:
-    """Raise UserError naming the first parameter that a parent run has in another shape, or not at all."""
-    names = optim.parameter_names
-    have = dict(zip(jax.tree.leaves(names(given)), jax.tree.leaves(given), strict=True))
-    for name, leaf in zip(jax.tree.leaves(names(needed)), jax.tree.leaves(needed), strict=True):
-        if name not in have or have[name].shape != leaf.shape:
-            found = have[name].shape if name in have else "nothing"
-            raise UserError(f"train.init_from={origin!r} has {found} for {name}, this model needs {leaf.shape}")
+        return state, Progress(**checkpoints.progress(newest)), []
+    params, notes = jax.jit(draw, out_shardings=everywhere)(key), []
+    if config.train.init_from:
+        params, notes = adopt(load(config.train.init_from).params, params, config.train.init_from)
+    params, coverage = put_vectors(config, tokenizers, params)
+    return jax.jit(make, out_shardings=everywhere)(params), Progress(), notes + coverage
 
 
 def as_items(state: TrainState) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from jax.sharding import Mesh
 from jformer.config import Config
 from jformer.data.pipeline import Arrays, Batches, prefetch
 from jformer.errors import UserError
-from jformer.evaluate import split_means
+from jformer.evaluate import split_totals
+from jformer.metrics import summarize
 from jformer.report import Report
 from jformer.run import Run, as_items, build
 from jformer.sharding import put_batch
@@ -72,16 +73,23 @@ def feed(batches: Batches, start: int, accumulation: int, mesh: Mesh) -> Iterato
 
 
 def count_tokens(batch: Arrays) -> Counter[str]:
-    """Return the real tokens of both sides of a batch, and the positions computed for them."""
-    source, target = batch["source_segments"], batch["target_segments"]
-    real = {"source_tokens": int((source > 0).sum()), "target_tokens": int((target > 0).sum())}
-    return Counter({**real, "computed": source.size + target.size})
+    """Return the real tokens of both sides of a batch, and the positions computed for them; pixels are source."""
+    counts: Counter[str] = Counter()
+    for side in ("source", "target"):
+        if f"{side}_segments" in batch:
+            segments = batch[f"{side}_segments"]
+            counts.update({f"{side}_tokens": int((segments > 0).sum()), "computed": segments.size})
+    if "image" in batch:
+        rows, height, width, _ = batch["image"].shape
+        real = int((batch["weights"] > 0).sum())
+        counts.update({"source_tokens": real * height * width, "computed": rows * height * width})
+    return counts
 
 
 def validate(run: Run, report: Report) -> float:
-    """Report the validation loss and sample translations; return the loss, and note whether patience is over."""
+    """Report the validation loss and the answers to some samples; return the loss, and note whether patience is over."""
     assert run.data.valid is not None
-    means = split_means(run.eval_step, run.state.params, run.data.valid, run.mesh)
+    means = summarize(split_totals(run.eval_step, run.state.params, run.data.valid, run.mesh))
     progress, loss = run.progress, means["loss"]
     report.write({"step": progress.step, "split": "valid", **means})
     if progress.best_loss is None or loss < progress.best_loss:
@@ -152,6 +160,8 @@ def introduce(run: Run, report: Report) -> None:
     report.show_config()
     for text, counts in data.counts.items():
         report.say(f"{text}: " + ", ".join(f"{count:,} {reason}" for reason, count in counts.items()))
+    for note in run.notes:
+        report.say(note)
     sizes = sorted({tokenizer.vocab_size for tokenizer in data.tokenizers})
     report.say(f"vocabulary: {' and '.join(f'{size:,}' for size in sizes)}; parameters: {parameters:,}")
     shapes = ", ".join(f"{s.rows} x ({s.source_length} + {s.target_length})" for s in plan.shapes)

@@ -37,26 +37,26 @@ def beam_search(
     step: Step,
     cache: Cache,
     *,
+    first: Int[Array, "b"],
     beam_size: int,
     length_penalty: float,
     max_lengths: Int[Array, "b"],
     length: int,
-    bos: int,
     eos: int,
     pad: int,
 ) -> Decoded:
     """Search for the n hypotheses whose log-probability, divided by ((5 + length) / 6) ** length_penalty, is largest.
 
     For use inside jit. `cache` has b · beam_size rows, the beams of a sentence side by side, and room for `length`
-    tokens; `max_lengths` (at most `length`) are the sentences' own limits, 0 for a sentence that is only there to
-    fill the batch. Hypotheses that were cut at the limit follow after all that ended. Padding is never chosen. With
+    tokens; `first` is the token to go on from, `max_lengths` (at most `length`) are the sentences' own limits of what
+    is chosen, 0 for a sentence that is only there to fill the batch. Hypotheses that were cut at the limit follow after all that ended. Padding is never chosen. With
     one beam there is nothing to weigh an end against, so it is final: the tokens are those of greedy search.
     `length_penalty` must not be negative. Equal scores: the hypothesis found first, then the better beam, comes first.
 
     Source: Wu et al. 2016 (GNMT), equation 14; search and limits as in Vaswani et al. 2017, section 6.1.
     """
     if beam_size == 1:
-        best = greedy(step, cache, max_lengths=max_lengths, length=length, bos=bos, eos=eos, pad=pad)
+        best = greedy(step, cache, max_lengths=max_lengths, length=length, first=first, eos=eos, pad=pad)
         return best._replace(scores=best.scores / _penalty(best.lengths, length_penalty))
 
     def advance(search: _Search) -> _Search:
@@ -85,7 +85,7 @@ def beam_search(
             done,
         )
 
-    start = _start(cache, max_lengths, beam_size, length, bos)
+    start = _start(cache, first, max_lengths, beam_size, length)
     end = lax.while_loop(lambda search: (search.now < length) & ~search.done.all(), advance, start)
     return _read_off(end, max_lengths, length_penalty, eos, pad)
 
@@ -94,7 +94,9 @@ def _penalty(lengths: Int[Array, "*b"], alpha: float) -> Float[Array, "*b"]:
     return ((5.0 + lengths) / 6.0) ** alpha
 
 
-def _start(cache: Cache, max_lengths: Int[Array, "b"], beam_size: int, length: int, bos: int) -> _Search:
+def _start(
+    cache: Cache, first: Int[Array, "b"], max_lengths: Int[Array, "b"], beam_size: int, length: int
+) -> _Search:
     """Begin with one live hypothesis, the empty one, in the first beam of every sentence."""
     shape = max_lengths.shape[0], beam_size
     none = jnp.full(shape, -jnp.inf)
@@ -102,7 +104,7 @@ def _start(cache: Cache, max_lengths: Int[Array, "b"], beam_size: int, length: i
     history = jnp.zeros((length, *shape), jnp.int32)
     ended = _Ended(none, zeros, zeros)
     live = none.at[:, 0].set(0.0)
-    return _Search(jnp.int32(0), cache, zeros + bos, live, ended, history, history, max_lengths <= 0)
+    return _Search(jnp.int32(0), cache, zeros + first[:, None], live, ended, history, history, max_lengths <= 0)
 
 
 def _candidates(

@@ -35,12 +35,13 @@ class _Search(NamedTuple):
 
 
 def greedy(
-    step: Step, cache: Cache, *, max_lengths: Int[Array, "b"], length: int, bos: int, eos: int, pad: int
+    step: Step, cache: Cache, *, first: Int[Array, "b"], max_lengths: Int[Array, "b"], length: int, eos: int, pad: int
 ) -> Decoded:
     """Choose the likeliest token again and again until every sentence has ended or reached its limit.
 
-    For use inside jit. `cache` has one row a sentence and room for `length` tokens; `max_lengths` (at most `length`)
-    are the sentences' own limits, 0 for a sentence that is only there to fill the batch. Padding is never chosen.
+    For use inside jit. `cache` has one row a sentence and room for `length` tokens; `first` is the token to go on from,
+    `max_lengths` (at most `length`) are the sentences' own limits of what is chosen, 0 for a sentence that is only
+    there to fill the batch. Padding is never chosen.
     The score is the sum of the log-probabilities, without a length penalty; there is one hypothesis (n = 1).
     """
 
@@ -57,7 +58,7 @@ def greedy(
     rows = max_lengths.shape[0]
     nothing = jnp.full((length, rows), pad, jnp.int32)
     zeros = jnp.zeros(rows, jnp.int32)
-    start = _Search(jnp.int32(0), cache, zeros + bos, nothing, zeros.astype(jnp.float32), zeros, max_lengths <= 0)
+    start = _Search(jnp.int32(0), cache, first, nothing, zeros.astype(jnp.float32), zeros, max_lengths <= 0)
     end = lax.while_loop(lambda search: (search.now < length) & ~search.done.all(), choose, start)
     broken = jnp.isnan(end.score)[:, None]
     tokens = jnp.where(broken, pad, end.tokens.T)

@@ -50,8 +50,7 @@ def classify(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
         encoder=encoder,
         features=make_features,
         symbols=0,
-        labels=True,
-        generates=False,
+        answer="label",
         loss=token_loss(label_smoothing),
         score=score,
     )

@@ -42,8 +42,7 @@ def denoise(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
         encoder=encoder,
         features=make_features,
         symbols=sentinels if data.noise == "t5" else 1,
-        labels=False,
-        generates=False,
+        answer="",
         loss=token_loss(label_smoothing),
         score=score,
     )

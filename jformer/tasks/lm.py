@@ -31,8 +31,7 @@ def lm(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
         encoder=encoder,
         features=lambda source, target: features.next_token(),
         symbols=0,
-        labels=False,
-        generates=True,
+        answer="continuation",
         loss=token_loss(label_smoothing),
         score=score,
     )

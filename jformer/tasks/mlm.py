@@ -30,8 +30,7 @@ def mlm(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
         encoder=encoder,
         features=lambda source, target: features.masked(data.noise_density, source.vocab_size),
         symbols=1,
-        labels=False,
-        generates=False,
+        answer="",
         loss=token_loss(label_smoothing),
         score=score,
     )

@@ -36,15 +36,14 @@ class Task(NamedTuple):
     encoder: MakeEncoder
     features: Callable[[Tokenizer, Tokenizer], Features]
     symbols: int  # ids past the vocabulary that the noise uses
-    labels: bool  # the target is one of a fixed set
-    generates: bool  # outputs are decoded token by token
+    answer: str  # what it gives for a text: another "text" | its "continuation" | a "label" | "" for nothing
     loss: Loss  # (hidden states, projection to logits, batch) → sums
     score: Callable[[Sequence[str], Sequence[Pair], Totals], Scores]  # (outputs, examples, sums of the split's losses)
 
 
 def sized(model_config: Any, task: Task, source_vocab: int, target_vocab: int) -> Any:
     """Return the model config with the sizes that the tokenizers and the task give it."""
-    if task.labels:
+    if task.answer == "label":
         return model_config.with_vocabulary(source_vocab, source_vocab).with_classes(target_vocab - NUM_SYMBOLS)
     return model_config.with_vocabulary(source_vocab + task.symbols, target_vocab + task.symbols)
 

@@ -39,8 +39,7 @@ def translate(
         encoder=encoder,
         features=lambda source, target: features.sequence_to_sequence(),
         symbols=0,
-        labels=False,
-        generates=True,
+        answer="text",
         loss=token_loss(label_smoothing),
         score=score,
     )

@@ -53,7 +53,8 @@ def compiled(function: Callable, options: tuple) -> Callable:
         history = jnp.zeros((rows, LENGTH), jnp.int32)
         cache = {"position": jnp.zeros(rows, jnp.int32), "self": {"history": history}}
         cache["memory"] = {"table": table}
-        limits = {"max_lengths": max_lengths, "length": LENGTH, "bos": BOS, "eos": EOS, "pad": PAD}
+        limits = {"max_lengths": max_lengths, "length": LENGTH, "eos": EOS, "pad": PAD}
+        limits["first"] = jnp.full(len(table), BOS)
         return function(step, cache, **limits, **dict(options))
 
     return jax.jit(run)

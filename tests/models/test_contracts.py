@@ -1,0 +1,173 @@
+"""The contracts that every preset keeps, at tiny shapes. The first, exact parameter counts, is tests/test_presets.py.
+
+Presets that differ in sizes only are one architecture once they are shrunk, and are tested once.
+"""
+
+import functools
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from jformer.config import default_config, resolve
+from jformer.losses import cross_entropy
+from jformer.models import ModelConfig, build_model, init_params
+from jformer.presets import PRESETS
+from jformer.sharding import make_mesh, put_batch
+from jformer.step import make_gradient, make_loss
+from tests.conftest import TINY, make_batch, run
+
+EXCEPTIONS = {  # (contract, family) → why it does not apply
+    ("causality", "encoder"): "every position sees the whole text",
+    ("causality", "vit"): "every patch sees the whole image",
+    ("padding", "vit"): "images of one size have no padding",
+    ("cache", "encoder"): "generates nothing",
+    ("cache", "vit"): "generates nothing",
+}
+
+
+def shrink(name):
+    """Return a preset at tiny sizes: its shapes change, its choices stay."""
+    fields = vars(resolve(default_config(name)).model)
+    head = {**vars(fields["head"]), "num_classes": 3 if fields["family"] == "vit" else 0}
+    own_sizes = {"d_k": 6 if fields["d_k"] else 0, "d_v": 10 if fields["d_v"] else 0, "max_length": 64}
+    rates = {key: 0.1 if fields[key] else 0.0 for key in ("attention_dropout", "activation_dropout")}
+    vision = {"image_size": 8, "patch_size": 4, "channels": 1}
+    nested = {"head": type(fields["head"])(**head), "vision": type(fields["vision"])(**vision)}
+    return ModelConfig(**{**fields, **TINY, **own_sizes, **rates, **nested, "dropout": 0.1, "target_vocab_size": 50})
+
+
+@functools.cache
+def architectures():
+    """Return tiny config → the names of the presets it stands for."""
+    found = {}
+    for name in PRESETS:
+        found.setdefault(shrink(name), []).append(name)
+    return found
+
+
+def every_architecture(contract):
+    """Run a test over every architecture its contract applies to."""
+    chosen = [c for c in architectures() if (contract, c.family) not in EXCEPTIONS]
+    return pytest.mark.parametrize("config", chosen, ids=[architectures()[c][0] for c in chosen])
+
+
+@functools.cache
+def built(config):
+    model = build_model(config)
+    return model, jax.jit(functools.partial(init_params, model))(jax.random.key(0))
+
+
+def batch_for(config, source_lengths, target_lengths, **options):
+    """Return a batch with targets where the family predicts: after every token, at every token, or once."""
+    batch = make_batch(source_lengths, target_lengths, **options)
+    rows = len(source_lengths)
+    if config.family == "encoder":
+        real = batch["source_segments"]
+        return batch | {"target_out": batch["source"][:, ::-1] * real, "weights": real.astype(np.float32)}
+    if config.family == "vit":
+        image = np.random.default_rng(0).integers(0, 256, (rows, 8, 8, 1)).astype(np.uint8)
+        labels = np.arange(rows, dtype=np.int32)[:, None] % 3
+        return {"row": batch["row"], "image": image, "target_out": labels, "weights": np.ones((rows, 1), np.float32)}
+    return batch
+
+
+def test_every_preset_is_tested_and_every_exception_is_needed():
+    assert {name for names in architectures().values() for name in names} == set(PRESETS)
+    assert {family for _, family in EXCEPTIONS} < {config.family for config in architectures()}
+
+
+@every_architecture("causality")
+def test_a_position_sees_no_later_target_token(config):
+    model, params = built(config)
+    batch = batch_for(config, [7, 5], [6, 6])
+    changed = {**batch, "target_in": batch["target_in"].copy()}
+    changed["target_in"][:, 4] = 3
+    before, after = (np.asarray(run(model, params, b)) for b in (batch, changed))
+    np.testing.assert_array_equal(before[:, :4], after[:, :4])
+    assert np.abs(before[:, 4:] - after[:, 4:]).max() > 1e-3
+
+
+@every_architecture("padding")
+def test_padding_and_neighbours_change_nothing(config):
+    model, params = built(config)
+    alone = batch_for(config, [7], [6])
+    wide = batch_for(config, [7, 11, 3], [6, 2, 9], source_size=16, target_size=12)
+    for name, x in alone.items():
+        wide[name][0] = 0
+        wide[name][(0, slice(x.shape[1])) if x.ndim > 1 else 0] = x[0]
+    wide["source"][0, 7:] = 9  # what stands in padding does not matter
+    expected = run(model, params, alone)[0]
+    np.testing.assert_allclose(run(model, params, wide)[0, : len(expected)], expected, atol=5e-5)
+
+
+@every_architecture("cache")
+def test_cached_step_equals_full_pass(config):
+    model, params = built(config)
+    apply = functools.partial(run, model, params)
+    batch = batch_for(config, [7, 5], [6, 6])
+    tokens, steps = batch["target_in"], []
+    cache = apply(apply(batch, method="encode"), 2, 12, method="start")
+    valid = np.array([[1, 1, 1], [1, 0, 0]], bool)  # a ragged prompt, then token by token
+    hidden, cache = apply(cache, tokens[:, :3], valid, method="extend")
+    steps = [[np.asarray(hidden[0, i]) for i in range(3)], [np.asarray(hidden[1, 0])]]
+    for i in range(3):
+        token = np.array([[tokens[0, 3 + i]], [tokens[1, 1 + i]]])
+        hidden, cache = apply(cache, token, np.ones((2, 1), bool), method="extend")
+        for row in range(2):
+            steps[row].append(np.asarray(hidden[row, 0]))
+    full = np.asarray(apply(batch, method="hidden"))
+    np.testing.assert_allclose(steps[0], full[0], atol=5e-5)
+    np.testing.assert_allclose(steps[1], full[1, :4], atol=5e-5)
+    assert cache["position"].tolist() == [6, 4]
+
+
+@functools.cache
+def gradient(config, devices):
+    """Return the compiled gradient of a model on a mesh, dropout on."""
+    task = SimpleNamespace(loss=lambda h, project, b: cross_entropy(project(h), b["target_out"], b["weights"]))
+    mesh = make_mesh(devices)
+    step = jax.jit(make_gradient(make_loss(built(config)[0], task), mesh))
+    return lambda params, batch, key: step(params, put_batch(mesh, {k: v[None] for k, v in batch.items()}), key)
+
+
+@every_architecture("devices")
+def test_four_devices_give_the_gradient_of_one_with_dropout_on(config):
+    _, params = built(config)
+    batch = batch_for(config, [7, 3, 5, 6], [6, 6, 2, 5])
+    batch["weights"][3] = 0  # the last device has nothing
+    found = [jax.device_get(gradient(config, n)(params, batch, jax.random.key(3))) for n in (1, 4)]
+    (one, expected), (four, got) = found
+    assert abs(float(four["loss"][0]) / float(one["loss"][0]) - 1) < 1e-6
+    difference = jax.tree.map(np.subtract, got, expected)
+    assert float(optax.tree.norm(difference) / optax.tree.norm(expected)) < 1e-6
+
+
+def adam(leaves, rate=5e-3):
+    """Yield the parameters, take gradients by send(): Kingma and Ba 2015 in NumPy, which compiles nothing."""
+    mean, square, step = [0 * p for p in leaves], [0 * p for p in leaves], 0
+    while True:
+        grads, step = (yield leaves), step + 1
+        mean = [0.9 * m + 0.1 * g for m, g in zip(mean, grads, strict=True)]
+        square = [0.99 * v + 0.01 * g * g for v, g in zip(square, grads, strict=True)]
+        moves = [m / (1 - 0.9**step) / (np.sqrt(v / (1 - 0.99**step)) + 1e-8) for m, v in zip(mean, square, strict=True)]
+        leaves = [p - rate * move for p, move in zip(leaves, moves, strict=True)]
+
+
+@every_architecture("overfit")
+def test_a_tiny_batch_is_learned_by_heart(config):
+    model, params = built(config)
+    # Seed 2: no target begins with one token twice, which relative positions could not tell from once.
+    batch = batch_for(config, [7, 5, 4, 6], [6, 4, 5, 6], seed=2)
+    leaves, tree = jax.tree.flatten(jax.device_get(params))
+    updates = adam(leaves)
+    leaves, step, wrong = next(updates), 0, True
+    while wrong and step < 600:
+        for step in range(step + 1, step + 51):
+            _, grads = gradient(config, 1)(tree.unflatten(leaves), batch, jax.random.key(step))
+            leaves = updates.send(jax.tree.leaves(jax.device_get(grads)))
+        guesses = np.asarray(run(model, tree.unflatten(leaves), batch)).argmax(-1)
+        wrong = (guesses != batch["target_out"])[batch["weights"] > 0].any()
+    assert not wrong
