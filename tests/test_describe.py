@@ -1,27 +1,48 @@
 import functools
 import math
+import re
 
 import jax
 import pytest
 
 from jformer.config import Config, default_config, resolve
-from jformer.data.config import DataConfig
 from jformer.data.sources import Pair, Split
 from jformer.data.vocabularies import learn_tokenizers
-from jformer.describe import describe, flops_per_token, parameter_rows
-from jformer.models import ModelConfig, build_model, init_params
+from jformer.describe import describe, forward_flops, kernel_line, parameter_rows, summary
+from jformer.models import ModelConfig, attention, build_model, init_params
+from jformer.models.config import HeadConfig, VisionConfig
+from jformer.predict import build_task
+from jformer.presets import PRESETS
 from tests.conftest import make_batch
+from tests.test_presets import EXPECTED
 
 SMALL = {"vocab_size": 50, "target_vocab_size": 50, "num_layers": 2, "d_model": 32, "d_ff": 48, "num_heads": 4}
+OWN_SIZES = {"d_k": 6, "d_v": 10}
+VISION = {"family": "vit", "vision": VisionConfig(image_size=8, patch_size=4, channels=2)}
 MODELS = {
     "base": ModelConfig(**SMALL),
-    "sizes of its own": ModelConfig(**SMALL, num_decoder_layers=3, d_k=6, d_v=10, norm="pre"),
+    "sizes of its own": ModelConfig(**SMALL, **OWN_SIZES, num_decoder_layers=3, norm="pre"),
     "nothing shared": ModelConfig(
         **{**SMALL, "target_vocab_size": 70}, shared_embedding=False, tied_output=False, positions="learned"
+    ),
+    "grouped and gated": ModelConfig(
+        **SMALL, **OWN_SIZES, num_kv_heads=2, activation="swiglu", norm="sandwich", positions="relative", bias=False
+    ),
+    "decoder": ModelConfig(**SMALL, family="decoder", num_kv_heads=1, positions="rotary", norm="none"),
+    "untied decoder": ModelConfig(**SMALL, family="decoder", tied_output=False, activation="geglu", positions="alibi"),
+    "masked": ModelConfig(**SMALL, family="encoder", embedding_norm=True, head=HeadConfig(transform=True)),
+    "texts": ModelConfig(**SMALL, family="encoder", head=HeadConfig(num_classes=3, pooler=True, num_segments=2)),
+    "mean of texts": ModelConfig(
+        **SMALL, **OWN_SIZES, family="encoder", activation="glu", head=HeadConfig(num_classes=3, pooling="mean")
+    ),
+    "images": ModelConfig(**SMALL, **VISION, positions="learned", head=HeadConfig(num_classes=3)),
+    "mean of images": ModelConfig(
+        **SMALL, **VISION, num_kv_heads=2, head=HeadConfig(num_classes=3, pooling="mean", pooler=True)
     ),
 }
 
 
+@functools.cache
 def shapes(model):
     return jax.eval_shape(functools.partial(init_params, build_model(model)), jax.random.key(0))
 
@@ -41,26 +62,51 @@ def matmul_flops(jaxpr):
     return total
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(("source", "target"), [(7, 7), (5, 9)])
-def test_flops_are_those_of_the_products_the_model_makes(name, source, target):
-    model, rows = MODELS[name], 3
-    batch = make_batch([source] * rows, [target] * rows)
+def traced_flops(model, source, target, rows=3):
+    image = jax.numpy.zeros((rows, *(model.vision.image_size,) * 2, model.vision.channels), "uint8")
+    batch = {**make_batch([source] * rows, [target] * rows), "image": image}
     traced = jax.make_jaxpr(lambda p, b: build_model(model).apply({"params": p}, b))(shapes(model), batch)
-    found = matmul_flops(traced.jaxpr)
-    assert sum(flops_per_token(model, source, target).values()) * rows * target == pytest.approx(found, rel=1e-9)
+    return matmul_flops(traced.jaxpr) / rows
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_flops_are_those_of_the_products_the_model_makes(name):
+    flops = forward_flops(MODELS[name], 5, 9)
+    assert sum(flops.values()) == traced_flops(MODELS[name], 5, 9)
+    assert all(flops.values())
+
+
+def test_another_attention_kernel_makes_the_same_products(monkeypatch):
+    monkeypatch.setattr(attention, "choose_kernel", lambda config, platform: "jax")
+    monkeypatch.delattr(attention, "attend")
+    model = ModelConfig(**SMALL, num_kv_heads=2, norm="sandwich")
+    assert traced_flops(model, 5, 9) == sum(forward_flops(model, 5, 9).values())
 
 
 def test_parts_of_the_flops_by_hand():
-    """One layer of d 4, f 6, one head, vocabulary 10, three tokens on each side, counted for one target token."""
-    model = ModelConfig(vocab_size=10, target_vocab_size=10, num_layers=1, d_model=4, d_ff=6, num_heads=1)
-    projections, attention, feed_forward = 4 * 4 * 4, 2 * 3 * 4, 2 * 4 * 6  # multiplications
-    assert flops_per_token(model, 3, 3) == {
-        "encoder": 2 * (projections + attention + feed_forward),
-        "decoder self-attention and feed-forward": 2 * (projections + attention + feed_forward),
-        "decoder cross-attention": 2 * (projections + attention),
-        "logits": 2 * 4 * 10,
+    """One layer of d 4, f 6, one head, vocabulary 10, three tokens on each side."""
+    sizes = {"vocab_size": 10, "target_vocab_size": 10, "num_layers": 1, "d_model": 4, "d_ff": 6, "num_heads": 1}
+    projections, pairs, feed_forward = 4 * 4 * 4, 2 * 3 * 4, 2 * 4 * 6  # multiplications for each token
+    block, logits = 3 * 2 * (projections + pairs + feed_forward), 3 * 2 * 4 * 10
+    assert forward_flops(ModelConfig(**sizes), 3, 3) == {
+        "encoder": block,
+        "decoder self-attention and feed-forward": block,
+        "decoder cross-attention": 3 * 2 * (projections + pairs),
+        "logits": logits,
     }
+    masked = ModelConfig(**sizes, family="encoder", head=HeadConfig(transform=True))
+    assert forward_flops(masked, 3, 99) == {"encoder": block, "transform": 3 * 2 * 4 * 4, "logits": logits}
+    assert forward_flops(ModelConfig(**sizes, family="decoder"), 99, 3) == {"decoder": block, "logits": logits}
+    head = HeadConfig(num_classes=5, pooler=True)
+    assert forward_flops(ModelConfig(**sizes, family="encoder", head=head), 3, 1) == {
+        "encoder": block,
+        "pooler": 2 * 4 * 4,
+        "logits": 2 * 4 * 5,
+    }
+    two_patches_by_one = VisionConfig(image_size=2, patch_size=2, channels=3)
+    image = ModelConfig(**sizes, family="vit", head=HeadConfig(num_classes=5), vision=two_patches_by_one)
+    both = 2 * 2 * (projections + 2 * 2 * 4 + feed_forward)  # the patch and the class token
+    assert forward_flops(image, 0, 0) == {"patches": 2 * 12 * 4, "encoder": both, "logits": 2 * 4 * 5}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -71,40 +117,137 @@ def test_rows_add_up_to_all_parameters(name):
     assert len(set(names)) == len(names)
 
 
-def test_rows_name_tables_and_sublayers_with_their_layers():
-    rows = {name: (shape, count) for name, shape, count in parameter_rows(shapes(MODELS["base"]))}
-    assert rows["source_embedding"] == ("50 x 32", 50 * 32)
-    found = [name for name in rows if "feed_forward" in name and "encoder" in name and "norm" not in name]
-    assert len(found) == 1
-    assert rows[found[0]] == ("2 x 48 x 32 ...", 2 * (2 * 32 * 48 + 48 + 32))
+def test_rows_name_parts_and_sublayers_with_their_layers():
+    def rows(name):
+        return {part: (shape, count) for part, shape, count in parameter_rows(shapes(MODELS[name]))}
+
+    base = rows("base")
+    assert base["source_embedding"] == ("50 x 32", 50 * 32)
+    assert base["encoder/block/feed_forward"] == ("2 x 48 x 32 ...", 2 * (2 * 32 * 48 + 48 + 32))
+    assert not [name for name in base if name.startswith("encoder/block/self_attn/")]
+    assert rows("grouped and gated")["decoder/position_bias"] == ("32 x 4", 128)
+    assert {"encoder/block/self_attn_out_norm", "encoder/final_norm"} <= set(rows("grouped and gated"))
+    assert set(rows("decoder")) == {"embedding", "decoder/block/self_attn", "decoder/block/feed_forward"}
+    assert rows("masked")["head/bias"] == ("50", 50)
+    assert rows("masked")["head/transform"] == ("32 x 32 ...", 32 * 32 + 32)
+    assert rows("texts")["pooler/dense"][1] == 32 * 32 + 32
+    assert rows("texts")["input/segments"] == ("2 x 32", 64)
+    images = rows("images")
+    assert images["class_token"] == ("1 x 1 x 32", 32)
+    assert images["classifier"] == ("32 x 3 ...", 32 * 3 + 3)
+    assert images["patches"] == ("32 x 32 ...", 4 * 4 * 2 * 32 + 32)
+
+
+def test_the_kernel_that_attends_is_named_with_the_reason():
+    plain, dropping = ModelConfig(**SMALL), ModelConfig(**SMALL, attention_dropout=0.1)
+    assert kernel_line(plain, "gpu") == "attention kernel: jax (jax.nn.dot_product_attention, on gpu)"
+    assert kernel_line(plain, "cpu") == "attention kernel: own (on cpu, where it is the quicker one)"
+    why = "model.attention_dropout=0.1 drops weights"
+    assert kernel_line(dropping, "tpu") == f"attention kernel: own (on tpu: {why})"
+    assert kernel_line(MODELS["sizes of its own"], "gpu").endswith("own (on gpu: keys of 6 and values of 10)")
 
 
 def table(text):
-    """Return the shares and counts of a description's parameter table."""
-    rows = text.splitlines()[1 : [line.startswith("total") for line in text.splitlines()].index(True) + 1]
-    return [
-        (line.split()[0], int(line.split()[-2].replace(",", "")), float(line.split()[-1].rstrip("%"))) for line in rows
-    ]
+    """Return the counts and shares of a description's parameter table."""
+    rows = text.partition("share\n")[2].partition("\n\n")[0].splitlines()
+    cells = [re.split(r"\s{2,}", row) for row in rows]
+    return [(row[0], int(row[-2].replace(",", "")), float(row[-1].rstrip("%"))) for row in cells]
 
 
-def test_a_description_shows_counts_and_shares_that_add_up():
-    config = resolve(default_config("transformer_tiny"))
-    *parts, total = table(describe(config))
-    assert total[0] == "total"
-    assert total[2] == 100
-    assert sum(count for _, count, _ in parts) == total[1]
-    assert sum(share for *_, share in parts) == pytest.approx(100, abs=0.05 * len(parts))
+def flops(text):
+    """Return the columns of a description's table of FLOPs: what each is → part → FLOPs."""
+    head, *rows = (re.split(r"\s{2,}", line.strip()) for line in text.rpartition("\n\n")[2].splitlines())
+    return head[0], {
+        name: {row[0]: int(row[column].replace(",", "")) for row in rows} for column, name in enumerate(head) if column
+    }
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_is_described_without_a_weight(preset):
+    size, expected = EXPECTED[preset]
+    config = default_config(preset)
+    config.model.update({"head": {"num_classes": size}} if config.model.family == "vit" else {"vocab_size": size})
+    text = describe(resolve(config))
+    *parts, total = table(text)
+    assert total == ("total", expected, 100)
+    assert sum(count for _, count, _ in parts) == expected
     for _, count, share in parts:
-        assert share == pytest.approx(100 * count / total[1], abs=0.05)
+        assert share == pytest.approx(100 * count / expected, abs=0.05)
+    for column in flops(text)[1].values():
+        whole = column.pop("total; an update takes about three times that")
+        assert sum(column.values()) == pytest.approx(whole, abs=len(column))
+    assert f"(set by model.{'head.num_classes' if config.model.family == 'vit' else 'vocab_size'}" in text
 
 
-def test_the_vocabulary_is_the_runs_own_or_assumed(tmp_path):
-    config = resolve(default_config("transformer_tiny"))
-    assert "8,000 source and 8,000 target rows (assumed from data.vocab_size)" in describe(config, tmp_path)
-    pairs = [Pair("a b c", "d e")]
-    split = Split("train", "", lambda counts: iter(pairs))
-    learn_tokenizers(tmp_path / "tokenizer", DataConfig(tokenizer="char"), [split])
-    assert "10 source and 10 target rows (of the run's tokenizer)" in describe(config, tmp_path)
+def described(preset, **options):
+    config = default_config(preset)
+    config.update_from_flattened_dict(options)
+    return describe(resolve(config)), resolve(config)
+
+
+def test_a_column_is_a_token_or_an_example():
+    text, config = described("transformer_tiny", **{"data.max_target_length": 100, "data.max_source_length": 90})
+    what, columns = flops(text)
+    model = config.model.with_vocabulary(8_000, 8_000)
+    assert what == "forward FLOPs of one target token, source and target having"
+    assert list(columns) == ["32 tokens", "100 tokens"]
+    for length, column in zip((32, 100), columns.values(), strict=True):
+        assert [*column.values()][:-1] == [part / length for part in forward_flops(model, length, length).values()]
+
+    what, columns = flops(described("gpt2", **{"data.max_target_length": 1_024})[0])
+    assert (what, list(columns)[-1]) == ("forward FLOPs of one token of a text that has", "1,024 tokens")
+
+    what, columns = flops(described("bert_base", task="classify", **{"data.overlong": "drop"})[0])
+    assert what == "forward FLOPs of one text that has"
+    assert {column["logits"] for column in columns.values()} == {2 * 2 * 768}
+
+    what, columns = flops(described("vit_s16")[0])
+    assert (what, list(columns)) == ("forward FLOPs of one image", ["FLOPs"])
+    assert columns["FLOPs"]["patches"] == 2 * 14 * 14 * 16 * 16 * 3 * 384
+
+
+def test_the_first_line_names_family_layers_and_task():
+    config = default_config("transformer_base")
+    config.model.num_decoder_layers = 2
+    assert describe(resolve(config)).startswith("model: encdec of 6 + 2 layers, for task translate\n")
+    assert summary(resolve(default_config("gpt3_175b"))) == "model: decoder of 96 layers, for task lm"
+    assert summary(resolve(default_config("vit_l16"))) == "model: vit of 24 layers, for task classify"
+
+
+def test_without_a_run_vocabulary_and_classes_are_assumed():
+    line = "vocabulary: 8,000 source and 8,000 target rows (assumed from data.vocab_size)\n"
+    assert line in described("transformer_tiny")[0]
+    assert "vocabulary: 8,000 rows (assumed from data.vocab_size)\n" in described("gpt2")[0]
+    masked = described("bert_base")[0]
+    assert "vocabulary: 8,001 rows (assumed from data.vocab_size; 1 for what the noise puts in)\n" in masked
+    assert "classes" not in masked
+    text = described("bert_base", task="classify")[0]
+    assert "vocabulary: 8,000 rows (assumed from data.vocab_size)\n" in text
+    assert "classes: 2 (assumed; model.head.num_classes sets another number)\n" in text
+    assert dict(row[:2] for row in table(text))["classifier"] == 2 * 768 + 2
+
+
+TEXTS = [Pair("a b", "yes"), Pair("c", "no"), Pair("a", "perhaps")]
+
+
+@pytest.mark.parametrize(
+    ("preset", "options", "expected"),
+    [
+        # Four symbols and the characters of all texts, or of the targets alone, with those of the noise.
+        ("transformer_tiny", {}, "16 source and 16 target rows (of the run's tokenizer)"),
+        ("gpt2", {}, "13 rows (of the run's tokenizer)"),
+        ("bert_base", {}, "14 rows (of the run's tokenizer; 1 for what the noise puts in)"),
+        ("bert_base", {"task": "classify"}, "classes: 3 (of the run's labels)"),
+    ],
+)
+def test_vocabulary_and_classes_are_those_of_the_run(tmp_path, preset, options, expected):
+    config = default_config(preset)
+    config.update_from_flattened_dict({**options, "data.tokenizer": "char"})
+    resolved = resolve(config)
+    split = Split("train", "", lambda counts: iter(TEXTS))
+    learn_tokenizers(tmp_path / "tokenizer", resolved.data, [split], build_task(resolved).vocabularies)
+    assert expected in describe(resolved, tmp_path)
+    assert expected not in describe(resolved)
 
 
 def test_nothing_is_allocated():

@@ -1,0 +1,27 @@
+"""How long does it take to describe each preset? Imports not counted; nothing is allocated, whatever the size.
+
+Command:  python -m experiments.describe_speed
+"""
+
+import time
+
+from jformer.config import default_config, resolve
+from jformer.describe import describe
+from jformer.presets import PRESETS
+
+
+def main() -> None:
+    """Print the table, slowest last."""
+    found = []
+    for name in PRESETS:
+        began = time.perf_counter()
+        text = describe(resolve(default_config(name)))
+        seconds = time.perf_counter() - began
+        parameters = next(line.split()[1] for line in text.splitlines() if line.startswith("total"))
+        found.append((seconds, name, parameters))
+    for seconds, name, parameters in sorted(found):
+        print(f"{name:<24}{seconds:>8.3f} s{parameters:>20}")
+
+
+if __name__ == "__main__":
+    main()
