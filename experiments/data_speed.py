@@ -16,7 +16,8 @@ from jformer.data.corpus import open_corpus
 from jformer.data.pipeline import make_batches
 from jformer.data.sources import open_split
 from jformer.data.vocabularies import learn_tokenizers
-from jformer.evaluate import make_encoder
+from jformer.predict import build_task
+from jformer.train import count_tokens
 
 
 def timed(name: str, function: Callable, *arguments: Any) -> Any:
@@ -32,19 +33,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         _, config = front.parse([*sys.argv, f"--workdir={folder}/run"])
         split = timed("open, check and fingerprint the text", open_split, config.data, config.data.train)
-        tokenizers = timed("learn the tokenizers", learn_tokenizers, Path(folder) / "tokenizer", config.data, [split])
-        encoder = make_encoder(config, tokenizers)
+        task, directory = build_task(config), Path(folder) / "tokenizer"
+        learned = (config.data, [split], task.vocabularies)
+        tokenizers = timed("learn the tokenizers", learn_tokenizers, directory, *learned)
+        encoder, features = task.encoder(*tokenizers), task.features(*tokenizers)
         corpus = timed("tokenize and cache", open_corpus, split, encoder, folder)
         timed("reopen the cache", open_corpus, split, encoder, folder)
-        print(f"{'pairs':<40}{len(corpus):>10,}")
+        print(f"{'examples':<40}{len(corpus):>10,}")
         for batching in ("buckets", "packed"):
             data = dataclasses.replace(config.data, batching=batching)
-            batches = timed(f"{batching}: plan", make_batches, [corpus], [1.0], data, 0)
+            batches = timed(f"{batching}: plan", make_batches, [corpus], [1.0], data, 0, features)
             began, real, computed = time.perf_counter(), 0, 0
             for step in range(len(batches)):
-                batch = batches[step]
-                real += int((batch["source_segments"] > 0).sum() + (batch["target_segments"] > 0).sum())
-                computed += batch["source"].size + batch["target_in"].size
+                counts = count_tokens(batches[step])
+                real += counts["source_tokens"] + counts["target_tokens"]
+                computed += counts["computed"]
             seconds = time.perf_counter() - began
             print(f"{batching + ': shapes':<40}{len(batches.plan.shapes):>10}")
             print(f"{batching + ': real tokens / computed':<40}{real / computed:>10.3f}")

@@ -1,5 +1,6 @@
 """What a model answers to a batch of inputs: tokens by search, or a class. Arrays in, arrays out; no text here."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -62,7 +63,7 @@ def generate(
     return best.tokens[:, 0]
 
 
-def prompts(sequences: list[list[int]], rows: int, width: int) -> dict[str, np.ndarray]:
+def prompts(sequences: Sequence[Sequence[int]], rows: int, width: int) -> dict[str, np.ndarray]:
     """Return `prompt` and `prompt_length` of `rows` rows: BOS, then the given ids."""
     prompt = np.full((rows, width), PAD, np.int32)
     prompt[:, 0] = BOS

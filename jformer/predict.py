@@ -70,8 +70,8 @@ class Predictor:
     def _encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
         if self._continues:
             limit = self._side.max_length - 1  # BOS comes first
-            whole = [list(ids) for ids in self.tokenizers[1].encode(texts)]
-            fitting: list[Sequence[int]] = [ids[max(0, len(ids) - limit) :] for ids in whole]
+            whole: list[Sequence[int]] = [*self.tokenizers[1].encode(texts)]
+            fitting = [ids[max(0, len(ids) - limit) :] for ids in whole]
         else:
             whole = self._side.encode(texts)
             fitting = [self._side.cut(ids) for ids in whole]
@@ -83,7 +83,8 @@ class Predictor:
         options, count = self.config.decode, len(sequences)
         sizes = np.zeros(options.batch_size, np.int32)
         sizes[:count] = [len(ids) for ids in sequences]
-        length = min(max(SMALLEST_LENGTH, 1 << (int(sizes.max()) - 1).bit_length()), self._side.max_length)
+        longest = max(map(len, sequences))
+        length = min(max(SMALLEST_LENGTH, 1 << (longest - 1).bit_length()), self._side.max_length)
         if self._continues:
             batch, room = prompts(sequences, options.batch_size, length), options.max_extra_length
             limit = np.full(options.batch_size, room)

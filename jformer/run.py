@@ -179,7 +179,8 @@ def open_state(
         items = checkpoints.restore(newest, as_items(blank))
         state = blank.replace(params=items["params"], ema=items.get("ema"), **items["rest"])
         return state, Progress(**checkpoints.progress(newest)), []
-    params, notes = jax.jit(draw, out_shardings=everywhere)(key), []
+    params = jax.jit(draw, out_shardings=everywhere)(key)
+    notes: list[str] = []
     if config.train.init_from:
         params, notes = adopt(load(config.train.init_from).params, params, config.train.init_from)
     params, coverage = put_vectors(config, tokenizers, params)

@@ -16,7 +16,8 @@ import jax
 from jax.sharding import Mesh
 
 from jformer.config import Config
-from jformer.data.pipeline import Arrays, Batches, prefetch
+from jformer.data.features import Arrays
+from jformer.data.pipeline import Batches, prefetch
 from jformer.errors import UserError
 from jformer.evaluate import split_totals
 from jformer.metrics import summarize
@@ -87,7 +88,7 @@ def count_tokens(batch: Arrays) -> Counter[str]:
 
 
 def validate(run: Run, report: Report) -> float:
-    """Report the validation loss and the answers to some samples; return the loss, and note whether patience is over."""
+    """Report the validation loss and the answers to samples; return the loss, and note whether patience is over."""
     assert run.data.valid is not None
     means = summarize(split_totals(run.eval_step, run.state.params, run.data.valid, run.mesh))
     progress, loss = run.progress, means["loss"]

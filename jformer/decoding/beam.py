@@ -49,9 +49,10 @@ def beam_search(
 
     For use inside jit. `cache` has b · beam_size rows, the beams of a sentence side by side, and room for `length`
     tokens; `first` is the token to go on from, `max_lengths` (at most `length`) are the sentences' own limits of what
-    is chosen, 0 for a sentence that is only there to fill the batch. Hypotheses that were cut at the limit follow after all that ended. Padding is never chosen. With
-    one beam there is nothing to weigh an end against, so it is final: the tokens are those of greedy search.
-    `length_penalty` must not be negative. Equal scores: the hypothesis found first, then the better beam, comes first.
+    is chosen, 0 for a sentence that is only there to fill the batch. Hypotheses that were cut at the limit follow after
+    all that ended. Padding is never chosen. With one beam there is nothing to weigh an end against, so it is final:
+    the tokens are those of greedy search. `length_penalty` must not be negative. Equal scores: the hypothesis found
+    first, then the better beam, comes first.
 
     Source: Wu et al. 2016 (GNMT), equation 14; search and limits as in Vaswani et al. 2017, section 6.1.
     """
@@ -94,9 +95,7 @@ def _penalty(lengths: Int[Array, "*b"], alpha: float) -> Float[Array, "*b"]:
     return ((5.0 + lengths) / 6.0) ** alpha
 
 
-def _start(
-    cache: Cache, first: Int[Array, "b"], max_lengths: Int[Array, "b"], beam_size: int, length: int
-) -> _Search:
+def _start(cache: Cache, first: Int[Array, "b"], max_lengths: Int[Array, "b"], beam_size: int, length: int) -> _Search:
     """Begin with one live hypothesis, the empty one, in the first beam of every sentence."""
     shape = max_lengths.shape[0], beam_size
     none = jnp.full(shape, -jnp.inf)

@@ -18,8 +18,8 @@ reads its own side only: encoders the source, decoders the target, encoder-decod
 def example_batch(config: ModelConfig) -> Batch:
     """Return the smallest batch for every family, one token a side, to initialise parameters with."""
     ones = jnp.ones((1, 1), jnp.int32)
-    sides = {name: ones for name in ("source", "source_segments", "target_in", "target_segments")}
-    zeros = {name: 0 * ones for name in ("source_positions", "source_types", "target_positions")}
+    sides = dict.fromkeys(("source", "source_segments", "target_in", "target_segments"), ones)
+    zeros = dict.fromkeys(("source_positions", "source_types", "target_positions"), 0 * ones)
     size = config.vision.image_size
     return {**sides, **zeros, "image": jnp.zeros((1, size, size, config.vision.channels), jnp.uint8)}
 

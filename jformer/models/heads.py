@@ -61,5 +61,3 @@ class Pooler(nn.Module):
 def class_head(config: ModelConfig) -> Dense:
     """Build the projection of a pooled vector to logits over classes."""
     return Dense(config.head.num_classes, kernel_init(config, "head"))
-
-

@@ -84,11 +84,11 @@ class Block(nn.Module):
     def setup(self) -> None:
         """Make the sublayers, and for each its norm, or two."""
         c = self.config
-        drawn = {"layers": self.layers, "beta": deepnorm(c, self.cross)[1]}
-        self.self_attn = Attention(c, Site.SELF_WEIGHTS, **drawn)
+        _, beta = deepnorm(c, self.cross)
+        self.self_attn = Attention(c, Site.SELF_WEIGHTS, self.layers, beta)
         if self.cross:
-            self.cross_attn = Attention(c, Site.CROSS_WEIGHTS, **drawn)
-        self.feed_forward = FeedForward(c, **drawn)
+            self.cross_attn = Attention(c, Site.CROSS_WEIGHTS, self.layers, beta)
+        self.feed_forward = FeedForward(c, self.layers, beta)
         for name in ("self_attn", "cross_attn", "feed_forward") if self.cross else ("self_attn", "feed_forward"):
             if c.norm != "none":
                 setattr(self, f"{name}_norm", make_norm(c))
@@ -105,7 +105,7 @@ class Block(nn.Module):
         none      x + f(x)
         """
         c = self.config
-        norm = getattr(self, f"{name}_norm", None)
+        norm: Any = getattr(self, f"{name}_norm", None)
         y = drop(f(norm(x) if c.norm in ("pre", "sandwich") else x), c.dropout, noise, site)
         y = getattr(self, f"{name}_out_norm")(y) if c.norm == "sandwich" else y
         y = x * deepnorm(c, self.cross)[0] + y if c.residual else y

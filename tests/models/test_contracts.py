@@ -152,8 +152,9 @@ def adam(leaves, rate=5e-3):
         grads, step = (yield leaves), step + 1
         mean = [0.9 * m + 0.1 * g for m, g in zip(mean, grads, strict=True)]
         square = [0.99 * v + 0.01 * g * g for v, g in zip(square, grads, strict=True)]
-        moves = [m / (1 - 0.9**step) / (np.sqrt(v / (1 - 0.99**step)) + 1e-8) for m, v in zip(mean, square, strict=True)]
-        leaves = [p - rate * move for p, move in zip(leaves, moves, strict=True)]
+        sizes = [np.sqrt(v / (1 - 0.99**step)) + 1e-8 for v in square]
+        moved = rate / (1 - 0.9**step)
+        leaves = [p - moved * m / size for p, m, size in zip(leaves, mean, sizes, strict=True)]
 
 
 @every_architecture("overfit")
@@ -165,9 +166,10 @@ def test_a_tiny_batch_is_learned_by_heart(config):
     updates = adam(leaves)
     leaves, step, wrong = next(updates), 0, True
     while wrong and step < 600:
-        for step in range(step + 1, step + 51):
-            _, grads = gradient(config, 1)(tree.unflatten(leaves), batch, jax.random.key(step))
+        for key in range(step, step + 50):
+            _, grads = gradient(config, 1)(tree.unflatten(leaves), batch, jax.random.key(key))
             leaves = updates.send(jax.tree.leaves(jax.device_get(grads)))
+        step += 50
         guesses = np.asarray(run(model, tree.unflatten(leaves), batch)).argmax(-1)
         wrong = (guesses != batch["target_out"])[batch["weights"] > 0].any()
     assert not wrong

@@ -30,7 +30,8 @@ def test_mask_of_a_row_ignores_its_neighbours_and_padding():
 
 def test_seed_site_layer_row_position_and_feature_all_matter():
     noise = Noise(jnp.uint32(1), jnp.arange(8))
-    layers = [np.asarray(drop(jnp.ones((8, 40, 64)), 0.5, noise.at_layer(jnp.int32(i)), Site.SELF_ATTN)) for i in range(3)]
+    noises = [noise.at_layer(jnp.int32(i)) for i in range(3)]
+    layers = [np.asarray(drop(jnp.ones((8, 40, 64)), 0.5, layer, Site.SELF_ATTN)) for layer in noises]
     masks = [mask(rate=0.5), mask(rate=0.5, seed=2), mask(rate=0.5, site=Site.CROSS_ATTN), *layers]
     flat = np.array([(m > 0).ravel() for m in masks], float)
     flat = np.concatenate([flat, [np.roll(masks[0] > 0, 1, axis=axis).ravel() for axis in range(3)]])

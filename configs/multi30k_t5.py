@@ -1,0 +1,25 @@
+"""Missing spans of Multi30k's English captions: a T5 of three and three layers.
+
+Paper:    Exploring the Limits of Transfer Learning (Raffel et al. 2020), section 3.1.4: 15 % in spans of 3.
+Data:     train, val and test_2016_flickr of github.com/multi30k/dataset (data/task1/tok, the lc.norm.tok.en files).
+Model:    3 + 3 layers, d_model 128, 4 heads, RMSNorm, relative positions.
+Command:  python -m jformer.main --config=configs/multi30k_t5.py --workdir=runs/multi30k_t5
+          --config.data.dir=PATH/multi30k
+Expected: not measured yet.
+"""
+
+from ml_collections import ConfigDict
+
+from jformer.config import default_config
+
+
+def get_config() -> ConfigDict:
+    """Return the run."""
+    config = default_config("t5_small")
+    config.model.update(num_layers=3, d_model=128, d_ff=512, num_heads=4, attention_dropout=0.0)
+    config.data.update(source="text", train="train.lc.norm.tok.en", valid="val.lc.norm.tok.en")
+    config.data.update(test=("test=test_2016_flickr.lc.norm.tok.en",), tokenizer="bpe", vocab_size=5_000)
+    config.data.update(max_target_length=128, num_buckets=3, tokens_per_update=4_096)
+    config.optim.update(optimizer="adam", schedule="linear", learning_rate=2e-3, warmup_steps=200)
+    config.train.update(num_steps=1_000, log_every=100, eval_every=250, checkpoint_every=250)
+    return config
