@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from jformer.step import LossFn
 
-SEGMENTS = {"encoder": "source_segments", "decoder": "target_segments"}  # what a stack reads; 0 is padding
+SEGMENTS = {"encoder": "source_segments", "decoder": "target_segments"}  # stack → what it reads; 0 is padding
 
 
 class Norms(NamedTuple):
@@ -55,7 +55,7 @@ def make_probe(model: Any, loss: LossFn) -> Callable[..., Norms]:
 
 def squared_norms(gradients: Mapping[str, Any]) -> dict[str, Array]:
     """Return stack/sublayer/…/parameter → squared norm of its gradient in every layer, float32 [l]."""
-    blocks = {stack: part["block"] for stack, part in gradients.items() if "block" in part}
+    blocks = {stack: gradients[stack]["block"] for stack in SEGMENTS if stack in gradients}
     leaves = jax.tree_util.tree_flatten_with_path(blocks)[0]
     return {
         "/".join(key.key for key in path): jnp.sum(jnp.square(leaf.astype(jnp.float32)), axis=range(1, leaf.ndim))
