@@ -173,7 +173,7 @@ class ModelConfig:
         buckets = self.relative.num_buckets
         if self.positions == "relative" and (buckets < 4 or buckets % 4 or self.relative.max_distance <= buckets // 2):
             raise UserError(
-                f"model.relative.num_buckets={buckets} must be a multiple of 4 and at most twice "
+                f"model.relative.num_buckets={buckets} must be a multiple of 4 and less than twice "
                 f"model.relative.max_distance={self.relative.max_distance}"
             )
 
@@ -184,7 +184,11 @@ class ModelConfig:
             raise UserError(f"model.head is read by the families encoder and vit, not by {self.family!r}")
         if self.family == "vit":
             size, patch = self.vision.image_size, self.vision.patch_size
-            if patch < 1 or self.vision.channels < 1 or size < patch or size % patch:
+            if self.vision.channels < 1:
+                raise UserError(f"model.vision.channels={self.vision.channels} must be at least 1")
+            if self.head.num_segments:
+                raise UserError(f"model.head.num_segments={self.head.num_segments}: an image has no second text, use 0")
+            if patch < 1 or size < patch or size % patch:
                 raise UserError(f"model.vision.patch_size={patch} must divide model.vision.image_size={size}")
         if self.family == "encdec" and self.shared_embedding and self.target_vocab_size not in (0, self.vocab_size):
             raise UserError(
