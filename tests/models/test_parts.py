@@ -1,0 +1,197 @@
+"""Every part together with every other: the models against an independent float64 reference.
+
+The arrangements are a pairwise covering array: any two values of two options meet in at least one model, unless they
+are refused or one of them would be read by nobody.
+"""
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+
+from jformer.errors import UserError
+from jformer.models import ModelConfig, build_model
+from jformer.models.config import CHOICES, HeadConfig, RelativeConfig, VisionConfig
+from tests.conftest import TINY, run
+from tests.models.reference import GATED, PLAIN, forward, random_params
+
+OPTIONS = {
+    "num_classes": (0, 3),
+    **{name: CHOICES[name] for name in ("family", "positions", "norm", "attention_scale", "embedding_scale")},
+    "activation": ("plain", "gated"),  # of either kind the next one in turn
+    "norm_type": CHOICES["norm_type"],
+    "num_kv_heads": (0, 1, 2),
+    "sizes": ((0, 0), (6, 10)),  # d_k and d_v
+    **dict.fromkeys(("residual", "bias", "embedding_norm", "tied_output", "shared_embedding"), (True, False)),
+    "pooling": ("first", "mean"),
+    **dict.fromkeys(("pooler", "transform"), (False, True)),
+    "num_segments": (0, 2),
+}
+NEVER = {  # value → the values that it never meets
+    ("norm", "deepnorm"): [("residual", False)],
+    ("family", "encdec"): [("num_classes", 3), ("transform", True), ("num_segments", 2)],
+    ("family", "decoder"): [("num_classes", 3), ("transform", True), ("num_segments", 2), ("shared_embedding", False)],
+    ("family", "encoder"): [("shared_embedding", False)],
+    ("family", "vit"): [("num_classes", 0), ("num_segments", 2), ("shared_embedding", False)],
+    ("num_classes", 0): [("pooling", "mean"), ("pooler", True)],
+    ("num_classes", 3): [("transform", True), ("tied_output", False), ("embedding_scale", "output")],
+    ("tied_output", False): [("embedding_scale", "output")],
+}
+REFUSED = {frozenset({a, b}) for a, others in NEVER.items() for b in others}
+
+
+def pairs(row):
+    """Return the pairs of (option, value) in a row, complete or not."""
+    return {frozenset(pair) for pair in itertools.combinations(row.items(), 2)}
+
+
+def complete(row, missing):
+    """Return the row with every option, preferring values that meet the most missing pairs, or None where none do."""
+    if pairs(row) & REFUSED:
+        return None
+    option = next((name for name in OPTIONS if name not in row), None)
+    if option is None:
+        return row
+    ways = [{**row, option: value} for value in OPTIONS[option]]
+    ways.sort(key=lambda way: -len(pairs(way) & missing))
+    return next(filter(None, (complete(way, missing) for way in ways)), None)
+
+
+@functools.cache
+def covering():
+    """Return rows that hold every pair there can be, greedily few."""
+    values = [[(name, value) for value in OPTIONS[name]] for name in OPTIONS]
+    products = (itertools.product(a, b) for a, b in itertools.combinations(values, 2))
+    missing = dict.fromkeys(map(frozenset, itertools.chain(*products)))
+    rows = []
+    while missing:
+        first = next(iter(missing))
+        row = complete(dict(first), missing.keys())
+        rows += [row] if row else []
+        done = pairs(row) if row else {first}
+        missing = dict.fromkeys(pair for pair in missing if pair not in done)
+    return rows
+
+
+@functools.cache
+def config(index):
+    """Return the tiny model of a row."""
+    fields = dict(covering()[index])
+    names = list(PLAIN if fields["activation"] == "plain" else GATED)
+    earlier = sum(row["activation"] == fields["activation"] for row in covering()[:index])
+    fields["activation"] = names[earlier % len(names)]
+    fields["d_k"], fields["d_v"] = fields.pop("sizes")
+    head = {name: fields.pop(name) for name in ("num_classes", "pooling", "pooler", "transform", "num_segments")}
+    decoder = {"num_decoder_layers": 3, "target_vocab_size": 50} if fields["family"] == "encdec" else {}
+    small = {"vision": VisionConfig(image_size=6, patch_size=2, channels=2), "relative": RelativeConfig(8, 7)}
+    # Without residuals a norm may see next to nothing: its epsilon keeps rounding errors small, and is seen to work.
+    return ModelConfig(**{**TINY, **decoder, **fields, **small}, norm_epsilon=0.01, head=HeadConfig(**head))
+
+
+def draw_examples():
+    """Draw three texts, their targets and images."""
+    rng = np.random.default_rng(1)
+    sizes = ((7, 4), (5, 9), (6, 3))  # of source and target
+    texts = [
+        {"source": rng.integers(4, 50, s), "types": rng.integers(0, 2, s), "target": rng.integers(4, 50, t)}
+        for s, t in sizes
+    ]
+    return [{**text, "image": rng.integers(0, 256, (6, 6, 2)).astype(np.uint8)} for text in texts]
+
+
+def fill(rows, key, size):
+    """Lay the texts of each row side by side, then padding: arrays [b size] of them, of segments and of positions."""
+    arrays = np.zeros((3, len(rows), size), np.int32)
+    for i, row in enumerate(rows):
+        parts = [(text[key], np.full(len(text[key]), n + 1), np.arange(len(text[key]))) for n, text in enumerate(row)]
+        filled = np.concatenate(parts, axis=1)
+        arrays[:, i, : filled.shape[1]] = filled
+    return arrays
+
+
+def batch_of(rows):
+    """Return the batch of rows of examples."""
+    source, source_segments, source_positions = fill(rows, "source", 13)
+    target, target_segments, target_positions = fill(rows, "target", 14)
+    return {
+        "source": source, "source_segments": source_segments, "source_positions": source_positions,
+        "source_types": fill(rows, "types", 13)[0], "image": np.stack([row[0]["image"] for row in rows]),
+        "target_in": target, "target_segments": target_segments, "target_positions": target_positions,
+    }  # fmt: skip
+
+
+def test_the_models_hold_every_pair_and_every_activation():
+    values = [[(name, value) for value in OPTIONS[name]] for name in OPTIONS]
+    every = {frozenset(pair) for a, b in itertools.combinations(values, 2) for pair in itertools.product(a, b)}
+    impossible = every - set().union(*map(pairs, covering()))
+    assert not any(complete(dict(pair), set()) for pair in impossible)
+    assert {config(i).activation for i in range(len(covering()))} == set(CHOICES["activation"])
+
+
+def name(index):
+    c = config(index)
+    return f"{c.family}-{c.norm}-{c.positions}-{c.activation}"
+
+
+@pytest.mark.parametrize("index", range(len(covering())), ids=name)
+def test_model_equals_the_reference(index):
+    """Two texts share the first row, the third has a row with padding; a text that is pooled has no neighbours."""
+    c, texts = config(index), draw_examples()
+    c.check()
+    model, rows = build_model(c), [[text] for text in texts] if c.head.num_classes else [texts[:2], texts[2:]]
+    params, batch = random_params(model), batch_of(rows)
+    logits = np.asarray(run(model, params, batch))
+    segments = batch["source_segments" if c.family == "encoder" else "target_segments"]
+    for i, row in enumerate(rows):
+        for n, text in enumerate(row):
+            expected = forward(c, params, text)
+            found = logits[i] if c.head.num_classes else logits[i, segments[i] == n + 1]
+            np.testing.assert_allclose(found, expected, atol=3e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("key", CHOICES)
+def test_an_unknown_choice_is_refused(key):
+    with pytest.raises(UserError, match=f"model.{key}='x'; choose one of: {CHOICES[key][0]}, {CHOICES[key][1]}"):
+        ModelConfig(**{key: "x"}).check()
+
+
+REFUSALS = [
+    *(({key: 0}, f"model.{key}=0 must be at least 1") for key in ("num_layers", "d_model", "d_ff", "num_heads")),
+    *(({key: -1}, f"model.{key}=-1 must be 0") for key in ("vocab_size", "num_kv_heads", "d_k", "d_v", "unroll")),
+    *(({key: 1.0}, f"model.{key}=1.0 must be") for key in ("dropout", "attention_dropout", "activation_dropout")),
+    ({"norm_epsilon": 0.0}, "model.norm_epsilon=0.0 must be above 0"),
+    ({"norm": "deepnorm", "residual": False}, "model.norm='deepnorm' scales residuals"),
+    ({"num_heads": 7}, "model.num_heads=7 must divide model.d_model=512"),
+    ({"num_kv_heads": 3}, "model.num_kv_heads=3 must divide model.num_heads=8"),
+    ({"num_kv_heads": 16}, "model.num_kv_heads=16 must divide model.num_heads=8"),
+    ({"d_model": 9, "num_heads": 1}, "model.d_model=9 must be even: sinusoidal"),
+    ({"positions": "rotary", "d_k": 5}, "model.d_k=5 must be even: rotary"),
+    ({"positions": "relative", "relative": RelativeConfig(6, 128)}, "model.relative.num_buckets=6 must be a multiple"),
+    ({"positions": "relative", "relative": RelativeConfig(0, 128)}, "model.relative.num_buckets=0 must be"),
+    ({"positions": "relative", "relative": RelativeConfig(32, 16)}, "less than twice model.relative.max_distance=16"),
+    ({"family": "decoder", "num_decoder_layers": 6}, "model.num_decoder_layers=6 is read by family='encdec' only"),
+    ({"family": "decoder", "head": HeadConfig(pooler=True)}, "model.head is read by .* not by 'decoder'"),
+    ({"head": HeadConfig(num_segments=2)}, "model.head is read by .* not by 'encdec'"),
+    ({"family": "encoder", "head": HeadConfig(pooling="max")}, "model.head.pooling='max'; choose one of: first, mean"),
+    ({"family": "encoder", "head": HeadConfig(num_classes=-1)}, "model.head.num_classes=-1 must be 0 or more"),
+    ({"family": "vit", "head": HeadConfig(num_segments=2)}, "model.head.num_segments=2: an image has no second text"),
+    ({"family": "vit", "vision": VisionConfig(patch_size=15)}, "patch_size=15 must divide model.vision.image_size=224"),
+    ({"family": "vit", "vision": VisionConfig(channels=0)}, "model.vision.channels=0 must be at least 1"),
+    ({"target_vocab_size": 9}, "model.target_vocab_size=9 differs from model.vocab_size=0"),
+]
+
+
+@pytest.mark.parametrize(("fields", "words"), REFUSALS, ids=[words[:48] for _, words in REFUSALS])
+def test_a_model_that_cannot_be_is_refused(fields, words):
+    with pytest.raises(UserError, match=words):
+        ModelConfig(**fields).check()
+
+
+def test_sizes_that_the_data_contradicts_are_refused():
+    with pytest.raises(UserError, match="vocab_size=9 is less than the tokenizer's 10"):
+        ModelConfig(vocab_size=9).with_vocabulary(10, 10)
+    with pytest.raises(UserError, match="num_classes=3 but the training text has 2 labels"):
+        ModelConfig(family="encoder", head=HeadConfig(num_classes=3)).with_classes(2)
+    with pytest.raises(UserError, match="num_classes=0: a vision model needs classes"):
+        build_model(ModelConfig(family="vit"))
