@@ -21,12 +21,12 @@ from jformer.errors import UserError
 from jformer.models.config import ModelConfig
 from jformer.presets import PRESETS, RECIPES
 
-TASKS = {  # task → the families that can learn it; the first task of a family is what its presets begin with
+TASKS = {  # task → the families that can learn it
     "translate": ("encdec",),
     "lm": ("decoder",),
     "mlm": ("encoder",),
     "denoise": ("encdec",),
-    "classify": ("vit", "encoder"),
+    "classify": ("encoder", "vit"),
 }
 OPTIMIZERS = ("adam", "adamw", "adafactor")
 SCHEDULES = ("noam", "inverse_square_root", "cosine", "linear", "constant")
@@ -127,7 +127,6 @@ def default_config(preset: str = "transformer_base") -> ConfigDict:
         raise UserError(f"unknown preset {preset!r}; {_nearest(preset, PRESETS)}")
     config = as_config_dict(Config())
     config.model.update(PRESETS[preset])
-    config.task = next(task for task, families in TASKS.items() if config.model.family in families)
     config.update_from_flattened_dict(RECIPES.get(preset, {}))
     return config
 

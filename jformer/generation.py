@@ -11,13 +11,14 @@ from jaxtyping import Array, Int
 from jformer.config import DecodeConfig
 from jformer.data.tokenizers import BOS, EOS, NUM_SYMBOLS, PAD
 from jformer.decoding.beam import beam_search
+from jformer.decoding.greedy import Decoded
 
 
 def make_answer(model: Any, answer: str, options: DecodeConfig, vocab_size: int) -> Any:
     """Return the compiled (parameters, batch, room) → ids [b t] that a task's answers are read from."""
 
     def search(params: Any, batch: dict[str, jax.Array], room: int) -> Int[Array, "b t"]:
-        return generate(model, options, vocab_size, params, batch, room)
+        return generate(model, options, vocab_size, params, batch, room).tokens[:, 0]
 
     def choose(params: Any, batch: dict[str, jax.Array], room: int) -> Int[Array, "b 1"]:
         return jnp.argmax(model.apply({"params": params}, batch), axis=-1) + NUM_SYMBOLS
@@ -27,8 +28,8 @@ def make_answer(model: Any, answer: str, options: DecodeConfig, vocab_size: int)
 
 def generate(
     model: Any, options: DecodeConfig, vocab_size: int, params: Any, batch: dict[str, jax.Array], room: int
-) -> Int[Array, "b t"]:
-    """Return the best output for every row of a batch, at most `room` tokens; rows whose limit is 0 give none.
+) -> Decoded:
+    """Return the best outputs for every row of a batch, at most `room` tokens; rows whose limit is 0 give none.
 
     The batch holds, beside what the model encodes, `prompt` [b p], `prompt_length` [b] (at least 1: BOS) and `limit`
     [b], the most tokens to add. Ids past the tokenizer's vocabulary, PAD and BOS are never generated.
@@ -49,7 +50,7 @@ def generate(
         ids = jnp.arange(logits.shape[-1])
         return jnp.where((ids < vocab_size) & (ids != PAD) & (ids != BOS), logits, -jnp.inf), cache
 
-    best = beam_search(
+    return beam_search(
         step,
         cache,
         first=jnp.take_along_axis(prompt, sizes[:, None] - 1, axis=1)[:, 0],
@@ -60,7 +61,6 @@ def generate(
         eos=EOS,
         pad=PAD,
     )
-    return best.tokens[:, 0]
 
 
 def prompts(sequences: Sequence[Sequence[int]], rows: int, width: int) -> dict[str, np.ndarray]:

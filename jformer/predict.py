@@ -60,7 +60,7 @@ class Predictor:
         waiting = [i for i, text in enumerate(texts) if text.strip() or self._continues]
         out = [""] * len(texts)
         for rows in _in_batches(sorted(waiting, key=lambda i: len(sequences[i])), self.config.decode.batch_size):
-            batch, room = self._batch([sequences[i] for i in rows])
+            batch, room = self.arrays([sequences[i] for i in rows])
             answers = np.asarray(self._answer(self.params, batch, room)).tolist()
             for i, ids in zip(rows, answers, strict=False):
                 text = self.tokenizers[1].decode([*sequences[i], *ids] if self._continues else ids)
@@ -78,7 +78,7 @@ class Predictor:
         self.cut += sum(len(kept) < len(ids) for kept, ids in zip(fitting, whole, strict=True))
         return fitting
 
-    def _batch(self, sequences: list[Sequence[int]]) -> tuple[dict[str, np.ndarray], int]:
+    def arrays(self, sequences: Sequence[Sequence[int]]) -> tuple[dict[str, np.ndarray], int]:
         """Return arrays of one of few shapes for the model and the search, and the most tokens any row may get."""
         options, count = self.config.decode, len(sequences)
         sizes = np.zeros(options.batch_size, np.int32)

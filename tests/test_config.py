@@ -13,10 +13,12 @@ from jformer import config as configs
 from jformer import main
 from jformer.config import Config, default_config, resolve
 from jformer.data import sources, tokenizers
-from jformer.data.config import SOURCES, TOKENIZERS, DataConfig, SourceConfig
+from jformer.data.config import NOISES, SOURCES, TOKENIZERS, DataConfig, SourceConfig
 from jformer.errors import UserError
-from jformer.models.config import ModelConfig
+from jformer.models.config import HeadConfig, ModelConfig, RelativeConfig, VisionConfig
 from jformer.presets import PRESETS
+from jformer.tasks import TASKS
+from jformer.tasks.denoise import NOISES as MAKE_NOISE
 
 ROOT = Path(__file__).parents[1]
 DEFAULTS = configs.flatten(dataclasses.asdict(Config()))
@@ -47,7 +49,7 @@ def refused(changes):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_resolves(preset):
     model = resolve(default_config(preset)).model
-    assert model == dataclasses.replace(ModelConfig(), **PRESETS[preset])
+    assert model == resolve({"model": PRESETS[preset], "task": default_config(preset).task}).model
 
 
 def test_an_unknown_preset_is_refused_with_the_nearest():
@@ -146,7 +148,7 @@ RANGES = [
     ("data.batching", "bucket", "choose one of: buckets, packed"),
     ("data.overlong", "keep", "choose one of: drop, cut"),
     ("data.normalization", "nfc", "choose one of: identity, nfkc"),
-    ("data.source", "file", "choose one of: files, tfds, generated"),
+    ("data.source", "file", "choose one of: files, labelled, text, images, tfds, generated"),
     ("data.num_buckets", 0, "must be 1 to 8"),
     ("data.num_buckets", 9, "must be 1 to 8"),
     *((f"data.{key}", 0, "at least 1") for key in ("vocab_size", "num_pairs", "packed_length", "tokens_per_update")),
@@ -204,7 +206,7 @@ COMBINATIONS = [
     ),
     ({"train.num_steps": 3_999}, "optim.warmup_steps=4000 is more than train.num_steps=3999"),
     ({"data.mixture": ({"weight": 101.0},)}, "weight=101.0"),
-    ({"data.mixture": ({"source": "web"},)}, "source='web'; choose one of: files, tfds, generated"),
+    ({"data.mixture": ({"source": "web"},)}, "source='web'; choose one of: files, labelled, text, images, tfds, generated"),
 ]
 
 
@@ -233,8 +235,10 @@ def test_their_neighbours_that_work_are_accepted(changes):
 
 
 def test_configs_offer_what_the_data_room_has():
-    assert set(TOKENIZERS) == set(tokenizers.TOKENIZERS)
+    assert {*TOKENIZERS, "label"} == set(tokenizers.TOKENIZERS)  # labels are a task's, not to be chosen
     assert set(SOURCES) == set(sources.SOURCES)
+    assert set(NOISES) == set(MAKE_NOISE)
+    assert set(configs.TASKS) == set(TASKS)
 
 
 OTHER = {bool: lambda v: not v, int: lambda v: v + 2, float: lambda v: v + 0.25, str: lambda v: v + "x"}
@@ -280,7 +284,10 @@ def test_a_longer_run_is_another_one_where_the_schedule_ends_with_it(schedule):
 # How the rooms name a section when they read it: `config.train.num_steps`, `c.d_model`, `options.beam_size`, …
 NAMES = {
     Config: ("config", "_config", "settings"),
-    ModelConfig: ("model", "config", "c"),
+    ModelConfig: ("model", "config", "c", "model_config"),
+    RelativeConfig: ("relative",),
+    VisionConfig: ("vision",),
+    HeadConfig: ("head",),
     DataConfig: ("data", "config", "part"),
     configs.OptimConfig: ("optim", "o"),
     configs.TrainConfig: ("train",),
@@ -308,7 +315,8 @@ def test_every_key_is_read_beyond_the_config():
     defining = {"jformer/config.py", "jformer/data/config.py", "jformer/models/config.py"}
     files = [path for path in (ROOT / "jformer").rglob("*.py") if str(path.relative_to(ROOT)) not in defining]
     found = {pair for path in files for pair in reads(path)}
-    by_name = {"scores", "tokenize", "lowercase"}  # evaluate.build_task hands these on by their names
+    by_name = {"scores", "tokenize", "lowercase"}  # predict.build_task hands these on by their names
+    by_name |= {"source_vectors", "target_vectors"}  # warm_start.put_vectors reads those of a side
     for kind, names in NAMES.items():
         read = {attribute for name, attribute in found if name in names}
         for method, attributes in methods(kind):

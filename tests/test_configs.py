@@ -12,6 +12,8 @@ import pytest
 from jformer import main
 from jformer.config import resolve
 from jformer.models import build_model, init_params
+from jformer.predict import build_task
+from jformer.tasks import sized
 
 FILES = sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
 
@@ -52,7 +54,7 @@ def test_its_command_is_understood_and_its_model_can_be_built(path):
     _, config = main.parse(command[1].replace("configs/", f"{path.parent}/", 1).split())
     assert config.seed == 0
     size = config.data.vocab_size
-    assert parameters(config.model.with_vocabulary(size, size)) > 100_000
+    assert parameters(sized(config.model, build_task(config), size, size)) > 100_000
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -88,7 +90,7 @@ def test_multi30k_raw_differs_in_its_text_and_score_only():
 
 PAPER = {  # Vaswani et al. 2017, sections 5 and 6
     "model.num_layers": 6, "model.decoder_layers": 6, "model.key_size": 64, "model.value_size": 64,
-    "model.norm": "post", "model.activation": "relu", "model.positions": "sinusoidal", "model.embedding_scale": True,
+    "model.norm": "post", "model.activation": "relu", "model.positions": "sinusoidal", "model.embedding_scale": "input",
     "model.shared_embedding": True, "model.tied_output": True, "data.tokenizer": "bpe", "data.vocab_size": 37_000,
     "data.tokens_per_update": 25_000, "optim.optimizer": "adam", "optim.b1": 0.9, "optim.b2": 0.98,
     "optim.epsilon": 1e-9, "optim.schedule": "noam", "optim.learning_rate": 1.0, "optim.warmup_steps": 4_000,

@@ -10,7 +10,8 @@ import pytest
 from jformer.config import DecodeConfig, resolve
 from jformer.data.tokenizers import BOS, EOS, PAD, learn
 from jformer.errors import UserError
-from jformer.predict import Predictor, average_steps, decode, predict_file, source_batch
+from jformer.generation import generate, make_answer
+from jformer.predict import Predictor, average_steps, build_task, predict_file
 
 TEXTS = ["abc", "", "hgfedcba hgfedcba", "b", "  ", "cab", "xyz unknown", "abcdefgh", "ha"]
 
@@ -20,13 +21,14 @@ def predictor(tiny):
     """Return a function: decode options → Predictor of an untrained model that does write something."""
     tokenizer = learn("char", ["abcdefgh "], 99, "identity", False)
     # Rows past the vocabulary must never be written; tied logits of an untrained model would just repeat its input.
-    model, params = tiny(vocab_size=tokenizer.vocab_size + 5, tied_output=False)
+    model, params = tiny(vocab_size=tokenizer.vocab_size + 6, tied_output=False)
 
     @functools.cache
     def build(batch_size=4, beam_size=1, max_source_length=64):
         config = resolve({"data": {"max_source_length": max_source_length}})
         decoding = DecodeConfig(beam_size=beam_size, batch_size=batch_size, max_extra_length=6)
-        return Predictor(dataclasses.replace(config, decode=decoding), (tokenizer, tokenizer), model, params)
+        config = dataclasses.replace(config, decode=decoding)
+        return Predictor(config, build_task(config), (tokenizer, tokenizer), model, params)
 
     return build
 
@@ -60,12 +62,10 @@ def test_output_is_no_longer_than_the_source_and_the_extra(predictor):
 
 
 def test_decoded_tokens_are_words_of_the_vocabulary(predictor):
-    p = predictor()
+    p = predictor(batch_size=3)
     size = p.tokenizers[1].vocab_size
-    tokens = jax.jit(functools.partial(decode, p.model, p.config.decode, size))(
-        p.params, source_batch([[5, 6, 7, EOS], [8, EOS]], 3, 64)
-    ).tokens
-    tokens = np.asarray(tokens[:, 0])
+    batch, room = p.arrays([[5, 6, 7, EOS], [8, EOS]])
+    tokens = np.asarray(make_answer(p.model, "text", p.config.decode, size)(p.params, batch, room))
     assert tokens.max() < size
     assert not (tokens == BOS).any()
     assert (tokens[2] == PAD).all()
@@ -74,7 +74,7 @@ def test_decoded_tokens_are_words_of_the_vocabulary(predictor):
 def full_pass_log_prob(p, source, tokens):
     """Return the log-probability of output tokens by one uncached pass, over what may be written."""
     ones = np.ones((1, len(tokens)), np.int32)
-    batch = source_batch([source], 1, 64) | {"target_segments": ones, "target_positions": np.cumsum(ones, axis=1) - 1}
+    batch = p.arrays([source])[0] | {"target_segments": ones, "target_positions": np.cumsum(ones, axis=1) - 1}
     batch["target_in"] = np.array([[BOS, *tokens[:-1]]], np.int32)
     logits = np.asarray(jax.jit(p.model.apply)({"params": p.params}, batch))[0].astype(float)
     logits[:, p.tokenizers[1].vocab_size :] = logits[:, [PAD, BOS]] = -np.inf
@@ -84,15 +84,15 @@ def full_pass_log_prob(p, source, tokens):
 
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_scores_of_cached_search_are_those_of_one_uncached_pass(predictor, beam_size):
-    p = predictor()
+    p = predictor(batch_size=2)
     sources = [[5, 6, 7, EOS], [8, 5, EOS]]
     options = DecodeConfig(beam_size=beam_size, length_penalty=0.0, max_extra_length=4)
-    run = jax.jit(functools.partial(decode, p.model, options, p.tokenizers[1].vocab_size))
-    found = jax.device_get(run(p.params, source_batch(sources, 2, 64)))
+    run = jax.jit(functools.partial(generate, p.model, options, p.tokenizers[1].vocab_size), static_argnums=2)
+    found = jax.device_get(run(p.params, *p.arrays(sources)))
     for i, source in enumerate(sources):
         for n in range(beam_size):
             output = found.tokens[i, n, : found.lengths[i, n]].tolist()
-            assert abs(full_pass_log_prob(p, source, output) - found.scores[i, n]) < 1e-4
+            assert abs(full_pass_log_prob(predictor(batch_size=1), source, output) - found.scores[i, n]) < 1e-4
 
 
 def test_file_gives_as_many_lines_as_it_has(predictor, tmp_path, monkeypatch):

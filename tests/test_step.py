@@ -1,6 +1,7 @@
 """One update is the same update on any devices and in any microbatches, with dropout on and uneven padding."""
 
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +10,12 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jformer.losses import cross_entropy
 from jformer.sharding import make_mesh, put_batch
 from jformer.step import create_state, make_eval_step, make_gradient, make_loss, make_train_step, moving_average
-from jformer.tasks import Task
+from jformer.tasks.task import token_loss
 from tests.conftest import make_batch
 
-SMOOTHED = Task(lambda hidden, project, b: cross_entropy(project(hidden), b["target_out"], b["weights"], 0.1), None)
+SMOOTHED = SimpleNamespace(loss=token_loss(0.1))
 UNEVEN = make_batch([7, 3, 5, 6, 2, 7, 1, 4], [6, 6, 2, 5, 3, 4, 6, 1])
 UNEVEN["weights"][6:] = 0  # two rows are empty: the last device of four has nothing
 
@@ -154,7 +154,7 @@ def test_moving_average_follows_its_formula_and_forgets_faster_when_young():
 def test_tiny_batch_is_overfitted(tiny):
     model, params = tiny()
     mesh, tx = make_mesh(1), optax.adam(5e-3)
-    plain = Task(lambda hidden, project, b: cross_entropy(project(hidden), b["target_out"], b["weights"]), None)
+    plain = SimpleNamespace(loss=token_loss(0.0))
     step = make_train_step(make_loss(model, plain), tx, mesh, seed=0)
     state = fresh(params, tx, mesh)
     batch = on(mesh, make_batch([7, 5, 4, 6], [6, 4, 5, 6]))

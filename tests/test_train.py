@@ -117,14 +117,14 @@ def test_finished_run_leaves_what_the_interface_promises(unbroken):
     assert results["schema"] == 1
     assert set(results["test"]) >= {"bleu", "exact_match", "perplexity", "token_accuracy"}
     assert "signature" in results["test"]["bleu"]
-    assert results["test"]["counts"] == {"pairs read": 500, "empty pairs dropped": 0, "pairs used": 500}
+    assert results["test"]["counts"] == {"examples read": 500, "empty examples dropped": 0, "examples used": 500}
     assert results["run"]["updates"] == 40
     assert set(results["run"]) >= {"config", "data", "seed", "tokens_per_update", "parameters", "hardware", "libraries"}
     train_rows = rows(unbroken, "train")
     assert [row["step"] for row in train_rows] == list(range(5, 41, 5))
     assert all(0 < row["padding_efficiency"] <= 1 for row in train_rows)
     assert train_rows[-1]["loss"] < train_rows[0]["loss"]
-    assert len((unbroken / "outputs" / "test.txt").read_text().splitlines()) == results["test"]["pairs"]
+    assert len((unbroken / "outputs" / "test.txt").read_text().splitlines()) == results["test"]["examples"]
 
 
 def test_workdir_alone_is_enough_to_predict_and_evaluate(unbroken, tmp_path, capsys):

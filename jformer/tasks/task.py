@@ -44,7 +44,8 @@ class Task(NamedTuple):
 def sized(model_config: Any, task: Task, source_vocab: int, target_vocab: int) -> Any:
     """Return the model config with the sizes that the tokenizers and the task give it."""
     if task.answer == "label":
-        return model_config.with_vocabulary(source_vocab, source_vocab).with_classes(target_vocab - NUM_SYMBOLS)
+        model_config = model_config.with_vocabulary(source_vocab, source_vocab)
+        return model_config.with_classes(target_vocab - NUM_SYMBOLS)
     return model_config.with_vocabulary(source_vocab + task.symbols, target_vocab + task.symbols)
 
 

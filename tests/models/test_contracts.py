@@ -12,11 +12,11 @@ import optax
 import pytest
 
 from jformer.config import default_config, resolve
-from jformer.losses import cross_entropy
 from jformer.models import ModelConfig, build_model, init_params
 from jformer.presets import PRESETS
 from jformer.sharding import make_mesh, put_batch
 from jformer.step import make_gradient, make_loss
+from jformer.tasks.task import token_loss
 from tests.conftest import TINY, make_batch, run
 
 EXCEPTIONS = {  # (contract, family) → why it does not apply
@@ -127,7 +127,7 @@ def test_cached_step_equals_full_pass(config):
 @functools.cache
 def gradient(config, devices):
     """Return the compiled gradient of a model on a mesh, dropout on."""
-    task = SimpleNamespace(loss=lambda h, project, b: cross_entropy(project(h), b["target_out"], b["weights"]))
+    task = SimpleNamespace(loss=token_loss(0.0))
     mesh = make_mesh(devices)
     step = jax.jit(make_gradient(make_loss(built(config)[0], task), mesh))
     return lambda params, batch, key: step(params, put_batch(mesh, {k: v[None] for k, v in batch.items()}), key)
