@@ -194,11 +194,11 @@ def test_a_column_is_a_token_or_an_example():
     for length, column in zip((32, 100), columns.values(), strict=True):
         assert [*column.values()][:-1] == [part / length for part in forward_flops(model, length, length).values()]
 
-    what, columns = flops(described("gpt2", **{"data.max_target_length": 1_024})[0])
+    what, columns = flops(described("gpt2", **{"data.max_target_length": 1_024, "data.max_source_length": 2_000})[0])
     assert (what, list(columns)[-1]) == ("forward FLOPs of one token of a text that has", "1,024 tokens")
 
-    what, columns = flops(described("bert_base", task="classify", **{"data.overlong": "drop"})[0])
-    assert what == "forward FLOPs of one text that has"
+    what, columns = flops(described("bert_base", task="classify", **{"data.max_source_length": 64})[0])
+    assert (what, list(columns)) == ("forward FLOPs of one text that has", ["32 tokens", "64 tokens"])
     assert {column["logits"] for column in columns.values()} == {2 * 2 * 768}
 
     what, columns = flops(described("vit_s16")[0])
