@@ -305,9 +305,9 @@ def reads(path):
 
 
 def methods(kind):
-    """Yield the name of every method of a config class, its check apart, with the attributes it reads."""
+    """Yield the name of every method of a config class, its checks apart, with the attributes it reads."""
     for method in ast.walk(ast.parse(inspect.getsource(kind))):
-        if isinstance(method, ast.FunctionDef) and method.name != "check":
+        if isinstance(method, ast.FunctionDef) and not method.name.lstrip("_").startswith("check"):
             yield method.name, {node.attr for node in ast.walk(method) if isinstance(node, ast.Attribute)}
 
 
