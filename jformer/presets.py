@@ -34,6 +34,19 @@ _GPT2 = {
     "init": "gpt2",
 }
 _GPT3 = {**_GPT2, "max_length": 2048}
+_LLAMA = {
+    "family": "decoder",
+    "norm": "pre",
+    "norm_type": "rmsnorm",
+    "positions": "rotary",
+    "activation": "swiglu",
+    "bias": False,
+    "dropout": 0.0,
+    "embedding_scale": "none",
+    "tied_output": False,
+    "init": "gpt2",
+}
+_TINYLLAMA = {**_LLAMA, "num_kv_heads": 4, "norm_epsilon": 1e-5}
 _T5_BLOCK = {
     "norm": "pre",
     "norm_type": "rmsnorm",
@@ -109,6 +122,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gpt3_6_7b": {**_GPT3, "num_layers": 32, "d_model": 4096, "d_ff": 16384, "num_heads": 32},
     "gpt3_13b": {**_GPT3, "num_layers": 40, "d_model": 5140, "d_ff": 20560, "num_heads": 40, "d_k": 128, "d_v": 128},
     "gpt3_175b": {**_GPT3, "num_layers": 96, "d_model": 12288, "d_ff": 49152, "num_heads": 96},
+    # Touvron et al. 2023, Table 2; Zhang et al. 2024 (TinyLlama), Table 2, with four heads of keys and values.
+    "llama_7b": {**_LLAMA, "num_layers": 32, "d_model": 4096, "d_ff": 11008, "num_heads": 32},
+    "tinyllama_1b": {**_TINYLLAMA, "num_layers": 22, "d_model": 2048, "d_ff": 5632, "num_heads": 32},
     # Raffel et al. 2020, sections 2.1 and 3.7.
     "t5_small": _T5,
     "t5_base": {**_T5, **_WIDTH_768, "num_layers": 12},
@@ -197,6 +213,9 @@ RECIPES: dict[str, dict[str, Any]] = {
     "gpt3_6_7b": {**_LM, "optim.learning_rate": 1.2e-4},
     "gpt3_13b": {**_LM, "optim.learning_rate": 1e-4},
     "gpt3_175b": {**_LM, "optim.learning_rate": 0.6e-4},
+    # Touvron et al. 2023, section 2.3 and Table 2; Zhang et al. 2024, section 2.4.
+    "llama_7b": {**_LM, "optim.learning_rate": 3e-4, "optim.warmup_steps": 2_000},
+    "tinyllama_1b": {**_LM, "optim.learning_rate": 4e-4, "optim.warmup_steps": 2_000},
     # Raffel et al. 2020, section 3.1.2.
     "t5_small": _SPANS,
     "t5_base": _SPANS,
