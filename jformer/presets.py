@@ -136,7 +136,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # Lewis et al. 2020, section 2.1; dropout as in the released models.
     "bart_base": {**_BART, **_WIDTH_768},
     "bart_large": {**_BART, **_WIDTH_1024, "num_layers": 12},
-    # Tiedemann and Thottingal 2020: the models of OPUS-MT, made with Marian.
+    # Tiedemann and Thottingal 2020: the models of OPUS-MT, made with Marian, whose bias of the logits is left out.
     "marian": {"norm_epsilon": 1e-5, "activation": "silu"},
     # Dosovitskiy et al. 2021, Table 1; S/16 is of Touvron et al. 2021. Dropout of all as the former trains on
     # ImageNet (Table 3): after every dense layer but those of queries, keys and values.

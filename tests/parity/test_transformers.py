@@ -75,7 +75,8 @@ PAIRS = {
         {"activation": "gelu"},
     ),
     "llama_7b": Pair(
-        preset("llama_7b", num_kv_heads=2), "LlamaForCausalLM", {**BERT_SIZES, "num_key_value_heads": 2}, weights.LLAMA, {"activation": "geglu"},
+        preset("llama_7b", num_kv_heads=2), "LlamaForCausalLM", {**BERT_SIZES, "num_key_value_heads": 2},
+        weights.LLAMA, {"activation": "geglu"},
     ),
     "t5_small": Pair(
         preset("t5_small"), "T5ForConditionalGeneration", {**T5_SIZES, "d_kv": D // H}, weights.T5,
