@@ -12,6 +12,7 @@ import numpy as np
 from absl import app, flags
 
 from jformer import optim
+from jformer.data.config import DataConfig
 from jformer.models import ModelConfig, build_model, init_params
 from jformer.presets import PRESETS
 from jformer.sharding import make_mesh, put_batch
@@ -47,7 +48,7 @@ def prepare(rate: float) -> tuple[Any, Any, Any]:
     params = jax.jit(lambda key: init_params(model, key))(jax.random.key(0))
     schedule = optim.make_schedule("noam", 1.0, 4_000, 100_000, model.config.d_model)
     tx = optim.make_optimizer("adam", schedule, params, b1=0.9, b2=0.98, epsilon=1e-9, weight_decay=0.0, clip_norm=1.0)
-    task = TASKS["translate"](label_smoothing=0.1, scores=(), tokenize="none", lowercase=False)
+    task = TASKS["translate"](DataConfig(), label_smoothing=0.1, scores=(), tokenize="none", lowercase=False)
     mesh = make_mesh(1)
     step = make_train_step(make_loss(model, task), tx, mesh, seed=0)
     return step, create_state(params, tx, ema=False), put_batch(mesh, random_batch(ROWS[SIZE.value]))

@@ -63,7 +63,7 @@ def kernel_line(model: ModelConfig, platform: str) -> str:
     elif model.key_size != model.value_size:
         why = f"on {platform}: keys of {model.key_size} and values of {model.value_size}"
     else:
-        why = f"on {platform}, where it is the quicker one"
+        why = f"on {platform}, where the other is no quicker"
     return f"attention kernel: {kernel} ({why})"
 
 

@@ -141,7 +141,7 @@ def test_rows_name_parts_and_sublayers_with_their_layers():
 def test_the_kernel_that_attends_is_named_with_the_reason():
     plain, dropping = ModelConfig(**SMALL), ModelConfig(**SMALL, attention_dropout=0.1)
     assert kernel_line(plain, "gpu") == "attention kernel: jax (jax.nn.dot_product_attention, on gpu)"
-    assert kernel_line(plain, "cpu") == "attention kernel: own (on cpu, where it is the quicker one)"
+    assert kernel_line(plain, "cpu") == "attention kernel: own (on cpu, where the other is no quicker)"
     why = "model.attention_dropout=0.1 drops weights"
     assert kernel_line(dropping, "tpu") == f"attention kernel: own (on tpu: {why})"
     assert kernel_line(MODELS["sizes of its own"], "gpu").endswith("own (on gpu: keys of 6 and values of 10)")

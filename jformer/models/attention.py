@@ -21,7 +21,7 @@ KeyValue = dict[str, Any]
 def choose_kernel(config: ModelConfig, platform: str) -> str:
     """Return which code attends: 'own', or 'jax' for jax.nn.dot_product_attention.
 
-    Only our own drops weights and has values of another size than keys. On CPU it is the quicker one.
+    Only our own drops weights, shows them, and has values of another size than keys. On CPU both are as quick.
     """
     ours = config.attention_dropout > 0 or config.key_size != config.value_size
     return "own" if ours or platform == "cpu" else "jax"
