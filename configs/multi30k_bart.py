@@ -16,7 +16,7 @@ from jformer.config import default_config
 def get_config() -> ConfigDict:
     """Return the run."""
     config = default_config("bart_base")
-    config.model.update(num_layers=3, d_model=128, d_ff=512, num_heads=4, max_length=256)
+    config.model.update(num_layers=3, d_model=128, d_ff=512, num_heads=4, max_length=128)
     config.data.update(source="text", train="train.lc.norm.tok.en", valid="val.lc.norm.tok.en")
     config.data.update(test=("test=test_2016_flickr.lc.norm.tok.en",), tokenizer="bpe", vocab_size=5_000)
     config.data.update(max_target_length=128, num_buckets=3, tokens_per_update=4_096)

@@ -206,7 +206,8 @@ def _check_task(config: Config) -> None:
         able = ", ".join(task for task, families in TASKS.items() if model.family in families)
         raise UserError(f"task={config.task!r} is not for model.family={model.family!r}, which learns {able}")
     sides = {"encoder": ("source",), "decoder": ("target",), "vit": ()}.get(model.family, ("source", "target"))
-    longest = max((getattr(data, f"max_{side}_length") for side in sides), default=0)
+    limited = ("target",) if config.task == "denoise" else sides  # its source is made from its target
+    longest = max((getattr(data, f"max_{side}_length") for side in limited), default=0)
     if model.positions == "learned" and longest > model.max_length:
         raise UserError(
             f"model.max_length={model.max_length} places fewer tokens than data allows ({longest}): raise it or lower "

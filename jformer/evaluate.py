@@ -115,11 +115,11 @@ def report_scores(results: dict[str, Any], config: Config, workdir: Path) -> str
     if answer == "text":
         tries += [(f"--mode=evaluate --config.decode.beam_size={config.decode.beam_size + 4}", "a wider beam")]
     lines = [f"  python -m jformer.main --workdir={workdir} {flags}   # {purpose}" for flags, purpose in tries]
+    lines += [f"  tensorboard --logdir={workdir}   # the curves (pip install tensorboard)"]
     outputs = f"; the outputs: {workdir}/outputs/" if answer in COMPARED else ""
     return f"""
 {metrics.score_table(results)}
 
 scores and their provenance: {workdir}/results.json{outputs}
 Try next:
-{chr(10).join(lines)}
-  tensorboard --logdir={workdir}   # the curves (pip install tensorboard)"""
+{chr(10).join(lines)}"""

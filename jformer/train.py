@@ -163,8 +163,10 @@ def introduce(run: Run, report: Report) -> None:
         report.say(f"{text}: " + ", ".join(f"{count:,} {reason}" for reason, count in counts.items()))
     for note in run.notes:
         report.say(note)
-    sizes = sorted({tokenizer.vocab_size for tokenizer in data.tokenizers})
-    report.say(f"vocabulary: {' and '.join(f'{size:,}' for size in sizes)}; parameters: {parameters:,}")
+    source, target = (f"{tokenizer.vocab_size:,}" for tokenizer in data.tokenizers)
+    shared = data.tokenizers[0] is data.tokenizers[1]
+    vocabulary = source if shared else f"{source} source, {target} target"
+    report.say(f"vocabulary: {vocabulary}; parameters: {parameters:,}")
     shapes = ", ".join(f"{s.rows} x ({s.source_length} + {s.target_length})" for s in plan.shapes)
     report.say(f"batches: {len(data.batches):,} an epoch, of rows x (source + target) = {shapes}")
     report.say(f"devices: {run.mesh.size} x {run.mesh.devices.flat[0].device_kind}")

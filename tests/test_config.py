@@ -206,7 +206,7 @@ COMBINATIONS = [
     ),
     ({"train.num_steps": 3_999}, "optim.warmup_steps=4000 is more than train.num_steps=3999"),
     ({"data.mixture": ({"weight": 101.0},)}, "weight=101.0"),
-    ({"data.mixture": ({"source": "web"},)}, "source='web'; choose one of: files, labelled, text, images, tfds, generated"),
+    ({"data.mixture": ({"source": "web"},)}, "source='web'; choose one of: files, labelled, text, images, tfds"),
 ]
 
 
