@@ -25,7 +25,7 @@ def deviation_of(init, *shape):
     return math.sqrt((draw(init, *shape) ** 2).mean())
 
 
-# init, role of the kernel, its shape, its deviation; where attention_scale matters it is 'one', as T5 has it.
+# init, role of the kernel, its shape, its deviation.
 KERNELS = [
     ("glorot", "query", (D, D), (2 / (D + D)) ** 0.5),
     ("glorot", "up", (D, F), (2 / (D + F)) ** 0.5),
@@ -39,6 +39,7 @@ KERNELS = [
     ("gpt2", "up", (D, F), 0.02),
     ("gpt2", "output", (D, D), 0.02 / math.sqrt(2 * 12)),
     ("gpt2", "down", (F, D), 0.02 / math.sqrt(2 * 12)),
+    ("t5", "query", (D, D), D**-0.5),  # and times K^-0.5, see below
     ("t5", "key", (D, D), D**-0.5),
     ("t5", "output", (F, D), F**-0.5),
     ("t5", "gate", (D, F), D**-0.5),
@@ -63,15 +64,14 @@ def test_glorot_is_uniform_and_bert_is_cut_off_at_two_deviations():
     assert np.abs(bert).max() == pytest.approx(0.04, rel=1e-3)
 
 
-@pytest.mark.parametrize("init", ["t5", "glorot"])
-def test_queries_carry_the_scale_that_attention_leaves_out(init):
-    scaled, plain = (
-        deviation_of(kernel_init(dataclasses.replace(BASE, init=init, attention_scale=scale), "query"), D, D)
-        for scale in ("one", "sqrt")
+@pytest.mark.parametrize(
+    ("init", "role", "gain"), [("t5", "query", K**-0.5), ("glorot", "query", K**-0.5), ("t5", "key", 1)]
+)
+def test_queries_alone_carry_the_scale_that_attention_leaves_out(init, role, gain):
+    plain, scaled = (dataclasses.replace(BASE, init=init, attention_scale=scale) for scale in ("sqrt", "one"))
+    assert deviation_of(kernel_init(scaled, role), D, D) == pytest.approx(
+        gain * deviation_of(kernel_init(plain, role), D, D)
     )
-    assert scaled == pytest.approx(plain * K**-0.5)
-    if init == "t5":
-        assert scaled == pytest.approx((D * K) ** -0.5, rel=0.01)
 
 
 TABLES = [
@@ -124,7 +124,7 @@ def test_deepnorm_of_six_and_six_layers():
 
 def drawn(**fields):
     """Return the initial parameters of a small model with layers big enough to measure."""
-    model = build_model(ModelConfig(vocab_size=8, d_model=64, d_ff=192, num_heads=4, num_layers=5, **fields))
+    model = build_model(ModelConfig(vocab_size=8, d_model=64, d_ff=192, num_heads=4, num_layers=5, unroll=1, **fields))
     return jax.device_get(jax.jit(functools.partial(init_params, model))(jax.random.key(0)))
 
 
