@@ -25,6 +25,13 @@ def pytest_addoption(parser):
     parser.addoption("--multi30k", default="", help="folder of the Multi30k files, for the tests of the real corpus")
 
 
+def pytest_collection_modifyitems(items):
+    """Keep tests that share what they compile in one process: those of a file, of the contracts those of a preset."""
+    for item in items:
+        shared = getattr(item, "callspec", None) if item.path.name == "test_contracts.py" else None
+        item.add_marker(pytest.mark.xdist_group(f"{item.path.name} {shared.id if shared else ''}"))
+
+
 def make_batch(source_lengths, target_lengths, *, seed=0, vocab_size=50, source_size=None, target_size=None):
     """Return a random padded batch as the data room makes them."""
     rng = np.random.default_rng(seed)

@@ -32,7 +32,8 @@ def shrink(name):
     """Return a preset at tiny sizes: its shapes change, its choices stay."""
     fields = vars(resolve(default_config(name)).model)
     head = {**vars(fields["head"]), "num_classes": 3 if fields["family"] == "vit" else 0}
-    own_sizes = {"d_k": 6 if fields["d_k"] else 0, "d_v": 10 if fields["d_v"] else 0, "max_length": 64}
+    apart = fields["d_k"] not in (0, fields["d_v"]) or fields["d_v"] not in (0, fields["d_k"])
+    own_sizes = {"d_k": 6 if apart else 0, "d_v": 10 if apart else 0, "max_length": 64}
     rates = {key: 0.1 if fields[key] else 0.0 for key in ("attention_dropout", "activation_dropout")}
     vision = {"image_size": 8, "patch_size": 4, "channels": 1}
     nested = {"head": type(fields["head"])(**head), "vision": type(fields["vision"])(**vision)}
