@@ -180,10 +180,19 @@ class ModelConfig:
     def _check_family(self) -> None:
         if self.family != "encdec" and self.num_decoder_layers:
             raise UserError(f"model.num_decoder_layers={self.num_decoder_layers} is read by family='encdec' only")
+        if self.family != "encdec" and not self.shared_embedding:
+            raise UserError("model.shared_embedding=False is read by family='encdec' only: others have one vocabulary")
+        if self.embedding_scale == "output" and not self.tied_output:
+            raise UserError("model.embedding_scale='output' scales tied logits: it needs model.tied_output=True")
         if self.family not in ("encoder", "vit") and self.head != HeadConfig():
             raise UserError(f"model.head is read by the families encoder and vit, not by {self.family!r}")
         if self.family == "vit":
             size, patch = self.vision.image_size, self.vision.patch_size
+            if self.embedding_scale == "output" or not self.tied_output or self.head.transform:
+                raise UserError(
+                    "model.embedding_scale='output', tied_output=False and head.transform=True are about vocabularies: "
+                    "family='vit' has none"
+                )
             if self.vision.channels < 1:
                 raise UserError(f"model.vision.channels={self.vision.channels} must be at least 1")
             if self.head.num_segments:

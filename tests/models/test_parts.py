@@ -178,6 +178,10 @@ REFUSALS = [
     ({"family": "vit", "head": HeadConfig(num_segments=2)}, "model.head.num_segments=2: an image has no second text"),
     ({"family": "vit", "vision": VisionConfig(patch_size=15)}, "patch_size=15 must divide model.vision.image_size=224"),
     ({"family": "vit", "vision": VisionConfig(channels=0)}, "model.vision.channels=0 must be at least 1"),
+    ({"family": "decoder", "shared_embedding": False}, "model.shared_embedding=False is read by family='encdec' only"),
+    ({"embedding_scale": "output", "tied_output": False}, "it needs model.tied_output=True"),
+    ({"family": "vit", "head": HeadConfig(transform=True)}, "are about vocabularies: family='vit' has none"),
+    ({"family": "vit", "tied_output": False}, "are about vocabularies: family='vit' has none"),
     ({"target_vocab_size": 9}, "model.target_vocab_size=9 differs from model.vocab_size=0"),
 ]
 
