@@ -53,7 +53,7 @@ KERNELS: dict[str, Callable[[ModelConfig, str, int], Init]] = {
     "glorot": _glorot,  # Glorot and Bengio 2010, uniform; tensor2tensor's for the paper of 2017
     "he": _he,  # He et al. 2015
     "small": _small,  # Nguyen and Salazar 2019, SmallInit
-    "bert": _bert,  # Devlin et al. 2019: truncated at two deviations
+    "bert": _bert,  # Devlin et al. 2019: kernels and tables truncated at two deviations
     "gpt2": _gpt2,  # Radford et al. 2019: residual outputs smaller by 1/sqrt(2N)
     "t5": _t5,  # Raffel et al. 2020
     "vit": _vit,  # Dosovitskiy et al. 2021: the classifier begins at zero
@@ -80,8 +80,9 @@ def kernel_init(config: ModelConfig, role: str, layers: int = 1, beta: float = 1
 
 
 def table_init(config: ModelConfig, role: str) -> Init:
-    """Return how a table float32 [rows d] is drawn: normal."""
-    return nn.initializers.normal(TABLES.get(config.init, {}).get(role, config.d_model**-0.5))
+    """Return how a table float32 [rows d] is drawn: normal, truncated at two deviations where kernels are."""
+    draw = nn.initializers.truncated_normal if config.init == "bert" else nn.initializers.normal
+    return draw(TABLES.get(config.init, {}).get(role, config.d_model**-0.5))
 
 
 def bias_init(config: ModelConfig, role: str) -> Any:
