@@ -1,0 +1,81 @@
+"""Does an encoder trained from scratch on 6,920 sentences read their sentiment better than counting words does?
+
+Multinomial naive Bayes against configs/sst2_bert.py with several seeds, on the 1,821 test sentences of SST-2. A seed
+that was trained already is not trained again.
+
+Command:  python -m experiments.sst2 --data=PATH/sst2 --workdir=runs/sst2 [--seeds=3]
+"""
+
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import app, flags
+
+from configs import sst2_bert
+from jformer import main as front
+from jformer.data.sources import Pair, open_split
+
+DATA = flags.DEFINE_string("data", None, "The folder of train.tsv, dev.tsv and test.tsv.", required=True)
+WORKDIR = flags.DEFINE_string("workdir", None, "Every seed gets a run's directory in it.", required=True)
+SEEDS = flags.DEFINE_integer("seeds", 3, "Runs, with seeds 0, 1, …", lower_bound=1)
+
+
+def main(_: list[str]) -> None:
+    """Train what is missing and print the table."""
+    workdirs = [Path(WORKDIR.value) / f"seed{seed}" for seed in range(SEEDS.value)]
+    results = [train(seed, workdir) for seed, workdir in enumerate(workdirs)]
+    accuracies = [result["test"]["accuracy"]["score"] for result in results]
+    print(f"{'test accuracy':<28}{'percent':>8}{'minutes':>10}")
+    print(f"{'naive Bayes':<28}{100 * naive_bayes(*(read(split) for split in ('train', 'test'))):>8.2f}")
+    for seed, (accuracy, result) in enumerate(zip(accuracies, results, strict=True)):
+        minutes = result["run"]["wall_seconds"] / 60
+        print(f"{f'sst2_bert, seed {seed}':<28}{100 * accuracy:>8.2f}{minutes:>10.1f}")
+    print(f"{'sst2_bert, mean':<28}{100 * statistics.mean(accuracies):>8.2f}")
+    if len(accuracies) > 1:
+        print(f"{'sst2_bert, deviation':<28}{100 * statistics.stdev(accuracies):>8.2f}")
+
+
+def train(seed: int, workdir: Path) -> dict:
+    """Return the results of one run, by its own command where it is not trained yet."""
+    path = workdir / "results.json"
+    if not path.exists():
+        command = [f"--config={sst2_bert.__file__}", f"--workdir={workdir}", f"--config.data.dir={DATA.value}"]
+        code = front.main(["jformer", *command, f"--config.seed={seed}"])
+        if code:
+            raise SystemExit(code)
+    return json.loads(path.read_text())
+
+
+def read(split: str) -> list[Pair]:
+    """Return the sentences of a split and their labels."""
+    config = sst2_bert.get_config()
+    config.data.dir = DATA.value
+    return list(open_split(config.data, split).read(Counter()))
+
+
+def naive_bayes(train: Sequence[Pair], test: Sequence[Pair]) -> float:
+    """Return the accuracy of multinomial naive Bayes with add-one smoothing (Manning et al. 2008, figure 13.2).
+
+    Words are what spaces separate; one that training did not hold says nothing.
+    """
+    labels = Counter(pair.target for pair in train)
+    counts: dict[str, Counter[str]] = {label: Counter() for label in labels}
+    for pair in train:
+        counts[pair.target].update(pair.source.split())
+    vocabulary = set().union(*counts.values())
+    totals = {label: words.total() + len(vocabulary) for label, words in counts.items()}
+
+    def score(text: str, label: str) -> float:
+        known = [word for word in text.split() if word in vocabulary]
+        return math.log(labels[label]) + sum(math.log((counts[label][word] + 1) / totals[label]) for word in known)
+
+    right = sum(max(labels, key=lambda label: score(pair.source, label)) == pair.target for pair in test)
+    return right / len(test)
+
+
+if __name__ == "__main__":
+    app.run(main)
