@@ -56,7 +56,7 @@ def reference(noisy):
     return key, *jax.jit(jax.value_and_grad(mean_loss))(params, UNEVEN)
 
 
-@pytest.mark.parametrize(("devices", "microbatches"), [(1, 1), (2, 1), (4, 1), (1, 4), (2, 2), (4, 2)])
+@pytest.mark.parametrize(("devices", "microbatches"), [(4, 1), (1, 4), (2, 2)])
 def test_gradient_is_that_of_the_mean_over_the_whole_batch(noisy, reference, devices, microbatches):
     model, params = noisy
     key, loss, expected = reference
@@ -68,8 +68,7 @@ def test_gradient_is_that_of_the_mean_over_the_whole_batch(noisy, reference, dev
     assert distance(found, expected) < 1e-6
 
 
-@pytest.mark.parametrize(("devices", "microbatches"), [(4, 1), (1, 4)])
-def test_sgd_update_does_not_depend_on_the_devices(noisy, devices, microbatches):
+def test_sgd_update_does_not_depend_on_the_devices(noisy, devices=4, microbatches=2):
     model, params = noisy
     states = []
     for d, m in ((1, 1), (devices, microbatches)):
@@ -149,16 +148,3 @@ def test_moving_average_follows_its_formula_and_forgets_faster_when_young():
     old = moving_average(average, {"w": jnp.ones(2)}, 0.99, jnp.int32(10_000))
     np.testing.assert_allclose(young["w"], 0.9, rtol=1e-6)
     np.testing.assert_allclose(old["w"], 0.01, rtol=1e-5)
-
-
-def test_tiny_batch_is_overfitted(tiny):
-    model, params = tiny()
-    mesh, tx = make_mesh(1), optax.adam(5e-3)
-    plain = SimpleNamespace(loss=token_loss(0.0))
-    step = make_train_step(make_loss(model, plain), tx, mesh, seed=0)
-    state = fresh(params, tx, mesh)
-    batch = on(mesh, make_batch([7, 5, 4, 6], [6, 4, 5, 6]))
-    for _ in range(150):
-        state, _ = step(state, batch)
-    correct, count = make_eval_step(make_loss(model, plain), mesh)(state.params, batch)["correct"]
-    assert float(correct) == float(count)

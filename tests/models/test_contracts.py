@@ -35,6 +35,7 @@ def shrink(name):
     apart = fields["d_k"] not in (0, fields["d_v"]) or fields["d_v"] not in (0, fields["d_k"])
     own_sizes = {"d_k": 6 if apart else 0, "d_v": 10 if apart else 0, "max_length": 64}
     rates = {key: 0.1 if fields[key] else 0.0 for key in ("attention_dropout", "activation_dropout")}
+    own_sizes |= {"num_kv_heads": 2 if fields["num_kv_heads"] else 0, "norm_epsilon": 1e-6}
     vision = {"image_size": 8, "patch_size": 4, "channels": 1}
     nested = {"head": type(fields["head"])(**head), "vision": type(fields["vision"])(**vision)}
     return ModelConfig(**{**fields, **TINY, **own_sizes, **rates, **nested, "dropout": 0.1, "target_vocab_size": 50})

@@ -25,30 +25,6 @@ def test_feed_forward_of_the_paper_has_2_099_712_parameters():
 
 
 @every_arrangement
-def test_a_position_sees_no_later_target_token(tiny, fields):
-    model, params = tiny(**fields)
-    batch = make_batch([7, 5], [6, 6])
-    changed = {**batch, "target_in": batch["target_in"].copy()}
-    changed["target_in"][:, 4] = 3
-    before, after = (np.asarray(run(model, params, b)) for b in (batch, changed))
-    np.testing.assert_array_equal(before[:, :4], after[:, :4])
-    assert np.abs(before[:, 4:] - after[:, 4:]).max() > 1e-3
-
-
-@every_arrangement
-def test_padding_and_neighbours_change_nothing(tiny, fields):
-    model, params = tiny(**fields)
-    alone = make_batch([7], [6])
-    wide = make_batch([7, 11, 3], [6, 2, 9], source_size=16, target_size=12)
-    for name, x in alone.items():
-        wide[name][0] = 0
-        wide[name][(0, slice(x.shape[1])) if x.ndim > 1 else 0] = x[0]
-    wide["source"][0, 7:] = 9  # what stands in padding does not matter
-    expected = run(model, params, alone)[0]
-    np.testing.assert_allclose(run(model, params, wide)[0, :6], expected, atol=2e-5)
-
-
-@every_arrangement
 def test_packed_sentences_do_not_see_each_other(tiny, fields):
     model, params = tiny(**fields)
     one, two = make_batch([5], [4], seed=1), make_batch([6], [7], seed=2)
@@ -81,20 +57,6 @@ def test_cached_step_equals_full_pass(tiny, fields):
     np.testing.assert_allclose(np.concatenate(steps, axis=1), run(model, params, batch), atol=2e-5)
     assert cache["position"].tolist() == [6, 6, 6]
     assert all(leaf.shape[0] == 3 for leaf in jax.tree.leaves(cache))
-
-
-@every_arrangement
-def test_ragged_prompts_advance_each_row_by_its_own_count(tiny, fields):
-    model, params = tiny(**fields)
-    batch = make_batch([7, 5], [6, 6])
-    tokens = batch["target_in"]
-    valid = np.array([[1, 1, 1, 1], [1, 1, 0, 0]], bool)
-    second = np.stack([tokens[0, 4:6], tokens[1, 2:4]])
-    pieces, cache = cached_logits(model, params, batch, [(tokens[:, :4], valid), (second, np.ones((2, 2), bool))])
-    full = np.asarray(run(model, params, batch))
-    np.testing.assert_allclose(pieces[0][0], full[0, :4], atol=2e-5)
-    np.testing.assert_allclose(pieces[1], np.stack([full[0, 4:6], full[1, 2:4]]), atol=2e-5)
-    assert cache["position"].tolist() == [6, 4]
 
 
 def test_beams_share_the_memory_of_their_sentence(tiny):
