@@ -2,11 +2,19 @@
 
 import functools
 import os
+import shutil
+import tempfile
 
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
+# What one process of the session compiles, the others find, and so do the runs that tests start.
+CACHE = None if "JAX_COMPILATION_CACHE_DIR" in os.environ else tempfile.mkdtemp(prefix="jformer-tests-")
+if CACHE:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = CACHE
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 from jaxtyping import install_import_hook
 
@@ -23,6 +31,11 @@ TINY = {"vocab_size": 50, "num_layers": 2, "d_model": 32, "d_ff": 48, "num_heads
 
 def pytest_addoption(parser):
     parser.addoption("--multi30k", default="", help="folder of the Multi30k files, for the tests of the real corpus")
+
+
+def pytest_unconfigure():
+    if CACHE:
+        shutil.rmtree(CACHE, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items):
