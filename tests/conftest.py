@@ -26,6 +26,7 @@ import pytest
 
 from jformer.models import ModelConfig, build_model, init_params
 
+LONG = ("test_train.py", "test_contracts.py", "test_every_task.py", "test_parts.py", "test_probe.py")
 TINY = {"vocab_size": 50, "num_layers": 2, "d_model": 32, "d_ff": 48, "num_heads": 4, "dropout": 0.0, "unroll": 1}
 
 
@@ -39,7 +40,11 @@ def pytest_unconfigure():
 
 
 def pytest_collection_modifyitems(items):
-    """Keep tests that share what they compile in one process: those of a file, of the contracts those of a preset."""
+    """Keep tests that share what they compile in one process: those of a file, of the contracts those of a preset.
+
+    The longest files come first, so that no process is left with one of them at the end.
+    """
+    items.sort(key=lambda item: item.path.name not in LONG)
     for item in items:
         shared = getattr(item, "callspec", None) if item.path.name == "test_contracts.py" else None
         item.add_marker(pytest.mark.xdist_group(f"{item.path.name} {shared.id if shared else ''}"))

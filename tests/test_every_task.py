@@ -49,12 +49,11 @@ def small(preset, texts, task=None, **data):
     return config
 
 
+PACKED = {"batching": "packed", "packed_length": 32}
 RUNS = {  # name → (preset, options of the data, scores, whether it gives answers)
-    "lm": ("gpt2", {}, {"bits_per_character", "perplexity", "token_accuracy"}, True),
-    "lm_packed": ("gpt2", {"batching": "packed", "packed_length": 32}, {"bits_per_character"}, True),
+    "lm": ("gpt2", PACKED, {"bits_per_character", "perplexity", "token_accuracy"}, True),
     "mlm": ("bert_base", {}, {"perplexity", "accuracy"}, False),
     "t5": ("t5_small", {}, {"perplexity", "token_accuracy"}, False),
-    "bart": ("bart_base", {}, {"perplexity", "token_accuracy"}, False),
     "classify": ("bert_base", {"source": "labelled"}, {"accuracy", "macro_f1", "perplexity"}, True),
     "vit": ("vit_s16", {"source": "images", "tokenizer": "image"}, {"accuracy", "macro_f1", "perplexity"}, True),
 }
