@@ -60,7 +60,7 @@ def test_every_layer_of_every_family_has_its_norms(name):
     assert min(map(np.min, norms.gradients.values())) > 0
 
 
-@pytest.mark.parametrize("name", ["encdec"])
+@pytest.mark.parametrize("name", ["encdec", "vit"])
 def test_gradients_are_those_of_the_mean_loss_layer_by_layer(name):
     model, params, batch, _ = prepare(name)
 

@@ -68,6 +68,21 @@ def test_gradient_is_that_of_the_mean_over_the_whole_batch(noisy, reference, dev
     assert distance(found, expected) < 1e-6
 
 
+@pytest.mark.parametrize(("devices", "microbatches"), [(4, 1), (1, 4)])
+def test_sgd_update_does_not_depend_on_the_devices(noisy, devices, microbatches):
+    model, params = noisy
+    states = []
+    for d, m in ((1, 1), (devices, microbatches)):
+        mesh, tx = make_mesh(d), optax.sgd(0.1)
+        step = make_train_step(make_loss(model, SMOOTHED), tx, mesh, seed=5)
+        state = fresh(params, tx, mesh)
+        for _ in range(3):
+            state, _ = step(state, on(mesh, UNEVEN, m))
+        states.append(state)
+    assert distance(states[1].params, states[0].params) < 1e-6
+    assert states[1].step == 3
+
+
 def test_every_step_drops_something_else(noisy):
     model, params = noisy
     mesh, tx = make_mesh(1), optax.sgd(0.0)
