@@ -83,7 +83,7 @@ class Predictor:
         options, count = self.config.decode, len(sequences)
         sizes = np.zeros(options.batch_size, np.int32)
         sizes[:count] = [len(ids) for ids in sequences]
-        longest = max(map(len, sequences))
+        longest = max(map(len, sequences)) + self._continues  # BOS comes before a prompt
         length = min(max(SMALLEST_LENGTH, 1 << (longest - 1).bit_length()), self._side.max_length)
         if self._continues:
             batch, room = prompts(sequences, options.batch_size, length), options.max_extra_length

@@ -182,7 +182,8 @@ def open_state(
     params = jax.jit(draw, out_shardings=everywhere)(key)
     notes: list[str] = []
     if config.train.init_from:
-        params, notes = adopt(load(config.train.init_from).params, params, config.train.init_from)
+        parent = jax.device_put(load(config.train.init_from).params, everywhere)
+        params, notes = adopt(parent, params, config.train.init_from)
     params, coverage = put_vectors(config, tokenizers, params)
     return jax.jit(make, out_shardings=everywhere)(params), Progress(), notes + coverage
 

@@ -102,6 +102,7 @@ def test_a_continuation_is_what_greedy_search_without_a_cache_gives(trained):
     tokenizer, limit = predictor.tokenizers[1], predictor.config.decode.max_extra_length
     apply = jax.jit(predictor.model.apply)
     prompts = ["red", "blue cat", "", "green bird saw"]
+    assert len(predictor.predict(["red " * 16, "red " * 15])) == 2  # with BOS these are 17 and 16 tokens
     for prompt, found in zip(prompts, predictor.predict(prompts), strict=True):
         tokens = list(tokenizer.encode([prompt])[0])
         for _ in range(limit):
@@ -130,6 +131,7 @@ def test_a_classifier_begins_with_a_masked_language_model_and_a_head_of_its_own(
     parent, _ = trained("mlm")
     config = small("bert_base", texts, "classify", source="labelled")
     config.train.update(init_from=str(parent), num_steps=10, eval_every=10, checkpoint_every=10)
+    config.mesh.update(data=4)  # the parent is read onto one device
     config.optim.update(learning_rate=0.0)
     assert train(resolve(config), tmp_path)
     said = capfd.readouterr().err
