@@ -101,17 +101,17 @@ def provenance(config: Config, workdir: Path, predictor: Predictor) -> dict[str,
     }
 
 
-TRY = {  # what answers → commands to try after training, each with what it is for
-    "text": ("--mode=predict < TEXT", "translate lines of your own"),
-    "continuation": ("--mode=predict < TEXT", "let the model go on from lines of your own"),
-    "label": ("--mode=predict < TEXT", "label lines of your own (images by their paths)"),
+PREDICT = {  # answer → what --mode=predict is for
+    "text": "translate lines of your own",
+    "continuation": "let the model go on from lines of your own",
+    "label": "label lines of your own (images by their paths)",
 }
 
 
 def report_scores(results: dict[str, Any], config: Config, workdir: Path) -> str:
     """Return the table of scores and what to try next, as commands to copy."""
     answer = build_task(config).answer
-    tries = [TRY[answer]] if answer else []
+    tries = [("--mode=predict < TEXT", PREDICT[answer])] if answer else []
     if answer == "text":
         tries += [(f"--mode=evaluate --config.decode.beam_size={config.decode.beam_size + 4}", "a wider beam")]
     lines = [f"  python -m jformer.main --workdir={workdir} {flags}   # {purpose}" for flags, purpose in tries]

@@ -27,8 +27,9 @@ class Next(NamedTuple):
 def empty_cache(config: ModelConfig, memory: dict[str, Any], rows: int, length: int) -> Cache:
     """Return a cache for `rows` rows of up to `length` tokens."""
     shape = (rows, config.decoder_layers, length, config.kv_heads)
-    keys = {name: jnp.zeros((*shape, size), config.dtype) for name, size in _sizes(config).items()}
-    return {"position": jnp.zeros((rows,), jnp.int32), "self": keys, "memory": memory}
+    sizes = {"k": config.key_size, "v": config.value_size}
+    buffer = {name: jnp.zeros((*shape, size), config.dtype) for name, size in sizes.items()}
+    return {"position": jnp.zeros((rows,), jnp.int32), "self": buffer, "memory": memory}
 
 
 def advance(cache: Cache, valid: Bool[Array, "b t"]) -> Next:
@@ -39,7 +40,3 @@ def advance(cache: Cache, valid: Bool[Array, "b t"]) -> Next:
     mask = (jnp.arange(length) <= positions[..., None])[:, None]
     after = cache["position"] + valid.sum(axis=1, dtype=jnp.int32)
     return Next(jnp.clip(positions, 0, length - 1), at, mask, after)
-
-
-def _sizes(config: ModelConfig) -> dict[str, int]:
-    return {"k": config.key_size, "v": config.value_size}
