@@ -17,6 +17,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jformer.data.config import DataConfig
+from jformer.decoding.config import DecodeConfig
 from jformer.errors import UserError
 from jformer.models.config import ModelConfig
 from jformer.presets import PRESETS, RECIPES
@@ -79,16 +80,6 @@ class EvaluateConfig:
     scores: tuple[str, ...] = TEXT_SCORES  # by sacreBLEU; exact match and perplexity are always there
     tokenize: str = "13a"  # sacreBLEU's tokenization; "none" for text that is tokenized already
     lowercase: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class DecodeConfig:
-    """How text is generated; the defaults are those of Vaswani et al. 2017, section 6.1."""
-
-    beam_size: int = 4  # 1 = greedy
-    length_penalty: float = 0.6  # alpha of Wu et al. 2016, equation 14; 0 = none
-    max_extra_length: int = 50  # an output is at most as long as its source plus this, in tokens
-    batch_size: int = 64  # sentences decoded together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,13 +254,12 @@ def _check_train(config: Config) -> None:
 
 
 def _check_decode(config: Config) -> None:
-    evaluate, decode = config.evaluate, config.decode
+    evaluate = config.evaluate
     _one_of("evaluate.weights", evaluate.weights, WEIGHTS)
     for name in evaluate.scores:
         _one_of("evaluate.scores", name, TEXT_SCORES)
     _at_least("evaluate", evaluate, ("average_last",), 1)
-    _at_least("decode", decode, ("beam_size", "batch_size", "max_extra_length"), 1)
-    _at_least("decode", decode, ("length_penalty",), 0)
+    config.decode.check()
     saved = -(-config.train.num_steps // config.train.checkpoint_every)
     if evaluate.weights == "average" and evaluate.average_last > saved:
         raise UserError(
@@ -280,6 +270,12 @@ def _check_decode(config: Config) -> None:
         raise UserError("evaluate.weights='ema' needs train.ema_decay above 0")
     if evaluate.weights == "best" and not config.train.eval_every:
         raise UserError("evaluate.weights='best' needs evaluations: set train.eval_every")
+    for key in ("coverage_penalty", "alignments"):
+        if getattr(config.decode, key) and config.model.family != "encdec":
+            raise UserError(
+                f"decode.{key}={getattr(config.decode, key)} reads attention to a source: model.family="
+                f"{config.model.family!r} has none"
+            )
 
 
 def _one_of(key: str, value: str, choices: tuple[str, ...]) -> None:

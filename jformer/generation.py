@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from jformer.config import DecodeConfig
 from jformer.data.tokenizers import BOS, EOS, NUM_SYMBOLS, PAD
 from jformer.decoding.beam import beam_search
+from jformer.decoding.config import DecodeConfig
 from jformer.decoding.greedy import Decoded
 
 

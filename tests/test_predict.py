@@ -7,8 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from jformer.config import DecodeConfig, resolve
+from jformer.config import resolve
 from jformer.data.tokenizers import BOS, EOS, PAD, learn
+from jformer.decoding.config import DecodeConfig
 from jformer.errors import UserError
 from jformer.generation import generate, make_answer
 from jformer.predict import Predictor, average_steps, build_task, predict_file

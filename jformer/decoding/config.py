@@ -1,0 +1,122 @@
+"""Every option of decoding, once, with its default and its reason. Plain dataclasses: no jax."""
+
+import dataclasses
+
+from jformer.errors import UserError
+
+SEARCHES = ("beam", "sample", "mbr")
+UTILITIES = ("chrf", "bleu")
+AVERAGES = ("probability", "log_probability")
+INPUTS = ("text", "jsonl")
+OUTPUTS = ("text", "tsv", "jsonl")
+OVERLONG = ("cut", "split")
+DTYPES = ("", "float32", "bfloat16")
+BEAM_ONLY = ("beam_size", "length_penalty", "coverage_penalty", "beam_groups", "diversity")
+SAMPLE_ONLY = ("samples", "temperature", "top_k", "top_p", "min_p", "epsilon", "typical", "seed")
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeConfig:
+    """How text is generated; the defaults are those of Vaswani et al. 2017, section 6.1. Lengths are in tokens."""
+
+    search: str = "beam"  # beam (beam_size=1 is greedy) | sample | mbr: the best of some samples by their agreement
+    beam_size: int = 4
+    length_penalty: float = 0.6  # alpha of Wu et al. 2016, equation 14; 0 = none
+    coverage_penalty: float = 0.0  # beta of the same equation: for source tokens that were hardly looked at; encdec
+    beam_groups: int = 1  # groups of beams that are kept apart from each other (Vijayakumar et al. 2018)
+    diversity: float = 0.5  # what a token costs for each earlier group that chose it; beam_groups above 1 only
+    n_best: int = 1  # outputs for each input, best first; at most beam_size, or samples of mbr
+
+    samples: int = 1  # sample: outputs for each input; mbr: the candidates, 32 or more where quality counts
+    temperature: float = 1.0  # divides the logits
+    top_k: int = 0  # sample from the k likeliest tokens; 0 = all (Fan et al. 2018)
+    top_p: float = 1.0  # from the likeliest that hold this mass; 1 = all (Holtzman et al. 2020)
+    min_p: float = 0.0  # from those with this share of the likeliest one's probability (Nguyen et al. 2024)
+    epsilon: float = 0.0  # from those with at least this probability (Hewitt et al. 2022)
+    typical: float = 1.0  # from the mass of most expected surprise; 1 = all (Meister et al. 2023)
+    seed: int = 0  # a sample is drawn from (seed, number of its input line, number of the sample)
+    mbr_utility: str = "chrf"  # chrf | bleu, of sacreBLEU, of each candidate against all others
+
+    min_length: int = 0  # no end before so many tokens
+    max_length: int = 0  # no more tokens than this; 0 = no limit of its own
+    max_extra_length: int = 50  # an output is at most as long as its source plus this
+    no_repeat_ngram: int = 0  # no run of so many tokens appears twice in an output; 0 = off (Paulus et al. 2018)
+    repetition_penalty: float = 1.0  # multiplies the log-probability of tokens said before (Keskar et al. 2019)
+    forbid: tuple[str, ...] = ()  # entries of the vocabulary that are never written, such as "<unk>"
+    only: tuple[str, ...] = ()  # if any: the only ones that are, beside the end symbol
+
+    ensemble: tuple[str, ...] = ()  # workdirs of further runs that decide together with this one
+    ensemble_average: str = "probability"  # probability | log_probability: what is averaged
+
+    inputs: str = "text"  # predict reads lines of text | jsonl: {"source", "prefix", "constraints"}, and "target"
+    outputs: str = "text"  # predict writes text | tsv | jsonl: with scores, n-best and alignments if asked for
+    scores: bool = False  # predict writes scores; tsv and jsonl
+    alignments: bool = False  # predict writes source-target pairs of tokens in Pharaoh format; tsv and jsonl, encdec
+    overlong: str = "cut"  # what becomes of an input over the model's limit: cut | split into pieces; both counted
+
+    batch_size: int = 64  # inputs decoded together
+    dtype: str = ""  # of activations while decoding: "" = the model's | float32 | bfloat16
+
+    @property
+    def hypotheses(self) -> int:
+        """Rows that an input takes in a batch."""
+        return self.beam_size if self.search == "beam" else self.samples
+
+    @property
+    def returned(self) -> int:
+        """Outputs for each input."""
+        return self.samples if self.search == "sample" else self.n_best
+
+    def check(self) -> None:
+        """Raise UserError for the first option, or combination of options, that cannot work."""
+        choices = {"search": SEARCHES, "mbr_utility": UTILITIES, "ensemble_average": AVERAGES, "inputs": INPUTS}
+        for key, allowed in {**choices, "outputs": OUTPUTS, "overlong": OVERLONG, "dtype": DTYPES}.items():
+            if getattr(self, key) not in allowed:
+                names = ", ".join(map(repr, allowed))
+                raise UserError(f"decode.{key}={getattr(self, key)!r}; choose one of: {names}")
+        least = {"beam_size": 1, "beam_groups": 1, "n_best": 1, "samples": 1, "max_extra_length": 1, "batch_size": 1}
+        zeros = ("length_penalty", "coverage_penalty", "diversity", "top_k", "min_length", "max_length", "seed")
+        for key, low in {**least, **dict.fromkeys(zeros, 0), "no_repeat_ngram": 0, "repetition_penalty": 1}.items():
+            if not getattr(self, key) >= low:
+                raise UserError(f"decode.{key}={getattr(self, key)} must be at least {low}")
+        self._check_probabilities()
+        self._check_search()
+        self._check_outputs()
+
+    def _check_probabilities(self) -> None:
+        if not self.temperature > 0:
+            raise UserError(
+                f"decode.temperature={self.temperature} must be above 0; decode.top_k=1 takes the likeliest"
+            )
+        for key in ("top_p", "typical"):
+            if not 0 < getattr(self, key) <= 1:
+                raise UserError(f"decode.{key}={getattr(self, key)} must be above 0 and at most 1 (1 = off)")
+        for key in ("min_p", "epsilon"):
+            if not 0 <= getattr(self, key) < 1:
+                raise UserError(f"decode.{key}={getattr(self, key)} must be at least 0 (off) and below 1")
+        if self.seed >= 2**32:
+            raise UserError(f"decode.seed={self.seed} must be below {2**32}")
+
+    def _check_search(self) -> None:
+        unread, readers = (SAMPLE_ONLY, "sample' or 'mbr") if self.search == "beam" else (BEAM_ONLY, "beam")
+        for key in unread:
+            if getattr(self, key) != DEFAULTS[key] and key not in ("beam_size", "length_penalty", "seed"):
+                raise UserError(f"decode.{key}={getattr(self, key)} is read by decode.search='{readers}' only")
+        if self.beam_size % self.beam_groups:
+            raise UserError(f"decode.beam_groups={self.beam_groups} must divide decode.beam_size={self.beam_size}")
+        found = {"beam": ("beam_size", self.beam_size), "mbr": ("samples", self.samples), "sample": ("n_best", 1)}
+        key, most = found[self.search]
+        if self.n_best > most:
+            hint = "decode.samples says how many" if self.search == "sample" else "lower it or raise the other"
+            raise UserError(f"decode.n_best={self.n_best} is more than decode.{key}={most}: {hint}")
+        if self.max_length and self.min_length > self.max_length:
+            raise UserError(f"decode.min_length={self.min_length} is more than decode.max_length={self.max_length}")
+
+    def _check_outputs(self) -> None:
+        if self.outputs == "text":
+            for key, asked in (("scores", self.scores), ("alignments", self.alignments)):
+                if asked:
+                    raise UserError(f"decode.{key}=True has no place in decode.outputs='text': use tsv or jsonl")
+
+
+DEFAULTS = {field.name: field.default for field in dataclasses.fields(DecodeConfig)}
