@@ -10,7 +10,8 @@ from collections import Counter
 import jax
 import numpy as np
 
-LEAVES = {"kernel": "weight", "bias": "bias", "scale": "weight", "embedding": "weight"}
+from jformer.hf.marian import LEAVES
+from jformer.hf.marian import NAMES as MARIAN
 
 
 def below(ours, theirs, rows):
@@ -117,20 +118,6 @@ T5 = _t5({"up": "wi", "down": "wo"})
 T5_1_1 = {**_t5({"gate": "wi_0", "up": "wi_1", "down": "wo"}), "head/output": "lm_head"}
 
 
-def _bart_stack(side, attentions):
-    """Name the layers of a stack."""
-    letters = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
-    rows = {"feed_forward/up": "fc1", "feed_forward/down": "fc2", "feed_forward_norm": "final_layer_norm"}
-    for ours, theirs in attentions.items():
-        rows |= {f"{ours}/{a}": f"{theirs}.{b}" for a, b in letters.items()} | {f"{ours}_norm": f"{theirs}_layer_norm"}
-    return below(f"{side}/block", f"model.{side}.layers.{{}}", rows)
-
-
-MARIAN = {
-    "source_embedding": "model.shared",
-    **_bart_stack("encoder", {"self_attn": "self_attn"}),
-    **_bart_stack("decoder", {"self_attn": "self_attn", "cross_attn": "encoder_attn"}),
-}
 BART = {
     **MARIAN,
     "source_input/norm": "model.encoder.layernorm_embedding",
@@ -201,20 +188,3 @@ def fill(shapes, state, table, unused):
             failures.append(f"{name}: {count[name]} of {array.size} numbers were read{reason}")
     assert not failures, "\n".join(["the two models do not fit:", *sorted(failures)])
     return params
-
-
-def interleave(params, d_model):
-    """Rename the features of the residual stream: what is first half, second half becomes alternating.
-
-    Theirs puts all sines of a position before the cosines, ours alternates. Every feature of the stream is a name
-    only: renamed in all that reads or writes the stream, it changes no output.
-    """
-    order = np.arange(d_model).reshape(2, -1).T.ravel()
-
-    def rename(path, leaf):
-        module, name = (key.key for key in path[-2:])
-        if module in ("q", "k", "v", "up"):
-            return leaf[..., order, :] if name == "kernel" else leaf
-        return leaf[..., order]
-
-    return jax.tree.map_with_path(rename, params)
