@@ -10,6 +10,7 @@ from jaxtyping import Array, Int
 
 from jformer.data.tokenizers import BOS, EOS, NUM_SYMBOLS, PAD
 from jformer.decoding.beam import beam_search
+from jformer.decoding.cache import spread
 from jformer.decoding.config import DecodeConfig
 from jformer.decoding.greedy import Decoded
 
@@ -37,11 +38,11 @@ def generate(
     variables, prompt, sizes = {"params": params}, batch["prompt"], batch["prompt_length"]
     rows, width = prompt.shape
     memory = model.apply(variables, batch, method="encode")
-    cache = model.apply(variables, memory, rows * options.beam_size, width - 1 + room, method="start")
+    cache = model.apply(variables, memory, rows, width - 1 + room * options.beam_size, method="start")
     if width > 1:  # all but the last token, whose successor is what the search asks for
-        beams = jnp.repeat(prompt[:, :-1], options.beam_size, axis=0)
-        before = jnp.repeat(jnp.arange(width - 1) < sizes[:, None] - 1, options.beam_size, axis=0)
-        _, cache = model.apply(variables, cache, beams, before, method="extend")
+        before = jnp.arange(width - 1) < sizes[:, None] - 1
+        _, cache = model.apply(variables, cache, prompt[:, :-1], before, method="extend")
+    cache = spread(cache, options.beam_size)
 
     def step(cache: Any, tokens: jax.Array) -> tuple[jax.Array, Any]:
         valid = jnp.ones((tokens.shape[0], 1), bool)

@@ -6,6 +6,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jformer.models.config import ModelConfig
@@ -15,7 +16,9 @@ from jformer.models.linear import Dense
 from jformer.models.positions import rotate
 
 KeyValue = dict[str, Any]
-"""{'k': [b s g k], 'v': [b s g u]}: the keys and values of s positions."""
+"""{'k': [b s g k], 'v': [b s g u]}: the keys and values of s positions; in a cache [m g k e] and [m g e u]."""
+
+FEW = 16  # queries of a head and sentence, up to which a sum is quicker than a matrix product on CPU
 
 
 def choose_kernel(config: ModelConfig, platform: str) -> str:
@@ -50,10 +53,31 @@ def attend(
     return jnp.einsum("bgrts,bsgu->btgru", kept, kv["v"]).reshape(b, t, h, -1), weights
 
 
-def write(buffer: KeyValue, new: KeyValue, at: Int[Array, "b t"]) -> KeyValue:
-    """Return the buffer [b s g ·] with new entries [b t g ·] at their positions; those past its end are dropped."""
-    rows = jnp.arange(at.shape[0])[:, None]
-    return {name: old.at[rows, at].set(new[name], mode="drop") for name, old in buffer.items()}
+def look(
+    q: Float[Array, "m g x k"],
+    kv: KeyValue,
+    mask: Bool[Array, "m #g #x e"],
+    bias: Float[Array, "m g x e"] | None = None,
+    scale: float = 1.0,
+) -> tuple[Float[Array, "m g x u"], Float[Array, "m g x e"]]:
+    """Attend from few queries to the entries of a cache, k [m g k e] and v [m g e u]; see `attend`.
+
+    A product of so few rows is slow as a matrix product on CPU, and quick as a sum over what XLA fuses.
+    """
+    few = q.shape[2] <= FEW and jax.default_backend() == "cpu"
+    scores = (q[..., None] * kv["k"][:, :, None]).sum(3) if few else jnp.einsum("mgxk,mgke->mgxe", q, kv["k"])
+    scores = scores.astype(jnp.float32) * scale
+    scores = scores if bias is None else scores + bias
+    weights = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min))
+    kept = weights.astype(q.dtype)
+    values = (kept[..., None] * kv["v"][:, :, None]).sum(3) if few else jnp.einsum("mgxe,mgeu->mgxu", kept, kv["v"])
+    return values, weights
+
+
+def write(buffer: KeyValue, new: KeyValue, at: Int[Array, ""]) -> KeyValue:
+    """Return the entries of a cache with new ones from place `at` on."""
+    axes = {"k": 3, "v": 2}
+    return {name: lax.dynamic_update_slice_in_dim(buffer[name], new[name], at, axis) for name, axis in axes.items()}
 
 
 class Attention(nn.Module):
@@ -83,6 +107,23 @@ class Attention(nn.Module):
         k, v = self.k(y).reshape(heads), self.v(y).reshape(heads)
         return {"k": self.turn(k, positions), "v": v}
 
+    def entries(self, y: Float[Array, "b t d"], sentences: int, positions: Any = None) -> KeyValue:
+        """Project keys and values as the cache of `sentences` keeps them: the beams of a token side by side."""
+        kv = self.kv(y, positions)
+        axes = {"k": (0, 3, 4, 2, 1), "v": (0, 3, 2, 1, 4)}
+        beams = {name: x.reshape(sentences, -1, *x.shape[1:]).transpose(axes[name]) for name, x in kv.items()}
+        k, v = beams["k"], beams["v"]
+        return {"k": k.reshape(*k.shape[:3], -1), "v": v.reshape(*v.shape[:2], -1, v.shape[-1])}
+
+    @property
+    def scale(self) -> float:
+        """What products of queries and keys are multiplied with."""
+        return self.config.key_size**-0.5 if self.config.attention_scale == "sqrt" else 1.0
+
+    def queries(self, x: Float[Array, "b t d"], positions: Int[Array, "b t"] | None) -> Float[Array, "b t h k"]:
+        """Project queries; rotary ones are turned by their positions."""
+        return self.turn(self.q(x).reshape(*x.shape[:-1], self.config.num_heads, -1), positions)
+
     def turn(self, x: Float[Array, "b t g k"], positions: Int[Array, "b t"] | None) -> Float[Array, "b t g k"]:
         """Turn queries or keys by their positions, where positions are rotary."""
         return x if positions is None or self.config.positions != "rotary" else rotate(x, positions)
@@ -91,23 +132,40 @@ class Attention(nn.Module):
         self,
         x: Float[Array, "b t d"],
         kv: KeyValue,
-        mask: Bool[Array, "m 1 #t s"],
+        mask: Bool[Array, "b 1 #t s"],
         positions: Int[Array, "b t"] | None = None,
         bias: Float[Array, "#b h t s"] | None = None,
         noise: Noise | None = None,
     ) -> Float[Array, "b t d"]:
-        """Attend from x to keys and values; True in the mask = may look.
-
-        Keys and values may have fewer rows (m) than x has (b): then each serves b / m consecutive rows of x, as
-        one encoded sentence serves its beams, and the mask must be the same for all of a row's positions.
-        """
+        """Attend from x to keys and values; True in the mask = may look."""
         c = self.config
-        q = self.turn(self.q(x).reshape(*x.shape[:-1], c.num_heads, -1), positions)
-        q = q.reshape(kv["k"].shape[0], -1, *q.shape[2:])
-        scale = c.key_size**-0.5 if c.attention_scale == "sqrt" else 1.0
+        q = self.queries(x, positions)
         if choose_kernel(c, jax.default_backend()) == "jax":
-            y = jax.nn.dot_product_attention(q, kv["k"], kv["v"], bias, mask, scale=scale)
+            y = jax.nn.dot_product_attention(q, kv["k"], kv["v"], bias, mask, scale=self.scale)
         else:
-            y, weights = attend(q, kv, mask, bias, scale, lambda w: drop(w, c.attention_dropout, noise, self.site))
+            y, weights = attend(q, kv, mask, bias, self.scale, lambda w: drop(w, c.attention_dropout, noise, self.site))
             self.sow("intermediates", "weights", weights)
         return self.o(y.reshape(*x.shape[:-1], -1))
+
+    def look(
+        self,
+        x: Float[Array, "b t d"],
+        entries: KeyValue,
+        mask: Bool[Array, "m #n e"],
+        positions: Int[Array, "b t"] | None = None,
+        bias: Float[Array, "b h t e"] | None = None,
+    ) -> tuple[Float[Array, "b t d"], Float[Array, "b t e"]]:
+        """Attend from the b / m beams of each sentence to its entries; also return the mean weights of the heads.
+
+        The mask has n = b / m · t rows a sentence, a beam's tokens side by side.
+        """
+        q, m = self.queries(x, positions), entries["k"].shape[0]
+        (b, t, h, k), g = q.shape, entries["k"].shape[1]
+        q = q.reshape(m, b // m * t, g, h // g, k).transpose(0, 2, 1, 3, 4).reshape(m, g, -1, k)
+        if bias is not None:
+            bias = bias.reshape(m, b // m, g, h // g, t, -1).transpose(0, 2, 1, 4, 3, 5).reshape(*q.shape[:3], -1)
+        mask = jnp.repeat(mask, h // g, axis=1) if mask.shape[1] > 1 else mask
+        y, weights = look(q, entries, mask[:, None], bias, self.scale)
+        y = y.reshape(m, g, b // m * t, h // g, -1).swapaxes(1, 2)
+        weights = weights.reshape(m, g, b // m * t, h // g, -1).mean((1, 3))
+        return self.o(y.reshape(b, t, -1)), weights.reshape(b, t, -1)

@@ -45,14 +45,15 @@ class Decoder(nn.Module):
         return {}
 
     def start(self, memory: Memory, batch_size: int, length: int) -> Cache:
-        """Return an empty cache for `batch_size` rows of up to `length` tokens."""
-        return empty_cache(self.config, memory, batch_size, length)
+        """Return an empty cache for `batch_size` texts, with room for `length` entries each."""
+        return empty_cache(self.config, self.decoder.blocks(), memory, batch_size, length)
 
     def extend(
         self, cache: Cache, tokens: Int[Array, "b t"], valid: Bool[Array, "b t"]
     ) -> tuple[Float[Array, "b t d"], Cache]:
         """Append each row's valid tokens to its cache and return their hidden states; the rest is meaningless."""
-        to, length = advance(cache, valid), cache["self"]["k"].shape[2]
-        x = self.input(self.embedding(tokens), to.positions, length, None)
-        hidden, buffer = self.decoder.extend(x, cache["self"], None, Layout(to.positions, to.mask), to.at)
-        return hidden, {"position": to.after, "self": buffer, "memory": cache["memory"]}
+        to, after = advance(cache, valid)
+        x = self.input(self.embedding(tokens), to.positions, to.keys.shape[1], None)
+        layout = Layout(to.positions, to.mask)
+        hidden, after["entries"]["layers"], _ = self.decoder.extend(x, cache, layout, to.keys, to.at)
+        return hidden, after

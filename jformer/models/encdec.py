@@ -1,6 +1,7 @@
 """The encoder-decoder of Vaswani et al. 2017 and its relatives, as three small steps: encode, start a cache, extend."""
 
 import flax.linen as nn
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jformer.models.batch import Batch, causal, same_segment
@@ -66,17 +67,21 @@ class EncoderDecoder(nn.Module):
         return make_noise(self.make_rng("dropout"), batch["row"]) if train else None
 
     def start(self, memory: Memory, batch_size: int, length: int) -> Cache:
-        """Return an empty cache for `batch_size` rows (a multiple of the memory's) of up to `length` tokens."""
-        kv = self.decoder.memory_kv(memory["hidden"])
-        return empty_cache(self.config, {**kv, "mask": memory["segments"] > 0}, batch_size, length)
+        """Return an empty cache for the `batch_size` sentences of the memory, with room for `length` entries each."""
+        kept = {"layers": self.decoder.memory_kv(memory["hidden"]), "mask": memory["segments"] > 0}
+        return empty_cache(self.config, self.decoder.blocks(), kept, batch_size, length)
 
     def extend(
         self, cache: Cache, tokens: Int[Array, "b t"], valid: Bool[Array, "b t"]
     ) -> tuple[Float[Array, "b t d"], Cache]:
-        """Append each row's valid tokens to its cache and return their hidden states; the rest is meaningless."""
-        to, length = advance(cache, valid), cache["self"]["k"].shape[2]
-        x = self.target_input(self.target_table(tokens), to.positions, length, None)
-        memory = dict(cache["memory"])
-        layout = Layout(to.positions, to.mask, memory.pop("mask")[:, None, None])
-        hidden, buffer = self.decoder.extend(x, cache["self"], memory, layout, to.at)
-        return hidden, {"position": to.after, "self": buffer, "memory": cache["memory"]}
+        """Append each row's valid tokens to its cache and return their hidden states; the rest is meaningless.
+
+        Where the cache keeps what a row has looked at ('coverage' [b s] in its 'self'), that is added up.
+        """
+        to, after = advance(cache, valid)
+        x = self.target_input(self.target_table(tokens), to.positions, to.keys.shape[1], None)
+        layout = Layout(to.positions, to.mask, cache["memory"]["mask"][:, None])
+        hidden, after["entries"]["layers"], weights = self.decoder.extend(x, cache, layout, to.keys, to.at)
+        if "coverage" in cache["self"]:
+            after["self"]["coverage"] += jnp.where(valid[..., None], weights, 0).sum(1)
+        return hidden, after

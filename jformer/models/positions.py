@@ -80,10 +80,10 @@ class PositionBias(nn.Module):
     causal: bool
 
     @nn.compact
-    def __call__(self, query: Int[Array, "b t"], key: Int[Array, "s"]) -> Float[Array, "b h t s"]:
+    def __call__(self, query: Int[Array, "b t"], key: Int[Array, "b s"]) -> Float[Array, "b h t s"]:
         """Return the bias of every head for positions of queries and keys."""
         c = self.config
-        distance = key - query[..., None]
+        distance = key[:, None] - query[..., None]
         if c.positions == "alibi":
             return -jnp.abs(distance)[:, None] * jnp.asarray(alibi_slopes(c.num_heads))[:, None, None]
         shape = (c.relative.num_buckets, c.num_heads)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jformer.models.attention import Attention, KeyValue, write
 from jformer.models.config import ModelConfig
@@ -34,8 +34,8 @@ class Layout(NamedTuple):
     """Who may look at whom and where everybody stands, the same for all blocks. Masks are boolean, True = may look."""
 
     positions: Int[Array, "b t"]
-    self_mask: Bool[Array, "b 1 #t s"]
-    cross_mask: Any = None  # bool [m 1 #t s], where there is a memory
+    self_mask: Any  # bool [b 1 #t s]; of a cache's entries [m n e]
+    cross_mask: Any = None  # bool [b 1 #t s], where there is a memory; in a cache [m 1 s]
     bias: Any = None  # float32 [#b h t s], added to the scores of self-attention; the stack fills it in
 
 
@@ -111,47 +111,54 @@ class Block(nn.Module):
         y = x * deepnorm(c, self.cross)[0] + y if c.residual else y
         return norm(y) if c.norm in ("post", "deepnorm") else y
 
-    def sublayers(
-        self, x: Array, self_kv: Callable[[Array], KeyValue], cross_kv: Any, layout: Layout, noise: Noise | None
-    ) -> Array:
+    def sublayers(self, x: Array, self_attn: Callable, cross_attn: Callable, noise: Noise | None) -> Array:
         """Run the residuals; whoever calls decides where keys and values come from."""
-
-        def self_attn(y: Array) -> Array:
-            return self.self_attn(y, self_kv(y), layout.self_mask, layout.positions, layout.bias, noise)
-
-        def cross_attn(y: Array) -> Array:
-            return self.cross_attn(y, cross_kv, layout.cross_mask, noise=noise)
-
         x = self.residual(x, "self_attn", self_attn, noise, Site.SELF_ATTN)
         if self.cross:
             x = self.residual(x, "cross_attn", cross_attn, noise, Site.CROSS_ATTN)
-        x = self.residual(x, "feed_forward", lambda y: self.feed_forward(y, noise), noise, Site.FEED_FORWARD)
-        self.sow("intermediates", "output", x)
-        return x
+        return self.residual(x, "feed_forward", lambda y: self.feed_forward(y, noise), noise, Site.FEED_FORWARD)
 
     def __call__(
         self, x: Array, layer: Int[Array, ""], memory: Any, layout: Layout, noise: Noise | None
     ) -> tuple[Float[Array, "b t d"], None]:
         """Run the block on whole sequences."""
-        cross_kv = self.cross_attn.kv(memory) if self.cross else None
         noise = noise.at_layer(layer) if noise else None
-        return self.sublayers(x, lambda y: self.self_attn.kv(y, layout.positions), cross_kv, layout, noise), None
 
-    def memory_kv(self, carry: None, memory: Float[Array, "b s d"]) -> tuple[None, KeyValue]:
+        def self_attn(y: Array) -> Array:
+            kv = self.self_attn.kv(y, layout.positions)
+            return self.self_attn(y, kv, layout.self_mask, layout.positions, layout.bias, noise)
+
+        def cross_attn(y: Array) -> Array:
+            return self.cross_attn(y, self.cross_attn.kv(memory), layout.cross_mask, noise=noise)
+
+        x = self.sublayers(x, self_attn, cross_attn, noise)
+        self.sow("intermediates", "output", x)
+        return x, None
+
+    def memory_kv(self, memory: Float[Array, "m s d"]) -> KeyValue:
         """Project the memory's keys and values, once for a whole decode."""
-        return carry, self.cross_attn.kv(memory)
+        return self.cross_attn.entries(memory, memory.shape[0])
 
     def extend(
-        self, x: Array, buffer: KeyValue, cross_kv: Any, layout: Layout, at: Int[Array, "b t"]
-    ) -> tuple[Float[Array, "b t d"], KeyValue]:
-        """Run the block on new positions only, their keys and values written into the buffer at `at`."""
-        written: list[KeyValue] = []
+        self, x: Array, entries: KeyValue, cross_kv: Any, layout: Layout, at: Int[Array, ""]
+    ) -> tuple[Float[Array, "b t d"], KeyValue, Any]:
+        """Run the block on new positions only, their keys and values written into the entries from `at` on.
 
-        def self_kv(y: Array) -> KeyValue:
-            written.append(write(buffer, self.self_attn.kv(y, layout.positions), at))
-            return written[-1]
+        The third result is the mean weights of cross-attention [b t s], if there is one.
+        """
+        written, weights = dict(entries), None
+        sentences = entries["k"].shape[0]
 
-        return self.sublayers(x, self_kv, cross_kv, layout, None), written[0]
+        def self_attn(y: Array) -> Array:
+            written.update(write(entries, self.self_attn.entries(y, sentences, layout.positions), at))
+            return self.self_attn.look(y, written, layout.self_mask, layout.positions, layout.bias)[0]
+
+        def cross_attn(y: Array) -> Array:
+            nonlocal weights
+            y, weights = self.cross_attn.look(y, cross_kv, layout.cross_mask)
+            return y
+
+        return self.sublayers(x, self_attn, cross_attn, None), written, weights
 
 
 class Stack(nn.Module):
@@ -167,21 +174,18 @@ class Stack(nn.Module):
     causal: bool
 
     def setup(self) -> None:
-        """Lift the block's three methods over the layer axis: parameters on 0, cached leaves on 1 (batch first)."""
+        """Lift the block over the layer axis of its parameters."""
         c, on_cpu = self.config, jax.default_backend() == "cpu"
-        scan = {
-            "variable_axes": {"params": 0, "intermediates": 0},
-            "split_rngs": {"params": True},
-            "length": self.num_layers,
-            "unroll": min(c.unroll or (self.num_layers if on_cpu else 1), self.num_layers),
-        }
         shared = nn.broadcast
-        methods = {
-            "__call__": {**scan, "in_axes": (0, shared, shared, shared)},
-            "memory_kv": {**scan, "in_axes": shared, "out_axes": 1},
-            "extend": {**scan, "in_axes": (1, 1, shared, shared), "out_axes": 1},
-        }
-        self.block = nn.scan(Block, methods=methods)(c, self.num_layers, self.cross)
+        lift = nn.scan(
+            Block,
+            variable_axes={"params": 0, "intermediates": 0},
+            split_rngs={"params": True},
+            length=self.num_layers,
+            unroll=min(c.unroll or (self.num_layers if on_cpu else 1), self.num_layers),
+            in_axes=(0, shared, shared, shared),
+        )
+        self.block = lift(c, self.num_layers, self.cross)
         if c.norm in ("pre", "sandwich"):
             self.final_norm = make_norm(c)
         if c.positions in ("relative", "alibi"):
@@ -191,27 +195,49 @@ class Stack(nn.Module):
         """Normalise the output once where the blocks leave it unnormalised."""
         return self.final_norm(x) if self.config.norm in ("pre", "sandwich") else x
 
-    def place(self, layout: Layout, query: Int[Array, "b t"], length: int) -> Layout:
-        """Fill in the bias of positions, made once for all layers, for keys at 0 … length - 1."""
+    def place(self, layout: Layout, query: Int[Array, "b t"], key: Int[Array, "b s"]) -> Layout:
+        """Fill in the bias of positions, made once for all layers."""
         biased = self.config.positions in ("relative", "alibi")
-        return layout._replace(bias=self.position_bias(query, jnp.arange(length)) if biased else None)
+        return layout._replace(bias=self.position_bias(query, key) if biased else None)
 
     def __call__(
         self, x: Float[Array, "b t d"], memory: Any, layout: Layout, noise: Noise | None
     ) -> Float[Array, "b t d"]:
         """Run every block on whole sequences."""
         # Within a row, places differ as positions do: one bias serves all rows, also those that several texts share.
-        layout = self.place(layout, jnp.arange(x.shape[1])[None], x.shape[1])
+        places = jnp.arange(x.shape[1])[None]
+        layout = self.place(layout, places, places)
         return self.finish(self.block(x, jnp.arange(self.num_layers), memory, layout, noise)[0])
 
-    def memory_kv(self, memory: Float[Array, "b s d"]) -> KeyValue:
-        """Project the memory for every layer: leaves [b l s g ·]."""
-        return self.block.memory_kv(None, memory)[1]
+    def blocks(self) -> tuple[Any, ...]:
+        """Return the parameters of every block by itself.
+
+        A step of decoding is a small program that runs often. Its layers are spelled out, so that each writes to its
+        own entries in place, and taken apart before the first step, for XLA would do it again in every one.
+        """
+        stacked = self.block.variables["params"]
+        return tuple(jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(self.num_layers))
+
+    def apply_block(self, params: Any, *args: Any, method: str) -> Any:
+        """Run a block with its own parameters."""
+        return Block(self.config, self.num_layers, self.cross, parent=None).apply(
+            {"params": params}, *args, method=method
+        )
+
+    def memory_kv(self, memory: Float[Array, "m s d"]) -> tuple[KeyValue, ...]:
+        """Project the memory for every layer."""
+        return tuple(self.apply_block(params, memory, method="memory_kv") for params in self.blocks())
 
     def extend(
-        self, x: Float[Array, "b t d"], buffer: KeyValue, cross_kv: Any, layout: Layout, at: Int[Array, "b t"]
-    ) -> tuple[Float[Array, "b t d"], KeyValue]:
-        """Run every block on new positions; buffer and cross_kv have leaves [· l s g ·]."""
-        layout = self.place(layout, layout.positions, buffer["k"].shape[2])
-        x, buffer = self.block.extend(x, buffer, cross_kv, layout, at)
-        return self.finish(x), buffer
+        self, x: Float[Array, "b t d"], cache: Any, layout: Layout, keys: Int[Array, "b e"], at: Int[Array, ""]
+    ) -> tuple[Float[Array, "b t d"], tuple[KeyValue, ...], Any]:
+        """Run every block on new positions; return them, the entries of all layers, and what the last one looked at.
+
+        `keys` are the positions of the entries.
+        """
+        layout, weights = self.place(layout, layout.positions, keys), None
+        entries, memory = list(cache["entries"]["layers"]), cache["memory"].get("layers", [None] * self.num_layers)
+        for i, params in enumerate(cache["blocks"]):
+            args = x, entries[i], memory[i], layout, at
+            x, entries[i], weights = self.apply_block(params, *args, method="extend")
+        return self.finish(x), tuple(entries), weights

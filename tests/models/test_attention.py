@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jformer.decoding.cache import spread
 from jformer.models import ModelConfig, build_model
 from jformer.models.attention import Attention, attend, choose_kernel
 from jformer.models.batch import causal
@@ -135,7 +136,7 @@ def test_the_kernel_of_another_platform_gives_the_same_output(monkeypatch):
 
         def both(params, batch):
             apply = functools.partial(model.apply, {"params": params})
-            cache = apply(apply(batch, method="encode"), 4, 8, method="start")
+            cache = spread(apply(apply(batch, method="encode"), 2, 12, method="start"), 2)
             tokens, valid = jnp.tile(batch["target_in"][:, :3], (2, 1)), jnp.ones((4, 3), bool)
             return apply(batch, method="hidden"), apply(cache, tokens, valid, method="extend")[0]
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jformer.decoding.cache import reorder, spread
 from jformer.models import ModelConfig, build_model, init_params
 from tests.conftest import make_batch, run
 
@@ -36,11 +37,10 @@ def test_packed_sentences_do_not_see_each_other(tiny, fields):
     np.testing.assert_allclose(together[4:], run(model, params, two)[0], atol=2e-5)
 
 
-def cached_logits(model, params, batch, pieces, rows_per_sentence=1):
+def cached_logits(model, params, batch, pieces):
     """Run the decoder piece by piece, each piece a (tokens, valid) pair; return the logits of every piece."""
     apply = functools.partial(run, model, params)
-    memory = apply(batch, method="encode")
-    cache = apply(memory, len(batch["source"]) * rows_per_sentence, 12, method="start")
+    cache = apply(apply(batch, method="encode"), len(batch["source"]), 12, method="start")
     found = []
     for tokens, valid in pieces:
         hidden, cache = apply(cache, tokens, valid, method="extend")
@@ -56,22 +56,27 @@ def test_cached_step_equals_full_pass(tiny, fields):
     steps, cache = cached_logits(model, params, batch, [(batch["target_in"][:, i : i + 1], ones) for i in range(6)])
     np.testing.assert_allclose(np.concatenate(steps, axis=1), run(model, params, batch), atol=2e-5)
     assert cache["position"].tolist() == [6, 6, 6]
-    assert all(leaf.shape[0] == 3 for leaf in jax.tree.leaves(cache))
+    entries = cache["entries"]
+    assert all(leaf.shape[0] == 3 for leaf in jax.tree.leaves([cache["self"], cache["memory"], entries["layers"]]))
 
 
-def test_beams_share_the_memory_of_their_sentence(tiny):
+def test_beams_share_memory_and_entries_and_go_on_from_any_history(tiny):
     model, params = tiny()
     batch = make_batch([7, 4], [5, 5])
     apply = functools.partial(run, model, params)
-    memory = apply(batch, method="encode")
-    twice = {name: jnp.repeat(leaf, 2, axis=0) for name, leaf in memory.items()}
-    tokens = np.array([[4, 5], [6, 7], [8, 9], [10, 11]], np.int32)
-    shared, own = (
-        apply(apply(m, 4, 8, method="start"), tokens, np.ones((4, 2), bool), method="extend")[0]
-        for m in (memory, twice)
-    )
-    np.testing.assert_allclose(shared, own, atol=2e-5)
-    assert apply(memory, 4, 8, method="start")["memory"]["k"].shape[0] == 2
+    one = np.ones((4, 1), bool)
+    cache = spread(apply(apply(batch, method="encode"), 2, 8, method="start"), 2)
+    _, cache = apply(cache, np.array([[4], [6], [8], [10]], np.int32), one, method="extend")
+    cache = reorder(cache, jnp.array([[1, 1], [1, 0]]))
+    found, cache = apply(cache, np.array([[5], [7], [9], [11]], np.int32), one, method="extend")
+    _, cache = apply(cache, np.array([[3], [3], [3], [3]], np.int32), one, method="extend")
+    for row, history in enumerate([[6, 5], [6, 7], [10, 9], [8, 11]]):
+        alone = {name: leaf[row // 2 : row // 2 + 1] for name, leaf in batch.items()}
+        alone |= {"target_in": np.array([history], np.int32), "target_positions": np.arange(2, dtype=np.int32)[None]}
+        alone["target_segments"] = np.ones((1, 2), np.int32)
+        np.testing.assert_allclose(found[row, 0], run(model, params, alone, method="hidden")[0, 1], atol=2e-5)
+    assert cache["memory"]["layers"][0]["k"].shape[0] == cache["entries"]["layers"][0]["k"].shape[0] == 2
+    assert cache["entries"]["used"] == 6
 
 
 def test_scanned_blocks_equal_unrolled_ones(tiny):

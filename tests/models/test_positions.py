@@ -92,7 +92,7 @@ def test_alibi_slopes_are_those_published():
 @pytest.mark.parametrize("family", ["encoder", "decoder"])
 def test_alibi_falls_with_the_distance_on_either_side(family):
     c = ModelConfig(family=family, positions="alibi")
-    bias = PositionBias(c, causal=family == "decoder").apply({}, jnp.arange(4)[None], jnp.arange(4))
+    bias = PositionBias(c, causal=family == "decoder").apply({}, jnp.arange(4)[None], jnp.arange(4)[None])
     assert bias[0, 0, 1].tolist() == [-0.5, 0.0, -0.5, -1.0]
     assert bias[0, 1, 3].tolist() == [-0.75, -0.5, -0.25, 0.0]
 
