@@ -1,0 +1,79 @@
+"""The forced pass says what the whole model says, alone or with others, and where it looked."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from jformer import scoring
+from jformer.models.attention import choose_kernel
+from jformer.scoring import make_scorer
+from tests.conftest import make_batch, run
+
+BATCH = make_batch([5, 3, 0], [4, 6, 0], source_size=8, target_size=8)
+
+
+@pytest.fixture(scope="module")
+def members(tiny):
+    """Return two models of one vocabulary and their parameters; one has more rows, as for even shards."""
+    sizes = {"tied_output": False, "num_layers": 1, "num_decoder_layers": 2}
+    return [tiny(**sizes), tiny(**sizes, vocab_size=56, d_model=16, norm="pre")]
+
+
+def log_probs(model, params):
+    logits = np.asarray(run(model, params, BATCH), np.float64)
+    normal = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+    return np.take_along_axis(normal, BATCH["target_out"][..., None], axis=-1)[..., 0] * BATCH["weights"]
+
+
+def score(members, average="probability", **options):
+    models, params = zip(*members, strict=True)
+    return jax.device_get(make_scorer(models, average, **options)(params, BATCH))
+
+
+def test_log_probs_are_those_of_the_whole_pass(members, monkeypatch):
+    expected = log_probs(*members[0])
+    assert np.abs(expected).max() > 1
+    for tokens in (1_024, 16):  # sentences projected together: all, two
+        monkeypatch.setattr(scoring, "TOKENS", tokens)
+        found = score(members[:1])
+        assert set(found) == {"log_probs"}
+        np.testing.assert_allclose(found["log_probs"], expected, atol=1e-5)
+
+
+def test_several_models_decide_by_mean_probability_or_mean_log_probability(members):
+    both = np.stack([log_probs(*member) for member in members])
+    assert np.abs(both[0] - both[1]).max() > 0.1
+    np.testing.assert_allclose(score(members)["log_probs"], np.log(np.exp(both).mean(0)), atol=1e-5)
+    np.testing.assert_allclose(score(members, "log_probability")["log_probs"], both.mean(0), atol=1e-5)
+
+
+def test_a_language_model_scores_its_target_alone(tiny):
+    model, params = tiny(family="decoder", num_layers=1)
+    np.testing.assert_allclose(score([(model, params)])["log_probs"], log_probs(model, params), atol=1e-5)
+
+
+def looks(model, params):
+    """Return the last layer's attention to the source, averaged over heads."""
+    seen = jax.jit(lambda p, batch: model.apply({"params": p}, batch, mutable=["intermediates"])[1])(params, BATCH)
+    return np.asarray(seen["intermediates"]["decoder"]["block"]["cross_attn"]["weights"][0])[-1].mean(axis=1)
+
+
+def test_a_token_is_aligned_with_what_the_last_layer_looks_at_most(members):
+    found = score(members[:1], align=True)
+    np.testing.assert_allclose(found["log_probs"], log_probs(*members[0]), atol=1e-5)
+    alone, both = looks(*members[0]), sum(looks(*member) for member in members)
+    real = BATCH["weights"] > 0
+    assert (found["alignment"] == alone.argmax(axis=-1))[real].all()
+    assert (score(members, align=True)["alignment"] == both.argmax(axis=-1))[real].all()
+    assert (alone.argmax(axis=-1) != both.argmax(axis=-1))[real].any()
+    assert (found["alignment"] < np.array([[5], [3], [8]])).all()  # never padding
+
+
+def test_attention_that_shows_its_weights_is_taken_on_every_machine(members):
+    model = members[0][0]
+    assert choose_kernel(model.config, "gpu") == "jax"
+    shown = scoring._showing(model)
+    assert choose_kernel(shown.config, "gpu") == "own"
+    assert dataclasses.replace(shown.config, attention_dropout=0.0) == model.config
