@@ -48,9 +48,7 @@ def combine(log_probs: Float[Array, "models *t"], average: str) -> Float[Array, 
     return log_probs.mean(axis=0)
 
 
-def _forced(
-    model: Any, params: Any, batch: dict[str, jax.Array], align: bool
-) -> tuple[Float[Array, "b t d"], Any]:
+def _forced(model: Any, params: Any, batch: dict[str, jax.Array], align: bool) -> tuple[Float[Array, "b t d"], Any]:
     """Return the hidden states, and f32 [b t s], the weights of the last layer's attention to the source, or None."""
     if not align:
         return model.apply({"params": params}, batch, method="hidden"), None
