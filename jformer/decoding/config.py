@@ -117,6 +117,8 @@ class DecodeConfig:
             for key, asked in (("scores", self.scores), ("alignments", self.alignments)):
                 if asked:
                     raise UserError(f"decode.{key}=True has no place in decode.outputs='text': use tsv or jsonl")
+        if self.overlong == "split" and self.returned > 1:
+            raise UserError(f"decode.overlong='split' joins one output of each piece, not {self.returned}: use 'cut'")
 
 
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(DecodeConfig)}
