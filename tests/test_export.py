@@ -76,9 +76,9 @@ def settings_of(workdir, **decode):
     return dataclasses.replace(saved, decode=dataclasses.replace(saved.decode, **decode))
 
 
-def answers_of(loader, directory, options=""):
+def answers_of(loader, directory):
     """Run a loader of docs/serving.md in a process that has no jformer."""
-    code = f"{WITHOUT}{loader}\nimport json\nprint(json.dumps(Translator(sys.argv[1])({TEXTS!r}{options})))"
+    code = f"{WITHOUT}{loader}\nimport json\nprint(json.dumps(Translator(sys.argv[1])({TEXTS!r})))"
     done = subprocess.run([sys.executable, "-c", code, str(directory)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -112,7 +112,7 @@ def test_ctranslate2_writes_greedily_what_the_run_writes(workdir, tmp_path):
     assert said.startswith(f"{tmp_path / 'served'}: ctranslate2, ")
     ours = load(workdir, settings).predict(TEXTS)
     # Its limit is the same for all, ours goes by the source: what has not ended is compared as far as ours goes.
-    theirs = answers_of(LOADERS[0], tmp_path / "served", ", beam_size=1, max_decoding_length=60")
+    theirs = answers_of(LOADERS[0], tmp_path / "served")
     assert len({*ours}) == len(TEXTS)
     assert [them.startswith(us) for us, them in zip(ours, theirs, strict=True)] == [True] * len(TEXTS)
 
