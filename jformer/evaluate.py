@@ -18,7 +18,7 @@ from jformer.data.corpus import open_corpus
 from jformer.data.pipeline import Batches, make_batches
 from jformer.data.sources import Split, open_split
 from jformer.data.tokenizers import Tokenizer
-from jformer.predict import Predictor, build_task, load
+from jformer.predict import Predictor, build_sized, build_task, load
 from jformer.sharding import make_mesh, put_batch, replicated
 from jformer.step import make_eval_step, make_loss
 from jformer.tasks import Task
@@ -60,7 +60,8 @@ def evaluate(config: Config, workdir: Path) -> dict[str, Any]:
     """Score every test set with the run's weights, write results.json and the outputs, and return the results."""
     predictor = load(workdir, config)
     mesh, task = make_mesh(config.mesh.data), predictor.task
-    eval_step = make_eval_step(make_loss(predictor.model, task), mesh)
+    model = build_sized(config, task, predictor.tokenizers)  # decode.dtype is for answers alone
+    eval_step = make_eval_step(make_loss(model, task), mesh)
     params = jax.device_put(predictor.params, replicated(mesh))
     results: dict[str, Any] = {"schema": SCHEMA}
     for key, name in config.data.test_splits().items():

@@ -7,14 +7,20 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
   --workdir  the directory of the run: config, tokenizer, checkpoints, metrics, results.
   --mode     train     train, or resume the run in DIR, then score its test sets (the default)
              evaluate  score the test sets again, with other --config.evaluate and --config.decode options if given
-             predict   translate --input line by line to --output
+             predict   translate --input line by line to --output, or continue or label it
+             score     tell the log-probability of each target in --input: lines of source, TAB, target
              describe  show parameters and FLOPs; needs no data and no DIR
-  --input    predict: a text file, or - for standard input (the default)
-  --output   predict: a file, or - for standard output (the default)
+             verify    check that all ways to decode with the run agree; exit code 1 if any does not
+             export    write the run to the folder --output as --format, to be served without jformer
+  --input    predict, score: a text file, or - for standard input (the default)
+  --output   predict, score: a file, or - for standard output (the default); export: a folder
+  --resume   predict, score: go on with a half-written --output
+  --format   export: ctranslate2 or stablehlo
 """
 
 import difflib
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -25,8 +31,10 @@ from jformer import config as configs
 from jformer.config import Config
 from jformer.errors import UserError
 
-MODES = ("train", "evaluate", "predict", "describe")
-STOPPED = 143  # the exit code of a process that SIGTERM ended, after it saved
+MODES = ("train", "evaluate", "predict", "score", "describe", "verify", "export")
+FORMATS = ("ctranslate2", "stablehlo")
+FAILED, STOPPED = 1, 143  # exit codes: a check did not pass; SIGTERM ended the process, after it saved
+WORTH_KEEPING = 0.5  # seconds of compiling
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -45,20 +53,39 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(options: flags.FlagValues, config: Config) -> int:
     """Import the mode's module, and with it jax, only now: help and mistakes answer at once."""
+    workdir, files = Path(options.workdir or ""), (options.input, options.output, options.resume)
     if options.mode == "describe":
         from jformer.describe import describe
 
-        print(describe(config, Path(options.workdir) if options.workdir else None))
+        print(describe(config, workdir if options.workdir else None))
         return 0
-    workdir = Path(options.workdir)
+    keep_compiled(config)
     if options.mode == "predict":
-        from jformer.predict import predict_file
+        from jformer.stream import predict_file
 
-        predict_file(config, workdir, options.input, options.output)
-        return 0
+        predict_file(config, workdir, *files)
+    elif options.mode == "score":
+        from jformer.stream import score_file
+
+        score_file(config, workdir, *files)
+    elif options.mode == "verify":
+        from jformer.verify import verify
+
+        return 0 if verify(config, workdir) else FAILED
+    elif options.mode == "export":
+        from jformer.export import export
+
+        print(export(config, workdir, options.format, Path(options.output)))
+    else:
+        return train_or_evaluate(options.mode, config, workdir)
+    return 0
+
+
+def train_or_evaluate(mode: str, config: Config, workdir: Path) -> int:
+    """Score the run, once it is trained."""
     from jformer.evaluate import evaluate, report_scores
 
-    if options.mode == "train":
+    if mode == "train":
         from jformer.train import train
 
         if not train(config, workdir):
@@ -68,14 +95,25 @@ def run(options: flags.FlagValues, config: Config) -> int:
     return 0
 
 
+def keep_compiled(config: Config) -> None:
+    """Let JAX keep what takes long to compile beside the tokenized corpora, unless the environment names a place."""
+    import jax
+
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        jax.config.update("jax_compilation_cache_dir", str(Path(config.data.cache_dir).expanduser() / "compiled"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", WORTH_KEEPING)
+
+
 def parse(argv: list[str]) -> tuple[flags.FlagValues, Config]:
     """Return the flags and the checked config; raise UserError for whatever is wrong with either."""
     options = flags.FlagValues()
     flags.DEFINE_string("config", None, "A Python file with get_config().", flag_values=options)
     flags.DEFINE_string("workdir", None, "The directory of the run.", flag_values=options)
     flags.DEFINE_enum("mode", "train", MODES, "What to do.", flag_values=options)
-    flags.DEFINE_string("input", "-", "Text to translate.", flag_values=options)
-    flags.DEFINE_string("output", "-", "Where translations go.", flag_values=options)
+    flags.DEFINE_string("input", "-", "Text to answer.", flag_values=options)
+    flags.DEFINE_string("output", "-", "Where answers go.", flag_values=options)
+    flags.DEFINE_bool("resume", False, "Go on with a half-written output.", flag_values=options)
+    flags.DEFINE_enum("format", None, FORMATS, "What to export to.", flag_values=options)
     overrides = [argument for argument in argv[1:] if argument.startswith(("--config.", "--noconfig."))]
     try:
         rest = options([argv[0], *(argument for argument in argv[1:] if argument not in overrides)])
@@ -85,6 +123,8 @@ def parse(argv: list[str]) -> tuple[flags.FlagValues, Config]:
         raise UserError(f"unexpected argument {rest[1]!r}: options are written --name=value; see --help")
     if not options.workdir and options.mode != "describe":
         raise UserError("--workdir is missing: name the directory of the run")
+    if options.mode == "export" and (not options.format or options.output == "-"):
+        raise UserError("--mode=export needs --format and a folder as --output; see --help")
     saved = Path(options.workdir or "") / "config.json"
     if not options.config and not (options.workdir and saved.exists()):
         raise UserError(f"--config is missing and {saved} does not exist: name a file such as configs/quickstart.py")

@@ -1,107 +1,228 @@
 """Text in, text out: the one path by which a model answers, for predict, evaluate and the samples of training."""
 
-import contextlib
 import dataclasses
 import functools
-import itertools
-import sys
-from collections import Counter
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from jformer import checkpoint, config, optim
 from jformer.config import Config
-from jformer.data.corpus import Tokens
-from jformer.data.features import Rows
-from jformer.data.plan import Shape
-from jformer.data.text import read_lines
-from jformer.data.tokenizers import ImageTokenizer, Tokenizer
+from jformer.data.tokenizers import EOS, ImageTokenizer, Tokenizer
 from jformer.data.vocabularies import load_tokenizers
+from jformer.decoding.config import DecodeConfig
 from jformer.errors import UserError
-from jformer.generation import make_answer, prompts
+from jformer.generation import generate, make_answer
+from jformer.mbr import rank
 from jformer.models import build_model, init_params
+from jformer.requests import CUT, RUNAWAY, Inputs, Output, Piece, Request, Scored, writable
+from jformer.scoring import make_scorer
 from jformer.tasks import TASKS, Task, sized
 
-WINDOW = 4_096  # lines read, sorted by length and translated together
-SMALLEST_LENGTH = 16  # inputs are padded to 16, 32, 64 … tokens: few shapes to compile
+FEW = 8  # inputs that are answered without waiting for a whole batch to be computed
+Member = tuple[Any, Any]
+"""A model and its parameters."""
 
 
 class Predictor:
-    """A trained model with its tokenizers: `predict` maps texts to texts."""
+    """A trained model with its tokenizers: `predict` answers texts, `score` says what it thinks of given answers."""
 
     def __init__(
-        self, config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokenizer], model: Any, params: Any
+        self,
+        config: Config,
+        task: Task,
+        tokenizers: tuple[Tokenizer, Tokenizer],
+        model: Any,
+        params: Any,
+        others: Sequence[Member] = (),
     ) -> None:
-        """Hold what answers need; `params` may be replaced while training goes on."""
+        """Hold what answers need; `params` may be replaced while training goes on.
+
+        `others` are models of the same vocabulary that decide together with this one.
+        """
         self.config, self.task, self.tokenizers = config, task, tokenizers
-        self.model, self.params = model, params
-        self.cut = 0  # inputs that were longer than the model's limit, so far
-        self._continues = task.answer == "continuation"
-        encoder = task.encoder(*tokenizers, evaluating=True)
-        self._side = encoder.target if self._continues else encoder.source
-        self._features = task.features(*tokenizers)
-        self._answer = make_answer(model, task.answer, config.decode, tokenizers[1].vocab_size)
+        self.model, self.params, self.others = model, params, others
+        models = (model, *(other for other, _ in others))
+        learned = [each.config.max_length for each in models if each.config.positions == "learned"]
+        self._scorer = functools.cache(functools.partial(make_scorer, models, config.decode.ensemble_average))
+        self._inputs = Inputs(config.decode, task, tokenizers, min(learned, default=None))
+        self._answer: Any = None
+        if task.answer:
+            mask = writable(tokenizers[1], config.decode)
+            self._answer = _make_answer(models, task.answer, config.decode, mask)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What was cut, split, empty or unknown, so far."""
+        return self._inputs.counts
+
+    @property
+    def cut(self) -> int:
+        """Inputs that were longer than the model's limit, so far."""
+        return self.counts[CUT]
+
+    @property
+    def _params(self) -> tuple[Any, ...]:
+        return (self.params, *(tree for _, tree in self.others))
 
     def predict(self, texts: Sequence[str]) -> list[str]:
         """Answer every text, in order: with its translation, its label, or the text itself and how it goes on.
 
-        A text over the model's limit is cut: at its end, or, where it is to be continued, at its beginning. An empty
-        one stays empty, unless it is to be continued. An image is given by its place, as in data.images.
+        An empty one stays empty, unless it is to be continued. An image is given by its place, as in data.images.
 
         Raises UserError for a task that has no answers.
         """
-        if not self.task.answer:
+        requests = [Request(text, line=line) for line, text in enumerate(texts)]
+        return [outputs[0].text for outputs in self.generate(requests)]
+
+    def generate(self, requests: Sequence[Request]) -> list[list[Output]]:
+        """Answer every request, in order, with as many outputs as the options ask for, best first; at least one.
+
+        Raises UserError for a task that has no answers, phrases that cannot be written, and scores that are no numbers.
+        """
+        if self._answer is None:
             raise UserError(f"task={self.config.task!r} has no answer to a text; --mode=evaluate scores it")
-        sequences = self._encode(texts)
-        waiting = [i for i, text in enumerate(texts) if text.strip() or self._continues]
-        out = [""] * len(texts)
-        for rows in _in_batches(sorted(waiting, key=lambda i: len(sequences[i])), self.config.decode.batch_size):
-            batch, room = self.arrays([sequences[i] for i in rows])
-            answers = np.asarray(self._answer(self.params, batch, room)).tolist()
-            for i, ids in zip(rows, answers, strict=False):
-                text = self.tokenizers[1].decode([*sequences[i], *ids] if self._continues else ids)
-                out[i] = " ".join(text.split("\n"))  # a line for a line, though texts can hold line feeds
-        return out
+        groups = self._inputs.pieces(requests)
+        pieces = [piece for group in groups for piece in group]
+        found = self._search(pieces)
+        if self.config.decode.alignments:
+            found = list(self._align(pieces, found))
+        answers = iter(found)
+        return [_joined(group, [next(answers) for _ in group]) for group in groups]
 
-    def _encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
-        if self._continues:
-            limit = self._side.max_length - 1  # BOS comes first
-            whole: list[Sequence[int]] = [*self.tokenizers[1].encode(texts)]
-            fitting = [ids[max(0, len(ids) - limit) :] for ids in whole]
-        else:
-            whole = self._side.encode(texts)
-            fitting = [self._side.cut(ids) for ids in whole]
-        self.cut += sum(len(kept) < len(ids) for kept, ids in zip(fitting, whole, strict=True))
-        return fitting
+    def score(self, pairs: Sequence[tuple[str, str]]) -> list[Scored]:
+        """Tell the log-probability of every (source, target) pair's target given its source, in order.
 
-    def arrays(self, sequences: Sequence[Sequence[int]]) -> tuple[dict[str, np.ndarray], int]:
-        """Return arrays of one of few shapes for the model and the search, and the most tokens any row may get."""
-        options, count = self.config.decode, len(sequences)
-        sizes = np.zeros(options.batch_size, np.int32)
-        sizes[:count] = [len(ids) for ids in sequences]
-        longest = max(map(len, sequences)) + self._continues  # BOS comes before a prompt
-        length = min(max(SMALLEST_LENGTH, 1 << (longest - 1).bit_length()), self._side.max_length)
-        if self._continues:
-            batch, room = prompts(sequences, options.batch_size, length), options.max_extra_length
-            limit = np.full(options.batch_size, room)
-        else:
-            order = np.arange(count)
-            source = Tokens(np.concatenate(sequences), np.concatenate([[0], np.cumsum(sizes[:count])]))
-            nothing = Tokens(np.zeros(0, np.int32), np.zeros(count + 1, np.int64))
-            shape = Shape(options.batch_size, length, 1)
-            batch = self._features.arrays(Rows(order, order, order * 0 + 1), source, nothing, shape, (0, 0))
-            batch |= prompts([], options.batch_size, 1)
-            room = length + options.max_extra_length
-            limit = sizes + options.max_extra_length
-        if self.config.model.positions == "learned":
-            room = min(room, self.config.model.max_length)
-            limit = np.minimum(limit, self.config.model.max_length + 1 - batch["prompt_length"])
-        limit = np.where(np.arange(options.batch_size) < count, limit, 0)
-        return {**batch, "limit": limit.astype(np.int32)}, room
+        A language model reads the target alone. What is over the limits of training is cut and counted.
+
+        Raises UserError for a task whose model does not say targets, and for scores that are no numbers.
+        """
+        if self.task.answer not in ("text", "continuation"):
+            raise UserError(f"task={self.config.task!r} has no targets to score; --mode=evaluate scores its test sets")
+        if self.config.decode.overlong == "split":
+            raise UserError("decode.overlong='split' cannot score: a target is one text; use 'cut'")
+        encoded = self._inputs.sides(pairs)
+        written, scored = self.tokenizers[1].tokens, []
+        for (_, target), row in zip(encoded, self._force(encoded), strict=True):
+            log_probs = _numbers(row["log_probs"].tolist())
+            scored.append(Scored(sum(log_probs), tuple(log_probs), tuple(written[i] for i in target)))
+        return scored
+
+    def _rows(self, count: int) -> int:
+        """Return the rows of every batch: few where there are few inputs, as when somebody types them."""
+        return min(FEW, self.config.decode.batch_size) if count <= FEW else self.config.decode.batch_size
+
+    def _search(self, pieces: Sequence[Piece]) -> list[list[Output]]:
+        """Return the outputs for every piece, in order."""
+        found: list[list[Output]] = [[] for _ in pieces]
+        size = self._rows(len(pieces))
+        for rows in _in_batches([len(piece.ids) for piece in pieces], size):
+            batch, room = self._inputs.arrays([pieces[i] for i in rows], size)
+            answers = jax.device_get(self._answer(self._params, batch, room))
+            for i, tokens, scores, lengths in zip(rows, *answers, strict=False):
+                hypotheses = [ids[:n].tolist() for ids, n in zip(tokens, lengths, strict=True)]
+                found[i] = self._outputs(pieces[i], hypotheses, _numbers(scores.tolist()))
+        return found
+
+    def _outputs(self, piece: Piece, hypotheses: Sequence[Sequence[int]], scores: Sequence[float]) -> list[Output]:
+        """Return what a search found for a piece, as texts, ranked anew where they are candidates of each other."""
+        options, decode = self.config.decode, self.tokenizers[1].decode
+        before = piece.ids if self.task.answer == "continuation" else ()
+        found = [
+            Output(" ".join(decode([*before, *ids]).split("\n")), tuple(ids), score)  # a line for a line
+            for ids, score in zip(hypotheses, scores, strict=True)
+            if ids
+        ]
+        if options.search == "mbr":
+            order, utilities = rank([decode(output.ids) for output in found], options.mbr_utility)
+            found = [found[i]._replace(score=utility) for i, utility in zip(order, utilities, strict=True)]
+        found = found[: options.returned]
+        if self.task.answer != "label":
+            self.counts[RUNAWAY] += sum(EOS not in output.ids for output in found)
+        return found or [Output("", score=-math.inf)]
+
+    def _align(self, pieces: Sequence[Piece], found: Sequence[Sequence[Output]]) -> Iterator[list[Output]]:
+        """Yield the outputs for every piece with the source token that each of their tokens looks at most.
+
+        Tokens that look at the end symbol stay alone.
+        """
+        pairs = [(piece.ids, output.ids) for piece, outputs in zip(pieces, found, strict=True) for output in outputs]
+        rows = iter(zip(pairs, self._force(pairs, align=True), strict=True))
+        for outputs in found:
+            aligned = []
+            for output, ((source, target), row) in zip(outputs, rows, strict=False):
+                links = enumerate(row["alignment"].tolist())
+                kept = tuple((s, t) for t, s in links if target[t] != EOS and source[s] != EOS)
+                aligned.append(output._replace(alignment=kept))
+            yield aligned
+
+    def _force(
+        self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], align: bool = False
+    ) -> list[dict[str, np.ndarray]]:
+        """Return what the forced pass says of each pair's target, token by token, in order."""
+        found: list[dict[str, np.ndarray]] = [{} for _ in pairs]
+        size = self._rows(len(pairs))
+        for rows in _in_batches([max(map(len, pair)) for pair in pairs], size):
+            batch = self._inputs.pairs([pairs[i] for i in rows], size)
+            result = jax.device_get(self._scorer(align)(self._params, batch))
+            for place, i in enumerate(rows):
+                found[i] = {name: values[place, : len(pairs[i][1])] for name, values in result.items()}
+        return found
+
+
+def _make_answer(models: Sequence[Any], answer: str, options: DecodeConfig, mask: np.ndarray) -> Any:
+    """Return what generation.make_answer is to give: (parameters of all models, batch, room) → Decoded."""
+    if answer == "label":
+        choose = make_answer(models[0], answer, options, len(mask))
+
+        def label(params: Sequence[Any], batch: Any, room: int) -> Any:
+            ids = choose(params[0], batch, room)
+            return ids[:, None], 0.0 * ids, ids * 0 + 1
+
+        return label
+
+    def search(params: Sequence[Any], batch: Any, room: int) -> Any:
+        return generate(models[0], options, len(mask), params[0], batch, room)
+
+    return jax.jit(search, static_argnums=2)
+
+
+def _joined(pieces: Sequence[Piece], answers: Sequence[list[Output]]) -> list[Output]:
+    """Return the outputs for a whole input: none is an empty one, and the best ones of several pieces become one."""
+    if len(answers) < 2:
+        return answers[0] if answers else [Output("")]
+    ids: list[int] = []
+    links: list[tuple[int, int]] = []
+    before = 0  # source tokens
+    best = [outputs[0] for outputs in answers]
+    for piece, output in zip(pieces, best, strict=True):
+        ids = [i for i in ids if i != EOS]
+        links += [(source + before, target + len(ids)) for source, target in output.alignment]
+        ids += output.ids
+        before += len(piece.ids) - 1
+    text, score = " ".join(output.text for output in best), sum(output.score for output in best)
+    return [Output(text, tuple(ids), score, tuple(links))]
+
+
+def _numbers(scores: list[float]) -> list[float]:
+    """Return the scores. Raise UserError if there is one that is no number."""
+    if any(math.isnan(score) for score in scores):
+        raise UserError(
+            "the model's scores are no numbers, so its weights are broken: try another evaluate.weights, or look where "
+            "metrics.jsonl says null and train again from before"
+        )
+    return scores
+
+
+def _in_batches(lengths: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    """Yield the places of sequences, the shortest first, batch by batch."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    for start in range(0, len(order), size):
+        yield order[start : start + size]
 
 
 def build_task(config: Config) -> Task:
@@ -126,12 +247,41 @@ def build_sized(config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokeniz
 
 
 def load(workdir: str | Path, overrides: Config | None = None) -> Predictor:
-    """Return the Predictor of a trained run; `overrides` replaces its saved config, to decode otherwise."""
+    """Return the Predictor of a trained run; `overrides` replaces its saved config, to decode otherwise.
+
+    The runs that decode.ensemble names come with it, each with its own model and its own evaluate.weights. Raises
+    UserError for one that has another task or other tokenizers.
+    """
     workdir = Path(workdir)
     settings = overrides or config.load(workdir / "config.json")
     task, tokenizers = build_task(settings), load_tokenizers(workdir / "tokenizer")
-    model = build_sized(settings, task, tokenizers)
-    return Predictor(settings, task, tokenizers, model, load_params(workdir, settings, model))
+    others = [_open_other(Path(other), settings, tokenizers) for other in settings.decode.ensemble]
+
+    def member(workdir: Path, own: Config) -> Member:
+        dtype = settings.decode.dtype or own.model.dtype
+        sized_as = dataclasses.replace(own, model=dataclasses.replace(own.model, dtype=dtype))
+        model = build_sized(sized_as, task, tokenizers)
+        return model, load_params(workdir, own, model)
+
+    return Predictor(
+        settings, task, tokenizers, *member(workdir, settings), [member(other, own) for other, own in others]
+    )
+
+
+def _open_other(workdir: Path, settings: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> tuple[Path, Config]:
+    """Return the place and config of a run that is to decide with ours, or UserError where it cannot."""
+    own = config.load(workdir / "config.json")
+    if own.task != settings.task:
+        raise UserError(f"decode.ensemble: {workdir} has task={own.task!r}, this run {settings.task!r}; leave it out")
+    for side, ours, theirs in zip(
+        ("source", "target"), tokenizers, load_tokenizers(workdir / "tokenizer"), strict=True
+    ):
+        if ours.fingerprint != theirs.fingerprint:
+            raise UserError(
+                f"decode.ensemble: {workdir} has another {side} vocabulary than this run, so their tokens mean "
+                "different things; train it with train.init_from, or leave it out"
+            )
+    return workdir, own
 
 
 def load_params(workdir: Path, settings: Config, model: Any) -> Any:
@@ -160,31 +310,3 @@ def average_steps(steps: Sequence[int], every: int, count: int) -> list[int]:
             f"evaluate.average_last={count} but the run has {len(regular)} checkpoints; lower it or train on"
         )
     return regular[-count:]
-
-
-def predict_file(settings: Config, workdir: Path, source: str, target: str) -> None:
-    """Answer a file or standard input ('-') line by line into another: one output line for each input line."""
-    predictor = load(workdir, settings)
-    counts: Counter[str] = Counter()
-    lines = read_lines(Path("/dev/stdin" if source == "-" else source), counts)
-    with contextlib.nullcontext(sys.stdout) if target == "-" else _open_to_write(Path(target)) as out:
-        while window := list(itertools.islice(lines, WINDOW)):
-            for text in predictor.predict(window):
-                out.write(text + "\n")
-            out.flush()
-            counts["lines answered"] += len(window)
-            print(f"\r{counts['lines answered']:,} lines", end="", file=sys.stderr)
-    counts["lines cut to the model's limit"] = predictor.cut
-    print("\r" + ", ".join(f"{count:,} {what}" for what, count in counts.items() if count), file=sys.stderr)
-
-
-def _open_to_write(path: Path) -> IO[str]:
-    try:
-        return path.open("w", encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise UserError(f"--output={path}: {error.strerror}; name a file in a folder that can be written") from error
-
-
-def _in_batches(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]

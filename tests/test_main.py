@@ -2,12 +2,14 @@ import dataclasses
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from jformer import config as configs
 from jformer import main
 from jformer.config import Config
+from jformer.data.config import DataConfig
 
 ROOT = Path(__file__).parents[1]
 FILE = """
@@ -43,7 +45,8 @@ def parse(*arguments):
 def test_help_names_every_mode_and_flag(capsys, flag):
     assert call(flag, "--nonsense") == 0
     said = capsys.readouterr().out
-    for word in (*(f"--{name}" for name in ("config", "workdir", "mode", "input", "output")), *main.MODES):
+    names = ("config", "workdir", "mode", "input", "output", "resume", "format")
+    for word in (*(f"--{name}" for name in names), *main.MODES, *main.FORMATS):
         assert word in said
 
 
@@ -52,6 +55,8 @@ MISTAKES = {
     "a flag without its dashes": (["config=x"], "unexpected argument 'config=x'"),
     "an unknown mode": (["--mode=trian"], "trian"),
     "no workdir": (["--config={file}", "--workdir="], "--workdir is missing"),
+    "an export to nothing": (["--config={file}", "--mode=export", "--output=x"], "--mode=export needs --format and a"),
+    "an export to nowhere": (["--config={file}", "--mode=export", "--format=stablehlo"], "a folder as --output"),
     "no config and no run": (["--config="], "--config is missing"),
     "a config file that is not there": (["--config=configs/nope.py"], "--config=configs/nope.py: no such Python file"),
     "a folder as config file": (["--config={folder}"], "no such Python file"),
@@ -160,7 +165,8 @@ def saved(tmp_path):
 
 @pytest.mark.parametrize("mode", main.MODES)
 def test_a_run_is_enough_without_a_config_file(saved, mode):
-    config = parse(f"--workdir={saved}", f"--mode={mode}", "--config.decode.beam_size=7")
+    target = ("--format=stablehlo", "--output=x") if mode == "export" else ()
+    config = parse(f"--workdir={saved}", f"--mode={mode}", *target, "--config.decode.beam_size=7")
     assert (config.seed, config.decode.beam_size) == (5, 7)
 
 
@@ -172,6 +178,56 @@ def test_a_given_file_wins_over_the_saved_config_when_training(saved, file):
 def test_another_model_than_the_runs_is_refused_before_anything_is_loaded(saved, mode, capsys):
     assert call(f"--workdir={saved}", f"--mode={mode}", "--config.model.d_ff=64") == 2
     assert "model.d_ff=64 but this workdir was trained with 2048" in capsys.readouterr().err
+
+
+def answer_with(monkeypatch, module, name, result=None):
+    """Put a function in the place of a mode's, and return the list of what it is called with."""
+    calls = []
+
+    def called(config, *arguments):
+        calls.append(arguments)
+        return result
+
+    monkeypatch.setitem(sys.modules, f"jformer.{module}", SimpleNamespace(**{name: called}))
+    return calls
+
+
+@pytest.mark.parametrize(("mode", "name"), [("predict", "predict_file"), ("score", "score_file")])
+def test_files_are_answered_and_resumed(saved, monkeypatch, mode, name):
+    calls = answer_with(monkeypatch, "stream", name)
+    assert call(f"--workdir={saved}", f"--mode={mode}") == 0
+    assert call(f"--workdir={saved}", f"--mode={mode}", "--input=a", "--output=b", "--resume") == 0
+    assert calls == [(saved, "-", "-", False), (saved, "a", "b", True)]
+
+
+@pytest.mark.parametrize(("passed", "code"), [(True, 0), (False, 1)])
+def test_a_check_that_fails_is_exit_code_1(saved, monkeypatch, passed, code):
+    assert answer_with(monkeypatch, "verify", "verify", passed) == []
+    assert call(f"--workdir={saved}", "--mode=verify") == code
+
+
+def test_export_says_what_it_wrote(saved, monkeypatch, capsys):
+    calls = answer_with(monkeypatch, "export", "export", "written")
+    assert call(f"--workdir={saved}", "--mode=export", "--format=stablehlo", "--output=served") == 0
+    assert calls == [(saved, "stablehlo", Path("served"))]
+    assert capsys.readouterr().out == "written\n"
+
+
+def test_what_is_compiled_is_kept_beside_the_data_or_where_the_environment_says(monkeypatch, tmp_path):
+    import jax
+
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = [getattr(jax.config, name) for name in names]
+    config = dataclasses.replace(Config(), data=DataConfig(cache_dir=str(tmp_path)))
+    main.keep_compiled(config)
+    assert [getattr(jax.config, name) for name in names] == before  # the tests have a place of their own
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    try:
+        main.keep_compiled(config)
+        assert jax.config.jax_compilation_cache_dir == str(tmp_path / "compiled")
+    finally:
+        for name, value in zip(names, before, strict=True):
+            jax.config.update(name, value)
 
 
 def test_a_damaged_saved_config_is_named(saved, capsys):

@@ -1,37 +1,47 @@
-"""Every line in gives one line out, in order, whatever its neighbours, its length or the batch it falls into."""
+"""Every input gives its outputs, in order, whatever its neighbours, its length or the batch it falls into."""
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import numpy as np
 import pytest
 
+from jformer import config as configs
+from jformer.checkpoint import Checkpoints
 from jformer.config import resolve
-from jformer.data.tokenizers import BOS, EOS, PAD, learn
+from jformer.data.tokenizers import EOS, learn
 from jformer.decoding.config import DecodeConfig
 from jformer.errors import UserError
-from jformer.generation import generate, make_answer
-from jformer.predict import Predictor, average_steps, build_task, predict_file
+from jformer.predict import Predictor, average_steps, build_task, load
+from jformer.requests import RUNAWAY, Request
 
 TEXTS = ["abc", "", "hgfedcba hgfedcba", "b", "  ", "cab", "xyz unknown", "abcdefgh", "ha"]
+TOKENIZER = learn("char", ["abcdefgh "], 99, "identity", False)
+MODEL = {"num_layers": 1, "d_model": 32, "d_ff": 48, "num_heads": 4, "tied_output": False, "unroll": 1}
+# Rows past the vocabulary must never be written; tied logits of an untrained model would just repeat its input.
+ROWS = TOKENIZER.vocab_size + 6
 
 
 @pytest.fixture(scope="module")
 def predictor(tiny):
     """Return a function: decode options → Predictor of an untrained model that does write something."""
-    tokenizer = learn("char", ["abcdefgh "], 99, "identity", False)
-    # Rows past the vocabulary must never be written; tied logits of an untrained model would just repeat its input.
-    model, params = tiny(vocab_size=tokenizer.vocab_size + 6, tied_output=False)
+    model, params = tiny(vocab_size=ROWS, **MODEL)
 
     @functools.cache
-    def build(batch_size=4, beam_size=1, max_source_length=64):
+    def build(max_source_length=64, others=0, **options):
+        options = {"batch_size": 4, "beam_size": 1, "max_extra_length": 6, **options}
         config = resolve({"data": {"max_source_length": max_source_length}})
-        decoding = DecodeConfig(beam_size=beam_size, batch_size=batch_size, max_extra_length=6)
-        config = dataclasses.replace(config, decode=decoding)
-        return Predictor(config, build_task(config), (tokenizer, tokenizer), model, params)
+        config = dataclasses.replace(config, decode=DecodeConfig(**options))
+        others = [(model, params)] * others
+        return Predictor(config, build_task(config), (TOKENIZER, TOKENIZER), model, params, others)
 
     return build
+
+
+def ask(predictor, texts, **more):
+    return predictor.generate([Request(text, line=line, **more) for line, text in enumerate(texts)])
 
 
 def test_empty_lines_stay_empty_and_order_is_kept(predictor):
@@ -45,66 +55,96 @@ def test_empty_lines_stay_empty_and_order_is_kept(predictor):
 
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_output_does_not_depend_on_the_batch(predictor, beam_size):
-    together = predictor(beam_size=beam_size).predict(TEXTS)
+    together = predictor(beam_size=beam_size).predict(TEXTS * 2)
     alone = [predictor(beam_size=beam_size, batch_size=1).predict([text])[0] for text in TEXTS]
-    assert together == alone
+    assert together == alone * 2
 
 
-def test_overlong_source_is_cut_and_counted(predictor):
-    short = predictor(max_source_length=4)
-    assert short.predict(["abcdefgh", "abc"]) == predictor(max_source_length=64).predict(["abc", "abc"])
-    assert short.cut == 1
+def test_overlong_source_is_cut_or_answered_in_pieces(predictor):
+    whole, cut = predictor(), predictor(max_source_length=4)
+    assert cut.predict(["abcdefgh", "abc"]) == whole.predict(["abc", "abc"])
+    assert cut.cut == 1
+    split = predictor(max_source_length=4, overlong="split", beam_size=2, alignments=True, outputs="tsv")
+    (joined,), (alone,) = ask(split, ["abcdefgh", "ab"])
+    pieces = [outputs[0] for outputs in ask(split, ["abc", "def", "gh"])]
+    assert joined.text == " ".join(piece.text for piece in pieces)
+    assert abs(joined.score - sum(piece.score for piece in pieces)) < 1e-4
+    tokens = [[i for i in piece.ids if i != EOS] for piece in pieces]
+    assert [i for i in joined.ids if i != EOS] == [*itertools.chain(*tokens)]
+    shifts = [(0, 0), (3, len(tokens[0])), (6, len(tokens[0]) + len(tokens[1]))]
+    links = [[(s + x, t + y) for s, t in piece.alignment] for piece, (x, y) in zip(pieces, shifts, strict=True)]
+    assert list(joined.alignment) == [*itertools.chain(*links)]
+    assert alone.alignment
 
 
 def test_output_is_no_longer_than_the_source_and_the_extra(predictor):
-    tokenizer = predictor().tokenizers[1]
-    for text, output in zip(TEXTS, predictor().predict(TEXTS), strict=True):
-        assert len(tokenizer.encode([output])[0]) <= len(text) + 1 + 6
+    p = predictor()
+    before = p.counts[RUNAWAY]
+    outputs = [outputs[0] for outputs in ask(p, TEXTS)]
+    for text, output in zip(TEXTS, outputs, strict=True):
+        assert len(output.ids) <= len(text) + 1 + 6
+    assert p.counts[RUNAWAY] - before == sum(len(one.ids) > 0 and one.ids[-1] != EOS for one in outputs) > 0
 
 
-def test_decoded_tokens_are_words_of_the_vocabulary(predictor):
-    p = predictor(batch_size=3)
-    size = p.tokenizers[1].vocab_size
-    batch, room = p.arrays([[5, 6, 7, EOS], [8, EOS]])
-    tokens = np.asarray(make_answer(p.model, "text", p.config.decode, size)(p.params, batch, room))
-    assert tokens.max() < size
-    assert not (tokens == BOS).any()
-    assert (tokens[2] == PAD).all()
+def test_two_of_the_same_answer_as_one(predictor):
+    assert predictor(beam_size=3, others=1).predict(TEXTS) == predictor(beam_size=3).predict(TEXTS)
 
 
-def full_pass_log_prob(p, source, tokens):
-    """Return the log-probability of output tokens by one uncached pass, over what may be written."""
-    ones = np.ones((1, len(tokens)), np.int32)
-    batch = p.arrays([source])[0] | {"target_segments": ones, "target_positions": np.cumsum(ones, axis=1) - 1}
-    batch["target_in"] = np.array([[BOS, *tokens[:-1]]], np.int32)
-    logits = np.asarray(jax.jit(p.model.apply)({"params": p.params}, batch))[0].astype(float)
-    logits[:, p.tokenizers[1].vocab_size :] = logits[:, [PAD, BOS]] = -np.inf
-    log_probs = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
-    return log_probs[np.arange(len(tokens)), tokens].sum()
+def test_broken_weights_are_one_clear_error(predictor):
+    p = predictor()
+    broken = Predictor(p.config, p.task, p.tokenizers, p.model, jax.tree.map(lambda x: x * np.nan, p.params))
+    for call in (lambda: broken.predict(["abc"]), lambda: broken.score([("abc", "a")])):
+        with pytest.raises(UserError, match="scores are no numbers, so its weights are broken: try another evaluate"):
+            call()
 
 
-@pytest.mark.parametrize("beam_size", [1, 4])
-def test_scores_of_cached_search_are_those_of_one_uncached_pass(predictor, beam_size):
-    p = predictor(batch_size=2)
-    sources = [[5, 6, 7, EOS], [8, 5, EOS]]
-    options = DecodeConfig(beam_size=beam_size, length_penalty=0.0, max_extra_length=4)
-    run = jax.jit(functools.partial(generate, p.model, options, p.tokenizers[1].vocab_size), static_argnums=2)
-    found = jax.device_get(run(p.params, *p.arrays(sources)))
-    for i, source in enumerate(sources):
-        for n in range(beam_size):
-            output = found.tokens[i, n, : found.lengths[i, n]].tolist()
-            assert abs(full_pass_log_prob(predictor(batch_size=1), source, output) - found.scores[i, n]) < 1e-4
+def test_a_target_over_the_limits_is_cut_and_splitting_it_refused(predictor):
+    p = predictor(max_source_length=4)
+    before = p.cut
+    (whole,) = predictor().score([("abc", "ab")])
+    assert abs(p.score([("abcdefgh", "ab")])[0].log_prob - whole.log_prob) < 1e-4
+    assert p.cut == before + 1
+    with pytest.raises(UserError, match=r"decode\.overlong='split' cannot score"):
+        predictor(overlong="split").score([("abc", "ab")])
 
 
-def test_file_gives_as_many_lines_as_it_has(predictor, tmp_path, monkeypatch):
-    source, target = tmp_path / "in.txt", tmp_path / "out.txt"
-    source.write_bytes(b"abc\n\n\xe2\x80\xa8ha\r\nb")
-    monkeypatch.setattr("jformer.predict.load", lambda workdir, settings: predictor())
-    predict_file(predictor().config, tmp_path, str(source), str(target))
-    assert target.read_text().count("\n") == 4
-    source.write_bytes(b"abc\n\xff\n")
-    with pytest.raises(UserError, match=r"in\.txt:2: invalid UTF-8"):
-        predict_file(predictor().config, tmp_path, str(source), str(target))
+@pytest.fixture(scope="module")
+def runs(tiny, tmp_path_factory):
+    """Return a function: name, text to learn characters from, config → the workdir of an untrained run."""
+    root = tmp_path_factory.mktemp("runs")
+
+    def save(name, text="abcdefgh ", **config):
+        workdir = root / name
+        (workdir / "tokenizer").mkdir(parents=True)
+        learn("char", [text], 99, "identity", False).save(workdir / "tokenizer", "shared")
+        settings = resolve({"model": {**MODEL, "vocab_size": ROWS}, **config})
+        configs.save(settings, workdir / "config.json")
+        checkpoints = Checkpoints(workdir / "checkpoints")
+        _, params = tiny(vocab_size=ROWS, **MODEL)
+        checkpoints.save(1, {"params": params, "ema": jax.tree.map(jax.numpy.zeros_like, params)}, {}, None)
+        checkpoints.close()
+        return workdir
+
+    return save
+
+
+def test_an_ensemble_is_loaded_with_its_own_weights_or_refused(runs):
+    ours = runs("ours")
+    settings = configs.load(ours / "config.json")
+
+    def ensemble(*workdirs, **options):
+        decode = DecodeConfig(ensemble=tuple(map(str, workdirs)), **options)
+        return load(ours, dataclasses.replace(settings, decode=decode))
+
+    other = runs("other", evaluate={"weights": "ema"}, train={"ema_decay": 0.9}, seed=3)
+    found = ensemble(other, dtype="bfloat16")
+    assert [each.config.dtype for each in (found.model, found.others[0][0])] == ["bfloat16"] * 2
+    assert not any(leaf.any() for leaf in jax.tree.leaves(found.others[0][1]))
+    assert load(ours).model.config.dtype == "float32"
+    with pytest.raises(UserError, match=r"decode\.ensemble: .*wider has another source vocabulary than this run"):
+        ensemble(runs("wider", "abcdefghi "))
+    with pytest.raises(UserError, match=r"decode\.ensemble: .*noise has task='denoise', this run 'translate'"):
+        ensemble(runs("noise", task="denoise"))
 
 
 def test_averaged_steps_are_the_last_regular_ones():
