@@ -12,7 +12,7 @@ from jformer.data.tokenizers import BOS, EOS, NUM_SYMBOLS, PAD
 from jformer.decoding.beam import beam_search
 from jformer.decoding.cache import spread
 from jformer.decoding.config import DecodeConfig
-from jformer.decoding.greedy import Decoded
+from jformer.decoding.tokens import Decoded
 
 
 def make_answer(model: Any, answer: str, options: DecodeConfig, vocab_size: int) -> Any:
@@ -56,6 +56,7 @@ def generate(
         cache,
         first=jnp.take_along_axis(prompt, sizes[:, None] - 1, axis=1)[:, 0],
         beam_size=options.beam_size,
+        n_best=options.beam_size,
         length_penalty=options.length_penalty,
         max_lengths=batch["limit"],
         length=room,

@@ -1,100 +1,108 @@
-"""Greedy search, and the two things every search shares: its result and the choice of the best tokens."""
+"""Greedy search, and the loop it shares with sampling: one token after another, and no hypothesis is ever given up."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jformer.decoding.cache import Cache, Step
+from jformer.decoding.rules import Rules, say, start_history, token_log_probs
+from jformer.decoding.tokens import Decoded, best_tokens
 
-CHUNK = 128  # columns that best_tokens looks at as one; 64 to 200 are equally quick at 10,000 tokens
-
-
-class Decoded(NamedTuple):
-    """The n best hypotheses of every sentence, best first.
-
-    A hypothesis without the end symbol was cut at its sentence's limit. A place that no hypothesis fills has length 0
-    and score -inf; the places of a sentence whose logits were not finite have length 0 and score nan.
-    """
-
-    tokens: Int[Array, "b n t"]  # the end symbol included, padding after it
-    scores: Float[Array, "b n"]  # summed log-probabilities, divided by the length penalty if the search has one
-    lengths: Int[Array, "b n"]  # tokens, the end symbol included
+NO_RULES = Rules()
+# (what each token counts under the rules, logits, place) → (what the score gains, the token) of every row
+Choose = Callable[
+    [Float[Array, "rows v"], Float[Array, "rows v"], Int[Array, ""]], tuple[Float[Array, "rows"], Int[Array, "rows"]]
+]
 
 
 class _Search(NamedTuple):
     now: Int[Array, ""]  # the place of the token to choose, counted from 0
     cache: Cache
-    last: Int[Array, "b"]  # the token chosen before
-    tokens: Int[Array, "t b"]
-    score: Float[Array, "b"]
-    lengths: Int[Array, "b"]
-    done: Bool[Array, "b"]
+    last: Int[Array, "rows"]  # the token chosen before
+    history: Int[Array, "rows h"] | None  # what rules read
+    tokens: Int[Array, "t rows"]
+    score: Float[Array, "rows"]
+    lengths: Int[Array, "rows"]
+    done: Bool[Array, "rows"]
 
 
 def greedy(
-    step: Step, cache: Cache, *, first: Int[Array, "b"], max_lengths: Int[Array, "b"], length: int, eos: int, pad: int
+    step: Step,
+    cache: Cache,
+    *,
+    first: Int[Array, "b"],
+    max_lengths: Int[Array, "b"],
+    length: int,
+    eos: int,
+    pad: int,
+    rules: Rules = NO_RULES,
 ) -> Decoded:
     """Choose the likeliest token again and again until every sentence has ended or reached its limit.
 
     For use inside jit. `cache` has one row a sentence and room for `length` tokens; `first` is the token to go on from,
     `max_lengths` (at most `length`) are the sentences' own limits of what is chosen, 0 for a sentence that is only
-    there to fill the batch. Padding is never chosen.
+    there to fill the batch. Padding is never chosen. A sentence whose rules leave no token has no hypothesis.
     The score is the sum of the log-probabilities, without a length penalty; there is one hypothesis (n = 1).
     """
 
-    def choose(search: _Search) -> _Search:
+    def likeliest(
+        log_probs: Float[Array, "rows v"], logits: Float[Array, "rows v"], now: Int[Array, ""]
+    ) -> tuple[Float[Array, "rows"], Int[Array, "rows"]]:
+        values, tokens = best_tokens(log_probs, 1)
+        return values[:, 0], tokens[:, 0]
+
+    return go_on(
+        step, cache, likeliest, 1, first=first, max_lengths=max_lengths, length=length, eos=eos, pad=pad, rules=rules
+    )
+
+
+def go_on(
+    step: Step,
+    cache: Cache,
+    choose: Choose,
+    rows: int,
+    *,
+    first: Int[Array, "b"],
+    max_lengths: Int[Array, "b"],
+    length: int,
+    eos: int,
+    pad: int,
+    rules: Rules,
+) -> Decoded:
+    """Let `choose` add tokens to `rows` hypotheses of every sentence until all have ended or reached their limit."""
+    first, max_lengths = jnp.repeat(first, rows), jnp.repeat(max_lengths, rows)
+
+    def grow(search: _Search) -> _Search:
         logits, cache = step(search.cache, search.last)
-        log_probs, candidates = token_log_probs(logits, 1, pad)
-        score = jnp.where(search.done, search.score, search.score + log_probs[:, 0])
-        last = jnp.where(search.done, pad, candidates[:, 0])
+        log_probs = token_log_probs(rules, logits, search.history, search.now, eos, pad)
+        gain, tokens = choose(log_probs, logits, search.now)
+        score = jnp.where(search.done, search.score, search.score + gain)
+        last = jnp.where(search.done, pad, tokens)
         lengths = search.lengths + ~search.done
-        done = search.done | (last == eos) | (lengths >= max_lengths)
-        tokens = search.tokens.at[search.now].set(last)
-        return _Search(search.now + 1, cache, last, tokens, score, lengths, done)
+        lost = ~(score > -jnp.inf)  # no token was allowed, or the logits were not finite
+        done = search.done | lost | (last == eos) | (lengths >= max_lengths)
+        written = search.tokens.at[search.now].set(last)
+        return _Search(search.now + 1, cache, last, say(search.history, last), written, score, lengths, done)
 
-    rows = max_lengths.shape[0]
-    nothing = jnp.full((length, rows), pad, jnp.int32)
-    zeros = jnp.zeros(rows, jnp.int32)
-    start = _Search(jnp.int32(0), cache, first, nothing, zeros.astype(jnp.float32), zeros, max_lengths <= 0)
-    end = lax.while_loop(lambda search: (search.now < length) & ~search.done.all(), choose, start)
-    broken = jnp.isnan(end.score)[:, None]
-    tokens = jnp.where(broken, pad, end.tokens.T)
-    return Decoded(tokens[:, None], end.score[:, None], jnp.where(broken, 0, end.lengths[:, None]))
-
-
-def token_log_probs(
-    logits: Float[Array, "rows v"], k: int, pad: int
-) -> tuple[Float[Array, "rows k"], Int[Array, "rows k"]]:
-    """Give the log-probabilities of the k likeliest tokens of every row, and the tokens; padding is never among them.
-
-    Probabilities are those of the whole vocabulary, so a score is what the model gives when it is asked to score the
-    same tokens. Rules that forbid tokens belong here.
-    """
-    vocabulary = logits.shape[1]
-    values, tokens = best_tokens(logits, min(k + 1, vocabulary))
-    log_total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    values, order = lax.top_k(jnp.where(tokens == pad, -jnp.inf, values), min(k, vocabulary - 1))
-    return values - log_total, jnp.take_along_axis(tokens, order, axis=-1)
-
-
-def best_tokens(logits: Float[Array, "rows v"], k: int) -> tuple[Float[Array, "rows k"], Int[Array, "rows k"]]:
-    """Find the k largest logits of every row, largest first, and their tokens; of equals the lower token is first.
-
-    The same as `lax.top_k`, three times as quick on CPU. The k largest lie in the k chunks with the largest maxima
-    (any other chunk is outdone by k others), so only those are ranked; chunks stay in order to keep equals in order.
-    """
-    rows, vocabulary = logits.shape
-    if vocabulary <= k * CHUNK:
-        values, tokens = lax.top_k(logits, k)
-        return values, tokens
-    rest = -vocabulary % CHUNK
-    window = ((1, CHUNK), (1, CHUNK), ((0, 0), (0, rest)))
-    maxima = lax.reduce_window(logits, -jnp.inf, lax.max, *window)
-    chunks = jnp.sort(lax.top_k(maxima, k)[1])
-    tokens = (chunks[:, :, None] * CHUNK + jnp.arange(CHUNK)).reshape(rows, -1)
-    values = jnp.take_along_axis(logits, tokens, axis=-1, mode="fill", fill_value=-jnp.inf)
-    values, order = lax.top_k(values, k)
-    return values, jnp.take_along_axis(tokens, order, axis=-1)
+    sentences = max_lengths.shape[0] // rows
+    zeros = jnp.zeros(max_lengths.shape[0], jnp.int32)
+    start = _Search(
+        now=jnp.int32(0),
+        cache=cache,
+        last=first,
+        history=start_history(rules, sentences, rows, length, pad),
+        tokens=jnp.full((length, *zeros.shape), pad, jnp.int32),
+        score=zeros.astype(jnp.float32),
+        lengths=zeros,
+        done=max_lengths <= 0,
+    )
+    end = lax.while_loop(lambda search: (search.now < length) & ~search.done.all(), grow, start)
+    exists = end.score > -jnp.inf
+    tokens = jnp.where(exists, end.tokens, pad).T
+    shape = sentences, rows
+    return Decoded(
+        tokens.reshape(*shape, length), end.score.reshape(shape), jnp.where(exists, end.lengths, 0).reshape(shape)
+    )

@@ -2,13 +2,15 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+from jformer.decoding.rules import Rules
 
 PAD, BOS, EOS, VOCABULARY, LENGTH = 0, 1, 2, 5, 6
 
@@ -28,34 +30,42 @@ class Toy:
         """Return the summed log-probability of a hypothesis."""
         return sum(self.log_probs(sentence, tokens[:i])[token] for i, token in enumerate(tokens))
 
-    def search(self, function: Callable, max_lengths: list[int], **options: Any) -> Any:
-        """Run a search over this model, compiled once for the same options."""
-        found = compiled(function, tuple(options.items()))(self.table, jnp.asarray(max_lengths))
-        return jax.tree.map(np.asarray, found)
+    def search(
+        self, function: Callable, max_lengths: list[int], rules: Mapping[str, Any] | None = None, **options: Any
+    ) -> Any:
+        """Run a search over this model, compiled once for the same options that are not arrays."""
+        (rule_arrays, rules), (arrays, options) = split(rules or {}), split(options)
+        run = compiled(function, tuple(options.items()), tuple(rules.items()))
+        return jax.tree.map(np.asarray, run(self.table, jnp.asarray(max_lengths), arrays, rule_arrays))
+
+
+def split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Part the arrays from the rest."""
+    arrays = {key: value for key, value in options.items() if hasattr(value, "shape")}
+    return arrays, {key: value for key, value in options.items() if key not in arrays}
 
 
 @functools.cache
-def compiled(function: Callable, options: tuple) -> Callable:
+def compiled(function: Callable, options: tuple, rules: tuple) -> Callable:
     """Return jit of a search over the toy model."""
-    beam_size = dict(options).get("beam_size", 1)
 
     def step(cache, last):
         position, history, table = cache["position"], cache["self"]["history"], cache["memory"]["table"]
         rows = jnp.arange(position.shape[0])
         history = history.at[rows, position].set(last)
-        said = table[(rows // beam_size)[:, None], jnp.arange(LENGTH), history]
+        said = table[(rows // (len(rows) // len(table)))[:, None], jnp.arange(LENGTH), history]
         past = jnp.arange(LENGTH) <= position[:, None]
         logits = jnp.where(past[..., None], said, 0).sum(1)
         return logits, {**cache, "position": position + 1, "self": {"history": history}}
 
-    def run(table, max_lengths):
-        rows = len(table) * beam_size
+    def run(table, max_lengths, arrays, rule_arrays):
+        rows = len(arrays["keys"]) if "keys" in arrays else len(table) * dict(options).get("beam_size", 1)
         history = jnp.zeros((rows, LENGTH), jnp.int32)
         cache = {"position": jnp.zeros(rows, jnp.int32), "self": {"history": history}}
         cache["memory"] = {"table": table}
         limits = {"max_lengths": max_lengths, "length": LENGTH, "eos": EOS, "pad": PAD}
         limits["first"] = jnp.full(len(table), BOS)
-        return function(step, cache, **limits, **dict(options))
+        return function(step, cache, **limits, **dict(options), **arrays, rules=Rules(**dict(rules), **rule_arrays))
 
     return jax.jit(run)
 

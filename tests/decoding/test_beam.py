@@ -1,5 +1,3 @@
-import itertools
-
 import jax
 import numpy as np
 import pytest
@@ -7,69 +5,64 @@ import pytest
 from jformer.decoding.beam import beam_search
 from jformer.decoding.greedy import greedy
 
-PAD, BOS, EOS, VOCABULARY, LENGTH = 0, 1, 2, 5, 6
-WORDS = (BOS, 3, 4)  # what may follow and go on; padding may not
-
-
-def penalty(length, alpha):
-    return ((5 + length) / 6) ** alpha
-
-
-def hypotheses(found, sentence):
-    """Return the existing hypotheses of a sentence as (tokens, score)."""
-    rows = zip(found.tokens[sentence], found.lengths[sentence], found.scores[sentence], strict=True)
-    return [(tuple(tokens[:length].tolist()), score) for tokens, length, score in rows if length]
-
-
-def exhaustive(toy, sentence, limit, alpha):
-    """Rank every hypothesis there is: the ended ones, then those that the limit cuts."""
-    every = [(*words, EOS) for length in range(limit) for words in itertools.product(WORDS, repeat=length)] + list(
-        itertools.product(WORDS, repeat=limit)
-    )
-    scored = [(tokens, toy.score(sentence, tokens) / penalty(len(tokens), alpha)) for tokens in every]
-    return sorted(scored, key=lambda one: (one[0][-1] != EOS, -one[1]))
-
-
-def patient(toy, sentence, limit, alpha, n):
-    """Search as beam_search does, but to the very limit: no early stop."""
-    live, ended = [((), 0.0)], []
-    for length in range(1, limit + 1):
-        grown = [
-            ((*tokens, token), score + toy.log_probs(sentence, tokens)[token])
-            for tokens, score in live
-            for token in (*WORDS, EOS)
-        ]
-        grown.sort(key=lambda one: -one[1])
-        ended += [(tokens, score / penalty(length, alpha)) for tokens, score in grown[:n] if tokens[-1] == EOS]
-        live = [one for one in grown if one[0][-1] != EOS][:n]
-    cut = [(tokens, score / penalty(limit, alpha)) for tokens, score in live]
-    return (sorted(ended, key=lambda one: -one[1]) + cut)[:n]
-
-
-def assert_same(found, expected):
-    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
-    np.testing.assert_allclose([score for _, score in found], [score for _, score in expected], atol=2e-5)
+from .conftest import EOS, LENGTH, PAD, VOCABULARY
+from .reference import assert_same, exhaustive, hypotheses, patient, penalty
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
 def test_full_width_finds_what_exhaustive_search_finds(toy, alpha):
     model, limits = toy(3, 8), [4, 3, 1, 2] * 2
-    found = model.search(beam_search, limits, beam_size=121, length_penalty=alpha)
+    found = model.search(beam_search, limits, beam_size=121, n_best=121, length_penalty=alpha)
     for i, limit in enumerate(limits):
         assert_same(hypotheses(found, i), exhaustive(model, i, limit, alpha))
         assert (found.scores[i][found.lengths[i] == 0] == -np.inf).all()
 
 
-@pytest.mark.parametrize(("beam_size", "alpha"), [(2, 0.0), (2, 1.0), (3, 0.6), (5, 1.0)])
+@pytest.mark.parametrize(("beam_size", "n_best", "alpha"), [(2, 2, 0.0), (2, 1, 1.0), (3, 2, 0.6), (5, 5, 1.0)])
 @pytest.mark.parametrize("scale", [0.5, 4.0])
-def test_stopping_early_loses_nothing(toy, beam_size, alpha, scale):
+def test_stopping_early_loses_nothing(toy, beam_size, n_best, alpha, scale):
     model, limits = toy(beam_size, 24, scale), [6, 5, 4, 3, 2, 1] * 4
-    found = model.search(beam_search, limits, beam_size=beam_size, length_penalty=alpha)
+    found = model.search(beam_search, limits, beam_size=beam_size, n_best=n_best, length_penalty=alpha)
+    assert found.scores.shape == (24, n_best)
     for i, limit in enumerate(limits):
-        assert_same(hypotheses(found, i), patient(model, i, limit, alpha, beam_size))
+        assert_same(hypotheses(found, i), patient(model, i, limit, alpha, beam_size)[:n_best])
 
 
-def test_search_stops_when_no_live_hypothesis_can_win(toy):
+def test_asking_for_fewer_hypotheses_stops_earlier(toy):
+    model = toy(2, 1, 0.1)
+    model.table[:, 0, :, EOS] += 3.0  # so the empty hypothesis wins, and its rivals end one after another
+    steps = {n_best: count_steps(model, [6], beam_size=3, n_best=n_best, length_penalty=0.0) for n_best in (1, 3)}
+    assert steps[1] < steps[3]
+
+
+def cost(cache):
+    """Return a coverage term: what is added for each token 3 that was said."""
+    return -0.7 * (cache["self"]["history"] == 3).sum(1).astype(np.float32)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+def test_coverage_is_added_to_the_scores_of_ends(toy, alpha):
+    model, limits = toy(4, 6, 1.5), [4, 3, 2] * 2
+    wide = model.search(beam_search, limits, beam_size=121, n_best=121, length_penalty=alpha, coverage=cost)
+    best = model.search(beam_search, limits, beam_size=121, length_penalty=alpha, coverage=cost)
+    for i, limit in enumerate(limits):
+        expected = exhaustive(model, i, limit, alpha, coverage=lambda tokens: -0.7 * tokens.count(3))
+        assert_same(hypotheses(wide, i), expected)
+        assert_same(hypotheses(best, i), expected[:1])
+
+
+@pytest.mark.parametrize(("beam_size", "groups", "diversity"), [(4, 2, 0.0), (4, 2, 0.9), (6, 3, 5.0), (3, 3, 0.4)])
+def test_groups_are_kept_apart_by_what_earlier_groups_chose(toy, beam_size, groups, diversity):
+    model, limits = toy(beam_size, 12), [6, 5, 4, 3, 2, 1] * 2
+    options = {"beam_size": beam_size, "groups": groups, "diversity": diversity, "length_penalty": 0.6}
+    for n_best in (beam_size, 2):
+        found = model.search(beam_search, limits, n_best=n_best, **options)
+        for i, limit in enumerate(limits):
+            expected = patient(model, i, limit, 0.6, beam_size, groups, diversity)
+            assert_same(hypotheses(found, i), expected[:n_best])
+
+
+def count_steps(model, limits, **options):
     calls = []
 
     def counted(step, cache, **options):
@@ -79,12 +72,16 @@ def test_search_stops_when_no_live_hypothesis_can_win(toy):
 
         return beam_search(spy, cache, **options)
 
+    model.search(counted, limits, **options)
+    jax.effects_barrier()
+    return len(calls)
+
+
+def test_search_stops_when_no_live_hypothesis_can_win(toy):
     model = toy(0, 2, 0.1)
     model.table[:, 0, :, EOS] -= 40.0
     model.table[:, 1, :, EOS] += 80.0  # every hypothesis ends with its second token
-    found = model.search(counted, [6, 0], beam_size=2, length_penalty=0.6)
-    assert found.lengths[0].tolist() == [2, 2]
-    assert len(calls) == 2
+    assert count_steps(model, [6, 0], beam_size=2, n_best=2, length_penalty=0.6) == 2
 
 
 def test_a_live_hypothesis_may_win_by_growing(toy):
@@ -94,7 +91,7 @@ def test_a_live_hypothesis_may_win_by_growing(toy):
     wanted[1, [EOS, 4]] = 0.58, 0.42
     wanted[[2, 3, 4, 5], [3, 3, 3, EOS]] = 1.0
     model.table[:] = np.diff(np.log(wanted), axis=0, prepend=0)[None, :, None]
-    found = hypotheses(model.search(beam_search, [6], beam_size=2, length_penalty=1.0), 0)
+    found = hypotheses(model.search(beam_search, [6], beam_size=2, n_best=2, length_penalty=1.0), 0)
     assert [tokens for tokens, _ in found] == [(EOS,), (3, 4, 3, 3, 3, EOS)]
 
 
@@ -110,17 +107,17 @@ def test_one_beam_is_greedy_search(toy, alpha):
 
 def test_a_sentence_does_not_depend_on_its_neighbours(toy):
     model = toy(7, 6, 1.5)
-    together = model.search(beam_search, [6, 2, 6, 0, 4, 6], beam_size=3, length_penalty=0.6)
+    together = model.search(beam_search, [6, 2, 6, 0, 4, 6], beam_size=3, n_best=3, length_penalty=0.6)
     others = toy(8, 6)
     others.table[4] = model.table[0]
-    apart = others.search(beam_search, [1, 6, 3, 6, 6, 5], beam_size=3, length_penalty=0.6)
+    apart = others.search(beam_search, [1, 6, 3, 6, 6, 5], beam_size=3, n_best=3, length_penalty=0.6)
     for field, other in zip(together, apart, strict=True):
         np.testing.assert_array_equal(field[0], other[4])
 
 
 def test_scores_are_those_of_the_emitted_tokens(toy):
     model = toy(9, 8)
-    found = model.search(beam_search, [6] * 8, beam_size=4, length_penalty=0.6)
+    found = model.search(beam_search, [6] * 8, beam_size=4, n_best=4, length_penalty=0.6)
     for i in range(8):
         for tokens, score in hypotheses(found, i):
             assert score == pytest.approx(model.score(i, tokens) / penalty(len(tokens), 0.6), abs=2e-5)
@@ -129,7 +126,7 @@ def test_scores_are_those_of_the_emitted_tokens(toy):
 def test_hypotheses_cut_at_the_limit_follow_those_that_ended(toy):
     model = toy(11, 1, 0.3)
     model.table[0, 0, :, EOS] -= 2.5  # ends are unlikely, so cut hypotheses score better
-    found = hypotheses(model.search(beam_search, [3], beam_size=40, length_penalty=0.6), 0)
+    found = hypotheses(model.search(beam_search, [3], beam_size=40, n_best=40, length_penalty=0.6), 0)
     ended = [tokens[-1] == EOS for tokens, _ in found]
     assert 0 < sum(ended) < len(found)
     assert ended == sorted(ended, reverse=True)
@@ -137,16 +134,16 @@ def test_hypotheses_cut_at_the_limit_follow_those_that_ended(toy):
 
 
 def test_rows_that_fill_a_batch_stay_padding(toy):
-    found = toy(12, 9).search(beam_search, [0] * 8 + [4], beam_size=3, length_penalty=0.6)
+    found = toy(12, 9).search(beam_search, [0] * 8 + [4], beam_size=3, n_best=3, length_penalty=0.6)
     assert (found.tokens[:8] == PAD).all()
     assert (found.lengths[:8] == 0).all()
 
 
 def test_nan_logits_end_their_own_sentence_only(toy):
     model, limits = toy(13, 3), [6, 2, 6]
-    healthy = model.search(beam_search, limits, beam_size=6, length_penalty=0.6)
+    healthy = model.search(beam_search, limits, beam_size=6, n_best=6, length_penalty=0.6)
     model.table[1, 1, 3] = np.nan  # for one of its beams, at the last step
-    found = model.search(beam_search, limits, beam_size=6, length_penalty=0.6)
+    found = model.search(beam_search, limits, beam_size=6, n_best=6, length_penalty=0.6)
     assert np.isnan(found.scores[1]).all()
     assert (found.lengths[1] == 0).all()
     assert (found.tokens[1] == PAD).all()

@@ -1,9 +1,9 @@
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jformer.decoding.greedy import CHUNK, best_tokens, greedy, token_log_probs
+from jformer.decoding.greedy import greedy
+from jformer.decoding.tokens import CHUNK, best_tokens
 
 PAD, EOS = 0, 2
 
@@ -69,10 +69,3 @@ def test_best_tokens_are_exact_and_equals_are_ordered_by_token(vocabulary, k):
     expected = np.argsort(-many_equals, axis=1, kind="stable")[:, :k]
     np.testing.assert_array_equal(tokens, expected)
     np.testing.assert_array_equal(values, np.take_along_axis(many_equals, expected, axis=1))
-
-
-def test_padding_is_never_chosen_but_has_its_share_of_the_probability():
-    logits = jnp.array([[5.0, 1.0, 2.0, 0.0]])
-    log_probs, tokens = token_log_probs(logits, 2, pad=0)
-    assert tokens.tolist() == [[2, 1]]
-    np.testing.assert_allclose(log_probs[0], jax.nn.log_softmax(logits[0])[jnp.array([2, 1])], rtol=1e-6)

@@ -1,0 +1,99 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jformer.decoding.beam import beam_search
+from jformer.decoding.constraints import advance, allocate, banks, start_progress
+
+from .conftest import EOS, PAD
+from .reference import assert_same, contains, exhaustive, held, hypotheses
+
+PHRASES = [  # of each sentence
+    [(4,)],
+    [(3, 4), (4, 4)],  # may overlap
+    [(3, 3, 4)],  # 3 3 3 4 has it, though the first 3 3 is interrupted
+    [],
+    [(1,), (4, 3)],
+    [(3, 4), (3, 4), (3, 1)],  # asked for twice, met by one; two begin alike
+    [(4, 1, 3), (3,)],
+    [(4, 4, 4), (1,)],  # as long as the limit and more
+]
+
+
+def as_array(phrases):
+    array = np.full((len(phrases), 3, 3), PAD, np.int32)
+    for i, mine in enumerate(phrases):
+        for j, phrase in enumerate(mine):
+            array[i, j, : len(phrase)] = phrase
+    return array
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+def test_full_width_finds_what_exhaustive_search_finds_among_outputs_with_all_phrases(toy, alpha):
+    model, limits = toy(3, 8, 1.5), [4, 4, 4, 3, 3, 4, 4, 3]
+    constraints = as_array(PHRASES)
+    found = model.search(beam_search, limits, constraints=constraints, beam_size=121, n_best=121, length_penalty=alpha)
+    for i, limit in enumerate(limits):
+        assert_same(hypotheses(found, i), exhaustive(model, i, limit, alpha, phrases=PHRASES[i]))
+
+
+@pytest.mark.parametrize("beam_size", [1, 4, 8])
+def test_narrow_beams_find_room_for_unlikely_phrases(toy, beam_size):
+    model = toy(4, 8)
+    model.table[:, 0, :, [1, 4]] -= 6.0  # no search would take those
+    phrases = [[(4,), (1, 3)], [(1,)], [(4, 1, 3)], [(4, 4)]] * 2
+    found = model.search(beam_search, [6] * 8, constraints=as_array(phrases), beam_size=beam_size, length_penalty=0.6)
+    for i in range(8):
+        [(tokens, score)] = hypotheses(found, i)
+        assert all(contains(tokens, phrase) for phrase in phrases[i])
+        assert score == pytest.approx(model.score(i, tokens) / ((5 + len(tokens)) / 6) ** 0.6, abs=2e-5)
+
+
+def test_no_phrases_make_no_difference(toy):
+    model, limits = toy(5, 6), [6, 5, 4, 3, 2, 0]
+    options = {"beam_size": 4, "n_best": 4, "length_penalty": 0.6}
+    free = model.search(beam_search, limits, **options)
+    found = model.search(beam_search, limits, constraints=as_array([[]] * 6), **options)
+    for field, expected in zip(found, free, strict=True):
+        np.testing.assert_array_equal(field, expected)
+
+
+def test_phrases_go_with_groups_and_rules(toy):
+    model = toy(6, 4)
+    model.table[:, 2, :, EOS] += 4.0
+    phrases = [[(4, 3)], [(1,)], [(3, 3)], []]
+    rules = {"min_length": 3, "prefix": np.full((4, 1), 4, np.int32), "prefix_length": np.array([1, 0, 1, 1])}
+    options = {"beam_size": 6, "groups": 2, "diversity": 1.0, "length_penalty": 0.6}
+    found = model.search(beam_search, [6] * 4, rules, constraints=as_array(phrases), **options)
+    for i in range(4):
+        [(tokens, _)] = hypotheses(found, i)
+        assert all(contains(tokens, phrase) for phrase in phrases[i])
+        assert tokens[-1] == EOS
+        assert len(tokens) > 3
+        assert tokens[0] == 4 or i == 1
+
+
+def test_progress_is_what_reading_the_tokens_again_finds():
+    rng = np.random.default_rng(0)
+    phrases = [[tuple(rng.integers(3, 5, rng.integers(0, 4))) for _ in range(3)] for _ in range(40)]
+    tokens = rng.integers(3, 5, (40, 2, 9))
+    array = jnp.asarray(as_array(phrases))
+    progress = start_progress(array, 2, PAD)
+    for now in range(9):
+        candidates = advance(array, progress, jnp.asarray(tokens[:, :, now : now + 1]), PAD)
+        progress = type(progress)(*(leaf[:, :, 0] for leaf in candidates))
+        found = banks(array, progress, PAD)
+        for i in range(40):
+            for beam in range(2):
+                assert found[i, beam] == held(tuple(tokens[i, beam, : now + 1]), phrases[i])
+
+
+def test_banks_share_the_beam():
+    ranks = -jnp.arange(8.0)[None]
+    bank = jnp.array([[0, 0, 0, 0, 1, 1, 2, 2]])
+    cases = {3: [6, 4, 0], 4: [6, 7, 4, 0], 6: [6, 7, 4, 5, 0, 1], 7: [6, 7, 4, 5, 0, 1, 2]}
+    for size, expected in cases.items():
+        assert sorted(allocate(ranks, bank, jnp.array([2]), size)[0].tolist()) == sorted(expected)
+    impossible = ranks.at[:, 4:].set(-jnp.inf)  # no bank but the first has candidates
+    assert allocate(impossible, bank, jnp.array([2]), 3)[0].tolist() == [0, 1, 2]
+    assert allocate(ranks, bank, jnp.array([6]), 3)[0].tolist() == [6, 7, 4]  # more banks than places
