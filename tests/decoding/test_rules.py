@@ -1,0 +1,106 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jformer.decoding.beam import beam_search
+from jformer.decoding.greedy import greedy
+from jformer.decoding.rules import Rules, start_history, token_log_probs
+from jformer.decoding.sample import sample
+
+from .conftest import EOS, PAD, VOCABULARY
+from .reference import assert_same, counts, every, exhaustive, hypotheses, penalty
+
+NO_FOUR = (False, False, True, True, False)  # EOS and 3 may be written
+PROMPTS = ((3, 4), (4,), (3, 3, 4), (3,), (4, 4, 4), (3,))
+PREFIXES = ((), (4,), (3, 3), (4, 3, 4), (1,), (3,))
+RULES = {
+    "mask and length": {"allowed": NO_FOUR, "min_length": 2},
+    "unigrams": {"no_repeat_ngram": 1},
+    "bigrams after a prompt": {"no_repeat_ngram": 2, "prompt": PROMPTS},
+    "penalty after a prompt": {"repetition_penalty": 1.7, "prompt": PROMPTS},
+    "prefix": {"prefix": PREFIXES},
+    "all": {
+        "allowed": (False, False, True, True, True),
+        "min_length": 1,
+        "no_repeat_ngram": 3,
+        "repetition_penalty": 1.3,
+        "prefix": PREFIXES,
+        "prompt": PROMPTS,
+    },
+}
+
+
+def as_arrays(rules):
+    """Return the rules as a search reads them: what belongs to sentences in arrays, with its lengths."""
+    found = {key: value for key, value in rules.items() if not isinstance(value, tuple)}
+    if "allowed" in rules:
+        found["allowed"] = np.array(rules["allowed"])
+    for key in ("prefix", "prompt"):
+        if key in rules:
+            found[key] = np.array([[*one, *[PAD] * (4 - len(one))] for one in rules[key]], np.int32)
+            found[f"{key}_length"] = np.array([len(one) for one in rules[key]], np.int32)
+    return found
+
+
+def of_sentence(rules, i):
+    return {key: value[i] if key in ("prefix", "prompt") else value for key, value in rules.items()}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_full_width_under_rules_finds_what_exhaustive_search_finds(toy, name):
+    model, limits, rules = toy(6, 6), [4, 3, 4, 4, 2, 1], RULES[name]
+    found = model.search(beam_search, limits, as_arrays(rules), beam_size=121, n_best=121, length_penalty=0.6)
+    for i, limit in enumerate(limits):
+        assert_same(hypotheses(found, i), exhaustive(model, i, limit, 0.6, **of_sentence(rules, i)))
+
+
+@pytest.mark.parametrize("name", ["mask and length", "bigrams after a prompt", "all"])
+def test_greedy_search_and_one_beam_take_the_likeliest_that_rules_allow(toy, name):
+    model, limits, rules = toy(7, 6), [6, 5, 6, 6, 2, 6], RULES[name]
+    found = model.search(greedy, limits, as_arrays(rules))
+    one = model.search(beam_search, limits, as_arrays(rules), beam_size=1, length_penalty=0.6)
+    for i, limit in enumerate(limits):
+        tokens, score = (), 0.0
+        while len(tokens) < limit and EOS not in tokens:
+            best = counts(model, i, tokens, **of_sentence(rules, i))
+            tokens, score = (*tokens, int(best.argmax())), score + best.max()
+        assert_same(hypotheses(found, i), [(tokens, score)])
+        assert_same(hypotheses(one, i), [(tokens, score / penalty(len(tokens), 0.6))])
+
+
+@pytest.mark.parametrize("name", ["unigrams", "all"])
+def test_samples_obey_rules_and_are_scored_by_the_model_alone(toy, name):
+    model, limits, rules = toy(8, 6, 0.3), [4, 3, 4, 4, 2, 1], RULES[name]
+    found = model.search(sample, limits, as_arrays(rules), keys=jax.random.split(jax.random.key(0), 60))
+    assert found.tokens.shape[:2] == (6, 10)
+    for i, limit in enumerate(limits):
+        allowed = {tokens for tokens, _ in every(model, i, limit, **of_sentence(rules, i))}
+        samples = hypotheses(found, i)
+        assert {tokens for tokens, _ in samples} <= allowed
+        assert_same(samples, [(tokens, model.score(i, tokens)) for tokens, _ in samples])
+
+
+@pytest.mark.parametrize("function", [greedy, beam_search, sample])
+def test_a_sentence_whose_rules_leave_nothing_has_no_hypothesis(toy, function):
+    model, options = toy(9, 3), {"no_repeat_ngram": 1, "allowed": np.array(NO_FOUR)}
+    own = {"keys": jax.random.split(jax.random.key(0), 3)} if function is sample else {}
+    own = {"beam_size": 2, "n_best": 2, "length_penalty": 0.6} if function is beam_search else own
+    found = model.search(function, [4, 1, 4], {**options, "min_length": 4}, **own)
+    assert (found.lengths[[0, 2]] == 0).all()
+    assert (found.scores[[0, 2]] == -np.inf).all()
+    assert (found.tokens[[0, 2]] == PAD).all()
+    assert hypotheses(found, 1)[0][0] == (3,)
+
+
+def test_a_rule_takes_no_share_of_the_probability_from_others():
+    logits = jnp.array([[5.0, 1.0, 2.0, 0.0], [0.0, 0.0, 3.0, 4.0]])
+    rules = Rules(allowed=jnp.array([True, False, True, True]))
+    found = token_log_probs(rules, logits, None, jnp.int32(0), eos=2, pad=0)
+    expected = jax.nn.log_softmax(logits).at[:, :2].set(-jnp.inf)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rules", [Rules(), Rules(allowed=jnp.ones(VOCABULARY, bool), min_length=3)])
+def test_rules_that_read_no_history_carry_none(rules):
+    assert start_history(rules, 4, 3, 10, PAD) is None
