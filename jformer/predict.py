@@ -14,9 +14,8 @@ from jformer import checkpoint, config, optim
 from jformer.config import Config
 from jformer.data.tokenizers import EOS, ImageTokenizer, Tokenizer
 from jformer.data.vocabularies import load_tokenizers
-from jformer.decoding.config import DecodeConfig
 from jformer.errors import UserError
-from jformer.generation import generate, make_answer
+from jformer.generation import make_answer
 from jformer.mbr import rank
 from jformer.models import build_model, init_params
 from jformer.requests import CUT, RUNAWAY, Inputs, Output, Piece, Request, Scored, writable
@@ -53,7 +52,7 @@ class Predictor:
         self._answer: Any = None
         if task.answer:
             mask = writable(tokenizers[1], config.decode)
-            self._answer = _make_answer(models, task.answer, config.decode, mask)
+            self._answer = make_answer(models, task.answer, config.decode, mask)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -172,23 +171,6 @@ class Predictor:
             for place, i in enumerate(rows):
                 found[i] = {name: values[place, : len(pairs[i][1])] for name, values in result.items()}
         return found
-
-
-def _make_answer(models: Sequence[Any], answer: str, options: DecodeConfig, mask: np.ndarray) -> Any:
-    """Return what generation.make_answer is to give: (parameters of all models, batch, room) → Decoded."""
-    if answer == "label":
-        choose = make_answer(models[0], answer, options, len(mask))
-
-        def label(params: Sequence[Any], batch: Any, room: int) -> Any:
-            ids = choose(params[0], batch, room)
-            return ids[:, None], 0.0 * ids, ids * 0 + 1
-
-        return label
-
-    def search(params: Sequence[Any], batch: Any, room: int) -> Any:
-        return generate(models[0], options, len(mask), params[0], batch, room)
-
-    return jax.jit(search, static_argnums=2)
 
 
 def _joined(pieces: Sequence[Piece], answers: Sequence[list[Output]]) -> list[Output]:
