@@ -17,9 +17,9 @@ def make_scorer(models: Sequence[Any], average: str, align: bool = False) -> Any
     """Return the compiled (parameters of each model, batch) → {"log_probs": f32 [b t], "alignment": i32 [b t]}.
 
     The batch has both sides as in training. A token's log-probability is given all before it, over the whole
-    vocabulary; several models decide together, by the mean of their probabilities or of their log-probabilities. With
-    `align`, a token's alignment is the source position that the heads of the decoder's last layer look at most on
-    average, when they are about to say the token.
+    vocabulary; several models decide together, by the mean of their probabilities or of their log-probabilities, as
+    they do in a search. With `align`, a token's alignment is the source position that the heads of the decoder's last
+    layer look at most on average, when they are about to say the token.
     """
     models = [_showing(model) for model in models] if align else models
 
@@ -29,8 +29,8 @@ def make_scorer(models: Sequence[Any], average: str, align: bool = False) -> Any
 
         def row(one: tuple[list[Float[Array, "t d"]], Int[Array, "t"]]) -> Float[Array, "t"]:
             states, targets = one
-            each = [_log_probs(*member, targets) for member in zip(models, params, states, strict=True)]
-            return combine(jnp.stack(each), average)
+            each = [_log_probs(*member) for member in zip(models, params, states, strict=True)]
+            return jnp.take_along_axis(_mean(each, average), targets[:, None], axis=-1)[:, 0]
 
         found = jax.lax.map(row, (hidden, batch["target_out"]), batch_size=max(1, TOKENS // hidden[0].shape[1]))
         scores = {"log_probs": jnp.where(batch["weights"] > 0, found, 0.0)}
@@ -39,13 +39,6 @@ def make_scorer(models: Sequence[Any], average: str, align: bool = False) -> Any
         return scores
 
     return jax.jit(score)
-
-
-def combine(log_probs: Float[Array, "models *t"], average: str) -> Float[Array, "*t"]:
-    """Return the logarithm of the mean probability, or the mean of the log-probabilities."""
-    if average == "probability":
-        return jax.nn.logsumexp(log_probs, axis=0) - jnp.log(float(log_probs.shape[0]))
-    return log_probs.mean(axis=0)
 
 
 def _forced(model: Any, params: Any, batch: dict[str, jax.Array], align: bool) -> tuple[Float[Array, "b t d"], Any]:
@@ -57,10 +50,20 @@ def _forced(model: Any, params: Any, batch: dict[str, jax.Array], align: bool) -
     return hidden, weights[-1].mean(axis=1)
 
 
-def _log_probs(model: Any, params: Any, hidden: Float[Array, "t d"], targets: Int[Array, "t"]) -> Float[Array, "t"]:
-    logits = model.apply({"params": params}, hidden[None], method="logits")[0].astype(jnp.float32)
-    chosen = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
-    return chosen - jax.nn.logsumexp(logits, axis=-1)
+def _log_probs(model: Any, params: Any, hidden: Float[Array, "t d"]) -> Float[Array, "t v"]:
+    logits = model.apply({"params": params}, hidden[None], method="logits")[0]
+    return jax.nn.log_softmax(logits.astype(jnp.float32))
+
+
+def _mean(each: Sequence[Float[Array, "t _"]], average: str) -> Float[Array, "t v"]:
+    """Return the logarithm of the mean probability, or the mean of log-probabilities made to sum to one again.
+
+    Some models may have rows past the vocabulary; no target is among them.
+    """
+    rows = jnp.stack([log_probs[:, : min(one.shape[1] for one in each)] for log_probs in each])
+    if average == "probability":
+        return jax.nn.logsumexp(rows, axis=0) - jnp.log(float(len(each)))
+    return jax.nn.log_softmax(rows.mean(axis=0))
 
 
 def _showing(model: Any) -> Any:
