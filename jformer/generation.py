@@ -143,7 +143,7 @@ def _rules(options: DecodeConfig, vocabulary: Bool[np.ndarray, "v"], models: Seq
     """Return what may be written. Rows of a model past the vocabulary never are."""
     width = max(model.config.target_vocab_size or model.config.vocab_size for model in models)
     return Rules(
-        allowed=jnp.asarray(np.pad(vocabulary, (0, width - len(vocabulary)))),
+        allowed=np.pad(vocabulary, (0, width - len(vocabulary))),
         min_length=options.min_length,
         no_repeat_ngram=options.no_repeat_ngram,
         repetition_penalty=options.repetition_penalty,

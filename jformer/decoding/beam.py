@@ -18,7 +18,7 @@ from jformer.decoding.cache import Cache, Step, reorder
 from jformer.decoding.candidates import Grown, choose, held, propose
 from jformer.decoding.constraints import start_progress
 from jformer.decoding.greedy import NO_RULES, greedy
-from jformer.decoding.rules import Rules, say, start_history, token_log_probs
+from jformer.decoding.rules import Rules, say, start_history, weigh
 from jformer.decoding.tokens import Decoded
 
 Coverage = Callable[[Cache], Float[Array, "rows"]]
@@ -84,8 +84,8 @@ def beam_search(
 
     def grow(search: _Search) -> _Search:
         logits, cache = step(search.cache, search.live.tokens.reshape(-1))
-        log_probs = token_log_probs(rules, logits, search.history, search.now, eos, pad)
-        candidates = propose(search.live, log_probs, constraints, eos, pad)
+        weighed = weigh(rules, logits, search.history, search.now, eos, pad)
+        candidates = propose(search.live, weighed, constraints, eos, pad)
         broken = jnp.isnan(candidates.scores).any(axis=(1, 2))
         first, others = choose(candidates, groups, diversity, constraints, eos, pad)
         extra = jnp.zeros(shape) if coverage is None else coverage(cache).reshape(shape)

@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jformer.decoding.constraints import Progress, add_wanted, advance, allocate, banks
-from jformer.decoding.tokens import best_tokens
+from jformer.decoding.rules import Weighed
 
 
 class Grown(NamedTuple):
@@ -29,20 +29,18 @@ def take(grown: Grown, places: Int[Array, "b n"]) -> Grown:
     return jax.tree.map(pick, grown)
 
 
-def propose(
-    live: Grown, log_probs: Float[Array, "rows v"], phrases: Int[Array, "b c l"] | None, eos: int, pad: int
-) -> Grown:
+def propose(live: Grown, weighed: Weighed, phrases: Int[Array, "b c l"] | None, eos: int, pad: int) -> Grown:
     """Return the continuations that matter: the n + 1 likeliest of every beam, and what its phrases ask for.
 
     At most one continuation of a beam is its end, so n + 1 of each are enough to find the n best that go on. They are
     enough for groups, too: fewer than n tokens cost something there, one for every beam of the groups before.
     """
     sentences, beam_size = live.scores.shape
-    values, tokens = best_tokens(log_probs, min(beam_size + 1, log_probs.shape[1]))
+    values, tokens = weighed.best(min(beam_size + 1, weighed.scores.shape[1]))
     values, tokens = (x.reshape(sentences, beam_size, -1) for x in (values, tokens))
     progress = live.progress
     if phrases is not None and progress is not None:
-        every = log_probs.reshape(sentences, beam_size, -1)
+        every = weighed.all().reshape(sentences, beam_size, -1)
         values, tokens = add_wanted(phrases, progress, every, values, tokens, pad)
         lacking = ~progress.met.all(axis=2, keepdims=True)
         values = jnp.where((tokens == eos) & lacking, -jnp.inf, values)

@@ -8,14 +8,12 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jformer.decoding.cache import Cache, Step
-from jformer.decoding.rules import Rules, say, start_history, token_log_probs
-from jformer.decoding.tokens import Decoded, best_tokens
+from jformer.decoding.rules import Rules, Weighed, say, start_history, weigh
+from jformer.decoding.tokens import Decoded
 
 NO_RULES = Rules()
 # (what each token counts under the rules, logits, place) → (what the score gains, the token) of every row
-Choose = Callable[
-    [Float[Array, "rows v"], Float[Array, "rows v"], Int[Array, ""]], tuple[Float[Array, "rows"], Int[Array, "rows"]]
-]
+Choose = Callable[[Weighed, Float[Array, "rows v"], Int[Array, ""]], tuple[Float[Array, "rows"], Int[Array, "rows"]]]
 
 
 class _Search(NamedTuple):
@@ -49,9 +47,9 @@ def greedy(
     """
 
     def likeliest(
-        log_probs: Float[Array, "rows v"], logits: Float[Array, "rows v"], now: Int[Array, ""]
+        weighed: Weighed, logits: Float[Array, "rows v"], now: Int[Array, ""]
     ) -> tuple[Float[Array, "rows"], Int[Array, "rows"]]:
-        values, tokens = best_tokens(log_probs, 1)
+        values, tokens = weighed.best(1)
         return values[:, 0], tokens[:, 0]
 
     return go_on(
@@ -77,8 +75,8 @@ def go_on(
 
     def grow(search: _Search) -> _Search:
         logits, cache = step(search.cache, search.last)
-        log_probs = token_log_probs(rules, logits, search.history, search.now, eos, pad)
-        gain, tokens = choose(log_probs, logits, search.now)
+        weighed = weigh(rules, logits, search.history, search.now, eos, pad)
+        gain, tokens = choose(weighed, logits, search.now)
         score = jnp.where(search.done, search.score, search.score + gain)
         last = jnp.where(search.done, pad, tokens)
         lengths = search.lengths + ~search.done

@@ -9,13 +9,18 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
+
+from jformer.decoding.tokens import best_tokens, chunk_maxima
+
+FEW = 64  # columns that are written one by one
 
 
 class Rules(NamedTuple):
     """The rules of a search; the defaults forbid nothing. Padding and a second `first` token are for `allowed`."""
 
-    allowed: Bool[Array, "v"] | None = None  # the tokens that may be written; None = all but padding
+    allowed: Bool[np.ndarray, "v"] | None = None  # the tokens that may be written; None = all but padding
     min_length: int = 0  # no end symbol before so many tokens
     no_repeat_ngram: int = 0  # no run of so many tokens twice in a hypothesis; 0 = off (Paulus et al. 2018, 2.5)
     repetition_penalty: float = 1.0  # at least 1; times the log-probability of tokens said before (Keskar et al. 2019)
@@ -48,34 +53,72 @@ def say(history: Int[Array, "rows h"] | None, tokens: Int[Array, "rows"]) -> Int
     return None if history is None else jnp.concatenate([history[:, 1:], tokens[:, None]], axis=1)
 
 
-def token_log_probs(
+class Weighed(NamedTuple):
+    """What every token counts as the next one: `scores` less `total` is its log-probability, -inf if it is forbidden.
+
+    The two are kept apart because only a few tokens are ever looked at, and a pass over all of them is what costs.
+    """
+
+    scores: Float[Array, "rows v"]
+    total: Float[Array, "rows 1"]
+
+    def best(self, k: int) -> tuple[Float[Array, "rows k"], Int[Array, "rows k"]]:
+        """Return the k largest log-probabilities of every row, largest first, and their tokens."""
+        values, tokens = best_tokens(self.scores, k)
+        return values - self.total, tokens
+
+    def all(self) -> Float[Array, "rows v"]:
+        """Return the log-probabilities of all tokens."""
+        return self.scores - self.total
+
+
+def weigh(
     rules: Rules,
     logits: Float[Array, "rows v"],
     history: Int[Array, "rows h"] | None,
     now: Int[Array, ""],
     eos: int,
     pad: int,
-) -> Float[Array, "rows v"]:
-    """Return what each token counts as the one at place `now` of its row: a log-probability, or -inf if forbidden.
+) -> Weighed:
+    """Return what each token counts as the one at place `now` of its row.
 
     Rows are sentences × beams. Padding is always forbidden. A forced prefix overrules all else while it lasts.
     """
-    model = logits - jax.nn.logsumexp(logits, axis=1, keepdims=True)
-    tokens = jnp.arange(logits.shape[1])
-    forbidden = (tokens == pad) | ((tokens == eos) & (now < rules.min_length))
-    if rules.allowed is not None:
-        forbidden |= ~rules.allowed
-    log_probs = jnp.where(forbidden, -jnp.inf, model)
+    scores, total = _allow(rules, logits, now, eos, pad)
     if history is not None and rules.repetition_penalty != 1:
-        log_probs = _discount(log_probs, history, rules.repetition_penalty)
+        scores, logits = _discount(scores - total, history, rules.repetition_penalty), logits - total
+        total = jnp.zeros_like(total)
     if history is not None and rules.no_repeat_ngram:
-        log_probs = _forbid_repeats(log_probs, history, rules.no_repeat_ngram, pad)
+        scores = _forbid_repeats(scores, history, rules.no_repeat_ngram, pad)
     if rules.prefix is None or rules.prefix_length is None:
-        return log_probs
+        return Weighed(scores, total)
     beams = logits.shape[0] // rules.prefix.shape[0]
-    forced = jnp.take(rules.prefix, now, axis=1, mode="clip")
-    asked = jnp.where(tokens == jnp.repeat(forced, beams)[:, None], model, -jnp.inf)
-    return jnp.where(jnp.repeat(now < rules.prefix_length, beams)[:, None], asked, log_probs)
+    forced = jnp.repeat(jnp.take(rules.prefix, now, axis=1, mode="clip"), beams)
+    asked = jnp.where(jnp.arange(logits.shape[1]) == forced[:, None], logits, -jnp.inf)
+    return Weighed(jnp.where(jnp.repeat(now < rules.prefix_length, beams)[:, None], asked, scores), total)
+
+
+def _allow(
+    rules: Rules, logits: Float[Array, "rows v"], now: Int[Array, ""], eos: int, pad: int
+) -> tuple[Float[Array, "rows v"], Float[Array, "rows 1"]]:
+    """Return the logits, -inf where always forbidden or ending too early, and the logarithm of the sum of all of them.
+
+    A few columns are put to -inf in place and added to the sum apart, to spare passes over the whole vocabulary.
+    """
+    vocabulary = logits.shape[1]
+    allowed = np.ones(vocabulary, bool) if rules.allowed is None else rules.allowed
+    forbidden = np.flatnonzero(~allowed | (np.arange(vocabulary) == pad))
+    early = jnp.arange(vocabulary) == eos
+    if len(forbidden) > FEW:
+        total = jax.nn.logsumexp(logits, axis=1, keepdims=True)
+        mask = ~allowed | (np.arange(vocabulary) == pad)
+        return jnp.where(mask | (early & (now < rules.min_length)), -jnp.inf, logits), total
+    apart = logits[:, forbidden]
+    scores = logits.at[:, forbidden].set(-jnp.inf)
+    top = jnp.maximum(chunk_maxima(scores).max(axis=1, keepdims=True), apart.max(axis=1, keepdims=True))
+    sums = (jnp.exp(x - top).sum(axis=1, keepdims=True) for x in (scores, apart))
+    total = top + jnp.log(sum(sums))
+    return jnp.where(early & (now < rules.min_length), -jnp.inf, scores) if rules.min_length else scores, total
 
 
 def _discount(

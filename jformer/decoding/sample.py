@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jformer.decoding.cache import Cache, Step
 from jformer.decoding.greedy import NO_RULES, go_on
-from jformer.decoding.rules import Rules
+from jformer.decoding.rules import Rules, Weighed
 from jformer.decoding.tokens import CHUNK, Decoded
 
 
@@ -41,8 +41,9 @@ def sample(
     """
 
     def draw(
-        log_probs: Float[Array, "rows v"], logits: Float[Array, "rows v"], now: Int[Array, ""]
+        weighed: Weighed, logits: Float[Array, "rows v"], now: Int[Array, ""]
     ) -> tuple[Float[Array, "rows"], Int[Array, "rows"]]:
+        log_probs = weighed.all()
         uniform = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, now)))(keys)
         kept = narrow(
             log_probs,

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-CHUNK = 128  # columns that best_tokens looks at as one; 64 to 200 are equally quick at 10,000 tokens
+CHUNK = 80  # columns that are looked at as one; 40 to 128 are about as quick at 10,000 tokens
 
 
 class Decoded(NamedTuple):
@@ -24,18 +24,31 @@ class Decoded(NamedTuple):
 def best_tokens(scores: Float[Array, "rows v"], k: int) -> tuple[Float[Array, "rows k"], Int[Array, "rows k"]]:
     """Find the k largest scores of every row, largest first, and their tokens; of equals the lower token is first.
 
-    The same as `lax.top_k`, three times as quick on CPU. The k largest lie in the k chunks with the largest maxima
+    The same as `lax.top_k`, several times as quick on CPU. The k largest lie in the k chunks with the largest maxima
     (any other chunk is outdone by k others), so only those are ranked; chunks stay in order to keep equals in order.
     """
     rows, vocabulary = scores.shape
-    if vocabulary <= k * CHUNK:
+    chunk = _chunk(vocabulary)
+    if vocabulary <= k * chunk:
         values, tokens = lax.top_k(scores, k)
         return values, tokens
-    rest = -vocabulary % CHUNK
-    window = ((1, CHUNK), (1, CHUNK), ((0, 0), (0, rest)))
-    maxima = lax.reduce_window(scores, -jnp.inf, lax.max, *window)
-    chunks = jnp.sort(lax.top_k(maxima, k)[1])
-    tokens = (chunks[:, :, None] * CHUNK + jnp.arange(CHUNK)).reshape(rows, -1)
+    chunks = jnp.sort(lax.top_k(chunk_maxima(scores), k)[1])
+    tokens = (chunks[:, :, None] * chunk + jnp.arange(chunk)).reshape(rows, -1)
     values = jnp.take_along_axis(scores, tokens, axis=-1, mode="fill", fill_value=-jnp.inf)
     values, order = lax.top_k(values, k)
     return values, jnp.take_along_axis(tokens, order, axis=-1)
+
+
+def chunk_maxima(scores: Float[Array, "rows v"]) -> Float[Array, "rows c"]:
+    """Return the largest score of every chunk of tokens."""
+    rows, vocabulary = scores.shape
+    chunk = _chunk(vocabulary)
+    if vocabulary % chunk == 0:
+        return scores.reshape(rows, -1, chunk).max(axis=2)  # twice as quick as a window
+    window = ((1, chunk), (1, chunk), ((0, 0), (0, -vocabulary % chunk)))
+    return lax.reduce_window(scores, -jnp.inf, lax.max, *window)
+
+
+def _chunk(vocabulary: int) -> int:
+    """Return a size that divides the vocabulary, if one is about as good as any."""
+    return next((size for size in range(CHUNK, 2 * CHUNK) if vocabulary % size == 0), CHUNK)

@@ -38,6 +38,21 @@ class Toy:
         run = compiled(function, tuple(options.items()), tuple(rules.items()))
         return jax.tree.map(np.asarray, run(self.table, jnp.asarray(max_lengths), arrays, rule_arrays))
 
+    def steps(self, function: Callable, max_lengths: list[int], **options: Any) -> int:
+        """Count the steps of a search."""
+        calls = []
+
+        def counted(step, cache, **options):
+            def spy(cache, last):
+                jax.debug.callback(lambda: calls.append(1))
+                return step(cache, last)
+
+            return function(spy, cache, **options)
+
+        self.search(counted, max_lengths, **options)
+        jax.effects_barrier()
+        return len(calls)
+
 
 def split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Part the arrays from the rest."""
@@ -65,7 +80,8 @@ def compiled(function: Callable, options: tuple, rules: tuple) -> Callable:
         cache["memory"] = {"table": table}
         limits = {"max_lengths": max_lengths, "length": LENGTH, "eos": EOS, "pad": PAD}
         limits["first"] = jnp.full(len(table), BOS)
-        return function(step, cache, **limits, **dict(options), **arrays, rules=Rules(**dict(rules), **rule_arrays))
+        fixed = {key: np.array(value) if key == "allowed" else value for key, value in rules}
+        return function(step, cache, **limits, **dict(options), **arrays, rules=Rules(**fixed, **rule_arrays))
 
     return jax.jit(run)
 

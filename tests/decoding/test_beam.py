@@ -1,4 +1,3 @@
-import jax
 import numpy as np
 import pytest
 
@@ -31,7 +30,7 @@ def test_stopping_early_loses_nothing(toy, beam_size, n_best, alpha, scale):
 def test_asking_for_fewer_hypotheses_stops_earlier(toy):
     model = toy(2, 1, 0.1)
     model.table[:, 0, :, EOS] += 3.0  # so the empty hypothesis wins, and its rivals end one after another
-    steps = {n_best: count_steps(model, [6], beam_size=3, n_best=n_best, length_penalty=0.0) for n_best in (1, 3)}
+    steps = {n_best: model.steps(beam_search, [6], beam_size=3, n_best=n_best, length_penalty=0.0) for n_best in (1, 3)}
     assert steps[1] < steps[3]
 
 
@@ -62,26 +61,11 @@ def test_groups_are_kept_apart_by_what_earlier_groups_chose(toy, beam_size, grou
             assert_same(hypotheses(found, i), expected[:n_best])
 
 
-def count_steps(model, limits, **options):
-    calls = []
-
-    def counted(step, cache, **options):
-        def spy(cache, last):
-            jax.debug.callback(lambda: calls.append(1))
-            return step(cache, last)
-
-        return beam_search(spy, cache, **options)
-
-    model.search(counted, limits, **options)
-    jax.effects_barrier()
-    return len(calls)
-
-
 def test_search_stops_when_no_live_hypothesis_can_win(toy):
     model = toy(0, 2, 0.1)
     model.table[:, 0, :, EOS] -= 40.0
     model.table[:, 1, :, EOS] += 80.0  # every hypothesis ends with its second token
-    assert count_steps(model, [6, 0], beam_size=2, n_best=2, length_penalty=0.6) == 2
+    assert model.steps(beam_search, [6, 0], beam_size=2, n_best=2, length_penalty=0.6) == 2
 
 
 def test_a_live_hypothesis_may_win_by_growing(toy):
@@ -147,5 +131,7 @@ def test_nan_logits_end_their_own_sentence_only(toy):
     assert np.isnan(found.scores[1]).all()
     assert (found.lengths[1] == 0).all()
     assert (found.tokens[1] == PAD).all()
+    model.table[[0, 2]] = np.nan
+    assert model.steps(beam_search, limits, beam_size=6, length_penalty=0.6) == 2
     for field, expected in zip(found, healthy, strict=True):
         np.testing.assert_array_equal(field[[0, 2]], expected[[0, 2]])

@@ -30,19 +30,11 @@ def test_greedy_takes_the_likeliest_token_until_the_end_or_the_limit(toy, seed):
 
 
 def test_rows_that_fill_a_batch_stay_padding_and_cost_no_step(toy):
-    calls = []
-
-    def counted(step, cache, **limits):
-        def spy(cache, last):
-            jax.debug.callback(lambda: calls.append(1))
-            return step(cache, last)
-
-        return greedy(spy, cache, **limits)
-
-    found = toy(0, 2).search(counted, [0, 0])
+    model = toy(0, 2)
+    found = model.search(greedy, [0, 0])
     assert (found.tokens == PAD).all()
     assert (found.lengths == 0).all()
-    assert not calls
+    assert model.steps(greedy, [0, 0]) == 0
 
 
 def test_nan_logits_end_their_own_sentence_only(toy):
@@ -54,6 +46,8 @@ def test_nan_logits_end_their_own_sentence_only(toy):
     assert np.isnan(found.scores[1, 0])
     assert found.lengths[1, 0] == 0
     assert (found.tokens[1] == PAD).all()
+    model.table[:, 1] = np.nan
+    assert model.steps(greedy, [6, 6, 6]) == 2
     for field, expected in zip(found, healthy, strict=True):
         np.testing.assert_array_equal(field[[0, 2]], expected[[0, 2]])
 

@@ -5,7 +5,7 @@ import pytest
 
 from jformer.decoding.beam import beam_search
 from jformer.decoding.greedy import greedy
-from jformer.decoding.rules import Rules, start_history, token_log_probs
+from jformer.decoding.rules import Rules, start_history, weigh
 from jformer.decoding.sample import sample
 
 from .conftest import EOS, PAD, VOCABULARY
@@ -33,9 +33,7 @@ RULES = {
 
 def as_arrays(rules):
     """Return the rules as a search reads them: what belongs to sentences in arrays, with its lengths."""
-    found = {key: value for key, value in rules.items() if not isinstance(value, tuple)}
-    if "allowed" in rules:
-        found["allowed"] = np.array(rules["allowed"])
+    found = {key: value for key, value in rules.items() if key not in ("prefix", "prompt")}
     for key in ("prefix", "prompt"):
         if key in rules:
             found[key] = np.array([[*one, *[PAD] * (4 - len(one))] for one in rules[key]], np.int32)
@@ -83,7 +81,7 @@ def test_samples_obey_rules_and_are_scored_by_the_model_alone(toy, name):
 
 @pytest.mark.parametrize("function", [greedy, beam_search, sample])
 def test_a_sentence_whose_rules_leave_nothing_has_no_hypothesis(toy, function):
-    model, options = toy(9, 3), {"no_repeat_ngram": 1, "allowed": np.array(NO_FOUR)}
+    model, options = toy(9, 3), {"no_repeat_ngram": 1, "allowed": NO_FOUR}
     own = {"keys": jax.random.split(jax.random.key(0), 3)} if function is sample else {}
     own = {"beam_size": 2, "n_best": 2, "length_penalty": 0.6} if function is beam_search else own
     found = model.search(function, [4, 1, 4], {**options, "min_length": 4}, **own)
@@ -93,14 +91,17 @@ def test_a_sentence_whose_rules_leave_nothing_has_no_hypothesis(toy, function):
     assert hypotheses(found, 1)[0][0] == (3,)
 
 
-def test_a_rule_takes_no_share_of_the_probability_from_others():
-    logits = jnp.array([[5.0, 1.0, 2.0, 0.0], [0.0, 0.0, 3.0, 4.0]])
-    rules = Rules(allowed=jnp.array([True, False, True, True]))
-    found = token_log_probs(rules, logits, None, jnp.int32(0), eos=2, pad=0)
-    expected = jax.nn.log_softmax(logits).at[:, :2].set(-jnp.inf)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("now", [0, 3])
+def test_a_rule_takes_no_share_of_the_probability_from_others(many, now):
+    logits = jax.random.normal(jax.random.key(0), (3, 200)) * 9
+    allowed = np.random.default_rng(0).permutation(200) < (50 if many else 170)
+    allowed[2] = True
+    found = weigh(Rules(allowed=allowed, min_length=2), logits, None, jnp.int32(now), eos=2, pad=0).all()
+    allowed[[0, 2]] = False, now >= 2
+    np.testing.assert_allclose(found, jnp.where(allowed, jax.nn.log_softmax(logits), -jnp.inf), rtol=1e-5)
 
 
-@pytest.mark.parametrize("rules", [Rules(), Rules(allowed=jnp.ones(VOCABULARY, bool), min_length=3)])
+@pytest.mark.parametrize("rules", [Rules(), Rules(allowed=np.ones(VOCABULARY, bool), min_length=3)])
 def test_rules_that_read_no_history_carry_none(rules):
     assert start_history(rules, 4, 3, 10, PAD) is None
