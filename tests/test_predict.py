@@ -11,13 +11,14 @@ import pytest
 from jformer import config as configs
 from jformer.checkpoint import Checkpoints
 from jformer.config import resolve
-from jformer.data.tokenizers import EOS, learn
+from jformer.data.tokenizers import BOS, EOS, PAD, learn
 from jformer.decoding.config import DecodeConfig
 from jformer.errors import UserError
+from jformer.mbr import rank
 from jformer.predict import Predictor, average_steps, build_task, load
-from jformer.requests import RUNAWAY, Request
+from jformer.requests import RUNAWAY, Output, Request
 
-TEXTS = ["abc", "", "hgfedcba hgfedcba", "b", "  ", "cab", "xyz unknown", "abcdefgh", "ha"]
+TEXTS = ["abc", "", "hgfedcba hgfe", "b", "  ", "cab", "xyz unknown", "abcdefgh", "ha"]
 TOKENIZER = learn("char", ["abcdefgh "], 99, "identity", False)
 MODEL = {"num_layers": 1, "d_model": 32, "d_ff": 48, "num_heads": 4, "tied_output": False, "unroll": 1}
 # Rows past the vocabulary must never be written; tied logits of an untrained model would just repeat its input.
@@ -45,11 +46,12 @@ def ask(predictor, texts, **more):
 
 
 def test_empty_lines_stay_empty_and_order_is_kept(predictor):
-    together = predictor().predict(TEXTS)
-    assert len(together) == len(TEXTS)
+    texts = [*TEXTS, "hgfedcba hgfedcba"]  # the last one is of another shape
+    together = predictor().predict(texts)
+    assert len(together) == len(texts)
     assert together[1] == together[4] == ""
     assert together[0]
-    assert predictor().predict(TEXTS[::-1]) == together[::-1]
+    assert predictor().predict(texts[::-1]) == together[::-1]
     assert predictor().predict([]) == []
 
 
@@ -86,8 +88,51 @@ def test_output_is_no_longer_than_the_source_and_the_extra(predictor):
     assert p.counts[RUNAWAY] - before == sum(len(one.ids) > 0 and one.ids[-1] != EOS for one in outputs) > 0
 
 
+def test_the_n_best_have_the_scores_of_the_forced_pass_and_are_words_of_the_vocabulary(predictor):
+    p = predictor(beam_size=3, n_best=3, length_penalty=0.0, forbid=("<unk>",))
+    for text, outputs in zip(TEXTS, ask(p, TEXTS), strict=True):
+        if not text.strip():
+            assert outputs == [Output("")]
+            continue
+        assert len({output.ids for output in outputs}) == 3
+        assert outputs == sorted(outputs, key=lambda one: (one.ids[-1] != EOS, -one.score))  # cut ones come last
+        for output, scored in zip(outputs, p.score([(text, output.text) for output in outputs]), strict=True):
+            assert abs(sum(scored.token_log_probs[: len(output.ids)]) - output.score) < 1e-3
+            assert scored.log_prob == sum(scored.token_log_probs)
+            assert scored.tokens == (*output.text, "</s>")
+            assert not {PAD, BOS} & set(output.ids)
+            assert max(output.ids) < TOKENIZER.vocab_size
+
+
+def test_a_prefix_begins_the_output(predictor):
+    p = predictor()
+    for outputs in ask(p, ["abc", "b"], prefix="hag"):
+        assert outputs[0].text.startswith("hag")
+    mixed = p.generate([Request("abc"), Request("b", "hag"), Request("cab")])
+    assert [mixed[0][0].text, mixed[2][0].text] == p.predict(["abc", "cab"])
+
+
+def test_samples_depend_on_their_line_alone(predictor):
+    p = predictor(search="sample", samples=3)
+    together = ask(p, TEXTS)
+    assert [len(outputs) for outputs in together] == [3 if text.strip() else 1 for text in TEXTS]
+    assert len({output.ids for output in together[0]}) > 1
+    (alone,) = p.generate([Request(TEXTS[7], line=7)])
+    assert [output.ids for output in alone] == [output.ids for output in together[7]]
+    (elsewhere,) = p.generate([Request(TEXTS[7], line=8)])
+    assert [output.ids for output in elsewhere] != [output.ids for output in together[7]]
+
+
+def test_minimum_bayes_risk_ranks_the_samples(predictor):
+    samples = ask(predictor(search="sample", samples=6), TEXTS[:3])
+    for drawn, ranked in zip(samples, ask(predictor(search="mbr", samples=6, n_best=2), TEXTS[:3]), strict=True):
+        order, utilities = rank([output.text for output in drawn], "chrf")
+        assert [output.text for output in ranked] == [drawn[i].text for i in order[:2]]
+        assert [output.score for output in ranked] == utilities[:2] or not drawn[0].ids
+
+
 def test_two_of_the_same_answer_as_one(predictor):
-    assert predictor(beam_size=3, others=1).predict(TEXTS) == predictor(beam_size=3).predict(TEXTS)
+    assert predictor(others=1).predict(TEXTS) == predictor().predict(TEXTS)
 
 
 def test_broken_weights_are_one_clear_error(predictor):
