@@ -131,7 +131,7 @@ def test_nan_logits_end_their_own_sentence_only(toy):
     assert np.isnan(found.scores[1]).all()
     assert (found.lengths[1] == 0).all()
     assert (found.tokens[1] == PAD).all()
-    model.table[[0, 2]] = np.nan
-    assert model.steps(beam_search, limits, beam_size=6, length_penalty=0.6) == 2
     for field, expected in zip(found, healthy, strict=True):
         np.testing.assert_array_equal(field[[0, 2]], expected[[0, 2]])
+    model.table[[0, 2]] = np.nan
+    assert model.steps(beam_search, limits, beam_size=6, length_penalty=0.6) == 2

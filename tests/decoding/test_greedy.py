@@ -46,10 +46,10 @@ def test_nan_logits_end_their_own_sentence_only(toy):
     assert np.isnan(found.scores[1, 0])
     assert found.lengths[1, 0] == 0
     assert (found.tokens[1] == PAD).all()
-    model.table[:, 1] = np.nan
-    assert model.steps(greedy, [6, 6, 6]) == 2
     for field, expected in zip(found, healthy, strict=True):
         np.testing.assert_array_equal(field[[0, 2]], expected[[0, 2]])
+    model.table[:, 1] = np.nan
+    assert model.steps(greedy, [6, 6, 6]) == 2
 
 
 @pytest.mark.parametrize("vocabulary", [7, 4 * CHUNK, 4 * CHUNK + 1, 6 * CHUNK - 1])
