@@ -159,6 +159,8 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(workdir, 
         export(dataclasses.replace(settings, task="lm"), workdir, "stablehlo", target)
     with pytest.raises(UserError, match=r"decode\.search='sample' cannot be exported"):
         export(settings_of(workdir, search="sample"), workdir, "stablehlo", target)
+    with pytest.raises(UserError, match=r"decode\.ensemble cannot be exported"):
+        export(settings_of(workdir, ensemble=("elsewhere",)), workdir, "stablehlo", target)
     with pytest.raises(UserError, match=r"exists and is not empty"):
         export(settings, workdir, "stablehlo", workdir)
     monkeypatch.setitem(sys.modules, "ctranslate2", None)

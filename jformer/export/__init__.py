@@ -14,11 +14,11 @@ import jax
 import numpy as np
 
 from jformer.config import Config
-from jformer.data.vocabularies import load_tokenizers
 from jformer.errors import UserError
 from jformer.export.program import build_program
 from jformer.export.spec import build_spec
-from jformer.predict import build_sized, build_task, load_params
+from jformer.predict import load
+from jformer.requests import writable
 
 NEEDS = {"ctranslate2": "ctranslate2", "stablehlo": "flatbuffers"}  # format → the package that writes it
 README = """A translator exported by jformer for {format}; docs/serving.md of jformer has a loader without jformer.
@@ -46,16 +46,15 @@ def export(config: Config, workdir: Path, format: str, target: Path) -> str:  # 
     translations or checkpoints, and a model or search that the format cannot express.
     """
     _check(config, format, target)
-    tokenizers = load_tokenizers(workdir / "tokenizer")
-    model = build_sized(config, build_task(config), tokenizers)
-    params = jax.tree.map(np.asarray, load_params(workdir, config, model))
-    vocabularies = tokenizers[0].tokens, tokenizers[1].tokens
+    predictor = load(workdir, config)
+    model, (source, target_side) = predictor.model, predictor.tokenizers
+    params = jax.tree.map(np.asarray, predictor.params)
     longest = config.data.max_source_length + config.decode.max_extra_length
     if format == "ctranslate2":
         # As many places as CTranslate2 admits in a source when it is not told otherwise.
-        save = build_spec(model.config, params, vocabularies, max(longest, 1_024)).save
+        save = build_spec(model.config, params, (source.tokens, target_side.tokens), max(longest, 1_024)).save
     else:
-        save = build_program(config, model, params, longest, len(vocabularies[1]))
+        save = build_program(config, model, params, longest, writable(target_side, config.decode))
     _write(config, workdir, save, target, README.format(format=format, model=MODELS[format]))
     size = sum(path.stat().st_size for path in target.rglob("*")) / 1e6
     return f"{target}: {format}, {size:.1f} MB; jformer's docs/serving.md has a loader"
@@ -66,6 +65,8 @@ def _check(config: Config, format: str, target: Path) -> None:  # noqa: A002
         raise UserError(f"--format={format}; choose one of: {', '.join(NEEDS)}")
     if config.task != "translate":
         raise UserError(f"task={config.task!r} cannot be exported: only translate can, a text for a text")
+    if config.decode.ensemble:
+        raise UserError("decode.ensemble cannot be exported: what leaves is one model; leave it empty")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"--output={target} exists and is not empty: name a new directory")
     try:

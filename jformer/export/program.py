@@ -13,7 +13,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from jformer.config import Config
 from jformer.data.symbols import BOS
@@ -26,9 +26,9 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 def build_program(
-    config: Config, model: Any, params: Mapping[str, Any], longest: int, vocab_size: int
+    config: Config, model: Any, params: Mapping[str, Any], longest: int, vocabulary: Bool[np.ndarray, "v"]
 ) -> Callable[[str], None]:
-    """Return what writes the program and its parameters into a directory.
+    """Return what writes the program and its parameters into a directory; `vocabulary` tells what may be written.
 
     The program maps (parameters by name, tokens i32 [b s] with EOS, lengths i32 [b]) to (tokens i32 [b n t], scores
     f32 [b n], lengths i32 [b n]), best first; t is s + decode.max_extra_length. A row of length 0 is left empty.
@@ -55,7 +55,7 @@ def build_program(
             "limit": jnp.where(lengths > 0, jnp.minimum(lengths + options.max_extra_length, most), 0),
         }
         room = length + options.max_extra_length
-        found = generate(model, options, vocab_size, _unflatten(named), batch, room)
+        found = generate((model,), options, vocabulary, (_unflatten(named),), batch, room)
         return found.tokens, found.scores, found.lengths
 
     rows, length = jax.export.symbolic_shape("b, s", constraints=(f"s <= {config.data.max_source_length}",))
