@@ -103,7 +103,8 @@ def build(config: Config, workdir: Path) -> Run:
     configs.save(config, workdir / "config.json")  # last: what was refused above leaves no run behind
     loss = make_loss(model, task)
     train_step = make_train_step(loss, tx, mesh, config.seed, config.train.ema_decay)
-    sampling = dataclasses.replace(config.decode, beam_size=1, batch_size=max(1, len(data.samples)))
+    greedy: dict[str, Any] = {"search": "beam", "beam_size": 1, "beam_groups": 1, "n_best": 1, "alignments": False}
+    sampling = dataclasses.replace(config.decode, **greedy, batch_size=max(1, len(data.samples)))
     sampler = Predictor(dataclasses.replace(config, decode=sampling), task, data.tokenizers, model, state.params)
     eval_step = make_eval_step(loss, mesh)
     return Run(config, mesh, data, schedule, train_step, eval_step, sampler, checkpoints, state, progress, notes)
