@@ -42,7 +42,7 @@ def generate(
     """Return the outputs for every row of a batch, at most `room` tokens; rows whose limit is 0 give none.
 
     The batch holds, beside what the models encode, `prompt` [b p], `prompt_length` [b] (at least 1: BOS) and `limit`
-    [b], the most tokens to add; samples are drawn from its `line` [b]. Where inputs ask for it, it also holds `prefix`
+    [b], the most tokens to add (a row whose limit is above `room` may be left undone); samples are drawn from its `line` [b]. Where inputs ask for it, it also holds `prefix`
     [b p] with `prefix_length` [b], the beginning of the output, and `constraints` [b c l], phrases in it.
     """
     params = [_in_compute_dtype(tree, model.config.dtype) for model, tree in zip(models, params, strict=True)]
@@ -79,7 +79,7 @@ def prompts(sequences: Sequence[Sequence[int]], rows: int, width: int) -> dict[s
 
 def _choose(model: Any, params: Sequence[Any], batch: Batch, room: int) -> Decoded:
     ids = jnp.argmax(model.apply({"params": params[0]}, batch), axis=-1) + NUM_SYMBOLS
-    return Decoded(ids[:, None], jnp.zeros(ids.shape), jnp.ones_like(ids))
+    return Decoded(ids[:, None], jnp.zeros(ids.shape), jnp.ones_like(ids), jnp.ones(len(ids), bool))
 
 
 def _in_compute_dtype(params: Any, dtype: str) -> Any:

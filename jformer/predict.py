@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from jformer.errors import UserError
 from jformer.generation import make_answer
 from jformer.mbr import rank
 from jformer.models import build_model, init_params
-from jformer.requests import CUT, RUNAWAY, Inputs, Output, Piece, Request, Scored, writable
+from jformer.requests import CUT, LONG, RUNAWAY, Inputs, Output, Piece, Request, Scored, writable
 from jformer.scoring import make_scorer
 from jformer.tasks import TASKS, Task, sized
 
+AHEAD = 1  # batches that are computed while the one before is turned into text
 FEW = 8  # inputs that are answered without waiting for a whole batch to be computed
 Member = tuple[Any, Any]
 """A model and its parameters."""
@@ -49,6 +51,7 @@ class Predictor:
         learned = [each.config.max_length for each in models if each.config.positions == "learned"]
         self._scorer = functools.cache(functools.partial(make_scorer, models, config.decode.ensemble_average))
         self._inputs = Inputs(config.decode, task, tokenizers, min(learned, default=None))
+        self._mostly_short = not self._inputs.continues  # outputs, as far as is known
         self._answer: Any = None
         if task.answer:
             mask = writable(tokenizers[1], config.decode)
@@ -116,16 +119,46 @@ class Predictor:
         return min(FEW, self.config.decode.batch_size) if count <= FEW else self.config.decode.batch_size
 
     def _search(self, pieces: Sequence[Piece]) -> list[list[Output]]:
-        """Return the outputs for every piece, in order."""
+        """Return the outputs for every piece, in order.
+
+        A first attempt has little room. The few outputs that need more would hold up all others in their batches, so
+        they are asked for again, in batches of their own.
+        """
         found: list[list[Output]] = [[] for _ in pieces]
         size = self._rows(len(pieces))
-        for rows in _in_batches([len(piece.ids) for piece in pieces], size):
-            batch, room = self._inputs.arrays([pieces[i] for i in rows], size)
-            answers = jax.device_get(self._answer(self._params, batch, room))
-            for i, tokens, scores, lengths in zip(rows, *answers, strict=False):
-                hypotheses = [ids[:n].tolist() for ids, n in zip(tokens, lengths, strict=True)]
-                found[i] = self._outputs(pieces[i], hypotheses, _numbers(scores.tolist()))
+        short = self._mostly_short and size > FEW
+        late = self._attempt(pieces, range(len(pieces)), size, found, short=short)
+        self._mostly_short &= len(late) <= len(pieces) // 4
+        if self._attempt(pieces, late, size, found, least=LONG):
+            raise AssertionError("a search with room for its limits was left undone")
         return found
+
+    def _attempt(
+        self, pieces: Sequence[Piece], places: Sequence[int], rows: int, found: list[list[Output]], **shape: Any
+    ) -> list[int]:
+        """Fill in the outputs for the pieces at some places, and return the places of those left undone."""
+        late = []
+        for batch, answers in self._answers(pieces, places, rows, shape):
+            for i, tokens, scores, lengths, done in zip(batch, *jax.device_get(answers), strict=False):
+                if done:
+                    hypotheses = [ids[:n].tolist() for ids, n in zip(tokens, lengths, strict=True)]
+                    found[i] = self._outputs(pieces[i], hypotheses, _numbers(scores.tolist()))
+                else:
+                    late.append(i)
+        return late
+
+    def _answers(
+        self, pieces: Sequence[Piece], places: Sequence[int], rows: int, shape: Mapping[str, Any]
+    ) -> Iterator[tuple[Sequence[int], Any]]:
+        """Yield the places of each batch and what is being computed for it; the next one is then on its way."""
+        waiting: deque[tuple[Sequence[int], Any]] = deque()
+        for order in _in_batches([len(pieces[i].ids) for i in places], rows):
+            batch = [places[i] for i in order]
+            arrays, room = self._inputs.arrays([pieces[i] for i in batch], rows, **shape)
+            waiting.append((batch, self._answer(self._params, arrays, room)))
+            if len(waiting) > AHEAD:
+                yield waiting.popleft()
+        yield from waiting
 
     def _outputs(self, piece: Piece, hypotheses: Sequence[Sequence[int]], scores: Sequence[float]) -> list[Output]:
         """Return what a search found for a piece, as texts, ranked anew where they are candidates of each other."""

@@ -16,7 +16,8 @@ from jformer.errors import UserError
 from jformer.generation import prompts
 from jformer.tasks import Task
 
-SMALLEST_LENGTH = 16  # sequences are padded to 16, 32, 64 … tokens: few shapes to compile
+LENGTHS = (16, 24, 32, 48, *(1 << i for i in range(6, 31)))  # that sequences are padded to: few shapes to compile
+LONG = 64  # from here on, inputs are always answered at the first attempt
 WIDTH = 8  # prefixes and constraints to multiples of this
 CUT, SPLIT, EMPTY, UNKNOWN, RUNAWAY = (
     "inputs cut to the model's limit",
@@ -128,17 +129,24 @@ class Inputs:
                 raise UserError(f"{where}: {phrase!r} holds what the vocabulary cannot write; choose other words")
         return pieces[0]._replace(prefix=encoded[0], constraints=[ids for ids in encoded[1:] if ids])
 
-    def arrays(self, pieces: Sequence[Piece], rows: int) -> tuple[dict[str, np.ndarray], int]:
-        """Return arrays of one of few shapes for models and search, and the most tokens that any row may get."""
+    def arrays(
+        self, pieces: Sequence[Piece], rows: int, short: bool = False, least: int = 0
+    ) -> tuple[dict[str, np.ndarray], int]:
+        """Return arrays of one of few shapes for models and search, and the most tokens that any row may get.
+
+        With `short` there is room for outputs of sources below LONG that are half as long again, as nearly all are; the
+        others are left undone. Inputs are padded to `least` tokens or more.
+        """
         options, sequences = self.options, [piece.ids for piece in pieces]
         sizes = np.array([len(ids) for ids in sequences] + [0] * (rows - len(pieces)))
-        length = min(_padded(sizes.max() + self.continues), self.side.max_length)
+        length = min(_padded(max(least, sizes.max() + self.continues)), self.side.max_length)
         if self.continues:
             batch, room = prompts(sequences, rows, length), options.max_extra_length
             limit = np.full(rows, room)
         else:
             batch = self.lay(sequences, [[]] * len(pieces), Shape(rows, length, 1)) | prompts([], rows, 1)
-            room = length + options.max_extra_length
+            extra = options.max_extra_length
+            room = length + (min(length // 2, extra) if short and length < LONG else extra)
             limit = sizes + options.max_extra_length
         if options.max_length:
             room, limit = min(room, options.max_length), np.minimum(limit, options.max_length)
@@ -203,7 +211,7 @@ def writable(tokenizer: Tokenizer, options: DecodeConfig) -> np.ndarray:
 
 
 def _padded(length: int) -> int:
-    return max(SMALLEST_LENGTH, 1 << (int(length) - 1).bit_length())
+    return next(size for size in LENGTHS if size >= length)
 
 
 def _tokens(sequences: Sequence[Sequence[int]]) -> Tokens:

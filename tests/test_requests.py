@@ -90,12 +90,20 @@ def test_shapes_are_few_and_every_row_has_its_limit():
     assert batch["limit"].tolist() == [9, 7, 0, 0]
     assert batch["line"].tolist() == [9, 3, 0, 0]
     assert not {"prefix", "constraints"} & set(batch)
-    assert made(reader, Request("a" * 16))[0]["source"].shape == (4, 32)
+    assert made(reader, Request("a" * 16))[0]["source"].shape == (4, 24)
     assert made(reader, Request("a" * 99))[0]["source"].shape == (4, 64)
     batch, room = made(inputs(max_extra_length=50, max_length=8), Request("abc"))
     assert (room, batch["limit"].max()) == (8, 8)
     batch, room = made(inputs(places=10), Request("abc"))
     assert (room, batch["limit"].max()) == (10, 10)
+
+
+def test_a_short_attempt_has_room_for_half_as_much_again():
+    reader = inputs(max_extra_length=50)
+    for length, short, whole in ((15, 24, 66), (31, 48, 82), (63, 114, 114)):
+        pieces = [group[0] for group in reader.pieces([Request("a" * length)])]
+        assert [reader.arrays(pieces, 1, short=each)[1] for each in (True, False)] == [short, whole]
+        assert reader.arrays(pieces, 1, least=64)[0]["source"].shape == (1, 64)
 
 
 def test_prompts_leave_room_among_the_places():

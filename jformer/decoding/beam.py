@@ -62,8 +62,8 @@ def beam_search(
     """Search for the hypotheses whose log-probability, divided by ((5 + length) / 6) ** length_penalty, is largest.
 
     For use inside jit. `cache` has b · beam_size rows, the beams of a sentence side by side, and room for `length`
-    tokens; `first` is the token to go on from, `max_lengths` (at most `length`) are the sentences' own limits of what
-    is chosen, 0 for a sentence that is only there to fill the batch. The `n_best` (at most beam_size) best are
+    tokens; `first` is the token to go on from, `max_lengths` are the sentences' own limits of what is chosen, 0 for a
+    sentence that is only there to fill the batch; one that is above `length` may be left undone. The `n_best` (at most beam_size) best are
     returned. Hypotheses that were cut at the limit follow after all that ended. Padding is never chosen. With one beam
     there is nothing to weigh an end against, so it is final: the tokens are those of greedy search. `length_penalty`
     must not be negative. Equal scores: the hypothesis found first, then the better beam, comes first.
@@ -203,4 +203,4 @@ def _read_off(
     _, tokens = lax.scan(back, beams, (steps, search.tokens, search.parents), reverse=True)
     tokens = jnp.moveaxis(tokens, 0, -1)
     tokens = jnp.where((ended & exists)[..., None] & (steps == lengths[..., None]), eos, tokens)
-    return Decoded(tokens, scores, jnp.where(exists, lengths + ended, 0))
+    return Decoded(tokens, scores, jnp.where(exists, lengths + ended, 0), search.done)

@@ -41,8 +41,8 @@ def greedy(
     """Choose the likeliest token again and again until every sentence has ended or reached its limit.
 
     For use inside jit. `cache` has one row a sentence and room for `length` tokens; `first` is the token to go on from,
-    `max_lengths` (at most `length`) are the sentences' own limits of what is chosen, 0 for a sentence that is only
-    there to fill the batch. Padding is never chosen. A sentence whose rules leave no token has no hypothesis.
+    `max_lengths` are the sentences' own limits of what is chosen, 0 for a sentence that is only there to fill the
+    batch; one that is above `length` may be left undone. Padding is never chosen. A sentence whose rules leave no token has no hypothesis.
     The score is the sum of the log-probabilities, without a length penalty; there is one hypothesis (n = 1).
     """
 
@@ -101,6 +101,6 @@ def go_on(
     exists = end.score > -jnp.inf
     tokens = jnp.where(exists, end.tokens, pad).T
     shape = sentences, rows
-    return Decoded(
-        tokens.reshape(*shape, length), end.score.reshape(shape), jnp.where(exists, end.lengths, 0).reshape(shape)
-    )
+    lengths = jnp.where(exists, end.lengths, 0).reshape(shape)
+    done = end.done.reshape(shape).all(axis=1)
+    return Decoded(tokens.reshape(*shape, length), end.score.reshape(shape), lengths, done)

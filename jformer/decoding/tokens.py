@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 CHUNK = 80  # columns that are looked at as one; 40 to 128 are about as quick at 10,000 tokens
 
@@ -19,6 +19,7 @@ class Decoded(NamedTuple):
     tokens: Int[Array, "b n t"]  # the end symbol included, padding after it
     scores: Float[Array, "b n"]  # summed log-probabilities, divided by the length penalty if the search has one
     lengths: Int[Array, "b n"]  # tokens, the end symbol included
+    done: Bool[Array, "b"]  # False: the search had no more room, and would have gone on
 
 
 def best_tokens(scores: Float[Array, "rows v"], k: int) -> tuple[Float[Array, "rows k"], Int[Array, "rows k"]]:
