@@ -59,7 +59,7 @@ def generate(
     step, cache = _make_step(models, params, options.ensemble_average), spread(cache, beams)
     if options.search == "beam":
         coverage = functools.partial(_coverage, options.coverage_penalty) if options.coverage_penalty else None
-        keys = ("beam_size", "n_best", "length_penalty", "diversity")
+        keys = ("beam_size", "n_best", "patience", "length_penalty", "diversity")
         penalties = {key: getattr(options, key) for key in keys}
         penalties |= {"groups": options.beam_groups, "coverage": coverage, "constraints": batch.get("constraints")}
         return beam_search(step, cache, **search, **penalties)

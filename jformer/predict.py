@@ -122,14 +122,14 @@ class Predictor:
         """Return the outputs for every piece, in order.
 
         A first attempt has little room. The few outputs that need more would hold up all others in their batches, so
-        they are asked for again, in batches of their own.
+        they are asked for again, in small batches of their own.
         """
         found: list[list[Output]] = [[] for _ in pieces]
         size = self._rows(len(pieces))
         short = self._mostly_short and size > FEW
         late = self._attempt(pieces, range(len(pieces)), size, found, short=short)
         self._mostly_short &= len(late) <= len(pieces) // 4
-        if self._attempt(pieces, late, size, found, least=LONG):
+        if self._attempt(pieces, late, min(FEW, size), found, least=LONG):
             raise AssertionError("a search with room for its limits was left undone")
         return found
 

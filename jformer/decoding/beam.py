@@ -28,6 +28,7 @@ class _Ended(NamedTuple):
     scores: Float[Array, "b n"]  # divided by the length penalty, best first in each group; -inf in an empty place
     lengths: Int[Array, "b n"]  # tokens before the end symbol
     beams: Int[Array, "b n"]  # the beam that held those tokens
+    count: Int[Array, "b"]  # all that ended, also those that had to give way
 
 
 class _Search(NamedTuple):
@@ -53,6 +54,7 @@ def beam_search(
     eos: int,
     pad: int,
     n_best: int = 1,
+    patience: float = 0.0,
     groups: int = 1,
     diversity: float = 0.0,
     coverage: Coverage | None = None,
@@ -63,18 +65,21 @@ def beam_search(
 
     For use inside jit. `cache` has b · beam_size rows, the beams of a sentence side by side, and room for `length`
     tokens; `first` is the token to go on from, `max_lengths` are the sentences' own limits of what is chosen, 0 for a
-    sentence that is only there to fill the batch; one that is above `length` may be left undone. The `n_best` (at most beam_size) best are
-    returned. Hypotheses that were cut at the limit follow after all that ended. Padding is never chosen. With one beam
-    there is nothing to weigh an end against, so it is final: the tokens are those of greedy search. `length_penalty`
-    must not be negative. Equal scores: the hypothesis found first, then the better beam, comes first.
+    sentence that is only there to fill the batch; one that is above `length` may be left undone. The `n_best` (at most
+    beam_size) best are returned. Hypotheses that were cut at the limit follow after all that ended. Padding is never
+    chosen. With one beam there is nothing to weigh an end against, so it is final: the tokens are those of greedy
+    search. `length_penalty` must not be negative. Equal scores: the hypothesis found first, then the better beam, comes
+    first.
 
+    A sentence is done when no better hypothesis can come, or, where `patience` is above 0, when that times beam_size
+    have ended: sooner, and not safe.
     `coverage` gives, after the step that ends a hypothesis, what is added to its score: a number that is not positive.
     `groups` share the beams out; where a group chooses, a token costs `diversity` for every beam of an earlier group
     that goes on with it in the same step. Scores do not keep that cost.
     `constraints` are phrases, filled with padding, that a hypothesis must contain to end; empty ones ask for nothing.
 
     Source: Wu et al. 2016 (GNMT), equation 14; search and limits as in Vaswani et al. 2017, section 6.1; groups
-    Vijayakumar et al. 2018 (Hamming diversity); constraints Post and Vilar 2018.
+    Vijayakumar et al. 2018 (Hamming diversity); constraints Post and Vilar 2018; patience Kasai et al. 2022.
     """
     if beam_size == 1 and constraints is None:
         best = greedy(step, cache, max_lengths=max_lengths, length=length, first=first, eos=eos, pad=pad, rules=rules)
@@ -96,7 +101,8 @@ def beam_search(
         # is not positive either. No ending of any beam can therefore beat this bound of the best beam; once n_best
         # ended hypotheses reach it, they stay the best.
         bound = live.scores.max(axis=1) / _penalty(max_lengths, length_penalty)
-        hopeless = lax.top_k(ended.scores, n_best)[0][:, -1] >= bound
+        enough = lax.top_k(ended.scores, n_best)[0][:, -1] >= bound
+        enough |= (ended.count >= patience * beam_size) if patience else False
         return _Search(
             search.now + 1,
             reorder(cache, others.parents),
@@ -105,7 +111,7 @@ def beam_search(
             ended,
             search.tokens.at[search.now].set(others.tokens),
             search.parents.at[search.now].set(others.parents),
-            search.done | broken | hopeless | (search.now + 1 >= max_lengths),
+            search.done | broken | enough | (search.now + 1 >= max_lengths),
         )
 
     start = _start(cache, first, max_lengths, beam_size, length, groups)
@@ -130,7 +136,7 @@ def _start(
     zeros = jnp.zeros(shape, jnp.int32)
     written = jnp.zeros((length, *shape), jnp.int32)
     live = Grown(none.at[:, :: beam_size // groups].set(0.0), zeros + first[:, None], zeros, None)
-    ended = _Ended(none, zeros, zeros)
+    ended = _Ended(none, zeros, zeros, zeros[:, 0])
     return _Search(jnp.int32(0), cache, None, live, ended, written, written, max_lengths <= 0)
 
 
@@ -142,13 +148,14 @@ def _collect(
     counts = (first.tokens == eos) & ~search.done[:, None]
     scores = first.scores / _penalty(search.now + 1, length_penalty)
     scores += jnp.take_along_axis(extra, first.parents, axis=1)
-    found = _Ended(jnp.where(counts, scores, -jnp.inf), jnp.full_like(first.parents, search.now), first.parents)
+    found = jnp.where(counts, scores, -jnp.inf), jnp.full_like(first.parents, search.now), first.parents
     shape = sentences, groups, -1
     both = [
-        jnp.concatenate([a.reshape(shape), b.reshape(shape)], axis=2) for a, b in zip(search.ended, found, strict=True)
+        jnp.concatenate([a.reshape(shape), b.reshape(shape)], axis=2) for a, b in zip(search.ended, found, strict=False)
     ]
     order = lax.top_k(both[0], beam_size // groups)[1]
-    return _Ended(*(jnp.take_along_axis(x, order, axis=2).reshape(sentences, beam_size) for x in both))
+    kept = (jnp.take_along_axis(x, order, axis=2).reshape(sentences, beam_size) for x in both)
+    return _Ended(*kept, search.ended.count + (found[0] > -jnp.inf).sum(axis=1))
 
 
 def _freeze(search: _Search, live: Grown) -> Grown:
@@ -190,7 +197,7 @@ def _read_off(
     cut = jnp.take_along_axis(live, rank, axis=1) / _penalty(max_lengths, length_penalty)[:, None]
     scores = jnp.where(jnp.isnan(live).any(axis=1, keepdims=True), jnp.nan, jnp.where(ended, scores, cut))
     exists = scores > -jnp.inf
-    lengths, beams = (jnp.take_along_axis(x, order, axis=1) for x in search.ended[1:])
+    lengths, beams = (jnp.take_along_axis(x, order, axis=1) for x in (search.ended.lengths, search.ended.beams))
     lengths, beams = jnp.where(ended, lengths, max_lengths[:, None]), jnp.where(ended, beams, rank)
 
     def back(beams: Int[Array, "b n"], one: tuple[Array, Array, Array]) -> tuple[Array, Array]:

@@ -11,7 +11,7 @@ INPUTS = ("text", "jsonl")
 OUTPUTS = ("text", "tsv", "jsonl")
 OVERLONG = ("cut", "split")
 DTYPES = ("", "float32", "bfloat16")
-BEAM_ONLY = ("beam_size", "length_penalty", "coverage_penalty", "beam_groups", "diversity")
+BEAM_ONLY = ("beam_size", "length_penalty", "coverage_penalty", "patience", "beam_groups", "diversity")
 SAMPLE_ONLY = ("samples", "temperature", "top_k", "top_p", "min_p", "epsilon", "typical", "seed")
 
 
@@ -25,6 +25,7 @@ class DecodeConfig:
     coverage_penalty: float = 0.0  # beta of the same equation: for source tokens that were hardly looked at; encdec
     beam_groups: int = 1  # groups of beams that are kept apart from each other (Vijayakumar et al. 2018)
     diversity: float = 0.5  # what a token costs for each earlier group that chose it; beam_groups above 1 only
+    patience: float = 0.0  # a search is over once patience x beam_size outputs ended; 0 = when no better one can come
     n_best: int = 1  # outputs for each input, best first; at most beam_size, or samples of mbr
 
     samples: int = 1  # sample: outputs for each input; mbr: the candidates, 32 or more where quality counts
@@ -75,7 +76,16 @@ class DecodeConfig:
                 names = ", ".join(map(repr, allowed))
                 raise UserError(f"decode.{key}={getattr(self, key)!r}; choose one of: {names}")
         least = {"beam_size": 1, "beam_groups": 1, "n_best": 1, "samples": 1, "max_extra_length": 1, "batch_size": 1}
-        zeros = ("length_penalty", "coverage_penalty", "diversity", "top_k", "min_length", "max_length", "seed")
+        zeros = (
+            "length_penalty",
+            "patience",
+            "coverage_penalty",
+            "diversity",
+            "top_k",
+            "min_length",
+            "max_length",
+            "seed",
+        )
         for key, low in {**least, **dict.fromkeys(zeros, 0), "no_repeat_ngram": 0, "repetition_penalty": 1}.items():
             if not getattr(self, key) >= low:
                 raise UserError(f"decode.{key}={getattr(self, key)} must be at least {low}")

@@ -42,7 +42,8 @@ def greedy(
 
     For use inside jit. `cache` has one row a sentence and room for `length` tokens; `first` is the token to go on from,
     `max_lengths` are the sentences' own limits of what is chosen, 0 for a sentence that is only there to fill the
-    batch; one that is above `length` may be left undone. Padding is never chosen. A sentence whose rules leave no token has no hypothesis.
+    batch; one that is above `length` may be left undone. Padding is never chosen. A sentence whose rules leave no token
+    has no hypothesis.
     The score is the sum of the log-probabilities, without a length penalty; there is one hypothesis (n = 1).
     """
 
