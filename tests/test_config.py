@@ -246,7 +246,7 @@ ALLOWED = {
     "train.num_steps", "train.log_every", "train.eval_every", "train.checkpoint_every", "train.keep_last",
     "train.patience", "train.max_skipped", "train.samples", "data.dir", "data.cache_dir", "data.test",
     "evaluate.weights", "evaluate.average_last", "evaluate.scores", "evaluate.tokenize", "evaluate.lowercase",
-    "decode.beam_size", "decode.length_penalty", "decode.max_extra_length", "decode.batch_size", "mesh.data",
+    *(f"decode.{field.name}" for field in dataclasses.fields(configs.DecodeConfig)), "mesh.data",
 }  # fmt: skip
 
 
@@ -317,6 +317,8 @@ def test_every_key_is_read_beyond_the_config():
     found = {pair for path in files for pair in reads(path)}
     by_name = {"scores", "tokenize", "lowercase"}  # predict.build_task hands these on by their names
     by_name |= {"source_vectors", "target_vectors"}  # warm_start.put_vectors reads those of a side
+    by_name |= {"temperature", "top_k", "top_p", "min_p", "epsilon", "typical"}  # and generation.generate these
+    by_name |= {"diversity", "patience"}
     for kind, names in NAMES.items():
         read = {attribute for name, attribute in found if name in names}
         for method, attributes in methods(kind):
