@@ -77,8 +77,8 @@ def allocate(
 ) -> Int[Array, "b size"]:
     """Choose `size` candidates: as many from each bank, those with the highest ranks.
 
-    What cannot be shared out evenly goes to the last bank (that of complete hypotheses), and places that a bank cannot
-    fill go to the highest banks that can. Candidates of rank -inf are only taken when nothing else is left.
+    `last` is the bank of complete hypotheses. What cannot be shared out evenly, or what a bank cannot fill, goes to the
+    highest banks that can fill it. Candidates of rank -inf are only taken when nothing else is left.
     """
     bank = jnp.where(ranks > -jnp.inf, bank, -1)
     order = jnp.lexsort((-ranks, -bank), axis=1)
@@ -86,6 +86,5 @@ def allocate(
     place = jnp.broadcast_to(jnp.arange(bank.shape[1]), bank.shape)
     starts = jnp.concatenate([jnp.ones_like(bank[:, :1], bool), bank[:, 1:] != bank[:, :-1]], axis=1)
     inside = place - lax.cummax(jnp.where(starts, place, 0), axis=1)
-    share, rest = (x[:, None] for x in jnp.divmod(size, last + 1))
-    sure = (inside < share + jnp.where(bank == last[:, None], rest, 0)) & (bank >= 0)
+    sure = (inside < size // (last[:, None] + 1)) & (bank >= 0)
     return jnp.take_along_axis(order, jnp.argsort(~sure, axis=1, stable=True), axis=1)[:, :size]

@@ -87,7 +87,7 @@ def held(tokens, phrases):
     )
 
 
-def patient(toy, sentence, limit, alpha, n, groups=1, diversity=0.0):
+def patient(toy, sentence, limit, alpha, n, groups=1, diversity=0.0, **rules):
     """Search as beam_search does, but to the very limit: no early stop."""
     size = n // groups
     live, ended = [[((), 0.0)] for _ in range(groups)], [[] for _ in range(groups)]
@@ -97,7 +97,7 @@ def patient(toy, sentence, limit, alpha, n, groups=1, diversity=0.0):
             grown = [
                 ((*tokens, token), score + count)
                 for tokens, score in live[group]
-                for token, count in enumerate(counts(toy, sentence, tokens))
+                for token, count in enumerate(counts(toy, sentence, tokens, **rules))
                 if count > -np.inf
             ]
             grown.sort(key=lambda one: -one[1] + diversity * taken.count(one[0][-1]))

@@ -50,15 +50,18 @@ def test_coverage_is_added_to_the_scores_of_ends(toy, alpha):
         assert_same(hypotheses(best, i), expected[:1])
 
 
-@pytest.mark.parametrize(("beam_size", "groups", "diversity"), [(4, 2, 0.0), (4, 2, 0.9), (6, 3, 5.0), (3, 3, 0.4)])
-def test_groups_are_kept_apart_by_what_earlier_groups_chose(toy, beam_size, groups, diversity):
+@pytest.mark.parametrize(
+    ("beam_size", "groups", "diversity", "n_best", "words"),
+    [(4, 2, 0.0, 4, 3), (10, 2, 9.0, 10, 2), (6, 3, 0.9, 2, 3), (3, 3, 0.4, 3, 3)],
+)
+def test_groups_are_kept_apart_by_what_earlier_groups_chose(toy, beam_size, groups, diversity, n_best, words):
     model, limits = toy(beam_size, 12), [6, 5, 4, 3, 2, 1] * 2
-    options = {"beam_size": beam_size, "groups": groups, "diversity": diversity, "length_penalty": 0.6}
-    for n_best in (beam_size, 2):
-        found = model.search(beam_search, limits, n_best=n_best, **options)
-        for i, limit in enumerate(limits):
-            expected = patient(model, i, limit, 0.6, beam_size, groups, diversity)
-            assert_same(hypotheses(found, i), expected[:n_best])
+    rules = {"allowed": (False, words == 3, True, True, True)}  # with two words there are empty beams at first
+    options = {"beam_size": beam_size, "groups": groups, "diversity": diversity, "n_best": n_best}
+    found = model.search(beam_search, limits, rules, length_penalty=0.6, **options)
+    for i, limit in enumerate(limits):
+        expected = patient(model, i, limit, 0.6, beam_size, groups, diversity, **rules)
+        assert_same(hypotheses(found, i), expected[:n_best])
 
 
 def test_search_stops_when_no_live_hypothesis_can_win(toy):
@@ -117,21 +120,33 @@ def test_hypotheses_cut_at_the_limit_follow_those_that_ended(toy):
     assert found[0][1] < found[sum(ended)][1]
 
 
+def test_a_limit_above_the_room_may_leave_a_sentence_undone(toy):
+    model, options = toy(14, 12, 1.5), {"beam_size": 3, "length_penalty": 0.0}
+    found = model.search(beam_search, [9] * 12, **options)
+    cut = model.search(beam_search, [6] * 12, **options)
+    assert cut.done.all()
+    assert 0 < found.done.sum() < 12
+    for field, expected in zip(found, cut, strict=True):
+        np.testing.assert_array_equal(field[found.done], expected[found.done])
+
+
 def test_rows_that_fill_a_batch_stay_padding(toy):
     found = toy(12, 9).search(beam_search, [0] * 8 + [4], beam_size=3, n_best=3, length_penalty=0.6)
     assert (found.tokens[:8] == PAD).all()
     assert (found.lengths[:8] == 0).all()
 
 
-def test_nan_logits_end_their_own_sentence_only(toy):
+@pytest.mark.parametrize("constraints", [{}, {"constraints": np.full((3, 1, 1), 3, np.int32)}], ids=["free", "phrases"])
+def test_nan_logits_end_their_own_sentence_only(toy, constraints):
     model, limits = toy(13, 3), [6, 2, 6]
-    healthy = model.search(beam_search, limits, beam_size=6, n_best=6, length_penalty=0.6)
+    options = {"beam_size": 6, "n_best": 6, "length_penalty": 0.6, **constraints}
+    healthy = model.search(beam_search, limits, **options)
     model.table[1, 1, 3] = np.nan  # for one of its beams, at the last step
-    found = model.search(beam_search, limits, beam_size=6, n_best=6, length_penalty=0.6)
+    found = model.search(beam_search, limits, **options)
     assert np.isnan(found.scores[1]).all()
     assert (found.lengths[1] == 0).all()
     assert (found.tokens[1] == PAD).all()
     for field, expected in zip(found, healthy, strict=True):
         np.testing.assert_array_equal(field[[0, 2]], expected[[0, 2]])
     model.table[[0, 2]] = np.nan
-    assert model.steps(beam_search, limits, beam_size=6, length_penalty=0.6) == 2
+    assert model.steps(beam_search, limits, **options) == 2

@@ -6,7 +6,7 @@ from jformer.decoding.beam import beam_search
 from jformer.decoding.constraints import advance, allocate, banks, start_progress
 
 from .conftest import EOS, PAD
-from .reference import assert_same, contains, exhaustive, held, hypotheses
+from .reference import assert_same, contains, exhaustive, held, hypotheses, penalty
 
 PHRASES = [  # of each sentence
     [(4,)],
@@ -37,16 +37,20 @@ def test_full_width_finds_what_exhaustive_search_finds_among_outputs_with_all_ph
         assert_same(hypotheses(found, i), exhaustive(model, i, limit, alpha, phrases=PHRASES[i]))
 
 
-@pytest.mark.parametrize("beam_size", [1, 4, 8])
+@pytest.mark.parametrize("beam_size", [1, 2, 3])
 def test_narrow_beams_find_room_for_unlikely_phrases(toy, beam_size):
     model = toy(4, 8)
-    model.table[:, 0, :, [1, 4]] -= 6.0  # no search would take those
-    phrases = [[(4,), (1, 3)], [(1,)], [(4, 1, 3)], [(4, 4)]] * 2
-    found = model.search(beam_search, [6] * 8, constraints=as_array(phrases), beam_size=beam_size, length_penalty=0.6)
+    model.table[:, 0, :, 1] -= 6.0  # no search would take those
+    model.table[:, 0, :, 4] -= 8.0
+    phrases = [[(4,), (4, 3)], [(1,)], [(4, 1, 3)], [(4, 4)]] * 2
+    options = {"beam_size": beam_size, "n_best": beam_size, "length_penalty": 0.6}
+    found = model.search(beam_search, [6] * 8, constraints=as_array(phrases), **options)
     for i in range(8):
-        [(tokens, score)] = hypotheses(found, i)
-        assert all(contains(tokens, phrase) for phrase in phrases[i])
-        assert score == pytest.approx(model.score(i, tokens) / ((5 + len(tokens)) / 6) ** 0.6, abs=2e-5)
+        outputs = hypotheses(found, i)
+        assert len({tokens for tokens, _ in outputs}) == len(outputs) == beam_size
+        assert all(contains(outputs[0][0], phrase) for phrase in phrases[i])
+        for tokens, score in outputs:
+            assert score == pytest.approx(model.score(i, tokens) / penalty(len(tokens), 0.6), abs=2e-5)
 
 
 def test_no_phrases_make_no_difference(toy):

@@ -29,6 +29,13 @@ def test_greedy_takes_the_likeliest_token_until_the_end_or_the_limit(toy, seed):
         assert found.scores[i, 0] == pytest.approx(model.score(i, tokens), abs=1e-5)
 
 
+def test_a_limit_above_the_room_may_leave_a_sentence_undone(toy):
+    found = toy(3, 12).search(greedy, [9] * 6 + [6] * 6)
+    ended = (found.tokens[:, 0] == EOS).any(axis=1)
+    assert found.done.tolist() == [*ended[:6].tolist(), *[True] * 6]
+    assert 0 < ended[:6].sum() < 6
+
+
 def test_rows_that_fill_a_batch_stay_padding_and_cost_no_step(toy):
     model = toy(0, 2)
     found = model.search(greedy, [0, 0])
