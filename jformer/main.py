@@ -49,6 +49,9 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # who read our output has left, as head does; what is still to be flushed goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def run(options: flags.FlagValues, config: Config) -> int:

@@ -270,6 +270,26 @@ def test_help_and_typos_are_answered_without_importing_jax(arguments, code):
     assert done.returncode == code, done.stderr
 
 
+PIPED = """
+import sys
+from types import SimpleNamespace
+from jformer import main
+main.keep_compiled = lambda config: None
+answer = lambda *_: [print("x" * 100_000, flush=True) for _ in range(100)]
+sys.modules["jformer.stream"] = SimpleNamespace(predict_file=answer)
+sys.exit(main.main(["jformer", "--mode=predict", f"--workdir={sys.argv[1]}"]))
+"""
+
+
+def test_who_stops_reading_the_answers_sees_no_traceback(saved):
+    command = [sys.executable, "-c", PIPED, str(saved)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.read(10)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
 def test_it_runs_as_a_module():
     command = [sys.executable, "-m", "jformer.main", "--mode=trian"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
