@@ -28,7 +28,6 @@ class _Ended(NamedTuple):
     scores: Float[Array, "b n"]  # divided by the length penalty, best first in each group; -inf in an empty place
     lengths: Int[Array, "b n"]  # tokens before the end symbol
     beams: Int[Array, "b n"]  # the beam that held those tokens
-    count: Int[Array, "b"]  # all that ended, also those that had to give way
 
 
 class _Search(NamedTuple):
@@ -37,6 +36,7 @@ class _Search(NamedTuple):
     history: Int[Array, "rows h"] | None  # what rules read
     live: Grown
     ended: _Ended
+    endings: Int[Array, "b"]  # how many have ended, also those that found no place
     tokens: Int[Array, "t b n"]  # what each beam chose at each step
     parents: Int[Array, "t b n"]  # and the beam it came from
     done: Bool[Array, "b"]
@@ -95,20 +95,24 @@ def beam_search(
         first, others = choose(candidates, groups, diversity, constraints, eos, pad)
         extra = jnp.zeros(shape) if coverage is None else coverage(cache).reshape(shape)
         ended = _collect(search, first, extra, groups, length_penalty, eos)
+        endings = search.endings + ((first.tokens == eos) & (first.scores > -jnp.inf)).sum(axis=1)
         live = _freeze(search, others._replace(scores=jnp.where(broken[:, None], jnp.nan, others.scores)))
         # Safe to stop: log-probabilities are never positive, so the sum of a live hypothesis can only fall, and with
         # a length penalty of 0 or more nothing divides it by more than the penalty of the limit; what coverage adds
         # is not positive either. No ending of any beam can therefore beat this bound of the best beam; once n_best
         # ended hypotheses reach it, they stay the best.
         bound = live.scores.max(axis=1) / _penalty(max_lengths, length_penalty)
-        enough = lax.top_k(ended.scores, n_best)[0][:, -1] >= bound
-        enough |= (ended.count >= patience * beam_size) if patience else False
+        worst = lax.top_k(ended.scores, n_best)[0][:, -1]
+        enough = worst >= bound
+        if patience:  # nothing is cut before the limit, so all that is asked for must have ended
+            enough |= (endings >= patience * beam_size) & (worst > -jnp.inf)
         return _Search(
             search.now + 1,
             reorder(cache, others.parents),
             _say(search.history, others),
             live,
             ended,
+            endings,
             search.tokens.at[search.now].set(others.tokens),
             search.parents.at[search.now].set(others.parents),
             search.done | broken | enough | (search.now + 1 >= max_lengths),
@@ -136,8 +140,8 @@ def _start(
     zeros = jnp.zeros(shape, jnp.int32)
     written = jnp.zeros((length, *shape), jnp.int32)
     live = Grown(none.at[:, :: beam_size // groups].set(0.0), zeros + first[:, None], zeros, None)
-    ended = _Ended(none, zeros, zeros, zeros[:, 0])
-    return _Search(jnp.int32(0), cache, None, live, ended, written, written, max_lengths <= 0)
+    ended = _Ended(none, zeros, zeros)
+    return _Search(jnp.int32(0), cache, None, live, ended, zeros[:, 0], written, written, max_lengths <= 0)
 
 
 def _collect(
@@ -148,14 +152,13 @@ def _collect(
     counts = (first.tokens == eos) & ~search.done[:, None]
     scores = first.scores / _penalty(search.now + 1, length_penalty)
     scores += jnp.take_along_axis(extra, first.parents, axis=1)
-    found = jnp.where(counts, scores, -jnp.inf), jnp.full_like(first.parents, search.now), first.parents
+    found = _Ended(jnp.where(counts, scores, -jnp.inf), jnp.full_like(first.parents, search.now), first.parents)
     shape = sentences, groups, -1
     both = [
-        jnp.concatenate([a.reshape(shape), b.reshape(shape)], axis=2) for a, b in zip(search.ended, found, strict=False)
+        jnp.concatenate([a.reshape(shape), b.reshape(shape)], axis=2) for a, b in zip(search.ended, found, strict=True)
     ]
     order = lax.top_k(both[0], beam_size // groups)[1]
-    kept = (jnp.take_along_axis(x, order, axis=2).reshape(sentences, beam_size) for x in both)
-    return _Ended(*kept, search.ended.count + (found[0] > -jnp.inf).sum(axis=1))
+    return _Ended(*(jnp.take_along_axis(x, order, axis=2).reshape(sentences, beam_size) for x in both))
 
 
 def _freeze(search: _Search, live: Grown) -> Grown:
@@ -197,7 +200,7 @@ def _read_off(
     cut = jnp.take_along_axis(live, rank, axis=1) / _penalty(max_lengths, length_penalty)[:, None]
     scores = jnp.where(jnp.isnan(live).any(axis=1, keepdims=True), jnp.nan, jnp.where(ended, scores, cut))
     exists = scores > -jnp.inf
-    lengths, beams = (jnp.take_along_axis(x, order, axis=1) for x in (search.ended.lengths, search.ended.beams))
+    lengths, beams = (jnp.take_along_axis(x, order, axis=1) for x in search.ended[1:])
     lengths, beams = jnp.where(ended, lengths, max_lengths[:, None]), jnp.where(ended, beams, rank)
 
     def back(beams: Int[Array, "b n"], one: tuple[Array, Array, Array]) -> tuple[Array, Array]:

@@ -24,7 +24,7 @@ class DecodeConfig:
     length_penalty: float = 0.6  # alpha of Wu et al. 2016, equation 14; 0 = none
     coverage_penalty: float = 0.0  # beta of the same equation: for source tokens that were hardly looked at; encdec
     beam_groups: int = 1  # groups of beams that are kept apart from each other (Vijayakumar et al. 2018)
-    diversity: float = 0.5  # what a token costs for each earlier group that chose it; beam_groups above 1 only
+    diversity: float = 0.5  # what a token costs for each beam of earlier groups that chose it; beam_groups above 1 only
     patience: float = 0.0  # a search is over once patience x beam_size outputs ended; 0 = when no better one can come
     n_best: int = 1  # outputs for each input, best first; at most beam_size, or samples of mbr
 

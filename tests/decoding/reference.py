@@ -87,8 +87,8 @@ def held(tokens, phrases):
     )
 
 
-def patient(toy, sentence, limit, alpha, n, groups=1, diversity=0.0, **rules):
-    """Search as beam_search does, but to the very limit: no early stop."""
+def patient(toy, sentence, limit, alpha, n, groups=1, diversity=0.0, enough=np.inf, **rules):
+    """Search as beam_search does, but to the very limit, or until so many as are `enough` have ended: no safe stop."""
     size = n // groups
     live, ended = [[((), 0.0)] for _ in range(groups)], [[] for _ in range(groups)]
     for length in range(1, limit + 1):
@@ -104,6 +104,8 @@ def patient(toy, sentence, limit, alpha, n, groups=1, diversity=0.0, **rules):
             ended[group] += [(t, score / penalty(length, alpha)) for t, score in grown[:size] if t[-1] == EOS]
             live[group] = [one for one in grown if one[0][-1] != EOS][:size]
             taken += [tokens[-1] for tokens, _ in live[group]]
+        if sum(map(len, ended)) >= enough:
+            break
     best = [one for group in ended for one in sorted(group, key=lambda one: -one[1])[:size]]
     cut = [(tokens, score / penalty(limit, alpha)) for group in live for tokens, score in group]
     return (sorted(best, key=lambda one: -one[1]) + sorted(cut, key=lambda one: -one[1]))[:n]

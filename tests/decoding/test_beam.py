@@ -34,6 +34,24 @@ def test_asking_for_fewer_hypotheses_stops_earlier(toy):
     assert steps[1] < steps[3]
 
 
+def test_patience_is_over_when_enough_have_ended(toy):
+    model, limits = toy(2, 24, 0.5), [6, 5, 4, 3, 2, 1] * 4
+    options = {"beam_size": 4, "length_penalty": 1.0}
+    for patience, n_best in ((0.5, 2), (1.0, 4)):
+        found = model.search(beam_search, limits, patience=patience, n_best=n_best, **options)
+        for i, limit in enumerate(limits):
+            expected = patient(model, i, limit, 1.0, 4, enough=patience * 4)
+            assert_same(hypotheses(found, i), expected[:n_best])
+
+
+def test_patience_waits_for_all_that_is_asked_for(toy):
+    model, limits = toy(2, 24, 0.5), [6] * 24
+    found = model.search(beam_search, limits, patience=0.25, beam_size=4, n_best=4, length_penalty=1.0)
+    for i in range(24):
+        for tokens, score in hypotheses(found, i):
+            assert score == pytest.approx(model.score(i, tokens) / penalty(len(tokens), 1.0), abs=2e-5)
+
+
 def cost(cache):
     """Return a coverage term: what is added for each token 3 that was said."""
     return -0.7 * (cache["self"]["history"] == 3).sum(1).astype(np.float32)
