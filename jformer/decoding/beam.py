@@ -66,16 +66,15 @@ def beam_search(
     For use inside jit. `cache` has b · beam_size rows, the beams of a sentence side by side, and room for `length`
     tokens; `first` is the token to go on from, `max_lengths` are the sentences' own limits of what is chosen, 0 for a
     sentence that is only there to fill the batch; one that is above `length` may be left undone. The `n_best` (at most
-    beam_size) best are returned. Hypotheses that were cut at the limit follow after all that ended. Padding is never
-    chosen. With one beam there is nothing to weigh an end against, so it is final: the tokens are those of greedy
-    search. `length_penalty` must not be negative. Equal scores: the hypothesis found first, then the better beam, comes
-    first.
+    beam_size) best are returned. Hypotheses that were cut at the limit follow after all that ended. Equal scores: the
+    hypothesis found first, then the better beam, comes first. Padding is never chosen. `length_penalty` must not be
+    negative. With one beam there is nothing to weigh an end against, so it is final: this is greedy search, whose
+    score the length penalty divides.
 
     A sentence is done when no better hypothesis can come, or, where `patience` is above 0, when that times beam_size
-    have ended: sooner, and not safe.
-    `coverage` gives, after the step that ends a hypothesis, what is added to its score: a number that is not positive.
-    `groups` share the beams out; where a group chooses, a token costs `diversity` for every beam of an earlier group
-    that goes on with it in the same step. Scores do not keep that cost.
+    have ended: sooner, and not safe. `coverage` gives, after the step that ends a hypothesis, what is added to its
+    score: a number that is not positive. `groups` share the beams out; where a group chooses, a token costs `diversity`
+    for every beam of an earlier group that goes on with it in the same step. Scores do not keep that cost.
     `constraints` are phrases, filled with padding, that a hypothesis must contain to end; empty ones ask for nothing.
 
     Source: Wu et al. 2016 (GNMT), equation 14; search and limits as in Vaswani et al. 2017, section 6.1; groups
@@ -97,15 +96,7 @@ def beam_search(
         ended = _collect(search, first, extra, groups, length_penalty, eos)
         endings = search.endings + ((first.tokens == eos) & (first.scores > -jnp.inf)).sum(axis=1)
         live = _freeze(search, others._replace(scores=jnp.where(broken[:, None], jnp.nan, others.scores)))
-        # Safe to stop: log-probabilities are never positive, so the sum of a live hypothesis can only fall, and with
-        # a length penalty of 0 or more nothing divides it by more than the penalty of the limit; what coverage adds
-        # is not positive either. No ending of any beam can therefore beat this bound of the best beam; once n_best
-        # ended hypotheses reach it, they stay the best.
-        bound = live.scores.max(axis=1) / _penalty(max_lengths, length_penalty)
-        worst = lax.top_k(ended.scores, n_best)[0][:, -1]
-        enough = worst >= bound
-        if patience:  # nothing is cut before the limit, so all that is asked for must have ended
-            enough |= (endings >= patience * beam_size) & (worst > -jnp.inf)
+        enough = _enough(live, ended, endings, _penalty(max_lengths, length_penalty), n_best, patience)
         return _Search(
             search.now + 1,
             reorder(cache, others.parents),
@@ -159,6 +150,23 @@ def _collect(
     ]
     order = lax.top_k(both[0], beam_size // groups)[1]
     return _Ended(*(jnp.take_along_axis(x, order, axis=2).reshape(sentences, beam_size) for x in both))
+
+
+def _enough(
+    live: Grown, ended: _Ended, endings: Int[Array, "b"], largest: Float[Array, "b"], n_best: int, patience: float
+) -> Bool[Array, "b"]:
+    """Tell which sentences need no further search; `largest` is the length penalty at their limits.
+
+    Safe to stop: log-probabilities are never positive, so the sum of a live hypothesis can only fall, and with a length
+    penalty of 0 or more nothing divides it by more than the penalty of the limit; what coverage adds is not positive
+    either. No ending of any beam can therefore beat the bound of the best beam; once n_best ended hypotheses reach it,
+    they stay the best.
+    """
+    worst = lax.top_k(ended.scores, n_best)[0][:, -1]
+    enough = worst >= live.scores.max(axis=1) / largest
+    if patience:  # nothing is cut before the limit, so all that is asked for must have ended
+        enough |= (endings >= patience * ended.scores.shape[1]) & (worst > -jnp.inf)
+    return enough
 
 
 def _freeze(search: _Search, live: Grown) -> Grown:
