@@ -56,6 +56,7 @@ SIDES = flags.DEFINE_list(
 BEAMS = flags.DEFINE_list("beams", ["1", "5"], "Beam sizes; 1 is greedy.")
 BATCHES = flags.DEFINE_list("batches", ["32", "64", "128", "256"], "Batch sizes to choose from.")
 COUNT = flags.DEFINE_integer("count", 1_000, "Sentences.")
+PATIENCE = flags.DEFINE_float("patience", 0.0, "decode.patience of jformer; the peers stop about as 1 does.")
 PASSES = flags.DEFINE_integer("passes", 5, "Timed passes of each side.")
 ONE = flags.DEFINE_bool("one", False, "Time one sentence at a time instead.")
 LONG = flags.DEFINE_bool("long", False, "Time 64 sentences with long outputs instead.")
@@ -146,7 +147,7 @@ def prepare(folder: Path) -> Work:
     places |= {name: folder / name for name in ("lines", "ids", "words", "options")}
     told: dict[str, Any] = {name: str(path) for name, path in places.items()}
     size = "base" if model.config.d_model >= 512 else "tiny"
-    told["extra"] = settings.decode.max_extra_length
+    told |= {"extra": settings.decode.max_extra_length, "patience": PATIENCE.value}
     total = sum(map(len, sources))
     return Work(model.config, tokenizers, told, len(lines), 0 if SOURCE.value else TOKENS, total, size)
 
