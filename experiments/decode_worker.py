@@ -35,7 +35,7 @@ def load_jformer(told: Answer) -> tuple[Pass, Answer]:
     @functools.cache
     def predictor(beam: int, batch: int, tokens: int) -> Any:
         exactly = {"max_length": tokens, "max_extra_length": tokens, "forbid": ("</s>",)} if tokens else {}
-        options = {"beam_size": beam, "batch_size": batch, "length_penalty": 1.0, **exactly}
+        options: dict[str, Any] = {"beam_size": beam, "batch_size": batch, "length_penalty": 1.0, **exactly}
         options |= {"dtype": told["dtype"], "patience": told["patience"]}
         decode = dataclasses.replace(saved.decode, **options)
         return load(told["workdir"], dataclasses.replace(saved, decode=decode))
