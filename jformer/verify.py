@@ -71,7 +71,7 @@ class Subject:
         pieces = self.pieces[::order]
         for start in range(0, len(pieces), rows):
             batch, room = self.inputs.arrays(pieces[start : start + rows], rows)
-            tokens, scores, lengths = jax.device_get(search((self.params,) * copies, batch, room))
+            tokens, scores, lengths, _ = jax.device_get(search((self.params,) * copies, batch, room))
             for i in range(len(pieces[start : start + rows])):
                 hypotheses = zip(tokens[i], scores[i], lengths[i], strict=True)
                 found.append([(ids[:n].tolist(), float(score)) for ids, score, n in hypotheses if n])
