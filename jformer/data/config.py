@@ -54,7 +54,7 @@ class DataConfig(SourceConfig):
     packed_length: int = 256  # tokens a packed row holds on its larger side
     tokens_per_update: int = 8_192  # computed (padded) tokens of one update, counted on its larger side
     row_multiple: int = 8  # rows of a batch divide by it, so any device count dividing it gives the same update
-    cache_dir: str = "~/.cache/jformer"  # tokenized corpora, found again by a fingerprint of all they depend on
+    cache_dir: str = "~/.cache/jformer"  # tokenized corpora, found again by fingerprint, and compiled programs
 
     def test_splits(self) -> dict[str, str]:
         """Map the key of every test set in results.json to its split name."""

@@ -36,7 +36,7 @@ class DecodeConfig:
     epsilon: float = 0.0  # from those with at least this probability (Hewitt et al. 2022)
     typical: float = 1.0  # from the mass of most expected surprise; 1 = all (Meister et al. 2023)
     seed: int = 0  # a sample is drawn from (seed, number of its input line, number of the sample)
-    mbr_utility: str = "chrf"  # chrf | bleu, of sacreBLEU, of each candidate against all others
+    mbr_utility: str = "chrf"  # chrf | bleu, of sacreBLEU, of each candidate against all of them
 
     min_length: int = 0  # no end before so many tokens
     max_length: int = 0  # no more tokens than this; 0 = no limit of its own
