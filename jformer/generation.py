@@ -97,7 +97,7 @@ def _prefill(models: Sequence[Any], params: Sequence[Any], batch: Batch, entries
     caches, width = [], batch["prompt"].shape[1] - 1
     for model, tree in zip(models, params, strict=True):
         apply = functools.partial(model.apply, {"params": tree})
-        cache = apply(apply(batch, method="encode"), len(batch["prompt"]), entries, method="start")
+        cache = apply(apply(batch, method="encode"), batch["prompt"].shape[0], entries, method="start")
         if coverage:
             cache["self"]["coverage"] = jnp.zeros(cache["memory"]["mask"].shape)
         if width:

@@ -64,7 +64,10 @@ class Subject:
             return [Piece([*ids, *end], i) for i, ids in enumerate(texts)], f"random tokens, for {error}"
 
     def answer(self, beam_size: int, rows: int = SENTENCES, copies: int = 1, order: int = 1) -> Answers:
-        """Search with so many beams, rows a batch, and copies of the model; `order` -1 asks the last input first."""
+        """Search with so many beams, rows a batch, and copies of the model; `order` -1 asks the last input first.
+
+        Raises UserError for a model whose logits are no numbers.
+        """
         options = dataclasses.replace(self.options, beam_size=beam_size, n_best=beam_size)
         search = make_answer((self.model,) * copies, self.task.answer, options, self.mask)
         found: Answers = []
@@ -75,6 +78,10 @@ class Subject:
             for i in range(len(pieces[start : start + rows])):
                 hypotheses = zip(tokens[i], scores[i], lengths[i], strict=True)
                 found.append([(ids[:n].tolist(), float(score)) for ids, score, n in hypotheses if n])
+        if not all(found):
+            raise UserError(
+                "the model's scores are no numbers, so its weights are broken: try another evaluate.weights"
+            )
         return found[::order]
 
     def forced(self, outputs: Sequence[Sequence[int]]) -> tuple[dict[str, np.ndarray], list[int]]:

@@ -1,0 +1,87 @@
+"""A run that decodes rightly passes every check, and what is broken on purpose fails the check that is for it."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jformer import verify
+from jformer.config import resolve
+from jformer.data.tokenizers import learn
+from jformer.decoding.config import DecodeConfig
+from jformer.errors import UserError
+from jformer.predict import Predictor, build_task
+
+TOKENIZER = learn("char", ["abcdefgh "], 99, "identity", False)
+FIELDS = {"num_layers": 1, "d_model": 16, "d_ff": 24, "num_heads": 2, "tied_output": False}
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    monkeypatch.setattr(verify, "SENTENCES", 4)
+    monkeypatch.setattr(verify, "BEAMS", 2)
+
+
+def subject(tiny, family="encdec"):
+    """Return what is verified of an untrained model."""
+    task = {"encdec": "translate", "decoder": "lm"}[family]
+    config = resolve({"task": task, "model": {"family": family}, "data": {"dir": "nowhere"}})
+    options = DecodeConfig(max_extra_length=5)
+    config = dataclasses.replace(config, decode=options)
+    model, params = tiny(family=family, vocab_size=TOKENIZER.vocab_size, **FIELDS)
+    predictor = Predictor(config, build_task(config), (TOKENIZER, TOKENIZER), model, params)
+    return verify.Subject(predictor, options)
+
+
+@pytest.mark.parametrize("family", ["encdec", "decoder"])
+def test_every_check_passes_on_a_sound_model(tiny, family, capsys):
+    sound = subject(tiny, family)
+    assert sound.origin.startswith("random tokens, for data.dir")
+    for check in verify.CHECKS:
+        assert verify.report(check, sound, 2e-4), capsys.readouterr().out
+    assert capsys.readouterr().out.count("pass") == len(verify.CHECKS)
+
+
+def shifted(advance):
+    """Let every token stand one place too far."""
+
+    def broken(cache, valid):
+        to, after = advance(cache, valid)
+        return to._replace(positions=to.positions + 1), after
+
+    return broken
+
+
+BROKEN = {  # check → (what is replaced, by what)
+    "cached_and_uncached_logits": ("jformer.models.encdec.advance", shifted),
+    "greedy_and_likeliest": (
+        "jformer.decoding.greedy.weigh",
+        lambda weigh: lambda *a: weigh(*a)._replace(scores=-a[1]),
+    ),
+    "alone_and_together": ("jformer.models.encdec.same_segment", lambda same: lambda q, k: same(q * 0 + 1, k * 0 + 1)),
+    "ensemble_and_single": ("jformer.generation._mean", lambda mean: lambda logits, _: sum(logits)),
+    "searched_and_forced": (
+        "jformer.verify.make_scorer",
+        lambda make: lambda *a: lambda *b: {"log_probs": 2 * make(*a)(*b)["log_probs"]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_broken_fails_its_check(tiny, monkeypatch, name, capsys):
+    (check,) = [check for check in verify.CHECKS if check.run.__name__ == name]
+    place, breaking = BROKEN[name]
+    module, _, attribute = place.rpartition(".")
+    module = __import__(module, fromlist=[attribute])
+    monkeypatch.setattr(module, attribute, breaking(getattr(module, attribute)))
+    assert not verify.report(check, subject(tiny), 2e-4)
+    assert capsys.readouterr().out.startswith("FAIL")
+
+
+def test_numbers_that_are_none_are_refused_and_fail(tiny, capsys):
+    model = subject(tiny)
+    assert not verify.report(verify.Check("nothing", "a score", lambda _: float("nan")), model, 2e-4)
+    model.params = jax.tree.map(lambda leaf: leaf * jnp.nan, model.params)
+    with pytest.raises(UserError, match="no numbers"):
+        verify.report(verify.CHECKS[0], model, 2e-4)
