@@ -53,7 +53,7 @@ def test_full_width_under_rules_finds_what_exhaustive_search_finds(toy, name):
         assert_same(hypotheses(found, i), exhaustive(model, i, limit, 0.6, **of_sentence(rules, i)))
 
 
-@pytest.mark.parametrize("name", ["mask and length", "bigrams after a prompt", "all"])
+@pytest.mark.parametrize("name", ["bigrams after a prompt", "all"])
 def test_greedy_search_and_one_beam_take_the_likeliest_that_rules_allow(toy, name):
     model, limits, rules = toy(7, 6), [6, 5, 6, 6, 2, 6], RULES[name]
     found = model.search(greedy, limits, as_arrays(rules))
@@ -67,9 +67,8 @@ def test_greedy_search_and_one_beam_take_the_likeliest_that_rules_allow(toy, nam
         assert_same(hypotheses(one, i), [(tokens, score / penalty(len(tokens), 0.6))])
 
 
-@pytest.mark.parametrize("name", ["unigrams", "all"])
-def test_samples_obey_rules_and_are_scored_by_the_model_alone(toy, name):
-    model, limits, rules = toy(8, 6, 0.3), [4, 3, 4, 4, 2, 1], RULES[name]
+def test_samples_obey_rules_and_are_scored_by_the_model_alone(toy):
+    model, limits, rules = toy(8, 6, 0.3), [4, 3, 4, 4, 2, 1], RULES["all"]
     found = model.search(sample, limits, as_arrays(rules), keys=jax.random.split(jax.random.key(0), 60))
     assert found.tokens.shape[:2] == (6, 10)
     for i, limit in enumerate(limits):
