@@ -60,14 +60,13 @@ def look(
     bias: Float[Array, "m g x e"] | None = None,
     scale: float = 1.0,
 ) -> tuple[Float[Array, "m g x u"], Float[Array, "m g x e"]]:
-    """Attend from few queries to the entries of a cache, k [m g k e] and v [m g e u]; see `attend`.
+    """Attend from few queries to the entries of a cache; see `attend`.
 
-    A product of so few rows is slow as a matrix product on CPU, and quick as a sum over what XLA fuses.
+    So few rows are slow as a matrix product on CPU, and quick as a sum, which XLA fuses.
     """
     few = q.shape[2] <= FEW and jax.default_backend() == "cpu"
     scores = (q[..., None] * kv["k"][:, :, None]).sum(3) if few else jnp.einsum("mgxk,mgke->mgxe", q, kv["k"])
-    scores = scores.astype(jnp.float32) * scale
-    scores = scores if bias is None else scores + bias
+    scores = scores.astype(jnp.float32) * scale + (0.0 if bias is None else bias)
     weights = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min))
     kept = weights.astype(q.dtype)
     values = (kept[..., None] * kv["v"][:, :, None]).sum(3) if few else jnp.einsum("mgxe,mgeu->mgxu", kept, kv["v"])
@@ -76,8 +75,8 @@ def look(
 
 def write(buffer: KeyValue, new: KeyValue, at: Int[Array, ""]) -> KeyValue:
     """Return the entries of a cache with new ones from place `at` on."""
-    axes = {"k": 3, "v": 2}
-    return {name: lax.dynamic_update_slice_in_dim(buffer[name], new[name], at, axis) for name, axis in axes.items()}
+    put = lax.dynamic_update_slice_in_dim
+    return {name: put(buffer[name], new[name], at, axis) for name, axis in (("k", 3), ("v", 2))}
 
 
 class Attention(nn.Module):
@@ -109,15 +108,13 @@ class Attention(nn.Module):
 
     def entries(self, y: Float[Array, "b t d"], sentences: int, positions: Any = None) -> KeyValue:
         """Project keys and values as the cache of `sentences` keeps them: the beams of a token side by side."""
-        kv = self.kv(y, positions)
-        axes = {"k": (0, 3, 4, 2, 1), "v": (0, 3, 2, 1, 4)}
-        beams = {name: x.reshape(sentences, -1, *x.shape[1:]).transpose(axes[name]) for name, x in kv.items()}
-        k, v = beams["k"], beams["v"]
+        k, v = (x.reshape(sentences, -1, *x.shape[1:]) for x in self.kv(y, positions).values())  # [m n t g ·]
+        k, v = jnp.einsum("mntgk->mgktn", k), jnp.einsum("mntgu->mgtnu", v)
         return {"k": k.reshape(*k.shape[:3], -1), "v": v.reshape(*v.shape[:2], -1, v.shape[-1])}
 
     @property
     def scale(self) -> float:
-        """What products of queries and keys are multiplied with."""
+        """Scale of q·k."""
         return self.config.key_size**-0.5 if self.config.attention_scale == "sqrt" else 1.0
 
     def queries(self, x: Float[Array, "b t d"], positions: Int[Array, "b t"] | None) -> Float[Array, "b t h k"]:

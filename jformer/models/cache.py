@@ -44,23 +44,20 @@ def empty_cache(
     heads = (sentences, config.kv_heads)
     shapes = {"k": (*heads, config.key_size, length), "v": (*heads, length, config.value_size)}
     layers = [{name: jnp.zeros(shape, config.dtype) for name, shape in shapes.items()}] * config.decoder_layers
+    places = jnp.zeros((sentences, length), jnp.int32)
     return {
-        "position": jnp.zeros(sentences, jnp.int32),
-        "self": {"seen": jnp.zeros((sentences, length), bool)},
+        "position": places[:, 0],
+        "self": {"seen": places > 0},
         "memory": memory,
         "blocks": blocks,
-        "entries": {
-            "layers": tuple(layers),
-            "position": jnp.zeros((sentences, length), jnp.int32),
-            "used": jnp.int32(0),
-        },
+        "entries": {"layers": tuple(layers), "position": places, "used": jnp.int32(0)},
     }
 
 
 def advance(cache: Cache, valid: Bool[Array, "b t"]) -> tuple[Next, Cache]:
     """Return where the next tokens go, and the cache with them in it, but for their keys and values.
 
-    Each row advances by the count of its valid tokens. Every token takes an entry, valid or not.
+    Each row advances by the count of its valid tokens; every token takes an entry.
     """
     rows, width = valid.shape
     entries, seen = cache["entries"], cache["self"]["seen"]
@@ -70,14 +67,10 @@ def advance(cache: Cache, valid: Bool[Array, "b t"]) -> tuple[Next, Cache]:
     own = entries["used"] + jnp.arange(width) * beams + jnp.arange(rows)[:, None] % beams
     new = (jnp.arange(length) == own[..., None]) & valid[..., None]
     mask = seen[:, None] | (new if width == 1 else lax.cummax(new.astype(jnp.int8), axis=1) > 0)
-    # The place of an entry is the same for all that see it.
     places = positions.reshape(sentences, beams, width).swapaxes(1, 2).reshape(sentences, -1)
     placed = lax.dynamic_update_slice_in_dim(entries["position"], places, entries["used"], axis=1)
     after = {**entries, "position": placed, "used": entries["used"] + width * beams}
     to = Next(positions, mask.reshape(sentences, -1, length), jnp.repeat(placed, beams, axis=0), entries["used"])
-    return to, {
-        **cache,
-        "position": cache["position"] + valid.sum(axis=1, dtype=jnp.int32),
-        "self": {**cache["self"], "seen": mask[:, -1]},
-        "entries": after,
-    }
+    position = cache["position"] + valid.sum(axis=1, dtype=jnp.int32)
+    own = {**cache["self"], "seen": mask[:, -1]}
+    return to, {**cache, "position": position, "self": own, "entries": after}

@@ -31,7 +31,7 @@ GATES: dict[str, Callable[[Array], Array]] = {  # Shazeer 2020
 
 
 class Layout(NamedTuple):
-    """Who may look at whom and where everybody stands, the same for all blocks. Masks are boolean, True = may look."""
+    """Who may look at whom and where everybody stands, the same for all blocks."""
 
     positions: Int[Array, "b t"]
     self_mask: Any  # bool [b 1 #t s]; of a cache's entries [m n e]
@@ -142,15 +142,15 @@ class Block(nn.Module):
     def extend(
         self, x: Array, entries: KeyValue, cross_kv: Any, layout: Layout, at: Int[Array, ""]
     ) -> tuple[Float[Array, "b t d"], KeyValue, Any]:
-        """Run the block on new positions only, their keys and values written into the entries from `at` on.
+        """Run the block on new positions only, whose entries are written from `at` on; also return what they looked at.
 
-        The third result is the mean weights of cross-attention [b t s], if there is one.
+        That is the mean weights of cross-attention [b t s], if there is one.
         """
         written, weights = dict(entries), None
-        sentences = entries["k"].shape[0]
 
         def self_attn(y: Array) -> Array:
-            written.update(write(entries, self.self_attn.entries(y, sentences, layout.positions), at))
+            new = self.self_attn.entries(y, entries["k"].shape[0], layout.positions)
+            written.update(write(entries, new, at))
             return self.self_attn.look(y, written, layout.self_mask, layout.positions, layout.bias)[0]
 
         def cross_attn(y: Array) -> Array:
