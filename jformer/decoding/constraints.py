@@ -61,7 +61,7 @@ def advance(phrases: Int[Array, "b c l"], progress: Progress, tokens: Int[Array,
     suffixes = tail[:, :, :, None, jnp.minimum(starts + places, longest - 1)]  # [b n x 1 sizes places]
     same = (phrases[:, None, None, :, None] == suffixes) | (places >= sizes[:, None])
     wholes = (phrases != pad).sum(axis=2)[:, None, None]
-    matched = jnp.where(same.all(axis=5) & (sizes <= wholes[..., None]), sizes, 0).max(axis=4)
+    matched = jnp.where(same.all(axis=5), sizes, 0).max(axis=4)  # what fills a phrase up is never said
     return Progress(progress.met[:, :, None] | (matched == wholes), matched, tail)
 
 

@@ -36,9 +36,9 @@ def test_asking_for_fewer_hypotheses_stops_earlier(toy):
 
 def test_patience_is_over_when_enough_have_ended(toy):
     model, limits = toy(2, 24, 0.5), [6, 5, 4, 3, 2, 1] * 4
-    found = model.search(beam_search, limits, patience=0.5, beam_size=4, n_best=2, length_penalty=1.0)
+    found = model.search(beam_search, limits, patience=1.0, beam_size=4, n_best=2, length_penalty=1.0)
     for i, limit in enumerate(limits):
-        assert_same(hypotheses(found, i), patient(model, i, limit, 1.0, 4, enough=2)[:2])
+        assert_same(hypotheses(found, i), patient(model, i, limit, 1.0, 4, enough=4)[:2])
 
 
 def test_patience_waits_for_all_that_is_asked_for(toy):
