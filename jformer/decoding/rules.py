@@ -10,11 +10,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jformer.decoding.tokens import best_tokens, chunk_maxima
+from jformer.decoding.tokens import best_tokens
 
-FEW = 64  # columns that are written one by one
+FEW = 4  # forbidden tokens that are passed over one by one
 
 
 class Rules(NamedTuple):
@@ -56,20 +57,29 @@ def say(history: Int[Array, "rows h"] | None, tokens: Int[Array, "rows"]) -> Int
 class Weighed(NamedTuple):
     """What every token counts as the next one: `scores` less `total` is its log-probability, -inf if it is forbidden.
 
-    The two are kept apart because only a few tokens are ever looked at, and a pass over all of them is what costs.
+    Only a few tokens are ever looked at, and passes over a whole vocabulary are what costs. So a few that are always
+    forbidden are left in the scores and passed over by who looks, and the total waits for the best score.
     """
 
     scores: Float[Array, "rows v"]
-    total: Float[Array, "rows 1"]
+    total: Float[Array, "rows 1"] | None = None  # None: the logarithm of the sum over all scores
+    barred: tuple[int, ...] = ()
 
     def best(self, k: int) -> tuple[Float[Array, "rows k"], Int[Array, "rows k"]]:
         """Return the k largest log-probabilities of every row, largest first, and their tokens."""
-        values, tokens = best_tokens(self.scores, k)
-        return values - self.total, tokens
+        values, tokens = best_tokens(self.scores, min(k + len(self.barred), self.scores.shape[1]))
+        top = values.max(axis=1, keepdims=True)  # not values[:, :1], for which XLA sorts instead
+        total = top + jnp.log(jnp.exp(self.scores - top).sum(1, keepdims=True)) if self.total is None else self.total
+        if self.barred:
+            values, order = lax.top_k(jnp.where(jnp.isin(tokens, np.array(self.barred)), -jnp.inf, values), k)
+            tokens = jnp.take_along_axis(tokens, order, axis=1)
+        return values - total, tokens
 
     def all(self) -> Float[Array, "rows v"]:
         """Return the log-probabilities of all tokens."""
-        return self.scores - self.total
+        allowed = ~np.isin(np.arange(self.scores.shape[1]), self.barred)
+        total = jax.nn.logsumexp(self.scores, axis=1, keepdims=True) if self.total is None else self.total
+        return jnp.where(allowed, self.scores - total, -jnp.inf)
 
 
 def weigh(
@@ -84,41 +94,22 @@ def weigh(
 
     Rows are sentences × beams. Padding is always forbidden. A forced prefix overrules all else while it lasts.
     """
-    scores, total = _allow(rules, logits, now, eos, pad)
+    tokens = np.arange(logits.shape[1])
+    forbidden = (tokens == pad) if rules.allowed is None else ~rules.allowed | (tokens == pad)
+    if history is None and rules.prefix is None and not rules.min_length and forbidden.sum() <= FEW:
+        return Weighed(logits, barred=tuple(np.flatnonzero(forbidden).tolist()))
+    logits -= jax.nn.logsumexp(logits, axis=1, keepdims=True)
+    scores = jnp.where(forbidden | ((tokens == eos) & (now < rules.min_length)), -jnp.inf, logits)
     if history is not None and rules.repetition_penalty != 1:
-        scores, logits = _discount(scores - total, history, rules.repetition_penalty), logits - total
-        total = jnp.zeros_like(total)
+        scores = _discount(scores, history, rules.repetition_penalty)
     if history is not None and rules.no_repeat_ngram:
         scores = _forbid_repeats(scores, history, rules.no_repeat_ngram, pad)
-    if rules.prefix is None or rules.prefix_length is None:
-        return Weighed(scores, total)
-    beams = logits.shape[0] // rules.prefix.shape[0]
-    forced = jnp.repeat(jnp.take(rules.prefix, now, axis=1, mode="clip"), beams)
-    asked = jnp.where(jnp.arange(logits.shape[1]) == forced[:, None], logits, -jnp.inf)
-    return Weighed(jnp.where(jnp.repeat(now < rules.prefix_length, beams)[:, None], asked, scores), total)
-
-
-def _allow(
-    rules: Rules, logits: Float[Array, "rows v"], now: Int[Array, ""], eos: int, pad: int
-) -> tuple[Float[Array, "rows v"], Float[Array, "rows 1"]]:
-    """Return the logits, -inf where always forbidden or ending too early, and the logarithm of the sum of all of them.
-
-    A few columns are put to -inf in place and added to the sum apart, to spare passes over the whole vocabulary.
-    """
-    vocabulary = logits.shape[1]
-    allowed = np.ones(vocabulary, bool) if rules.allowed is None else rules.allowed
-    forbidden = np.flatnonzero(~allowed | (np.arange(vocabulary) == pad))
-    early = jnp.arange(vocabulary) == eos
-    if len(forbidden) > FEW:
-        total = jax.nn.logsumexp(logits, axis=1, keepdims=True)
-        mask = ~allowed | (np.arange(vocabulary) == pad)
-        return jnp.where(mask | (early & (now < rules.min_length)), -jnp.inf, logits), total
-    apart = logits[:, forbidden]
-    scores = logits.at[:, forbidden].set(-jnp.inf)
-    top = jnp.maximum(chunk_maxima(scores).max(axis=1, keepdims=True), apart.max(axis=1, keepdims=True))
-    sums = (jnp.exp(x - top).sum(axis=1, keepdims=True) for x in (scores, apart))
-    total = top + jnp.log(sum(sums))
-    return jnp.where(early & (now < rules.min_length), -jnp.inf, scores) if rules.min_length else scores, total
+    if rules.prefix is not None and rules.prefix_length is not None:
+        beams = logits.shape[0] // rules.prefix.shape[0]
+        forced = jnp.repeat(jnp.take(rules.prefix, now, axis=1, mode="clip"), beams)
+        asked = jnp.where(tokens == forced[:, None], logits, -jnp.inf)
+        scores = jnp.where(jnp.repeat(now < rules.prefix_length, beams)[:, None], asked, scores)
+    return Weighed(scores, total=jnp.zeros((logits.shape[0], 1)))
 
 
 def _discount(

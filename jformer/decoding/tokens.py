@@ -33,14 +33,14 @@ def best_tokens(scores: Float[Array, "rows v"], k: int) -> tuple[Float[Array, "r
     if vocabulary <= k * chunk:
         values, tokens = lax.top_k(scores, k)
         return values, tokens
-    chunks = jnp.sort(lax.top_k(chunk_maxima(scores), k)[1])
+    chunks = jnp.sort(lax.top_k(_chunk_maxima(scores), k)[1])
     tokens = (chunks[:, :, None] * chunk + jnp.arange(chunk)).reshape(rows, -1)
     values = jnp.take_along_axis(scores, tokens, axis=-1, mode="fill", fill_value=-jnp.inf)
     values, order = lax.top_k(values, k)
     return values, jnp.take_along_axis(tokens, order, axis=-1)
 
 
-def chunk_maxima(scores: Float[Array, "rows v"]) -> Float[Array, "rows c"]:
+def _chunk_maxima(scores: Float[Array, "rows v"]) -> Float[Array, "rows c"]:
     """Return the largest score of every chunk of tokens."""
     rows, vocabulary = scores.shape
     chunk = _chunk(vocabulary)
