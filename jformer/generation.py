@@ -42,9 +42,9 @@ def generate(
     """Return the outputs for every row of a batch, at most `room` tokens; rows whose limit is 0 give none.
 
     The batch holds, beside what the models encode, `prompt` [b p], `prompt_length` [b] (at least 1: BOS) and `limit`
-    [b], the most tokens to add (a row whose limit is above `room` may be left undone); samples are drawn from its
-    `line` [b]. Where inputs ask for it, it also holds `prefix` [b p] with `prefix_length` [b], the beginning of the
-    output, and `constraints` [b c l], phrases in it.
+    [b], the most tokens to add; samples are drawn from its `line` [b]. Where inputs ask for it, it also holds `prefix`
+    [b p] with `prefix_length` [b], the beginning of the output, and `constraints` [b c l], phrases in it. A row whose
+    limit is above `room` may be left undone, and so are the last `spare` rows to end, if the batch has that number.
     """
     params = [_in_compute_dtype(tree, model.config.dtype) for model, tree in zip(models, params, strict=True)]
     prompt, sizes, beams = batch["prompt"], batch["prompt_length"], options.hypotheses
@@ -55,6 +55,7 @@ def generate(
         "length": room,
         "eos": EOS,
         "pad": PAD,
+        "spare": batch.get("spare", 0),
         "rules": _rules(options, vocabulary, models, batch),
     }
     step, cache = _make_step(models, params, options.ensemble_average), spread(cache, beams)

@@ -5,6 +5,7 @@ import functools
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from jformer.requests import CUT, LONG, RUNAWAY, Inputs, Output, Piece, Request,
 from jformer.scoring import make_scorer
 from jformer.tasks import TASKS, Task, sized
 
-AHEAD = 1  # batches that are computed while the one before is turned into text
+AT_ONCE = 2  # batches that are computed at the same time
 FEW = 8  # inputs that are answered without waiting for a whole batch to be computed
 Member = tuple[Any, Any]
 """A model and its parameters."""
@@ -52,6 +53,7 @@ class Predictor:
         self._scorer = functools.cache(functools.partial(make_scorer, models, config.decode.ensemble_average))
         self._inputs = Inputs(config.decode, task, tokenizers, min(learned, default=None))
         self._mostly_short = not self._inputs.continues  # outputs, as far as is known
+        self._compiled: set[tuple[Any, ...]] = set()  # sizes of batches
         self._answer: Any = None
         if task.answer:
             mask = writable(tokenizers[1], config.decode)
@@ -137,9 +139,9 @@ class Predictor:
         self, pieces: Sequence[Piece], places: Sequence[int], rows: int, found: list[list[Output]], **shape: Any
     ) -> list[int]:
         """Fill in the outputs for the pieces at some places, and return the places of those left undone."""
-        late = []
-        for batch, answers in self._answers(pieces, places, rows, shape):
-            for i, tokens, scores, lengths, done in zip(batch, *jax.device_get(answers), strict=False):
+        late: list[int] = []
+        for batch, answers in self._answers(pieces, places, rows, shape, late):
+            for i, tokens, scores, lengths, done in zip(batch, *answers, strict=False):
                 if done:
                     hypotheses = [ids[:n].tolist() for ids, n in zip(tokens, lengths, strict=True)]
                     found[i] = self._outputs(pieces[i], hypotheses, _numbers(scores.tolist()))
@@ -148,17 +150,31 @@ class Predictor:
         return late
 
     def _answers(
-        self, pieces: Sequence[Piece], places: Sequence[int], rows: int, shape: Mapping[str, Any]
+        self, pieces: Sequence[Piece], places: Sequence[int], rows: int, shape: Mapping[str, Any], late: list[int]
     ) -> Iterator[tuple[Sequence[int], Any]]:
-        """Yield the places of each batch and what is being computed for it; the next one is then on its way."""
-        waiting: deque[tuple[Sequence[int], Any]] = deque()
-        for order in _in_batches([len(pieces[i].ids) for i in places], rows):
-            batch = [places[i] for i in order]
-            arrays, room = self._inputs.arrays([pieces[i] for i in batch], rows, **shape)
-            waiting.append((batch, self._answer(self._params, arrays, room)))
-            if len(waiting) > AHEAD:
-                yield waiting.popleft()
-        yield from waiting
+        """Yield the places of each batch and the answers to it, while the next ones are being computed.
+
+        A step of decoding is too small to keep several cores busy: two batches at once are half as quick again.
+        """
+        waiting: deque[tuple[Sequence[int], Future[Any]]] = deque()
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for order in _in_batches([len(pieces[i].ids) for i in places], rows):
+                batch: Sequence[int] = [places[i] for i in order]
+                if shape.get("short"):
+                    batch, rest = self._inputs.part(pieces, batch, FEW)
+                    late += rest
+                arrays, room = self._inputs.arrays([pieces[i] for i in batch], rows, **shape)
+                waiting.append((batch, pool.submit(self._compute, arrays, room)))
+                sizes = room, *((name, array.shape) for name, array in arrays.items())
+                if sizes not in self._compiled:  # else the next batch would be compiled once more meanwhile
+                    self._compiled.add(sizes)
+                    waiting[-1][1].exception()
+                if len(waiting) > AT_ONCE:
+                    yield _ready(waiting.popleft())
+            yield from map(_ready, waiting)
+
+    def _compute(self, arrays: dict[str, np.ndarray], room: int) -> Any:
+        return jax.device_get(self._answer(self._params, arrays, room))
 
     def _outputs(self, piece: Piece, hypotheses: Sequence[Sequence[int]], scores: Sequence[float]) -> list[Output]:
         """Return what a search found for a piece, as texts, ranked anew where they are candidates of each other."""
@@ -204,6 +220,10 @@ class Predictor:
             for place, i in enumerate(rows):
                 found[i] = {name: values[place, : len(pairs[i][1])] for name, values in result.items()}
         return found
+
+
+def _ready(waiting: tuple[Sequence[int], Future[Any]]) -> tuple[Sequence[int], Any]:
+    return waiting[0], waiting[1].result()
 
 
 def _joined(pieces: Sequence[Piece], answers: Sequence[list[Output]]) -> list[Output]:

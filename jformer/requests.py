@@ -17,6 +17,7 @@ from jformer.generation import prompts
 from jformer.tasks import Task
 
 LENGTHS = (16, 24, 32, 48, *(1 << i for i in range(6, 31)))  # that sequences are padded to: few shapes to compile
+SPARE = 32  # one row in so many may hold up the others no longer
 LONG = 64  # from here on, inputs are always answered at the first attempt
 WIDTH = 8  # prefixes and constraints to multiples of this
 CUT, SPLIT, EMPTY, UNKNOWN, RUNAWAY = (
@@ -135,7 +136,7 @@ class Inputs:
         """Return arrays of one of few shapes for models and search, and the most tokens that any row may get.
 
         With `short` there is room for outputs of sources below LONG that are half as long again, as nearly all are; the
-        others are left undone. Inputs are padded to `least` tokens or more.
+        others are left undone, and so are the last few of all. Inputs are padded to `least` tokens or more.
         """
         options, sequences = self.options, [piece.ids for piece in pieces]
         sizes = np.array([len(ids) for ids in sequences] + [0] * (rows - len(pieces)))
@@ -154,8 +155,15 @@ class Inputs:
             room = min(room, self.places)
             limit = np.minimum(limit, self.places + 1 - batch["prompt_length"])
         batch["limit"] = np.where(np.arange(rows) < len(pieces), limit, 0).astype(np.int32)
+        batch["spare"] = np.int32(rows // SPARE if short and length < LONG else 0)
         batch["line"] = _filled([piece.line for piece in pieces], (rows,))
         return {**batch, **_guides(pieces, rows)}, room
+
+    def part(self, pieces: Sequence[Piece], places: Sequence[int], few: int) -> tuple[Sequence[int], Sequence[int]]:
+        """Part the places of a batch, shortest piece first, from the few whose length is all that pads the others."""
+        padded = [_padded(len(pieces[i].ids)) for i in places]
+        shorter = padded.index(padded[-1])
+        return (places[:shorter], places[shorter:]) if 0 < len(places) - shorter <= few < shorter else (places, [])
 
     def sides(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[Sequence[int], Sequence[int]]]:
         """Return both sides of every pair as training has them; what is over its limits is cut and counted."""

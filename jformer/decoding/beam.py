@@ -53,6 +53,7 @@ def beam_search(
     length: int,
     eos: int,
     pad: int,
+    spare: int | Int[Array, ""] = 0,
     n_best: int = 1,
     patience: float = 0.0,
     groups: int = 1,
@@ -65,11 +66,11 @@ def beam_search(
 
     For use inside jit. `cache` has b · beam_size rows, the beams of a sentence side by side, and room for `length`
     tokens; `first` is the token to go on from, `max_lengths` are the sentences' own limits of what is chosen, 0 for a
-    sentence that is only there to fill the batch; one that is above `length` may be left undone. The `n_best` (at most
-    beam_size) best are returned. Hypotheses that were cut at the limit follow after all that ended. Equal scores: the
-    hypothesis found first, then the better beam, comes first. Padding is never chosen. `length_penalty` must not be
-    negative. With one beam there is nothing to weigh an end against, so it is final: this is greedy search, whose
-    score the length penalty divides.
+    sentence that is only there to fill the batch; one that is above `length` may be left undone, and so are the last
+    `spare` sentences to end. The `n_best` (at most beam_size) best are returned. Hypotheses that were cut at the limit
+    follow after all that ended. Padding is never chosen. With one beam there is nothing to weigh an end against, so it
+    is final: the tokens are those of greedy search. `length_penalty` must not be negative. Equal scores: the hypothesis
+    found first, then the better beam, comes first.
 
     A sentence is done when no better hypothesis can come, or, where `patience` is above 0, when that times beam_size
     have ended: sooner, and not safe. `coverage` gives, after the step that ends a hypothesis, what is added to its
@@ -81,7 +82,8 @@ def beam_search(
     Vijayakumar et al. 2018 (Hamming diversity); constraints Post and Vilar 2018; patience Kasai et al. 2022.
     """
     if beam_size == 1 and constraints is None:
-        best = greedy(step, cache, max_lengths=max_lengths, length=length, first=first, eos=eos, pad=pad, rules=rules)
+        limits = {"max_lengths": max_lengths, "length": length, "spare": spare}
+        best = greedy(step, cache, first=first, eos=eos, pad=pad, rules=rules, **limits)
         return best._replace(scores=best.scores / _penalty(best.lengths, length_penalty))
 
     shape = max_lengths.shape[0], beam_size
@@ -114,7 +116,7 @@ def beam_search(
     start = start._replace(
         history=start_history(rules, *shape, length, pad), live=start.live._replace(progress=progress)
     )
-    end = lax.while_loop(lambda search: (search.now < length) & ~search.done.all(), grow, start)
+    end = lax.while_loop(lambda search: (search.now < length) & ((~search.done).sum() > spare), grow, start)
     return _read_off(end, held(end.live, constraints, pad), max_lengths, n_best, length_penalty, eos, pad)
 
 

@@ -36,14 +36,15 @@ def greedy(
     length: int,
     eos: int,
     pad: int,
+    spare: int | Int[Array, ""] = 0,
     rules: Rules = NO_RULES,
 ) -> Decoded:
     """Choose the likeliest token again and again until every sentence has ended or reached its limit.
 
     For use inside jit. `cache` has one row a sentence and room for `length` tokens; `first` is the token to go on from,
     `max_lengths` are the sentences' own limits of what is chosen, 0 for a sentence that is only there to fill the
-    batch; one that is above `length` may be left undone. Padding is never chosen. A sentence whose rules leave no token
-    has no hypothesis.
+    batch; one that is above `length` may be left undone, and so are the last `spare` rows to end. Padding is never
+    chosen. A sentence whose rules leave no token has no hypothesis.
     The score is the sum of the log-probabilities, without a length penalty; there is one hypothesis (n = 1).
     """
 
@@ -54,8 +55,9 @@ def greedy(
         return values[:, 0], tokens[:, 0]
 
     return go_on(
-        step, cache, likeliest, 1, first=first, max_lengths=max_lengths, length=length, eos=eos, pad=pad, rules=rules
-    )
+        step, cache, likeliest, 1,
+        first=first, max_lengths=max_lengths, length=length, eos=eos, pad=pad, spare=spare, rules=rules,
+    )  # fmt: skip
 
 
 def go_on(
@@ -69,6 +71,7 @@ def go_on(
     length: int,
     eos: int,
     pad: int,
+    spare: int | Int[Array, ""],
     rules: Rules,
 ) -> Decoded:
     """Let `choose` add tokens to `rows` hypotheses of every sentence until all have ended or reached their limit."""
@@ -98,7 +101,7 @@ def go_on(
         lengths=zeros,
         done=max_lengths <= 0,
     )
-    end = lax.while_loop(lambda search: (search.now < length) & ~search.done.all(), grow, start)
+    end = lax.while_loop(lambda search: (search.now < length) & ((~search.done).sum() > spare), grow, start)
     exists = end.score > -jnp.inf
     tokens = jnp.where(exists, end.tokens, pad).T
     shape = sentences, rows

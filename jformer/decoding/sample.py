@@ -25,6 +25,7 @@ def sample(
     length: int,
     eos: int,
     pad: int,
+    spare: int | Int[Array, ""] = 0,
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
@@ -35,7 +36,7 @@ def sample(
 ) -> Decoded:
     """Draw one sample for every key; the rows of a sentence, as many for each, lie side by side.
 
-    For use inside jit; `first`, `max_lengths`, `length` and the room of `cache` are as for greedy search. The rules
+    For use inside jit; `first`, `max_lengths`, `length`, `spare` and the room of `cache` are as for greedy search. The rules
     come first, then what `narrow` does. The score is the summed log-probability of the tokens under the model itself,
     not under what was left to draw from. Not a number in its logits ends a single row.
     """
@@ -60,8 +61,9 @@ def sample(
 
     rows = keys.shape[0] // max_lengths.shape[0]
     return go_on(
-        step, cache, draw, rows, first=first, max_lengths=max_lengths, length=length, eos=eos, pad=pad, rules=rules
-    )
+        step, cache, draw, rows,
+        first=first, max_lengths=max_lengths, length=length, eos=eos, pad=pad, spare=spare, rules=rules,
+    )  # fmt: skip
 
 
 def narrow(
