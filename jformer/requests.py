@@ -155,7 +155,7 @@ class Inputs:
             room = min(room, self.places)
             limit = np.minimum(limit, self.places + 1 - batch["prompt_length"])
         batch["limit"] = np.where(np.arange(rows) < len(pieces), limit, 0).astype(np.int32)
-        batch["spare"] = np.int32(rows // SPARE if short and length < LONG else 0)
+        batch["spare"] = np.array(rows // SPARE if short and length < LONG else 0, np.int32)
         batch["line"] = _filled([piece.line for piece in pieces], (rows,))
         return {**batch, **_guides(pieces, rows)}, room
 

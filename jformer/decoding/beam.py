@@ -7,7 +7,7 @@ these two numbers move, and the token sequences are read off once at the end.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +82,7 @@ def beam_search(
     Vijayakumar et al. 2018 (Hamming diversity); constraints Post and Vilar 2018; patience Kasai et al. 2022.
     """
     if beam_size == 1 and constraints is None:
-        limits = {"max_lengths": max_lengths, "length": length, "spare": spare}
+        limits: dict[str, Any] = {"max_lengths": max_lengths, "length": length, "spare": spare}
         best = greedy(step, cache, first=first, eos=eos, pad=pad, rules=rules, **limits)
         return best._replace(scores=best.scores / _penalty(best.lengths, length_penalty))
 
