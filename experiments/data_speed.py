@@ -16,7 +16,7 @@ from jformer.data.corpus import open_corpus
 from jformer.data.pipeline import make_batches
 from jformer.data.sources import open_split
 from jformer.data.vocabularies import learn_tokenizers
-from jformer.predict import build_task
+from jformer.restore import build_task
 from jformer.train import count_tokens
 
 

@@ -40,7 +40,7 @@ from jformer.data.vocabularies import load_tokenizers
 from jformer.export import export
 from jformer.hf import marian
 from jformer.models import ModelConfig, init_params
-from jformer.predict import build_sized, build_task, load_params
+from jformer.restore import build_sized, build_task, load_params
 
 SIZE = flags.DEFINE_enum("size", "tiny", ["tiny", "base"], "Which model, where there is no run.")
 WORKDIR = flags.DEFINE_string("workdir", None, "A trained run.")

@@ -16,7 +16,7 @@ from jformer.data.vocabularies import load_tokenizers
 from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.attention import choose_kernel
 from jformer.models.transformer import GATES
-from jformer.predict import build_task
+from jformer.restore import build_task
 from jformer.tasks import Task, sized
 
 ASSUMED_CLASSES = 2

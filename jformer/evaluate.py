@@ -18,7 +18,8 @@ from jformer.data.corpus import open_corpus
 from jformer.data.pipeline import Batches, make_batches
 from jformer.data.sources import Split, open_split
 from jformer.data.tokenizers import Tokenizer
-from jformer.predict import Predictor, build_sized, build_task, load
+from jformer.predict import Predictor, load
+from jformer.restore import build_sized, build_task
 from jformer.sharding import make_mesh, put_batch, replicated
 from jformer.step import make_eval_step, make_loss
 from jformer.tasks import Task

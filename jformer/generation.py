@@ -24,7 +24,7 @@ FOLLOW_BEAMS = ("position", "self")  # the parts of a model's cache that do
 def make_answer(models: Sequence[Any], answer: str, options: DecodeConfig, vocabulary: Bool[np.ndarray, "v"]) -> Any:
     """Return the compiled (parameters of every model, batch, room) → Decoded that a task's answers are read from.
 
-    A label is one token with a score of 0. `vocabulary` tells of every id whether it may be written.
+    A label is one token with its log-probability. `vocabulary` tells of every id whether it may be written.
     """
     if answer == "label":
         return jax.jit(functools.partial(_choose, models[0]), static_argnums=2)
@@ -80,8 +80,9 @@ def prompts(sequences: Sequence[Sequence[int]], rows: int, width: int) -> dict[s
 
 
 def _choose(model: Any, params: Sequence[Any], batch: Batch, room: int) -> Decoded:
-    ids = jnp.argmax(model.apply({"params": params[0]}, batch), axis=-1) + NUM_SYMBOLS
-    return Decoded(ids[:, None], jnp.zeros(ids.shape), jnp.ones_like(ids), jnp.ones(len(ids), bool))
+    log_probs = jax.nn.log_softmax(model.apply({"params": params[0]}, batch).astype(jnp.float32))
+    ids = jnp.argmax(log_probs, axis=-1) + NUM_SYMBOLS
+    return Decoded(ids[:, None], log_probs.max(axis=-1), jnp.ones_like(ids), jnp.ones(len(ids), bool))
 
 
 def _in_compute_dtype(params: Any, dtype: str) -> Any:

@@ -163,7 +163,8 @@ class Inputs:
         """Part the places of a batch, shortest piece first, from the few whose length is all that pads the others."""
         padded = [_padded(len(pieces[i].ids)) for i in places]
         shorter = padded.index(padded[-1])
-        return (places[:shorter], places[shorter:]) if 0 < len(places) - shorter <= few < shorter else (places, [])
+        rest = len(places) - shorter
+        return (places[:shorter], places[shorter:]) if rest <= few < shorter and padded[-1] <= LONG else (places, [])
 
     def sides(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[Sequence[int], Sequence[int]]]:
         """Return both sides of every pair as training has them; what is over its limits is cut and counted."""

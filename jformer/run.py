@@ -23,7 +23,8 @@ from jformer.data.vocabularies import copy_tokenizers, learn_tokenizers, load_to
 from jformer.errors import UserError
 from jformer.evaluate import evaluation_batches
 from jformer.models import init_params
-from jformer.predict import Predictor, build_sized, build_task, load
+from jformer.predict import Predictor, load
+from jformer.restore import build_sized, build_task
 from jformer.sharding import make_mesh, replicated
 from jformer.step import TrainState, create_state, make_eval_step, make_loss, make_train_step
 from jformer.tasks import Task

@@ -12,7 +12,7 @@ import pytest
 from jformer import main
 from jformer.config import resolve
 from jformer.models import build_model, init_params
-from jformer.predict import build_task
+from jformer.restore import build_task
 from jformer.tasks import sized
 
 FILES = sorted((Path(__file__).parents[1] / "configs").glob("*.py"))

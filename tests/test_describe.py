@@ -11,8 +11,8 @@ from jformer.data.vocabularies import learn_tokenizers
 from jformer.describe import describe, forward_flops, kernel_line, parameter_rows, summary
 from jformer.models import ModelConfig, attention, build_model, init_params
 from jformer.models.config import HeadConfig, VisionConfig
-from jformer.predict import build_task
 from jformer.presets import PRESETS
+from jformer.restore import build_task
 from tests.conftest import make_batch
 from tests.test_presets import EXPECTED
 

@@ -15,8 +15,9 @@ from jformer.data.tokenizers import BOS, EOS, PAD, learn
 from jformer.decoding.config import DecodeConfig
 from jformer.errors import UserError
 from jformer.mbr import rank
-from jformer.predict import Predictor, average_steps, build_task, load
+from jformer.predict import Predictor, load
 from jformer.requests import RUNAWAY, Output, Request
+from jformer.restore import average_steps, build_task
 
 TEXTS = ["abc", "", "hgfedcba hgfe", "b", "  ", "cab", "xyz unknown", "abcdefgh", "ha"]
 TOKENIZER = learn("char", ["abcdefgh "], 99, "identity", False)

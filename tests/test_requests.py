@@ -7,8 +7,8 @@ from jformer.config import resolve
 from jformer.data.tokenizers import BOS, EOS, PAD, UNK, learn
 from jformer.decoding.config import DecodeConfig
 from jformer.errors import UserError
-from jformer.predict import build_task
 from jformer.requests import CUT, EMPTY, SPLIT, UNKNOWN, Inputs, Piece, Request, writable
+from jformer.restore import build_task
 
 TOKENIZER = learn("char", ["abcdefgh "], 99, "identity", False)
 A = TOKENIZER.encode(["abcdefgh"])[0][0]
@@ -104,6 +104,20 @@ def test_a_short_attempt_has_room_for_half_as_much_again():
         pieces = [group[0] for group in reader.pieces([Request("a" * length)])]
         assert [reader.arrays(pieces, 1, short=each)[1] for each in (True, False)] == [short, whole]
         assert reader.arrays(pieces, 1, least=64)[0]["source"].shape == (1, 64)
+
+
+def test_any_corpus_needs_eight_shapes_at_most():
+    reader = inputs(limit=256)
+    first = {reader.arrays([Piece([5] * n, 0)], 16, short=True)[0]["source"].shape for n in range(1, 257)}
+    again = {reader.arrays([Piece([5] * n, 0)], 8, least=64)[0]["source"].shape for n in range(1, 65)}
+    assert len(first) + len(again) == 8
+
+
+def test_a_few_long_inputs_do_not_pad_the_others():
+    asked = [Piece([5] * n, 0) for n in (3, 16, 17, 24, 70, 90)]
+    assert inputs().part(asked, [0, 1, 2, 3], 1) == ([0, 1, 2, 3], [])  # two of them are longer
+    assert inputs().part(asked, [0, 1, 1, 2], 2) == ([0, 1, 1], [2])
+    assert inputs().part(asked, [3, 3, 3, 5], 2) == ([3, 3, 3, 5], [])  # long ones have one attempt
 
 
 def test_prompts_leave_room_among_the_places():

@@ -11,7 +11,8 @@ from jformer.config import resolve
 from jformer.data.tokenizers import learn
 from jformer.decoding.config import DecodeConfig
 from jformer.errors import UserError
-from jformer.predict import Predictor, build_task
+from jformer.predict import Predictor
+from jformer.restore import build_task
 
 TOKENIZER = learn("char", ["abcdefgh "], 99, "identity", False)
 FIELDS = {"num_layers": 1, "d_model": 16, "d_ff": 24, "num_heads": 2, "tied_output": False}

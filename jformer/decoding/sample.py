@@ -36,9 +36,9 @@ def sample(
 ) -> Decoded:
     """Draw one sample for every key; the rows of a sentence, as many for each, lie side by side.
 
-    For use inside jit; `first`, `max_lengths`, `length`, `spare` and the room of `cache` are as for greedy search. Rules
-    come first, then what `narrow` does. The score is the summed log-probability of the tokens under the model itself,
-    not under what was left to draw from. Not a number in its logits ends a single row.
+    For use inside jit; `first`, `max_lengths`, `length`, `spare` and the room of `cache` are as for greedy search.
+    Rules come first, then what `narrow` does. The score is the summed log-probability of the tokens under the model
+    itself, not under what was left to draw from. Not a number in its logits ends a single row.
     """
 
     def draw(
