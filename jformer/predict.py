@@ -51,8 +51,8 @@ class Predictor:
         models = (model, *(other for other, _ in others))
         learned = [each.config.max_length for each in models if each.config.positions == "learned"]
         self._scorer = functools.cache(functools.partial(make_scorer, models, config.decode.ensemble_average))
-        self._inputs = Inputs(config.decode, task, tokenizers, min(learned, default=None))
-        self._mostly_short = not self._inputs.continues  # outputs, as far as is known
+        self.inputs = Inputs(config.decode, task, tokenizers, min(learned, default=None))
+        self._mostly_short = not self.inputs.continues  # outputs, as far as is known
         self._compiled: set[tuple[Any, ...]] = set()  # sizes of batches
         self._answer: Any = None
         if task.answer:
@@ -62,7 +62,7 @@ class Predictor:
     @property
     def counts(self) -> dict[str, int]:
         """What was cut, split, empty or unknown, so far."""
-        return self._inputs.counts
+        return self.inputs.counts
 
     @property
     def cut(self) -> int:
@@ -90,7 +90,7 @@ class Predictor:
         """
         if self._answer is None:
             raise UserError(f"task={self.config.task!r} has no answer to a text; --mode=evaluate scores it")
-        groups = self._inputs.pieces(requests)
+        groups = self.inputs.pieces(requests)
         pieces = [piece for group in groups for piece in group]
         found = self._search(pieces)
         if self.config.decode.alignments:
@@ -109,10 +109,10 @@ class Predictor:
             raise UserError(f"task={self.config.task!r} has no targets to score; --mode=evaluate scores its test sets")
         if self.config.decode.overlong == "split":
             raise UserError("decode.overlong='split' cannot score: a target is one text; use 'cut'")
-        encoded = self._inputs.sides(pairs)
+        encoded = self.inputs.sides(pairs)
         written, scored = self.tokenizers[1].tokens, []
         for (_, target), row in zip(encoded, self._force(encoded), strict=True):
-            log_probs = _numbers(row["log_probs"].tolist())
+            log_probs = numbers(row["log_probs"].tolist())
             scored.append(Scored(sum(log_probs), tuple(log_probs), tuple(written[i] for i in target)))
         return scored
 
@@ -144,7 +144,7 @@ class Predictor:
             for i, tokens, scores, lengths, done in zip(batch, *answers, strict=False):
                 if done:
                     hypotheses = [ids[:n].tolist() for ids, n in zip(tokens, lengths, strict=True)]
-                    found[i] = self._outputs(pieces[i], hypotheses, _numbers(scores.tolist()))
+                    found[i] = self._outputs(pieces[i], hypotheses, numbers(scores.tolist()))
                 else:
                     late.append(i)
         return late
@@ -161,9 +161,9 @@ class Predictor:
             for order in _in_batches([len(pieces[i].ids) for i in places], rows):
                 batch: Sequence[int] = [places[i] for i in order]
                 if shape.get("short"):
-                    batch, rest = self._inputs.part(pieces, batch, FEW)
+                    batch, rest = self.inputs.part(pieces, batch, FEW)
                     late += rest
-                arrays, room = self._inputs.arrays([pieces[i] for i in batch], rows, **shape)
+                arrays, room = self.inputs.arrays([pieces[i] for i in batch], rows, **shape)
                 waiting.append((batch, pool.submit(self._compute, arrays, room)))
                 sizes = room, *((name, array.shape) for name, array in arrays.items())
                 if sizes not in self._compiled:  # else the next batch would be compiled once more meanwhile
@@ -215,7 +215,7 @@ class Predictor:
         found: list[dict[str, np.ndarray]] = [{} for _ in pairs]
         size = self._rows(len(pairs))
         for rows in _in_batches([max(map(len, pair)) for pair in pairs], size):
-            batch = self._inputs.pairs([pairs[i] for i in rows], size)
+            batch = self.inputs.pairs([pairs[i] for i in rows], size)
             result = jax.device_get(self._scorer(align)(self._params, batch))
             for place, i in enumerate(rows):
                 found[i] = {name: values[place, : len(pairs[i][1])] for name, values in result.items()}
@@ -243,7 +243,7 @@ def _joined(pieces: Sequence[Piece], answers: Sequence[list[Output]]) -> list[Ou
     return [Output(text, tuple(ids), score, tuple(links))]
 
 
-def _numbers(scores: list[float]) -> list[float]:
+def numbers(scores: list[float]) -> list[float]:
     """Return the scores. Raise UserError if there is one that is no number."""
     if any(math.isnan(score) for score in scores):
         raise UserError(

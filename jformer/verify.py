@@ -18,8 +18,8 @@ from jformer.data.tokenizers import EOS, NUM_SYMBOLS
 from jformer.decoding.config import DecodeConfig
 from jformer.errors import UserError
 from jformer.generation import make_answer
-from jformer.predict import Predictor, load
-from jformer.requests import Inputs, Piece, Request, writable
+from jformer.predict import Predictor, load, numbers
+from jformer.requests import Piece, Request, writable
 from jformer.scoring import make_scorer
 
 SENTENCES, BEAMS = 16, 4
@@ -44,10 +44,7 @@ class Subject:
         """Take the first inputs of the first test set or, where that cannot be read, random tokens."""
         self.model, self.params, self.task = predictor.model, predictor.params, predictor.task
         self.tokenizers, self.options = predictor.tokenizers, settings
-        learned = predictor.model.config.positions == "learned"
-        places = predictor.model.config.max_length if learned else None
-        self.inputs = Inputs(settings, self.task, self.tokenizers, places)
-        self.mask = writable(self.tokenizers[1], settings)
+        self.inputs, self.mask = predictor.inputs, writable(self.tokenizers[1], settings)
         self.pieces, self.origin = self._find(predictor.config)
 
     def _find(self, config: Config) -> tuple[list[Piece], str]:
@@ -75,13 +72,10 @@ class Subject:
         for start in range(0, len(pieces), rows):
             batch, room = self.inputs.arrays(pieces[start : start + rows], rows)
             tokens, scores, lengths, _ = jax.device_get(search((self.params,) * copies, batch, room))
+            numbers(scores.ravel().tolist())
             for i in range(len(pieces[start : start + rows])):
                 hypotheses = zip(tokens[i], scores[i], lengths[i], strict=True)
                 found.append([(ids[:n].tolist(), float(score)) for ids, score, n in hypotheses if n])
-        if not all(found):
-            raise UserError(
-                "the model's scores are no numbers, so its weights are broken: try another evaluate.weights"
-            )
         return found[::order]
 
     def forced(self, outputs: Sequence[Sequence[int]]) -> tuple[dict[str, np.ndarray], list[int]]:

@@ -66,8 +66,8 @@ def test_output_does_not_depend_on_the_batch(predictor, beam_size):
 def test_outputs_that_are_long_for_their_inputs_are_asked_for_again(predictor, monkeypatch):
     hurried, patient = (predictor(batch_size=size, max_extra_length=40) for size in (9, 4))
     attempts = []
-    arrays = hurried._inputs.arrays
-    monkeypatch.setattr(hurried._inputs, "arrays", lambda *args, **how: attempts.append(how) or arrays(*args, **how))
+    arrays = hurried.inputs.arrays
+    monkeypatch.setattr(hurried.inputs, "arrays", lambda *args, **how: attempts.append(how) or arrays(*args, **how))
     assert hurried.predict(TEXTS * 2) == patient.predict(TEXTS * 2)
     assert attempts[0] == {"short": True}
     assert attempts[-1] == {"least": 64}
