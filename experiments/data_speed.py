@@ -16,8 +16,8 @@ from jformer.data.corpus import open_corpus
 from jformer.data.pipeline import make_batches
 from jformer.data.sources import open_split
 from jformer.data.vocabularies import learn_tokenizers
+from jformer.flops import batch_work
 from jformer.restore import build_task
-from jformer.train import count_tokens
 
 
 def timed(name: str, function: Callable, *arguments: Any) -> Any:
@@ -45,9 +45,9 @@ def main() -> None:
             batches = timed(f"{batching}: plan", make_batches, [corpus], [1.0], data, 0, features)
             began, real, computed = time.perf_counter(), 0, 0
             for step in range(len(batches)):
-                counts = count_tokens(batches[step])
-                real += counts["source_tokens"] + counts["target_tokens"]
-                computed += counts["computed"]
+                texts, rows = batch_work(batches[step])
+                real += texts.tokens
+                computed += rows.tokens
             seconds = time.perf_counter() - began
             print(f"{batching + ': shapes':<40}{len(batches.plan.shapes):>10}")
             print(f"{batching + ': real tokens / computed':<40}{real / computed:>10.3f}")

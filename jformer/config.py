@@ -69,6 +69,7 @@ class TrainConfig:
     target_vectors: str = ""  # the same for the target embedding; one table that both sides share takes either
     freeze: tuple[str, ...] = ()  # regular expressions over parameter names; what they match is not trained
     samples: int = 3  # validation sentences translated at every evaluation; 0 = none
+    peak_flops: float = 0.0  # FLOPs a second of a device, which MFU is a share of; 0 = its data sheet's, or measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +108,8 @@ class Config:
 # A resumed run may change these: what it computes for a given step stays the same.
 MAY_CHANGE = (
     *(f"train.{key}" for key in ("num_steps", "log_every", "eval_every", "checkpoint_every", "keep_last", "patience")),
-    *("train.max_skipped", "train.samples", "data.dir", "data.cache_dir", "data.test", "evaluate.", "decode.", "mesh."),
+    *("train.max_skipped", "train.samples", "train.peak_flops", "data.dir", "data.cache_dir", "data.test"),
+    *("evaluate.", "decode.", "mesh."),
 )
 DECAYING_SCHEDULES = ("cosine", "linear")  # their rates depend on num_steps
 
@@ -233,7 +235,7 @@ def _check_train(config: Config) -> None:
     _at_least(
         "train", train, ("num_steps", "log_every", "checkpoint_every", "keep_last", "accumulation", "max_skipped"), 1
     )
-    _at_least("train", train, ("eval_every", "patience", "samples"), 0)
+    _at_least("train", train, ("eval_every", "patience", "samples", "peak_flops"), 0)
     _within("train", train, ("ema_decay",), 0, 1)
     if train.eval_every % train.checkpoint_every:
         raise UserError(

@@ -1,4 +1,4 @@
-"""What a config costs before anything is spent: parameters by part, FLOPs by part, and which attention runs.
+"""What a config costs before anything is spent: parameters, FLOPs, time and memory, and which attention runs.
 
 All of it follows from shapes: no data is read and no weight allocated, whatever the size of the model.
 """
@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from jformer.config import Config
+from jformer.data.corrupt import span_lengths
+from jformer.data.plan import Shape
 from jformer.data.tokenizers import NUM_SYMBOLS
 from jformer.data.vocabularies import load_tokenizers
+from jformer.flops import forward_flops, text_work, update_flops, work_of
 from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.attention import choose_kernel
-from jformer.models.transformer import GATES
+from jformer.peak import known_peak
 from jformer.restore import build_task
 from jformer.tasks import Task, sized
 
@@ -43,6 +47,7 @@ def describe(config: Config, workdir: Path | None = None) -> str:
     cells += [[name, shape, f"{count:,}", f"{count / total:.1%}"] for name, shape, count in rows]
     cells += [["total", "", f"{total:,}", f"{1:.1%}"]]
     lines = [summary(config), *_size_lines(config, model, task, saved), kernel_line(model, jax.default_backend())]
+    lines += update_lines(config, model)
     return "\n".join([*lines, "", *_aligned(cells, 2), "", *_aligned(flops_table(config, model), 1)])
 
 
@@ -67,6 +72,35 @@ def kernel_line(model: ModelConfig, platform: str) -> str:
     return f"attention kernel: {kernel} ({why})"
 
 
+def full_shape(config: Config) -> Shape:
+    """Return rows and lengths of an update of texts as long as the config allows, or that fill packed rows."""
+    data, family, size = config.data, config.model.family, config.model.vision.image_size
+    source, target = data.max_source_length, data.max_target_length
+    if config.task == "denoise":
+        spans = (int(length) for length in span_lengths(np.array(target - 1), data.noise_density, data.mean_span))
+        source, target = spans if data.noise == "t5" else (target, target)
+    lengths = {"encdec": (source, target), "encoder": (source, 0), "decoder": (0, target), "vit": (size * size, 0)}
+    source, target = lengths[family]
+    if data.batching == "packed":
+        source, target = (side * data.packed_length // max(source, target) for side in (source, target))
+    rows = data.tokens_per_update // max(source, target) // data.row_multiple * data.row_multiple
+    return Shape(max(rows, data.row_multiple), source, target)
+
+
+def update_lines(config: Config, model: ModelConfig) -> Iterator[str]:
+    """Say what an update without any padding costs, and how long it takes where the peak of the devices is known."""
+    shape, kind = full_shape(config), jax.devices()[0].device_kind
+    flops = update_flops(model, work_of(*(np.full(shape.rows, length) for length in shape[1:])))
+    lengths = " + ".join(f"{length:,}" for length in shape[1:] if length)
+    unit = "pixels" if model.family == "vit" else "tokens"
+    yield f"update: {shape.rows:,} full rows of {lengths} {unit}: {flops:.3g} FLOPs forward and backward"
+    peak = config.train.peak_flops or known_peak(kind, model.dtype)
+    if peak:
+        count = jax.device_count() if config.mesh.data == -1 else config.mesh.data
+        times = (f"{flops / peak / count / share:.3g} s at {share:.0%} MFU" for share in (1, 0.4))
+        yield f"time of it on {count} x {kind}: " + ", ".join(times)
+
+
 def parameter_rows(params: Mapping[str, Any]) -> list[tuple[str, str, int]]:
     """Return (part, shapes, count) of every table, norm, projection and sublayer; stacks begin with their layers."""
     rows = []
@@ -76,33 +110,6 @@ def parameter_rows(params: Mapping[str, Any]) -> list[tuple[str, str, int]]:
         shape = " x ".join(map(str, largest.shape)) + (" ..." if len(leaves) > 1 else "")
         rows.append((name, shape, sum(leaf.size for leaf in leaves)))
     return rows
-
-
-def forward_flops(model: ModelConfig, source: int, target: int) -> dict[str, int]:
-    """Return the FLOPs of the matrix products of one example's forward pass, by part; multiply and add are two.
-
-    `source` and `target` are lengths in tokens; a family reads its own side, and vision models neither. Attention is
-    counted over all pairs of positions, as it is computed, not only over those that a mask leaves.
-    """
-    if model.family == "encdec":
-        layers = model.decoder_layers
-        return {
-            "encoder": model.num_layers * _block_flops(model, source),
-            "decoder self-attention and feed-forward": layers * _block_flops(model, target),
-            "decoder cross-attention": layers * _attention_flops(model, target, source),
-            **_token_head_flops(model, target, model.target_vocab_size),
-        }
-    if model.family == "decoder":
-        stack = {"decoder": model.num_layers * _block_flops(model, target)}
-        return stack | _token_head_flops(model, target, model.vocab_size)
-    if model.family == "vit":
-        pixels = model.vision.patch_size**2 * model.vision.channels
-        length = model.num_patches + (model.head.pooling == "first")
-        patches = {"patches": 2 * model.num_patches * pixels * model.d_model}
-        return patches | {"encoder": model.num_layers * _block_flops(model, length)} | _class_head_flops(model)
-    stack = {"encoder": model.num_layers * _block_flops(model, source)}
-    classifies = model.head.num_classes
-    return stack | (_class_head_flops(model) if classifies else _token_head_flops(model, source, model.vocab_size))
 
 
 def flops_table(config: Config, model: ModelConfig) -> list[list[str]]:
@@ -116,7 +123,8 @@ def flops_table(config: Config, model: ModelConfig) -> list[list[str]]:
     columns = []
     for length in lengths:
         tokens = 1 if model.head.num_classes else length
-        column = {part: flops / tokens for part, flops in forward_flops(model, length, length).items()}
+        flops = forward_flops(model, text_work(length, length))
+        column = {part: count / tokens for part, count in flops.items()}
         columns.append(column | {"total; an update takes about three times that": sum(column.values())})
     unit = "text that has" if model.family == "encoder" and model.head.num_classes else UNITS[model.family]
     heads = ["FLOPs"] if model.family == "vit" else [f"{length:,} tokens" for length in lengths]
@@ -156,28 +164,6 @@ def _parts(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
             yield from _parts(part, (*path, name))
     else:
         yield "/".join(path), tree
-
-
-def _block_flops(model: ModelConfig, length: int) -> int:
-    """Count self-attention and feed-forward of one layer."""
-    matrices = 3 if model.activation in GATES else 2
-    return _attention_flops(model, length, length) + 2 * length * matrices * model.d_model * model.d_ff
-
-
-def _attention_flops(model: ModelConfig, queries: int, keys: int) -> int:
-    """Count one layer: the projections of queries and outputs, of keys and values, and the products of all pairs."""
-    h, g, d = model.num_heads, model.kv_heads, model.d_model
-    return 2 * (model.key_size + model.value_size) * (queries * d * h + keys * d * g + queries * keys * h)
-
-
-def _token_head_flops(model: ModelConfig, length: int, rows: int) -> dict[str, int]:
-    transform = {"transform": 2 * length * model.d_model**2} if model.head.transform else {}
-    return transform | {"logits": 2 * length * model.d_model * rows}
-
-
-def _class_head_flops(model: ModelConfig) -> dict[str, int]:
-    pooler = {"pooler": 2 * model.d_model**2} if model.head.pooler else {}
-    return pooler | {"logits": 2 * model.d_model * model.head.num_classes}
 
 
 def _aligned(cells: list[list[str]], left: int) -> list[str]:

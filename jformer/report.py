@@ -3,11 +3,10 @@
 import dataclasses
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import jax
 from tqdm import tqdm
@@ -15,6 +14,7 @@ from tqdm import tqdm
 from jformer.config import Config
 from jformer.data.sources import Pair
 from jformer.errors import UserError
+from jformer.flops import Work, total
 from jformer.metrics import summarize
 from jformer.optim import Schedule
 from jformer.writers import JsonlWriter, TensorBoardWriter
@@ -23,18 +23,25 @@ T = TypeVar("T")
 AHEAD = 2  # updates dispatched before the devices are done: they never idle, and a request to stop is soon met
 
 
+class Cost(NamedTuple):
+    """What turns work into shares of what the devices can do."""
+
+    flops: Callable[[Work], int]  # of an update
+    peak: float  # FLOPs a second of all devices
+
+
 class Report:
     """Collects what every update says, fetches it when a row is due, and shows where the run is."""
 
-    def __init__(self, workdir: Path, config: Config, start: int, schedule: Schedule) -> None:
+    def __init__(self, workdir: Path, config: Config, start: int, schedule: Schedule, cost: Cost) -> None:
         """Open the files, dropping rows of updates after `start` that a killed run wrote and its restart repeats."""
         path = workdir / "metrics.jsonl"
         JsonlWriter.truncate_after(path, start)
         self._rows = JsonlWriter(path)
         self._curves = TensorBoardWriter(workdir / "tensorboard", start + 1)
-        self._config, self._schedule = config, schedule
+        self._config, self._schedule, self._cost = config, schedule, cost
         self._pending: list[dict[str, Any]] = []  # on the devices
-        self._counts: Counter[str] = Counter()
+        self._work: list[tuple[Work, Work]] = []  # of their texts and of their rows
         self._waited = 0.0
         self._bar = tqdm(
             total=config.train.num_steps, initial=start, unit="update", disable=not sys.stderr.isatty(), leave=False
@@ -62,12 +69,12 @@ class Report:
             self._waited += time.monotonic() - began
             yield item
 
-    def collect(self, metrics: dict[str, Any], counts: Counter[str]) -> None:
-        """Take an update's numbers, still on the devices, and what its batch held."""
+    def collect(self, metrics: dict[str, Any], work: tuple[Work, Work]) -> None:
+        """Take an update's numbers, still on the devices, and the work of its texts and of its rows."""
         self._pending.append(metrics)
         if len(self._pending) > AHEAD:
             jax.block_until_ready(self._pending[-1 - AHEAD])
-        self._counts += counts
+        self._work.append(work)
         self._bar.update()
 
     def flush(self, step: int) -> None:
@@ -76,23 +83,19 @@ class Report:
         seconds = time.monotonic() - self._since
         totals = [update["sums"] for update in fetched]
         sums = {name: (_total(totals, name, 0), _total(totals, name, 1)) for name in totals[0]}
-        counts, last = self._counts, fetched[-1]
-        real = counts["source_tokens"] + counts["target_tokens"]
+        last = fetched[-1]
         row = {
             "step": step,
             "split": "train",
             **summarize(sums),
             "grad_norm": max(float(update["grad_norm"]) for update in fetched),
             "learning_rate": float(self._schedule(step - 1 - int(last["skipped"]))),
-            "tokens_per_second": real / seconds,
-            "source_tokens_per_second": counts["source_tokens"] / seconds,
-            "target_tokens_per_second": counts["target_tokens"] / seconds,
-            "padding_efficiency": real / counts["computed"],
+            **self._speed(seconds),
             "data_wait": self._waited / seconds,
             "seconds_per_update": seconds / len(fetched),
             "skipped": int(last["skipped"]),
         }
-        self._pending, self._counts, self._waited = [], Counter(), 0.0
+        self._pending, self._work, self._waited = [], [], 0.0
         self.write(row)
         self.restart_clock()
         in_row = int(last["skipped_in_row"])
@@ -101,6 +104,21 @@ class Report:
                 f"update {step}: the last {in_row} updates were not finite and changed nothing "
                 f"(train.max_skipped={self._config.train.max_skipped}); lower optim.learning_rate or raise the warmup"
             )
+
+    def _speed(self, seconds: float) -> dict[str, float]:
+        """Return what was done in so many seconds, in tokens and in FLOPs, and how much of it was not padding."""
+        texts, rows = (total(works) for works in zip(*self._work, strict=True))
+        flops, peak = self._cost.flops(texts), self._cost.peak
+        return {
+            "tokens_per_second": texts.tokens / seconds,
+            "source_tokens_per_second": texts.source / seconds,
+            "target_tokens_per_second": texts.target / seconds,
+            "padding_efficiency": texts.tokens / rows.tokens,
+            "model_flops_per_second": flops / seconds,
+            "mfu": flops / seconds / peak,
+            "peak_flops_per_second": peak,
+            "flops_efficiency": flops / self._cost.flops(rows),
+        }
 
     def write(self, row: dict[str, Any]) -> None:
         """Send one flat row to every file and a line or the bar to the person."""

@@ -3,11 +3,11 @@
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import itertools
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ import jax
 from jax.sharding import Mesh
 
 from jformer.config import Config
-from jformer.data.features import Arrays
 from jformer.data.pipeline import Batches, prefetch
 from jformer.errors import UserError
 from jformer.evaluate import split_totals
+from jformer.flops import Work, batch_work, update_flops
 from jformer.metrics import summarize
-from jformer.report import Report
+from jformer.peak import Peak, find_peak
+from jformer.report import Cost, Report
 from jformer.run import Run, as_items, build
 from jformer.sharding import put_batch
 
@@ -30,8 +31,10 @@ def train(config: Config, workdir: Path) -> bool:
     """Train, or go on where an earlier call stopped; return False if a signal asked to stop before the end."""
     with sole_trainer(workdir):
         run = build(config, workdir)
-        with Report(workdir, config, run.progress.step, run.schedule) as report, stop_signals() as stop:
-            introduce(run, report)
+        peak = find_peak(list(run.mesh.devices.flat), config.model.dtype, config.train.peak_flops)
+        cost = Cost(functools.partial(update_flops, run.sampler.model.config), peak.flops)
+        with Report(workdir, config, run.progress.step, run.schedule, cost) as report, stop_signals() as stop:
+            introduce(run, report, peak)
             if not run.finished:
                 loop(run, report, stop)
         run.checkpoints.close()
@@ -47,9 +50,9 @@ def loop(run: Run, report: Report, stop: threading.Event) -> None:
     """
     train, progress = run.config.train, run.progress
     began = time.monotonic() - progress.seconds
-    for batch, counts in report.waiting(prefetch(feed(run.data.batches, progress.step, train.accumulation, run.mesh))):
+    for batch, work in report.waiting(prefetch(feed(run.data.batches, progress.step, train.accumulation, run.mesh))):
         run.state, metrics = run.train_step(run.state, batch)
-        report.collect(metrics, counts)
+        report.collect(metrics, work)
         progress.step += 1
         last, stopping = progress.step >= train.num_steps, stop.is_set()
         saving = last or stopping or progress.step % train.checkpoint_every == 0
@@ -65,26 +68,14 @@ def loop(run: Run, report: Report, stop: threading.Event) -> None:
             return
 
 
-def feed(batches: Batches, start: int, accumulation: int, mesh: Mesh) -> Iterator[tuple[dict[str, jax.Array], Counter]]:
-    """Yield the device arrays [a b …] of every update from `start` on, and what they hold."""
+def feed(
+    batches: Batches, start: int, accumulation: int, mesh: Mesh
+) -> Iterator[tuple[dict[str, jax.Array], tuple[Work, Work]]]:
+    """Yield the device arrays [a b …] of every update from `start` on, and the work of its texts and of its rows."""
     for step in itertools.count(start):
         arrays = batches[step]
         split = {name: x.reshape(accumulation, -1, *x.shape[1:]) for name, x in arrays.items()}
-        yield put_batch(mesh, split), count_tokens(arrays)
-
-
-def count_tokens(batch: Arrays) -> Counter[str]:
-    """Return the real tokens of both sides of a batch, and the positions computed for them; pixels are source."""
-    counts: Counter[str] = Counter()
-    for side in ("source", "target"):
-        if f"{side}_segments" in batch:
-            segments = batch[f"{side}_segments"]
-            counts.update({f"{side}_tokens": int((segments > 0).sum()), "computed": segments.size})
-    if "image" in batch:
-        rows, height, width, _ = batch["image"].shape
-        real = int((batch["weights"] > 0).sum())
-        counts.update({"source_tokens": real * height * width, "computed": rows * height * width})
-    return counts
+        yield put_batch(mesh, split), batch_work(arrays)
 
 
 def validate(run: Run, report: Report) -> float:
@@ -154,7 +145,7 @@ def stop_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def introduce(run: Run, report: Report) -> None:
+def introduce(run: Run, report: Report, peak: Peak) -> None:
     """Say what is about to be trained, on what."""
     data, plan = run.data, run.data.batches.plan
     parameters = sum(leaf.size for leaf in jax.tree.leaves(run.state.params))
@@ -169,7 +160,8 @@ def introduce(run: Run, report: Report) -> None:
     report.say(f"vocabulary: {vocabulary}; parameters: {parameters:,}")
     shapes = ", ".join(f"{s.rows} x ({s.source_length} + {s.target_length})" for s in plan.shapes)
     report.say(f"batches: {len(data.batches):,} an epoch, of rows x (source + target) = {shapes}")
-    report.say(f"devices: {run.mesh.size} x {run.mesh.devices.flat[0].device_kind}")
+    kind = run.mesh.devices.flat[0].device_kind
+    report.say(f"devices: {run.mesh.size} x {kind}, at most {peak.flops / 1e12:.3g} TFLOP/s ({peak.origin})")
     if run.finished:
         report.say(f"already trained to update {run.progress.step}: nothing left to do")
     elif run.progress.step:

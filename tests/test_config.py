@@ -244,7 +244,7 @@ def test_configs_offer_what_the_data_room_has():
 OTHER = {bool: lambda v: not v, int: lambda v: v + 2, float: lambda v: v + 0.25, str: lambda v: v + "x"}
 ALLOWED = {
     "train.num_steps", "train.log_every", "train.eval_every", "train.checkpoint_every", "train.keep_last",
-    "train.patience", "train.max_skipped", "train.samples", "data.dir", "data.cache_dir", "data.test",
+    "train.patience", "train.max_skipped", "train.samples", "train.peak_flops", "data.dir", "data.cache_dir", "data.test",
     "evaluate.weights", "evaluate.average_last", "evaluate.scores", "evaluate.tokenize", "evaluate.lowercase",
     *(f"decode.{field.name}" for field in dataclasses.fields(configs.DecodeConfig)), "mesh.data",
 }  # fmt: skip

@@ -1,5 +1,3 @@
-import functools
-import math
 import re
 
 import jax
@@ -8,105 +6,13 @@ import pytest
 from jformer.config import Config, default_config, resolve
 from jformer.data.sources import Pair, Split
 from jformer.data.vocabularies import learn_tokenizers
-from jformer.describe import describe, forward_flops, kernel_line, parameter_rows, summary
-from jformer.models import ModelConfig, attention, build_model, init_params
-from jformer.models.config import HeadConfig, VisionConfig
+from jformer.describe import describe, full_shape, kernel_line, parameter_rows, summary
+from jformer.flops import forward_flops, text_work
+from jformer.models import ModelConfig
 from jformer.presets import PRESETS
 from jformer.restore import build_task
-from tests.conftest import make_batch
+from tests.test_flops import MODELS, SMALL, shapes
 from tests.test_presets import EXPECTED
-
-SMALL = {"vocab_size": 50, "target_vocab_size": 50, "num_layers": 2, "d_model": 32, "d_ff": 48, "num_heads": 4}
-OWN_SIZES = {"d_k": 6, "d_v": 10}
-VISION = {"family": "vit", "vision": VisionConfig(image_size=8, patch_size=4, channels=2)}
-MODELS = {
-    "base": ModelConfig(**SMALL),
-    "sizes of its own": ModelConfig(**SMALL, **OWN_SIZES, num_decoder_layers=3, norm="pre"),
-    "nothing shared": ModelConfig(
-        **{**SMALL, "target_vocab_size": 70}, shared_embedding=False, tied_output=False, positions="learned"
-    ),
-    "grouped and gated": ModelConfig(
-        **SMALL, **OWN_SIZES, num_kv_heads=2, activation="swiglu", norm="sandwich", positions="relative", bias=False
-    ),
-    "decoder": ModelConfig(**SMALL, family="decoder", num_kv_heads=1, positions="rotary", norm="none"),
-    "untied decoder": ModelConfig(**SMALL, family="decoder", tied_output=False, activation="geglu", positions="alibi"),
-    "masked": ModelConfig(**SMALL, family="encoder", embedding_norm=True, head=HeadConfig(transform=True)),
-    "texts": ModelConfig(**SMALL, family="encoder", head=HeadConfig(num_classes=3, pooler=True, num_segments=2)),
-    "mean of texts": ModelConfig(
-        **SMALL, **OWN_SIZES, family="encoder", activation="glu", head=HeadConfig(num_classes=3, pooling="mean")
-    ),
-    "images": ModelConfig(**SMALL, **VISION, positions="learned", head=HeadConfig(num_classes=3)),
-    "mean of images": ModelConfig(
-        **SMALL, **VISION, num_kv_heads=2, head=HeadConfig(num_classes=3, pooling="mean", pooler=True)
-    ),
-}
-
-
-@functools.cache
-def shapes(model):
-    return jax.eval_shape(functools.partial(init_params, build_model(model)), jax.random.key(0))
-
-
-def matmul_flops(jaxpr):
-    """Count the products of a traced computation from the shapes that are multiplied, whatever they belong to."""
-    total = 0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            contracted, _ = equation.params["dimension_numbers"][0]
-            summed = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
-            total += 2 * summed * equation.outvars[0].aval.size
-        times = equation.params["length"] if equation.primitive.name == "scan" else 1
-        for value in equation.params.values():
-            inner = getattr(value, "jaxpr", value)
-            total += times * matmul_flops(inner) if hasattr(inner, "eqns") else 0
-    return total
-
-
-def traced_flops(model, source, target, rows=3):
-    image = jax.numpy.zeros((rows, *(model.vision.image_size,) * 2, model.vision.channels), "uint8")
-    batch = {**make_batch([source] * rows, [target] * rows), "image": image}
-    traced = jax.make_jaxpr(lambda p, b: build_model(model).apply({"params": p}, b))(shapes(model), batch)
-    return matmul_flops(traced.jaxpr) / rows
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_flops_are_those_of_the_products_the_model_makes(name):
-    flops = forward_flops(MODELS[name], 5, 9)
-    assert sum(flops.values()) == traced_flops(MODELS[name], 5, 9)
-    assert all(flops.values())
-
-
-def test_another_attention_kernel_makes_the_same_products(monkeypatch):
-    monkeypatch.setattr(attention, "choose_kernel", lambda config, platform: "jax")
-    monkeypatch.delattr(attention, "attend")
-    model = ModelConfig(**SMALL, num_kv_heads=2, norm="sandwich")
-    assert traced_flops(model, 5, 9) == sum(forward_flops(model, 5, 9).values())
-
-
-def test_parts_of_the_flops_by_hand():
-    """One layer of d 4, f 6, one head, vocabulary 10, three tokens on each side."""
-    sizes = {"vocab_size": 10, "target_vocab_size": 10, "num_layers": 1, "d_model": 4, "d_ff": 6, "num_heads": 1}
-    projections, pairs, feed_forward = 4 * 4 * 4, 2 * 3 * 4, 2 * 4 * 6  # multiplications for each token
-    block, logits = 3 * 2 * (projections + pairs + feed_forward), 3 * 2 * 4 * 10
-    assert forward_flops(ModelConfig(**sizes), 3, 3) == {
-        "encoder": block,
-        "decoder self-attention and feed-forward": block,
-        "decoder cross-attention": 3 * 2 * (projections + pairs),
-        "logits": logits,
-    }
-    masked = ModelConfig(**sizes, family="encoder", head=HeadConfig(transform=True))
-    assert forward_flops(masked, 3, 99) == {"encoder": block, "transform": 3 * 2 * 4 * 4, "logits": logits}
-    assert forward_flops(ModelConfig(**sizes, family="decoder"), 99, 3) == {"decoder": block, "logits": logits}
-    head = HeadConfig(num_classes=5, pooler=True)
-    assert forward_flops(ModelConfig(**sizes, family="encoder", head=head), 3, 1) == {
-        "encoder": block,
-        "pooler": 2 * 4 * 4,
-        "logits": 2 * 4 * 5,
-    }
-    two_patches_by_one = VisionConfig(image_size=2, patch_size=2, channels=3)
-    image = ModelConfig(**sizes, family="vit", head=HeadConfig(num_classes=5), vision=two_patches_by_one)
-    both = 2 * 2 * (projections + 2 * 2 * 4 + feed_forward)  # the patch and the class token
-    assert forward_flops(image, 0, 0) == {"patches": 2 * 12 * 4, "encoder": both, "logits": 2 * 4 * 5}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -192,7 +98,9 @@ def test_a_column_is_a_token_or_an_example():
     assert what == "forward FLOPs of one target token, source and target having"
     assert list(columns) == ["32 tokens", "100 tokens"]
     for length, column in zip((32, 100), columns.values(), strict=True):
-        assert [*column.values()][:-1] == [part / length for part in forward_flops(model, length, length).values()]
+        assert [*column.values()][:-1] == [
+            part / length for part in forward_flops(model, text_work(length, length)).values()
+        ]
 
     what, columns = flops(described("gpt2", **{"data.max_target_length": 1_024, "data.max_source_length": 2_000})[0])
     assert (what, list(columns)[-1]) == ("forward FLOPs of one token of a text that has", "1,024 tokens")
@@ -259,3 +167,29 @@ def test_nothing_is_allocated():
 def test_the_default_is_the_base_model_of_the_paper():
     text = describe(Config())
     assert table(text)[-1][1] == 44_138_496 + 8_000 * 512
+
+
+def test_an_update_of_full_rows_is_priced_and_timed_where_the_peak_is_known():
+    options = {"data.max_source_length": 64, "data.max_target_length": 48, "data.tokens_per_update": 1_000}
+    text, config = described("transformer_tiny", **options)
+    assert full_shape(config) == (8, 64, 48)
+    flops = 3 * 8 * sum(forward_flops(config.model.with_vocabulary(8_000, 8_000), text_work(64, 48)).values())
+    assert f"update: 8 full rows of 64 + 48 tokens: {flops:.3g} FLOPs forward and backward\n" in text
+    assert "MFU" not in text
+    timed, _ = described("transformer_tiny", **options, **{"train.peak_flops": flops / 2, "mesh.data": 2})
+    assert "time of it on 2 x cpu: 1 s at 100% MFU, 2.5 s at 40% MFU\n" in timed
+
+
+@pytest.mark.parametrize(
+    ("preset", "options", "shape"),
+    [
+        ("gpt2", {"data.max_target_length": 128}, (64, 0, 128)),
+        ("bert_base", {"data.max_source_length": 128}, (64, 128, 0)),
+        ("vit_s16", {"data.tokens_per_update": 8 * 224 * 224}, (8, 224 * 224, 0)),
+        ("t5_small", {"data.max_target_length": 513}, (16, 462, 104)),
+        ("bart_base", {"data.max_target_length": 513}, (8, 513, 513)),
+        ("transformer_tiny", {"data.batching": "packed", "data.max_source_length": 128}, (32, 128, 256)),
+    ],
+)
+def test_full_rows_are_those_of_the_task(preset, options, shape):
+    assert full_shape(described(preset, **options)[1]) == shape

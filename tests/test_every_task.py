@@ -1,7 +1,6 @@
 """Every task from files to scores and answers: trained for some updates, evaluated, asked; and what begins warm."""
 
 import json
-from collections import Counter
 
 import jax
 import numpy as np
@@ -12,7 +11,7 @@ from jformer.data.tokenizers import BOS, EOS
 from jformer.errors import UserError
 from jformer.evaluate import evaluate, report_scores
 from jformer.predict import load
-from jformer.train import count_tokens, train
+from jformer.train import train
 from jformer.warm_start import adopt
 
 LINES = [
@@ -199,11 +198,3 @@ def test_what_does_not_go_together_is_refused(change, words):
         with pytest.raises(UserError) as error:
             resolve(config)
         assert words in str(error.value)
-
-
-def test_tokens_are_counted_on_the_sides_there_are():
-    segments = np.array([[1, 1, 0], [1, 0, 0]])
-    assert count_tokens({"target_segments": segments}) == Counter(target_tokens=3, computed=6)
-    assert count_tokens({"source_segments": segments}) == Counter(source_tokens=3, computed=6)
-    image = {"image": np.zeros((2, 4, 4, 3), np.uint8), "weights": np.array([[1.0], [0.0]])}
-    assert count_tokens(image) == Counter(source_tokens=16, computed=32)

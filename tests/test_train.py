@@ -24,7 +24,7 @@ from jformer.run import build
 from jformer.train import sole_trainer, train
 
 CONFIG = Path(__file__).parent / "small_run.py"
-WALL_CLOCK = ("per_second", "seconds", "data_wait")
+WALL_CLOCK = ("per_second", "seconds", "data_wait", "mfu")
 
 
 def small(cache: Path, **overrides):
@@ -122,7 +122,11 @@ def test_finished_run_leaves_what_the_interface_promises(unbroken):
     assert set(results["run"]) >= {"config", "data", "seed", "tokens_per_update", "parameters", "hardware", "libraries"}
     train_rows = rows(unbroken, "train")
     assert [row["step"] for row in train_rows] == list(range(5, 41, 5))
-    assert all(0 < row["padding_efficiency"] <= 1 for row in train_rows)
+    assert all(0 < row["flops_efficiency"] < row["padding_efficiency"] <= 1 for row in train_rows)
+    clocked = [json.loads(line) for line in (unbroken / "metrics.jsonl").read_text().splitlines()]
+    for row in (row for row in clocked if row["split"] == "train"):
+        assert row["mfu"] == row["model_flops_per_second"] / row["peak_flops_per_second"] > 0
+    assert "(measured by matrix products in float32)" in (unbroken / "log.txt").read_text()
     assert train_rows[-1]["loss"] < train_rows[0]["loss"]
     assert len((unbroken / "outputs" / "test.txt").read_text().splitlines()) == results["test"]["examples"]
 
