@@ -11,7 +11,8 @@ import numpy as np
 from jformer.data.config import DataConfig
 from jformer.data.corpus import Corpus, Tokens
 from jformer.data.features import Arrays, Features, Rows, ranges
-from jformer.data.plan import Plan, bucket_shapes, pack, packed_shape
+from jformer.data.packing import pack, packed_shape
+from jformer.data.plan import Plan, bucket_shapes
 from jformer.errors import UserError
 
 T = TypeVar("T")
@@ -58,15 +59,16 @@ def make_batches(
     budget = (config.tokens_per_update, config.row_multiple)
     if config.batching == "packed":
         shape = packed_shape(source_lengths, target_lengths, config.packed_length, *budget)
-        rows: list[np.ndarray] = []
-        row_part: list[int] = []
+        members, sizes, row_part = [], [], []
         for index in range(len(corpora)):  # a row holds one corpus only, so that weights can count rows
             examples = np.flatnonzero(part == index)
-            packed = pack(source_lengths[examples], target_lengths[examples], shape, seed)
-            rows += [examples[row] for row in packed]
-            row_part += [index] * len(packed)
-        plan = Plan((shape,), np.zeros(len(rows), np.int64), np.array(row_part), tuple(weights), seed)
-        batches = Batches(plan, source, target, np.cumsum([0, *map(len, rows)]), np.concatenate(rows), features)
+            packed, rows = pack(source_lengths[examples], target_lengths[examples], shape, seed)
+            members.append(examples[packed])
+            sizes.append(rows)
+            row_part.append(np.full(len(rows), index))
+        first = np.cumsum(np.concatenate([[0], *sizes]))
+        plan = Plan((shape,), np.zeros(len(first) - 1, np.int64), np.concatenate(row_part), tuple(weights), seed)
+        batches = Batches(plan, source, target, first, np.concatenate(members), features)
     else:
         shapes, bucket = bucket_shapes(source_lengths, target_lengths, config.num_buckets, *budget)
         plan = Plan(shapes, bucket, part, tuple(weights), seed)

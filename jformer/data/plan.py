@@ -7,6 +7,8 @@ resuming needs the step alone.
 
 import dataclasses
 import functools
+import itertools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +16,8 @@ import numpy as np
 from jformer.errors import UserError
 
 LIMITS = "data.max_source_length and data.max_target_length"
+Limit = tuple[int, int]
+"""The longest source and target that a shape takes."""
 
 
 class Shape(NamedTuple):
@@ -83,24 +87,65 @@ class Plan:
 def bucket_shapes(
     source: np.ndarray, target: np.ndarray, num_buckets: int, tokens: int, row_multiple: int
 ) -> tuple[tuple[Shape, ...], np.ndarray]:
-    """Return at most `num_buckets` shapes that waste the least padding, and the first that fits each example.
+    """Return at most `num_buckets` shapes that compute few positions in one pass, and the first that fits each example.
 
     Examples are ordered by their longer side; a dynamic program cuts that order where the sum over both sides of
-    padded lengths is smallest. A batch has as many rows as its `tokens` hold of its longer side.
+    padded lengths is smallest. From there the limits of both sides move on their own, a token at a time, as long as an
+    epoch computes fewer positions: that counts batches, so also what joins a longer shape and what stays empty.
+    A batch has as many rows as its `tokens` hold of its longer side.
     """
-    longer = np.maximum(source, target)
-    sizes, index, count = np.unique(longer, return_inverse=True, return_counts=True)
-    top = np.zeros((2, len(sizes)), np.int64)  # the longest source and target among examples of each size
+    longest = (int(source.max()), int(target.max()))
+    shape_of(*longest, tokens, row_multiple, LIMITS)  # refuses what the longest would not fit
+    fitting = np.zeros((longest[0] + 1, longest[1] + 1), np.int64)  # [s t] examples no longer than s and t
+    np.add.at(fitting, (source, target), 1)
+    fitting = fitting.cumsum(axis=0).cumsum(axis=1)
+
+    def computed(limits: list[Limit]) -> int:
+        shapes = [shape_of(*limit, tokens, row_multiple, LIMITS) for limit in limits]
+        return _computed(shapes, np.diff([0, *(fitting[limit] for limit in limits)]).tolist())
+
+    limits = _descend(_first_limits(source, target, num_buckets), computed)
+    source_limits, target_limits = np.transpose(limits)
+    first = np.maximum(np.searchsorted(source_limits, source), np.searchsorted(target_limits, target))
+    used, bucket = np.unique(first, return_inverse=True)
+    return tuple(shape_of(*limits[int(i)], tokens, row_multiple, LIMITS) for i in used), bucket
+
+
+def _first_limits(source: np.ndarray, target: np.ndarray, num_buckets: int) -> list[Limit]:
+    """Return the longest source and target up to each cut of the examples in order of their longer side."""
+    sizes, index, count = np.unique(np.maximum(source, target), return_inverse=True, return_counts=True)
+    top = np.zeros((2, len(sizes)), np.int64)
     np.maximum.at(top[0], index, source)
     np.maximum.at(top[1], index, target)
     top = np.maximum.accumulate(top, axis=1)
-    ends = _cheapest_cuts(top.sum(axis=0), count, num_buckets)
-    # The longest comes first, so that an error asks for the tokens that all of them need.
-    shapes = [_shape(int(top[0, e]), int(top[1, e]), tokens, row_multiple, LIMITS) for e in ends[::-1]]
-    return tuple(shapes[::-1]), np.searchsorted(sizes[ends], longer)
+    return [(int(top[0, end]), int(top[1, end])) for end in cheapest_cuts(top.sum(axis=0), count, num_buckets)]
 
 
-def _cheapest_cuts(cost: np.ndarray, count: np.ndarray, parts: int) -> np.ndarray:
+def _computed(shapes: Sequence[Shape], population: Sequence[int]) -> int:
+    """Return the positions of an epoch whose shapes are the first to fit so many examples each; see `Plan.epoch`."""
+    total = rest = 0
+    for shape, number in zip(shapes, population, strict=True):
+        batches, rest = divmod(rest + number, shape.rows)
+        total += batches * shape.rows * (shape.source_length + shape.target_length)
+    return total + bool(rest) * shape.rows * (shape.source_length + shape.target_length)
+
+
+def _descend(limits: list[Limit], cost: Callable[[list[Limit]], int]) -> list[Limit]:
+    """Move limits by a token of one side or both while that lowers the cost; the last stays, and so does the order."""
+    lowest, before = cost(limits), None
+    while before != lowest:
+        before = lowest
+        for i, move in itertools.product(range(len(limits) - 1), itertools.product((-1, 0, 1), repeat=2)):
+            moved = (limits[i][0] + move[0], limits[i][1] + move[1])
+            shorter = limits[i - 1] if i else (0, 0)
+            if max(moved) and all(a <= b <= c for a, b, c in zip(shorter, moved, limits[i + 1], strict=True)):
+                tried = [*limits[:i], moved, *limits[i + 1 :]]
+                if (value := cost(tried)) < lowest:
+                    limits, lowest = tried, value
+    return limits
+
+
+def cheapest_cuts(cost: np.ndarray, count: np.ndarray, parts: int) -> np.ndarray:
     """Cut 0..n into at most `parts` runs with the least sum of cost[last of run] · count[run]; return the lasts."""
     n = len(count)
     before = np.concatenate([[0], np.cumsum(count)])
@@ -119,7 +164,8 @@ def _cheapest_cuts(cost: np.ndarray, count: np.ndarray, parts: int) -> np.ndarra
     return np.array(sorted(ends)) - 1
 
 
-def _shape(source_length: int, target_length: int, tokens: int, row_multiple: int, lower: str) -> Shape:
+def shape_of(source_length: int, target_length: int, tokens: int, row_multiple: int, lower: str) -> Shape:
+    """Return the shape with as many rows as `tokens` hold of its longer side, or say what to `lower`."""
     longer = max(source_length, target_length)
     rows = tokens // longer // row_multiple * row_multiple
     if not rows:
@@ -128,48 +174,3 @@ def _shape(source_length: int, target_length: int, tokens: int, row_multiple: in
             f"make it {longer * row_multiple} or lower {lower}"
         )
     return Shape(rows, source_length, target_length)
-
-
-def packed_shape(source: np.ndarray, target: np.ndarray, length: int, tokens: int, row_multiple: int) -> Shape:
-    """Return the one shape of packed rows: `length` for the side with more tokens, its share for the other one.
-
-    Both sides must hold their longest sequence.
-    """
-    totals = np.array([source.sum(), target.sum()])
-    share = np.ceil(totals / totals.max() * length).astype(np.int64)
-    room = np.maximum(share, [source.max(), target.max()])
-    if room.max() > length:
-        raise UserError(
-            f"data.packed_length={length} is shorter than the longest sequence ({room.max()} tokens): raise it or "
-            f"lower {LIMITS}"
-        )
-    return _shape(int(room[0]), int(room[1]), tokens, row_multiple, "data.packed_length")
-
-
-def pack(source: np.ndarray, target: np.ndarray, shape: Shape, seed: int) -> list[np.ndarray]:
-    """Return the examples that share each row; both sides of an example lie in the same row.
-
-    Chunks of a shuffled corpus are packed longest example first, each into the fullest row that still takes it (best
-    fit decreasing), so time stays linear in the corpus.
-    """
-    order = np.random.default_rng(seed).permutation(len(source))
-    chunks = np.array_split(order, max(1, len(order) // 16_384))
-    lengths, room = np.stack([source, target], axis=1), np.array(shape[1:])
-    return [row for chunk in chunks for row in _best_fit(lengths, chunk, room)]
-
-
-def _best_fit(lengths: np.ndarray, examples: np.ndarray, room: np.ndarray) -> list[np.ndarray]:
-    examples = examples[np.argsort(-(lengths[examples] / np.maximum(room, 1)).max(axis=1), kind="stable")]
-    free = np.empty((len(examples), 2), np.int64)
-    members: list[list[int]] = []
-    for example in examples:
-        left = free[: len(members)] - lengths[example]
-        slack = np.where((left >= 0).all(axis=1), left.sum(axis=1), np.iinfo(np.int64).max)
-        row = int(np.argmin(slack)) if len(members) else 0
-        if not members or slack[row] == np.iinfo(np.int64).max:
-            row = len(members)
-            members.append([])
-            free[row] = room
-        members[row].append(int(example))
-        free[row] -= lengths[example]
-    return [np.array(row) for row in members]

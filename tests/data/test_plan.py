@@ -4,7 +4,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from jformer.data.plan import Plan, Shape, bucket_shapes, pack, packed_shape
+from jformer.data.plan import Plan, Shape, bucket_shapes, cheapest_cuts
 from jformer.errors import UserError
 
 SEEDS = range(12)
@@ -118,42 +118,58 @@ def test_shapes_are_few_and_keep_to_the_token_budget(num_buckets, tokens, row_mu
 
 
 def test_more_buckets_waste_less_padding():
-    source, target = captions(3000)
+    source, target = captions(30_000)
     fills = []
     for num_buckets in (1, 2, 4, 8):
-        shapes, bucket = bucket_shapes(source, target, num_buckets, 8192, 8)
-        fills.append((source.sum() + target.sum()) / np.array(shapes)[bucket, 1:].sum())
+        computed = positions(*bucket_shapes(source, target, num_buckets, 8192, 8))
+        fills.append((source.sum() + target.sum()) / computed)
     assert fills == sorted(fills)
     assert fills[0] < 0.4
     assert fills[-1] > 0.85
 
 
-def cheapest_by_trying_all(source, target, num_buckets):
-    """Return the fewest padded tokens of any cut of the pairs, ordered by their longer side, into runs of sizes."""
-    longer = np.maximum(source, target)
-    sizes = np.unique(longer)
-    costs = []
-    for cuts in itertools.chain.from_iterable(
-        itertools.combinations(sizes[:-1], n) for n in range(min(num_buckets, len(sizes)))
-    ):
-        cost, low = 0, 0
-        for high in (*cuts, sizes[-1]):
-            fitting = longer <= high
-            members = fitting & (longer > low)
-            cost += members.sum() * (source[fitting].max() + target[fitting].max())
-            low = high
-        costs.append(cost)
-    return min(costs)
+def positions(shapes, bucket):
+    """Return what one epoch computes with these shapes."""
+    plan = Plan(tuple(shapes), bucket, np.zeros(len(bucket), np.int64), (1.0,), 0)
+    return sum(batch.shape.rows * sum(batch.shape[1:]) for batch in plan.epoch(0))
+
+
+def with_limits(limits, source, target, tokens):
+    """Return the shapes with these limits and the first that fits each example."""
+    shapes = [Shape(tokens // max(limit), *limit) for limit in limits]
+    fits = (source <= np.array(limits)[:, :1]) & (target <= np.array(limits)[:, 1:])
+    return shapes, fits.argmax(axis=0)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_limit_moved_by_a_token_lets_an_epoch_compute_less(seed):
+    source, target = captions(150, seed)
+    shapes, bucket = bucket_shapes(source, target, 4, 300, 1)
+    limits, fewest = [shape[1:] for shape in shapes], positions(shapes, bucket)
+    assert len(limits) > 2
+    for i in range(len(limits) - 1):
+        for move in itertools.product((-1, 0, 1), repeat=2):
+            moved = [*limits]
+            moved[i] = (limits[i][0] + move[0], limits[i][1] + move[1])
+            if moved == sorted(moved) and [limit[1] for limit in moved] == sorted(limit[1] for limit in moved):
+                assert positions(*with_limits(moved, source, target, 300)) >= fewest
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_other_cut_wastes_less_padding(seed):
     rng = np.random.default_rng(seed)
-    source, target = rng.integers(1, 9, (2, int(rng.integers(1, 25))))
-    num_buckets = int(rng.integers(1, 5))
-    shapes, bucket = bucket_shapes(source, target, num_buckets, 1000, 1)
-    assert len(shapes) <= num_buckets
-    assert np.array(shapes)[bucket, 1:].sum() == cheapest_by_trying_all(source, target, num_buckets)
+    number, parts = int(rng.integers(1, 9)), int(rng.integers(1, 5))
+    cost, count = np.cumsum(rng.integers(1, 5, number)), rng.integers(1, 9, number)
+
+    def waste(ends):
+        return sum(cost[ends[np.searchsorted(ends, i)]] * count[i] for i in range(number))
+
+    every = [
+        [*cuts, number - 1] for n in range(min(parts, number)) for cuts in itertools.combinations(range(number - 1), n)
+    ]
+    found = cheapest_cuts(cost, count, parts)
+    assert len(found) <= parts
+    assert waste(found) == min(map(waste, every))
 
 
 def mixture(weights, populations, seed=0):
@@ -190,60 +206,12 @@ def test_weight_of_one_and_a_half_repeats_half_of_a_corpus():
     assert 96 <= counts[2] <= 104
 
 
-def test_every_pair_is_packed_once_into_a_row_that_holds_both_its_sides():
-    for seed in range(5):
-        source, target = captions(500, seed)
-        shape = packed_shape(source, target, 64, 1024, 4)
-        rows = pack(source, target, shape, seed)
-        assert sorted(np.concatenate(rows)) == list(range(500))
-        for row in rows:
-            assert source[row].sum() <= shape.source_length
-            assert target[row].sum() <= shape.target_length
-
-
-def test_packed_rows_of_captions_are_nearly_full():
-    source, target = captions(12_000)
-    shape = packed_shape(source, target, 128, 8192, 8)
-    rows = pack(source, target, shape, 0)
-    fill = (source.sum() + target.sum()) / (len(rows) * (shape.source_length + shape.target_length))
-    assert fill > 0.93
-
-
-def test_packing_in_chunks_loses_nothing():
-    lengths = np.full(33_000, 4)
-    rows = pack(lengths, lengths, Shape(8, 128, 128), 0)
-    assert sorted(np.concatenate(rows)) == list(range(33_000))
-    assert max(map(len, rows)) == 32
-    assert len(rows) <= 33_000 // 32 + 3  # each chunk may end with a row that is not full
-
-
-def test_packing_is_shuffled_by_the_seed():
-    source, target = captions(200)
-    shape = packed_shape(source, target, 64, 1024, 4)
-    packed = [[row.tolist() for row in pack(source, target, shape, seed)] for seed in (0, 0, 1)]
-    assert packed[0] == packed[1] != packed[2]
-
-
-def test_a_packed_row_gives_the_smaller_side_its_share_and_at_least_its_longest_sentence():
-    long, short = np.full(100, 20), np.full(100, 10)
-    assert packed_shape(long, short, 100, 1000, 1) == (10, 100, 50)
-    assert packed_shape(short, long, 100, 1000, 1) == (10, 50, 100)
-    short[0] = 70
-    assert packed_shape(long, short, 100, 1000, 1) == (10, 100, 70)
-
-
 @pytest.mark.parametrize("empty", [0, 1])
 def test_a_side_that_holds_nothing_takes_no_room(empty):
     sides = [captions(300)[0], np.zeros(300, np.int64)]
-    source, target = sides[::-1] if empty == 0 else sides
-    plan = bucketed(source, target)
+    plan = bucketed(*(sides[::-1] if empty == 0 else sides))
     assert all(shape[1 + empty] == 0 < shape[2 - empty] for shape in plan.shapes)
     assert len(plan.shapes) == 8
-    shape = packed_shape(source, target, 64, 1024, 4)
-    assert (shape.rows, shape[1 + empty], shape[2 - empty]) == (16, 0, 64)
-    rows = pack(source, target, shape, 0)
-    assert sorted(np.concatenate(rows)) == list(range(300))
-    assert max((source + target)[row].sum() for row in rows) <= 64
 
 
 def test_examples_of_one_length_are_of_one_shape():
@@ -260,12 +228,3 @@ def test_too_few_tokens_for_a_batch_are_refused_with_the_number_needed():
     ):
         bucket_shapes(*sides, 2, 100, 8)
     assert bucket_shapes(*sides, 2, 8 * longest, 8)[0][-1].rows == 8
-    with pytest.raises(UserError, match=r"^data\.tokens_per_update=100 .* make it 512 or lower data\.packed_length$"):
-        packed_shape(*sides, 64, 100, 8)
-
-
-def test_a_packed_row_shorter_than_a_sentence_is_refused():
-    source, target = np.array([5, 30]), np.array([4, 20])
-    with pytest.raises(UserError, match=r"^data\.packed_length=29 .*30 tokens"):
-        packed_shape(source, target, 29, 1000, 1)
-    assert packed_shape(source, target, 30, 1000, 1).source_length == 30

@@ -1,0 +1,145 @@
+"""Several examples a row: which of them share one, so that both of its sides come out full.
+
+Only lengths matter here, and a corpus has few different ones: 29,000 captions have 600 pairs of a source and a target
+length, 4.5 million sentences some 10,000. So the packer works on counts of lengths: it fills one row, repeats it as
+often as the counts allow, and deals the examples into the rows last. Its time grows with the different lengths alone.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from jformer.data.plan import LIMITS, Shape, shape_of
+from jformer.errors import UserError
+
+Cell = tuple[int, int]
+"""A source and a target length; also what is left of a row."""
+
+NOTHING: Cell = (0, 0)  # no example has it, so it stands for none
+CLOSING = 2.5  # average examples: a row with no more room than that is closed by two that fill it exactly
+MISSES = sorted(itertools.product(range(4), range(4)), key=sum)[:10]  # tokens they may leave on each side, at most 3
+TRIES = 32  # lengths drawn for one row, fitting or not
+DRAWS = 512  # lengths drawn at a time
+
+
+def packed_shape(source: np.ndarray, target: np.ndarray, length: int, tokens: int, row_multiple: int) -> Shape:
+    """Return the one shape of packed rows: `length` for the side with more tokens, its share for the other one.
+
+    Both sides must hold their longest sequence.
+    """
+    totals = np.array([source.sum(), target.sum()])
+    share = np.ceil(totals / totals.max() * length).astype(np.int64)
+    room = np.maximum(share, [source.max(), target.max()])
+    if room.max() > length:
+        raise UserError(
+            f"data.packed_length={length} is shorter than the longest sequence ({room.max()} tokens): raise it or "
+            f"lower {LIMITS}"
+        )
+    return shape_of(int(room[0]), int(room[1]), tokens, row_multiple, "data.packed_length")
+
+
+def pack(source: np.ndarray, target: np.ndarray, shape: Shape, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the examples, row after row, and how many each row holds; every example has a token on some side.
+
+    Which examples of the same lengths lie where is drawn by the seed.
+    """
+    rng = np.random.default_rng(seed)
+    width = int(target.max()) + 1
+    lengths = source * width + target
+    counts = np.bincount(lengths, minlength=(int(source.max()) + 1) * width).reshape(-1, width)
+    rows = list(_rows(counts, (shape.source_length, shape.target_length), rng))
+    sizes = np.repeat([len(row) for row, _ in rows], [times for _, times in rows])
+    places = np.concatenate([np.tile([s * width + t for s, t in row], times) for row, times in rows])
+    shuffled = rng.permutation(len(lengths))
+    examples = np.empty_like(shuffled)
+    examples[np.argsort(places, kind="stable")] = shuffled[np.argsort(lengths[shuffled], kind="stable")]
+    return examples, sizes
+
+
+def _rows(counts: np.ndarray, room: Cell, rng: np.random.Generator) -> Iterator[tuple[list[Cell], int]]:
+    """Yield what lies in a row and how many rows are like it, until the counts are used up.
+
+    A row begins with the longest that is left, for which company will only become harder to find.
+    """
+    cells = np.argwhere(counts)
+    stock = _Stock(counts, cells, rng)
+    for i in np.argsort(-(cells / np.maximum(room, 1)).max(axis=1), kind="stable"):
+        first = (int(cells[i, 0]), int(cells[i, 1]))
+        while counts[first]:
+            row = stock.row(first, room)
+            needed = Counter(row)
+            further = min(int(counts[cell]) // number for cell, number in needed.items())
+            for cell, number in needed.items():
+                counts[cell] -= further * number
+            yield row, 1 + further
+
+
+class _Stock:
+    """The examples that are left, by their lengths, and how to take a row of them."""
+
+    def __init__(self, counts: np.ndarray, cells: np.ndarray, rng: np.random.Generator) -> None:
+        self._counts, self._cells, self._rng = counts, cells, rng
+        self._longest = (counts.shape[0] - 1, counts.shape[1] - 1)
+        self._nearly = NOTHING  # the room of a row that is to be closed
+        self._draws = self._drawn()
+        counts[NOTHING] = np.iinfo(counts.dtype).max
+
+    def row(self, first: Cell, room: Cell) -> list[Cell]:
+        """Take the first, others as they come, so that the mixture stays what it was, and the two that fit best."""
+        row: list[Cell] = []
+        left = self._take([first], row, room)
+        for cell in itertools.islice(self._draws, TRIES):
+            if _fits(left, self._nearly):
+                break
+            if _fits(cell, left) and self._counts[cell]:
+                left = self._take([cell], row, left)
+        while not (two := self._two(left)) and (largest := self._largest(left)) != NOTHING:
+            left = self._take([largest], row, left)
+        self._take(two, row, left)
+        return row
+
+    def _take(self, cells: list[Cell], row: list[Cell], left: Cell) -> Cell:
+        """Move examples into the row and return the room that remains."""
+        for cell in cells:
+            self._counts[cell] -= 1
+            row.append(cell)
+            left = (left[0] - cell[0], left[1] - cell[1])
+        return left
+
+    def _drawn(self) -> Iterator[Cell]:
+        """Yield lengths at random, each as often as it is left, or was a few rows ago."""
+        while (left := self._counts[*self._cells.T]).any():
+            share = left / left.sum()
+            source, target = (CLOSING * share @ self._cells).astype(int)
+            self._nearly = (int(source), int(target))
+            yield from map(tuple, self._rng.choice(self._cells, DRAWS, p=share).tolist())
+
+    def _two(self, left: Cell) -> list[Cell]:
+        """Return two cells, or one, that fill what is left of a row best; none if all of them would miss too much."""
+        for miss in MISSES:
+            if not _fits(miss, left):
+                continue
+            full = (left[0] - miss[0], left[1] - miss[1])
+            low = [max(0, x - longest) for x, longest in zip(full, self._longest, strict=True)]
+            # Opposite cells of this window add up to `full`; the one in the middle needs two examples.
+            window = self._counts[low[0] : full[0] - low[0] + 1, low[1] : full[1] - low[1] + 1]
+            pairs = np.minimum(window, window[::-1, ::-1])
+            if pairs.size % 2:
+                pairs.flat[pairs.size // 2] //= 2
+            if pairs.any():
+                s, t = divmod(int(pairs.argmax()), pairs.shape[1])
+                one = (low[0] + s, low[1] + t)
+                return [cell for cell in (one, (full[0] - one[0], full[1] - one[1])) if cell != NOTHING]
+        return []
+
+    def _largest(self, left: Cell) -> Cell:
+        """Return the most tokens that still fit."""
+        cells = np.argwhere(self._counts[: left[0] + 1, : left[1] + 1])
+        source, target = cells[np.argmax(cells.sum(axis=1))]
+        return int(source), int(target)
+
+
+def _fits(cell: Cell, room: Cell) -> bool:
+    return cell[0] <= room[0] and cell[1] <= room[1]
