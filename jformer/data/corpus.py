@@ -8,7 +8,8 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -72,9 +73,18 @@ class Side:
         """Return the sequence of each text, of any length."""
         if self.tokenizer is None:
             return [[] for _ in texts]
-        parts = [text.split("\t") if self.parts else [text] for text in texts]
-        encoded = iter(self.tokenizer.encode([part for some in parts for part in some]))
-        return [self._framed([next(encoded) for _ in some]) for some in parts]
+        parts = [text.split("\t") for text in texts] if self.parts else []
+        sequences = self.tokenizer.encode([part for some in parts for part in some] if self.parts else texts)
+        if self.end:
+            for sequence in sequences:
+                sequence.append(EOS)
+        if self.parts:
+            encoded = iter(sequences)
+            sequences = [[token for _ in some for token in next(encoded)] for some in parts]
+        if self.begin:
+            for sequence in sequences:
+                sequence.insert(0, BOS)
+        return list(sequences)
 
     def cut(self, sequence: Sequence[int]) -> Sequence[int]:
         """Return what the limit lets through; the end symbol stays."""
@@ -85,15 +95,6 @@ class Side:
     def split(self, sequence: Sequence[int]) -> list[Sequence[int]]:
         """Return consecutive pieces within the limit; only the last one has the end symbol."""
         return [sequence[i : i + self.max_length] for i in range(0, len(sequence), self.max_length)]
-
-    def _framed(self, parts: list[Sequence[int]]) -> Sequence[int]:
-        if not self.begin and not self.end:
-            return parts[0]  # as it came: an image is one array of pixels
-        framed = [BOS] if self.begin else []
-        for part in parts:
-            framed += part
-            framed += [EOS] if self.end else []
-        return framed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,19 +117,21 @@ class Encoder:
     def encode(self, pairs: Sequence[Pair], counts: Counter[str]) -> list[Example]:
         """Return the sequences of the examples that can be used; count the others by reason."""
         sides = (self.source, self.target)
-        texts = [tuple(getattr(pair, text) for text in self.reads) for pair in pairs]
+        texts = map(attrgetter(*self.reads), pairs)
         filled = [pair for pair in texts if not any(map(Side.is_empty, sides, pair))]
         counts["examples read"] += len(pairs)
         counts["empty examples dropped"] += len(pairs) - len(filled)
         sources, targets = (side.encode([pair[i] for pair in filled]) for i, side in enumerate(sides))
-        whole = zip(sources, targets, strict=True)
-        usable = [fitting for source, target in whole for fitting in self._fit(source, target, counts)]
+        usable: list[Example] = []
+        for source, target in zip(sources, targets, strict=True):
+            if len(source) <= self.source.max_length and len(target) <= self.target.max_length:
+                usable.append((source, target))
+            else:
+                usable += self._fitted(source, target, counts)
         counts["examples used"] += len(usable)
         return usable
 
-    def _fit(self, source: Sequence[int], target: Sequence[int], counts: Counter[str]) -> list[Example]:
-        if len(source) <= self.source.max_length and len(target) <= self.target.max_length:
-            return [(source, target)]
+    def _fitted(self, source: Sequence[int], target: Sequence[int], counts: Counter[str]) -> list[Example]:
         if self.overlong == "drop":
             counts["overlong examples dropped"] += 1
             return []
@@ -168,9 +171,11 @@ def _build(split: Split, encoder: Encoder, folder: Path) -> None:
     chunks = [[np.zeros(0, dtype)] for dtype in dtypes]
     lengths: list[list[int]] = [[], []]
     for pairs in _in_chunks(split.read(counts), CHUNK):
-        for i, sequences in enumerate(zip(*encoder.encode(pairs, counts), strict=True)):
+        examples = encoder.encode(pairs, counts)
+        for i in range(len(SIDES)):
+            sequences = [example[i] for example in examples]
             lengths[i] += map(len, sequences)
-            chunks[i].append(np.concatenate([np.asarray(sequence, dtypes[i]) for sequence in sequences]))
+            chunks[i].append(_flat(sequences, dtypes[i]))
     for name, values, sizes in zip(SIDES, chunks, lengths, strict=True):
         np.save(half_made / f"{name}.values.npy", np.concatenate(values))
         np.save(half_made / f"{name}.offsets.npy", np.cumsum([0, *sizes]))
@@ -180,6 +185,12 @@ def _build(split: Split, encoder: Encoder, folder: Path) -> None:
 
 def _smallest_dtype(tokenizer: Tokenizer | None) -> np.dtype:
     return np.min_scalar_type(tokenizer.vocab_size - 1 if tokenizer else 0)
+
+
+def _flat(sequences: Sequence[Sequence[int]], dtype: np.dtype) -> np.ndarray:
+    if sequences and isinstance(sequences[0], np.ndarray):
+        return np.concatenate(sequences, dtype=dtype)
+    return np.fromiter(chain.from_iterable(sequences), dtype)
 
 
 def _in_chunks(pairs: Iterator[Pair], size: int) -> Iterator[list[Pair]]:
