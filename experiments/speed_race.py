@@ -1,0 +1,105 @@
+"""Processes that take steps in turns, for experiments/speed.py, and where they ran. What they compute is not here."""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+LOAD = os.getloadavg()[0]
+UNTIMED = 2  # steps before the first timed one
+REST = 0.3  # seconds between turns: threads that spin after their work come to rest
+FEATURES = ("amx_bf16", "avx512_bf16", "avx512_vnni", "avx512f", "avx2")
+
+
+class Side:
+    """A worker that takes a step when asked, and what it has told so far."""
+
+    def __init__(self, kind: str, python: str, told: dict[str, Any]) -> None:
+        name, _, compiled = kind.partition(" ")
+        command = [python, "-m", "experiments.speed_worker", name]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+        self.process = subprocess.Popen(command, cwd=ROOT, stdin=-1, stdout=-1, text=True, env=environment)
+        self.steps: list[dict[str, float]] = []
+        began = time.perf_counter()
+        self.facts = self.ask({**told, "compiled": bool(compiled)})
+        self.step()
+        self.ready = time.perf_counter() - began  # seconds to the end of the first step
+
+    def ask(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Send a line and return the answer to it."""
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(json.dumps(asked) + "\n")
+        self.process.stdin.flush()
+        if not (line := self.process.stdout.readline()):
+            raise SystemExit(f"{' '.join(map(str, self.process.args))} ended: what it printed says why")  # type: ignore[arg-type]
+        return json.loads(line)
+
+    def step(self) -> None:
+        """Take a step, if it still can."""
+        if "error" not in self.facts:
+            answer = self.ask({})
+            if "error" in answer:
+                self.facts |= answer
+            else:
+                self.steps.append(answer)
+
+    def timed(self, name: str) -> list[float]:
+        """Return a figure of every timed step."""
+        return [step[name] for step in self.steps[UNTIMED:]]
+
+    def close(self) -> None:
+        """Let it end."""
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait()
+
+    @property
+    def median(self) -> float:
+        """Seconds of a step."""
+        return statistics.median(self.timed("seconds"))
+
+    @property
+    def spread(self) -> str:
+        """Quartiles in milliseconds."""
+        low, _, high = statistics.quantiles(self.timed("seconds"), n=4, method="inclusive")
+        return f"{1e3 * low:,.1f} to {1e3 * high:,.1f}"
+
+
+def race(sides: Sequence[Side], steps: int) -> None:
+    """Let every side take its steps, one a turn, and end."""
+    for _ in range(UNTIMED - 1 + steps):  # the first was taken at the start
+        for side in sides:
+            time.sleep(REST)
+            side.step()
+    for side in sides:
+        side.close()
+
+
+def machine(sides: Sequence[Side]) -> str:
+    """Return the machine, the libraries and the commit."""
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    lines = {name.strip(): text.strip() for name, _, text in (line.partition(":") for line in info.splitlines())}
+    having = [name for name in FEATURES if name in lines.get("flags", "").split()]
+    versions = {name: text for side in sides for name, text in side.facts.get("versions", {}).items()}
+    git: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True}
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], **git).stdout.strip()
+    changed = subprocess.run(["git", "status", "--porcelain", "jformer"], **git).stdout
+    return (
+        f"{lines.get('model name', platform.machine())}, {len(os.sched_getaffinity(0))} of its cores, "
+        f"{' '.join(having)} (amx_bf16, avx512_bf16: those with bfloat16 products), load before {LOAD:.1f}; "
+        f"{', '.join(f'{name} {text}' for name, text in versions.items())}; "
+        f"commit {commit}{' and changes to it' if changed else ''}"
+    )
+
+
+def print_table(cells: Sequence[Sequence[str]]) -> None:
+    """Print rows of cells, the columns aligned."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
