@@ -1,0 +1,183 @@
+"""How many real target tokens a second from a cold start, beside a plain padded JAX loop of our own model?
+
+Command:  python -m experiments.end_to_end --config=configs/multi30k_tiny.py --config.data.dir=PATH/multi30k
+          [--tokens=870000] [--packed_length=64] [--sides=fixed,rounded,buckets,packed]
+
+Every side is a process of its own that trains until it has seen the target tokens. Its time goes from tokenized text
+to the end of the last update: planning, compiling, training and, for jformer, its rows and its checkpoint.
+
+    packed    jformer.train with data.batching=packed
+    buckets   jformer.train with data.batching=buckets
+    fixed     a plain loop: shuffled pairs, as many as data.tokens_per_update holds of the corpus' longest, and all
+              padded to that: one shape
+    rounded   the same, but each batch is padded to its own longest, rounded up to a multiple of 8
+
+The plain loops have the same model, parameters, loss and optimizer: jax.jit of value_and_grad and Optax.
+"""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from absl import flags
+
+from jformer import config as configs
+from jformer import main as front
+from jformer.config import Config
+from jformer.data.features import Arrays, Rows, sequence_to_sequence
+from jformer.data.pipeline import Batches
+from jformer.data.plan import Shape
+from jformer.restore import build_task
+from jformer.run import Data, build, build_optimizer, open_data
+from jformer.train import train
+
+SIDES = ["fixed", "rounded", "buckets", "packed"]
+COMPILE = "/jax/core/compile/backend_compile_duration"
+
+
+def main() -> None:
+    """Run each side in its process and print the table; a process that was given one side runs it."""
+    options = flags.FlagValues()
+    flags.DEFINE_integer("tokens", 870_000, "Real target tokens that each side trains on.", flag_values=options)
+    flags.DEFINE_integer("packed_length", 64, "Of packed rows.", flag_values=options)
+    flags.DEFINE_list("sides", SIDES, "Which; all are compared with fixed.", flag_values=options)
+    flags.DEFINE_string("side", None, "Run this one here, and print its figures as JSON.", flag_values=options)
+    rest = options(sys.argv, known_only=True)
+    if options.side:
+        with tempfile.TemporaryDirectory() as folder:
+            _, config = front.parse([*rest, f"--workdir={folder}"])
+            print(json.dumps(run_side(options.side, config, Path(folder), options.tokens, options.packed_length)))
+        return
+    print(
+        f"{'':<9}{'updates':>9}{'shapes':>8}{'efficiency':>12}{'compiling':>12}{'in all':>10}{'tokens/s':>11}{'':>10}"
+    )
+    figures: dict[str, dict[str, float]] = {}
+    for side in sorted(options.sides, key=SIDES.index):
+        command = [sys.executable, "-m", "experiments.end_to_end", *sys.argv[1:], f"--side={side}"]
+        told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        figures[side] = row = json.loads(told.splitlines()[-1])
+        speed = row["tokens"] / row["seconds"]
+        against = (
+            f"{speed / figures['fixed']['tokens'] * figures['fixed']['seconds']:.2f}x" if "fixed" in figures else ""
+        )
+        print(
+            f"{side:<9}{row['updates']:>9,}{row['shapes']:>8}{row['efficiency']:>12.3f}{row['compiling']:>10.1f} s"
+            f"{row['seconds']:>8.1f} s{speed:>11,.0f}{against:>10}",
+            flush=True,
+        )
+
+
+def run_side(side: str, config: Config, workdir: Path, tokens: int, packed_length: int) -> dict[str, float]:
+    """Tokenize, then train until the target tokens are reached, and tell what that took."""
+    batching = side if side in ("packed", "buckets") else "buckets"
+    data = {"cache_dir": str(workdir / "cache"), "batching": batching, "packed_length": packed_length}
+    config = changed(config, data=data, train={"eval_every": 0, "patience": 0}, evaluate={"weights": "last"})
+    opened = open_data(config, build_task(config), workdir, resumed=False)
+    batches = our_batches(opened.batches) if side == batching else plain_batches(config, opened, side == "rounded")
+    updates, seen, computed, shapes = needed(batches, tokens)
+    train_options = {"num_steps": updates, "checkpoint_every": updates, "log_every": min(updates, 50)}
+    config = changed(config, train=train_options, optim={"warmup_steps": min(config.optim.warmup_steps, updates)})
+    configs.save(config, workdir / "config.json")  # a run that was stopped before its first update: text is at hand
+    compiling: list[float] = []
+
+    def listen(event: str, duration_secs: float, **_: str | int) -> None:
+        if event == COMPILE:
+            compiling.append(duration_secs)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    began = time.perf_counter()
+    if side == batching:
+        train(config, workdir)
+    else:
+        plain_loop(config, workdir, updates, side == "rounded")
+    return {
+        "seconds": time.perf_counter() - began,
+        "compiling": sum(compiling),
+        "updates": updates,
+        "tokens": seen["target"],
+        "efficiency": sum(seen.values()) / computed,
+        "shapes": shapes,
+    }
+
+
+def changed(config: Config, **sections: dict[str, Any]) -> Config:
+    """Return the config with other values in some sections."""
+    replaced = {name: dataclasses.replace(getattr(config, name), **values) for name, values in sections.items()}
+    return dataclasses.replace(config, **replaced)
+
+
+def needed(batches: Iterator[Arrays], tokens: int) -> tuple[int, dict[str, int], int, int]:
+    """Return how many batches hold the target tokens, their real tokens and positions, and their shapes."""
+    updates, computed, seen, shapes = 0, 0, {"source": 0, "target": 0}, set()
+    while seen["target"] < tokens:
+        sides = {side: next_batch[f"{side}_segments"] for next_batch in [next(batches)] for side in seen}
+        for side, segments in sides.items():
+            seen[side] += int((segments > 0).sum())
+            computed += segments.size
+        shapes.add(tuple(segments.shape for segments in sides.values()))
+        updates += 1
+    return updates, seen, computed, len(shapes)
+
+
+def our_batches(batches: Batches) -> Iterator[Arrays]:
+    """Yield what jformer trains on."""
+    step = 0
+    while True:
+        yield batches[step]
+        step += 1
+
+
+def plain_batches(config: Config, data: Data, rounded: bool) -> Iterator[Arrays]:
+    """Yield shuffled pairs, always as many, padded to the longest of the corpus or of the batch."""
+    (corpus,), arrays = data.corpora, sequence_to_sequence().arrays
+    sides = (corpus.source.lengths, corpus.target.lengths)
+    longest = [int(lengths.max()) for lengths in sides]
+    rows = config.data.tokens_per_update // max(longest) // 8 * 8
+    rng = np.random.default_rng(config.seed)
+    while True:
+        order = rng.permutation(len(corpus))
+        for pairs in order[: len(order) // rows * rows].reshape(-1, rows):
+            lengths = [-int(lengths[pairs].max()) // 8 * -8 for lengths in sides] if rounded else longest
+            one_a_row = Rows(pairs, np.arange(rows), np.ones(rows, np.int64))
+            laid = arrays(one_a_row, corpus.source, corpus.target, Shape(rows, *lengths), (0, 0))
+            yield {"row": np.arange(rows, dtype=np.int32), **laid}
+
+
+def plain_loop(config: Config, workdir: Path, updates: int, rounded: bool) -> None:
+    """Train as a short script would."""
+    run = build(config, workdir)
+    model, params = run.sampler.model, run.state.params
+    _, tx = build_optimizer(config, model)
+    opt_state, key = tx.init(params), jax.random.key(config.seed)
+    smoothing = config.optim.label_smoothing
+
+    def loss_of(params: Any, batch: dict[str, jax.Array], key: jax.Array) -> jax.Array:
+        logits = model.apply({"params": params}, batch, True, rngs={"dropout": key})
+        log_probs = jax.nn.log_softmax(logits)
+        of_target = jax.numpy.take_along_axis(log_probs, batch["target_out"][..., None], axis=-1)[..., 0]
+        loss = -(1 - smoothing) * of_target - smoothing * log_probs.mean(axis=-1)
+        return (loss * batch["weights"]).sum() / batch["weights"].sum()
+
+    def step(params: Any, opt_state: Any, batch: dict[str, jax.Array], key: jax.Array) -> tuple[Any, Any, jax.Array]:
+        loss, gradient = jax.value_and_grad(loss_of)(params, batch, key)
+        moved, opt_state = tx.update(gradient, opt_state, params)
+        return optax.apply_updates(params, moved), opt_state, loss
+
+    compiled: Callable = jax.jit(step, donate_argnums=(0, 1))
+    batches = plain_batches(config, run.data, rounded)
+    for number in range(updates):
+        params, opt_state, loss = compiled(params, opt_state, next(batches), jax.random.fold_in(key, number))
+    print(f"loss {float(loss):.3f}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
