@@ -1,6 +1,8 @@
+import gc
 import itertools
 import threading
 import time
+import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -160,6 +162,17 @@ def test_weights_that_leave_nothing_to_train_on_are_refused(tmp_path):
     config = DataConfig(**SIZES)
     with pytest.raises(UserError, match=r"data\.weight=0\.01 .*raise it"):
         make_batches([open_pairs(numbered(10), tmp_path)], [0.01], config, 0, FEATURES)
+
+
+def test_making_many_batches_takes_no_more_memory_than_making_a_few(batches):
+    sizes = []
+    tracemalloc.start()
+    for step, _ in enumerate(prefetch(map(batches.__getitem__, range(601)))):
+        if step in (100, 600):
+            gc.collect()
+            sizes.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert sizes[1] < sizes[0] + 10_000  # bytes: less than keeping what an epoch's plan holds would take
 
 
 def ended(thread):
