@@ -1,11 +1,18 @@
 """Losses as sums and counts, never means: a mean is taken once, after all devices and microbatches are summed."""
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 Sums = dict[str, tuple[Array, Array]]
 """Name → (sum, count), both float32 scalars; sums of different rows, devices and batches just add."""
+
+CHUNK = {"cpu": 2**21}  # logits made at a time, by platform: few enough for the cache of a core,
+LARGE_CHUNK = 2**26  # or enough to keep an accelerator busy
 
 
 def cross_entropy(
@@ -17,14 +24,96 @@ def cross_entropy(
     al. 2016, section 7), so the loss has a closed form: logsumexp(z) - (1 - ε)·z_target - ε·mean(z). No distribution
     over the vocabulary is built. Weights are 0 for padding, else 1; a sum over no tokens is 0.
     """
-    logits = logits.astype(jnp.float32)
-    normalizer = jax.nn.logsumexp(logits, axis=-1)
-    # A fused select-and-reduce: unlike a gather, its gradient is no scatter, which CPUs and TPUs run slowly.
-    is_target = jnp.arange(logits.shape[-1]) == targets[..., None]
-    target = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
-    nll = normalizer - target
-    loss = nll + smoothing * (target - logits.mean(axis=-1)) if smoothing else nll
-    correct = target >= jax.lax.stop_gradient(logits).max(axis=-1)
+    return _sums_and_slope(logits, targets, weights, smoothing)[0]
+
+
+def chunked_cross_entropy(
+    hidden: Float[Array, "b t d"],
+    project: Callable[[Array], Array],
+    targets: Int[Array, "b t"],
+    weights: Float[Array, "b t"],
+    smoothing: float = 0.0,
+) -> Sums:
+    """Return the sums of `cross_entropy(project(hidden), …)` without ever holding all logits [b t v].
+
+    They are made, judged and differentiated a few positions of all rows at a time. Their gradient is carried back at
+    once, to the hidden states and the parameters that `project` closes over, so that nothing the size of a vocabulary
+    waits for the backward pass and nothing is computed twice. Only the sum of `loss` has a gradient.
+    """
+    b, t, _ = hidden.shape
+    vocabulary = jax.eval_shape(project, hidden[:, :1]).shape[-1]
+    length = min(max(CHUNK.get(jax.default_backend(), LARGE_CHUNK) // (b * vocabulary), 1), t)
+    projects, params = _hoisted(project, hidden, (length, t % length))
+
+    def judge(h: Array, y: Array, w: Array) -> tuple[Sums, None]:
+        return cross_entropy(project(h), y, w, smoothing), None
+
+    @jax.custom_vjp
+    def total(hidden: Array, params: list[Array]) -> Sums:
+        return _over_positions(judge, length, hidden, targets, weights)[0]
+
+    def forward(hidden: Array, params: list[Array]) -> tuple[Sums, Any]:
+        def differentiate(h: Array, y: Array, w: Array) -> tuple[Any, Array]:
+            logits, pull_back = jax.vjp(projects[h.shape[1]], h, *params)
+            sums, slope = _sums_and_slope(logits, y, w, smoothing)
+            dh, *dparams = pull_back(slope.astype(logits.dtype))
+            return (sums, dparams), dh
+
+        (sums, dparams), dh = _over_positions(differentiate, length, hidden, targets, weights)
+        return sums, (dh, dparams)
+
+    def backward(saved: Any, slopes: Sums) -> Any:
+        return jax.tree.map(lambda x: x * slopes["loss"][0].astype(x.dtype), saved)
+
+    total.defvjp(forward, backward)
+    return total(hidden, params)
+
+
+def _sums_and_slope(logits: Array, targets: Array, weights: Array, smoothing: float) -> tuple[Sums, Array]:
+    """Return the sums, and the gradient of that of `loss`, float32 [b t v]."""
+    z, v = logits.astype(jnp.float32), logits.shape[-1]
+    highest = lax.stop_gradient(z.max(axis=-1))
+    scaled = jnp.exp(z - highest[..., None])
+    partition = scaled.sum(axis=-1)
+    target = jnp.take_along_axis(z, targets[..., None], axis=-1)[..., 0]
+    nll = highest + jnp.log(partition) - target
+    loss = nll + smoothing * (target - z.mean(axis=-1)) if smoothing else nll
+    values = {"loss": loss, "nll": nll, "correct": target >= highest}
     tokens = weights.sum()
-    sums = {"loss": loss, "nll": nll, "correct": correct}
-    return {name: (jnp.sum(value * weights), tokens) for name, value in sums.items()}
+    # A comparison that XLA fuses: the gradient of a gather is a scatter, which CPUs and TPUs run slowly.
+    given = jnp.where(jnp.arange(v) == targets[..., None], 1 - smoothing + smoothing / v, smoothing / v)
+    slope = scaled * (weights / partition)[..., None] - given * weights[..., None]
+    return {name: (jnp.sum(value * weights), tokens) for name, value in values.items()}, slope
+
+
+def _hoisted(
+    project: Callable[[Array], Array], hidden: Array, lengths: Sequence[int]
+) -> tuple[dict[int, Callable], list[Array]]:
+    """Return the projection of each length of hidden states with what it closes over as further arguments, and those.
+
+    A gradient written by hand can only be given to arguments.
+    """
+    converted = {length: jax.closure_convert(project, hidden[:, :length]) for length in lengths if length}
+    return {length: function for length, (function, _) in converted.items()}, converted[lengths[0]][1]
+
+
+def _over_positions(visit: Callable, length: int, *arrays: Array) -> tuple[Any, Any]:
+    """Visit arrays [b t ·] `length` positions at a time, then those left over.
+
+    A visit returns what is summed over all of them, and what is joined along the positions, [b length ·] or None.
+    """
+    b, t = arrays[0].shape[:2]
+    whole = t - t % length
+    chunks = [x[:, :whole].reshape(b, -1, length, *x.shape[2:]).swapaxes(0, 1) for x in arrays]
+
+    def step(total: Any, chunk: Any) -> tuple[Any, Any]:
+        summed, joined = visit(*chunk)
+        return jax.tree.map(jnp.add, total, summed), joined
+
+    summed, _ = jax.eval_shape(visit, *(x[0] for x in chunks))
+    total, joined = lax.scan(step, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), summed), chunks)
+    joined = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(b, whole, *x.shape[3:]), joined)
+    if whole < t:
+        total, rest = step(total, [x[:, whole:] for x in arrays])
+        joined = jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), joined, rest)
+    return total, joined

@@ -30,6 +30,7 @@ from ml_collections import ConfigDict, config_flags
 from jformer import config as configs
 from jformer.config import Config
 from jformer.errors import UserError
+from jformer.heap import keep_freed_memory
 
 MODES = ("train", "evaluate", "predict", "score", "describe", "verify", "export")
 FORMATS = ("ctranslate2", "stablehlo")
@@ -62,6 +63,7 @@ def run(options: flags.FlagValues, config: Config) -> int:
 
         print(describe(config, workdir if options.workdir else None))
         return 0
+    keep_freed_memory()
     keep_compiled(config)
     if options.mode == "predict":
         from jformer.stream import predict_file

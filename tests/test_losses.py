@@ -122,8 +122,82 @@ def equations(jaxpr):
 
 
 def test_no_distribution_over_the_vocabulary_is_built_or_scattered():
-    closed = jax.make_jaxpr(jax.value_and_grad(lambda x: loss_sum(x, 0.1)))(LOGITS)
+    closed = jax.make_jaxpr(jax.value_and_grad(lambda h: chunked(h, PARAMS, 0.1)["loss"][0]))(HIDDEN)
     names = {equation.primitive.name for equation in equations(closed.jaxpr)}
     assert "exp" in names  # the walk sees what is computed
-    assert not [name for name in names if "scatter" in name or "gather" in name or "dot" in name]
-    assert all(np.size(const) <= V for const in closed.consts)
+    assert not [name for name in names if "scatter" in name or "one_hot" in name]
+    assert all(np.size(const) <= np.size(PARAMS["kernel"]) for const in closed.consts)
+
+
+HIDDEN = np.random.default_rng(1).normal(size=(*TARGETS.shape, 6)).astype(np.float32)
+PARAMS = {
+    "kernel": np.random.default_rng(2).normal(size=(6, V)).astype(np.float32),
+    "bias": np.random.default_rng(3).normal(size=V).astype(np.float32),
+    "unused": np.ones(3, np.float32),
+}
+
+
+def project(params, hidden):
+    return jnp.tanh(hidden) @ params["kernel"].astype(hidden.dtype) + params["bias"].astype(hidden.dtype)
+
+
+def chunked(hidden, params, smoothing):
+    targets, weights = jnp.asarray(TARGETS), jnp.asarray(WEIGHTS)
+    return losses.chunked_cross_entropy(jnp.asarray(hidden), lambda h: project(params, h), targets, weights, smoothing)
+
+
+def plain(hidden, params, smoothing):
+    return losses.cross_entropy(
+        project(params, jnp.asarray(hidden)), jnp.asarray(TARGETS), jnp.asarray(WEIGHTS), smoothing
+    )
+
+
+@pytest.fixture(params=[2, TARGETS.shape[1]], ids="{}_positions".format)
+def positions(request, monkeypatch):
+    """Make chunks of so many positions, whether or not they divide the length."""
+    monkeypatch.setitem(losses.CHUNK, "cpu", request.param * TARGETS.shape[0] * V)
+    return request.param
+
+
+@pytest.mark.parametrize("dtype, smoothing, tolerance", [("float32", 0.0, 2e-6), ("bfloat16", 0.1, 2e-2)])
+def test_chunks_give_the_plain_loss_and_its_gradient(positions, dtype, smoothing, tolerance):
+    def objective(function):
+        def total(hidden, params):
+            sums = function(hidden, params, smoothing)
+            return 3 * sums["loss"][0], sums  # the slope of what comes after the loss counts
+
+        return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))
+
+    hidden = jnp.asarray(HIDDEN, dtype)
+    (_, sums), gradient = objective(chunked)(hidden, PARAMS)
+    (_, expected_sums), expected = objective(plain)(hidden, PARAMS)
+    for name, pair in expected_sums.items():
+        np.testing.assert_allclose(sums[name], pair, rtol=2e-6)
+    for found, reference in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
+        assert found.dtype == reference.dtype
+        found, reference = (np.asarray(x, np.float32) for x in (found, reference))
+        assert np.linalg.norm(found - reference) <= tolerance * np.linalg.norm(reference)
+
+
+def test_chunks_give_the_plain_loss_where_no_gradient_is_asked_for(positions):
+    sums = jax.jit(lambda h: chunked(h, PARAMS, 0.1))(HIDDEN)
+    for name, pair in plain(HIDDEN, PARAMS, 0.1).items():
+        np.testing.assert_allclose(sums[name], pair, rtol=2e-6)
+
+
+def test_the_sums_that_are_only_reported_have_no_gradient():
+    gradient = jax.grad(lambda h: chunked(h, PARAMS, 0.1)["nll"][0])(HIDDEN)
+    assert not np.any(gradient)
+
+
+def test_a_large_vocabulary_takes_a_third_of_the_memory():
+    shapes = jax.ShapeDtypeStruct((64, 32, 32), jnp.float32), jax.ShapeDtypeStruct((32, 16_000), jnp.float32)
+    ids, weights = jnp.zeros((64, 32), jnp.int32), jnp.ones((64, 32))
+
+    def temporaries(loss):
+        compiled = jax.jit(jax.grad(lambda h, w: loss(h, w)["loss"][0], (0, 1))).lower(*shapes).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    whole = temporaries(lambda h, w: losses.cross_entropy(h @ w, ids, weights, 0.1))
+    assert whole >= 64 * 32 * 16_000 * 4
+    assert temporaries(lambda h, w: losses.chunked_cross_entropy(h, lambda x: x @ w, ids, weights, 0.1)) < whole / 3

@@ -63,7 +63,7 @@ def drop(x: Float[Array, "b *a f"], rate: float, noise: Noise | None, site: Site
         keys = mix(keys[..., None] + jnp.arange(size, dtype=jnp.uint32) * jnp.uint32(0x27D4EB2F))
     half = (features + 1) // 2
     words = mix(keys[..., None] ^ jnp.arange(half, dtype=jnp.uint32) * jnp.uint32(0x165667B1))
-    bits = jnp.concatenate([words & 0xFFFF, words >> 16], axis=-1)[..., :features]
     threshold = round(rate * 65_536)
+    kept = jnp.concatenate([(words & 0xFFFF) >= threshold, (words >> 16) >= threshold], axis=-1)[..., :features]
     scale = 65_536 / (65_536 - threshold)
-    return jnp.where(bits >= threshold, x * jnp.asarray(scale, x.dtype), 0)
+    return jnp.where(kept, x * jnp.asarray(scale, x.dtype), 0)

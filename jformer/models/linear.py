@@ -19,16 +19,27 @@ def matmul(x: Float[Array, "... d"], w: Float[Array, "d f"]) -> Float[Array, "..
 
 
 def _matmul_forward(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
+    x = _settled(x)
     return matmul(x, w), (x, w)
 
 
 def _matmul_backward(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     x, w = saved
+    g = _settled(g)
     rows = tuple(range(x.ndim - 1))
     dx = jnp.einsum("...f,df->...d", g, w.astype(g.dtype))
     # Not with preferred_element_type=float32: XLA:CPU runs no product of two bfloat16 arrays into float32.
     dw = jnp.tensordot(x, g, axes=(rows, rows))
     return dx, dw.astype(w.dtype)
+
+
+def _settled(x: Array) -> Array:
+    """Have x made before it is multiplied.
+
+    XLA:CPU would fuse what makes it into the transposing copy that the weight gradient takes, which then reads and
+    writes a few bytes at a time. Elsewhere products read either order, and there is nothing to mend.
+    """
+    return jax.lax.optimization_barrier(x) if jax.default_backend() == "cpu" else x
 
 
 matmul.defvjp(_matmul_forward, _matmul_backward)

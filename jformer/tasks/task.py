@@ -12,7 +12,7 @@ from jformer.data.sources import Pair
 from jformer.data.tokenizers import NUM_SYMBOLS, Tokenizer
 from jformer.data.vocabularies import Vocabulary
 from jformer.errors import UserError
-from jformer.losses import Sums, cross_entropy
+from jformer.losses import Sums, chunked_cross_entropy
 from jformer.metrics import summarize
 
 Loss = Callable[[Any, Callable, Mapping[str, Any]], Sums]
@@ -53,7 +53,7 @@ def token_loss(label_smoothing: float) -> Loss:
     """Return label-smoothed cross-entropy over the tokens of `target_out` that have weight."""
 
     def loss(hidden: Float[Array, "b t d"], project: Callable, batch: Mapping[str, Any]) -> Sums:
-        return cross_entropy(project(hidden), batch["target_out"], batch["weights"], label_smoothing)
+        return chunked_cross_entropy(hidden, project, batch["target_out"], batch["weights"], label_smoothing)
 
     return loss
 
