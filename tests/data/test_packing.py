@@ -72,10 +72,16 @@ def test_time_grows_with_the_different_lengths_and_not_with_the_corpus():
     assert seconds[1] < 8 * seconds[0] + 0.5
 
 
-def test_packing_is_shuffled_by_the_seed():
-    source, target = captions(200)
-    shape = packed_shape(source, target, 64, 1024, 4)
-    packed = [as_rows(*pack(source, target, shape, seed)) for seed in (0, 0, 1)]
+def test_an_example_does_not_keep_itself_company():
+    lengths = np.array([24, 20, 7])  # 24 leave room for 20 twice
+    examples, _ = pack(lengths, lengths, Shape(1, 64, 64), 0)
+    assert sorted(examples) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("sides", [captions(200), (np.full(200, 4), np.full(200, 4))], ids=["captions", "equal"])
+def test_packing_is_shuffled_by_the_seed(sides):
+    shape = packed_shape(*sides, 64, 1024, 4)
+    packed = [as_rows(*pack(*sides, shape, seed)) for seed in (0, 0, 1)]
     assert packed[0] == packed[1] != packed[2]
 
 
