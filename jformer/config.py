@@ -69,7 +69,13 @@ class TrainConfig:
     target_vectors: str = ""  # the same for the target embedding; one table that both sides share takes either
     freeze: tuple[str, ...] = ()  # regular expressions over parameter names; what they match is not trained
     samples: int = 3  # validation sentences translated at every evaluation; 0 = none
+    profile_steps: str = ""  # "10:13" = trace updates 10, 11, 12 and 13 into WORKDIR/profile; "" = none
     peak_flops: float = 0.0  # FLOPs a second of a device, which MFU is a share of; 0 = its data sheet's, or measured
+
+    def profiled(self) -> range:
+        """Return the updates to trace, counted from 1."""
+        first, _, last = self.profile_steps.partition(":")
+        return range(int(first), int(last) + 1) if self.profile_steps else range(0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,8 +114,8 @@ class Config:
 # A resumed run may change these: what it computes for a given step stays the same.
 MAY_CHANGE = (
     *(f"train.{key}" for key in ("num_steps", "log_every", "eval_every", "checkpoint_every", "keep_last", "patience")),
-    *("train.max_skipped", "train.samples", "train.peak_flops", "data.dir", "data.cache_dir", "data.test"),
-    *("evaluate.", "decode.", "mesh."),
+    *("train.max_skipped", "train.samples", "train.profile_steps", "train.peak_flops", "data.dir"),
+    *("data.cache_dir", "data.test", "evaluate.", "decode.", "mesh."),
 )
 DECAYING_SCHEDULES = ("cosine", "linear")  # their rates depend on num_steps
 
@@ -244,6 +250,11 @@ def _check_train(config: Config) -> None:
         )
     if train.patience and not train.eval_every:
         raise UserError(f"train.patience={train.patience} needs evaluations: set train.eval_every")
+    if train.profile_steps and not _are_updates(train.profile_steps, train.num_steps):
+        raise UserError(
+            f"train.profile_steps={train.profile_steps!r} must be FIRST:LAST, two updates from 1 to "
+            f"train.num_steps={train.num_steps}, such as 10:13"
+        )
     for pattern in train.freeze:
         try:
             re.compile(pattern)
@@ -253,6 +264,11 @@ def _check_train(config: Config) -> None:
         raise UserError(
             f"train.accumulation={train.accumulation} must divide data.row_multiple={config.data.row_multiple}"
         )
+
+
+def _are_updates(steps: str, count: int) -> bool:
+    found = re.fullmatch(r"(\d{1,12}):(\d{1,12})", steps)
+    return found is not None and 1 <= int(found[1]) <= int(found[2]) <= count
 
 
 def _check_decode(config: Config) -> None:

@@ -17,10 +17,14 @@ from jformer.data.plan import Shape
 from jformer.data.tokenizers import NUM_SYMBOLS
 from jformer.data.vocabularies import load_tokenizers
 from jformer.flops import forward_flops, text_work, update_flops, work_of
+from jformer.memory import abstract_batch, update_memory
 from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.attention import choose_kernel
 from jformer.peak import known_peak
 from jformer.restore import build_task
+from jformer.run import build_optimizer
+from jformer.sharding import make_mesh
+from jformer.step import create_state, make_loss, make_train_step
 from jformer.tasks import Task, sized
 
 ASSUMED_CLASSES = 2
@@ -47,7 +51,7 @@ def describe(config: Config, workdir: Path | None = None) -> str:
     cells += [[name, shape, f"{count:,}", f"{count / total:.1%}"] for name, shape, count in rows]
     cells += [["total", "", f"{total:,}", f"{1:.1%}"]]
     lines = [summary(config), *_size_lines(config, model, task, saved), kernel_line(model, jax.default_backend())]
-    lines += update_lines(config, model)
+    lines += [*update_lines(config, model), memory_line(config, task, model)]
     return "\n".join([*lines, "", *_aligned(cells, 2), "", *_aligned(flops_table(config, model), 1)])
 
 
@@ -96,9 +100,21 @@ def update_lines(config: Config, model: ModelConfig) -> Iterator[str]:
     yield f"update: {shape.rows:,} full rows of {lengths} {unit}: {flops:.3g} FLOPs forward and backward"
     peak = config.train.peak_flops or known_peak(kind, model.dtype)
     if peak:
-        count = jax.device_count() if config.mesh.data == -1 else config.mesh.data
+        count = _devices(config)
         times = (f"{flops / peak / count / share:.3g} s at {share:.0%} MFU" for share in (1, 0.4))
         yield f"time of it on {count} x {kind}: " + ", ".join(times)
+
+
+def memory_line(config: Config, task: Task, model: ModelConfig) -> str:
+    """Say what the same update takes of a device's memory."""
+    shape, module, mesh = full_shape(config), build_model(model), make_mesh(1)
+    _, tx = build_optimizer(config, module)
+    create = functools.partial(create_state, tx=tx, ema=bool(config.train.ema_decay))
+    state = jax.eval_shape(lambda key: create(init_params(module, key)), jax.random.key(0))
+    step = make_train_step(make_loss(module, task), tx, mesh, config.seed, config.train.ema_decay)
+    rows = shape.rows // _devices(config) // config.train.accumulation * config.train.accumulation
+    batch = abstract_batch(model, shape._replace(rows=rows), mesh, config.train.accumulation)
+    return f"memory of it: {update_memory(step, state, batch)}"
 
 
 def parameter_rows(params: Mapping[str, Any]) -> list[tuple[str, str, int]]:
@@ -130,6 +146,10 @@ def flops_table(config: Config, model: ModelConfig) -> list[list[str]]:
     heads = ["FLOPs"] if model.family == "vit" else [f"{length:,} tokens" for length in lengths]
     parts = [[f"  {part}", *(f"{column[part]:,.0f}" for column in columns)] for part in columns[0]]
     return [[f"forward FLOPs of one {unit}", *heads], *parts]
+
+
+def _devices(config: Config) -> int:
+    return jax.device_count() if config.mesh.data == -1 else config.mesh.data
 
 
 def _tokenizer_sizes(workdir: Path) -> tuple[int, int]:

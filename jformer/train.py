@@ -20,8 +20,10 @@ from jformer.data.pipeline import Batches, prefetch
 from jformer.errors import UserError
 from jformer.evaluate import split_totals
 from jformer.flops import Work, batch_work, update_flops
+from jformer.memory import abstract_batch, update_memory
 from jformer.metrics import summarize
 from jformer.peak import Peak, find_peak
+from jformer.profile import Profile
 from jformer.report import Cost, Report
 from jformer.run import Run, as_items, build
 from jformer.sharding import put_batch
@@ -33,15 +35,19 @@ def train(config: Config, workdir: Path) -> bool:
         run = build(config, workdir)
         peak = find_peak(list(run.mesh.devices.flat), config.model.dtype, config.train.peak_flops)
         cost = Cost(functools.partial(update_flops, run.sampler.model.config), peak.flops)
-        with Report(workdir, config, run.progress.step, run.schedule, cost) as report, stop_signals() as stop:
+        with (
+            Report(workdir, config, run.progress.step, run.schedule, cost) as report,
+            Profile(workdir / "profile", config.train.profiled(), report.say) as profile,
+            stop_signals() as stop,
+        ):
             introduce(run, report, peak)
             if not run.finished:
-                loop(run, report, stop)
+                loop(run, report, profile, stop)
         run.checkpoints.close()
         return run.finished
 
 
-def loop(run: Run, report: Report, stop: threading.Event) -> None:
+def loop(run: Run, report: Report, profile: Profile, stop: threading.Event) -> None:
     """Update until the last step, the end of patience or a signal.
 
     The order of one turn is a contract: update, report, validate, save. So a row or a checkpoint of step s holds all
@@ -51,8 +57,9 @@ def loop(run: Run, report: Report, stop: threading.Event) -> None:
     train, progress = run.config.train, run.progress
     began = time.monotonic() - progress.seconds
     for batch, work in report.waiting(prefetch(feed(run.data.batches, progress.step, train.accumulation, run.mesh))):
-        run.state, metrics = run.train_step(run.state, batch)
-        report.collect(metrics, work)
+        with profile.update(progress.step + 1, lambda: run.state):
+            run.state, metrics = run.train_step(run.state, batch)
+            report.collect(metrics, work)
         progress.step += 1
         last, stopping = progress.step >= train.num_steps, stop.is_set()
         saving = last or stopping or progress.step % train.checkpoint_every == 0
@@ -164,5 +171,11 @@ def introduce(run: Run, report: Report, peak: Peak) -> None:
     report.say(f"devices: {run.mesh.size} x {kind}, at most {peak.flops / 1e12:.3g} TFLOP/s ({peak.origin})")
     if run.finished:
         report.say(f"already trained to update {run.progress.step}: nothing left to do")
-    elif run.progress.step:
+        return
+    batch = abstract_batch(run.sampler.model.config, plan.shapes[-1], run.mesh, run.config.train.accumulation)
+    report.say(f"memory of the longest update: {update_memory(run.train_step, run.state, batch)}")
+    profiled = run.config.train.profiled()
+    if profiled and profiled[-1] <= run.progress.step:
+        report.say(f"train.profile_steps={run.config.train.profile_steps!r} are updates of the past: none is traced")
+    if run.progress.step:
         report.say(f"resuming at update {run.progress.step} of {run.config.train.num_steps}")

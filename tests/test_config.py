@@ -171,6 +171,10 @@ RANGES = [
     ),
     *((f"train.{key}", -1, "at least 0") for key in ("eval_every", "patience", "samples")),
     ("train.ema_decay", 1.0, "below 1"),
+    *(
+        ("train.profile_steps", steps, "must be FIRST:LAST, two updates from 1 to train.num_steps=100000, such as")
+        for steps in ("10", "13:10", "0:3", "1:100001", "1:2:3", "a:b", "10:", ":3", "-1:3", " 1:2")
+    ),
     ("train.checkpoint_every", 300, "must divide train.eval_every=1000"),
     ("train.accumulation", 3, "must divide data.row_multiple=8"),
     ("train.freeze", ("encoder", "(",), "is not a regular expression"),
@@ -244,7 +248,8 @@ def test_configs_offer_what_the_data_room_has():
 OTHER = {bool: lambda v: not v, int: lambda v: v + 2, float: lambda v: v + 0.25, str: lambda v: v + "x"}
 ALLOWED = {
     "train.num_steps", "train.log_every", "train.eval_every", "train.checkpoint_every", "train.keep_last",
-    "train.patience", "train.max_skipped", "train.samples", "train.peak_flops", "data.dir", "data.cache_dir", "data.test",
+    "train.patience", "train.max_skipped", "train.samples", "train.peak_flops", "train.profile_steps",
+    "data.dir", "data.cache_dir", "data.test",
     "evaluate.weights", "evaluate.average_last", "evaluate.scores", "evaluate.tokenize", "evaluate.lowercase",
     *(f"decode.{field.name}" for field in dataclasses.fields(configs.DecodeConfig)), "mesh.data",
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from jformer.errors import UserError
 from jformer.evaluate import evaluate
 from jformer.run import build
 from jformer.train import sole_trainer, train
+from tests.test_profile import trace_events
 
 CONFIG = Path(__file__).parent / "small_run.py"
 WALL_CLOCK = ("per_second", "seconds", "data_wait", "mfu")
@@ -144,14 +146,25 @@ def test_workdir_alone_is_enough_to_predict_and_evaluate(unbroken, tmp_path, cap
 
 
 def test_finished_run_has_nothing_left_to_do_and_longer_one_goes_on(unbroken, cache, tmp_path, capfd):
-    config = small(cache, train__num_steps=5, train__eval_every=0, train__checkpoint_every=5)
+    options = {"train__eval_every": 0, "train__checkpoint_every": 5, "train__profile_steps": "3:4"}
+    config = small(cache, train__num_steps=5, **options)
     assert train(config, tmp_path)
+    said = capfd.readouterr().err
+    assert f"trace of updates 3 to 4: {tmp_path / 'profile'}\n" in said
+    assert re.search(r"memory of the longest update: \d+\.\d MiB a device: parameters 0\.0, optimizer 0\.\d, ", said)
+    found = trace_events(tmp_path / "profile")
+    names = [event.get("name") for event in found]
+    assert {event["args"]["step_num"] for event in found if event.get("name") == "update"} == {"3", "4"}
+    assert "PjitFunction(step)" in names
+    assert any("dot" in str(name) or "fusion" in str(name) for name in names)
     before = (tmp_path / "metrics.jsonl").read_text()
     assert train(config, tmp_path)
     assert "nothing left to do" in capfd.readouterr().err
     assert (tmp_path / "metrics.jsonl").read_text() == before
-    assert train(small(cache, train__num_steps=10, train__eval_every=0, train__checkpoint_every=5), tmp_path)
+    assert train(small(cache, train__num_steps=10, **options), tmp_path)
     assert [row["step"] for row in rows(tmp_path)] == [5, 10]
+    assert "train.profile_steps='3:4' are updates of the past: none is traced\n" in capfd.readouterr().err
+    assert len(trace_events(tmp_path / "profile")) == len(found)
 
 
 def test_second_trainer_of_a_workdir_is_refused(cache, tmp_path):

@@ -1,0 +1,56 @@
+"""A trace of a few updates, for TensorBoard or Perfetto. How to read it is told in docs/performance.md."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+
+
+class Profile:
+    """Traces the updates it is asked for; all others pass through it untouched."""
+
+    def __init__(self, folder: Path, updates: range, say: Callable[[str], None]) -> None:
+        """Trace `updates`, which are counted from 1 and may be none, into `folder`."""
+        self._folder, self._updates, self._say = folder, updates, say
+        self._tracing = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Write the trace of a run that ends before the last of its traced updates."""
+        if self._tracing:
+            self._stop()
+
+    @contextlib.contextmanager
+    def update(self, number: int, state: Callable[[], Any]) -> Iterator[None]:
+        """Trace what is done here if update `number` is one of those asked for.
+
+        The devices are waited for, by way of the newest `state()`, before the first of them and after the last, so a
+        trace holds the whole of them and nothing of their neighbours.
+        """
+        if number not in self._updates:
+            yield
+            return
+        if not self._tracing:
+            jax.block_until_ready(state())
+            self._start()
+        with jax.profiler.StepTraceAnnotation("update", step_num=number):
+            yield
+        if number == self._updates[-1]:
+            jax.block_until_ready(state())
+            self._stop()
+
+    def _start(self) -> None:
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # every call of Python would drown what the devices do
+        jax.profiler.start_trace(self._folder, profiler_options=options)
+        self._tracing = True
+
+    def _stop(self) -> None:
+        self._tracing = False
+        jax.profiler.stop_trace()
+        self._say(f"trace of updates {self._updates[0]} to {self._updates[-1]}: {self._folder}")
