@@ -1,5 +1,6 @@
 """The real corpus, where a path to it is given: python -m pytest --multi30k=PATH/multi30k tests/data."""
 
+import dataclasses
 from collections import Counter
 
 import pytest
@@ -31,11 +32,13 @@ def test_every_pair_is_read_and_batched_with_little_padding(config, tmp_path):
     encoder = task.encoder(*tokenizers)
     corpus = open_corpus(split, encoder, config.data.cache_dir)
     assert corpus.counts == {"examples used": 29_000, "examples read": 29_000, "empty examples dropped": 0}
-    batches = make_batches([corpus], [1.0], config.data, config.seed, task.features(*tokenizers))
-    assert len(batches.plan.shapes) <= 8
     real = sum(len(side.values) for side in (corpus.source, corpus.target))
-    computed = sum(shape.rows * (shape.source_length + shape.target_length) for shape, _ in batches.plan.epoch(0))
-    assert real / computed > 0.84
+    for batching, shapes, least in (("buckets", 8, 0.86), ("packed", 1, 0.98)):
+        data = dataclasses.replace(config.data, batching=batching, packed_length=128)
+        batches = make_batches([corpus], [1.0], data, config.seed, task.features(*tokenizers))
+        assert len(batches.plan.shapes) <= shapes
+        computed = sum(shape.rows * (shape.source_length + shape.target_length) for shape, _ in batches.plan.epoch(0))
+        assert real / computed > least
     valid = open_corpus(open_split(config.data, config.data.valid), encoder, config.data.cache_dir)
     assert valid.counts["examples used"] == 1_014
 
