@@ -52,7 +52,8 @@ def loop(run: Run, report: Report, profile: Profile, stop: threading.Event) -> N
 
     The order of one turn is a contract: update, report, validate, save. So a row or a checkpoint of step s holds all
     of update s and nothing of the next, no window of rows spans a checkpoint, and a resumed run writes the same rows.
-    The devices are waited for only when something is reported; until then updates are dispatched a little ahead.
+    The devices are waited for only when something is reported, or a trace begins or ends; until then updates are
+    dispatched a little ahead.
     """
     train, progress = run.config.train, run.progress
     began = time.monotonic() - progress.seconds
