@@ -87,13 +87,14 @@ def machine(sides: Sequence[Side]) -> str:
     lines = {name.strip(): text.strip() for name, _, text in (line.partition(":") for line in info.splitlines())}
     having = [name for name in FEATURES if name in lines.get("flags", "").split()]
     versions = {name: text for side in sides for name, text in side.facts.get("versions", {}).items()}
+    tunables = os.environ.get("GLIBC_TUNABLES", "as it comes")  # huge pages save a step its page faults
     git: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True}
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], **git).stdout.strip()
     changed = subprocess.run(["git", "status", "--porcelain", "jformer"], **git).stdout
     return (
         f"{lines.get('model name', platform.machine())}, {len(os.sched_getaffinity(0))} of its cores, "
         f"{' '.join(having)} (amx_bf16, avx512_bf16: those with bfloat16 products), load before {LOAD:.1f}; "
-        f"{', '.join(f'{name} {text}' for name, text in versions.items())}; "
+        f"{', '.join(f'{name} {text}' for name, text in versions.items())}; malloc {tunables}; "
         f"commit {commit}{' and changes to it' if changed else ''}"
     )
 
