@@ -9,7 +9,9 @@ label smoothing 0.1, and an update of Adam with the warmup of 2017; no side clip
 2017 paper, on embeddings and sublayers' outputs: what the peers drop beyond it, attention weights and inside the
 feed-forward, is off unless --extra_dropout, which drops it at every side. Masks of padding and of later tokens are on
 everywhere, also in full rows. In bfloat16 each library computes as it does itself: model.dtype,
-TransformerConfig.dtype, torch.autocast. The floor is the time of the step's matrix products, each by itself.
+TransformerConfig.dtype, torch.autocast. Each side is as it comes; --keeping=jformer,floor,flax,torch gives the peers
+the allocator's options that every run of jformer sets, see jformer.heap. The floor is the time of the step's matrix
+products, each by itself.
 
 --growth times jformer's tiny model from 2,048 to 32,768 tokens a side, in sentences of 32.
 """
@@ -38,6 +40,7 @@ PEER_PYTHON = flags.DEFINE_string("peer_python", sys.executable, "Runs PyTorch."
 FLAX_WMT = flags.DEFINE_string("flax_wmt", None, "The folder examples/wmt of a checkout of flax; none, no such side.")
 STEPS = flags.DEFINE_integer("steps", 9, "Timed steps of each side.")
 EXTRA_DROPOUT = flags.DEFINE_bool("extra_dropout", False, "Also drop attention weights and inside the feed-forward.")
+KEEPING = flags.DEFINE_list("keeping", ["jformer", "floor"], "Sides that keep freed memory as jformer's runs do.")
 GROWTH = flags.DEFINE_bool("growth", False, "Time and memory of jformer over the number of tokens instead.")
 
 WARMUP = 100  # updates; short, so that the losses of a few steps show that everybody learns
@@ -118,7 +121,8 @@ def row(kind: str, dtype: str, sides: dict[str, Side], tokens: int, flops: int) 
 
 def open_side(kind: str, told: dict[str, Any]) -> Side:
     """Start who takes steps."""
-    return Side(kind, PEER_PYTHON.value if kind.startswith("torch") else PYTHON.value, told)
+    python = PEER_PYTHON.value if kind.startswith("torch") else PYTHON.value
+    return Side(kind, python, told, keep=kind in KEEPING.value)
 
 
 def work_line(model: ModelConfig, batch: dict[str, np.ndarray]) -> str:

@@ -20,9 +20,9 @@ FEATURES = ("amx_bf16", "avx512_bf16", "avx512_vnni", "avx512f", "avx2")
 class Side:
     """A worker that takes a step when asked, and what it has told so far."""
 
-    def __init__(self, kind: str, python: str, told: dict[str, Any]) -> None:
+    def __init__(self, kind: str, python: str, told: dict[str, Any], keep: bool) -> None:
         name, _, compiled = kind.partition(" ")
-        command = [python, "-m", "experiments.speed_worker", name]
+        command = [python, "-m", "experiments.speed_worker", name, *(["keep"] if keep else [])]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
         self.process = subprocess.Popen(command, cwd=ROOT, stdin=-1, stdout=-1, text=True, env=environment)
         self.steps: list[dict[str, float]] = []

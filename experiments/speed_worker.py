@@ -1,11 +1,11 @@
 """One side of experiments/speed.py, in a process and an environment of its own.
 
-Command:  python -m experiments.speed_worker jformer|floor|flax|torch     (speed.py starts it)
+Command:  python -m experiments.speed_worker jformer|floor|flax|torch [keep]    (speed.py starts it)
 
 The first line it reads is JSON that says what to build, and is answered with facts; every further line asks for a step
 and is answered with its seconds, its loss, and the CPU time of all threads in the step and since the last one, when it
-should do nothing. A side is `load` of experiments.speed_SIDE,
-so that each process imports only what its side needs.
+should do nothing. A side is `load` of experiments.speed_SIDE, so that each process imports only what its side needs.
+With `keep` its memory is held as that of a training run is, see jformer.heap.
 """
 
 import importlib
@@ -16,6 +16,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Any, TextIO
+
+from jformer.heap import keep_freed_memory
 
 Told = dict[str, Any]
 Step = Callable[[], tuple[float, float]]  # → seconds, loss
@@ -51,4 +53,6 @@ def serve(side: str, lines: Iterable[str], out: TextIO) -> None:
 if __name__ == "__main__":
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
+    if "keep" in sys.argv[2:]:
+        keep_freed_memory()
     serve(sys.argv[1], sys.stdin, answers)
