@@ -28,7 +28,7 @@ DTYPES = flags.DEFINE_list("dtypes", ["float32", "bfloat16"], "Of activations.")
 TOKENS = flags.DEFINE_list("tokens", ["1024", "4096", "16384"], "Of either side of an update.")
 LENGTH = flags.DEFINE_integer("length", 32, "Of a row, on both sides.")
 VOCABULARY = flags.DEFINE_integer("vocabulary", 8_000, "Rows of the shared table.")
-REMAT = flags.DEFINE_list("remat", [""], "Values of model.remat, where the model has it.")
+REMAT = flags.DEFINE_list("remat", ["none"], "Values of model.execution.remat.")
 
 
 def compare(config: Config, model: ModelConfig, shape: Shape) -> tuple[Memory, int]:
@@ -53,7 +53,8 @@ def main(argv: Sequence[str]) -> None:
         for dtype in DTYPES.value:
             for remat in REMAT.value:
                 config = default_config(f"transformer_{size}")
-                config.model.update({"dtype": dtype} | ({"remat": remat} if remat else {}))
+                config.model.update(dtype=dtype)
+                config.model.execution.remat = remat
                 resolved = resolve(config)
                 model = resolved.model.with_vocabulary(VOCABULARY.value, VOCABULARY.value)
                 for tokens in map(int, TOKENS.value):

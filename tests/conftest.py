@@ -19,13 +19,13 @@ if CACHE:
 
 from jaxtyping import install_import_hook
 
-install_import_hook(["jformer.models", "jformer.losses", "jformer.decoding"], "beartype.beartype")
+install_import_hook(["jformer.models", "jformer.products", "jformer.losses", "jformer.decoding"], "beartype.beartype")
 
 import jax
 import numpy as np
 import pytest
 
-from jformer.models import ModelConfig, build_model, init_params
+from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
 
 SLOW = re.compile(  # what takes long and repeats for further cases what others test: python -m pytest -m slow
     r"test_contracts.*(four_devices|by_heart)\[(?!transformer_tiny)"
@@ -39,7 +39,15 @@ SLOW = re.compile(  # what takes long and repeats for further cases what others 
     r"|test_every_task.*answers\[t5"
 )
 LONG = ("test_train.py", "test_contracts.py", "test_every_task.py", "test_parts.py", "test_probe.py")
-TINY = {"vocab_size": 50, "num_layers": 2, "d_model": 32, "d_ff": 48, "num_heads": 4, "dropout": 0.0, "unroll": 1}
+TINY = {
+    "vocab_size": 50,
+    "num_layers": 2,
+    "d_model": 32,
+    "d_ff": 48,
+    "num_heads": 4,
+    "dropout": 0.0,
+    "execution": ExecutionConfig(unroll=1),
+}
 
 
 def pytest_addoption(parser):

@@ -8,7 +8,8 @@ from jformer.config import default_config
 def get_config() -> ConfigDict:
     """Return the run."""
     config = default_config("transformer_tiny")
-    config.model.update(num_layers=1, d_model=16, d_ff=32, num_heads=2, dropout=0.1, unroll=1)
+    config.model.update(num_layers=1, d_model=16, d_ff=32, num_heads=2, dropout=0.1)
+    config.model.execution.unroll = 1
     config.data.update(source="generated", name="reverse", num_pairs=600, tokenizer="char", num_buckets=1)
     config.data.update(tokens_per_update=1_024)
     config.optim.update(schedule="constant", learning_rate=3e-3, warmup_steps=5)

@@ -17,7 +17,7 @@ from jformer.warm_start import adopt
 LINES = [
     f"{a} {b} {c}" for a in ("red", "blue", "green") for b in ("cat", "dog", "bird") for c in ("sat", "ran", "saw")
 ]
-SMALL = {"num_layers": 1, "d_model": 16, "d_ff": 32, "num_heads": 2, "max_length": 64, "unroll": 1}
+SMALL = {"num_layers": 1, "d_model": 16, "d_ff": 32, "num_heads": 2, "max_length": 64, "execution": {"unroll": 1}}
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from jformer.data.config import DataConfig
 from jformer.data.corpus import Tokens
 from jformer.data.plan import Shape
 from jformer.memory import abstract_batch, peak_bytes, update_memory
-from jformer.models import ModelConfig, build_model, init_params
+from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
 from jformer.models.config import HeadConfig, VisionConfig
 from jformer.sharding import make_mesh, put_batch
 from jformer.step import create_state, make_loss, make_train_step
@@ -66,8 +66,8 @@ MEDIUM = {"vocab_size": 500, "target_vocab_size": 500, "num_layers": 2, "d_model
 @pytest.mark.parametrize(
     ("model", "shape"),
     [
-        (ModelConfig(**SMALL, unroll=1), Shape(128, 16, 16)),
-        (ModelConfig(**MEDIUM, unroll=1), Shape(64, 32, 24)),
+        (ModelConfig(**SMALL, execution=ExecutionConfig(unroll=1)), Shape(128, 16, 16)),
+        (ModelConfig(**MEDIUM, execution=ExecutionConfig(unroll=1)), Shape(64, 32, 24)),
     ],
     ids=["small", "medium"],
 )

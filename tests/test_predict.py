@@ -21,7 +21,7 @@ from jformer.restore import average_steps, build_task
 
 TEXTS = ["abc", "", "hgfedcba hgfe", "b", "  ", "cab", "xyz unknown", "abcdefgh", "ha"]
 TOKENIZER = learn("char", ["abcdefgh "], 99, "identity", False)
-MODEL = {"num_layers": 1, "d_model": 32, "d_ff": 48, "num_heads": 4, "tied_output": False, "unroll": 1}
+MODEL = {"num_layers": 1, "d_model": 32, "d_ff": 48, "num_heads": 4, "tied_output": False}
 # Rows past the vocabulary must never be written; tied logits of an untrained model would just repeat its input.
 ROWS = TOKENIZER.vocab_size + 6
 

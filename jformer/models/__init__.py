@@ -10,7 +10,7 @@ import importlib
 from typing import Any
 
 from jformer.errors import UserError
-from jformer.models.config import ModelConfig
+from jformer.models.config import ExecutionConfig, ModelConfig
 
 MODULES = {
     "Attention": "attention",
@@ -24,7 +24,7 @@ MODULES = {
 }
 FAMILIES = {"encdec": "EncoderDecoder", "encoder": "Encoder", "decoder": "Decoder", "vit": "VisionTransformer"}
 
-__all__ = ["FAMILIES", "MODULES", "ModelConfig", "build_model", "init_params"]
+__all__ = ["FAMILIES", "MODULES", "ExecutionConfig", "ModelConfig", "build_model", "init_params"]
 
 
 def __getattr__(name: str) -> Any:

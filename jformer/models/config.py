@@ -18,6 +18,7 @@ CHOICES = {
     "init": ("glorot", "he", "small", "bert", "gpt2", "t5", "vit"),
     "dtype": ("float32", "bfloat16"),
 }
+REMAT = ("none", "dots", "full")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +47,14 @@ class HeadConfig:
     pooler: bool = False  # a projection and tanh over what was pooled (Devlin et al. 2019)
     transform: bool = False  # projection, activation and norm before the vocabulary's, which gets a bias (BERT)
     num_segments: int = 0  # rows of the table that tells first and second text apart; 0 = no table
+
+
+@dataclasses.dataclass(frozen=True)
+class ExecutionConfig:
+    """How the blocks run; what they compute stays the same."""
+
+    unroll: int = 0  # blocks written out per step of the loop over them; 0 = all of them on CPU, 1 elsewhere
+    remat: str = "none"  # computed again in the backward pass: none | dots (all but projections) | full (whole blocks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,10 +90,10 @@ class ModelConfig:
     tied_output: bool = True  # the projection to logits is the (target) table, transposed
     init: str = "glorot"  # glorot | he | small | bert | gpt2 | t5 | vit: see initializers
     dtype: str = "float32"  # of activations; parameters and sums of the loss are always float32
-    unroll: int = 0  # blocks unrolled per scan step, execution only; 0 = all of them on CPU, 1 elsewhere
     relative: RelativeConfig = RelativeConfig()
     vision: VisionConfig = VisionConfig()
     head: HeadConfig = HeadConfig()
+    execution: ExecutionConfig = ExecutionConfig()
 
     @property
     def decoder_layers(self) -> int:
@@ -137,6 +146,10 @@ class ModelConfig:
                 raise UserError(f"model.{key}={getattr(self, key)!r}; choose one of: {', '.join(choices)}")
         if self.head.pooling not in ("first", "mean"):
             raise UserError(f"model.head.pooling={self.head.pooling!r}; choose one of: first, mean")
+        if self.execution.remat not in REMAT:
+            raise UserError(f"model.execution.remat={self.execution.remat!r}; choose one of: {', '.join(REMAT)}")
+        if self.execution.unroll < 0:
+            raise UserError(f"model.execution.unroll={self.execution.unroll} must be 0 or more")
         self._check_numbers()
         self._check_shapes()
         self._check_family()
@@ -147,7 +160,7 @@ class ModelConfig:
         for key in ("num_layers", "d_model", "d_ff", "num_heads", "max_length"):
             if getattr(self, key) < 1:
                 raise UserError(f"model.{key}={getattr(self, key)} must be at least 1")
-        for key in ("vocab_size", "target_vocab_size", "num_decoder_layers", "num_kv_heads", "d_k", "d_v", "unroll"):
+        for key in ("vocab_size", "target_vocab_size", "num_decoder_layers", "num_kv_heads", "d_k", "d_v"):
             if getattr(self, key) < 0:
                 raise UserError(f"model.{key}={getattr(self, key)} must be 0 (the default rule) or more")
         for key in ("num_classes", "num_segments"):

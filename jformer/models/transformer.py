@@ -28,6 +28,11 @@ GATES: dict[str, Callable[[Array], Array]] = {  # Shazeer 2020
     "geglu_tanh": ACTIVATIONS["gelu_tanh"],
     "swiglu": nn.silu,
 }
+REMAT: dict[str, Any] = {  # what a block keeps for the backward pass, where not all of it
+    "none": None,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # the projections, but no attention
+    "full": jax.checkpoint_policies.nothing_saveable,  # its input
+}
 
 
 class Layout(NamedTuple):
@@ -176,13 +181,13 @@ class Stack(nn.Module):
     def setup(self) -> None:
         """Lift the block over the layer axis of its parameters."""
         c, on_cpu = self.config, jax.default_backend() == "cpu"
-        shared = nn.broadcast
+        shared, policy = nn.broadcast, REMAT[c.execution.remat]
         lift = nn.scan(
-            Block,
+            nn.remat(Block, policy=policy) if policy else Block,
             variable_axes={"params": 0, "intermediates": 0},
             split_rngs={"params": True},
             length=self.num_layers,
-            unroll=min(c.unroll or (self.num_layers if on_cpu else 1), self.num_layers),
+            unroll=min(c.execution.unroll or (self.num_layers if on_cpu else 1), self.num_layers),
             in_axes=(0, shared, shared, shared),
         )
         self.block = lift(c, self.num_layers, self.cross)

@@ -9,11 +9,17 @@ import numpy as np
 import pytest
 
 from jformer.decoding.cache import reorder, spread
-from jformer.models import ModelConfig, build_model, init_params
+from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
 from tests.conftest import make_batch, run
 
 ARRANGEMENTS = [  # what no preset has; the others are in test_contracts.py, and every pair of options in test_parts.py
-    {"shared_embedding": False, "target_vocab_size": 50, "tied_output": False, "num_decoder_layers": 3, "unroll": 2},
+    {
+        "shared_embedding": False,
+        "target_vocab_size": 50,
+        "tied_output": False,
+        "num_decoder_layers": 3,
+        "execution": ExecutionConfig(unroll=2),
+    },
     {"norm": "sandwich", "positions": "alibi", "num_kv_heads": 2, "d_k": 6, "d_v": 10},
 ]
 every_arrangement = pytest.mark.parametrize("fields", ARRANGEMENTS, ids=lambda fields: "-".join(fields) or "paper")
@@ -81,7 +87,7 @@ def test_beams_share_memory_and_entries_and_go_on_from_any_history(tiny):
 
 def test_scanned_blocks_equal_unrolled_ones(tiny):
     batch = make_batch([7, 5], [6, 4])
-    outputs = [tiny(unroll=unroll, num_layers=3) for unroll in (1, 3)]
+    outputs = [tiny(execution=ExecutionConfig(unroll=unroll), num_layers=3) for unroll in (1, 3)]
     one, three = (run(model, params, batch) for model, params in outputs)
     np.testing.assert_allclose(one, three, atol=2e-6)
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from jformer.models import ModelConfig, build_model, init_params
+from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
 from jformer.models.config import HeadConfig
 from jformer.models.initializers import bias_init, deepnorm, kernel_init, table_init
 
@@ -124,7 +124,17 @@ def test_deepnorm_of_six_and_six_layers():
 
 def drawn(**fields):
     """Return the initial parameters of a small model with layers big enough to measure."""
-    model = build_model(ModelConfig(vocab_size=8, d_model=64, d_ff=192, num_heads=4, num_layers=5, unroll=1, **fields))
+    model = build_model(
+        ModelConfig(
+            vocab_size=8,
+            d_model=64,
+            d_ff=192,
+            num_heads=4,
+            num_layers=5,
+            execution=ExecutionConfig(unroll=1),
+            **fields,
+        )
+    )
     return jax.device_get(jax.jit(functools.partial(init_params, model))(jax.random.key(0)))
 
 

@@ -1,0 +1,58 @@
+"""What is computed again changes nothing but memory."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
+
+FIELDS = {"vocab_size": 40, "num_layers": 2, "d_model": 16, "d_ff": 64, "num_heads": 4, "dropout": 0.1}
+
+
+def full_batch(vocabulary, rows, length):
+    """Return rows of random tokens without padding."""
+    tokens = np.random.default_rng(0).integers(4, vocabulary, (rows, length)).astype(np.int32)
+    ones, places = np.ones_like(tokens), np.broadcast_to(np.arange(length, dtype=np.int32), tokens.shape)
+    sides = {
+        f"{side}_{name}": x for side in ("source", "target") for name, x in (("segments", ones), ("positions", places))
+    }
+    arrays = {"source": tokens, "target_in": tokens, "row": np.arange(rows, dtype=np.int32)} | sides
+    return jax.tree.map(jnp.asarray, arrays)
+
+
+def loss_of(remat, unroll=0):
+    model = build_model(ModelConfig(**FIELDS, execution=ExecutionConfig(unroll=unroll, remat=remat)))
+    batch = full_batch(FIELDS["vocab_size"], rows=8, length=16)
+    params = jax.jit(functools.partial(init_params, model))(jax.random.key(0))
+
+    def loss(params):
+        logits = model.apply({"params": params}, batch, True, rngs={"dropout": jax.random.key(1)})
+        return jnp.square(logits).mean()
+
+    return loss, params
+
+
+def kept(remat):
+    """Return the bytes that wait for the backward pass."""
+    loss, params = loss_of(remat)
+    _, pull_back = jax.eval_shape(lambda p: jax.vjp(loss, p), params)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(pull_back))
+
+
+def test_less_is_kept_from_policy_to_policy():
+    none, dots, full = (kept(remat) for remat in ("none", "dots", "full"))
+    assert none > 1.5 * dots > 1.5**2 * full
+
+
+@pytest.mark.parametrize("unroll", [0, 1], ids=["unrolled", "scanned"])
+@pytest.mark.parametrize("remat", ["dots", "full"])
+def test_loss_and_gradient_stay_the_same(remat, unroll):
+    expected, gradient = jax.jit(jax.value_and_grad(loss_of("none")[0]))(loss_of("none")[1])
+    loss, params = loss_of(remat, unroll)
+    found, again = jax.jit(jax.value_and_grad(loss))(params)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    difference = jax.tree.map(lambda a, b: np.linalg.norm(a - b), again, gradient)
+    assert sum(jax.tree.leaves(difference)) <= 1e-5 * sum(np.linalg.norm(x) for x in jax.tree.leaves(gradient))
