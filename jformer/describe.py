@@ -22,7 +22,7 @@ from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.attention import choose_kernel
 from jformer.peak import known_peak
 from jformer.restore import build_task
-from jformer.run import build_optimizer
+from jformer.run import build_optimizer, check_rows
 from jformer.sharding import make_mesh
 from jformer.step import create_state, make_loss, make_train_step
 from jformer.tasks import Task, sized
@@ -112,8 +112,8 @@ def memory_line(config: Config, task: Task, model: ModelConfig) -> str:
     create = functools.partial(create_state, tx=tx, ema=bool(config.train.ema_decay))
     state = jax.eval_shape(lambda key: create(init_params(module, key)), jax.random.key(0))
     step = make_train_step(make_loss(module, task), tx, mesh, config.seed, config.train.ema_decay)
-    rows = shape.rows // _devices(config) // config.train.accumulation * config.train.accumulation
-    batch = abstract_batch(model, shape._replace(rows=rows), mesh, config.train.accumulation)
+    check_rows(config, _devices(config))
+    batch = abstract_batch(model, shape._replace(rows=shape.rows // _devices(config)), mesh, config.train.accumulation)
     return f"memory of it: {update_memory(step, state, batch)}"
 
 

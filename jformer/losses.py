@@ -36,20 +36,20 @@ def chunked_cross_entropy(
 ) -> Sums:
     """Return the sums of `cross_entropy(project(hidden), …)` without ever holding all logits [b t v].
 
-    They are made, judged and differentiated a few positions of all rows at a time. Their gradient is carried back at
-    once, to the hidden states and the parameters that `project` closes over, so that nothing the size of a vocabulary
-    waits for the backward pass and nothing is computed twice. Only the sum of `loss` has a gradient.
+    They are made, judged and differentiated a few positions of all rows at a time, at least one. Their gradient is
+    carried back at once, to the hidden states and the parameters that `project` closes over, so that nothing the size
+    of a vocabulary waits for the backward pass and nothing is computed twice. Only the sum of `loss` has a gradient.
     """
     b, t, _ = hidden.shape
     vocabulary = jax.eval_shape(project, hidden[:, :1]).shape[-1]
     length = min(max(CHUNK.get(jax.default_backend(), LARGE_CHUNK) // (b * vocabulary), 1), t)
     projects, params = _hoisted(project, hidden, (length, t % length))
 
-    def judge(h: Array, y: Array, w: Array) -> tuple[Sums, None]:
-        return cross_entropy(project(h), y, w, smoothing), None
-
     @jax.custom_vjp
     def total(hidden: Array, params: list[Array]) -> Sums:
+        def judge(h: Array, y: Array, w: Array) -> tuple[Sums, None]:
+            return cross_entropy(projects[h.shape[1]](h, *params), y, w, smoothing), None
+
         return _over_positions(judge, length, hidden, targets, weights)[0]
 
     def forward(hidden: Array, params: list[Array]) -> tuple[Sums, Any]:
@@ -63,7 +63,7 @@ def chunked_cross_entropy(
         return sums, (dh, dparams)
 
     def backward(saved: Any, slopes: Sums) -> Any:
-        return jax.tree.map(lambda x: x * slopes["loss"][0].astype(x.dtype), saved)
+        return jax.tree.map(lambda x: (x * slopes["loss"][0]).astype(x.dtype), saved)
 
     total.defvjp(forward, backward)
     return total(hidden, params)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Literal
 from jax.sharding import Mesh, NamedSharding
 
@@ -49,7 +50,7 @@ def update_memory(train_step: Any, state: TrainState, batch: Any) -> Memory:
     """
     (passes,) = _equations(train_step.trace(state, batch).jaxpr.jaxpr, "shard_map")
     parameters, optimizer, average = (_bytes(tree) for tree in (state.params, state.opt_state, state.ema))
-    return Memory(parameters, optimizer, average, parameters, max(map(peak_bytes, _programs(passes))), _bytes(batch))
+    return Memory(parameters, optimizer, average, parameters, max(map(peak_bytes, _programs(passes))), _part(batch))
 
 
 def abstract_batch(model: ModelConfig, shape: Shape, mesh: Mesh, accumulation: int = 1) -> dict[str, Any]:
@@ -157,6 +158,11 @@ def _equations(program: Any, name: str) -> Iterator[Any]:
 def _size(aval: Any, unrolled: bool = False) -> int:
     """Return the bytes of an array; from an unrolled loop XLA keeps, for a mask, the words it is compared from."""
     return aval.size * (4 if unrolled and aval.dtype == bool else aval.dtype.itemsize)
+
+
+def _part(batch: Any) -> int:
+    """Return the bytes of a batch that lie on one device."""
+    return sum(np.prod(x.sharding.shard_shape(x.shape), dtype=int) * x.dtype.itemsize for x in jax.tree.leaves(batch))
 
 
 def _bytes(tree: Any) -> int:

@@ -15,14 +15,14 @@ class Profile:
     def __init__(self, folder: Path, updates: range, say: Callable[[str], None]) -> None:
         """Trace `updates`, which are counted from 1 and may be none, into `folder`."""
         self._folder, self._updates, self._say = folder, updates, say
-        self._tracing = False
+        self._traced: list[int] = []  # updates of the trace that is being made
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Write the trace of a run that ends before the last of its traced updates."""
-        if self._tracing:
+        if self._traced:
             self._stop()
 
     @contextlib.contextmanager
@@ -30,14 +30,15 @@ class Profile:
         """Trace what is done here if update `number` is one of those asked for.
 
         The devices are waited for, by way of the newest `state()`, before the first of them and after the last, so a
-        trace holds the whole of them and nothing of their neighbours.
+        trace holds the whole of them; and whatever the loop does between them, such as validation.
         """
         if number not in self._updates:
             yield
             return
-        if not self._tracing:
+        if not self._traced:
             jax.block_until_ready(state())
             self._start()
+        self._traced.append(number)
         with jax.profiler.StepTraceAnnotation("update", step_num=number):
             yield
         if number == self._updates[-1]:
@@ -48,9 +49,9 @@ class Profile:
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # every call of Python would drown what the devices do
         jax.profiler.start_trace(self._folder, profiler_options=options)
-        self._tracing = True
 
     def _stop(self) -> None:
-        self._tracing = False
+        first, last = self._traced[0], self._traced[-1]
+        self._traced = []
         jax.profiler.stop_trace()
-        self._say(f"trace of updates {self._updates[0]} to {self._updates[-1]}: {self._folder}")
+        self._say(f"trace of updates {first} to {last}: {self._folder}")

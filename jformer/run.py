@@ -114,13 +114,18 @@ def build(config: Config, workdir: Path) -> Run:
 def open_mesh(config: Config) -> Mesh:
     """Return the mesh, or UserError where a batch's rows would not divide evenly over it."""
     mesh = make_mesh(config.mesh.data)
-    parts = mesh.size * config.train.accumulation
+    check_rows(config, mesh.size)
+    return mesh
+
+
+def check_rows(config: Config, devices: int) -> None:
+    """Raise UserError where the rows of a batch cannot be dealt evenly to devices and microbatches."""
+    parts = devices * config.train.accumulation
     if config.data.row_multiple % parts:
         raise UserError(
-            f"data.row_multiple={config.data.row_multiple} must be a multiple of {parts}: {mesh.size} devices times "
+            f"data.row_multiple={config.data.row_multiple} must be a multiple of {parts}: {devices} devices times "
             f"train.accumulation={config.train.accumulation}; raise it, or set mesh.data"
         )
-    return mesh
 
 
 def open_data(config: Config, task: Task, workdir: Path, resumed: bool) -> Data:

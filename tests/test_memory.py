@@ -87,6 +87,7 @@ def test_classes_of_memory_are_told_apart():
     assert 2 * count <= one.optimizer < 2 * count + 100  # and counters
     four = update_memory(*update(model, shape, make_mesh(4)))
     assert four.average == 0
+    assert four.batch == one.batch / 4
     assert four.activations < 0.3 * one.activations
     assert str(four).startswith(f"{sum(four) / 2**20:,.1f} MiB a device: parameters {count / 2**20:,.1f}, optimizer ")
     assert "average" not in str(four)

@@ -23,7 +23,7 @@ def test_a_run_that_begins_or_ends_among_them_traces_those_it_has(tmp_path):
         for number in (4, 5):
             with profile.update(number, lambda: states[-1]):
                 states.append(step(states[-1]))
-    assert said == [f"trace of updates 3 to 8: {tmp_path}"]
+    assert said == [f"trace of updates 4 to 5: {tmp_path}"]
     assert [event.get("name") for event in trace_events(tmp_path)].count("update") == 2
 
 

@@ -92,7 +92,7 @@ def bucket_shapes(
     Examples are ordered by their longer side; a dynamic program cuts that order where the sum over both sides of
     padded lengths is smallest. From there the limits of both sides move on their own, a token at a time, as long as an
     epoch computes fewer positions: that counts batches, so also what joins a longer shape and what stays empty.
-    A batch has as many rows as its `tokens` hold of its longer side.
+    A batch has as many rows as its `tokens` hold of its longer side. The weights of a mixture are not looked at.
     """
     longest = (int(source.max()), int(target.max()))
     shape_of(*longest, tokens, row_multiple, LIMITS)  # refuses what the longest would not fit
