@@ -2,8 +2,8 @@
 
 The loop is timed against the bare updates on batches that lie on the device, in turns of `--steps` each; saving by how
 long it keeps the loop from going on; the first update, on a small corpus with a table of 8,000 rows, from the start
-of the process until its row is written, with nothing kept from earlier runs (neither tokens nor compiled programs), then
-again.
+of the process until its row is written, with nothing kept from earlier runs (neither tokens nor compiled programs),
+then again.
 
 Command:  python -m experiments.host_overhead [--size=base|tiny] [--steps=10] [--turns=3] [--nostart]
 """
