@@ -46,27 +46,27 @@ def chunked_cross_entropy(
     projects, params = _hoisted(project, hidden, (length, t % length))
 
     @jax.custom_vjp
-    def total(hidden: Array, params: list[Array]) -> Sums:
+    def total(hidden: Array, params: list[Array], *labels: Array) -> Sums:
         def judge(h: Array, y: Array, w: Array) -> tuple[Sums, None]:
             return cross_entropy(projects[h.shape[1]](h, *params), y, w, smoothing), None
 
-        return _over_positions(judge, length, hidden, targets, weights)[0]
+        return _over_positions(judge, length, hidden, *labels)[0]
 
-    def forward(hidden: Array, params: list[Array]) -> tuple[Sums, Any]:
+    def forward(hidden: Array, params: list[Array], *labels: Array) -> tuple[Sums, Any]:
         def differentiate(h: Array, y: Array, w: Array) -> tuple[Any, Array]:
             logits, pull_back = jax.vjp(projects[h.shape[1]], h, *params)
             sums, slope = _sums_and_slope(logits, y, w, smoothing)
             dh, *dparams = pull_back(slope.astype(logits.dtype))
             return (sums, dparams), dh
 
-        (sums, dparams), dh = _over_positions(differentiate, length, hidden, targets, weights)
+        (sums, dparams), dh = _over_positions(differentiate, length, hidden, *labels)
         return sums, (dh, dparams)
 
     def backward(saved: Any, slopes: Sums) -> Any:
-        return jax.tree.map(lambda x: (x * slopes["loss"][0]).astype(x.dtype), saved)
+        return *jax.tree.map(lambda x: (x * slopes["loss"][0]).astype(x.dtype), saved), None, None
 
     total.defvjp(forward, backward)
-    return total(hidden, params)
+    return total(hidden, params, targets, weights)
 
 
 def _sums_and_slope(logits: Array, targets: Array, weights: Array, smoothing: float) -> tuple[Sums, Array]:

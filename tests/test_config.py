@@ -252,6 +252,7 @@ ALLOWED = {
     "data.dir", "data.cache_dir", "data.test",
     "evaluate.weights", "evaluate.average_last", "evaluate.scores", "evaluate.tokenize", "evaluate.lowercase",
     *(f"decode.{field.name}" for field in dataclasses.fields(configs.DecodeConfig)), "mesh.data",
+    "model.execution.remat", "model.execution.unroll",
 }  # fmt: skip
 
 
