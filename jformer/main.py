@@ -63,7 +63,8 @@ def run(options: flags.FlagValues, config: Config) -> int:
 
         print(describe(config, workdir if options.workdir else None))
         return 0
-    keep_freed_memory()
+    if options.mode == "train":
+        keep_freed_memory()
     keep_compiled(config)
     if options.mode == "predict":
         from jformer.stream import predict_file
