@@ -31,6 +31,7 @@ import sacrebleu
 from absl import app, flags, logging
 
 from experiments.decode_worker import THREADS
+from experiments.worker import ROOT, Worker
 from jformer import config as configs
 from jformer.checkpoint import Checkpoints
 from jformer.config import Config, default_config, resolve
@@ -62,7 +63,6 @@ ONE = flags.DEFINE_bool("one", False, "Time one sentence at a time instead.")
 LONG = flags.DEFINE_bool("long", False, "Time 64 sentences with long outputs instead.")
 
 VOCABULARY, TOKENS = 10_000, 15
-ROOT = Path(__file__).parents[1]
 MUST = {  # the least times a peer's speed, by size, beam and peer
     ("tiny", 1): {"transformers": 3.0, "ctranslate2": 4.0},
     ("tiny", 5): {"transformers": 6.0, "ctranslate2": 2.5},
@@ -84,26 +84,14 @@ class Work:
     size: str
 
 
-class Side:
+class Side(Worker):
     """A worker that runs passes when asked."""
 
     def __init__(self, name: str, python: str, told: dict[str, Any]) -> None:
         cores = sorted(os.sched_getaffinity(0))[:THREADS]
-        command = ["taskset", "-c", ",".join(map(str, cores)), python, str(ROOT / "experiments/decode_worker.py")]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-        self.process = subprocess.Popen(
-            [*command, name.partition(" ")[0]], stdin=-1, stdout=-1, text=True, env=environment
-        )
+        worker = [python, str(ROOT / "experiments/decode_worker.py"), name.partition(" ")[0]]
+        super().__init__(["taskset", "-c", ",".join(map(str, cores)), *worker])
         self.versions = self.ask(told)
-
-    def ask(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Send a line and return the answer to it."""
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.write(json.dumps(asked) + "\n")
-        self.process.stdin.flush()
-        if not (line := self.process.stdout.readline()):
-            raise SystemExit(f"{' '.join(map(str, self.process.args))} ended: what it printed says why")  # type: ignore[arg-type]
-        return json.loads(line)
 
 
 def main(argv: list[str]) -> None:

@@ -36,6 +36,7 @@ from jformer.config import Config
 from jformer.data.features import Arrays, Rows, sequence_to_sequence
 from jformer.data.pipeline import Batches
 from jformer.data.plan import Shape
+from jformer.flops import Work, batch_work, total
 from jformer.restore import build_task
 from jformer.run import Data, build, build_optimizer, open_data
 from jformer.train import train
@@ -80,7 +81,8 @@ def run_side(side: str, config: Config, workdir: Path, tokens: int, packed_lengt
     config = changed(config, data=data, train={"eval_every": 0, "patience": 0}, evaluate={"weights": "last"})
     opened = open_data(config, build_task(config), workdir, resumed=False)
     batches = our_batches(opened.batches) if side == batching else plain_batches(config, opened, side == "rounded")
-    updates, seen, computed, shapes = needed(batches, tokens)
+    texts, rows, shapes = needed(batches, tokens)
+    updates, real = len(texts), total(texts)
     train_options = {"num_steps": updates, "checkpoint_every": updates, "log_every": min(updates, 50)}
     config = changed(config, train=train_options, optim={"warmup_steps": min(config.optim.warmup_steps, updates)})
     configs.save(config, workdir / "config.json")  # a run that was stopped before its first update: text is at hand
@@ -100,8 +102,8 @@ def run_side(side: str, config: Config, workdir: Path, tokens: int, packed_lengt
         "seconds": time.perf_counter() - began,
         "compiling": sum(compiling),
         "updates": updates,
-        "tokens": seen["target"],
-        "efficiency": sum(seen.values()) / computed,
+        "tokens": real.target,
+        "efficiency": real.tokens / total(rows).tokens,
         "shapes": shapes,
     }
 
@@ -112,17 +114,17 @@ def changed(config: Config, **sections: dict[str, Any]) -> Config:
     return dataclasses.replace(config, **replaced)
 
 
-def needed(batches: Iterator[Arrays], tokens: int) -> tuple[int, dict[str, int], int, int]:
-    """Return how many batches hold the target tokens, their real tokens and positions, and their shapes."""
-    updates, computed, seen, shapes = 0, 0, {"source": 0, "target": 0}, set()
-    while seen["target"] < tokens:
-        sides = {side: next_batch[f"{side}_segments"] for next_batch in [next(batches)] for side in seen}
-        for side, segments in sides.items():
-            seen[side] += int((segments > 0).sum())
-            computed += segments.size
-        shapes.add(tuple(segments.shape for segments in sides.values()))
-        updates += 1
-    return updates, seen, computed, len(shapes)
+def needed(batches: Iterator[Arrays], tokens: int) -> tuple[list[Work], list[Work], int]:
+    """Return the work of the texts and of the rows of so many batches as hold the target tokens, and their shapes."""
+    texts, rows, shapes, seen = [], [], set(), 0
+    while seen < tokens:
+        batch = next(batches)
+        of_texts, of_rows = batch_work(batch)
+        texts.append(of_texts)
+        rows.append(of_rows)
+        shapes.add((batch["source"].shape, batch["target_out"].shape))
+        seen += of_texts.target
+    return texts, rows, len(shapes)
 
 
 def our_batches(batches: Batches) -> Iterator[Arrays]:

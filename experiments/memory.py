@@ -7,7 +7,7 @@ Command:  python -m experiments.memory [--sizes=tiny,base] [--dtypes=float32,bfl
           [--length=32] [--vocabulary=8000] [--remat=none,full]
 """
 
-import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,11 +17,10 @@ from absl import app, flags
 from jformer.config import Config, default_config, resolve
 from jformer.data.plan import Shape
 from jformer.memory import Memory, abstract_batch, update_memory
-from jformer.models import ModelConfig, build_model, init_params
+from jformer.models import ModelConfig, build_model
 from jformer.restore import build_task
-from jformer.run import build_optimizer
+from jformer.run import abstract_update
 from jformer.sharding import make_mesh
-from jformer.step import create_state, make_loss, make_train_step
 
 SIZES = flags.DEFINE_list("sizes", ["tiny", "base"], "Presets transformer_SIZE.")
 DTYPES = flags.DEFINE_list("dtypes", ["float32", "bfloat16"], "Of activations.")
@@ -33,11 +32,9 @@ REMAT = flags.DEFINE_list("remat", ["none"], "Values of model.execution.remat.")
 
 def compare(config: Config, model: ModelConfig, shape: Shape) -> tuple[Memory, int]:
     """Return the predicted memory of one update and the bytes that the compiler needs."""
-    module, mesh = build_model(model), make_mesh(1)
-    _, tx = build_optimizer(config, module)
-    create = functools.partial(create_state, tx=tx, ema=False)
-    state: Any = jax.eval_shape(lambda key: create(init_params(module, key)), jax.random.key(0))
-    step: Any = make_train_step(make_loss(module, build_task(config)), tx, mesh, seed=0)
+    mesh = make_mesh(1)
+    step: Any
+    step, state = abstract_update(config, build_task(config), build_model(model), mesh)
     batch = abstract_batch(model, shape, mesh)
     found: Any = step.trace(state, batch).lower().compile().memory_analysis()
     sizes = (found.argument_size_in_bytes, found.output_size_in_bytes, found.temp_size_in_bytes)
@@ -49,23 +46,16 @@ def main(argv: Sequence[str]) -> None:
     del argv
     print(f"jax {jax.__version__}, {jax.devices()[0].device_kind}, rows of {LENGTH.value} + {LENGTH.value} tokens")
     print(f"{'model':<30}{'rows':>6}{'predicted':>14}{'compiled':>14}{'ratio':>8}")
-    for size in SIZES.value:
-        for dtype in DTYPES.value:
-            for remat in REMAT.value:
-                config = default_config(f"transformer_{size}")
-                config.model.update(dtype=dtype)
-                config.model.execution.remat = remat
-                resolved = resolve(config)
-                model = resolved.model.with_vocabulary(VOCABULARY.value, VOCABULARY.value)
-                for tokens in map(int, TOKENS.value):
-                    shape = Shape(tokens // LENGTH.value, LENGTH.value, LENGTH.value)
-                    memory, compiled = compare(resolved, model, shape)
-                    cells = [f"{each / 2**20:,.1f} MiB" for each in (sum(memory), compiled)]
-                    name = " ".join((size, dtype, remat))
-                    print(
-                        f"{name:<30}{shape.rows:>6}{cells[0]:>14}{cells[1]:>14}{sum(memory) / compiled:>8.3f}",
-                        flush=True,
-                    )
+    cases = itertools.product(SIZES.value, DTYPES.value, REMAT.value, map(int, TOKENS.value))
+    for size, dtype, remat, tokens in cases:
+        settings = default_config(f"transformer_{size}")
+        settings.model.dtype, settings.model.execution.remat = dtype, remat
+        config = resolve(settings)
+        model = config.model.with_vocabulary(VOCABULARY.value, VOCABULARY.value)
+        shape = Shape(tokens // LENGTH.value, LENGTH.value, LENGTH.value)
+        memory, compiled = compare(config, model, shape)
+        cells = "".join(f"{f'{each / 2**20:,.1f} MiB':>14}" for each in (sum(memory), compiled))
+        print(f"{size + ' ' + dtype + ' ' + remat:<30}{shape.rows:>6}{cells}{sum(memory) / compiled:>8.3f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -26,9 +26,10 @@ from typing import Any
 import numpy as np
 from absl import app, flags
 
-from experiments.speed_race import Side, machine, print_table, race
+from experiments.speed_race import Side, machine, race
 from experiments.speed_shapes import LENGTH, SIZES, make_batch, model_config, step_products
 from jformer.flops import batch_work, update_flops
+from jformer.metrics import aligned
 from jformer.models import ModelConfig
 
 SIZE = flags.DEFINE_enum("size", "tiny", list(SIZES), "Which model.")
@@ -89,7 +90,8 @@ def compare(folder: Path) -> None:
     tokens, flops = int(batch["weights"].sum()), update_flops(model, batch_work(batch)[1])
     heads = ["side", "ms a step", "quartiles", "cores", "tokens/s", "GFLOP/s", "jformer takes", "must", "aim"]
     heads += ["loss", "parameters", "s to the first step's end"]
-    print_table([heads, *(row(kind, dtype, sides[dtype], tokens, flops) for dtype in sides for kind in kinds)])
+    rows = [row(kind, dtype, sides[dtype], tokens, flops) for dtype in sides for kind in kinds]
+    print(*aligned([heads, *rows], len(heads)), sep="\n")
     print(*(f"failed: {side.facts['error']}\n" for side in each if "error" in side.facts), sep="", end="")
     idle = max(max(side.timed("idle"), default=0.0) for side in each)
     biases = 4 * model.d_model * (model.num_layers + 2 * model.decoder_layers)
@@ -155,7 +157,7 @@ def grow(folder: Path) -> None:
         more = f"{(size - before[1]) / (tokens - before[0]):,.0f}" if before else ""
         cells.append([*line, f"{size / 1e6:,.0f}", more])
         before = tokens, size
-    print_table(cells)
+    print(*aligned(cells, len(cells[0])), sep="\n")
     each = [side.median / tokens for tokens, side in sides.items()]
     print(f"the dearest token takes {max(each) / min(each) - 1:.0%} longer than the cheapest, must be at most 15 %")
 

@@ -1,6 +1,5 @@
 """Processes that take steps in turns, for experiments/speed.py, and where they ran. What they compute is not here."""
 
-import json
 import os
 import platform
 import statistics
@@ -10,35 +9,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from experiments.worker import ROOT, Worker
+
 LOAD = os.getloadavg()[0]
 UNTIMED = 2  # steps before the first timed one
 REST = 0.3  # seconds between turns: threads that spin after their work come to rest
 FEATURES = ("amx_bf16", "avx512_bf16", "avx512_vnni", "avx512f", "avx2")
 
 
-class Side:
+class Side(Worker):
     """A worker that takes a step when asked, and what it has told so far."""
 
     def __init__(self, kind: str, python: str, told: dict[str, Any], keep: bool) -> None:
         name, _, compiled = kind.partition(" ")
         command = [python, "-m", "experiments.speed_worker", name, *(["keep"] if keep else [])]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-        self.process = subprocess.Popen(command, cwd=ROOT, stdin=-1, stdout=-1, text=True, env=environment)
+        super().__init__(command)
         self.steps: list[dict[str, float]] = []
         began = time.perf_counter()
         self.facts = self.ask({**told, "compiled": bool(compiled)})
         self.step()
         self.ready = time.perf_counter() - began  # seconds to the end of the first step
-
-    def ask(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Send a line and return the answer to it."""
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.write(json.dumps(asked) + "\n")
-        self.process.stdin.flush()
-        if not (line := self.process.stdout.readline()):
-            raise SystemExit(f"{' '.join(map(str, self.process.args))} ended: what it printed says why")  # type: ignore[arg-type]
-        return json.loads(line)
 
     def step(self) -> None:
         """Take a step, if it still can."""
@@ -52,12 +42,6 @@ class Side:
     def timed(self, name: str) -> list[float]:
         """Return a figure of every timed step."""
         return [step[name] for step in self.steps[UNTIMED:]]
-
-    def close(self) -> None:
-        """Let it end."""
-        assert self.process.stdin
-        self.process.stdin.close()
-        self.process.wait()
 
     @property
     def median(self) -> float:
@@ -97,10 +81,3 @@ def machine(sides: Sequence[Side]) -> str:
         f"{', '.join(f'{name} {text}' for name, text in versions.items())}; malloc {tunables}; "
         f"commit {commit}{' and changes to it' if changed else ''}"
     )
-
-
-def print_table(cells: Sequence[Sequence[str]]) -> None:
-    """Print rows of cells, the columns aligned."""
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for line in cells:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

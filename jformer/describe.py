@@ -18,13 +18,13 @@ from jformer.data.tokenizers import NUM_SYMBOLS
 from jformer.data.vocabularies import load_tokenizers
 from jformer.flops import forward_flops, text_work, update_flops, work_of
 from jformer.memory import abstract_batch, update_memory
+from jformer.metrics import aligned
 from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.attention import choose_kernel
 from jformer.peak import known_peak
 from jformer.restore import build_task
-from jformer.run import build_optimizer, check_rows
+from jformer.run import abstract_update, check_rows
 from jformer.sharding import make_mesh
-from jformer.step import create_state, make_loss, make_train_step
 from jformer.tasks import Task, sized
 
 ASSUMED_CLASSES = 2
@@ -52,7 +52,7 @@ def describe(config: Config, workdir: Path | None = None) -> str:
     cells += [["total", "", f"{total:,}", f"{1:.1%}"]]
     lines = [summary(config), *_size_lines(config, model, task, saved), kernel_line(model, jax.default_backend())]
     lines += [*update_lines(config, model), memory_line(config, task, model)]
-    return "\n".join([*lines, "", *_aligned(cells, 2), "", *_aligned(flops_table(config, model), 1)])
+    return "\n".join([*lines, "", *aligned(cells, 2), "", *aligned(flops_table(config, model), 1)])
 
 
 def summary(config: Config) -> str:
@@ -107,12 +107,9 @@ def update_lines(config: Config, model: ModelConfig) -> Iterator[str]:
 
 def memory_line(config: Config, task: Task, model: ModelConfig) -> str:
     """Say what the same update takes of a device's memory."""
-    shape, module, mesh = full_shape(config), build_model(model), make_mesh(1)
-    _, tx = build_optimizer(config, module)
-    create = functools.partial(create_state, tx=tx, ema=bool(config.train.ema_decay))
-    state = jax.eval_shape(lambda key: create(init_params(module, key)), jax.random.key(0))
-    step = make_train_step(make_loss(module, task), tx, mesh, config.seed, config.train.ema_decay)
     check_rows(config, _devices(config))
+    shape, mesh = full_shape(config), make_mesh(1)
+    step, state = abstract_update(config, task, build_model(model), mesh)
     batch = abstract_batch(model, shape._replace(rows=shape.rows // _devices(config)), mesh, config.train.accumulation)
     return f"memory of it: {update_memory(step, state, batch)}"
 
@@ -184,15 +181,3 @@ def _parts(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
             yield from _parts(part, (*path, name))
     else:
         yield "/".join(path), tree
-
-
-def _aligned(cells: list[list[str]], left: int) -> list[str]:
-    """Set a table: the first `left` columns to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in cells
-    ]

@@ -81,20 +81,25 @@ def score_table(results: Mapping[str, Any]) -> str:
     columns = {key: _cells(scores) for key, scores in sets.items()}
     labels = list(dict.fromkeys(label for cells in columns.values() for label in cells))
     rows = [["", *columns], *([label, *(cells.get(label, "-") for cells in columns.values())] for label in labels)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in rows
-    ]
     signatures = {
         f"{name}: {score['signature']}": None
         for scores in sets.values()
         for name, score in scores.items()
         if "signature" in score
     }
-    return "\n".join([*lines, *signatures])
+    return "\n".join([*aligned(rows, 1), *signatures])
+
+
+def aligned(cells: Sequence[Sequence[str]], left: int) -> list[str]:
+    """Return the lines of a table: its first `left` columns to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    ]
 
 
 def _metric(name: str, tokenize: str, lowercase: bool) -> Any:

@@ -168,6 +168,14 @@ def build_optimizer(config: Config, model: Any) -> tuple[optim.Schedule, Any]:
     return schedule, optim.make_optimizer(o.optimizer, schedule, names, **adam, clip_norm=o.clip_norm, freeze=freeze)
 
 
+def abstract_update(config: Config, task: Task, model: Any, mesh: Mesh) -> tuple[Callable, Any]:
+    """Return the compiled update of a run and the shapes of its state; nothing is allocated."""
+    _, tx = build_optimizer(config, model)
+    create = functools.partial(create_state, tx=tx, ema=bool(config.train.ema_decay))
+    state = jax.eval_shape(lambda key: create(init_params(model, key)), jax.random.key(0))
+    return make_train_step(make_loss(model, task), tx, mesh, config.seed, config.train.ema_decay), state
+
+
 def open_state(
     config: Config,
     mesh: Mesh,

@@ -25,7 +25,7 @@ print(faults(), faults())
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc's options")
+@pytest.mark.skipif(sys.platform != "linux", reason="sets options of glibc, which Linux has; .ci/run tests them there")
 def test_the_second_large_block_takes_no_new_pages():
     def count(kept):
         program = PROGRAM.format(kept=kept)

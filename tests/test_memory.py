@@ -7,17 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jformer import optim
+from jformer.config import resolve
 from jformer.data import features
-from jformer.data.config import DataConfig
 from jformer.data.corpus import Tokens
 from jformer.data.plan import Shape
 from jformer.memory import abstract_batch, peak_bytes, update_memory
-from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
+from jformer.models import ExecutionConfig, ModelConfig, build_model
 from jformer.models.config import HeadConfig, VisionConfig
+from jformer.restore import build_task
+from jformer.run import abstract_update
 from jformer.sharding import make_mesh, put_batch
-from jformer.step import create_state, make_loss, make_train_step
-from jformer.tasks import TASKS
 
 KIB = 1_024  # a float32 array of 16 x 16
 
@@ -50,13 +49,8 @@ def test_a_loop_keeps_its_results_beside_what_its_body_makes():
 
 def update(model, shape, mesh, *, ema=False):
     """Return the compiled update of a translation model, and what it reads, as shapes."""
-    module = build_model(model)
-    task = TASKS["translate"](DataConfig(), label_smoothing=0.1, scores=(), tokenize="none", lowercase=False)
-    schedule = optim.make_schedule("constant", 1e-3, 1, 10, model.d_model)
-    adam = {"b1": 0.9, "b2": 0.98, "epsilon": 1e-9, "weight_decay": 0.0, "clip_norm": 1.0}
-    tx = optim.make_optimizer("adam", schedule, None, **adam)
-    state = jax.eval_shape(lambda key: create_state(init_params(module, key), tx, ema), jax.random.key(0))
-    return make_train_step(make_loss(module, task), tx, mesh, 0), state, abstract_batch(model, shape, mesh)
+    config = resolve({"train": {"ema_decay": 0.9 if ema else 0.0}})
+    return *abstract_update(config, build_task(config), build_model(model), mesh), abstract_batch(model, shape, mesh)
 
 
 SMALL = {"vocab_size": 60, "target_vocab_size": 60, "num_layers": 2, "d_model": 32, "d_ff": 64, "num_heads": 2}

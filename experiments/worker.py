@@ -1,0 +1,33 @@
+"""A process of its own that answers a line of JSON with a line of JSON; what it is asked is not known here."""
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+
+class Worker:
+    """A running command that finds this project, and no device but the CPU."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+        self.process = subprocess.Popen(command, cwd=ROOT, stdin=-1, stdout=-1, text=True, env=environment)
+
+    def ask(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Send a line and return the answer to it."""
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(json.dumps(asked) + "\n")
+        self.process.stdin.flush()
+        if not (line := self.process.stdout.readline()):
+            raise SystemExit(f"{' '.join(map(str, self.process.args))} ended: what it printed says why")  # type: ignore[arg-type]
+        return json.loads(line)
+
+    def close(self) -> None:
+        """Let it end."""
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait()
