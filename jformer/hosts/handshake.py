@@ -1,0 +1,42 @@
+"""What must be the same in all processes of a run, and the sentence about what is not."""
+
+import hashlib
+import platform
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from jformer.errors import UserError
+
+LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "sentencepiece")
+PACKAGE = Path(__file__).parents[1]
+FEW = 4  # values, and processes of a value, that are listed
+LOCAL = ("config.data.cache_dir",)  # every machine may have its own
+
+
+def software() -> dict[str, str]:
+    """Return what this process is made of: Python, libraries, and our own source."""
+    source = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        source.update(f"{path.relative_to(PACKAGE)}\0".encode() + path.read_bytes())
+    versions = {name: version(name) for name in LIBRARIES}
+    return {"python": platform.python_version(), **versions, "jformer's source": source.hexdigest()[:16]}
+
+
+def refuse_differences(fields: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    """Raise UserError naming the first field whose values differ between processes, the values and the processes."""
+    for field in dict.fromkeys(field for each in fields for field in each):
+        if field in LOCAL:
+            continue
+        groups: dict[str, list[int]] = {}
+        for process, each in enumerate(fields):
+            groups.setdefault(repr(each.get(field)), []).append(process)
+        if len(groups) > 1:
+            listed = "; ".join(f"{value} on {_listed(members, names)}" for value, members in [*groups.items()][:FEW])
+            raise UserError(f"the processes differ in {field}: {listed}; start the same command, code and data for all")
+
+
+def _listed(processes: Sequence[int], names: Sequence[str]) -> str:
+    listed = ", ".join(f"{i} ({names[i]})" for i in processes[:FEW]) + (", …" if len(processes) > FEW else "")
+    return f"process {listed}"

@@ -1,0 +1,77 @@
+"""Who stands still? Judged from what every process says of itself; nothing is sent and nobody is ended here.
+
+All processes of a run pass the same places in the same order: update 1, update 2, validation, … So who has passed
+fewer places than another is the one that is waited for, and it is slow as long as it makes progress, else stuck.
+"""
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+LEAST = 60.0  # seconds that a process may stand still
+MEDIANS = 10  # or so many times as long as an update takes
+BUSY = 0.02  # the share of a core from which a process counts as at work
+ENOUGH = 5  # updates that tell how long one takes
+RECENT = 100
+
+
+class Standing(NamedTuple):
+    """Where a process is, as it says itself."""
+
+    passed: int = 0  # places reached so far
+    place: str = "the start"
+    steady: bool = False  # a place that takes no longer than the ones of its kind before it
+    idle: float = 0.0  # seconds without progress, when it said so
+
+
+class Pace:
+    """A process's own account of where it is and since when nothing goes on there.
+
+    At a steady place nothing but the next place is progress. Elsewhere a busy processor is, too: compiling, learning a
+    tokenizer or scoring may take any time.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, used: Callable[[], float] = time.process_time):
+        self._clock, self._used = clock, used
+        self._here = Standing()
+        self._progress = self._looked = clock()
+        self._processor = used()
+        self._times: deque[float] = deque(maxlen=RECENT)  # seconds between steady places
+
+    def reach(self, place: str, steady: bool) -> None:
+        """Note that the next place is reached."""
+        now = self._clock()
+        if steady and self._here.steady:
+            self._times.append(now - self._progress)
+        self._here = Standing(self._here.passed + 1, place, steady)
+        self._progress = now
+
+    def standing(self) -> Standing:
+        """Return where the process is now."""
+        now, used, here = self._clock(), self._used(), self._here
+        if not here.steady and used - self._processor > BUSY * (now - self._looked):
+            self._progress = max(self._progress, now)
+        self._looked, self._processor = now, used
+        return here._replace(idle=now - self._progress)
+
+    @property
+    def median(self) -> float:
+        """Return the seconds of an update; 0 before some have been seen."""
+        return statistics.median(tuple(self._times)) if len(self._times) >= ENOUGH else 0.0
+
+    def limit(self, seconds: float) -> float:
+        """Return the seconds that a process may stand still, where the user asked for `seconds` (0 = for none)."""
+        return seconds or max(LEAST, MEDIANS * self.median)
+
+
+def waited_for(standings: Sequence[Standing], longer: float) -> list[int]:
+    """Return the processes that all are waiting for, if nobody has made progress for longer than so many seconds.
+
+    Those are the ones that passed the fewest places. That may be all of them: then nobody knows who is stuck.
+    """
+    if min(standing.idle for standing in standings) <= longer:
+        return []
+    fewest = min(standing.passed for standing in standings)
+    return [i for i, standing in enumerate(standings) if standing.passed == fewest]
