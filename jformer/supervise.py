@@ -1,0 +1,194 @@
+"""Keep a run going: start jformer.main as one process or several, and all of them again when one fails.
+
+python -m jformer.supervise [--processes=N] [--devices=D] [--logs=DIR] [--retries=R] [--grace=S] [--pause=S]
+                            [--state=FILE] -- ARGUMENTS OF jformer.main
+
+Several processes are told where they meet; one is not. Exit codes 0 (done), 2 (a mistake that no restart mends) and all
+after a request to stop are final. After any other the same command runs again, until it has failed more than R times
+without a new checkpoint in between. Knows nothing of what the processes do and imports no JAX: the devices are theirs.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from etils import epath
+
+DONE, MISTAKE = 0, 2
+LOOK = 0.1  # seconds between looks at the processes
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Return the exit code of the last attempt."""
+    options = parse(sys.argv[1:] if argv is None else argv)
+    group = Group(options)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup wants it
+            signal.signal(number, group.stop)
+    return supervise(group, options)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the options; end the process with exit code 2 where they are wrong."""
+    parser = argparse.ArgumentParser("jformer.supervise", allow_abbrev=False)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--devices", type=int, help="virtual CPU devices of each process")
+    parser.add_argument("--logs", type=Path, help="folder of process-I.log; that of process 0 is shown as well")
+    parser.add_argument("--retries", type=int, default=5, help="restarts without a new checkpoint in between")
+    parser.add_argument("--grace", type=float, default=30, help="seconds for the others to end, once one has failed")
+    parser.add_argument("--pause", type=float, default=2, help="seconds before a restart")
+    parser.add_argument("--state", type=Path, help="file that says how the run stands")
+    parser.add_argument("arguments", nargs="+", help="of jformer.main")
+    return parser.parse_args(argv)
+
+
+def supervise(group: "Group", options: argparse.Namespace) -> int:
+    """Run the group until its end is final; say how it stands, also in the file `state`."""
+
+    def tell(text: str) -> None:
+        print(f"supervise: {text}", file=sys.stderr, flush=True)
+        if options.state:
+            options.state.write_text(f"{socket.gethostname()}: {text}\n")
+
+    tell("running")
+    failures, before = 0, newest_checkpoint(options.arguments)
+    while (code := group.run()) not in (DONE, MISTAKE) and not group.asked:
+        after = newest_checkpoint(options.arguments)
+        failures = failures + 1 if after == before else 1
+        before = after
+        if failures > options.retries:
+            tell(f"gave up: exit code {code}, and no new checkpoint since {options.retries} restarts")
+            return code
+        tell(f"running again after exit code {code} (restart {failures} of {options.retries})")
+        time.sleep(options.pause)
+    tell({DONE: "done", MISTAKE: "mistake, see the log"}.get(code, "stopped as told"))
+    return code
+
+
+def newest_checkpoint(arguments: Sequence[str]) -> int:
+    """Return the step of the newest complete checkpoint in the arguments' workdir, wherever that is; or -1."""
+    workdirs = [argument.partition("=")[2] for argument in arguments if argument.startswith("--workdir=")]
+    try:
+        found = [path for workdir in workdirs for path in epath.Path(workdir).glob("checkpoints/*/commit_success.txt")]
+    except Exception as error:  # storage that is away for a moment must not end the supervisor
+        print(f"supervise: cannot look for checkpoints: {error}", file=sys.stderr, flush=True)
+        return -1
+    return max((int(path.parent.name) for path in found), default=-1)
+
+
+class Group:
+    """The processes of a run: they live and die together."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        """Nothing is started before `run`."""
+        self.asked = False  # to stop
+        self._options = options
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        """Ask all processes to save and end; asked again, end them."""
+        for process in self._processes:
+            send(process, signal.SIGKILL if self.asked else signal.SIGTERM)
+        self.asked = True
+
+    def run(self) -> int:
+        """Run all processes to their end; return 0, 2 if one ended so, or else the code of the first to fail."""
+        if self.asked:
+            return 128 + signal.SIGTERM
+        with contextlib.ExitStack() as files:
+            logs: list[IO[bytes]] = []
+            shown: IO[bytes] | None = None
+            if self._options.logs:
+                self._options.logs.mkdir(parents=True, exist_ok=True)
+                paths = [self._options.logs / f"process-{i}.log" for i in range(self._options.processes)]
+                logs = [files.enter_context(path.open("ab")) for path in paths]
+                shown = files.enter_context(paths[0].open("rb"))
+                shown.seek(0, os.SEEK_END)
+            self._processes = start(self._options, logs)
+            for process in self._processes if self.asked else ():  # while they were started
+                send(process, signal.SIGTERM)
+            codes = self._wait(shown)
+        failed = [code for code in codes if code]
+        code = MISTAKE if MISTAKE in failed else next(iter(failed), DONE)
+        return code if code >= 0 else 128 - code
+
+    def _wait(self, shown: IO[bytes] | None) -> list[int]:
+        """Return the exit codes in the order in which the processes end, and show the log of process 0 meanwhile.
+
+        Once one has failed, the others have `grace` seconds to notice, to say so and to end.
+        """
+        codes: list[int] = []
+        living, deadline = list(self._processes), float("inf")
+        while living:
+            time.sleep(LOOK)
+            ended = [process for process in living if process.poll() is not None]
+            living = [process for process in living if process not in ended]
+            codes += [process.returncode for process in ended]
+            if any(codes):
+                deadline = min(deadline, time.monotonic() + self._options.grace)
+            for process in living if time.monotonic() > deadline else ended:  # these may have left children behind
+                send(process, signal.SIGKILL)
+            if shown:
+                sys.stdout.buffer.write(shown.read())
+                sys.stdout.flush()
+        return codes
+
+
+def start(options: argparse.Namespace, logs: Sequence[IO[bytes]]) -> list[subprocess.Popen[bytes]]:
+    """Start all processes, each in a group of its own: Ctrl-C reaches only us, and what they start ends with them."""
+    command = shlex.split(os.environ.get("JFORMER_COMMAND", shlex.join([sys.executable, "-m", "jformer.main"])))
+    environment = dict(os.environ)
+    if options.devices:
+        count = f"--xla_force_host_platform_device_count={options.devices}"
+        environment |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {count}"}
+    port, processes = free_port(), []
+    for i in range(options.processes):
+        place = [f"--coordinator=127.0.0.1:{port}", f"--processes={options.processes}", f"--process={i}"]
+        processes.append(
+            subprocess.Popen(
+                [*command, *options.arguments, *(place if options.processes > 1 else ())],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=logs[i] if logs else None,
+                stderr=logs[i] if logs else None,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        )
+    return processes
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent ends, even if that is killed itself."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def send(process: subprocess.Popen[bytes], number: int) -> None:
+    """Send a signal to a process, or SIGKILL to its whole group, which may outlive it."""
+    with contextlib.suppress(ProcessLookupError):
+        if number == signal.SIGKILL:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+#!/usr/bin/env bash
+# Where jformer.main runs: a Cloud TPU slice, a Slurm cluster, several processes of this machine. What it prints after a
+# + are its commands; docs/tpu.md says what they do, and what was never run on real hardware.
+set -euo pipefail
+
+usage() {
+  cat <<'END'
+launch.sh COMMAND [OPTIONS] [-- ARGUMENTS OF jformer.main]
+
+A TPU slice. All of these only print what they would do, unless given --yes:
+  create           ask for the slice (a queued resource) and wait until it is there
+  sync             copy the code of a commit to its workers and install it
+  run -- ARGS      start the same command on all workers, under a supervisor that outlives this connection
+  status, logs     how the slice and its supervisors stand; the end of a log (--worker=K or all, --follow)
+  delete           give the slice back; fine where there is none
+  all -- ARGS      create, sync, run, watch, delete (unless --keep); on a new slice when this one is taken away.
+                   Ctrl-C ends only the watching: the slice goes on, and costs, until `delete`
+  --name=NAME --type=TYPE --zone=ZONE --project=PROJECT
+                   the slice, such as v5litepod-16; or JFORMER_NAME, _TYPE, _ZONE, _PROJECT in the environment
+  --spot           cheaper, and may be taken away
+  --commit=REV     what to copy (default: HEAD, if nothing uncommitted would stay behind)
+  --setup=SHELL    what each worker runs once it is installed, such as a command that fetches data
+
+Other machines:
+  local N -- ARGS  N processes here; all start again when one fails. Ctrl-C saves and ends all, a second kills them
+  --devices=D      a process gets D virtual CPU devices
+  --logs=DIR       a log for each process (default: WORKDIR/logs); that of process 0 is also shown
+  slurm -- ARGS    submit a job, a process on each node (--nodes=N --gpus=G, --sbatch=OPTION as often as needed)
+
+  --retries=R      restarts, or new slices, without a new checkpoint in between before giving up (default: 5);
+                   exit codes 0 (done), 2 (no restart mends it) and, when told to stop, 143 (saved) are final
+  JFORMER_COMMAND  local, slurm: what is started instead of `python -m jformer.main`
+END
+}
+
+readonly MISTAKE=2 LOST=3 STOPPED=143 # exit codes; LOST, between functions: this slice is of no more use
+exec 3>&1
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
+name=${JFORMER_NAME-} type=${JFORMER_TYPE-} zone=${JFORMER_ZONE-} project=${JFORMER_PROJECT-}
+poll=${JFORMER_POLL-20} retries=5 worker=0 yes='' spot='' commit='' setup='' follow='' keep=''
+devices='' logs='' nodes='' gpus='' sbatch=() args=() workdir=''
+
+say() { printf 'launch: %s\n' "$*" >&2; }
+fail() { say "$*"; exit "$MISTAKE"; }
+
+# Print words as a shell would read them.
+quoted() {
+  local word words=()
+  for word; do [[ $word =~ ^[A-Za-z0-9_./:=,@%+-]+$ ]] || word=${word@Q} && words+=("$word"); done
+  echo "${words[*]}"
+}
+
+# Show a command and, if told to, run it.
+step() {
+  echo "+ $(quoted "$@")" >&3
+  [[ ! $yes ]] || "$@"
+}
+
+# --- a slice ---------------------------------------------------------------------------------------------------------
+
+tpu() { step gcloud compute tpus "$@" --zone="$zone" --project="$project"; }
+on_workers() { tpu tpu-vm ssh "$name" --worker="$1" --command="$2"; }
+
+# Print the state of the queued resource: ABSENT, UNKNOWN if it could not be asked for, $1 if nothing is really done.
+state() {
+  local told
+  if told=$(tpu queued-resources describe "$name" '--format=value(state.state)' 2>&1); then
+    grep -xE '[A-Z_]+' <<<"${told:-$1}" | tail -n 1 || echo UNKNOWN
+  elif [[ $told == *NOT_FOUND* ]]; then
+    echo ABSENT
+  else
+    say "$told"
+    echo UNKNOWN
+  fi
+}
+
+create() {
+  local runtime now before='' unknown=0
+  case $type in
+    v5litepod-*) runtime=v2-alpha-tpuv5-lite ;;
+    v5p-*) runtime=v2-alpha-tpuv5 ;;
+    v6e-*) runtime=v2-alpha-tpuv6e ;;
+    v[234]-*) runtime=tpu-ubuntu2204-base ;;
+    *) fail "--type=$type is none of v2-N, v3-N, v4-N, v5litepod-N, v5p-N and v6e-N" ;;
+  esac
+  if [[ $(state ABSENT) == ABSENT ]]; then
+    tpu queued-resources create "$name" --node-id="$name" --accelerator-type="$type" --runtime-version="$runtime" \
+      ${spot:+--spot} || { say "no slice: gcloud refused, see above"; return 1; }
+  fi
+  while now=$(state ACTIVE); [[ $now != ACTIVE ]]; do
+    [[ $now == "$before" ]] || say "$name: $now"
+    case $now in
+      FAILED | SUSPENDING | SUSPENDED | ABSENT) say "$name will not come: delete it and ask again"; return "$LOST" ;;
+      UNKNOWN) ((++unknown < 10)) || return 1 ;;
+      *) unknown=0 ;;
+    esac
+    before=$now
+    sleep "$poll"
+  done
+}
+
+# Try three times: the workers of a new slice take a while to let anyone in, and connections break.
+patiently() { "$@" || { sleep "$poll"; "$@"; } || { sleep "$poll"; "$@"; } || return "$LOST"; }
+
+sync() {
+  local archive=${TMPDIR:-/tmp}/jformer-$commit.tar.gz
+  step git -C "$root" archive --format=tar.gz --prefix="jformer-$commit/" --output="$archive" "$commit" || return 1
+  patiently tpu tpu-vm scp "$archive" "$name:jformer.tar.gz" --worker=all || return
+  # The stock Python is too old: uv brings one. What runs already is left alone.
+  patiently on_workers all "flock -n jformer.lock true || exit 0; tar -xzf jformer.tar.gz && ln -sfn\
+ jformer-$commit jformer && cd jformer && PATH=~/.local/bin:\$PATH && { command -v uv || curl -LsSf\
+ https://astral.sh/uv/install.sh | sh; } && uv venv --clear --python=3.12 .venv && uv pip install\
+ --python=.venv/bin/python --constraints=constraints.txt --editable='.[tpu,gcs]'${setup:+ && cd && $setup}"
+}
+
+# The supervisor holds a lock: a second start changes nothing.
+run() {
+  patiently on_workers all "cd jformer && { flock -n ../jformer.lock rm -f ../jformer.state; setsid nohup\
+ flock -n ../jformer.lock .venv/bin/python -m jformer.supervise --state=../jformer.state --retries=$retries --\
+ --distributed $(quoted "${args[@]}") </dev/null >>../jformer.log 2>&1 & }"
+}
+
+# Print how each supervisor stands: one that holds no lock and did not come to an end is gone.
+supervisors() {
+  on_workers all "{ flock -n jformer.lock sed 's/: running.*/: gone/' jformer.state || cat jformer.state; }\
+ 2>/dev/null || echo \"\$(hostname): gone\""
+}
+
+status() {
+  local now
+  now=$(state ACTIVE)
+  echo "$name: $now"
+  [[ $now != ACTIVE ]] || supervisors
+}
+
+logs() { on_workers "$worker" "tail -n 100 ${follow:+-F }jformer.log"; }
+
+delete() {
+  local try now
+  for try in 1 2 3 4 5; do
+    now=$(state ACTIVE)
+    [[ $now != ABSENT ]] || { say "$name: there is no such slice"; return; }
+    [[ $now == DELETING ]] || ! tpu queued-resources delete "$name" --force --quiet || return 0
+    say "$name: not deleted yet (try $try of 5)"
+    sleep "$poll"
+  done
+  say "$name is still there and still costs: run this again, or delete it in the console"
+  return 1
+}
+
+# Wait for the end of the run: 0, MISTAKE, STOPPED or 1 if it gave up; LOST if the slice is gone or does not answer.
+watch() {
+  local now told silent=0
+  while [[ ! $yes ]] || sleep "$poll"; do
+    now=$(state ACTIVE)
+    [[ $now == ACTIVE || $now == UNKNOWN ]] || { say "$name: $now"; return "$LOST"; }
+    if told=$(supervisors 2>&1); then
+      silent=0
+      case ${told:-: done} in
+        *': mistake'*) return "$MISTAKE" ;;
+        *': stopped'*) return "$STOPPED" ;;
+        *': gave up'*) return 1 ;;
+        *': gone'*) run || return ;; # as after a reboot
+        *': running'*) ;;
+        *': done'*) return ;;
+      esac
+    else
+      ((++silent < 5)) || { say "not all workers answer: ${told##*$'\n'}"; return "$LOST"; }
+    fi
+  done
+}
+
+# Print the newest complete checkpoint of the run, if there is one.
+newest() {
+  step gcloud storage ls "$workdir/checkpoints/*/commit_success.txt" 2>/dev/null |
+    sed -nE 's|.*/([0-9]+)/[^/]*$|\1|p' | sort -n | tail -n 1 || true
+}
+
+all() {
+  local code before after lost=0
+  trap 'say "$name goes on, and costs; launch.sh all watches it again, launch.sh delete ends it"; exit 130' INT TERM
+  before=$(newest)
+  while code=0; { create && sync && run && watch; } || code=$?; ((code == LOST)); do
+    delete || return
+    after=$(newest)
+    [[ $after == "$before" ]] || lost=0
+    before=$after
+    ((++lost <= retries)) || { say "$lost slices lost without a new checkpoint: giving up"; return 1; }
+    say "slice lost: again on a new one ($lost of $retries)"
+  done
+  [[ ! $yes ]] || say "the run ended with exit code $code"
+  ((code == 0)) || [[ $(state '') != ACTIVE ]] || worker=all logs || true
+  [[ $keep ]] || delete
+  return "$code"
+}
+
+# --- other machines --------------------------------------------------------------------------------------------------
+
+here() {
+  exec python -m jformer.supervise --processes="$1" ${devices:+"--devices=$devices"} --logs="${logs:-$workdir/logs}" \
+    --retries="$retries" -- "${args[@]}"
+}
+
+slurm() {
+  [[ $yes ]] || cat "$root/docs/slurm.sbatch"
+  step sbatch --job-name="${name:-jformer}" --nodes="$nodes" --gpus-per-node="$gpus" \
+    --export="ALL,JFORMER_RETRIES=$retries" "${sbatch[@]}" "$root/docs/slurm.sbatch" "${args[@]}"
+}
+
+# --- the command line ------------------------------------------------------------------------------------------------
+
+need() { for key; do [[ ${!key} ]] || fail "--$key is missing; see launch.sh --help"; done; }
+
+shopt -s extglob
+command=${1---help} count=''
+[[ $command != local || ${2-} == [1-9]*([0-9]) ]] || fail "local N: how many processes? See launch.sh --help"
+[[ $command != local ]] || { command=here count=$2 && shift; }
+for ((; $# > 1; )); do
+  shift
+  key=${1%%=*} key=${key#--}
+  case $1 in
+    --) args=("${@:2}"); break ;;
+    --@(name|type|zone|project|commit|setup|worker|logs)=?*) printf -v "$key" %s "${1#*=}" ;;
+    --@(retries|devices|nodes|gpus)=[1-9]*([0-9])) printf -v "$key" %s "${1#*=}" ;;
+    --sbatch=?*) sbatch+=("${1#*=}") ;;
+    --@(yes|spot|follow|keep)) printf -v "$key" yes ;;
+    *) fail "unexpected $1: what is for jformer.main comes after --; see launch.sh --help" ;;
+  esac
+done
+for argument in "${args[@]}"; do [[ $argument != --workdir=* ]] || workdir=${argument#*=}; done
+
+case $command in
+  create | run | all) need name type zone project ;;
+  sync | status | logs | delete) need name zone project ;;
+  slurm) need nodes gpus ;;
+  here) [[ $workdir != *://* || $logs ]] || fail "--logs is missing: a folder of this machine, unlike $workdir" ;;
+  --help | -h) usage; exit ;;
+  *) fail "there is no $command; see launch.sh --help" ;;
+esac
+if [[ $command == @(all|run|here|slurm) && ! $workdir ]]; then
+  fail "--workdir=DIR is missing: give it after --, as it is for jformer.main"
+elif [[ $command == all && $workdir != gs://* || $command == run && $workdir != *://* && ${type##*-} -gt 8 ]]; then
+  fail "--workdir=$workdir must be on gs://: each worker has a disk of its own, which goes with the slice"
+fi
+if [[ $command == @(all|sync) ]]; then
+  [[ $commit || ! $(git -C "$root" status --porcelain --untracked-files=no) ]] ||
+    fail "uncommitted changes would stay behind: commit them, or give --commit=HEAD"
+  commit=$(git -C "$root" rev-parse --short=12 --verify --quiet "${commit:-HEAD}^{commit}") || fail "no such --commit"
+fi
+"$command" "${count:-}"

