@@ -117,7 +117,7 @@ class Group:
                 shown = files.enter_context(paths[0].open("rb"))
                 shown.seek(0, os.SEEK_END)
             self._processes = start(self._options, logs)
-            for process in self._processes if self.asked else ():  # while they were started
+            for process in self._processes if self.asked else []:  # while they were started
                 send(process, signal.SIGTERM)
             codes = self._wait(shown)
         failed = [code for code in codes if code]
