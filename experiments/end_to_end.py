@@ -146,7 +146,7 @@ def plain_batches(config: Config, data: Data, rounded: bool) -> Iterator[Arrays]
         order = rng.permutation(len(corpus))
         for pairs in order[: len(order) // rows * rows].reshape(-1, rows):
             lengths = [-int(lengths[pairs].max()) // 8 * -8 for lengths in sides] if rounded else longest
-            one_a_row = Rows(pairs, np.arange(rows), np.ones(rows, np.int64))
+            one_a_row = Rows(pairs, np.arange(rows), np.ones(rows, np.int64), np.arange(rows))
             laid = arrays(one_a_row, corpus.source, corpus.target, Shape(rows, *lengths), (0, 0))
             yield {"row": np.arange(rows, dtype=np.int32), **laid}
 

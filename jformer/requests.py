@@ -191,7 +191,7 @@ class Inputs:
     ) -> dict[str, np.ndarray]:
         """Return the arrays of a batch, an example a row."""
         order = np.arange(len(sources))
-        placed = Rows(order, order, np.ones_like(order))
+        placed = Rows(order, order, np.ones_like(order), order)
         return self.features.arrays(placed, _tokens(sources), _tokens(targets), shape, (0, 0))
 
 

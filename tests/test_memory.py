@@ -110,7 +110,7 @@ IMAGES = ModelConfig(
 )
 def test_batches_have_the_shapes_that_were_assumed(model, made, source):
     mesh, shape = make_mesh(1), Shape(4, 6, 7)
-    rows = features.Rows(np.array([0, 1]), np.array([0, 2]), np.array([1, 1]))
+    rows = features.Rows(np.array([0, 1]), np.array([0, 2]), np.array([1, 1]), np.array([0, 2]))
     sides = tokens(*2 * [np.full(source, 5)]), tokens(*2 * [np.array([5] * (1 if model.head.num_classes else 6))])
     arrays = {"row": np.arange(4, dtype=np.int32), **made.arrays(rows, *sides, shape, (0, 0))}
     real = put_batch(mesh, {name: x.reshape(2, -1, *x.shape[1:]) for name, x in arrays.items()})

@@ -1,7 +1,8 @@
 """How the examples of a batch become the arrays a task learns from. Which examples they are is the plan's to say.
 
 A row of a batch holds one example, or several with segments 1, 2, …; 0 is padding, and so is a row that holds none.
-Every array is a pure function of the examples and of `seed`, which is (seed, step).
+Every array is a pure function of the examples and of `seed`, which is (seed, step): some rows of a batch alone are
+those rows of all of it.
 """
 
 import functools
@@ -25,8 +26,9 @@ class Rows(NamedTuple):
     """Which example stands where; those that share a row are neighbours here, and numbered from 1."""
 
     examples: np.ndarray  # [n]
-    rows: np.ndarray
+    rows: np.ndarray  # of the arrays that are made
     segments: np.ndarray
+    numbers: np.ndarray  # of these rows in the whole batch, of which the arrays may be a part
 
 
 class Features(NamedTuple):
@@ -124,18 +126,19 @@ def _denoise(noise: Noise, lengths: Callable[[np.ndarray], Lengths]) -> Features
 def _noised(tokens: Tokens, rows: Rows, noise: Noise, seed: tuple[int, int]) -> tuple[Tokens, Tokens, Rows]:
     """Return both results of the noise for the examples of a batch, and where they stand now that they are apart.
 
-    An example's noise depends on (seed, step, row, segment), so on nothing else in the batch.
+    An example's noise depends on (seed, step, number of the row, segment), so on nothing else in the batch.
     """
     results = []
-    for example, row, segment in zip(*rows, strict=True):
+    for example, _, segment, number in zip(*rows, strict=True):
         ids = tokens.values[tokens.offsets[example] : tokens.offsets[example + 1]]
-        results.append(noise(ids, np.random.default_rng([*seed, row, segment])))
-    first, second = zip(*results, strict=True)
-    return _joined(first), _joined(second), rows._replace(examples=np.arange(len(results)))
+        results.append(noise(ids, np.random.default_rng([*seed, number, segment])))
+    first, second = (_joined([result[i] for result in results]) for i in range(2))
+    return first, second, rows._replace(examples=np.arange(len(results)))
 
 
 def _joined(sequences: Sequence[np.ndarray]) -> Tokens:
-    return Tokens(np.concatenate(sequences), np.cumsum([0, *map(len, sequences)]))
+    values = np.concatenate(sequences) if sequences else np.zeros(0, np.int32)  # a part of a batch may be empty
+    return Tokens(values, np.cumsum([0, *map(len, sequences)]))
 
 
 def _lay(tokens: Tokens, rows: Rows, shape: Shape, length: int) -> Arrays:

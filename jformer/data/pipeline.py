@@ -34,15 +34,22 @@ class Batches:
 
     def __getitem__(self, step: int) -> Arrays:
         """Return batch number `step` as arrays [b ·]; see `jformer.data.features` for what each task gets."""
+        return self.rows(step, np.arange(self.plan.batch(step).shape.rows))
+
+    def rows(self, step: int, numbers: np.ndarray) -> Arrays:
+        """Return some rows of batch number `step`, by their numbers; the others are not even read."""
         shape, units = self.plan.batch(step)
+        units = units[numbers]
         used = np.flatnonzero(units >= 0)
         units = units[used]
         sizes = self.first[units + 1] - self.first[units]
         within = ranges(sizes)
         examples = self.members[np.repeat(self.first[units], sizes) + within]
-        rows = Rows(examples, np.repeat(used, sizes), within + 1)
-        arrays = self.features.arrays(rows, self.source, self.target, shape, (self.plan.seed, step))
-        return {"row": np.arange(shape.rows, dtype=np.int32), **arrays}
+        rows = np.repeat(used, sizes)
+        placed = Rows(examples, rows, within + 1, numbers[rows])
+        shape = shape._replace(rows=len(numbers))
+        arrays = self.features.arrays(placed, self.source, self.target, shape, (self.plan.seed, step))
+        return {"row": numbers.astype(np.int32), **arrays}
 
 
 def make_batches(

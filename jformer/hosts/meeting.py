@@ -24,8 +24,8 @@ class AbsentError(Exception):
 def meet(own: Coordinates, seconds: float, service: int) -> tuple[Peers, int]:
     """Return the other processes, once all are there, and the port that process 0 gives as that of JAX's service.
 
-    Raises AbsentError if that takes longer than so many seconds, UserError if two say that they are the same one, or they
-    count themselves differently.
+    Raises AbsentError if that takes longer than so many seconds, UserError if two say that they are the same one, or
+    they count themselves differently.
     """
     return (_gather(own, seconds, service), service) if own.process == 0 else _come(own, seconds)
 

@@ -1,3 +1,4 @@
+import dataclasses
 import gc
 import itertools
 import threading
@@ -8,9 +9,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from jformer.data import features
 from jformer.data.config import DataConfig
-from jformer.data.corpus import Encoder, Side, open_corpus
-from jformer.data.features import sequence_to_sequence
+from jformer.data.corpus import Corpus, Encoder, Side, Tokens, open_corpus
 from jformer.data.pipeline import make_batches, prefetch
 from jformer.data.sources import Pair, Split
 from jformer.data.tokenizers import BOS, EOS, ByteTokenizer
@@ -18,7 +19,7 @@ from jformer.errors import UserError
 
 BYTES = ByteTokenizer("identity")
 ENCODER = Encoder(Side(BYTES, 40), Side(BYTES, 40), "drop")
-FEATURES = sequence_to_sequence()
+FEATURES = features.sequence_to_sequence()
 SIZES = {"tokens_per_update": 160, "row_multiple": 2, "packed_length": 40, "num_buckets": 3}
 
 
@@ -138,6 +139,40 @@ def test_a_batch_does_not_depend_on_those_made_before(pairs, config, tmp_path):
     for step in reversed(range(len(one))):
         for name, array in one[step].items():
             np.testing.assert_array_equal(array, other[step][name])
+
+
+EVERY_FEATURE = {
+    "translate": FEATURES,
+    "lm": features.next_token(),
+    "mlm": features.masked(0.3, 260),
+    "t5": features.corrupted_spans(0.3, 2.0, 260),
+    "bart": features.infilled(0.3, 2.0, 260),
+    "classes": features.labelled_texts(),
+    "images": features.labelled_images(2, 2, 3),
+}
+
+
+@pytest.mark.parametrize("name", EVERY_FEATURE)
+def test_some_rows_alone_are_those_rows_of_the_whole_batch(name, config):
+    rng = np.random.default_rng(0)
+    lengths = np.full(53, 12) if name == "images" else rng.integers(1, 20, 53)
+    sides = [Tokens(rng.integers(4, 256, n.sum()), np.cumsum([0, *n])) for n in (lengths, lengths)]
+    if name in ("classes", "images"):
+        sides[1] = Tokens(rng.integers(4, 9, 53), np.arange(54))
+        config = dataclasses.replace(config, batching="buckets")
+    made = make_batches([Corpus(*sides, {}, "")], [1.0], config, 5, EVERY_FEATURE[name])
+    empty = 0
+    for step in range(len(made) + 2):
+        whole = made[step]
+        order = rng.permutation(len(whole["row"]))
+        for numbers in (order[::2], order[1::2], np.sort(order)[-1:]):
+            part = made.rows(step, numbers)
+            empty += not part["weights"].any()
+            assert set(part) == set(whole)
+            for key, array in part.items():
+                np.testing.assert_array_equal(array, whole[key][numbers], key)
+                assert array.dtype == whole[key].dtype, key
+    assert empty  # a part without a single example is made too
 
 
 def test_a_mixture_passes_over_each_corpus_by_its_weight(config, tmp_path):
