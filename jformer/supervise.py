@@ -105,8 +105,6 @@ class Group:
 
     def run(self) -> int:
         """Run all processes to their end; return 0, 2 if one ended so, or else the code of the first to fail."""
-        if self.asked:
-            return 128 + signal.SIGTERM
         with contextlib.ExitStack() as files:
             logs: list[IO[bytes]] = []
             shown: IO[bytes] | None = None
@@ -117,7 +115,7 @@ class Group:
                 shown = files.enter_context(paths[0].open("rb"))
                 shown.seek(0, os.SEEK_END)
             self._processes = start(self._options, logs)
-            for process in self._processes if self.asked else []:  # while they were started
+            for process in self._processes if self.asked else []:  # before they were there
                 send(process, signal.SIGTERM)
             codes = self._wait(shown)
         failed = [code for code in codes if code]
