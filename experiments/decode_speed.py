@@ -42,6 +42,7 @@ from jformer.export import export
 from jformer.hf import marian
 from jformer.models import ModelConfig, init_params
 from jformer.restore import build_sized, build_task, load_params
+from jformer.sharding import make_mesh
 
 SIZE = flags.DEFINE_enum("size", "tiny", ["tiny", "base"], "Which model, where there is no run.")
 WORKDIR = flags.DEFINE_string("workdir", None, "A trained run.")
@@ -116,7 +117,7 @@ def prepare(folder: Path) -> Work:
     workdir = Path(WORKDIR.value) if WORKDIR.value else write_run(folder / "run")
     settings, tokenizers = configs.load(workdir / "config.json"), load_tokenizers(workdir / "tokenizer")
     model = build_sized(settings, build_task(settings), tokenizers)
-    params = jax.tree.map(np.asarray, load_params(workdir, settings, model))
+    params = jax.tree.map(np.asarray, load_params(workdir, settings, model, make_mesh(1)))
     if SOURCE.value:
         lines = Path(SOURCE.value).read_text(encoding="utf-8").splitlines()[: COUNT.value]
     else:

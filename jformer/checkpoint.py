@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
-from jax.sharding import Sharding
 
 from jformer.errors import UserError
 
@@ -78,9 +77,9 @@ class Checkpoints:
         self._orbax.close()
 
 
-def abstract_like(tree: Any, sharding: Sharding) -> Any:
-    """Return shapes and dtypes of a tree of arrays, placed with one sharding."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+def abstract_like(tree: Any, shardings: Any) -> Any:
+    """Return shapes and dtypes of a tree of arrays, each placed with its own sharding."""
+    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, shardings)
 
 
 def open_run(workdir: Path) -> Checkpoints:

@@ -91,9 +91,11 @@ class EvaluateConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """The devices."""
+    """How the devices are laid out; their number is the product of the three. Results do not depend on it."""
 
-    data: int = -1  # devices that split the rows of a batch; -1 = all
+    data: int = -1  # parts that rows are split among, each with all parameters; -1 = as many as the devices allow
+    fsdp: int = 1  # devices of a part that split its rows, and store parameters and optimizer split among them; or -1
+    tensor: int = 1  # devices that work together on the same rows: on their heads, their part of d_ff and vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,9 +196,21 @@ def check(config: Config) -> None:
     _check_optim(config)
     _check_decode(config)
     _check_task(config)
-    count = config.mesh.data
-    if count != -1 and count < 1:
-        raise UserError(f"mesh.data={count} must be at least 1, or -1 for all devices")
+    _check_mesh(config)
+
+
+def _check_mesh(config: Config) -> None:
+    sizes, model = dataclasses.asdict(config.mesh), config.model
+    for axis, size in sizes.items():
+        if size != -1 and size < 1:
+            raise UserError(f"mesh.{axis}={size} must be at least 1, or -1 for as many as there are devices")
+    if list(sizes.values()).count(-1) > 1:
+        raise UserError("mesh.data, mesh.fsdp and mesh.tensor: only one of them can be -1, what the others leave")
+    for key in ("num_heads", "kv_heads"):
+        if getattr(model, key) % max(config.mesh.tensor, 1):
+            raise UserError(
+                f"mesh.tensor={config.mesh.tensor} must divide model.{key}={getattr(model, key)}: devices share heads"
+            )
 
 
 def _check_task(config: Config) -> None:

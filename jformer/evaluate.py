@@ -20,7 +20,7 @@ from jformer.data.sources import Split, open_split
 from jformer.data.tokenizers import Tokenizer
 from jformer.predict import Predictor, load
 from jformer.restore import build_sized, build_task
-from jformer.sharding import make_mesh, put_batch, replicated
+from jformer.sharding import make_mesh, put_batch
 from jformer.step import make_eval_step, make_loss
 from jformer.tasks import Task
 
@@ -59,11 +59,11 @@ def split_totals(eval_step: Any, params: Any, batches: Batches, mesh: Mesh) -> d
 
 def evaluate(config: Config, workdir: Path) -> dict[str, Any]:
     """Score every test set with the run's weights, write results.json and the outputs, and return the results."""
-    predictor = load(workdir, config)
-    mesh, task = make_mesh(config.mesh.data), predictor.task
+    mesh = make_mesh(**dataclasses.asdict(config.mesh))
+    predictor = load(workdir, config, mesh)
+    task = predictor.task
     model = build_sized(config, task, predictor.tokenizers)  # decode.dtype is for answers alone
     eval_step = make_eval_step(make_loss(model, task), mesh)
-    params = jax.device_put(predictor.params, replicated(mesh))
     results: dict[str, Any] = {"schema": SCHEMA}
     for key, name in config.data.test_splits().items():
         split = open_split(config.data, name)
@@ -74,7 +74,7 @@ def evaluate(config: Config, workdir: Path) -> dict[str, Any]:
             (workdir / "outputs").mkdir(exist_ok=True)
             (workdir / "outputs" / f"{key}.txt").write_text("".join(line + "\n" for line in outputs), newline="\n")
         batches, counts = evaluation_batches(config, task, predictor.tokenizers, split)
-        scores = task.score(outputs, examples, split_totals(eval_step, params, batches, mesh))
+        scores = task.score(outputs, examples, split_totals(eval_step, predictor.params, batches, mesh))
         results[key] = {**scores, "examples": len(examples), "counts": counts, "checksum": split.fingerprint}
     results["run"] = provenance(config, workdir, predictor)
     (workdir / "results.json").write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")

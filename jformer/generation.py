@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jformer.data.tokenizers import BOS, EOS, NUM_SYMBOLS, PAD
@@ -16,19 +17,32 @@ from jformer.decoding.config import DecodeConfig
 from jformer.decoding.rules import Rules
 from jformer.decoding.sample import sample
 from jformer.decoding.tokens import Decoded
+from jformer.sharding import over_rows
 
 Batch = dict[str, Any]
 FOLLOW_BEAMS = ("position", "self")  # the parts of a model's cache that do
 
 
-def make_answer(models: Sequence[Any], answer: str, options: DecodeConfig, vocabulary: Bool[np.ndarray, "v"]) -> Any:
+def make_answer(
+    models: Sequence[Any],
+    answer: str,
+    options: DecodeConfig,
+    vocabulary: Bool[np.ndarray, "v"],
+    mesh: Mesh | None = None,
+) -> Any:
     """Return the compiled (parameters of every model, batch, room) → Decoded that a task's answers are read from.
 
-    A label is one token with its log-probability. `vocabulary` tells of every id whether it may be written.
+    A label is one token with its log-probability. `vocabulary` tells of every id whether it may be written. On a mesh,
+    rows are split over data and fsdp.
     """
-    if answer == "label":
-        return jax.jit(functools.partial(_choose, models[0]), static_argnums=2)
-    return jax.jit(functools.partial(generate, tuple(models), options, vocabulary), static_argnums=2)
+    respond = functools.partial(_choose, models[0])
+    if answer != "label":
+        respond = functools.partial(generate, tuple(models), options, vocabulary)
+
+    def on_mesh(params: Sequence[Any], batch: Batch, room: int) -> Decoded:
+        return over_rows(functools.partial(respond, room=room), mesh)(params, batch)
+
+    return jax.jit(on_mesh, static_argnums=2)
 
 
 def generate(

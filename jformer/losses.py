@@ -8,10 +8,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from jformer.placement import FSDP, TENSOR, parts
+
 Sums = dict[str, tuple[Array, Array]]
 """Name → (sum, count), both float32 scalars; sums of different rows, devices and batches just add."""
 
-CHUNK = {"cpu": 2**21}  # logits made at a time, by platform: few enough for the cache of a core,
+CHUNK = {"cpu": 2**21}  # logits a device makes at a time, by platform: few enough for the cache of a core,
 LARGE_CHUNK = 2**26  # or enough to keep an accelerator busy
 
 
@@ -42,7 +44,8 @@ def chunked_cross_entropy(
     """
     b, t, _ = hidden.shape
     vocabulary = jax.eval_shape(project, hidden[:, :1]).shape[-1]
-    length = min(max(CHUNK.get(jax.default_backend(), LARGE_CHUNK) // (b * vocabulary), 1), t)
+    chunk = CHUNK.get(jax.default_backend(), LARGE_CHUNK) * parts(FSDP, TENSOR)
+    length = min(max(chunk // (b * vocabulary), 1), t)
     projects, params = _hoisted(project, hidden, (length, t % length))
 
     @jax.custom_vjp
@@ -75,13 +78,15 @@ def _sums_and_slope(logits: Array, targets: Array, weights: Array, smoothing: fl
     highest = lax.stop_gradient(z.max(axis=-1))
     scaled = jnp.exp(z - highest[..., None])
     partition = scaled.sum(axis=-1)
-    target = jnp.take_along_axis(z, targets[..., None], axis=-1)[..., 0]
+    # A comparison that XLA fuses, and that devices which share the vocabulary can make: of a gather it cannot be said,
+    # and its gradient is a scatter, which CPUs and TPUs run slowly.
+    is_target = jnp.arange(v) == targets[..., None]
+    target = jnp.where(is_target, z, 0).sum(axis=-1)
     nll = highest + jnp.log(partition) - target
     loss = nll + smoothing * (target - z.mean(axis=-1)) if smoothing else nll
     values = {"loss": loss, "nll": nll, "correct": target >= highest}
     tokens = weights.sum()
-    # A comparison that XLA fuses: the gradient of a gather is a scatter, which CPUs and TPUs run slowly.
-    given = jnp.where(jnp.arange(v) == targets[..., None], 1 - smoothing + smoothing / v, smoothing / v)
+    given = jnp.where(is_target, 1 - smoothing + smoothing / v, smoothing / v)
     slope = scaled * (weights / partition)[..., None] - given * weights[..., None]
     return {name: (jnp.sum(value * weights), tokens) for name, value in values.items()}, slope
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from jformer.errors import UserError
@@ -146,10 +145,9 @@ def per_layer(tx: optax.GradientTransformation) -> optax.GradientTransformation:
 
 
 def average(trees: Iterable[Any]) -> Any:
-    """Return the mean of several parameter trees, summed in float32 on the host, one held at a time."""
+    """Return the mean of several parameter trees, summed in float32 where they lie, one held at a time."""
     total, count = None, 0
     for tree in trees:
-        tree = jax.device_get(tree)
-        total = tree if total is None else jax.tree.map(np.add, total, tree)
+        total = tree if total is None else jax.tree.map(jnp.add, total, tree)
         count += 1
-    return jax.tree.map(lambda x: jnp.asarray(x / np.float32(count)), total)
+    return jax.tree.map(lambda x: x / jnp.float32(count), total)

@@ -11,9 +11,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jformer import config
-from jformer.config import Config
+from jformer.config import Config, MeshConfig
 from jformer.data.tokenizers import EOS, Tokenizer
 from jformer.data.vocabularies import load_tokenizers
 from jformer.errors import UserError
@@ -22,6 +23,7 @@ from jformer.mbr import rank
 from jformer.requests import CUT, LONG, RUNAWAY, Inputs, Output, Piece, Request, Scored, writable
 from jformer.restore import build_sized, build_task, load_params
 from jformer.scoring import make_scorer
+from jformer.sharding import make_mesh, row_shards
 from jformer.tasks import Task
 
 AT_ONCE = 2  # batches that are computed at the same time
@@ -41,23 +43,25 @@ class Predictor:
         model: Any,
         params: Any,
         others: Sequence[Member] = (),
+        mesh: Mesh | None = None,
     ) -> None:
         """Hold what answers need; `params` may be replaced while training goes on.
 
-        `others` are models of the same vocabulary that decide together with this one.
+        `others` are models of the same vocabulary that decide together with this one. The devices of a mesh share the
+        rows of a batch; without one, all is done where the parameters lie.
         """
         self.config, self.task, self.tokenizers = config, task, tokenizers
-        self.model, self.params, self.others = model, params, others
+        self.model, self.params, self.others, self.mesh = model, params, others, mesh
         models = (model, *(other for other, _ in others))
         learned = [each.config.max_length for each in models if each.config.positions == "learned"]
-        self._scorer = functools.cache(functools.partial(make_scorer, models, config.decode.ensemble_average))
+        self._scorer = functools.cache(functools.partial(make_scorer, models, config.decode.ensemble_average, mesh))
         self.inputs = Inputs(config.decode, task, tokenizers, min(learned, default=None))
         self._mostly_short = not self.inputs.continues  # outputs, as far as is known
         self._compiled: set[tuple[Any, ...]] = set()  # sizes of batches
         self._answer: Any = None
         if task.answer:
             mask = writable(tokenizers[1], config.decode)
-            self._answer = make_answer(models, task.answer, config.decode, mask)
+            self._answer = make_answer(models, task.answer, config.decode, mask, mesh)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -118,7 +122,8 @@ class Predictor:
 
     def _rows(self, count: int) -> int:
         """Return the rows of every batch: few where there are few inputs, as when somebody types them."""
-        return min(FEW, self.config.decode.batch_size) if count <= FEW else self.config.decode.batch_size
+        size, shards = self.config.decode.batch_size, row_shards(self.mesh) if self.mesh else 1
+        return -(-(min(FEW, size) if count <= FEW else size) // shards) * shards
 
     def _search(self, pieces: Sequence[Piece]) -> list[list[Output]]:
         """Return the outputs for every piece, in order.
@@ -131,7 +136,7 @@ class Predictor:
         short = self._mostly_short and size > FEW
         late = self._attempt(pieces, range(len(pieces)), size, found, short=short)
         self._mostly_short &= len(late) <= len(pieces) // 4
-        if self._attempt(pieces, late, min(FEW, size), found, least=LONG):
+        if self._attempt(pieces, late, self._rows(FEW), found, least=LONG):
             raise AssertionError("a search with room for its limits was left undone")
         return found
 
@@ -154,10 +159,12 @@ class Predictor:
     ) -> Iterator[tuple[Sequence[int], Any]]:
         """Yield the places of each batch and the answers to it, while the next ones are being computed.
 
-        A step of decoding is too small to keep several cores busy: two batches at once are half as quick again.
+        A step of decoding is too small to keep several cores busy: two batches at once are half as quick again. Devices
+        that exchange anything must all do so in the same order, so on a mesh there is one batch at a time.
         """
         waiting: deque[tuple[Sequence[int], Future[Any]]] = deque()
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        at_once = 1 if self.mesh and self.mesh.size > 1 else AT_ONCE
+        with ThreadPoolExecutor(at_once) as pool:
             for order in _in_batches([len(pieces[i].ids) for i in places], rows):
                 batch: Sequence[int] = [places[i] for i in order]
                 if shape.get("short"):
@@ -169,7 +176,7 @@ class Predictor:
                 if sizes not in self._compiled:  # else the next batch would be compiled once more meanwhile
                     self._compiled.add(sizes)
                     waiting[-1][1].exception()
-                if len(waiting) > AT_ONCE:
+                if len(waiting) > at_once:
                     yield _ready(waiting.popleft())
             yield from map(_ready, waiting)
 
@@ -216,7 +223,7 @@ class Predictor:
         size = self._rows(len(pairs))
         for rows in _in_batches([max(map(len, pair)) for pair in pairs], size):
             batch = self.inputs.pairs([pairs[i] for i in rows], size)
-            result = jax.device_get(self._scorer(align)(self._params, batch))
+            result = jax.device_get(self._scorer(align=align)(self._params, batch))
             for place, i in enumerate(rows):
                 found[i] = {name: values[place, : len(pairs[i][1])] for name, values in result.items()}
         return found
@@ -260,8 +267,10 @@ def _in_batches(lengths: Sequence[int], size: int) -> Iterator[Sequence[int]]:
         yield order[start : start + size]
 
 
-def load(workdir: str | Path, overrides: Config | None = None) -> Predictor:
+def load(workdir: str | Path, overrides: Config | None = None, mesh: Mesh | None = None) -> Predictor:
     """Return the Predictor of a trained run; `overrides` replaces its saved config, to decode otherwise.
+
+    It uses the given mesh, or that of `overrides`, or all devices: wherever the run was trained, it opens here.
 
     The runs that decode.ensemble names come with it, each with its own model and its own evaluate.weights. Raises
     UserError for one that has another task or other tokenizers.
@@ -269,17 +278,17 @@ def load(workdir: str | Path, overrides: Config | None = None) -> Predictor:
     workdir = Path(workdir)
     settings = overrides or config.load(workdir / "config.json")
     task, tokenizers = build_task(settings), load_tokenizers(workdir / "tokenizer")
+    mesh = mesh or make_mesh(**dataclasses.asdict(overrides.mesh if overrides else MeshConfig()))
     others = [_open_other(Path(other), settings, tokenizers) for other in settings.decode.ensemble]
 
     def member(workdir: Path, own: Config) -> Member:
         dtype = settings.decode.dtype or own.model.dtype
         sized_as = dataclasses.replace(own, model=dataclasses.replace(own.model, dtype=dtype))
         model = build_sized(sized_as, task, tokenizers)
-        return model, load_params(workdir, own, model)
+        return model, load_params(workdir, own, model, mesh)
 
-    return Predictor(
-        settings, task, tokenizers, *member(workdir, settings), [member(other, own) for other, own in others]
-    )
+    members = [member(other, own) for other, own in others]
+    return Predictor(settings, task, tokenizers, *member(workdir, settings), members, mesh)
 
 
 def _open_other(workdir: Path, settings: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> tuple[Path, Config]:

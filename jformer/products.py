@@ -1,37 +1,59 @@
-"""Products whose gradients are written by hand, for the speed of CPUs. Arrays in, arrays out: no parameters here."""
+"""Products whose gradients are written by hand: for the speed of CPUs, and for kernels that many devices share.
+
+Arrays in, arrays out: no parameters here.
+"""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-
-def _multiply(x: Array, w: Array) -> Array:
-    return x @ w.astype(x.dtype)
+from jformer.placement import NARROW, TENSOR, WIDE, kernel_axes, place, place_rows
 
 
-@jax.custom_vjp
-def matmul(x: Float[Array, "... d"], w: Float[Array, "d f"]) -> Float[Array, "... f"]:
+def _gathered(w: Array, split: str | None) -> Array:
+    """Return a kernel that every device holds whole, but for its part of `tensor`."""
+    return place(w, *(axis if axis == TENSOR else None for axis in kernel_axes(split)))
+
+
+def _input(x: Array, split: str | None) -> Array:
+    return place_rows(x, TENSOR if split == NARROW else None)
+
+
+def _output(y: Array, split: str | None) -> Array:
+    return place_rows(y, TENSOR if split == WIDE else None)
+
+
+def _multiply(x: Array, w: Array, split: str | None) -> Array:
+    return _output(_input(x, split) @ _gathered(w.astype(x.dtype), split), split)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def matmul(x: Float[Array, "... d"], w: Float[Array, "d f"], split: str | None = None) -> Float[Array, "... f"]:
     """Multiply in x's dtype by a float32 matrix.
 
     The gradients are spelled out because autodiff's form of the weight gradient, a transposed product, falls off
-    XLA:CPU's fast path (25 times slower in bfloat16).
+    XLA:CPU's fast path (25 times slower in bfloat16). On a mesh, `split` says how devices share the matrix: WIDE or
+    NARROW over `tensor` (Shoeybi et al. 2019), and over `fsdp` stored in parts that are gathered for each product,
+    forward and backward, so that no device keeps what it does not own (Rajbhandari et al. 2020).
     """
-    return _multiply(x, w)
+    return _multiply(x, w, split)
 
 
-def _matmul_forward(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
+def _matmul_forward(x: Array, w: Array, split: str | None) -> tuple[Array, tuple[Array, Array]]:
     x = _settled(x)
-    return _multiply(x, w), (x, w)  # not `matmul`, which a policy of rematerialisation could not look into
+    return _multiply(x, w, split), (x, w)  # not `matmul`, which a policy of rematerialisation could not look into
 
 
-def _matmul_backward(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+def _matmul_backward(split: str | None, saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     x, w = saved
-    g = _settled(g)
+    g = _settled(_output(g, split))
     rows = tuple(range(x.ndim - 1))
-    dx = jnp.einsum("...f,df->...d", g, w.astype(g.dtype))
+    dx = jnp.einsum("...f,df->...d", g, _gathered(w.astype(g.dtype), split))
     # Not with preferred_element_type=float32: XLA:CPU runs no product of two bfloat16 arrays into float32.
-    dw = jnp.tensordot(x, g, axes=(rows, rows))
-    return dx, dw.astype(w.dtype)
+    dw = jnp.tensordot(_input(x, split), g, axes=(rows, rows))
+    return _input(dx, split), place(dw.astype(w.dtype), *kernel_axes(split))
 
 
 def _settled(x: Array) -> Array:

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from jformer import checkpoint, optim
 from jformer.config import Config
 from jformer.data.tokenizers import ImageTokenizer, Tokenizer
 from jformer.errors import UserError
 from jformer.models import build_model, init_params
+from jformer.placement import FSDP
+from jformer.sharding import parameter_shardings
 from jformer.tasks import TASKS, Task, sized
 
 
@@ -37,10 +40,10 @@ def build_sized(config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokeniz
     return build_model(sized(config.model, task, *(tokenizer.vocab_size for tokenizer in tokenizers)))
 
 
-def load_params(workdir: Path, settings: Config, model: Any) -> Any:
-    """Return the parameters that `evaluate.weights` names, on one device."""
+def load_params(workdir: Path, settings: Config, model: Any, mesh: Mesh) -> Any:
+    """Return the parameters that `evaluate.weights` names, split over `tensor` alone: so answers need them."""
     shapes = jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))
-    abstract = checkpoint.abstract_like(shapes, jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+    abstract = checkpoint.abstract_like(shapes, parameter_shardings(mesh, shapes, whole=[FSDP]))
     saved = checkpoint.open_run(workdir)
     weights, steps = settings.evaluate.weights, saved.steps()
     if weights == "average":

@@ -25,7 +25,7 @@ from jformer.evaluate import evaluation_batches
 from jformer.models import init_params
 from jformer.predict import Predictor, load
 from jformer.restore import build_sized, build_task
-from jformer.sharding import make_mesh, replicated
+from jformer.sharding import make_mesh, row_shards, state_shardings
 from jformer.step import TrainState, create_state, make_eval_step, make_loss, make_train_step
 from jformer.tasks import Task
 from jformer.warm_start import adopt, put_vectors
@@ -106,25 +106,27 @@ def build(config: Config, workdir: Path) -> Run:
     train_step = make_train_step(loss, tx, mesh, config.seed, config.train.ema_decay)
     greedy: dict[str, Any] = {"search": "beam", "beam_size": 1, "beam_groups": 1, "n_best": 1, "alignments": False}
     sampling = dataclasses.replace(config.decode, **greedy, batch_size=max(1, len(data.samples)))
-    sampler = Predictor(dataclasses.replace(config, decode=sampling), task, data.tokenizers, model, state.params)
+    sampler = Predictor(
+        dataclasses.replace(config, decode=sampling), task, data.tokenizers, model, state.params, (), mesh
+    )
     eval_step = make_eval_step(loss, mesh)
     return Run(config, mesh, data, schedule, train_step, eval_step, sampler, checkpoints, state, progress, notes)
 
 
 def open_mesh(config: Config) -> Mesh:
     """Return the mesh, or UserError where a batch's rows would not divide evenly over it."""
-    mesh = make_mesh(config.mesh.data)
-    check_rows(config, mesh.size)
+    mesh = make_mesh(**dataclasses.asdict(config.mesh))
+    check_rows(config, row_shards(mesh))
     return mesh
 
 
-def check_rows(config: Config, devices: int) -> None:
+def check_rows(config: Config, shards: int) -> None:
     """Raise UserError where the rows of a batch cannot be dealt evenly to devices and microbatches."""
-    parts = devices * config.train.accumulation
+    parts = shards * config.train.accumulation
     if config.data.row_multiple % parts:
         raise UserError(
-            f"data.row_multiple={config.data.row_multiple} must be a multiple of {parts}: {devices} devices times "
-            f"train.accumulation={config.train.accumulation}; raise it, or set mesh.data"
+            f"data.row_multiple={config.data.row_multiple} must be a multiple of {parts}: mesh.data x mesh.fsdp = "
+            f"{shards} times train.accumulation={config.train.accumulation}; raise it, or lower one of them"
         )
 
 
@@ -169,10 +171,11 @@ def build_optimizer(config: Config, model: Any) -> tuple[optim.Schedule, Any]:
 
 
 def abstract_update(config: Config, task: Task, model: Any, mesh: Mesh) -> tuple[Callable, Any]:
-    """Return the compiled update of a run and the shapes of its state; nothing is allocated."""
+    """Return the compiled update of a run and the shapes of its state, placed; nothing is allocated."""
     _, tx = build_optimizer(config, model)
     create = functools.partial(create_state, tx=tx, ema=bool(config.train.ema_decay))
     state = jax.eval_shape(lambda key: create(init_params(model, key)), jax.random.key(0))
+    state = abstract_like(state, state_shardings(mesh, state))
     return make_train_step(make_loss(model, task), tx, mesh, config.seed, config.train.ema_decay), state
 
 
@@ -185,22 +188,23 @@ def open_state(
     checkpoints: Checkpoints,
 ) -> tuple[TrainState, Progress, list[str]]:
     """Return the newest checkpoint's state, or a new one, drawn from the seed or begun with what the config names."""
-    everywhere = replicated(mesh)
     draw = functools.partial(init_params, model)
     key = jax.random.key(config.seed)
+    blank = jax.eval_shape(lambda key: make(draw(key)), key)
+    places = state_shardings(mesh, blank)
     if checkpoints.steps():
         newest = checkpoints.steps()[-1]
-        blank = abstract_like(jax.eval_shape(lambda key: make(draw(key)), key), everywhere)
+        blank = abstract_like(blank, places)
         items = checkpoints.restore(newest, as_items(blank))
         state = blank.replace(params=items["params"], ema=items.get("ema"), **items["rest"])
         return state, Progress(**checkpoints.progress(newest)), []
-    params = jax.jit(draw, out_shardings=everywhere)(key)
+    params = jax.jit(draw, out_shardings=places.params)(key)
     notes: list[str] = []
     if config.train.init_from:
-        parent = jax.device_put(load(config.train.init_from).params, everywhere)
-        params, notes = adopt(parent, params, config.train.init_from)
+        params, notes = adopt(load(config.train.init_from, mesh=mesh).params, params, config.train.init_from)
     params, coverage = put_vectors(config, tokenizers, params)
-    return jax.jit(make, out_shardings=everywhere)(params), Progress(), notes + coverage
+    params = jax.device_put(params, places.params)
+    return jax.jit(make, out_shardings=places)(params), Progress(), notes + coverage
 
 
 def as_items(state: TrainState) -> dict[str, Any]:

@@ -6,20 +6,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from jformer.models import build_model
+from jformer.sharding import over_rows
 
 TOKENS = 1_024  # projected to the vocabulary at a time: logits of a whole batch would be its largest array by far
 
 
-def make_scorer(models: Sequence[Any], average: str, align: bool = False) -> Any:
+def make_scorer(models: Sequence[Any], average: str, mesh: Mesh | None = None, align: bool = False) -> Any:
     """Return the compiled (parameters of each model, batch) → {"log_probs": f32 [b t], "alignment": i32 [b t]}.
 
     The batch has both sides as in training. A token's log-probability is given all before it, over the whole
     vocabulary; several models decide together, by the mean of their probabilities or of their log-probabilities, as
     they do in a search. With `align`, a token's alignment is the source position that the heads of the decoder's last
-    layer look at most on average, when they are about to say the token.
+    layer look at most on average, when they are about to say the token. On a mesh, rows are split over data and fsdp.
     """
     models = [_showing(model) for model in models] if align else models
 
@@ -38,7 +40,7 @@ def make_scorer(models: Sequence[Any], average: str, align: bool = False) -> Any
             scores["alignment"] = jnp.argmax(sum(weights for _, weights in passes), axis=-1).astype(jnp.int32)
         return scores
 
-    return jax.jit(score)
+    return jax.jit(over_rows(score, mesh))
 
 
 def _forced(model: Any, params: Any, batch: dict[str, jax.Array], align: bool) -> tuple[Float[Array, "b t d"], Any]:

@@ -11,7 +11,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jformer.losses import Sums
-from jformer.sharding import DATA, ROWS, replicated
+from jformer.placement import place
+from jformer.sharding import DATA, ROWS, parameter_specs, replicated, state_shardings
 
 LossFn = Callable[[Any, dict[str, jax.Array], jax.Array | None], Sums]
 """(parameters, batch of rows, dropout key or None) → sums; `loss` is what is differentiated."""
@@ -49,10 +50,12 @@ def make_loss(model: Any, task: Any) -> LossFn:
 
 
 def make_gradient(loss: LossFn, mesh: Mesh) -> Callable:
-    """Return (parameters, batch [a b …], key) → (sums, gradient of the global mean loss), equal on every device.
+    """Return (parameters, batch [a b …], key) → (sums, gradient of the global mean loss).
 
-    The body differentiates the local sum. Gradients and sums then meet in one psum and are divided by the global
-    count: never a mean of means, so devices and microbatches with uneven padding count as they should.
+    The body differentiates the sum over the rows of its part of the `data` axis. Gradients and sums then meet in one
+    psum and are divided by the global count: never a mean of means, so devices and microbatches with uneven padding
+    count as they should. Within a part, over `fsdp` and `tensor`, the compiler exchanges what the model's placements
+    ask for; every gradient is laid where its parameter lies, so that only shards of them cross the `data` axis.
     """
 
     def local(params: Any, batch: dict[str, jax.Array], key: jax.Array) -> tuple[Any, Sums]:
@@ -60,15 +63,18 @@ def make_gradient(loss: LossFn, mesh: Mesh) -> Callable:
             sums = loss(params, rows, key)
             return sums["loss"][0], sums
 
-        def accumulate(total: Any, rows: dict[str, jax.Array]) -> tuple[Any, None]:
+        def differentiate(rows: dict[str, jax.Array]) -> tuple[Any, Sums]:
             gradient, sums = jax.grad(objective, has_aux=True)(params, rows)
-            return jax.tree.map(jnp.add, total, (gradient, sums)), None
+            return jax.tree.map(lambda g, spec: place(g, *spec), gradient, parameter_specs(params)), sums
+
+        def accumulate(total: Any, rows: dict[str, jax.Array]) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, differentiate(rows)), None
 
         first, rest = jax.tree.map(lambda x: x[0], batch), jax.tree.map(lambda x: x[1:], batch)
-        total = jax.grad(objective, has_aux=True)(params, first)
+        total = differentiate(first)
         if jax.tree.leaves(rest)[0].shape[0]:
             total, _ = jax.lax.scan(accumulate, total, rest)
-        return jax.lax.psum(total, DATA)
+        return _sum_over_data(total, mesh)
 
     # With check_vma=True the gradients of replicated parameters would arrive summed already, and psum again.
     sharded = jax.shard_map(
@@ -81,6 +87,11 @@ def make_gradient(loss: LossFn, mesh: Mesh) -> Callable:
         return sums, jax.tree.map(lambda g: g / count, total)
 
     return gradient
+
+
+def _sum_over_data(tree: Any, mesh: Mesh) -> Any:
+    """Add up what the parts of the `data` axis have; XLA knows no such sum where there is one part and other axes."""
+    return jax.lax.psum(tree, DATA) if mesh.shape[DATA] > 1 else tree
 
 
 def moving_average(average: Any, params: Any, decay: float, updates: jax.Array) -> Any:
@@ -114,17 +125,18 @@ def make_train_step(
         skipped = state.skipped + ~finite
         in_row = jnp.where(finite, 0, state.skipped_in_row + 1)
         metrics = {"sums": sums, "grad_norm": norm, "skipped": skipped, "skipped_in_row": in_row}
-        return state.replace(step=state.step + 1, **kept, skipped=skipped, skipped_in_row=in_row), metrics
+        state = state.replace(step=state.step + 1, **kept, skipped=skipped, skipped_in_row=in_row)
+        places = state_shardings(mesh, state), jax.tree.map(lambda _: replicated(mesh), metrics)
+        return jax.lax.with_sharding_constraint((state, metrics), places)
 
-    everywhere = replicated(mesh)
-    return jax.jit(step, donate_argnums=0, out_shardings=(everywhere, everywhere))
+    return jax.jit(step, donate_argnums=0)
 
 
 def make_eval_step(loss: LossFn, mesh: Mesh) -> Callable[[Any, dict[str, jax.Array]], Sums]:
     """Return the compiled (parameters, batch [1 b …]) → sums over all rows, without dropout."""
 
     def local(params: Any, batch: dict[str, jax.Array]) -> Sums:
-        return jax.lax.psum(loss(params, jax.tree.map(lambda x: x[0], batch), None), DATA)
+        return _sum_over_data(loss(params, jax.tree.map(lambda x: x[0], batch), None), mesh)
 
     sharded = jax.shard_map(local, mesh=mesh, in_specs=(P(), ROWS), out_specs=P(), axis_names={DATA}, check_vma=False)
     return jax.jit(sharded)

@@ -21,6 +21,7 @@ from jformer.generation import make_answer
 from jformer.predict import Predictor, load, numbers
 from jformer.requests import Piece, Request, writable
 from jformer.scoring import make_scorer
+from jformer.sharding import make_mesh
 
 SENTENCES, BEAMS = 16, 4
 TOLERANCE = {"float32": 2e-4, "bfloat16": 0.2}  # of a log-probability or a logit
@@ -93,7 +94,7 @@ def verify(config: Config, workdir: Path) -> bool:
     Raises UserError for a task that generates nothing.
     """
     options = DecodeConfig(length_penalty=config.decode.length_penalty, dtype=config.decode.dtype)
-    predictor = load(workdir, dataclasses.replace(config, decode=options))
+    predictor = load(workdir, dataclasses.replace(config, decode=options), make_mesh(1))
     if predictor.task.answer not in ("text", "continuation"):
         raise UserError(f"task={config.task!r} generates nothing: there is no decoding to verify")
     subject, dtype = Subject(predictor, options), predictor.model.config.dtype

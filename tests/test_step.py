@@ -8,16 +8,27 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
-from jformer.sharding import make_mesh, put_batch
+from jformer.sharding import make_mesh, parameter_shardings, put_batch, state_shardings
 from jformer.step import create_state, make_eval_step, make_gradient, make_loss, make_train_step, moving_average
 from jformer.tasks.task import token_loss
 from tests.conftest import make_batch
 
 SMOOTHED = SimpleNamespace(loss=token_loss(0.1))
-UNEVEN = make_batch([7, 3, 5, 6, 2, 7, 1, 4], [6, 6, 2, 5, 3, 4, 6, 1])
-UNEVEN["weights"][6:] = 0  # two rows are empty: the last device of four has nothing
+UNEVEN = make_batch([7, 3, 5, 6, 2, 7, 1, 4], [6, 6, 2, 5, 3, 4, 6, 1], vocab_size=48)
+UNEVEN["weights"][6:] = 0  # two rows are empty: the last devices have nothing
+
+
+# All shapes of a mesh of 1, 2, 4 or 8 devices but that of one; first those that have everything.
+MESHES = [(2, 2, 2), (1, 8, 1), (1, 1, 8), (8, 1, 1)]
+MESHES += [
+    (d, f, t) for d in (1, 2, 4, 8) for f in (1, 2, 4, 8) for t in (1, 2, 4, 8)
+    if 1 < d * f * t <= 8 and (d, f, t) not in MESHES
+]  # fmt: skip
+
+
+def named(shape):
+    return "x".join(map(str, shape)) if isinstance(shape, tuple) else str(shape)
 
 
 def on(mesh, batch, microbatches=1):
@@ -25,9 +36,9 @@ def on(mesh, batch, microbatches=1):
 
 
 def fresh(params, tx, mesh, ema=False):
-    """Return a new state on every device, as a run starts with."""
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    return jax.jit(functools.partial(create_state, tx=tx, ema=ema), out_shardings=everywhere)(params)
+    """Return a new state where it lies, as a run starts with."""
+    make = functools.partial(create_state, tx=tx, ema=ema)
+    return jax.jit(make, out_shardings=state_shardings(mesh, jax.eval_shape(make, params)))(params)
 
 
 def distance(a, b):
@@ -38,7 +49,7 @@ def distance(a, b):
 
 @pytest.fixture(scope="module")
 def noisy(tiny):
-    return tiny(dropout=0.2)
+    return tiny(dropout=0.2, num_heads=8, vocab_size=48)
 
 
 @pytest.fixture(scope="module")
@@ -50,30 +61,37 @@ def reference(noisy):
     def mean_loss(params, batch):
         logits = model.apply({"params": params}, batch, True, rngs={"dropout": key})
         log_probs = jax.nn.log_softmax(logits)
-        wanted = 0.9 * jax.nn.one_hot(batch["target_out"], 50) + 0.1 / 50
+        wanted = 0.9 * jax.nn.one_hot(batch["target_out"], 48) + 0.1 / 48
         return -(log_probs * wanted).sum(-1).ravel() @ batch["weights"].ravel() / batch["weights"].sum()
 
     return key, *jax.jit(jax.value_and_grad(mean_loss))(params, UNEVEN)
 
 
-@pytest.mark.parametrize(("devices", "microbatches"), [(1, 4), (2, 2)])
-def test_gradient_is_that_of_the_mean_over_the_whole_batch(noisy, reference, devices, microbatches):
+@pytest.mark.parametrize(
+    ("shape", "microbatches"),
+    [((1, 1, 1), 4), ((2, 1, 1), 2), ((1, 2, 2), 2), *((shape, 1) for shape in MESHES)],
+    ids=named,
+)
+def test_gradient_is_that_of_the_mean_over_the_whole_batch(noisy, reference, shape, microbatches):
     model, params = noisy
     key, loss, expected = reference
-    mesh = make_mesh(devices)
+    mesh = make_mesh(*shape)
+    params = jax.device_put(params, parameter_shardings(mesh, params))
     gradient = jax.jit(make_gradient(make_loss(model, SMOOTHED), mesh))
     sums, found = gradient(params, on(mesh, UNEVEN, microbatches), key)
     assert float(sums["loss"][1]) == UNEVEN["weights"].sum()
     assert abs(float(sums["loss"][0] / sums["loss"][1]) / float(loss) - 1) < 1e-6
     assert distance(found, expected) < 1e-6
+    for gradient, place in zip(jax.tree.leaves(found), jax.tree.leaves(parameter_shardings(mesh, params)), strict=True):
+        assert gradient.sharding.is_equivalent_to(place, gradient.ndim)
 
 
-@pytest.mark.parametrize(("devices", "microbatches"), [(4, 1), (1, 4)])
-def test_sgd_update_does_not_depend_on_the_devices(noisy, devices, microbatches):
+@pytest.mark.parametrize(("shape", "microbatches"), [((1, 1, 1), 4), *((shape, 1) for shape in MESHES)], ids=named)
+def test_sgd_update_does_not_depend_on_the_devices(noisy, shape, microbatches):
     model, params = noisy
     states = []
-    for d, m in ((1, 1), (devices, microbatches)):
-        mesh, tx = make_mesh(d), optax.sgd(0.1)
+    for s, m in (((1, 1, 1), 1), (shape, microbatches)):
+        mesh, tx = make_mesh(*s), optax.sgd(0.1)
         step = make_train_step(make_loss(model, SMOOTHED), tx, mesh, seed=5)
         state = fresh(params, tx, mesh)
         for _ in range(3):
@@ -81,6 +99,9 @@ def test_sgd_update_does_not_depend_on_the_devices(noisy, devices, microbatches)
         states.append(state)
     assert distance(states[1].params, states[0].params) < 1e-6
     assert states[1].step == 3
+    assert step._cache_size() == 1  # an update's state is what the next one was compiled for
+    places = state_shardings(mesh, states[1])
+    jax.tree.map(lambda x, place: x.sharding.is_equivalent_to(place, x.ndim) or pytest.fail(), states[1], places)
 
 
 def test_every_step_drops_something_else(noisy):
@@ -97,13 +118,13 @@ def test_every_step_drops_something_else(noisy):
 
 def linear_loss(params, batch, key):
     """Return a loss whose gradient is the batch itself."""
-    return {"loss": ((params["w"] * batch["x"]).sum(), jnp.float32(batch["x"].shape[0]))}
+    return {"loss": ((params["class_token"] * batch["x"]).sum(), jnp.float32(batch["x"].shape[0]))}
 
 
 def test_update_that_is_not_finite_changes_nothing_and_is_counted():
     mesh, tx = make_mesh(2), optax.adam(0.1)
     step = make_train_step(linear_loss, tx, mesh, seed=0, ema_decay=0.5)
-    state = fresh({"w": jnp.ones(3)}, tx, mesh, ema=True)
+    state = fresh({"class_token": jnp.ones(3)}, tx, mesh, ema=True)
     good = {"x": np.ones((1, 4, 3), np.float32)}
     state, _ = step(state, put_batch(mesh, good))
     before = jax.device_get(state)
@@ -120,7 +141,7 @@ def test_update_that_is_not_finite_changes_nothing_and_is_counted():
     assert (int(after.step), int(after.skipped), int(metrics["skipped_in_row"])) == (3, 2, 2)
     state, metrics = step(state, put_batch(mesh, good))
     assert (int(metrics["skipped"]), int(metrics["skipped_in_row"])) == (2, 0)
-    assert not np.array_equal(state.params["w"], after.params["w"])
+    assert not np.array_equal(state.params["class_token"], after.params["class_token"])
 
 
 def test_batch_without_tokens_has_no_gradient_and_no_nan(noisy):
@@ -137,10 +158,12 @@ def test_batch_without_tokens_has_no_gradient_and_no_nan(noisy):
 def test_eval_step_sums_over_devices_without_dropout(noisy):
     model, params = noisy
     found = [
-        make_eval_step(make_loss(model, SMOOTHED), mesh)(params, on(mesh, UNEVEN)) for mesh in map(make_mesh, (1, 4))
+        make_eval_step(make_loss(model, SMOOTHED), mesh)(params, on(mesh, UNEVEN))
+        for mesh in (make_mesh(1), make_mesh(4), make_mesh(2, 2, 2))
     ]
     for name, (total, count) in found[0].items():
         np.testing.assert_allclose(found[1][name], (total, count), rtol=1e-6)
+        np.testing.assert_allclose(found[2][name], (total, count), rtol=1e-6)
 
 
 def test_moving_average_follows_its_formula_and_forgets_faster_when_young():

@@ -19,6 +19,7 @@ from jformer.export.program import build_program
 from jformer.export.spec import build_spec
 from jformer.predict import load
 from jformer.requests import writable
+from jformer.sharding import make_mesh
 
 NEEDS = {"ctranslate2": "ctranslate2", "stablehlo": "flatbuffers"}  # format → the package that writes it
 README = """A translator exported by jformer for {format}; docs/serving.md of jformer has a loader without jformer.
@@ -46,7 +47,7 @@ def export(config: Config, workdir: Path, format: str, target: Path) -> str:  # 
     translations or checkpoints, and a model or search that the format cannot express.
     """
     _check(config, format, target)
-    predictor = load(workdir, config)
+    predictor = load(workdir, config, make_mesh(1))
     model, (source, target_side) = predictor.model, predictor.tokenizers
     params = jax.tree.map(np.asarray, predictor.params)
     longest = config.data.max_source_length + config.decode.max_extra_length

@@ -14,6 +14,7 @@ from jformer.models.dropout import Noise, Site, drop
 from jformer.models.initializers import kernel_init
 from jformer.models.linear import Dense
 from jformer.models.positions import rotate
+from jformer.placement import NARROW, WIDE
 
 KeyValue = dict[str, Any]
 """{'k': [b s g k], 'v': [b s g u]}: the keys and values of s positions; in a cache [m g k e] and [m g e u]."""
@@ -90,15 +91,15 @@ class Attention(nn.Module):
     def setup(self) -> None:
         """Make the four projections; each kernel is 2-D, its heads side by side."""
         c = self.config
-        sizes = {
-            "query": c.num_heads * c.key_size,
-            "key": c.kv_heads * c.key_size,
-            "value": c.kv_heads * c.value_size,
-            "output": c.d_model,
-        }
-        self.q, self.k, self.v, self.o = (
-            Dense(size, kernel_init(c, role, self.layers, self.beta), c.bias) for role, size in sizes.items()
-        )
+        self.q = self.projection(c.num_heads * c.key_size, "query", WIDE)
+        self.k = self.projection(c.kv_heads * c.key_size, "key", WIDE)
+        self.v = self.projection(c.kv_heads * c.value_size, "value", WIDE)
+        self.o = self.projection(c.d_model, "output", NARROW)
+
+    def projection(self, size: int, role: str, split: str) -> Dense:
+        """Build one projection; the devices of a mesh share its heads."""
+        c = self.config
+        return Dense(size, kernel_init(c, role, self.layers, self.beta), c.bias, split=split)
 
     def kv(self, y: Float[Array, "b s d"], positions: Int[Array, "b s"] | None = None) -> KeyValue:
         """Project keys and values; with positions, rotary keys are turned by them."""

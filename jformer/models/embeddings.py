@@ -16,7 +16,7 @@ from jformer.models.transformer import make_norm
 
 def token_table(config: ModelConfig, rows: int) -> Embedding:
     """Build a vocabulary's table."""
-    return Embedding(rows, config.d_model, table_init(config, "tokens"))
+    return Embedding(rows, config.d_model, table_init(config, "tokens"), split=True)
 
 
 class InputEmbedding(nn.Module):

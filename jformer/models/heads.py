@@ -8,6 +8,7 @@ from jformer.models.dropout import Noise, Site, drop
 from jformer.models.initializers import kernel_init
 from jformer.models.linear import Dense, Embedding
 from jformer.models.transformer import ACTIVATIONS, GATES, make_norm
+from jformer.placement import WIDE
 
 
 class TokenHead(nn.Module):
@@ -20,7 +21,7 @@ class TokenHead(nn.Module):
         """Make the projection where it is not tied, and BERT's transform."""
         c = self.config
         if not c.tied_output:
-            self.output = Dense(self.vocab_size, kernel_init(c, "head"), use_bias=False)
+            self.output = Dense(self.vocab_size, kernel_init(c, "head"), use_bias=False, split=WIDE)
         if c.head.transform:
             self.transform = Dense(c.d_model, kernel_init(c, "pooler"), c.bias)
             self.norm = make_norm(c)

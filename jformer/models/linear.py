@@ -4,32 +4,35 @@ import flax.linen as nn
 from jaxtyping import Array, Float, Int
 
 from jformer.models.initializers import Init
+from jformer.placement import TENSOR, WIDE, place, place_rows
 from jformer.products import add_bias, matmul
 
 
 class Dense(nn.Module):
-    """x · kernel + bias, with kernel float32 [d f]."""
+    """x · kernel + bias, with kernel float32 [d f]; `split` says how the devices of a mesh share it."""
 
     features: int
     kernel_init: Init
     use_bias: bool = True
     bias_init: Init = nn.initializers.zeros_init()
+    split: str | None = None
 
     @nn.compact
     def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b f"]:
         """Project the last axis, in x's dtype."""
-        y = matmul(x, self.param("kernel", self.kernel_init, (x.shape[-1], self.features)))
+        y = matmul(x, self.param("kernel", self.kernel_init, (x.shape[-1], self.features)), self.split)
         if self.use_bias:
             y = add_bias(y, self.param("bias", self.bias_init, (self.features,)))
         return y
 
 
 class Embedding(nn.Module):
-    """A table float32 [v d]."""
+    """A table float32 [v d]; that of a vocabulary may be split over the devices of a mesh."""
 
     num_rows: int
     d_model: int
     init_table: Init
+    split: bool = False
 
     def setup(self) -> None:
         """Make the table."""
@@ -37,8 +40,8 @@ class Embedding(nn.Module):
 
     def __call__(self, ids: Int[Array, "b t"]) -> Float[Array, "b t d"]:
         """Look rows up."""
-        return self.embedding[ids]
+        return place_rows((place(self.embedding, TENSOR) if self.split else self.embedding)[ids])
 
     def attend(self, hidden: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
         """Return the products with every row: the tied projection to logits (Press and Wolf 2017)."""
-        return matmul(hidden, self.embedding.T)
+        return matmul(hidden, self.embedding.T, WIDE)

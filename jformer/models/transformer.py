@@ -14,6 +14,7 @@ from jformer.models.dropout import Noise, Site, drop
 from jformer.models.initializers import bias_init, deepnorm, kernel_init
 from jformer.models.linear import Dense
 from jformer.models.positions import PositionBias
+from jformer.placement import NARROW, WIDE
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": nn.relu,
@@ -62,15 +63,15 @@ class FeedForward(nn.Module):
     def setup(self) -> None:
         """Make d → f → d, and the gate's d → f."""
         c = self.config
-        self.up = self.projection(c.d_ff, "up")
+        self.up = self.projection(c.d_ff, "up", WIDE)
         if c.activation in GATES:
-            self.gate = self.projection(c.d_ff, "gate")
-        self.down = self.projection(c.d_model, "down")
+            self.gate = self.projection(c.d_ff, "gate", WIDE)
+        self.down = self.projection(c.d_model, "down", NARROW)
 
-    def projection(self, size: int, role: str) -> Dense:
+    def projection(self, size: int, role: str, split: str) -> Dense:
         """Build one projection."""
         c = self.config
-        return Dense(size, kernel_init(c, role, self.layers, self.beta), c.bias, bias_init(c, role))
+        return Dense(size, kernel_init(c, role, self.layers, self.beta), c.bias, bias_init(c, role), split)
 
     def __call__(self, x: Float[Array, "b t d"], noise: Noise | None = None) -> Float[Array, "b t d"]:
         """Map every position alike."""
