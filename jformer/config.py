@@ -70,6 +70,7 @@ class TrainConfig:
     freeze: tuple[str, ...] = ()  # regular expressions over parameter names; what they match is not trained
     samples: int = 3  # validation sentences translated at every evaluation; 0 = none
     profile_steps: str = ""  # "10:13" = trace updates 10, 11, 12 and 13 into WORKDIR/profile; "" = none
+    stall_seconds: float = 0.0  # a process that stands still so long ends the run; 0 = 10 updates, at least a minute
     peak_flops: float = 0.0  # FLOPs a second of a device, which MFU is a share of; 0 = its data sheet's, or measured
 
     def profiled(self) -> range:
@@ -116,7 +117,8 @@ class Config:
 # A resumed run may change these: what it computes for a given step stays the same.
 MAY_CHANGE = (
     *(f"train.{key}" for key in ("num_steps", "log_every", "eval_every", "checkpoint_every", "keep_last", "patience")),
-    *("train.max_skipped", "train.samples", "train.profile_steps", "train.peak_flops", "data.dir"),
+    *("train.max_skipped", "train.samples", "train.profile_steps", "train.peak_flops", "train.stall_seconds"),
+    "data.dir",
     *("data.cache_dir", "data.test", "evaluate.", "decode.", "mesh.", "model.execution."),
 )
 DECAYING_SCHEDULES = ("cosine", "linear")  # their rates depend on num_steps
@@ -204,8 +206,9 @@ def _check_mesh(config: Config) -> None:
     for axis, size in sizes.items():
         if size != -1 and size < 1:
             raise UserError(f"mesh.{axis}={size} must be at least 1, or -1 for as many as there are devices")
-    if list(sizes.values()).count(-1) > 1:
-        raise UserError("mesh.data, mesh.fsdp and mesh.tensor: only one of them can be -1, what the others leave")
+    open_ended = [f"mesh.{axis}=-1" for axis, size in sizes.items() if size == -1]
+    if len(open_ended) > 1:
+        raise UserError(f"{open_ended[-1]} beside {open_ended[0]}: only one of them can be -1, what the others leave")
     for key in ("num_heads", "kv_heads"):
         if getattr(model, key) % max(config.mesh.tensor, 1):
             raise UserError(
@@ -255,7 +258,7 @@ def _check_train(config: Config) -> None:
     _at_least(
         "train", train, ("num_steps", "log_every", "checkpoint_every", "keep_last", "accumulation", "max_skipped"), 1
     )
-    _at_least("train", train, ("eval_every", "patience", "samples", "peak_flops"), 0)
+    _at_least("train", train, ("eval_every", "patience", "samples", "stall_seconds", "peak_flops"), 0)
     _within("train", train, ("ema_decay",), 0, 1)
     if train.eval_every % train.checkpoint_every:
         raise UserError(

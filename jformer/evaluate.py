@@ -5,6 +5,7 @@ import hashlib
 import json
 import platform
 from collections import Counter
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,15 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from jformer import checkpoint, metrics
+from jformer import checkpoint, hosts, metrics
 from jformer.config import Config
 from jformer.data.corpus import open_corpus
 from jformer.data.pipeline import Batches, make_batches
 from jformer.data.sources import Split, open_split
 from jformer.data.tokenizers import Tokenizer
 from jformer.predict import Predictor, load
-from jformer.restore import build_sized, build_task
-from jformer.sharding import make_mesh, put_batch
+from jformer.restore import build_sized, build_task, open_mesh
+from jformer.sharding import put_batch
 from jformer.step import make_eval_step, make_loss
 from jformer.tasks import Task
 
@@ -58,8 +59,12 @@ def split_totals(eval_step: Any, params: Any, batches: Batches, mesh: Mesh) -> d
 
 
 def evaluate(config: Config, workdir: Path) -> dict[str, Any]:
-    """Score every test set with the run's weights, write results.json and the outputs, and return the results."""
-    mesh = make_mesh(**dataclasses.asdict(config.mesh))
+    """Score every test set with the run's weights, write results.json and the outputs, and return the results.
+
+    Of several processes each gets the results, and the first one writes them.
+    """
+    hosts.reach("opening the trained run")
+    mesh = open_mesh(config)
     predictor = load(workdir, config, mesh)
     task = predictor.task
     model = build_sized(config, task, predictor.tokenizers)  # decode.dtype is for answers alone
@@ -67,18 +72,29 @@ def evaluate(config: Config, workdir: Path) -> dict[str, Any]:
     results: dict[str, Any] = {"schema": SCHEMA}
     for key, name in config.data.test_splits().items():
         split = open_split(config.data, name)
+        hosts.same({f"the text of {name}": split.fingerprint})
+        hosts.reach(f"answering {key}")
         examples = list(split.read(Counter()))
         outputs: list[str] = []
         if task.answer in COMPARED:
             outputs = predictor.predict([pair.source for pair in examples])
-            (workdir / "outputs").mkdir(exist_ok=True)
-            (workdir / "outputs" / f"{key}.txt").write_text("".join(line + "\n" for line in outputs), newline="\n")
-        batches, counts = evaluation_batches(config, task, predictor.tokenizers, split)
+            if hosts.first():
+                write_outputs(workdir / "outputs" / f"{key}.txt", outputs)
+        hosts.reach(f"scoring {key}")
+        with hosts.in_turn():
+            batches, counts = evaluation_batches(config, task, predictor.tokenizers, split)
         scores = task.score(outputs, examples, split_totals(eval_step, predictor.params, batches, mesh))
         results[key] = {**scores, "examples": len(examples), "counts": counts, "checksum": split.fingerprint}
     results["run"] = provenance(config, workdir, predictor)
-    (workdir / "results.json").write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    if hosts.first():
+        (workdir / "results.json").write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     return results
+
+
+def write_outputs(path: Path, outputs: Sequence[str]) -> None:
+    """Write the answers to a test set, a line for a line."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(line + "\n" for line in outputs), newline="\n")
 
 
 def provenance(config: Config, workdir: Path, predictor: Predictor) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jformer.placement import FSDP, TENSOR, parts
+from jformer.platform import target
 
 Sums = dict[str, tuple[Array, Array]]
 """Name → (sum, count), both float32 scalars; sums of different rows, devices and batches just add."""
@@ -44,7 +45,7 @@ def chunked_cross_entropy(
     """
     b, t, _ = hidden.shape
     vocabulary = jax.eval_shape(project, hidden[:, :1]).shape[-1]
-    chunk = CHUNK.get(jax.default_backend(), LARGE_CHUNK) * parts(FSDP, TENSOR)
+    chunk = CHUNK.get(target(), LARGE_CHUNK) * parts(FSDP, TENSOR)
     length = min(max(chunk // (b * vocabulary), 1), t)
     projects, params = _hoisted(project, hidden, (length, t % length))
 

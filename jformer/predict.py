@@ -14,14 +14,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jformer import config
-from jformer.config import Config, MeshConfig
+from jformer.config import Config
 from jformer.data.tokenizers import EOS, Tokenizer
 from jformer.data.vocabularies import load_tokenizers
 from jformer.errors import UserError
 from jformer.generation import make_answer
 from jformer.mbr import rank
 from jformer.requests import CUT, LONG, RUNAWAY, Inputs, Output, Piece, Request, Scored, writable
-from jformer.restore import build_sized, build_task, load_params
+from jformer.restore import build_sized, build_task, load_params, open_mesh
 from jformer.scoring import make_scorer
 from jformer.sharding import make_mesh, row_shards
 from jformer.tasks import Task
@@ -278,7 +278,7 @@ def load(workdir: str | Path, overrides: Config | None = None, mesh: Mesh | None
     workdir = Path(workdir)
     settings = overrides or config.load(workdir / "config.json")
     task, tokenizers = build_task(settings), load_tokenizers(workdir / "tokenizer")
-    mesh = mesh or make_mesh(**dataclasses.asdict(overrides.mesh if overrides else MeshConfig()))
+    mesh = mesh or (open_mesh(overrides) if overrides else make_mesh())
     others = [_open_other(Path(other), settings, tokenizers) for other in settings.decode.ensemble]
 
     def member(workdir: Path, own: Config) -> Member:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jformer.placement import NARROW, TENSOR, WIDE, kernel_axes, place, place_rows
+from jformer.platform import target
 
 
 def _gathered(w: Array, split: str | None) -> Array:
@@ -62,7 +63,7 @@ def _settled(x: Array) -> Array:
     XLA:CPU would fuse what makes it into the transposing copy that the weight gradient takes, which then reads and
     writes a few bytes at a time. Elsewhere products read either order, and there is nothing to mend.
     """
-    return jax.lax.optimization_barrier(x) if jax.default_backend() == "cpu" else x
+    return jax.lax.optimization_barrier(x) if target() == "cpu" else x
 
 
 matmul.defvjp(_matmul_forward, _matmul_backward)

@@ -15,7 +15,7 @@ from jformer.data.tokenizers import ImageTokenizer, Tokenizer
 from jformer.errors import UserError
 from jformer.models import build_model, init_params
 from jformer.placement import FSDP
-from jformer.sharding import parameter_shardings
+from jformer.sharding import make_mesh, parameter_shardings
 from jformer.tasks import TASKS, Task, sized
 
 
@@ -27,6 +27,11 @@ def build_task(config: Config) -> Task:
         label_smoothing=config.optim.label_smoothing,
         **{key: scores[key] for key in ("scores", "tokenize", "lowercase")},
     )
+
+
+def open_mesh(config: Config) -> Mesh:
+    """Lay out the devices as the config says."""
+    return make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
 
 
 def build_sized(config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokenizer]) -> Any:

@@ -12,10 +12,10 @@ import jax
 from jax.sharding import Mesh
 
 from jformer import config as configs
-from jformer import optim
+from jformer import hosts, optim
 from jformer.checkpoint import Checkpoints, abstract_like
 from jformer.config import Config
-from jformer.data.corpus import Corpus, open_corpus
+from jformer.data.corpus import SIDES, Corpus, open_corpus
 from jformer.data.pipeline import Batches, make_batches
 from jformer.data.sources import Pair, open_split
 from jformer.data.tokenizers import Tokenizer
@@ -24,8 +24,8 @@ from jformer.errors import UserError
 from jformer.evaluate import evaluation_batches
 from jformer.models import init_params
 from jformer.predict import Predictor, load
-from jformer.restore import build_sized, build_task
-from jformer.sharding import make_mesh, row_shards, state_shardings
+from jformer.restore import build_sized, build_task, open_mesh
+from jformer.sharding import row_shards, state_shardings
 from jformer.step import TrainState, create_state, make_eval_step, make_loss, make_train_step
 from jformer.tasks import Task
 from jformer.warm_start import adopt, put_vectors
@@ -86,8 +86,11 @@ def build(config: Config, workdir: Path) -> Run:
     if resumed:
         configs.refuse_changes(configs.load(workdir / "config.json"), config)
     mesh = open_mesh(config)
+    check_rows(config, row_shards(mesh))
     task = build_task(config)
-    data = open_data(config, task, workdir, resumed)
+    with hosts.in_turn():  # process 0 makes what the others then find
+        data = open_data(config, task, workdir, resumed or not hosts.first())
+    hosts.same(fingerprints(data))
     model = build_sized(config, task, data.tokenizers)
     schedule, tx = build_optimizer(config, model)
     averaged = config.evaluate.average_last if config.evaluate.weights == "average" else 1
@@ -95,13 +98,14 @@ def build(config: Config, workdir: Path) -> Run:
     checkpoints = Checkpoints(workdir / "checkpoints", config.train.checkpoint_every, keep)
     make = functools.partial(create_state, tx=tx, ema=bool(config.train.ema_decay))
     state, progress, notes = open_state(config, mesh, model, data.tokenizers, make, checkpoints)
-    fingerprints = [corpus.fingerprint for corpus in data.corpora]
-    if progress.data and progress.data != fingerprints:
+    tokens = [corpus.fingerprint for corpus in data.corpora]
+    if progress.data and progress.data != tokens:
         raise UserError(
             f"{workdir}: its training text or tokenizer has changed since update {progress.step}: restore it"
         )
-    progress.data = fingerprints
-    configs.save(config, workdir / "config.json")  # last: what was refused above leaves no run behind
+    progress.data = tokens
+    if hosts.first():
+        configs.save(config, workdir / "config.json")  # last: what was refused above leaves no run behind
     loss = make_loss(model, task)
     train_step = make_train_step(loss, tx, mesh, config.seed, config.train.ema_decay)
     greedy: dict[str, Any] = {"search": "beam", "beam_size": 1, "beam_groups": 1, "n_best": 1, "alignments": False}
@@ -111,13 +115,6 @@ def build(config: Config, workdir: Path) -> Run:
     )
     eval_step = make_eval_step(loss, mesh)
     return Run(config, mesh, data, schedule, train_step, eval_step, sampler, checkpoints, state, progress, notes)
-
-
-def open_mesh(config: Config) -> Mesh:
-    """Return the mesh, or UserError where a batch's rows would not divide evenly over it."""
-    mesh = make_mesh(**dataclasses.asdict(config.mesh))
-    check_rows(config, row_shards(mesh))
-    return mesh
 
 
 def check_rows(config: Config, shards: int) -> None:
@@ -130,21 +127,30 @@ def check_rows(config: Config, shards: int) -> None:
         )
 
 
-def open_data(config: Config, task: Task, workdir: Path, resumed: bool) -> Data:
-    """Open every split, so that a missing file is known now; then the tokenizers and the token arrays."""
+def fingerprints(data: Data) -> dict[str, str]:
+    """Return what identifies the text and the tokenizers that all processes must have."""
+    sides = {f"the {side} tokenizer": each.fingerprint for side, each in zip(SIDES, data.tokenizers, strict=True)}
+    return sides | dict(zip(data.counts, (corpus.fingerprint for corpus in data.corpora), strict=False))
+
+
+def open_data(config: Config, task: Task, workdir: Path, learned: bool) -> Data:
+    """Open every split, so that a missing file is known now; then the tokenizers and the token arrays.
+
+    The tokenizers are in the workdir if they are `learned`, else they are learned now.
+    """
     data = config.data
     parts = (data, *data.mixture)
     training = [open_split(part, part.train) for part in parts]
     for name in data.test_splits().values():
         open_split(data, name)
     valid = open_split(data, data.valid) if config.train.eval_every else None
-    directory, learned = workdir / "tokenizer", (data, training, task.vocabularies)
-    if resumed:
+    directory, text = workdir / "tokenizer", (data, training, task.vocabularies)
+    if learned:
         tokenizers = load_tokenizers(directory)
     elif config.train.init_from:
-        tokenizers = copy_tokenizers(Path(config.train.init_from) / "tokenizer", directory, *learned)
+        tokenizers = copy_tokenizers(Path(config.train.init_from) / "tokenizer", directory, *text)
     else:
-        tokenizers = learn_tokenizers(directory, *learned)
+        tokenizers = learn_tokenizers(directory, *text)
     encoder, features = task.encoder(*tokenizers), task.features(*tokenizers)
     corpora = [open_corpus(split, encoder, data.cache_dir) for split in training]
     batches = make_batches(corpora, [part.weight for part in parts], data, config.seed, features)

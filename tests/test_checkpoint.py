@@ -53,8 +53,12 @@ def state(step):
 
 
 def abstract(names=("params", "rest")):
-    sharding = SingleDeviceSharding(jax.devices()[0])
-    return abstract_like({name: tree for name, tree in state(0).items() if name in names}, sharding)
+    wanted = {name: tree for name, tree in state(0).items() if name in names}
+    return placed(wanted, SingleDeviceSharding(jax.devices()[0]))
+
+
+def placed(tree, sharding):
+    return abstract_like(tree, jax.tree.map(lambda _: sharding, tree))
 
 
 def same_bits(a, b):
@@ -96,7 +100,7 @@ def test_parameters_are_read_without_the_rest(finished):
 
 def test_parameters_are_placed_as_asked(finished):
     everywhere, run = replicated(make_mesh(2)), open_run(finished)
-    found = run.restore(20, abstract_like({"params": state(0)["params"]}, everywhere))["params"]["w"]
+    found = run.restore(20, placed({"params": state(0)["params"]}, everywhere))["params"]["w"]
     run.close()
     assert found.sharding == everywhere
     assert len(found.addressable_shards) == 2

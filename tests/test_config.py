@@ -186,6 +186,9 @@ RANGES = [
     ("decode.length_penalty", -0.1, "at least 0"),
     ("mesh.data", 0, "at least 1, or -1"),
     ("mesh.data", -2, "at least 1, or -1"),
+    ("mesh.fsdp", 0, "at least 1, or -1"),
+    ("mesh.fsdp", -1, "only one of them can be -1"),
+    ("mesh.tensor", 3, "must divide model.num_heads=8: devices share heads"),
 ]  # fmt: skip
 
 
@@ -251,7 +254,7 @@ ALLOWED = {
     "train.patience", "train.max_skipped", "train.samples", "train.peak_flops", "train.profile_steps",
     "data.dir", "data.cache_dir", "data.test",
     "evaluate.weights", "evaluate.average_last", "evaluate.scores", "evaluate.tokenize", "evaluate.lowercase",
-    *(f"decode.{field.name}" for field in dataclasses.fields(configs.DecodeConfig)), "mesh.data",
+    *(f"decode.{field.name}" for field in dataclasses.fields(configs.DecodeConfig)), "mesh.data", "mesh.fsdp", "mesh.tensor",
     "model.execution.remat", "model.execution.unroll",
 }  # fmt: skip
 

@@ -15,6 +15,7 @@ from jformer.models.initializers import kernel_init
 from jformer.models.linear import Dense
 from jformer.models.positions import rotate
 from jformer.placement import NARROW, WIDE
+from jformer.platform import target
 
 KeyValue = dict[str, Any]
 """{'k': [b s g k], 'v': [b s g u]}: the keys and values of s positions; in a cache [m g k e] and [m g e u]."""
@@ -65,7 +66,7 @@ def look(
 
     So few rows are slow as a matrix product on CPU, and quick as a sum, which XLA fuses.
     """
-    few = q.shape[2] <= FEW and jax.default_backend() == "cpu"
+    few = q.shape[2] <= FEW and target() == "cpu"
     scores = (q[..., None] * kv["k"][:, :, None]).sum(3) if few else jnp.einsum("mgxk,mgke->mgxe", q, kv["k"])
     scores = scores.astype(jnp.float32) * scale + (0.0 if bias is None else bias)
     weights = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min))
@@ -138,7 +139,7 @@ class Attention(nn.Module):
         """Attend from x to keys and values; True in the mask = may look."""
         c = self.config
         q = self.queries(x, positions)
-        if choose_kernel(c, jax.default_backend()) == "jax":
+        if choose_kernel(c, target()) == "jax":
             y = jax.nn.dot_product_attention(q, kv["k"], kv["v"], bias, mask, scale=self.scale)
         else:
             y, weights = attend(q, kv, mask, bias, self.scale, lambda w: drop(w, c.attention_dropout, noise, self.site))

@@ -15,6 +15,7 @@ from jformer.models.initializers import bias_init, deepnorm, kernel_init
 from jformer.models.linear import Dense
 from jformer.models.positions import PositionBias
 from jformer.placement import NARROW, WIDE
+from jformer.platform import target
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": nn.relu,
@@ -181,7 +182,7 @@ class Stack(nn.Module):
 
     def setup(self) -> None:
         """Lift the block over the layer axis of its parameters."""
-        c, on_cpu = self.config, jax.default_backend() == "cpu"
+        c, on_cpu = self.config, target() == "cpu"
         shared, policy = nn.broadcast, REMAT[c.execution.remat]
         lift = nn.scan(
             nn.remat(Block, policy=policy) if policy else Block,

@@ -1,0 +1,24 @@
+"""Which platform a program is being made for: that of JAX, unless it is compiled here to run elsewhere."""
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+import jax
+
+_CHOSEN: ContextVar[str] = ContextVar("platform", default="")
+
+
+def target() -> str:
+    """Return the platform for which what is traced now is meant: cpu, gpu or tpu."""
+    return _CHOSEN.get() or jax.default_backend()
+
+
+@contextlib.contextmanager
+def compiling_for(platform: str) -> Iterator[None]:
+    """Let whatever is traced inside choose as it would on a platform that need not be here."""
+    token = _CHOSEN.set(platform)
+    try:
+        yield
+    finally:
+        _CHOSEN.reset(token)
