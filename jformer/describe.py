@@ -4,6 +4,7 @@ All of it follows from shapes: no data is read and no weight allocated, whatever
 """
 
 import functools
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,20 +12,19 @@ from typing import Any
 import jax
 import numpy as np
 
+from jformer.ahead import estimate, mesh_sizes
 from jformer.config import Config
 from jformer.data.corrupt import span_lengths
 from jformer.data.plan import Shape
 from jformer.data.tokenizers import NUM_SYMBOLS
 from jformer.data.vocabularies import load_tokenizers
 from jformer.flops import forward_flops, text_work, update_flops, work_of
-from jformer.memory import abstract_batch, update_memory
 from jformer.metrics import aligned
 from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.attention import choose_kernel
 from jformer.peak import known_peak
 from jformer.restore import build_task
-from jformer.run import abstract_update, check_rows
-from jformer.sharding import make_mesh
+from jformer.run import check_rows
 from jformer.tasks import Task, sized
 
 ASSUMED_CLASSES = 2
@@ -42,9 +42,8 @@ def describe(config: Config, workdir: Path | None = None) -> str:
 
     Vocabulary and classes are those of the run in `workdir`; before there is one, what the config leads to expect.
     """
-    task, saved = build_task(config), bool(workdir and (workdir / "tokenizer").is_dir())
-    counts = _tokenizer_sizes(workdir) if workdir and saved else _assumed_sizes(config, task)
-    model = sized(config.model, task, *counts)
+    task = build_task(config)
+    model, saved = sized_model(config, task, workdir)
     rows = parameter_rows(jax.eval_shape(functools.partial(init_params, build_model(model)), jax.random.key(0)))
     total = sum(count for _, _, count in rows)
     cells = [["part", "shapes", "parameters", "share"]]
@@ -53,6 +52,13 @@ def describe(config: Config, workdir: Path | None = None) -> str:
     lines = [summary(config), *_size_lines(config, model, task, saved), kernel_line(model, jax.default_backend())]
     lines += [*update_lines(config, model), memory_line(config, task, model)]
     return "\n".join([*lines, "", *aligned(cells, 2), "", *aligned(flops_table(config, model), 1)])
+
+
+def sized_model(config: Config, task: Task, workdir: Path | None) -> tuple[ModelConfig, bool]:
+    """Return the model with its vocabulary and classes, and whether they are those of the run in `workdir`."""
+    saved = bool(workdir and (workdir / "tokenizer").is_dir())
+    counts = _tokenizer_sizes(workdir) if workdir and saved else _assumed_sizes(config, task)
+    return sized(config.model, task, *counts), saved
 
 
 def summary(config: Config) -> str:
@@ -100,18 +106,17 @@ def update_lines(config: Config, model: ModelConfig) -> Iterator[str]:
     yield f"update: {shape.rows:,} full rows of {lengths} {unit}: {flops:.3g} FLOPs forward and backward"
     peak = config.train.peak_flops or known_peak(kind, model.dtype)
     if peak:
-        count = _devices(config)
+        count = math.prod(mesh_sizes(config, jax.device_count()).values())
         times = (f"{flops / peak / count / share:.3g} s at {share:.0%} MFU" for share in (1, 0.4))
         yield f"time of it on {count} x {kind}: " + ", ".join(times)
 
 
 def memory_line(config: Config, task: Task, model: ModelConfig) -> str:
     """Say what the same update takes of a device's memory."""
-    check_rows(config, _devices(config))
-    shape, mesh = full_shape(config), make_mesh(1)
-    step, state = abstract_update(config, task, build_model(model), mesh)
-    batch = abstract_batch(model, shape._replace(rows=shape.rows // _devices(config)), mesh, config.train.accumulation)
-    return f"memory of it: {update_memory(step, state, batch)}"
+    sizes = mesh_sizes(config, jax.device_count())
+    check_rows(config, sizes["data"] * sizes["fsdp"])
+    memory = estimate(config, task, model, full_shape(config), jax.device_count(), jax.default_backend())
+    return f"memory of it: {memory}"
 
 
 def parameter_rows(params: Mapping[str, Any]) -> list[tuple[str, str, int]]:
@@ -143,10 +148,6 @@ def flops_table(config: Config, model: ModelConfig) -> list[list[str]]:
     heads = ["FLOPs"] if model.family == "vit" else [f"{length:,} tokens" for length in lengths]
     parts = [[f"  {part}", *(f"{column[part]:,.0f}" for column in columns)] for part in columns[0]]
     return [[f"forward FLOPs of one {unit}", *heads], *parts]
-
-
-def _devices(config: Config) -> int:
-    return jax.device_count() if config.mesh.data == -1 else config.mesh.data
 
 
 def _tokenizer_sizes(workdir: Path) -> tuple[int, int]:

@@ -6,19 +6,20 @@ update is what is traced. The compiler fuses some of it away, and keeps copies o
 the program does not show; docs/performance.md has the ratio to what it says of its own programs.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import Literal
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jformer.data.plan import Shape
 from jformer.models import ModelConfig
-from jformer.sharding import ROWS
+from jformer.placement import FSDP
+from jformer.sharding import EVERY_ROW
 from jformer.step import TrainState
 
 LOOPS = ("scan", "while")
@@ -44,13 +45,16 @@ class Memory(NamedTuple):
 
 
 def update_memory(train_step: Any, state: TrainState, batch: Any) -> Memory:
-    """Return what the compiled update of `make_train_step` will take; state and batch may be shapes only.
+    """Return what the compiled update of `make_train_step` will take; state and batch may be shapes only, but placed.
 
-    Tracing is shared with the first update of these shapes and shardings, so that a run pays for it only once.
+    Tracing is shared with the first update of these shapes and shardings, so that a run pays for it only once. What
+    the axis `tensor` of the mesh saves of activations is not taken off.
     """
     (passes,) = _equations(train_step.trace(state, batch).jaxpr.jaxpr, "shard_map")
-    parameters, optimizer, average = (_bytes(tree) for tree in (state.params, state.opt_state, state.ema))
-    return Memory(parameters, optimizer, average, parameters, max(map(peak_bytes, _programs(passes))), _part(batch))
+    parameters, optimizer, average, rows = map(_part, (state.params, state.opt_state, state.ema, batch))
+    fsdp = batch["row"].sharding.mesh.shape[FSDP]  # whose devices share the rows that the traced program works on
+    activations = max(map(peak_bytes, _programs(passes))) // fsdp
+    return Memory(parameters, optimizer, average, parameters, activations, rows)
 
 
 def abstract_batch(model: ModelConfig, shape: Shape, mesh: Mesh, accumulation: int = 1) -> dict[str, Any]:
@@ -71,7 +75,7 @@ def abstract_batch(model: ModelConfig, shape: Shape, mesh: Mesh, accumulation: i
     if model.family == "vit":
         size = model.vision.image_size
         arrays["image"] = ((size, size, model.vision.channels), jnp.uint8)
-    place = NamedSharding(mesh, ROWS)
+    place = NamedSharding(mesh, PartitionSpec(None, *EVERY_ROW))
     return {
         name: jax.ShapeDtypeStruct((*lead, *length), dtype, sharding=place) for name, (length, dtype) in arrays.items()
     }
@@ -160,10 +164,6 @@ def _size(aval: Any, unrolled: bool = False) -> int:
     return aval.size * (4 if unrolled and aval.dtype == bool else aval.dtype.itemsize)
 
 
-def _part(batch: Any) -> int:
-    """Return the bytes of a batch that lie on one device."""
-    return sum(np.prod(x.sharding.shard_shape(x.shape), dtype=int) * x.dtype.itemsize for x in jax.tree.leaves(batch))
-
-
-def _bytes(tree: Any) -> int:
-    return sum(map(_size, jax.tree.leaves(tree)))
+def _part(tree: Any) -> int:
+    """Return the bytes of placed arrays that lie on one device."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
