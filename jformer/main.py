@@ -16,6 +16,9 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
   --output   predict, score: a file, or - for standard output (the default); export: a folder
   --resume   predict, score: go on with a half-written --output
   --format   export: ctranslate2 or stablehlo
+  --topology describe: what the run would take of a TPU slice, such as v5e:16x16 or v5litepod-256; exit code 2 if it
+             does not fit. Needs pip install -e ".[tpu-aot]", and a minute or two
+  --price    describe with --topology: dollars for an hour of a chip, to tell the cost
 """
 
 import difflib
@@ -59,10 +62,7 @@ def run(options: flags.FlagValues, config: Config) -> int:
     """Import the mode's module, and with it jax, only now: help and mistakes answer at once."""
     workdir, files = Path(options.workdir or ""), (options.input, options.output, options.resume)
     if options.mode == "describe":
-        from jformer.describe import describe
-
-        print(describe(config, workdir if options.workdir else None))
-        return 0
+        return show(options, config, workdir if options.workdir else None)
     if options.mode == "train":
         keep_freed_memory()
     keep_compiled(config)
@@ -84,6 +84,20 @@ def run(options: flags.FlagValues, config: Config) -> int:
         print(export(config, workdir, options.format, Path(options.output)))
     else:
         return train_or_evaluate(options.mode, config, workdir)
+    return 0
+
+
+def show(options: flags.FlagValues, config: Config, workdir: Path | None) -> int:
+    """Describe the run, on the devices here or on a TPU slice that is not."""
+    if options.topology:
+        from jformer.slices import describe_slice
+
+        for line in describe_slice(config, workdir, options.topology, options.price):
+            print(line, flush=True)
+    else:
+        from jformer.describe import describe
+
+        print(describe(config, workdir))
     return 0
 
 
@@ -120,6 +134,8 @@ def parse(argv: list[str]) -> tuple[flags.FlagValues, Config]:
     flags.DEFINE_string("output", "-", "Where answers go.", flag_values=options)
     flags.DEFINE_bool("resume", False, "Go on with a half-written output.", flag_values=options)
     flags.DEFINE_enum("format", None, FORMATS, "What to export to.", flag_values=options)
+    flags.DEFINE_string("topology", "", "A TPU slice.", flag_values=options)
+    flags.DEFINE_float("price", 0.0, "Dollars for an hour of a chip.", lower_bound=0.0, flag_values=options)
     overrides = [argument for argument in argv[1:] if argument.startswith(("--config.", "--noconfig."))]
     try:
         rest = options([argv[0], *(argument for argument in argv[1:] if argument not in overrides)])
