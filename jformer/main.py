@@ -19,8 +19,16 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
   --topology describe: what the run would take of a TPU slice, such as v5e:16x16 or v5litepod-256; exit code 2 if it
              does not fit. Needs pip install -e ".[tpu-aot]", and a minute or two
   --price    describe with --topology: dollars for an hour of a chip, to tell the cost
+
+Several processes are one run (train, evaluate, predict, score) if all are started with the same command and either
+  --distributed  where Cloud TPU, Slurm, Open MPI, Kubernetes or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
+                 JAX_PROCESS_ID say who is who, or
+  --coordinator=HOST:PORT --processes=N --process=I
+                 a free port of process 0's machine, how many there are, and which this is, from 0
+Exit code 75 says that one of them died or stood still: the same command for all goes on.
 """
 
+import dataclasses
 import difflib
 import importlib.util
 import os
@@ -31,28 +39,36 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from jformer import config as configs
+from jformer import hosts
 from jformer.config import Config
 from jformer.errors import UserError
 from jformer.heap import keep_freed_memory
 
 MODES = ("train", "evaluate", "predict", "score", "describe", "verify", "export")
+TOGETHER = ("train", "evaluate", "predict", "score")  # what several processes can do
 FORMATS = ("ctranslate2", "stablehlo")
 FAILED, STOPPED = 1, 143  # exit codes: a check did not pass; SIGTERM ended the process, after it saved
 WORTH_KEEPING = 0.5  # seconds of compiling
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one mode and return the exit code: 0, 2 for a mistake the user can mend, 143 when told to stop."""
+    """Run one mode and return the exit code: 0, 2 for a mistake the user can mend, 143 when told to stop.
+
+    Of several processes, one that is not there is exit code 75.
+    """
     argv = sys.argv if argv is None else argv
     if any(argument in ("--help", "-h", "-help") for argument in argv):
         print(__doc__)
         return 0
     try:
-        options, config = parse(argv)
-        return run(options, config)
-    except UserError as error:
+        options, overrides = read_flags(argv)
+        with hosts.joined(coordinates(options)):
+            config = configure(options, overrides)
+            hosts.same({"--mode": options.mode, **configs.flatten(dataclasses.asdict(config), "config.")})
+            return run(options, config)
+    except (UserError, hosts.AbsentError) as error:
         print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, UserError) else hosts.LOST
     except BrokenPipeError:  # who read our output has left, as head does; what is still to be flushed goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -109,9 +125,12 @@ def train_or_evaluate(mode: str, config: Config, workdir: Path) -> int:
         from jformer.train import train
 
         if not train(config, workdir):
-            print(f"stopped and saved; the same command goes on from {workdir}", file=sys.stderr)
+            if hosts.first():
+                print(f"stopped and saved; the same command goes on from {workdir}", file=sys.stderr)
             return STOPPED
-    print(report_scores(evaluate(config, workdir), config, workdir))
+    results = evaluate(config, workdir)
+    if hosts.first():
+        print(report_scores(results, config, workdir))
     return 0
 
 
@@ -126,6 +145,12 @@ def keep_compiled(config: Config) -> None:
 
 def parse(argv: list[str]) -> tuple[flags.FlagValues, Config]:
     """Return the flags and the checked config; raise UserError for whatever is wrong with either."""
+    options, overrides = read_flags(argv)
+    return options, configure(options, overrides)
+
+
+def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:
+    """Return the flags, checked as far as they go, and the arguments that set keys of the config."""
     options = flags.FlagValues()
     flags.DEFINE_string("config", None, "A Python file with get_config().", flag_values=options)
     flags.DEFINE_string("workdir", None, "The directory of the run.", flag_values=options)
@@ -136,6 +161,10 @@ def parse(argv: list[str]) -> tuple[flags.FlagValues, Config]:
     flags.DEFINE_enum("format", None, FORMATS, "What to export to.", flag_values=options)
     flags.DEFINE_string("topology", "", "A TPU slice.", flag_values=options)
     flags.DEFINE_float("price", 0.0, "Dollars for an hour of a chip.", lower_bound=0.0, flag_values=options)
+    flags.DEFINE_bool("distributed", False, "One of several processes, as the cluster says.", flag_values=options)
+    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0.", flag_values=options)
+    flags.DEFINE_integer("processes", None, "How many processes there are.", flag_values=options)
+    flags.DEFINE_integer("process", None, "Which of them this is.", flag_values=options)
     overrides = [argument for argument in argv[1:] if argument.startswith(("--config.", "--noconfig."))]
     try:
         rest = options([argv[0], *(argument for argument in argv[1:] if argument not in overrides)])
@@ -147,6 +176,21 @@ def parse(argv: list[str]) -> tuple[flags.FlagValues, Config]:
         raise UserError("--workdir is missing: name the directory of the run")
     if options.mode == "export" and (not options.format or options.output == "-"):
         raise UserError("--mode=export needs --format and a folder as --output; see --help")
+    return options, overrides
+
+
+def coordinates(options: flags.FlagValues) -> hosts.Coordinates | None:
+    """Return which of how many processes this is, or None if it is the only one."""
+    own = hosts.from_flags(options.distributed, options.coordinator, options.processes, options.process)
+    if own and options.mode not in TOGETHER:
+        raise UserError(f"--mode={options.mode} is for one process: several can {', '.join(TOGETHER)}")
+    if own and options.input == "-" and options.mode in ("predict", "score"):
+        raise UserError("--input=- is read by one process: name a file that all of them see")
+    return own
+
+
+def configure(options: flags.FlagValues, overrides: list[str]) -> Config:
+    """Return the config that the flags name, with what they set; raise UserError if it cannot work or go on."""
     saved = Path(options.workdir or "") / "config.json"
     if not options.config and not (options.workdir and saved.exists()):
         raise UserError(f"--config is missing and {saved} does not exist: name a file such as configs/quickstart.py")
@@ -154,7 +198,7 @@ def parse(argv: list[str]) -> tuple[flags.FlagValues, Config]:
     config = configs.resolve(override(values, overrides))
     if options.mode != "train" and options.workdir and saved.exists():
         configs.refuse_changes(configs.load(saved), config)
-    return options, config
+    return config
 
 
 def load_file(path: Path) -> ConfigDict:

@@ -1,4 +1,7 @@
-"""What a training run tells: rows of numbers to its files, a bar and plain lines to the person at the terminal."""
+"""What a training run tells: rows of numbers to its files, a bar and plain lines to the person at the terminal.
+
+Of several processes the first one tells it for all.
+"""
 
 import dataclasses
 import sys
@@ -11,6 +14,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 import jax
 from tqdm import tqdm
 
+from jformer import hosts
 from jformer.config import Config
 from jformer.data.sources import Pair
 from jformer.errors import UserError
@@ -35,17 +39,17 @@ class Report:
 
     def __init__(self, workdir: Path, config: Config, start: int, schedule: Schedule, cost: Cost) -> None:
         """Open the files, dropping rows of updates after `start` that a killed run wrote and its restart repeats."""
-        path = workdir / "metrics.jsonl"
-        JsonlWriter.truncate_after(path, start)
-        self._rows = JsonlWriter(path)
-        self._curves = TensorBoardWriter(workdir / "tensorboard", start + 1)
+        self._writers: list[JsonlWriter | TensorBoardWriter] = []
+        if hosts.first():
+            path = workdir / "metrics.jsonl"
+            JsonlWriter.truncate_after(path, start)
+            self._writers = [JsonlWriter(path), TensorBoardWriter(workdir / "tensorboard", start + 1)]
         self._config, self._schedule, self._cost = config, schedule, cost
         self._pending: list[dict[str, Any]] = []  # on the devices
         self._work: list[tuple[Work, Work]] = []  # of their texts and of their rows
         self._waited = 0.0
-        self._bar = tqdm(
-            total=config.train.num_steps, initial=start, unit="update", disable=not sys.stderr.isatty(), leave=False
-        )
+        hidden = not (hosts.first() and sys.stderr.isatty())
+        self._bar = tqdm(total=config.train.num_steps, initial=start, unit="update", disable=hidden, leave=False)
         self._best = ""
         self.restart_clock()
 
@@ -54,8 +58,8 @@ class Report:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._bar.close()
-        self._rows.close()
-        self._curves.close()
+        for writer in self._writers:
+            writer.close()
 
     def restart_clock(self) -> None:
         """Begin a new window for speeds: what lies between two windows is not training."""
@@ -106,8 +110,9 @@ class Report:
             )
 
     def _speed(self, seconds: float) -> dict[str, float]:
-        """Return what was done in so many seconds, in tokens and in FLOPs, and how much of it was not padding."""
-        texts, rows = (total(works) for works in zip(*self._work, strict=True))
+        """Return what all did in so many seconds, in tokens and in FLOPs, and how much of it was not padding."""
+        own = [total(works) for works in zip(*self._work, strict=True)]
+        texts, rows = (Work(*sums) for sums in hosts.agree(own, _add_up))
         flops, peak = self._cost.flops(texts), self._cost.peak
         return {
             "tokens_per_second": texts.tokens / seconds,
@@ -122,8 +127,8 @@ class Report:
 
     def write(self, row: dict[str, Any]) -> None:
         """Send one flat row to every file and a line or the bar to the person."""
-        self._rows.write(row)
-        self._curves.write(row)
+        for writer in self._writers:
+            writer.write(row)
         if row["split"] == "train":
             speed = f"{row['tokens_per_second']:,.0f} tokens/s"
             self._bar.set_postfix_str(f"loss {row['loss']:.3f}, {speed}{self._best}")
@@ -139,8 +144,9 @@ class Report:
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
-        self._bar.write(text, file=sys.stderr)
-        sys.stderr.flush()
+        if hosts.first():
+            self._bar.write(text, file=sys.stderr)
+            sys.stderr.flush()
 
     def show_config(self) -> None:
         """Print the resolved config, a line for each section."""
@@ -153,6 +159,10 @@ class Report:
         for pair, output in zip(pairs, outputs, strict=True):
             mark = "exact" if output == pair.target else f"should be: {pair.target}"
             self.say(f"    {pair.source}\n      → {output}" + (f"   ({mark})" if pair.target else ""))
+
+
+def _add_up(processes: Sequence[Sequence[Work]]) -> list[Work]:
+    return [total(works) for works in zip(*processes, strict=True)]
 
 
 def _total(sums: Sequence[dict[str, Any]], name: str, part: int) -> float:

@@ -6,6 +6,7 @@ answered as it arrives: its windows are what is there once one line is.
 """
 
 import contextlib
+import os
 import queue
 import sys
 import threading
@@ -16,6 +17,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
+from jformer import hosts
 from jformer.config import Config
 from jformer.data.text import read_lines
 from jformer.errors import UserError
@@ -88,7 +90,9 @@ def answer_lines(
     if resume and target == "-":
         raise UserError("--resume goes on with a file: name it by --output")
     path, counts = Path("/dev/stdin" if source == "-" else source), Counter[str]()
-    done = whole_lines(Path(target)) if resume else 0
+    done = hosts.agree(whole_lines(Path(target)) if resume and hosts.first() else 0, max)
+    if not hosts.first():  # all processes answer every line together, and one of them writes
+        target = os.devnull
     progress = Progress(path)
     lines = numbered_lines(path, done, counts, progress)
 
@@ -216,7 +220,8 @@ class Progress:
 
 def _tell(text: str, end: str) -> None:
     """Write over the line before, on a terminal."""
-    print(("\r\033[K" if sys.stderr.isatty() else "") + text, end=end, file=sys.stderr, flush=True)
+    if hosts.first():
+        print(("\r\033[K" if sys.stderr.isatty() else "") + text, end=end, file=sys.stderr, flush=True)
 
 
 def _open(path: Path, mode: str) -> IO[str]:

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
+from jformer import hosts
 from jformer.config import Config
 from jformer.data.pipeline import Batches, prefetch
 from jformer.errors import UserError
@@ -26,23 +28,28 @@ from jformer.peak import Peak, find_peak
 from jformer.profile import Profile
 from jformer.report import Cost, Report
 from jformer.run import Run, as_items, build
-from jformer.sharding import put_batch
+from jformer.sharding import local_rows, put_batch
 
 
 def train(config: Config, workdir: Path) -> bool:
     """Train, or go on where an earlier call stopped; return False if a signal asked to stop before the end."""
-    with sole_trainer(workdir):
+    with sole_trainer(workdir) if hosts.first() else contextlib.nullcontext():
+        hosts.refuse_unshared(workdir)
+        hosts.limit(config.train.stall_seconds)
         run = build(config, workdir)
-        peak = find_peak(list(run.mesh.devices.flat), config.model.dtype, config.train.peak_flops)
+        devices = sorted(run.mesh.devices.flat, key=lambda device: device.process_index != hosts.index())
+        peak = find_peak(devices, config.model.dtype, config.train.peak_flops)
         cost = Cost(functools.partial(update_flops, run.sampler.model.config), peak.flops)
+        profiled = config.train.profiled() if hosts.first() else range(0)
         with (
             Report(workdir, config, run.progress.step, run.schedule, cost) as report,
-            Profile(workdir / "profile", config.train.profiled(), report.say) as profile,
+            Profile(workdir / "profile", profiled, report.say) as profile,
             stop_signals() as stop,
         ):
             introduce(run, report, peak)
             if not run.finished:
                 loop(run, report, profile, stop)
+        hosts.reach("the last save")
         run.checkpoints.close()
         return run.finished
 
@@ -58,14 +65,16 @@ def loop(run: Run, report: Report, profile: Profile, stop: threading.Event) -> N
     train, progress = run.config.train, run.progress
     began = time.monotonic() - progress.seconds
     for batch, work in report.waiting(prefetch(feed(run.data.batches, progress.step, train.accumulation, run.mesh))):
+        hosts.reach(f"update {progress.step + 1}", shapes=tuple(array.shape for array in batch.values()))
         with profile.update(progress.step + 1, lambda: run.state):
             run.state, metrics = run.train_step(run.state, batch)
             report.collect(metrics, work)
         progress.step += 1
-        last, stopping = progress.step >= train.num_steps, stop.is_set()
+        last, stopping = progress.step >= train.num_steps, hosts.stopping(progress.step, stop.is_set())
         saving = last or stopping or progress.step % train.checkpoint_every == 0
         validating = bool(train.eval_every) and (last or progress.step % train.eval_every == 0)
         if saving or progress.step % train.log_every == 0:  # what validates also saves
+            hosts.reach(f"the row of update {progress.step}")
             report.flush(progress.step)
         loss = validate(run, report) if validating else None
         if saving:
@@ -79,16 +88,29 @@ def loop(run: Run, report: Report, profile: Profile, stop: threading.Event) -> N
 def feed(
     batches: Batches, start: int, accumulation: int, mesh: Mesh
 ) -> Iterator[tuple[dict[str, jax.Array], tuple[Work, Work]]]:
-    """Yield the device arrays [a b …] of every update from `start` on, and the work of its texts and of its rows."""
+    """Yield the device arrays [a b …] of every update from `start` on, and the work of its texts and of its rows.
+
+    Of several processes each makes, and counts, its own rows alone.
+    """
     for step in itertools.count(start):
-        arrays = batches[step]
+        rows = batches.plan.batch(step).shape.rows // accumulation
+        mine = local_rows(mesh, rows)
+        arrays = batches.rows(step, np.add.outer(rows * np.arange(accumulation), mine).ravel())
         split = {name: x.reshape(accumulation, -1, *x.shape[1:]) for name, x in arrays.items()}
-        yield put_batch(mesh, split), batch_work(arrays)
+        counted = np.tile(first_holder(mesh, rows)[mine] == jax.process_index(), accumulation)
+        yield put_batch(mesh, split, rows), batch_work({name: x[counted] for name, x in arrays.items()})
+
+
+def first_holder(mesh: Mesh, rows: int) -> np.ndarray:
+    """Return the process of the first device that holds each row of a batch; others may hold it too."""
+    holders = [device.process_index for device in mesh.devices[..., 0].flat]
+    return np.repeat(holders, rows // len(holders))
 
 
 def validate(run: Run, report: Report) -> float:
     """Report the validation loss and the answers to samples; return the loss, and note whether patience is over."""
     assert run.data.valid is not None
+    hosts.reach(f"the validation after update {run.progress.step}")
     means = summarize(split_totals(run.eval_step, run.state.params, run.data.valid, run.mesh))
     progress, loss = run.progress, means["loss"]
     report.write({"step": progress.step, "split": "valid", **means})
@@ -97,6 +119,7 @@ def validate(run: Run, report: Report) -> float:
     else:
         progress.since_best += 1
     if run.data.samples:
+        hosts.reach(f"the samples after update {progress.step}")
         run.sampler.params = run.state.params
         outputs = run.sampler.predict([pair.source for pair in run.data.samples])
         report.show_samples(run.data.samples, outputs)
@@ -107,6 +130,7 @@ def validate(run: Run, report: Report) -> float:
 
 def save(run: Run, valid_loss: float | None) -> None:
     """Start writing a checkpoint of the whole state."""
+    hosts.reach(f"saving update {run.progress.step}")
     items = as_items(run.state)
     run.checkpoints.save(run.progress.step, items, dataclasses.asdict(run.progress), valid_loss)
 

@@ -4,7 +4,19 @@ Rooms outside import this, and need not know whether there is more than one proc
 """
 
 from jformer.hosts.coordinates import Coordinates, from_flags
-from jformer.hosts.group import agree, first, in_turn, index, joined, limit, reach, same, stopping, wait
+from jformer.hosts.group import (
+    agree,
+    first,
+    in_turn,
+    index,
+    joined,
+    limit,
+    reach,
+    refuse_unshared,
+    same,
+    stopping,
+    wait,
+)
 from jformer.hosts.meeting import AbsentError
 from jformer.hosts.peers import LOST
 
@@ -20,7 +32,7 @@ __all__ = [
     "joined",
     "limit",
     "reach",
-    "same",
+    "refuse_unshared", "same",
     "stopping",
     "wait",
 ]  # fmt: skip

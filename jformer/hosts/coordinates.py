@@ -46,20 +46,20 @@ def detect() -> Coordinates:
     """Return what the environment says: JAX_COORDINATOR_ADDRESS and its like, or a cluster that JAX knows."""
     values = [os.environ.get(name) for name in VARIABLES]
     if all(values):
-        address, processes, process = map(str, values)
-        if not (processes.isdecimal() and process.isdecimal()):
-            raise UserError(f"{VARIABLES[1]}={processes!r} and {VARIABLES[2]}={process!r} must be numbers")
-        return _checked(address, int(processes), int(process), *VARIABLES)
+        address, *numbers = map(str, values)
+        if not all(number.isdecimal() for number in numbers):
+            raise UserError(f"{VARIABLES[1]}={numbers[0]!r} and {VARIABLES[2]}={numbers[1]!r} must be numbers")
+        return _checked(address, int(numbers[0]), int(numbers[1]), *VARIABLES)
     if any(values):
         missing = next(name for name, value in zip(VARIABLES, values, strict=True) if not value)
         raise UserError(f"{missing} is not set, but another of {', '.join(VARIABLES)} is: set all of them")
-    address, count, index, local = _cluster()
-    if address is None or count is None or index is None:
+    found, count, index, local = _cluster()
+    if found is None or count is None or index is None:
         raise UserError(
             "--distributed found no cluster (Cloud TPU, Slurm, Open MPI, Kubernetes, "
             f"{', '.join(VARIABLES)}): say --coordinator=HOST:PORT --processes=N --process=I"
         )
-    return _checked(address, count, index, "coordinator", "processes", "process")._replace(local_devices=local)
+    return _checked(found, count, index, "coordinator", "processes", "process")._replace(local_devices=local)
 
 
 def _cluster() -> tuple[str | None, int | None, int | None, Sequence[int] | None]:

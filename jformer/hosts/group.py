@@ -5,8 +5,10 @@ Which processes there are is a fact of the whole process, as it is in JAX; so it
 
 import contextlib
 import os
+import secrets
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
@@ -20,6 +22,7 @@ from jformer.hosts.peers import Peers
 from jformer.hosts.relay import open_relay
 
 MEETING = 300.0  # seconds in which all processes must have been started
+SEEING = 5.0  # seconds until what one process wrote must be there for others
 SHUTDOWN = 30  # seconds of JAX's own parting
 NEVER = 24 * 3600  # seconds until JAX itself, with a C++ abort, gives up a process: `peers` is there long before
 
@@ -119,6 +122,31 @@ def same(fields: Mapping[str, Any]) -> None:
     if _peers is not None:
         names = _peers.names
         agree(fields, lambda everybody: refuse_differences(everybody, names))
+
+
+def refuse_unshared(folder: Path) -> None:
+    """Raise UserError, in all processes, if one of them does not see what process 0 writes into a folder."""
+    if _peers is None:
+        return
+    peers, path = _peers, folder / "processes.token"
+    token = agree(secrets.token_hex(8), lambda tokens: tokens[0])
+    if first():
+        path.write_text(token)
+    wait()
+    seen = agree(_appears(path, token), list)
+    if first():
+        path.unlink()
+    if not all(seen):
+        blind = ", ".join(peers.name(i) for i, sees in enumerate(seen) if not sees)
+        raise UserError(f"--workdir={folder}: {blind} does not see what process 0 writes there: it must be shared")
+
+
+def _appears(path: Path, text: str) -> bool:
+    """Tell whether a file holds a text, which on a network's file system may take a moment."""
+    deadline = time.monotonic() + SEEING
+    while not (found := path.exists() and path.read_text() == text) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
 
 
 def _start_jax(own: Coordinates, service: int) -> None:

@@ -69,10 +69,10 @@ class Peers:
                 self._news.wait_for(lambda: turn in self._results)
                 return self._results.pop(turn)
         with self._news:
-            self._values[turn][0] = value
+            self._values[turn][0] = _as_json(value)
             self._news.wait_for(lambda: len(self._values[turn]) == len(self.names))
             values = self._values.pop(turn)
-        result = json.loads(json.dumps(join([values[i] for i in range(len(self.names))])))
+        result = _as_json(join([values[i] for i in range(len(self.names))]))
         self._send_all({"kind": "result", "turn": turn, "value": result})
         return result
 
@@ -248,3 +248,8 @@ class Peers:
             self._send(0, message)
         else:
             self._take(0, message)
+
+
+def _as_json(value: Any) -> Any:
+    """Return a value as it arrives elsewhere."""
+    return json.loads(json.dumps(value))

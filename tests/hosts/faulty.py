@@ -1,0 +1,35 @@
+"""jformer.main with a fault: python -m tests.hosts.faulty KIND@UPDATE ARGUMENTS.
+
+sleep:S@U sleeps S seconds in the main thread after update U was begun; late:S@0 comes S seconds late; old@0 says that
+it is another version of NumPy; blind@0 looks for the workdir somewhere else.
+"""
+
+import sys
+import time
+
+from jformer import main
+from jformer.hosts import group
+from jformer.report import Report
+
+KIND, _, UPDATE = sys.argv[1].partition("@")
+NAME, _, SECONDS = KIND.partition(":")
+calls = []
+collect, software, appears = Report.collect, group.software, group._appears
+
+
+def sleepy(report, *arguments):
+    collect(report, *arguments)
+    calls.append(None)
+    if len(calls) == int(UPDATE):
+        time.sleep(float(SECONDS))
+
+
+if NAME == "sleep":
+    Report.collect = sleepy
+elif NAME == "late":
+    time.sleep(float(SECONDS))
+elif NAME == "old":
+    group.software = lambda: {**software(), "numpy": "0.1"}
+elif NAME == "blind":
+    group._appears = lambda path, text: appears(path.parent / "elsewhere" / path.name, text)
+sys.exit(main.main([sys.argv[0], *sys.argv[2:]]))
