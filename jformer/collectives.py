@@ -5,6 +5,7 @@ all-reduce-scatter is a reduce-scatter, and an asynchronous collective is writte
 """
 
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from jformer.hlo import Computation, Instruction, Program, runs
 KINDS = ("all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute", "reduce-scatter")
 HIDDEN = "all-reduce-scatter"
 IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+AXIS = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
 NAMED = re.compile(r"mesh\[([^\]]*)\] \{([^}]*)\}")
 
 
@@ -53,29 +55,43 @@ def collectives(program: Program, mesh: Mapping[str, int]) -> list[Collective]:
 
 def groups_of(instruction: Instruction, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
     """Return the axes along which a collective's devices differ from each other, and how many devices a group has."""
-    named = NAMED.search(instruction.attributes)
-    if named:
-        sizes = dict(re.findall(r"'(\w+)'=(\d+)", named[1]))
-        axes = tuple(axis for axis in re.findall(r"'(\w+)'", named[2]) if int(sizes[axis]) > 1)
-        return axes, int(np.prod([int(sizes[axis]) for axis in axes]))
-    groups = device_groups(instruction.attributes, int(np.prod([*mesh.values()])))
+    groups = device_groups(instruction.attributes, math.prod(mesh.values()))
     places = np.stack(np.unravel_index(groups, tuple(mesh.values())))  # [axes groups devices]
     differ = (places != places[..., :1]).any((1, 2))
     return tuple(itertools.compress(mesh, differ)), groups.shape[1]
 
 
 def device_groups(attributes: str, devices: int) -> np.ndarray:
-    """Return the groups [groups devices] of replica_groups, listed or as an iota, or the pairs of a permutation."""
+    """Return the groups [groups devices] of a collective, or the pairs of a permutation.
+
+    Devices are numbered as they lie on the mesh. Groups are listed, or an iota, or axes of a mesh of the compiler's.
+    """
     pairs = re.search(r"source_target_pairs=\{(.*?)\}\}", attributes)
     if pairs:
         return _listed(pairs[1])
+    named = NAMED.search(attributes)
+    if named:
+        return _along(dict(re.findall(r"'(\w+)'=(\d+)", named[1])), re.findall(AXIS, named[2]))
     iota = IOTA.search(attributes)
     if iota:
         shape, sizes, order = (_numbers(part) for part in iota.groups(""))
-        numbers = np.arange(np.prod(sizes)).reshape(sizes)
+        numbers = np.arange(math.prod(sizes)).reshape(sizes)
         return numbers.transpose(order or range(len(sizes))).reshape(shape)
     listed = re.search(r"replica_groups=\{(\{.*?\})\}", attributes)
     return _listed(listed[1]) if listed else np.arange(devices)[None]  # an empty list is everybody
+
+
+def _along(mesh: Mapping[str, str], axes: Sequence[tuple[str, str, str]]) -> np.ndarray:
+    """Return the groups along some axes of a mesh; of an axis that is cut in three, (before)size, the one between."""
+    cuts = {name: (int(before or 1), int(size or mesh[name])) for name, before, size in axes}
+    shape: list[int] = []
+    chosen = []
+    for name, whole in mesh.items():
+        before, size = cuts.get(name, (int(whole), 1))
+        chosen.append(len(shape) + 1)
+        shape += [before, size, int(whole) // before // size]
+    numbers = np.moveaxis(np.arange(math.prod(shape)).reshape(shape), chosen, range(-len(chosen), 0))
+    return numbers.reshape(-1, math.prod(size for _, size in cuts.values()))
 
 
 def _seen(program: Program, counts: Counter[str]) -> dict[tuple, tuple[int, int]]:

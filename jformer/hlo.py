@@ -69,7 +69,7 @@ class Instruction(NamedTuple):
 
     def attribute(self, name: str) -> str:
         """Return the text of an attribute without spaces or braces in it, or ''."""
-        found = re.search(rf"\b{name}=\{{?([^,}}\s]*(?:,\d+)*)", self.attributes)
+        found = re.search(rf"\b{name}=[{{%]?([^,}}\s]*(?:,\d+)*)", self.attributes)
         return found[1] if found else ""
 
 
@@ -130,9 +130,9 @@ def trips(program: Program, loop: Instruction) -> int:
     known = TRIPS.search(loop.attributes)
     if known:
         return int(known[1])
-    condition = program.computations[re.search(r"condition=%([\w.-]+)", loop.attributes)[1]]  # type: ignore[index]
-    limits = [int(each.literal) for each in condition.values() if _is_limit(each)]
-    return max(limits, default=1)
+    condition = program.computations[loop.attribute("condition")]
+    parts = [condition, *(program.computations[name] for each in condition.values() for name in each.calls)]
+    return max((int(each.literal) for part in parts for each in part.values() if _is_limit(each)), default=1)
 
 
 def flops(program: Program) -> float:

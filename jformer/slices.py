@@ -65,12 +65,11 @@ def ways_to_fit(config: Config, task: Task, model: ModelConfig, chips: Slice, ra
     """Return the changes to the config with which an update fits, each alone; `ratio` is of real to estimated bytes."""
 
     def fits(key: str, value: object) -> bool:
-        changed = configs.as_config_dict(config)
+        changed, devices = configs.as_config_dict(config), len(chips.devices)
         changed.update_from_flattened_dict({key: value})
-        other, devices = configs.resolve(changed), len(chips.devices)
-        sizes = mesh_sizes(other, devices)
-        own = dataclasses.replace(model, execution=other.model.execution)
         try:
+            other = configs.resolve(changed)
+            sizes, own = mesh_sizes(other, devices), dataclasses.replace(model, execution=other.model.execution)
             check_rows(other, sizes["data"] * sizes["fsdp"])
             return ratio * sum(estimate(other, task, own, full_shape(other), devices, chips.platform)) < chips.chip.hbm
         except UserError:  # rows or parameters do not divide so
@@ -90,8 +89,8 @@ def _changes(config: Config) -> Iterator[tuple[str, list]]:
         {"none": ["dots", "full"], "dots": ["full"], "full": []}[config.model.execution.remat],
     )
     if config.mesh.data == -1:
-        yield "mesh.fsdp", [2 * config.mesh.fsdp << i for i in range(6)]
-    yield "train.accumulation", [2 * config.train.accumulation << i for i in range(4)]
+        yield "mesh.fsdp", [config.mesh.fsdp << i for i in range(1, 5)]
+    yield "train.accumulation", [config.train.accumulation << i for i in range(1, 4)]
     yield "data.tokens_per_update", [config.data.tokens_per_update >> i for i in range(1, 5)]
 
 

@@ -39,6 +39,7 @@ SLOW = re.compile(  # what takes long and repeats for further cases what others 
     r"|test_train.*(test_mixture|test_average_and_ema)"
     r"|test_every_task.*answers\[(t5|mlm)"
     r"|test_remat.*the_same\[(dots|full-scanned)"
+    r"|test_slices.*(big_compiles|the_page|does_not_fit)"
 )
 LONG = ("test_train.py", "test_contracts.py", "test_every_task.py", "test_parts.py", "test_probe.py")
 TINY = {
