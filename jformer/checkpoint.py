@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from etils.epath import Path
 
 from jformer.errors import UserError
+from jformer.storage import in_bucket
 
 args = ocp.args
 
@@ -41,12 +42,13 @@ class Checkpoints:
 
         Who only reads must not clean: a run that is still training may be writing one.
         """
+        directory = directory if in_bucket(directory) else directory.absolute()
         policy = Keep(every, keep_last)
         # best_fn alone makes Orbax read the metrics of earlier checkpoints back when the folder is opened again.
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policy, best_fn=lambda m: m["valid_loss"], cleanup_tmp_directories=clean
         )
-        self._orbax = ocp.CheckpointManager(directory.absolute(), options=options)
+        self._orbax = ocp.CheckpointManager(directory, options=options)
 
     def steps(self) -> list[int]:
         """Return the steps that can be restored, oldest first."""

@@ -11,9 +11,9 @@ import math
 import re
 import typing
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from etils.epath import Path
 from ml_collections import ConfigDict
 
 from jformer.data.config import DataConfig

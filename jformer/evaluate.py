@@ -7,10 +7,10 @@ import platform
 from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import jax
+from etils.epath import Path
 from jax.sharding import Mesh
 
 from jformer import checkpoint, hosts, metrics
@@ -94,7 +94,7 @@ def evaluate(config: Config, workdir: Path) -> dict[str, Any]:
 def write_outputs(path: Path, outputs: Sequence[str]) -> None:
     """Write the answers to a test set, a line for a line."""
     path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(line + "\n" for line in outputs), newline="\n")
+    path.write_bytes("".join(line + "\n" for line in outputs).encode())
 
 
 def provenance(config: Config, workdir: Path, predictor: Predictor) -> dict[str, Any]:

@@ -43,6 +43,7 @@ from jformer import hosts
 from jformer.config import Config
 from jformer.errors import UserError
 from jformer.heap import keep_freed_memory
+from jformer.storage import run_path
 
 MODES = ("train", "evaluate", "predict", "score", "describe", "verify", "export")
 TOGETHER = ("train", "evaluate", "predict", "score")  # what several processes can do
@@ -76,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(options: flags.FlagValues, config: Config) -> int:
     """Import the mode's module, and with it jax, only now: help and mistakes answer at once."""
-    workdir, files = Path(options.workdir or ""), (options.input, options.output, options.resume)
+    workdir, files = run_path(options.workdir or ""), (options.input, options.output, options.resume)
     if options.mode == "describe":
         return show(options, config, workdir if options.workdir else None)
     if options.mode == "train":
@@ -191,7 +192,7 @@ def coordinates(options: flags.FlagValues) -> hosts.Coordinates | None:
 
 def configure(options: flags.FlagValues, overrides: list[str]) -> Config:
     """Return the config that the flags name, with what they set; raise UserError if it cannot work or go on."""
-    saved = Path(options.workdir or "") / "config.json"
+    saved = run_path(options.workdir or "") / "config.json"
     if not options.config and not (options.workdir and saved.exists()):
         raise UserError(f"--config is missing and {saved} does not exist: name a file such as configs/quickstart.py")
     values = load_file(Path(options.config)) if options.config else configs.as_config_dict(configs.load(saved))

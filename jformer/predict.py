@@ -6,11 +6,11 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from etils.epath import Path
 from jax.sharding import Mesh
 
 from jformer import config
@@ -24,6 +24,7 @@ from jformer.requests import CUT, LONG, RUNAWAY, Inputs, Output, Piece, Request,
 from jformer.restore import build_sized, build_task, load_params, open_mesh
 from jformer.scoring import make_scorer
 from jformer.sharding import make_mesh, row_shards
+from jformer.storage import run_path
 from jformer.tasks import Task
 
 AT_ONCE = 2  # batches that are computed at the same time
@@ -275,11 +276,11 @@ def load(workdir: str | Path, overrides: Config | None = None, mesh: Mesh | None
     The runs that decode.ensemble names come with it, each with its own model and its own evaluate.weights. Raises
     UserError for one that has another task or other tokenizers.
     """
-    workdir = Path(workdir)
+    workdir = run_path(workdir)
     settings = overrides or config.load(workdir / "config.json")
     task, tokenizers = build_task(settings), load_tokenizers(workdir / "tokenizer")
     mesh = mesh or (open_mesh(overrides) if overrides else make_mesh())
-    others = [_open_other(Path(other), settings, tokenizers) for other in settings.decode.ensemble]
+    others = [_open_other(run_path(other), settings, tokenizers) for other in settings.decode.ensemble]
 
     def member(workdir: Path, own: Config) -> Member:
         dtype = settings.decode.dtype or own.model.dtype

@@ -2,18 +2,23 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import jax
+from etils.epath import Path
+
+from jformer.errors import UserError
+from jformer.storage import in_bucket
 
 
 class Profile:
     """Traces the updates it is asked for; all others pass through it untouched."""
 
     def __init__(self, folder: Path, updates: range, say: Callable[[str], None]) -> None:
-        """Trace `updates`, which are counted from 1 and may be none, into `folder`."""
+        """Trace `updates`, which are counted from 1 and may be none, into `folder`, which must lie on a disk."""
+        if updates and in_bucket(folder):
+            raise UserError("train.profile_steps: a trace cannot be written to a bucket; take a --workdir on a disk")
         self._folder, self._updates, self._say = folder, updates, say
         self._traced: list[int] = []  # updates of the trace that is being made
 

@@ -7,11 +7,11 @@ import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 import jax
+from etils.epath import Path
 from tqdm import tqdm
 
 from jformer import hosts
@@ -60,6 +60,11 @@ class Report:
         self._bar.close()
         for writer in self._writers:
             writer.close()
+
+    def keep(self) -> None:
+        """Make sure that all rows outlive this process."""
+        for writer in self._writers:
+            writer.keep()
 
     def restart_clock(self) -> None:
         """Begin a new window for speeds: what lies between two windows is not training."""

@@ -3,10 +3,10 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
+from etils.epath import Path
 from jax.sharding import Mesh
 
 from jformer import checkpoint, optim

@@ -5,10 +5,10 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
+from etils.epath import Path
 from jax.sharding import Mesh
 
 from jformer import config as configs
@@ -27,6 +27,7 @@ from jformer.predict import Predictor, load
 from jformer.restore import build_sized, build_task, open_mesh
 from jformer.sharding import row_shards, state_shardings
 from jformer.step import TrainState, create_state, make_eval_step, make_loss, make_train_step
+from jformer.storage import run_path
 from jformer.tasks import Task
 from jformer.warm_start import adopt, put_vectors
 
@@ -148,7 +149,7 @@ def open_data(config: Config, task: Task, workdir: Path, learned: bool) -> Data:
     if learned:
         tokenizers = load_tokenizers(directory)
     elif config.train.init_from:
-        tokenizers = copy_tokenizers(Path(config.train.init_from) / "tokenizer", directory, *text)
+        tokenizers = copy_tokenizers(run_path(config.train.init_from) / "tokenizer", directory, *text)
     else:
         tokenizers = learn_tokenizers(directory, *text)
     encoder, features = task.encoder(*tokenizers), task.features(*tokenizers)

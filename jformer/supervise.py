@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from etils import epath
+from jformer.storage import run_path
 
 DONE, MISTAKE = 0, 2
 LOOK = 0.1  # seconds between looks at the processes
@@ -81,7 +81,7 @@ def newest_checkpoint(arguments: Sequence[str]) -> int:
     """Return the step of the newest complete checkpoint in the arguments' workdir, wherever that is; or -1."""
     workdirs = [argument.partition("=")[2] for argument in arguments if argument.startswith("--workdir=")]
     try:
-        found = [path for workdir in workdirs for path in epath.Path(workdir).glob("checkpoints/*/commit_success.txt")]
+        found = [path for workdir in workdirs for path in run_path(workdir).glob("checkpoints/*/commit_success.txt")]
     except Exception as error:  # storage that is away for a moment must not end the supervisor
         print(f"supervise: cannot look for checkpoints: {error}", file=sys.stderr, flush=True)
         return -1

@@ -9,11 +9,11 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from etils.epath import Path
 from jax.sharding import Mesh
 
 from jformer import hosts
@@ -29,6 +29,7 @@ from jformer.profile import Profile
 from jformer.report import Cost, Report
 from jformer.run import Run, as_items, build
 from jformer.sharding import local_rows, put_batch
+from jformer.storage import lock_of
 
 
 def train(config: Config, workdir: Path) -> bool:
@@ -79,6 +80,7 @@ def loop(run: Run, report: Report, profile: Profile, stop: threading.Event) -> N
         loss = validate(run, report) if validating else None
         if saving:
             progress.seconds = time.monotonic() - began
+            report.keep()
             save(run, loss)
             report.restart_clock()
         if run.finished or stopping:
@@ -143,8 +145,8 @@ def sole_trainer(workdir: Path) -> Iterator[None]:
     a living one is writing. A directory that was made for the lock alone goes with it.
     """
     made = not workdir.exists()
-    workdir.mkdir(parents=True, exist_ok=True)
-    lock = workdir / "training.lock"
+    lock = lock_of(workdir)
+    lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -155,9 +157,9 @@ def sole_trainer(workdir: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if made and list(workdir.iterdir()) == [lock]:
+            if made and list(lock.parent.iterdir()) == [lock]:
                 lock.unlink()
-                workdir.rmdir()
+                lock.parent.rmdir()
 
 
 @contextlib.contextmanager

@@ -4,12 +4,12 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils.epath import Path
 from jaxtyping import Array, Float
 
 from jformer.config import Config

@@ -1,24 +1,33 @@
 """Where the rows of a run go on disk: metrics.jsonl and TensorBoard. A row is one flat dict with `step` and `split`."""
 
+import io
 import json
 import math
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from etils.epath import Path
 from tensorboardX import SummaryWriter
 
 from jformer.errors import UserError
+from jformer.storage import in_bucket, replace_content
 
 
 class JsonlWriter:
-    """Appends rows to a file as JSON, one a line, each on disk before the next; nan and infinity become null."""
+    """Appends rows to a file as JSON, one a line; nan and infinity become null.
+
+    On disk each row is there before the next. An object of a bucket cannot be appended to: it is written by `keep`.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open the file to append to, with its folder."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8")
+        self._path = path
+        if in_bucket(path):
+            self._file = io.StringIO(path.read_text() if path.exists() else "")
+            self._file.seek(0, io.SEEK_END)
+        else:
+            self._file = path.open("a", encoding="utf-8")
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append one row."""
@@ -26,8 +35,14 @@ class JsonlWriter:
         self._file.write(json.dumps(finite, ensure_ascii=False, allow_nan=False) + "\n")
         self._file.flush()
 
+    def keep(self) -> None:
+        """Make sure that all rows outlive this process."""
+        if isinstance(self._file, io.StringIO):
+            self._path.write_text(self._file.getvalue())
+
     def close(self) -> None:
-        """Close the file."""
+        """Keep all rows and close the file."""
+        self.keep()
         self._file.close()
 
     @staticmethod
@@ -49,12 +64,7 @@ class JsonlWriter:
                 raise UserError(f"{path}:{number} is not JSON; mend or delete this line") from error
             if row["step"] <= step:
                 kept.append(line + b"\n")
-        new = path.with_suffix(".new")
-        with new.open("wb") as file:
-            file.writelines(kept)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
+        replace_content(path, b"".join(kept))
 
 
 class TensorBoardWriter:
@@ -69,6 +79,10 @@ class TensorBoardWriter:
         for name, value in row.items():
             if name != "step" and isinstance(value, int | float):
                 self._events.add_scalar(f"{row['split']}/{name}", value, row["step"])
+
+    def keep(self) -> None:
+        """Write what is left."""
+        self._events.flush()
 
     def close(self) -> None:
         """Write what is left and close the file."""

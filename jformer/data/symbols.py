@@ -3,8 +3,9 @@
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
+
+from etils.epath import Path
 
 PAD, BOS, EOS, UNK = range(4)
 SYMBOLS = ("<pad>", "<s>", "</s>", "<unk>")

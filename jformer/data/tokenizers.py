@@ -10,8 +10,9 @@ import json
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, Protocol
+
+from etils.epath import Path
 
 from jformer.data import words
 from jformer.data.images import ImageTokenizer, learn_images

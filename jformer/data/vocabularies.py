@@ -3,11 +3,11 @@
 A task says which there are: "shared" for both sides or for the only one that holds text, or "source" and "target".
 """
 
-import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
+
+from etils.epath import Path
 
 from jformer.data.config import DataConfig
 from jformer.data.sources import Split
@@ -67,7 +67,7 @@ def load_tokenizers(directory: Path) -> tuple[Tokenizer, Tokenizer]:
 
 
 def _empty(directory: Path) -> None:
-    shutil.rmtree(directory, ignore_errors=True)
+    Path(directory).rmtree(missing_ok=True)
     directory.mkdir(parents=True)
 
 

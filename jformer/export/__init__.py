@@ -5,7 +5,6 @@ What writes the files; how they are used is told in docs/serving.md, whose loade
 
 import importlib
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,7 +80,9 @@ def _write(config: Config, workdir: Path, save: Callable[[str], Any], target: Pa
     try:
         target.mkdir(parents=True, exist_ok=True)
         save(str(target))
-        shutil.copytree(workdir / "tokenizer", target / "tokenizer")
+        (target / "tokenizer").mkdir()
+        for file in (workdir / "tokenizer").iterdir():
+            (target / "tokenizer" / file.name).write_bytes(file.read_bytes())
         limits = {
             "max_source_length": config.data.max_source_length,  # tokens, the end symbol included
             "max_extra_length": config.decode.max_extra_length,

@@ -1,0 +1,136 @@
+"""A run lies in a bucket as it does in a directory."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from etils import epath
+
+import jformer
+from jformer import main, storage
+from jformer.checkpoint import open_run
+from jformer.errors import UserError
+from jformer.supervise import newest_checkpoint
+from jformer.train import sole_trainer
+from jformer.writers import JsonlWriter
+from tests import bucket
+
+CONFIG = Path(__file__).parent / "small_run.py"
+SHORT = ["--config.train.num_steps=20", "--config.train.eval_every=10"]
+TRAIN_AND_DIE = """
+import os, sys
+from jformer import main, train
+from tests import bucket
+bucket.pretend(bucket.Path(sys.argv[1]))
+save = train.save
+def save_and_die(run, loss):
+    save(run, loss)
+    run.checkpoints._orbax.wait_until_finished()
+    if run.progress.step == 10:
+        os.kill(os.getpid(), 9)
+train.save = save_and_die
+sys.exit(main.main(["jformer", *sys.argv[2:]]))
+"""
+
+pytestmark = pytest.mark.xdist_group("bucket")  # gs:// is one place for a process, and its runs are made once
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("buckets")
+    bucket.pretend(folder)
+    return folder
+
+
+def arguments(workdir, cache, *more):
+    return [f"--config={CONFIG}", f"--workdir={workdir}", f"--config.data.cache_dir={cache}", *SHORT, *more]
+
+
+def losses(text):
+    return [json.loads(line)["loss"] for line in text.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def runs(folder, tmp_path_factory):
+    """Return the workdirs of one run in a directory, and of one in a bucket that was killed and went on."""
+    cache, directory = tmp_path_factory.mktemp("cache"), tmp_path_factory.mktemp("run")
+    assert main.main(["jformer", *arguments(directory, cache)]) == 0
+    inside = arguments("gs://mine/runs/a", cache)
+    killed = subprocess.run([sys.executable, "-c", TRAIN_AND_DIE, str(folder), *inside], cwd=CONFIG.parents[1])
+    assert killed.returncode == -9
+    assert len((folder / "mine/runs/a/metrics.jsonl").read_text().splitlines()) == 3
+    assert main.main(["jformer", *inside]) == 0
+    return directory, epath.Path("gs://mine/runs/a")
+
+
+def test_a_run_in_a_bucket_is_that_in_a_directory(runs, folder):
+    directory, inside = runs
+    assert losses((inside / "metrics.jsonl").read_text()) == losses((directory / "metrics.jsonl").read_text())
+    assert (inside / "outputs/test.txt").read_text() == (directory / "outputs/test.txt").read_text()
+    own = {str(path.relative_to(directory)) for path in directory.glob("[!tc]*")}
+    assert own - {"training.lock"} <= {path.name for path in (folder / "mine/runs/a").iterdir()}
+    assert newest_checkpoint(["--workdir=gs://mine/runs/a"]) == 20
+
+
+def test_a_run_in_a_bucket_is_opened_from_anywhere(runs):
+    directory, inside = runs
+    questions = ["a b c", "d e"]
+    assert jformer.load(str(inside)).predict(questions) == jformer.load(directory).predict(questions)
+
+
+def test_a_run_may_begin_with_one_in_a_bucket(runs, tmp_path):
+    _, inside = runs
+    options = [f"--config.train.init_from={inside}", "--config.train.num_steps=5", "--config.train.eval_every=0"]
+    assert main.main(["jformer", *arguments(tmp_path / "child", tmp_path, *options)]) == 0
+
+
+def test_half_written_checkpoints_in_a_bucket_are_none(runs, folder):
+    (folder / "mine/runs/a/checkpoints/50").mkdir()
+    (folder / "mine/runs/a/checkpoints/50/params").touch()
+    saved = open_run(runs[1])
+    assert saved.steps()[-1] == 20
+    saved.close()
+
+
+def test_rows_in_a_bucket_are_there_once_they_are_kept(folder):
+    path = epath.Path("gs://mine/rows/metrics.jsonl")
+    for step in (1, 2):
+        writer = JsonlWriter(path)
+        writer.write({"step": step})
+        assert (path.read_text() if path.exists() else "").count("\n") == step - 1
+        writer.keep()
+        assert path.read_text().count("\n") == step
+        writer.close()
+    JsonlWriter.truncate_after(path, 1)
+    assert path.read_text() == '{"step": 1}\n'
+
+
+def test_a_second_trainer_is_refused_on_this_machine(folder):
+    inside = epath.Path("gs://mine/b")
+    refused = pytest.raises(UserError, match="another process is training here")
+    with sole_trainer(inside), refused, sole_trainer(inside):
+        pass
+    with sole_trainer(inside):
+        pass
+
+
+@pytest.mark.parametrize("place", ["s3://mine/a", "hf://mine/a", "http://mine/a"])
+def test_other_storage_is_refused(place, capsys):
+    assert main.main(["jformer", f"--config={CONFIG}", f"--workdir={place}"]) == 2
+    assert f"{place}: a run lies in a directory or in a bucket" in capsys.readouterr().err
+
+
+def test_a_trace_is_refused_in_a_bucket(folder, tmp_path, capsys):
+    options = ["--config.train.profile_steps=2:3", "--config.train.num_steps=10"]
+    assert main.main(["jformer", *arguments("gs://mine/traced", tmp_path, *options)]) == 2
+    assert "a trace cannot be written to a bucket" in capsys.readouterr().err
+
+
+def test_content_is_replaced_whole(tmp_path):
+    path = epath.Path(tmp_path) / "file.json"
+    path.write_text("old and long")
+    storage.replace_content(path, b"new")
+    assert [file.name for file in tmp_path.iterdir()] == ["file.json"]
+    assert path.read_text() == "new"
