@@ -93,6 +93,7 @@ class Report:
         totals = [update["sums"] for update in fetched]
         sums = {name: (_total(totals, name, 0), _total(totals, name, 1)) for name in totals[0]}
         last = fetched[-1]
+        hosts.took(seconds / len(fetched))
         row = {
             "step": step,
             "split": "train",

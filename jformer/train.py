@@ -66,7 +66,7 @@ def loop(run: Run, report: Report, profile: Profile, stop: threading.Event) -> N
     train, progress = run.config.train, run.progress
     began = time.monotonic() - progress.seconds
     for batch, work in report.waiting(prefetch(feed(run.data.batches, progress.step, train.accumulation, run.mesh))):
-        hosts.reach(f"update {progress.step + 1}", shapes=tuple(array.shape for array in batch.values()))
+        hosts.reach(f"update {progress.step + 1}", like=tuple(array.shape for array in batch.values()))
         with profile.update(progress.step + 1, lambda: run.state):
             run.state, metrics = run.train_step(run.state, batch)
             report.collect(metrics, work)
@@ -75,7 +75,7 @@ def loop(run: Run, report: Report, profile: Profile, stop: threading.Event) -> N
         saving = last or stopping or progress.step % train.checkpoint_every == 0
         validating = bool(train.eval_every) and (last or progress.step % train.eval_every == 0)
         if saving or progress.step % train.log_every == 0:  # what validates also saves
-            hosts.reach(f"the row of update {progress.step}")
+            hosts.reach(f"the row of update {progress.step}", like="row")
             report.flush(progress.step)
         loss = validate(run, report) if validating else None
         if saving:

@@ -74,22 +74,28 @@ def index() -> int:
     return 0 if _peers is None else _peers.process
 
 
-def reach(place: str, shapes: Hashable = None) -> None:
-    """Say where this process is: the others learn it from there if it stays behind, stands still or dies.
+def reach(place: str, like: Hashable = None) -> None:
+    """Say where this process is: so the others can tell if it stays behind, stands still or dies.
 
-    All processes pass the same places in the same order. A place whose `shapes` were met before takes no longer than
-    those: standing still there is noticed even while the processor is busy.
+    All processes pass the same places in the same order. A place that is `like` one before is done as quickly: standing
+    still there is soon noticed, even while the processor is busy.
     """
     if _peers is not None:
-        _peers.reach(place, steady=shapes in _seen)
-        if shapes is not None:
-            _seen.add(shapes)
+        _peers.reach(place, steady=like in _seen)
+        if like is not None:
+            _seen.add(like)
 
 
 def limit(seconds: float) -> None:
     """Set how long a process may stand still; 0 is ten times as long as an update takes, at least a minute."""
     if _peers is not None:
         _peers.seconds = seconds
+
+
+def took(seconds: float) -> None:
+    """Say how long an update takes."""
+    if _peers is not None:
+        _peers.took(seconds)
 
 
 def agree(value: Any, join: Callable[[list[Any]], Any]) -> Any:

@@ -59,6 +59,10 @@ class Peers:
         """Say where this process is; see `stall.Pace`. All processes pass the same places in the same order."""
         self._pace.reach(place, steady)
 
+    def took(self, seconds: float) -> None:
+        """Say how long an update takes."""
+        self._pace.took(seconds)
+
     def agree(self, value: Any, join: Callable[[list[Any]], Any]) -> Any:
         """Return what process 0 makes of everybody's value, as plain JSON; all call this in the same order."""
         self._turn += 1
@@ -91,7 +95,8 @@ class Peers:
 
     def end(self, code: int, line: str, stacks: bool = False) -> None:
         """End this process and all others, each saying the line; does not return."""
-        self._send_all({"kind": "end", "code": code, "line": line, "stacks": stacks})
+        told = line if stacks else f"{self.name(self.process)}: {line}"
+        self._send_all({"kind": "end", "code": code, "line": told, "stacks": stacks})
         self._exit(code, line, stacks)
 
     def fail(self, error: BaseException) -> None:

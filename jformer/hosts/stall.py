@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 LEAST = 60.0  # seconds that a process may stand still
 MEDIANS = 10  # or so many times as long as an update takes
+ELSEWHERE = 10  # times as long where nothing of the kind was timed: starting, compiling, validating, saving
 BUSY = 0.02  # the share of a core from which a process counts as at work
-ENOUGH = 5  # updates that tell how long one takes
 RECENT = 100
 
 
@@ -38,40 +38,42 @@ class Pace:
         self._here = Standing()
         self._progress = self._looked = clock()
         self._processor = used()
-        self._times: deque[float] = deque(maxlen=RECENT)  # seconds between steady places
+        self._updates: deque[float] = deque(maxlen=RECENT)  # seconds
 
     def reach(self, place: str, steady: bool) -> None:
         """Note that the next place is reached."""
-        now = self._clock()
-        if steady and self._here.steady:
-            self._times.append(now - self._progress)
         self._here = Standing(self._here.passed + 1, place, steady)
-        self._progress = now
+        self._progress = self._clock()
+
+    def took(self, seconds: float) -> None:
+        """Note how long an update takes."""
+        self._updates.append(seconds)
 
     def standing(self) -> Standing:
         """Return where the process is now."""
         now, used, here = self._clock(), self._used(), self._here
         if not here.steady and used - self._processor > BUSY * (now - self._looked):
-            self._progress = max(self._progress, now)
+            self._progress = now
         self._looked, self._processor = now, used
         return here._replace(idle=now - self._progress)
 
     @property
     def median(self) -> float:
-        """Return the seconds of an update; 0 before some have been seen."""
-        return statistics.median(tuple(self._times)) if len(self._times) >= ENOUGH else 0.0
+        """Return the seconds of an update; 0 before any is known."""
+        return statistics.median(tuple(self._updates)) if self._updates else 0.0
 
     def limit(self, seconds: float) -> float:
-        """Return the seconds that a process may stand still, where the user asked for `seconds` (0 = for none)."""
-        return seconds or max(LEAST, MEDIANS * self.median)
+        """Return how long a process may stand still at a steady place: `seconds`, unless that is 0."""
+        return seconds or (max(LEAST, MEDIANS * self.median) if self._updates else ELSEWHERE * LEAST)
 
 
 def waited_for(standings: Sequence[Standing], longer: float) -> list[int]:
     """Return the processes that all are waiting for, if nobody has made progress for longer than so many seconds.
 
-    Those are the ones that passed the fewest places. That may be all of them: then nobody knows who is stuck.
+    Those are the ones that passed the fewest places. That may be all of them: then nobody knows who is stuck. Whoever
+    is not at a steady place has ten times as long.
     """
-    if min(standing.idle for standing in standings) <= longer:
+    if any(each.idle <= longer * (1 if each.steady else ELSEWHERE) for each in standings):
         return []
     fewest = min(standing.passed for standing in standings)
     return [i for i, standing in enumerate(standings) if standing.passed == fewest]

@@ -1,9 +1,10 @@
 """jformer.main with a fault: python -m tests.hosts.faulty KIND@UPDATE ARGUMENTS.
 
 sleep:S@U sleeps S seconds in the main thread after update U was begun; late:S@0 comes S seconds late; old@0 says that
-it is another version of NumPy; blind@0 looks for the workdir somewhere else.
+it is another version of NumPy; blind@0 looks for the workdir somewhere else; cwd:DIR@0 starts in a folder.
 """
 
+import os
 import sys
 import time
 
@@ -28,6 +29,8 @@ if NAME == "sleep":
     Report.collect = sleepy
 elif NAME == "late":
     time.sleep(float(SECONDS))
+elif NAME == "cwd":
+    os.chdir(SECONDS)
 elif NAME == "old":
     group.software = lambda: {**software(), "numpy": "0.1"}
 elif NAME == "blind":

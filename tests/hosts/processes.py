@@ -48,6 +48,13 @@ class Processes:
         assert found == list(codes), "\n".join(f"process {i}: {self.said(i)[-3_000:]}" for i in range(len(found)))
         return seconds
 
+    def kill(self):
+        """End what is left of every process and of what it started."""
+        for process in self.all:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
     def wait_for(self, path, text):
         """Wait until a file holds a text."""
         deadline = time.monotonic() + PATIENCE
@@ -59,7 +66,7 @@ class Processes:
 
 
 @contextlib.contextmanager
-def running(folder, workdir, *arguments, processes=2, devices=1, faults=None, own=None, environment=None):
+def running(folder, workdir, *arguments, processes=2, devices=1, faults=None, own=None, program="jformer.main"):
     """Start the small run as some processes with so many virtual devices each.
 
     `faults` has what goes wrong in a process (see `faulty`), `own` the arguments of one alone.
@@ -67,19 +74,16 @@ def running(folder, workdir, *arguments, processes=2, devices=1, faults=None, ow
     with socket.create_server(("127.0.0.1", 0)) as server:
         place = f"--coordinator=127.0.0.1:{server.getsockname()[1]}"
     flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
-    shared = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT), **(environment or {})}
+    shared = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
     commands = []
     for i in range(processes):
-        program = [f"tests.hosts.faulty {faults[i]}"] if i in (faults or {}) else ["jformer.main"]
+        module = ["tests.hosts.faulty", faults[i]] if i in (faults or {}) else [program]
         given = [f"--config={CONFIG}", f"--workdir={workdir}", "--config.mesh.data=-1", *map(str, arguments)]
         if processes > 1:
             given += [place, f"--processes={processes}", f"--process={i}"]
-        commands.append([sys.executable, "-m", *program[0].split(), *given, *map(str, (own or {}).get(i, ()))])
+        commands.append([sys.executable, "-m", *module, *given, *map(str, (own or {}).get(i, ()))])
     group = Processes(folder, commands, [shared] * processes)
     try:
         yield group
     finally:
-        for process in group.all:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        group.kill()
