@@ -13,7 +13,8 @@ options = dict(argument[2:].partition("=")[::2] for argument in sys.argv[1:])
 workdir = Path(options["workdir"])
 if options["workdir"].startswith("gs://"):
     workdir = Path(os.environ["FAKE_CLOUD"]) / "bucket"
-process = int(options.get("process", Path.home().name if "distributed" in options else 0))
+home = Path.home().name if "distributed" in options else 0  # a worker of the fake cloud
+process = int(options.get("process", os.environ.get("JAX_PROCESS_ID", home)))
 workdir.mkdir(parents=True, exist_ok=True)
 starts = workdir / f"starts-{process}.jsonl"
 attempt = len(starts.read_text().splitlines()) if starts.exists() else 0

@@ -61,13 +61,17 @@ class Cloud:
             (self.folder / f"{name}.json").write_text(json.dumps(value))
 
     def launch(self, *arguments, **environment):
-        """Run launch.sh among fakes; no other gcloud is in reach, and it would find no account."""
+        """Run launch.sh among fakes."""
+        return self.run("bash", str(self.repository / "launch.sh"), *arguments, **environment)
+
+    def run(self, *command, **environment):
+        """Run a command among fakes; no other gcloud is in reach, and it would find no account."""
         fakes = f"{HERE / 'fakes'}:{Path(sys.executable).parent}:/usr/bin:/bin"
         known = {"FAKE_CLOUD": str(self.folder), "FAKE_PYTHON": sys.executable, "CLOUDSDK_CONFIG": str(self.folder)}
         stand_in = f"'{sys.executable}' '{HERE / 'stand_in.py'}'"
         known |= {"PATH": fakes, "HOME": str(self.folder), "TMPDIR": str(self.folder), "JFORMER_POLL": "0.1"}
         return subprocess.run(
-            ["bash", str(self.repository / "launch.sh"), *arguments],
+            command,
             env=known | {"JFORMER_COMMAND": stand_in} | environment,
             capture_output=True,
             text=True,
@@ -310,12 +314,41 @@ def test_local_processes_go_on_after_a_death(cloud, tmp_path):
     assert (workdir / "logs" / "process-1.log").read_text() == "I am 1\n"
 
 
+@pytest.mark.parametrize(("end", "again"), [("pass", False), ("exit(143 if process else 0)", True), ("exit(2)", False)])
+def test_a_job_runs_on_all_nodes_and_is_queued_again_when_stopped(cloud, end, again):
+    told = {"SLURM_JOB_ID": "40123", "SLURM_JOB_NODELIST": "node-[a-b]", "SLURM_JOB_NUM_NODES": "2"}
+    code = f"""
+import os
+print(os.environ["JAX_COORDINATOR_ADDRESS"], os.environ["JAX_NUM_PROCESSES"], process)
+{end}
+"""
+    result = cloud.run(
+        "bash",
+        str(ROOT / "docs/slurm.sbatch"),
+        f"--workdir={cloud.folder}/a b",
+        f"--code={code}",
+        JFORMER_RETRIES="1",
+        **told,
+    )
+    assert result.returncode == {"pass": 0, "exit(2)": 2}.get(end, 143), result.stderr
+    assert sorted(set(result.stdout.splitlines())) == [f"node-a:20123 2 {i}" for i in range(2)]
+    assert (cloud.folder / "scontrol").exists() == again
+
+
 def test_help_names_every_command(cloud):
     text = cloud.launch("--help").stdout
     assert all(way in text for way in [*WAYS, "local"])
 
 
-@pytest.mark.parametrize("script", ["launch.sh", ".ci/run", "docs/slurm.sbatch", "tests/launch/fakes/uv"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "launch.sh",
+        ".ci/run",
+        "docs/slurm.sbatch",
+        *(f"tests/launch/fakes/{name}" for name in ("uv", "srun", "scontrol")),
+    ],
+)
 def test_scripts_pass_shellcheck(script):
     shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if shellcheck is None:
