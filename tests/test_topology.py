@@ -5,6 +5,7 @@ import pytest
 
 from jformer import topology
 from jformer.errors import UserError
+from jformer.main import main
 from jformer.topology import CHIPS, most_even, open_slice, read_name
 
 needs_libtpu = pytest.mark.skipif(not find_spec("libtpu"), reason='no libtpu here: pip install -e ".[tpu-aot]"')
@@ -67,3 +68,11 @@ def test_a_shape_that_hosts_cannot_make_up_is_refused():
 def test_libtpu_may_be_in_use_elsewhere():
     open_slice("v5e:2x2")
     assert os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] == "1"
+
+
+def test_a_slice_that_there_is_not_is_a_mistake_of_one_line(capsys):
+    assert main(["", "--config=configs/quickstart.py", "--mode=describe", "--topology=v9:2x2"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("jformer: --topology=v9:2x2: no such slice; the families are v4, v5e, v5p, v6e: ")
+    assert printed.err.count("\n") == 1
