@@ -1,0 +1,152 @@
+"""Does a run of two processes survive the death of either, again and again, and learn the same?
+
+A quickstart of frequent checkpoints runs under `launch.sh local 2`, once unbroken and once while one of its workers is
+killed at `--kills` updates drawn from `--seed`. Printed: how often all were started again, how long until the next row
+after a death, and whether the rows of both runs are the same.
+
+Command:  python -m experiments.kill_workers [--kills=20] [--seed=0]
+"""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from absl import app, flags
+
+KILLS = flags.DEFINE_integer("kills", 20, "Workers to kill.")
+SEED = flags.DEFINE_integer("seed", 0, "Of when and which.")
+
+ROOT = Path(__file__).parents[1]
+EVERY = 10  # updates between checkpoints; two deaths lie at least as far apart
+APART = 30
+COMPARED = ("loss", "nll", "grad_norm")
+OPTIONS = {
+    "train.log_every": 1,
+    "train.checkpoint_every": EVERY,
+    "train.eval_every": 0,
+    "optim.schedule": "constant",
+    "optim.warmup_steps": 10,
+    "data.num_buckets": 1,
+    "data.test": "()",
+}
+
+
+class Run:
+    """A run of two processes, being made."""
+
+    def __init__(self, workdir: Path, steps: int) -> None:
+        self.workdir, self._log = workdir, workdir.with_suffix(".log")
+        options = [f"--config.{key}={value}" for key, value in (OPTIONS | {"train.num_steps": steps}).items()]
+        command = ["bash", str(ROOT / "launch.sh"), "local", "2", "--devices=1", "--", "--config=configs/quickstart.py"]
+        environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [*command, f"--workdir={workdir}", *options], cwd=ROOT, stdout=log, stderr=log, env=environment
+            )
+
+    def rows(self) -> list[dict[str, float]]:
+        """Return the rows so far; the last line may be half-written."""
+        path, rows = self.workdir / "metrics.jsonl", []
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            for line in path.read_text().splitlines():
+                rows.append(json.loads(line))
+        return rows
+
+    def reach(self, step: int) -> None:
+        """Wait for the row of an update."""
+        while not ((rows := self.rows()) and rows[-1]["step"] >= step):
+            if self._process.poll() is not None:
+                raise SystemExit(f"the run ended before update {step}:\n{self.told()}")
+            time.sleep(0.02)
+
+    def kill(self, process: int) -> None:
+        """Kill one of the two, as a machine that is gone would."""
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                if f"--workdir={self.workdir}" in words and f"--process={process}" in words:
+                    os.kill(int(entry.name), signal.SIGKILL)
+                    return
+
+    def finish(self) -> tuple[int, int]:
+        """Wait for the end; return the exit code and how often all were started again."""
+        code = self._process.wait()
+        return code, self._log.read_text().count("supervise: running again")
+
+    def told(self) -> str:
+        """Return the end of what it said."""
+        return self._log.read_text()[-2_000:]
+
+    def stop(self) -> None:
+        """End it, if it has not ended."""
+        self._process.terminate()
+        self._process.wait()
+
+
+def unbroken(workdir: Path, steps: int) -> list[dict[str, float]]:
+    """Return the rows of a run that nobody disturbs."""
+    run = Run(workdir, steps)
+    try:
+        code, again = run.finish()
+    finally:
+        run.stop()
+    if code or again:
+        raise SystemExit(f"the unbroken run ended with exit code {code} after {again} restarts:\n{run.told()}")
+    return run.rows()
+
+
+def broken(workdir: Path, steps: int, deaths: list[int], draw: random.Random) -> tuple[list[dict[str, float]], int]:
+    """Return the rows of a run whose workers die at the given updates, and how often it was started again."""
+    run, waits = Run(workdir, steps), []
+    try:
+        for number, step in enumerate(deaths, start=1):
+            run.reach(step)
+            victim = draw.randrange(2)
+            run.kill(victim)
+            began, last = time.monotonic(), run.rows()[-1]["step"]
+            run.reach(int(last) + 2)  # the update that was under way may have got its row
+            waits.append(time.monotonic() - began)
+            print(
+                f"death {number}: process {victim} at update {step}, beyond it again after {waits[-1]:.1f} s",
+                flush=True,
+            )
+        code, again = run.finish()
+    finally:
+        run.stop()
+    print(
+        f"exit code {code}; from a death to new rows {statistics.median(waits):.1f} s (median), {max(waits):.1f} s at most"
+    )
+    return run.rows(), again
+
+
+def main(_: list[str]) -> None:
+    """Print how it went."""
+    draw = random.Random(SEED.value)
+    deaths = [APART * (n + 1) + draw.randrange(APART - EVERY) for n in range(KILLS.value)]
+    steps = deaths[-1] + APART
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="kill-workers-") as folder:
+        expected = unbroken(Path(folder) / "unbroken", steps)
+        found, again = broken(Path(folder) / "broken", steps, deaths, draw)
+    print(f"{KILLS.value} workers killed, {again} recoveries, {len(found)} rows of {len(expected)}")
+    same = [row["step"] for row in found] == [row["step"] for row in expected]
+    for name in COMPARED if same else ():
+        pairs = [(one[name], other[name]) for one, other in zip(found, expected, strict=True)]
+        most = max(abs(a - b) / abs(b) for a, b in pairs)
+        equal = sum(a == b for a, b in pairs)
+        print(f"{name}: {equal} of {len(pairs)} rows equal to the last bit; largest relative difference {most:.1e}")
+    print(f"{(time.monotonic() - began) / 60:.1f} minutes")
+    if not (same and again == KILLS.value):
+        raise SystemExit("the runs differ")
+
+
+if __name__ == "__main__":
+    app.run(main)
