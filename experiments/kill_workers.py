@@ -121,9 +121,8 @@ def broken(workdir: Path, steps: int, deaths: list[int], draw: random.Random) ->
         code, again = run.finish()
     finally:
         run.stop()
-    print(
-        f"exit code {code}; from a death to new rows {statistics.median(waits):.1f} s (median), {max(waits):.1f} s at most"
-    )
+    typical, longest = statistics.median(waits), max(waits)
+    print(f"exit code {code}; new rows {typical:.1f} s after a death (median), {longest:.1f} s at most")
     return run.rows(), again
 
 
