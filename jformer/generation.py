@@ -17,6 +17,7 @@ from jformer.decoding.config import DecodeConfig
 from jformer.decoding.rules import Rules
 from jformer.decoding.sample import sample
 from jformer.decoding.tokens import Decoded
+from jformer.placement import place
 from jformer.sharding import over_rows
 
 Batch = dict[str, Any]
@@ -138,7 +139,8 @@ def _make_step(models: Sequence[Any], params: Sequence[Any], average: str) -> St
         for model, tree, own, shared in zip(models, params, cache["self"], cache["shared"], strict=True):
             apply = functools.partial(model.apply, {"params": tree})
             hidden, after = apply({**own, **shared}, tokens[:, None], valid, method="extend")
-            logits.append(apply(hidden, method="logits")[:, 0].astype(jnp.float32))
+            # Whole on every device: searches look tokens up, which XLA cannot do in a vocabulary that devices share.
+            logits.append(place(apply(hidden, method="logits")[:, 0].astype(jnp.float32)))
             caches.append(after)
         return _mean(logits, average), _join(caches)
 

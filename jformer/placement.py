@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array
 
@@ -26,6 +27,34 @@ def place(x: Array, *axes: str | None) -> Array:
 def place_rows(x: Array, features: str | None = None) -> Array:
     """Split the rows of activations [b · f] over `fsdp`, and their features over an axis of the mesh or none."""
     return place(x, FSDP, *(None,) * (x.ndim - 2), features)
+
+
+def look_up(table: Array, ids: Array) -> Array:
+    """Return table[ids], rows of ids [b ·] split over `fsdp` and those of the table [v d] over `tensor`.
+
+    Each device looks up what it has and the sum over `tensor` is whole. Said by hand, for XLA's partitioner may abort
+    at a gather whose table and indices are both split.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    free = _free(mesh) & {FSDP, TENSOR}
+    if not free:
+        return table[ids]
+    rows, share = (axis if axis in free else None for axis in (FSDP, TENSOR))
+
+    def own(table: Array, first: Array, ids: Array) -> Array:
+        at = ids - first
+        here = (at >= 0) & (at < len(table))
+        return jnp.where(here[..., None], table[at.clip(0, len(table) - 1)], 0)[None]
+
+    split = jax.shard_map(
+        own,
+        in_specs=(PartitionSpec(share), PartitionSpec(share), PartitionSpec(rows)),
+        out_specs=PartitionSpec(share, rows),
+        axis_names=free,
+        check_vma=False,
+    )
+    size = len(table) // parts(TENSOR)
+    return place_rows(split(table, jnp.arange(0, len(table), size, dtype=ids.dtype), ids).sum(axis=0))
 
 
 def kernel_axes(split: str | None) -> tuple[str | None, str | None]:

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from jformer.models import build_model
+from jformer.placement import place
 from jformer.sharding import over_rows
 
 TOKENS = 1_024  # projected to the vocabulary at a time: logits of a whole batch would be its largest array by far
@@ -54,7 +55,7 @@ def _forced(model: Any, params: Any, batch: dict[str, jax.Array], align: bool) -
 
 def _log_probs(model: Any, params: Any, hidden: Float[Array, "t d"]) -> Float[Array, "t v"]:
     logits = model.apply({"params": params}, hidden[None], method="logits")[0]
-    return jax.nn.log_softmax(logits.astype(jnp.float32))
+    return jax.nn.log_softmax(place(logits.astype(jnp.float32)))  # whole, to look targets up
 
 
 def _mean(each: Sequence[Float[Array, "t _"]], average: str) -> Float[Array, "t v"]:

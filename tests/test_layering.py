@@ -113,7 +113,7 @@ def test_compiled_collectives_stay_in_the_step(module):
     name, tree = module
     used = {getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(tree)} & COLLECTIVES
     used |= {imported.rpartition(".")[2] for imported in imports(tree)} & COLLECTIVES
-    allowed = {"step": COLLECTIVES, "sharding": {"shard_map"}}  # which splits rows there, and exchanges nothing
+    allowed = {"step": COLLECTIVES, "sharding": {"shard_map"}, "placement": {"shard_map"}}  # which split rows there
     assert used <= allowed.get(name, set())
 
 

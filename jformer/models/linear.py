@@ -4,7 +4,7 @@ import flax.linen as nn
 from jaxtyping import Array, Float, Int
 
 from jformer.models.initializers import Init
-from jformer.placement import TENSOR, WIDE, place, place_rows
+from jformer.placement import WIDE, look_up, place_rows
 from jformer.products import add_bias, matmul
 
 
@@ -40,7 +40,7 @@ class Embedding(nn.Module):
 
     def __call__(self, ids: Int[Array, "b t"]) -> Float[Array, "b t d"]:
         """Look rows up."""
-        return place_rows((place(self.embedding, TENSOR) if self.split else self.embedding)[ids])
+        return look_up(self.embedding, ids) if self.split else place_rows(self.embedding[ids])
 
     def attend(self, hidden: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
         """Return the products with every row: the tied projection to logits (Press and Wolf 2017)."""
