@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
-from jformer import hlo
+from jformer import costs, hlo
 from jformer.checkpoint import abstract_like
 from jformer.collectives import Collective, collectives
 from jformer.config import Config
@@ -120,8 +120,8 @@ def figures(compiled: Any, mesh: Mesh) -> Figures:
         memory.output_size_in_bytes - memory.alias_size_in_bytes,
         memory.temp_size_in_bytes,
         memory.generated_code_size_in_bytes,
-        hlo.flops(program),
-        hlo.traffic(program),
+        costs.flops(program),
+        costs.traffic(program),
         collectives(program, dict(mesh.shape)),
     )
 
