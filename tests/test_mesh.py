@@ -10,9 +10,10 @@ import pytest
 
 from jformer.collectives import collectives
 from jformer.config import resolve
+from jformer.costs import flops
 from jformer.data.tokenizers import learn
 from jformer.decoding.config import DecodeConfig
-from jformer.hlo import flops, parse
+from jformer.hlo import parse
 from jformer.predict import Predictor, Request
 from jformer.restore import build_task
 from jformer.run import build
