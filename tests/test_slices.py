@@ -160,7 +160,7 @@ def pretended(count):
 
 
 def test_what_would_fit_is_tried_by_estimate():
-    config = small(**{"data.tokens_per_update": 2**16, "data.row_multiple": 16, "model.num_layers": 1})
+    config = small(**{"data.tokens_per_update": 2**16, "data.row_multiple": 16, "mesh.data": 4})
     task, model = build_task(config), modelled(config)
     memory = estimate(config, task, model, full_shape(config), 4, "tpu")
     state = sum(memory) - memory.activations - memory.batch
