@@ -96,12 +96,12 @@ class Peers:
     def end(self, code: int, line: str, stacks: bool = False) -> None:
         """End this process and all others, each saying the line; does not return."""
         told = line if stacks else f"{self.name(self.process)}: {line}"
-        self._send_all({"kind": "end", "code": code, "line": told, "stacks": stacks})
-        self._exit(code, line, stacks)
+        self._exit(code, line, stacks, {"kind": "end", "code": code, "line": told, "stacks": stacks})
 
     def fail(self, error: BaseException) -> None:
         """Wait for word that `error` is but the echo of another process's death; if there is none, tell the others."""
         time.sleep(ECHO)
+        self._ending.acquire()  # from here on nobody else's word ends this process
         kind = f"{type(error).__name__}: {' '.join(str(error).split())}"
         line = f"{self.name(self.process)} failed at {self._pace.standing().place}: {kind[:300]}"
         self._send_all({"kind": "end", "code": LOST, "line": line, "stacks": False})
@@ -177,7 +177,7 @@ class Peers:
         if self.process == 0:
             self._judge(limit)
         elif self._silent(0) > self._limit:  # it would judge, and says nothing, though its machine is there
-            self._exit(LOST, self._stuck([0], self._now(0)), stacks=True)
+            self._ended({"code": LOST, "line": self._stuck([0], self._now(0)), "stacks": True})
         self._send_all({"kind": "beat", "standing": standing, "limit": limit})
 
     def _now(self, process: int) -> Standing:
@@ -224,12 +224,12 @@ class Peers:
 
     def _ended(self, message: Message) -> None:
         """End because a process did; process 0 tells those who cannot know."""
-        self._send_all({**message, "kind": "end"})
-        self._exit(message["code"], message["line"], message["stacks"])
+        self._exit(message["code"], message["line"], message["stacks"], {**message, "kind": "end"})
 
-    def _exit(self, code: int, line: str, stacks: bool) -> None:
-        """End the process without what Python and JAX do at their end, which waits for other processes."""
+    def _exit(self, code: int, line: str, stacks: bool, message: Message) -> None:
+        """Pass a message on and end the process, without what Python and JAX do at their end: it waits for others."""
         self._ending.acquire()  # never released: the first word is the last
+        self._send_all(message)
         if stacks:
             faulthandler.dump_traceback(all_threads=True)
         os.write(2, f"jformer: {line}\n".encode())
