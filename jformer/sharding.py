@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jformer.errors import UserError
@@ -45,7 +46,8 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[
     # Explicit axes, the default of jax.make_mesh, refuse Linen's embeddings: the compiler shards what we leave open.
     auto = (AxisType.Auto,) * len(AXES)
     if count == len(given) and count > 1 and given[0].platform == "tpu":  # neighbours on the chips' network
-        return jax.make_mesh(tuple(sizes.values()), AXES, auto, devices=given)
+        laid = mesh_utils.create_device_mesh(tuple(sizes.values()), given, allow_split_physical_axes=True)
+        return Mesh(laid, AXES, axis_types=auto)
     return Mesh(np.array(given[:count]).reshape(*sizes.values()), AXES, axis_types=auto)
 
 
