@@ -22,6 +22,6 @@ from jformer.hosts.meeting import AbsentError
 from jformer.hosts.peers import LOST
 
 __all__ = [
-    "LOST", "AbsentError", "Coordinates", "agree", "first", "from_flags", "in_turn", "index", "joined", "limit", "reach",
-    "refuse_unshared", "same", "stopping", "took", "wait",
+    "LOST", "AbsentError", "Coordinates", "agree", "first", "from_flags", "in_turn", "index", "joined", "limit",
+    "reach", "refuse_unshared", "same", "stopping", "took", "wait",
 ]  # fmt: skip
