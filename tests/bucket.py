@@ -59,6 +59,10 @@ class Bucket(DirFileSystem):
         assert "a" not in mode, path
         return super().open(path, mode, **options)
 
+    def rename(self, path: object, target: object, **options: object) -> None:
+        """Nor are they renamed."""
+        raise AssertionError(path)
+
 
 class Objects(http.server.BaseHTTPRequestHandler):
     """What TensorStore asks for: whole objects and ranges of them, a generation to compare with, names by prefix."""

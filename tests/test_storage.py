@@ -80,6 +80,7 @@ def test_a_run_in_a_bucket_is_opened_from_anywhere(runs):
     assert jformer.load(str(inside)).predict(questions) == jformer.load(directory).predict(questions)
 
 
+@pytest.mark.slow
 def test_a_run_may_begin_with_one_in_a_bucket(runs, tmp_path):
     _, inside = runs
     options = [f"--config.train.init_from={inside}", "--config.train.num_steps=5", "--config.train.eval_every=0"]
