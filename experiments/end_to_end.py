@@ -79,7 +79,7 @@ def run_side(side: str, config: Config, workdir: Path, tokens: int, packed_lengt
     batching = side if side in ("packed", "buckets") else "buckets"
     data = {"cache_dir": str(workdir / "cache"), "batching": batching, "packed_length": packed_length}
     config = changed(config, data=data, train={"eval_every": 0, "patience": 0}, evaluate={"weights": "last"})
-    opened = open_data(config, build_task(config), workdir, resumed=False)
+    opened = open_data(config, build_task(config), workdir, learned=False)
     batches = our_batches(opened.batches) if side == batching else plain_batches(config, opened, side == "rounded")
     texts, rows, shapes = needed(batches, tokens)
     updates, real = len(texts), total(texts)
