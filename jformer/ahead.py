@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import warnings
 from typing import Any, NamedTuple
 
 import jax
@@ -69,7 +70,7 @@ def compile_update(config: Config, task: Task, model: ModelConfig, shape: Shape,
     """Compile the update of a run for batches of a shape."""
     with compiling_for(_platform(mesh)):
         step, arguments = _update(config, task, model, shape, mesh)
-        return figures(step.lower(*arguments).compile(), mesh)
+        return figures(_compile(step.lower(*arguments)), mesh)
 
 
 def compile_answer(config: Config, task: Task, model: ModelConfig, shape: Shape, mesh: Mesh) -> Figures:
@@ -82,7 +83,7 @@ def compile_answer(config: Config, task: Task, model: ModelConfig, shape: Shape,
         shapes = jax.eval_shape(functools.partial(init_params, built), jax.random.key(0))
         params = abstract_like(shapes, parameter_shardings(mesh, shapes, whole=[FSDP]))
         answer = make_answer([built], task.answer, config.decode, vocabulary, mesh)
-        return figures(answer.lower((params,), batch, room).compile(), mesh)
+        return figures(_compile(answer.lower((params,), batch, room)), mesh)
 
 
 def answer_shape(config: Config, task: Task, mesh: Mesh) -> Shape:
@@ -130,6 +131,13 @@ def _update(config: Config, task: Task, model: ModelConfig, shape: Shape, mesh: 
     """Return the update and the shapes of its state and batch, placed on a mesh."""
     step, state = abstract_update(config, task, build_model(model), mesh)
     return step, (state, abstract_batch(model, shape, mesh, config.train.accumulation))
+
+
+def _compile(lowered: Any) -> Any:
+    """Compile anew: JAX keeps programs for devices that are not here, but cannot read them again."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
+        return lowered.compile()
 
 
 def _platform(mesh: Mesh) -> str:
