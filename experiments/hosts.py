@@ -18,6 +18,8 @@ from pathlib import Path
 
 from absl import app, flags
 
+from jformer import main as front
+
 DIR = flags.DEFINE_string("dir", "", "Folder of Multi30k; none: the quickstart's generated text.")
 UPDATES = flags.DEFINE_integer("updates", 50, "Updates of each run.")
 
@@ -26,18 +28,15 @@ FIRST = 10
 
 
 def arguments(workdir: Path, cache: Path) -> list[str]:
-    """Return the flags of a run."""
-    options: dict[str, object] = {"train.num_steps": UPDATES.value, "train.log_every": 1, "train.eval_every": 0}
-    options |= {
-        "optim.warmup_steps": FIRST,
-        "data.cache_dir": cache,
-        "data.test": "()",
-        "train.patience": 0,
-        "evaluate.weights": "last",
-    }
-    options |= {"data.num_buckets": 2, "data.tokens_per_update": 2_048}
-    options |= {"data.dir": DIR.value} if DIR.value else {}
+    """Return the flags of a run, which is the first updates of a config, at that config's learning rates."""
     config = ROOT / "configs" / ("multi30k_tiny.py" if DIR.value else "quickstart.py")
+    optim, updates = front.load_file(config).optim, UPDATES.value
+    share = min(1.0, updates / optim.warmup_steps)  # of the warmup, which is to be done in these updates
+    options: dict[str, object] = {"train.num_steps": updates, "train.log_every": 1, "train.eval_every": 0}
+    options |= {"optim.warmup_steps": min(updates, optim.warmup_steps)}
+    options |= {"optim.learning_rate": share * optim.learning_rate, "train.patience": 0, "evaluate.weights": "last"}
+    options |= {"data.num_buckets": 2, "data.tokens_per_update": 2_048, "data.cache_dir": cache, "data.test": "()"}
+    options |= {"data.dir": DIR.value} if DIR.value else {}
     return [f"--config={config}", f"--workdir={workdir}", *(f"--config.{k}={value}" for k, value in options.items())]
 
 
