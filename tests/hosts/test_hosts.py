@@ -6,7 +6,8 @@ import socket
 
 import pytest
 
-from tests.hosts.processes import running
+from jformer import main
+from tests.hosts.processes import CONFIG, running
 
 HERE = socket.gethostname()
 SHORT = ("--config.train.num_steps=10", "--config.train.eval_every=10", "--config.train.log_every=1")
@@ -49,8 +50,11 @@ def compare(workdir, expected, tolerance=1e-6):
 
 @pytest.fixture(scope="module")
 def alone(cache, tmp_path_factory):
-    """Return the workdir of one process with four devices."""
-    return trained(tmp_path_factory.mktemp("alone"), cache, *SHORT, processes=1, devices=4)
+    """Return the workdir of one process with four devices: this one."""
+    workdir = tmp_path_factory.mktemp("alone")
+    flags = [f"--config={CONFIG}", f"--workdir={workdir}", "--config.mesh.data=-1", cache, *SHORT]
+    assert main.main(["jformer", *flags]) == 0
+    return workdir
 
 
 def test_two_processes_of_two_devices_train_and_score_as_one_of_four(alone, cache, tmp_path):
@@ -99,6 +103,7 @@ def test_request_to_one_saves_everywhere_and_a_death_is_told_and_one_process_goe
     assert steps[-1] == saved + 5
 
 
+@pytest.mark.slow
 def test_process_that_stands_still_ends_the_run_naming_it(cache, tmp_path):
     stuck = {1: "sleep:1000@12"}
     with running(tmp_path, tmp_path / "run", cache, *LONG, "--config.train.stall_seconds=4", faults=stuck) as group:
@@ -141,14 +146,12 @@ def test_processes_that_differ_are_refused_by_all(cache, tmp_path, faults, own, 
 @pytest.mark.slow
 def test_text_and_workdir_that_differ_are_refused_by_all(cache, tmp_path):
     for i in range(2):
-        (tmp_path / f"text{i}").mkdir()
-        for split in ("train", "valid", "test"):
-            for language in ("de", "en"):
-                lines = "".join(f"a b c {k} {i}\n" for k in range(50))
-                (tmp_path / f"text{i}" / f"{split}.{language}").write_text(lines)
-    (tmp_path / "text").symlink_to(tmp_path / "text0")
+        (tmp_path / f"{i}" / "text").mkdir(parents=True)
+        for name in ("train.en", "train.de", "valid.en", "valid.de", "test.en", "test.de"):
+            (tmp_path / f"{i}" / "text" / name).write_text("".join(f"a b c {k * (i + 1)}\n" for k in range(90)))
     files = ("--config.data.source=files", "--config.data.dir=text", "--config.train.eval_every=0")
-    with running(tmp_path / "a", tmp_path / "run", cache, *files, faults={1: f"cwd:{tmp_path}@0"}) as group:
+    apart = {i: f"cwd:{tmp_path / str(i)}@0" for i in range(2)}
+    with running(tmp_path / "a", tmp_path / "run", cache, *files, faults=apart) as group:
         group.end(2, 2)
         assert all("differ in training text train" in group.said(i) for i in range(2))
     with running(tmp_path / "b", tmp_path / "other", cache, *SHORT, faults={1: "blind@0"}) as group:

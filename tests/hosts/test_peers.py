@@ -70,7 +70,8 @@ def test_process_that_stands_still_is_named_by_all_with_their_stacks(start, stuc
         assert "places.py" in group.said(i)  # in the stack of the main thread
 
 
-@pytest.mark.parametrize("frozen", [FIRST, pytest.param(OTHER, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("frozen", [FIRST, OTHER])
 def test_process_that_is_stopped_altogether_is_named_too(start, frozen):
     group = start("nothing", "nothing", limit=2)
     group.wait_for(group.folder / "1.out", "20\n")
@@ -130,6 +131,7 @@ def test_process_that_does_not_come_is_named_and_so_is_a_process_0_that_is_not_t
     assert "within 3 s" in group.said(1)
 
 
+@pytest.mark.slow
 def test_strangers_at_the_door_are_sent_away(start, tmp_path):
     group = start("nothing", "late:2")
     deadline = time.monotonic() + 10
