@@ -118,8 +118,7 @@ class Config:
 MAY_CHANGE = (
     *(f"train.{key}" for key in ("num_steps", "log_every", "eval_every", "checkpoint_every", "keep_last", "patience")),
     *("train.max_skipped", "train.samples", "train.profile_steps", "train.peak_flops", "train.stall_seconds"),
-    "data.dir",
-    *("data.cache_dir", "data.test", "evaluate.", "decode.", "mesh.", "model.execution."),
+    *("data.dir", "data.cache_dir", "data.test", "evaluate.", "decode.", "mesh.", "model.execution."),
 )
 DECAYING_SCHEDULES = ("cosine", "linear")  # their rates depend on num_steps
 

@@ -252,7 +252,7 @@ OTHER = {bool: lambda v: not v, int: lambda v: v + 2, float: lambda v: v + 0.25,
 ALLOWED = {
     "train.num_steps", "train.log_every", "train.eval_every", "train.checkpoint_every", "train.keep_last",
     "train.patience", "train.max_skipped", "train.samples", "train.peak_flops", "train.profile_steps",
-    "data.dir", "data.cache_dir", "data.test",
+    "train.stall_seconds", "data.dir", "data.cache_dir", "data.test",
     "evaluate.weights", "evaluate.average_last", "evaluate.scores", "evaluate.tokenize", "evaluate.lowercase",
     *(f"decode.{field.name}" for field in dataclasses.fields(configs.DecodeConfig)), "mesh.data", "mesh.fsdp", "mesh.tensor",
     "model.execution.remat", "model.execution.unroll",
