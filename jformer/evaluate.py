@@ -21,7 +21,7 @@ from jformer.data.sources import Split, open_split
 from jformer.data.tokenizers import Tokenizer
 from jformer.predict import Predictor, load
 from jformer.restore import build_sized, build_task, open_mesh
-from jformer.sharding import put_batch
+from jformer.sharding import local_rows, put_batch
 from jformer.step import make_eval_step, make_loss
 from jformer.tasks import Task
 
@@ -47,9 +47,13 @@ def evaluation_batches(
 
 def split_totals(eval_step: Any, params: Any, batches: Batches, mesh: Mesh) -> dict[str, tuple[float, float]]:
     """Return (sum, count) of the loss, nll and correct guesses over one pass of the batches."""
-    rows = [
-        eval_step(params, put_batch(mesh, {k: v[None] for k, v in batches[i].items()})) for i in range(len(batches))
-    ]
+
+    def put(number: int) -> dict[str, jax.Array]:
+        rows = batches.plan.batch(number).shape.rows
+        arrays = batches.rows(number, local_rows(mesh, rows))
+        return put_batch(mesh, {name: x[None] for name, x in arrays.items()}, rows)
+
+    rows = [eval_step(params, put(number)) for number in range(len(batches))]
     totals: dict[str, tuple[float, float]] = {}
     for sums in jax.device_get(rows):
         for name, (total, count) in sums.items():

@@ -84,7 +84,7 @@ def parameter_shardings(mesh: Mesh, params: Any, whole: Sequence[str] = ()) -> A
     """
 
     def place(path: Any, leaf: Any, spec: PartitionSpec) -> NamedSharding:
-        axes = [None if axis in whole or axis and mesh.shape[axis] == 1 else axis for axis in spec]
+        axes = [None if axis in whole or (axis and mesh.shape[axis] == 1) else axis for axis in spec]
         for size, axis in zip(leaf.shape, axes, strict=False):
             if axis is not None and size % mesh.shape[axis]:
                 raise UserError(

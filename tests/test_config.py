@@ -254,8 +254,8 @@ ALLOWED = {
     "train.patience", "train.max_skipped", "train.samples", "train.peak_flops", "train.profile_steps",
     "train.stall_seconds", "data.dir", "data.cache_dir", "data.test",
     "evaluate.weights", "evaluate.average_last", "evaluate.scores", "evaluate.tokenize", "evaluate.lowercase",
-    *(f"decode.{field.name}" for field in dataclasses.fields(configs.DecodeConfig)), "mesh.data", "mesh.fsdp", "mesh.tensor",
-    "model.execution.remat", "model.execution.unroll",
+    *(f"decode.{field.name}" for field in dataclasses.fields(configs.DecodeConfig)),
+    "mesh.data", "mesh.fsdp", "mesh.tensor", "model.execution.remat", "model.execution.unroll",
 }  # fmt: skip
 
 
