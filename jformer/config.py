@@ -201,18 +201,13 @@ def check(config: Config) -> None:
 
 
 def _check_mesh(config: Config) -> None:
-    sizes, model = dataclasses.asdict(config.mesh), config.model
+    sizes = dataclasses.asdict(config.mesh)
     for axis, size in sizes.items():
         if size != -1 and size < 1:
             raise UserError(f"mesh.{axis}={size} must be at least 1, or -1 for as many as there are devices")
     open_ended = [f"mesh.{axis}=-1" for axis, size in sizes.items() if size == -1]
     if len(open_ended) > 1:
         raise UserError(f"{open_ended[-1]} beside {open_ended[0]}: only one of them can be -1, what the others leave")
-    for key in ("num_heads", "kv_heads"):
-        if getattr(model, key) % max(config.mesh.tensor, 1):
-            raise UserError(
-                f"mesh.tensor={config.mesh.tensor} must divide model.{key}={getattr(model, key)}: devices share heads"
-            )
 
 
 def _check_task(config: Config) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 import platform
 from collections import Counter
 from collections.abc import Sequence
@@ -15,13 +16,13 @@ from jax.sharding import Mesh
 
 from jformer import checkpoint, hosts, metrics
 from jformer.config import Config
-from jformer.data.corpus import open_corpus
+from jformer.data.corpus import Corpus, open_corpus
 from jformer.data.pipeline import Batches, make_batches
 from jformer.data.sources import Split, open_split
 from jformer.data.tokenizers import Tokenizer
 from jformer.predict import Predictor, load
 from jformer.restore import build_sized, build_task, open_mesh
-from jformer.sharding import local_rows, put_batch
+from jformer.sharding import local_rows, put_batch, row_shards
 from jformer.step import make_eval_step, make_loss
 from jformer.tasks import Task
 
@@ -31,18 +32,20 @@ LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "sacrebleu", "sentencep
 
 
 def evaluation_batches(
-    config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokenizer], split: Split
-) -> tuple[Batches, dict[str, int]]:
-    """Return batches that hold every usable example of a split once, and what became of its examples.
+    config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokenizer], split: Split, shards: int = 1
+) -> tuple[Batches, Corpus]:
+    """Return batches that hold every usable example of a split once, and its tokens.
 
-    They have two shapes, whatever training uses, and room for any example the limits let through.
+    They have two shapes, whatever training uses, room for any example the limits let through, and rows that divide
+    among so many shards, be they other ones than training had.
     """
     corpus = open_corpus(split, task.encoder(*tokenizers, evaluating=True), config.data.cache_dir)
     features, data = task.features(*tokenizers), config.data
     longest = max(int(sizes.max()) for sizes in features.lengths(corpus.source.lengths, corpus.target.lengths))
-    tokens = max(data.tokens_per_update, data.row_multiple * longest)
-    data = dataclasses.replace(data, batching="buckets", num_buckets=2, tokens_per_update=tokens)
-    return make_batches([corpus], [1.0], data, 0, features), corpus.counts
+    rows = math.lcm(data.row_multiple, shards)
+    tokens = max(data.tokens_per_update, rows * longest)
+    data = dataclasses.replace(data, batching="buckets", num_buckets=2, tokens_per_update=tokens, row_multiple=rows)
+    return make_batches([corpus], [1.0], data, 0, features), corpus
 
 
 def split_totals(eval_step: Any, params: Any, batches: Batches, mesh: Mesh) -> dict[str, tuple[float, float]]:
@@ -86,9 +89,9 @@ def evaluate(config: Config, workdir: Path) -> dict[str, Any]:
                 write_outputs(workdir / "outputs" / f"{key}.txt", outputs)
         hosts.reach(f"scoring {key}")
         with hosts.in_turn():
-            batches, counts = evaluation_batches(config, task, predictor.tokenizers, split)
+            batches, corpus = evaluation_batches(config, task, predictor.tokenizers, split, row_shards(mesh))
         scores = task.score(outputs, examples, split_totals(eval_step, predictor.params, batches, mesh))
-        results[key] = {**scores, "examples": len(examples), "counts": counts, "checksum": split.fingerprint}
+        results[key] = {**scores, "examples": len(examples), "counts": corpus.counts, "checksum": split.fingerprint}
     results["run"] = provenance(config, workdir, predictor)
     if hosts.first():
         (workdir / "results.json").write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")

@@ -21,7 +21,7 @@ from jformer.errors import UserError
 from jformer.generation import make_answer
 from jformer.mbr import rank
 from jformer.requests import CUT, LONG, RUNAWAY, Inputs, Output, Piece, Request, Scored, writable
-from jformer.restore import build_sized, build_task, load_params, open_mesh
+from jformer.restore import build_sized, build_task, check_heads, load_params, open_mesh
 from jformer.scoring import make_scorer
 from jformer.sharding import make_mesh, row_shards
 from jformer.storage import run_path
@@ -286,6 +286,7 @@ def load(workdir: str | Path, overrides: Config | None = None, mesh: Mesh | None
         dtype = settings.decode.dtype or own.model.dtype
         sized_as = dataclasses.replace(own, model=dataclasses.replace(own.model, dtype=dtype))
         model = build_sized(sized_as, task, tokenizers)
+        check_heads(model.config, mesh)
         return model, load_params(workdir, own, model, mesh)
 
     members = [member(other, own) for other, own in others]

@@ -13,8 +13,8 @@ from jformer import checkpoint, optim
 from jformer.config import Config
 from jformer.data.tokenizers import ImageTokenizer, Tokenizer
 from jformer.errors import UserError
-from jformer.models import build_model, init_params
-from jformer.placement import FSDP
+from jformer.models import ModelConfig, build_model, init_params
+from jformer.placement import FSDP, TENSOR
 from jformer.sharding import make_mesh, parameter_shardings
 from jformer.tasks import TASKS, Task, sized
 
@@ -29,9 +29,18 @@ def build_task(config: Config) -> Task:
     )
 
 
-def open_mesh(config: Config) -> Mesh:
-    """Lay out the devices as the config says."""
-    return make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+def open_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
+    """Lay out the devices as the config says; raise UserError where the model cannot be shared so."""
+    mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
+    check_heads(config.model, mesh)
+    return mesh
+
+
+def check_heads(model: ModelConfig, mesh: Mesh) -> None:
+    """Raise UserError where the heads of a model cannot be dealt evenly over `tensor`."""
+    for key, heads in (("num_heads", model.num_heads), ("num_kv_heads", model.kv_heads)):
+        if heads % mesh.shape[TENSOR]:
+            raise UserError(f"mesh.tensor={mesh.shape[TENSOR]} must divide model.{key}={heads}: devices share heads")
 
 
 def build_sized(config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokenizer]) -> Any:

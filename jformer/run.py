@@ -39,10 +39,10 @@ class Data:
     """The text of a run, ready to train on."""
 
     tokenizers: tuple[Tokenizer, Tokenizer]
-    corpora: list[Corpus]
+    corpora: list[Corpus]  # that are trained on
     batches: Batches
     valid: Batches | None
-    counts: dict[str, dict[str, int]]  # by split: what became of its examples
+    texts: dict[str, Corpus]  # by what it is for: those trained on, and the one for validation
     samples: list[Pair]  # validation examples that are answered at every evaluation
 
 
@@ -131,7 +131,7 @@ def check_rows(config: Config, shards: int) -> None:
 def fingerprints(data: Data) -> dict[str, str]:
     """Return what identifies the text and the tokenizers that all processes must have."""
     sides = {f"the {side} tokenizer": each.fingerprint for side, each in zip(SIDES, data.tokenizers, strict=True)}
-    return sides | dict(zip(data.counts, (corpus.fingerprint for corpus in data.corpora), strict=False))
+    return sides | {name: corpus.fingerprint for name, corpus in data.texts.items()}
 
 
 def open_data(config: Config, task: Task, workdir: Path, learned: bool) -> Data:
@@ -155,14 +155,16 @@ def open_data(config: Config, task: Task, workdir: Path, learned: bool) -> Data:
     encoder, features = task.encoder(*tokenizers), task.features(*tokenizers)
     corpora = [open_corpus(split, encoder, data.cache_dir) for split in training]
     batches = make_batches(corpora, [part.weight for part in parts], data, config.seed, features)
-    counts = {f"training text {split.name}": corpus.counts for split, corpus in zip(training, corpora, strict=True)}
+    numbers = [f" {i + 1}" if len(parts) > 1 else "" for i in range(len(parts))]  # of a mixture, names may be the same
+    names = [f"training text{number} {split.name}" for number, split in zip(numbers, training, strict=True)]
+    texts = dict(zip(names, corpora, strict=True))
     if valid is None:
-        return Data(tokenizers, corpora, batches, None, counts, [])
-    valid_batches, counts[f"validation text {valid.name}"] = evaluation_batches(config, task, tokenizers, valid)
+        return Data(tokenizers, corpora, batches, None, texts, [])
+    valid_batches, texts[f"validation text {valid.name}"] = evaluation_batches(config, task, tokenizers, valid)
     samples = list(itertools.islice(valid.read(Counter()), config.train.samples)) if task.answer else []
     if task.answer == "continuation":
         samples = [Pair(" ".join(pair.target[:PROMPT].split("\n")), "") for pair in samples]
-    return Data(tokenizers, corpora, batches, valid_batches, counts, samples)
+    return Data(tokenizers, corpora, batches, valid_batches, texts, samples)
 
 
 def build_optimizer(config: Config, model: Any) -> tuple[optim.Schedule, Any]:

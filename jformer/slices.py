@@ -21,10 +21,10 @@ from jformer.errors import UserError
 from jformer.flops import update_flops, work_of
 from jformer.metrics import aligned
 from jformer.models import ModelConfig
-from jformer.restore import build_task
+from jformer.restore import build_task, open_mesh
 from jformer.roofline import ASSUMPTIONS, Bound, bound
 from jformer.run import check_rows
-from jformer.sharding import make_mesh, row_shards
+from jformer.sharding import row_shards
 from jformer.tasks import Task
 from jformer.topology import GIB, Slice, open_slice
 
@@ -39,7 +39,11 @@ def describe_slice(config: Config, workdir: Path | None, topology: str, price: f
     Raises UserError, at the end, where it does not fit: with what would.
     """
     chips, task = open_slice(topology), build_task(config)
-    mesh = make_mesh(**dataclasses.asdict(config.mesh), devices=chips.devices)
+    mesh = open_mesh(config, chips.devices)
+    if mesh.size != len(chips.devices):
+        raise UserError(
+            f"the mesh has {mesh.size} of the {len(chips.devices)} chips of {chips.name}; -1 takes the rest"
+        )
     check_rows(config, row_shards(mesh))
     model, _ = sized_model(config, task, workdir)
     shape, axes = full_shape(config), " x ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
@@ -155,7 +159,9 @@ def _answer_lines(
     yield f"\nanswers: {shape.rows:,} inputs of {shape.source_length:,}{room}"
     figures = _compiled("answers", chips, lambda: compile_answer(config, task, model, shape, mesh))
     if isinstance(figures, float):
-        raise UserError(f"{_too_large('batch of answers', figures, chips)}; lower decode.batch_size")
+        raise UserError(
+            f"{_too_large('batch of answers', figures, chips)}; lower decode.batch_size or raise mesh.tensor"
+        )
     least = bound(figures, chips)
     yield from _program_lines(figures, chips)
     yield _time_line(least)

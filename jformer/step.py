@@ -1,4 +1,4 @@
-"""The compiled train and eval step: jit(shard_map(…)). The only compiled collectives of the project."""
+"""The compiled train and eval step: jit(shard_map(…)). The only collective by hand, a sum over `data`, is here."""
 
 from collections.abc import Callable
 from typing import Any

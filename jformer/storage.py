@@ -17,9 +17,14 @@ fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False  # other 
 
 
 def run_path(text: str | os.PathLike[str]) -> Path:
-    """Return the path of a run; raise UserError for a kind of storage that checkpoints cannot be written to."""
+    """Return the path of a run; raise UserError for a kind of storage that cannot be reached or written to."""
     if "://" in str(text) and not str(text).startswith(BUCKET):
         raise UserError(f"{text}: a run lies in a directory or in a bucket of Google's ({BUCKET}…)")
+    if str(text).startswith(BUCKET):
+        try:
+            fsspec.get_filesystem_class("gs")
+        except ImportError as error:
+            raise UserError(f'{text} needs gcsfs: pip install -e ".[gcs]" -c constraints.txt') from error
     return Path(text)
 
 

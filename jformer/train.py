@@ -184,8 +184,8 @@ def introduce(run: Run, report: Report, peak: Peak) -> None:
     data, plan = run.data, run.data.batches.plan
     parameters = sum(leaf.size for leaf in jax.tree.leaves(run.state.params))
     report.show_config()
-    for text, counts in data.counts.items():
-        report.say(f"{text}: " + ", ".join(f"{count:,} {reason}" for reason, count in counts.items()))
+    for text, corpus in data.texts.items():
+        report.say(f"{text}: " + ", ".join(f"{count:,} {reason}" for reason, count in corpus.counts.items()))
     for note in run.notes:
         report.say(note)
     source, target = (f"{tokenizer.vocab_size:,}" for tokenizer in data.tokenizers)

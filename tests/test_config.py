@@ -188,7 +188,6 @@ RANGES = [
     ("mesh.data", -2, "at least 1, or -1"),
     ("mesh.fsdp", 0, "at least 1, or -1"),
     ("mesh.fsdp", -1, "only one of them can be -1"),
-    ("mesh.tensor", 3, "must divide model.num_heads=8: devices share heads"),
 ]  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from jformer.step import make_gradient, make_loss
 from jformer.tasks.task import token_loss
 from jformer.train import train
 from tests.conftest import make_batch
+from tests.test_step import MESHES as UPDATED
 from tests.test_train import rows, small
 
 WIDE = {"num_heads": 8, "d_model": 64, "d_ff": 128, "vocab_size": 512, "dropout": 0.1}
@@ -97,11 +98,18 @@ def answers(tiny):
     return answer
 
 
-SEARCHES = [{"beam_size": 4, "n_best": 3}, {"beam_size": 1}, {"search": "sample", "beam_size": 1}]
+SEARCHES = {
+    "beam": {"beam_size": 4, "n_best": 3},
+    "greedy": {"beam_size": 1},
+    "sample": {"search": "sample", "beam_size": 1, "top_k": 9},
+    "mbr": {"search": "mbr", "samples": 3, "beam_size": 1},
+    "covered": {"beam_size": 2, "coverage_penalty": 0.2, "alignments": True},
+    "diverse": {"beam_size": 4, "beam_groups": 2, "diversity": 0.5, "no_repeat_ngram": 2},
+}
 
 
-@shapes(MESHES)
-@pytest.mark.parametrize("options", SEARCHES, ids=["beam", "greedy", "sample"])
+@shapes([*MESHES, *(sizes for sizes in UPDATED if sizes not in MESHES)])
+@pytest.mark.parametrize("options", SEARCHES.values(), ids=SEARCHES)
 def test_answers_are_those_of_one_device(answers, sizes, options):
     (expected, expected_scores), (found, scores) = answers(1, 1, 1, **options), answers(*sizes, **options)
     assert [[output.ids for output in each] for each in found] == [[o.ids for o in each] for each in expected]

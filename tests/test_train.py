@@ -21,7 +21,7 @@ from jformer import main
 from jformer.checkpoint import open_run
 from jformer.errors import UserError
 from jformer.evaluate import evaluate
-from jformer.run import build
+from jformer.run import build, fingerprints
 from jformer.train import sole_trainer, train
 from tests.test_profile import trace_events
 
@@ -42,6 +42,14 @@ def rows(workdir: Path, split: str | None = None):
     found = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     found = [{key: row[key] for key in row if not any(word in key for word in WALL_CLOCK)} for row in found]
     return [row for row in found if split in (None, row["split"])]
+
+
+def test_processes_compare_every_text_and_vocabulary_by_its_own_name(cache, tmp_path):
+    data = build(small(cache), tmp_path / "run").data
+    assert list(fingerprints(data)) == [
+        "the source tokenizer", "the target tokenizer", "training text train", "validation text valid",
+    ]  # fmt: skip
+    assert len(set(fingerprints(data).values())) == 3  # one vocabulary for both sides
 
 
 def leaves(workdir: Path):
