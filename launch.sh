@@ -69,8 +69,7 @@ state() {
   elif [[ $told == *NOT_FOUND* ]]; then
     echo ABSENT
   else
-    say "$told"
-    echo UNKNOWN
+    say "$told"; echo UNKNOWN
   fi
 }
 
@@ -94,13 +93,15 @@ create() {
       UNKNOWN) ((++unknown < 10)) || return 1 ;;
       *) unknown=0 ;;
     esac
-    before=$now
-    sleep "$poll"
+    before=$now; sleep "$poll"
   done
 }
 
-# Try three times: the workers of a new slice take a while to let anyone in, and connections break.
-patiently() { "$@" || { sleep "$poll"; "$@"; } || { sleep "$poll"; "$@"; } || return "$LOST"; }
+# Try three times: new workers take a while to let anyone in. What fails though they answer would fail on any slice.
+patiently() {
+  "$@" || { sleep "$poll"; "$@"; } || { sleep "$poll"; "$@"; } ||
+    { on_workers all true || return "$LOST"; say "$name answers, but three tries failed: see above"; return 1; }
+}
 
 sync() {
   local archive=${TMPDIR:-/tmp}/jformer-$commit.tar.gz
@@ -120,15 +121,15 @@ run() {
  --distributed $(quoted "${args[@]}") </dev/null >>../jformer.log 2>&1 & }"
 }
 
-# Print how each supervisor stands: one that holds no lock and did not come to an end is gone.
+# Print how each supervisor stands: one that holds no lock and did not come to an end, or not in this boot, is gone.
 supervisors() {
-  on_workers all "{ flock -n jformer.lock sed 's/: running.*/: gone/' jformer.state || cat jformer.state; }\
+  on_workers all "{ flock -n jformer.lock sed \"s/: running.*/: gone/; /boot\
+ \$(cat /proc/sys/kernel/random/boot_id))/!s/: stopped.*/: gone/\" jformer.state || cat jformer.state; }\
  2>/dev/null || echo \"\$(hostname): gone\""
 }
 
 status() {
-  local now
-  now=$(state ACTIVE)
+  local now && now=$(state ACTIVE)
   echo "$name: $now"
   [[ $now != ACTIVE ]] || supervisors
 }
@@ -144,30 +145,29 @@ delete() {
     say "$name: not deleted yet (try $try of 5)"
     sleep "$poll"
   done
-  say "$name is still there and still costs: run this again, or delete it in the console"
-  return 1
+  say "$name is still there and still costs: run this again, or delete it in the console"; return 1
 }
 
 # Wait for the end of the run: 0, MISTAKE, STOPPED or 1 if it gave up; LOST if the slice is gone or does not answer.
 watch() {
-  local now told silent=0
-  while [[ ! $yes ]] || sleep "$poll"; do
+  local now told stopped=0 silent
+  for ((silent = 0; silent < 5; silent++)); do
+    [[ ! $yes ]] || sleep "$poll"
     now=$(state ACTIVE)
     [[ $now == ACTIVE || $now == UNKNOWN ]] || { say "$name: $now"; return "$LOST"; }
-    if told=$(supervisors 2>&1); then
-      silent=0
-      case ${told:-: done} in
-        *': mistake'*) return "$MISTAKE" ;;
-        *': stopped'*) return "$STOPPED" ;;
-        *': gave up'*) return 1 ;;
-        *': gone'*) run || return ;; # as after a reboot
-        *': running'*) ;;
-        *': done'*) return ;;
-      esac
-    else
-      ((++silent < 5)) || { say "not all workers answer: ${told##*$'\n'}"; return "$LOST"; }
-    fi
+    told=$(supervisors 2>&1) || continue
+    case ${told:-${yes:-: done}} in
+      *': mistake'*) return "$MISTAKE" ;;
+      *': stopped'*) [[ $now == UNKNOWN ]] || ((++stopped < 2)) || return "$STOPPED" ;; # or is it being taken away?
+      *': gave up'*) return 1 ;;
+      *': gone'*) stopped=0; run || return ;; # as after a reboot
+      *': running'*) stopped=0 ;;
+      *': done'*) return ;;
+      *) continue ;;
+    esac
+    silent=-1
   done
+  say "not all workers answer: ${told##*$'\n'}"; return "$LOST"
 }
 
 # Print the newest complete checkpoint of the run, if there is one.

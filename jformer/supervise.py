@@ -23,11 +23,12 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from jformer.storage import run_path
+from jformer.storage import replace_content, run_path
 
 DONE, MISTAKE = 0, 2
 LOOK = 0.1  # seconds between looks at the processes
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
+BOOT = Path("/proc/sys/kernel/random/boot_id")  # Linux's
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,12 +56,16 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def supervise(group: "Group", options: argparse.Namespace) -> int:
-    """Run the group until its end is final; say how it stands, also in the file `state`."""
+    """Run the group until its end is final; say how it stands, also in the file `state`.
+
+    That names the boot, too: what shuts a machine down stops the group as a user would, but for that boot alone.
+    """
+    boot = BOOT.read_text().strip() if BOOT.exists() else ""
 
     def tell(text: str) -> None:
         print(f"supervise: {text}", file=sys.stderr, flush=True)
         if options.state:
-            options.state.write_text(f"{socket.gethostname()}: {text}\n")
+            replace_content(options.state, f"{socket.gethostname()}: {text} (boot {boot})\n".encode())
 
     tell("running")
     failures, before = 0, newest_checkpoint(options.arguments)

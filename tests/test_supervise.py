@@ -113,7 +113,22 @@ def test_it_gives_up_after_so_many_failures(supervise, tmp_path):
     state = tmp_path / "state"
     assert outcome(supervise("exit(75)", "--retries=2", f"--state={state}"))[0] == 75
     assert len(starts(tmp_path)) == 3
-    assert state.read_text().endswith(": gave up: exit code 75, and no new checkpoint since 2 restarts\n")
+    assert ": gave up: exit code 75, and no new checkpoint since 2 restarts (boot " in state.read_text()
+
+
+def test_the_state_names_the_boot(supervise, tmp_path):
+    state, boot = tmp_path / "state", Path("/proc/sys/kernel/random/boot_id")
+    assert outcome(supervise("pass", f"--state={state}"))[0] == 0
+    assert state.read_text().endswith(f": done (boot {boot.read_text().strip() if boot.exists() else ''})\n")
+
+
+def test_who_reads_the_state_meets_no_half_of_it(supervise, tmp_path):
+    state = tmp_path / "state"
+    state.write_text("before\n")
+    with state.open() as opened:
+        assert outcome(supervise("pass", f"--state={state}"))[0] == 0
+        assert opened.read() == "before\n"
+    assert ": done" in state.read_text()
 
 
 def test_failures_count_anew_after_a_checkpoint(supervise, tmp_path):

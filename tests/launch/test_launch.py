@@ -185,6 +185,22 @@ def test_a_slice_taken_away_during_the_run_is_replaced_and_the_run_goes_on(cloud
     assert [len(cloud.starts(worker)) for worker in range(2)] == [2, 2]
 
 
+@pytest.mark.parametrize(("then", "slices"), [("SUSPENDED", 2), ("ACTIVE, rebooted", 1)])
+def test_workers_that_shut_down_were_not_stopped_by_the_user(cloud, then, slices):
+    cloud.prepare(lives=[["ACTIVE until taken", "ACTIVE, shutting down", then]])
+    result = everything(cloud, TAKEN.format(1))
+    assert result.returncode == 0, result.stderr
+    assert cloud.count("queued-resources", "create") == slices
+    assert [len(cloud.starts(worker)) for worker in range(2)] == [2, 2]
+
+
+def test_a_run_that_the_user_stops_is_over(cloud):
+    result = everything(cloud, "import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)")
+    assert result.returncode == 143, result.stderr
+    assert [len(cloud.starts(worker)) for worker in range(2)] == [1, 1]
+    assert_deleted(cloud)
+
+
 def test_slices_that_never_come_are_not_asked_for_for_ever(cloud):
     cloud.prepare(lives=[["FAILED"]] * 9)
     result = everything(cloud, "pass", "--retries=2")
@@ -209,6 +225,23 @@ def test_a_lost_connection_is_tried_again(cloud):
     assert result.returncode == 0, result.stderr
     assert cloud.count("queued-resources", "create") == 1
     assert json.loads((cloud.folder / "faults.json").read_text()) == []
+
+
+def test_an_empty_answer_is_none(cloud):
+    cloud.prepare(faults=[{"call": "sed", "code": 0, "says": ""}] * 2)
+    result = everything(cloud, "import time; time.sleep(2); (workdir / f'ended-{process}').touch()")
+    assert result.returncode == 0, result.stderr
+    assert all((cloud.folder / "bucket" / f"ended-{worker}").exists() for worker in range(2))
+
+
+def test_what_fails_on_workers_that_answer_costs_no_new_slice(cloud):
+    result = everything(cloud, "pass", "--setup=fetch nothing")
+    assert result.returncode == 1
+    assert "fetch: command not found" in result.stderr
+    assert "launch: slice answers, but three tries failed: see above" in result.stderr
+    assert sum("tar -xzf" in call[-3] for call in cloud.calls()) == 3
+    assert cloud.count("queued-resources", "create") == 1
+    assert_deleted(cloud)
 
 
 def test_a_slice_with_dead_workers_is_replaced(cloud):
