@@ -28,12 +28,12 @@ import pytest
 from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
 
 SLOW = re.compile(  # what takes long and repeats for further cases what others test: python -m pytest -m slow
-    r"test_contracts.*(eight_devices|by_heart)\[(?!transformer_tiny)"
+    r"test_contracts.*(eight_devices.*|by_heart)\[(?!transformer_tiny)"
     r"|test_contracts.*cached_step.*(table3|marian|t5_1_1|tinyllama)"
     r"|test_encdec.*(packed_sentences|cached_step_equals)"
     r"|test_verify.*(broken|decoder)"
-    r"|test_step.*whole_batch\[(?!1x1x1-4|2x1x1-2|1x2x2-2|2x2x2|1x8x1|1x1x8)"
-    r"|test_step.*sgd_update.*\[(?!1x1x1-4|2x2x2)"
+    r"|test_step.*whole_batch\[(?!1x1x1-4|1x2x2-2|2x2x2)"
+    r"|test_step.*sgd_update.*\[(?!2x2x2)"
     r"|test_mesh.*(another_mesh|(products|data_axis).*(8x1x1|1x1x8)|answers.*\[(?!beam-2x2x2|sample-2x2x2))"
     r"|test_probe.*stay_in_post_ln"
     r"|test_export.*same_log_probabilities\[(?!2017)"
