@@ -70,7 +70,9 @@ class TrainConfig:
     freeze: tuple[str, ...] = ()  # regular expressions over parameter names; what they match is not trained
     samples: int = 3  # validation sentences translated at every evaluation; 0 = none
     profile_steps: str = ""  # "10:13" = trace updates 10, 11, 12 and 13 into WORKDIR/profile; "" = none
-    stall_seconds: float = 0.0  # a process that stands still so long ends the run; 0 = 10 updates, at least a minute
+    # A process that stands still so long ends the run; 0 = 10 updates, at least a minute. What was never timed
+    # (compiling, validating, saving), or took half of that, has ten times as long; a busy processor is progress there.
+    stall_seconds: float = 0.0
     peak_flops: float = 0.0  # FLOPs a second of a device, which MFU is a share of; 0 = its data sheet's, or measured
 
     def profiled(self) -> range:

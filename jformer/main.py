@@ -12,7 +12,7 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
              describe  show parameters and FLOPs; needs no data and no DIR
              verify    check that all ways to decode with the run agree; exit code 1 if any does not
              export    write the run to the folder --output as --format, to be served without jformer
-  --input    predict, score: a text file, or - for standard input (the default)
+  --input    predict, score: a text file, or - for standard input (the default); of several processes a plain file
   --output   predict, score: a file, or - for standard output (the default); export: a folder
   --resume   predict, score: go on with a half-written --output
   --format   export: ctranslate2 or stablehlo
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
         options, overrides = read_flags(argv)
         with hosts.joined(coordinates(options)):
             config = configure(options, overrides)
-            hosts.same({"--mode": options.mode, **configs.flatten(dataclasses.asdict(config), "config.")})
+            compare(options, config)
             return run(options, config)
     except (UserError, hosts.AbsentError) as error:
         print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
@@ -73,6 +73,15 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # who read our output has left, as head does; what is still to be flushed goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def compare(options: flags.FlagValues, config: Config) -> None:
+    """Raise UserError, in all processes, where they were started differently or see different runs."""
+    given = {f"--{name}": options[name].value for name in ("mode", "workdir", "resume")}
+    hosts.same({**given, **configs.flatten(dataclasses.asdict(config), "config.")})
+    if options.mode != "train" and not hosts.alone():  # what trains sees to it that there is one workdir
+        for workdir in (options.workdir, *config.decode.ensemble):
+            hosts.same(hosts.saved_run(run_path(workdir)))
 
 
 def run(options: flags.FlagValues, config: Config) -> int:
@@ -83,6 +92,7 @@ def run(options: flags.FlagValues, config: Config) -> int:
     if options.mode == "train":
         keep_freed_memory()
     keep_compiled(config)
+    hosts.limit(config.train.stall_seconds)
     if options.mode == "predict":
         from jformer.stream import predict_file
 
@@ -185,8 +195,6 @@ def coordinates(options: flags.FlagValues) -> hosts.Coordinates | None:
     own = hosts.from_flags(options.distributed, options.coordinator, options.processes, options.process)
     if own and options.mode not in TOGETHER:
         raise UserError(f"--mode={options.mode} is for one process: several can {', '.join(TOGETHER)}")
-    if own and options.input == "-" and options.mode in ("predict", "score"):
-        raise UserError("--input=- is read by one process: name a file that all of them see")
     return own
 
 

@@ -19,10 +19,10 @@ from typing import IO, Any
 
 from jformer import hosts
 from jformer.config import Config
-from jformer.data.text import read_lines
+from jformer.data.text import digest, read_lines
 from jformer.errors import UserError
 from jformer.formats import Question, read_question, read_request, write_outputs, write_scored
-from jformer.predict import load
+from jformer.predict import Predictor, load
 from jformer.requests import Request
 
 WINDOW = 4_096  # lines
@@ -42,7 +42,7 @@ def predict_file(settings: Config, workdir: Path, source: str, target: str, resu
     options = settings.decode
     if options.outputs == "text" and options.returned > 1:
         raise UserError(f"decode.outputs='text' has no place for {options.returned} outputs a line: use tsv or jsonl")
-    predictor = load(workdir, settings)
+    predictor = _open_run(settings, workdir, source)
 
     def read(line: Line, counts: Counter[str]) -> Request:
         return read_request(*line, options.inputs, counts)
@@ -57,7 +57,7 @@ def predict_file(settings: Config, workdir: Path, source: str, target: str, resu
 def score_file(settings: Config, workdir: Path, source: str, target: str, resume: bool = False) -> None:
     """Score the targets in a file or standard input ('-'), and write as `predict_file` does."""
     options = settings.decode
-    predictor = load(workdir, settings)
+    predictor = _open_run(settings, workdir, source)
 
     def read(line: Line, counts: Counter[str]) -> Question:
         question = read_question(line[1], options.inputs, predictor.task.answer == "continuation", counts)
@@ -72,6 +72,21 @@ def score_file(settings: Config, workdir: Path, source: str, target: str, resume
         ]
 
     answer_lines(read, answer, source, target, resume, options.batch_size, predictor.counts)
+
+
+def _open_run(settings: Config, workdir: Path, source: str) -> Predictor:
+    """Return the predictor of a run. Raise UserError, in all processes, if they would not answer the same lines.
+
+    Those are the lines of a plain file: what is there of a pipe is another thing for each process at each moment.
+    """
+    if not hosts.alone():
+        if not Path(source).is_file():
+            raise UserError(
+                f"--input={source}: several processes answer a plain file, no pipe: name one that all of them see"
+            )
+        hosts.same({"the text of --input": digest(Path(source))[0]})
+    hosts.reach("opening the trained run")
+    return load(workdir, settings)
 
 
 def answer_lines(
@@ -98,6 +113,8 @@ def answer_lines(
 
     def answers() -> Iterator[list[str]]:
         for window in windows(lines, first) if path.is_file() else arriving(lines):
+            size = sum(len(text) for _, text in window).bit_length()
+            hosts.reach(f"lines {window[0][0] + 1} to {window[-1][0] + 1}", like=(len(window), size))
             asked = []
             for line in window:
                 try:

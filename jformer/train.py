@@ -36,7 +36,6 @@ def train(config: Config, workdir: Path) -> bool:
     """Train, or go on where an earlier call stopped; return False if a signal asked to stop before the end."""
     with sole_trainer(workdir) if hosts.first() else contextlib.nullcontext():
         hosts.refuse_unshared(workdir)
-        hosts.limit(config.train.stall_seconds)
         run = build(config, workdir)
         devices = sorted(run.mesh.devices.flat, key=lambda device: device.process_index != hosts.index())
         peak = find_peak(devices, config.model.dtype, config.train.peak_flops)

@@ -6,6 +6,7 @@ Rooms outside import this, and need not know whether there is more than one proc
 from jformer.hosts.coordinates import Coordinates, from_flags
 from jformer.hosts.group import (
     agree,
+    alone,
     first,
     in_turn,
     index,
@@ -18,10 +19,11 @@ from jformer.hosts.group import (
     took,
     wait,
 )
+from jformer.hosts.handshake import saved_run
 from jformer.hosts.meeting import AbsentError
 from jformer.hosts.peers import LOST
 
 __all__ = [
-    "LOST", "AbsentError", "Coordinates", "agree", "first", "from_flags", "in_turn", "index", "joined", "limit",
-    "reach", "refuse_unshared", "same", "stopping", "took", "wait",
+    "LOST", "AbsentError", "Coordinates", "agree", "alone", "first", "from_flags", "in_turn", "index", "joined",
+    "limit", "reach", "refuse_unshared", "same", "saved_run", "stopping", "took", "wait",
 ]  # fmt: skip

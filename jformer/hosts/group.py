@@ -27,15 +27,15 @@ SHUTDOWN = 30  # seconds of JAX's own parting
 NEVER = 24 * 3600  # seconds until JAX itself, with a C++ abort, gives up a process: `peers` is there long before
 
 _peers: Peers | None = None
-_seen: set[Hashable] = set()
 
 
 @contextlib.contextmanager
 def joined(own: Coordinates | None, seconds: float = MEETING) -> Iterator[None]:
     """Be one of the processes of a run while this lasts; None is a run of one process, which needs nothing.
 
-    However it ends, it ends for all: a mistake of the user in one process is told by all with exit code 2, any other
-    error ends the others with 75. Raises AbsentError and UserError if the processes do not come together.
+    However it ends, it ends for all: a mistake of the user in one process is told by all with exit code 2, one whose
+    output nobody reads any longer ends all without a word, and any other error ends the others with 75. Raises
+    AbsentError and UserError if the processes do not come together.
     """
     global _peers
     if own is None or own.processes == 1:
@@ -54,6 +54,8 @@ def joined(own: Coordinates | None, seconds: float = MEETING) -> Iterator[None]:
         peers.leave()
     except UserError as error:
         peers.end(2, " ".join(str(error).split()))
+    except BrokenPipeError:  # who read the answers has left, as head does
+        peers.end(0)
     except BaseException as error:
         peers.fail(error)
         traceback.print_exc()
@@ -61,7 +63,11 @@ def joined(own: Coordinates | None, seconds: float = MEETING) -> Iterator[None]:
         os._exit(1)  # not by way of Python's end, where JAX waits for the others
     finally:
         _peers = None
-        _seen.clear()
+
+
+def alone() -> bool:
+    """Tell whether this is the only process of its run."""
+    return _peers is None
 
 
 def first() -> bool:
@@ -81,9 +87,7 @@ def reach(place: str, like: Hashable = None) -> None:
     still there is soon noticed, even while the processor is busy.
     """
     if _peers is not None:
-        _peers.reach(place, steady=like in _seen)
-        if like is not None:
-            _seen.add(like)
+        _peers.reach(place, like)
 
 
 def limit(seconds: float) -> None:

@@ -52,10 +52,10 @@ class Link:
         except OSError as error:
             raise LostError from error
 
-    def receive(self) -> list[Message]:
+    def receive(self, count: int = CHUNK) -> list[Message]:
         """Wait for bytes and return the messages that they complete. Raise LostError if there will be none."""
         try:
-            chunk = self.socket.recv(CHUNK)
+            chunk = self.socket.recv(count)
         except OSError as error:
             raise LostError from error
         if not chunk:
@@ -64,8 +64,8 @@ class Link:
         return [json.loads(line) for line in lines]
 
     def first(self) -> Message:
-        """Wait for the first message alone."""
-        while not (messages := self.receive()):
+        """Wait for the first message alone: what comes right behind it stays where it can be selected."""
+        while not (messages := self.receive(1)):
             pass
         return messages[0]
 

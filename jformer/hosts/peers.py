@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from jformer.hosts.link import Link, LostError, Message, part
@@ -55,9 +55,9 @@ class Peers:
         """Return what a process is called in messages."""
         return f"process {process} ({self.names[process]})"
 
-    def reach(self, place: str, steady: bool = False) -> None:
+    def reach(self, place: str, like: Hashable = None) -> None:
         """Say where this process is; see `stall.Pace`. All processes pass the same places in the same order."""
-        self._pace.reach(place, steady)
+        self._pace.reach(place, like, self._pace.limit(self.seconds))
 
     def took(self, seconds: float) -> None:
         """Say how long an update takes."""
@@ -93,9 +93,9 @@ class Peers:
             self._news.wait_for(lambda: not self._frozen or self.stop_at is not None)
         return self.stop_at is not None and update >= self.stop_at
 
-    def end(self, code: int, line: str, stacks: bool = False) -> None:
-        """End this process and all others, each saying the line; does not return."""
-        told = line if stacks else f"{self.name(self.process)}: {line}"
+    def end(self, code: int, line: str = "", stacks: bool = False) -> None:
+        """End this process and all others, each saying the line if there is one; does not return."""
+        told = f"{self.name(self.process)}: {line}" if line and not stacks else line
         self._exit(code, line, stacks, {"kind": "end", "code": code, "line": told, "stacks": stacks})
 
     def fail(self, error: BaseException) -> None:
@@ -232,7 +232,8 @@ class Peers:
         self._send_all(message)
         if stacks:
             faulthandler.dump_traceback(all_threads=True)
-        os.write(2, f"jformer: {line}\n".encode())
+        if line:
+            os.write(2, f"jformer: {line}\n".encode())
         part(self._links.values())
         os._exit(code)
 

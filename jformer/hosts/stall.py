@@ -4,15 +4,17 @@ All processes of a run pass the same places in the same order: update 1, update 
 fewer places than another is the one that is waited for, and it is slow as long as it makes progress, else stuck.
 """
 
+import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 LEAST = 60.0  # seconds that a process may stand still
 MEDIANS = 10  # or so many times as long as an update takes
 ELSEWHERE = 10  # times as long where nothing of the kind was timed: starting, compiling, validating, saving
+USUAL = 0.5  # of the limit: a place that takes more is not one to be hurried
 BUSY = 0.02  # the share of a core from which a process counts as at work
 RECENT = 100
 
@@ -36,14 +38,19 @@ class Pace:
     def __init__(self, clock: Callable[[], float] = time.monotonic, used: Callable[[], float] = time.process_time):
         self._clock, self._used = clock, used
         self._here = Standing()
-        self._progress = self._looked = clock()
+        self._like: Hashable = None
+        self._times: dict[Hashable, float] = {}  # seconds of the last place of each kind
+        self._reached = self._progress = self._looked = clock()
         self._processor = used()
         self._updates: deque[float] = deque(maxlen=RECENT)  # seconds
 
-    def reach(self, place: str, steady: bool) -> None:
-        """Note that the next place is reached."""
-        self._here = Standing(self._here.passed + 1, place, steady)
-        self._progress = self._clock()
+    def reach(self, place: str, like: Hashable = None, limit: float = math.inf) -> None:
+        """Note that the next place is reached: a steady one, if the last one like it was done well within the limit."""
+        now = self._clock()
+        self._times[self._like] = now - self._reached
+        steady = like is not None and self._times.get(like, math.inf) <= USUAL * limit
+        self._here, self._like = Standing(self._here.passed + 1, place, steady), like
+        self._reached = self._progress = now
 
     def took(self, seconds: float) -> None:
         """Note how long an update takes."""

@@ -1,7 +1,8 @@
 """jformer.main with a fault: python -m tests.hosts.faulty KIND@UPDATE ARGUMENTS.
 
 sleep:S@U sleeps S seconds in the main thread after update U was begun; late:S@0 comes S seconds late; old@0 says that
-it is another version of NumPy; blind@0 looks for the workdir somewhere else; cwd:DIR@0 starts in a folder.
+it is another version of NumPy; blind@0 looks for the workdir somewhere else; cwd:DIR@0 starts in a folder; unread@0
+has an output that nobody reads.
 """
 
 import os
@@ -31,6 +32,10 @@ elif NAME == "late":
     time.sleep(float(SECONDS))
 elif NAME == "cwd":
     os.chdir(SECONDS)
+elif NAME == "unread":
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer, 1)
 elif NAME == "old":
     group.software = lambda: {**software(), "numpy": "0.1"}
 elif NAME == "blind":

@@ -1,7 +1,7 @@
 """Processes of a run without JAX that pass one place after another: python -m tests.hosts.places PORT COUNT I WHAT.
 
-WHAT is what happens to this one at place 20: nothing; sleep:S; lock:S, which holds the interpreter; mistake; bug; or
-stop, a request to stop.
+WHAT is what happens to this one at place 20: nothing; sleep:S; lock:S, which holds the interpreter; mistake; bug;
+unread, nobody reads its output; or stop, a request to stop.
 """
 
 import ctypes
@@ -28,10 +28,12 @@ def main():
             ctypes.PyDLL(None).sleep(int(SECONDS))
         if place == 20 and NAME == "mistake":
             peers.end(2, "a file is missing")
+        if place == 20 and NAME == "unread":
+            peers.end(0)
         if place == 20 and NAME == "bug":
             peers.fail(ValueError("a bug"))
             return 1
-        peers.reach(f"place {place}", steady=True)
+        peers.reach(f"place {place}", like="place")
         assert peers.agree([int(INDEX), place], lambda all_of: all_of) == [[i, place] for i in range(int(COUNT))]
         print(place, flush=True)
         if peers.stopping(place, NAME == "stop" and place == 20):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "tests" / "small_run.py"
-PATIENCE = 120  # seconds
+PATIENCE = 300  # seconds
 
 
 class Processes:

@@ -1,6 +1,8 @@
 """Several real processes over Gloo are one run: they train as one does, restore what others saved, end together."""
 
 import json
+import os
+import shutil
 import signal
 import socket
 
@@ -11,6 +13,7 @@ from tests.hosts.processes import CONFIG, running
 
 HERE = socket.gethostname()
 SHORT = ("--config.train.num_steps=10", "--config.train.eval_every=10", "--config.train.log_every=1")
+PACKED = "--config.data.packed_length=64"
 LONG = ("--config.train.num_steps=100_000", "--config.train.eval_every=0", "--config.train.log_every=5")
 
 
@@ -61,6 +64,54 @@ def test_two_processes_of_two_devices_train_and_score_as_one_of_four(alone, cach
     compare(trained(tmp_path, cache, *SHORT, processes=2, devices=2), alone)
 
 
+def test_two_processes_go_on_with_half_an_output_as_one_does(alone, cache, tmp_path):
+    source, wanted, found = tmp_path / "in.txt", tmp_path / "wanted.txt", tmp_path / "found.txt"
+    source.write_text("".join(f"{'abcdefghij'[i % 7 :]} {i}\n" for i in range(300)))
+    ask = ("--mode=predict", f"--input={source}")
+    assert main.main(["jformer", f"--workdir={alone}", cache, *ask, f"--output={wanted}"]) == 0
+    whole = wanted.read_bytes()
+    found.write_bytes(whole[: len(whole) // 2])
+    with running(tmp_path / "logs", alone, cache, *ask, f"--output={found}", "--resume") as group:
+        group.end(0, 0)
+        assert " lines kept" in group.said(0)
+        assert group.said(1) == ""
+    assert found.read_bytes() == whole
+    (tmp_path / "other.txt").write_text(source.read_text().replace("7", "8"))
+    own = {1: [f"--input={tmp_path / 'other.txt'}"]}
+    with running(tmp_path / "logs", alone, cache, *ask, f"--output={found}", "--resume", own=own) as group:
+        group.end(2, 2)
+        assert all("the processes differ in the text of --input: " in group.said(i) for i in range(2))
+
+
+@pytest.mark.slow
+def test_pipes_and_other_runs_are_refused_by_all_and_a_reader_that_leaves_ends_all(alone, cache, tmp_path):
+    source, copy = tmp_path / "in.txt", tmp_path / "copy"
+    source.write_text("a b c\n" * 300)
+    shutil.copytree(alone, copy)
+    (copy / "tokenizer" / "shared.json").write_text("{}")
+    os.mkfifo(tmp_path / "pipe")
+    ask = ("--mode=predict", f"--input={source}")
+    for own, named in (
+        ({0: ["--input=-"], 1: ["--input=-"]}, "--input=-: several processes answer a plain file, no pipe"),
+        ({1: [f"--input={tmp_path / 'pipe'}"]}, "pipe: several processes answer a plain file, no pipe"),
+        ({1: [f"--workdir={copy}"]}, "the processes differ in --workdir"),
+        ({1: ["--resume"]}, "the processes differ in --resume"),
+    ):
+        with running(tmp_path / "logs", alone, cache, *ask, own=own) as group:
+            group.end(2, 2)
+            assert all(named in group.said(i) for i in range(2))
+    for name, run in (("0", alone), ("1", copy)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run").symlink_to(run)
+    apart = {i: f"cwd:{tmp_path / str(i)}@0" for i in range(2)}
+    with running(tmp_path / "logs", "run", cache, *ask, faults=apart) as group:
+        group.end(2, 2)
+        assert all("differ in the config and tokenizers of run" in group.said(i) for i in range(2))
+    with running(tmp_path / "logs", alone, cache, *ask, faults={0: "unread@0"}) as group:
+        group.end(0, 0)
+        assert [group.said(i) for i in range(2)] == ["", ""]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "options"),
@@ -68,7 +119,7 @@ def test_two_processes_of_two_devices_train_and_score_as_one_of_four(alone, cach
         ({"data": 4}, ()),
         ({"data": 2, "fsdp": 2}, ()),
         ({"data": 1, "fsdp": 2, "tensor": 2}, ("--config.data.tokenizer=byte",)),
-        ({"data": 4}, ("--config.train.accumulation=2", "--config.data.batching=packed")),
+        ({"data": 4}, ("--config.train.accumulation=2", "--config.data.batching=packed", PACKED)),
     ],
 )  # fmt: skip
 def test_four_processes_train_and_score_as_one_whatever_the_mesh(cache, tmp_path, mesh, options):

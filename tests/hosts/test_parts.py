@@ -1,11 +1,15 @@
-"""What needs no second process: coordinates, what must be the same, who stands still."""
+"""What needs no second process: coordinates, messages, what must be the same, who stands still."""
+
+import select
+import socket
 
 import pytest
 
 from jformer import hosts
 from jformer.errors import UserError
 from jformer.hosts.coordinates import VARIABLES, Coordinates, from_flags
-from jformer.hosts.handshake import refuse_differences, software
+from jformer.hosts.handshake import STAMP, refuse_differences, saved_run, software
+from jformer.hosts.link import Link
 from jformer.hosts.stall import Pace, Standing, waited_for
 
 SLURM = {
@@ -71,23 +75,51 @@ def test_single_process_is_first_and_agrees_with_itself():
 def test_the_field_that_differs_is_named_with_values_and_processes():
     alike = software()
     refuse_differences([alike, {**alike}], ["a", "b"])
-    fields = [{"x": 1, "config.seed": seed, "config.data.cache_dir": str(i)} for i, seed in enumerate((0, 7, 0))]
+    own = ("config.data.cache_dir", "config.data.dir")
+    fields = [{"x": 1, "config.seed": seed, **dict.fromkeys(own, str(i))} for i, seed in enumerate((0, 7, 0))]
     with pytest.raises(UserError, match=r"config\.seed: 0 on process 0 \(a\), 2 \(c\); 7 on process 1 \(b\); start"):
         refuse_differences(fields, ["a", "b", "c"])
+
+
+def test_another_run_and_an_older_copy_of_one_are_told_apart(tmp_path):
+    def saved(*steps, tokenizer="a", written="today"):
+        files = {"config.json": "{}", "tokenizer/shared.json": tokenizer, "checkpoints/90.tmp/" + STAMP: ""}
+        files |= {f"checkpoints/{step}/{STAMP}": written for step in steps}
+        for name, text in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return saved_run(tmp_path)
+
+    none, nine, ten = saved(), saved(9), saved(10)
+    found = [none, nine, ten, saved(10, tokenizer="b"), saved(10, written="yesterday")]
+    assert len({tuple(each.items()) for each in found}) == 5
+    assert ten[f"the last checkpoint of {tmp_path}"].startswith("10 ")
+    assert saved(10) == saved_run(tmp_path)
+
+
+def test_what_comes_right_behind_the_first_message_is_not_lost():
+    server = socket.create_server(("127.0.0.1", 0))
+    with server, socket.create_connection(server.getsockname()) as other, server.accept()[0] as connection:
+        other.sendall(b'{"kind": "welcome"}\n{"kind": "end"}\n')
+        link = Link(connection)
+        assert link.first() == {"kind": "welcome"}
+        assert select.select([link], [], [], 0)[0] == [link]  # by which `peers` knows of it
+        assert link.receive() == [{"kind": "end"}]
 
 
 def test_pace_counts_a_busy_processor_as_progress_only_where_nothing_was_timed():
     clock, used = [0.0], [0.0]
     pace = Pace(lambda: clock[0], lambda: used[0])
-    for steady, idle in ((False, 0.0), (True, 5.0)):
-        pace.reach("here", steady)
+    for like, limit, idle in (("here", 10, 0.0), ("here", 10, 5.0), (None, 10, 0.0), ("here", 9, 0.0)):
+        pace.reach("here", like, limit)
         clock[0] += 5
         used[0] += 4
         assert pace.standing().idle == idle
-    pace.reach("there", False)
+    pace.reach("there")
     clock[0] += 5
     used[0] += 0.01
-    assert pace.standing() == Standing(3, "there", False, 5.0)
+    assert pace.standing() == Standing(5, "there", False, 5.0)
 
 
 def test_limit_is_ten_updates_at_least_a_minute_and_longer_before_one_is_known():

@@ -101,6 +101,13 @@ def test_mistake_of_one_is_told_by_all(start):
     assert group.said(0) == group.said(2) == f"jformer: process 1 ({socket.gethostname()}): a file is missing\n"
 
 
+def test_output_that_nobody_reads_ends_all_without_a_word(start):
+    group = start("nothing", "unread", "nothing")
+    group.end(0, 0, 0)
+    assert [group.said(i) for i in range(3)] == [""] * 3
+    assert len(places(group, 1)) == 19
+
+
 def test_error_of_one_ends_the_others_naming_it(start):
     group = start("nothing", "nothing", "bug")
     group.end(75, 75, 1)
