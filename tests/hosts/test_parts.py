@@ -76,7 +76,7 @@ def test_the_field_that_differs_is_named_with_values_and_processes():
     alike = software()
     refuse_differences([alike, {**alike}], ["a", "b"])
     own = ("config.data.cache_dir", "config.data.dir")
-    fields = [{"x": 1, "config.seed": seed, **dict.fromkeys(own, str(i))} for i, seed in enumerate((0, 7, 0))]
+    fields = [{**dict.fromkeys(own, str(i)), "x": 1, "config.seed": seed} for i, seed in enumerate((0, 7, 0))]
     with pytest.raises(UserError, match=r"config\.seed: 0 on process 0 \(a\), 2 \(c\); 7 on process 1 \(b\); start"):
         refuse_differences(fields, ["a", "b", "c"])
 
