@@ -74,7 +74,7 @@ def test_process_that_stands_still_is_named_by_all_with_their_stacks(start, stuc
 @pytest.mark.parametrize("frozen", [FIRST, OTHER])
 def test_process_that_is_stopped_altogether_is_named_too(start, frozen):
     group = start("nothing", "nothing", limit=2)
-    group.wait_for(group.folder / "1.out", "20\n")
+    group.wait_for(group.folder / "1.out", "60\n")  # it has been heard of at a place like others
     group.all[frozen].send_signal(signal.SIGSTOP)
     assert group.all[1 - frozen].wait(10) == 75
     assert f"jformer: process {frozen} " in group.lines(1 - frozen)[0]
