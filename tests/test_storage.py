@@ -1,6 +1,7 @@
 """A run lies in a bucket as it does in a directory."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from jformer.writers import JsonlWriter
 from tests import bucket
 
 CONFIG = Path(__file__).parent / "small_run.py"
+RUN = f"gs://mine/runs/{os.getpid()}"  # runs in buckets are locked for the whole machine, where others may test, too
 SHORT = ["--config.train.num_steps=20", "--config.train.eval_every=10"]
 TRAIN_AND_DIE = """
 import os, sys
@@ -33,8 +35,6 @@ def save_and_die(run, loss):
 train.save = save_and_die
 sys.exit(main.main(["jformer", *sys.argv[2:]]))
 """
-
-pytestmark = pytest.mark.xdist_group("bucket")  # gs:// is one place for a process, and its runs are made once
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +57,12 @@ def runs(folder, tmp_path_factory):
     """Return the workdirs of one run in a directory, and of one in a bucket that was killed and went on."""
     cache, directory = tmp_path_factory.mktemp("cache"), tmp_path_factory.mktemp("run")
     assert main.main(["jformer", *arguments(directory, cache)]) == 0
-    inside = arguments("gs://mine/runs/a", cache)
+    inside = arguments(RUN, cache)
     killed = subprocess.run([sys.executable, "-c", TRAIN_AND_DIE, str(folder), *inside], cwd=CONFIG.parents[1])
     assert killed.returncode == -9
-    assert len((folder / "mine/runs/a/metrics.jsonl").read_text().splitlines()) == 3
+    assert len((folder / RUN.removeprefix("gs://") / "metrics.jsonl").read_text().splitlines()) == 3
     assert main.main(["jformer", *inside]) == 0
-    return directory, epath.Path("gs://mine/runs/a")
+    return directory, epath.Path(RUN)
 
 
 def test_a_run_in_a_bucket_is_that_in_a_directory(runs, folder):
@@ -70,8 +70,8 @@ def test_a_run_in_a_bucket_is_that_in_a_directory(runs, folder):
     assert losses((inside / "metrics.jsonl").read_text()) == losses((directory / "metrics.jsonl").read_text())
     assert (inside / "outputs/test.txt").read_text() == (directory / "outputs/test.txt").read_text()
     own = {str(path.relative_to(directory)) for path in directory.glob("[!tc]*")}
-    assert own - {"training.lock"} <= {path.name for path in (folder / "mine/runs/a").iterdir()}
-    assert newest_checkpoint(["--workdir=gs://mine/runs/a"]) == 20
+    assert own - {"training.lock"} <= {path.name for path in (folder / RUN.removeprefix("gs://")).iterdir()}
+    assert newest_checkpoint([f"--workdir={RUN}"]) == 20
 
 
 def test_a_run_in_a_bucket_is_opened_from_anywhere(runs):

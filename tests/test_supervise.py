@@ -25,6 +25,11 @@ time.sleep(600)
 """
 
 
+def heed_interrupts():
+    """Undo what shells do to commands in the background: SIGINT is not ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture
 def supervise(tmp_path):
     """Return a function that starts a supervisor of stand-ins; at the end none may be left."""
@@ -38,6 +43,7 @@ def supervise(tmp_path):
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            preexec_fn=heed_interrupts,
         )
         started.append(process)
         return process
