@@ -88,8 +88,8 @@ def test_a_run_may_begin_with_one_in_a_bucket(runs, tmp_path):
 
 
 def test_half_written_checkpoints_in_a_bucket_are_none(runs, folder):
-    (folder / "mine/runs/a/checkpoints/50").mkdir()
-    (folder / "mine/runs/a/checkpoints/50/params").touch()
+    (folder / RUN.removeprefix("gs://") / "checkpoints/50").mkdir()
+    (folder / RUN.removeprefix("gs://") / "checkpoints/50/params").touch()
     saved = open_run(runs[1])
     assert saved.steps()[-1] == 20
     saved.close()
@@ -109,7 +109,7 @@ def test_rows_in_a_bucket_are_there_once_they_are_kept(folder):
 
 
 def test_a_second_trainer_is_refused_on_this_machine(folder):
-    inside = epath.Path("gs://mine/b")
+    inside = epath.Path(f"{RUN}b")
     refused = pytest.raises(UserError, match="another process is training here")
     with sole_trainer(inside), refused, sole_trainer(inside):
         pass
