@@ -65,16 +65,14 @@ def pytest_unconfigure():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Keep tests that share what they compile in one process: those of a file, of the contracts those of a preset.
+    """Mark the slow ones. The longest files come first, so that no process is left with one of them at the end.
 
-    The longest files come first, so that no process is left with one of them at the end.
+    Tests of a file share what they compile, and stay in one process (--dist=loadfile).
     """
     items.sort(key=lambda item: item.path.name not in LONG)
     for item in items:
         if SLOW.search(item.nodeid):
             item.add_marker(pytest.mark.slow)
-        shared = getattr(item, "callspec", None) if item.path.name == "test_contracts.py" else None
-        item.add_marker(pytest.mark.xdist_group(f"{item.path.name} {shared.id if shared else ''}"))
 
 
 def make_batch(source_lengths, target_lengths, *, seed=0, vocab_size=50, source_size=None, target_size=None):
