@@ -114,11 +114,11 @@ sync() {
  --python=.venv/bin/python --constraints=constraints.txt --editable='.[tpu,gcs]'${setup:+ && cd && $setup}"
 }
 
-# The supervisor holds a lock: a second start changes nothing.
+# The supervisor holds a lock, taken before this returns: a second start changes nothing.
 run() {
-  patiently on_workers all "cd jformer && { flock -n ../jformer.lock rm -f ../jformer.state; setsid nohup\
- flock -n ../jformer.lock .venv/bin/python -m jformer.supervise --state=../jformer.state --retries=$retries --\
- --distributed $(quoted "${args[@]}") </dev/null >>../jformer.log 2>&1 & }"
+  patiently on_workers all "cd jformer && { flock -w 2 9 || exit 0; echo \"\$(hostname): running\" >../jformer.state;\
+ setsid nohup .venv/bin/python -m jformer.supervise --state=../jformer.state --retries=$retries -- --distributed\
+ $(quoted "${args[@]}") </dev/null >>../jformer.log 2>&1 & } 9>../jformer.lock"
 }
 
 # Print how each supervisor stands: one that holds no lock and did not come to an end, or not in this boot, is gone.
