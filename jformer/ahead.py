@@ -1,8 +1,6 @@
 """The programs of a run compiled ahead of time, for devices that are not here, and what the compiler says of them."""
 
 import dataclasses
-import functools
-import math
 import warnings
 from typing import Any, NamedTuple
 
@@ -12,17 +10,16 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from jformer import costs, hlo
-from jformer.checkpoint import abstract_like
 from jformer.collectives import Collective, collectives
 from jformer.config import Config
 from jformer.data.plan import Shape
 from jformer.generation import make_answer
 from jformer.memory import Memory, abstract_batch, update_memory
-from jformer.models import ModelConfig, build_model, init_params
-from jformer.placement import FSDP
+from jformer.models import ModelConfig, build_model
 from jformer.platform import compiling_for
+from jformer.restore import abstract_params
 from jformer.run import abstract_update
-from jformer.sharding import EVERY_ROW, parameter_shardings, replicated, row_shards
+from jformer.sharding import EVERY_ROW, fill_axes, fill_rows, replicated
 from jformer.tasks import Task
 
 AUTO = (AxisType.Auto,) * 3
@@ -51,10 +48,8 @@ class Figures(NamedTuple):
 
 
 def mesh_sizes(config: Config, devices: int) -> dict[str, int]:
-    """Return the size of each axis of the mesh: -1 is what the others leave of so many devices."""
-    sizes = dataclasses.asdict(config.mesh)
-    rest = devices // math.prod(size for size in sizes.values() if size != -1)
-    return {axis: max(rest, 1) if size == -1 else size for axis, size in sizes.items()}
+    """Return the size of each axis of a config's mesh on so many devices."""
+    return fill_axes(dataclasses.asdict(config.mesh), devices)
 
 
 def estimate(config: Config, task: Task, model: ModelConfig, shape: Shape, devices: int, platform: str) -> Memory:
@@ -80,22 +75,21 @@ def compile_answer(config: Config, task: Task, model: ModelConfig, shape: Shape,
     vocabulary = np.ones(model.target_vocab_size or model.vocab_size, bool)
     with compiling_for(_platform(mesh)):
         built = build_model(model)
-        shapes = jax.eval_shape(functools.partial(init_params, built), jax.random.key(0))
-        params = abstract_like(shapes, parameter_shardings(mesh, shapes, whole=[FSDP]))
+        params = abstract_params(built, mesh)
         answer = make_answer([built], task.answer, config.decode, vocabulary, mesh)
         return figures(_compile(answer.lower((params,), batch, room)), mesh)
 
 
 def answer_shape(config: Config, task: Task, mesh: Mesh) -> Shape:
     """Return rows, input length and most output tokens of a batch of inputs as long as the config allows."""
-    decode, shards = config.decode, row_shards(mesh)
+    decode = config.decode
     continues = task.answer == "continuation"
     length = config.data.max_target_length if continues else config.data.max_source_length
     room = decode.max_extra_length + (0 if continues else length)
     room = min(room, decode.max_length or room)
     if config.model.positions == "learned":
         length, room = min(length, config.model.max_length), min(room, config.model.max_length)
-    return Shape(-(-decode.batch_size // shards) * shards, length, room)
+    return Shape(fill_rows(decode.batch_size, mesh), length, room)
 
 
 def answer_batch(model: ModelConfig, task: Task, shape: Shape, mesh: Mesh) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from jformer.mbr import rank
 from jformer.requests import CUT, LONG, RUNAWAY, Inputs, Output, Piece, Request, Scored, writable
 from jformer.restore import build_sized, build_task, check_heads, load_params, open_mesh
 from jformer.scoring import make_scorer
-from jformer.sharding import make_mesh, row_shards
+from jformer.sharding import fill_rows, make_mesh
 from jformer.storage import run_path
 from jformer.tasks import Task
 
@@ -123,8 +123,9 @@ class Predictor:
 
     def _rows(self, count: int) -> int:
         """Return the rows of every batch: few where there are few inputs, as when somebody types them."""
-        size, shards = self.config.decode.batch_size, row_shards(self.mesh) if self.mesh else 1
-        return -(-(min(FEW, size) if count <= FEW else size) // shards) * shards
+        size = self.config.decode.batch_size
+        rows = min(FEW, size) if count <= FEW else size
+        return fill_rows(rows, self.mesh) if self.mesh else rows
 
     def _search(self, pieces: Sequence[Piece]) -> list[list[Output]]:
         """Return the outputs for every piece, in order.

@@ -54,10 +54,15 @@ def build_sized(config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokeniz
     return build_model(sized(config.model, task, *(tokenizer.vocab_size for tokenizer in tokenizers)))
 
 
-def load_params(workdir: Path, settings: Config, model: Any, mesh: Mesh) -> Any:
-    """Return the parameters that `evaluate.weights` names, split over `tensor` alone: so answers need them."""
+def abstract_params(model: Any, mesh: Mesh) -> Any:
+    """Return the shapes of a model's parameters, split over `tensor` alone: so answers need them."""
     shapes = jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))
-    abstract = checkpoint.abstract_like(shapes, parameter_shardings(mesh, shapes, whole=[FSDP]))
+    return checkpoint.abstract_like(shapes, parameter_shardings(mesh, shapes, whole=[FSDP]))
+
+
+def load_params(workdir: Path, settings: Config, model: Any, mesh: Mesh) -> Any:
+    """Return the parameters that `evaluate.weights` names, as answers need them."""
+    abstract = abstract_params(model, mesh)
     saved = checkpoint.open_run(workdir)
     weights, steps = settings.evaluate.weights, saved.steps()
     if weights == "average":

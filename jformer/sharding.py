@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -36,9 +36,8 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[
 
     Raises UserError for sizes that the devices do not fill, as far as some stay over; one process may use fewer.
     """
-    sizes, given = {DATA: data, FSDP: fsdp, TENSOR: tensor}, jax.devices() if devices is None else list(devices)
-    fixed = math.prod(size for size in sizes.values() if size != -1)
-    sizes = {axis: max(len(given) // fixed, 1) if size == -1 else size for axis, size in sizes.items()}
+    given = jax.devices() if devices is None else list(devices)
+    sizes = fill_axes({DATA: data, FSDP: fsdp, TENSOR: tensor}, len(given))
     count = math.prod(sizes.values())
     if count > len(given) or (count < len(given) and (-1 in (data, fsdp, tensor) or jax.process_count() > 1)):
         wanted = " x ".join(f"mesh.{axis}={size}" for axis, size in zip(AXES, (data, fsdp, tensor), strict=True))
@@ -51,9 +50,20 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[
     return Mesh(np.array(given[:count]).reshape(*sizes.values()), AXES, axis_types=auto)
 
 
+def fill_axes(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
+    """Return the size of each axis of the mesh: -1 is what the others leave of so many devices."""
+    rest = devices // math.prod(size for size in sizes.values() if size != -1)
+    return {axis: max(rest, 1) if size == -1 else size for axis, size in sizes.items()}
+
+
 def row_shards(mesh: Mesh) -> int:
     """Return among how many parts of the mesh the rows of a batch are split."""
     return mesh.shape[DATA] * mesh.shape[FSDP]
+
+
+def fill_rows(rows: int, mesh: Mesh) -> int:
+    """Return the least number of rows, so many or more, that the mesh splits evenly."""
+    return -(-rows // row_shards(mesh)) * row_shards(mesh)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
