@@ -18,7 +18,7 @@ from pathlib import Path
 
 from absl import app, flags
 
-from jformer import main as front
+from jformer.config_files import load_config
 
 DIR = flags.DEFINE_string("dir", "", "Folder of Multi30k; none: the quickstart's generated text.")
 UPDATES = flags.DEFINE_integer("updates", 50, "Updates of each run.")
@@ -30,7 +30,7 @@ FIRST = 10
 def arguments(workdir: Path, cache: Path) -> list[str]:
     """Return the flags of a run, which is the first updates of a config, at that config's learning rates."""
     config = ROOT / "configs" / ("multi30k_tiny.py" if DIR.value else "quickstart.py")
-    optim, updates = front.load_file(config).optim, UPDATES.value
+    optim, updates = load_config(config).optim, UPDATES.value
     share = min(1.0, updates / optim.warmup_steps)  # of the warmup, which is to be done in these updates
     options: dict[str, object] = {"train.num_steps": updates, "train.log_every": 1, "train.eval_every": 0}
     options |= {"optim.warmup_steps": min(updates, optim.warmup_steps)}

@@ -29,8 +29,6 @@ Exit code 75 says that one of them died or stood still: the same command for all
 """
 
 import dataclasses
-import difflib
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -41,6 +39,7 @@ from ml_collections import ConfigDict, config_flags
 from jformer import config as configs
 from jformer import hosts
 from jformer.config import Config
+from jformer.config_files import check_keys, load_config
 from jformer.errors import UserError
 from jformer.heap import keep_freed_memory
 from jformer.storage import run_path
@@ -203,37 +202,17 @@ def configure(options: flags.FlagValues, overrides: list[str]) -> Config:
     saved = run_path(options.workdir or "") / "config.json"
     if not options.config and not (options.workdir and saved.exists()):
         raise UserError(f"--config is missing and {saved} does not exist: name a file such as configs/quickstart.py")
-    values = load_file(Path(options.config)) if options.config else configs.as_config_dict(configs.load(saved))
+    values = load_config(Path(options.config)) if options.config else configs.as_config_dict(configs.load(saved))
     config = configs.resolve(override(values, overrides))
     if options.mode != "train" and options.workdir and saved.exists():
         configs.refuse_changes(configs.load(saved), config)
     return config
 
 
-def load_file(path: Path) -> ConfigDict:
-    """Return what a config file's get_config() gives."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise UserError(f"--config={path}: no such Python file; the ones that come along are in configs/")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-        return module.get_config()
-    except (AttributeError, KeyError, TypeError) as error:
-        if isinstance(error, AttributeError) and not hasattr(module, "get_config"):
-            raise UserError(f"--config={path}: has no get_config()") from error
-        raise UserError(f"--config={path}: {error}") from error
-
-
 def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
     """Set the keys of --config.section.key=value arguments; each value takes the type of the default it replaces."""
-    known = configs.flatten(config.to_dict())
-    for argument in arguments:
-        key = argument.partition("config.")[2].partition("=")[0]
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            hint = f"did you mean {close[0]}?" if close else f"the sections are {', '.join(config)}"
-            raise UserError(f"unknown config key {key}; {hint}")
+    keys = [argument.partition("config.")[2].partition("=")[0] for argument in arguments]
+    check_keys(keys, configs.flatten(config.to_dict()))
     values = flags.FlagValues()
     config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=["", *arguments])
     try:

@@ -20,7 +20,7 @@ NEVER = {  # room → packages
     "config": {"jax", "flax", "optax"},
 }
 HEAVY = {"tensorflow", "tensorflow_datasets", "torch", "transformers"}
-BELOW_THE_DOOR = {"ml_collections": {"main", "config"}, "absl": {"main"}}
+BELOW_THE_DOOR = {"ml_collections": {"main", "config", "config_files"}, "absl": {"main"}}
 COLLECTIVES = {
     "all_gather", "all_to_all", "axis_index", "pmap", "pmax", "pmean", "pmin", "ppermute", "psum", "psum_scatter",
     "shard_map",

@@ -19,6 +19,7 @@ import jformer.predict
 from jformer import config as configs
 from jformer import main
 from jformer.checkpoint import open_run
+from jformer.config_files import load_config
 from jformer.errors import UserError
 from jformer.evaluate import evaluate
 from jformer.run import build, fingerprints
@@ -31,7 +32,7 @@ WALL_CLOCK = ("per_second", "seconds", "data_wait", "mfu")
 
 def small(cache: Path, **overrides):
     """Return the resolved config of the small run, with overrides such as train__num_steps=5."""
-    config = main.load_file(CONFIG)
+    config = load_config(CONFIG)
     config.data.cache_dir = str(cache)
     config.update_from_flattened_dict({key.replace("__", "."): value for key, value in overrides.items()})
     return configs.resolve(config)
