@@ -44,7 +44,7 @@ def text_scores(
         raise ValueError("no text to score")
     scores: dict[str, dict[str, Any]] = {}
     for name in names:
-        metric = _metric(name, tokenize, lowercase)
+        metric = text_metric(name, tokenize, lowercase)
         result = metric.corpus_score(hypotheses, [references])
         scores[name] = {"score": result.score, "signature": str(metric.get_signature())}
         if name == "bleu":
@@ -57,7 +57,22 @@ def text_scores(
 def check_scores(names: Sequence[str], tokenize: str, lowercase: bool) -> None:
     """Raise UserError now for a score that `text_scores` could not give later."""
     for name in names:
-        _metric(name, tokenize, lowercase)
+        text_metric(name, tokenize, lowercase)
+
+
+def text_metric(name: str, tokenize: str, lowercase: bool) -> Any:
+    """Return sacreBLEU's metric of that name; raise UserError for a tokenization that is not to be had."""
+    if name == "chrf":
+        return CHRF(lowercase=lowercase)
+    if name == "ter":
+        return TER()
+    if tokenize not in BLEU.TOKENIZERS:
+        raise UserError(f"evaluate.tokenize={tokenize!r}; choose one of: {', '.join(BLEU.TOKENIZERS)}")
+    try:
+        return BLEU(lowercase=lowercase, tokenize=tokenize, force=tokenize == "none")
+    except (ImportError, OSError, RuntimeError) as error:  # some need another package or a download
+        reason = " ".join(str(error).split())
+        raise UserError(f"evaluate.tokenize={tokenize!r} is not to be had here: {reason}") from error
 
 
 def exact_match(
@@ -77,7 +92,7 @@ def exact_match(
 
 def score_table(results: Mapping[str, Any]) -> str:
     """Return the scores of results.json as plain text: a column for each test set, then the signatures."""
-    sets = {key: _scores(value) for key, value in results.items() if isinstance(value, Mapping) and _scores(value)}
+    sets = scored_sets(results)
     columns = {key: _cells(scores) for key, scores in sets.items()}
     labels = list(dict.fromkeys(label for cells in columns.values() for label in cells))
     rows = [["", *columns], *([label, *(cells.get(label, "-") for cells in columns.values())] for label in labels)]
@@ -88,6 +103,16 @@ def score_table(results: Mapping[str, Any]) -> str:
         if "signature" in score
     }
     return "\n".join([*aligned(rows, 1), *signatures])
+
+
+def scored_sets(results: Mapping[str, Any]) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """Return key of a test set → name → score, for those entries of results.json that have scores."""
+    sets = {
+        key: {name: value for name, value in entry.items() if isinstance(value, Mapping) and "score" in value}
+        for key, entry in results.items()
+        if isinstance(entry, Mapping)
+    }
+    return {key: scores for key, scores in sets.items() if scores}
 
 
 def aligned(cells: Sequence[Sequence[str]], left: int) -> list[str]:
@@ -102,20 +127,6 @@ def aligned(cells: Sequence[Sequence[str]], left: int) -> list[str]:
     ]
 
 
-def _metric(name: str, tokenize: str, lowercase: bool) -> Any:
-    if name == "chrf":
-        return CHRF(lowercase=lowercase)
-    if name == "ter":
-        return TER()
-    if tokenize not in BLEU.TOKENIZERS:
-        raise UserError(f"evaluate.tokenize={tokenize!r}; choose one of: {', '.join(BLEU.TOKENIZERS)}")
-    try:
-        return BLEU(lowercase=lowercase, tokenize=tokenize, force=tokenize == "none")
-    except (ImportError, OSError, RuntimeError) as error:  # some need another package or a download
-        reason = " ".join(str(error).split())
-        raise UserError(f"evaluate.tokenize={tokenize!r} is not to be had here: {reason}") from error
-
-
 def _check_lengths(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     if len(hypotheses) != len(references):
         raise ValueError(f"{len(hypotheses)} hypotheses but {len(references)} references")
@@ -123,11 +134,6 @@ def _check_lengths(hypotheses: Sequence[str], references: Sequence[str]) -> None
 
 def _mean(right: Sequence[bool]) -> float:
     return sum(right) / len(right) if right else math.nan
-
-
-def _scores(entry: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return those values of a results entry that are scores."""
-    return {name: value for name, value in entry.items() if isinstance(value, Mapping) and "score" in value}
 
 
 def _cells(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
