@@ -1,6 +1,7 @@
 """An experiment file read and checked: a question as arms or as a search, its seeds, its metric. It runs nothing."""
 
 import dataclasses
+import difflib
 import hashlib
 import inspect
 import json
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jformer.config import Config
-from jformer.config_files import load_config, load_module, parse_keys, with_keys
+from jformer.config_files import as_flags, load_config, load_module, parse_keys, with_keys
 from jformer.errors import UserError
 from jformer.sweep.space import Overrides
 
@@ -20,6 +21,7 @@ GOALS = {  # what a metric's name says of it, unless the experiment file does
 }
 STATES = ("waiting", "running", "complete", "pruned", "failed")
 SAMPLERS, PRUNERS = ("tpe", "random"), ("none", "median", "hyperband")
+JOURNAL = "trials.journal"  # in the workdir, where no other storage keeps the trials
 NAME_LENGTH = 80  # of a trial's directory, without its digest
 
 
@@ -75,6 +77,18 @@ class Experiment:
     def config(self, overrides: Mapping[str, Any]) -> Config:
         """Return the checked config of BASE with overrides, those of all trials first."""
         return with_keys(load_config(Path(self.base)), {**self.fixed, **overrides})
+
+    def flags(self, trial: Trial) -> list[str]:
+        """Return the arguments of jformer.main that make BASE the trial's config."""
+        return as_flags({**self.fixed, **trial.overrides, "seed": trial.seed})
+
+    def value(self, metrics: Mapping[str, float]) -> float:
+        """Return the metric; raise UserError if a trial that is done does not report it."""
+        if self.metric not in metrics:
+            close = difflib.get_close_matches(self.metric, metrics, n=1, cutoff=0.4)
+            hint = f"did you mean {close[0]}?" if close else f"choose one of: {', '.join(metrics)}"
+            raise UserError(f"{self.path}: no trial reports METRIC={self.metric!r}; {hint}")
+        return metrics[self.metric]
 
     def reports_in_training(self) -> bool:
         """Return whether the metric is in metrics.jsonl already while a trial runs."""

@@ -1,0 +1,162 @@
+"""Many runs of one question, done by workers that may die, and a report with intervals.
+
+python -m jformer.sweep --experiment=experiments/X.py --workdir=DIR [--workers=N] [--config.section.key=value ...]
+
+  --experiment  a Python file with BASE, METRIC and sweep() or search(trial); those in experiments/ are examples
+  --workdir     the directory of the sweep: trials/, a run directory each; report/, results.csv
+  --config.K=V  sets a key in all trials, such as --config.data.dir=PATH
+  --workers     how many trials run at once here; cores or GPUs are divided among them (default: 1)
+  --report      only report: what is there so far, also while workers run
+  --output      where the report goes (default: DIR/report)
+  --retry_failed  begin with the trials that failed
+
+The same command goes on where it was stopped or killed: what has finished is skipped, what was begun is resumed.
+Other machines that see DIR take part with the same command, or are asked to:
+
+  --worker      be one worker, which works until nothing is left; no bar, no report
+  --storage     where trials are kept, instead of a file in DIR: a URL of Optuna's, such as
+                postgresql://USER:PASSWORD@HOST/DATABASE; all workers need the same
+  --study       the sweep's name there (default: the experiment's)
+  --lease       seconds that a worker may say nothing before others take its trial (default: 60)
+  --slurm       submit the workers as jobs of Slurm, with these options of submitit's, such as
+                slurm_partition=gpu,gpus_per_node=1,timeout_min=600
+  --command     what runs a trial, instead of python -m jformer.main: launch.sh, for a TPU slice a trial; {trial} in it
+                is a name of the trial's own
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from etils.epath import Path
+
+from jformer.errors import UserError
+from jformer.storage import in_bucket, run_path
+from jformer.supervise import DONE, MISTAKE
+from jformer.sweep.experiment import JOURNAL, Experiment, load_experiment
+
+if TYPE_CHECKING:
+    from jformer.sweep.queue import Queue
+
+FAILED = 1  # exit code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a sweep and return the exit code: 0 all done, 1 some trials failed, 2 a mistake, 143 when told to stop."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if any(argument in ("--help", "-h") for argument in argv):
+        print(__doc__)
+        return 0
+    try:
+        options, keys = parse(argv)
+        experiment = load_experiment(Path(options.experiment), keys)
+        return run(options, experiment, argv)
+    except UserError as error:
+        print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
+        return MISTAKE
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the options, and the arguments that set keys of all trials."""
+    parser = Parser("jformer.sweep", allow_abbrev=False, add_help=False)
+    parser.add_argument("--experiment", required=True)
+    parser.add_argument("--workdir", required=True)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--report", action="store_true")
+    parser.add_argument("--output", default="")
+    parser.add_argument("--retry_failed", action="store_true")
+    parser.add_argument("--worker", action="store_true")
+    parser.add_argument("--share", default="")  # Local's to its workers
+    parser.add_argument("--storage", default="")
+    parser.add_argument("--study", default="")
+    parser.add_argument("--lease", type=float, default=60.0)
+    parser.add_argument("--slurm")
+    parser.add_argument("--command", default="")
+    options, rest = parser.parse_known_args(argv)
+    keys = [argument for argument in rest if argument.startswith("--config.")]
+    for argument in rest:
+        if argument not in keys:
+            raise UserError(f"unexpected argument {argument!r}; see --help")
+    if options.workers < 1 or not options.lease > 0:
+        raise UserError(f"--workers={options.workers} and --lease={options.lease} must be above 0")
+    return options, keys
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong as we do."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UserError."""
+        raise UserError(f"{message}; see --help")
+
+
+def run(options: argparse.Namespace, experiment: Experiment, argv: Sequence[str]) -> int:
+    """Do what is asked for. Optuna is imported only now."""
+    from jformer.sweep.queue import Queue
+
+    workdir = run_path(options.workdir)
+    check(options, experiment, workdir)
+    queue = Queue(experiment, workdir, options.storage, options.study, options.lease)
+    if options.worker:
+        return work(options, queue, workdir)
+    command = [sys.executable, "-m", "jformer.sweep", *(a for a in argv if a != "--retry_failed")]
+    if not options.report:
+        queue.plan(options.retry_failed)
+    if options.slurm is not None:
+        return submit(options, workdir, command)
+    code = DONE if options.report else share_out(options, queue, command)
+    return code if code == MISTAKE else show(options, queue, workdir) or code
+
+
+def check(options: argparse.Namespace, experiment: Experiment, workdir: Path) -> None:
+    """Raise UserError for options that do not go together."""
+    if in_bucket(workdir) and not options.storage:
+        raise UserError(f"--workdir={workdir} is a bucket, where the trials' journal cannot be: give --storage")
+    if options.command and experiment.pruner != "none":
+        raise UserError(f"PRUNER={experiment.pruner!r} ends trials of this machine, not those that --command runs")
+    if options.report and not options.storage and not (workdir / JOURNAL).exists():
+        raise UserError(f"--workdir={workdir}: no sweep was run here; leave out --report to begin")
+
+
+def work(options: argparse.Namespace, queue: "Queue", workdir: Path) -> int:
+    """Be one worker."""
+    from jformer.sweep.launch import take_share, told
+    from jformer.sweep.worker import Worker
+
+    if options.share:
+        take_share(options.share)
+    worker = Worker(queue, workdir, options.command)
+    with told(worker.stop):
+        return worker.work()
+
+
+def share_out(options: argparse.Namespace, queue: "Queue", command: Sequence[str]) -> int:
+    """Let workers of this machine do all trials."""
+    from jformer.sweep.launch import Local, told
+
+    local = Local(queue, command, options.workers)
+    with told(local.stop):
+        return local.run()
+
+
+def submit(options: argparse.Namespace, workdir: Path, command: Sequence[str]) -> int:
+    """Let jobs of Slurm be the workers."""
+    from jformer.sweep.launch import submit
+
+    jobs = submit(workdir, [a for a in command if not a.startswith("--slurm")], options.workers, options.slurm)
+    print(f"submitted: {', '.join(jobs)}; the same command with --report instead of --slurm tells how far they are")
+    return DONE
+
+
+def show(options: argparse.Namespace, queue: "Queue", workdir: Path) -> int:
+    """Print the report and write its files; return 1 if any trial failed."""
+    from jformer.sweep.report import report
+
+    trials = queue.trials()
+    print(report(queue.experiment, trials, workdir, Path(options.output) if options.output else workdir / "report"))
+    return FAILED if any(trial.state == "failed" for trial in trials) else DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""Where workers run: as processes of this machine, which share its cores or GPUs, or as jobs of Slurm."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Self
+
+from etils.epath import Path
+from tqdm import tqdm
+
+from jformer.errors import UserError
+from jformer.supervise import DONE, MISTAKE, die_with_parent, send
+from jformer.sweep.experiment import Trial
+from jformer.sweep.queue import OPEN, Queue
+from jformer.sweep.worker import STOPPED
+
+LOOK = 0.5  # seconds between looks at workers and queue
+DEATHS = 10  # of workers in a row, with no trial done in between, before we give up
+
+
+class Local:
+    """Workers of this machine, started again when they die, and a bar that shows how far they are."""
+
+    def __init__(self, queue: Queue, command: Sequence[str], workers: int) -> None:
+        """`command` starts one worker; it is told its share of the machine."""
+        self.asked = False  # to stop
+        self._queue, self._command = queue, [*command, "--worker"]
+        self._workers: list[subprocess.Popen[bytes] | None] = [None] * workers
+
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        """Let all trials save and end; asked again, end them."""
+        for worker in filter(None, self._workers):
+            send(worker, signal.SIGKILL if self.asked else signal.SIGTERM)
+        self.asked = True
+
+    def run(self) -> int:
+        """Keep the workers going until all trials have ended; return 0, 143 when told to stop, or 2."""
+        deaths, mistake = 0, False
+        with Progress(self._queue.trials()) as progress:
+            for i in range(len(self._workers)):
+                self._workers[i] = self._start(i)
+            while any(self._workers):
+                time.sleep(LOOK)
+                if progress.show(self._queue.trials()):
+                    deaths = 0
+                for i, worker in enumerate(self._workers):
+                    if worker is None or worker.poll() is None:
+                        continue
+                    self._workers[i] = None
+                    if worker.returncode == MISTAKE and not mistake:
+                        mistake = True
+                        self.stop(signal.SIGTERM, None)
+                    elif worker.returncode not in (DONE, STOPPED) and not self.asked:
+                        deaths += 1
+                        self._workers[i] = self._start(i) if deaths <= DEATHS else None
+            progress.show(self._queue.trials())
+        if mistake:
+            return MISTAKE
+        if self._queue.left():
+            return STOPPED if self.asked else 1
+        return DONE
+
+    def _start(self, number: int) -> subprocess.Popen[bytes]:
+        share = f"--share={number}/{len(self._workers)}"
+        return subprocess.Popen([*self._command, share], start_new_session=True, preexec_fn=die_with_parent)
+
+
+class Progress:
+    """A bar, and a line for each trial that ends."""
+
+    def __init__(self, trials: Sequence[Trial]) -> None:
+        """What has ended already is not told again."""
+        self._ended = {trial.name for trial in trials if trial.state not in OPEN}
+        self._bar = tqdm(total=len(trials), initial=len(self._ended), unit="trial", disable=not sys.stderr.isatty())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._bar.close()
+
+    def show(self, trials: Sequence[Trial]) -> int:
+        """Tell which trials have ended since the last time, and return how many."""
+        new = [trial for trial in trials if trial.state not in OPEN and trial.name not in self._ended]
+        self._bar.total = len(trials)
+        for trial in new:
+            self._ended.add(trial.name)
+            said = trial.error if trial.value is None else f"{trial.value:.6g}"
+            text = f"{len(self._ended)}/{len(trials)} {trial.state}: {trial.arm}, seed {trial.seed}: {said}"
+            self._bar.write(f"{text} ({trial.seconds:.0f} s)", file=sys.stderr)
+        self._bar.update(len(new))
+        return len(new)
+
+
+def take_share(share: str) -> None:
+    """Keep this process, and what it starts, to one of n parts of the machine's cores, or of its GPUs if it has any.
+
+    `share` is "I/N". Where there are more workers than cores or GPUs, several share one.
+    """
+    number, _, count = share.partition("/")
+    i, n = int(number), int(count)
+    if gpus := visible_gpus():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(_part(gpus, i, n))
+    else:
+        os.sched_setaffinity(0, {int(core) for core in _part([str(c) for c in sorted(os.sched_getaffinity(0))], i, n)})
+
+
+def visible_gpus() -> list[str]:
+    """Return the NVIDIA GPUs that we may use."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [gpu for gpu in chosen.split(",") if gpu]
+    return [path.name.removeprefix("nvidia") for path in sorted(Path("/dev").glob("nvidia[0-9]*"))]
+
+
+def _part(members: list[str], i: int, n: int) -> list[str]:
+    """Return part i of n: a run of members, or where there are fewer than n, one of them."""
+    if len(members) < n:
+        return [members[i % len(members)]]
+    return members[len(members) * i // n : len(members) * (i + 1) // n]
+
+
+def submit(workdir: Path, command: Sequence[str], workers: int, options: str, cluster: str | None = None) -> list[str]:
+    """Submit workers as jobs of Slurm and return their numbers; `options` are submitit's, "timeout_min=60,…"."""
+    try:
+        import submitit
+        from submitit.helpers import CommandFunction
+    except ImportError as error:
+        raise UserError(f'--slurm needs submitit: pip install -e ".[sweep]" -c constraints.txt ({error})') from error
+    given: dict[str, str | int] = {}
+    for option in filter(None, options.split(",")):
+        key, _, value = option.partition("=")
+        given[key] = int(value) if value.isdigit() else value
+    executor = submitit.AutoExecutor(folder=workdir / "slurm", cluster=cluster)
+    try:
+        executor.update_parameters(name="jformer-sweep", **given)
+    except (NameError, TypeError, ValueError) as error:
+        raise UserError(f"--slurm={options}: {error}") from error
+    work = CommandFunction([*command, "--worker"], verbose=False)
+    with executor.batch():
+        jobs = [executor.submit(work) for _ in range(workers)]
+    return [str(job.job_id) for job in jobs]
+
+
+@contextlib.contextmanager
+def told(stop: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Let signals to end this process reach a handler instead."""
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,152 @@
+"""Where a sweep's trials are kept: a study of Optuna, in a file of the workdir or behind a URL. Knows no trial."""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import secrets
+import time
+import warnings
+from collections.abc import Iterator
+from typing import IO
+
+from etils.epath import Path
+
+from jformer.config import flatten
+from jformer.errors import UserError
+from jformer.storage import replace_content
+from jformer.sweep.experiment import JOURNAL, Experiment
+
+try:
+    import optuna
+    from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+    from sqlalchemy.exc import SQLAlchemyError
+except ImportError as error:
+    raise UserError(f'a sweep needs Optuna ({error}): pip install -e ".[sweep]" -c constraints.txt') from error
+
+PATIENCE = 60.0  # seconds that a file may stay locked
+MAY_DIFFER = ("data.dir", "data.cache_dir", "mesh.", "train.peak_flops")  # between workers of one sweep
+
+
+class FileLock(JournalFileOpenLock):
+    """Held by one process at a time, and by none that has died: Optuna's own locks outlive a killed process."""
+
+    def __init__(self, path: Path) -> None:
+        """Lock this file, which is made if need be."""
+        super().__init__(str(path))
+        self._path = path
+        self._file: IO[bytes] | None = None
+
+    def acquire(self) -> bool:
+        """Wait for the lock; raise UserError if it does not come."""
+        deadline = time.monotonic() + PATIENCE
+        file = self._path.open("ab")
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    file.close()
+                    raise UserError(
+                        f"{self._path}: locked by another process for {PATIENCE:.0f} seconds; is a worker stopped?"
+                    ) from error
+                time.sleep(0.005)
+            else:
+                self._file = file
+                return True
+
+    def release(self) -> None:
+        """Let the next one in."""
+        if self._file:
+            self._file.close()
+        self._file = None
+
+
+@contextlib.contextmanager
+def reaching(name: str) -> Iterator[None]:
+    """Turn what a storage raises when it cannot be reached, read or written into one line."""
+    try:
+        yield
+    except (SQLAlchemyError, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"--storage={name}: cannot be used now ({reason}); is it there, and may we write?") from error
+
+
+def open_study(experiment: Experiment, workdir: Path, storage: str, name: str) -> optuna.Study:
+    """Return the study of an experiment in a workdir, new or as it was left.
+
+    Raises UserError if the workdir or the study belongs to another experiment, or if what all trials share has
+    changed since the first of them.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    workdir.mkdir(parents=True, exist_ok=True)
+    with reaching(storage or str(workdir / JOURNAL)):
+        study = optuna.create_study(
+            storage=open_storage(workdir, storage),
+            study_name=name,
+            direction="minimize" if experiment.goal == "min" else "maximize",
+            sampler=make_sampler(experiment),
+            pruner=make_pruner(experiment),
+            load_if_exists=True,
+        )
+        _agree(study, experiment, workdir)
+    return study
+
+
+def open_storage(workdir: Path, storage: str) -> BaseStorage:
+    """Return the storage of a URL, or the journal of the workdir."""
+    if not storage:
+        path = workdir / JOURNAL
+        return JournalStorage(JournalFileBackend(str(path), FileLock(path)))
+    if "://" not in storage:
+        raise UserError(f"--storage={storage} must be a URL of SQLAlchemy's, such as postgresql://USER@HOST/DATABASE")
+    try:
+        return RDBStorage(storage)
+    except ImportError as error:
+        raise UserError(f"--storage={storage} needs a driver: {error}") from error
+
+
+def make_sampler(experiment: Experiment) -> optuna.samplers.BaseSampler:
+    """Return what draws the trials of a search; TPE reckons with those that still run."""
+    if experiment.sampler == "random":
+        return optuna.samplers.RandomSampler()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.samplers.TPESampler(constant_liar=True)
+
+
+def make_pruner(experiment: Experiment) -> optuna.pruners.BasePruner:
+    """Return what ends hopeless trials: by the median of the others, or by Hyperband's brackets (Li et al. 2018)."""
+    if experiment.pruner == "median":
+        return optuna.pruners.MedianPruner(n_startup_trials=4)
+    if experiment.pruner == "hyperband":
+        train = experiment.config({}).train
+        return optuna.pruners.HyperbandPruner(min_resource=train.eval_every, max_resource=train.num_steps)
+    return optuna.pruners.NopPruner()
+
+
+def _agree(study: optuna.Study, experiment: Experiment, workdir: Path) -> None:
+    """Let a new study and its workdir remember what they are for; compare them if they were there before."""
+    shared = flatten(json.loads(json.dumps(dataclasses.asdict(experiment.config({})))))
+    mine = {"experiment": experiment.path.stem, "metric": experiment.metric}
+    if "sweep" not in study.user_attrs:
+        study.set_user_attr("sweep", {**mine, "id": secrets.token_hex(8), "shared": shared})
+    saved, path = study.user_attrs["sweep"], workdir / "sweep.json"
+    for key, value in mine.items():
+        if saved[key] != value:
+            raise UserError(f"{workdir}: its {key} is {saved[key]!r}, not {value!r}: use another --workdir")
+    for key, value in saved["shared"].items():
+        if shared.get(key) != value and not key.startswith(MAY_DIFFER):
+            raise UserError(
+                f"{key}={shared.get(key)!r} but the trials of this sweep have {value!r}: set it back or use a new "
+                "--workdir"
+            )
+    here = {key: saved[key] for key in ("experiment", "metric", "id")}
+    if not path.exists():
+        replace_content(path, json.dumps(here).encode())
+    elif (found := json.loads(path.read_text())) != here:
+        raise UserError(
+            f"{workdir}: holds a sweep of {found['experiment']!r}, not study {study.study_name!r} of the storage: "
+            "use another --workdir or --study"
+        )

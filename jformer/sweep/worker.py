@@ -1,0 +1,185 @@
+"""One worker: takes a trial, runs it as a process, tells what came of it, and so on until none is left.
+
+The process is jformer.main, or a command that runs it elsewhere. It ends with its worker, whatever ends that.
+"""
+
+import fcntl
+import math
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from types import FrameType
+from typing import IO
+
+from etils.epath import Path
+
+from jformer import records
+from jformer.errors import UserError
+from jformer.storage import in_bucket, lock_of
+from jformer.supervise import DONE, MISTAKE, die_with_parent, send
+from jformer.sweep.experiment import Trial
+from jformer.sweep.queue import Claim, Queue
+
+LOOK, WAIT = 0.1, 0.5  # seconds between looks at a process; and at the queue, while others do what is left
+BEATS = 6  # in the time of a lease
+CRASHES = 3  # of a trial's process before it counts as failed
+STOPPED = 143  # exit code of jformer.main, told to stop, and of ours
+LOST, OVERTAKEN = "lost", "overtaken"  # ends that are not the process's own
+
+
+class Worker:
+    """Does trials of a queue in a workdir."""
+
+    def __init__(self, queue: Queue, workdir: Path, command: str = "") -> None:
+        """`command` stands for `python -m jformer.main`; {trial} in it becomes a short name of the trial's own."""
+        self.asked = False  # to stop
+        self._queue, self._workdir, self._command = queue, workdir, command
+        self._experiment = queue.experiment
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        """Let the process save and end; asked again, end it."""
+        if self._process:
+            send(self._process, signal.SIGKILL if self.asked else signal.SIGTERM)
+        self.asked = True
+
+    def work(self) -> int:
+        """Do what there is to do; return 0, or 143 when told to stop before all was done."""
+        while not self.asked:
+            claim = self._queue.claim()
+            if claim:
+                self.do(claim)
+            elif self._queue.left():
+                time.sleep(WAIT)
+            else:
+                return DONE
+        return STOPPED
+
+    def do(self, claim: Claim) -> None:
+        """Run a trial of ours, or what is left of it, and tell what came of it.
+
+        Raises UserError where it ended well but does not report the metric: no other trial would either.
+        """
+        began = time.monotonic()
+        end = self._run(claim)
+        seconds, folder = time.monotonic() - began, self._folder(claim.trial)
+        if end == LOST:
+            print(f"sweep: {claim.trial.name} is another worker's now: this one was silent", file=sys.stderr)
+        elif end == OVERTAKEN:
+            claim.prune(records.metrics(folder), seconds)
+        elif end == DONE:
+            self._tell(claim, records.metrics(folder), seconds)
+        elif self.asked:
+            claim.give_back(seconds)
+        elif end == MISTAKE or claim.crashes + 1 >= CRASHES:
+            claim.fail(self._last_words(claim.trial, end), seconds)
+        else:
+            claim.give_back(seconds, crash=self._last_words(claim.trial, end))
+
+    def _tell(self, claim: Claim, metrics: Mapping[str, float], seconds: float) -> None:
+        """Tell the result of a trial that is done."""
+        try:
+            value = self._experiment.value(metrics)
+        except UserError as error:
+            claim.fail(str(error), seconds)
+            raise
+        if math.isfinite(value):
+            claim.complete(value, metrics, seconds)
+        else:
+            claim.fail(f"{self._experiment.metric} is {value}: the trial diverged", seconds)
+
+    def _run(self, claim: Claim) -> int | str:
+        """Return the exit code of the trial's process, or what ended it; say all the while that we are there."""
+        if not self._alone(claim):
+            return STOPPED if self.asked else LOST
+        began, due, overtaken = time.monotonic(), 0.0, False
+        with self._log(claim.trial).open("ab") as log:
+            self._process = process = self._start(claim.trial, log)
+        while process.poll() is None:
+            time.sleep(LOOK)
+            if time.monotonic() < due:
+                continue
+            due = time.monotonic() + self._queue.lease / BEATS
+            if not self._renew(claim, time.monotonic() - began):
+                send(process, signal.SIGKILL)
+                process.wait()
+                return LOST
+            if not overtaken and claim.hopeless(self._curve(claim.trial)):
+                overtaken = True
+                send(process, signal.SIGTERM)
+        send(process, signal.SIGKILL)  # what it may have left behind
+        return OVERTAKEN if overtaken and process.returncode != DONE else process.returncode
+
+    def _alone(self, claim: Claim) -> bool:
+        """Wait until nobody trains in the trial's directory: a process may outlive its worker. False if it is lost."""
+        folder = self._folder(claim.trial)
+        while not in_bucket(folder) and lock_of(folder).exists() and not _is_free(lock_of(folder)):
+            if self.asked or not self._renew(claim, 0.0):
+                return False
+            time.sleep(WAIT)
+        return not self.asked
+
+    def _start(self, trial: Trial, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        """Start the trial's process in a group of its own: Ctrl-C reaches only us, and it ends with us."""
+        command = [word.replace("{trial}", trial.name[-8:]) for word in shlex.split(self._command)]
+        arguments = [
+            f"--config={self._experiment.base}",
+            f"--workdir={self._folder(trial)}",
+            *self._experiment.flags(trial),
+        ]
+        return subprocess.Popen(
+            [*(command or [sys.executable, "-m", "jformer.main"]), *arguments],
+            env={**os.environ, **self._experiment.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+
+    def _renew(self, claim: Claim, seconds: float) -> bool:
+        """Say that we are there; a storage that is away for less than half a lease changes nothing."""
+        deadline = time.monotonic() + self._queue.lease / 2
+        while True:
+            try:
+                return claim.renew(seconds)
+            except UserError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(WAIT)
+
+    def _curve(self, trial: Trial) -> dict[int, float]:
+        if self._experiment.pruner == "none":
+            return {}
+        return dict(records.curve(self._folder(trial), self._experiment.metric))
+
+    def _folder(self, trial: Trial) -> Path:
+        return self._workdir / "trials" / trial.name
+
+    def _log(self, trial: Trial) -> Path:
+        """Return the file for what the process says; where the workdir is a bucket, it is not kept."""
+        path = Path(os.devnull) if in_bucket(self._workdir) else self._workdir / "logs" / f"{trial.name}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def _last_words(self, trial: Trial, code: int | str) -> str:
+        """Return the last line a process said, or the last that we say when something is wrong."""
+        path = self._log(trial)
+        lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+        said = [line.strip() for line in lines[-50:] if line.strip()]
+        ours = [line.removeprefix("jformer: ") for line in said if line.startswith("jformer: ")]
+        return (ours or said or ["it said nothing"])[-1][:500] + ("" if code == MISTAKE else f" (exit code {code})")
+
+
+def _is_free(lock: Path) -> bool:
+    """Return whether no process trains where this lock is."""
+    with lock.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
