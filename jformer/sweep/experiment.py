@@ -20,6 +20,7 @@ GOALS = {  # what a metric's name says of it, unless the experiment file does
     **dict.fromkeys(("bleu", "chrf", "exact_match", "accuracy", "token_accuracy", "macro_f1"), "max"),
 }
 STATES = ("waiting", "running", "complete", "pruned", "failed")
+VALIDATED = ("loss", "nll", "perplexity", "accuracy")  # what a row of validation has
 SAMPLERS, PRUNERS = ("tpe", "random"), ("none", "median", "hyperband")
 JOURNAL = "trials.journal"  # in the workdir, where no other storage keeps the trials
 NAME_LENGTH = 80  # of a trial's directory, without its digest
@@ -136,16 +137,26 @@ _EXAMPLES = {"BASE": "configs/quickstart.py", "METRIC": "valid/loss"}
 
 def _check(experiment: Experiment) -> None:
     path = experiment.path
-    if "/" not in experiment.metric:
-        raise UserError(f"{path}: METRIC={experiment.metric!r} must be SPLIT/NAME, such as valid/loss or test/bleu")
     if experiment.goal not in ("min", "max"):
         raise UserError(f"{path}: GOAL must be 'min' or 'max': {experiment.metric!r} does not say which is better")
+    _check_metric(experiment)
     if len(set(experiment.seeds)) < len(experiment.seeds) or not experiment.seeds:
         raise UserError(f"{path}: SEEDS={experiment.seeds} must be at least one, each once")
     if experiment.search is None:
         _check_arms(experiment)
     else:
         _check_search(experiment)
+
+
+def _check_metric(experiment: Experiment) -> None:
+    """Raise UserError for a metric that no trial can report, as far as BASE tells."""
+    path, config = experiment.path, experiment.config({})
+    split, _, name = experiment.metric.partition("/")
+    splits = ["train", *(["valid"] if config.train.eval_every else []), *config.data.test_splits()]
+    if split not in splits:
+        raise UserError(f"{path}: METRIC={experiment.metric!r}, but what trials report begins with {', '.join(splits)}")
+    if split == "valid" and name not in VALIDATED:
+        raise UserError(f"{path}: METRIC={experiment.metric!r}; of valid choose one of: {', '.join(VALIDATED)}")
 
 
 def _check_arms(experiment: Experiment) -> None:
@@ -183,7 +194,6 @@ def _check_search(experiment: Experiment) -> None:
             raise UserError(f"{path}: {name}={value!r}; choose one of: {', '.join(choices)}")
     if experiment.pruner != "none" and not experiment.reports_in_training():
         raise UserError(f"{path}: PRUNER={experiment.pruner!r} needs a METRIC known in training, such as valid/loss")
-    experiment.config({})
 
 
 def _labelled(arms: Sequence[Overrides] | Mapping[str, Overrides], path: Path) -> dict[str, Overrides]:

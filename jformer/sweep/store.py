@@ -68,6 +68,8 @@ def reaching(name: str) -> Iterator[None]:
     """Turn what a storage raises when it cannot be reached, read or written into one line."""
     try:
         yield
+    except UserError:
+        raise
     except (SQLAlchemyError, OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"--storage={name}: cannot be used now ({reason}); is it there, and may we write?") from error
