@@ -70,9 +70,8 @@ class Experiment:
     def trial(self, label: str, overrides: Overrides, seed: int, number: int | None = None) -> Trial:
         """Return a trial to run. Its name is its overrides', and its number's where a search may repeat itself."""
         given = {**overrides, "seed": seed} if number is None else {"trial": number, **overrides, "seed": seed}
-        text = ",".join(f"{_last(key)}={value}" for key, value in given.items())
         digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:8]
-        readable = re.sub(r"[^\w.,=+-]+", "_", text)[:NAME_LENGTH]
+        readable = re.sub(r"[^\w.=+-]+", "_", label_of(given).replace(", ", "_"))[:NAME_LENGTH]
         return Trial(f"{readable}-{digest}", label, overrides, seed)
 
     def config(self, overrides: Mapping[str, Any]) -> Config:
@@ -200,7 +199,7 @@ def _labelled(arms: Sequence[Overrides] | Mapping[str, Overrides], path: Path) -
     if isinstance(arms, Mapping):
         return {str(label): dict(overrides) for label, overrides in arms.items()}
     varying = _varying(arms)
-    labels = [", ".join(f"{_last(key)}={value}" for key, value in arm.items() if key in varying) for arm in arms]
+    labels = [label_of({key: value for key, value in arm.items() if key in varying}) for arm in arms]
     for i, label in enumerate(labels):
         if label in labels[:i]:
             raise UserError(f"{path}: two arms are {label!r}: name them, with sweep() returning label → overrides")
@@ -217,5 +216,7 @@ def _each_factor(arms: Mapping[str, Overrides]) -> tuple[tuple[str, str], ...]:
     return tuple((key, "") for key in _varying(list(arms.values())))
 
 
-def _last(key: str) -> str:
-    return key.rpartition(".")[2]
+def label_of(overrides: Overrides) -> str:
+    """Return overrides in short: the last part of each key, and four digits of what is no whole number."""
+    texts = {key: f"{value:.4g}" if isinstance(value, float) else str(value) for key, value in overrides.items()}
+    return ", ".join(f"{key.rpartition('.')[2]}={text}" for key, text in texts.items())

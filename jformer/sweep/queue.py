@@ -17,7 +17,7 @@ from etils.epath import Path
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
-from jformer.sweep.experiment import Experiment, Trial
+from jformer.sweep.experiment import Experiment, Trial, label_of
 from jformer.sweep.lease import Silence, is_gone, owner
 from jformer.sweep.store import open_study, reaching
 
@@ -95,8 +95,7 @@ class Queue:
             return None
         overrides = search(row)
         self.experiment.config(overrides)
-        label = ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in overrides.items())
-        trial = self.experiment.trial(label, overrides, self.experiment.seeds[0], row.number)
+        trial = self.experiment.trial(label_of(overrides), overrides, self.experiment.seeds[0], row.number)
         with reaching(self._where):
             self._store.set_trial_user_attr(row._trial_id, "trial", _planned(trial))
         return Claim(self, row._trial_id, dataclasses.replace(trial, state="running", attempts=1))
