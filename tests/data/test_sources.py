@@ -241,6 +241,23 @@ def test_held_out_generated_pairs_do_not_depend_on_the_training_size():
     assert open_split(small, "train").fingerprint != open_split(large, "train").fingerprint
 
 
+def test_a_generated_split_named_after_its_lengths_is_longer_than_training():
+    config = SourceConfig(source="generated", name="reverse", num_pairs=100)
+    pairs = read(open_split(config, "21-23"))[0]
+    assert len({pair.source for pair in pairs}) == 500
+    assert {len(pair.source.split(" ")) for pair in pairs} == {21, 22, 23}
+    assert all(pair.target == pair.source[::-1] for pair in pairs)
+
+
+@pytest.mark.parametrize(("name", "split"), [("sort", "20-25"), ("sort", "30-29"), ("quickstart", "21-30")])
+def test_lengths_that_no_generated_split_has_are_refused(name, split, monkeypatch):
+    from jformer.data import quickstart
+
+    monkeypatch.setattr(quickstart, "build", dict)
+    with pytest.raises(UserError, match=rf"no split '{split}'; choose one of: train, valid, test"):
+        open_split(SourceConfig(source="generated", name=name, num_pairs=9), split)
+
+
 def test_generated_pairs_are_the_same_in_every_process():
     code = (
         "from jformer.data.config import SourceConfig; from jformer.data.sources import open_split\n"
