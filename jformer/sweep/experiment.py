@@ -71,7 +71,7 @@ class Experiment:
         """Return a trial to run. Its name is its overrides', and its number's where a search may repeat itself."""
         given = {**overrides, "seed": seed} if number is None else {"trial": number, **overrides, "seed": seed}
         digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:8]
-        readable = re.sub(r"[^\w.=+-]+", "_", label_of(given).replace(", ", "_"))[:NAME_LENGTH]
+        readable = re.sub(r"[^\w.,=+-]+", "_", label_of(given).replace(", ", ","))[:NAME_LENGTH]
         return Trial(f"{readable}-{digest}", label, overrides, seed)
 
     def config(self, overrides: Mapping[str, Any]) -> Config:

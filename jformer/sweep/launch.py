@@ -41,7 +41,7 @@ class Local:
     def run(self) -> int:
         """Keep the workers going until all trials have ended; return 0, 143 when told to stop, or 2."""
         deaths, mistake = 0, False
-        with Progress(self._queue.trials()) as progress:
+        with Progress(self._queue.trials(), self._queue.experiment.trials) as progress:
             for i in range(len(self._workers)):
                 self._workers[i] = self._start(i)
             while any(self._workers):
@@ -73,10 +73,11 @@ class Local:
 class Progress:
     """A bar, and a line for each trial that ends."""
 
-    def __init__(self, trials: Sequence[Trial]) -> None:
-        """What has ended already is not told again."""
+    def __init__(self, trials: Sequence[Trial], wanted: int) -> None:
+        """What has ended already is not told again; `wanted` is how many trials there will be, if it is known."""
         self._ended = {trial.name for trial in trials if trial.state not in OPEN}
-        self._bar = tqdm(total=len(trials), initial=len(self._ended), unit="trial", disable=not sys.stderr.isatty())
+        self._total = max(len(trials), wanted)
+        self._bar = tqdm(total=self._total, initial=len(self._ended), unit="trial", disable=not sys.stderr.isatty())
 
     def __enter__(self) -> Self:
         return self
@@ -87,11 +88,10 @@ class Progress:
     def show(self, trials: Sequence[Trial]) -> int:
         """Tell which trials have ended since the last time, and return how many."""
         new = [trial for trial in trials if trial.state not in OPEN and trial.name not in self._ended]
-        self._bar.total = len(trials)
         for trial in new:
             self._ended.add(trial.name)
             said = trial.error if trial.value is None else f"{trial.value:.6g}"
-            text = f"{len(self._ended)}/{len(trials)} {trial.state}: {trial.arm}, seed {trial.seed}: {said}"
+            text = f"{len(self._ended)}/{self._total} {trial.state}: {trial.arm}, seed {trial.seed}: {said}"
             self._bar.write(f"{text} ({trial.seconds:.0f} s)", file=sys.stderr)
         self._bar.update(len(new))
         return len(new)
