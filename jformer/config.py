@@ -5,7 +5,6 @@ frozen, checked dataclasses; beyond it nobody sees a ConfigDict.
 """
 
 import dataclasses
-import difflib
 import json
 import math
 import re
@@ -18,7 +17,7 @@ from ml_collections import ConfigDict
 
 from jformer.data.config import DataConfig
 from jformer.decoding.config import DecodeConfig
-from jformer.errors import UserError
+from jformer.errors import UserError, nearest
 from jformer.models.config import ModelConfig
 from jformer.presets import PRESETS, RECIPES
 
@@ -128,7 +127,7 @@ DECAYING_SCHEDULES = ("cosine", "linear")  # their rates depend on num_steps
 def default_config(preset: str = "transformer_base") -> ConfigDict:
     """Return every option with its default and what a preset sets, locked against unknown keys."""
     if preset not in PRESETS:
-        raise UserError(f"unknown preset {preset!r}; {_nearest(preset, PRESETS)}")
+        raise UserError(f"unknown preset {preset!r}; {nearest(preset, PRESETS)}")
     config = as_config_dict(Config())
     config.model.update(PRESETS[preset])
     config.update_from_flattened_dict(RECIPES.get(preset, {}))
@@ -326,17 +325,12 @@ def _within(section: str, values: Any, keys: tuple[str, ...], low: float, high: 
             raise UserError(f"{section}.{key}={getattr(values, key)} must be at least {low} and below {high}")
 
 
-def _nearest(name: str, choices: Any) -> str:
-    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.4)
-    return f"did you mean {close[0]!r}?" if close else f"choose one of: {', '.join(choices)}"
-
-
 def _build(kind: Any, values: Mapping[str, Any], prefix: str) -> Any:
     """Make the dataclass `kind`, refusing unknown keys and values of another type."""
     hints = typing.get_type_hints(kind)
     for key in values:
         if key not in hints:
-            raise UserError(f"unknown config key {prefix}{key}; {_nearest(key, hints)}")
+            raise UserError(f"unknown config key {prefix}{key}; {nearest(key, hints)}")
     return kind(**{key: _typed(hints[key], value, prefix + key) for key, value in values.items()})
 
 

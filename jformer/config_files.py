@@ -1,7 +1,6 @@
 """Config files and keys set from outside: what the command lines have in common. Knows no flag and no experiment."""
 
 import ast
-import difflib
 import importlib.util
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from ml_collections import ConfigDict
 
 from jformer import config as configs
 from jformer.config import Config
-from jformer.errors import UserError
+from jformer.errors import UserError, nearest
 
 
 def load_module(path: Path, flag: str) -> ModuleType:
@@ -43,12 +42,9 @@ def check_keys(keys: Iterable[str], known: Mapping[str, Any]) -> None:
     """Raise UserError for the first dotted key that is no key of a config, naming the nearest one."""
     for key in keys:
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            sections = dict.fromkeys(key.partition(".")[0] for key in known)
-            raise UserError(
-                f"unknown config key {key}; "
-                + (f"did you mean {close[0]}?" if close else f"the sections are {', '.join(sections)}")
-            )
+            sections = dict.fromkeys(name.partition(".")[0] for name in known if "." in name)
+            hint = nearest(key, known, otherwise=f"the sections are {', '.join(sections)}")
+            raise UserError(f"unknown config key {key}; {hint}")
 
 
 def with_keys(config: ConfigDict, overrides: Mapping[str, Any]) -> Config:

@@ -53,7 +53,7 @@ def test_every_preset_resolves(preset):
 
 
 def test_an_unknown_preset_is_refused_with_the_nearest():
-    with pytest.raises(UserError, match=r"unknown preset 'transformer_bas'; did you mean 'transformer_base'\?"):
+    with pytest.raises(UserError, match=r"unknown preset 'transformer_bas'; did you mean transformer_base\?"):
         default_config("transformer_bas")
 
 

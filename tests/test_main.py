@@ -98,7 +98,7 @@ BROKEN = {
     "config.model.num_layer = 2": "num_layers",
     "config.model.update(num_layer=2)": "num_layer",
     "config.model.num_layers = 'two'": "num_layers",
-    "config = default_config('transformer_bas')": "unknown preset 'transformer_bas'; did you mean 'transformer_base'?",
+    "config = default_config('transformer_bas')": "unknown preset 'transformer_bas'; did you mean transformer_base?",
     "config.train.num_steps = 0": "train.num_steps=0 must be at least 1",
 }
 

@@ -135,9 +135,20 @@ def share_out(options: argparse.Namespace, queue: "Queue", command: Sequence[str
     """Let workers of this machine do all trials."""
     from jformer.sweep.launch import Local, told
 
+    print(opening(queue, options), file=sys.stderr, flush=True)
     local = Local(queue, command, options.workers)
     with told(local.stop):
         return local.run()
+
+
+def opening(queue: "Queue", options: argparse.Namespace) -> str:
+    """Return what is about to be done, and where to look meanwhile."""
+    experiment = queue.experiment
+    whole = f"{len(experiment.arms)} arms x {len(experiment.seeds)} seeds" if experiment.arms else experiment.sampler
+    count = experiment.trials or len(experiment.planned())
+    return f"""{experiment.title}
+{count} trials ({whole}) of {experiment.base}, {queue.left()} to do, {options.workers} at a time; metric: {experiment.metric}
+what each says: {options.workdir}/logs; so far: the same command with --report; Ctrl-C saves, the same command goes on"""
 
 
 def submit(options: argparse.Namespace, workdir: Path, command: Sequence[str]) -> int:

@@ -1,7 +1,6 @@
 """An experiment file read and checked: a question as arms or as a search, its seeds, its metric. It runs nothing."""
 
 import dataclasses
-import difflib
 import hashlib
 import inspect
 import json
@@ -12,7 +11,7 @@ from typing import Any
 
 from jformer.config import Config
 from jformer.config_files import as_flags, load_config, load_module, parse_keys, with_keys
-from jformer.errors import UserError
+from jformer.errors import UserError, nearest
 from jformer.sweep.space import Overrides
 
 GOALS = {  # what a metric's name says of it, unless the experiment file does
@@ -85,9 +84,7 @@ class Experiment:
     def value(self, metrics: Mapping[str, float]) -> float:
         """Return the metric; raise UserError if a trial that is done does not report it."""
         if self.metric not in metrics:
-            close = difflib.get_close_matches(self.metric, metrics, n=1, cutoff=0.4)
-            hint = f"did you mean {close[0]}?" if close else f"choose one of: {', '.join(metrics)}"
-            raise UserError(f"{self.path}: no trial reports METRIC={self.metric!r}; {hint}")
+            raise UserError(f"{self.path}: no trial reports METRIC={self.metric!r}; {nearest(self.metric, metrics)}")
         return metrics[self.metric]
 
     def reports_in_training(self) -> bool:
