@@ -146,9 +146,10 @@ def opening(queue: "Queue", options: argparse.Namespace) -> str:
     experiment = queue.experiment
     whole = f"{len(experiment.arms)} arms x {len(experiment.seeds)} seeds" if experiment.arms else experiment.sampler
     count = experiment.trials or len(experiment.planned())
+    left, at_once = queue.left(), options.workers
     return f"""{experiment.title}
-{count} trials ({whole}) of {experiment.base}, {queue.left()} to do, {options.workers} at a time; metric: {experiment.metric}
-what each says: {options.workdir}/logs; so far: the same command with --report; Ctrl-C saves, the same command goes on"""
+{count} trials ({whole}) of {experiment.base}, {left} to do, {at_once} at a time; metric: {experiment.metric}
+what each says: {options.workdir}/logs; so far: the same command with --report; Ctrl-C saves, and it goes on later"""
 
 
 def submit(options: argparse.Namespace, workdir: Path, command: Sequence[str]) -> int:
