@@ -48,11 +48,11 @@ class PowerLaw(NamedTuple):
 
 
 class Resampled(NamedTuple):
-    """A corpus score, the half width of its bootstrap interval, and p against the first system (whose own is None)."""
+    """A corpus score, the half width of its bootstrap interval, and p against the first system."""
 
     score: float
     margin: float
-    p: float | None
+    p: float
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -133,7 +133,7 @@ def paired_bootstrap(
     test = PairedTest(named, {"score": metric}, [list(references)], test_type="bs", n_samples=SAMPLES)
     columns: dict[str, Any] = test()[1]  # the systems' names, and under the score's name what became of each
     first, *others = next(column for name, column in columns.items() if name != "System")
-    return [Resampled(first.score, float(first.ci), None)] + [
+    return [Resampled(first.score, float(first.ci), 1.0)] + [
         Resampled(other.score, float(other.ci), 1.0 if other.score == first.score else other.p_value)
         for other in others
     ]

@@ -1,0 +1,144 @@
+"""What a sweep says so far: a table with intervals and tests, failures, cost and conclusions; CSV files, plots, a page.
+
+Reads trials as they stand, also while workers run, and changes none of them.
+"""
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from etils.epath import Path
+
+from jformer import visualize
+from jformer.arms import Arm, compare_arms
+from jformer.errors import UserError
+from jformer.metrics import aligned
+from jformer.sweep.experiment import Experiment, Trial
+from jformer.sweep.plots import draw
+from jformer.sweep.tables import Rows, arm_rows, arm_table, best_table, trial_rows
+
+FAILURES = 20  # shown
+STATES = ("complete", "running", "waiting", "pruned", "failed")
+
+
+def report(experiment: Experiment, trials: Sequence[Trial], workdir: Path, output: Path) -> str:
+    """Write the report's files into the folder `output`, and results.csv into the workdir as well; return its text.
+
+    Raises UserError if no trial is complete yet, or none reports the metric.
+    """
+    done = finished(experiment, trials)
+    members = as_arms(experiment, done, workdir)
+    standings, tests = compare_arms(members, experiment.baseline, experiment.metric)
+    table = best_table(experiment, done) if experiment.search else arm_table(experiment, standings, done)
+    sections = {
+        "": summary(experiment, trials),
+        "table": [] if experiment.search else ["* the best mean", *tests],
+        "conclusions": conclusions(experiment, trials),
+        "failed": failures(trials),
+    }
+    pictures = draw(experiment, done, members, standings)
+    output.mkdir(parents=True, exist_ok=True)
+    for folder in (workdir, output):
+        (folder / "results.csv").write_text(_as_csv(trial_rows(trials)))
+    (output / "arms.csv").write_text(_as_csv(arm_rows(standings, done)))
+    (output / "index.html").write_text(_as_page(experiment.title, sections, table, pictures))
+    for name, png in pictures.items():
+        (output / name).write_bytes(png)
+    written = ", ".join(("index.html", "results.csv", "arms.csv", *pictures))
+    return "\n".join([*_as_text(sections, table), f"\nwritten to {output}: {written}"])
+
+
+def finished(experiment: Experiment, trials: Sequence[Trial]) -> list[Trial]:
+    """Return the trials that are complete and have the metric; raise UserError if there are none."""
+    complete = [trial for trial in trials if trial.state == "complete"]
+    if not complete:
+        first = next((f"; the first error: {trial.error}" for trial in trials if trial.error), "")
+        raise UserError(f"{experiment.path}: no trial has finished yet: {_counts(trials) or 'none is planned'}{first}")
+    found = [trial for trial in complete if experiment.metric in trial.metrics]
+    if not found:
+        experiment.value({name: value for trial in complete for name, value in trial.metrics.items()})
+    return found
+
+
+def as_arms(experiment: Experiment, done: Sequence[Trial], workdir: Path) -> list[Arm]:
+    """Return the arms that have results, in the experiment's order."""
+    members: dict[str, list[Trial]] = {label: [] for label in experiment.arms}
+    for trial in done:
+        members.setdefault(trial.arm, []).append(trial)
+    return [
+        Arm(
+            label,
+            {trial.seed: trial.metrics[experiment.metric] for trial in group},
+            {trial.seed: workdir / "trials" / trial.name for trial in group},
+        )
+        for label, group in members.items()
+        if group
+    ]
+
+
+def summary(experiment: Experiment, trials: Sequence[Trial]) -> list[str]:
+    """Return what was asked, how far it is and what it has cost."""
+    planned = max(len(trials), experiment.trials if experiment.search else 0)
+    better = "greater" if experiment.goal == "max" else "smaller"
+    complete = [trial.seconds for trial in trials if trial.state == "complete"]
+    hours = sum(trial.seconds for trial in trials) / 3600
+    return [
+        experiment.title,
+        f"{experiment.path}: of {planned} trials {_counts(trials)}",
+        f"{experiment.metric}, {better} is better; {hours:.2f} trial-hours so far, "
+        f"{sum(complete) / len(complete):.0f} seconds a complete trial",
+    ]
+
+
+def conclusions(experiment: Experiment, trials: Sequence[Trial]) -> list[str]:
+    """Return the lines of the experiment's own conclude(trials); half of a sweep may be too little for it."""
+    if experiment.conclude is None:
+        return []
+    try:
+        return [str(line) for line in experiment.conclude(trials)]
+    except Exception as error:  # of a file that is not ours; the rest of the report stands
+        return [f"conclude() failed: {type(error).__name__}: {error}"]
+
+
+def failures(trials: Sequence[Trial]) -> list[str]:
+    """Return the trials that failed, and why."""
+    lines = [f"{trial.name}: {trial.error}" for trial in trials if trial.state == "failed"]
+    more = [f"and {len(lines) - FAILURES} more, in results.csv"] if len(lines) > FAILURES else []
+    return lines[:FAILURES] + more
+
+
+def _counts(trials: Sequence[Trial]) -> str:
+    found = Counter(trial.state for trial in trials)
+    return ", ".join(f"{found[state]} {state}" for state in STATES if found[state])
+
+
+def _as_text(sections: Mapping[str, Sequence[str]], table: Sequence[Sequence[str]]) -> list[str]:
+    lines: list[str] = []
+    for name, part in sections.items():
+        if name == "table":
+            lines += ["", *aligned(table, 1)]
+        elif name and part:
+            lines += ["", f"{name}:"]
+        lines += part
+    return lines
+
+
+def _as_page(
+    title: str, sections: Mapping[str, Sequence[str]], table: Sequence[Sequence[str]], pictures: Mapping[str, bytes]
+) -> str:
+    parts = []
+    for name, lines in sections.items():
+        if name == "table":
+            parts.append(visualize.table(table))
+            parts += [visualize.image(png, picture) for picture, png in pictures.items()]
+        elif name and lines:
+            parts.append(visualize.heading(name))
+        parts.append(visualize.paragraph("\n".join(lines)))
+    return visualize.page(title, parts)
+
+
+def _as_csv(rows: Rows) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
