@@ -43,7 +43,7 @@ class Local:
         deaths, mistake = 0, False
         with Progress(self._queue.trials(), self._queue.experiment.trials) as progress:
             for i in range(len(self._workers)):
-                self._workers[i] = self._start(i)
+                self._start(i)
             while any(self._workers):
                 time.sleep(LOOK)
                 if progress.show(self._queue.trials()):
@@ -54,10 +54,16 @@ class Local:
                     self._workers[i] = None
                     if worker.returncode == MISTAKE and not mistake:
                         mistake = True
-                        self.stop(signal.SIGTERM, None)
+                        if not self.asked:
+                            self.stop(signal.SIGTERM, None)
                     elif worker.returncode not in (DONE, STOPPED) and not self.asked:
                         deaths += 1
-                        self._workers[i] = self._start(i) if deaths <= DEATHS else None
+                        if deaths <= DEATHS:
+                            self._start(i)
+                        elif deaths == DEATHS + 1:
+                            print(
+                                f"sweep: gave up: {deaths} workers died, and no trial has ended since", file=sys.stderr
+                            )
             progress.show(self._queue.trials())
         if mistake:
             return MISTAKE
@@ -65,9 +71,12 @@ class Local:
             return STOPPED if self.asked else 1
         return DONE
 
-    def _start(self, number: int) -> subprocess.Popen[bytes]:
-        share = f"--share={number}/{len(self._workers)}"
-        return subprocess.Popen([*self._command, share], start_new_session=True, preexec_fn=die_with_parent)
+    def _start(self, number: int) -> None:
+        command = [*self._command, f"--share={number}/{len(self._workers)}"]
+        worker = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent)
+        self._workers[number] = worker
+        if self.asked:  # before it was there
+            send(worker, signal.SIGTERM)
 
 
 class Progress:

@@ -2,7 +2,6 @@
 
 import os
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +41,8 @@ class Silence:
         """Nobody has been listened to."""
         self._heard: dict[int, tuple[Any, float]] = {}
 
-    def seconds(self, row: int, beat: Any) -> float:
-        """Return for how long the beat of a row has been the same, since it was asked for first."""
-        now = time.monotonic()
+    def seconds(self, row: int, beat: Any, now: float) -> float:
+        """Return for how long the beat of a row, read after `now`, has been the same since it was asked for first."""
         if row not in self._heard or self._heard[row][0] != beat:
             self._heard[row] = (beat, now)
         return now - self._heard[row][1]

@@ -8,18 +8,22 @@ trial has one result, whoever is killed, and whenever.
 
 import contextlib
 import dataclasses
+import math
+import time
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 import optuna
 from etils.epath import Path
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
+from jformer.errors import UserError
 from jformer.sweep.experiment import Experiment, Trial, label_of
 from jformer.sweep.lease import Silence, is_gone, owner
-from jformer.sweep.store import open_study, reaching
+from jformer.sweep.store import StorageError, open_study, reaching
 
 STATES = {
     TrialState.WAITING: "waiting",
@@ -29,6 +33,8 @@ STATES = {
     TrialState.FAIL: "failed",
 }
 OPEN = ("waiting", "running")
+PAUSE = 0.5  # seconds before a storage that is away is tried again
+T = TypeVar("T")
 
 
 class Queue:
@@ -52,9 +58,7 @@ class Queue:
     def plan(self, retry_failed: bool = False) -> None:
         """Make sure that every trial that is to be done has a row; with `retry_failed` those that failed, too."""
         rows = self._rows()
-        wanted = {trial.name: trial for trial in self.experiment.planned()}
-        wanted |= {name: _trial(members[0]) for name, members in rows.items() if self.experiment.search}
-        for name, trial in wanted.items():
+        for name, trial in self._wanted(rows).items():
             members = rows.get(name, [])
             live = _live(members)
             if live is None or (retry_failed and live.state == TrialState.FAIL):
@@ -64,13 +68,12 @@ class Queue:
         """Return a trial that is now ours, or None if there is none to be had at the moment."""
         self._take_back()
         self.plan()
-        for members in self._rows().values():
-            row = _live(members)
+        rows = self._rows()
+        for name in self._wanted(rows):
+            row = _live(rows[name])
             if row and row.state == TrialState.WAITING and self._take(row):
-                return Claim(self, row._trial_id, _as_trial(members), sum("crash" in row.user_attrs for row in members))
-        if self.experiment.search and len(self._rows()) < self.experiment.trials:
-            return self._ask()
-        return None
+                return Claim(self, row._trial_id, _as_trial(rows[name]), _crashes(rows[name]))
+        return self._ask() if self.experiment.search else None
 
     def left(self) -> int:
         """Return how many trials have not come to an end."""
@@ -78,34 +81,56 @@ class Queue:
         unknown = max(self.experiment.trials - len(trials), 0) if self.experiment.search else 0
         return unknown + sum(trial.state in OPEN for trial in trials)
 
+    def _wanted(self, rows: Mapping[str, list[FrozenTrial]]) -> dict[str, Trial]:
+        """Return the trials that are to be done: the planned ones, or those that a search has made so far."""
+        if self.experiment.search:
+            return {name: _trial(members[0]) for name, members in rows.items()}
+        return {trial.name: trial for trial in self.experiment.planned()}
+
     def _ask(self) -> "Claim | None":
-        """Let the sampler make one more trial of a search; if others did so meanwhile, there may be none left."""
-        search = self.experiment.search
-        assert search
-        with reaching(self._where):
-            row = self.study.ask()
-            self._store.set_trial_user_attr(row._trial_id, "owner", owner())
-            before = [
-                other for other in self._store.get_all_trials(self._id, deepcopy=False) if other.number < row.number
-            ]
-        named = {other.user_attrs["trial"]["name"] for other in before if "trial" in other.user_attrs}
-        asking = sum("trial" not in other.user_attrs and other.state == TrialState.RUNNING for other in before)
-        if len(named) + asking >= self.experiment.trials:
+        """Let the sampler make one more trial of a search, unless others have made the last or are at it.
+
+        Of several that ask for the last one at a time, the first row counts.
+        """
+        if self._known() >= self.experiment.trials:
+            return None
+        new = optuna.create_trial(state=TrialState.RUNNING, user_attrs={"owner": owner()})
+        row = self._reach(lambda: optuna.trial.Trial(self.study, self._store.create_new_trial(self._id, new)))
+        if self._known(before=row.number) >= self.experiment.trials:
             self._end(row._trial_id, TrialState.FAIL)
             return None
-        overrides = search(row)
-        self.experiment.config(overrides)
-        trial = self.experiment.trial(label_of(overrides), overrides, self.experiment.seeds[0], row.number)
-        with reaching(self._where):
-            self._store.set_trial_user_attr(row._trial_id, "trial", _planned(trial))
-        return Claim(self, row._trial_id, dataclasses.replace(trial, state="running", attempts=1))
+        with contextlib.suppress(UpdateFinishedTrialError):  # it was taken back: this worker was silent
+            trial = self._suggested(row)
+            self._reach(lambda: self._store.set_trial_user_attr(row._trial_id, "trial", _planned(trial)))
+            return Claim(self, row._trial_id, dataclasses.replace(trial, state="running", attempts=1))
+        return None
+
+    def _known(self, before: float = math.inf) -> int:
+        """Return how many trials of a search have been made or are being made, in rows before this number."""
+        rows = [row for row in self._all() if row.number < before]
+        asking = sum("trial" not in row.user_attrs and row.state == TrialState.RUNNING for row in rows)
+        return asking + len({row.user_attrs["trial"]["name"] for row in rows if "trial" in row.user_attrs})
+
+    def _suggested(self, row: optuna.trial.Trial) -> Trial:
+        """Return the trial that search() makes of a row."""
+        experiment = self.experiment
+        assert experiment.search
+        try:
+            overrides = experiment.search(row)
+            experiment.config(overrides)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{experiment.path}: search() of trial {row.number}: {error}") from error
+        return experiment.trial(label_of(overrides), overrides, experiment.seeds[0], row.number)
+
+    def _all(self) -> list[FrozenTrial]:
+        """Return all rows in the order in which they were made."""
+        rows = self._reach(lambda: self._store.get_all_trials(self._id, deepcopy=False))
+        return sorted(rows, key=lambda row: row.number)
 
     def _rows(self) -> dict[str, list[FrozenTrial]]:
-        """Return trial → its rows, in the order in which they were made. Rows that search() never named have none."""
-        with reaching(self._where):
-            rows = self._store.get_all_trials(self._id, deepcopy=False)
+        """Return trial → its rows. Rows that search() never named are of none."""
         named: defaultdict[str, list[FrozenTrial]] = defaultdict(list)
-        for row in sorted(rows, key=lambda row: row.number):
+        for row in self._all():
             if "trial" in row.user_attrs:
                 named[row.user_attrs["trial"]["name"]].append(row)
         return named
@@ -118,32 +143,56 @@ class Queue:
             distributions=rows[0].distributions if rows else None,
             user_attrs={"trial": _planned(trial), "after": after},
         )
-        with reaching(self._where):
-            self._store.create_new_trial(self._id, row)
+        self._reach(lambda: self._store.create_new_trial(self._id, row))
 
     def _take(self, row: FrozenTrial) -> bool:
-        with reaching(self._where), contextlib.suppress(UpdateFinishedTrialError):
-            if self._store.set_trial_state_values(row._trial_id, TrialState.RUNNING):
-                self._store.set_trial_user_attr(row._trial_id, "owner", owner())
-                return True
+        with contextlib.suppress(UpdateFinishedTrialError):
+            if self._reach(lambda: self._store.set_trial_state_values(row._trial_id, TrialState.RUNNING)):
+                return self._set(row._trial_id, owner=owner())
         return False
 
     def _take_back(self) -> None:
         """Fail the rows of owners that are gone or have been silent for too long."""
-        with reaching(self._where):
-            rows = self._store.get_all_trials(self._id, deepcopy=False, states=(TrialState.RUNNING,))
-        for row in rows:
+        now = time.monotonic()
+        for row in self._all():
+            if row.state != TrialState.RUNNING:
+                continue
             by = row.user_attrs.get("owner")
-            silent = self._silence.seconds(row._trial_id, row.user_attrs.get("beat"))
+            silent = self._silence.seconds(row._trial_id, row.user_attrs.get("beat"), now)
             if silent > self.lease or (by and is_gone(by)):
                 self._end(row._trial_id, TrialState.FAIL)
 
-    def _end(self, row: int, state: TrialState, value: float | None = None) -> bool:
-        """End a row; return whether it was still running."""
-        with reaching(self._where), contextlib.suppress(UpdateFinishedTrialError):
-            self._store.set_trial_state_values(row, state, None if value is None else [value])
+    def _set(self, row: int, **values: Any) -> bool:
+        """Keep values with a row; return whether it was still running."""
+        with contextlib.suppress(UpdateFinishedTrialError):
+            for key, value in values.items():
+                self._reach(partial(self._store.set_trial_user_attr, row, key, value))
             return True
         return False
+
+    def _end(self, row: int, state: TrialState, value: float | None = None) -> bool:
+        """End a row; return whether it was still running."""
+        values = None if value is None else [value]
+        with contextlib.suppress(UpdateFinishedTrialError):
+            self._reach(lambda: self._store.set_trial_state_values(row, state, values))
+            return True
+        return False
+
+    def _reach(self, act: Callable[[], T]) -> T:
+        """Return what an act on the storage gives; one that is away for less than half a lease changes nothing.
+
+        An act that was done though the storage did not say so may be done again: a second row of a trial does not
+        count, and a row that was taken so falls silent.
+        """
+        deadline = time.monotonic() + self.lease / 2
+        while True:
+            try:
+                with reaching(self._where):
+                    return act()
+            except StorageError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(PAUSE)
 
 
 class Claim:
@@ -153,8 +202,6 @@ class Claim:
         """Own a row that has just been taken; `crashes` is how often the trial's process ended badly before."""
         self.trial, self.crashes = trial, crashes
         self._queue, self._row, self._beats = queue, row, 0
-        self._pruning = optuna.trial.Trial(queue.study, row)
-        self._reported: set[int] = set()
 
     def renew(self, seconds: float) -> bool:
         """Say that we are there, and for how long; return whether the trial is still ours."""
@@ -163,11 +210,15 @@ class Claim:
 
     def hopeless(self, curve: Mapping[int, float]) -> bool:
         """Tell the pruner the metric at updates so far; return whether it would rather see the trial end."""
-        with reaching(self._queue._where):
-            for step in sorted(set(curve) - self._reported):
-                self._pruning.report(curve[step], step)
-                self._reported.add(step)
-            return bool(curve) and self._pruning.should_prune()
+        queue, store = self._queue, self._queue._store
+        with contextlib.suppress(UpdateFinishedTrialError):
+            known = queue._reach(lambda: store.get_trial(self._row)).intermediate_values
+            for step in sorted(set(curve) - set(known)):
+                queue._reach(partial(store.set_trial_intermediate_value, self._row, step, curve[step]))
+            return bool(curve) and queue._reach(
+                lambda: queue.study.pruner.prune(queue.study, store.get_trial(self._row))
+            )
+        return False
 
     def complete(self, value: float, metrics: Mapping[str, float], seconds: float) -> bool:
         """Tell the result; return whether it counts, which it does once."""
@@ -190,20 +241,25 @@ class Claim:
         return self._queue._end(self._row, state, value)
 
     def _set(self, **values: Any) -> bool:
-        with reaching(self._queue._where), contextlib.suppress(UpdateFinishedTrialError):
-            for key, value in values.items():
-                self._queue._store.set_trial_user_attr(self._row, key, value)
-            return True
-        return False
+        return self._queue._set(self._row, **values)
 
 
 def _live(rows: list[FrozenTrial]) -> FrozenTrial | None:
     """Return the row that speaks for a trial: the first that is not lost, and not tried again."""
-    after = max((row.user_attrs.get("after", -1) for row in rows), default=-1)
-    for row in rows:
-        if row.number > after and (row.state != TrialState.FAIL or "error" in row.user_attrs):
+    for row in _newest(rows):
+        if row.state != TrialState.FAIL or "error" in row.user_attrs:
             return row
     return None
+
+
+def _newest(rows: list[FrozenTrial]) -> list[FrozenTrial]:
+    """Return the rows since the trial was last told to be tried again."""
+    after = max((row.user_attrs.get("after", -1) for row in rows), default=-1)
+    return [row for row in rows if row.number > after]
+
+
+def _crashes(rows: list[FrozenTrial]) -> int:
+    return sum("crash" in row.user_attrs for row in _newest(rows))
 
 
 def _planned(trial: Trial) -> dict[str, Any]:

@@ -4,6 +4,9 @@ import contextlib
 import dataclasses
 import fcntl
 import json
+import os
+import pathlib
+import re
 import secrets
 import time
 import warnings
@@ -14,11 +17,12 @@ from etils.epath import Path
 
 from jformer.config import flatten
 from jformer.errors import UserError
-from jformer.storage import replace_content
+from jformer.storage import in_bucket, replace_content
 from jformer.sweep.experiment import JOURNAL, Experiment
 
 try:
     import optuna
+    from optuna.exceptions import StorageInternalError
     from optuna.storages import BaseStorage, JournalStorage, RDBStorage
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
     from sqlalchemy.exc import SQLAlchemyError
@@ -29,19 +33,27 @@ PATIENCE = 60.0  # seconds that a file may stay locked
 MAY_DIFFER = ("data.dir", "data.cache_dir", "mesh.", "train.peak_flops")  # between workers of one sweep
 
 
+class StorageError(UserError):
+    """The storage cannot be used now; it may be there again in a moment."""
+
+
 class FileLock(JournalFileOpenLock):
-    """Held by one process at a time, and by none that has died: Optuna's own locks outlive a killed process."""
+    """Held by one process at a time, and by none that has died: Optuna's own locks outlive a killed process.
+
+    Whoever gets it removes what another left of a line when the disk was full or the machine went down: Optuna would
+    write on behind it, and nobody could read on from there.
+    """
 
     def __init__(self, path: Path) -> None:
         """Lock this file, which is made if need be."""
         super().__init__(str(path))
-        self._path = path
+        self._path = pathlib.Path(path)
         self._file: IO[bytes] | None = None
 
     def acquire(self) -> bool:
         """Wait for the lock; raise UserError if it does not come."""
         deadline = time.monotonic() + PATIENCE
-        file = self._path.open("ab")
+        file = self._path.open("ab+")
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -54,6 +66,7 @@ class FileLock(JournalFileOpenLock):
                 time.sleep(0.005)
             else:
                 self._file = file
+                _mend(file)
                 return True
 
     def release(self) -> None:
@@ -63,6 +76,14 @@ class FileLock(JournalFileOpenLock):
         self._file = None
 
 
+def _mend(journal: IO[bytes]) -> None:
+    """Cut off a last line that was not written to its end."""
+    journal.seek(max(journal.seek(0, os.SEEK_END) - 1, 0))
+    if journal.read(1) not in (b"", b"\n"):
+        journal.seek(0)
+        journal.truncate(journal.read().rfind(b"\n") + 1)
+
+
 @contextlib.contextmanager
 def reaching(name: str) -> Iterator[None]:
     """Turn what a storage raises when it cannot be reached, read or written into one line."""
@@ -70,9 +91,26 @@ def reaching(name: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (SQLAlchemyError, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"--storage={name}: cannot be used now ({reason}); is it there, and may we write?") from error
+    except (SQLAlchemyError, StorageInternalError, OSError, ValueError) as error:
+        reason = " ".join(str(error.__cause__ or error).split())[:200]
+        name = re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:…@", name)  # no password
+        raise StorageError(
+            f"{name}: the trials cannot be reached ({reason}); is it there, and may we write?"
+        ) from error
+
+
+@contextlib.contextmanager
+def one_at_a_time(workdir: Path) -> Iterator[None]:
+    """Let no two processes of a workdir open its study at once: both would be the first."""
+    if in_bucket(workdir):
+        yield
+        return
+    lock = FileLock(workdir / "sweep.lock")
+    lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def open_study(experiment: Experiment, workdir: Path, storage: str, name: str) -> optuna.Study:
@@ -82,8 +120,9 @@ def open_study(experiment: Experiment, workdir: Path, storage: str, name: str) -
     changed since the first of them.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    workdir.mkdir(parents=True, exist_ok=True)
-    with reaching(storage or str(workdir / JOURNAL)):
+    with reaching(str(workdir)):
+        workdir.mkdir(parents=True, exist_ok=True)
+    with reaching(storage or str(workdir / JOURNAL)), one_at_a_time(workdir):
         study = optuna.create_study(
             storage=open_storage(workdir, storage),
             study_name=name,
@@ -106,7 +145,12 @@ def open_storage(workdir: Path, storage: str) -> BaseStorage:
     try:
         return RDBStorage(storage)
     except ImportError as error:
-        raise UserError(f"--storage={storage} needs a driver: {error}") from error
+        raise UserError(f"--storage={_shown(storage)} needs a driver: {error.__cause__ or error}") from error
+
+
+def _shown(storage: str) -> str:
+    """Return a URL without its password."""
+    return re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:…@", storage)
 
 
 def make_sampler(experiment: Experiment) -> optuna.samplers.BaseSampler:
@@ -131,10 +175,11 @@ def make_pruner(experiment: Experiment) -> optuna.pruners.BasePruner:
 def _agree(study: optuna.Study, experiment: Experiment, workdir: Path) -> None:
     """Let a new study and its workdir remember what they are for; compare them if they were there before."""
     shared = flatten(json.loads(json.dumps(dataclasses.asdict(experiment.config({})))))
-    mine = {"experiment": experiment.path.stem, "metric": experiment.metric}
+    mine = {"experiment": experiment.path.stem, "metric": experiment.metric, "goal": experiment.goal}
     if "sweep" not in study.user_attrs:
         study.set_user_attr("sweep", {**mine, "id": secrets.token_hex(8), "shared": shared})
-    saved, path = study.user_attrs["sweep"], workdir / "sweep.json"
+    goal = "min" if study.direction == optuna.study.StudyDirection.MINIMIZE else "max"
+    saved, path = study.user_attrs["sweep"] | {"goal": goal}, workdir / "sweep.json"
     for key, value in mine.items():
         if saved[key] != value:
             raise UserError(f"{workdir}: its {key} is {saved[key]!r}, not {value!r}: use another --workdir")

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from types import FrameType
 from typing import IO
 
@@ -69,19 +68,25 @@ class Worker:
         seconds, folder = time.monotonic() - began, self._folder(claim.trial)
         if end == LOST:
             print(f"sweep: {claim.trial.name} is another worker's now: this one was silent", file=sys.stderr)
-        elif end == OVERTAKEN:
-            claim.prune(records.metrics(folder), seconds)
-        elif end == DONE:
-            self._tell(claim, records.metrics(folder), seconds)
-        elif self.asked:
+        elif end in (DONE, OVERTAKEN):
+            self._tell(claim, folder, seconds, pruned=end == OVERTAKEN)
+        elif self.asked or _in_use(folder):  # by a process that was there first
             claim.give_back(seconds)
         elif end == MISTAKE or claim.crashes + 1 >= CRASHES:
             claim.fail(self._last_words(claim.trial, end), seconds)
         else:
             claim.give_back(seconds, crash=self._last_words(claim.trial, end))
 
-    def _tell(self, claim: Claim, metrics: Mapping[str, float], seconds: float) -> None:
+    def _tell(self, claim: Claim, folder: Path, seconds: float, pruned: bool) -> None:
         """Tell the result of a trial that is done."""
+        try:
+            metrics = records.metrics(folder)
+        except UserError as error:
+            claim.fail(str(error), seconds)
+            return
+        if pruned:
+            claim.prune(metrics, seconds)
+            return
         try:
             value = self._experiment.value(metrics)
         except UserError as error:
@@ -93,34 +98,45 @@ class Worker:
             claim.fail(f"{self._experiment.metric} is {value}: the trial diverged", seconds)
 
     def _run(self, claim: Claim) -> int | str:
-        """Return the exit code of the trial's process, or what ended it; say all the while that we are there."""
+        """Return the exit code of the trial's process, or what ended it; nothing of it is left then."""
         if not self._alone(claim):
             return STOPPED if self.asked else LOST
-        began, due, overtaken = time.monotonic(), 0.0, False
         with self._log(claim.trial).open("ab") as log:
             self._process = process = self._start(claim.trial, log)
+        try:
+            if self.asked:  # before it was there
+                send(process, signal.SIGTERM)
+            return self._watch(claim, process)
+        finally:
+            send(process, signal.SIGKILL)
+            process.wait()
+
+    def _watch(self, claim: Claim, process: subprocess.Popen[bytes]) -> int | str:
+        """Wait for the end of the trial's process, and say all the while that we are there."""
+        began, due, overtaken = time.monotonic(), 0.0, False
         while process.poll() is None:
             time.sleep(LOOK)
             if time.monotonic() < due:
                 continue
             due = time.monotonic() + self._queue.lease / BEATS
-            if not self._renew(claim, time.monotonic() - began):
-                send(process, signal.SIGKILL)
-                process.wait()
+            if not claim.renew(time.monotonic() - began):
                 return LOST
             if not overtaken and claim.hopeless(self._curve(claim.trial)):
                 overtaken = True
                 send(process, signal.SIGTERM)
-        send(process, signal.SIGKILL)  # what it may have left behind
         return OVERTAKEN if overtaken and process.returncode != DONE else process.returncode
 
     def _alone(self, claim: Claim) -> bool:
         """Wait until nobody trains in the trial's directory: a process may outlive its worker. False if it is lost."""
-        folder = self._folder(claim.trial)
-        while not in_bucket(folder) and lock_of(folder).exists() and not _is_free(lock_of(folder)):
-            if self.asked or not self._renew(claim, 0.0):
+        due = 0.0
+        while _in_use(self._folder(claim.trial)):
+            if time.monotonic() > due:
+                due = time.monotonic() + self._queue.lease / BEATS
+                if not claim.renew(0.0):
+                    return False
+            if self.asked:
                 return False
-            time.sleep(WAIT)
+            time.sleep(LOOK)
         return not self.asked
 
     def _start(self, trial: Trial, log: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -140,17 +156,6 @@ class Worker:
             start_new_session=True,
             preexec_fn=die_with_parent,
         )
-
-    def _renew(self, claim: Claim, seconds: float) -> bool:
-        """Say that we are there; a storage that is away for less than half a lease changes nothing."""
-        deadline = time.monotonic() + self._queue.lease / 2
-        while True:
-            try:
-                return claim.renew(seconds)
-            except UserError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(WAIT)
 
     def _curve(self, trial: Trial) -> dict[int, float]:
         if self._experiment.pruner == "none":
@@ -175,11 +180,14 @@ class Worker:
         return (ours or said or ["it said nothing"])[-1][:500] + ("" if code == MISTAKE else f" (exit code {code})")
 
 
-def _is_free(lock: Path) -> bool:
-    """Return whether no process trains where this lock is."""
+def _in_use(folder: Path) -> bool:
+    """Return whether a process trains in a run's directory; in a bucket there is nothing that tells."""
+    lock = lock_of(folder)
+    if in_bucket(folder) or not lock.exists():
+        return False
     with lock.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return False
-    return True
+            return True
+    return False
