@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from etils.epath import Path
 
-from jformer import records
+from jformer import records, visualize
 from jformer.config import TEXT_SCORES
 from jformer.errors import UserError
 from jformer.metrics import text_metric
@@ -25,6 +25,7 @@ from jformer.statistics import (
     paired_bootstrap,
     paired_difference,
 )
+from jformer.visualize import Line
 
 MOST_RESAMPLED = 60  # runs; a tenth of a second to a second each
 NO_DIFFERENCE = Difference(math.nan, None, None)
@@ -57,7 +58,7 @@ def compare_arms(arms: Sequence[Arm], baseline: str, metric: str) -> tuple[list[
     if base and len(arms) > 1:
         p_values, test = _tests(base, [arm for arm in arms if arm is not base], differences, metric)
         differences = {label: found._replace(p=p_values.get(label)) for label, found in differences.items()}
-        notes += [f"differences are to {baseline!r}, over shared seeds; {test}"]
+        notes.append(f"differences are to {baseline!r} over shared seeds, their intervals Student's t; {test}")
     if all(len(arm.values) == 1 for arm in arms):
         notes.append("one seed: what another seed would give is not known, and there are no intervals")
     tested = {label: found.p for label, found in differences.items() if found.p is not None}
@@ -103,6 +104,18 @@ def table(standings: Sequence[Standing], metric: str) -> list[list[str]]:
     return rows
 
 
+def learning_curves(ranked: Sequence[Arm], name: str) -> bytes:
+    """Draw the mean over seeds of a figure of metrics.jsonl; b"" if no run has it."""
+    lines = []
+    for arm in ranked:
+        curves = [dict(records.curve(run, name)) for run in arm.runs.values()]
+        steps = sorted(set.intersection(*map(set, curves)))
+        means = [estimate([curve[step] for curve in curves]) for step in steps]
+        if steps:
+            lines.append(Line(arm.label, steps, [found.mean for found in means], [found.margin for found in means]))
+    return visualize.curves(lines, "updates", name) if lines else b""
+
+
 def resampled(baseline: Path, others: Sequence[Path], metric: str) -> list[Resampled]:
     """Return the paired bootstrap of a text score, "SET/NAME", for the baseline and the other runs.
 
@@ -139,7 +152,7 @@ def _tests(
 ) -> tuple[dict[str, float], str]:
     """Return label → p, and what gives it."""
     student = {label: found.p for label, found in differences.items() if found.p is not None}
-    test = "p is of paired t tests"
+    test = "p of paired t tests"
     if metric.rpartition("/")[2] not in TEXT_SCORES:
         return student, test
     if sum(len(arm.runs) for arm in others) > MOST_RESAMPLED:
@@ -149,8 +162,8 @@ def _tests(
     except UserError as error:
         return student, f"{test}, in place of bootstraps of the outputs: {error}"
     return found, (
-        f"p is of sacreBLEU's paired bootstrap of the outputs ({SAMPLES} samples): the largest of the seeds', "
-        "and 1 where seeds disagree about which is better"
+        f"p of sacreBLEU's paired bootstrap of the outputs ({SAMPLES:,} samples), the largest of the seeds', or 1 where "
+        "seeds disagree about which is better: intervals speak of other seeds, p of other sentences"
     )
 
 

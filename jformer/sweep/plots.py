@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from jformer import records, visualize
-from jformer.arms import Arm, Standing
+from jformer import visualize
+from jformer.arms import Arm, Standing, learning_curves
 from jformer.statistics import estimate
 from jformer.sweep.experiment import Experiment, Trial
 from jformer.sweep.tables import rank
@@ -31,18 +31,6 @@ def draw(
         name = "-".join(filter(None, (_last(x), _last(lines))))
         pictures[f"{re.sub(r'[^A-Za-z0-9_-]', '_', name)}.png"] = factor(experiment, done, x, lines)
     return {name: png for name, png in pictures.items() if png}
-
-
-def learning_curves(ranked: Sequence[Arm], name: str) -> bytes:
-    """Draw the mean over seeds of a figure of metrics.jsonl; b"" if no run has it."""
-    lines = []
-    for arm in ranked:
-        curves = [dict(records.curve(run, name)) for run in arm.runs.values()]
-        steps = sorted(set.intersection(*map(set, curves)))
-        means = [estimate([curve[step] for curve in curves]) for step in steps]
-        if steps:
-            lines.append(Line(arm.label, steps, [found.mean for found in means], [found.margin for found in means]))
-    return visualize.curves(lines, "updates", name) if lines else b""
 
 
 def arm_intervals(experiment: Experiment, ranked: Sequence[Standing]) -> bytes:

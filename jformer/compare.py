@@ -1,0 +1,223 @@
+"""Two or more runs side by side: their figures, what their configs differ in, and whether a difference is one.
+
+python -m jformer.compare RUN RUN ... [--metric=test/bleu] [--output=DIR] [--despite=KIND,...]
+
+  RUN        the directory of a run that is scored; runs that differ in nothing but their seed are taken together, and
+             the first of all is what the others are compared with
+  --metric   what is tested for differences: SET/NAME of results.json, or SPLIT/NAME of metrics.jsonl (default: the
+             first score of the first test set)
+  --output   a folder for learning curves and a page with all of this
+  --despite  compares in spite of different signature (of a score), data (of a test set), budget (tokens trained on, or
+             what a token is)
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from etils.epath import Path
+
+from jformer import records, visualize
+from jformer.arms import Arm, compare_arms, learning_curves, table
+from jformer.config import Config, flatten
+from jformer.errors import UserError, nearest
+from jformer.metrics import aligned, scored_sets
+from jformer.statistics import estimate
+from jformer.storage import run_path
+
+KINDS = ("signature", "data", "budget")
+TOKENS = ("tokenizer", "vocab_size", "vocab_shared", "normalization", "split_digits")  # what a token is
+IMMATERIAL = ("seed", "data.dir", "data.cache_dir", "mesh.", "model.execution.")  # to what a run learns
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What is compared of a run."""
+
+    path: Path
+    config: Config
+    results: Mapping[str, Any]
+    metrics: Mapping[str, float]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the comparison and return the exit code: 0, or 2 for a mistake or runs that are not to be compared."""
+    options = parse(sys.argv[1:] if argv is None else argv)
+    try:
+        print(compare(options.runs, options.metric, options.output, options.despite))
+    except UserError as error:
+        print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the options; end the process with exit code 2 where they are wrong."""
+    parser = argparse.ArgumentParser(
+        "jformer.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN")
+    parser.add_argument("--metric", default="")
+    parser.add_argument("--output", default="")
+    parser.add_argument("--despite", default="")
+    return parser.parse_args(argv)
+
+
+def compare(paths: Sequence[str], metric: str = "", output: str = "", despite: str = "") -> str:
+    """Return the comparison as text, and write pictures and a page if there is a folder for them.
+
+    Raises UserError for what is no scored run, and for runs that should not be compared.
+    """
+    allowed = list(filter(None, despite.split(",")))
+    for kind in allowed:
+        if kind not in KINDS:
+            raise UserError(f"--despite={kind}; {nearest(kind, KINDS)}")
+    runs = [read(path) for path in paths]
+    if len(runs) < 2 or len({run.path for run in runs}) < len(runs):
+        raise UserError(f"{' '.join(paths)}: to compare takes two runs or more, each named once")
+    cautions = refuse_apart(runs, allowed)
+    metric = metric or first_score(runs[0])
+    for run in runs:
+        if metric not in run.metrics:
+            raise UserError(f"{run.path}: has no --metric={metric}; {nearest(metric, run.metrics)}")
+    groups = by_seed(runs)
+    arms = [as_arm(label, members, metric) for label, members in groups.items()]
+    standings, tests = compare_arms(arms, arms[0].label, metric)
+    tables = {
+        "figures": figures(groups),
+        "what their configs differ in": settings(groups),
+        "differences": table(standings, metric),
+    }
+    notes = [*cautions, *tests]
+    if output:
+        curve = metric if metric.startswith(("train/", "valid/")) else "valid/loss"
+        write(run_path(output), tables, notes, learning_curves(arms, curve))
+    parts = ["\n".join([f"{name}:", *aligned(rows, 1)]) for name, rows in tables.items()]
+    return "\n\n".join([*parts, "\n".join(notes)])
+
+
+def read(path: str) -> Run:
+    """Return a run; raise UserError if there is none, or none that is scored."""
+    where = run_path(path)
+    config, results = records.saved_config(where), records.results(where)
+    if not results:
+        raise UserError(f"{path}: is not scored yet: python -m jformer.main --workdir={path} --mode=evaluate")
+    return Run(where, config, results, records.metrics(where))
+
+
+def refuse_apart(runs: Sequence[Run], allowed: Sequence[str]) -> list[str]:
+    """Return cautions for what sets runs apart from the first but is allowed; raise UserError for the rest."""
+    apart = {(kind, text): None for run in runs[1:] for kind, text in obstacles(runs[0], run)}
+    refused = [f"{kind} ({text})" for kind, text in apart if kind not in allowed]
+    if refused:
+        kinds = ",".join(dict.fromkeys([*allowed, *(kind for kind, _ in apart)]))
+        raise UserError(f"these runs differ in {'; '.join(refused)}: --despite={kinds} compares them all the same")
+    return [f"compared despite another {kind}: {text}" for kind, text in apart]
+
+
+def obstacles(first: Run, other: Run) -> Iterator[tuple[str, str]]:
+    """Yield the kinds in which two runs differ so that their figures do not say which of them is better, and how."""
+    names = f"{other.path.name} against {first.path.name}"
+    ours, theirs = scored_sets(first.results), scored_sets(other.results)
+    if not ours.keys() & theirs.keys():
+        yield "data", f"{names}: no test set in common"
+    for key in sorted(ours.keys() & theirs.keys()):
+        if first.results[key]["checksum"] != other.results[key]["checksum"]:
+            yield "data", f"{names}: {key!r} is another text"
+        for name in sorted(ours[key].keys() & theirs[key].keys()):
+            signatures = [scores[key][name].get("signature", "") for scores in (theirs, ours)]
+            if signatures[0] != signatures[1]:
+                yield "signature", f"{names}: {key}/{name} {' against '.join(signatures)}"
+    budgets = [(run.results["run"]["updates"], run.config.data.tokens_per_update) for run in (other, first)]
+    if math.prod(budgets[0]) != math.prod(budgets[1]):
+        yield "budget", f"{names}: {' against '.join(f'{n:,} updates of {size:,} tokens' for n, size in budgets)}"
+    for name in TOKENS:
+        values = [getattr(run.config.data, name) for run in (other, first)]
+        if values[0] != values[1]:
+            yield "budget", f"{names}: tokens of data.{name}={values[0]} against {values[1]}"
+
+
+def first_score(run: Run) -> str:
+    """Return the name of the first score of the first test set."""
+    for key, scores in scored_sets(run.results).items():
+        return f"{key}/{next(iter(scores))}"
+    raise UserError(f"{run.path}: has no scores: name a --metric such as valid/loss")
+
+
+def by_seed(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return label → runs: those that differ in nothing but their seed together, if that leaves several groups."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(_material(run), []).append(run)
+    repeated = any(len({run.config.seed for run in group}) < len(group) for group in groups.values())
+    if repeated or len(groups) == 1 or len(groups) == len(runs):
+        return dict(zip(_names(runs), ([run] for run in runs), strict=True))
+    names = dict(zip((run.path for run in runs), _names(runs), strict=True))
+    return {f"{names[group[0].path]} ({len(group)} seeds)": group for group in groups.values()}
+
+
+def as_arm(label: str, members: Sequence[Run], metric: str) -> Arm:
+    """Return runs as an arm; one alone is compared with one alone, whatever their seeds."""
+    seeds = [run.config.seed for run in members] if len(members) > 1 else [0]
+    values = [run.metrics[metric] for run in members]
+    paths = [run.path for run in members]
+    return Arm(label, dict(zip(seeds, values, strict=True)), dict(zip(seeds, paths, strict=True)))
+
+
+def figures(groups: Mapping[str, Sequence[Run]]) -> list[list[str]]:
+    """Return a row for each figure that any run has, after a head: means over the runs of a group."""
+    names = dict.fromkeys(name for group in groups.values() for run in group for name in run.metrics)
+    rows = [["", *groups]]
+    for name in names:
+        values = [[run.metrics[name] for run in group if name in run.metrics] for group in groups.values()]
+        rows.append([name, *(_number(estimate(found).mean) if found else "-" for found in values)])
+    return rows
+
+
+def settings(groups: Mapping[str, Sequence[Run]]) -> list[list[str]]:
+    """Return a row for each key of a config that is not the same for all groups, after a head."""
+    flat = [flatten(dataclasses.asdict(group[0].config)) for group in groups.values()]
+    for values, group in zip(flat, groups.values(), strict=True):
+        values["training data"] = ", ".join(text[:8] for text in group[0].results["run"].get("data", []))
+        if len(group) > 1:
+            values["seed"] = ", ".join(str(run.config.seed) for run in group)
+    rows = [[key, *(str(values[key]) for values in flat)] for key in flat[0]]
+    return [["", *groups], *(row for row in rows if len(set(row[1:])) > 1)]
+
+
+def write(output: Path, tables: Mapping[str, Sequence[Sequence[str]]], notes: Sequence[str], curves: bytes) -> None:
+    """Write a page, and the learning curves, if there are any, also as a file."""
+    output.mkdir(parents=True, exist_ok=True)
+    parts = []
+    for name, rows in tables.items():
+        parts += [visualize.heading(name), visualize.table(rows)]
+    parts.append(visualize.paragraph("\n".join(notes)))
+    if curves:
+        (output / "curves.png").write_bytes(curves)
+        parts.append(visualize.image(curves, "learning curves"))
+    (output / "index.html").write_text(visualize.page("Runs compared", parts))
+
+
+def _material(run: Run) -> str:
+    """Return what two runs share that differ in nothing but their seed, and where they ran."""
+    keys = flatten(dataclasses.asdict(run.config)).items()
+    shared = {key: value for key, value in keys if not key.startswith(IMMATERIAL)}
+    return json.dumps([shared, run.results["run"].get("data")])
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """Return the runs' names, or their whole paths where names would not tell them apart."""
+    short = [run.path.name or str(run.path) for run in runs]
+    return short if len(set(short)) == len(short) else [str(run.path) for run in runs]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
