@@ -162,8 +162,8 @@ def _tests(
     except UserError as error:
         return student, f"{test}, in place of bootstraps of the outputs: {error}"
     return found, (
-        f"p of sacreBLEU's paired bootstrap of the outputs ({SAMPLES:,} samples), the largest of the seeds', or 1 where "
-        "seeds disagree about which is better: intervals speak of other seeds, p of other sentences"
+        f"p of sacreBLEU's paired bootstrap of the outputs ({SAMPLES:,} samples), the largest of the seeds', or 1 "
+        "where seeds disagree about which is better: intervals speak of other seeds, p of other sentences"
     )
 
 
