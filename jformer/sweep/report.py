@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from etils.epath import Path
 
 from jformer import visualize
-from jformer.arms import Arm, compare_arms
+from jformer.arms import Arm, Standing, compare_arms
 from jformer.errors import UserError
 from jformer.metrics import aligned
 from jformer.sweep.experiment import Experiment, Trial
 from jformer.sweep.plots import draw
-from jformer.sweep.tables import Rows, arm_rows, arm_table, best_table, trial_rows
+from jformer.sweep.tables import SHOWN, Rows, arm_rows, arm_table, best_table, trial_rows
 
 FAILURES = 20  # shown
 STATES = ("complete", "running", "waiting", "pruned", "failed")
@@ -33,7 +33,7 @@ def report(experiment: Experiment, trials: Sequence[Trial], workdir: Path, outpu
     table = best_table(experiment, done) if experiment.search else arm_table(experiment, standings, done)
     sections = {
         "": summary(experiment, trials),
-        "table": [] if experiment.search else ["* the best mean", *tests],
+        "table": [] if experiment.search else [*left_out(standings), "* the best mean", *tests],
         "conclusions": conclusions(experiment, trials),
         "failed": failures(trials),
     }
@@ -89,6 +89,11 @@ def summary(experiment: Experiment, trials: Sequence[Trial]) -> list[str]:
         f"{experiment.metric}, {better} is better; {hours:.2f} trial-hours so far, "
         f"{sum(complete) / len(complete):.0f} seconds a complete trial",
     ]
+
+
+def left_out(standings: Sequence[Standing]) -> list[str]:
+    """Return a line that says how many arms the table has no room for."""
+    return [f"and {len(standings) - SHOWN} more arms, in arms.csv"] if len(standings) > SHOWN else []
 
 
 def conclusions(experiment: Experiment, trials: Sequence[Trial]) -> list[str]:
