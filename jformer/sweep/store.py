@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 import secrets
+import sqlite3
 import time
 import warnings
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from jformer.sweep.experiment import JOURNAL, Experiment
 
 try:
     import optuna
+    import sqlalchemy
     from optuna.exceptions import StorageInternalError
     from optuna.storages import BaseStorage, JournalStorage, RDBStorage
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
@@ -143,9 +145,30 @@ def open_storage(workdir: Path, storage: str) -> BaseStorage:
     if "://" not in storage:
         raise UserError(f"--storage={storage} must be a URL of SQLAlchemy's, such as postgresql://USER@HOST/DATABASE")
     try:
-        return RDBStorage(storage)
+        database = RDBStorage(storage)
     except ImportError as error:
         raise UserError(f"--storage={_shown(storage)} needs a driver: {error.__cause__ or error}") from error
+    if database.engine.name == "sqlite":
+        _lock_rows(database.engine)
+    return database
+
+
+def _lock_rows(sqlite: sqlalchemy.Engine) -> None:
+    """Lock what a transaction reads for it to change, as Optuna asks of databases, but SQLite does only like this.
+
+    Otherwise two workers may take the same trial.
+    """
+
+    @sqlalchemy.event.listens_for(sqlite, "connect")
+    def leave_transactions_to_us(connection: sqlite3.Connection, record: object) -> None:
+        connection.isolation_level = None
+        connection.execute(f"PRAGMA busy_timeout = {1000 * PATIENCE:.0f}")
+
+    @sqlalchemy.event.listens_for(sqlite, "begin")
+    def begin(connection: sqlalchemy.Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    sqlite.dispose()  # connections from before
 
 
 def _shown(storage: str) -> str:

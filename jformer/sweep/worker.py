@@ -174,7 +174,7 @@ class Worker:
     def _last_words(self, trial: Trial, code: int | str) -> str:
         """Return the last line a process said, or the last that we say when something is wrong."""
         path = self._log(trial)
-        lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+        lines = path.read_bytes().decode(errors="replace").splitlines() if path.is_file() else []
         said = [line.strip() for line in lines[-50:] if line.strip()]
         ours = [line.removeprefix("jformer: ") for line in said if line.startswith("jformer: ")]
         return (ours or said or ["it said nothing"])[-1][:500] + ("" if code == MISTAKE else f" (exit code {code})")

@@ -1,6 +1,7 @@
 """Plays the part of jformer.main in sweeps: a run of quick updates, alone in its directory and resumed there.
 
-The Python of --code runs before it, and knows which `attempt` in this directory it is.
+The Python of --code runs before it, and knows which `attempt` in this directory it is; it may define what comes `after`
+an update.
 """
 
 import fcntl
@@ -27,6 +28,11 @@ except BlockingIOError:
     print(f"jformer: {folder}: another process is training here", file=sys.stderr)
     sys.exit(2)
 
+
+def after(step):
+    """Do nothing."""
+
+
 told = []
 signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
 exec(options["code"])
@@ -38,6 +44,7 @@ with path.open("a") as rows:
         loss = float(options.get("config.optim.learning_rate", 1)) + int(options.get("config.seed", 0)) + 1 / step
         rows.write(json.dumps({"step": step, "split": "valid", "loss": loss}) + "\n")
         rows.flush()
+        after(step)
         if told and step < steps:
             sys.exit(143)
 (folder / "results.json").write_text(json.dumps({"schema": 1, "run": {"updates": steps, "wall_seconds": 1.0}}))

@@ -66,6 +66,11 @@ def journal(folder):
     return [json.loads(line) for line in (Path(folder) / "sweep" / "trials.journal").read_text().splitlines()]
 
 
+def folder_of(folder, trial):
+    """Return a trial's directory."""
+    return Path(folder) / "sweep" / "trials" / trial.name
+
+
 def starts(folder, trial):
     """Return how often the process of a trial was started."""
-    return len((Path(folder) / "sweep" / "trials" / trial.name / "starts.txt").read_text().splitlines())
+    return len((folder_of(folder, trial) / "starts.txt").read_text().splitlines())

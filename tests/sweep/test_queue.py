@@ -1,3 +1,5 @@
+import contextlib
+import sqlite3
 import subprocess
 import sys
 
@@ -320,6 +322,17 @@ def test_a_storage_that_is_away_for_a_moment_changes_nothing(tmp_path, monkeypat
     faults.append(OSError("No space left on device"))
     with pytest.raises(UserError, match=r"the trials cannot be reached \(No space left on device\); is it there"):
         queue.claim()
+
+
+def test_sqlite_locks_what_it_reads_for_a_change(tmp_path):
+    queue = open_queue(tmp_path, storage=f"sqlite:///{tmp_path}/trials.db")
+    with (
+        queue._store._backend.engine.begin() as connection,
+        contextlib.closing(sqlite3.connect(tmp_path / "trials.db", timeout=0)) as other,
+    ):
+        connection.exec_driver_sql("SELECT state FROM trials")
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("BEGIN IMMEDIATE")
 
 
 def test_a_line_that_was_not_written_to_its_end_is_cut_off(tmp_path):
