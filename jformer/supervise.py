@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -167,15 +167,22 @@ def start(options: argparse.Namespace, logs: Sequence[IO[bytes]]) -> list[subpro
                 stdout=logs[i] if logs else None,
                 stderr=logs[i] if logs else None,
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=die_with_parent(),
             )
         )
     return processes
 
 
-def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent ends, even if that is killed itself."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent() -> Callable[[], None]:
+    """Return what a child of this process does first: it asks Linux to kill it when its parent ends, however it ends."""
+    parent = os.getpid()
+
+    def ask() -> None:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # which ended before we could ask
+            os._exit(128 + signal.SIGKILL)
+
+    return ask
 
 
 def send(process: subprocess.Popen[bytes], number: int) -> None:

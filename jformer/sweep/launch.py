@@ -73,7 +73,7 @@ class Local:
 
     def _start(self, number: int) -> None:
         command = [*self._command, f"--share={number}/{len(self._workers)}"]
-        worker = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent)
+        worker = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent())
         self._workers[number] = worker
         if self.asked:  # before it was there
             send(worker, signal.SIGTERM)

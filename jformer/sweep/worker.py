@@ -154,7 +154,7 @@ class Worker:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=die_with_parent,
+            preexec_fn=die_with_parent(),
         )
 
     def _curve(self, trial: Trial) -> dict[int, float]:
