@@ -1,0 +1,31 @@
+"""What conclusions are made of: the values of arms by seed, and lines that compare two arms. It runs nothing."""
+
+from collections.abc import Sequence
+
+from jformer.statistics import estimate, paired_difference
+from jformer.sweep import Trial
+
+
+def values(trials: Sequence[Trial], arm: str, metric: str = "") -> dict[int, float]:
+    """Return seed → the experiment's metric, or another figure, of an arm's trials that have it."""
+    found = {t.seed: t.metrics.get(metric) if metric else t.value for t in trials if t.arm == arm}
+    return {seed: value for seed, value in found.items() if value is not None}
+
+
+def means(trials: Sequence[Trial], metric: str = "") -> dict[str, float]:
+    """Return arm → mean over its seeds, in the order of the trials; arms without a value are left out."""
+    arms = {arm: list(values(trials, arm, metric).values()) for arm in dict.fromkeys(t.arm for t in trials)}
+    return {arm: estimate(found).mean for arm, found in arms.items() if found}
+
+
+def versus(trials: Sequence[Trial], arm: str, other: str, metric: str = "") -> list[str]:
+    """Return a line with the difference of two arms over the seeds that both have; no line without such seeds."""
+    first, second = values(trials, arm, metric), values(trials, other, metric)
+    seeds = sorted(first.keys() & second.keys())
+    if not seeds:
+        return []
+    difference = paired_difference([first[seed] for seed in seeds], [second[seed] for seed in seeds])
+    line = f"{f'{metric}, ' if metric else ''}{arm} minus {other}: {difference.mean:+.3f}"
+    if difference.margin is None:
+        return [f"{line} (one seed)"]
+    return [f"{line} ± {difference.margin:.3f}, p = {difference.p:.2g}, {len(seeds)} seeds"]
