@@ -174,7 +174,7 @@ def start(options: argparse.Namespace, logs: Sequence[IO[bytes]]) -> list[subpro
 
 
 def die_with_parent() -> Callable[[], None]:
-    """Return what a child of this process does first: it asks Linux to kill it when its parent ends, however it ends."""
+    """Return what a child of this process does first: ask Linux to kill it when its parent ends, however it ends."""
     parent = os.getpid()
 
     def ask() -> None:
