@@ -29,17 +29,20 @@ from jformer.models import ExecutionConfig, ModelConfig, build_model, init_param
 
 SLOW = re.compile(  # what takes long and repeats for further cases what others test: python -m pytest -m slow
     r"test_contracts.*(eight_devices.*|by_heart)\[(?!transformer_tiny)"
-    r"|test_contracts.*cached_step.*(table3|marian|t5_1_1|tinyllama)"
+    r"|test_contracts.*(cached_step|no_later|neighbours).*(table3|marian|t5_1_1|tinyllama)"
+    r"|test_describe.*a_weight\[(?!transformer_base|bert_base|gpt2\]|t5_small|vit_s16)"
     r"|test_encdec.*(packed_sentences|cached_step_equals)"
     r"|test_verify.*(broken|decoder)"
     r"|test_step.*whole_batch\[(?!1x1x1-4|1x2x2-2|2x2x2)"
-    r"|test_step.*sgd_update.*\[(?!2x2x2)"
-    r"|test_mesh.*(another_mesh|(products|data_axis).*(8x1x1|1x1x8)|answers.*\[(?!beam-2x2x2|sample-2x2x2))"
+    r"|test_step.*sgd_update"
+    r"|test_mesh.*(another_mesh|(products|data_axis).*(8x1x1|1x8x1|1x1x8)|answers.*\[(?!beam-2x2x2))"
     r"|test_probe.*stay_in_post_ln"
     r"|test_export.*same_log_probabilities\[(?!2017)"
     r"|test_train.*(test_mixture|test_average_and_ema)"
-    r"|test_every_task.*answers\[(t5|mlm)"
-    r"|test_remat.*the_same\[(dots|full-scanned)"
+    r"|test_every_task.*(answers\[(t5|mlm)|begins_with_a_masked)"
+    r"|test_remat.*the_same"
+    r"|test_hosts.*two_devices_train"
+    r"|test_walkthrough"
     r"|test_slices.*(big_compiles|the_page|does_not_fit)"
 )
 LONG = ("test_train.py", "test_contracts.py", "test_every_task.py", "test_parts.py", "test_probe.py")
