@@ -134,10 +134,11 @@ def _part(members: list[str], i: int, n: int) -> list[str]:
     return members[len(members) * i // n : len(members) * (i + 1) // n]
 
 
-def submit(workdir: Path, command: Sequence[str], workers: int, options: str, cluster: str | None = None) -> list[str]:
+def submit(workdir: Path, command: Sequence[str], workers: int, options: str, cluster: str = "slurm") -> list[str]:
     """Submit workers as jobs of Slurm and return their numbers; `options` are submitit's, "timeout_min=60,…"."""
     try:
         import submitit
+        from submitit.core.utils import FailedJobError
         from submitit.helpers import CommandFunction
     except ImportError as error:
         raise UserError(f'--slurm needs submitit: pip install -e ".[sweep]" -c constraints.txt ({error})') from error
@@ -145,14 +146,14 @@ def submit(workdir: Path, command: Sequence[str], workers: int, options: str, cl
     for option in filter(None, options.split(",")):
         key, _, value = option.partition("=")
         given[key] = int(value) if value.isdigit() else value
-    executor = submitit.AutoExecutor(folder=workdir / "slurm", cluster=cluster)
-    try:
-        executor.update_parameters(name="jformer-sweep", **given)
-    except (NameError, TypeError, ValueError) as error:
-        raise UserError(f"--slurm={options}: {error}") from error
     work = CommandFunction([*command, "--worker"], verbose=False)
-    with executor.batch():
-        jobs = [executor.submit(work) for _ in range(workers)]
+    try:
+        executor = submitit.AutoExecutor(folder=workdir / "slurm", cluster=cluster)
+        executor.update_parameters(name="jformer-sweep", **given)
+        with executor.batch():
+            jobs = [executor.submit(work) for _ in range(workers)]
+    except (FailedJobError, NameError, RuntimeError, TypeError, ValueError) as error:
+        raise UserError(f"--slurm={options}: {' '.join(str(error).split())}") from error
     return [str(job.job_id) for job in jobs]
 
 

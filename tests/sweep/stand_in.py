@@ -20,13 +20,6 @@ with (folder / "starts.txt").open("a+") as file:
     file.write(f"{os.getpid()}\n")
     file.seek(0)
     attempt = len(file.readlines()) - 1
-lock = (folder / "training.lock").open("w")
-try:
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-except BlockingIOError:
-    (folder / "shared").touch()
-    print(f"jformer: {folder}: another process is training here", file=sys.stderr)
-    sys.exit(2)
 
 
 def after(step):
@@ -36,6 +29,15 @@ def after(step):
 told = []
 signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
 exec(options["code"])
+lock = (folder / "training.lock").open("w")
+try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    (folder / "shared").touch()
+    print(f"jformer: {folder}: another process is training here", file=sys.stderr)
+    sys.exit(2)
+
+
 path = folder / "metrics.jsonl"
 done = path.read_text().count("\n") if path.exists() else 0
 with path.open("a") as rows:

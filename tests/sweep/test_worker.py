@@ -19,7 +19,7 @@ TELL = "def after(step): os.kill(os.getppid(), signal.SIGTERM) if attempt == 0 a
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
     """Start processes without a function between fork and exec: JAX, which the tests import, warns of that."""
-    monkeypatch.setattr("jformer.sweep.worker.die_with_parent", None)
+    monkeypatch.setattr("jformer.sweep.worker.die_with_parent", lambda: None)
 
 
 def make_worker(folder, command, code=ONE, **options):
