@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import random
+import resource
 import subprocess
 import sys
 import tempfile
@@ -61,6 +62,12 @@ def store(experiment: Experiment, workdir: Path, trials: int) -> None:
     Queue(experiment, workdir).study.add_trials(stored)
 
 
+def processor_seconds() -> float:
+    """Return what the processes we started have used."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def main() -> None:
     """Print the seconds of each report, process and imports included."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -72,10 +79,13 @@ def main() -> None:
             path = Path(folder) / f"{name}.py"
             path.write_text(text.replace("TRIALS = 1000", f"TRIALS = {trials}"))
             store(load_experiment(path), Path(folder) / "work", trials)
-            began = time.monotonic()
+            began, used = time.monotonic(), processor_seconds()
             command = [sys.executable, "-m", "jformer.sweep", f"--experiment={path}", "--report"]
             done = subprocess.run([*command, f"--workdir={folder}/work"], capture_output=True, text=True)
-            print(f"{name}: {trials} trials reported in {time.monotonic() - began:.2f} s (exit code {done.returncode})")
+            seconds, used = time.monotonic() - began, processor_seconds() - used
+            print(
+                f"{name}: {trials} trials reported in {seconds:.2f} s, {used:.2f} s of a core; code {done.returncode}"
+            )
             print("   ", "\n    ".join((done.stdout or done.stderr).splitlines()[-6:]))
 
 

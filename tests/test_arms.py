@@ -92,6 +92,15 @@ def test_seeds_that_disagree_about_which_is_better_show_no_difference(runs):
     assert standings[1].difference.p == 1
 
 
+def test_a_difference_that_one_seed_shows_and_another_does_not_is_none(runs, tmp_path):
+    slight = store_run(tmp_path / "slight", {"seed": 1}, wrong=199)
+    mixed = {("base", 0): runs["base", 0], ("base", 1): runs["base", 1]}
+    mixed |= {("other", 0): runs["better", 0], ("other", 1): slight}
+    standings, _ = compare_arms(scored(mixed, "base", "other"), "base", "test/bleu")
+    assert standings[1].difference.p > 0.05
+    assert standings[1].difference.p == resampled(runs["base", 1], [slight], "test/bleu")[1].p
+
+
 def edited(run, path, change):
     results = json.loads((run / path).read_text()) if path.endswith("json") else (run / path).read_text()
     (run / path).write_text(json.dumps(change(results)) if path.endswith("json") else change(results))

@@ -54,7 +54,7 @@ def test_a_run_that_has_only_begun_is_read_as_far_as_it_goes(tmp_path):
     assert records.metrics(tmp_path / "waiting") == {}
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"split": "valid"}', "7"])
+@pytest.mark.parametrize("line", ["{", "[]", '{"split": "valid"}', '{"step": 50}', "7"])
 def test_a_broken_row_is_named(run, line):
     path = run / "metrics.jsonl"
     path.write_text(path.read_text() + line + "\n")

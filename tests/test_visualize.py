@@ -16,7 +16,7 @@ from jformer.errors import UserError
 from jformer.visualize import PALETTE, REST, Line
 
 LONG = "warmup_steps=4000, normalisation=post, optimizer=adafactor, " * 4 + "x" * 50
-EVIL = "<script>alert(1)</script>\"'&"
+EVIL = '<script>alert(1)</script>\'& " onload="alert(1)'
 
 
 def pixels(png):
@@ -82,19 +82,23 @@ def test_of_many_the_first_are_in_colour_and_the_rest_grey(kind):
         assert not ink(few, PALETTE[4])
 
 
-def test_the_best_row_of_parallel_coordinates_lies_on_top():
-    columns = {"x": [0.0, 1.0], "y": [1.0, 0.0]}
-    dark, light = "#440154", "#BDDF26"  # the ends of the colours; where both lines cross, the best one shows
-    for values, descending in (([1.0, 2.0], False), ([2.0, 1.0], True), ([1.0, 2.0], True)):
-        image = visualize.parallel(columns, values, "loss", descending)
-        assert ink(image, dark) > ink(image, light) > 50
+@pytest.mark.parametrize(("descending", "half"), [(False, 1), (True, 0)])
+def test_the_best_row_of_parallel_coordinates_is_the_darkest_and_lies_on_top(descending, half):
+    low_and_high = {"x": [0.0, 1.0]}  # lines along the bottom and along the top
+    image = pixels(visualize.parallel(low_and_high, [1.0, 2.0], "loss", descending))
+    dark = (np.abs(image - [0x44, 0x01, 0x54]).max(axis=-1) < 16).sum(axis=1)
+    assert np.argmax([dark[: len(dark) // 2].sum(), dark[len(dark) // 2 :].sum()]) == half
+    crossing = {"x": [0.0, 1.0], "y": [1.0, 0.0]}
+    image = visualize.parallel(crossing, [1.0, 2.0], "loss", descending)
+    assert ink(image, "#440154") > ink(image, "#BDDF26") > 50
 
 
 def test_what_is_not_finite_is_left_out():
     line = Line("a", [1, 2, 3], [2.0, float("inf"), float("nan")], [0.1, None, float("nan")])
     assert ink(visualize.lines([line], "x", "y", logarithmic=True), PALETTE[0]) > 20
     assert ink(visualize.curves([line._replace(y=[2.0, 1.0, float("inf")])], "x", "y"), PALETTE[0]) > 20
-    visualize.intervals(["a", "b"], [float("nan"), 1.0], [None, None], "loss", float("nan"))
+    visualize.bars(["a", "b"], [Line("", [0, 1], [float("inf"), 1.0], [None, float("inf")])], "x", "y")
+    visualize.intervals(["a", "b"], [float("inf"), 1.0], [None, None], "loss", float("nan"))
 
 
 def test_a_picture_is_the_same_every_time():

@@ -160,15 +160,16 @@ def test_scores_of_text_are_tested_on_the_outputs(sweep):
     assert pre < 0.01 < 0.05 < warm
 
 
-def test_a_search_shows_its_best_trials_and_draws_all(sweep):
-    experiment, _, workdir = sweep(SEARCH, TRIALS=30, SEEDS=(0,))
+@pytest.mark.parametrize(("goal", "sign"), [("min", 1), ("max", -1)])
+def test_a_search_shows_its_best_trials_and_draws_all(sweep, goal, sign):
+    experiment, _, workdir = sweep(SEARCH, TRIALS=30, SEEDS=(0,), GOAL=goal)
     trials = []
     for number in range(20):
         tried = {"optim.learning_rate": 1 + number / 20, "model.norm": "pre" if number % 2 else "post"}
         if number % 3 == 0:
             tried["optim.warmup_steps"] = number
         planned = experiment.trial(f"trial {number}", tried, 0, number)
-        trials.append(finish(planned, workdir, 2.0 + (number - 7) ** 2))
+        trials.append(finish(planned, workdir, 2.0 + sign * (number - 7) ** 2))
     trials[0] = dataclasses.replace(trials[0], state="pruned", value=0.1)
     text = report(experiment, trials, workdir, workdir / "report")
     assert "of 30 trials 19 complete, 1 pruned" in text
