@@ -21,7 +21,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from jformer.errors import UserError
-from jformer.sweep.experiment import Experiment, Trial, label_of
+from jformer.sweep.experiment import JOURNAL, Experiment, Trial, label_of
 from jformer.sweep.lease import Silence, is_gone, owner
 from jformer.sweep.store import StorageError, open_study, reaching
 
@@ -43,7 +43,7 @@ class Queue:
     def __init__(self, experiment: Experiment, workdir: Path, storage: str = "", name: str = "", lease: float = 60.0):
         """Open the study, which is made if need be; `lease` is how many seconds an owner may say nothing."""
         self.experiment, self.lease = experiment, lease
-        self._where = storage or str(workdir)
+        self._where = storage or str(workdir / JOURNAL)
         self._silence = Silence()
         self.study = open_study(experiment, workdir, storage, name or experiment.path.stem)
         self._store = self.study._storage

@@ -7,10 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
+from etils import epath
 
-from jformer.sweep import launch
+from jformer.sweep import launch, worker
 from jformer.sweep.launch import DEATHS, Local, take_share
-from tests.sweep.sweeps import ROOT, close, open_queue, stand_in, starts, write
+from tests.launch.test_launch import SLICE, Cloud
+from tests.sweep.sweeps import ROOT, SWEEP, close, open_queue, stand_in, starts, write
 
 FAKES = Path(__file__).parent / "fakes"
 
@@ -169,3 +171,30 @@ def test_what_slurm_refuses_is_one_line(tmp_path, options, path, said):
     assert line.startswith(f"jformer: --slurm={options}: ")
     assert said in line
     assert "Traceback" not in result.stderr
+
+
+def test_trials_on_slices_of_tpus_go_through_launch_sh(tmp_path, monkeypatch):
+    cloud, seen = Cloud(tmp_path), []
+    queue = open_queue(tmp_path, SWEEP.replace(", 2.0, 3.0", ""), SEEDS=(0,))
+    queue.experiment.environment.update(
+        FAKE_CLOUD=str(cloud.folder),
+        FAKE_PYTHON=sys.executable,
+        CLOUDSDK_CONFIG=str(cloud.folder),
+        HOME=str(cloud.folder),
+        TMPDIR=str(cloud.folder),
+        PATH=f"{ROOT / 'tests' / 'launch' / 'fakes'}:{Path(sys.executable).parent}:/usr/bin:/bin",
+        JFORMER_POLL="0.1",
+        JFORMER_COMMAND=f"'{sys.executable}' '{ROOT / 'tests' / 'launch' / 'stand_in.py'}' --code=pass",
+    )
+    monkeypatch.setattr(worker, "die_with_parent", lambda: None)
+    monkeypatch.setattr("jformer.records.metrics", lambda run: seen.append(str(run)) or {"valid/loss": 0.5})
+    command = f"bash '{cloud.repository}/launch.sh' all --yes --name=sweep-{{trial}} {' '.join(SLICE[1:])} --"
+    assert worker.Worker(queue, epath.Path("gs://bucket/sweep"), command).work() == 0
+    (trial,) = queue.trials()
+    assert (trial.state, trial.value, trial.attempts) == ("complete", 0.5, 1)
+    assert seen == [f"gs://bucket/sweep/trials/{trial.name}"]
+    run = [f"--config={queue.experiment.base}", f"--workdir={seen[0]}", "--config.optim.learning_rate=1.0"]
+    for host in range(2):
+        assert cloud.starts(host) == [["--code=pass", "--distributed", *run, "--config.seed=0"]]
+    assert cloud.count("queued-resources", "create", f"sweep-{trial.name[-8:]}") == 1
+    assert not (cloud.folder / "slice.json").exists()
