@@ -43,7 +43,8 @@ def curves(lines: Sequence[Line], xlabel: str, ylabel: str) -> bytes:
         axes.plot(line.x, _finite(line.y), color=REST, linewidth=0.6, zorder=1)
     for colour, line in zip(PALETTE, lines, strict=False):
         y, margins = _finite(line.y), _finite(line.margins)
-        axes.plot(line.x, y, color=colour, linewidth=1.6, label=_label(line.label), zorder=3)
+        dot = "o" if len(y) == 1 else ""
+        axes.plot(line.x, y, color=colour, marker=dot, linewidth=1.6, label=_label(line.label), zorder=3)
         low, high = ([a + sign * b for a, b in zip(y, margins, strict=True)] for sign in (-1, 1))
         axes.fill_between(line.x, low, high, color=colour, alpha=0.18, linewidth=0, zorder=2)
     return _finished(figure, axes, xlabel, ylabel, others=len(lines) - len(PALETTE))

@@ -101,6 +101,10 @@ def test_what_is_not_finite_is_left_out():
     visualize.intervals(["a", "b"], [float("inf"), 1.0], [None, None], "loss", float("nan"))
 
 
+def test_a_curve_of_one_point_is_seen():
+    assert ink(visualize.curves([Line("a", [20], [2.0], [None])], "x", "y"), PALETTE[0]) > 20
+
+
 def test_a_picture_is_the_same_every_time():
     assert draw("curves", 5) == draw("curves", 5)
 
