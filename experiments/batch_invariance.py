@@ -25,8 +25,8 @@ FIXED = {
     "optim.warmup_steps": 50,
     "train.num_steps": 50,
     "train.log_every": 10,
-    "train.eval_every": 50,
-    "train.checkpoint_every": 50,
+    "train.eval_every": 10,
+    "train.checkpoint_every": 10,
     "data.test": (),
 }
 BASELINE = "1 device"

@@ -20,8 +20,8 @@ SEEDS = (0, 1, 2)
 FIXED = {
     "model.execution.unroll": 1,  # compiled as quickly whatever the depth
     "train.num_steps": 400,
-    "train.eval_every": 400,
-    "train.checkpoint_every": 400,
+    "train.eval_every": 100,
+    "train.checkpoint_every": 100,
     "data.test": (),
 }
 BASELINE = "N 2, 4 heads"

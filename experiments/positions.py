@@ -20,8 +20,8 @@ SEEDS = (0, 1, 2)
 BASELINE = "sinusoidal"
 FIXED = {
     "train.num_steps": 1_000,
-    "train.eval_every": 1_000,
-    "train.checkpoint_every": 1_000,
+    "train.eval_every": 250,
+    "train.checkpoint_every": 250,
     "data.test": ("test", "longer=21-25", "longest=26-40"),
 }
 SETS = ("test", "longer", "longest")

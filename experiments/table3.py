@@ -25,8 +25,8 @@ FIXED = {
     "data.name": "sort",
     "optim.warmup_steps": 100,
     "train.num_steps": 400,
-    "train.eval_every": 400,
-    "train.checkpoint_every": 400,
+    "train.eval_every": 100,
+    "train.checkpoint_every": 100,
     "data.test": (),
 }
 PLOTS: list[tuple[str, str]] = []
