@@ -1,6 +1,7 @@
 """An experiment file read and checked: a question as arms or as a search, its seeds, its metric. It runs nothing."""
 
 import dataclasses
+import functools
 import hashlib
 import inspect
 import json
@@ -75,7 +76,11 @@ class Experiment:
 
     def config(self, overrides: Mapping[str, Any]) -> Config:
         """Return the checked config of BASE with overrides, those of all trials first."""
-        return with_keys(load_config(Path(self.base)), {**self.fixed, **overrides})
+        return with_keys(self._base, {**self.fixed, **overrides})
+
+    @functools.cached_property
+    def _base(self) -> Any:
+        return load_config(Path(self.base))
 
     def flags(self, trial: Trial) -> list[str]:
         """Return the arguments of jformer.main that make BASE the trial's config."""
