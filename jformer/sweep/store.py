@@ -198,12 +198,12 @@ def make_pruner(experiment: Experiment) -> optuna.pruners.BasePruner:
 def _agree(study: optuna.Study, experiment: Experiment, workdir: Path) -> None:
     """Let a new study and its workdir remember what they are for; compare them if they were there before."""
     shared = flatten(json.loads(json.dumps(dataclasses.asdict(experiment.config({})))))
-    mine = {"experiment": experiment.path.stem, "metric": experiment.metric, "goal": experiment.goal}
+    mine = {"experiment": experiment.path.stem, "metric": experiment.metric}
     if "sweep" not in study.user_attrs:
         study.set_user_attr("sweep", {**mine, "id": secrets.token_hex(8), "shared": shared})
     goal = "min" if study.direction == optuna.study.StudyDirection.MINIMIZE else "max"
     saved, path = study.user_attrs["sweep"] | {"goal": goal}, workdir / "sweep.json"
-    for key, value in mine.items():
+    for key, value in {**mine, "goal": experiment.goal}.items():
         if saved[key] != value:
             raise UserError(f"{workdir}: its {key} is {saved[key]!r}, not {value!r}: use another --workdir")
     for key, value in saved["shared"].items():

@@ -2,6 +2,7 @@ import contextlib
 import sqlite3
 import subprocess
 import sys
+import time
 
 import pytest
 from optuna.trial import TrialState
@@ -62,6 +63,23 @@ def test_a_trial_has_one_owner(tmp_path, storage):
     assert queue.claim() is None
     assert states(other) == ["running"] * 6
     assert queue.left() == 6
+
+
+def test_of_two_that_take_a_trial_at_once_one_gets_it(tmp_path, storage, monkeypatch):
+    queue, other = open_queue(tmp_path, storage=storage), another(tmp_path, storage)
+    queue.plan()
+    take, claims = queue._store.set_trial_state_values, []
+
+    def overtaken(*args):
+        if not claims:
+            claims.append(other.claim())
+        return take(*args)
+
+    monkeypatch.setattr(queue._store, "set_trial_state_values", overtaken)
+    mine = queue.claim()
+    assert mine.trial.name != claims[0].trial.name
+    assert mine.renew(1.0)
+    assert claims[0].renew(1.0)
 
 
 def test_a_result_is_told_once(tmp_path, storage):
@@ -362,8 +380,10 @@ def test_a_journal_that_stays_locked_is_one_line(tmp_path, monkeypatch):
 def test_locks_of_optunas_own_that_a_killed_process_left_do_not_matter(tmp_path):
     queue = open_queue(tmp_path)
     (tmp_path / "sweep" / "trials.journal.lock").touch()
+    began = time.monotonic()
     queue.plan()
     assert len(rows(queue)) == 6
+    assert time.monotonic() - began < 20  # Optuna waits for 30 seconds
 
 
 def test_a_journal_that_cannot_be_read_is_one_line(tmp_path):
