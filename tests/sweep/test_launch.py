@@ -12,7 +12,7 @@ from etils import epath
 from jformer.sweep import launch, worker
 from jformer.sweep.launch import DEATHS, Local, take_share
 from tests.launch.test_launch import SLICE, Cloud
-from tests.sweep.sweeps import ROOT, SWEEP, close, open_queue, stand_in, starts, write
+from tests.sweep.sweeps import ROOT, SWEEP, close, open_queue, stand_in, starts, wait_until, write
 
 FAKES = Path(__file__).parent / "fakes"
 
@@ -24,13 +24,6 @@ def quick(monkeypatch):
     monkeypatch.setattr(launch, "die_with_parent", lambda: None)
     yield
     close()
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 40
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def local(folder, code, workers=2):

@@ -1,10 +1,13 @@
+import contextlib
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from jformer.sweep.__main__ import main
-from tests.sweep.sweeps import ROOT, SEARCH, SWEEP, journal, open_queue, stand_in, starts, write
+from tests.sweep.sweeps import ROOT, SEARCH, SWEEP, journal, open_queue, stand_in, starts, wait_until, write
 
 
 def words(folder, *options, code=SWEEP, **constants):
@@ -39,7 +42,6 @@ def test_a_sweep_from_nothing_to_its_report_goes_on_where_it_was(tmp_path, capsy
     assert (tmp_path / "sweep" / "report" / "results.csv").exists()
     assert main([*arguments, "--report"]) == 1
     flag.touch()
-    assert main(arguments) == 1
     assert main([*arguments, "--retry_failed"]) == 0
     trials = open_queue(tmp_path, keys=["train.num_steps=30"]).trials()
     assert [trial.state for trial in trials] == ["complete"] * 6
@@ -52,6 +54,35 @@ def test_a_search_from_nothing_to_its_report(tmp_path, capsys):
     trials = open_queue(tmp_path, **constants).trials()
     assert [trial.state for trial in trials] == ["complete"] * 5
     assert all(starts(tmp_path, trial) == 1 for trial in trials)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)])
+def test_whatever_ends_the_command_ends_all_it_started(tmp_path, number, code):
+    queue = open_queue(tmp_path)
+    queue.claim().complete(1.0, {"valid/loss": 1.0}, 1.0)
+    arguments = words(tmp_path, "--workers=2", f"--command={stand_in(steps=1000, pause=0.05)}")
+    command = [sys.executable, "-m", "jformer.sweep", *arguments]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until(lambda: len(list((tmp_path / "sweep").glob("trials/*/metrics.jsonl"))) == 2)
+    process.send_signal(number)
+    assert process.wait(timeout=30) == code
+    wait_until(lambda: not living(tmp_path))
+    expected = {
+        signal.SIGTERM: ["complete", *["waiting"] * 5],
+        signal.SIGKILL: ["complete", *["running"] * 2, *["waiting"] * 3],
+    }
+    assert [trial.state for trial in queue.trials()] == expected[number]
+    assert all(queue.claim() for _ in range(5))
+
+
+def living(folder):
+    """Return the processes with a word of this folder in their command."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"={folder}/sweep".encode() in (entry / "cmdline").read_bytes():
+                found.append(entry.name)
+    return found
 
 
 def test_an_unknown_key_is_told_the_nearest_before_any_trial(tmp_path, capsys):
