@@ -34,6 +34,7 @@ SEED = flags.DEFINE_integer("seed", 0, "Of when and which.")
 
 ROOT = Path(__file__).parents[1]
 LEASE = 10.0  # seconds
+WORKERS_KILLED = 0.75  # of all that are killed; the others are processes of trials
 EXPERIMENT = '''"""Forty small runs."""
 from jformer.sweep import product
 
@@ -124,8 +125,8 @@ class Sweep:
         self._process.wait()
 
 
-def undisturbed(folder: Path) -> list[Trial]:
-    """Return the trials of a sweep that nobody disturbs; print for how long its workers had no process."""
+def undisturbed(folder: Path) -> tuple[list[Trial], float]:
+    """Return the trials of a sweep that nobody disturbs, and its seconds; print for how long workers had no process."""
     began = time.time()
     sweep = Sweep(folder, TIMED)
     try:
@@ -144,15 +145,18 @@ def undisturbed(folder: Path) -> list[Trial]:
     print(f"undisturbed: {seconds:.0f} s, {told}; a trial's process takes {busy / len(trials):.1f} s")
     print(f"workers without a process, of their processes' time: {between / busy:.2%} from one trial to the next")
     print(f"  and {whole / busy:.2%} with the start of all and the wait for the last", flush=True)
-    return trials
+    return trials, seconds
 
 
-def disturbed(folder: Path, draw: random.Random) -> list[Trial]:
-    """Return the trials of a sweep whose workers and processes are killed; print what became of them."""
+def disturbed(folder: Path, draw: random.Random, seconds: float) -> list[Trial]:
+    """Return the trials of a sweep whose workers and processes are killed; print what became of them.
+
+    The deaths are spread over `seconds`, what it takes undisturbed.
+    """
     began = time.monotonic()
     sweep = Sweep(folder)
     try:
-        workers, processes = kill(sweep, draw)
+        workers, processes = kill(sweep, draw, pause=seconds * WORKERS_KILLED / KILLS.value)
         told = sweep.finish()
     finally:
         sweep.stop()
@@ -168,16 +172,16 @@ def disturbed(folder: Path, draw: random.Random) -> list[Trial]:
     return trials
 
 
-def kill(sweep: Sweep, draw: random.Random) -> tuple[dict[int, float], int]:
-    """Kill workers and processes at random moments until the sweep ends.
+def kill(sweep: Sweep, draw: random.Random, pause: float) -> tuple[dict[int, float], int]:
+    """Kill workers and processes at random moments, `pause` seconds apart on average, until the sweep ends.
 
     Return which workers, each with the time of its death, and how many processes; a trial loses two at most, as one of
     three crashes has failed.
     """
     workers, victims = dict[int, float](), list[str]()
     while sweep.living():
-        time.sleep(draw.uniform(0.5, 4.0))
-        if draw.random() < 0.75:
+        time.sleep(draw.uniform(0, 2 * pause))
+        if draw.random() < WORKERS_KILLED:
             if len(workers) < KILLS.value and (pids := sweep.processes("--worker")):
                 pid = draw.choice(pids)
                 workers[pid] = time.time()
@@ -212,8 +216,8 @@ def main(_: list[str]) -> None:
     """Print how it went."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kill-sweep-") as folder:
-        expected = undisturbed(Path(folder) / "undisturbed")
-        found = disturbed(Path(folder) / "disturbed", random.Random(SEED.value))
+        expected, seconds = undisturbed(Path(folder) / "undisturbed")
+        found = disturbed(Path(folder) / "disturbed", random.Random(SEED.value), seconds)
     same = sum(
         one.metrics["valid/loss"] == other.metrics.get("valid/loss") for one, other in zip(expected, found, strict=True)
     )
