@@ -23,7 +23,7 @@ from jformer.supervise import DONE, MISTAKE, die_with_parent, send
 from jformer.sweep.experiment import Trial
 from jformer.sweep.queue import Claim, Queue
 
-LOOK, WAIT = 0.1, 0.5  # seconds between looks at a process; and at the queue, while others do what is left
+LOOK, WAIT = 0.02, 0.5  # seconds between looks at a process; and at the queue, while others do what is left
 BEATS = 6  # in the time of a lease
 CRASHES = 3  # of a trial's process before it counts as failed
 STOPPED = 143  # exit code of jformer.main, told to stop, and of ours
