@@ -19,7 +19,7 @@ from jformer.sweep.experiment import Trial
 from jformer.sweep.queue import OPEN, Queue
 from jformer.sweep.worker import STOPPED
 
-LOOK = 0.5  # seconds between looks at workers and queue
+LOOK = 1.0  # seconds between looks at workers and queue
 DEATHS = 10  # of workers in a row, with no trial done in between, before we give up
 
 
