@@ -19,9 +19,9 @@ METRIC = "longer/token_accuracy"
 SEEDS = (0, 1, 2)
 BASELINE = "sinusoidal"
 FIXED = {
-    "train.num_steps": 1_000,
-    "train.eval_every": 250,
-    "train.checkpoint_every": 250,
+    "train.num_steps": 600,
+    "train.eval_every": 150,
+    "train.checkpoint_every": 150,
     "data.test": ("test", "longer=21-25", "longest=26-40"),
 }
 SETS = ("test", "longer", "longest")
