@@ -52,7 +52,7 @@ def conclude(trials: Sequence[Trial]) -> Iterator[str]:
             yield from versus(trials, label(depth, 4), BASELINE)
     heads = {count: found[label(2, count)] for count in HEADS if label(2, count) in found}
     if heads:
-        yield f"least perplexity with {min(heads, key=heads.__getitem__)} heads"
+        yield f"least perplexity of two layers: {label(2, min(heads, key=heads.__getitem__))}"
     for count in HEADS:
         if count != 4:
             yield from versus(trials, label(2, count), BASELINE)
