@@ -138,7 +138,6 @@ def submit(workdir: Path, command: Sequence[str], workers: int, options: str, cl
     """Submit workers as jobs of Slurm and return their numbers; `options` are submitit's, "timeout_min=60,…"."""
     try:
         import submitit
-        from submitit.core.utils import FailedJobError
         from submitit.helpers import CommandFunction
     except ImportError as error:
         raise UserError(f'--slurm needs submitit: pip install -e ".[sweep]" -c constraints.txt ({error})') from error
@@ -152,7 +151,7 @@ def submit(workdir: Path, command: Sequence[str], workers: int, options: str, cl
         executor.update_parameters(name="jformer-sweep", **given)
         with executor.batch():
             jobs = [executor.submit(work) for _ in range(workers)]
-    except (FailedJobError, NameError, RuntimeError, TypeError, ValueError) as error:
+    except (NameError, RuntimeError, TypeError, ValueError) as error:
         raise UserError(f"--slurm={options}: {' '.join(str(error).split())}") from error
     return [str(job.job_id) for job in jobs]
 
