@@ -22,27 +22,27 @@ from jformer.sweep import queue, worker
 from jformer.sweep.experiment import load_experiment
 from tests.sweep.sweeps import SEARCH, SWEEP, rows, stand_in, write
 
-LEASE = 0.6
+LEASE = 1.0  # seconds; where several work at once one may be kept from saying that it is there for as long
 ONE = {"code": SWEEP.replace("2.0, 3.0", ""), "SEEDS": (0,)}
 ASKED = {"code": SEARCH, "SEEDS": (0,), "TRIALS": 2, "SAMPLER": "random"}
 worker.LOOK = worker.WAIT = queue.PAUSE = 0.02
 
 
-def fork(experiment, workdir, command, dies_at=0):
+def fork(experiment, workdir, command, dies_at=0, lease=LEASE):
     """Start a worker, which is killed before it writes to the storage for the `dies_at`-th time; return its number."""
     if number := os.fork():
         return number
     try:
         if dies_at:
             die_at_write(dies_at)
-        os._exit(worker.Worker(open_queue(experiment, workdir), epath.Path(workdir), command).work())
+        os._exit(worker.Worker(open_queue(experiment, workdir, lease), epath.Path(workdir), command).work())
     except BaseException:
         traceback.print_exc()
         os._exit(1)
 
 
-def open_queue(experiment, workdir):
-    return queue.Queue(experiment, epath.Path(workdir), lease=LEASE)
+def open_queue(experiment, workdir, lease=LEASE):
+    return queue.Queue(experiment, epath.Path(workdir), lease=lease)
 
 
 def die_at_write(number):
@@ -91,7 +91,7 @@ def storm(folder, kills=9, workers=3):
     draw, command = random.Random(0), stand_in(steps=5, pause=0.05)
     experiment, workdir = load_experiment(write(folder, SEEDS=(0, 1, 2, 3))), folder / "sweep"
     seen = open_queue(experiment, workdir)
-    living = [fork(experiment, workdir, command) for _ in range(workers)]
+    living = [fork(experiment, workdir, command, lease=5 * LEASE) for _ in range(workers)]
     deaths, victims = dict[int, float](), list[str]()
     while living:
         time.sleep(draw.uniform(0.02, 0.2))
@@ -110,7 +110,7 @@ def storm(folder, kills=9, workers=3):
             if os.waitpid(number, os.WNOHANG)[0]:
                 living.remove(number)
                 if number in deaths:
-                    living.append(fork(experiment, workdir, command))
+                    living.append(fork(experiment, workdir, command, lease=5 * LEASE))
     held = [
         row.datetime_complete.timestamp() - deaths[row.user_attrs["owner"]["pid"]]
         for row in rows(seen)
