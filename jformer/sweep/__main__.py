@@ -39,11 +39,11 @@ from jformer.sweep.experiment import JOURNAL, Experiment, load_experiment
 if TYPE_CHECKING:
     from jformer.sweep.queue import Queue
 
-FAILED = 1  # exit code
+FAILED = 1  # exit code: some trials are not done, and will not be
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a sweep and return the exit code: 0 all done, 1 some trials failed, 2 a mistake, 143 when told to stop."""
+    """Run a sweep and return the exit code: 0 all done, 1 not all could be done, 2 a mistake, 143 when told to stop."""
     argv = sys.argv[1:] if argv is None else list(argv)
     if any(argument in ("--help", "-h") for argument in argv):
         print(__doc__)
@@ -106,7 +106,7 @@ def run(options: argparse.Namespace, experiment: Experiment, argv: Sequence[str]
     if options.slurm is not None:
         return submit(options, workdir, command)
     code = DONE if options.report else share_out(options, queue, command)
-    return code if code == MISTAKE else show(options, queue, workdir) or code
+    return code or show(options, queue, workdir)
 
 
 def check(options: argparse.Namespace, experiment: Experiment, workdir: Path) -> None:
@@ -134,11 +134,15 @@ def work(options: argparse.Namespace, queue: "Queue", workdir: Path) -> int:
 def share_out(options: argparse.Namespace, queue: "Queue", command: Sequence[str]) -> int:
     """Let workers of this machine do all trials."""
     from jformer.sweep.launch import Local, told
+    from jformer.sweep.worker import STOPPED
 
     print(opening(queue, options), file=sys.stderr, flush=True)
     local = Local(queue, command, options.workers)
     with told(local.stop):
-        return local.run()
+        code = local.run()
+    if code == STOPPED:
+        print(f"stopped and saved, {queue.left()} trials to do: the same command goes on", file=sys.stderr)
+    return code
 
 
 def opening(queue: "Queue", options: argparse.Namespace) -> str:
