@@ -2,7 +2,7 @@
 
 python -m jformer.sweep --experiment=experiments/X.py --workdir=DIR [--workers=N] [--config.section.key=value ...]
 
-  --experiment  a Python file with BASE, METRIC and sweep() or search(trial); those in experiments/ are examples
+  --experiment  a Python file, see below; those in experiments/ are examples
   --workdir     the directory of the sweep: trials/, a run directory each; report/, results.csv
   --config.K=V  sets a key in all trials, such as --config.data.dir=PATH
   --workers     how many trials run at once here; cores or GPUs are divided among them (default: 1)
@@ -14,14 +14,30 @@ The same command goes on where it was stopped or killed: what has finished is sk
 Other machines that see DIR take part with the same command, or are asked to:
 
   --worker      be one worker, which works until nothing is left; no bar, no report
-  --storage     where trials are kept, instead of a file in DIR: a URL of Optuna's, such as
-                postgresql://USER:PASSWORD@HOST/DATABASE; all workers need the same
+  --storage     where it is kept who does which trial, instead of a file in DIR: a URL of Optuna's, such as
+                postgresql://USER:PASSWORD@HOST/DATABASE; all workers need the same, and DIR as well
   --study       the sweep's name there (default: the experiment's)
   --lease       seconds that a worker may say nothing before others take its trial (default: 60)
   --slurm       submit the workers as jobs of Slurm, with these options of submitit's, such as
                 slurm_partition=gpu,gpus_per_node=1,timeout_min=600
   --command     what runs a trial, instead of python -m jformer.main: launch.sh, for a TPU slice a trial; {trial} in it
                 is a name of the trial's own
+
+An experiment file has these names; only BASE, METRIC and one of the functions must be there:
+
+  BASE, FIXED   a config file, and a dict of keys that all trials set over it, such as {"train.num_steps": 600}
+  METRIC, GOAL  SPLIT/NAME: a score of results.json (test/bleu), or the last of metrics.jsonl (valid/loss); min or max,
+                where the name does not tell
+  sweep()       returns a list of dicts of keys, or a dict of such with labels: the arms. jformer.sweep has product,
+                zipped, chain and sample to combine them
+  SEEDS         each arm is run with each (default: (0,))
+  BASELINE      the label of the arm that others are compared with (default: the first)
+  PLOTS         pairs of keys: along x, and a line for each value of the other or "" (default: every key that varies)
+  ENVIRONMENT   a dict of variables for the trials' processes
+  conclude(trials)   returns lines for the report, from a list of jformer.sweep.Trial
+  search(trial) instead of sweep(): returns the keys of a trial that Optuna suggests values for, as in
+                {"optim.learning_rate": trial.suggest_float("rate", 1e-4, 1e-2, log=True)}
+  TRIALS, SAMPLER, PRUNER   of a search: how many; tpe (the default) or random; none (the default), median or hyperband
 """
 
 import argparse
@@ -39,6 +55,7 @@ from jformer.sweep.experiment import JOURNAL, Experiment, load_experiment
 if TYPE_CHECKING:
     from jformer.sweep.queue import Queue
 
+TOLD = ("experiment", "workdir", "storage", "study", "lease", "command")  # options that workers are given
 FAILED = 1  # exit code: some trials are not done, and will not be
 
 
@@ -51,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options, keys = parse(argv)
         experiment = load_experiment(Path(options.experiment), keys)
-        return run(options, experiment, argv)
+        return run(options, experiment, keys)
     except UserError as error:
         print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
         return MISTAKE
@@ -91,7 +108,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; see --help")
 
 
-def run(options: argparse.Namespace, experiment: Experiment, argv: Sequence[str]) -> int:
+def run(options: argparse.Namespace, experiment: Experiment, keys: Sequence[str]) -> int:
     """Do what is asked for. Optuna is imported only now."""
     from jformer.sweep.queue import Queue
 
@@ -100,17 +117,23 @@ def run(options: argparse.Namespace, experiment: Experiment, argv: Sequence[str]
     queue = Queue(experiment, workdir, options.storage, options.study, options.lease)
     if options.worker:
         return work(options, queue, workdir)
-    command = [sys.executable, "-m", "jformer.sweep", *(a for a in argv if a != "--retry_failed")]
-    if not options.report:
-        queue.plan(options.retry_failed)
+    if options.report:
+        return show(options, queue, workdir)
+    queue.plan(options.retry_failed)
+    told = [f"--{name}={getattr(options, name)}" for name in TOLD if getattr(options, name)]
+    command = [sys.executable, "-m", "jformer.sweep", *told, *keys]
     if options.slurm is not None:
         return submit(options, workdir, command)
-    code = DONE if options.report else share_out(options, queue, command)
-    return code or show(options, queue, workdir)
+    return share_out(options, queue, workdir, command) or show(options, queue, workdir)
 
 
 def check(options: argparse.Namespace, experiment: Experiment, workdir: Path) -> None:
     """Raise UserError for options that do not go together."""
+    asked = [name for name in ("report", "worker", "slurm") if getattr(options, name) not in (False, None)]
+    if len(asked) > 1:
+        raise UserError(f"--{asked[0]} and --{asked[1]} are two ways to use a sweep: give one of them")
+    if options.retry_failed and (options.report or options.worker):
+        raise UserError(f"--retry_failed begins a sweep again: not with --{asked[0]}")
     if in_bucket(workdir) and not options.storage:
         raise UserError(f"--workdir={workdir} is a bucket, where the trials' journal cannot be: give --storage")
     if options.command and experiment.pruner != "none":
@@ -131,12 +154,12 @@ def work(options: argparse.Namespace, queue: "Queue", workdir: Path) -> int:
         return worker.work()
 
 
-def share_out(options: argparse.Namespace, queue: "Queue", command: Sequence[str]) -> int:
+def share_out(options: argparse.Namespace, queue: "Queue", workdir: Path, command: Sequence[str]) -> int:
     """Let workers of this machine do all trials."""
     from jformer.sweep.launch import Local, told
     from jformer.sweep.worker import STOPPED
 
-    print(opening(queue, options), file=sys.stderr, flush=True)
+    print(opening(options, queue, workdir), file=sys.stderr, flush=True)
     local = Local(queue, command, options.workers)
     with told(local.stop):
         code = local.run()
@@ -145,22 +168,25 @@ def share_out(options: argparse.Namespace, queue: "Queue", command: Sequence[str
     return code
 
 
-def opening(queue: "Queue", options: argparse.Namespace) -> str:
+def opening(options: argparse.Namespace, queue: "Queue", workdir: Path) -> str:
     """Return what is about to be done, and where to look meanwhile."""
+    from jformer.sweep.worker import logs_of
+
     experiment = queue.experiment
     whole = f"{len(experiment.arms)} arms x {len(experiment.seeds)} seeds" if experiment.arms else experiment.sampler
     count = experiment.trials or len(experiment.planned())
     left, at_once = queue.left(), options.workers
     return f"""{experiment.title}
 {count} trials ({whole}) of {experiment.base}, {left} to do, {at_once} at a time; metric: {experiment.metric}
-what each says: {options.workdir}/logs; so far: the same command with --report; Ctrl-C saves, and it goes on later"""
+what each says: {logs_of(workdir)}; so far: the same command with --report; Ctrl-C saves, and it goes on later"""
 
 
 def submit(options: argparse.Namespace, workdir: Path, command: Sequence[str]) -> int:
     """Let jobs of Slurm be the workers."""
     from jformer.sweep.launch import submit
 
-    jobs = submit(workdir, [a for a in command if not a.startswith("--slurm")], options.workers, options.slurm)
+    folder = Path("slurm").absolute() if in_bucket(workdir) else workdir / "slurm"
+    jobs = submit(folder, command, options.workers, options.slurm)
     print(f"submitted: {', '.join(jobs)}; the same command with --report instead of --slurm tells how far they are")
     return DONE
 

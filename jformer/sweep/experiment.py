@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jformer.config import Config
+from jformer.config import TEXT_SCORES, Config
 from jformer.config_files import as_flags, load_config, load_module, parse_keys, with_keys
 from jformer.errors import UserError, nearest
 from jformer.sweep.space import Overrides
@@ -19,7 +19,6 @@ GOALS = {  # what a metric's name says of it, unless the experiment file does
     **dict.fromkeys(("loss", "nll", "perplexity", "ter", "bits_per_character"), "min"),
     **dict.fromkeys(("bleu", "chrf", "exact_match", "accuracy", "token_accuracy", "macro_f1"), "max"),
 }
-STATES = ("waiting", "running", "complete", "pruned", "failed")
 VALIDATED = ("loss", "nll", "perplexity", "accuracy")  # what a row of validation has
 SAMPLERS, PRUNERS = ("tpe", "random"), ("none", "median", "hyperband")
 JOURNAL = "trials.journal"  # in the workdir, where no other storage keeps the trials
@@ -109,8 +108,13 @@ def load_experiment(path: Path, arguments: Sequence[str] = ()) -> Experiment:
     search, sweep = getattr(module, "search", None), getattr(module, "sweep", None)
     if (search is None) == (sweep is None):
         raise UserError(f"{path}: needs either sweep(), which returns lists of overrides, or search(trial)")
-    fixed = {**getattr(module, "FIXED", {}), **parse_keys(load_config(Path(module.BASE)), arguments)}
-    arms = {} if sweep is None else _labelled(sweep(), path)
+    given = parse_keys(load_config(Path(module.BASE)), arguments)
+    arms = {} if sweep is None else _labelled(_listed(sweep, path), path)
+    for label, overrides in arms.items():
+        for key in given.keys() & overrides.keys():
+            raise UserError(
+                f"--config.{key} is for all trials, but {path}: arm {label!r} sets {key}={overrides[key]!r}"
+            )
     experiment = Experiment(
         path=path,
         title=(inspect.getdoc(module) or path.stem).partition("\n")[0],
@@ -118,7 +122,7 @@ def load_experiment(path: Path, arguments: Sequence[str] = ()) -> Experiment:
         metric=module.METRIC,
         goal=getattr(module, "GOAL", GOALS.get(module.METRIC.rpartition("/")[2], "")),
         seeds=tuple(getattr(module, "SEEDS", (0,))),
-        fixed=fixed,
+        fixed={**getattr(module, "FIXED", {}), **given},
         arms=arms,
         baseline=getattr(module, "BASELINE", next(iter(arms), "")),
         plots=tuple(getattr(module, "PLOTS", _each_factor(arms))),
@@ -140,7 +144,8 @@ def _check(experiment: Experiment) -> None:
     path = experiment.path
     if experiment.goal not in ("min", "max"):
         raise UserError(f"{path}: GOAL must be 'min' or 'max': {experiment.metric!r} does not say which is better")
-    _check_metric(experiment)
+    if "seed" in experiment.fixed:
+        raise UserError(f"{path}: seeds are SEEDS=(0, 1, …), not an override")
     if len(set(experiment.seeds)) < len(experiment.seeds) or not experiment.seeds:
         raise UserError(f"{path}: SEEDS={experiment.seeds} must be at least one, each once")
     if experiment.search is None:
@@ -149,15 +154,16 @@ def _check(experiment: Experiment) -> None:
         _check_search(experiment)
 
 
-def _check_metric(experiment: Experiment) -> None:
-    """Raise UserError for a metric that no trial can report, as far as BASE tells."""
-    path, config = experiment.path, experiment.config({})
-    split, _, name = experiment.metric.partition("/")
+def _check_metric(metric: str, config: Config) -> None:
+    """Raise UserError for a metric that a trial cannot report, as far as its config tells."""
+    split, _, name = metric.partition("/")
     splits = ["train", *(["valid"] if config.train.eval_every else []), *config.data.test_splits()]
     if split not in splits:
-        raise UserError(f"{path}: METRIC={experiment.metric!r}, but what trials report begins with {', '.join(splits)}")
+        raise UserError(f"METRIC={metric!r}, but what the trial reports begins with {', '.join(splits)}")
     if split == "valid" and name not in VALIDATED:
-        raise UserError(f"{path}: METRIC={experiment.metric!r}; of valid choose one of: {', '.join(VALIDATED)}")
+        raise UserError(f"METRIC={metric!r}; of valid {nearest(name, VALIDATED)}")
+    if name in TEXT_SCORES and name not in config.evaluate.scores:
+        raise UserError(f"METRIC={metric!r}, but evaluate.scores={config.evaluate.scores!r}")
 
 
 def _check_arms(experiment: Experiment) -> None:
@@ -167,10 +173,10 @@ def _check_arms(experiment: Experiment) -> None:
     if experiment.baseline not in experiment.arms:
         raise UserError(f"{path}: BASELINE={experiment.baseline!r}; choose one of: {', '.join(experiment.arms)}")
     for label, overrides in experiment.arms.items():
-        if "seed" in overrides or "seed" in experiment.fixed:
+        if "seed" in overrides:
             raise UserError(f"{path}: arm {label!r}: seeds are SEEDS=(0, 1, …), not an override")
         try:
-            experiment.config(overrides)
+            _check_metric(experiment.metric, experiment.config(overrides))
         except UserError as error:
             raise UserError(f"{path}: arm {label!r}: {error}") from error
         same = seen.setdefault(json.dumps(overrides, sort_keys=True), label)
@@ -195,6 +201,15 @@ def _check_search(experiment: Experiment) -> None:
             raise UserError(f"{path}: {name}={value!r}; choose one of: {', '.join(choices)}")
     if experiment.pruner != "none" and not experiment.reports_in_training():
         raise UserError(f"{path}: PRUNER={experiment.pruner!r} needs a METRIC known in training, such as valid/loss")
+    _check_metric(experiment.metric, experiment.config({}))
+
+
+def _listed(sweep: Callable[[], Any], path: Path) -> Any:
+    """Return what sweep() does."""
+    try:
+        return sweep()
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: sweep(): {error}") from error
 
 
 def _labelled(arms: Sequence[Overrides] | Mapping[str, Overrides], path: Path) -> dict[str, Overrides]:

@@ -107,16 +107,18 @@ class Progress:
 
 
 def take_share(share: str) -> None:
-    """Keep this process, and what it starts, to one of n parts of the machine's cores, or of its GPUs if it has any.
+    """Keep this process, and what it starts, to one of n parts of the machine's cores, and of its GPUs if it has any.
 
-    `share` is "I/N". Where there are more workers than cores or GPUs, several share one.
+    `share` is "I/N". Where there are more workers than cores or GPUs, several share one, and a GPU's memory.
     """
     number, _, count = share.partition("/")
     i, n = int(number), int(count)
+    cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
+    os.sched_setaffinity(0, {int(core) for core in _part(cores, i, n)})
     if gpus := visible_gpus():
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(_part(gpus, i, n))
-    else:
-        os.sched_setaffinity(0, {int(core) for core in _part([str(c) for c in sorted(os.sched_getaffinity(0))], i, n)})
+        if n > len(gpus):  # JAX would take most of a GPU's memory for the first that comes
+            os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 * len(gpus) / n:.3f}")
 
 
 def visible_gpus() -> list[str]:
@@ -134,8 +136,11 @@ def _part(members: list[str], i: int, n: int) -> list[str]:
     return members[len(members) * i // n : len(members) * (i + 1) // n]
 
 
-def submit(workdir: Path, command: Sequence[str], workers: int, options: str, cluster: str = "slurm") -> list[str]:
-    """Submit workers as jobs of Slurm and return their numbers; `options` are submitit's, "timeout_min=60,…"."""
+def submit(folder: Path, command: Sequence[str], workers: int, options: str, cluster: str = "slurm") -> list[str]:
+    """Submit workers as jobs of Slurm and return their numbers; `options` are submitit's, "timeout_min=60,…".
+
+    Their logs go into a folder of a disk that the jobs see.
+    """
     try:
         import submitit
         from submitit.helpers import CommandFunction
@@ -147,7 +152,7 @@ def submit(workdir: Path, command: Sequence[str], workers: int, options: str, cl
         given[key] = int(value) if value.isdigit() else value
     work = CommandFunction([*command, "--worker"], verbose=False)
     try:
-        executor = submitit.AutoExecutor(folder=workdir / "slurm", cluster=cluster)
+        executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
         executor.update_parameters(name="jformer-sweep", **given)
         with executor.batch():
             jobs = [executor.submit(work) for _ in range(workers)]
@@ -159,7 +164,9 @@ def submit(workdir: Path, command: Sequence[str], workers: int, options: str, cl
 @contextlib.contextmanager
 def told(stop: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Let signals to end this process reach a handler instead."""
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2]  # the last by Slurm, as submitit asks
+    heeded = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]  # as nohup wants it
+    before = {number: signal.signal(number, stop) for number in heeded}
     try:
         yield
     finally:

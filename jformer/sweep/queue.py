@@ -69,7 +69,7 @@ class Queue:
         self._take_back()
         self.plan()
         rows = self._rows()
-        for name in self._wanted(rows):
+        for name in sorted(self._wanted(rows), key=lambda name: _losses(rows[name])):
             row = _live(rows[name])
             if row and row.state == TrialState.WAITING and self._take(row):
                 return Claim(self, row._trial_id, _as_trial(rows[name]), _crashes(rows[name]))
@@ -94,7 +94,7 @@ class Queue:
         """
         if self._known() >= self.experiment.trials:
             return None
-        new = optuna.create_trial(state=TrialState.RUNNING, user_attrs={"owner": owner()})
+        new = optuna.create_trial(state=TrialState.RUNNING, user_attrs={"owner": self._me()})
         row = self._reach(lambda: optuna.trial.Trial(self.study, self._store.create_new_trial(self._id, new)))
         if self._known(before=row.number) >= self.experiment.trials:
             self._end(row._trial_id, TrialState.FAIL)
@@ -148,8 +148,12 @@ class Queue:
     def _take(self, row: FrozenTrial) -> bool:
         with contextlib.suppress(UpdateFinishedTrialError):
             if self._reach(lambda: self._store.set_trial_state_values(row._trial_id, TrialState.RUNNING)):
-                return self._set(row._trial_id, owner=owner())
+                return self._set(row._trial_id, owner=self._me())
         return False
+
+    def _me(self) -> dict[str, Any]:
+        """Return who we are, and for how long we may say nothing: it is for the owner to keep its word."""
+        return {**owner(), "lease": self.lease}
 
     def _take_back(self) -> None:
         """Fail the rows of owners that are gone or have been silent for too long."""
@@ -157,9 +161,9 @@ class Queue:
         for row in self._all():
             if row.state != TrialState.RUNNING:
                 continue
-            by = row.user_attrs.get("owner")
+            by = row.user_attrs.get("owner", {})
             silent = self._silence.seconds(row._trial_id, row.user_attrs.get("beat"), now)
-            if silent > self.lease or (by and is_gone(by)):
+            if silent > by.get("lease", self.lease) or (by and is_gone(by)):
                 self._end(row._trial_id, TrialState.FAIL)
 
     def _set(self, row: int, **values: Any) -> bool:
@@ -234,8 +238,9 @@ class Claim:
 
     def give_back(self, seconds: float, crash: str = "") -> bool:
         """Let a worker go on with the trial, which has crashed or not."""
-        told = {"crash": crash} if crash else {}
-        return self._set(seconds=seconds, **told) and self._end(TrialState.FAIL)
+        return self._set(seconds=seconds, returned=True, **({"crash": crash} if crash else {})) and self._end(
+            TrialState.FAIL
+        )
 
     def _end(self, state: TrialState, value: float | None = None) -> bool:
         return self._queue._end(self._row, state, value)
@@ -260,6 +265,11 @@ def _newest(rows: list[FrozenTrial]) -> list[FrozenTrial]:
 
 def _crashes(rows: list[FrozenTrial]) -> int:
     return sum("crash" in row.user_attrs for row in _newest(rows))
+
+
+def _losses(rows: list[FrozenTrial]) -> int:
+    """Return how often a trial was lost with its worker. It comes after others then: it may be what ends workers."""
+    return sum(row.state == TrialState.FAIL and not {"error", "returned"} & row.user_attrs.keys() for row in rows)
 
 
 def _planned(trial: Trial) -> dict[str, Any]:

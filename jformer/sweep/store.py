@@ -95,9 +95,8 @@ def reaching(name: str) -> Iterator[None]:
         raise
     except (SQLAlchemyError, StorageInternalError, OSError, ValueError) as error:
         reason = " ".join(str(error.__cause__ or error).split())[:200]
-        name = re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:…@", name)  # no password
         raise StorageError(
-            f"{name}: the trials cannot be reached ({reason}); is it there, and may we write?"
+            f"{_shown(name)}: the trials cannot be reached ({reason}); is it there, and may we write?"
         ) from error
 
 
@@ -191,18 +190,30 @@ def make_pruner(experiment: Experiment) -> optuna.pruners.BasePruner:
         return optuna.pruners.MedianPruner(n_startup_trials=4)
     if experiment.pruner == "hyperband":
         train = experiment.config({}).train
-        return optuna.pruners.HyperbandPruner(min_resource=train.eval_every, max_resource=train.num_steps)
+        every = train.eval_every if experiment.metric.startswith("valid/") else train.log_every
+        return optuna.pruners.HyperbandPruner(min_resource=every, max_resource=train.num_steps)
     return optuna.pruners.NopPruner()
 
 
 def _agree(study: optuna.Study, experiment: Experiment, workdir: Path) -> None:
-    """Let a new study and its workdir remember what they are for; compare them if they were there before."""
+    """Let a new study and its workdir remember what they are for; compare them if they were there before.
+
+    The workdir is written first: where that is all that was done, it takes its study when it is opened again.
+    """
     shared = flatten(json.loads(json.dumps(dataclasses.asdict(experiment.config({})))))
-    mine = {"experiment": experiment.path.stem, "metric": experiment.metric}
-    if "sweep" not in study.user_attrs:
-        study.set_user_attr("sweep", {**mine, "id": secrets.token_hex(8), "shared": shared})
+    mine, path = {"experiment": experiment.path.stem, "metric": experiment.metric}, workdir / "sweep.json"
+    here = json.loads(path.read_text()) if path.exists() else {}
+    if "sweep" not in study.user_attrs and here.get("study", study.study_name) == study.study_name:
+        here = here or {**mine, "study": study.study_name, "id": secrets.token_hex(8)}
+        replace_content(path, json.dumps(here).encode())
+        study.set_user_attr("sweep", {**here, "shared": shared})
     goal = "min" if study.direction == optuna.study.StudyDirection.MINIMIZE else "max"
-    saved, path = study.user_attrs["sweep"] | {"goal": goal}, workdir / "sweep.json"
+    saved = study.user_attrs.get("sweep", {}) | {"goal": goal}
+    if here.get("id") != saved.get("id"):
+        holds = f"holds a sweep of {here['experiment']!r}, not" if here else "is new, and does not belong to"
+        raise UserError(
+            f"{workdir}: {holds} study {study.study_name!r} of the storage: use another --workdir or --study"
+        )
     for key, value in {**mine, "goal": experiment.goal}.items():
         if saved[key] != value:
             raise UserError(f"{workdir}: its {key} is {saved[key]!r}, not {value!r}: use another --workdir")
@@ -212,11 +223,3 @@ def _agree(study: optuna.Study, experiment: Experiment, workdir: Path) -> None:
                 f"{key}={shared.get(key)!r} but the trials of this sweep have {value!r}: set it back or use a new "
                 "--workdir"
             )
-    here = {key: saved[key] for key in ("experiment", "metric", "id")}
-    if not path.exists():
-        replace_content(path, json.dumps(here).encode())
-    elif (found := json.loads(path.read_text())) != here:
-        raise UserError(
-            f"{workdir}: holds a sweep of {found['experiment']!r}, not study {study.study_name!r} of the storage: "
-            "use another --workdir or --study"
-        )

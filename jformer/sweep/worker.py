@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from types import FrameType
 from typing import IO
@@ -25,6 +26,7 @@ from jformer.sweep.queue import Claim, Queue
 
 LOOK, WAIT = 0.02, 0.5  # seconds between looks at a process; and at the queue, while others do what is left
 BEATS = 6  # in the time of a lease
+PRUNE = 2.0  # seconds between looks at a curve
 CRASHES = 3  # of a trial's process before it counts as failed
 STOPPED = 143  # exit code of jformer.main, told to stop, and of ours
 LOST, OVERTAKEN = "lost", "overtaken"  # ends that are not the process's own
@@ -39,6 +41,7 @@ class Worker:
         self._queue, self._workdir, self._command = queue, workdir, command
         self._experiment = queue.experiment
         self._process: subprocess.Popen[bytes] | None = None
+        self._said = 0  # bytes in its log before it began
 
     def stop(self, number: int, frame: FrameType | None) -> None:
         """Let the process save and end; asked again, end it."""
@@ -102,6 +105,7 @@ class Worker:
         if not self._alone(claim):
             return STOPPED if self.asked else LOST
         with self._log(claim.trial).open("ab") as log:
+            self._said = log.tell()
             self._process = process = self._start(claim.trial, log)
         try:
             if self.asked:  # before it was there
@@ -113,17 +117,20 @@ class Worker:
 
     def _watch(self, claim: Claim, process: subprocess.Popen[bytes]) -> int | str:
         """Wait for the end of the trial's process, and say all the while that we are there."""
-        began, due, overtaken = time.monotonic(), 0.0, False
+        began, beat, overtaken = time.monotonic(), 0.0, False
+        prune = began if self._experiment.pruner != "none" else math.inf
         while process.poll() is None:
             time.sleep(LOOK)
-            if time.monotonic() < due:
-                continue
-            due = time.monotonic() + self._queue.lease / BEATS
-            if not claim.renew(time.monotonic() - began):
-                return LOST
-            if not overtaken and claim.hopeless(self._curve(claim.trial)):
-                overtaken = True
-                send(process, signal.SIGTERM)
+            now = time.monotonic()
+            if now > beat:
+                beat = now + self._queue.lease / BEATS
+                if not claim.renew(now - began):
+                    return LOST
+            if now > prune and not overtaken:
+                prune = now + PRUNE
+                if claim.hopeless(dict(records.curve(self._folder(claim.trial), self._experiment.metric))):
+                    overtaken = True
+                    send(process, signal.SIGTERM)
         return OVERTAKEN if overtaken and process.returncode != DONE else process.returncode
 
     def _alone(self, claim: Claim) -> bool:
@@ -157,27 +164,28 @@ class Worker:
             preexec_fn=die_with_parent(),
         )
 
-    def _curve(self, trial: Trial) -> dict[int, float]:
-        if self._experiment.pruner == "none":
-            return {}
-        return dict(records.curve(self._folder(trial), self._experiment.metric))
-
     def _folder(self, trial: Trial) -> Path:
         return self._workdir / "trials" / trial.name
 
     def _log(self, trial: Trial) -> Path:
-        """Return the file for what the process says; where the workdir is a bucket, it is not kept."""
-        path = Path(os.devnull) if in_bucket(self._workdir) else self._workdir / "logs" / f"{trial.name}.log"
+        """Return the file for what the trial's processes say."""
+        path = logs_of(self._workdir) / f"{trial.name}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
     def _last_words(self, trial: Trial, code: int | str) -> str:
         """Return the last line a process said, or the last that we say when something is wrong."""
-        path = self._log(trial)
-        lines = path.read_bytes().decode(errors="replace").splitlines() if path.is_file() else []
+        lines = self._log(trial).read_bytes()[self._said :].decode(errors="replace").splitlines()
         said = [line.strip() for line in lines[-50:] if line.strip()]
         ours = [line.removeprefix("jformer: ") for line in said if line.startswith("jformer: ")]
         return (ours or said or ["it said nothing"])[-1][:500] + ("" if code == MISTAKE else f" (exit code {code})")
+
+
+def logs_of(workdir: Path) -> Path:
+    """Return the folder of the logs: in the workdir, or where that is a bucket, which cannot be appended to, here."""
+    if not in_bucket(workdir):
+        return workdir / "logs"
+    return Path(tempfile.gettempdir()) / f"jformer-{os.getuid()}" / workdir.name
 
 
 def _in_use(folder: Path) -> bool:

@@ -60,7 +60,8 @@ def test_workers_that_always_die_are_given_up(tmp_path, capsys):
 def test_a_mistake_of_one_worker_stops_all(tmp_path):
     workers = local(tmp_path, "sys.exit(2) if share == '--share=0/2' else time.sleep(60)")
     assert workers.run() == 2
-    assert len(shares(tmp_path)) == 2
+    started = shares(tmp_path)
+    assert len(started) == len(set(started))  # none a second time
 
 
 def test_told_to_stop_all_workers_are_told(tmp_path, monkeypatch):

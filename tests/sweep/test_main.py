@@ -162,3 +162,31 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
     assert journal(tmp_path)[: len(before)] == before
     assert [trial.state for trial in queue.trials()] == ["complete"] * 6
     assert queue.trials()[0].value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--report", "--worker"], "--report and --worker are two ways to use a sweep"),
+        (["--worker", "--slurm="], "--worker and --slurm are two ways to use a sweep"),
+        (["--report", "--retry_failed"], "--retry_failed begins a sweep again: not with --report"),
+        (["--config.optim.learning_rate=4.0"], "--config.optim.learning_rate is for all trials, but"),
+        (["--config.seed=4"], "seeds are SEEDS=(0, 1, …), not an override"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(tmp_path, capsys, options, says):
+    assert says in refused(capsys, words(tmp_path, *options))
+
+
+@pytest.mark.parametrize(
+    ("code", "constants", "says"),
+    [
+        ("def sweep(): return product({'seed': 1})", {}, "sweep(): "),
+        ("def sweep(): return product({'seed': [1]}, {'seed': [2]})", {}, "sweep(): seed is in two factors"),
+        ("def sweep(): return [{'evaluate.scores': ('ter',)}]", {"METRIC": "test/bleu"}, "evaluate.scores=('ter',)"),
+        ("def sweep(): return [{'data.test': ()}]", {"METRIC": "test/bleu"}, "begins with train, valid"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line(tmp_path, capsys, code, constants, says):
+    path = write(tmp_path, f"\nfrom jformer.sweep import product\n{code}\n", **constants)
+    assert says in refused(capsys, [f"--experiment={path}", f"--workdir={tmp_path}/sweep"])

@@ -408,3 +408,37 @@ def test_a_storage_that_cannot_be_reached_is_one_line(tmp_path, storage, said):
     with pytest.raises(UserError, match=said) as caught:
         open_queue(tmp_path, storage=storage)
     assert "secret" not in str(caught.value)
+
+
+def test_a_new_workdir_does_not_adopt_the_trials_of_another(tmp_path):
+    storage = f"sqlite:///{tmp_path}/trials.db"
+    open_queue(tmp_path, storage=storage)
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.raises(
+        UserError, match=r"elsewhere/sweep: is new, and does not belong to study 'small' of the storage"
+    ):
+        open_queue(tmp_path / "elsewhere", storage=storage)
+
+
+def test_what_was_lost_with_its_worker_comes_after_the_others(queue, tmp_path):
+    lost = queue.claim()
+    queue._end(lost._row, TrialState.FAIL)
+    following = [queue.claim().trial.name for _ in range(6)]
+    assert following[-1] == lost.trial.name
+    assert len(set(following)) == 6
+
+
+def test_an_owner_may_say_nothing_for_as_long_as_it_said(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    patient, hasty = open_queue(tmp_path, lease=600.0), open_queue(tmp_path, lease=60.0)
+    monkeypatch.setattr("jformer.sweep.queue.is_gone", lambda owner: False)
+    own = patient.claim()
+    hasty._take_back()
+    now[0] = 599.0
+    hasty._take_back()
+    assert own.renew(1.0)
+    hasty._take_back()
+    now[0] = 1201.0
+    hasty._take_back()
+    assert not own.renew(1.0)
