@@ -7,8 +7,8 @@ python -m jformer.compare RUN RUN ... [--metric=test/bleu] [--output=DIR] [--des
   --metric   what is tested for differences: SET/NAME of results.json, or SPLIT/NAME of metrics.jsonl (default: the
              first score of the first test set)
   --output   a folder for learning curves and a page with all of this
-  --despite  compares in spite of different signature (of a score), data (of a test set), budget (tokens trained on, or
-             what a token is)
+  --despite  compares in spite of different signature (of a score), data (tested or trained on), budget (how many
+             tokens were trained on, or what a token is)
 """
 
 import argparse
@@ -85,7 +85,7 @@ def compare(paths: Sequence[str], metric: str = "", output: str = "", despite: s
         if metric not in run.metrics:
             raise UserError(f"{run.path}: has no --metric={metric}; {nearest(metric, run.metrics)}")
     groups = by_seed(runs)
-    arms = [as_arm(label, members, metric) for label, members in groups.items()]
+    arms = as_arms(groups, metric)
     standings, tests = compare_arms(arms, arms[0].label, metric)
     tables = {
         "figures": figures(groups),
@@ -95,7 +95,7 @@ def compare(paths: Sequence[str], metric: str = "", output: str = "", despite: s
     notes = [*cautions, *tests]
     if output:
         curve = metric if metric.startswith(("train/", "valid/")) else "valid/loss"
-        write(run_path(output), tables, notes, learning_curves(arms, curve))
+        visualize.write(run_path(output), files(tables, notes, learning_curves(arms, curve)))
     parts = ["\n".join([f"{name}:", *aligned(rows, 1)]) for name, rows in tables.items()]
     return "\n\n".join([*parts, "\n".join(notes)])
 
@@ -135,10 +135,13 @@ def obstacles(first: Run, other: Run) -> Iterator[tuple[str, str]]:
     budgets = [(run.results["run"]["updates"], run.config.data.tokens_per_update) for run in (other, first)]
     if math.prod(budgets[0]) != math.prod(budgets[1]):
         yield "budget", f"{names}: {' against '.join(f'{n:,} updates of {size:,} tokens' for n, size in budgets)}"
-    for name in TOKENS:
-        values = [getattr(run.config.data, name) for run in (other, first)]
-        if values[0] != values[1]:
-            yield "budget", f"{names}: tokens of data.{name}={values[0]} against {values[1]}"
+    tokens = {name: [getattr(run.config.data, name) for run in (other, first)] for name in TOKENS}
+    apart = {name: values for name, values in tokens.items() if values[0] != values[1]}
+    for name, values in apart.items():
+        yield "budget", f"{names}: tokens of data.{name}={values[0]} against {values[1]}"
+    trained = [_trained_on(run) for run in (other, first)]
+    if not apart and trained[0] != trained[1]:  # other tokens are other data as well
+        yield "data", f"{names}: trained on {' against '.join(trained)}"
 
 
 def first_score(run: Run) -> str:
@@ -160,12 +163,15 @@ def by_seed(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return {f"{names[group[0].path]} ({len(group)} seeds)": group for group in groups.values()}
 
 
-def as_arm(label: str, members: Sequence[Run], metric: str) -> Arm:
-    """Return runs as an arm; one alone is compared with one alone, whatever their seeds."""
-    seeds = [run.config.seed for run in members] if len(members) > 1 else [0]
-    values = [run.metrics[metric] for run in members]
-    paths = [run.path for run in members]
-    return Arm(label, dict(zip(seeds, values, strict=True)), dict(zip(seeds, paths, strict=True)))
+def as_arms(groups: Mapping[str, Sequence[Run]], metric: str) -> list[Arm]:
+    """Return each group as an arm; where all are of one run, they are compared as if their seeds were the same."""
+    alone = all(len(group) == 1 for group in groups.values())
+    arms = []
+    for label, group in groups.items():
+        runs = {0 if alone else run.config.seed: run for run in group}
+        values = {seed: run.metrics[metric] for seed, run in runs.items()}
+        arms.append(Arm(label, values, {seed: run.path for seed, run in runs.items()}))
+    return arms
 
 
 def figures(groups: Mapping[str, Sequence[Run]]) -> list[list[str]]:
@@ -182,24 +188,30 @@ def settings(groups: Mapping[str, Sequence[Run]]) -> list[list[str]]:
     """Return a row for each key of a config that is not the same for all groups, after a head."""
     flat = [flatten(dataclasses.asdict(group[0].config)) for group in groups.values()]
     for values, group in zip(flat, groups.values(), strict=True):
-        values["training data"] = ", ".join(text[:8] for text in group[0].results["run"].get("data", []))
+        values["training data"] = _trained_on(group[0])
         if len(group) > 1:
             values["seed"] = ", ".join(str(run.config.seed) for run in group)
     rows = [[key, *(str(values[key]) for values in flat)] for key in flat[0]]
     return [["", *groups], *(row for row in rows if len(set(row[1:])) > 1)]
 
 
-def write(output: Path, tables: Mapping[str, Sequence[Sequence[str]]], notes: Sequence[str], curves: bytes) -> None:
-    """Write a page, and the learning curves, if there are any, also as a file."""
-    output.mkdir(parents=True, exist_ok=True)
+def files(tables: Mapping[str, Sequence[Sequence[str]]], notes: Sequence[str], curves: bytes) -> dict[str, str | bytes]:
+    """Return a page, and the learning curves, if there are any, also as a file."""
+    found: dict[str, str | bytes] = {}
     parts = []
     for name, rows in tables.items():
         parts += [visualize.heading(name), visualize.table(rows)]
     parts.append(visualize.paragraph("\n".join(notes)))
     if curves:
-        (output / "curves.png").write_bytes(curves)
         parts.append(visualize.image(curves, "learning curves"))
-    (output / "index.html").write_text(visualize.page("Runs compared", parts))
+        found["curves.png"] = curves
+    found["index.html"] = visualize.page("Runs compared", parts)
+    return found
+
+
+def _trained_on(run: Run) -> str:
+    """Return the fingerprints of the training text, in short."""
+    return ", ".join(text[:8] for text in run.results["run"].get("data", []))
 
 
 def _material(run: Run) -> str:

@@ -13,6 +13,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from etils.epath import Path
+
 from jformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -137,6 +139,11 @@ def parallel(columns: Mapping[str, Sequence[Any]], values: Sequence[float], name
     return _finished(figure, axes, "", "", others=0)
 
 
+def is_number(value: Any) -> bool:
+    """Return whether a value has a place on an axis of numbers; True and False have not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def page(title: str, parts: Sequence[str]) -> str:
     """Return a whole HTML file of parts made by the functions below; it asks for nothing and runs nothing."""
     return f"""<!doctype html>
@@ -176,6 +183,16 @@ def image(png: bytes, description: str) -> str:
     """Return a picture that is part of the page."""
     data = base64.b64encode(png).decode()
     return f'<img width="640" alt="{html.escape(description)}" src="data:image/png;base64,{data}">'
+
+
+def write(folder: Path, files: Mapping[str, str | bytes]) -> None:
+    """Write files, name → content, into a folder that need not be there; raise UserError where that cannot be done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written to ({error.strerror or error}); name another folder") from error
 
 
 _STYLE = """
@@ -235,7 +252,7 @@ def _finished(figure: "Figure", axes: "Axes", xlabel: str, ylabel: str, others: 
 def _heights(axes: "Axes", place: int, column: Sequence[Any]) -> list[float]:
     """Return where the values of a column lie on its axis, 0 to 1 and None below, and write its ticks beside it."""
     present = [value for value in column if value is not None]
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in present)
+    numbers = all(map(is_number, present))
     if numbers and len(set(present)) > 1:
         low, high = min(present), max(present)
         scale = math.log if low > 0 and high > 30 * low else float

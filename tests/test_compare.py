@@ -9,6 +9,14 @@ from jformer.compare import main
 from tests.stored_run import store_run
 
 
+def edit(run, change):
+    """Change the results of a run."""
+    results = json.loads((run / "results.json").read_text())
+    change(results)
+    (run / "results.json").write_text(json.dumps(results))
+    return run
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
@@ -20,6 +28,8 @@ def runs(tmp_path_factory):
     store_run(folder / "sorted", {"data.name": "sort"})
     store_run(folder / "cased", {"evaluate.tokenize": "char"})
     store_run(folder / "words", {"data.tokenizer": "byte"})
+    for name in ("trained", "otherwise"):
+        edit(store_run(folder / name), lambda results, name=name: results["run"].update(data=[f"{name} on this text"]))
     store_run(folder / "unscored", scored=False)
     return folder
 
@@ -61,6 +71,23 @@ def test_runs_that_differ_in_their_seed_are_taken_together(told):
     assert re.search(r"\nseed +0 +1\n", text)
 
 
+def test_seeds_stay_what_they_are_where_any_runs_are_taken_together(told, runs):
+    store_run(runs / "post2", {"seed": 2}, losses=(4.0, 3.0, 2.5, 2.4))
+    _, text, _ = told("pre", "pre1", "post2", options=["--metric=valid/loss"])
+    assert re.search(r"\npost2 \(1 seeds\) +1 +2.400 +- +- +-\n", text)
+    _, text, _ = told("pre", "post2", options=["--metric=valid/loss"])
+    assert re.search(r"\npost2 +1 +2.400 +\+0.200 +- +-\n", text)
+
+
+def test_runs_that_were_trained_on_other_text_are_refused_unless_it_is_named(told):
+    code, _, error = told("trained", "otherwise")
+    assert code == 2
+    assert "data (otherwise against trained: trained on otherwis against trained )" in error
+    code, text, _ = told("trained", "otherwise", options=["--despite=data"])
+    assert code == 0
+    assert "compared despite another data: otherwise against trained: trained on" in text
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "what"),
     [
@@ -93,6 +120,13 @@ def test_the_output_is_curves_and_a_page(told, tmp_path):
     assert "bootstrap" in page
 
 
+def test_an_output_that_cannot_be_written_is_one_line(told, tmp_path):
+    (tmp_path / "file").touch()
+    code, _, error = told("post", "pre", options=[f"--output={tmp_path}/file", "--metric=valid/loss"])
+    assert (code, error.count("\n")) == (2, 1)
+    assert f"{tmp_path}/file: cannot be written to (File exists); name another folder" in error
+
+
 @pytest.mark.parametrize(
     ("names", "options", "line"),
     [
@@ -117,8 +151,8 @@ def test_paths_tell_runs_of_the_same_name_apart(told, runs, tmp_path):
 
 
 def test_a_figure_that_only_one_run_has_is_a_gap(told, runs):
-    extra = store_run(runs / "extra", wrong=10)
-    results = json.loads((extra / "results.json").read_text())
-    results["test"]["ter"] = {"score": 4.0, "signature": "x"}
-    (extra / "results.json").write_text(json.dumps(results))
+    edit(
+        store_run(runs / "extra", wrong=10),
+        lambda results: results["test"].update(ter={"score": 4.0, "signature": "x"}),
+    )
     assert re.search(r"\ntest/ter +- +4\n", told("post", "extra")[1])
