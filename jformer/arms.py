@@ -75,13 +75,17 @@ def compare_arms(arms: Sequence[Arm], baseline: str, metric: str) -> tuple[list[
     return standings, notes
 
 
+def rank(value: float, goal: str) -> float:
+    """Return a number that is less for what is better, "min" or "max"; what is not finite is worst."""
+    if not math.isfinite(value):
+        return math.inf
+    return -value if goal == "max" else value
+
+
 def best(standings: Sequence[Standing], goal: str) -> str:
     """Return the label of the arm with the best mean; "" if none is finite."""
-    finite = [standing for standing in standings if math.isfinite(standing.mean.mean)]
-    if not finite:
-        return ""
-    choose = max if goal == "max" else min
-    return choose(finite, key=lambda standing: standing.mean.mean).label
+    first = min(standings, key=lambda standing: rank(standing.mean.mean, goal), default=None)
+    return first.label if first and math.isfinite(first.mean.mean) else ""
 
 
 def table(standings: Sequence[Standing], metric: str) -> list[list[str]]:

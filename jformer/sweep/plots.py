@@ -1,17 +1,18 @@
 """The pictures of a sweep: learning curves, arms with their intervals, a plot for each factor, a search's trials."""
 
+import dataclasses
 import math
 import re
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from jformer import visualize
-from jformer.arms import Arm, Standing, learning_curves
+from jformer.arms import Arm, Standing, learning_curves, rank
+from jformer.config import flatten
 from jformer.statistics import estimate
 from jformer.sweep.experiment import Experiment, Trial
-from jformer.sweep.tables import rank
-from jformer.visualize import Line
+from jformer.visualize import Line, is_number
 
 WIDE = 16  # factor between the ends of an axis from which on it is logarithmic
 
@@ -20,15 +21,16 @@ def draw(
     experiment: Experiment, done: Sequence[Trial], members: Sequence[Arm], standings: Sequence[Standing]
 ) -> dict[str, bytes]:
     """Return file name → PNG."""
-    order = sorted(range(len(members)), key=lambda i: rank(experiment, standings[i].mean.mean))
+    order = sorted(range(len(members)), key=lambda i: rank(standings[i].mean.mean, experiment.goal))
     ranked, metric = [members[i] for i in order], experiment.metric
     pictures = {"curves.png": learning_curves(ranked, metric if experiment.reports_in_training() else "valid/loss")}
     if experiment.search:
         pictures["parallel.png"] = parallel(experiment, done)
     else:
         pictures["arms.png"] = arm_intervals(experiment, [standings[i] for i in order])
+    short = _short({key for plot in experiment.plots for key in plot if key})
     for x, lines in experiment.plots:
-        name = "-".join(filter(None, (_last(x), _last(lines))))
+        name = "-".join(short[key] for key in (x, lines) if key)
         pictures[f"{re.sub(r'[^A-Za-z0-9_-]', '_', name)}.png"] = factor(experiment, done, x, lines)
     return {name: png for name, png in pictures.items() if png}
 
@@ -44,18 +46,20 @@ def arm_intervals(experiment: Experiment, ranked: Sequence[Standing]) -> bytes:
 def factor(experiment: Experiment, done: Sequence[Trial], x: str, lines: str) -> bytes:
     """Draw the metric over one key, with a line or a bar for each value of another ("" = none).
 
-    Other keys are averaged over, seed by seed, before intervals are made. Returns b"" if there is nothing to draw.
+    A trial that does not set a key has what the base says. Other keys are averaged over, seed by seed, before intervals
+    are made. Returns b"" if there is nothing to draw.
     """
+    base = flatten(dataclasses.asdict(experiment.config({})))
     cells: defaultdict[tuple[str, Any], defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for trial in done:
-        if x in trial.overrides and (not lines or lines in trial.overrides):
-            label = f"{_last(lines)}={trial.overrides[lines]}" if lines else ""
-            place = trial.overrides[x]
-            place = place if _is_number(place) else str(place)
+        settings = base | trial.overrides
+        if x in settings and (not lines or lines in settings):
+            label = f"{_last(lines)}={settings[lines]}" if lines else ""
+            place = settings[x] if is_number(settings[x]) else str(settings[x])
             cells[label, place][trial.seed].append(trial.metrics[experiment.metric])
     points = {cell: estimate([sum(values) / len(values) for values in seeds.values()]) for cell, seeds in cells.items()}
     places = list(dict.fromkeys(place for _, place in points))
-    numeric = all(map(_is_number, places))
+    numeric = all(map(is_number, places))
     if not places:
         return b""
     found = []
@@ -78,9 +82,11 @@ def parallel(experiment: Experiment, done: Sequence[Trial]) -> bytes:
     return visualize.parallel(columns, values, experiment.metric, experiment.goal == "max")
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _last(key: str) -> str:
     return key.rpartition(".")[2]
+
+
+def _short(keys: Collection[str]) -> dict[str, str]:
+    """Return key → its last part, or all of it where another key ends the same."""
+    ends = Counter(map(_last, keys))
+    return {key: _last(key) if ends[_last(key)] == 1 else key.replace(".", "-") for key in keys}

@@ -25,27 +25,27 @@ STATES = ("complete", "running", "waiting", "pruned", "failed")
 def report(experiment: Experiment, trials: Sequence[Trial], workdir: Path, output: Path) -> str:
     """Write the report's files into the folder `output`, and results.csv into the workdir as well; return its text.
 
-    Raises UserError if no trial is complete yet, or none reports the metric.
+    Raises UserError if no trial is complete yet, or none reports the metric: results.csv is written all the same.
     """
-    done = finished(experiment, trials)
+    results = {"results.csv": _as_csv(trial_rows(trials))}
+    for folder in (workdir, output):
+        visualize.write(folder, results)
+    done, failed = finished(experiment, trials), failed_seeds(trials)
     members = as_arms(experiment, done, workdir)
     standings, tests = compare_arms(members, experiment.baseline, experiment.metric)
-    table = best_table(experiment, done) if experiment.search else arm_table(experiment, standings, done)
+    table = best_table(experiment, done) if experiment.search else arm_table(experiment, standings, done, failed)
     sections = {
         "": summary(experiment, trials),
-        "table": [] if experiment.search else [*left_out(standings), "* the best mean", *tests],
+        "table": [] if experiment.search else [*left_out(standings), *star(failed), *tests],
         "conclusions": conclusions(experiment, trials),
         "failed": failures(trials),
     }
     pictures = draw(experiment, done, members, standings)
-    output.mkdir(parents=True, exist_ok=True)
-    for folder in (workdir, output):
-        (folder / "results.csv").write_text(_as_csv(trial_rows(trials)))
-    (output / "arms.csv").write_text(_as_csv(arm_rows(standings, done)))
-    (output / "index.html").write_text(_as_page(experiment.title, sections, table, pictures))
-    for name, png in pictures.items():
-        (output / name).write_bytes(png)
-    written = ", ".join(("index.html", "results.csv", "arms.csv", *pictures))
+    pages = {"index.html": _as_page(experiment.title, sections, table, pictures)}
+    if not experiment.search:
+        pages["arms.csv"] = _as_csv(arm_rows(standings, done))
+    visualize.write(output, {**pages, **pictures})
+    written = ", ".join((*pages, *results, *pictures))
     return "\n".join([*_as_text(sections, table), f"\nwritten to {output}: {written}"])
 
 
@@ -54,6 +54,8 @@ def finished(experiment: Experiment, trials: Sequence[Trial]) -> list[Trial]:
     complete = [trial for trial in trials if trial.state == "complete"]
     if not complete:
         first = next((f"; the first error: {trial.error}" for trial in trials if trial.error), "")
+        if trials and all(trial.state == "failed" for trial in trials):
+            raise UserError(f"{experiment.path}: all {len(trials)} trials failed{first}")
         raise UserError(f"{experiment.path}: no trial has finished yet: {_counts(trials) or 'none is planned'}{first}")
     found = [trial for trial in complete if experiment.metric in trial.metrics]
     if not found:
@@ -62,10 +64,10 @@ def finished(experiment: Experiment, trials: Sequence[Trial]) -> list[Trial]:
 
 
 def as_arms(experiment: Experiment, done: Sequence[Trial], workdir: Path) -> list[Arm]:
-    """Return the arms that have results, in the experiment's order."""
+    """Return the arms that have results, in the experiment's order; of a search each trial, since labels may repeat."""
     members: dict[str, list[Trial]] = {label: [] for label in experiment.arms}
     for trial in done:
-        members.setdefault(trial.arm, []).append(trial)
+        members.setdefault(trial.name if experiment.search else trial.arm, []).append(trial)
     return [
         Arm(
             label,
@@ -96,6 +98,21 @@ def left_out(standings: Sequence[Standing]) -> list[str]:
     return [f"and {len(standings) - SHOWN} more arms, in arms.csv"] if len(standings) > SHOWN else []
 
 
+def failed_seeds(trials: Sequence[Trial]) -> dict[str, str]:
+    """Return arm → how many of its seeds failed, for arms of which any did."""
+    planned = Counter(trial.arm for trial in trials)
+    failed = Counter(trial.arm for trial in trials if trial.state == "failed")
+    return {arm: f"{count} of {planned[arm]} seeds of {arm} failed" for arm, count in failed.items()}
+
+
+def star(failed: Mapping[str, str]) -> list[str]:
+    """Return what the star in the table means, and which means are not those of all seeds."""
+    if not failed:
+        return ["* the best mean"]
+    lines = [f"{found} and are not in its mean" for found in failed.values()]
+    return ["* the best mean of arms without failed seeds", *_first(lines)]
+
+
 def conclusions(experiment: Experiment, trials: Sequence[Trial]) -> list[str]:
     """Return the lines of the experiment's own conclude(trials); half of a sweep may be too little for it."""
     if experiment.conclude is None:
@@ -109,8 +126,12 @@ def conclusions(experiment: Experiment, trials: Sequence[Trial]) -> list[str]:
 def failures(trials: Sequence[Trial]) -> list[str]:
     """Return the trials that failed, and why."""
     lines = [f"{trial.name}: {trial.error}" for trial in trials if trial.state == "failed"]
+    return _first(lines)
+
+
+def _first(lines: Sequence[str]) -> list[str]:
     more = [f"and {len(lines) - FAILURES} more, in results.csv"] if len(lines) > FAILURES else []
-    return lines[:FAILURES] + more
+    return [*lines[:FAILURES], *more]
 
 
 def _counts(trials: Sequence[Trial]) -> str:

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from jformer import arms
@@ -43,11 +43,16 @@ def arm_rows(standings: Sequence[Standing], done: Sequence[Trial]) -> Rows:
     return rows
 
 
-def arm_table(experiment: Experiment, standings: Sequence[Standing], done: Sequence[Trial]) -> list[list[str]]:
-    """Return the table of arms in the file's order, the best one marked; of very many only the best, in their order."""
-    costs, best = _costs(done), arms.best(standings, experiment.goal)
+def arm_table(
+    experiment: Experiment, standings: Sequence[Standing], done: Sequence[Trial], partial: Container[str]
+) -> list[list[str]]:
+    """Return the table of arms in the file's order; of very many only the best, in their order.
+
+    The best one is marked, unless it is `partial`: a mean without the seeds that failed is that of the lucky ones.
+    """
+    costs, best = _costs(done), arms.best([found for found in standings if found.label not in partial], experiment.goal)
     if len(standings) > SHOWN:
-        shown = sorted(standings, key=lambda found: rank(experiment, found.mean.mean))[:SHOWN]
+        shown = sorted(standings, key=lambda found: arms.rank(found.mean.mean, experiment.goal))[:SHOWN]
     else:
         shown = list(standings)
     head, *rows = arms.table(shown, experiment.metric)
@@ -63,7 +68,7 @@ def arm_table(experiment: Experiment, standings: Sequence[Standing], done: Seque
 
 def best_table(experiment: Experiment, done: Sequence[Trial]) -> list[list[str]]:
     """Return the best trials of a search, with what it tried in them."""
-    shown = sorted(done, key=lambda trial: rank(experiment, trial.metrics[experiment.metric]))[:BEST]
+    shown = sorted(done, key=lambda trial: arms.rank(trial.metrics[experiment.metric], experiment.goal))[:BEST]
     keys = list(dict.fromkeys(key for trial in shown for key in trial.overrides))
     head = ["trial", *(key.rpartition(".")[2] for key in keys), experiment.metric, "seconds"]
     return [
@@ -75,13 +80,6 @@ def best_table(experiment: Experiment, done: Sequence[Trial]) -> list[list[str]]
             for trial in shown
         ),
     ]
-
-
-def rank(experiment: Experiment, value: float) -> float:
-    """Return a number that is less for what is better."""
-    if not math.isfinite(value):
-        return math.inf
-    return -value if experiment.goal == "max" else value
 
 
 def _costs(done: Sequence[Trial]) -> Mapping[str, tuple[float, float | None]]:

@@ -7,10 +7,11 @@ import re
 import pytest
 from scipy import stats
 
-from jformer import records
+from jformer import records, visualize
 from jformer.errors import UserError
 from jformer.sweep.experiment import load_experiment
-from jformer.sweep.report import report
+from jformer.sweep.plots import factor
+from jformer.sweep.report import as_arms, report
 from tests.stored_run import store_run
 from tests.sweep.sweeps import SEARCH, write
 
@@ -143,7 +144,59 @@ def test_nothing_finished_and_a_metric_that_nobody_reports_are_one_line(sweep):
     other = dataclasses.replace(experiment, metric="valid/los")
     with pytest.raises(UserError, match="no trial reports METRIC='valid/los'; did you mean valid/loss"):
         report(other, [finish(trials[0], workdir, 2.0), *trials[1:]], workdir, workdir / "report")
-    assert not (workdir / "report").exists()
+    assert [row["state"] for row in table(workdir / "results.csv")] == ["complete", *["waiting"] * 11]
+
+
+def test_where_all_trials_failed_the_first_error_and_a_table_of_them_are_left(sweep):
+    experiment, trials, workdir = sweep()
+    failed = [dataclasses.replace(trial, state="failed", error=f"mistake {i}") for i, trial in enumerate(trials)]
+    with pytest.raises(UserError, match="all 12 trials failed; the first error: mistake 0"):
+        report(experiment, failed, workdir, workdir / "report")
+    for folder in (workdir, workdir / "report"):
+        assert [row["error"] for row in table(folder / "results.csv")] == [trial.error for trial in failed]
+
+
+def test_an_output_that_cannot_be_written_is_named(sweep):
+    experiment, trials, workdir = sweep()
+    (workdir / "file").touch()
+    with pytest.raises(UserError, match=r"sweep/file/report: cannot be written to .Not a directory.; name another"):
+        report(experiment, [finish(trials[0], workdir, 2.0)], workdir, workdir / "file" / "report")
+
+
+def test_an_arm_with_failed_seeds_is_not_the_best(sweep):
+    experiment, trials, workdir = sweep()
+    trials = finish_all(trials, workdir)
+    for i in (3, 7):  # of the best arm; the seed that is left looks better still
+        trials[i] = dataclasses.replace(trials[i], state="failed", value=None, metrics={}, error="loss is nan")
+    trials[11] = dataclasses.replace(trials[11], metrics={"valid/loss": 0.5})
+    text = report(experiment, trials, workdir, workdir / "report")
+    assert re.search(r"\nnorm=pre, warmup_steps=5 +1 of 3 +0.500 ", text)
+    assert re.search(r"\nnorm=pre, warmup_steps=0 \* +3 +1.60", text)
+    assert "* the best mean of arms without failed seeds\n" in text
+    assert "\n2 of 3 seeds of norm=pre, warmup_steps=5 failed and are not in its mean\n" in text
+
+
+def test_a_factor_that_an_arm_leaves_alone_is_what_the_base_says(sweep, monkeypatch):
+    code = '\ndef sweep():\n    return {"plain": {}, "warm": {"optim.warmup_steps": 9}, "pre": {"model.norm": "pre"}}\n'
+    experiment, trials, workdir = sweep(code, SEEDS=(0,), PLOTS=[("optim.warmup_steps", "model.norm")])
+    drawn = []
+    monkeypatch.setattr(visualize, "lines", lambda lines, *_: drawn.extend(lines) or b"")
+    factor(experiment, [finish(trial, workdir, 2.0 + i) for i, trial in enumerate(trials)], *experiment.plots[0])
+    assert [(line.label, line.x, line.y) for line in drawn] == [
+        ("norm=post", [5, 9], [2.0, 3.0]),
+        ("norm=pre", [5], [4.0]),
+    ]
+
+
+def test_plots_of_keys_that_end_the_same_have_files_of_their_own(sweep):
+    code = "\nfrom jformer.sweep import product\n\ndef sweep():\n    return product(KEYS)\n"
+    keys = {"model.dtype": ["float32"], "decode.dtype": ["float32", "bfloat16"], "optim.warmup_steps": [1]}
+    experiment, trials, workdir = sweep(
+        code, KEYS=keys, PLOTS=[("model.dtype", ""), ("decode.dtype", "optim.warmup_steps")], SEEDS=(0,)
+    )
+    report(experiment, [finish(trial, workdir, 2.0) for trial in trials], workdir, workdir / "report")
+    names = {path.name for path in (workdir / "report").glob("*.png")}
+    assert names == {"curves.png", "arms.png", "model-dtype.png", "decode-dtype-warmup_steps.png"}
 
 
 def test_scores_of_text_are_tested_on_the_outputs(sweep):
@@ -177,7 +230,17 @@ def test_a_search_shows_its_best_trials_and_draws_all(sweep, goal, sign):
     assert lines[0] == ["trial", "learning_rate", "norm", "warmup_steps", "valid/loss", "seconds"]
     assert lines[1][1:] == ["1.35", "pre", "-", "2", "30"]
     assert len(lines) == 11
-    assert sorted(path.name for path in (workdir / "report").glob("*.png")) == ["curves.png", "parallel.png"]
+    written = ["curves.png", "index.html", "parallel.png", "results.csv"]
+    assert sorted(path.name for path in (workdir / "report").iterdir()) == written
+
+
+def test_trials_of_a_search_that_look_the_same_are_both_kept(sweep):
+    experiment, _, workdir = sweep(SEARCH, TRIALS=2, SEEDS=(0,))
+    rates = enumerate((1.00001, 1.00002))
+    trials = [experiment.trial("learning_rate=1", {"optim.learning_rate": rate}, 0, i) for i, rate in rates]
+    found = as_arms(experiment, [finish(trial, workdir, 2.0 + i) for i, trial in enumerate(trials)], workdir)
+    assert [arm.values for arm in found] == [{0: 2.0}, {0: 3.0}]
+    assert len({arm.runs[0] for arm in found}) == 2
 
 
 def test_names_cannot_run_anything(sweep):
