@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from jformer.statistics import estimate, paired_difference
 from jformer.sweep import Trial
+from jformer.sweep.report import failed_seeds
 
 
 def values(trials: Sequence[Trial], arm: str, metric: str = "") -> dict[int, float]:
@@ -19,13 +20,20 @@ def means(trials: Sequence[Trial], metric: str = "") -> dict[str, float]:
 
 
 def versus(trials: Sequence[Trial], arm: str, other: str, metric: str = "") -> list[str]:
-    """Return a line with the difference of two arms over the seeds that both have; no line without such seeds."""
+    """Return a line with the difference of two arms over the seeds that both have; no line without such seeds.
+
+    It says which of their seeds failed. Its p is not adjusted for the other lines there are.
+    """
     first, second = values(trials, arm, metric), values(trials, other, metric)
     seeds = sorted(first.keys() & second.keys())
     if not seeds:
         return []
     difference = paired_difference([first[seed] for seed in seeds], [second[seed] for seed in seeds])
     line = f"{f'{metric}, ' if metric else ''}{arm} minus {other}: {difference.mean:+.3f}"
+    failed = "".join(f"; {found}" for label, found in failed_seeds(trials).items() if label in (arm, other))
+    if len(seeds) == 1:
+        return [f"{line} (one seed){failed}"]
     if difference.margin is None:
-        return [f"{line} (one seed)"]
-    return [f"{line} ± {difference.margin:.3f}, p = {difference.p:.2g}, {len(seeds)} seeds"]
+        return [f"{line} ({len(seeds)} seeds, no interval){failed}"]
+    tested = f"± {difference.margin:.3f}, p = {difference.p:.2g} (unadjusted)"
+    return [f"{line} {tested}, {len(seeds)} seeds{failed}"]

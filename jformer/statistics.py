@@ -24,7 +24,10 @@ class Estimate(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A mean difference of pairs, the half width of its interval, and p of the hypothesis that there is none."""
+    """A mean difference of pairs, the half width of its interval, and p of the hypothesis that there is none.
+
+    The last two are None where the pairs cannot tell.
+    """
 
     mean: float
     margin: float | None
@@ -66,7 +69,8 @@ def estimate(values: Sequence[float]) -> Estimate:
 def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Difference:
     """Return the mean of values minus baseline, pair by pair, with its t interval and two-sided paired t test.
 
-    One pair has neither. Pairs that all differ by the same amount leave no doubt: p is 0, or 1 for no difference.
+    One pair has neither. Nor have pairs that all differ by the same amount, as scores that are counts may: the test
+    takes its noise from how they vary, and p = 0 would be more than so few can prove. Without any difference p is 1.
     """
     differences = [value - base for value, base in zip(values, baseline, strict=True)]
     mean, margin, n = estimate(differences)
@@ -74,7 +78,7 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Dif
         return Difference(mean, None, None)
     rounding = 1e-12 * max(map(abs, (*values, *baseline)))
     if margin <= rounding:
-        return Difference(mean, 0.0, 1.0 if abs(mean) <= rounding else 0.0)
+        return Difference(mean, 0.0, 1.0) if abs(mean) <= rounding else Difference(mean, None, None)
     t = mean / margin * _quantile(n - 1)
     return Difference(mean, margin, float(2 * special.stdtr(n - 1, -abs(t))))
 

@@ -79,9 +79,13 @@ def test_conclusions_can_be_asked_for_before_anything_is_known(path):
 def test_a_difference_is_over_the_seeds_that_both_arms_have():
     rows = [("a", 0, 3.0), ("a", 1, 5.0), ("a", 2, 9.0), ("b", 0, 1.0), ("b", 1, 2.0), ("b", 2, None)]
     trials = [Trial("", arm, {}, seed, value=value) for arm, seed, value in rows]
-    assert versus(trials, "a", "b") == ["a minus b: +2.500 ± 6.353, p = 0.13, 2 seeds"]  # t of one degree: 12.71 * 0.5
+    line = "a minus b: +2.500 ± 6.353, p = 0.13 (unadjusted), 2 seeds"  # t of one degree: 12.71 * 0.5
+    assert versus(trials, "a", "b") == [line]
     assert versus(trials, "a", "c") == []
     assert means(trials) == {"a": pytest.approx(17 / 3), "b": 1.5}
+    trials[5] = dataclasses.replace(trials[5], state="failed")
+    assert versus(trials, "a", "b") == [f"{line}; 1 of 3 seeds of b failed"]
+    assert versus(trials, "a", "a") == ["a minus a: +0.000 ± 0.000, p = 1 (unadjusted), 3 seeds"]
 
 
 def test_ranks_of_table_3_agree_with_themselves_and_with_nothing_when_turned_round():
@@ -133,9 +137,11 @@ def test_what_warm_up_is_worth_is_told_for_each_norm_and_depth():
         return {"valid/loss": 1 + seed + needed * overrides["model.num_layers"]}
 
     _, lines = made_up("pre_vs_post_ln", metrics)
-    assert lines[0].startswith("post, no warm-up, 2 layers minus post, warm-up, 2 layers: +2.000 ± 0.000")
+    assert lines[0].startswith(
+        "post, no warm-up, 2 layers minus post, warm-up, 2 layers: +2.000 (3 seeds, no interval)"
+    )
     assert lines[1].startswith("pre, no warm-up, 2 layers minus pre, warm-up, 2 layers: +0.000 ± 0.000")
-    assert lines[6].startswith("post, no warm-up, 12 layers minus post, warm-up, 12 layers: +12.000")
+    assert lines[6].startswith("post, no warm-up, 12 layers minus post, warm-up, 12 layers: +12.000 (3 seeds")
 
 
 def test_gradients_of_last_layers_are_fitted_over_depth(tmp_path, monkeypatch):
