@@ -410,14 +410,12 @@ def test_a_storage_that_cannot_be_reached_is_one_line(tmp_path, storage, said):
     assert "secret" not in str(caught.value)
 
 
-def test_a_new_workdir_does_not_adopt_the_trials_of_another(tmp_path):
-    storage = f"sqlite:///{tmp_path}/trials.db"
-    open_queue(tmp_path, storage=storage)
+def test_a_new_workdir_does_not_adopt_the_trials_of_another(tmp_path, monkeypatch):
+    first = open_queue(tmp_path)
     (tmp_path / "elsewhere").mkdir()
-    with pytest.raises(
-        UserError, match=r"elsewhere/sweep: is new, and does not belong to study 'small' of the storage"
-    ):
-        open_queue(tmp_path / "elsewhere", storage=storage)
+    monkeypatch.setattr("jformer.sweep.store.open_storage", lambda *_: first._store)  # as one database is
+    with pytest.raises(UserError, match=r"elsewhere/sweep: is new, and does not belong to study 'small' of"):
+        open_queue(tmp_path / "elsewhere")
 
 
 def test_what_was_lost_with_its_worker_comes_after_the_others(queue, tmp_path):

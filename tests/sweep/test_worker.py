@@ -218,7 +218,8 @@ def test_a_lost_trial_is_not_waited_for(tmp_path):
         assert worker._run(claim) == LOST
 
 
-def test_a_trial_that_others_overtake_is_told_to_save_and_is_pruned(tmp_path):
+def test_a_trial_that_others_overtake_is_told_to_save_and_is_pruned(tmp_path, monkeypatch):
+    monkeypatch.setattr("jformer.sweep.worker.PRUNE", 0.1)  # others were told of 19 updates only
     options = {"TRIALS": 6, "SAMPLER": "random", "PRUNER": "median", "lease": 0.3}
     bad = "options['config.optim.learning_rate'] = '9'"
     worker = make_worker(tmp_path, stand_in(), SEARCH, **options)
