@@ -19,7 +19,7 @@ def get_config() -> ConfigDict:
     config.model.update(num_layers=4, d_model=64, d_ff=256, num_heads=4, dropout=0.2, activation_dropout=0.0)
     config.model.vision.update(image_size=8, patch_size=4, channels=1)
     config.data.update(tokens_per_update=64 * 64)
-    config.optim.update(learning_rate=2e-3, warmup_steps=100, weight_decay=0.05, label_smoothing=0.1)
+    config.optim.update(learning_rate=2e-3, warmup=0.1, weight_decay=0.05, label_smoothing=0.1)
     config.train.update(num_steps=1_000, log_every=100, eval_every=200, checkpoint_every=200)
     config.evaluate.update(weights="best")
     return config

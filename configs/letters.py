@@ -17,7 +17,7 @@ def get_config() -> ConfigDict:
     config = default_config("transformer_tiny")
     config.model.update(num_layers=2, d_model=64, norm="pre", dropout=0.0)
     config.data.update(source="generated", name="reverse", tokenizer="word", num_buckets=1, tokens_per_update=640)
-    config.optim.update(schedule="cosine", learning_rate=2e-3, warmup_steps=50, label_smoothing=0.0)
+    config.optim.update(schedule="cosine", learning_rate=2e-3, warmup=1 / 12, label_smoothing=0.0)
     config.train.update(num_steps=600, eval_every=600, checkpoint_every=600, keep_last=1, samples=0)
     config.evaluate.update(scores=())
     config.decode.update(beam_size=1, batch_size=256)

@@ -20,6 +20,6 @@ def get_config() -> ConfigDict:
     config.data.update(source="text", train="train.lc.norm.tok.en", valid="val.lc.norm.tok.en")
     config.data.update(test=("test=test_2016_flickr.lc.norm.tok.en",), tokenizer="bpe", vocab_size=5_000)
     config.data.update(max_target_length=128, num_buckets=3, tokens_per_update=4_096)
-    config.optim.update(optimizer="adam", schedule="linear", learning_rate=2e-3, warmup_steps=200)
+    config.optim.update(optimizer="adam", schedule="linear", learning_rate=2e-3, warmup=1 / 3)
     config.train.update(num_steps=600, log_every=100, eval_every=200, checkpoint_every=200)
     return config

@@ -23,7 +23,7 @@ def get_config() -> ConfigDict:
     config.data.update(
         max_target_length=256, batching="packed", packed_length=256, tokens_per_update=1_024, row_multiple=4
     )
-    config.optim.update(optimizer="adamw", schedule="cosine", learning_rate=3e-3, warmup_steps=50, weight_decay=0.1)
+    config.optim.update(optimizer="adamw", schedule="cosine", learning_rate=3e-3, warmup=0.1, weight_decay=0.1)
     config.train.update(num_steps=500, log_every=100, eval_every=125, checkpoint_every=125, samples=0)
     config.decode.update(beam_size=1)
     return config

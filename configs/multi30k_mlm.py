@@ -20,6 +20,6 @@ def get_config() -> ConfigDict:
     config.data.update(source="text", train="train.lc.norm.tok.en", valid="val.lc.norm.tok.en")
     config.data.update(test=("test=test_2016_flickr.lc.norm.tok.en",), tokenizer="bpe", vocab_size=5_000)
     config.data.update(max_source_length=128, num_buckets=3, tokens_per_update=4_096)
-    config.optim.update(schedule="linear", learning_rate=2e-3, warmup_steps=200, weight_decay=0.01)
+    config.optim.update(schedule="linear", learning_rate=2e-3, warmup=0.2, weight_decay=0.01)
     config.train.update(num_steps=1_000, log_every=100, eval_every=250, checkpoint_every=250)
     return config

@@ -20,9 +20,9 @@ def get_config() -> ConfigDict:
     config.data.update(source="files", source_language="en", target_language="de")
     config.data.update(train="train.lc.norm.tok", valid="val.lc.norm.tok", test=("test=test_2016_flickr.lc.norm.tok",))
     config.data.update(tokenizer="bpe", vocab_size=10_000, tokens_per_update=2 * 4_096)
-    config.optim.update(schedule="inverse_square_root", learning_rate=5e-3, warmup_steps=2_000)
+    config.optim.update(schedule="inverse_square_root", learning_rate=5e-3, warmup=2_000)
     # An epoch is 63 updates: validated and saved once an epoch, stopped after 10 without a better loss.
     config.train.update(num_steps=8_000, log_every=63, eval_every=63, checkpoint_every=63, patience=10)
     config.evaluate.update(weights="average", average_last=10, tokenize="none")
-    config.decode.update(beam_size=5, length_penalty=1.0)
+    config.decode.update(beam_size=5, length_penalty=1.0, length_offset=0.0)  # fairseq divides by the length itself
     return config

@@ -17,7 +17,7 @@ def get_config() -> ConfigDict:
     config.model.update(num_layers=2, d_ff=512, norm="pre", dropout=0.0)
     config.data.update(source="generated", name="quickstart", train="train", valid="valid", test=("test",))
     config.data.update(tokenizer="bpe", vocab_size=500, split_digits=True, num_buckets=3, tokens_per_update=640)
-    config.optim.update(schedule="cosine", learning_rate=2e-3, warmup_steps=360)
+    config.optim.update(schedule="cosine", learning_rate=2e-3, warmup=0.08)
     config.train.update(num_steps=4_500, log_every=100, eval_every=900, checkpoint_every=900, keep_last=1)
     config.decode.update(beam_size=1, batch_size=256)
     return config

@@ -21,7 +21,7 @@ def get_config() -> ConfigDict:
     config.data.update(source="text", document="file", tokenizer="char", overlong="split")
     config.data.update(train="input[:90%]", valid="input[90%:95%]", test=("test=input[95%:]",))
     config.data.update(max_target_length=128, num_buckets=1, tokens_per_update=32 * 128)
-    config.optim.update(optimizer="adamw", schedule="cosine", learning_rate=3e-3, warmup_steps=100, weight_decay=0.1)
+    config.optim.update(optimizer="adamw", schedule="cosine", learning_rate=3e-3, warmup=0.05, weight_decay=0.1)
     config.train.update(num_steps=2_000, log_every=100, eval_every=500, checkpoint_every=500, samples=2)
     config.decode.update(beam_size=1, max_extra_length=120, batch_size=8)
     return config

@@ -21,7 +21,7 @@ def get_config() -> ConfigDict:
     config.model.head.update(pooling="mean", pooler=False, transform=False, num_segments=0)
     config.data.update(source="labelled", train="train", valid="dev", test=("test=test",), overlong="cut")
     config.data.update(tokenizer="bpe", vocab_size=8_000, max_source_length=64, num_buckets=2, tokens_per_update=2_048)
-    config.optim.update(schedule="linear", learning_rate=1e-3, warmup_steps=50, label_smoothing=0.1)
+    config.optim.update(schedule="linear", learning_rate=1e-3, warmup=0.05, label_smoothing=0.1)
     config.optim.update(b2=0.95, epsilon=1e-5)
     config.train.update(num_steps=1_000, log_every=50, eval_every=50, checkpoint_every=50, keep_last=1, samples=0)
     config.evaluate.update(weights="best")

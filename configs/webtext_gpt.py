@@ -23,6 +23,5 @@ def get_config() -> ConfigDict:
     config.data.update(source="text", document="paragraph", tokenizer="bpe", vocab_size=50_000)
     config.data.update(train="train", valid="valid", test=("test",), max_target_length=1_024)
     config.data.update(batching="packed", packed_length=1_024, tokens_per_update=2**19, row_multiple=32)
-    config.optim.update(warmup_steps=3_000)
     config.train.update(num_steps=250_000, eval_every=2_500, checkpoint_every=2_500)
     return config

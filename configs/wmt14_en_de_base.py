@@ -20,7 +20,7 @@ def get_config() -> ConfigDict:
     config.data.update(train="train", valid="validation", test=("test",))
     config.data.update(tokenizer="bpe", vocab_size=37_000, tokens_per_update=25_000)
     config.data.update(row_multiple=32)  # the same updates on 1, 2, 4, 8, 16 or 32 devices
-    config.optim.update(schedule="noam", learning_rate=1.0, warmup_steps=4_000)
+    config.optim.update(schedule="noam", learning_rate=1.0, warmup=4_000, clip_norm=0.0)
     config.train.update(num_steps=100_000, eval_every=1_500, checkpoint_every=1_500)
     config.evaluate.update(weights="average", average_last=5)
     config.decode.update(beam_size=4, length_penalty=0.6)

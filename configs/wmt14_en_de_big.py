@@ -11,7 +11,7 @@ Expected: the paper's; not trained here yet.
 from ml_collections import ConfigDict
 
 from configs import wmt14_en_de_base
-from jformer.presets import PRESETS
+from jformer.config.presets import PRESETS
 
 
 def get_config() -> ConfigDict:

@@ -18,5 +18,5 @@ def get_config() -> ConfigDict:
     """Return the run."""
     config = wmt14_en_de_base.get_config()
     config.model.update(norm="pre")
-    config.optim.update(schedule="linear", learning_rate=7e-4, warmup_steps=0)
+    config.optim.update(schedule="linear", learning_rate=7e-4, warmup=0)
     return config

@@ -22,7 +22,7 @@ FIXED = {
     "model.dropout": 0.1,
     "data.row_multiple": 16,
     "data.tokens_per_update": 1_024,
-    "optim.warmup_steps": 50,
+    "optim.warmup": 50,
     "train.num_steps": 50,
     "train.log_every": 10,
     "train.eval_every": 10,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from jformer.statistics import estimate, paired_difference
+from jformer.evaluation.statistics import estimate, paired_difference
 from jformer.sweep import Trial
 from jformer.sweep.report import failed_seeds
 

@@ -1,7 +1,7 @@
 """How fast is text made into batches, how full are they, and does memory stay what it is? On one core, without JAX.
 
 Command:  taskset -c 1 python -m experiments.data_speed --config=configs/multi30k_tiny.py
-          --config.data.dir=PATH/multi30k [--config.data.tokenizer=unigram] [--pairs=4500000]
+          --config.data.dir=PATH/multi30k [--config.data.tokenizer=unigram] [--pairs=4500000] [--smoke]
 
 First the run's own text, with a fresh cache: tokenizing beside sentencepiece alone on the same lines, one thread both.
 Then batches of two populations of lengths, that text's and one like WMT's: sources log-normal with mean 27 and standard
@@ -32,10 +32,11 @@ from jformer.data.corpus import Corpus, Encoder, Tokens, open_corpus
 from jformer.data.features import sequence_to_sequence
 from jformer.data.pipeline import Batches, make_batches, prefetch
 from jformer.data.plan import cheapest_cuts
-from jformer.data.sources import Split, open_split
-from jformer.data.subwords import SubwordTokenizer
+from jformer.data.sources import open_split
+from jformer.data.sources.split import Split
+from jformer.data.tokenizers.subwords import SubwordTokenizer
 from jformer.data.vocabularies import learn_tokenizers
-from jformer.restore import build_task
+from jformer.tasks.build import build_task
 
 MARKS = (1_000, 11_000)  # batches between which memory is compared
 
@@ -44,9 +45,14 @@ def main() -> None:
     """Print the tables."""
     options = flags.FlagValues()
     flags.DEFINE_integer("pairs", 4_500_000, "Pairs like WMT's.", flag_values=options)
-    rest = options(sys.argv, known_only=True)
+    flags.DEFINE_bool("smoke", False, "Only see that the command works, on few pairs.", flag_values=options)
+    rest, marks = options(sys.argv, known_only=True), MARKS
+    if options.smoke:
+        options["pairs"].value, marks = 5_000, (5, 10)
+        rest += ["--config=configs/quickstart.py", "--config.data.name=copy", "--config.data.num_pairs=500"]
+        rest += ["--config.data.tokens_per_update=4096"]
     with tempfile.TemporaryDirectory() as folder:
-        _, config = front.parse([*rest, f"--workdir={folder}/run"])
+        config = front.configure(*front.read_flags([*rest, f"--workdir={folder}/run"]))
         split = timed("open, check and fingerprint the text", open_split, config.data, config.data.train)
         task, directory = build_task(config), Path(folder) / "tokenizer"
         tokenizers = timed("learn the tokenizers", learn_tokenizers, directory, config.data, [split], task.vocabularies)
@@ -63,10 +69,10 @@ def main() -> None:
             like_wmt = dataclasses.replace(config.data, tokens_per_update=25_000, packed_length=256)
             show_batches(f"WMT's to {limit}", random_corpus(options.pairs, limit), like_wmt)
         print()
-        show_growth(make_batches([corpus], [1.0], config.data, 0, sequence_to_sequence()))
+        show_growth(make_batches([corpus], [1.0], config.data, 0, sequence_to_sequence()), marks)
 
 
-def timed(name: str, function: Callable, *arguments: Any) -> Any:
+def timed(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function and print how long it took."""
     began = time.perf_counter()
     result = function(*arguments)
@@ -87,7 +93,7 @@ def show_tokenizing(split: Split, encoder: Encoder) -> None:
         print(f"{name:<40}{2 * len(pairs) / each:>12,.0f} sentences/s/core")
 
 
-def fastest(function: Callable, times: int = 5) -> float:
+def fastest(function: Callable[..., Any], times: int = 5) -> float:
     """Return the least processor time of some calls, over all threads."""
     seconds = []
     for _ in range(times):
@@ -148,18 +154,18 @@ def tokens_per_second(batches: Batches) -> float:
     return real / (time.perf_counter() - began)
 
 
-def show_growth(batches: Batches) -> None:
+def show_growth(batches: Batches, marks: tuple[int, int]) -> None:
     """Print by how much Python's memory grows while batches are made ahead, over many epochs."""
     tracemalloc.start()
     sizes = []
     for step, _ in enumerate(prefetch(batches[step] for step in itertools.count())):
-        if step in MARKS:
+        if step in marks:
             gc.collect()
             sizes.append(tracemalloc.get_traced_memory()[0])
-        if step == MARKS[-1]:
+        if step == marks[-1]:
             break
     tracemalloc.stop()
-    print(f"memory after {MARKS[0]:,} and {MARKS[1]:,} batches: {sizes[0] / 1024:,.0f} and {sizes[1] / 1024:,.0f} KiB")
+    print(f"memory after {marks[0]:,} and {marks[1]:,} batches: {sizes[0] / 1024:,.0f} and {sizes[1] / 1024:,.0f} KiB")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 Command:  python -m experiments.decode_speed --size=base --peer_python=PYTHON_WITH_TORCH
           python -m experiments.decode_speed --workdir=RUN --source=FILE [--reference=FILE] --peer_python=...
+          python -m experiments.decode_speed --smoke
 
 Without a run the weights are random, the vocabulary has 10,000 entries, sources have 8 to 22 tokens and every output
 exactly 15. With one, it must be what Marian's architecture can express. Each side decodes at the batch size, of
@@ -15,9 +16,7 @@ tokens read and written, in full batches without padding.
 import dataclasses
 import json
 import os
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,18 +30,23 @@ import sacrebleu
 from absl import app, flags, logging
 
 from experiments.decode_worker import THREADS
-from experiments.worker import ROOT, Worker
-from jformer import config as configs
-from jformer.checkpoint import Checkpoints
-from jformer.config import Config, default_config, resolve
-from jformer.data.symbols import BOS, EOS, NUM_SYMBOLS, PAD
-from jformer.data.tokenizers import ListTokenizer, Tokenizer
+from experiments.measure import commit, processor_name, smoke_sizes
+from experiments.worker import Worker
+from jformer.checkpoints.checkpoint import Checkpoints
+from jformer.checkpoints.hf import tables
+from jformer.checkpoints.hf.families import LOGITS_BIAS, config_fields
+from jformer.checkpoints.hf.marian import MARIAN
+from jformer.checkpoints.weights import load_weights
+from jformer.config import default_config, load_config, resolve, save_config
+from jformer.config.options import Config
+from jformer.data.tokenizers import Tokenizer
+from jformer.data.tokenizers.lists import ListTokenizer
+from jformer.data.tokenizers.symbols import BOS, EOS, NUM_SYMBOLS, PAD
 from jformer.data.vocabularies import load_tokenizers
-from jformer.export import export
-from jformer.hf import marian
+from jformer.inference.export import export
 from jformer.models import ModelConfig, init_params
-from jformer.restore import build_sized, build_task, load_params
-from jformer.sharding import make_mesh
+from jformer.parallel.mesh import make_mesh
+from jformer.tasks.build import build_sized, build_task
 
 SIZE = flags.DEFINE_enum("size", "tiny", ["tiny", "base"], "Which model, where there is no run.")
 WORKDIR = flags.DEFINE_string("workdir", None, "A trained run.")
@@ -90,7 +94,7 @@ class Side(Worker):
 
     def __init__(self, name: str, python: str, told: dict[str, Any]) -> None:
         cores = sorted(os.sched_getaffinity(0))[:THREADS]
-        worker = [python, str(ROOT / "experiments/decode_worker.py"), name.partition(" ")[0]]
+        worker = [python, "-m", "experiments.decode_worker", name.partition(" ")[0]]
         super().__init__(["taskset", "-c", ",".join(map(str, cores)), *worker])
         self.versions = self.ask(told)
 
@@ -98,6 +102,7 @@ class Side(Worker):
 def main(argv: list[str]) -> None:
     """Prepare, start the sides, time them and print."""
     del argv
+    smoke_sizes(sides=["jformer", "ctranslate2"], beams=["2"], batches=["4"], count=4, passes=1)
     logging.set_verbosity(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
         work = prepare(Path(folder))
@@ -115,9 +120,9 @@ def main(argv: list[str]) -> None:
 def prepare(folder: Path) -> Work:
     """Write a run if there is none, its weights for the peers, and what is to be translated."""
     workdir = Path(WORKDIR.value) if WORKDIR.value else write_run(folder / "run")
-    settings, tokenizers = configs.load(workdir / "config.json"), load_tokenizers(workdir / "tokenizer")
+    settings, tokenizers = load_config(workdir / "config.json"), load_tokenizers(workdir / "tokenizer")
     model = build_sized(settings, build_task(settings), tokenizers)
-    params = jax.tree.map(np.asarray, load_params(workdir, settings, model, make_mesh(1)))
+    params = jax.tree.map(np.asarray, load_weights(workdir, settings, model, make_mesh(1)).params)
     if SOURCE.value:
         lines = Path(SOURCE.value).read_text(encoding="utf-8").splitlines()[: COUNT.value]
     else:
@@ -126,8 +131,14 @@ def prepare(folder: Path) -> Work:
         lines = [tokenizers[0].decode(one) for one in ids]
     sources = [[*one, EOS] for one in tokenizers[0].encode(lines)]
     words = {"source": tokenizers[0].tokens, "target": tokenizers[1].tokens}
-    options = {"config": marian.options(model.config, PAD, BOS, EOS), "epsilon": model.config.norm_epsilon}
-    np.savez(folder / "state.npz", **marian.to_state(model.config, params))  # type: ignore[arg-type]
+    # Marian's norms have one epsilon, which its config.json does not say; the peers are told ours.
+    fields = config_fields(MARIAN, dataclasses.replace(model.config, norm_epsilon=1e-5), "translate")
+    fields |= {"pad_token_id": PAD, "decoder_start_token_id": BOS, "eos_token_id": EOS, "forced_eos_token_id": None}
+    options = {"config": {key: value for key, value in fields.items() if key != LOGITS_BIAS}}
+    options["epsilon"] = model.config.norm_epsilon
+    state = dict(tables.to_tensors(MARIAN.table(model.config), params))
+    state["final_logits_bias"] = np.zeros((1, model.config.vocab_size), np.float32)
+    np.savez(folder / "state.npz", **state)  # type: ignore[arg-type]
     (folder / "lines").write_text("\n".join(lines), encoding="utf-8")
     for name, value in (("ids", sources), ("words", words), ("options", options)):
         (folder / name).write_text(json.dumps(value))
@@ -148,7 +159,7 @@ def write_run(workdir: Path) -> Path:
     tokenizer = ListTokenizer("char", "identity", [chr(0x4E00 + i) for i in range(VOCABULARY - NUM_SYMBOLS)])
     (workdir / "tokenizer").mkdir(parents=True)
     tokenizer.save(workdir / "tokenizer", "shared")
-    configs.save(settings, workdir / "config.json")
+    save_config(settings, workdir / "config.json")
     model = build_sized(settings, build_task(settings), (tokenizer, tokenizer))
     checkpoints = Checkpoints(workdir / "checkpoints")
     checkpoints.save(1, {"params": init_params(model, jax.random.key(0))}, {"step": 1}, None)
@@ -170,7 +181,9 @@ def open_floor(work: Work) -> Side:
     return Side("floor", PYTHON.value, {**sizes, "dtype": "float32", "seconds": 2.0})
 
 
-def race(sides: dict[str, Side], work: Work, beam: int) -> tuple[dict[str, int], dict[str, list[float]], dict]:
+def race(
+    sides: dict[str, Side], work: Work, beam: int
+) -> tuple[dict[str, int], dict[str, list[float]], dict[str, Any]]:
     """Return each side's best batch size, its seconds for each pass, and its outputs."""
     asked = {"beam": beam, "tokens": work.tokens, "count": work.count}
     best, outputs = {}, {}
@@ -191,7 +204,7 @@ def race(sides: dict[str, Side], work: Work, beam: int) -> tuple[dict[str, int],
 
 
 def report(
-    work: Work, beam: int, best: dict[str, int], times: dict[str, list[float]], outputs: dict, floor: Side
+    work: Work, beam: int, best: dict[str, int], times: dict[str, list[float]], outputs: dict[str, Any], floor: Side
 ) -> None:
     """Print the table of one beam size."""
     speeds = {name: [work.count / seconds for seconds in passes] for name, passes in times.items()}
@@ -255,12 +268,9 @@ def time_long(work: Work) -> None:
 def describe(work: Work) -> str:
     """Return the model, the machine and the commit."""
     c = work.model
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
-    names = [line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().split("\n") if "model name" in line]
     return (
         f"{c.num_layers}+{c.decoder_layers} layers, d_model {c.d_model}, vocabulary {c.vocab_size}, {work.count} "
-        f"sentences; {names[0] if names else platform.machine()}, {THREADS} cores, load {os.getloadavg()[0]:.1f}, "
-        f"commit {commit.strip()}"
+        f"sentences; {processor_name()}, {THREADS} cores, load {os.getloadavg()[0]:.1f}, {commit()}"
     )
 
 

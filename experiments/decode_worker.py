@@ -1,6 +1,6 @@
 """One side of experiments/decode_speed.py, in a process and an environment of its own.
 
-Command:  python experiments/decode_worker.py jformer|transformers|ctranslate2     (decode_speed starts it)
+Command:  python -m experiments.decode_worker jformer|transformers|ctranslate2|floor     (decode_speed starts it)
 
 It reads a line of JSON, does what it says and answers with a line of JSON: first what to load, then passes to run.
 Nothing is imported but what its side needs: that of transformers needs no jformer.
@@ -16,7 +16,7 @@ from typing import Any
 
 THREADS = 2
 Answer = dict[str, Any]
-Pass = Callable[[Answer], tuple[float, list]]  # a request → seconds, outputs: texts, or ids of the tokens
+Pass = Callable[[Answer], tuple[float, list[Any]]]  # a request → seconds, outputs: texts, or ids of the tokens
 
 
 def load_jformer(told: Answer) -> tuple[Pass, Answer]:
@@ -26,10 +26,10 @@ def load_jformer(told: Answer) -> tuple[Pass, Answer]:
 
     import jax
 
-    from jformer import config
-    from jformer.predict import load
+    from jformer.config import load_config
+    from jformer.inference.predict import load
 
-    saved = config.load(Path(told["workdir"]) / "config.json")
+    saved = load_config(Path(told["workdir"]) / "config.json")
     lines = Path(told["lines"]).read_text(encoding="utf-8").split("\n")
 
     @functools.cache
@@ -40,7 +40,7 @@ def load_jformer(told: Answer) -> tuple[Pass, Answer]:
         decode = dataclasses.replace(saved.decode, **options)
         return load(told["workdir"], dataclasses.replace(saved, decode=decode))
 
-    def run(asked: Answer) -> tuple[float, list]:
+    def run(asked: Answer) -> tuple[float, list[Any]]:
         answer = predictor(asked["beam"], asked["batch"], asked["tokens"])
         began = time.perf_counter()
         texts = answer.predict(lines[: asked["count"]])
@@ -65,9 +65,9 @@ def load_transformers(told: Answer) -> tuple[Pass, Answer]:
             module.eps = options["epsilon"]
     sources, pad = json.loads(Path(told["ids"]).read_text()), options["config"]["pad_token_id"]
 
-    def run(asked: Answer) -> tuple[float, list]:
+    def run(asked: Answer) -> tuple[float, list[Any]]:
         rows = sorted(range(min(asked["count"], len(sources))), key=lambda i: len(sources[i]))
-        outputs: list = [None] * len(rows)
+        outputs: list[Any] = [None] * len(rows)
         began = time.perf_counter()
         for start in range(0, len(rows), asked["batch"]):
             batch = rows[start : start + asked["batch"]]
@@ -97,7 +97,7 @@ def load_ctranslate2(told: Answer) -> tuple[Pass, Answer]:
     numbers = {word: i for i, word in enumerate(words["target"])}
     sources = [[words["source"][i] for i in ids[:-1]] for ids in json.loads(Path(told["ids"]).read_text())]
 
-    def run(asked: Answer) -> tuple[float, list]:
+    def run(asked: Answer) -> tuple[float, list[Any]]:
         tokens = asked["tokens"]
         limits = {"min_decoding_length": tokens, "max_decoding_length": tokens} if tokens else {}
         began = time.perf_counter()
@@ -114,6 +114,8 @@ def load_floor(told: Answer) -> tuple[Pass, Answer]:
     """Time nothing but the matrix products of decoding, or but the reading of a cache."""
     import jax
     import jax.numpy as jnp
+
+    from experiments.measure import mean_seconds
 
     d, f, v, layers, dtype = (told[key] for key in ("d_model", "d_ff", "vocabulary", "layers", "dtype"))
     keys = iter(jax.random.split(jax.random.key(0), 100))
@@ -143,15 +145,11 @@ def load_floor(told: Answer) -> tuple[Pass, Answer]:
             x = jax.nn.relu(x @ w["up"]) @ w["down"] + thirds(x @ w["cross_kv"], 2)
         return x
 
-    def clock(function: Callable, *arrays: Any) -> float:
-        jax.block_until_ready(function(*arrays))
-        turns, began = 0, time.perf_counter()
-        while time.perf_counter() - began < told["seconds"] or turns < 2:
-            jax.block_until_ready(function(*arrays))
-            turns += 1
-        return (time.perf_counter() - began) / turns
+    def clock(function: Callable[..., Any], *arrays: Any) -> float:
+        jax.block_until_ready(function(*arrays))  # compiles
+        return mean_seconds(function, *arrays, least=told["seconds"], calls=2)
 
-    def run(asked: Answer) -> tuple[float, list]:
+    def run(asked: Answer) -> tuple[float, list[Any]]:
         if asked.get("read"):  # bytes
             cache = jnp.ones((asked["read"] // 4,), jnp.float32)
             return clock(jax.jit(jnp.sum), cache), []

@@ -10,7 +10,7 @@ Command:  python -m jformer.sweep --experiment=experiments/depth_and_heads.py --
 from collections.abc import Iterator, Sequence
 
 from experiments.contrasts import means, versus
-from jformer.statistics import spearman
+from jformer.evaluation.statistics import spearman
 from jformer.sweep import Trial
 from jformer.sweep.space import Overrides
 

@@ -1,19 +1,23 @@
 """How long does it take to describe each preset? Imports not counted; nothing is allocated, whatever the size.
 
-Command:  python -m experiments.describe_speed
+Command:  python -m experiments.describe_speed [--smoke]
 """
 
 import time
 
+from absl import app
+
+from experiments.measure import smoke_sizes
 from jformer.config import default_config, resolve
-from jformer.describe import describe
-from jformer.presets import PRESETS
+from jformer.config.presets import PRESETS
+from jformer.costs.describe import describe
 
 
-def main() -> None:
+def main(argv: list[str]) -> None:
     """Print the table, slowest last."""
+    del argv
     found = []
-    for name in PRESETS:
+    for name in ("transformer_tiny",) if smoke_sizes() else PRESETS:
         began = time.perf_counter()
         text = describe(resolve(default_config(name)))
         seconds = time.perf_counter() - began
@@ -24,4 +28,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    app.run(main)

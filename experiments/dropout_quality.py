@@ -12,6 +12,7 @@ is on the largest of them all, against the bound that truly random masks exceed 
                neighbours in a line, are as frequent as they should be; of 2 x 2 x 2 x 2, how many are dropped
 
 Command:  python -m experiments.dropout_quality [--rows=64] [--length=64] [--features=512] [--seeds=8]
+          [--smoke]
 """
 
 import itertools
@@ -25,7 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
-from jformer.models.dropout import Noise, Site, drop, mix
+from experiments.measure import smoke_sizes
+from jformer.models.layers.dropout import DropoutKey, Site, dropout, mix
 
 ROWS = flags.DEFINE_integer("rows", 64, "Of a mask.")
 LENGTH = flags.DEFINE_integer("length", 64, "Positions of a mask.")
@@ -48,10 +50,10 @@ class Test(NamedTuple):
 
 
 def ours(rate: float, seed: int, step: int, layer: int, site: int, shape: Axes) -> np.ndarray:
-    """Draw a mask as a model does in training: from the step's key, the layer's noise, and the rows of an update."""
+    """Draw a mask as a model does in training: from the step's key, the layer, and the rows of an update."""
     key = jax.random.fold_in(jax.random.key(seed), step)
-    noise = Noise(jax.random.bits(key, dtype=jnp.uint32), jnp.arange(shape[0])).at_layer(jnp.int32(layer))
-    return np.asarray(_dropped(rate, noise, site, shape))
+    dropout_key = DropoutKey(jax.random.bits(key, dtype=jnp.uint32), jnp.arange(shape[0])).at_layer(jnp.int32(layer))
+    return np.asarray(_dropped(rate, dropout_key, site, shape))
 
 
 def threefry(rate: float, seed: int, step: int, layer: int, site: int, shape: Axes) -> np.ndarray:
@@ -160,8 +162,8 @@ def bound(count: int) -> float:
     return NormalDist().inv_cdf(1 - LEVEL / 2 / count)
 
 
-def _drop_ones(rate: float, noise: Noise, site: int, shape: Axes) -> jax.Array:
-    return drop(jnp.ones(shape), rate, noise, Site(site)) == 0
+def _drop_ones(rate: float, dropout_key: DropoutKey, site: int, shape: Axes) -> jax.Array:
+    return dropout(jnp.ones(shape), rate, dropout_key, Site(site)) == 0
 
 
 _dropped = jax.jit(_drop_ones, static_argnums=(0, 2, 3))
@@ -170,8 +172,9 @@ _dropped = jax.jit(_drop_ones, static_argnums=(0, 2, 3))
 def main(argv: Sequence[str]) -> None:
     """Print both tables side by side, the largest figure of each line of tests."""
     del argv
+    words = 2**12 if smoke_sizes(rows=8, length=16, features=64, seeds=2) else 2**22
     shape, seeds = (ROWS.value, LENGTH.value, FEATURES.value), SEEDS.value
-    mine = [*hashed_bits(2**22, seeds), *tests(ours, shape, seeds)]
+    mine = [*hashed_bits(words, seeds), *tests(ours, shape, seeds)]
     control = {test.name: test.z for test in tests(threefry, shape, seeds)}
     print(f"masks {shape[0]} x {shape[1]} x {shape[2]}, {seeds} seeds; z-scores; {'jformer':>10}{'threefry':>10}")
     for test in mine:

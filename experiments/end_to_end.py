@@ -1,13 +1,13 @@
 """How many real target tokens a second from a cold start, beside a plain padded JAX loop of our own model?
 
 Command:  python -m experiments.end_to_end --config=configs/multi30k_tiny.py --config.data.dir=PATH/multi30k
-          [--tokens=437000] [--packed_length=64] [--sides=fixed,rounded,buckets,packed]
+          [--tokens=437000] [--packed_length=64] [--sides=fixed,rounded,buckets,packed] [--smoke]
 
 Every side is a process of its own that trains until it has seen the target tokens. Its time goes from tokenized text
 to the end of the last update: planning, compiling, training and, for jformer, its rows and its checkpoint.
 
-    packed    jformer.train with data.batching=packed
-    buckets   jformer.train with data.batching=buckets
+    packed    training.loop.train with data.batching=packed
+    buckets   training.loop.train with data.batching=buckets
     fixed     a plain loop: shuffled pairs, as many as data.tokens_per_update holds of the corpus' longest, and all
               padded to that: one shape
     rounded   the same, but each batch is padded to its own longest, rounded up to a multiple of 8
@@ -30,16 +30,19 @@ import numpy as np
 import optax
 from absl import flags
 
-from jformer import config as configs
+from experiments.runs import flags_of, small_run
 from jformer import main as front
-from jformer.config import Config
+from jformer.config import save_config
+from jformer.config.options import Config
 from jformer.data.features import Arrays, Rows, sequence_to_sequence
 from jformer.data.pipeline import Batches
 from jformer.data.plan import Shape
-from jformer.flops import Work, batch_work, total
-from jformer.restore import build_task
-from jformer.run import Data, build, build_optimizer, open_data
-from jformer.train import train
+from jformer.models.flops import Work, batch_work, total
+from jformer.tasks.build import build_task
+from jformer.training.corpora import Data, open_data
+from jformer.training.loop import train
+from jformer.training.optim import build_optimizer
+from jformer.training.run import build
 
 SIDES = ["fixed", "rounded", "buckets", "packed"]
 COMPILE = "/jax/core/compile/backend_compile_duration"
@@ -51,11 +54,15 @@ def main() -> None:
     flags.DEFINE_integer("tokens", 437_000, "Real target tokens that each side trains on.", flag_values=options)
     flags.DEFINE_integer("packed_length", 64, "Of packed rows.", flag_values=options)
     flags.DEFINE_list("sides", SIDES, "Which; all are compared with fixed.", flag_values=options)
+    flags.DEFINE_bool("smoke", False, "Only see that the command works, on few tokens.", flag_values=options)
     flags.DEFINE_string("side", None, "Run this one here, and print its figures as JSON.", flag_values=options)
     rest = options(sys.argv, known_only=True)
+    if options.smoke:
+        options["tokens"].value, options["sides"].value = 1_000, ["fixed", "packed"]
+        rest = [*rest, "--config=configs/quickstart.py", *flags_of(small_run(1))]
     if options.side:
         with tempfile.TemporaryDirectory() as folder:
-            _, config = front.parse([*rest, f"--workdir={folder}"])
+            config = front.configure(*front.read_flags([*rest, f"--workdir={folder}"]))
             print(json.dumps(run_side(options.side, config, Path(folder), options.tokens, options.packed_length)))
         return
     titles = ("updates", "shapes", "efficiency", "compiling", "in all", "tokens/s", "against fixed")
@@ -84,8 +91,8 @@ def run_side(side: str, config: Config, workdir: Path, tokens: int, packed_lengt
     texts, rows, shapes = needed(batches, tokens)
     updates, real = len(texts), total(texts)
     train_options = {"num_steps": updates, "checkpoint_every": updates, "log_every": min(updates, 50)}
-    config = changed(config, train=train_options, optim={"warmup_steps": min(config.optim.warmup_steps, updates)})
-    configs.save(config, workdir / "config.json")  # a run that was stopped before its first update: text is at hand
+    config = changed(config, train=train_options, optim={"warmup": min(config.warmup_steps(), updates)})
+    save_config(config, workdir / "config.json")  # a run that was stopped before its first update: text is at hand
     compiling: list[float] = []
 
     def listen(event: str, duration_secs: float, **_: str | int) -> None:
@@ -155,7 +162,7 @@ def plain_loop(config: Config, workdir: Path, updates: int, rounded: bool) -> No
     """Train as a short script would."""
     run = build(config, workdir)
     model, params = run.sampler.model, run.state.params
-    _, tx = build_optimizer(config, model)
+    tx = build_optimizer(config, model).transform
     opt_state, key = tx.init(params), jax.random.key(config.seed)
     smoothing = config.optim.label_smoothing
 
@@ -171,7 +178,7 @@ def plain_loop(config: Config, workdir: Path, updates: int, rounded: bool) -> No
         moved, opt_state = tx.update(gradient, opt_state, params)
         return optax.apply_updates(params, moved), opt_state, loss
 
-    compiled: Callable = jax.jit(step, donate_argnums=(0, 1))
+    compiled: Callable[..., Any] = jax.jit(step, donate_argnums=(0, 1))
     batches = plain_batches(config, run.data, rounded)
     for number in range(updates):
         params, opt_state, loss = compiled(params, opt_state, next(batches), jax.random.fold_in(key, number))

@@ -5,18 +5,16 @@ long it keeps the loop from going on; the first update, on a small corpus with a
 of the process until its row is written, with nothing kept from earlier runs (neither tokens nor compiled programs),
 then again.
 
-Command:  python -m experiments.host_overhead [--size=base|tiny] [--steps=10] [--turns=3] [--nostart]
+Command:  python -m experiments.host_overhead [--size=base|tiny] [--steps=10] [--turns=3] [--nostart] [--smoke]
 """
 
 import dataclasses
 import itertools
-import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,12 +22,15 @@ from pathlib import Path
 import jax
 from absl import app, flags
 
-from jformer.config import Config, default_config, resolve
-from jformer.flops import update_flops
-from jformer.profile import Profile
-from jformer.report import Cost, Report
-from jformer.run import Run, build
-from jformer.train import feed, loop, save
+from experiments.measure import smoke_sizes
+from jformer.config import default_config, resolve
+from jformer.config.options import Config
+from jformer.evaluation import records
+from jformer.models.flops import update_flops
+from jformer.training.log import Cost, TrainingLog
+from jformer.training.loop import feed, loop, save
+from jformer.training.profile import Profile
+from jformer.training.run import Run, build
 
 SIZE = flags.DEFINE_enum("size", "base", ["base", "tiny"], "Which model.")
 STEPS = flags.DEFINE_integer("steps", 10, "Updates of a turn.")
@@ -78,10 +79,9 @@ def looped(run: Run, folder: Path, steps: int) -> float:
     cost = Cost(lambda work: update_flops(run.sampler.model.config, work), 1e12)
     train = dataclasses.replace(run.config.train, num_steps=run.progress.step + steps)
     run.config = dataclasses.replace(run.config, train=train)
-    with Report(folder, run.config, run.progress.step, run.schedule, cost) as report:
-        loop(run, report, Profile(folder, range(0), report.say), threading.Event())
-    row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-    return row["seconds_per_update"]
+    with TrainingLog(folder, run.config, run.progress, run.schedule, cost) as log:
+        loop(run, log, Profile(folder, range(0), log.say))
+    return records.rows(folder)[-1]["seconds_per_update"]
 
 
 def blocked(run: Run) -> float:
@@ -96,7 +96,7 @@ def blocked(run: Run) -> float:
 def first_update(folder: Path, name: str) -> float:
     """Return the seconds from the start of the command to the row of its first update."""
     workdir = folder / name
-    options = {**OPTIONS, **model_options(), "train.num_steps": 1, "train.log_every": 1, "optim.warmup_steps": 1}
+    options = {**OPTIONS, **model_options(), "train.num_steps": 1, "train.log_every": 1, "optim.warmup": 1}
     options |= {"data.cache_dir": folder / "start", "data.name": "reverse", "data.num_pairs": 5_000}
     options |= {"data.tokenizer": "char", "model.vocab_size": 8_000}  # a corpus that takes no time
     flags_of_run = [f"--config.{key}={value}" for key, value in options.items()]
@@ -119,6 +119,7 @@ def first_update(folder: Path, name: str) -> float:
 def main(argv: Sequence[str]) -> None:
     """Print the figures."""
     del argv
+    smoke_sizes(size="tiny", steps=1, turns=1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if START.value:

@@ -1,6 +1,6 @@
 """Are 8-bit weights quicker to multiply with on CPU? The products of a decoding step of the base model, in turns.
 
-Command:  python -m experiments.int8_matmul [--seconds=0.1]
+Command:  python -m experiments.int8_matmul [--seconds=0.1] [--smoke]
 
 float32     x · w as it is
 bfloat16    both rounded
@@ -9,14 +9,14 @@ both        activations rounded to int8 too, a scale for each row; sums in int32
 """
 
 import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from absl import app, flags
 from jax import lax
+
+from experiments.measure import mean_seconds, smoke_sizes
 
 SECONDS = flags.DEFINE_float("seconds", 0.1, "For each of five turns of each product.")
 
@@ -42,23 +42,15 @@ def both(x: jax.Array, w: jax.Array, scale: jax.Array) -> jax.Array:
     return product.astype(jnp.float32) * size * scale
 
 
-def turn(function: Callable, arguments: Any) -> float:
-    """Return the mean seconds of a call."""
-    began, calls = time.perf_counter(), 0
-    while calls < 2 or time.perf_counter() - began < SECONDS.value:
-        jax.block_until_ready(function(*arguments))
-        calls += 1
-    return (time.perf_counter() - began) / calls
-
-
 def main(argv: list[str]) -> None:
     """Time all and print a table: milliseconds, and the mean error of the last two in units of the mean output."""
     del argv
+    smoke = smoke_sizes(seconds=0.0)
     product, dequantized, integers = jax.jit(jnp.matmul), jax.jit(weights_only), jax.jit(both)
     print(f"jax {jax.__version__}; milliseconds, medians of 5 turns")
     print(f"{'rows':>5} {'product':>14} {'float32':>8} {'bfloat16':>8} {'weights':>8} {'both':>8}   errors")
-    for rows in ROWS:
-        for d, f in SHAPES:
+    for rows in [1] if smoke else ROWS:
+        for d, f in SHAPES[:1] if smoke else SHAPES:
             x = jax.random.normal(jax.random.key(0), (rows, d))
             w = jax.random.normal(jax.random.key(1), (d, f)) * d**-0.5
             small = quantize(w, axis=0)
@@ -67,9 +59,11 @@ def main(argv: list[str]) -> None:
                 (product, (x.astype(jnp.bfloat16), w.astype(jnp.bfloat16))),
             ]
             sides += [(dequantized, (x, *small)), (integers, (x, *small))]
-            for side in sides:
-                turn(*side)
-            times = zip(*([turn(*side) for side in sides] for _ in range(5)), strict=True)
+            turns = [
+                [mean_seconds(function, *arguments, least=SECONDS.value, calls=2) for function, arguments in sides]
+                for _ in range(6)
+            ]
+            times = zip(*turns[1:], strict=True)  # the first one compiles
             cells = [f"{1e3 * statistics.median(one):8.3f}" for one in times]
             errors = [jnp.abs(side[0](*side[1]) - x @ w).mean() / jnp.abs(x @ w).mean() for side in sides[2:]]
             print(f"{rows:5} {f'{d} x {f}':>14}", *cells, "  ", *(f"{error:.4f}" for error in errors))

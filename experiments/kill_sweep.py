@@ -5,7 +5,7 @@ workers and processes of trials are killed at random moments drawn from `--seed`
 result, whether it is to the last bit that of the undisturbed sweep, how long a killed worker still held its trial, and
 for how long the workers of the undisturbed sweep had no trial's process.
 
-Command:  python -m experiments.kill_sweep [--kills=24] [--workers=4] [--seed=0]
+Command:  python -m experiments.kill_sweep [--kills=24] [--workers=4] [--seed=0] [--smoke]
 """
 
 import contextlib
@@ -25,6 +25,8 @@ from absl import app, flags
 from etils import epath
 from optuna.trial import FrozenTrial, TrialState
 
+from experiments.measure import ROOT, smoke_sizes
+from experiments.runs import processes_with
 from jformer.sweep.experiment import Trial, load_experiment
 from jformer.sweep.queue import Queue
 
@@ -32,19 +34,19 @@ KILLS = flags.DEFINE_integer("kills", 24, "Workers to kill; a third as many proc
 WORKERS = flags.DEFINE_integer("workers", 4, "Workers at a time.")
 SEED = flags.DEFINE_integer("seed", 0, "Of when and which.")
 
-ROOT = Path(__file__).parents[1]
 LEASE = 10.0  # seconds
+SIZES: dict[bool, dict[str, object]] = {False: {"seeds": (0, 1), "rates": 10}, True: {"seeds": (0,), "rates": 1}}
 WORKERS_KILLED = 0.75  # of all that are killed; the others are processes of trials
-EXPERIMENT = '''"""Forty small runs."""
+EXPERIMENT = '''"""Small runs, forty of them where nothing else is asked for."""
 from jformer.sweep import product
 
 BASE = "configs/quickstart.py"
 METRIC = "valid/loss"
-SEEDS = (0, 1)
+SEEDS = {seeds}
 FIXED = {{
     "data.name": "copy", "data.num_buckets": 1, "data.num_pairs": 2_000, "data.test": (), "evaluate.scores": (),
     "model.d_model": 16, "model.d_ff": 32, "model.num_layers": 1, "model.num_heads": 2,
-    "optim.schedule": "constant", "optim.warmup_steps": 5,
+    "optim.schedule": "constant", "optim.warmup": 5,
     "train.num_steps": 150, "train.log_every": 25, "train.eval_every": 75, "train.checkpoint_every": 25,
     "train.samples": 0,
 }}
@@ -54,15 +56,17 @@ ENVIRONMENT = {{
 }}
 
 def sweep():
-    return product({{"optim.learning_rate": [0.001 * n for n in range(1, 11)], "model.norm": ["pre", "post"]}})
+    return product({{"optim.learning_rate": [0.001 * n for n in range(1, {rates} + 1)], "model.norm": ["pre", "post"]}})
 '''
 # Notes when a trial's process began and ended, more exactly than a worker sees it.
 TIMED = shlex.join(
     [
         "bash",
         "-c",
-        f'began=$EPOCHREALTIME; {sys.executable} -m jformer.main "$@"; code=$?; '
-        'echo $PPID $began $EPOCHREALTIME >>"$TIMES"; exit $code',
+        (
+            f'began=$EPOCHREALTIME; {sys.executable} -m jformer.main "$@"; code=$?; '
+            'echo $PPID $began $EPOCHREALTIME >>"$TIMES"; exit $code'
+        ),
         "timed",
     ]
 )
@@ -76,7 +80,7 @@ class Sweep:
         folder.mkdir()
         self.workdir, self.times, self._log = epath.Path(folder / "sweep"), folder / "times", folder / "sweep.log"
         path = folder / "forty.py"
-        path.write_text(EXPERIMENT.format(cache=str(folder.parent / "cache")))
+        path.write_text(EXPERIMENT.format(cache=str(folder.parent / "cache"), **SIZES[smoke_sizes()]))
         self.queue = Queue(load_experiment(epath.Path(path)), self.workdir, lease=LEASE)
         options = [
             f"--experiment={path}",
@@ -103,13 +107,7 @@ class Sweep:
 
     def processes(self, word: str) -> list[int]:
         """Return the processes of the sweep that have a word in their command."""
-        found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                if word in words and any(text.startswith(f"--workdir={self.workdir}") for text in words):
-                    found.append(int(entry.name))
-        return found
+        return processes_with(word, within=f"--workdir={self.workdir}")
 
     def finish(self) -> str:
         """Wait for the end; return how it went in short."""
@@ -167,7 +165,10 @@ def disturbed(folder: Path, draw: random.Random, seconds: float) -> list[Trial]:
     print(f"{len(workers)} workers and {processes} processes of trials killed, {len(held)} workers with a trial")
     print(f"results: {sum(results.values())}; trials with none: {sum(trial.name not in results for trial in trials)}")
     print(f"  trials with two: {sum(count > 1 for count in results.values())}")
-    print(f"taken back from a killed worker after {statistics.median(held):.1f} s (median), {max(held):.1f} s at most")
+    if held:
+        print(
+            f"taken back from a killed worker after {statistics.median(held):.1f} s (median), {max(held):.1f} s at most"
+        )
     print(f"  trials held longer than the lease of {LEASE:.0f} s: {sum(seconds > LEASE for seconds in held)}")
     return trials
 
@@ -214,6 +215,7 @@ def stuck(rows: list[FrozenTrial], killed: dict[int, float]) -> list[float]:
 
 def main(_: list[str]) -> None:
     """Print how it went."""
+    smoke_sizes(kills=1, workers=2)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kill-sweep-") as folder:
         expected, seconds = undisturbed(Path(folder) / "undisturbed")

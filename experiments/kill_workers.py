@@ -4,11 +4,10 @@ A quickstart of frequent checkpoints runs under `launch.sh local 2`, once unbrok
 killed at `--kills` updates drawn from `--seed`. Printed: how often all were started again, how long until the next row
 after a death, and whether the rows of both runs are the same.
 
-Command:  python -m experiments.kill_workers [--kills=20] [--seed=0]
+Command:  python -m experiments.kill_workers [--kills=20] [--seed=0] [--smoke]
 """
 
 import contextlib
-import json
 import os
 import random
 import signal
@@ -18,13 +17,17 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from absl import app, flags
+
+from experiments.measure import ROOT, smoke_sizes
+from experiments.runs import flags_of, processes_with, small_run
+from jformer.evaluation import records
 
 KILLS = flags.DEFINE_integer("kills", 20, "Workers to kill.")
 SEED = flags.DEFINE_integer("seed", 0, "Of when and which.")
 
-ROOT = Path(__file__).parents[1]
 EVERY = 10  # updates between checkpoints; two deaths lie at least as far apart
 APART = 30
 COMPARED = ("loss", "nll", "grad_norm")
@@ -33,7 +36,7 @@ OPTIONS = {
     "train.checkpoint_every": EVERY,
     "train.eval_every": 0,
     "optim.schedule": "constant",
-    "optim.warmup_steps": 10,
+    "optim.warmup": 10,
     "data.num_buckets": 1,
     "data.test": "()",
 }
@@ -44,21 +47,21 @@ class Run:
 
     def __init__(self, workdir: Path, steps: int) -> None:
         self.workdir, self._log = workdir, workdir.with_suffix(".log")
-        options = [f"--config.{key}={value}" for key, value in (OPTIONS | {"train.num_steps": steps}).items()]
+        options = (small_run(steps) if smoke_sizes() else {}) | OPTIONS | {"train.num_steps": steps}
         command = ["bash", str(ROOT / "launch.sh"), "local", "2", "--devices=1", "--", "--config=configs/quickstart.py"]
         environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                [*command, f"--workdir={workdir}", *options], cwd=ROOT, stdout=log, stderr=log, env=environment
+                [*command, f"--workdir={workdir}", *flags_of(options)],
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+                env=environment,
             )
 
-    def rows(self) -> list[dict[str, float]]:
-        """Return the rows so far; the last line may be half-written."""
-        path, rows = self.workdir / "metrics.jsonl", []
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            for line in path.read_text().splitlines():
-                rows.append(json.loads(line))
-        return rows
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows so far."""
+        return records.rows(self.workdir)
 
     def reach(self, step: int) -> None:
         """Wait for the row of an update."""
@@ -69,12 +72,9 @@ class Run:
 
     def kill(self, process: int) -> None:
         """Kill one of the two, as a machine that is gone would."""
-        for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                if f"--workdir={self.workdir}" in words and f"--process={process}" in words:
-                    os.kill(int(entry.name), signal.SIGKILL)
-                    return
+        for pid in processes_with(f"--workdir={self.workdir}", f"--process={process}")[:1]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def finish(self) -> tuple[int, int]:
         """Wait for the end; return the exit code and how often all were started again."""
@@ -128,6 +128,7 @@ def broken(workdir: Path, steps: int, deaths: list[int], draw: random.Random) ->
 
 def main(_: list[str]) -> None:
     """Print how it went."""
+    smoke_sizes(kills=1)
     draw = random.Random(SEED.value)
     deaths = [APART * (n + 1) + draw.randrange(APART - EVERY) for n in range(KILLS.value)]
     steps = deaths[-1] + APART

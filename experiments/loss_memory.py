@@ -1,10 +1,10 @@
 """What does the loss take, in chunks and plain? Its memory and time with the gradients of hidden states and table.
 
 Command:  python -m experiments.loss_memory [--tokens=16384] [--vocabulary=32000] [--d_model=512] [--dtype=float32]
+          [--smoke]
 """
 
-import statistics
-import time
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 from absl import app, flags
 
-from jformer.heap import keep_freed_memory
-from jformer.losses import Sums, chunked_cross_entropy, cross_entropy
-from jformer.products import matmul
+from experiments.measure import median_and_range, seconds_in_turns, smoke_sizes
+from jformer.models.layers.matmul import matmul
+from jformer.tasks.losses import chunked_cross_entropy, cross_entropy
+from jformer.tasks.sums import Sums
+from jformer.training.malloc import keep_freed_memory
 
 TOKENS = flags.DEFINE_integer("tokens", 16_384, "In rows of 64.")
 VOCABULARY = flags.DEFINE_integer("vocabulary", 32_000, "Rows of the table.")
@@ -28,6 +30,7 @@ LENGTH, SMOOTHING = 64, 0.1
 def main(argv: list[str]) -> None:
     """Print a row for each."""
     del argv
+    smoke_sizes(tokens=128, vocabulary=50, d_model=8, steps=1)
     keep_freed_memory()
     rows = TOKENS.value // LENGTH
     hidden = jax.random.normal(jax.random.key(0), (rows, LENGTH, WIDTH.value), DTYPE.value)
@@ -42,23 +45,18 @@ def main(argv: list[str]) -> None:
         return chunked_cross_entropy(h, lambda x: matmul(x, w), targets, weights, SMOOTHING)
 
     programs = {name: compile_loss(loss, hidden, table) for name, loss in (("plain", plain), ("chunked", chunked))}
-    seconds: dict[str, list[float]] = {name: [] for name in programs}
-    for turn in range(STEPS.value + 1):
-        for name, program in programs.items():
-            began = time.perf_counter()
-            jax.block_until_ready(program(hidden, table))
-            if turn:
-                seconds[name].append(time.perf_counter() - began)
+    sides = {name: functools.partial(program, hidden, table) for name, program in programs.items()}
+    seconds = seconds_in_turns(sides, STEPS.value)
     sizes = f"{TOKENS.value:,} tokens, vocabulary {VOCABULARY.value:,}, d_model {WIDTH.value}, {DTYPE.value}"
     print(f"{sizes}, jax {jax.__version__}")
     for name, program in programs.items():
         size = program.memory_analysis().temp_size_in_bytes / 2**20
-        print(f"{name:<8} temporaries {size:>8,.0f} MiB, median {statistics.median(seconds[name]):.2f} s")
+        print(f"{name:<8} temporaries {size:>8,.0f} MiB, {median_and_range(seconds[name])}")
 
 
 def compile_loss(loss: Callable[..., Sums], *args: jax.Array) -> Any:
     """Compile the value and its gradients."""
-    step = jax.value_and_grad(lambda *a: loss(*a)["loss"][0], argnums=(0, 1))
+    step = jax.value_and_grad(lambda *a: loss(*a)["loss"].total, argnums=(0, 1))
     return jax.jit(step).lower(*args).compile()
 
 

@@ -1,10 +1,10 @@
 """Does the memory that is predicted before compiling agree with what the compiler says of its program?
 
-Predicted: parameters, optimizer, gradients, activations and batch of `jformer.memory`. Compiled: arguments, outputs and
-temporaries of the update, less the arguments that its outputs reuse. Nothing is run.
+Predicted: parameters, optimizer, gradients, activations and batch of `jformer.training.memory`. Compiled: arguments,
+outputs and temporaries of the update, less the arguments that its outputs reuse. Nothing is run.
 
 Command:  python -m experiments.memory [--sizes=tiny,base] [--dtypes=float32,bfloat16] [--tokens=1024,4096,16384]
-          [--length=32] [--vocabulary=8000] [--remat=none,full]
+          [--length=32] [--vocabulary=8000] [--remat=none,full] [--smoke]
 """
 
 import itertools
@@ -14,13 +14,16 @@ from typing import Any
 import jax
 from absl import app, flags
 
-from jformer.config import Config, default_config, resolve
+from experiments.measure import smoke_sizes
+from jformer.config import default_config, resolve
+from jformer.config.options import Config
 from jformer.data.plan import Shape
-from jformer.memory import Memory, abstract_batch, update_memory
 from jformer.models import ModelConfig, build_model
-from jformer.restore import build_task
-from jformer.run import abstract_update
-from jformer.sharding import make_mesh
+from jformer.parallel.mesh import make_mesh
+from jformer.tasks.batch import abstract_batch
+from jformer.tasks.build import build_task
+from jformer.training.memory import Memory, update_memory
+from jformer.training.step import abstract_update
 
 SIZES = flags.DEFINE_list("sizes", ["tiny", "base"], "Presets transformer_SIZE.")
 DTYPES = flags.DEFINE_list("dtypes", ["float32", "bfloat16"], "Of activations.")
@@ -44,6 +47,7 @@ def compare(config: Config, model: ModelConfig, shape: Shape) -> tuple[Memory, i
 def main(argv: Sequence[str]) -> None:
     """Print a row for each update."""
     del argv
+    smoke_sizes(sizes=["tiny"], dtypes=["float32"], tokens=["64"])
     print(f"jax {jax.__version__}, {jax.devices()[0].device_kind}, rows of {LENGTH.value} + {LENGTH.value} tokens")
     print(f"{'model':<30}{'rows':>6}{'predicted':>14}{'compiled':>14}{'ratio':>8}")
     cases = itertools.product(SIZES.value, DTYPES.value, REMAT.value, map(int, TOKENS.value))

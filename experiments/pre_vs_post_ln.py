@@ -28,14 +28,14 @@ FIXED = {
     "train.checkpoint_every": 300,
     "data.test": (),
 }
-PLOTS = [("model.num_layers", "model.norm"), ("optim.warmup_steps", "model.norm")]
+PLOTS = [("model.num_layers", "model.norm"), ("optim.warmup", "model.norm")]
 DEPTHS, WARMUP = (2, 6, 12), 100
 
 
 def sweep() -> dict[str, Overrides]:
     """Return the norms with and without warm-up, at each depth."""
-    arms = product({"model.num_layers": DEPTHS, "model.norm": ["post", "pre"], "optim.warmup_steps": [WARMUP, 0]})
-    return {label(arm["model.norm"], arm["optim.warmup_steps"], arm["model.num_layers"]): arm for arm in arms}
+    arms = product({"model.num_layers": DEPTHS, "model.norm": ["post", "pre"], "optim.warmup": [WARMUP, 0]})
+    return {label(arm["model.norm"], arm["optim.warmup"], arm["model.num_layers"]): arm for arm in arms}
 
 
 def label(norm: str, warmup: int, depth: int) -> str:

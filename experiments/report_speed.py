@@ -3,10 +3,9 @@
 Stores 1,000 finished trials (250 arms, four seeds, 20 validations each) as a sweep would, in a temporary directory, and
 times the command that reports on them: once as a sweep of three factors, once as a search.
 
-    python -m experiments.report_speed
+Command:  python -m experiments.report_speed [--trials=1000] [--smoke]
 """
 
-import argparse
 import json
 import math
 import random
@@ -18,16 +17,20 @@ import time
 from pathlib import Path
 
 import optuna
+from absl import app, flags
 from optuna.trial import TrialState
 
+from experiments.measure import smoke_sizes
 from jformer.sweep.experiment import Experiment, load_experiment
 from jformer.sweep.queue import Queue
 
+TRIALS = flags.DEFINE_integer("trials", 1_000, "Trials of each sweep.")
+
 HEAD = '"""A question."""\nfrom jformer.sweep import product\nBASE = "configs/quickstart.py"\nMETRIC = "valid/loss"\n'
 SWEEP = f"""{HEAD}SEEDS = (0, 1, 2, 3)
-PLOTS = [("optim.warmup_steps", "model.norm"), ("model.d_ff", "model.norm")]
+PLOTS = [("optim.warmup", "model.norm"), ("model.d_ff", "model.norm")]
 def sweep():
-    sizes = {{"optim.warmup_steps": [100 * i for i in range(25)], "model.d_ff": [64, 128, 256, 512, 1024]}}
+    sizes = {{"optim.warmup": [100 * i for i in range(25)], "model.d_ff": [64, 128, 256, 512, 1024]}}
     return product({{"model.norm": ["pre", "post"]}}, sizes)
 """
 SEARCH = f"""{HEAD}TRIALS = 1000
@@ -68,11 +71,11 @@ def processor_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def main() -> None:
+def main(argv: list[str]) -> None:
     """Print the seconds of each report, process and imports included."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=1_000)
-    trials = parser.parse_args().trials
+    del argv
+    smoke_sizes(trials=8)
+    trials = TRIALS.value
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     for name, text in (("sweep", SWEEP), ("search", SEARCH)):
         with tempfile.TemporaryDirectory() as folder:
@@ -90,4 +93,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    app.run(main)

@@ -1,10 +1,10 @@
 """What more chips bring, on paper: the update compiled for slices of 4 to 1,024 chips, with as many tokens a chip.
 
 Nothing is run. A chip's FLOPs, memory and bytes sent are those of the compiled program; its time is the bound of
-`jformer.roofline`. Needs libtpu: pip install -e ".[tpu-aot]".
+`jformer.costs.roofline`. Needs libtpu: pip install -e ".[tpu-aot]".
 
 Command:  python -m experiments.scaling [--presets=transformer_base,transformer_big] [--rows=32] [--family=v5p]
-          [--chips=4,16,64,256,1024] [--fsdp=1,4]
+          [--chips=4,16,64,256,1024] [--fsdp=1,4] [--smoke]
 """
 
 import itertools
@@ -14,15 +14,16 @@ from collections.abc import Sequence
 import numpy as np
 from absl import app, flags
 
-from jformer.ahead import Figures, compile_update
+from experiments.measure import smoke_sizes
 from jformer.config import default_config, resolve
+from jformer.costs.programs import Figures, compile_update
+from jformer.costs.roofline import bound
+from jformer.costs.topology import CHIPS, GIB, Slice, open_slice
 from jformer.data.plan import Shape
-from jformer.flops import update_flops, work_of
-from jformer.restore import build_task
-from jformer.roofline import bound
-from jformer.sharding import AXES, make_mesh
-from jformer.tasks import sized
-from jformer.topology import CHIPS, GIB, Slice, open_slice
+from jformer.models.flops import update_flops, work_of
+from jformer.parallel.mesh import AXES, make_mesh
+from jformer.tasks.build import build_task
+from jformer.tasks.task import sized
 
 PRESETS = flags.DEFINE_list("presets", ["transformer_base", "transformer_big"], "Models, in bfloat16.")
 ROWS = flags.DEFINE_integer("rows", 32, "Rows of a chip.")
@@ -60,6 +61,7 @@ def row_of(chips: Slice, fsdp: int, figures: Figures, useful: float, seconds: fl
 def main(argv: Sequence[str]) -> None:
     """Print a table for each model."""
     del argv
+    smoke_sizes(presets=["transformer_tiny"], rows=1, chips=["4"], fsdp=["2"])
     for preset in PRESETS.value:
         print(f"\n{preset}, {FAMILY.value}, {ROWS.value} rows of {LENGTH} + {LENGTH} tokens a chip")
         print("".join(f"{head:>12}" for head in HEADS))

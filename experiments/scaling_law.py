@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.contrasts import means
-from jformer.statistics import power_law
+from jformer.evaluation.statistics import power_law
 from jformer.sweep import Trial, product
 from jformer.sweep.space import Overrides
 

@@ -1,7 +1,7 @@
 """How long does a training step take beside flax examples/wmt, PyTorch and the matrix products alone? In turns.
 
 Command:  python -m experiments.speed --size=base --peer_python=PYTHON_WITH_TORCH --flax_wmt=CHECKOUT/examples/wmt
-          python -m experiments.speed --growth
+          python -m experiments.speed --growth [--smoke]
 
 Every side is a process of its own that takes one step when asked and otherwise waits; all are given the same arrays
 and the cores this command may use (`taskset` narrows them). A step is a forward and backward pass with dropout 0.1 and
@@ -10,8 +10,8 @@ label smoothing 0.1, and an update of Adam with the warmup of 2017; no side clip
 feed-forward, is off unless --extra_dropout, which drops it at every side. Masks of padding and of later tokens are on
 everywhere, also in full rows. In bfloat16 each library computes as it does itself: model.dtype,
 TransformerConfig.dtype, torch.autocast. Each side is as it comes; --keeping=jformer,floor,flax,torch gives the peers
-the allocator's options that every run of jformer sets, see jformer.heap. The floor is the time of the step's matrix
-products, each by itself.
+the allocator's options that every run of jformer sets, see jformer.training.malloc. The floor is the time of the step's
+matrix products, each by itself.
 
 --growth times jformer's tiny model from 2,048 to 32,768 tokens a side, in sentences of 32.
 """
@@ -26,11 +26,12 @@ from typing import Any
 import numpy as np
 from absl import app, flags
 
+from experiments.measure import smoke_sizes
 from experiments.speed_race import Side, machine, race
 from experiments.speed_shapes import LENGTH, SIZES, make_batch, model_config, step_products
-from jformer.flops import batch_work, update_flops
-from jformer.metrics import aligned
+from jformer.evaluation.tables import aligned
 from jformer.models import ModelConfig
+from jformer.models.flops import batch_work, update_flops
 
 SIZE = flags.DEFINE_enum("size", "tiny", list(SIZES), "Which model.")
 BATCH = flags.DEFINE_enum("batch", "full", ["full", "padded", "packed"], "Rows of one length, padded, or of many.")
@@ -57,6 +58,7 @@ MUST: dict[tuple[str, str], dict[str, tuple[float | None, float | None]]] = {
 def main(argv: list[str]) -> None:
     """Compare, or grow."""
     del argv
+    smoke_sizes(size="smoke", dtypes=["float32"], sides=["jformer", "floor"], steps=2)
     with tempfile.TemporaryDirectory() as folder:
         if GROWTH.value:
             grow(Path(folder))

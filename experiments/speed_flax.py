@@ -67,10 +67,10 @@ def make_config(told: Told) -> dict[str, Any]:
     return {key: c[name] for key, name in same.items()} | tied | {"dtype": jnp.dtype(c["dtype"])}
 
 
-def make_train_step(drop_activations: bool) -> Callable:
+def make_train_step(drop_activations: bool) -> Callable[..., Any]:
     """Return (state, batch, key) → (state, metrics)."""
 
-    def without_inner(call: Callable, args: Any, kwargs: Any, context: Any) -> Any:
+    def without_inner(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
         inner = isinstance(context.module, nn.Dropout) and context.module.path[-2:] == ("MlpBlock_0", "Dropout_0")
         return args[0] if inner and not drop_activations else call(*args, **kwargs)
 

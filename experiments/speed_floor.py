@@ -1,11 +1,12 @@
 """The floor of experiments/speed.py: the matrix products of a step, each by itself in its quickest form, added up."""
 
-import time
+import functools
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 
+from experiments.measure import mean_seconds
 from experiments.speed_worker import Step, Told
 
 SECONDS = 0.01  # that a product is timed for, at least
@@ -36,12 +37,4 @@ def make_timer(form: str, shape: Sequence[int], dtype: str) -> Callable[[], floa
     shapes = [[sizes[letter] for letter in factor] for factor in form.partition("->")[0].split(",")]
     factors = [jnp.full(each, 0.01, dtype) for each in shapes]
     product = jax.jit(lambda x, y: jnp.einsum(form, x, y)).lower(*factors).compile()
-
-    def timer() -> float:
-        turns, began = 0, time.perf_counter()
-        while not turns or time.perf_counter() - began < SECONDS:
-            jax.block_until_ready(product(*factors))
-            turns += 1
-        return (time.perf_counter() - began) / turns
-
-    return timer
+    return functools.partial(mean_seconds, product, *factors, least=SECONDS)

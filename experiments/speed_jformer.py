@@ -1,18 +1,23 @@
 """jformer's side of experiments/speed.py: the step that training runs, its metrics and its guard included."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
 from experiments.speed_worker import Step, Told, compiled
-from jformer import optim
+from jformer.config.options import OptimConfig
 from jformer.data.config import DataConfig
 from jformer.models import ModelConfig, build_model, init_params
-from jformer.sharding import make_mesh, put_batch, replicated
-from jformer.step import TrainState, create_state, make_loss, make_train_step
-from jformer.tasks import TASKS
+from jformer.parallel.mesh import make_mesh
+from jformer.parallel.sharding import put_batch, replicated
+from jformer.tasks.build import TASKS
+from jformer.tasks.task import make_loss
+from jformer.training import optim
+from jformer.training.state import TrainState, create_state
+from jformer.training.step import make_train_step
 
 
 def load(told: Told) -> tuple[Step, Told]:
@@ -27,8 +32,8 @@ def load(told: Told) -> tuple[Step, Told]:
         began = time.perf_counter()
         state, metrics = jax.block_until_ready(step(state, batch))
         seconds = time.perf_counter() - began
-        total, tokens = metrics["sums"]["loss"]
-        return seconds, float(total / tokens)
+        loss = metrics.sums["loss"]
+        return seconds, float(loss.total / loss.count)
 
     versions = {"jax": jax.__version__}
     return run, {"parameters": count, "compile_seconds": seconds, "temp_bytes": size, "versions": versions}
@@ -38,9 +43,21 @@ def build_step(config: ModelConfig, arrays: dict[str, np.ndarray], warmup: int) 
     """Return the update, the state before the first one and the batch, one microbatch, as they lie in a run."""
     model, mesh = build_model(config), make_mesh(1)
     params = jax.jit(lambda key: init_params(model, key))(jax.random.key(0))
-    schedule = optim.make_schedule("noam", 1.0, warmup, 100_000, config.d_model)
-    tx = optim.make_optimizer("adam", schedule, params, b1=0.9, b2=0.98, epsilon=1e-9, weight_decay=0.0, clip_norm=0.0)
+    schedule = optim.make_schedule("noam", 1.0, optim.Course(warmup, 100_000, config.d_model))
+    tx = optim.make_optimizer(OptimConfig(clip_norm=0.0), schedule)
     task = TASKS["translate"](DataConfig(), label_smoothing=0.1, scores=(), tokenize="none", lowercase=False)
     state = jax.device_put(create_state(params, tx, ema=False), replicated(mesh))  # as an update leaves it
     batch = put_batch(mesh, {name: array[None] for name, array in arrays.items()})
     return make_train_step(make_loss(model, task), tx, mesh, seed=0), state, batch
+
+
+def stepper(config: ModelConfig, arrays: dict[str, np.ndarray], warmup: int) -> Callable[[], Any]:
+    """Return what takes the next update and returns its metrics."""
+    step, state, batch = build_step(config, arrays, warmup)
+
+    def take() -> Any:
+        nonlocal state
+        state, metrics = step(state, batch)
+        return metrics
+
+    return take

@@ -1,15 +1,13 @@
 """Processes that take steps in turns, for experiments/speed.py, and where they ran. What they compute is not here."""
 
 import os
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from experiments.worker import ROOT, Worker
+from experiments.measure import commit, processor, processor_name
+from experiments.worker import Worker
 
 LOAD = os.getloadavg()[0]
 UNTIMED = 2  # steps before the first timed one
@@ -67,17 +65,11 @@ def race(sides: Sequence[Side], steps: int) -> None:
 
 def machine(sides: Sequence[Side]) -> str:
     """Return the machine, the libraries and the commit."""
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    lines = {name.strip(): text.strip() for name, _, text in (line.partition(":") for line in info.splitlines())}
-    having = [name for name in FEATURES if name in lines.get("flags", "").split()]
+    having = [name for name in FEATURES if name in processor().get("flags", "").split()]
     versions = {name: text for side in sides for name, text in side.facts.get("versions", {}).items()}
     tunables = os.environ.get("GLIBC_TUNABLES", "as it comes")  # huge pages save a step its page faults
-    git: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True}
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], **git).stdout.strip()
-    changed = subprocess.run(["git", "status", "--porcelain", "jformer"], **git).stdout
     return (
-        f"{lines.get('model name', platform.machine())}, {len(os.sched_getaffinity(0))} of its cores, "
+        f"{processor_name()}, {len(os.sched_getaffinity(0))} of its cores, "
         f"{' '.join(having)} (amx_bf16, avx512_bf16: those with bfloat16 products), load before {LOAD:.1f}; "
-        f"{', '.join(f'{name} {text}' for name, text in versions.items())}; malloc {tunables}; "
-        f"commit {commit}{' and changes to it' if changed else ''}"
+        f"{', '.join(f'{name} {text}' for name, text in versions.items())}; malloc {tunables}; {commit()}"
     )

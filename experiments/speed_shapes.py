@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jformer.data.symbols import BOS, NUM_SYMBOLS
+from jformer.config.presets import PRESETS
+from jformer.data.tokenizers.symbols import BOS, NUM_SYMBOLS
 from jformer.models import ModelConfig
-from jformer.presets import PRESETS
 
 LENGTH, SHORTEST = 32, 8  # tokens of a sentence
 ROW = 256  # positions of a packed row
@@ -16,7 +16,9 @@ SIZES = {  # preset, vocabulary, pairs of LENGTH + LENGTH positions
     "tiny": ("transformer_tiny", 10_000, 128),  # Multi30k
     "base": ("transformer_base", 8_000, 64),
     "big": ("transformer_big", 32_000, 32),
+    "smoke": ("transformer_tiny", 50, 8),  # shrunk
 }
+SHRUNK = {"num_layers": 1, "d_model": 16, "d_ff": 32, "num_heads": 2}
 
 
 class Product(NamedTuple):
@@ -37,7 +39,7 @@ def model_config(size: str, extra_dropout: bool = False) -> ModelConfig:
     """Return the model; `extra_dropout` also drops attention weights and inside the feed-forward."""
     preset, vocabulary, _ = SIZES[size]
     extra = dict.fromkeys(("attention_dropout", "activation_dropout"), 0.1 if extra_dropout else 0.0)
-    fields = {**PRESETS[preset], "dropout": 0.1, **extra}
+    fields = {**PRESETS[preset], "dropout": 0.1, **extra, **(SHRUNK if size == "smoke" else {})}
     return ModelConfig(**fields).with_vocabulary(vocabulary, vocabulary)
 
 

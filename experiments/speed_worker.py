@@ -5,7 +5,7 @@ Command:  python -m experiments.speed_worker jformer|floor|flax|torch [keep]    
 The first line it reads is JSON that says what to build, and is answered with facts; every further line asks for a step
 and is answered with its seconds, its loss, and the CPU time of all threads in the step and since the last one, when it
 should do nothing. A side is `load` of experiments.speed_SIDE, so that each process imports only what its side needs.
-With `keep` its memory is held as that of a training run is, see jformer.heap.
+With `keep` its memory is held as that of a training run is, see jformer.training.malloc.
 """
 
 import importlib
@@ -17,13 +17,13 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
-from jformer.heap import keep_freed_memory
+from jformer.training.malloc import keep_freed_memory
 
 Told = dict[str, Any]
 Step = Callable[[], tuple[float, float]]  # → seconds, loss
 
 
-def compiled(function: Any, *args: Any) -> tuple[Callable, float, int]:
+def compiled(function: Any, *args: Any) -> tuple[Callable[..., Any], float, int]:
     """Return a jitted function compiled for its arguments, the seconds that took, and the bytes of its temporaries."""
     began = time.perf_counter()
     done = function.lower(*args).compile()

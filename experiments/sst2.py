@@ -3,7 +3,7 @@
 Multinomial naive Bayes against configs/sst2_bert.py with several seeds, on the 1,821 test sentences of SST-2. A seed
 that was trained already is not trained again.
 
-Command:  python -m experiments.sst2 --data=PATH/sst2 --workdir=runs/sst2 [--seeds=3]
+Command:  python -m experiments.sst2 --data=PATH/sst2 --workdir=runs/sst2 [--seeds=3] [--smoke]
 """
 
 import json
@@ -12,13 +12,18 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import app, flags
 
 from configs import sst2_bert
+from experiments.measure import smoke_sizes
+from experiments.runs import flags_of, small_run
 from jformer import main as front
-from jformer.data.sources import Pair, open_split
+from jformer.data.sources import open_split
+from jformer.data.sources.split import Pair
 
+SMOKE = {"train.eval_every": 2, "data.tokenizer": "char", "data.num_buckets": 1}
 DATA = flags.DEFINE_string("data", None, "The folder of train.tsv, dev.tsv and test.tsv.", required=True)
 WORKDIR = flags.DEFINE_string("workdir", None, "Every seed gets a run's directory in it.", required=True)
 SEEDS = flags.DEFINE_integer("seeds", 3, "Runs, with seeds 0, 1, …", lower_bound=1)
@@ -26,6 +31,7 @@ SEEDS = flags.DEFINE_integer("seeds", 3, "Runs, with seeds 0, 1, …", lower_bou
 
 def main(_: list[str]) -> None:
     """Train what is missing and print the table."""
+    smoke_sizes(seeds=1)
     workdirs = [Path(WORKDIR.value) / f"seed{seed}" for seed in range(SEEDS.value)]
     results = [train(seed, workdir) for seed, workdir in enumerate(workdirs)]
     accuracies = [result["test"]["accuracy"]["score"] for result in results]
@@ -39,12 +45,14 @@ def main(_: list[str]) -> None:
         print(f"{'sst2_bert, deviation':<28}{100 * statistics.stdev(accuracies):>8.2f}")
 
 
-def train(seed: int, workdir: Path) -> dict:
+def train(seed: int, workdir: Path) -> dict[str, Any]:
     """Return the results of one run, by its own command where it is not trained yet."""
     path = workdir / "results.json"
     if not path.exists():
         command = [f"--config={sst2_bert.__file__}", f"--workdir={workdir}", f"--config.data.dir={DATA.value}"]
-        code = front.main(["jformer", *command, f"--config.seed={seed}"])
+        small = {k: v for k, v in small_run(2).items() if k.startswith(("model.", "optim.", "train."))}
+        options = {**small, **SMOKE} if smoke_sizes() else {}
+        code = front.main(["jformer", *command, f"--config.seed={seed}", *flags_of(options)])
         if code:
             raise SystemExit(code)
     return json.loads(path.read_text())

@@ -12,7 +12,7 @@ Command:  python -m jformer.sweep --experiment=experiments/table3.py --workdir=r
 from collections.abc import Iterator, Sequence
 
 from experiments.contrasts import means
-from jformer.statistics import spearman
+from jformer.evaluation.statistics import spearman
 from jformer.sweep import Trial
 from jformer.sweep.space import Overrides
 
@@ -23,7 +23,7 @@ FIXED = {
     "model.norm": "post",
     "model.execution.unroll": 1,  # compiled as quickly whatever the depth
     "data.name": "sort",
-    "optim.warmup_steps": 100,
+    "optim.warmup": 100,
     "train.num_steps": 400,
     "train.eval_every": 100,
     "train.checkpoint_every": 100,

@@ -4,10 +4,9 @@ import json
 import os
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from experiments.measure import ROOT
 
 
 class Worker:
@@ -19,7 +18,8 @@ class Worker:
 
     def ask(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Send a line and return the answer to it."""
-        assert self.process.stdin and self.process.stdout
+        assert self.process.stdin
+        assert self.process.stdout
         self.process.stdin.write(json.dumps(asked) + "\n")
         self.process.stdin.flush()
         if not (line := self.process.stdout.readline()):

@@ -1,11 +1,78 @@
-"""jformer: encoder-decoder Transformers in JAX and Flax Linen, from a laptop to a TPU pod."""
+"""jformer: encoder-decoder Transformers and their family in JAX and Flax Linen.
 
-from pathlib import Path
-from typing import Any
+What stands in `__all__` is the library; docs/library.md shows it at work. It imports JAX when it is used.
+"""
+
+from collections.abc import Mapping
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+from jformer.errors import UserError
+from jformer.inference.answers import Alignment, Attention, Output, Request, Scored
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
+    from jformer.inference.predict import Predictor
+
+__version__ = "0.1.0"
+__all__ = [
+    "Alignment",
+    "Attention",
+    "Output",
+    "Request",
+    "Scored",
+    "UserError",
+    "__version__",
+    "evaluate",
+    "load",
+    "train",
+]
 
 
-def load(workdir: str | Path) -> Any:
-    """Return the Predictor of a trained run: `jformer.load(DIR).predict(texts)`."""
-    from jformer.predict import load  # only now: reading a config needs no jax
+def load(workdir: str | PathLike[str], **decode: Any) -> "Predictor":
+    """Return the Predictor of a trained run: `jformer.load(DIR, beam_size=1).predict(texts)`.
 
-    return load(workdir)
+    Keyword arguments are options of `jformer.decoding.config.DecodeConfig`, in place of the run's own. Raises UserError
+    where there is no run, and for an option that does not exist or cannot work.
+    """
+    _silence_libtpu()
+    from jformer.inference.predict import load
+    from jformer.inference.restore import saved_config
+    from jformer.parallel.mesh import make_mesh
+
+    return load(workdir, saved_config(workdir, **decode), make_mesh())
+
+
+def train(config: "ConfigDict | Mapping[str, Any]", workdir: str | PathLike[str]) -> bool:
+    """Train a run in a directory, or go on with the one there; return False if a signal stopped it before its end.
+
+    The config is what `jformer.config.default_config` gives, changed as a config file would. Raises UserError for a
+    config that cannot work or is that of another run, and for data that cannot be read.
+    """
+    _silence_libtpu()
+    from jformer.config import resolve
+    from jformer.storage import run_path
+    from jformer.training.loop import train
+
+    return train(resolve(config), run_path(workdir))
+
+
+def evaluate(workdir: str | PathLike[str], output: str | PathLike[str] | None = None, **decode: Any) -> dict[str, Any]:
+    """Score a trained run on its test sets, add the scores to its results.json and return them, by test set.
+
+    With `output`, results.json and the answers are written into that folder instead. Keyword arguments are options of
+    decoding, as of `load`.
+    """
+    _silence_libtpu()
+    from jformer.evaluation.evaluate import evaluate
+    from jformer.inference.restore import saved_config
+    from jformer.storage import run_path
+
+    return evaluate(saved_config(workdir, **decode), run_path(workdir), run_path(output) if output else None)
+
+
+def _silence_libtpu() -> None:
+    from jformer.parallel.libtpu import silence_libtpu
+
+    silence_libtpu()

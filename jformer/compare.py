@@ -21,12 +21,12 @@ from typing import Any
 
 from etils.epath import Path
 
-from jformer import records, visualize
-from jformer.arms import Arm, compare_arms, learning_curves, table
-from jformer.config import Config, flatten
+from jformer.config.options import Config, flatten
 from jformer.errors import UserError, nearest
-from jformer.metrics import aligned, scored_sets
-from jformer.statistics import estimate
+from jformer.evaluation import page, records
+from jformer.evaluation.comparison import Arm, compare_arms, learning_curves, table
+from jformer.evaluation.statistics import estimate
+from jformer.evaluation.tables import aligned, scored_sets
 from jformer.storage import run_path
 
 KINDS = ("signature", "data", "budget")
@@ -95,7 +95,7 @@ def compare(paths: Sequence[str], metric: str = "", output: str = "", despite: s
     notes = [*cautions, *tests]
     if output:
         curve = metric if metric.startswith(("train/", "valid/")) else "valid/loss"
-        visualize.write(run_path(output), files(tables, notes, learning_curves(arms, curve)))
+        page.write(run_path(output), files(tables, notes, learning_curves(arms, curve)))
     parts = ["\n".join([f"{name}:", *aligned(rows, 1)]) for name, rows in tables.items()]
     return "\n\n".join([*parts, "\n".join(notes)])
 
@@ -200,12 +200,12 @@ def files(tables: Mapping[str, Sequence[Sequence[str]]], notes: Sequence[str], c
     found: dict[str, str | bytes] = {}
     parts = []
     for name, rows in tables.items():
-        parts += [visualize.heading(name), visualize.table(rows)]
-    parts.append(visualize.paragraph("\n".join(notes)))
+        parts += [page.heading(name), page.table(rows)]
+    parts.append(page.paragraph("\n".join(notes)))
     if curves:
-        parts.append(visualize.image(curves, "learning curves"))
+        parts.append(page.image(curves, "learning curves"))
         found["curves.png"] = curves
-    found["index.html"] = visualize.page("Runs compared", parts)
+    found["index.html"] = page.page("Runs compared", parts)
     return found
 
 

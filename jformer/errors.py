@@ -1,7 +1,18 @@
-"""The one exception that means: the user can mend this. Every room may raise it; only commands catch it."""
+"""The one exception that means: the user can mend this; and the exit codes of the commands.
+
+Every room may raise a UserError; only commands catch it.
+"""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import Any
+
+DONE = 0  # exit codes: all is done
+FAILED = 1  # a check did not pass, or trials of a sweep are not done and will not be
+MISTAKE = 2  # the user can mend it: a UserError was printed
+LOST = 75  # another process of the run died or is stuck: the same command for all goes on from the last checkpoint
+ABORTED = 134  # the same, where JAX's C++ ended the process; 128 and SIGABRT, as a shell says it
+STOPPED = 143  # told to stop, by SIGTERM or SIGINT; what there was to save is saved
 
 
 class UserError(ValueError):
@@ -17,3 +28,27 @@ def nearest(name: str, choices: Iterable[str], otherwise: str = "") -> str:
     known = list(choices)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else otherwise or f"choose one of: {', '.join(known)}"
+
+
+def check_choice(key: str, value: str, choices: Collection[str]) -> None:
+    """Raise UserError unless a value is one of the choices: with the one that was probably meant, if there is one."""
+    if value in choices:
+        return
+    begins = [choice for choice in choices if choice and (value.startswith(choice) or choice.startswith(value))]
+    close = begins or difflib.get_close_matches(value, choices, n=1)
+    hint = f" (did you mean {close[0]!r}?)" if close and value else ""
+    raise UserError(f"{key}={value!r}; choose one of: {', '.join(choices)}{hint}")
+
+
+def check_least(section: str, values: Any, keys: tuple[str, ...], least: float) -> None:
+    """Raise UserError for the first of a section's keys whose value is below a bound, or no number."""
+    for key in keys:
+        if not getattr(values, key) >= least:
+            raise UserError(f"{section}.{key}={getattr(values, key)} must be at least {least}")
+
+
+def check_range(section: str, values: Any, keys: tuple[str, ...], low: float, high: float) -> None:
+    """Raise UserError for the first of a section's keys whose value is not in [low, high)."""
+    for key in keys:
+        if not low <= getattr(values, key) < high:
+            raise UserError(f"{section}.{key}={getattr(values, key)} must be at least {low} and below {high}")

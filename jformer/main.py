@@ -11,9 +11,12 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
              score     tell the log-probability of each target in --input: lines of source, TAB, target
              describe  show parameters and FLOPs; needs no data and no DIR
              verify    check that all ways to decode with the run agree; exit code 1 if any does not
+             explore   write a page, --output, that shows what the run attends to in the lines of --input
              export    write the run to the folder --output as --format, to be served without jformer
-  --input    predict, score: a text file, or - for standard input (the default); of several processes a plain file
-  --output   predict, score: a file, or - for standard output (the default); export: a folder
+  --input    predict, score, explore: a text file, or - for standard input (the default); of several processes a plain
+             file
+  --output   predict, score: a file, or - for standard output (the default); export: a folder; explore: a page;
+             evaluate: a folder for results.json and the outputs, DIR itself if it is not given
   --resume   predict, score: go on with a half-written --output
   --format   export: ctranslate2 or stablehlo
   --topology describe: what the run would take of a TPU slice, such as v5e:16x16 or v5litepod-256; exit code 2 if it
@@ -25,62 +28,73 @@ Several processes are one run (train, evaluate, predict, score) if all are start
                  JAX_PROCESS_ID say who is who, or
   --coordinator=HOST:PORT --processes=N --process=I
                  a free port of process 0's machine, how many there are, and which this is, from 0
-Exit code 75 says that one of them died or stood still: the same command for all goes on.
+Exit code 75, or 134 from JAX itself, says that one of them died or was stuck: the same command for all goes on from the
+last checkpoint. docs/processes.md has the rest.
+Exit code 143 says that a signal asked the command to stop, and what there was to save is saved.
 """
 
 import dataclasses
 import os
+import re
 import sys
 from pathlib import Path
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from jformer import config as configs
-from jformer import hosts
-from jformer.config import Config
-from jformer.config_files import check_keys, load_config
-from jformer.errors import UserError
-from jformer.heap import keep_freed_memory
-from jformer.storage import run_path
+from jformer.config import as_config_dict, checks, load_config, resolve
+from jformer.config.files import check_keys, run_config_file
+from jformer.config.options import Config, flatten
+from jformer.errors import DONE, FAILED, LOST, MISTAKE, STOPPED, UserError
+from jformer.parallel import processes
+from jformer.parallel.libtpu import silence_libtpu
+from jformer.storage import check_writable, run_path
+from jformer.training.malloc import keep_freed_memory
 
-MODES = ("train", "evaluate", "predict", "score", "describe", "verify", "export")
+MODES = ("train", "evaluate", "predict", "score", "describe", "verify", "explore", "export")
 TOGETHER = ("train", "evaluate", "predict", "score")  # what several processes can do
 FORMATS = ("ctranslate2", "stablehlo")
-FAILED, STOPPED = 1, 143  # exit codes: a check did not pass; SIGTERM ended the process, after it saved
 WORTH_KEEPING = 0.5  # seconds of compiling
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one mode and return the exit code: 0, 2 for a mistake the user can mend, 143 when told to stop.
+    """Run one mode and return the exit code.
 
-    Of several processes, one that is not there is exit code 75.
+    0 says that all is done, 1 that a check did not pass, 2 that the user can mend a mistake, 75 that another process
+    of the run is not there, and 143 that a signal asked the command to stop.
     """
     argv = sys.argv if argv is None else argv
     if any(argument in ("--help", "-h", "-help") for argument in argv):
         print(__doc__)
-        return 0
+        return DONE
+    silence_libtpu()
+    with processes.heed_signals("stopped"):
+        return answer(argv)
+
+
+def answer(argv: list[str]) -> int:
+    """Do what the flags say and return the exit code; a mistake of the user becomes one line."""
     try:
         options, overrides = read_flags(argv)
-        with hosts.joined(coordinates(options)):
+        with processes.joined(coordinates(options)):
             config = configure(options, overrides)
             compare(options, config)
             return run(options, config)
-    except (UserError, hosts.AbsentError) as error:
+    except (UserError, processes.AbsentError) as error:
         print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2 if isinstance(error, UserError) else hosts.LOST
+        return MISTAKE if isinstance(error, UserError) else LOST
     except BrokenPipeError:  # who read our output has left, as head does; what is still to be flushed goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return DONE
 
 
 def compare(options: flags.FlagValues, config: Config) -> None:
-    """Raise UserError, in all processes, where they were started differently or see different runs."""
+    """Raise UserError, as `check_same` does, where processes were started differently or see different runs."""
     given = {f"--{name}": options[name].value for name in ("mode", "workdir", "resume")}
-    hosts.same({**given, **configs.flatten(dataclasses.asdict(config), "config.")})
-    if options.mode != "train" and not hosts.alone():  # what trains sees to it that there is one workdir
+    processes.check_same({**given, **flatten(dataclasses.asdict(config), "config.")})
+    if options.mode != "train" and processes.process_count() > 1:  # what trains sees to it that there is one workdir
         for workdir in (options.workdir, *config.decode.ensemble):
-            hosts.same(hosts.saved_run(run_path(workdir)))
+            processes.check_same(processes.saved_run(run_path(workdir)))
 
 
 def run(options: flags.FlagValues, config: Config) -> int:
@@ -88,60 +102,72 @@ def run(options: flags.FlagValues, config: Config) -> int:
     workdir, files = run_path(options.workdir or ""), (options.input, options.output, options.resume)
     if options.mode == "describe":
         return show(options, config, workdir if options.workdir else None)
+    folder = run_path(options.output) if options.mode == "evaluate" and options.output != "-" else workdir
+    if options.mode in ("train", "evaluate"):
+        check_writable("--workdir" if folder == workdir else "--output", folder)
+        check_writable("data.cache_dir", run_path(config.data.cache_dir))
     if options.mode == "train":
         keep_freed_memory()
     keep_compiled(config)
-    hosts.limit(config.train.stall_seconds)
+    processes.set_stall_limit(config.train.stall_seconds)
     if options.mode == "predict":
-        from jformer.stream import predict_file
+        from jformer.inference.files import predict_file
 
         predict_file(config, workdir, *files)
     elif options.mode == "score":
-        from jformer.stream import score_file
+        from jformer.inference.files import score_file
 
         score_file(config, workdir, *files)
     elif options.mode == "verify":
-        from jformer.verify import verify
+        from jformer.inference.verify import verify
 
-        return 0 if verify(config, workdir) else FAILED
+        return DONE if verify(config, workdir) else FAILED
+    elif options.mode == "explore":
+        from jformer.evaluation.explorer import explore
+
+        print(explore(config, workdir, options.input, options.output))
     elif options.mode == "export":
-        from jformer.export import export
+        from jformer.inference.export import export
 
         print(export(config, workdir, options.format, Path(options.output)))
     else:
-        return train_or_evaluate(options.mode, config, workdir)
-    return 0
+        return train_or_evaluate(options.mode, config, workdir, folder)
+    return DONE
 
 
 def show(options: flags.FlagValues, config: Config, workdir: Path | None) -> int:
     """Describe the run, on the devices here or on a TPU slice that is not."""
     if options.topology:
-        from jformer.slices import describe_slice
+        from jformer.costs.tpu import describe_slice
 
         for line in describe_slice(config, workdir, options.topology, options.price):
             print(line, flush=True)
     else:
-        from jformer.describe import describe
+        from jformer.costs.describe import describe
 
         print(describe(config, workdir))
-    return 0
+    return DONE
 
 
-def train_or_evaluate(mode: str, config: Config, workdir: Path) -> int:
-    """Score the run, once it is trained."""
-    from jformer.evaluate import evaluate, report_scores
+def train_or_evaluate(mode: str, config: Config, workdir: Path, folder: Path) -> int:
+    """Score the run, once it is trained; the scores go into a folder, the run's own or another."""
+    from jformer.evaluation.evaluate import evaluate, report_scores
 
     if mode == "train":
-        from jformer.train import train
+        from jformer.training.loop import train
 
-        if not train(config, workdir):
-            if hosts.first():
-                print(f"stopped and saved; the same command goes on from {workdir}", file=sys.stderr)
+        processes.end_at_once("stopped before the first update")
+        finished = train(config, workdir)
+        processes.end_at_once("stopped while scoring the run; --mode=evaluate scores it again")
+        if not finished or processes.agree(processes.stop_requested(), any):
+            if processes.is_main_process():
+                further = "the same command scores it" if finished else f"the same command goes on from {workdir}"
+                print(f"{'trained' if finished else 'stopped'} and saved; {further}", file=sys.stderr)
             return STOPPED
-    results = evaluate(config, workdir)
-    if hosts.first():
-        print(report_scores(results, config, workdir))
-    return 0
+    results = evaluate(config, workdir, folder)
+    if processes.is_main_process():
+        print(report_scores(results, config, workdir, folder))
+    return DONE
 
 
 def keep_compiled(config: Config) -> None:
@@ -151,12 +177,6 @@ def keep_compiled(config: Config) -> None:
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(Path(config.data.cache_dir).expanduser() / "compiled"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", WORTH_KEEPING)
-
-
-def parse(argv: list[str]) -> tuple[flags.FlagValues, Config]:
-    """Return the flags and the checked config; raise UserError for whatever is wrong with either."""
-    options, overrides = read_flags(argv)
-    return options, configure(options, overrides)
 
 
 def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:
@@ -189,9 +209,9 @@ def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:
     return options, overrides
 
 
-def coordinates(options: flags.FlagValues) -> hosts.Coordinates | None:
+def coordinates(options: flags.FlagValues) -> processes.Coordinates | None:
     """Return which of how many processes this is, or None if it is the only one."""
-    own = hosts.from_flags(options.distributed, options.coordinator, options.processes, options.process)
+    own = processes.from_flags(options.distributed, options.coordinator, options.processes, options.process)
     if own and options.mode not in TOGETHER:
         raise UserError(f"--mode={options.mode} is for one process: several can {', '.join(TOGETHER)}")
     return own
@@ -201,18 +221,24 @@ def configure(options: flags.FlagValues, overrides: list[str]) -> Config:
     """Return the config that the flags name, with what they set; raise UserError if it cannot work or go on."""
     saved = run_path(options.workdir or "") / "config.json"
     if not options.config and not (options.workdir and saved.exists()):
+        if options.workdir and options.mode not in ("train", "describe"):
+            raise UserError(f"--workdir={options.workdir} holds no run: name the directory of one, or train one there")
         raise UserError(f"--config is missing and {saved} does not exist: name a file such as configs/quickstart.py")
-    values = load_config(Path(options.config)) if options.config else configs.as_config_dict(configs.load(saved))
-    config = configs.resolve(override(values, overrides))
+    values = run_config_file(Path(options.config)) if options.config else as_config_dict(load_config(saved))
+    config = resolve(override(values, overrides))
     if options.mode != "train" and options.workdir and saved.exists():
-        configs.refuse_changes(configs.load(saved), config)
+        config = checks.resume_config(load_config(saved), config)
     return config
 
 
 def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
     """Set the keys of --config.section.key=value arguments; each value takes the type of the default it replaces."""
     keys = [argument.partition("config.")[2].partition("=")[0] for argument in arguments]
-    check_keys(keys, configs.flatten(config.to_dict()))
+    known = flatten(config.to_dict())
+    check_keys(keys, known)
+    for key, argument in zip(keys, arguments, strict=True):
+        if type(known[key]) is int:
+            check_whole(key, argument.partition("=")[2])
     values = flags.FlagValues()
     config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=["", *arguments])
     try:
@@ -220,6 +246,14 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
     except (flags.Error, TypeError, ValueError) as error:
         raise UserError(str(error)) from error
     return values.config
+
+
+def check_whole(key: str, text: str) -> None:
+    """Raise UserError for the value of an argument that is no whole number, and say which one it may stand for."""
+    if not re.fullmatch(r"\s*[+-]?\d(_?\d)*\s*", text):
+        stands_for = re.fullmatch(r"\d+(\.\d*)?[eE]\+?\d", text) and float(text)
+        hint = f": {int(stands_for)}" if stands_for and stands_for == int(stands_for) else ""
+        raise UserError(f"--config.{key}={text} must be a whole number{hint}")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,11 @@ Paths are those of etils; pathlib's serve as well for what lies on a disk.
 """
 
 import hashlib
+import json
 import os
 import tempfile
+from collections.abc import Mapping
+from typing import Any
 
 import fsspec
 from etils.epath import Path
@@ -13,6 +16,7 @@ from etils.epath import Path
 from jformer.errors import UserError
 
 BUCKET = "gs://"
+DIGESTS, DIGEST = "digests.json", "digest"  # a file of a folder's digests; the key of a JSON object's own
 fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False  # other processes write there, too
 
 
@@ -38,17 +42,96 @@ def lock_of(path: Path) -> Path:
     if not in_bucket(path):
         return path / "training.lock"
     name = hashlib.sha256(str(path).encode()).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"jformer-{os.getuid()}" / f"{name}.lock"
+    return here() / f"{name}.lock"
+
+
+def here() -> Path:
+    """Return the folder of this machine, for this user, for what a bucket cannot hold."""
+    return Path(tempfile.gettempdir()) / f"jformer-{os.getuid()}"
+
+
+def check_writable(option: str, path: Path) -> None:
+    """Raise UserError, naming the option, if a folder cannot be written to, or be made; it is not made."""
+    if in_bucket(path):
+        return
+    place = Path(path).expanduser()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise UserError(f"{option}={path}: {place} is a file; name a folder that can be written")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise UserError(f"{option}={path}: {place} cannot be written; name a folder that can")
 
 
 def replace_content(path: Path, content: bytes) -> None:
-    """Write a file anew in one atomic move: a process that is killed leaves the old one or the new one."""
+    """Write a file anew in one atomic move: a killed process or a full disk leaves the old one or the new one.
+
+    Every file that a run writes more than once goes through here, but for those that grow line by line.
+    """
     if in_bucket(path):
         path.write_bytes(content)
         return
-    new = path.with_suffix(".new")
-    with new.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    new = path.with_name(path.name + ".new")
+    try:
+        with new.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON object with a digest of itself as its last key, for `without_digest`."""
+    return {**content, DIGEST: digest_of(content)}
+
+
+def without_digest(content: Any, where: str) -> Any:
+    """Return what `with_digest` was given; an object without a digest, such as one written by hand, is taken as it is.
+
+    Raises UserError if it is not what was written.
+    """
+    if not isinstance(content, dict) or DIGEST not in content:
+        return content
+    rest = {key: value for key, value in content.items() if key != DIGEST}
+    if content[DIGEST] != digest_of(rest):
+        raise UserError(f"{where} is damaged: it is not what was written; restore it, or remove its digest to keep it")
+    return rest
+
+
+def digest_of(content: Any) -> str:
+    """Return the digest of plain JSON, 16 hexadecimal digits; the order of keys does not matter."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def seal(folder: Path) -> None:
+    """Write down the SHA-256 of every file in a folder, for `damaged`."""
+    found = {path.name: _sha256(path) for path in sorted(folder.iterdir()) if path.name != DIGESTS}
+    (folder / DIGESTS).write_text(json.dumps(found, indent=1) + "\n")
+
+
+def damaged(folder: Path) -> list[str]:
+    """Return the names of the files that are no longer what they were when the folder was sealed, or are missing.
+
+    A folder that was never sealed has none.
+    """
+    if not (folder / DIGESTS).exists():
+        return []
+    try:
+        expected = dict(json.loads((folder / DIGESTS).read_bytes()))
+    except (ValueError, TypeError, RecursionError):
+        return [DIGESTS]
+    return [name for name, digest in expected.items() if _sha256(folder / Path(name).name) != digest]
+
+
+def _sha256(path: Path) -> str:
+    """Return the digest of a file, read in pieces, or nothing if there is none."""
+    if not path.is_file():
+        return ""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

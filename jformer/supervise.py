@@ -4,13 +4,13 @@ python -m jformer.supervise [--processes=N] [--devices=D] [--logs=DIR] [--retrie
                             [--state=FILE] -- ARGUMENTS OF jformer.main
 
 Several processes are told where they meet; one is not. Exit codes 0 (done), 2 (a mistake that no restart mends) and all
-after a request to stop are final. After any other the same command runs again, until it has failed more than R times
-without a new checkpoint in between. Knows nothing of what the processes do and imports no JAX: the devices are theirs.
+after a request to stop are final. After any other, such as 75 and 134 (another process was lost), the same command goes
+on from the last checkpoint, until it has failed more than R times without a new one in between. Knows nothing of what
+the processes do and imports no JAX: the devices are theirs.
 """
 
 import argparse
 import contextlib
-import ctypes
 import os
 import shlex
 import signal
@@ -18,16 +18,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from jformer.errors import ABORTED, DONE, LOST, MISTAKE
+from jformer.parallel.processes.children import die_with_parent, free_port, send_signal, signals_to
 from jformer.storage import replace_content, run_path
 
-DONE, MISTAKE = 0, 2
 LOOK = 0.1  # seconds between looks at the processes
-PR_SET_PDEATHSIG = 1  # of Linux's prctl
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # Linux's
 
 
@@ -35,10 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit code of the last attempt."""
     options = parse(sys.argv[1:] if argv is None else argv)
     group = Group(options)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup wants it
-            signal.signal(number, group.stop)
-    return supervise(group, options)
+    with signals_to(group.stop):
+        return supervise(group, options)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -76,7 +74,8 @@ def supervise(group: "Group", options: argparse.Namespace) -> int:
         if failures > options.retries:
             tell(f"gave up: exit code {code}, and no new checkpoint since {options.retries} restarts")
             return code
-        tell(f"running again after exit code {code} (restart {failures} of {options.retries})")
+        lost = ", from the last checkpoint: a process was lost" if code in (LOST, ABORTED) else ""
+        tell(f"running again after exit code {code}{lost} (restart {failures} of {options.retries})")
         time.sleep(options.pause)
     tell({DONE: "done", MISTAKE: "mistake, see the log"}.get(code, "stopped as told"))
     return code
@@ -105,7 +104,7 @@ class Group:
     def stop(self, number: int, frame: FrameType | None) -> None:
         """Ask all processes to save and end; asked again, end them."""
         for process in self._processes:
-            send(process, signal.SIGKILL if self.asked else signal.SIGTERM)
+            send_signal(process, signal.SIGKILL if self.asked else signal.SIGTERM)
         self.asked = True
 
     def run(self) -> int:
@@ -121,7 +120,7 @@ class Group:
                 shown.seek(0, os.SEEK_END)
             self._processes = start(self._options, logs)
             for process in self._processes if self.asked else []:  # before they were there
-                send(process, signal.SIGTERM)
+                send_signal(process, signal.SIGTERM)
             codes = self._wait(shown)
         failed = [code for code in codes if code]
         code = MISTAKE if MISTAKE in failed else next(iter(failed), DONE)
@@ -142,7 +141,7 @@ class Group:
             if any(codes):
                 deadline = min(deadline, time.monotonic() + self._options.grace)
             for process in living if time.monotonic() > deadline else ended:  # these may have left children behind
-                send(process, signal.SIGKILL)
+                send_signal(process, signal.SIGKILL)
             if shown:
                 sys.stdout.buffer.write(shown.read())
                 sys.stdout.flush()
@@ -171,33 +170,6 @@ def start(options: argparse.Namespace, logs: Sequence[IO[bytes]]) -> list[subpro
             )
         )
     return processes
-
-
-def die_with_parent() -> Callable[[], None]:
-    """Return what a child of this process does first: ask Linux to kill it when its parent ends, however it ends."""
-    parent = os.getpid()
-
-    def ask() -> None:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # which ended before we could ask
-            os._exit(128 + signal.SIGKILL)
-
-    return ask
-
-
-def send(process: subprocess.Popen[bytes], number: int) -> None:
-    """Send a signal to a process, or SIGKILL to its whole group, which may outlive it."""
-    with contextlib.suppress(ProcessLookupError):
-        if number == signal.SIGKILL:
-            os.killpg(process.pid, number)
-        else:
-            process.send_signal(number)
-
-
-def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 if __name__ == "__main__":

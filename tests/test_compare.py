@@ -132,7 +132,7 @@ def test_an_output_that_cannot_be_written_is_one_line(told, tmp_path):
     [
         (["post"], [], "takes two runs or more"),
         (["post", "post"], [], "each named once"),
-        (["post", "nothing"], [], r"nothing/config.json: cannot be read as a saved config"),
+        (["post", "nothing"], [], r"nothing holds no run: name the directory of one"),
         (["post", "unscored"], [], r"unscored: is not scored yet: python -m jformer.main --workdir=\S*unscored"),
         (["post", "pre"], ["--metric=test/blue"], "has no --metric=test/blue; did you mean test/bleu"),
         (["post", "pre"], ["--despite=bugdet"], "--despite=bugdet; did you mean budget"),

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from jformer import config as configs
 from jformer import main
-from jformer.config import Config
+from jformer.config import options, save_config
+from jformer.config.options import Config
 from jformer.data.config import DataConfig
 
 ROOT = Path(__file__).parents[1]
@@ -38,7 +38,7 @@ def call(*arguments):
 
 
 def parse(*arguments):
-    return main.parse(["jformer", *map(str, arguments)])[1]
+    return main.configure(*main.read_flags(["jformer", *map(str, arguments)]))
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h", "-help"])
@@ -58,6 +58,7 @@ MISTAKES = {
     "an export to nothing": (["--config={file}", "--mode=export", "--output=x"], "--mode=export needs --format and a"),
     "an export to nowhere": (["--config={file}", "--mode=export", "--format=stablehlo"], "a folder as --output"),
     "no config and no run": (["--config="], "--config is missing"),
+    "no run to predict with": (["--config=", "--mode=predict"], "run holds no run: name the directory of one"),
     "a config file that is not there": (["--config=configs/nope.py"], "--config=configs/nope.py: no such Python file"),
     "a folder as config file": (["--config={folder}"], "no such Python file"),
     "a typo": (["--config={file}", "--config.model.num_layer=2"], "model.num_layer; did you mean model.num_layers?"),
@@ -74,7 +75,10 @@ MISTAKES = {
     "a value of two lines": (["--config={file}", "--config.seed=1\n2"], "--config.seed=1 2"),
     "a path of two lines": (["--config=a\nb.py"], "--config=a b.py: no such Python file"),
     "heads": (["--config={file}", "--config.model.num_heads=7"], "model.num_heads=7 must divide model.d_model=128"),
-    "warmup": (["--config={file}", "--config.train.num_steps=9"], "optim.warmup_steps=4000 is more than"),
+    "warmup": (["--config={file}", "--config.optim.schedule=linear", "--config.train.num_steps=9"], "=4000.0 take"),
+    "a whole number": (["--config={file}", "--config.train.num_steps=2e2"], "=2e2 must be a whole number: 200"),
+    "no number": (["--config={file}", "--config.train.num_steps=many"], "num_steps=many must be a whole number\n"),
+    "a huge number": (["--config={file}", f"--config.seed={10**30}"], f"seed={10**30} must be below 4294967296"),
     "an unknown tokenizer": (["--config={file}", "--config.data.tokenizer=wrod"], "data.tokenizer='wrod'; choose"),
     "no data": (["--config={file}", "--config.data.dir={folder}/nope"], "nope' is not a folder"),
     "an unknown task": (["--config={file}", "--config.task=transalte"], "task='transalte'; choose one of"),
@@ -94,9 +98,38 @@ def test_a_mistake_is_one_line_with_exit_code_2(mistake, file, tmp_path, capsys)
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("mode", ["train", "evaluate"])
+@pytest.mark.parametrize("option", ["--workdir", "--config.data.cache_dir"])
+def test_a_place_that_cannot_be_written_is_named_before_the_work(saved, file, tmp_path, capsys, mode, option):
+    (tmp_path / "file").write_text("")
+    place = f"{option}={tmp_path / 'file' / 'run'}"
+    other = f"--config={file()}" if option == "--workdir" else f"--workdir={saved}"
+    assert call(f"--mode={mode}", place, other) == 2
+    err = capsys.readouterr().err
+    assert err.endswith(f"/file/run: {tmp_path / 'file'} is a file; name a folder that can be written\n")
+
+
+def test_scores_that_cannot_be_written_are_named_before_the_work(saved, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert call("--mode=evaluate", f"--workdir={saved}", f"--output={tmp_path}/file/scores") == 2
+    assert f"--output={tmp_path}/file/scores: {tmp_path / 'file'} is a file" in capsys.readouterr().err
+
+
 BROKEN = {
-    "config.model.num_layer = 2": "num_layers",
-    "config.model.update(num_layer=2)": "num_layer",
+    "config.model.num_layer = 2": "my_config.py:5: unknown config key model.num_layer; did you mean model.num_layers?",
+    "config.model.update(num_layer=2)": "unknown config key model.num_layer; did you mean model.num_layers?",
+    "config.model.update(\n        num_layer=2)": "unknown config key model.num_layer; did you mean model.num_layers?",
+    "print(config.model.num_layer)": "unknown config key model.num_layer; did you mean model.num_layers?",
+    "config.seeed = 2": "unknown config key seeed; did you mean seed?",
+    "config.modle.num_layers = 2": "unknown config key modle",
+    "config['model']['zzzzz'] = 2": "unknown config key zzzzz; the sections are",
+    "dict(b=1)['a']": "my_config.py:5: KeyError: 'a'",
+    "1 / 0": "my_config.py:5: ZeroDivisionError: division by zero",
+    "return": "my_config.py: get_config() returns nothing; end it with: return config",
+    "return [config]": "get_config() returns a list, not a config; end it with: return config",
+    "config.train.num_steps = 10**400": "train.num_steps=",
+    "config.optim.learning_rate = 10**400": "my_config.py:5: OverflowError: int too large to convert to float",
+    "config.model.d_model = 10**30": "model.d_model=1000000000000000000000000000000 must be below 4294967296",
     "config.model.num_layers = 'two'": "num_layers",
     "config = default_config('transformer_bas')": "unknown preset 'transformer_bas'; did you mean transformer_base?",
     "config.train.num_steps = 0": "train.num_steps=0 must be at least 1",
@@ -116,9 +149,10 @@ def test_a_file_without_get_config_says_so(file, tmp_path, capsys):
     assert "my_config.py: has no get_config()" in capsys.readouterr().err
 
 
-def test_the_traceback_of_a_defect_is_kept(file, tmp_path):
+def test_the_traceback_of_a_defect_is_kept(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(main, "run", lambda options, config: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        call(f"--config={file('1 / 0')}", f"--workdir={tmp_path}")
+        call(f"--config={file()}", f"--workdir={tmp_path}")
 
 
 def test_overrides_take_the_type_of_what_they_replace(file):
@@ -135,7 +169,7 @@ def test_overrides_take_the_type_of_what_they_replace(file):
     config = parse(
         f"--config={file()}", "--workdir=run", *(f"--config.{key}={text}" for key, (text, _) in given.items())
     )
-    flat = configs.flatten(dataclasses.asdict(config))
+    flat = options.flatten(dataclasses.asdict(config))
     for key, (_, value) in given.items():
         assert flat[key] == value
         assert type(flat[key]) is type(value)
@@ -159,7 +193,7 @@ def test_a_file_sets_what_overrides_then_replace(file):
 def saved(tmp_path):
     """Write the config of a run as training does, and return its workdir."""
     config = dataclasses.replace(Config(), seed=5)
-    configs.save(config, tmp_path / "config.json")
+    save_config(config, tmp_path / "config.json")
     return tmp_path
 
 
@@ -194,20 +228,28 @@ def answer_with(monkeypatch, module, name, result=None):
 
 @pytest.mark.parametrize(("mode", "name"), [("predict", "predict_file"), ("score", "score_file")])
 def test_files_are_answered_and_resumed(saved, monkeypatch, mode, name):
-    calls = answer_with(monkeypatch, "stream", name)
+    calls = answer_with(monkeypatch, "inference.files", name)
     assert call(f"--workdir={saved}", f"--mode={mode}") == 0
     assert call(f"--workdir={saved}", f"--mode={mode}", "--input=a", "--output=b", "--resume") == 0
     assert calls == [(saved, "-", "-", False), (saved, "a", "b", True)]
 
 
+def test_several_processes_are_told_how_long_one_may_stand_still(saved, monkeypatch):
+    limits = []
+    answer_with(monkeypatch, "inference.files", "predict_file")
+    monkeypatch.setattr(main.processes, "set_stall_limit", limits.append)
+    assert call(f"--workdir={saved}", "--mode=predict", "--config.train.stall_seconds=7") == 0
+    assert limits == [7]
+
+
 @pytest.mark.parametrize(("passed", "code"), [(True, 0), (False, 1)])
 def test_a_check_that_fails_is_exit_code_1(saved, monkeypatch, passed, code):
-    assert answer_with(monkeypatch, "verify", "verify", passed) == []
+    assert answer_with(monkeypatch, "inference.verify", "verify", passed) == []
     assert call(f"--workdir={saved}", "--mode=verify") == code
 
 
 def test_export_says_what_it_wrote(saved, monkeypatch, capsys):
-    calls = answer_with(monkeypatch, "export", "export", "written")
+    calls = answer_with(monkeypatch, "inference.export", "export", "written")
     assert call(f"--workdir={saved}", "--mode=export", "--format=stablehlo", "--output=served") == 0
     assert calls == [(saved, "stablehlo", Path("served"))]
     assert capsys.readouterr().out == "written\n"
@@ -276,7 +318,7 @@ from types import SimpleNamespace
 from jformer import main
 main.keep_compiled = lambda config: None
 answer = lambda *_: [print("x" * 100_000, flush=True) for _ in range(100)]
-sys.modules["jformer.stream"] = SimpleNamespace(predict_file=answer)
+sys.modules["jformer.inference.files"] = SimpleNamespace(predict_file=answer)
 sys.exit(main.main(["jformer", "--mode=predict", f"--workdir={sys.argv[1]}"]))
 """
 

@@ -6,16 +6,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 from etils import epath
+from jax.sharding import SingleDeviceSharding
 
 import jformer
 from jformer import main, storage
-from jformer.checkpoint import open_run
+from jformer.checkpoints.checkpoint import Checkpoints, open_run
 from jformer.errors import UserError
+from jformer.evaluation import records
 from jformer.supervise import newest_checkpoint
-from jformer.train import sole_trainer
-from jformer.writers import JsonlWriter
+from jformer.training.lock import sole_trainer
+from jformer.training.writers import JsonlWriter
 from tests import bucket
 
 CONFIG = Path(__file__).parent / "small_run.py"
@@ -23,13 +27,14 @@ RUN = f"gs://mine/runs/{os.getpid()}"  # runs in buckets are locked for the whol
 SHORT = ["--config.train.num_steps=20", "--config.train.eval_every=10"]
 TRAIN_AND_DIE = """
 import os, sys
-from jformer import main, train
+from jformer import main
+from jformer.training import loop as train
 from tests import bucket
 bucket.pretend(bucket.Path(sys.argv[1]))
 save = train.save
 def save_and_die(run, loss):
     save(run, loss)
-    run.checkpoints._orbax.wait_until_finished()
+    run.checkpoints.wait()
     if run.progress.step == 10:
         os.kill(os.getpid(), 9)
 train.save = save_and_die
@@ -95,17 +100,35 @@ def test_half_written_checkpoints_in_a_bucket_are_none(runs, folder):
     saved.close()
 
 
+def test_a_damaged_checkpoint_in_a_bucket_and_old_ones_are_deleted(folder):
+    here = SingleDeviceSharding(jax.devices()[0])
+    items = {"params": {"w": jnp.arange(6.0)}}
+    abstract = {"params": {"w": jax.ShapeDtypeStruct((6,), jnp.float32, sharding=here)}}
+    inside, path = folder / "mine/damaged", epath.Path("gs://mine/damaged")
+    with Checkpoints(path, keep_last=2) as run:
+        for step in (1, 2, 3):
+            run.save(step, items, {}, None)
+        run.wait()
+        assert run.steps() == [2, 3]
+    for file in (inside / "3" / "params").rglob("d/*"):
+        file.write_bytes(b"")
+    with Checkpoints(path) as run:
+        found = run.restore_newest(abstract)
+        assert (found.step, len(found.skipped), run.steps()) == (2, 1, [2])
+    assert not (inside / "3" / "params").exists()
+
+
 def test_rows_in_a_bucket_are_there_once_they_are_kept(folder):
     path = epath.Path("gs://mine/rows/metrics.jsonl")
     for step in (1, 2):
         writer = JsonlWriter(path)
-        writer.write({"step": step})
+        writer.write({"step": step, "split": "train"})
         assert (path.read_text() if path.exists() else "").count("\n") == step - 1
         writer.keep()
         assert path.read_text().count("\n") == step
         writer.close()
     JsonlWriter.truncate_after(path, 1)
-    assert path.read_text() == '{"step": 1}\n'
+    assert [row["step"] for row in records.rows(path.parent)] == [1]
 
 
 def test_a_second_trainer_is_refused_on_this_machine(folder):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.watching import living, wait_until
+
 STAND_IN = Path(__file__).parent / "launch" / "stand_in.py"
 DIE_ONCE = """
 import os, time
@@ -57,27 +59,6 @@ def starts(tmp_path, process=0):
     return [json.loads(line) for line in (tmp_path / "run" / f"starts-{process}.jsonl").read_text().splitlines()]
 
 
-def living(tmp_path):
-    """Return the processes of this test that are still there."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            line = (entry / "cmdline").read_bytes()
-            zombie = b") Z " in (entry / "stat").read_bytes()
-        except OSError:
-            continue
-        if f"--workdir={tmp_path}/run".encode() in line and not zombie:
-            found.append(int(entry.name))
-    return found
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_processes_are_told_where_they_meet_and_end_together(supervise, tmp_path):
     logs = tmp_path / "logs"
     code, out, err = outcome(supervise("print('I am', process)", "--processes=2", f"--logs={logs}"))
@@ -100,6 +81,15 @@ def test_all_start_again_when_one_is_killed(supervise, tmp_path):
     assert code == 0
     assert "running again after exit code 137 (restart 1 of 5)" in err
     assert [len(starts(tmp_path, i)) for i in range(2)] == [2, 2]
+
+
+@pytest.mark.parametrize(("end", "code"), [("os._exit(75)", 75), ("os.abort()", 134)])
+def test_a_run_that_lost_a_process_goes_on(supervise, tmp_path, end, code):
+    alone = f"import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); attempt or {end}"
+    ended, _, err = outcome(supervise(alone))
+    assert ended == 0
+    assert f"running again after exit code {code}, from the last checkpoint: a process was lost (restart 1 of 5)" in err
+    assert len(starts(tmp_path)) == 2
 
 
 def test_no_restart_mends_a_mistake(supervise, tmp_path):
@@ -140,8 +130,8 @@ def test_failures_count_anew_after_a_checkpoint(supervise, tmp_path):
 def test_told_to_stop_it_lets_all_save_and_starts_none_again(supervise, tmp_path):
     logs = tmp_path / "logs"
     process = supervise(SAVE_WHEN_TOLD, "--processes=2", f"--logs={logs}")
-    wait_until(lambda: all((logs / f"process-{i}.log").is_file() for i in range(2)))
-    wait_until(lambda: all("ready" in (logs / f"process-{i}.log").read_text() for i in range(2)))
+    wait_until(lambda: all((logs / f"process-{i}.log").is_file() for i in range(2)), 20)
+    wait_until(lambda: all("ready" in (logs / f"process-{i}.log").read_text() for i in range(2)), 20)
     process.send_signal(signal.SIGTERM)
     code, out, err = outcome(process)
     assert (code, out) == (143, "ready\nsaved\n")
@@ -164,14 +154,14 @@ def test_told_twice_it_kills(supervise, tmp_path):
 def test_what_a_process_started_ends_with_it(supervise, tmp_path):
     child = "[sys.executable, '-c', 'import time; time.sleep(600)', *sys.argv[1:]]"
     assert outcome(supervise(f"import subprocess, sys; subprocess.Popen({child})"))[0] == 0
-    assert not living(tmp_path)
+    assert not living(f"--workdir={tmp_path}/run")
 
 
 def test_nothing_survives_a_killed_supervisor(supervise, tmp_path):
     process = supervise(SAVE_WHEN_TOLD, "--processes=2")
-    wait_until(lambda: len(living(tmp_path)) == 3)
+    wait_until(lambda: len(living(f"--workdir={tmp_path}/run")) == 3, 20)
     process.kill()
-    wait_until(lambda: not living(tmp_path))
+    wait_until(lambda: not living(f"--workdir={tmp_path}/run"), 20)
 
 
 def test_virtual_devices_are_those_of_each_process(supervise):

@@ -3,13 +3,17 @@
 import dataclasses
 import re
 
-from jformer.errors import UserError
+from jformer.data.text import INVALID
+from jformer.errors import UserError, check_choice, check_least
 
 SOURCES = ("files", "labelled", "text", "images", "tfds", "generated")
-RESERVED = ("schema", "run")  # keys of results.json that are no test sets
+RESERVED = ("schema", "run", "earlier", "digest")  # keys of results.json that are no test sets
 TOKENIZERS = ("word", "char", "byte", "bpe", "unigram", "image")
 DOCUMENTS = ("line", "paragraph", "file")
+SHARES = ("lines", "characters")
+PIECE_STARTS = ("bos", "previous")
 NOISES = ("t5", "bart")
+ROWS_DIVIDE_BY = 8  # with data.row_multiple=0: an update is the same on 1, 2, 4 or 8 devices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,12 +22,14 @@ class SourceConfig:
 
     source: str = "files"  # files: sentence pairs | labelled: texts and labels | text | images | tfds | generated
     dir: str = ""  # the folder of the texts or images; tfds: its data_dir ("" = the TFDS default)
-    name: str = ""  # tfds: builder[/config]; generated: quickstart | copy | reverse | sort
+    name: str = ""  # tfds: builder[/config]; generated: quickstart | copy | reverse | sort | reverse_numbers | scan
     source_language: str = "en"  # files: the suffix or the JSON key of the source side; tfds: its feature
     target_language: str = "de"
     document: str = "line"  # text: an example is a line | a paragraph (between empty lines) | the whole file
+    share_of: str = "lines"  # text: what the share in a split's name is of: lines | characters, of a whole file
+    invalid: str = "refuse"  # characters that are no text (bytes that are no UTF-8, NUL): refuse | replace, counted
     train: str = "train"  # the split's name: a file stem, or with a share of it (text, tfds), as in "train[:10%]"
-    num_pairs: int = 20_000  # generated copy/reverse/sort: the training pairs to draw
+    num_pairs: int = 20_000  # generated copy/reverse/sort/reverse_numbers: the training pairs to draw
     weight: float = 1.0  # passes over this corpus in one epoch: 2.0 = twice, 0.5 = another random half each time
 
 
@@ -44,6 +50,7 @@ class DataConfig(SourceConfig):
     max_source_length: int = 256  # tokens, the end symbol included
     max_target_length: int = 256
     overlong: str = "drop"  # drop | cut training examples over these limits | split them (lm, denoise); all counted
+    piece_start: str = "bos"  # lm, overlong=split: a piece is read after bos | the previous token of its text
 
     noise: str = "t5"  # denoise: t5: spans become sentinels, which the target spells out | bart: spans become masks
     noise_density: float = 0.15  # denoise, mlm: the share of tokens that is corrupted; BART took 0.3
@@ -53,8 +60,14 @@ class DataConfig(SourceConfig):
     num_buckets: int = 8  # each is one compiled shape
     packed_length: int = 256  # tokens a packed row holds on its larger side
     tokens_per_update: int = 8_192  # computed (padded) tokens of one update, counted on its larger side
-    row_multiple: int = 8  # rows of a batch divide by it, so any device count dividing it gives the same update
+    # Rows of a batch divide by it: any number of devices times train.accumulation that divides it gives the same
+    # updates. 0 = the least multiple of 8 that the devices of the run's first start divide; config.json then holds it.
+    row_multiple: int = 0
     cache_dir: str = "~/.cache/jformer"  # tokenized corpora, found again by fingerprint, and compiled programs
+
+    def rows_divide_by(self) -> int:
+        """Return what the rows of a batch divide by: the multiple that is set, or what a few devices need."""
+        return self.row_multiple or ROWS_DIVIDE_BY
 
     def test_splits(self) -> dict[str, str]:
         """Map the key of every test set in results.json to its split name."""
@@ -63,20 +76,20 @@ class DataConfig(SourceConfig):
 
     def check(self) -> None:
         """Raise UserError for the first option that cannot work."""
-        _one_of("data.tokenizer", self.tokenizer, TOKENIZERS)
-        _one_of("data.batching", self.batching, ("buckets", "packed"))
-        _one_of("data.overlong", self.overlong, ("drop", "cut", "split"))
-        _one_of("data.noise", self.noise, NOISES)
+        check_choice("data.tokenizer", self.tokenizer, TOKENIZERS)
+        check_choice("data.batching", self.batching, ("buckets", "packed"))
+        check_choice("data.overlong", self.overlong, ("drop", "cut", "split"))
+        check_choice("data.piece_start", self.piece_start, PIECE_STARTS)
+        check_choice("data.noise", self.noise, NOISES)
         if not 0 < self.noise_density < 1:
             raise UserError(f"data.noise_density={self.noise_density} must be above 0 and below 1")
         if not self.mean_span >= 1:
             raise UserError(f"data.mean_span={self.mean_span} must be at least 1 token")
-        _one_of("data.normalization", self.normalization, ("identity", "nfkc"))
+        check_choice("data.normalization", self.normalization, ("identity", "nfkc"))
         if not 1 <= self.num_buckets <= 8:
             raise UserError(f"data.num_buckets={self.num_buckets} must be 1 to 8: each is a compiled shape")
-        for key in ("vocab_size", "packed_length", "tokens_per_update", "row_multiple"):
-            if getattr(self, key) < 1:
-                raise UserError(f"data.{key}={getattr(self, key)} must be at least 1")
+        check_least("data", self, ("vocab_size", "packed_length", "tokens_per_update"), 1)
+        check_least("data", self, ("row_multiple",), 0)
         for key in ("max_source_length", "max_target_length"):
             if getattr(self, key) < 2:
                 raise UserError(f"data.{key}={getattr(self, key)} must be at least 2: a token and the end symbol")
@@ -86,14 +99,14 @@ class DataConfig(SourceConfig):
             if not re.fullmatch(r"[\w.-]+", key) or key in RESERVED:
                 raise UserError(f"data.test={self.test}: {key!r} cannot be a key; name the set, as in 'name={key}'")
         for name, part in [("data", self), *((f"data.mixture[{i}]", part) for i, part in enumerate(self.mixture))]:
-            _one_of(f"{name}.source", part.source, SOURCES)
-            _one_of(f"{name}.document", part.document, DOCUMENTS)
+            check_choice(f"{name}.source", part.source, SOURCES)
+            check_choice(f"{name}.document", part.document, DOCUMENTS)
+            check_choice(f"{name}.share_of", part.share_of, SHARES)
+            if part.share_of == "characters" and part.document != "file":
+                kind = f"{name}.document='file', not {part.document!r}"
+                raise UserError(f"{name}.share_of='characters' may cut a line: it needs {kind}")
+            check_choice(f"{name}.invalid", part.invalid, INVALID)
             if part.num_pairs < 1:
                 raise UserError(f"{name}.num_pairs={part.num_pairs} must be at least 1")
             if not 0 < part.weight <= 100:
                 raise UserError(f"{name}.weight={part.weight} must be above 0 and at most 100 passes an epoch")
-
-
-def _one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UserError(f"{key}={value!r}; choose one of: {', '.join(choices)}")

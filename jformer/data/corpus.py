@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice, zip_longest
@@ -14,9 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from jformer.data.sources import Pair, Split
-from jformer.data.tokenizers import BOS, EOS, Tokenizer
+from jformer.data.progress import told
+from jformer.data.sources.split import Pair, Split
+from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.errors import UserError
+from jformer.storage import DIGESTS, damaged, seal
 
 FORMAT = 2  # raise it when the same options give other arrays
 CHUNK = 2_048  # examples tokenized at a time
@@ -52,13 +55,18 @@ class Corpus:
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """How the text of one side becomes a sequence of token ids."""
+    """How the text of one side becomes a sequence of token ids, with the tokenizer's symbols around it."""
 
     tokenizer: Tokenizer | None  # None: this side holds nothing, whatever its text
-    max_length: int  # of a sequence, BOS and EOS included
+    max_length: int  # of a sequence, its symbols included
     begin: bool = False  # BOS comes first
     end: bool = True  # EOS comes last
     parts: bool = False  # TABs separate texts, each of which EOS ends
+
+    @property
+    def symbols(self) -> Symbols:
+        """The symbols of this side's vocabulary."""
+        return self.tokenizer.symbols if self.tokenizer else Symbols()
 
     def fingerprint(self) -> list[object]:
         """Return everything that the sequences depend on, besides the text."""
@@ -77,20 +85,33 @@ class Side:
         sequences = self.tokenizer.encode([part for some in parts for part in some] if self.parts else texts)
         if self.end:
             for sequence in sequences:
-                sequence.append(EOS)
+                sequence.append(self.symbols.eos)
         if self.parts:
             encoded = iter(sequences)
-            sequences = [[token for _ in some for token in next(encoded)] for some in parts]
-        if self.begin:
-            for sequence in sequences:
-                sequence.insert(0, BOS)
+            sequences = [self._joined([next(encoded) for _ in some]) for some in parts]
+        before = [*[self.symbols.bos] * self.begin, *self.symbols.before]
+        if before or self.symbols.after:
+            sequences = [[*before, *sequence, *self.symbols.after] for sequence in sequences]
         return list(sequences)
 
+    def _joined(self, sequences: Sequence[Sequence[int]]) -> list[int]:
+        first, *others = sequences
+        return [*first, *(token for other in others for token in (*self.symbols.between, *other))]
+
     def cut(self, sequence: Sequence[int]) -> Sequence[int]:
-        """Return what the limit lets through; the end symbol stays."""
+        """Return what the limit lets through; the end symbol stays, and what follows it."""
         if len(sequence) <= self.max_length:
             return sequence
-        return [*sequence[: self.max_length - 1], EOS] if self.end else sequence[: self.max_length]
+        end = (*[self.symbols.eos] * self.end, *self.symbols.after)
+        return [*sequence[: self.max_length - len(end)], *end]
+
+    def pieces(self, sequence: Sequence[int]) -> list[Sequence[int]]:
+        """Return consecutive pieces within the limit, with the side's symbols around each of them."""
+        begin = len(self.symbols.before) + self.begin
+        end = (*[self.symbols.eos] * self.end, *self.symbols.after)
+        before, text = sequence[:begin], sequence[begin : len(sequence) - len(end)]
+        room = self.max_length - begin - len(end)
+        return [[*before, *text[start : start + room], *end] for start in range(0, len(text), room)]
 
     def split(self, sequence: Sequence[int]) -> list[Sequence[int]]:
         """Return consecutive pieces within the limit; only the last one has the end symbol."""
@@ -144,11 +165,15 @@ class Encoder:
 def open_corpus(split: Split, encoder: Encoder, cache_dir: str) -> Corpus:
     """Open the split's token arrays, tokenizing it first if no run has done so before.
 
-    One process builds, others wait for it. Raise UserError where no usable example is left.
+    One process builds, others wait for it. What is damaged is built again. Raise UserError where no usable example is
+    left.
     """
     fingerprint = hashlib.sha256(f"{split.fingerprint} {encoder.fingerprint()}".encode()).hexdigest()[:32]
     folder = Path(cache_dir).expanduser() / fingerprint
-    with _locked(folder.with_suffix(".lock")):
+    with _locked(folder.with_suffix(".lock"), f"waiting for another run that tokenizes {split.name}"):
+        if folder.exists() and (names := _damaged(folder)):
+            print(f"{folder}: {' and '.join(names)} damaged: tokenizing {split.name} again", file=sys.stderr)
+            shutil.rmtree(folder)
         if not folder.exists():
             _build(split, encoder, folder)
     counts = json.loads((folder / "counts.json").read_text())
@@ -170,17 +195,25 @@ def _build(split: Split, encoder: Encoder, folder: Path) -> None:
     dtypes = [_smallest_dtype(side.tokenizer) for side in (encoder.source, encoder.target)]
     chunks = [[np.zeros(0, dtype)] for dtype in dtypes]
     lengths: list[list[int]] = [[], []]
-    for pairs in _in_chunks(split.read(counts), CHUNK):
-        examples = encoder.encode(pairs, counts)
-        for i in range(len(SIDES)):
-            sequences = [example[i] for example in examples]
-            lengths[i] += map(len, sequences)
-            chunks[i].append(_flat(sequences, dtypes[i]))
+    with told(f"tokenizing {split.name}") as done:
+        for pairs in _in_chunks(split.read(counts), CHUNK):
+            examples = encoder.encode(pairs, counts)
+            for i in range(len(SIDES)):
+                sequences = [example[i] for example in examples]
+                lengths[i] += map(len, sequences)
+                chunks[i].append(_flat(sequences, dtypes[i]))
+            done.examples += len(pairs)
     for name, values, sizes in zip(SIDES, chunks, lengths, strict=True):
         np.save(half_made / f"{name}.values.npy", np.concatenate(values))
         np.save(half_made / f"{name}.offsets.npy", np.cumsum([0, *sizes]))
     (half_made / "counts.json").write_text(json.dumps({"examples used": 0, **counts}))
+    seal(half_made)
     half_made.rename(folder)
+
+
+def _damaged(folder: Path) -> list[str]:
+    """Return the files of a cache that are not what was written, whether it was sealed or not."""
+    return damaged(folder) if (folder / DIGESTS).exists() else [DIGESTS]
 
 
 def _smallest_dtype(tokenizer: Tokenizer | None) -> np.dtype:
@@ -199,11 +232,12 @@ def _in_chunks(pairs: Iterator[Pair], size: int) -> Iterator[list[Pair]]:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock that the operating system frees when its holder dies."""
+def _locked(path: Path, waiting: str) -> Iterator[None]:
+    """Hold a lock that the operating system frees when its holder dies; tell what is waited for."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        with told(waiting):
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

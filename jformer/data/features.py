@@ -3,21 +3,24 @@
 A row of a batch holds one example, or several with segments 1, 2, …; 0 is padding, and so is a row that holds none.
 Every array is a pure function of the examples and of `seed`, which is (seed, step): some rows of a batch alone are
 those rows of all of it.
+
+Letters in shapes: b rows, t target positions, s source positions, n examples.
 """
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jformer.data import corrupt
 from jformer.data.corpus import Tokens
+from jformer.data.noise import corrupt_spans, infill, mask_tokens, span_lengths
 from jformer.data.plan import Shape
-from jformer.data.tokenizers import BOS, EOS, NUM_SYMBOLS
+from jformer.data.tokenizers import NUM_SYMBOLS, Symbols
 
 Arrays = dict[str, np.ndarray]
 Lengths = tuple[np.ndarray, np.ndarray]
+OURS = Symbols()
 Noise = Callable[[np.ndarray, np.random.Generator], tuple[np.ndarray, np.ndarray]]
 """(ids, generator) → two arrays, such as a noised source and its target."""
 
@@ -38,59 +41,72 @@ class Features(NamedTuple):
     arrays: Callable[[Rows, Tokens, Tokens, Shape, tuple[int, int]], Arrays]
 
 
-def sequence_to_sequence() -> Features:
-    """Return source [b s] and target [b t]: what an encoder reads and what a decoder says."""
+def sequence_to_sequence(symbols: Symbols = OURS) -> Features:
+    """Return source [b s] and target [b t]: what an encoder reads and what a decoder predicts."""
 
     def arrays(rows: Rows, source: Tokens, target: Tokens, shape: Shape, seed: tuple[int, int]) -> Arrays:
-        return {**_source(_lay(source, rows, shape, shape.source_length)), **_target(target, rows, shape)}
+        filled = _fill_rows(source, rows, shape, shape.source_length)
+        return {**_source(filled), **_target(target, rows, shape, symbols.bos)}
 
-    return Features(_as_they_are, arrays)
-
-
-def next_token() -> Features:
-    """Return target [b t] alone: what a decoder says without being asked."""
-    return Features(_as_they_are, lambda rows, source, target, shape, seed: _target(target, rows, shape))
+    return Features(_unchanged, arrays)
 
 
-def masked(density: float, vocab_size: int) -> Features:
-    """Return source [b s] with masks (id `vocab_size`), and target_out [b s] that weighs where they fell."""
-    noise = functools.partial(corrupt.mask_tokens, density=density, vocab_size=vocab_size)
+def next_token(symbols: Symbols = OURS, previous: bool = False) -> Features:
+    """Return target [b t] alone: what a decoder predicts without a source.
+
+    An example is read after BOS. With `previous`, one that goes on with the text of the example before it is read
+    after the last token there: of a text split in [5 6] and [7 EOS], the inputs are [BOS 5] and [6 7].
+    """
+
+    def arrays(rows: Rows, source: Tokens, target: Tokens, shape: Shape, seed: tuple[int, int]) -> Arrays:
+        made = _target(target, rows, shape, symbols.bos)
+        if previous:
+            starts = (made["target_positions"] == 0) & (made["target_segments"] > 0)
+            made["target_in"][starts] = _tokens_before(target, rows.examples, symbols)
+        return made
+
+    return Features(_unchanged, arrays)
+
+
+def masked(density: float, vocab_size: int, symbols: Symbols = OURS) -> Features:
+    """Return source [b s] with masks, and target_out [b s] that weighs where they fell."""
+    noise = functools.partial(mask_tokens, density=density, vocab_size=vocab_size, symbols=symbols)
 
     def arrays(rows: Rows, source: Tokens, target: Tokens, shape: Shape, seed: tuple[int, int]) -> Arrays:
         corrupted, chosen, inner = _noised(source, rows, noise, seed)
-        lay = functools.partial(_lay, shape=shape, length=shape.source_length)
+        fill = functools.partial(_fill_rows, shape=shape, length=shape.source_length)
         return {
-            **_source(lay(corrupted, inner)),
-            "target_out": lay(source, rows)["tokens"],
-            "weights": lay(chosen, inner)["tokens"].astype(np.float32),
+            **_source(fill(corrupted, inner)),
+            "target_out": fill(source, rows)["tokens"],
+            "weights": fill(chosen, inner)["tokens"].astype(np.float32),
         }
 
-    return Features(_as_they_are, arrays)
+    return Features(_unchanged, arrays)
 
 
-def corrupted_spans(density: float, mean_span: float, vocab_size: int) -> Features:
+def corrupted_spans(density: float, mean_span: float, vocab_size: int, symbols: Symbols = OURS) -> Features:
     """Return source and target of T5's denoising: the target spells out what sentinels stand for in the source."""
-    noise = functools.partial(corrupt.corrupt_spans, density=density, mean_span=mean_span, vocab_size=vocab_size)
-    lengths = functools.partial(corrupt.span_lengths, density=density, mean_span=mean_span)
-    return _denoise(noise, lengths)
+    options: dict[str, Any] = {"density": density, "mean_span": mean_span}
+    noise = functools.partial(corrupt_spans, **options, vocab_size=vocab_size, symbols=symbols)
+    return _denoise(noise, functools.partial(span_lengths, **options), symbols)
 
 
-def infilled(density: float, mean_span: float, vocab_size: int) -> Features:
+def infilled(density: float, mean_span: float, vocab_size: int, symbols: Symbols = OURS) -> Features:
     """Return source and target of BART's denoising: the target is the text, some spans of which the source masks."""
-    noise = functools.partial(corrupt.infill, density=density, mean_span=mean_span, vocab_size=vocab_size)
-    return _denoise(noise, lambda n: (n + 1, n + 1))
+    options: dict[str, Any] = {"density": density, "mean_span": mean_span, "vocab_size": vocab_size}
+    return _denoise(functools.partial(infill, **options, symbols=symbols), lambda n: (n + 1, n + 1), symbols)
 
 
-def labelled_texts() -> Features:
+def labelled_texts(symbols: Symbols = OURS) -> Features:
     """Return source [b s] with source_types (0 first text, 1 second), and the class as target_out [b 1]."""
 
     def arrays(rows: Rows, source: Tokens, target: Tokens, shape: Shape, seed: tuple[int, int]) -> Arrays:
-        laid = _lay(source, rows, shape, shape.source_length)
-        ends = (laid["tokens"] == EOS).astype(np.int32)
-        second = (np.cumsum(ends, axis=1) > ends) & (laid["segments"] > 0)
-        return {**_source(laid), "source_types": second.astype(np.int32), **_classes(target, rows, shape)}
+        filled = _fill_rows(source, rows, shape, shape.source_length)
+        ends = (filled["tokens"] == symbols.eos).astype(np.int32)
+        second = (np.cumsum(ends, axis=1) > ends) & (filled["segments"] > 0)
+        return {**_source(filled), "source_types": second.astype(np.int32), **_classes(target, rows, shape)}
 
-    return Features(_as_they_are, arrays)
+    return Features(_unchanged, arrays)
 
 
 def labelled_images(height: int, width: int, channels: int) -> Features:
@@ -109,16 +125,17 @@ def ranges(lengths: np.ndarray) -> np.ndarray:
     return np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
-def _as_they_are(source: np.ndarray, target: np.ndarray) -> Lengths:
+def _unchanged(source: np.ndarray, target: np.ndarray) -> Lengths:
     return source, target
 
 
-def _denoise(noise: Noise, lengths: Callable[[np.ndarray], Lengths]) -> Features:
+def _denoise(noise: Noise, lengths: Callable[[np.ndarray], Lengths], symbols: Symbols) -> Features:
     """Return features that make both sides from the text of the target side."""
 
     def arrays(rows: Rows, source: Tokens, target: Tokens, shape: Shape, seed: tuple[int, int]) -> Arrays:
-        noised, spoken, inner = _noised(target, rows, noise, seed)
-        return {**_source(_lay(noised, inner, shape, shape.source_length)), **_target(spoken, inner, shape)}
+        noised, spans, inner = _noised(target, rows, noise, seed)
+        filled = _fill_rows(noised, inner, shape, shape.source_length)
+        return {**_source(filled), **_target(spans, inner, shape, symbols.bos)}
 
     return Features(lambda source, target: lengths(target), arrays)
 
@@ -141,8 +158,8 @@ def _joined(sequences: Sequence[np.ndarray]) -> Tokens:
     return Tokens(values, np.cumsum([0, *map(len, sequences)]))
 
 
-def _lay(tokens: Tokens, rows: Rows, shape: Shape, length: int) -> Arrays:
-    """Lay the examples' tokens side by side into rows of a length."""
+def _fill_rows(tokens: Tokens, rows: Rows, shape: Shape, length: int) -> Arrays:
+    """Put the examples' tokens side by side into rows of a length."""
     lengths = tokens.offsets[rows.examples + 1] - tokens.offsets[rows.examples]
     within = ranges(lengths)
     before = np.cumsum(lengths) - lengths
@@ -155,29 +172,37 @@ def _lay(tokens: Tokens, rows: Rows, shape: Shape, length: int) -> Arrays:
     return out
 
 
-def _source(laid: Arrays) -> Arrays:
-    return {"source": laid["tokens"], "source_segments": laid["segments"], "source_positions": laid["positions"]}
+def _source(filled: Arrays) -> Arrays:
+    return {"source": filled["tokens"], "source_segments": filled["segments"], "source_positions": filled["positions"]}
 
 
-def _target(tokens: Tokens, rows: Rows, shape: Shape) -> Arrays:
-    laid = _lay(tokens, rows, shape, shape.target_length)
+def _target(tokens: Tokens, rows: Rows, shape: Shape, bos: int) -> Arrays:
+    filled = _fill_rows(tokens, rows, shape, shape.target_length)
     return {
-        "target_in": _shift_right(laid["tokens"], laid["positions"]),
-        "target_out": laid["tokens"],
-        "target_segments": laid["segments"],
-        "target_positions": laid["positions"],
-        "weights": (laid["segments"] > 0).astype(np.float32),
+        "target_in": _shift_right(filled["tokens"], filled["positions"], bos),
+        "target_out": filled["tokens"],
+        "target_segments": filled["segments"],
+        "target_positions": filled["positions"],
+        "weights": (filled["segments"] > 0).astype(np.float32),
     }
 
 
-def _shift_right(tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:
+def _shift_right(tokens: np.ndarray, positions: np.ndarray, bos: int) -> np.ndarray:
     """Return what the decoder reads: BOS where a sequence begins (and in padding), else the token before."""
     shifted = np.pad(tokens, ((0, 0), (1, 0)))[:, :-1]
-    return np.where(positions == 0, BOS, shifted).astype(np.int32)
+    return np.where(positions == 0, bos, shifted).astype(np.int32)
+
+
+def _tokens_before(tokens: Tokens, examples: np.ndarray, symbols: Symbols) -> np.ndarray:
+    """Return the token [n] that stands before each example in its text, or BOS where its text begins."""
+    start = tokens.offsets[examples]
+    before = tokens.values[np.maximum(start - 1, 0)]
+    ends = (symbols.eos, *symbols.after)[-1]  # a text ends in it, and no piece but its last
+    return np.where((start == 0) | (before == ends), symbols.bos, before)
 
 
 def _classes(labels: Tokens, rows: Rows, shape: Shape) -> Arrays:
     """Return the classes 0, 1, … of the examples, one a row."""
-    laid = _lay(labels, rows, shape, 1)
-    real = laid["segments"] > 0
-    return {"target_out": np.where(real, laid["tokens"] - NUM_SYMBOLS, 0), "weights": real.astype(np.float32)}
+    filled = _fill_rows(labels, rows, shape, 1)
+    real = filled["segments"] > 0
+    return {"target_out": np.where(real, filled["tokens"] - NUM_SYMBOLS, 0), "weights": real.astype(np.float32)}

@@ -3,6 +3,7 @@
 Only lengths matter here, and a corpus has few different ones: 29,000 captions have 600 pairs of a source and a target
 length, 4.5 million sentences some 10,000. So the packer works on counts of lengths: it fills one row, repeats it as
 often as the counts allow, and deals the examples into the rows last. Its time grows with the different lengths alone.
+A cell is a pair of lengths, and a place in the table of counts [s t].
 """
 
 import itertools
@@ -17,11 +18,14 @@ from jformer.errors import UserError
 Cell = tuple[int, int]
 """A source and a target length; also what is left of a row."""
 
-NOTHING: Cell = (0, 0)  # no example has it, so it stands for none
-CLOSING = 2.5  # average examples: a row with no more room than that is closed by two that fill it exactly
-MISSES = sorted(itertools.product(range(4), range(4)), key=sum)[:10]  # tokens they may leave on each side, at most 3
-TRIES = 32  # lengths drawn for one row, fitting or not
-DRAWS = 512  # lengths drawn at a time
+NO_EXAMPLE: Cell = (0, 0)  # no example has these lengths, so they stand for none
+
+# A row with no more room than so many average examples is closed by two that fill it exactly. The 29,000 pairs of
+# Multi30k fill rows of 128 to 99.3 % with 2, 99.8 % with 2.5 and 99.7 % with 6, which takes four times as long.
+ROOM_TO_CLOSE = 2.5
+GAPS = sorted(itertools.product(range(4), range(4)), key=sum)[:10]  # tokens those two may leave on each side, at most 3
+DRAWS_PER_ROW = 32  # lengths drawn for one row, fitting or not; rows are as full with 8 and with 128
+DRAWS_AT_ONCE = 512  # from the same counts, which is faster; rows are as full with 64 and with 4,096
 
 
 def packed_shape(source: np.ndarray, target: np.ndarray, length: int, tokens: int, row_multiple: int) -> Shape:
@@ -82,22 +86,22 @@ class _Stock:
     def __init__(self, counts: np.ndarray, cells: np.ndarray, rng: np.random.Generator) -> None:
         self._counts, self._cells, self._rng = counts, cells, rng
         self._longest = (counts.shape[0] - 1, counts.shape[1] - 1)
-        self._nearly = NOTHING  # the room of a row that is to be closed
-        self._draws = self._drawn()
-        counts[NOTHING] = np.iinfo(counts.dtype).max
+        self._room_to_close = NO_EXAMPLE  # on both sides
+        self._draws = self._draw_cells()
+        counts[NO_EXAMPLE] = np.iinfo(counts.dtype).max
 
     def row(self, first: Cell, room: Cell) -> list[Cell]:
         """Take the first, others as they come, so that the mixture stays what it was, and the two that fit best."""
         row: list[Cell] = []
         left = self._take([first], row, room)
-        for cell in itertools.islice(self._draws, TRIES):
-            if _fits(left, self._nearly):
+        for cell in itertools.islice(self._draws, DRAWS_PER_ROW):
+            if _fits(left, self._room_to_close):
                 break
             if _fits(cell, left) and self._counts[cell]:
                 left = self._take([cell], row, left)
-        while not (two := self._two(left)) and (largest := self._largest(left)) != NOTHING:
+        while not (pair := self._closing_pair(left)) and (largest := self._largest(left)) != NO_EXAMPLE:
             left = self._take([largest], row, left)
-        self._take(two, row, left)
+        self._take(pair, row, left)
         return row
 
     def _take(self, cells: list[Cell], row: list[Cell], left: Cell) -> Cell:
@@ -108,20 +112,20 @@ class _Stock:
             left = (left[0] - cell[0], left[1] - cell[1])
         return left
 
-    def _drawn(self) -> Iterator[Cell]:
+    def _draw_cells(self) -> Iterator[Cell]:
         """Yield lengths at random, each as often as it is left, or was a few rows ago."""
         while (left := self._counts[*self._cells.T]).any():
             share = left / left.sum()
-            source, target = (CLOSING * share @ self._cells).astype(int)
-            self._nearly = (int(source), int(target))
-            yield from map(tuple, self._rng.choice(self._cells, DRAWS, p=share).tolist())
+            source, target = (ROOM_TO_CLOSE * share @ self._cells).astype(int)
+            self._room_to_close = (int(source), int(target))
+            yield from map(tuple, self._rng.choice(self._cells, DRAWS_AT_ONCE, p=share).tolist())
 
-    def _two(self, left: Cell) -> list[Cell]:
-        """Return two cells, or one, that fill what is left of a row best; none if all of them would miss too much."""
-        for miss in MISSES:
-            if not _fits(miss, left):
+    def _closing_pair(self, left: Cell) -> list[Cell]:
+        """Return two cells, or one, that fill what is left of a row best; none if all of them would leave too much."""
+        for gap in GAPS:
+            if not _fits(gap, left):
                 continue
-            full = (left[0] - miss[0], left[1] - miss[1])
+            full = (left[0] - gap[0], left[1] - gap[1])
             low = [max(0, x - longest) for x, longest in zip(full, self._longest, strict=True)]
             # Opposite cells of this window add up to `full`; the one in the middle needs two examples.
             window = self._counts[low[0] : full[0] - low[0] + 1, low[1] : full[1] - low[1] + 1]
@@ -131,7 +135,7 @@ class _Stock:
             if pairs.any():
                 s, t = divmod(int(pairs.argmax()), pairs.shape[1])
                 one = (low[0] + s, low[1] + t)
-                return [cell for cell in (one, (full[0] - one[0], full[1] - one[1])) if cell != NOTHING]
+                return [cell for cell in (one, (full[0] - one[0], full[1] - one[1])) if cell != NO_EXAMPLE]
         return []
 
     def _largest(self, left: Cell) -> Cell:

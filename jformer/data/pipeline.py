@@ -4,7 +4,7 @@ import dataclasses
 import queue
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,7 +25,7 @@ class Batches:
     plan: Plan
     source: Tokens
     target: Tokens
-    first: np.ndarray  # [units + 1] unit u holds the examples members[first[u]:first[u + 1]]
+    offsets: np.ndarray  # [units + 1] unit u holds the examples members[offsets[u]:offsets[u + 1]]
     members: np.ndarray
     features: Features
 
@@ -42,9 +42,9 @@ class Batches:
         units = units[numbers]
         used = np.flatnonzero(units >= 0)
         units = units[used]
-        sizes = self.first[units + 1] - self.first[units]
+        sizes = self.offsets[units + 1] - self.offsets[units]
         within = ranges(sizes)
-        examples = self.members[np.repeat(self.first[units], sizes) + within]
+        examples = self.members[np.repeat(self.offsets[units], sizes) + within]
         rows = np.repeat(used, sizes)
         placed = Rows(examples, rows, within + 1, numbers[rows])
         shape = shape._replace(rows=len(numbers))
@@ -63,7 +63,7 @@ def make_batches(
     target = _joined([corpus.target for corpus in corpora])
     part = np.repeat(np.arange(len(corpora)), [len(corpus) for corpus in corpora])
     source_lengths, target_lengths = features.lengths(source.lengths, target.lengths)
-    budget = (config.tokens_per_update, config.row_multiple)
+    budget = (config.tokens_per_update, config.rows_divide_by())
     if config.batching == "packed":
         shape = packed_shape(source_lengths, target_lengths, config.packed_length, *budget)
         members, sizes, row_part = [], [], []
@@ -73,9 +73,9 @@ def make_batches(
             members.append(examples[packed])
             sizes.append(rows)
             row_part.append(np.full(len(rows), index))
-        first = np.cumsum(np.concatenate([[0], *sizes]))
-        plan = Plan((shape,), np.zeros(len(first) - 1, np.int64), np.concatenate(row_part), tuple(weights), seed)
-        batches = Batches(plan, source, target, first, np.concatenate(members), features)
+        offsets = np.cumsum(np.concatenate([[0], *sizes]))
+        plan = Plan((shape,), np.zeros(len(offsets) - 1, np.int64), np.concatenate(row_part), tuple(weights), seed)
+        batches = Batches(plan, source, target, offsets, np.concatenate(members), features)
     else:
         shapes, bucket = bucket_shapes(source_lengths, target_lengths, config.num_buckets, *budget)
         plan = Plan(shapes, bucket, part, tuple(weights), seed)
@@ -94,7 +94,7 @@ def _joined(sides: Sequence[Tokens]) -> Tokens:
 
 def prefetch(items: Iterator[T], depth: int = 2) -> Iterator[T]:
     """Make items ahead in one thread; an error in it is raised here, and leaving early ends it."""
-    ready: queue.Queue = queue.Queue(depth)
+    ready: queue.Queue[Any] = queue.Queue(depth)
     stop = threading.Event()
 
     def put(entry: tuple[str, object]) -> bool:

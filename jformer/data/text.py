@@ -8,23 +8,31 @@ import codecs
 import contextlib
 import gzip
 import hashlib
+import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from jformer.errors import UserError
 
+BOM = "\ufeff"
 BOMS_REMOVED = "byte order marks removed"
 CARRIAGE_RETURNS_REMOVED = "carriage returns removed from line ends"
 LINE_FEEDS_REPLACED = "line feeds within a text made spaces"  # JSON and TFDS texts can hold them, a line cannot
 SEPARATORS_KEPT = "texts with unusual line separators, kept"
+BOMS_KEPT = "texts with a byte order mark, kept"
+INVALID_REPLACED = "texts with invalid characters, replaced by U+FFFD"
+INVALID = ("refuse", "replace")  # what is done about characters that are no text
 
-# Everything str.splitlines would break at, and NUL, at which sentencepiece models break.
-_SUSPECT = re.compile("[\0\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+# Everything str.splitlines would break at, and what is no text: NUL, at which sentencepiece models break, and halves of
+# surrogate pairs, which JSON can spell and UTF-8 cannot.
+_SUSPECT = re.compile("[\0\n\r\v\f\x1c-\x1e\x85\u2028\u2029\ufeff\ud800-\udfff]")
+_SEPARATOR = re.compile("[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
 @contextlib.contextmanager
@@ -51,11 +59,27 @@ def digest(path: Path) -> tuple[str, int]:
 
 
 def read_lines(
-    path: Path, counts: Counter[str], first: int = 0, last: int | None = None, keepends: bool = False
+    path: Path,
+    counts: Counter[str],
+    first: int = 0,
+    last: int | None = None,
+    keepends: bool = False,
+    invalid: str = "refuse",
+    warn: Callable[[int, str], None] = lambda number, reason: None,
 ) -> Iterator[str]:
     """Yield lines first to last - 1 of a UTF-8 file, counting what `admit` alters or meets in them.
 
-    With `keepends` a line keeps its line feed. Raises UserError with file:line for invalid UTF-8 and NUL.
+    Args:
+        path: the file, gunzipped if its name ends in .gz.
+        counts: what is altered or met is added here, by reason.
+        first: the first line that is wanted, from 0.
+        last: the line before which reading ends; None = the end of the file.
+        keepends: a line keeps its line feed.
+        invalid: one of INVALID, for invalid UTF-8 and NUL.
+        warn: called with the number of a line, from 1, and the reason, where characters are replaced.
+
+    Raises:
+        UserError: with file:line, for a line that is to be refused.
     """
     with open_bytes(path) as stream:
         for number, line in islice(enumerate(stream, start=1), first, last):
@@ -66,35 +90,70 @@ def read_lines(
             try:
                 text = admit(decode(body), counts)
             except ValueError as error:
-                raise UserError(f"{path}:{number}: {error}") from error
+                if invalid == "refuse":
+                    raise UserError(f"{path}:{number}: {error}") from error
+                warn(number, str(error).partition(";")[0])
+                text = admit(decode(body, invalid), counts, invalid)
             yield text + "\n" if keepends and len(body) < len(line) else text
 
 
-def decode(text: bytes) -> str:
-    """Decode UTF-8. Raise ValueError naming the first bad byte, for the caller to add the place."""
+def parse_json(text: str) -> Any:
+    """Return what a JSON text says. Raise ValueError for what is none, nests too deep, or gives one key two values."""
+    try:
+        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        raise ValueError(f"the key {max(counts, key=counts.__getitem__)!r} stands twice in one object; keep one")
+    return values
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON; write a number or null")
+
+
+def decode(text: bytes, invalid: str = "refuse") -> str:
+    """Decode UTF-8. Raise ValueError naming the first bad byte, for the caller to add the place.
+
+    Instead of refusing, bad bytes become halves of surrogate pairs, which `admit` replaces and counts.
+    """
     try:
         return text.decode()
     except UnicodeDecodeError as error:
+        if invalid == "replace":
+            return text.decode(errors="surrogateescape")
         bad = f"byte {text[error.start]:#04x} at offset {error.start}"
         raise ValueError(f"invalid UTF-8, {bad}; convert the text to UTF-8 or remove it") from error
 
 
-def admit(text: str, counts: Counter[str]) -> str:
+def admit(text: str, counts: Counter[str], invalid: str = "refuse", lines: bool = False) -> str:
     """Return a text as it enters a pair: one line, every change to it counted, nothing else touched.
 
-    A carriage return at its end goes (the rest of a CRLF), a line feed within becomes a space; other separators stay.
-    Raises ValueError for NUL, for the caller to add the place.
+    A carriage return at its end goes (the rest of a CRLF); a line feed within becomes a space, unless the text may have
+    several `lines`; other separators stay.
+    NUL and halves of surrogate pairs become U+FFFD, or are refused: raises ValueError, for the caller to add the place.
     """
     if not _SUSPECT.search(text):
         return text
-    if "\0" in text:
-        raise ValueError(f"NUL character at offset {text.index(chr(0))}; remove it")
+    if found := _NO_TEXT.search(text):
+        if invalid == "refuse":
+            what = "NUL character" if found[0] == "\0" else "half a surrogate pair"
+            raise ValueError(f"{what} at offset {found.start()}; remove it")
+        text = _NO_TEXT.sub("\N{REPLACEMENT CHARACTER}", text)
+        counts[INVALID_REPLACED] += 1
     if text.endswith("\r"):
         text = text.removesuffix("\r")
         counts[CARRIAGE_RETURNS_REMOVED] += 1
-    if "\n" in text:
+    if "\n" in text and not lines:
         text = text.replace("\n", " ")
         counts[LINE_FEEDS_REPLACED] += 1
-    if _SUSPECT.search(text):
+    if _SEPARATOR.search(text):
         counts[SEPARATORS_KEPT] += 1
+    if BOM in text:
+        counts[BOMS_KEPT] += 1
     return text

@@ -10,9 +10,11 @@ from typing import NamedTuple
 from etils.epath import Path
 
 from jformer.data.config import DataConfig
-from jformer.data.sources import Split
+from jformer.data.progress import told
+from jformer.data.sources.split import Split
 from jformer.data.tokenizers import Tokenizer, learn, load
 from jformer.errors import UserError
+from jformer.storage import damaged, seal
 
 OWN = ("label", "image")  # kinds that a run never takes over from another: they describe its own examples
 
@@ -32,6 +34,7 @@ def learn_tokenizers(
     _empty(directory)
     for name, vocabulary in vocabularies.items():
         _learn(config, training, vocabulary).save(directory, name)
+    seal(directory)
     return load_tokenizers(directory)
 
 
@@ -48,6 +51,8 @@ def copy_tokenizers(
     """
     if not parent.is_dir():
         raise UserError(f"{parent}: no such directory; train.init_from must name the workdir of a run")
+    for name in damaged(parent):
+        raise UserError(f"{parent / name} is damaged: restore it, or begin with another run")
     _empty(directory)
     for name, vocabulary in vocabularies.items():
         if vocabulary.kind in OWN:
@@ -55,11 +60,18 @@ def copy_tokenizers(
         else:
             tokenizer = load(parent, "shared" if _has_shared(parent) else name)
         tokenizer.save(directory, name)
+    seal(directory)
     return load_tokenizers(directory)
 
 
 def load_tokenizers(directory: Path) -> tuple[Tokenizer, Tokenizer]:
-    """Read the saved tokenizers of a run, source and target; they are one if they are shared."""
+    """Read the saved tokenizers of a run, source and target; they are one if they are shared.
+
+    Raises UserError for a file that is missing, or damaged since the run began.
+    """
+    for name in damaged(directory):
+        state = "damaged: it is not what the run began with" if (directory / name).exists() else "missing"
+        raise UserError(f"{directory / name} is {state}; restore it or train anew")
     if _has_shared(directory):
         tokenizer = load(directory, "shared")
         return tokenizer, tokenizer
@@ -77,7 +89,8 @@ def _has_shared(directory: Path) -> bool:
 
 def _learn(config: DataConfig, splits: Sequence[Split], vocabulary: Vocabulary) -> Tokenizer:
     options = (config.vocab_size, config.normalization, config.split_digits)
-    return learn(vocabulary.kind, _texts(splits, vocabulary), *options)
+    with told(f"learning the {vocabulary.kind} tokenizer"):
+        return learn(vocabulary.kind, _texts(splits, vocabulary), *options)
 
 
 def _texts(splits: Sequence[Split], vocabulary: Vocabulary) -> Iterator[str]:

@@ -1,13 +1,16 @@
 """Beam search with the penalties of GNMT, in groups if asked for. Knows a step function and a cache, and no model.
 
-The live hypotheses of a sentence fill its n beams; those that have ended wait in n places of their own. A hypothesis
-ends where its end symbol is among the n likeliest continuations of the sentence, and the beams go on with the n
-likeliest others, so the beam never narrows. What every beam chose is kept as (token, parent) for each step: only
-these two numbers move, and the token sequences are read off once at the end.
+Axes: b sentences, n beams of a sentence, k hypotheses asked for, p phrases, l of a phrase, h tokens of history,
+t tokens; rows = b·n, the beams of a sentence side by side.
+
+A sentence has n live hypotheses, one in each beam, and slots for n finished ones. A hypothesis finishes when its end
+is among the n best continuations of the sentence; the beams go on with the n best continuations that do not end, so
+the search never narrows. What a beam chose in a step is stored as (token, parent beam): only these two numbers move,
+and the tokens of the results are traced back once, at the end.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,212 +18,212 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jformer.decoding.cache import Cache, Step, reorder
-from jformer.decoding.candidates import Grown, choose, held, propose
-from jformer.decoding.constraints import start_progress
-from jformer.decoding.greedy import NO_RULES, greedy
-from jformer.decoding.rules import Rules, say, start_history, weigh
-from jformer.decoding.tokens import Decoded
+from jformer.decoding.candidates import Hypotheses, expand, select
+from jformer.decoding.config import Beams
+from jformer.decoding.constraints import Constraints, initial_progress, make_constraints, tokens_met
+from jformer.decoding.finished import Finished, is_complete, keep_best, length_penalty
+from jformer.decoding.greedy import greedy
+from jformer.decoding.rules import Rules, append_token, initial_history, next_log_probs
+from jformer.decoding.search import Decoded, Start
 
-Coverage = Callable[[Cache], Float[Array, "rows"]]
-
-
-class _Ended(NamedTuple):
-    scores: Float[Array, "b n"]  # divided by the length penalty, best first in each group; -inf in an empty place
-    lengths: Int[Array, "b n"]  # tokens before the end symbol
-    beams: Int[Array, "b n"]  # the beam that held those tokens
+Coverage = Callable[[Cache], Float[Array, " rows"]]
+"""The cache after the step that ends a hypothesis → what is added to its score: a number that is not positive."""
 
 
-class _Search(NamedTuple):
-    now: Int[Array, ""]  # the place of the token to choose, counted from 0
+class _State(NamedTuple):
+    cur_index: Int[Array, ""]  # of the token to choose, from 0
     cache: Cache
     history: Int[Array, "rows h"] | None  # what rules read
-    live: Grown
-    ended: _Ended
-    endings: Int[Array, "b"]  # how many have ended, also those that found no place
-    tokens: Int[Array, "t b n"]  # what each beam chose at each step
+    live: Hypotheses
+    finished: Finished
+    num_finished: Int[Array, " b"]  # also those that were too bad to keep
+    tokens: Int[Array, "t b n"]  # what each beam chose in each step
     parents: Int[Array, "t b n"]  # and the beam it came from
-    done: Bool[Array, "b"]
+    done: Bool[Array, " b"]
 
 
 def beam_search(
     step: Step,
     cache: Cache,
-    *,
-    first: Int[Array, "b"],
-    beam_size: int,
-    length_penalty: float,
-    max_lengths: Int[Array, "b"],
-    length: int,
-    eos: int,
-    pad: int,
-    spare: int | Int[Array, ""] = 0,
-    n_best: int = 1,
-    patience: float = 0.0,
-    groups: int = 1,
-    diversity: float = 0.0,
+    start: Start,
+    rules: Rules,
+    beams: Beams,
+    constraints: Int[Array, "b p l"] | None = None,
     coverage: Coverage | None = None,
-    constraints: Int[Array, "b c l"] | None = None,
-    rules: Rules = NO_RULES,
 ) -> Decoded:
-    """Search for the hypotheses whose log-probability, divided by ((5 + length) / 6) ** length_penalty, is largest.
+    """Search for the hypotheses whose log-probability, divided by the length penalty, is largest.
 
-    For use inside jit. `cache` has b · beam_size rows, the beams of a sentence side by side, and room for `length`
-    tokens; `first` is the token to go on from, `max_lengths` are the sentences' own limits of what is chosen, 0 for a
-    sentence that is only there to fill the batch; one that is above `length` may be left undone, and so are the last
-    `spare` sentences to end. The `n_best` (at most beam_size) best are returned. Hypotheses that were cut at the limit
-    follow after all that ended. Padding is never chosen. With one beam there is nothing to weigh an end against, so it
-    is final: the tokens are those of greedy search. `length_penalty` must not be negative. Equal scores: the hypothesis
-    found first, then the better beam, comes first.
+    For use inside jit. Hypotheses that were cut at the limit follow after all that ended. Equal scores: the one found
+    first, then the better beam, comes first. One beam without constraints is greedy search.
 
-    A sentence is done when no better hypothesis can come, or, where `patience` is above 0, when that times beam_size
-    have ended: sooner, and not safe. `coverage` gives, after the step that ends a hypothesis, what is added to its
-    score: a number that is not positive. `groups` share the beams out; where a group chooses, a token costs `diversity`
-    for every beam of an earlier group that goes on with it in the same step. Scores do not keep that cost.
-    `constraints` are phrases, filled with padding, that a hypothesis must contain to end; empty ones ask for nothing.
+    Args:
+        step: (cache, last tokens) → (logits, cache).
+        cache: of n rows a sentence, with room for `start.room` tokens.
+        start: the tokens to go on from, and the limits.
+        rules: which tokens may come next.
+        beams: how many there are, how they are ranked, and when a sentence is done.
+        constraints: phrases, filled with padding, that a hypothesis must contain to end (Post and Vilar 2018).
+        coverage: what is added to the score of a hypothesis that ends (Wu et al. 2016, equation 14).
 
-    Source: Wu et al. 2016 (GNMT), equation 14; search and limits as in Vaswani et al. 2017, section 6.1; groups
-    Vijayakumar et al. 2018 (Hamming diversity); constraints Post and Vilar 2018; patience Kasai et al. 2022.
+    >>> probs = jnp.zeros((5, 5)).at[[1, 1, 3, 3, 4], [3, 4, 2, 3, 2]].set(jnp.array([0.6, 0.4, 0.5, 0.5, 1]))
+    >>> def step(cache, last):  # greedy search would take 3 (0.6), and at best 0.6 · 0.5
+    ...     return jnp.log(probs[last]), {**cache, "position": cache["position"] + 1}
+    >>> cache = {"position": jnp.zeros(2, jnp.int32), "self": {}}
+    >>> start = Start(token=jnp.array([1]), limits=jnp.array([3]), room=3)
+    >>> found = beam_search(step, cache, start, Rules(eos=2, pad=0), Beams(size=2))
+    >>> found.tokens.tolist(), round(jnp.exp(found.scores).item(), 3)
+    ([[[4, 2, 0]]], 0.4)
     """
-    if beam_size == 1 and constraints is None:
-        limits: dict[str, Any] = {"max_lengths": max_lengths, "length": length, "spare": spare}
-        best = greedy(step, cache, first=first, eos=eos, pad=pad, rules=rules, **limits)
-        return best._replace(scores=best.scores / _penalty(best.lengths, length_penalty))
+    if beams.size == 1 and constraints is None:
+        best = greedy(step, cache, start, rules)
+        return best._replace(scores=best.scores / length_penalty(best.lengths, beams))
 
-    shape = max_lengths.shape[0], beam_size
+    required = None if constraints is None else make_constraints(constraints, rules.pad)
 
-    def grow(search: _Search) -> _Search:
-        logits, cache = step(search.cache, search.live.tokens.reshape(-1))
-        weighed = weigh(rules, logits, search.history, search.now, eos, pad)
-        candidates = propose(search.live, weighed, constraints, eos, pad)
-        broken = jnp.isnan(candidates.scores).any(axis=(1, 2))
-        first, others = choose(candidates, groups, diversity, constraints, eos, pad)
-        extra = jnp.zeros(shape) if coverage is None else coverage(cache).reshape(shape)
-        ended = _collect(search, first, extra, groups, length_penalty, eos)
-        endings = search.endings + ((first.tokens == eos) & (first.scores > -jnp.inf)).sum(axis=1)
-        live = _freeze(search, others._replace(scores=jnp.where(broken[:, None], jnp.nan, others.scores)))
-        enough = _enough(live, ended, endings, _penalty(max_lengths, length_penalty), n_best, patience)
-        return _Search(
-            search.now + 1,
-            reorder(cache, others.parents),
-            _say(search.history, others),
-            live,
-            ended,
-            endings,
-            search.tokens.at[search.now].set(others.tokens),
-            search.parents.at[search.now].set(others.parents),
-            search.done | broken | enough | (search.now + 1 >= max_lengths),
-        )
+    def unfinished(state: _State) -> Bool[Array, ""]:
+        return (state.cur_index < start.room) & ((~state.done).sum() > start.max_unfinished)
 
-    start = _start(cache, first, max_lengths, beam_size, length, groups)
-    progress = None if constraints is None else start_progress(constraints, beam_size, pad)
-    start = start._replace(
-        history=start_history(rules, *shape, length, pad), live=start.live._replace(progress=progress)
-    )
-    end = lax.while_loop(lambda search: (search.now < length) & ((~search.done).sum() > spare), grow, start)
-    return _read_off(end, held(end.live, constraints, pad), max_lengths, n_best, length_penalty, eos, pad)
+    def extend(state: _State) -> _State:
+        return _extend(state, step, start.limits, rules, beams, required, coverage)
+
+    state = _initial_state(cache, start, rules, beams, required)
+    state = lax.while_loop(unfinished, extend, state)
+    return _trace_back(state, start.limits, rules, beams, required)
 
 
-def _penalty(lengths: Int[Array, "*b"], alpha: float) -> Float[Array, "*b"]:
-    return ((5.0 + lengths) / 6.0) ** alpha
-
-
-def _start(
-    cache: Cache, first: Int[Array, "b"], max_lengths: Int[Array, "b"], beam_size: int, length: int, groups: int
-) -> _Search:
+def _initial_state(cache: Cache, start: Start, rules: Rules, beams: Beams, constraints: Constraints | None) -> _State:
     """Begin with one live hypothesis, the empty one, in the first beam of every group."""
-    shape = max_lengths.shape[0], beam_size
-    none = jnp.full(shape, -jnp.inf)
+    sentences = start.limits.shape[0]
+    shape = sentences, beams.size
     zeros = jnp.zeros(shape, jnp.int32)
-    written = jnp.zeros((length, *shape), jnp.int32)
-    live = Grown(none.at[:, :: beam_size // groups].set(0.0), zeros + first[:, None], zeros, None)
-    ended = _Ended(none, zeros, zeros)
-    return _Search(jnp.int32(0), cache, None, live, ended, zeros[:, 0], written, written, max_lengths <= 0)
+    empty = jnp.full(shape, -jnp.inf)
+    per_step = jnp.zeros((start.room, *shape), jnp.int32)
+    live = Hypotheses(
+        scores=empty.at[:, :: beams.size // beams.groups].set(0.0),
+        tokens=zeros + start.token[:, None],
+        parents=zeros,
+        progress=None if constraints is None else initial_progress(constraints, beams.size),
+    )
+    return _State(
+        cur_index=jnp.int32(0),
+        cache=cache,
+        history=initial_history(rules, *shape, start.room),
+        live=live,
+        finished=Finished(empty, zeros, zeros),
+        num_finished=zeros[:, 0],
+        tokens=per_step,
+        parents=per_step,
+        done=start.limits <= 0,
+    )
 
 
-def _collect(
-    search: _Search, first: Grown, extra: Float[Array, "b n"], groups: int, length_penalty: float, eos: int
-) -> _Ended:
-    """Keep, in each group of m beams, the m best of those that ended before and the ends among its first candidates."""
-    sentences, beam_size = first.scores.shape
-    counts = (first.tokens == eos) & ~search.done[:, None]
-    scores = first.scores / _penalty(search.now + 1, length_penalty)
-    scores += jnp.take_along_axis(extra, first.parents, axis=1)
-    found = _Ended(jnp.where(counts, scores, -jnp.inf), jnp.full_like(first.parents, search.now), first.parents)
-    shape = sentences, groups, -1
-    both = [
-        jnp.concatenate([a.reshape(shape), b.reshape(shape)], axis=2) for a, b in zip(search.ended, found, strict=True)
-    ]
-    order = lax.top_k(both[0], beam_size // groups)[1]
-    return _Ended(*(jnp.take_along_axis(x, order, axis=2).reshape(sentences, beam_size) for x in both))
+def _extend(
+    state: _State,
+    step: Step,
+    limits: Int[Array, " b"],
+    rules: Rules,
+    beams: Beams,
+    constraints: Constraints | None,
+    coverage: Coverage | None,
+) -> _State:
+    """Append one token to every live hypothesis, and store those that end."""
+    shape = state.live.tokens.shape
+    logits, cache = step(state.cache, state.live.tokens.reshape(-1))  # [b n] → [rows]
+    log_probs = next_log_probs(rules, logits, state.history, state.cur_index)
+    candidates = expand(state.live, log_probs, rules.eos, constraints)
+    has_nan = jnp.isnan(candidates.scores).any(axis=(1, 2))
+    best, live = select(candidates, rules.eos, beams, constraints)
+
+    bonus = jnp.zeros(shape) if coverage is None else coverage(cache).reshape(shape)  # [rows] → [b n]
+    finished = _finish(state, best, bonus, beams, rules.eos)
+    num_finished = state.num_finished + ((best.tokens == rules.eos) & (best.scores > -jnp.inf)).sum(axis=1)
+    live = live._replace(scores=jnp.where(has_nan[:, None], jnp.nan, live.scores))
+    live = _keep_done(state, live)
+
+    largest_penalty = length_penalty(limits, beams)
+    complete = is_complete(finished, num_finished, live.scores, largest_penalty, beams)
+    return _State(
+        cur_index=state.cur_index + 1,
+        cache=reorder(cache, live.parents),
+        history=_append_tokens(state.history, live),
+        live=live,
+        finished=finished,
+        num_finished=num_finished,
+        tokens=state.tokens.at[state.cur_index].set(live.tokens),
+        parents=state.parents.at[state.cur_index].set(live.parents),
+        done=state.done | has_nan | complete | (state.cur_index + 1 >= limits),
+    )
 
 
-def _enough(
-    live: Grown, ended: _Ended, endings: Int[Array, "b"], largest: Float[Array, "b"], n_best: int, patience: float
-) -> Bool[Array, "b"]:
-    """Tell which sentences need no further search; `largest` is the length penalty at their limits.
-
-    Safe to stop: log-probabilities are never positive, so the sum of a live hypothesis can only fall, and with a length
-    penalty of 0 or more nothing divides it by more than the penalty of the limit; what coverage adds is not positive
-    either. No ending of any beam can therefore beat the bound of the best beam; once n_best ended hypotheses reach it,
-    they stay the best.
-    """
-    worst = lax.top_k(ended.scores, n_best)[0][:, -1]
-    enough = worst >= live.scores.max(axis=1) / largest
-    if patience:  # nothing is cut before the limit, so all that is asked for must have ended
-        enough |= (endings >= patience * ended.scores.shape[1]) & (worst > -jnp.inf)
-    return enough
+def _finish(state: _State, best: Hypotheses, bonus: Float[Array, "b n"], beams: Beams, eos: int) -> Finished:
+    """Add the ends among the best candidates to what has finished before."""
+    ends = (best.tokens == eos) & ~state.done[:, None]
+    scores = best.scores / length_penalty(state.cur_index + 1, beams)
+    scores += jnp.take_along_axis(bonus, best.parents, axis=1)
+    scores = jnp.where(ends, scores, -jnp.inf)
+    lengths = jnp.full_like(best.parents, state.cur_index)
+    return keep_best(state.finished, Finished(scores, lengths, best.parents), beams.groups)
 
 
-def _freeze(search: _Search, live: Grown) -> Grown:
+def _keep_done(state: _State, live: Hypotheses) -> Hypotheses:
     """Leave the hypotheses of sentences that are done as they were."""
 
     def keep(old: Array, new: Array) -> Array:
-        return jnp.where(search.done.reshape(-1, *[1] * (new.ndim - 1)), old, new)
+        return jnp.where(state.done.reshape(-1, *[1] * (new.ndim - 1)), old, new)
 
-    return jax.tree.map(keep, search.live, live)
+    return jax.tree.map(keep, state.live, live)
 
 
-def _say(history: Int[Array, "rows h"] | None, live: Grown) -> Int[Array, "rows h"] | None:
-    """Let every beam go on from what its parent has said."""
+def _append_tokens(history: Int[Array, "rows h"] | None, live: Hypotheses) -> Int[Array, "rows h"] | None:
+    """Append to the history of every beam's parent what the beam chose."""
     if history is None:
         return None
-    beams = live.parents.shape
-    mine = jnp.take_along_axis(history.reshape(*beams, -1), live.parents[..., None], axis=1)
-    return say(mine.reshape(history.shape), live.tokens.reshape(-1))
+    by_beam = history.reshape(*live.parents.shape, -1)  # [rows h] → [b n h]
+    of_parents = jnp.take_along_axis(by_beam, live.parents[..., None], axis=1)
+    return append_token(of_parents.reshape(history.shape), live.tokens.reshape(-1))
 
 
-def _read_off(
-    search: _Search,
-    held: Int[Array, "b n"],
-    max_lengths: Int[Array, "b"],
-    n_best: int,
-    length_penalty: float,
-    eos: int,
-    pad: int,
+def _trace_back(
+    state: _State, limits: Int[Array, " b"], rules: Rules, beams: Beams, constraints: Constraints | None
 ) -> Decoded:
-    """Follow the parents of the ended hypotheses, then of those cut at the limit, back to the first token.
+    """Rank the finished hypotheses, then those cut at the limit, and follow their parents back to the first token.
 
-    Of those cut, the ones that hold more of what phrases ask for come first.
+    Of those cut, the ones that have met more tokens of the constraints come first.
     """
-    scores, order = lax.top_k(search.ended.scores, n_best)
-    places = jnp.arange(n_best) - (scores > -jnp.inf).sum(axis=1, keepdims=True)  # of a cut hypothesis; < 0: ended
-    ended, live = places < 0, search.live.scores
-    rank = jnp.lexsort((-live, -jnp.where(live > -jnp.inf, held, -1)), axis=1)
-    rank = jnp.take_along_axis(rank, jnp.maximum(places, 0), axis=1)
-    cut = jnp.take_along_axis(live, rank, axis=1) / _penalty(max_lengths, length_penalty)[:, None]
-    scores = jnp.where(jnp.isnan(live).any(axis=1, keepdims=True), jnp.nan, jnp.where(ended, scores, cut))
+    scores, order = lax.top_k(state.finished.scores, beams.n_best)  # [b n] → [b k]
+    rank_among_cut = jnp.arange(beams.n_best) - (scores > -jnp.inf).sum(axis=1, keepdims=True)
+    is_finished = rank_among_cut < 0
+    cut = _rank_live(state.live, constraints)
+    cut = jnp.take_along_axis(cut, jnp.maximum(rank_among_cut, 0), axis=1)  # the beam of a cut hypothesis
+    live = state.live.scores
+    cut_scores = jnp.take_along_axis(live, cut, axis=1) / length_penalty(limits, beams)[:, None]
+    has_nan = jnp.isnan(live).any(axis=1, keepdims=True)
+    scores = jnp.where(has_nan, jnp.nan, jnp.where(is_finished, scores, cut_scores))
     exists = scores > -jnp.inf
-    lengths, beams = (jnp.take_along_axis(x, order, axis=1) for x in search.ended[1:])
-    lengths, beams = jnp.where(ended, lengths, max_lengths[:, None]), jnp.where(ended, beams, rank)
+    lengths = jnp.take_along_axis(state.finished.lengths, order, axis=1)
+    last_beams = jnp.take_along_axis(state.finished.beams, order, axis=1)
+    lengths = jnp.where(is_finished, lengths, limits[:, None])
+    last_beams = jnp.where(is_finished, last_beams, cut)
 
-    def back(beams: Int[Array, "b n"], one: tuple[Array, Array, Array]) -> tuple[Array, Array]:
-        index, tokens, parents = one
+    def back(beam: Int[Array, "b k"], at: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+        index, tokens, parents = at
         inside = exists & (index < lengths)
-        tokens, parents = (jnp.take_along_axis(x, beams, axis=1) for x in (tokens, parents))
-        return jnp.where(inside, parents, beams), jnp.where(inside, tokens, pad)
+        tokens = jnp.take_along_axis(tokens, beam, axis=1)  # [b n] → [b k]
+        parents = jnp.take_along_axis(parents, beam, axis=1)
+        return jnp.where(inside, parents, beam), jnp.where(inside, tokens, rules.pad)
 
-    steps = jnp.arange(search.tokens.shape[0])
-    _, tokens = lax.scan(back, beams, (steps, search.tokens, search.parents), reverse=True)
-    tokens = jnp.moveaxis(tokens, 0, -1)
-    tokens = jnp.where((ended & exists)[..., None] & (steps == lengths[..., None]), eos, tokens)
-    return Decoded(tokens, scores, jnp.where(exists, lengths + ended, 0), search.done)
+    steps = jnp.arange(state.tokens.shape[0])
+    _, tokens = lax.scan(back, last_beams, (steps, state.tokens, state.parents), reverse=True)
+    tokens = jnp.moveaxis(tokens, 0, -1)  # [t b k] → [b k t]
+    is_end = (is_finished & exists)[..., None] & (steps == lengths[..., None])
+    tokens = jnp.where(is_end, rules.eos, tokens)
+    return Decoded(tokens, scores, jnp.where(exists, lengths + is_finished, 0), state.done)
+
+
+def _rank_live(live: Hypotheses, constraints: Constraints | None) -> Int[Array, "b n"]:
+    """Return the beams of every sentence, best first: by the constraint tokens they have met, then by their scores."""
+    met = jnp.zeros_like(live.tokens)
+    if constraints is not None and live.progress is not None:
+        met = tokens_met(constraints, live.progress)
+    met = jnp.where(live.scores > -jnp.inf, met, -1)
+    return jnp.lexsort((-live.scores, -met), axis=1)

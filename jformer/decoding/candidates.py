@@ -1,4 +1,7 @@
-"""How the beams of a sentence go on: the continuations worth a look, and the choice among them. No loop, no endings."""
+"""How the beams of a sentence go on: the continuations that matter, and the choice among them. No loop, no endings.
+
+Axes: b sentences, n beams, m beams of a group, k continuations of a beam, c candidates of a sentence or group.
+"""
 
 from typing import NamedTuple
 
@@ -7,93 +10,116 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jformer.decoding.constraints import Progress, add_wanted, advance, allocate, banks
-from jformer.decoding.rules import Weighed
+from jformer.decoding.config import Beams
+from jformer.decoding.constraints import (
+    Constraints,
+    Progress,
+    add_constraint_tokens,
+    advance_progress,
+    allocate,
+    tokens_met,
+)
+from jformer.decoding.rules import LogProbs
 
 
-class Grown(NamedTuple):
-    """Hypotheses with one more token: candidates [b n x] of n beams, or the [b n] of them that were chosen."""
+class Hypotheses(NamedTuple):
+    """Hypotheses with one more token: the k continuations [b n k] of every beam, or the [b n] chosen of them."""
 
-    scores: Float[Array, "b n *x"]  # summed log-probabilities; -inf in an empty place
-    tokens: Int[Array, "b n *x"]  # the token that was added
-    parents: Int[Array, "b n *x"]  # the beam it was added to
-    progress: Progress | None  # with the phrases, if some are asked for
-
-
-def take(grown: Grown, places: Int[Array, "b n"]) -> Grown:
-    """Return [b n …] of [b x …]."""
-
-    def pick(leaf: Array) -> Array:
-        return jnp.take_along_axis(leaf, places.reshape(*places.shape, *[1] * (leaf.ndim - 2)), axis=1)
-
-    return jax.tree.map(pick, grown)
+    scores: Float[Array, "b n *k"]  # summed log-probabilities; -inf in an empty slot
+    tokens: Int[Array, "b n *k"]  # the token that was appended
+    parents: Int[Array, "b n *k"]  # the beam it was appended to
+    progress: Progress | None  # with the constraints, if there are any
 
 
-def propose(live: Grown, weighed: Weighed, phrases: Int[Array, "b c l"] | None, eos: int, pad: int) -> Grown:
-    """Return the continuations that matter: the n + 1 likeliest of every beam, and what its phrases ask for.
+def expand(live: Hypotheses, log_probs: LogProbs, eos: int, constraints: Constraints | None = None) -> Hypotheses:
+    """Return the continuations that matter: the n + 1 most probable of every beam, and what constraints ask for.
 
-    At most one continuation of a beam is its end, so n + 1 of each are enough to find the n best that go on. They are
-    enough for groups, too: fewer than n tokens cost something there, one for every beam of the groups before.
+    At most one continuation of a beam is its end, so n + 1 of each are enough to find the n best that do not end. They
+    are enough for groups, too: fewer than n tokens cost something there, one for every beam of the groups before.
+
+    >>> import numpy as np
+    >>> live = Hypotheses(jnp.log(jnp.array([[0.5]])), jnp.array([[1]]), jnp.array([[0]]), None)
+    >>> found = expand(live, LogProbs(jnp.log(jnp.array([[0.1, 0.6, 0.3]]))), eos=2)
+    >>> print(found.tokens, np.exp(found.scores).round(2))  # 0.5 · 0.6 and 0.5 · 0.3
+    [[[1 2]]] [[[0.3  0.15]]]
     """
-    sentences, beam_size = live.scores.shape
-    values, tokens = weighed.best(min(beam_size + 1, weighed.scores.shape[1]))
-    values, tokens = (x.reshape(sentences, beam_size, -1) for x in (values, tokens))
+    b, n = live.scores.shape
+    values, tokens = log_probs.top_k(min(n + 1, log_probs.scores.shape[1]))
+    values = values.reshape(b, n, -1)  # [b·n k] → [b n k]
+    tokens = tokens.reshape(b, n, -1)
     progress = live.progress
-    if phrases is not None and progress is not None:
-        every = weighed.all().reshape(sentences, beam_size, -1)
-        values, tokens = add_wanted(phrases, progress, every, values, tokens, pad)
-        lacking = ~progress.met.all(axis=2, keepdims=True)
-        values = jnp.where((tokens == eos) & lacking, -jnp.inf, values)
-        progress = advance(phrases, progress, tokens, pad)
-    parents = jnp.broadcast_to(jnp.arange(beam_size)[:, None], tokens.shape)
-    return Grown(live.scores[..., None] + values, tokens, parents, progress)
+    if constraints is not None and progress is not None:
+        every = log_probs.dense().reshape(b, n, -1)  # [b·n v] → [b n v]
+        values, tokens = add_constraint_tokens(constraints, progress, every, values, tokens)
+        unmet = ~progress.met.all(axis=2, keepdims=True)
+        values = jnp.where((tokens == eos) & unmet, -jnp.inf, values)
+        progress = advance_progress(constraints, progress, tokens)
+    parents = jnp.broadcast_to(jnp.arange(n)[:, None], tokens.shape)
+    return Hypotheses(live.scores[..., None] + values, tokens, parents, progress)
 
 
-def choose(
-    candidates: Grown, groups: int, diversity: float, phrases: Int[Array, "b c l"] | None, eos: int, pad: int
-) -> tuple[Grown, Grown]:
-    """Return for every group of m beams its m first candidates, and its m first that do not end.
+def select(
+    candidates: Hypotheses, eos: int, beams: Beams, constraints: Constraints | None = None
+) -> tuple[Hypotheses, Hypotheses]:
+    """Return, for every group of m beams, the m best candidates and the m best that do not end, side by side: [b n].
 
-    Where a group chooses, a token costs `diversity` for each beam of the groups before that goes on with it.
+    Where a group chooses, a token costs `beams.diversity` for each beam of the groups before that goes on with it.
+
+    >>> scores = jnp.array([[[-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0]]])
+    >>> tokens = jnp.array([[[2, 7, 8], [7, 8, 9]]])
+    >>> parents = jnp.array([[[0, 0, 0], [1, 1, 1]]])
+    >>> best, live = select(Hypotheses(scores, tokens, parents, None), eos=2, beams=Beams(size=2))
+    >>> best.tokens.tolist(), live.tokens.tolist()
+    ([[2, 7]], [[7, 8]])
     """
-    beam_size = candidates.scores.shape[1]
-    size = beam_size // groups
-    first: list[Grown] = []
-    others: list[Grown] = []
-    for start in range(0, beam_size, size):
-        mine = _group(candidates, start, size)
-        ranks = mine.scores
-        for group in others:
-            taken = jnp.where(group.scores > -jnp.inf, group.tokens, -1)
-            ranks -= diversity * (mine.tokens[..., None] == taken[:, None]).sum(axis=2)
-        first.append(take(mine, _order(ranks, mine, phrases, size, pad)))
-        ends = mine.tokens == eos
-        mine, ranks = mine._replace(scores=jnp.where(ends, -jnp.inf, mine.scores)), jnp.where(ends, -jnp.inf, ranks)
-        others.append(take(mine, _order(ranks, mine, phrases, size, pad)))
-    return _join(first), _join(others)
+    size = beams.size // beams.groups
+    best: list[Hypotheses] = []
+    live: list[Hypotheses] = []
+    for start in range(0, beams.size, size):
+        group = _candidates_of(candidates, start, size)
+        ranks = group.scores
+        for earlier in live:
+            used = jnp.where(earlier.scores > -jnp.inf, earlier.tokens, -1)  # [b m]
+            times = (group.tokens[..., None] == used[:, None]).sum(axis=2)  # [b c m] → [b c]
+            ranks -= beams.diversity * times
+        best.append(gather(group, _best_indices(ranks, group, size, constraints)))
+        ends = group.tokens == eos
+        group = group._replace(scores=jnp.where(ends, -jnp.inf, group.scores))
+        ranks = jnp.where(ends, -jnp.inf, ranks)
+        live.append(gather(group, _best_indices(ranks, group, size, constraints)))
+    return _concatenate(best), _concatenate(live)
 
 
-def held(grown: Grown, phrases: Int[Array, "b c l"] | None, pad: int) -> Int[Array, "b n"]:
-    """Count the tokens that phrases ask for in each hypothesis; 0 if none do."""
-    if phrases is None or grown.progress is None:
-        return jnp.zeros_like(grown.tokens)
-    return banks(phrases, grown.progress, pad)
+def gather(hypotheses: Hypotheses, indices: Int[Array, "b m"]) -> Hypotheses:
+    """Return the hypotheses [b m ·] at these indices of [b c ·].
+
+    >>> zeros = jnp.zeros((1, 3), jnp.int32)
+    >>> gather(Hypotheses(jnp.zeros((1, 3)), jnp.array([[7, 8, 9]]), zeros, None), jnp.array([[2, 0]])).tokens.tolist()
+    [[9, 7]]
+    """
+
+    def take(leaf: Array) -> Array:
+        return jnp.take_along_axis(leaf, indices.reshape(*indices.shape, *[1] * (leaf.ndim - 2)), axis=1)
+
+    return jax.tree.map(take, hypotheses)
 
 
-def _group(candidates: Grown, start: int, size: int) -> Grown:
-    """Return the candidates of some beams [b m x …] as one list [b m·x …]."""
+def _candidates_of(candidates: Hypotheses, start: int, size: int) -> Hypotheses:
+    """Return the candidates of some beams [b m k ·] as one list [b m·k ·]."""
     sentences = candidates.scores.shape[0]
     return jax.tree.map(lambda x: x[:, start : start + size].reshape(sentences, -1, *x.shape[3:]), candidates)
 
 
-def _join(groups: list[Grown]) -> Grown:
+def _concatenate(groups: list[Hypotheses]) -> Hypotheses:
+    """Lay groups [b m ·] side by side: [b n ·]."""
     return groups[0] if len(groups) == 1 else jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *groups)
 
 
-def _order(
-    ranks: Float[Array, "b x"], candidates: Grown, phrases: Int[Array, "b c l"] | None, size: int, pad: int
+def _best_indices(
+    ranks: Float[Array, "b c"], candidates: Hypotheses, size: int, constraints: Constraints | None
 ) -> Int[Array, "b size"]:
-    """Return the places of the `size` first candidates: the best, or as the phrases share them out."""
-    if phrases is None:
+    """Return the indices of the best candidates, or of those that the banks of the constraints take."""
+    if constraints is None or candidates.progress is None:
         return lax.top_k(ranks, size)[1]
-    return allocate(ranks, held(candidates, phrases, pad), (phrases != pad).sum(axis=(1, 2)), size)
+    bank = tokens_met(constraints, candidates.progress)
+    return allocate(ranks, bank, constraints.lengths.sum(axis=1), size)

@@ -11,8 +11,33 @@ INPUTS = ("text", "jsonl")
 OUTPUTS = ("text", "tsv", "jsonl")
 OVERLONG = ("cut", "split")
 DTYPES = ("", "float32", "bfloat16")
-BEAM_ONLY = ("beam_size", "length_penalty", "coverage_penalty", "patience", "beam_groups", "diversity")
+BEAM_ONLY = ("beam_size", "length_penalty", "length_offset", "coverage_penalty", "patience", "beam_groups", "diversity")
 SAMPLE_ONLY = ("samples", "temperature", "top_k", "top_p", "min_p", "epsilon", "typical", "seed")
+
+
+@dataclasses.dataclass(frozen=True)
+class Beams:
+    """How beam search ranks hypotheses and when it stops; see DecodeConfig for the sources."""
+
+    size: int  # beams of a sentence
+    length_penalty: float = 0.0  # alpha, not negative: a score is divided by ((k + length) / (k + 1)) ** alpha
+    length_offset: float = 5.0  # k
+    n_best: int = 1  # hypotheses asked for, at most `size`
+    patience: float = 0.0  # a sentence is done once patience x size hypotheses ended; 0 = when no better one can come
+    groups: int = 1  # that share the beams out; a divisor of `size`
+    diversity: float = 0.0  # what a token costs for each beam of earlier groups that chose it in the same step
+
+
+@dataclasses.dataclass(frozen=True)
+class Filters:
+    """Which tokens are probable enough to be sampled; the defaults keep all. See DecodeConfig for the sources."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    epsilon: float = 0.0
+    typical: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +46,9 @@ class DecodeConfig:
 
     search: str = "beam"  # beam (beam_size=1 is greedy) | sample | mbr: the best of some samples by their agreement
     beam_size: int = 4
-    length_penalty: float = 0.6  # alpha of Wu et al. 2016, equation 14; 0 = none
-    coverage_penalty: float = 0.0  # beta of the same equation: for source tokens that were hardly looked at; encdec
+    length_penalty: float = 0.6  # alpha of Wu et al. 2016, equation 14: ((k + length) / (k + 1)) ** alpha; 0 = none
+    length_offset: float = 5.0  # k of that equation; 0 divides by length ** alpha, as transformers does
+    coverage_penalty: float = 0.0  # beta of the same equation: for source tokens with little attention; encdec
     beam_groups: int = 1  # groups of beams that are kept apart from each other (Vijayakumar et al. 2018)
     diversity: float = 0.5  # what a token costs for each beam of earlier groups that chose it; beam_groups above 1 only
     patience: float = 0.0  # a search is over once patience x beam_size outputs ended; 0 = when no better one can come
@@ -42,7 +68,7 @@ class DecodeConfig:
     max_length: int = 0  # no more tokens than this; 0 = no limit of its own
     max_extra_length: int = 50  # an output is at most as long as its source plus this
     no_repeat_ngram: int = 0  # no run of so many tokens appears twice in an output; 0 = off (Paulus et al. 2018)
-    repetition_penalty: float = 1.0  # multiplies the log-probability of tokens said before (Keskar et al. 2019)
+    repetition_penalty: float = 1.0  # multiplies the log-probability of earlier tokens (Keskar et al. 2019)
     forbid: tuple[str, ...] = ()  # entries of the vocabulary that are never written, such as "<unk>"
     only: tuple[str, ...] = ()  # if any: the only ones that are, beside the end symbol
 
@@ -57,6 +83,31 @@ class DecodeConfig:
 
     batch_size: int = 64  # inputs decoded together
     dtype: str = ""  # of activations while decoding: "" = the model's | float32 | bfloat16
+
+    @property
+    def beams(self) -> Beams:
+        """The options of beam search."""
+        return Beams(
+            size=self.beam_size,
+            length_penalty=self.length_penalty,
+            length_offset=self.length_offset,
+            n_best=self.n_best,
+            patience=self.patience,
+            groups=self.beam_groups,
+            diversity=self.diversity,
+        )
+
+    @property
+    def filters(self) -> Filters:
+        """The options of sampling."""
+        return Filters(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            epsilon=self.epsilon,
+            typical=self.typical,
+        )
 
     @property
     def hypotheses(self) -> int:
@@ -78,6 +129,7 @@ class DecodeConfig:
         least = {"beam_size": 1, "beam_groups": 1, "n_best": 1, "samples": 1, "max_extra_length": 1, "batch_size": 1}
         zeros = (
             "length_penalty",
+            "length_offset",
             "patience",
             "coverage_penalty",
             "diversity",
@@ -110,15 +162,24 @@ class DecodeConfig:
     def _check_search(self) -> None:
         unread, readers = (SAMPLE_ONLY, "sample' or 'mbr") if self.search == "beam" else (BEAM_ONLY, "beam")
         for key in unread:
-            if getattr(self, key) != DEFAULTS[key] and key not in ("beam_size", "length_penalty", "seed"):
+            if getattr(self, key) != DEFAULTS[key] and key not in (
+                "beam_size",
+                "length_penalty",
+                "length_offset",
+                "seed",
+            ):
                 raise UserError(f"decode.{key}={getattr(self, key)} is read by decode.search='{readers}' only")
         if self.beam_size % self.beam_groups:
             raise UserError(f"decode.beam_groups={self.beam_groups} must divide decode.beam_size={self.beam_size}")
-        found = {"beam": ("beam_size", self.beam_size), "mbr": ("samples", self.samples), "sample": ("n_best", 1)}
-        key, most = found[self.search]
-        if self.n_best > most:
-            hint = "decode.samples says how many" if self.search == "sample" else "lower it or raise the other"
-            raise UserError(f"decode.n_best={self.n_best} is more than decode.{key}={most}: {hint}")
+        if self.search == "sample" and self.n_best > 1:
+            raise UserError(
+                f"decode.n_best={self.n_best}: decode.samples says how many outputs decode.search='sample' has"
+            )
+        key, most = ("samples", self.samples) if self.search == "mbr" else ("beam_size", self.beam_size)
+        if self.search != "sample" and self.n_best > most:
+            raise UserError(
+                f"decode.n_best={self.n_best} is more than decode.{key}={most}: lower it or raise the other"
+            )
         if self.max_length and self.min_length > self.max_length:
             raise UserError(f"decode.min_length={self.min_length} is more than decode.max_length={self.max_length}")
 

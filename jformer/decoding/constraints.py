@@ -1,9 +1,12 @@
-"""Phrases that an output must contain: which a hypothesis has, and a beam that makes room for those that lack some.
+"""Phrases that an output must contain, and a beam that makes room for hypotheses that do not have them yet.
 
-Left to itself a beam drops unlikely words before they can be rewarded. So its places are shared out between banks, one
-for each number of required tokens that hypotheses hold, and the next token of every phrase not yet met is a candidate
-whatever its probability. A phrase is met where its tokens stand side by side; phrases may overlap, and one that is
-asked for twice is met by one occurrence.
+Axes: b sentences, p phrases of a sentence, l tokens of the longest, n beams, c candidates of a beam, k before phrases
+add theirs, v vocabulary.
+
+Left to itself a beam drops improbable words before they can be rewarded. So its beams are shared out between banks,
+one for each number of constraint tokens that hypotheses have met, and the next token of every unmet phrase is a
+candidate whatever its probability. A phrase is met where its tokens stand side by side; phrases may overlap, and one
+that is asked for twice is met by one occurrence.
 
 Source: Post and Vilar 2018 (dynamic beam allocation).
 """
@@ -15,76 +18,139 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 
+class Constraints(NamedTuple):
+    """The phrases that outputs must contain; empty ones ask for nothing."""
+
+    phrases: Int[Array, "b p l"]  # filled with padding
+    lengths: Int[Array, "b p"]
+    pad: int
+
+
+def make_constraints(phrases: Int[Array, "b p l"], pad: int) -> Constraints:
+    """Build the constraints of a search from phrases filled with padding.
+
+    >>> make_constraints(jnp.array([[[5, 6], [7, 0]]]), pad=0).lengths.tolist()
+    [[2, 1]]
+    """
+    return Constraints(phrases, (phrases != pad).sum(axis=2), pad)
+
+
 class Progress(NamedTuple):
-    """How far each hypothesis is with each phrase."""
+    """How much of each phrase every hypothesis has."""
 
-    met: Bool[Array, "b *n c"]
-    matched: Int[Array, "b *n c"]  # the longest beginning of the phrase that the hypothesis ends with, in tokens
-    tail: Int[Array, "b *n l"]  # the last tokens of the hypothesis, as many as the longest phrase may have
-
-
-def start_progress(phrases: Int[Array, "b c l"], beams: int, pad: int) -> Progress:
-    """Begin with nothing but the empty phrases met."""
-    empty = jnp.repeat((phrases == pad).all(axis=2)[:, None], beams, axis=1)
-    tail = jnp.full((*empty.shape[:2], phrases.shape[2]), pad, jnp.int32)
-    return Progress(empty, jnp.zeros(empty.shape, jnp.int32), tail)
+    met: Bool[Array, "b *n p"]
+    matched: Int[Array, "b *n p"]  # tokens of the longest beginning of the phrase that the hypothesis ends with
+    tail: Int[Array, "b *n l"]  # the last tokens of the hypothesis, as many as the longest phrase has
 
 
-def add_wanted(
-    phrases: Int[Array, "b c l"],
+def initial_progress(constraints: Constraints, beams: int) -> Progress:
+    """Return the progress of empty hypotheses, which have met nothing but empty phrases.
+
+    >>> initial_progress(make_constraints(jnp.array([[[5, 6], [0, 0]]]), pad=0), beams=1).met.tolist()
+    [[[False, True]]]
+    """
+    is_empty = (constraints.phrases == constraints.pad).all(axis=2)  # [b p]
+    met = jnp.repeat(is_empty[:, None], beams, axis=1)  # → [b n p]
+    tail = jnp.full((*met.shape[:2], constraints.phrases.shape[2]), constraints.pad, jnp.int32)
+    return Progress(met, jnp.zeros(met.shape, jnp.int32), tail)
+
+
+def add_constraint_tokens(
+    constraints: Constraints,
     progress: Progress,
     log_probs: Float[Array, "b n v"],
     values: Float[Array, "b n k"],
     tokens: Int[Array, "b n k"],
-    pad: int,
-) -> tuple[Float[Array, "b n x"], Int[Array, "b n x"]]:
-    """Add the next token of every unmet phrase to the k candidates of each beam; `pad` must be forbidden there."""
-    wanted = jnp.take_along_axis(phrases[:, None], progress.matched[..., None], axis=3, mode="clip")[..., 0]
-    wanted = jnp.where(progress.met, pad, wanted)
-    before = jnp.tril(jnp.ones((wanted.shape[2],) * 2, bool), -1)
-    twice = ((wanted[..., None] == wanted[..., None, :]) & before).any(axis=3)
-    twice |= (wanted[..., None] == tokens[..., None, :]).any(axis=3)
-    counts = jnp.where(twice, -jnp.inf, jnp.take_along_axis(log_probs, wanted, axis=2))
-    return jnp.concatenate([values, counts], axis=2), jnp.concatenate([tokens, wanted], axis=2)
+) -> tuple[Float[Array, "b n c"], Int[Array, "b n c"]]:
+    """Add the next token of every unmet phrase to the k candidates of each beam.
+
+    A token that is a candidate already is added with -inf. The log-probability of padding must be -inf.
+
+    >>> constraints = make_constraints(jnp.array([[[3]]]), pad=0)
+    >>> log_probs = jnp.array([[[-jnp.inf, -0.1, -3.0, -4.0]]])
+    >>> best = jnp.array([[[-0.1]]]), jnp.array([[[1]]])
+    >>> add_constraint_tokens(constraints, initial_progress(constraints, 1), log_probs, *best)[1].tolist()
+    [[[1, 3]]]
+    """
+    phrases = constraints.phrases[:, None]  # [b 1 p l]
+    wanted = jnp.take_along_axis(phrases, progress.matched[..., None], axis=3, mode="clip")[..., 0]  # [b n p]
+    wanted = jnp.where(progress.met, constraints.pad, wanted)
+
+    earlier = jnp.tril(jnp.ones((wanted.shape[2],) * 2, bool), -1)  # [p p]
+    of_earlier_phrase = ((wanted[..., None] == wanted[..., None, :]) & earlier).any(axis=3)  # [b n p p] → [b n p]
+    is_candidate = (wanted[..., None] == tokens[..., None, :]).any(axis=3)  # [b n p k] → [b n p]
+    wanted_values = jnp.take_along_axis(log_probs, wanted, axis=2)
+    wanted_values = jnp.where(of_earlier_phrase | is_candidate, -jnp.inf, wanted_values)
+    values = jnp.concatenate([values, wanted_values], axis=2)
+    tokens = jnp.concatenate([tokens, wanted], axis=2)
+    return values, tokens
 
 
-def advance(phrases: Int[Array, "b c l"], progress: Progress, tokens: Int[Array, "b n x"], pad: int) -> Progress:
-    """Return how far every hypothesis is with each of its candidates, [b n x c].
+def advance_progress(constraints: Constraints, progress: Progress, tokens: Int[Array, "b n c"]) -> Progress:
+    """Return the progress [b n c ·] of every hypothesis after each of its candidates.
 
     An interrupted phrase falls back to whatever beginning of it the hypothesis still ends with.
+
+    >>> constraints = make_constraints(jnp.array([[[5, 6]]]), pad=0)
+    >>> after = advance_progress(constraints, initial_progress(constraints, 1), jnp.array([[[5, 6]]]))
+    >>> after.matched.tolist()  # a first 5 is half of the phrase, a first 6 is nothing
+    [[[[1], [0]]]]
     """
-    longest = phrases.shape[2]
-    past = jnp.broadcast_to(progress.tail[:, :, None, 1:], (*tokens.shape, longest - 1))
-    tail = jnp.concatenate([past, tokens[..., None]], axis=3)
-    sizes, places = jnp.arange(1, longest + 1), jnp.arange(longest)
-    starts = longest - sizes[:, None]
-    suffixes = tail[:, :, :, None, jnp.minimum(starts + places, longest - 1)]  # [b n x 1 sizes places]
-    same = (phrases[:, None, None, :, None] == suffixes) | (places >= sizes[:, None])
-    wholes = (phrases != pad).sum(axis=2)[:, None, None]
-    matched = jnp.where(same.all(axis=5), sizes, 0).max(axis=4)  # what fills a phrase up is never said
-    return Progress(progress.met[:, :, None] | (matched == wholes), matched, tail)
+    longest = constraints.phrases.shape[2]
+    past = progress.tail[:, :, None, 1:]  # [b n 1 l-1]
+    past = jnp.broadcast_to(past, (*tokens.shape, longest - 1))  # → [b n c l-1]
+    tail = jnp.concatenate([past, tokens[..., None]], axis=3)  # → [b n c l]
+
+    # The last `size` tokens of the tail beside the first `size` tokens of every phrase, for all sizes at once.
+    offsets = jnp.arange(longest)  # [l]
+    sizes = jnp.arange(1, longest + 1)  # [size]
+    beyond = offsets >= sizes[:, None]  # [size l]
+    indices = jnp.minimum(longest - sizes[:, None] + offsets, longest - 1)  # [size l]
+    suffixes = tail[:, :, :, None, indices]  # [b n c 1 size l]
+    prefixes = constraints.phrases[:, None, None, :, None]  # [b 1 1 p 1 l]
+    equal = ((prefixes == suffixes) | beyond).all(axis=5)  # [b n c p size]
+    matched = jnp.where(equal, sizes, 0).max(axis=4)  # [b n c p]; at most the phrase, as padding is never written
+    met = progress.met[:, :, None] | (matched == constraints.lengths[:, None, None])
+    return Progress(met, matched, tail)
 
 
-def banks(phrases: Int[Array, "b c l"], progress: Progress, pad: int) -> Int[Array, "b *n"]:
-    """Count the required tokens that each hypothesis holds: of phrases met all, of the others those just written."""
-    wholes = (phrases != pad).sum(axis=2)
-    wholes = wholes.reshape(wholes.shape[0], *[1] * (progress.met.ndim - 2), -1)
-    return jnp.where(progress.met, wholes, progress.matched).sum(axis=-1)
+def tokens_met(constraints: Constraints, progress: Progress) -> Int[Array, " b *n"]:
+    """Count the constraint tokens of each hypothesis, its bank: all of a met phrase, of others those it ends with.
+
+    >>> constraints = make_constraints(jnp.array([[[5, 6], [7, 0]]]), pad=0)
+    >>> after = advance_progress(constraints, initial_progress(constraints, 1), jnp.array([[[5, 7, 8]]]))
+    >>> tokens_met(constraints, after).tolist()
+    [[[1, 1, 0]]]
+    """
+    lengths = constraints.lengths
+    lengths = lengths.reshape(lengths.shape[0], *[1] * (progress.met.ndim - 2), -1)  # [b p] → [b 1… p]
+    return jnp.where(progress.met, lengths, progress.matched).sum(axis=-1)
 
 
 def allocate(
-    ranks: Float[Array, "b x"], bank: Int[Array, "b x"], last: Int[Array, "b"], size: int
+    ranks: Float[Array, "b c"], bank: Int[Array, "b c"], last: Int[Array, " b"], size: int
 ) -> Int[Array, "b size"]:
-    """Choose `size` candidates: as many from each bank, those with the highest ranks.
+    """Choose `size` candidates: equally many from each bank, those with the highest ranks.
 
-    `last` is the bank of complete hypotheses. What cannot be shared out evenly, or what a bank cannot fill, goes to the
-    highest banks that can fill it. Candidates of rank -inf are only taken when nothing else is left.
+    Beams that cannot be shared out equally, or that a bank cannot fill, go to the highest banks that can fill them.
+
+    Args:
+        ranks: what decides within a bank; a candidate of rank -inf is only taken when nothing else is left.
+        bank: of every candidate, from 0.
+        last: the bank of hypotheses that have met everything.
+        size: the number of candidates to choose.
+
+    >>> ranks = jnp.array([[-1.0, -2.0, -3.0, -4.0]])
+    >>> allocate(ranks, bank=jnp.array([[0, 0, 0, 1]]), last=jnp.array([1]), size=2).tolist()
+    [[3, 0]]
     """
     bank = jnp.where(ranks > -jnp.inf, bank, -1)
-    order = jnp.lexsort((-ranks, -bank), axis=1)
+    order = jnp.lexsort((-ranks, -bank), axis=1)  # by bank, highest first, then by rank
     bank = jnp.take_along_axis(bank, order, axis=1)
-    place = jnp.broadcast_to(jnp.arange(bank.shape[1]), bank.shape)
-    starts = jnp.concatenate([jnp.ones_like(bank[:, :1], bool), bank[:, 1:] != bank[:, :-1]], axis=1)
-    inside = place - lax.cummax(jnp.where(starts, place, 0), axis=1)
-    sure = (inside < size // (last[:, None] + 1)) & (bank >= 0)
-    return jnp.take_along_axis(order, jnp.argsort(~sure, axis=1, stable=True), axis=1)[:, :size]
+    index = jnp.broadcast_to(jnp.arange(bank.shape[1]), bank.shape)
+    is_first = jnp.concatenate([jnp.ones_like(bank[:, :1], bool), bank[:, 1:] != bank[:, :-1]], axis=1)
+    index_in_bank = index - lax.cummax(jnp.where(is_first, index, 0), axis=1)
+    share = size // (last[:, None] + 1)
+    in_share = (index_in_bank < share) & (bank >= 0)
+    chosen = jnp.argsort(~in_share, axis=1, stable=True)  # those within their bank's share first
+    return jnp.take_along_axis(order, chosen, axis=1)[:, :size]

@@ -1,4 +1,7 @@
-"""Greedy search, and the loop it shares with sampling: one token after another, and no hypothesis is ever given up."""
+"""Greedy search, and the loop it shares with sampling: one token after another, no hypothesis is ever given up.
+
+Axes: b sentences, v vocabulary, h tokens of history, t tokens; rows = b·n, the n hypotheses of a sentence side by side.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,103 +11,108 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jformer.decoding.cache import Cache, Step
-from jformer.decoding.rules import Rules, Weighed, say, start_history, weigh
-from jformer.decoding.tokens import Decoded
+from jformer.decoding.rules import LogProbs, Rules, append_token, initial_history, next_log_probs
+from jformer.decoding.search import Decoded, Start
 
-NO_RULES = Rules()
-# (what each token counts under the rules, logits, place) → (what the score gains, the token) of every row
-Choose = Callable[[Weighed, Float[Array, "rows v"], Int[Array, ""]], tuple[Float[Array, "rows"], Int[Array, "rows"]]]
+# (log-probabilities under the rules, logits, index of the token) → (what the score gains, the token) of every row
+Choose = Callable[[LogProbs, Float[Array, "rows v"], Int[Array, ""]], tuple[Float[Array, " rows"], Int[Array, " rows"]]]
 
 
-class _Search(NamedTuple):
-    now: Int[Array, ""]  # the place of the token to choose, counted from 0
+class _State(NamedTuple):
+    cur_index: Int[Array, ""]  # of the token to choose, from 0
     cache: Cache
-    last: Int[Array, "rows"]  # the token chosen before
+    last: Int[Array, " rows"]  # the token chosen before
     history: Int[Array, "rows h"] | None  # what rules read
     tokens: Int[Array, "t rows"]
-    score: Float[Array, "rows"]
-    lengths: Int[Array, "rows"]
-    done: Bool[Array, "rows"]
+    scores: Float[Array, " rows"]
+    lengths: Int[Array, " rows"]
+    done: Bool[Array, " rows"]
 
 
-def greedy(
-    step: Step,
-    cache: Cache,
-    *,
-    first: Int[Array, "b"],
-    max_lengths: Int[Array, "b"],
-    length: int,
-    eos: int,
-    pad: int,
-    spare: int | Int[Array, ""] = 0,
-    rules: Rules = NO_RULES,
-) -> Decoded:
-    """Choose the likeliest token again and again until every sentence has ended or reached its limit.
+def greedy(step: Step, cache: Cache, start: Start, rules: Rules) -> Decoded:
+    """Choose the most probable token again and again until every sentence has ended or reached its limit.
 
-    For use inside jit. `cache` has one row a sentence and room for `length` tokens; `first` is the token to go on from,
-    `max_lengths` are the sentences' own limits of what is chosen, 0 for a sentence that is only there to fill the
-    batch; one that is above `length` may be left undone, and so are the last `spare` rows to end. Padding is never
-    chosen. A sentence whose rules leave no token has no hypothesis.
-    The score is the sum of the log-probabilities, without a length penalty; there is one hypothesis (n = 1).
+    For use inside jit. The score is the sum of the log-probabilities, without a length penalty; there is one
+    hypothesis (n = 1). A sentence for which the rules leave no token has none.
+
+    Args:
+        step: (cache, last tokens) → (logits, cache).
+        cache: of one row a sentence, with room for `start.room` tokens.
+        start: the tokens to go on from, and the limits.
+        rules: which tokens may come next.
+
+    >>> probs = jnp.array([[0, 0, 0, 0.6, 0.4], [0, 0, 0.5, 0.5, 0]])  # of the first token, of the second after a 3
+    >>> def step(cache, last):
+    ...     return jnp.log(probs[cache["position"]]), {**cache, "position": cache["position"] + 1}
+    >>> cache = {"position": jnp.zeros(1, jnp.int32), "self": {}}
+    >>> start = Start(token=jnp.array([1]), limits=jnp.array([2]), room=2)
+    >>> found = greedy(step, cache, start, Rules(eos=2, pad=0))
+    >>> found.tokens.tolist(), round(jnp.exp(found.scores).item(), 3)  # 0.6 · 0.5
+    ([[[3, 2]]], 0.3)
     """
 
-    def likeliest(
-        weighed: Weighed, logits: Float[Array, "rows v"], now: Int[Array, ""]
-    ) -> tuple[Float[Array, "rows"], Int[Array, "rows"]]:
-        values, tokens = weighed.best(1)
+    def most_probable(
+        log_probs: LogProbs, logits: Float[Array, "rows v"], index: Int[Array, ""]
+    ) -> tuple[Float[Array, " rows"], Int[Array, " rows"]]:
+        values, tokens = log_probs.top_k(1)
         return values[:, 0], tokens[:, 0]
 
-    return go_on(
-        step, cache, likeliest, 1,
-        first=first, max_lengths=max_lengths, length=length, eos=eos, pad=pad, spare=spare, rules=rules,
-    )  # fmt: skip
+    return decode(step, cache, start, rules, most_probable, hypotheses=1)
 
 
-def go_on(
-    step: Step,
-    cache: Cache,
-    choose: Choose,
-    rows: int,
-    *,
-    first: Int[Array, "b"],
-    max_lengths: Int[Array, "b"],
-    length: int,
-    eos: int,
-    pad: int,
-    spare: int | Int[Array, ""],
-    rules: Rules,
-) -> Decoded:
-    """Let `choose` add tokens to `rows` hypotheses of every sentence until all have ended or reached their limit."""
-    first, max_lengths = jnp.repeat(first, rows), jnp.repeat(max_lengths, rows)
+def decode(step: Step, cache: Cache, start: Start, rules: Rules, choose: Choose, hypotheses: int) -> Decoded:
+    """Let `choose` append tokens to so many hypotheses a sentence until all have ended or reached their limits."""
+    limits = jnp.repeat(start.limits, hypotheses)  # [b] → [rows]
+    first = jnp.repeat(start.token, hypotheses)
+    state = _initial_state(cache, start, rules, first, limits)
 
-    def grow(search: _Search) -> _Search:
-        logits, cache = step(search.cache, search.last)
-        weighed = weigh(rules, logits, search.history, search.now, eos, pad)
-        gain, tokens = choose(weighed, logits, search.now)
-        score = jnp.where(search.done, search.score, search.score + gain)
-        last = jnp.where(search.done, pad, tokens)
-        lengths = search.lengths + ~search.done
-        lost = ~(score > -jnp.inf)  # no token was allowed, or the logits were not finite
-        done = search.done | lost | (last == eos) | (lengths >= max_lengths)
-        written = search.tokens.at[search.now].set(last)
-        return _Search(search.now + 1, cache, last, say(search.history, last), written, score, lengths, done)
+    def unfinished(state: _State) -> Bool[Array, ""]:
+        return (state.cur_index < start.room) & ((~state.done).sum() > start.max_unfinished)
 
-    sentences = max_lengths.shape[0] // rows
-    zeros = jnp.zeros(max_lengths.shape[0], jnp.int32)
-    start = _Search(
-        now=jnp.int32(0),
+    def extend(state: _State) -> _State:
+        logits, cache = step(state.cache, state.last)
+        log_probs = next_log_probs(rules, logits, state.history, state.cur_index)
+        gain, chosen = choose(log_probs, logits, state.cur_index)
+        scores = jnp.where(state.done, state.scores, state.scores + gain)
+        last = jnp.where(state.done, rules.pad, chosen)
+        lengths = state.lengths + ~state.done
+        failed = ~(scores > -jnp.inf)  # no token was allowed, or the logits were not finite
+        return _State(
+            cur_index=state.cur_index + 1,
+            cache=cache,
+            last=last,
+            history=append_token(state.history, last),
+            tokens=state.tokens.at[state.cur_index].set(last),
+            scores=scores,
+            lengths=lengths,
+            done=state.done | failed | (last == rules.eos) | (lengths >= limits),
+        )
+
+    state = lax.while_loop(unfinished, extend, state)
+    exists = state.scores > -jnp.inf
+    tokens = jnp.where(exists, state.tokens, rules.pad).T  # [t rows] → [rows t]
+    lengths = jnp.where(exists, state.lengths, 0)
+    shape = start.limits.shape[0], hypotheses
+    return Decoded(
+        tokens=tokens.reshape(*shape, start.room),  # → [b n t]
+        scores=state.scores.reshape(shape),
+        lengths=lengths.reshape(shape),
+        done=state.done.reshape(shape).all(axis=1),
+    )
+
+
+def _initial_state(
+    cache: Cache, start: Start, rules: Rules, first: Int[Array, " rows"], limits: Int[Array, " rows"]
+) -> _State:
+    sentences, rows = start.limits.shape[0], limits.shape[0]
+    zeros = jnp.zeros(rows, jnp.int32)
+    return _State(
+        cur_index=jnp.int32(0),
         cache=cache,
         last=first,
-        history=start_history(rules, sentences, rows, length, pad),
-        tokens=jnp.full((length, *zeros.shape), pad, jnp.int32),
-        score=zeros.astype(jnp.float32),
+        history=initial_history(rules, sentences, rows // sentences, start.room),
+        tokens=jnp.full((start.room, rows), rules.pad, jnp.int32),
+        scores=zeros.astype(jnp.float32),
         lengths=zeros,
-        done=max_lengths <= 0,
+        done=limits <= 0,
     )
-    end = lax.while_loop(lambda search: (search.now < length) & ((~search.done).sum() > spare), grow, start)
-    exists = end.score > -jnp.inf
-    tokens = jnp.where(exists, end.tokens, pad).T
-    shape = sentences, rows
-    lengths = jnp.where(exists, end.lengths, 0).reshape(shape)
-    done = end.done.reshape(shape).all(axis=1)
-    return Decoded(tokens.reshape(*shape, length), end.score.reshape(shape), lengths, done)

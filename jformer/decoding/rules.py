@@ -1,8 +1,10 @@
-"""What may be written next: rules that forbid tokens, or discount them, whatever search asks. No search here.
+"""Which tokens may come next: rules that forbid tokens, or make them cost more, whatever the search. No search here.
 
-A rule acts on the log-probabilities of the whole vocabulary. A token that it forbids gets -inf and the others keep
-what they have: nothing is normalised again, so a score is what the model gives when it is asked to score the same
-tokens. Only the repetition penalty changes what a token counts; it never raises it.
+Axes: b sentences, v vocabulary, h tokens of history, p of a prefix or prompt, k results; rows = b·n beams.
+
+A rule acts on the log-probabilities of the whole vocabulary. A forbidden token gets -inf and the others keep what they
+have: nothing is normalised again, so the score of an output is what the model gives when it scores the same tokens.
+Only the repetition penalty changes log-probabilities; it never raises one.
 """
 
 from typing import NamedTuple
@@ -13,123 +15,156 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jformer.decoding.tokens import best_tokens
+from jformer.decoding.top_k import top_k
 
-FEW = 4  # forbidden tokens that are passed over one by one
+# A mask is a pass over the vocabulary; so few tokens are left out after top-k instead. They are padding, BOS, the
+# unknown token and one more, which hardly any search may write; not tuned.
+MAX_EXCLUDED = 4
 
 
 class Rules(NamedTuple):
-    """The rules of a search; the defaults forbid nothing. Padding and a second `first` token are for `allowed`."""
+    """The symbols and the rules of a search; the defaults forbid nothing but padding."""
 
-    allowed: Bool[np.ndarray, "v"] | None = None  # the tokens that may be written; None = all but padding
+    eos: int  # the symbol that ends a hypothesis
+    pad: int  # the symbol that fills arrays up, and is never written
+    allowed: Bool[np.ndarray, " v"] | None = None  # the tokens that may be written; None = all but padding
     min_length: int = 0  # no end symbol before so many tokens
-    no_repeat_ngram: int = 0  # no run of so many tokens twice in a hypothesis; 0 = off (Paulus et al. 2018, 2.5)
-    repetition_penalty: float = 1.0  # at least 1; times the log-probability of tokens said before (Keskar et al. 2019)
-    prefix: Int[Array, "b p"] | None = None  # how every hypothesis begins, over every other rule
-    prefix_length: Int[Array, "b"] | None = None
-    prompt: Int[Array, "b q"] | None = None  # what was said before the search: counts for repetition alone
-    prompt_length: Int[Array, "b"] | None = None
+    no_repeat_ngram: int = 0  # no n-gram of this size twice in a hypothesis; 0 = off (Paulus et al. 2018, 2.5)
+    repetition_penalty: float = 1.0  # at least 1; times the log-probability of earlier tokens (Keskar et al. 2019)
+    prefix: Int[Array, "b p"] | None = None  # how every hypothesis begins, whatever the other rules say
+    prefix_length: Int[Array, " b"] | None = None
+    prompt: Int[Array, "b p"] | None = None  # the tokens before the search: they count for repetition only
+    prompt_length: Int[Array, " b"] | None = None
 
     @property
     def read_history(self) -> bool:
-        """Whether what was said before matters."""
+        """Whether a rule depends on the tokens so far."""
         return self.no_repeat_ngram > 0 or self.repetition_penalty != 1
 
 
-def start_history(rules: Rules, sentences: int, beams: int, length: int, pad: int) -> Int[Array, "rows h"] | None:
-    """Return what was said before a search of `length` tokens, newest last after padding; None if no rule reads it."""
+def initial_history(rules: Rules, sentences: int, beams: int, room: int) -> Int[Array, "rows h"] | None:
+    """Return the tokens before a search of `room` steps, newest last after padding; None if no rule reads them.
+
+    >>> rules = Rules(eos=2, pad=0, no_repeat_ngram=2, prompt=jnp.array([[7, 8, 0]]), prompt_length=jnp.array([2]))
+    >>> initial_history(rules, sentences=1, beams=2, room=3).tolist()
+    [[0, 0, 0, 0, 7, 8], [0, 0, 0, 0, 7, 8]]
+    """
     if not rules.read_history:
         return None
-    history = jnp.full((sentences, max(length, rules.no_repeat_ngram)), pad, jnp.int32)
+    history = jnp.full((sentences, max(room, rules.no_repeat_ngram)), rules.pad, jnp.int32)
     if rules.prompt is not None and rules.prompt_length is not None:
         width = rules.prompt.shape[1]
-        places = jnp.arange(width) - width + rules.prompt_length[:, None]
-        prompt = jnp.take_along_axis(rules.prompt, jnp.maximum(places, 0), axis=1)
-        history = jnp.concatenate([history, jnp.where(places >= 0, prompt, pad)], axis=1)
-    return jnp.repeat(history, beams, axis=0)
+        indices = jnp.arange(width) - width + rules.prompt_length[:, None]  # [b p], negative where padding goes
+        prompt = jnp.take_along_axis(rules.prompt, jnp.maximum(indices, 0), axis=1)
+        prompt = jnp.where(indices >= 0, prompt, rules.pad)
+        history = jnp.concatenate([history, prompt], axis=1)
+    return jnp.repeat(history, beams, axis=0)  # [b h] → [rows h]
 
 
-def say(history: Int[Array, "rows h"] | None, tokens: Int[Array, "rows"]) -> Int[Array, "rows h"] | None:
-    """Add one token to what every row has said; the oldest place is forgotten."""
+def append_token(history: Int[Array, "rows h"] | None, tokens: Int[Array, " rows"]) -> Int[Array, "rows h"] | None:
+    """Append one token to the history of every row; the oldest one is dropped.
+
+    >>> append_token(jnp.array([[0, 7, 8]]), jnp.array([9])).tolist()
+    [[7, 8, 9]]
+    """
     return None if history is None else jnp.concatenate([history[:, 1:], tokens[:, None]], axis=1)
 
 
-class Weighed(NamedTuple):
-    """What every token counts as the next one: `scores` less `total` is its log-probability, -inf if it is forbidden.
+class LogProbs(NamedTuple):
+    """The log-probabilities of every next token, -inf for a forbidden one, computed where they are asked for.
 
-    Only a few tokens are ever looked at, and passes over a whole vocabulary are what costs. So a few that are always
-    forbidden are left in the scores and passed over by who looks, and the total waits for the best score.
+    A search reads a few of them, and every pass over a whole vocabulary costs time. So `top_k` normalises only what it
+    returns, and leaves out tokens that are always forbidden afterwards.
     """
 
-    scores: Float[Array, "rows v"]
-    total: Float[Array, "rows 1"] | None = None  # None: the logarithm of the sum over all scores
-    barred: tuple[int, ...] = ()
+    scores: Float[Array, "rows v"]  # logits, or log-probabilities
+    log_total: Float[Array, "rows 1"] | None = None  # what normalises the scores; None = their logsumexp
+    excluded: tuple[int, ...] = ()  # tokens that are forbidden although `scores` has them
 
-    def best(self, k: int) -> tuple[Float[Array, "rows k"], Int[Array, "rows k"]]:
-        """Return the k largest log-probabilities of every row, largest first, and their tokens."""
-        values, tokens = best_tokens(self.scores, min(k + len(self.barred), self.scores.shape[1]))
-        top = values.max(axis=1, keepdims=True)  # not values[:, :1], for which XLA sorts instead
-        total = top + jnp.log(jnp.exp(self.scores - top).sum(1, keepdims=True)) if self.total is None else self.total
-        if self.barred:
-            values, order = lax.top_k(jnp.where(jnp.isin(tokens, np.array(self.barred)), -jnp.inf, values), k)
+    def top_k(self, k: int) -> tuple[Float[Array, "rows k"], Int[Array, "rows k"]]:
+        """Return the k largest log-probabilities of every row, largest first, and their tokens.
+
+        >>> probs = jnp.array([[0.5, 0.3, 0.2]])
+        >>> values, tokens = LogProbs(jnp.log(probs), excluded=(0,)).top_k(1)
+        >>> tokens.item(), round(jnp.exp(values).item(), 3)
+        (1, 0.3)
+        """
+        values, tokens = top_k(self.scores, min(k + len(self.excluded), self.scores.shape[1]))
+        log_total = self.log_total
+        best = values.max(axis=1, keepdims=True)  # not values[:, :1], for which XLA sorts the whole vocabulary
+        if log_total is None:
+            log_total = best + jnp.log(jnp.exp(self.scores - best).sum(1, keepdims=True))
+        if self.excluded:
+            values = jnp.where(jnp.isin(tokens, np.array(self.excluded)), -jnp.inf, values)
+            values, order = lax.top_k(values, k)
             tokens = jnp.take_along_axis(tokens, order, axis=1)
-        return values - total, tokens
+        return values - log_total, tokens
 
-    def all(self) -> Float[Array, "rows v"]:
+    def dense(self) -> Float[Array, "rows v"]:
         """Return the log-probabilities of all tokens."""
-        allowed = ~np.isin(np.arange(self.scores.shape[1]), self.barred)
-        total = jax.nn.logsumexp(self.scores, axis=1, keepdims=True) if self.total is None else self.total
-        return jnp.where(allowed, self.scores - total, -jnp.inf)
+        included = ~np.isin(np.arange(self.scores.shape[1]), self.excluded)
+        log_total = self.log_total
+        if log_total is None:
+            log_total = jax.nn.logsumexp(self.scores, axis=1, keepdims=True)
+        return jnp.where(included, self.scores - log_total, -jnp.inf)
 
 
-def weigh(
-    rules: Rules,
-    logits: Float[Array, "rows v"],
-    history: Int[Array, "rows h"] | None,
-    now: Int[Array, ""],
-    eos: int,
-    pad: int,
-) -> Weighed:
-    """Return what each token counts as the one at place `now` of its row.
+def next_log_probs(
+    rules: Rules, logits: Float[Array, "rows v"], history: Int[Array, "rows h"] | None, index: Int[Array, ""]
+) -> LogProbs:
+    """Return the log-probabilities under the rules of token number `index` (from 0) of every row.
 
-    Rows are sentences × beams. Padding is always forbidden. A forced prefix overrules all else while it lasts.
+    A prefix overrules everything else while it lasts.
+
+    >>> logits = jnp.log(jnp.array([[0.1, 0.2, 0.4, 0.3]]))
+    >>> rules = Rules(eos=2, pad=0, min_length=1)  # not the end symbol first
+    >>> log_probs = next_log_probs(rules, logits, history=None, index=jnp.int32(0))
+    >>> print(np.exp(log_probs.dense()).round(2))
+    [[0.  0.2 0.  0.3]]
     """
     tokens = np.arange(logits.shape[1])
-    forbidden = (tokens == pad) if rules.allowed is None else ~rules.allowed | (tokens == pad)
-    if history is None and rules.prefix is None and not rules.min_length and forbidden.sum() <= FEW:
-        return Weighed(logits, barred=tuple(np.flatnonzero(forbidden).tolist()))
+    is_pad = tokens == rules.pad
+    forbidden = is_pad if rules.allowed is None else ~rules.allowed | is_pad
+    if history is None and rules.prefix is None and not rules.min_length and forbidden.sum() <= MAX_EXCLUDED:
+        return LogProbs(logits, excluded=tuple(np.flatnonzero(forbidden).tolist()))
+
     logits -= jax.nn.logsumexp(logits, axis=1, keepdims=True)
-    scores = jnp.where(forbidden | ((tokens == eos) & (now < rules.min_length)), -jnp.inf, logits)
+    too_early = (tokens == rules.eos) & (index < rules.min_length)
+    log_probs = jnp.where(forbidden | too_early, -jnp.inf, logits)
     if history is not None and rules.repetition_penalty != 1:
-        scores = _discount(scores, history, rules.repetition_penalty)
+        log_probs = _penalize_repetition(log_probs, history, rules.repetition_penalty)
     if history is not None and rules.no_repeat_ngram:
-        scores = _forbid_repeats(scores, history, rules.no_repeat_ngram, pad)
+        log_probs = _forbid_ngrams(log_probs, history, rules.no_repeat_ngram, rules.pad)
     if rules.prefix is not None and rules.prefix_length is not None:
         beams = logits.shape[0] // rules.prefix.shape[0]
-        forced = jnp.repeat(jnp.take(rules.prefix, now, axis=1, mode="clip"), beams)
-        asked = jnp.where(tokens == forced[:, None], logits, -jnp.inf)
-        scores = jnp.where(jnp.repeat(now < rules.prefix_length, beams)[:, None], asked, scores)
-    return Weighed(scores, total=jnp.zeros((logits.shape[0], 1)))
+        forced = jnp.take(rules.prefix, index, axis=1, mode="clip")  # [b p] → [b]
+        forced = jnp.repeat(forced, beams)  # → [rows]
+        only_forced = jnp.where(tokens == forced[:, None], logits, -jnp.inf)
+        in_prefix = jnp.repeat(index < rules.prefix_length, beams)  # [b] → [rows]
+        log_probs = jnp.where(in_prefix[:, None], only_forced, log_probs)
+    return LogProbs(log_probs, log_total=jnp.zeros((logits.shape[0], 1)))
 
 
-def _discount(
+def _penalize_repetition(
     log_probs: Float[Array, "rows v"], history: Int[Array, "rows h"], penalty: float
 ) -> Float[Array, "rows v"]:
-    """Multiply the log-probabilities of tokens said before, once however often they were said (hence `min`)."""
+    """Multiply the log-probabilities of tokens in the history, once however often they occur there (hence `min`)."""
     rows = jnp.arange(log_probs.shape[0])[:, None]
     return log_probs.at[rows, history].min(penalty * log_probs[rows, history])
 
 
-def _forbid_repeats(
+def _forbid_ngrams(
     log_probs: Float[Array, "rows v"], history: Int[Array, "rows h"], n: int, pad: int
 ) -> Float[Array, "rows v"]:
-    """Forbid what followed wherever the last n - 1 tokens stood before.
+    """Forbid every token that would repeat an n-gram: what followed wherever the last n - 1 tokens stood before.
 
     The padding before the first token does no harm: only padding is ever forbidden for its sake.
     """
-    runs = history.shape[1] - n + 1  # of n tokens in the history
-    same = jnp.ones((history.shape[0], runs), bool)
+    ngrams = history.shape[1] - n + 1  # in the history
+    same = jnp.ones((history.shape[0], ngrams), bool)  # [rows ngrams], whether it begins with the last n - 1 tokens
     for i in range(n - 1):
-        same &= history[:, i : i + runs] == history[:, i - n + 1][:, None]
-    followers = jnp.where(same, history[:, n - 1 :], pad)
-    return log_probs.at[jnp.arange(log_probs.shape[0])[:, None], followers].set(-jnp.inf)
+        last = history[:, i - n + 1]
+        same &= history[:, i : i + ngrams] == last[:, None]
+    followers = jnp.where(same, history[:, n - 1 :], pad)  # [rows ngrams]
+    rows = jnp.arange(log_probs.shape[0])[:, None]
+    return log_probs.at[rows, followers].set(-jnp.inf)

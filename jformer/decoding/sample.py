@@ -1,7 +1,9 @@
-"""Samples from a model, with the filters that keep them from unlikely tokens. Knows a step function, and no model.
+"""Samples from a model, and the filters that keep improbable tokens out of them. Knows a step function, and no model.
 
-A row draws one uniform number for each token, from its own key and the place of the token, and reads the token off
-the cumulative distribution. So a sample depends on nothing but its key and its logits, whatever else is in the batch.
+Axes: b sentences, v vocabulary, w a chunk of it; rows = b·n, the n samples of a sentence side by side.
+
+A row draws one uniform number for each token, from its own key and the index of the token, and inverts the cumulative
+distribution with it. So a sample depends on nothing but its key and its logits, whatever else is in the batch.
 """
 
 import jax
@@ -10,146 +12,170 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jformer.decoding.cache import Cache, Step
-from jformer.decoding.greedy import NO_RULES, go_on
-from jformer.decoding.rules import Rules, Weighed
-from jformer.decoding.tokens import CHUNK, Decoded
+from jformer.decoding.config import Filters
+from jformer.decoding.greedy import decode
+from jformer.decoding.rules import LogProbs, Rules
+from jformer.decoding.search import Decoded, Start
+from jformer.decoding.top_k import CHUNK
 
 
 def sample(
-    step: Step,
-    cache: Cache,
-    *,
-    first: Int[Array, "b"],
-    keys: Key[Array, "rows"],
-    max_lengths: Int[Array, "b"],
-    length: int,
-    eos: int,
-    pad: int,
-    spare: int | Int[Array, ""] = 0,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    epsilon: float = 0.0,
-    typical: float = 1.0,
-    rules: Rules = NO_RULES,
+    step: Step, cache: Cache, start: Start, rules: Rules, filters: Filters, keys: Key[Array, " rows"]
 ) -> Decoded:
-    """Draw one sample for every key; the rows of a sentence, as many for each, lie side by side.
+    """Draw one sample for every key.
 
-    For use inside jit; `first`, `max_lengths`, `length`, `spare` and the room of `cache` are as for greedy search.
-    Rules come first, then what `narrow` does. The score is the summed log-probability of the tokens under the model
-    itself, not under what was left to draw from. Not a number in its logits ends a single row.
+    For use inside jit. The score is the summed log-probability of the tokens under the model itself, not under what the
+    filters leave. A row whose logits are not finite ends with the score nan, and no other row with it.
+
+    Args:
+        step: (cache, last tokens) → (logits, cache).
+        cache: of one row a key, with room for `start.room` tokens.
+        start: the tokens to go on from, and the limits, of the sentences.
+        rules: which tokens may come next; they act before the filters.
+        filters: which of those are probable enough.
+        keys: of every row; a multiple of the number of sentences.
+
+    >>> probs = jnp.array([[0, 0, 0, 0.7, 0.3], [0, 0, 1, 0, 0]])  # of the first token, of the second
+    >>> def step(cache, last):
+    ...     return jnp.log(probs[cache["position"]]), {**cache, "position": cache["position"] + 1}
+    >>> cache = {"position": jnp.zeros(40, jnp.int32), "self": {}}
+    >>> start = Start(token=jnp.array([1]), limits=jnp.array([2]), room=2)
+    >>> keys = jax.random.split(jax.random.key(0), 40)
+    >>> found = sample(step, cache, start, Rules(eos=2, pad=0), Filters(), keys)
+    >>> sorted({tuple(tokens) for tokens in found.tokens[0].tolist()})
+    [(3, 2), (4, 2)]
     """
 
     def draw(
-        weighed: Weighed, logits: Float[Array, "rows v"], now: Int[Array, ""]
-    ) -> tuple[Float[Array, "rows"], Int[Array, "rows"]]:
-        log_probs = weighed.all()
-        uniform = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, now)))(keys)
-        kept = narrow(
-            log_probs,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            epsilon=epsilon,
-            typical=typical,
-        )
-        tokens = pick(jnp.exp(kept), uniform)
+        log_probs: LogProbs, logits: Float[Array, "rows v"], index: Int[Array, ""]
+    ) -> tuple[Float[Array, " rows"], Int[Array, " rows"]]:
+        allowed = log_probs.dense()
+        uniform = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, index)))(keys)
+        kept = apply_filters(allowed, filters)
+        tokens = inverse_cdf(jnp.exp(kept), uniform)
         gain = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, None], axis=1)[:, 0]
-        return jnp.where(jnp.isneginf(log_probs).all(axis=1), -jnp.inf, gain), tokens
+        nothing_allowed = jnp.isneginf(allowed).all(axis=1)
+        return jnp.where(nothing_allowed, -jnp.inf, gain), tokens
 
-    rows = keys.shape[0] // max_lengths.shape[0]
-    return go_on(
-        step, cache, draw, rows,
-        first=first, max_lengths=max_lengths, length=length, eos=eos, pad=pad, spare=spare, rules=rules,
-    )  # fmt: skip
+    return decode(step, cache, start, rules, draw, hypotheses=keys.shape[0] // start.limits.shape[0])
 
 
-def narrow(
-    log_probs: Float[Array, "rows v"],
-    *,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    epsilon: float,
-    typical: float,
-) -> Float[Array, "rows v"]:
+def apply_filters(log_probs: Float[Array, "rows v"], filters: Filters) -> Float[Array, "rows v"]:
     """Return the log-probabilities to draw from, -inf for a token that a filter drops.
 
-    The filters follow each other in the order of their arguments, each on what the one before has left, normalised
-    again. Tokens that are equally likely stay or go together, and the likeliest (of `typical`: the most typical) stay.
+    The filters follow each other in the order of their fields, each on what the one before has left, normalised again.
+    Equally probable tokens stay or go together, and the most probable ones (of `typical`: the most typical) stay.
 
-    Source: top_k Fan et al. 2018, section 5.1 · top_p Holtzman et al. 2020, section 3.1 · min_p Nguyen et al. 2024,
-    section 3 · epsilon Hewitt et al. 2022, section 3 · typical Meister et al. 2023, section 4.
+    >>> import numpy as np
+    >>> log_probs = jnp.log(jnp.array([[0.4, 0.3, 0.2, 0.1]]))
+    >>> print(np.exp(apply_filters(log_probs, Filters(top_p=0.6))).round(2))  # 0.4 and 0.3 hold 0.6 of the mass
+    [[0.57 0.43 0.   0.  ]]
     """
     best = log_probs.max(axis=1, keepdims=True)
-    log_probs = jax.nn.log_softmax((log_probs - best) / temperature)
-    if top_k:
-        surprise = _surprise(log_probs)
-        log_probs = _keep(log_probs, surprise <= least(surprise, jnp.ones_like(surprise), float(top_k)))
-    if top_p < 1:
-        surprise = _surprise(log_probs)
-        log_probs = _keep(log_probs, surprise <= least(surprise, jnp.exp(log_probs), top_p))
-    if min_p > 0:
-        log_probs = _keep(log_probs, log_probs >= log_probs.max(axis=1, keepdims=True) + jnp.log(min_p))
-    if epsilon > 0:
-        likeliest = log_probs == log_probs.max(axis=1, keepdims=True)
-        log_probs = _keep(log_probs, (log_probs >= jnp.log(epsilon)) | likeliest)
-    if typical < 1:
-        surprise, probs = _surprise(log_probs), jnp.exp(log_probs)
-        entropy = jnp.where(probs > 0, probs * surprise, 0).sum(axis=1, keepdims=True)
-        distance = jnp.abs(surprise - entropy)
-        log_probs = _keep(log_probs, distance <= least(distance, probs, typical))
+    log_probs = jax.nn.log_softmax((log_probs - best) / filters.temperature)
+    if filters.top_k:
+        log_probs = _keep(log_probs, _in_top_k(log_probs, filters.top_k))
+    if filters.top_p < 1:
+        log_probs = _keep(log_probs, _in_top_p(log_probs, filters.top_p))
+    if filters.min_p > 0:
+        log_probs = _keep(log_probs, _above_min_p(log_probs, filters.min_p))
+    if filters.epsilon > 0:
+        log_probs = _keep(log_probs, _above_epsilon(log_probs, filters.epsilon))
+    if filters.typical < 1:
+        log_probs = _keep(log_probs, _is_typical(log_probs, filters.typical))
     return log_probs
+
+
+def _keep(log_probs: Float[Array, "rows v"], kept: Bool[Array, "rows v"]) -> Float[Array, "rows v"]:
+    """Drop all other tokens and normalise again."""
+    return jax.nn.log_softmax(jnp.where(kept, log_probs, -jnp.inf))
+
+
+def _in_top_k(log_probs: Float[Array, "rows v"], k: int) -> Bool[Array, "rows v"]:
+    """Tell which tokens are among the k most probable (Fan et al. 2018, section 5.1)."""
+    surprise = _surprise(log_probs)
+    return surprise <= weighted_quantile(surprise, jnp.ones_like(surprise), float(k))
+
+
+def _in_top_p(log_probs: Float[Array, "rows v"], mass: float) -> Bool[Array, "rows v"]:
+    """Tell which tokens are among the most probable that hold this mass (Holtzman et al. 2020, section 3.1)."""
+    surprise = _surprise(log_probs)
+    return surprise <= weighted_quantile(surprise, jnp.exp(log_probs), mass)
+
+
+def _above_min_p(log_probs: Float[Array, "rows v"], share: float) -> Bool[Array, "rows v"]:
+    """Tell which tokens have this share of the largest probability (Nguyen et al. 2024, section 3)."""
+    return log_probs >= log_probs.max(axis=1, keepdims=True) + jnp.log(share)
+
+
+def _above_epsilon(log_probs: Float[Array, "rows v"], epsilon: float) -> Bool[Array, "rows v"]:
+    """Tell which tokens have this probability, or the largest one there is (Hewitt et al. 2022, section 3)."""
+    most_probable = log_probs == log_probs.max(axis=1, keepdims=True)
+    return (log_probs >= jnp.log(epsilon)) | most_probable
+
+
+def _is_typical(log_probs: Float[Array, "rows v"], mass: float) -> Bool[Array, "rows v"]:
+    """Tell which tokens hold this mass with a surprise nearest to the entropy (Meister et al. 2023, section 4)."""
+    surprise = _surprise(log_probs)
+    probs = jnp.exp(log_probs)
+    entropy = jnp.where(probs > 0, probs * surprise, 0).sum(axis=1, keepdims=True)
+    distance = jnp.abs(surprise - entropy)
+    return distance <= weighted_quantile(distance, probs, mass)
 
 
 def _surprise(log_probs: Float[Array, "rows v"]) -> Float[Array, "rows v"]:
     return jnp.maximum(-log_probs, 0)  # rounding puts the log-probability of a sure token above 0
 
 
-def _keep(log_probs: Float[Array, "rows v"], kept: Bool[Array, "rows v"]) -> Float[Array, "rows v"]:
-    return jax.nn.log_softmax(jnp.where(kept, log_probs, -jnp.inf))
+def weighted_quantile(
+    costs: Float[Array, "rows v"], weights: Float[Array, "rows v"], mass: float
+) -> Float[Array, "rows 1"]:
+    """Return the least bound of every row for which the costs up to it weigh at least `mass`; infinity if none does.
 
+    Costs must not be negative: such floats are ordered as their bits are, so a bisection over the bits finds the bound
+    to the last of them. 31 sums take a fraction of the time of sorting a vocabulary on CPU.
 
-def least(costs: Float[Array, "rows v"], weights: Float[Array, "rows v"], mass: float) -> Float[Array, "rows 1"]:
-    """Return the least bound of every row such that the costs up to it weigh at least `mass`; infinity if none does.
-
-    Costs must not be negative: such floats are ordered as their bits are, so halving the range of the bits finds the
-    bound to the last of them. 31 sums take a fraction of the time of sorting a vocabulary on CPU.
+    >>> costs = jnp.array([[3.0, 1.0, 2.0]])
+    >>> weighted_quantile(costs, weights=jnp.array([[0.5, 0.2, 0.3]]), mass=0.4).tolist()  # 1 and 2 weigh 0.5
+    [[2.0]]
     """
     bits = lax.bitcast_convert_type(costs, jnp.int32)
     infinity = lax.bitcast_convert_type(jnp.float32(jnp.inf), jnp.int32)
 
-    def halve(_: Int[Array, ""], bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = bounds  # too little weighs up to `low`, enough (or all there is) up to `high`
+    def bisect(_: Int[Array, ""], bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds  # the costs up to `low` weigh too little, those up to `high` enough (or all there is)
         middle = low + (high - low) // 2
-        enough = jnp.where(bits <= middle, weights, 0).sum(axis=1, keepdims=True) >= mass
+        weight = jnp.where(bits <= middle, weights, 0).sum(axis=1, keepdims=True)
+        enough = weight >= mass
         return jnp.where(enough, low, middle), jnp.where(enough, middle, high)
 
     shape = costs.shape[0], 1
     bounds = jnp.full(shape, -1), jnp.full(shape, infinity)
-    return lax.bitcast_convert_type(lax.fori_loop(0, 31, halve, bounds)[1], jnp.float32)
+    _, bound = lax.fori_loop(0, 31, bisect, bounds)
+    return lax.bitcast_convert_type(bound, jnp.float32)
 
 
-def pick(weights: Float[Array, "rows v"], uniform: Float[Array, "rows"]) -> Int[Array, "rows"]:
-    """Return the first token of every row up to which more than that share (in [0, 1)) of the weights lies.
+def inverse_cdf(weights: Float[Array, "rows v"], uniform: Float[Array, " rows"]) -> Int[Array, " rows"]:
+    """Return the first token of every row up to which more than the share `uniform`, in [0, 1), of the weights lies.
 
-    The weights are summed in chunks, then within the chunk that is hit: quicker and more exact than one long sum.
-    A token without weight is never returned, however the sums are rounded.
+    The weights are summed in chunks, then within the chunk that is hit: faster and more exact than one long sum. A
+    token without weight is never returned, however the sums are rounded.
+
+    >>> inverse_cdf(jnp.array([[0.2, 0.0, 0.8]] * 2), jnp.array([0.1, 0.2])).tolist()
+    [0, 2]
     """
-    window = ((1, CHUNK), (1, CHUNK), ((0, 0), (0, -weights.shape[1] % CHUNK)))
-    chunks = lax.reduce_window(weights, 0.0, lax.add, *window)
+    padding = (0, -weights.shape[1] % CHUNK)
+    chunks = lax.reduce_window(weights, 0.0, lax.add, (1, CHUNK), (1, CHUNK), ((0, 0), padding))  # [rows v] → [rows c]
     target = uniform * chunks.sum(axis=1)
     chunk = _first_above(chunks, target)[:, None]
     before = jnp.where(jnp.arange(chunks.shape[1]) < chunk, chunks, 0).sum(axis=1)
-    tokens = chunk * CHUNK + jnp.arange(CHUNK)
+    tokens = chunk * CHUNK + jnp.arange(CHUNK)  # [rows w]
     inside = jnp.take_along_axis(weights, tokens, axis=1, mode="fill", fill_value=0)
     return chunk[:, 0] * CHUNK + _first_above(inside, target - before)
 
 
-def _first_above(weights: Float[Array, "rows w"], target: Float[Array, "rows"]) -> Int[Array, "rows"]:
+def _first_above(weights: Float[Array, "rows w"], target: Float[Array, " rows"]) -> Int[Array, " rows"]:
+    """Return the first index, of those with weight, whose cumulative sum is above the target."""
     sums = jnp.where(weights > 0, jnp.cumsum(weights, axis=1), -jnp.inf)
     last = sums == sums.max(axis=1, keepdims=True)  # for a target that rounding has put beyond all sums
     return jnp.argmax((sums > target[:, None]) | last, axis=1).astype(jnp.int32)

@@ -13,16 +13,20 @@ from jformer.errors import UserError
 from jformer.models.config import ExecutionConfig, ModelConfig
 
 MODULES = {
-    "Attention": "attention",
-    "Block": "transformer",
+    "Attention": "layers.attention",
+    "Block": "layers.transformer",
     "Decoder": "decoder",
     "Encoder": "encoder",
     "EncoderDecoder": "encdec",
-    "FeedForward": "transformer",
-    "Stack": "transformer",
+    "FeedForward": "layers.feed_forward",
+    "RecurrentEncoder": "recurrent",
+    "RecurrentEncoderDecoder": "recurrent",
+    "RecurrentLanguageModel": "recurrent",
+    "Stack": "layers.transformer",
     "VisionTransformer": "vit",
 }
 FAMILIES = {"encdec": "EncoderDecoder", "encoder": "Encoder", "decoder": "Decoder", "vit": "VisionTransformer"}
+RECURRENT = {"encdec": "RecurrentEncoderDecoder", "encoder": "RecurrentEncoder", "decoder": "RecurrentLanguageModel"}
 
 __all__ = ["FAMILIES", "MODULES", "ExecutionConfig", "ModelConfig", "build_model", "init_params"]
 
@@ -34,10 +38,15 @@ def __getattr__(name: str) -> Any:
 
 
 def build_model(config: ModelConfig) -> Any:
-    """Build the model of a checked config whose vocabulary, or number of classes, is known."""
+    """Build the model of a config whose vocabulary, or number of classes, is known.
+
+    Raises UserError for a config that no model can be built from, as the command does.
+    """
+    config.check()
     if config.family == "vit" and not config.head.num_classes:
         raise UserError("model.head.num_classes=0: a vision model needs classes to tell apart")
-    return __getattr__(FAMILIES[config.family])(config)
+    families = RECURRENT if config.recurrent.cell else FAMILIES
+    return __getattr__(families[config.family])(config)
 
 
 def init_params(model: Any, key: Any) -> Any:

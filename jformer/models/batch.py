@@ -1,34 +1,61 @@
-"""What a model reads, and the masks made from it once for all layers."""
+"""What a model reads, and the attention masks that are made from it once for all layers.
 
-from collections.abc import Mapping
-from typing import Any
+Axes: b rows, t query positions, s key positions. In masks True = may attend.
+"""
+
+from typing import TypedDict
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int, UInt8
 
 from jformer.models.config import ModelConfig
 
-Batch = Mapping[str, Any]
-"""i32 [b s]: source, source_segments, source_positions, and source_types where there are segment embeddings; i32
-[b t]: target_in, target_segments, target_positions; u8 [b h w c]: image; i32 [b]: row, the row's number in the whole
-update (training only). Segment 0 is padding; texts that share a row have segments 1, 2, … on both sides. A family
-reads its own side only: encoders the source, decoders the target, encoder-decoders both, vision models the image."""
+
+class Batch(TypedDict, total=False):
+    """The arrays of a batch. A family reads its own side: encoders the source, decoders the target, others both.
+
+    Segment 0 is padding; texts that share a row have segments 1, 2, … on both sides.
+    """
+
+    source: Int[Array, "b s"]
+    source_segments: Int[Array, "b s"]
+    source_positions: Int[Array, "b s"]
+    source_types: Int[Array, "b s"]  # first or second text, where there are segment embeddings
+    target_in: Int[Array, "b t"]
+    target_segments: Int[Array, "b t"]
+    target_positions: Int[Array, "b t"]
+    target_out: Int[Array, "b t"]  # what is to be predicted, and its weights in the loss
+    weights: Float[Array, "b t"]
+    image: UInt8[Array, "b h w c"]
+    row: Int[Array, " b"]  # the row's number in the whole update; training only
 
 
 def example_batch(config: ModelConfig) -> Batch:
     """Return the smallest batch for every family, one token a side, to initialise parameters with."""
     ones = jnp.ones((1, 1), jnp.int32)
-    sides = dict.fromkeys(("source", "source_segments", "target_in", "target_segments"), ones)
-    zeros = dict.fromkeys(("source_positions", "source_types", "target_positions"), 0 * ones)
+    zeros = jnp.zeros((1, 1), jnp.int32)
     size = config.vision.image_size
-    return {**sides, **zeros, "image": jnp.zeros((1, size, size, config.vision.channels), jnp.uint8)}
+    return {
+        "source": ones,
+        "source_segments": ones,
+        "source_positions": zeros,
+        "source_types": zeros,
+        "target_in": ones,
+        "target_segments": ones,
+        "target_positions": zeros,
+        "image": jnp.zeros((1, size, size, config.vision.channels), jnp.uint8),
+    }
 
 
-def same_segment(query: Int[Array, "b t"], key: Int[Array, "b s"]) -> Bool[Array, "b 1 t s"]:
-    """Let positions look at their own text only; padding looks at nothing and is seen by nothing."""
-    return ((query[:, :, None] == key[:, None, :]) & (key[:, None, :] > 0))[:, None]
+def segment_mask(query: Int[Array, "b t"], key: Int[Array, "b s"]) -> Bool[Array, "b 1 t s"]:
+    """Let positions attend to their own text only, and never to padding."""
+    same = query[:, :, None] == key[:, None, :]  # [b t s]
+    real = key[:, None, :] > 0  # [b 1 s]
+    return (same & real)[:, None]  # → [b 1 t s]
 
 
-def causal(segments: Int[Array, "b t"]) -> Bool[Array, "b 1 t t"]:
-    """Let positions look at their own text up to themselves."""
-    return same_segment(segments, segments) & jnp.tril(jnp.ones((segments.shape[1],) * 2, bool))
+def causal_mask(segments: Int[Array, "b t"]) -> Bool[Array, "b 1 t t"]:
+    """Let positions attend to their own text up to themselves."""
+    length = segments.shape[1]
+    not_later = jnp.tril(jnp.ones((length, length), bool))
+    return segment_mask(segments, segments) & not_later

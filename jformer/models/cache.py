@@ -1,76 +1,132 @@
-"""The decode cache as a value: the keys and values of all tokens so far, and which of them each row has seen.
+"""The decode cache as a value: the keys and values of all tokens so far, and which of them each row may attend to.
 
-The beams of a sentence share its entries. A step appends one entry for each new token of each beam, at the same place
+Axes: b rows, m sentences, n = b / m beams of each, t new tokens of a row, e entries of a sentence, s source positions,
+g heads of keys and values, k size of a key, u size of a value, d d_model.
+
+The beams of a sentence share its entries. A step appends one entry for each new token of each beam, at the same index
 in every sentence, and nothing is ever moved: when a row goes on from another beam's history, only the list of entries
-that it has seen changes. So a prompt, too, is kept once for all beams.
+that it may attend to changes. So a prompt, too, is stored once for all beams.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, NotRequired, TypedDict
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jformer.models.config import ModelConfig
 
-Memory = dict[str, Any]
-"""{'hidden': [m s d], 'segments': i32 [m s]}: the encoded source; empty for a model without one."""
 
-Cache = dict[str, Any]
-"""For b rows, the beams of m sentences side by side, and e entries a sentence:
+class KeyValue(TypedDict):
+    """Keys and values: of s positions k [b s g k] and v [b s g u], of the entries of a cache [m g k e] and [m g e u].
 
-    position  i32 [b], of each row's next token
-    self      {'seen': bool [b e]}: what follows a beam
-    memory    {'layers': for each layer {'k' [m g k s], 'v' [m g s u]}, 'mask': bool [m s]}, or {} without a source
-    blocks    for each layer the parameters of its block
-    entries   {'layers': for each layer {'k' [m g k e], 'v' [m g e u]}, 'position': i32 [m e], 'used': i32 []}
+    In a cache, keys have their features before their entries, as scores are read from them. Rotary keys are rotated.
+    """
 
-Keys lie with their features before their positions, as scores are read from them. Rotary keys lie turned."""
+    k: Array
+    v: Array
 
 
-class Next(NamedTuple):
-    """Where new tokens go and what they see."""
+class Memory(TypedDict, total=False):
+    """The encoded source; empty for a model without one."""
 
-    positions: Int[Array, "b t"]  # of the new tokens; those that are not valid get some position
-    mask: Bool[Array, "m n e"]  # the entries that each of a sentence's n tokens may look at, its own among them
-    keys: Int[Array, "b e"]  # the position of every entry
-    at: Int[Array, ""]  # the first of their entries
+    hidden: Float[Array, "m s d"]
+    segments: Int[Array, "m s"]
+
+
+class MemoryKeyValue(TypedDict, total=False):
+    """What decoding reads of a memory; empty for a model without one."""
+
+    layers: tuple[KeyValue, ...]
+    mask: Bool[Array, "m s"]
+
+
+class Entries(TypedDict):
+    """The tokens so far, of all beams."""
+
+    layers: tuple[KeyValue, ...]
+    position: Int[Array, "m e"]
+    used: Int[Array, ""]  # how many entries of each sentence hold a token
+
+
+class OfBeam(TypedDict):
+    """What follows a beam."""
+
+    visible: Bool[Array, "b e"]  # the entries that its tokens may attend to
+    coverage: NotRequired[Float[Array, "b s"]]  # the attention that each source position got so far, if asked for
+
+
+class Cache(TypedDict):
+    """The cache of b rows."""
+
+    position: Int[Array, " b"]  # of each row's next token
+    self: OfBeam
+    memory: MemoryKeyValue
+    blocks: tuple[PyTree, ...]  # for each layer the parameters of its block
+    entries: Entries
+
+
+class NewTokens(NamedTuple):
+    """The positions and entries of the tokens that a step appends, and what they may attend to."""
+
+    positions: Int[Array, "b t"]  # those of tokens that are not valid mean nothing
+    mask: Bool[Array, "m n e"]  # the entries that each of a sentence's n·t tokens may attend to, its own among them
+    entry_positions: Int[Array, "b e"]
+    first: Int[Array, ""]  # of their entries
 
 
 def empty_cache(
-    config: ModelConfig, blocks: tuple[Any, ...], memory: dict[str, Any], sentences: int, length: int
+    config: ModelConfig, blocks: tuple[PyTree, ...], memory: MemoryKeyValue, sentences: int, length: int
 ) -> Cache:
     """Return a cache for `sentences` rows, one beam each, of up to `length` entries."""
     heads = (sentences, config.kv_heads)
-    shapes = {"k": (*heads, config.key_size, length), "v": (*heads, length, config.value_size)}
-    layers = [{name: jnp.zeros(shape, config.dtype) for name, shape in shapes.items()}] * config.decoder_layers
-    places = jnp.zeros((sentences, length), jnp.int32)
+    k = jnp.zeros((*heads, config.key_size, length), config.dtype)
+    v = jnp.zeros((*heads, length, config.value_size), config.dtype)
+    positions = jnp.zeros((sentences, length), jnp.int32)
     return {
-        "position": places[:, 0],
-        "self": {"seen": places > 0},
+        "position": positions[:, 0],
+        "self": {"visible": positions > 0},
         "memory": memory,
         "blocks": blocks,
-        "entries": {"layers": tuple(layers), "position": places, "used": jnp.int32(0)},
+        "entries": {
+            "layers": tuple(KeyValue(k=k, v=v) for _ in range(config.decoder_layers)),
+            "position": positions,
+            "used": jnp.int32(0),
+        },
     }
 
 
-def advance(cache: Cache, valid: Bool[Array, "b t"]) -> tuple[Next, Cache]:
+def advance(cache: Cache, valid: Bool[Array, "b t"]) -> tuple[NewTokens, Cache]:
     """Return where the next tokens go, and the cache with them in it, but for their keys and values.
 
-    Each row advances by the count of its valid tokens; every token takes an entry.
+    Each row advances by the count of its valid tokens; every token takes an entry, whether it is valid or not.
     """
-    rows, width = valid.shape
-    entries, seen = cache["entries"], cache["self"]["seen"]
-    sentences, length = entries["position"].shape
-    beams = rows // sentences
-    positions = cache["position"][:, None] + jnp.cumsum(valid, axis=1, dtype=jnp.int32) - 1
-    own = entries["used"] + jnp.arange(width) * beams + jnp.arange(rows)[:, None] % beams
-    new = (jnp.arange(length) == own[..., None]) & valid[..., None]
-    mask = seen[:, None] | (new if width == 1 else lax.cummax(new.astype(jnp.int8), axis=1) > 0)
-    places = positions.reshape(sentences, beams, width).swapaxes(1, 2).reshape(sentences, -1)
-    placed = lax.dynamic_update_slice_in_dim(entries["position"], places, entries["used"], axis=1)
-    after = {**entries, "position": placed, "used": entries["used"] + width * beams}
-    to = Next(positions, mask.reshape(sentences, -1, length), jnp.repeat(placed, beams, axis=0), entries["used"])
-    position = cache["position"] + valid.sum(axis=1, dtype=jnp.int32)
-    own = {**cache["self"], "seen": mask[:, -1]}
-    return to, {**cache, "position": position, "self": own, "entries": after}
+    b, t = valid.shape
+    entries = cache["entries"]
+    m, length = entries["position"].shape
+    n = b // m
+
+    positions = cache["position"][:, None] + jnp.cumsum(valid, axis=1, dtype=jnp.int32) - 1  # [b t]
+    own_entry = entries["used"] + jnp.arange(t) * n + jnp.arange(b)[:, None] % n  # [b t], token by token
+    is_own = (jnp.arange(length) == own_entry[..., None]) & valid[..., None]  # [b t e]
+    own_so_far = is_own if t == 1 else lax.cummax(is_own.astype(jnp.int8), axis=1) > 0
+    mask = cache["self"]["visible"][:, None] | own_so_far  # [b 1 e] | [b t e]
+
+    new_positions = positions.reshape(m, n, t)  # [b t] → [m n t]
+    new_positions = new_positions.swapaxes(1, 2)  # → [m t n], as entries lie
+    new_positions = new_positions.reshape(m, -1)  # → [m t·n]
+    entry_positions = lax.dynamic_update_slice_in_dim(entries["position"], new_positions, entries["used"], axis=1)
+
+    new = NewTokens(
+        positions=positions,
+        mask=mask.reshape(m, -1, length),  # [b t e] → [m n·t e]
+        entry_positions=jnp.repeat(entry_positions, n, axis=0),  # [m e] → [b e]
+        first=entries["used"],
+    )
+    after: Cache = {
+        **cache,
+        "position": cache["position"] + valid.sum(axis=1, dtype=jnp.int32),
+        "self": {**cache["self"], "visible": mask[:, -1]},
+        "entries": {**entries, "position": entry_positions, "used": entries["used"] + t * n},
+    }
+    return new, after

@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from jformer.errors import UserError
+from jformer.errors import UserError, check_choice
+from jformer.models.recurrent_config import RecurrentConfig
 
 CHOICES = {
     "family": ("encdec", "encoder", "decoder", "vit"),
@@ -19,6 +20,7 @@ CHOICES = {
     "dtype": ("float32", "bfloat16"),
 }
 REMAT = ("none", "dots", "full")
+POOLINGS = ("first", "last", "mean")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +42,13 @@ class VisionConfig:
 
 @dataclasses.dataclass(frozen=True)
 class HeadConfig:
-    """What an encoder or a vision model has beside its stack."""
+    """What a model has beside its stacks; all but the bias is for encoders and vision models."""
 
     num_classes: int = 0  # of a classifier; 0 = predict tokens. A task with labels fills it in
-    pooling: str = "first"  # what a classifier reads: first (the class token) | mean (of all positions)
+    pooling: str = "first"  # what a classifier reads: first (the class token) | last | mean (of all positions)
     pooler: bool = False  # a projection and tanh over what was pooled (Devlin et al. 2019)
+    pooler_activation: str = "tanh"  # tanh | relu (DistilBERT)
+    bias: bool = False  # added to the logits over a vocabulary (Marian; Bart); a transform always has it
     transform: bool = False  # projection, activation and norm before the vocabulary's, which gets a bias (BERT)
     num_segments: int = 0  # rows of the table that tells first and second text apart; 0 = no table
 
@@ -72,7 +76,7 @@ class ModelConfig:
     num_kv_heads: int = 0  # heads of keys and values, each serving a group of query heads; 0 = num_heads
     d_k: int = 0  # query and key size of one head; 0 = d_model / num_heads
     d_v: int = 0  # value size of one head; 0 = d_model / num_heads
-    norm: str = "post"  # post | pre | sandwich | deepnorm | none: see transformer.Block.residual
+    norm: str = "post"  # post | pre | sandwich | deepnorm | none: see transformer.Block
     norm_type: str = "layernorm"  # layernorm (Ba et al. 2016) | rmsnorm (Zhang and Sennrich 2019)
     norm_epsilon: float = 1e-6
     residual: bool = True  # False: sublayers replace their input instead of adding to it, for ablations
@@ -84,6 +88,7 @@ class ModelConfig:
     dropout: float = 0.1  # on every sublayer's output and on the embedded input (section 5.4)
     attention_dropout: float = 0.0  # on attention weights; takes our own attention kernel
     activation_dropout: float = 0.0  # between the two projections of the feed-forward
+    output_dropout: bool = False  # at the rate of `dropout` also on what a stack gives, after its last norm (T5)
     embedding_scale: str = "input"  # input: times sqrt(d_model) (section 3.4) | output: tied logits over it (T5) | none
     embedding_norm: bool = False  # a norm over the embedded input (BERT, BART)
     shared_embedding: bool = True  # encdec: source and target read one table; needs one shared vocabulary
@@ -93,6 +98,7 @@ class ModelConfig:
     relative: RelativeConfig = RelativeConfig()
     vision: VisionConfig = VisionConfig()
     head: HeadConfig = HeadConfig()
+    recurrent: RecurrentConfig = RecurrentConfig()
     execution: ExecutionConfig = ExecutionConfig()
 
     @property
@@ -114,6 +120,23 @@ class ModelConfig:
     def value_size(self) -> int:
         """u: value size of one head."""
         return self.d_v or self.d_model // self.num_heads
+
+    @property
+    def embedding_size(self) -> int:
+        """e: features of an embedded token."""
+        return self.recurrent.embedding_size or self.d_model
+
+    @property
+    def readout_size(self) -> int:
+        """r: features of what a recurrent decoder gives."""
+        return self.recurrent.readout_size or self.d_model
+
+    @property
+    def output_size(self) -> int:
+        """Features of what a recurrent model projects to the vocabulary."""
+        if self.family == "encdec":
+            return self.d_model if self.recurrent.attention == "none" else self.readout_size
+        return self.d_model * (2 if self.recurrent.bidirectional else 1)
 
     @property
     def num_patches(self) -> int:
@@ -142,14 +165,13 @@ class ModelConfig:
     def check(self) -> None:
         """Raise UserError for the first field that no model can be built from."""
         for key, choices in CHOICES.items():
-            if getattr(self, key) not in choices:
-                raise UserError(f"model.{key}={getattr(self, key)!r}; choose one of: {', '.join(choices)}")
-        if self.head.pooling not in ("first", "mean"):
-            raise UserError(f"model.head.pooling={self.head.pooling!r}; choose one of: first, mean")
-        if self.execution.remat not in REMAT:
-            raise UserError(f"model.execution.remat={self.execution.remat!r}; choose one of: {', '.join(REMAT)}")
+            check_choice(f"model.{key}", getattr(self, key), choices)
+        check_choice("model.head.pooling", self.head.pooling, POOLINGS)
+        check_choice("model.head.pooler_activation", self.head.pooler_activation, ("tanh", "relu"))
+        check_choice("model.execution.remat", self.execution.remat, REMAT)
         if self.execution.unroll < 0:
             raise UserError(f"model.execution.unroll={self.execution.unroll} must be 0 or more")
+        self.recurrent.check(self)
         self._check_numbers()
         self._check_shapes()
         self._check_family()
@@ -173,6 +195,8 @@ class ModelConfig:
             raise UserError(f"model.norm_epsilon={self.norm_epsilon} must be above 0 and below 1")
 
     def _check_shapes(self) -> None:
+        if self.recurrent.cell:
+            return
         if not (self.d_k and self.d_v) and self.d_model % self.num_heads:
             raise UserError(
                 f"model.num_heads={self.num_heads} must divide model.d_model={self.d_model}, or set d_k and d_v"
@@ -197,8 +221,8 @@ class ModelConfig:
             raise UserError("model.shared_embedding=False is read by family='encdec' only: others have one vocabulary")
         if self.embedding_scale == "output" and not self.tied_output:
             raise UserError("model.embedding_scale='output' scales tied logits: it needs model.tied_output=True")
-        if self.family not in ("encoder", "vit") and self.head != HeadConfig():
-            raise UserError(f"model.head is read by the families encoder and vit, not by {self.family!r}")
+        if self.family not in ("encoder", "vit") and self.head != HeadConfig(bias=self.head.bias):
+            raise UserError(f"model.head, but for its bias, is read by encoder and vit, not by family={self.family!r}")
         if self.family == "vit":
             size, patch = self.vision.image_size, self.vision.patch_size
             if self.embedding_scale == "output" or not self.tied_output or self.head.transform:

@@ -1,28 +1,32 @@
-"""The decoder-only language model: GPT-2, GPT-3 and their relatives (Radford et al. 2019)."""
+"""The decoder-only language model: GPT-2, GPT-3 and their relatives (Radford et al. 2019).
+
+Axes: b rows, t positions, d d_model, v vocabulary.
+"""
 
 import flax.linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
-from jformer.models.batch import Batch, causal
+from jformer.models.batch import Batch, causal_mask
 from jformer.models.cache import Cache, Memory, advance, empty_cache
 from jformer.models.config import ModelConfig
-from jformer.models.dropout import make_noise
-from jformer.models.embeddings import InputEmbedding, token_table
-from jformer.models.heads import TokenHead
-from jformer.models.transformer import Layout, Stack
+from jformer.models.layers.dropout import make_dropout_key
+from jformer.models.layers.embeddings import InputEmbedding, token_table
+from jformer.models.layers.heads import TokenHead
+from jformer.models.layers.transformer import AttentionContext, Stack
 
 
-class Decoder(nn.Module):
-    """One causal stack over the target side. `config.vocab_size` must be set."""
+class LanguageModel(nn.Module):
+    """What predicts every token of a text from those before it has, beside the stack that its kind makes.
+
+    `config.vocab_size` must be set.
+    """
 
     config: ModelConfig
 
     def setup(self) -> None:
-        """Make the table, the stack and the head."""
+        """Make the table and the head."""
         c = self.config
         self.embedding = token_table(c, c.vocab_size)
-        self.input = InputEmbedding(c, c.max_length)
-        self.decoder = Stack(c, c.num_layers, cross=False, causal=True)
         self.head = TokenHead(c, c.vocab_size)
 
     def __call__(self, batch: Batch, train: bool = False) -> Float[Array, "b t v"]:
@@ -31,10 +35,7 @@ class Decoder(nn.Module):
 
     def hidden(self, batch: Batch, train: bool = False) -> Float[Array, "b t d"]:
         """Return the stack's output at every position, before the projection to the vocabulary."""
-        tokens, positions, segments = (batch[f"target_{name}"] for name in ("in", "positions", "segments"))
-        noise = make_noise(self.make_rng("dropout"), batch["row"]) if train else None
-        x = self.input(self.embedding(tokens), positions, tokens.shape[1], noise)
-        return self.decoder(x, None, Layout(positions, causal(segments)), noise)
+        raise NotImplementedError
 
     def logits(self, hidden: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
         """Project to the vocabulary."""
@@ -44,16 +45,35 @@ class Decoder(nn.Module):
         """Return the memory of a model that has no source: nothing."""
         return {}
 
+
+class Decoder(LanguageModel):
+    """One causal stack of Transformer blocks over the target side."""
+
+    def setup(self) -> None:
+        """Make the stack, too."""
+        super().setup()
+        c = self.config
+        self.input = InputEmbedding(c, c.max_length)
+        self.decoder = Stack(c, c.num_layers, cross=False, causal=True)
+
+    def hidden(self, batch: Batch, train: bool = False) -> Float[Array, "b t d"]:
+        """Return the stack's output at every position, before the projection to the vocabulary."""
+        tokens, positions, segments = batch["target_in"], batch["target_positions"], batch["target_segments"]
+        dropout_key = make_dropout_key(self.make_rng("dropout"), batch["row"]) if train else None
+        x = self.input(self.embedding(tokens), positions, tokens.shape[1], dropout_key)
+        return self.decoder(x, None, AttentionContext(positions, causal_mask(segments)), dropout_key)
+
     def start(self, memory: Memory, batch_size: int, length: int) -> Cache:
         """Return an empty cache for `batch_size` texts, with room for `length` entries each."""
-        return empty_cache(self.config, self.decoder.blocks(), memory, batch_size, length)
+        return empty_cache(self.config, self.decoder.blocks(), {}, batch_size, length)
 
     def extend(
         self, cache: Cache, tokens: Int[Array, "b t"], valid: Bool[Array, "b t"]
     ) -> tuple[Float[Array, "b t d"], Cache]:
-        """Append each row's valid tokens to its cache and return their hidden states; the rest is meaningless."""
-        to, after = advance(cache, valid)
-        x = self.input(self.embedding(tokens), to.positions, to.keys.shape[1], None)
-        layout = Layout(to.positions, to.mask)
-        hidden, after["entries"]["layers"], _ = self.decoder.extend(x, cache, layout, to.keys, to.at)
+        """Append each row's valid tokens to its cache and return their hidden states; the others mean nothing."""
+        new, after = advance(cache, valid)
+        x = self.input(self.embedding(tokens), new.positions, new.entry_positions.shape[1], None)
+        context = AttentionContext(new.positions, new.mask)
+        hidden, layers, _ = self.decoder.extend(x, cache, context, new.entry_positions, new.first)
+        after["entries"]["layers"] = layers
         return hidden, after

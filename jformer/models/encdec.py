@@ -1,35 +1,39 @@
-"""The encoder-decoder of Vaswani et al. 2017 and its relatives, as three small steps: encode, start a cache, extend."""
+"""The encoder-decoder of Vaswani et al. 2017 and its relatives, as three small steps: encode, start a cache, extend.
+
+Axes: b rows, t target positions, s source positions, d d_model, r of what is projected (d, or a readout), v vocabulary.
+"""
+
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jformer.models.batch import Batch, causal, same_segment
-from jformer.models.cache import Cache, Memory, advance, empty_cache
+from jformer.models.batch import Batch, causal_mask, segment_mask
+from jformer.models.cache import Cache, Memory, MemoryKeyValue, advance, empty_cache
 from jformer.models.config import ModelConfig
-from jformer.models.dropout import Noise, make_noise
-from jformer.models.embeddings import InputEmbedding, token_table
-from jformer.models.heads import TokenHead
-from jformer.models.linear import Embedding
-from jformer.models.transformer import Layout, Stack
+from jformer.models.layers.dropout import DropoutKey, make_dropout_key
+from jformer.models.layers.embeddings import InputEmbedding, token_table
+from jformer.models.layers.heads import TokenHead
+from jformer.models.layers.linear import Embedding
+from jformer.models.layers.transformer import AttentionContext, Stack
 
 
-class EncoderDecoder(nn.Module):
-    """Two stacks over one or two vocabularies. `config.vocab_size` must be set."""
+class SequenceToSequence(nn.Module):
+    """What writes a target from a source has, beside the stacks that its kind makes: tables, head, dropout's seeds.
+
+    `config.vocab_size` must be set.
+    """
 
     config: ModelConfig
 
     def setup(self) -> None:
-        """Make the tables, the stacks and the head."""
+        """Make the tables and the head."""
         c = self.config
         target_vocab_size = c.target_vocab_size or c.vocab_size
         self.source_embedding = token_table(c, c.vocab_size)
         if not c.shared_embedding:
             self.target_embedding = token_table(c, target_vocab_size)
-        self.source_input = InputEmbedding(c, c.max_length)
-        self.target_input = InputEmbedding(c, c.max_length)
-        self.encoder = Stack(c, c.num_layers, cross=False, causal=False)
-        self.decoder = Stack(c, c.decoder_layers, cross=True, causal=True)
         self.head = TokenHead(c, target_vocab_size)
 
     @property
@@ -41,47 +45,77 @@ class EncoderDecoder(nn.Module):
         """Return the logits of every target position; training needs `rngs={'dropout': key}`."""
         return self.logits(self.hidden(batch, train))
 
-    def hidden(self, batch: Batch, train: bool = False) -> Float[Array, "b t d"]:
+    def hidden(self, batch: Batch, train: bool = False) -> Float[Array, "b t r"]:
         """Return the decoder's output at every target position, before the projection to the vocabulary."""
-        memory = self.encode(batch, train)
-        tokens, positions, segments = (batch[f"target_{name}"] for name in ("in", "positions", "segments"))
-        noise = self.noise(batch, train)
-        x = self.target_input(self.target_table(tokens), positions, tokens.shape[1], noise)
-        layout = Layout(positions, causal(segments), same_segment(segments, memory["segments"]))
-        return self.decoder(x, memory["hidden"], layout, noise)
+        raise NotImplementedError
 
-    def logits(self, hidden: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
+    def logits(self, hidden: Float[Array, "b t r"]) -> Float[Array, "b t v"]:
         """Project to the target vocabulary."""
         return self.head(hidden, self.target_table)
 
+    def dropout_key(self, batch: Batch, train: bool) -> DropoutKey | None:
+        """Draw a stack's dropout seed; every call draws another."""
+        return make_dropout_key(self.make_rng("dropout"), batch["row"]) if train else None
+
+
+class EncoderDecoder(SequenceToSequence):
+    """Two stacks of Transformer blocks over one or two vocabularies."""
+
+    def setup(self) -> None:
+        """Make the stacks, too."""
+        super().setup()
+        c = self.config
+        self.source_input = InputEmbedding(c, c.max_length)
+        self.target_input = InputEmbedding(c, c.max_length)
+        self.encoder = Stack(c, c.num_layers, cross=False, causal=False)
+        self.decoder = Stack(c, c.decoder_layers, cross=True, causal=True)
+
+    def hidden(self, batch: Batch, train: bool = False) -> Float[Array, "b t d"]:
+        """Return the decoder's output at every target position, before the projection to the vocabulary."""
+        memory = self.encode(batch, train)
+        tokens, positions, segments = batch["target_in"], batch["target_positions"], batch["target_segments"]
+        dropout_key = self.dropout_key(batch, train)
+        x = self.target_table(tokens)
+        x = self.target_input(x, positions, tokens.shape[1], dropout_key)
+        context = AttentionContext(positions, causal_mask(segments), segment_mask(segments, memory["segments"]))
+        return self.decoder(x, memory["hidden"], context, dropout_key)
+
     def encode(self, batch: Batch, train: bool = False) -> Memory:
         """Encode the source side of a batch."""
-        tokens, positions, segments = (batch[name] for name in ("source", "source_positions", "source_segments"))
-        noise = self.noise(batch, train)
-        x = self.source_input(self.source_embedding(tokens), positions, tokens.shape[1], noise)
-        hidden = self.encoder(x, None, Layout(positions, same_segment(segments, segments)), noise)
+        tokens, positions, segments = batch["source"], batch["source_positions"], batch["source_segments"]
+        dropout_key = self.dropout_key(batch, train)
+        x = self.source_embedding(tokens)
+        x = self.source_input(x, positions, tokens.shape[1], dropout_key)
+        hidden = self.encoder(x, None, AttentionContext(positions, segment_mask(segments, segments)), dropout_key)
         return {"hidden": hidden, "segments": segments}
-
-    def noise(self, batch: Batch, train: bool) -> Noise | None:
-        """Draw a stack's dropout seed; every call draws another."""
-        return make_noise(self.make_rng("dropout"), batch["row"]) if train else None
 
     def start(self, memory: Memory, batch_size: int, length: int) -> Cache:
         """Return an empty cache for the `batch_size` sentences of the memory, with room for `length` entries each."""
-        kept = {"layers": self.decoder.memory_kv(memory["hidden"]), "mask": memory["segments"] > 0}
+        kept: MemoryKeyValue = {"layers": self.decoder.memory_kv(memory["hidden"]), "mask": memory["segments"] > 0}
         return empty_cache(self.config, self.decoder.blocks(), kept, batch_size, length)
 
     def extend(
         self, cache: Cache, tokens: Int[Array, "b t"], valid: Bool[Array, "b t"]
     ) -> tuple[Float[Array, "b t d"], Cache]:
-        """Append each row's valid tokens to its cache and return their hidden states; the rest is meaningless.
+        """Append each row's valid tokens to its cache and return their hidden states; the others mean nothing.
 
-        Where the cache keeps what a row has looked at ('coverage' [b s] in its 'self'), that is added up.
+        Where the cache holds the attention that source positions got ('coverage' [b s] in its 'self'), it is added up.
         """
-        to, after = advance(cache, valid)
-        x = self.target_input(self.target_table(tokens), to.positions, to.keys.shape[1], None)
-        layout = Layout(to.positions, to.mask, cache["memory"]["mask"][:, None])
-        hidden, after["entries"]["layers"], weights = self.decoder.extend(x, cache, layout, to.keys, to.at)
-        if "coverage" in cache["self"]:
-            after["self"]["coverage"] += jnp.where(valid[..., None], weights, 0).sum(1)
+        new, after = advance(cache, valid)
+        x = self.target_table(tokens)
+        x = self.target_input(x, new.positions, new.entry_positions.shape[1], None)
+        context = AttentionContext(new.positions, new.mask, cache["memory"]["mask"][:, None])
+        hidden, layers, weights = self.decoder.extend(x, cache, context, new.entry_positions, new.first)
+        after["entries"]["layers"] = layers
+        if weights is not None and "coverage" in cache["self"]:
+            after["self"]["coverage"] += jnp.where(valid[..., None], weights, 0).sum(1)  # [b t s] → [b s]
         return hidden, after
+
+    @staticmethod
+    def cross_weights(intermediates: Any) -> Float[Array, "b t s"]:
+        """Return what each target position attends to in the last layer, the mean of its heads.
+
+        It takes the intermediates of `hidden`, from attention that shows its weights: see `layers.attention`.
+        """
+        (weights,) = intermediates["decoder"]["block"]["cross_attn"]["weights"]  # [l b h t s]
+        return weights[-1].mean(axis=1)

@@ -1,19 +1,22 @@
-"""The encoder-only model: BERT and its relatives (Devlin et al. 2019), predicting tokens or a class."""
+"""The encoder-only model: BERT and its relatives (Devlin et al. 2019), predicting tokens or a class.
+
+Axes: b rows, s source positions, t of what the head reads: s, or 1; d d_model, v vocabulary or classes.
+"""
 
 import flax.linen as nn
 from jaxtyping import Array, Float
 
-from jformer.models.batch import Batch, same_segment
+from jformer.models.batch import Batch, segment_mask
 from jformer.models.cache import Memory
 from jformer.models.config import ModelConfig
-from jformer.models.dropout import Noise, make_noise
-from jformer.models.embeddings import InputEmbedding, token_table
-from jformer.models.heads import Pooler, TokenHead, class_head
-from jformer.models.transformer import Layout, Stack
+from jformer.models.layers.dropout import DropoutKey, make_dropout_key
+from jformer.models.layers.embeddings import InputEmbedding, token_table
+from jformer.models.layers.heads import Pooler, TokenHead, class_head
+from jformer.models.layers.transformer import AttentionContext, Stack
 
 
-class Encoder(nn.Module):
-    """One stack that sees the whole source side. `config.vocab_size` must be set.
+class SourceModel(nn.Module):
+    """What reads the whole source side has, beside the stack that its kind makes. `config.vocab_size` must be set.
 
     With `head.num_classes` it classifies: `hidden` is one pooled vector for each row, `logits` its classes. Without,
     `hidden` has every position and `logits` the vocabulary.
@@ -22,11 +25,9 @@ class Encoder(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
-        """Make the table, the stack and one of the two heads."""
+        """Make the table and one of the two heads."""
         c = self.config
         self.embedding = token_table(c, c.vocab_size)
-        self.input = InputEmbedding(c, c.max_length)
-        self.encoder = Stack(c, c.num_layers, cross=False, causal=False)
         if c.head.num_classes:
             self.pooler = Pooler(c)
             self.classifier = class_head(c)
@@ -39,20 +40,38 @@ class Encoder(nn.Module):
 
     def hidden(self, batch: Batch, train: bool = False) -> Float[Array, "b t d"]:
         """Return what the head reads: every position, or one pooled vector (t = 1)."""
-        noise = make_noise(self.make_rng("dropout"), batch["row"]) if train else None
-        hidden = self.states(batch, noise)
-        return self.pooler(hidden, batch["source_segments"] > 0, noise) if self.config.head.num_classes else hidden
+        dropout_key = make_dropout_key(self.make_rng("dropout"), batch["row"]) if train else None
+        hidden = self.states(batch, dropout_key)
+        if not self.config.head.num_classes:
+            return hidden
+        return self.pooler(hidden, batch["source_segments"] > 0, dropout_key)
 
     def logits(self, hidden: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
         """Project to the vocabulary, or to the classes."""
         return self.classifier(hidden) if self.config.head.num_classes else self.head(hidden, self.embedding)
 
     def encode(self, batch: Batch, train: bool = False) -> Memory:
-        """Return every position's output, for who wants vectors of a text."""
+        """Return the output of every position: vectors of a text."""
         return {"hidden": self.states(batch, None), "segments": batch["source_segments"]}
 
-    def states(self, batch: Batch, noise: Noise | None) -> Float[Array, "b s d"]:
+    def states(self, batch: Batch, dropout_key: DropoutKey | None) -> Float[Array, "b s d"]:
         """Run the stack."""
-        tokens, positions, segments = (batch[name] for name in ("source", "source_positions", "source_segments"))
-        x = self.input(self.embedding(tokens), positions, tokens.shape[1], noise, batch.get("source_types", 0 * tokens))
-        return self.encoder(x, None, Layout(positions, same_segment(segments, segments)), noise)
+        raise NotImplementedError
+
+
+class Encoder(SourceModel):
+    """One stack of Transformer blocks over the whole source side."""
+
+    def setup(self) -> None:
+        """Make the stack, too."""
+        super().setup()
+        c = self.config
+        self.input = InputEmbedding(c, c.max_length)
+        self.encoder = Stack(c, c.num_layers, cross=False, causal=False)
+
+    def states(self, batch: Batch, dropout_key: DropoutKey | None) -> Float[Array, "b s d"]:
+        """Run the stack."""
+        tokens, positions, segments = batch["source"], batch["source_positions"], batch["source_segments"]
+        types = batch.get("source_types", 0 * tokens)
+        x = self.input(self.embedding(tokens), positions, tokens.shape[1], dropout_key, types)
+        return self.encoder(x, None, AttentionContext(positions, segment_mask(segments, segments)), dropout_key)

@@ -1,4 +1,7 @@
-"""The Vision Transformer: an image as a sequence of patches (Dosovitskiy et al. 2021)."""
+"""The Vision Transformer: an image as a sequence of patches (Dosovitskiy et al. 2021).
+
+Axes: b images, h and w their pixels, c channels, p patches, f = c · pixels of a patch, d d_model, v classes.
+"""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -6,12 +9,12 @@ from jaxtyping import Array, Float, UInt8
 
 from jformer.models.batch import Batch
 from jformer.models.config import ModelConfig
-from jformer.models.dropout import make_noise
-from jformer.models.embeddings import InputEmbedding
-from jformer.models.heads import Pooler, class_head
-from jformer.models.initializers import kernel_init
-from jformer.models.linear import Dense
-from jformer.models.transformer import Layout, Stack
+from jformer.models.layers.dropout import make_dropout_key
+from jformer.models.layers.embeddings import InputEmbedding
+from jformer.models.layers.heads import Pooler, class_head
+from jformer.models.layers.initializers import kernel_init
+from jformer.models.layers.linear import Dense
+from jformer.models.layers.transformer import AttentionContext, Stack
 
 
 class VisionTransformer(nn.Module):
@@ -41,25 +44,27 @@ class VisionTransformer(nn.Module):
 
     def hidden(self, batch: Batch, train: bool = False) -> Float[Array, "b 1 d"]:
         """Return one pooled vector for each image."""
-        noise = make_noise(self.make_rng("dropout"), batch["row"]) if train else None
-        x = self.patches(cut(batch["image"], self.config.vision.patch_size).astype(self.config.dtype))
+        dropout_key = make_dropout_key(self.make_rng("dropout"), batch["row"]) if train else None
+        x = self.patches(to_patches(batch["image"], self.config.vision.patch_size).astype(self.config.dtype))
         rows = x.shape[0]
         if self.config.head.pooling == "first":
             token = jnp.broadcast_to(self.class_token.astype(x.dtype), (rows, 1, x.shape[-1]))
             x = jnp.concatenate([token, x], axis=1)
         positions = jnp.broadcast_to(jnp.arange(self.length), (rows, self.length))
-        x = self.input(x, positions, self.length, noise)
-        every = jnp.ones((rows, self.length), bool)
-        return self.pooler(self.encoder(x, None, Layout(positions, every[:, None, None]), noise), every, noise)
+        x = self.input(x, positions, self.length, dropout_key)
+        real = jnp.ones((rows, self.length), bool)  # an image has no padding
+        hidden = self.encoder(x, None, AttentionContext(positions, real[:, None, None]), dropout_key)
+        return self.pooler(hidden, real, dropout_key)
 
     def logits(self, hidden: Float[Array, "b 1 d"]) -> Float[Array, "b 1 v"]:
         """Project to the classes."""
         return self.classifier(hidden)
 
 
-def cut(image: UInt8[Array, "b h w c"], size: int) -> Float[Array, "b p f"]:
+def to_patches(image: UInt8[Array, "b h w c"], size: int) -> Float[Array, "b p f"]:
     """Cut images into square patches, row by row, each a vector of its pixels from -1 to 1."""
     b, h, w, c = image.shape
     pixels = image.astype(jnp.float32) / 127.5 - 1
-    patches = pixels.reshape(b, h // size, size, w // size, size, c).swapaxes(2, 3)
-    return patches.reshape(b, -1, size * size * c)
+    patches = pixels.reshape(b, h // size, size, w // size, size, c)  # [b h w c] → [b rows size columns size c]
+    patches = patches.swapaxes(2, 3)  # → [b rows columns size size c]
+    return patches.reshape(b, -1, size * size * c)  # → [b p f]

@@ -41,22 +41,24 @@ An experiment file has these names; only BASE, METRIC and one of the functions m
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, NoReturn
 
 from etils.epath import Path
 
-from jformer.errors import UserError
+from jformer.errors import DONE, FAILED, MISTAKE, STOPPED, UserError
+from jformer.parallel.processes.children import signals_to
 from jformer.storage import in_bucket, run_path
-from jformer.supervise import DONE, MISTAKE
 from jformer.sweep.experiment import JOURNAL, Experiment, load_experiment
 
 if TYPE_CHECKING:
     from jformer.sweep.queue import Queue
 
 TOLD = ("experiment", "workdir", "storage", "study", "lease", "command")  # options that workers are given
-FAILED = 1  # exit code: some trials are not done, and will not be
+ALSO = signal.SIGUSR2  # what submitit asks Slurm for, some time before the end
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -109,7 +111,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def run(options: argparse.Namespace, experiment: Experiment, keys: Sequence[str]) -> int:
-    """Do what is asked for. Optuna is imported only now."""
+    """Do what is asked for. Optuna is imported only now; raise UserError where it is missing."""
+    if find_spec("optuna") is None:
+        raise UserError('a sweep needs Optuna: pip install -e ".[sweep]" -c constraints.txt')
     from jformer.sweep.queue import Queue
 
     workdir = run_path(options.workdir)
@@ -120,8 +124,8 @@ def run(options: argparse.Namespace, experiment: Experiment, keys: Sequence[str]
     if options.report:
         return show(options, queue, workdir)
     queue.plan(options.retry_failed)
-    told = [f"--{name}={getattr(options, name)}" for name in TOLD if getattr(options, name)]
-    command = [sys.executable, "-m", "jformer.sweep", *told, *keys]
+    options_told = [f"--{name}={getattr(options, name)}" for name in TOLD if getattr(options, name)]
+    command = [sys.executable, "-m", "jformer.sweep", *options_told, *keys]
     if options.slurm is not None:
         return submit(options, workdir, command)
     return share_out(options, queue, workdir, command) or show(options, queue, workdir)
@@ -144,24 +148,23 @@ def check(options: argparse.Namespace, experiment: Experiment, workdir: Path) ->
 
 def work(options: argparse.Namespace, queue: "Queue", workdir: Path) -> int:
     """Be one worker."""
-    from jformer.sweep.launch import take_share, told
+    from jformer.sweep.launch import take_share
     from jformer.sweep.worker import Worker
 
     if options.share:
         take_share(options.share)
     worker = Worker(queue, workdir, options.command)
-    with told(worker.stop):
+    with signals_to(worker.stop, ALSO):
         return worker.work()
 
 
 def share_out(options: argparse.Namespace, queue: "Queue", workdir: Path, command: Sequence[str]) -> int:
     """Let workers of this machine do all trials."""
-    from jformer.sweep.launch import Local, told
-    from jformer.sweep.worker import STOPPED
+    from jformer.sweep.launch import Local
 
     print(opening(options, queue, workdir), file=sys.stderr, flush=True)
     local = Local(queue, command, options.workers)
-    with told(local.stop):
+    with signals_to(local.stop, ALSO):
         code = local.run()
     if code == STOPPED:
         print(f"stopped and saved, {queue.left()} trials to do: the same command goes on", file=sys.stderr)

@@ -10,16 +10,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jformer.config import TEXT_SCORES, Config
-from jformer.config_files import as_flags, load_config, load_module, parse_keys, with_keys
+from jformer.config.files import as_flags, load_module, parse_keys, run_config_file, with_keys
+from jformer.config.options import LOWER_IS_BETTER, TEST_SCORES, TEXT_SCORES, Config
 from jformer.errors import UserError, nearest
 from jformer.sweep.space import Overrides
 
 GOALS = {  # what a metric's name says of it, unless the experiment file does
-    **dict.fromkeys(("loss", "nll", "perplexity", "ter", "bits_per_character"), "min"),
+    **dict.fromkeys(LOWER_IS_BETTER, "min"),
     **dict.fromkeys(("bleu", "chrf", "exact_match", "accuracy", "token_accuracy", "macro_f1"), "max"),
 }
 VALIDATED = ("loss", "nll", "perplexity", "accuracy")  # what a row of validation has
+TRAINED = (  # and one of training
+    *VALIDATED, "grad_norm", "learning_rate", "tokens_per_second", "source_tokens_per_second",
+    "target_tokens_per_second", "padding_efficiency", "model_flops_per_second", "mfu", "peak_flops_per_second",
+    "flops_efficiency", "data_wait", "seconds_per_update", "skipped",
+)  # fmt: skip
 SAMPLERS, PRUNERS = ("tpe", "random"), ("none", "median", "hyperband")
 JOURNAL = "trials.journal"  # in the workdir, where no other storage keeps the trials
 NAME_LENGTH = 80  # of a trial's directory, without its digest
@@ -79,7 +84,7 @@ class Experiment:
 
     @functools.cached_property
     def _base(self) -> Any:
-        return load_config(Path(self.base))
+        return run_config_file(Path(self.base))
 
     def flags(self, trial: Trial) -> list[str]:
         """Return the arguments of jformer.main that make BASE the trial's config."""
@@ -108,7 +113,7 @@ def load_experiment(path: Path, arguments: Sequence[str] = ()) -> Experiment:
     search, sweep = getattr(module, "search", None), getattr(module, "sweep", None)
     if (search is None) == (sweep is None):
         raise UserError(f"{path}: needs either sweep(), which returns lists of overrides, or search(trial)")
-    given = parse_keys(load_config(Path(module.BASE)), arguments)
+    given = parse_keys(run_config_file(Path(module.BASE)), arguments)
     arms = {} if sweep is None else _labelled(_listed(sweep, path), path)
     for label, overrides in arms.items():
         for key in given.keys() & overrides.keys():
@@ -154,15 +159,24 @@ def _check(experiment: Experiment) -> None:
         _check_search(experiment)
 
 
+def reported(config: Config) -> dict[str, tuple[str, ...]]:
+    """Return split → the names of the figures that a trial reports of it."""
+    validated = (*VALIDATED, *config.evaluate.during) if config.train.eval_every else ()
+    averaged = VALIDATED if validated and config.train.ema_decay else ()
+    figures = {"train": TRAINED, "valid": validated, "valid_ema": averaged}
+    for key in config.data.test_splits():
+        figures[key] = (*figures.get(key, ()), *TEST_SCORES[config.task])
+    return {split: names for split, names in figures.items() if names}
+
+
 def _check_metric(metric: str, config: Config) -> None:
-    """Raise UserError for a metric that a trial cannot report, as far as its config tells."""
-    split, _, name = metric.partition("/")
-    splits = ["train", *(["valid"] if config.train.eval_every else []), *config.data.test_splits()]
-    if split not in splits:
-        raise UserError(f"METRIC={metric!r}, but what the trial reports begins with {', '.join(splits)}")
-    if split == "valid" and name not in VALIDATED:
-        raise UserError(f"METRIC={metric!r}; of valid {nearest(name, VALIDATED)}")
-    if name in TEXT_SCORES and name not in config.evaluate.scores:
+    """Raise UserError for a metric that a trial cannot report; groups of a score are not known yet."""
+    (split, _, name), figures = metric.partition("/"), reported(config)
+    if split not in figures:
+        raise UserError(f"METRIC={metric!r}, but what the trial reports begins with {', '.join(figures)}")
+    if name.partition("/")[0] not in figures[split]:
+        raise UserError(f"METRIC={metric!r}; of {split} {nearest(name, figures[split])}")
+    if name in TEXT_SCORES and name not in (*config.evaluate.scores, *config.evaluate.during):
         raise UserError(f"METRIC={metric!r}, but evaluate.scores={config.evaluate.scores!r}")
 
 

@@ -1,24 +1,23 @@
 """Where workers run: as processes of this machine, which share its cores or GPUs, or as jobs of Slurm."""
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from types import FrameType
-from typing import Self
+from typing import Self, TypeVar
 
 from etils.epath import Path
 from tqdm import tqdm
 
-from jformer.errors import UserError
-from jformer.supervise import DONE, MISTAKE, die_with_parent, send
+from jformer.errors import DONE, FAILED, MISTAKE, STOPPED, UserError
+from jformer.parallel.processes.children import die_with_parent, send_signal
 from jformer.sweep.experiment import Trial
 from jformer.sweep.queue import OPEN, Queue
-from jformer.sweep.worker import STOPPED
 
+T = TypeVar("T")
 LOOK = 1.0  # seconds between looks at workers and queue
 DEATHS = 10  # of workers in a row, with no trial done in between, before we give up
 
@@ -31,52 +30,53 @@ class Local:
         self.asked = False  # to stop
         self._queue, self._command = queue, [*command, "--worker"]
         self._workers: list[subprocess.Popen[bytes] | None] = [None] * workers
+        self._deaths, self._mistake = 0, False
 
     def stop(self, number: int, frame: FrameType | None) -> None:
         """Let all trials save and end; asked again, end them."""
         for worker in filter(None, self._workers):
-            send(worker, signal.SIGKILL if self.asked else signal.SIGTERM)
+            send_signal(worker, signal.SIGKILL if self.asked else signal.SIGTERM)
         self.asked = True
 
     def run(self) -> int:
         """Keep the workers going until all trials have ended; return 0, 143 when told to stop, or 2."""
-        deaths, mistake = 0, False
         with Progress(self._queue.trials(), self._queue.experiment.trials) as progress:
             for i in range(len(self._workers)):
                 self._start(i)
             while any(self._workers):
                 time.sleep(LOOK)
                 if progress.show(self._queue.trials()):
-                    deaths = 0
+                    self._deaths = 0
                 for i, worker in enumerate(self._workers):
-                    if worker is None or worker.poll() is None:
-                        continue
-                    self._workers[i] = None
-                    if worker.returncode == MISTAKE and not mistake:
-                        mistake = True
-                        if not self.asked:
-                            self.stop(signal.SIGTERM, None)
-                    elif worker.returncode not in (DONE, STOPPED) and not self.asked:
-                        deaths += 1
-                        if deaths <= DEATHS:
-                            self._start(i)
-                        elif deaths == DEATHS + 1:
-                            print(
-                                f"sweep: gave up: {deaths} workers died, and no trial has ended since", file=sys.stderr
-                            )
+                    if worker and worker.poll() is not None:
+                        self._workers[i] = None
+                        self._replace(i, worker.returncode)
             progress.show(self._queue.trials())
-        if mistake:
+        if self._mistake:
             return MISTAKE
         if self._queue.left():
-            return STOPPED if self.asked else 1
+            return STOPPED if self.asked else FAILED
         return DONE
+
+    def _replace(self, number: int, code: int) -> None:
+        """Start a worker again that died; stop all where one has found a mistake."""
+        if code == MISTAKE:
+            self._mistake = True
+            if not self.asked:
+                self.stop(signal.SIGTERM, None)
+        elif code not in (DONE, STOPPED) and not self.asked:
+            self._deaths += 1
+            if self._deaths <= DEATHS:
+                self._start(number)
+            elif self._deaths == DEATHS + 1:
+                print(f"sweep: gave up: {self._deaths} workers died, and no trial has ended since", file=sys.stderr)
 
     def _start(self, number: int) -> None:
         command = [*self._command, f"--share={number}/{len(self._workers)}"]
         worker = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent())
         self._workers[number] = worker
         if self.asked:  # before it was there
-            send(worker, signal.SIGTERM)
+            send_signal(worker, signal.SIGTERM)
 
 
 class Progress:
@@ -113,8 +113,7 @@ def take_share(share: str) -> None:
     """
     number, _, count = share.partition("/")
     i, n = int(number), int(count)
-    cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
-    os.sched_setaffinity(0, {int(core) for core in _part(cores, i, n)})
+    os.sched_setaffinity(0, _part(sorted(os.sched_getaffinity(0)), i, n))
     if gpus := visible_gpus():
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(_part(gpus, i, n))
         if n > len(gpus):  # JAX would take most of a GPU's memory for the first that comes
@@ -129,7 +128,7 @@ def visible_gpus() -> list[str]:
     return [path.name.removeprefix("nvidia") for path in sorted(Path("/dev").glob("nvidia[0-9]*"))]
 
 
-def _part(members: list[str], i: int, n: int) -> list[str]:
+def _part(members: list[T], i: int, n: int) -> list[T]:
     """Return part i of n: a run of members, or where there are fewer than n, one of them."""
     if len(members) < n:
         return [members[i % len(members)]]
@@ -159,16 +158,3 @@ def submit(folder: Path, command: Sequence[str], workers: int, options: str, clu
     except (NameError, RuntimeError, TypeError, ValueError) as error:
         raise UserError(f"--slurm={options}: {' '.join(str(error).split())}") from error
     return [str(job.job_id) for job in jobs]
-
-
-@contextlib.contextmanager
-def told(stop: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Let signals to end this process reach a handler instead."""
-    numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2]  # the last by Slurm, as submitit asks
-    heeded = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]  # as nohup wants it
-    before = {number: signal.signal(number, stop) for number in heeded}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -7,12 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from jformer import visualize
-from jformer.arms import Arm, Standing, learning_curves, rank
-from jformer.config import flatten
-from jformer.statistics import estimate
+from jformer.config.options import flatten
+from jformer.evaluation import plots
+from jformer.evaluation.comparison import Arm, Standing, learning_curves, rank
+from jformer.evaluation.plots import Line, is_number
+from jformer.evaluation.statistics import estimate
 from jformer.sweep.experiment import Experiment, Trial
-from jformer.visualize import Line, is_number
 
 WIDE = 16  # factor between the ends of an axis from which on it is logarithmic
 
@@ -40,7 +40,7 @@ def arm_intervals(experiment: Experiment, ranked: Sequence[Standing]) -> bytes:
     means = {found.label: found.mean for found in ranked}
     reference = means[experiment.baseline].mean if experiment.baseline in means else math.nan
     margins = [found.margin for found in means.values()]
-    return visualize.intervals(list(means), [m.mean for m in means.values()], margins, experiment.metric, reference)
+    return plots.intervals(list(means), [m.mean for m in means.values()], margins, experiment.metric, reference)
 
 
 def factor(experiment: Experiment, done: Sequence[Trial], x: str, lines: str) -> bytes:
@@ -69,9 +69,9 @@ def factor(experiment: Experiment, done: Sequence[Trial], x: str, lines: str) ->
         positions = xs if numeric else [places.index(place) for place in xs]
         found.append(Line(label, positions, [at[p].mean for p in xs], [at[p].margin for p in xs]))
     if not numeric or len(places) == 1:
-        return visualize.bars([str(place) for place in places], found, x, experiment.metric)
+        return plots.bars([str(place) for place in places], found, x, experiment.metric)
     logarithmic = min(places) > 0 and max(places) >= WIDE * min(places)
-    return visualize.lines(found, x, experiment.metric, logarithmic)
+    return plots.lines(found, x, experiment.metric, logarithmic)
 
 
 def parallel(experiment: Experiment, done: Sequence[Trial]) -> bytes:
@@ -79,7 +79,7 @@ def parallel(experiment: Experiment, done: Sequence[Trial]) -> bytes:
     keys = list(dict.fromkeys(key for trial in done for key in trial.overrides))
     columns = {key: [trial.overrides.get(key) for trial in done] for key in keys}
     values = [trial.metrics[experiment.metric] for trial in done]
-    return visualize.parallel(columns, values, experiment.metric, experiment.goal == "max")
+    return plots.parallel(columns, values, experiment.metric, experiment.goal == "max")
 
 
 def _last(key: str) -> str:

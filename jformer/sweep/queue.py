@@ -23,15 +23,9 @@ from optuna.trial import FrozenTrial, TrialState
 from jformer.errors import UserError
 from jformer.sweep.experiment import JOURNAL, Experiment, Trial, label_of
 from jformer.sweep.lease import Silence, is_gone, owner
+from jformer.sweep.rows import _as_trial, _crashes, _live, _losses, _planned, _trial
 from jformer.sweep.store import StorageError, open_study, reaching
 
-STATES = {
-    TrialState.WAITING: "waiting",
-    TrialState.RUNNING: "running",
-    TrialState.COMPLETE: "complete",
-    TrialState.PRUNED: "pruned",
-    TrialState.FAIL: "failed",
-}
 OPEN = ("waiting", "running")
 PAUSE = 0.5  # seconds before a storage that is away is tried again
 T = TypeVar("T")
@@ -43,6 +37,7 @@ class Queue:
     def __init__(self, experiment: Experiment, workdir: Path, storage: str = "", name: str = "", lease: float = 60.0):
         """Open the study, which is made if need be; `lease` is how many seconds an owner may say nothing."""
         self.experiment, self.lease = experiment, lease
+        self._planned = experiment.planned()
         self._where = storage or str(workdir / JOURNAL)
         self._silence = Silence()
         self.study = open_study(experiment, workdir, storage, name or experiment.path.stem)
@@ -52,7 +47,7 @@ class Queue:
     def trials(self) -> list[Trial]:
         """Return all trials as they stand: those planned in their order, those of a search in that of their rows."""
         found = {name: _as_trial(rows) for name, rows in self._rows().items()}
-        planned = [found.pop(trial.name, trial) for trial in self.experiment.planned()]
+        planned = [found.pop(trial.name, trial) for trial in self._planned]
         return planned if self.experiment.search is None else [*found.values()]
 
     def plan(self, retry_failed: bool = False) -> None:
@@ -85,7 +80,7 @@ class Queue:
         """Return the trials that are to be done: the planned ones, or those that a search has made so far."""
         if self.experiment.search:
             return {name: _trial(members[0]) for name, members in rows.items()}
-        return {trial.name: trial for trial in self.experiment.planned()}
+        return {trial.name: trial for trial in self._planned}
 
     def _ask(self) -> "Claim | None":
         """Let the sampler make one more trial of a search, unless others have made the last or are at it.
@@ -247,56 +242,3 @@ class Claim:
 
     def _set(self, **values: Any) -> bool:
         return self._queue._set(self._row, **values)
-
-
-def _live(rows: list[FrozenTrial]) -> FrozenTrial | None:
-    """Return the row that speaks for a trial: the first that is not lost, and not tried again."""
-    for row in _newest(rows):
-        if row.state != TrialState.FAIL or "error" in row.user_attrs:
-            return row
-    return None
-
-
-def _newest(rows: list[FrozenTrial]) -> list[FrozenTrial]:
-    """Return the rows since the trial was last told to be tried again."""
-    after = max((row.user_attrs.get("after", -1) for row in rows), default=-1)
-    return [row for row in rows if row.number > after]
-
-
-def _crashes(rows: list[FrozenTrial]) -> int:
-    return sum("crash" in row.user_attrs for row in _newest(rows))
-
-
-def _losses(rows: list[FrozenTrial]) -> int:
-    """Return how often a trial was lost with its worker. It comes after others then: it may be what ends workers."""
-    return sum(row.state == TrialState.FAIL and not {"error", "returned"} & row.user_attrs.keys() for row in rows)
-
-
-def _planned(trial: Trial) -> dict[str, Any]:
-    return {"name": trial.name, "arm": trial.arm, "overrides": trial.overrides, "seed": trial.seed}
-
-
-def _trial(row: FrozenTrial) -> Trial:
-    return Trial(**row.user_attrs["trial"])
-
-
-def _as_trial(rows: list[FrozenTrial]) -> Trial:
-    """Return a trial as its rows tell it."""
-    trial, live = _trial(rows[0]), _live(rows)
-    trial = dataclasses.replace(
-        trial,
-        seconds=sum(row.user_attrs.get("seconds", 0.0) for row in rows),
-        attempts=sum("owner" in row.user_attrs for row in rows),
-    )
-    if live is None:
-        return trial
-    value = live.value if live.state == TrialState.COMPLETE else None
-    if live.state == TrialState.PRUNED and live.intermediate_values:
-        value = live.intermediate_values[max(live.intermediate_values)]
-    return dataclasses.replace(
-        trial,
-        state=STATES[live.state],
-        value=value,
-        metrics=live.user_attrs.get("metrics", {}),
-        error=live.user_attrs.get("error", ""),
-    )

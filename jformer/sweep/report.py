@@ -5,19 +5,22 @@ Reads trials as they stand, also while workers run, and changes none of them.
 
 import csv
 import io
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from etils.epath import Path
 
-from jformer import visualize
-from jformer.arms import Arm, Standing, compare_arms
 from jformer.errors import UserError
-from jformer.metrics import aligned
+from jformer.evaluation import page
+from jformer.evaluation.comparison import Arm, Standing, compare_arms
+from jformer.evaluation.tables import aligned
 from jformer.sweep.experiment import Experiment, Trial
 from jformer.sweep.plots import draw
-from jformer.sweep.tables import SHOWN, Rows, arm_rows, arm_table, best_table, trial_rows
+from jformer.sweep.tables import SHOWN, Rows, arm_rows, arm_table, best_table, list_table, trial_rows
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a formula begins with
 FAILURES = 20  # shown
 STATES = ("complete", "running", "waiting", "pruned", "failed")
 
@@ -27,9 +30,9 @@ def report(experiment: Experiment, trials: Sequence[Trial], workdir: Path, outpu
 
     Raises UserError if no trial is complete yet, or none reports the metric: results.csv is written all the same.
     """
-    results = {"results.csv": _as_csv(trial_rows(trials))}
+    results = {"results.csv": as_csv(trial_rows(trials))}
     for folder in (workdir, output):
-        visualize.write(folder, results)
+        page.write(folder, results)
     done, failed = finished(experiment, trials), failed_seeds(trials)
     members = as_arms(experiment, done, workdir)
     standings, tests = compare_arms(members, experiment.baseline, experiment.metric)
@@ -41,10 +44,15 @@ def report(experiment: Experiment, trials: Sequence[Trial], workdir: Path, outpu
         "failed": failures(trials),
     }
     pictures = draw(experiment, done, members, standings)
-    pages = {"index.html": _as_page(experiment.title, sections, table, pictures)}
+    folders = [
+        "" if trial.state == "waiting" else os.path.relpath(workdir / "trials" / trial.name, output) for trial in trials
+    ]
+    parts = [_as_page(sections, table, pictures, experiment.title), page.heading("trials")]
+    parts.append(page.table(list_table(experiment, trials), left=2, links=folders))
+    pages = {"index.html": page.page(experiment.title, parts)}
     if not experiment.search:
-        pages["arms.csv"] = _as_csv(arm_rows(standings, done))
-    visualize.write(output, {**pages, **pictures})
+        pages["arms.csv"] = as_csv(arm_rows(standings, done))
+    page.write(output, {**pages, **pictures})
     written = ", ".join((*pages, *results, *pictures))
     return "\n".join([*_as_text(sections, table), f"\nwritten to {output}: {written}"])
 
@@ -88,8 +96,10 @@ def summary(experiment: Experiment, trials: Sequence[Trial]) -> list[str]:
     return [
         experiment.title,
         f"{experiment.path}: of {planned} trials {_counts(trials)}",
-        f"{experiment.metric}, {better} is better; {hours:.2f} trial-hours so far, "
-        f"{sum(complete) / len(complete):.0f} seconds a complete trial",
+        (
+            f"{experiment.metric}, {better} is better; {hours:.2f} trial-hours so far, "
+            f"{sum(complete) / len(complete):.0f} seconds a complete trial"
+        ),
     ]
 
 
@@ -151,20 +161,26 @@ def _as_text(sections: Mapping[str, Sequence[str]], table: Sequence[Sequence[str
 
 
 def _as_page(
-    title: str, sections: Mapping[str, Sequence[str]], table: Sequence[Sequence[str]], pictures: Mapping[str, bytes]
+    sections: Mapping[str, Sequence[str]], table: Sequence[Sequence[str]], pictures: Mapping[str, bytes], title: str
 ) -> str:
     parts = []
     for name, lines in sections.items():
         if name == "table":
-            parts.append(visualize.table(table))
-            parts += [visualize.image(png, picture) for picture, png in pictures.items()]
+            parts.append(page.table(table))
+            parts += [page.image(png, picture) for picture, png in pictures.items()]
         elif name and lines:
-            parts.append(visualize.heading(name))
-        parts.append(visualize.paragraph("\n".join(lines)))
-    return visualize.page(title, parts)
+            parts.append(page.heading(name))
+        parts.append(page.paragraph("\n".join(line for line in lines if line != title)))  # the page has its own
+    return "\n".join(parts)
 
 
-def _as_csv(rows: Rows) -> str:
+def _as_cell(value: Any) -> Any:
+    """Return a value of a CSV file; a text that a spreadsheet would compute as a formula begins with an apostrophe."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+
+
+def as_csv(rows: Rows) -> str:
+    """Return rows as the text of a CSV file."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    csv.writer(text, lineterminator="\n").writerows([list(map(_as_cell, row)) for row in rows])
     return text.getvalue()

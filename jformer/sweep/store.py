@@ -14,22 +14,19 @@ import warnings
 from collections.abc import Iterator
 from typing import IO
 
+import optuna
+import sqlalchemy
 from etils.epath import Path
+from optuna.exceptions import StorageInternalError
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from sqlalchemy.exc import SQLAlchemyError
 
-from jformer.config import flatten
+from jformer.config import resolve
+from jformer.config.checks import differences
 from jformer.errors import UserError
 from jformer.storage import in_bucket, replace_content
 from jformer.sweep.experiment import JOURNAL, Experiment
-
-try:
-    import optuna
-    import sqlalchemy
-    from optuna.exceptions import StorageInternalError
-    from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
-    from sqlalchemy.exc import SQLAlchemyError
-except ImportError as error:
-    raise UserError(f'a sweep needs Optuna ({error}): pip install -e ".[sweep]" -c constraints.txt') from error
 
 PATIENCE = 60.0  # seconds that a file may stay locked
 MAY_DIFFER = ("data.dir", "data.cache_dir", "mesh.", "train.peak_flops")  # between workers of one sweep
@@ -200,13 +197,13 @@ def _agree(study: optuna.Study, experiment: Experiment, workdir: Path) -> None:
 
     The workdir is written first: where that is all that was done, it takes its study when it is opened again.
     """
-    shared = flatten(json.loads(json.dumps(dataclasses.asdict(experiment.config({})))))
+    shared = experiment.config({})
     mine, path = {"experiment": experiment.path.stem, "metric": experiment.metric}, workdir / "sweep.json"
     here = json.loads(path.read_text()) if path.exists() else {}
     if "sweep" not in study.user_attrs and here.get("study", study.study_name) == study.study_name:
         here = here or {**mine, "study": study.study_name, "id": secrets.token_hex(8)}
         replace_content(path, json.dumps(here).encode())
-        study.set_user_attr("sweep", {**here, "shared": shared})
+        study.set_user_attr("sweep", {**here, "shared": dataclasses.asdict(shared)})
     goal = "min" if study.direction == optuna.study.StudyDirection.MINIMIZE else "max"
     saved = study.user_attrs.get("sweep", {}) | {"goal": goal}
     if here.get("id") != saved.get("id"):
@@ -217,9 +214,8 @@ def _agree(study: optuna.Study, experiment: Experiment, workdir: Path) -> None:
     for key, value in {**mine, "goal": experiment.goal}.items():
         if saved[key] != value:
             raise UserError(f"{workdir}: its {key} is {saved[key]!r}, not {value!r}: use another --workdir")
-    for key, value in saved["shared"].items():
-        if shared.get(key) != value and not key.startswith(MAY_DIFFER):
+    for key, (before, now) in differences(resolve(saved["shared"]), shared).items():
+        if not key.startswith(MAY_DIFFER):
             raise UserError(
-                f"{key}={shared.get(key)!r} but the trials of this sweep have {value!r}: set it back or use a new "
-                "--workdir"
+                f"{key}={now!r} but the trials of this sweep have {before!r}: set it back or use a new --workdir"
             )

@@ -5,8 +5,8 @@ from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from jformer import arms
-from jformer.arms import Standing
+from jformer.evaluation import comparison
+from jformer.evaluation.comparison import Standing
 from jformer.sweep.experiment import Experiment, Trial
 
 Rows = list[list[Any]]
@@ -50,12 +50,15 @@ def arm_table(
 
     The best one is marked, unless it is `partial`: a mean without the seeds that failed is that of the lucky ones.
     """
-    costs, best = _costs(done), arms.best([found for found in standings if found.label not in partial], experiment.goal)
+    costs, best = (
+        _costs(done),
+        comparison.best([found for found in standings if found.label not in partial], experiment.goal),
+    )
     if len(standings) > SHOWN:
-        shown = sorted(standings, key=lambda found: arms.rank(found.mean.mean, experiment.goal))[:SHOWN]
+        shown = sorted(standings, key=lambda found: comparison.rank(found.mean.mean, experiment.goal))[:SHOWN]
     else:
         shown = list(standings)
-    head, *rows = arms.table(shown, experiment.metric)
+    head, *rows = comparison.table(shown, experiment.metric)
     for row, found in zip(rows, shown, strict=True):
         seconds, parameters = costs[found.label]
         row[0] += " *" if found.label == best else ""
@@ -68,7 +71,7 @@ def arm_table(
 
 def best_table(experiment: Experiment, done: Sequence[Trial]) -> list[list[str]]:
     """Return the best trials of a search, with what it tried in them."""
-    shown = sorted(done, key=lambda trial: arms.rank(trial.metrics[experiment.metric], experiment.goal))[:BEST]
+    shown = sorted(done, key=lambda trial: comparison.rank(trial.metrics[experiment.metric], experiment.goal))[:BEST]
     keys = list(dict.fromkeys(key for trial in shown for key in trial.overrides))
     head = ["trial", *(key.rpartition(".")[2] for key in keys), experiment.metric, "seconds"]
     return [
@@ -79,6 +82,14 @@ def best_table(experiment: Experiment, done: Sequence[Trial]) -> list[list[str]]
             + [f"{trial.metrics[experiment.metric]:.4g}", f"{trial.seconds:.0f}"]
             for trial in shown
         ),
+    ]
+
+
+def list_table(experiment: Experiment, trials: Sequence[Trial]) -> list[list[str]]:
+    """Return what became of every trial."""
+    return [
+        ["trial", "state", experiment.metric, "seconds"],
+        *([trial.name, trial.state, _shown(trial.value), f"{trial.seconds:.0f}"] for trial in trials),
     ]
 
 

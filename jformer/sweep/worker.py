@@ -10,17 +10,16 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from types import FrameType
 from typing import IO
 
 from etils.epath import Path
 
-from jformer import records
-from jformer.errors import UserError
-from jformer.storage import in_bucket, lock_of
-from jformer.supervise import DONE, MISTAKE, die_with_parent, send
+from jformer.errors import DONE, MISTAKE, STOPPED, UserError
+from jformer.evaluation import records
+from jformer.parallel.processes.children import die_with_parent, send_signal
+from jformer.storage import here, in_bucket, lock_of
 from jformer.sweep.experiment import Trial
 from jformer.sweep.queue import Claim, Queue
 
@@ -28,8 +27,7 @@ LOOK, WAIT = 0.02, 0.5  # seconds between looks at a process; and at the queue, 
 BEATS = 6  # in the time of a lease
 PRUNE = 2.0  # seconds between looks at a curve
 CRASHES = 3  # of a trial's process before it counts as failed
-STOPPED = 143  # exit code of jformer.main, told to stop, and of ours
-LOST, OVERTAKEN = "lost", "overtaken"  # ends that are not the process's own
+LEASE_LOST, OVERTAKEN = "lost", "overtaken"  # ends that are not the process's own
 
 
 class Worker:
@@ -46,7 +44,7 @@ class Worker:
     def stop(self, number: int, frame: FrameType | None) -> None:
         """Let the process save and end; asked again, end it."""
         if self._process:
-            send(self._process, signal.SIGKILL if self.asked else signal.SIGTERM)
+            send_signal(self._process, signal.SIGKILL if self.asked else signal.SIGTERM)
         self.asked = True
 
     def work(self) -> int:
@@ -69,7 +67,7 @@ class Worker:
         began = time.monotonic()
         end = self._run(claim)
         seconds, folder = time.monotonic() - began, self._folder(claim.trial)
-        if end == LOST:
+        if end == LEASE_LOST:
             print(f"sweep: {claim.trial.name} is another worker's now: this one was silent", file=sys.stderr)
         elif end in (DONE, OVERTAKEN):
             self._tell(claim, folder, seconds, pruned=end == OVERTAKEN)
@@ -103,16 +101,16 @@ class Worker:
     def _run(self, claim: Claim) -> int | str:
         """Return the exit code of the trial's process, or what ended it; nothing of it is left then."""
         if not self._alone(claim):
-            return STOPPED if self.asked else LOST
+            return STOPPED if self.asked else LEASE_LOST
         with self._log(claim.trial).open("ab") as log:
             self._said = log.tell()
             self._process = process = self._start(claim.trial, log)
         try:
             if self.asked:  # before it was there
-                send(process, signal.SIGTERM)
+                send_signal(process, signal.SIGTERM)
             return self._watch(claim, process)
         finally:
-            send(process, signal.SIGKILL)
+            send_signal(process, signal.SIGKILL)
             process.wait()
 
     def _watch(self, claim: Claim, process: subprocess.Popen[bytes]) -> int | str:
@@ -125,12 +123,12 @@ class Worker:
             if now > beat:
                 beat = now + self._queue.lease / BEATS
                 if not claim.renew(now - began):
-                    return LOST
+                    return LEASE_LOST
             if now > prune and not overtaken:
                 prune = now + PRUNE
                 if claim.hopeless(dict(records.curve(self._folder(claim.trial), self._experiment.metric))):
                     overtaken = True
-                    send(process, signal.SIGTERM)
+                    send_signal(process, signal.SIGTERM)
         return OVERTAKEN if overtaken and process.returncode != DONE else process.returncode
 
     def _alone(self, claim: Claim) -> bool:
@@ -185,7 +183,7 @@ def logs_of(workdir: Path) -> Path:
     """Return the folder of the logs: in the workdir, or where that is a bucket, which cannot be appended to, here."""
     if not in_bucket(workdir):
         return workdir / "logs"
-    return Path(tempfile.gettempdir()) / f"jformer-{os.getuid()}" / workdir.name
+    return here() / workdir.name
 
 
 def _in_use(folder: Path) -> bool:

@@ -8,12 +8,14 @@ from jformer.data import features
 from jformer.data.config import DataConfig
 from jformer.data.corpus import Encoder, Side
 from jformer.data.features import Features
-from jformer.data.sources import Pair
+from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import ImageTokenizer, Tokenizer
+from jformer.data.tokenizers.lists import NORMALIZATIONS
 from jformer.data.vocabularies import Vocabulary
 from jformer.errors import UserError
-from jformer.metrics import exact_match
-from jformer.tasks.task import Scores, Task, Totals, refuse, token_loss, token_scores
+from jformer.tasks.metrics import exact_match
+from jformer.tasks.sums import Sums
+from jformer.tasks.task import Scores, Task, refuse, token_loss, token_scores
 
 
 def classify(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
@@ -32,15 +34,16 @@ def classify(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
         return Encoder(Side(source, data.max_source_length, begin=True, parts=True), label, data.overlong)
 
     def make_features(source: Tokenizer, target: Tokenizer) -> Features:
-        return (
-            features.labelled_images(*source.shape) if isinstance(source, ImageTokenizer) else features.labelled_texts()
-        )
+        if isinstance(source, ImageTokenizer):
+            return features.labelled_images(*source.shape)
+        return features.labelled_texts(source.symbols)
 
-    def score(outputs: Sequence[str], examples: Sequence[Pair], totals: Totals) -> Scores:
-        labels, groups = [pair.target for pair in examples], [pair.group for pair in examples]
+    def score(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
+        normalize = NORMALIZATIONS[data.normalization]  # the tokenizer of labels, and so the answers, are normalized
+        labels, groups = [normalize(pair.target) for pair in examples], [pair.group for pair in examples]
         accuracy: dict[str, Any] = exact_match(outputs, labels, groups if any(groups) else None)
         scores = {"accuracy": accuracy, "macro_f1": {"score": macro_f1(outputs, labels)}}
-        return scores | {"perplexity": token_scores(totals)["perplexity"]}
+        return scores | {"perplexity": token_scores(sums)["perplexity"]}
 
     return Task(
         vocabularies={

@@ -7,22 +7,23 @@ import numpy as np
 from jformer.data import features
 from jformer.data.config import DataConfig
 from jformer.data.corpus import Encoder, Side
-from jformer.data.corrupt import span_counts
 from jformer.data.features import Features
-from jformer.data.sources import Pair
+from jformer.data.noise import span_counts
+from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.vocabularies import Vocabulary
-from jformer.tasks.task import NOTHING, Scores, Task, Totals, refuse, token_loss, token_scores
+from jformer.tasks.sums import Sums
+from jformer.tasks.task import NOTHING, Scores, Task, refuse, token_loss, token_scores
 
 NOISES = {"t5": features.corrupted_spans, "bart": features.infilled}
 
 
 def denoise(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
-    """Return the task: cross-entropy of what the decoder says (Raffel et al. 2020, section 3.1; Lewis et al. 2020).
+    """Return the task: cross-entropy of the target (Raffel et al. 2020, section 3.1; Lewis et al. 2020).
 
     The text is the target of an example, and source and target of the model are made from it for each batch. It is
     stored without EOS, which both get after the noise, so `max_target_length` holds for both. In evaluation long texts
-    are always split, so the scores speak of all of the text.
+    are always split, so the scores cover all of the text.
     """
     refuse("denoise", data, tokenizer="image", source="images")
     longest = data.max_target_length - 1
@@ -31,10 +32,10 @@ def denoise(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
         return Encoder(NOTHING, Side(target, longest, end=False), "split" if evaluating else data.overlong)
 
     def make_features(source: Tokenizer, target: Tokenizer) -> Features:
-        return NOISES[data.noise](data.noise_density, data.mean_span, target.vocab_size)
+        return NOISES[data.noise](data.noise_density, data.mean_span, target.vocab_size, target.symbols)
 
-    def score(outputs: Sequence[str], examples: Sequence[Pair], totals: Totals) -> Scores:
-        return token_scores(totals)
+    def score(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
+        return token_scores(sums)
 
     sentinels = int(span_counts(np.array(longest), data.noise_density, data.mean_span)[1])
     return Task(

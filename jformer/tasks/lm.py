@@ -6,30 +6,32 @@ from collections.abc import Sequence
 from jformer.data import features
 from jformer.data.config import DataConfig
 from jformer.data.corpus import Encoder, Side
-from jformer.data.sources import Pair
+from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.vocabularies import Vocabulary
-from jformer.tasks.task import NOTHING, Scores, Task, Totals, refuse, token_loss, token_scores
+from jformer.tasks.sums import Sums
+from jformer.tasks.task import NOTHING, Scores, Task, refuse, token_loss, token_scores
 
 
 def lm(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
     """Return the task: cross-entropy of the next token (Radford et al. 2018, section 3.1), the text being the target.
 
-    `overlong` is for training. In evaluation long texts are always split, so that bits per character speak of all of
-    the text; the first tokens of a piece are predicted without those before it, which makes the figure an upper bound.
+    `overlong` is for training. In evaluation long texts are always split, so that bits per character cover all of the
+    text; the first tokens of a piece are predicted from few tokens before it (from none with piece_start 'bos', from
+    one with 'previous'), which makes the figure an upper bound. An answer begins with BOS in either case.
     """
     refuse("lm", data, tokenizer="image", source="images")
 
     def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> Encoder:
         return Encoder(NOTHING, Side(target, data.max_target_length), "split" if evaluating else data.overlong)
 
-    def score(outputs: Sequence[str], examples: Sequence[Pair], totals: Totals) -> Scores:
-        return {"bits_per_character": {"score": bits_per_character(examples, totals)}, **token_scores(totals)}
+    def score(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
+        return {"bits_per_character": {"score": bits_per_character(examples, sums)}, **token_scores(sums)}
 
     return Task(
         vocabularies={"shared": Vocabulary(data.tokenizer, ("target",))},
         encoder=encoder,
-        features=lambda source, target: features.next_token(),
+        features=lambda source, target: features.next_token(target.symbols, data.piece_start == "previous"),
         symbols=0,
         answer="continuation",
         loss=token_loss(label_smoothing),
@@ -37,11 +39,11 @@ def lm(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
     )
 
 
-def bits_per_character(examples: Sequence[Pair], totals: Totals) -> float:
+def bits_per_character(examples: Sequence[Pair], sums: Sums) -> float:
     """Return the bits that the model needs for the texts, end symbols included, over their characters.
 
     Texts of nothing but white space are no examples and count on neither side. An unknown token costs what its symbol
     does, so the figure compares tokenizers only where nothing is unknown.
     """
     characters = sum(len(pair.target) for pair in examples if pair.target.strip())
-    return totals["nll"][0] / math.log(2) / characters if characters else math.nan
+    return float(sums["nll"].total) / math.log(2) / characters if characters else math.nan

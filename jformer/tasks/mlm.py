@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from jformer.data import features
 from jformer.data.config import DataConfig
 from jformer.data.corpus import Encoder, Side
-from jformer.data.sources import Pair
+from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.vocabularies import Vocabulary
-from jformer.tasks.task import NOTHING, Scores, Task, Totals, refuse, token_loss, token_scores
+from jformer.tasks.sums import Sums
+from jformer.tasks.task import NOTHING, Scores, Task, refuse, token_loss, token_scores
 
 
 def mlm(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
@@ -22,13 +23,13 @@ def mlm(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
         side = Side(source, data.max_source_length, begin=True)
         return Encoder(side, NOTHING, data.overlong, reads=("target", "target"))
 
-    def score(outputs: Sequence[str], examples: Sequence[Pair], totals: Totals) -> Scores:
-        return token_scores(totals, "accuracy")
+    def score(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
+        return token_scores(sums, "accuracy")
 
     return Task(
         vocabularies={"shared": Vocabulary(data.tokenizer, ("target",))},
         encoder=encoder,
-        features=lambda source, target: features.masked(data.noise_density, source.vocab_size),
+        features=lambda source, target: features.masked(data.noise_density, source.vocab_size, source.symbols),
         symbols=1,
         answer="",
         loss=token_loss(label_smoothing),

@@ -6,11 +6,12 @@ from typing import Any
 from jformer.data import features
 from jformer.data.config import DataConfig
 from jformer.data.corpus import Encoder, Side
-from jformer.data.sources import Pair
+from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.vocabularies import Vocabulary
-from jformer.metrics import check_scores, exact_match, text_scores
-from jformer.tasks.task import Scores, Task, Totals, refuse, token_loss, token_scores
+from jformer.tasks.metrics import check_scores, exact_match, text_scores
+from jformer.tasks.sums import Sums
+from jformer.tasks.task import Scores, Task, refuse, token_loss, token_scores
 
 
 def translate(
@@ -28,16 +29,16 @@ def translate(
     def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> Encoder:
         return Encoder(Side(source, data.max_source_length), Side(target, data.max_target_length), data.overlong)
 
-    def score(outputs: Sequence[str], examples: Sequence[Pair], totals: Totals) -> Scores:
+    def score(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
         texts, groups = (list(outputs), [pair.target for pair in examples]), [pair.group for pair in examples]
         found: dict[str, Any] = text_scores(*texts, tokenize=tokenize, lowercase=lowercase, names=scores)
         found["exact_match"] = exact_match(*texts, groups=groups if any(groups) else None)
-        return found | token_scores(totals)
+        return found | token_scores(sums)
 
     return Task(
         vocabularies={"shared": both} if data.vocab_shared else apart,
         encoder=encoder,
-        features=lambda source, target: features.sequence_to_sequence(),
+        features=lambda source, target: features.sequence_to_sequence(target.symbols),
         symbols=0,
         answer="text",
         loss=token_loss(label_smoothing),

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from jformer.data.corpus import Encoder, Side, open_corpus
-from jformer.data.sources import Pair, Split
-from jformer.data.tokenizers import BOS, EOS, ByteTokenizer, ListTokenizer
+from jformer.data.sources.split import Pair, Split
+from jformer.data.tokenizers import BOS, EOS, Symbols
+from jformer.data.tokenizers.lists import ByteTokenizer, ListTokenizer
 from jformer.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -145,7 +146,7 @@ def test_each_of_two_texts_ends_with_eos(tmp_path):
 class Pixels:
     """A tokenizer of images: texts become arrays."""
 
-    vocab_size, fingerprint = 256, "pixels"
+    vocab_size, fingerprint, symbols = 256, "pixels", Symbols()
 
     def encode(self, lines):
         return [np.full(12, int(line), np.uint8) for line in lines]
@@ -227,6 +228,38 @@ def test_a_text_that_cannot_be_read_leaves_no_cache_behind(tmp_path):
     assert len(open_corpus(Readings().split, DROPPING, str(tmp_path))) == 2
 
 
+def flip(path, rng):
+    content = bytearray(path.read_bytes())
+    content[rng.integers(len(content))] ^= 1 << rng.integers(8)
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "flipped": flip,
+    "cut": lambda path, rng: path.write_bytes(path.read_bytes()[:-2]),
+    "emptied": lambda path, rng: path.write_bytes(b""),
+    "gone": lambda path, rng: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_cache_is_named_and_built_again(tmp_path, capsys, damage):
+    rng = np.random.default_rng(0)
+    readings = Readings()
+    open_corpus(readings.split, DROPPING, str(tmp_path))
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    names = sorted(path.name for path in folder.iterdir())
+    assert len(names) == 6
+    for number, name in enumerate(names, start=1):
+        DAMAGES[damage](folder / name, rng)
+        corpus = open_corpus(readings.split, DROPPING, str(tmp_path))
+        assert readings.count == 1 + number
+        assert texts(corpus.source) == ["a house", "end"]
+        err = capsys.readouterr().err
+        assert " damaged: tokenizing train again\n" in err
+        assert name in err or name == "digests.json"
+
+
 def test_threads_that_open_at_once_build_once(tmp_path):
     readings, opened = Readings(seconds=0.1), []
     work = [
@@ -244,8 +277,8 @@ def test_threads_that_open_at_once_build_once(tmp_path):
 CHILD = """
 import os, sys, time
 from jformer.data.corpus import Encoder, Side, open_corpus
-from jformer.data.sources import Pair, Split
-from jformer.data.tokenizers import ByteTokenizer
+from jformer.data.sources.split import Pair, Split
+from jformer.data.tokenizers.lists import ByteTokenizer
 
 def read(counts):
     print("reading", flush=True)

@@ -63,6 +63,29 @@ def test_a_language_model_gets_the_target_alone():
     assert batch["weights"].sum() == 12
 
 
+PIECES = tokens([5, 6], [7, 8], [9, EOS], [10, EOS], [11, 12], [13, 14], [EOS])  # of three texts
+INPUTS = ([BOS, 5], [6, 7], [8, 9], [BOS, 10], [BOS, 11], [12, 13], [14])  # of their pieces, read after what precedes
+
+
+@pytest.mark.parametrize("examples", [range(7), [6, 1, 4, 2, 5, 3, 0]])
+def test_a_piece_is_read_after_the_previous_token_of_its_text(examples):
+    """Side by side in rows or alone; a text begins with BOS, and what is predicted stays."""
+    made, order = features.next_token(previous=True), np.array(examples)
+    alone = made.arrays(Rows(order, np.arange(7), np.ones(7, int), order), TEXTS, PIECES, Shape(7, 1, 2), SEED)
+    assert [row[row > 0].tolist() for row in alone["target_out"]] == [
+        PIECES.values[PIECES.offsets[i] : PIECES.offsets[i + 1]].tolist() for i in examples
+    ]
+    lengths = PIECES.lengths[order]
+    assert [row[:n].tolist() for row, n in zip(alone["target_in"], lengths, strict=True)] == [
+        INPUTS[i] for i in examples
+    ]
+    packed = Rows(order, np.repeat([0, 2], [4, 3]), np.array([1, 2, 3, 4, 1, 2, 3]), np.repeat([0, 2], [4, 3]))
+    row, empty, other = made.arrays(packed, TEXTS, PIECES, Shape(3, 1, 9), SEED)["target_in"].tolist()
+    assert row[: sum(lengths[:4])] == [token for i in examples[:4] for token in INPUTS[i]]
+    assert other[: sum(lengths[4:])] == [token for i in examples[4:] for token in INPUTS[i]]
+    assert set(empty) == {BOS}
+
+
 def test_masked_positions_are_those_that_weigh_and_tell_the_text():
     batch = arrays("mlm")
     clean = MAKERS["pairs"].arrays(PACKED, TEXTS, TEXTS, SHAPE, SEED)["source"]

@@ -6,12 +6,12 @@ from collections import Counter
 import pytest
 
 from jformer.config import resolve
-from jformer.config_files import load_config
+from jformer.config.files import run_config_file
 from jformer.data.corpus import open_corpus
 from jformer.data.pipeline import make_batches
 from jformer.data.sources import open_split
 from jformer.data.vocabularies import learn_tokenizers
-from jformer.tasks import TASKS
+from jformer.tasks.build import TASKS
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def config(request, tmp_path):
     path = request.config.getoption("--multi30k")
     if not path:
         pytest.skip("needs the Multi30k files: give --multi30k=PATH/multi30k")
-    values = load_config(request.config.rootpath / "configs" / "multi30k_tiny.py")
+    values = run_config_file(request.config.rootpath / "configs" / "multi30k_tiny.py")
     values.data.update(dir=path, cache_dir=str(tmp_path / "cache"))
     return resolve(values)
 

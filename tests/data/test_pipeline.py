@@ -13,8 +13,9 @@ from jformer.data import features
 from jformer.data.config import DataConfig
 from jformer.data.corpus import Corpus, Encoder, Side, Tokens, open_corpus
 from jformer.data.pipeline import make_batches, prefetch
-from jformer.data.sources import Pair, Split
-from jformer.data.tokenizers import BOS, EOS, ByteTokenizer
+from jformer.data.sources.split import Pair, Split
+from jformer.data.tokenizers import BOS, EOS
+from jformer.data.tokenizers.lists import ByteTokenizer
 from jformer.errors import UserError
 
 BYTES = ByteTokenizer("identity")

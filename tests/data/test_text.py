@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from jformer.data import text
-from jformer.data.text import admit, decode, digest, read_lines
+from jformer.data.text import admit, decode, digest, parse_json, read_lines
 from jformer.errors import UserError
 
 
@@ -67,13 +67,14 @@ def test_unusual_separators_never_shift_lines(tmp_path):
     got, counts = read(write(tmp_path / "a", "\n".join(lines).encode()))
     assert got == lines
     odd = [line for line in lines if len(line.splitlines()) > 1]
-    assert counts == {text.SEPARATORS_KEPT: len(odd)} and len(odd) > 100
+    assert counts == {text.SEPARATORS_KEPT: len(odd)}
+    assert len(odd) > 100
 
 
 def test_a_byte_order_mark_and_carriage_returns_of_crlf_are_removed_and_counted(tmp_path):
     lines, counts = read(write(tmp_path / "a", "\ufeffone\r\n\ufefftwo\r\n\r\nthree".encode()))
     assert lines == ["one", "\ufefftwo", "", "three"]
-    assert counts == {text.BOMS_REMOVED: 1, text.CARRIAGE_RETURNS_REMOVED: 3}
+    assert counts == {text.BOMS_REMOVED: 1, text.BOMS_KEPT: 1, text.CARRIAGE_RETURNS_REMOVED: 3}
 
 
 def test_one_carriage_return_goes_and_others_stay():
@@ -101,6 +102,34 @@ def test_bad_text_is_refused_by_file_and_line(tmp_path, bad, message):
     path = write(tmp_path / "a.gz", b"fine\n\n" + bad + b"\nfine\n")
     with pytest.raises(UserError, match=rf"a\.gz:3: {message}"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    ("bad", "replaced"),
+    [(b"caf\xe9", "caf\ufffd"), (b"ab\x00c\x00", "ab\ufffdc\ufffd"), (b"\xff\xfeh\x00", "\ufffd\ufffdh\ufffd")],
+)
+def test_bad_text_can_be_replaced_counted_and_told(tmp_path, bad, replaced):
+    path = write(tmp_path / "a.gz", b"fine\n\n" + bad + b"\n\xef\xbf\xbd\n")
+    counts, told = Counter(), []
+    lines = list(read_lines(path, counts, invalid="replace", warn=lambda *each: told.append(each)))
+    assert lines == ["fine", "", replaced, "\ufffd"]
+    assert counts == {text.INVALID_REPLACED: 1}
+    assert [number for number, _ in told] == [3]
+    assert told[0][1].startswith(("invalid UTF-8, byte 0x", "NUL character at offset 2"))
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"a": 1, "b": 2, "a": 3}', "the key 'a' stands twice in one object"),
+        ('{"a": NaN}', "NaN is no JSON"),
+        ("[" * 100_000, "nested too deep"),
+        ("{", "Expecting property name"),
+    ],
+)
+def test_json_that_says_nothing_clear_is_refused(line, reason):
+    with pytest.raises(ValueError, match=reason):
+        parse_json(line)
 
 
 def test_decode_leaves_the_place_to_the_caller():

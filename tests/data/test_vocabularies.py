@@ -1,7 +1,7 @@
 import pytest
 
 from jformer.data.config import DataConfig
-from jformer.data.sources import Pair, Split
+from jformer.data.sources.split import Pair, Split
 from jformer.data.vocabularies import Vocabulary, copy_tokenizers, learn_tokenizers, load_tokenizers
 from jformer.errors import UserError
 
@@ -35,7 +35,7 @@ def learned(folder, vocabularies, pairs=PAIRS, **changes):
 
 
 def names(folder):
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.name != "digests.json")
 
 
 def encoded(tokenizer):
@@ -131,7 +131,7 @@ def test_a_folder_without_the_vocabulary_asked_for_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"holds no tokenizer 'shared'"):
         copied(tmp_path, both())
     (tmp_path / "parent" / "source.json").unlink()
-    with pytest.raises(UserError, match=r"holds no tokenizer 'source'"):
+    with pytest.raises(UserError, match=r"source\.json is missing; restore it or train anew"):
         load_tokenizers(tmp_path / "parent")
 
 
@@ -140,3 +140,14 @@ def test_a_parent_without_vocabularies_is_refused_and_nothing_is_removed(tmp_pat
     with pytest.raises(UserError, match=r"no such directory; train\.init_from must name the workdir of a run$"):
         copied(tmp_path, both())
     load_tokenizers(tmp_path / "child")
+
+
+def test_a_tokenizer_that_was_damaged_is_refused_by_name(tmp_path):
+    learned(tmp_path / "t", both())
+    (path,) = (tmp_path / "t").glob("shared.*")
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"e", b"a", 1))
+    with pytest.raises(UserError, match=rf"{path.name} is damaged: it is not what the run began with; restore it"):
+        load_tokenizers(tmp_path / "t")
+    path.write_bytes(content)
+    load_tokenizers(tmp_path / "t")

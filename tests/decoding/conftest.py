@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jformer.decoding.config import Beams, Filters
 from jformer.decoding.rules import Rules
+from jformer.decoding.search import Start
 
 PAD, BOS, EOS, VOCABULARY, LENGTH = 0, 1, 2, 5, 6
 
@@ -42,12 +44,12 @@ class Toy:
         """Count the steps of a search."""
         calls = []
 
-        def counted(step, cache, **options):
+        def counted(step, cache, *arguments):
             def spy(cache, last):
                 jax.debug.callback(lambda: calls.append(1))
                 return step(cache, last)
 
-            return function(spy, cache, **options)
+            return function(spy, cache, *arguments)
 
         self.search(counted, max_lengths, **options)
         jax.effects_barrier()
@@ -58,6 +60,17 @@ def split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Part the arrays from the rest."""
     arrays = {key: value for key, value in options.items() if hasattr(value, "shape")}
     return arrays, {key: value for key, value in options.items() if key not in arrays}
+
+
+def search_arguments(options: dict[str, Any]) -> list[Any]:
+    """Return what a search takes beside a start and rules: beams, or filters and keys, or nothing (greedy)."""
+    if "size" in options:
+        others = [options.pop("constraints", None), options.pop("coverage", None)]
+        return [Beams(**options), *others]
+    if "keys" in options:
+        keys = options.pop("keys")
+        return [Filters(**options), keys]
+    return []
 
 
 @functools.cache
@@ -73,15 +86,15 @@ def compiled(function: Callable, options: tuple, rules: tuple) -> Callable:
         logits = jnp.where(past[..., None], said, 0).sum(1)
         return logits, {**cache, "position": position + 1, "self": {"history": history}}
 
-    def run(table, max_lengths, arrays, rule_arrays):
-        rows = len(arrays["keys"]) if "keys" in arrays else len(table) * dict(options).get("beam_size", 1)
+    def run(table, limits, arrays, rule_arrays):
+        rows = len(arrays["keys"]) if "keys" in arrays else len(table) * dict(options).get("size", 1)
         history = jnp.zeros((rows, LENGTH), jnp.int32)
         cache = {"position": jnp.zeros(rows, jnp.int32), "self": {"history": history}}
         cache["memory"] = {"table": table}
-        limits = {"max_lengths": max_lengths, "length": LENGTH, "eos": EOS, "pad": PAD}
-        limits["first"] = jnp.full(len(table), BOS)
         fixed = {key: np.array(value) if key == "allowed" else value for key, value in rules}
-        return function(step, cache, **limits, **dict(options), **arrays, rules=Rules(**fixed, **rule_arrays))
+        own = {**dict(options), **arrays}
+        start = Start(jnp.full(len(table), BOS), limits, LENGTH, own.pop("max_unfinished", 0))
+        return function(step, cache, start, Rules(EOS, PAD, **fixed, **rule_arrays), *search_arguments(own))
 
     return jax.jit(run)
 

@@ -67,7 +67,7 @@ def exhaustive(toy, sentence, limit, alpha, coverage=lambda tokens: 0.0, phrases
 
     def rank(one):
         tokens, score = one
-        return (0, 0, -score) if tokens[-1] == EOS else (1, -held(tokens, phrases), -score)
+        return (0, 0, -score) if tokens[-1] == EOS else (1, -constraint_tokens(tokens, phrases), -score)
 
     scored = []
     for tokens, score in every(toy, sentence, limit, **rules):
@@ -79,7 +79,7 @@ def exhaustive(toy, sentence, limit, alpha, coverage=lambda tokens: 0.0, phrases
     return sorted(scored, key=rank)
 
 
-def held(tokens, phrases):
+def constraint_tokens(tokens, phrases):
     """Count the tokens of phrases that a hypothesis has or, of phrases it lacks, ends with."""
     return sum(
         next(n for n in range(len(phrase), -1, -1) if not n or tokens[-n:] == phrase[:n] or contains(tokens, phrase))

@@ -11,7 +11,7 @@ from .reference import assert_same, exhaustive, hypotheses, patient, penalty
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
 def test_full_width_finds_what_exhaustive_search_finds(toy, alpha):
     model, limits = toy(3, 8), [4, 3, 1, 2] * 2
-    found = model.search(beam_search, limits, beam_size=121, n_best=121, length_penalty=alpha)
+    found = model.search(beam_search, limits, size=121, n_best=121, length_penalty=alpha)
     for i, limit in enumerate(limits):
         assert_same(hypotheses(found, i), exhaustive(model, i, limit, alpha))
         assert (found.scores[i][found.lengths[i] == 0] == -np.inf).all()
@@ -21,7 +21,7 @@ def test_full_width_finds_what_exhaustive_search_finds(toy, alpha):
 @pytest.mark.parametrize("scale", [0.5, 4.0])
 def test_stopping_early_loses_nothing(toy, beam_size, n_best, alpha, scale):
     model, limits = toy(beam_size, 24, scale), [6, 5, 4, 3, 2, 1] * 4
-    found = model.search(beam_search, limits, beam_size=beam_size, n_best=n_best, length_penalty=alpha)
+    found = model.search(beam_search, limits, size=beam_size, n_best=n_best, length_penalty=alpha)
     assert found.scores.shape == (24, n_best)
     for i, limit in enumerate(limits):
         assert_same(hypotheses(found, i), patient(model, i, limit, alpha, beam_size)[:n_best])
@@ -30,20 +30,20 @@ def test_stopping_early_loses_nothing(toy, beam_size, n_best, alpha, scale):
 def test_asking_for_fewer_hypotheses_stops_earlier(toy):
     model = toy(2, 1, 0.1)
     model.table[:, 0, :, EOS] += 3.0  # so the empty hypothesis wins, and its rivals end one after another
-    steps = {n_best: model.steps(beam_search, [6], beam_size=3, n_best=n_best, length_penalty=0.0) for n_best in (1, 3)}
+    steps = {n_best: model.steps(beam_search, [6], size=3, n_best=n_best, length_penalty=0.0) for n_best in (1, 3)}
     assert steps[1] < steps[3]
 
 
 def test_patience_is_over_when_enough_have_ended(toy):
     model, limits = toy(2, 24, 0.5), [6, 5, 4, 3, 2, 1] * 4
-    found = model.search(beam_search, limits, patience=1.0, beam_size=4, n_best=2, length_penalty=1.0)
+    found = model.search(beam_search, limits, patience=1.0, size=4, n_best=2, length_penalty=1.0)
     for i, limit in enumerate(limits):
         assert_same(hypotheses(found, i), patient(model, i, limit, 1.0, 4, enough=4)[:2])
 
 
 def test_patience_waits_for_all_that_is_asked_for(toy):
     model, limits = toy(2, 24, 0.5), [6] * 24
-    found = model.search(beam_search, limits, patience=0.25, beam_size=4, n_best=4, length_penalty=1.0)
+    found = model.search(beam_search, limits, patience=0.25, size=4, n_best=4, length_penalty=1.0)
     for i in range(24):
         for tokens, score in hypotheses(found, i):
             assert score == pytest.approx(model.score(i, tokens) / penalty(len(tokens), 1.0), abs=2e-5)
@@ -56,8 +56,8 @@ def cost(cache):
 
 def test_coverage_is_added_to_the_scores_of_ends(toy):
     model, limits, alpha = toy(4, 6, 1.5), [4, 3, 2] * 2, 1.0
-    wide = model.search(beam_search, limits, beam_size=121, n_best=121, length_penalty=alpha, coverage=cost)
-    best = model.search(beam_search, limits, beam_size=121, length_penalty=alpha, coverage=cost)
+    wide = model.search(beam_search, limits, size=121, n_best=121, length_penalty=alpha, coverage=cost)
+    best = model.search(beam_search, limits, size=121, length_penalty=alpha, coverage=cost)
     for i, limit in enumerate(limits):
         expected = exhaustive(model, i, limit, alpha, coverage=lambda tokens: -0.7 * tokens.count(3))
         assert_same(hypotheses(wide, i), expected)
@@ -71,7 +71,7 @@ def test_coverage_is_added_to_the_scores_of_ends(toy):
 def test_groups_are_kept_apart_by_what_earlier_groups_chose(toy, beam_size, groups, diversity, n_best, words):
     model, limits = toy(beam_size, 12), [6, 5, 4, 3, 2, 1] * 2
     rules = {"allowed": (False, words == 3, True, True, True)}  # with two words there are empty beams at first
-    options = {"beam_size": beam_size, "groups": groups, "diversity": diversity, "n_best": n_best}
+    options = {"size": beam_size, "groups": groups, "diversity": diversity, "n_best": n_best}
     found = model.search(beam_search, limits, rules, length_penalty=0.6, **options)
     for i, limit in enumerate(limits):
         expected = patient(model, i, limit, 0.6, beam_size, groups, diversity, **rules)
@@ -82,7 +82,7 @@ def test_search_stops_when_no_live_hypothesis_can_win(toy):
     model = toy(0, 2, 0.1)
     model.table[:, 0, :, EOS] -= 40.0
     model.table[:, 1, :, EOS] += 80.0  # every hypothesis ends with its second token
-    assert model.steps(beam_search, [6, 0], beam_size=2, n_best=2, length_penalty=0.6) == 2
+    assert model.steps(beam_search, [6, 0], size=2, n_best=2, length_penalty=0.6) == 2
 
 
 def test_a_live_hypothesis_may_win_by_growing(toy):
@@ -92,14 +92,14 @@ def test_a_live_hypothesis_may_win_by_growing(toy):
     wanted[1, [EOS, 4]] = 0.58, 0.42
     wanted[[2, 3, 4, 5], [3, 3, 3, EOS]] = 1.0
     model.table[:] = np.diff(np.log(wanted), axis=0, prepend=0)[None, :, None]
-    found = hypotheses(model.search(beam_search, [6], beam_size=2, n_best=2, length_penalty=1.0), 0)
+    found = hypotheses(model.search(beam_search, [6], size=2, n_best=2, length_penalty=1.0), 0)
     assert [tokens for tokens, _ in found] == [(EOS,), (3, 4, 3, 3, 3, EOS)]
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6])
 def test_one_beam_is_greedy_search(toy, alpha):
     model, limits = toy(5, 8), [6, 6, 6, 6, 3, 2, 1, 0]
-    one = model.search(beam_search, limits, beam_size=1, length_penalty=alpha)
+    one = model.search(beam_search, limits, size=1, length_penalty=alpha)
     best = model.search(greedy, limits)
     np.testing.assert_array_equal(one.tokens, best.tokens)
     np.testing.assert_array_equal(one.lengths, best.lengths)
@@ -108,17 +108,17 @@ def test_one_beam_is_greedy_search(toy, alpha):
 
 def test_a_sentence_does_not_depend_on_its_neighbours(toy):
     model = toy(7, 6, 1.5)
-    together = model.search(beam_search, [6, 2, 6, 0, 4, 6], beam_size=3, n_best=3, length_penalty=0.6)
+    together = model.search(beam_search, [6, 2, 6, 0, 4, 6], size=3, n_best=3, length_penalty=0.6)
     others = toy(8, 6)
     others.table[4] = model.table[0]
-    apart = others.search(beam_search, [1, 6, 3, 6, 6, 5], beam_size=3, n_best=3, length_penalty=0.6)
+    apart = others.search(beam_search, [1, 6, 3, 6, 6, 5], size=3, n_best=3, length_penalty=0.6)
     for field, other in zip(together, apart, strict=True):
         np.testing.assert_array_equal(field[0], other[4])
 
 
 def test_scores_are_those_of_the_emitted_tokens(toy):
     model = toy(9, 8)
-    found = model.search(beam_search, [6] * 8, beam_size=4, n_best=4, length_penalty=0.6)
+    found = model.search(beam_search, [6] * 8, size=4, n_best=4, length_penalty=0.6)
     for i in range(8):
         for tokens, score in hypotheses(found, i):
             assert score == pytest.approx(model.score(i, tokens) / penalty(len(tokens), 0.6), abs=2e-5)
@@ -127,7 +127,7 @@ def test_scores_are_those_of_the_emitted_tokens(toy):
 def test_hypotheses_cut_at_the_limit_follow_those_that_ended(toy):
     model = toy(11, 1, 0.3)
     model.table[0, 0, :, EOS] -= 2.5  # ends are unlikely, so cut hypotheses score better
-    found = hypotheses(model.search(beam_search, [3], beam_size=40, n_best=40, length_penalty=0.6), 0)
+    found = hypotheses(model.search(beam_search, [3], size=40, n_best=40, length_penalty=0.6), 0)
     ended = [tokens[-1] == EOS for tokens, _ in found]
     assert 0 < sum(ended) < len(found)
     assert ended == sorted(ended, reverse=True)
@@ -135,7 +135,7 @@ def test_hypotheses_cut_at_the_limit_follow_those_that_ended(toy):
 
 
 def test_a_limit_above_the_room_may_leave_a_sentence_undone(toy):
-    model, options = toy(14, 12, 1.5), {"beam_size": 3, "length_penalty": 0.0}
+    model, options = toy(14, 12, 1.5), {"size": 3, "length_penalty": 0.0}
     found = model.search(beam_search, [9] * 12, **options)
     cut = model.search(beam_search, [6] * 12, **options)
     assert cut.done.all()
@@ -145,7 +145,7 @@ def test_a_limit_above_the_room_may_leave_a_sentence_undone(toy):
 
 
 def test_rows_that_fill_a_batch_stay_padding(toy):
-    found = toy(12, 9).search(beam_search, [0] * 8 + [4], beam_size=3, n_best=3, length_penalty=0.6)
+    found = toy(12, 9).search(beam_search, [0] * 8 + [4], size=3, n_best=3, length_penalty=0.6)
     assert (found.tokens[:8] == PAD).all()
     assert (found.lengths[:8] == 0).all()
 
@@ -153,7 +153,7 @@ def test_rows_that_fill_a_batch_stay_padding(toy):
 @pytest.mark.parametrize("constraints", [{}, {"constraints": np.full((3, 1, 1), 3, np.int32)}], ids=["free", "phrases"])
 def test_nan_logits_end_their_own_sentence_only(toy, constraints):
     model, limits = toy(13, 3), [6, 2, 6]
-    options = {"beam_size": 6, "n_best": 6, "length_penalty": 0.6, **constraints}
+    options = {"size": 6, "n_best": 6, "length_penalty": 0.6, **constraints}
     healthy = model.search(beam_search, limits, **options)
     model.table[1, 1, 3] = np.nan  # for one of its beams, at the last step
     found = model.search(beam_search, limits, **options)
@@ -167,4 +167,4 @@ def test_nan_logits_end_their_own_sentence_only(toy, constraints):
 def test_a_search_is_over_when_nothing_but_nan_is_left(toy):
     model = toy(13, 1)
     model.table[0, 1] = np.nan
-    assert model.steps(beam_search, [6], beam_size=2, length_penalty=0.6) == 2
+    assert model.steps(beam_search, [6], size=2, length_penalty=0.6) == 2

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from jformer.decoding.beam import beam_search
-from jformer.decoding.constraints import advance, allocate, banks, start_progress
+from jformer.decoding.constraints import advance_progress, allocate, initial_progress, make_constraints, tokens_met
 
 from .conftest import EOS, PAD
-from .reference import assert_same, contains, exhaustive, held, hypotheses, penalty
+from .reference import assert_same, constraint_tokens, contains, exhaustive, hypotheses, penalty
 
 PHRASES = [  # of each sentence
     [(4,)],
@@ -32,7 +32,7 @@ def as_array(phrases):
 def test_full_width_finds_what_exhaustive_search_finds_among_outputs_with_all_phrases(toy):
     model, limits = toy(3, 8, 1.5), [4, 4, 4, 3, 3, 4, 4, 3]
     constraints = as_array(PHRASES)
-    found = model.search(beam_search, limits, constraints=constraints, beam_size=121, n_best=121, length_penalty=1.0)
+    found = model.search(beam_search, limits, constraints=constraints, size=121, n_best=121, length_penalty=1.0)
     for i, limit in enumerate(limits):
         assert_same(hypotheses(found, i), exhaustive(model, i, limit, 1.0, phrases=PHRASES[i]))
 
@@ -43,7 +43,7 @@ def test_narrow_beams_find_room_for_unlikely_phrases(toy, beam_size):
     model.table[:, 0, :, 1] -= 6.0  # no search would take those
     model.table[:, 0, :, 4] -= 8.0
     phrases = [[(4,), (4, 3)], [(1,)], [(4, 1, 3)], [(4, 4)]] * 2
-    options = {"beam_size": beam_size, "n_best": beam_size, "length_penalty": 0.6}
+    options = {"size": beam_size, "n_best": beam_size, "length_penalty": 0.6}
     found = model.search(beam_search, [6] * 8, constraints=as_array(phrases), **options)
     for i in range(8):
         outputs = hypotheses(found, i)
@@ -58,7 +58,7 @@ def test_phrases_go_with_groups_and_rules(toy):
     model.table[:, 2, :, EOS] += 4.0
     phrases = [[(4, 3)], [(1,)], [(3, 3)], []]
     rules = {"min_length": 3, "prefix": np.full((4, 1), 4, np.int32), "prefix_length": np.array([1, 0, 1, 1])}
-    options = {"beam_size": 6, "groups": 2, "diversity": 1.0, "length_penalty": 0.6}
+    options = {"size": 6, "groups": 2, "diversity": 1.0, "length_penalty": 0.6}
     found = model.search(beam_search, [6] * 4, rules, constraints=as_array(phrases), **options)
     for i in range(4):
         [(tokens, _)] = hypotheses(found, i)
@@ -72,15 +72,15 @@ def test_progress_is_what_reading_the_tokens_again_finds():
     rng = np.random.default_rng(0)
     phrases = [[tuple(rng.integers(3, 5, rng.integers(0, 4))) for _ in range(3)] for _ in range(40)]
     tokens = rng.integers(3, 5, (40, 2, 9))
-    array = jnp.asarray(as_array(phrases))
-    progress, read = start_progress(array, 2, PAD), jax.jit(advance, static_argnums=3)
+    constraints = make_constraints(jnp.asarray(as_array(phrases)), PAD)
+    progress, read = initial_progress(constraints, 2), jax.jit(advance_progress)
     for now in range(9):
-        candidates = read(array, progress, jnp.asarray(tokens[:, :, now : now + 1]), PAD)
+        candidates = read(constraints, progress, jnp.asarray(tokens[:, :, now : now + 1]))
         progress = type(progress)(*(leaf[:, :, 0] for leaf in candidates))
-        found = np.asarray(banks(array, progress, PAD))
+        found = np.asarray(tokens_met(constraints, progress))
         for i in range(40):
             for beam in range(2):
-                assert found[i, beam] == held(tuple(tokens[i, beam, : now + 1]), phrases[i])
+                assert found[i, beam] == constraint_tokens(tuple(tokens[i, beam, : now + 1]), phrases[i])
 
 
 def test_banks_share_the_beam():

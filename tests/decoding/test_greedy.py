@@ -1,9 +1,7 @@
-import jax
 import numpy as np
 import pytest
 
 from jformer.decoding.greedy import greedy
-from jformer.decoding.tokens import CHUNK, best_tokens
 
 PAD, EOS = 0, 2
 
@@ -57,16 +55,3 @@ def test_nan_logits_end_their_own_sentence_only(toy):
         np.testing.assert_array_equal(field[[0, 2]], expected[[0, 2]])
     model.table[:, 1] = np.nan
     assert model.steps(greedy, [6, 6, 6]) == 2
-
-
-@pytest.mark.parametrize("vocabulary", [7, 4 * CHUNK, 4 * CHUNK + 1, 6 * CHUNK - 1])
-@pytest.mark.parametrize("k", [1, 3])
-def test_best_tokens_are_exact_and_equals_are_ordered_by_token(vocabulary, k):
-    rng = np.random.default_rng(vocabulary)
-    many_equals = rng.integers(0, 4, (30, vocabulary)).astype(np.float32)
-    many_equals[:10] = rng.permuted(np.tile(np.arange(vocabulary, dtype=np.float32), (10, 1)), axis=1)
-    many_equals[10, :-1] = -np.inf
-    values, tokens = jax.jit(best_tokens, static_argnums=1)(many_equals, k)
-    expected = np.argsort(-many_equals, axis=1, kind="stable")[:, :k]
-    np.testing.assert_array_equal(tokens, expected)
-    np.testing.assert_array_equal(values, np.take_along_axis(many_equals, expected, axis=1))

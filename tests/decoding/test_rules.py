@@ -5,7 +5,7 @@ import pytest
 
 from jformer.decoding.beam import beam_search
 from jformer.decoding.greedy import greedy
-from jformer.decoding.rules import Rules, start_history, weigh
+from jformer.decoding.rules import Rules, initial_history, next_log_probs
 from jformer.decoding.sample import sample
 
 from .conftest import EOS, PAD, VOCABULARY
@@ -48,7 +48,7 @@ def of_sentence(rules, i):
 @pytest.mark.parametrize("name", RULES)
 def test_full_width_under_rules_finds_what_exhaustive_search_finds(toy, name):
     model, limits, rules = toy(6, 6), [4, 3, 4, 4, 2, 1], RULES[name]
-    found = model.search(beam_search, limits, as_arrays(rules), beam_size=121, n_best=121, length_penalty=0.6)
+    found = model.search(beam_search, limits, as_arrays(rules), size=121, n_best=121, length_penalty=0.6)
     for i, limit in enumerate(limits):
         assert_same(hypotheses(found, i), exhaustive(model, i, limit, 0.6, **of_sentence(rules, i)))
 
@@ -57,7 +57,7 @@ def test_full_width_under_rules_finds_what_exhaustive_search_finds(toy, name):
 def test_greedy_search_and_one_beam_take_the_likeliest_that_rules_allow(toy, name):
     model, limits, rules = toy(7, 6), [6, 5, 6, 6, 2, 6], RULES[name]
     found = model.search(greedy, limits, as_arrays(rules))
-    one = model.search(beam_search, limits, as_arrays(rules), beam_size=1, length_penalty=0.6)
+    one = model.search(beam_search, limits, as_arrays(rules), size=1, length_penalty=0.6)
     for i, limit in enumerate(limits):
         tokens, score = (), 0.0
         while len(tokens) < limit and EOS not in tokens:
@@ -82,7 +82,7 @@ def test_samples_obey_rules_and_are_scored_by_the_model_alone(toy):
 def test_a_sentence_whose_rules_leave_nothing_has_no_hypothesis(toy, function):
     model, options = toy(9, 3), {"no_repeat_ngram": 1, "allowed": NO_FOUR}
     own = {"keys": jax.random.split(jax.random.key(0), 3)} if function is sample else {}
-    own = {"beam_size": 2, "n_best": 2, "length_penalty": 0.6} if function is beam_search else own
+    own = {"size": 2, "n_best": 2, "length_penalty": 0.6} if function is beam_search else own
     found = model.search(function, [4, 1, 4], {**options, "min_length": 4}, **own)
     assert (found.lengths[[0, 2]] == 0).all()
     assert (found.scores[[0, 2]] == -np.inf).all()
@@ -91,16 +91,17 @@ def test_a_sentence_whose_rules_leave_nothing_has_no_hypothesis(toy, function):
 
 
 @pytest.mark.parametrize("many", [False, True])
-@pytest.mark.parametrize("now", [0, 3])
-def test_a_rule_takes_no_share_of_the_probability_from_others(many, now):
+@pytest.mark.parametrize("index", [0, 3])
+def test_a_rule_takes_no_share_of_the_probability_from_others(many, index):
     logits = jax.random.normal(jax.random.key(0), (3, 200)) * 9
     allowed = np.random.default_rng(0).permutation(200) < (50 if many else 170)
     allowed[2] = True
-    found = weigh(Rules(allowed=allowed, min_length=2), logits, None, jnp.int32(now), eos=2, pad=0).all()
-    allowed[[0, 2]] = False, now >= 2
+    rules = Rules(eos=2, pad=0, allowed=allowed, min_length=2)
+    found = next_log_probs(rules, logits, None, jnp.int32(index)).dense()
+    allowed[[0, 2]] = False, index >= 2
     np.testing.assert_allclose(found, jnp.where(allowed, jax.nn.log_softmax(logits), -jnp.inf), rtol=1e-5)
 
 
-@pytest.mark.parametrize("rules", [Rules(), Rules(allowed=np.ones(VOCABULARY, bool), min_length=3)])
+@pytest.mark.parametrize("rules", [Rules(EOS, PAD), Rules(EOS, PAD, np.ones(VOCABULARY, bool), min_length=3)])
 def test_rules_that_read_no_history_carry_none(rules):
-    assert start_history(rules, 4, 3, 10, PAD) is None
+    assert initial_history(rules, 4, 3, 10) is None

@@ -3,8 +3,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jformer.decoding.config import Filters
 from jformer.decoding.greedy import greedy
-from jformer.decoding.sample import least, narrow, pick, sample
+from jformer.decoding.sample import apply_filters, inverse_cdf, sample, weighted_quantile
 
 from .conftest import EOS, PAD
 from .reference import hypotheses
@@ -65,7 +66,7 @@ def draw_log_probs(seed, rows, vocabulary):
 @pytest.mark.parametrize("options", FILTERS, ids=str)
 def test_a_filter_keeps_what_its_paper_keeps(options):
     log_probs, options = draw_log_probs(0, 60, 40), {**OFF, **options}
-    found = np.exp(jax.jit(lambda x: narrow(x, **options))(log_probs))
+    found = np.exp(jax.jit(lambda x: apply_filters(x, Filters(**options)))(log_probs))
     expected = np.stack([by_the_papers(row.astype(np.float64), **options) for row in log_probs])
     np.testing.assert_array_equal(found > 0, expected > 1e-37)
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-30)
@@ -74,26 +75,26 @@ def test_a_filter_keeps_what_its_paper_keeps(options):
 def test_tokens_that_are_equally_likely_stay_or_go_together():
     log_probs = np.log(np.array([[0.4, 0.2, 0.2, 0.1, 0.1]], np.float32))
     for options, size in (({"top_k": 2}, 3), ({"top_p": 0.5}, 3), ({"top_p": 0.85}, 5), ({"top_k": 1}, 1)):
-        assert (narrow(jnp.asarray(log_probs), **{**OFF, **options}) > -np.inf).sum() == size
+        assert (apply_filters(jnp.asarray(log_probs), Filters(**options)) > -np.inf).sum() == size
 
 
-def test_least_is_exact_to_the_last_bit():
+def test_a_weighted_quantile_is_exact_to_the_last_bit():
     costs = np.float32([[1.0, np.nextafter(np.float32(1), np.float32(2)), 0.0, 1e-42, 3e38, np.inf]])
     order = np.sort(costs[0])
     for count, expected in enumerate(order, start=1):
-        assert least(jnp.asarray(costs), jnp.ones_like(costs), float(count))[0, 0] == expected
-    assert least(jnp.asarray(costs), jnp.ones_like(costs), 7.0)[0, 0] == np.inf
+        assert weighted_quantile(jnp.asarray(costs), jnp.ones_like(costs), float(count))[0, 0] == expected
+    assert weighted_quantile(jnp.asarray(costs), jnp.ones_like(costs), 7.0)[0, 0] == np.inf
 
 
 @pytest.mark.parametrize("vocabulary", [5, 128, 1000])
-def test_pick_inverts_the_cumulative_distribution(vocabulary):
+def test_the_cumulative_distribution_is_inverted(vocabulary):
     rng = np.random.default_rng(vocabulary)
     weights = rng.random((500, vocabulary)).astype(np.float32) * (rng.random((500, vocabulary)) < 0.3)
     weights[:, 3] += 0.1
     uniform = rng.random(500).astype(np.float32)
     uniform[:2] = 0.0, 1 - 2**-24
     sums = np.cumsum(weights.astype(np.float64), axis=1)
-    found = np.asarray(pick(jnp.asarray(weights), jnp.asarray(uniform)))
+    found = np.asarray(inverse_cdf(jnp.asarray(weights), jnp.asarray(uniform)))
     expected = (sums <= uniform[:, None] * sums[:, -1:]).sum(axis=1)
     assert (weights[np.arange(500), found] > 0).all()
     assert (found != expected).sum() <= 1  # where rounding decides

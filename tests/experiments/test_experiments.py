@@ -15,7 +15,7 @@ from jformer.sweep.experiment import load_experiment
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("averaging", "batch_invariance", "depth_and_heads", "positions", "pre_vs_post_ln", "residual_and_scaling")
-FILES = [ROOT / "experiments" / f"{name}.py" for name in (*NAMES, "scaling_law", "table3", "tokenizers")]
+FILES = [ROOT / "experiments" / f"{name}.py" for name in (*NAMES, "scaling_law", "table3", "tokenizer_choice")]
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +133,7 @@ def test_the_farthest_seed_tells_how_far_devices_are_apart():
 
 def test_what_warm_up_is_worth_is_told_for_each_norm_and_depth():
     def metrics(arm, overrides, seed):
-        needed = overrides["model.norm"] == "post" and not overrides["optim.warmup_steps"]
+        needed = overrides["model.norm"] == "post" and not overrides["optim.warmup"]
         return {"valid/loss": 1 + seed + needed * overrides["model.num_layers"]}
 
     _, lines = made_up("pre_vs_post_ln", metrics)

@@ -10,8 +10,8 @@ import pytest
 from experiments.speed_floor import quickest_form
 from experiments.speed_shapes import Product, make_batch, model_config, step_products
 from experiments.speed_worker import serve
-from jformer.flops import batch_work, update_flops
 from jformer.models import ModelConfig, build_model, init_params
+from jformer.models.flops import batch_work, update_flops
 
 
 @pytest.mark.parametrize("kind", ["full", "padded", "packed"])

@@ -1,8 +1,9 @@
-"""The contracts that every preset keeps, at tiny shapes. The first, exact parameter counts, is tests/test_presets.py.
+"""The contracts that every preset keeps, at tiny shapes; exact parameter counts are in tests/config/test_presets.py.
 
 Presets that differ in sizes only are one architecture once they are shrunk, and are tested once.
 """
 
+import dataclasses
 import functools
 from types import SimpleNamespace
 
@@ -12,11 +13,12 @@ import optax
 import pytest
 
 from jformer.config import default_config, resolve
+from jformer.config.presets import PRESETS
 from jformer.models import ModelConfig, build_model, init_params
-from jformer.presets import PRESETS
-from jformer.sharding import make_mesh, put_batch
-from jformer.step import make_gradient, make_loss
-from jformer.tasks.task import token_loss
+from jformer.parallel.mesh import make_mesh
+from jformer.parallel.sharding import put_batch
+from jformer.tasks.task import make_loss, token_loss
+from jformer.training.step import make_gradient
 from tests.conftest import TINY, make_batch, run
 
 EXCEPTIONS = {  # (contract, family) → why it does not apply
@@ -31,6 +33,8 @@ EXCEPTIONS = {  # (contract, family) → why it does not apply
 def shrink(name):
     """Return a preset at tiny sizes: its shapes change, its choices stay."""
     fields = vars(resolve(default_config(name)).model)
+    if fields["recurrent"].cell:
+        return shrink_recurrent(fields)
     head = {**vars(fields["head"]), "num_classes": 3 if fields["family"] == "vit" else 0}
     apart = fields["d_k"] not in (0, fields["d_v"]) or fields["d_v"] not in (0, fields["d_k"])
     own_sizes = {"d_k": 6 if apart else 0, "d_v": 10 if apart else 0, "max_length": 64}
@@ -39,6 +43,15 @@ def shrink(name):
     vision = {"image_size": 8, "patch_size": 4, "channels": 1}
     nested = {"head": type(fields["head"])(**head), "vision": type(fields["vision"])(**vision)}
     return ModelConfig(**{**fields, **TINY, **own_sizes, **rates, **nested, "dropout": 0.1, "target_vocab_size": 50})
+
+
+def shrink_recurrent(fields):
+    """Return a recurrent preset at tiny sizes, those apart where they were."""
+    recurrent = fields["recurrent"]
+    sizes = {key: size for key, size in (("embedding_size", 24), ("readout_size", 20)) if getattr(recurrent, key)}
+    tiny = {key: TINY[key] for key in ("vocab_size", "num_layers", "d_model", "execution")}
+    nested = {"recurrent": dataclasses.replace(recurrent, **sizes)}
+    return ModelConfig(**{**fields, **tiny, **nested, "dropout": 0.1, "target_vocab_size": 50})
 
 
 @functools.cache
@@ -76,6 +89,10 @@ def batch_for(config, source_lengths, target_lengths, **options):
     return batch
 
 
+WIDE = [7, 11, 3], [6, 5, 9]  # one shape for two contracts: compiled once
+ROOM = {"source_size": 16, "target_size": 12}
+
+
 def test_every_preset_is_tested_and_every_exception_is_needed():
     assert {name for names in architectures().values() for name in names} == set(PRESETS)
     assert {family for _, family in EXCEPTIONS} < {config.family for config in architectures()}
@@ -84,7 +101,7 @@ def test_every_preset_is_tested_and_every_exception_is_needed():
 @every_architecture("causality")
 def test_a_position_sees_no_later_target_token(config):
     model, params = built(config)
-    batch = batch_for(config, [7, 5], [6, 6])
+    batch = batch_for(config, *WIDE, **ROOM)
     changed = {**batch, "target_in": batch["target_in"].copy()}
     changed["target_in"][:, 4] = 3
     before, after = (np.asarray(run(model, params, b)) for b in (batch, changed))
@@ -96,7 +113,7 @@ def test_a_position_sees_no_later_target_token(config):
 def test_padding_and_neighbours_change_nothing(config):
     model, params = built(config)
     alone = batch_for(config, [7], [6])
-    wide = batch_for(config, [7, 11, 3], [6, 2, 9], source_size=16, target_size=12)
+    wide = batch_for(config, *WIDE, **ROOM)
     for name, x in alone.items():
         wide[name][0] = 0
         wide[name][(0, slice(x.shape[1])) if x.ndim > 1 else 0] = x[0]
@@ -142,7 +159,7 @@ def test_eight_devices_give_the_gradient_of_one_with_dropout_on(config):
     batch["weights"][3] = 0  # the last device has nothing
     found = [jax.device_get(gradient(config, *s)(params, batch, jax.random.key(3))) for s in ((1,), (2, 2, 2))]
     (one, expected), (eight, got) = found
-    assert abs(float(eight["loss"][0]) / float(one["loss"][0]) - 1) < 1e-6
+    assert abs(float(eight["loss"].total) / float(one["loss"].total) - 1) < 1e-6
     difference = jax.tree.map(np.subtract, got, expected)
     assert float(optax.tree.norm(difference) / optax.tree.norm(expected)) < 1e-6
 

@@ -3,7 +3,6 @@
 import json
 import shlex
 import sys
-import time
 from pathlib import Path
 
 from etils import epath
@@ -75,11 +74,3 @@ def folder_of(folder, trial):
 def starts(folder, trial):
     """Return how often the process of a trial was started."""
     return len((folder_of(folder, trial) / "starts.txt").read_text().splitlines())
-
-
-def wait_until(condition):
-    """Wait until a condition holds; fail after a while."""
-    deadline = time.monotonic() + 40
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -12,7 +12,8 @@ from etils import epath
 from jformer.sweep import launch, worker
 from jformer.sweep.launch import DEATHS, Local, take_share
 from tests.launch.test_launch import SLICE, Cloud
-from tests.sweep.sweeps import ROOT, SWEEP, close, open_queue, stand_in, starts, wait_until, write
+from tests.sweep.sweeps import ROOT, SWEEP, close, open_queue, stand_in, starts, write
+from tests.watching import wait_until
 
 FAKES = Path(__file__).parent / "fakes"
 
@@ -114,7 +115,7 @@ def test_cores_are_divided_among_workers(monkeypatch, cores, workers, parts):
     taken = []
     monkeypatch.setattr(launch, "visible_gpus", list)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
-    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, part: taken.append(part))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, part: taken.append(set(part)))
     for i in range(workers):
         take_share(f"{i}/{workers}")
     assert taken == parts
@@ -181,7 +182,7 @@ def test_trials_on_slices_of_tpus_go_through_launch_sh(tmp_path, monkeypatch):
         JFORMER_COMMAND=f"'{sys.executable}' '{ROOT / 'tests' / 'launch' / 'stand_in.py'}' --code=pass",
     )
     monkeypatch.setattr(worker, "die_with_parent", lambda: None)
-    monkeypatch.setattr("jformer.records.metrics", lambda run: seen.append(str(run)) or {"valid/loss": 0.5})
+    monkeypatch.setattr("jformer.evaluation.records.metrics", lambda run: seen.append(str(run)) or {"valid/loss": 0.5})
     command = f"bash '{cloud.repository}/launch.sh' all --yes --name=sweep-{{trial}} {' '.join(SLICE[1:])} --"
     assert worker.Worker(queue, epath.Path("gs://bucket/sweep"), command).work() == 0
     (trial,) = queue.trials()

@@ -1,13 +1,12 @@
-import contextlib
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from jformer.sweep.__main__ import main
-from tests.sweep.sweeps import ROOT, SEARCH, SWEEP, journal, open_queue, stand_in, starts, wait_until, write
+from tests.sweep.sweeps import ROOT, SEARCH, SWEEP, journal, open_queue, stand_in, starts, write
+from tests.watching import living, wait_until
 
 
 def words(folder, *options, code=SWEEP, **constants):
@@ -56,6 +55,11 @@ def test_a_search_from_nothing_to_its_report(tmp_path, capsys):
     assert all(starts(tmp_path, trial) == 1 for trial in trials)
 
 
+def test_a_sweep_without_optuna_says_how_to_get_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("jformer.sweep.__main__.find_spec", lambda name: None)
+    assert refused(capsys, words(tmp_path)) == 'a sweep needs Optuna: pip install -e ".[sweep]" -c constraints.txt'
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)])
 def test_whatever_ends_the_command_ends_all_it_started(tmp_path, number, code):
     queue = open_queue(tmp_path)
@@ -65,23 +69,13 @@ def test_whatever_ends_the_command_ends_all_it_started(tmp_path, number, code):
     wait_until(lambda: len(list((tmp_path / "sweep").glob("trials/*/metrics.jsonl"))) == 2)
     process.send_signal(number)
     assert process.wait(timeout=30) == code
-    wait_until(lambda: not living(tmp_path))
+    wait_until(lambda: not living(f"={tmp_path}/sweep"))
     expected = {
         signal.SIGTERM: ["waiting"] * 6,
         signal.SIGKILL: [*["running"] * 2, *["waiting"] * 4],
     }
     assert [trial.state for trial in queue.trials()] == expected[number]
     assert all(queue.claim() for _ in range(6))
-
-
-def living(folder):
-    """Return the processes with a word of this folder in their command."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if f"={folder}/sweep".encode() in (entry / "cmdline").read_bytes():
-                found.append(entry.name)
-    return found
 
 
 def test_an_unknown_key_is_told_the_nearest_before_any_trial(tmp_path, capsys):
@@ -185,6 +179,9 @@ def test_what_does_not_go_together_is_refused(tmp_path, capsys, options, says):
         ("def sweep(): return product({'seed': [1]}, {'seed': [2]})", {}, "sweep(): seed is in two factors"),
         ("def sweep(): return [{'evaluate.scores': ('ter',)}]", {"METRIC": "test/bleu"}, "evaluate.scores=('ter',)"),
         ("def sweep(): return [{'data.test': ()}]", {"METRIC": "test/bleu"}, "begins with train, valid"),
+        (SWEEP, {"METRIC": "test/blue", "GOAL": "max"}, "METRIC='test/blue'; of test did you mean bleu?"),
+        (SWEEP, {"METRIC": "train/los", "GOAL": "min"}, "METRIC='train/los'; of train did you mean loss?"),
+        (SEARCH, {"METRIC": "test/acuracy", "GOAL": "max", "TRIALS": 2, "SEEDS": (0,)}, "did you mean token_accuracy?"),
     ],
 )
 def test_a_mistake_in_the_file_is_one_line(tmp_path, capsys, code, constants, says):

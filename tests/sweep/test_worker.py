@@ -7,8 +7,8 @@ from etils.epath import Path
 
 from jformer.errors import UserError
 from jformer.main import override
-from jformer.sweep.launch import told
-from jformer.sweep.worker import LOST, Worker
+from jformer.parallel.processes.children import signals_to
+from jformer.sweep.worker import LEASE_LOST, Worker
 from tests import small_run
 from tests.sweep.sweeps import SEARCH, SWEEP, folder_of, open_queue, stand_in, starts
 
@@ -102,7 +102,7 @@ def test_metrics_that_cannot_be_read_fail_their_trial_alone(tmp_path):
 
 def test_told_to_stop_it_lets_the_trial_save_and_gives_it_back(tmp_path):
     worker = make_worker(tmp_path, stand_in(TELL, steps=100, pause=0.01))
-    with told(worker.stop):
+    with signals_to(worker.stop):
         assert worker.work() == 143
     trial = only(worker)
     assert (trial.state, trial.attempts, trial.error) == ("waiting", 1, "")
@@ -121,7 +121,7 @@ def after(step):
     os.kill(os.getppid(), signal.SIGTERM)
 """
     worker = make_worker(tmp_path, stand_in(code, steps=1000, pause=0.05))
-    with told(worker.stop):
+    with signals_to(worker.stop):
         assert worker.work() == 143
     assert only(worker).state == "waiting"
 
@@ -215,7 +215,7 @@ def test_a_lost_trial_is_not_waited_for(tmp_path):
     claim.give_back(0.0)
     with (folder / "training.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert worker._run(claim) == LOST
+        assert worker._run(claim) == LEASE_LOST
 
 
 def test_a_trial_that_others_overtake_is_told_to_save_and_is_pruned(tmp_path, monkeypatch):

@@ -9,9 +9,9 @@ import pytest
 from jformer.data.config import DataConfig
 from jformer.data.corpus import open_corpus
 from jformer.data.pipeline import make_batches
-from jformer.data.sources import Pair, Split
+from jformer.data.sources.split import Pair, Split
 from jformer.data.vocabularies import learn_tokenizers
-from jformer.tasks import TASKS
+from jformer.tasks.build import TASKS
 
 RNG = np.random.default_rng(0)
 TEXTS = ["".join(RNG.choice(list("abcdef "), n)).strip() or "a" for n in RNG.integers(1, 45, 61)]

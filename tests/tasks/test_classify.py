@@ -4,13 +4,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from jformer.data.sources import Pair
+from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import BOS, EOS
 from jformer.errors import UserError
 from jformer.tasks.classify import macro_f1
+from jformer.tasks.sums import Sum
 from tests.tasks.conftest import PAIRS, make_task
 
-TOTALS = {"nll": (4.0, 2.0), "correct": (1.0, 2.0)}
+TOTALS = {"nll": Sum(4.0, 2.0), "correct": Sum(1.0, 2.0)}
 
 
 def test_two_texts_and_their_class_come_back_from_the_batches(make):
@@ -70,3 +71,12 @@ def test_a_label_that_training_did_not_hold_is_refused_by_name(make):
 def test_a_corpus_of_texts_beside_images_is_refused():
     with pytest.raises(UserError, match=r"^data\.tokenizer='image' .*source='generated'"):
         make_task("classify", tokenizer="image", source="images", mixture=(make_task("classify")[1],))
+
+
+def test_labels_are_compared_as_they_are_answered():
+    examples = [Pair("good", "½ star"), Pair("bad", "ﬁne")]
+    normalized = make_task("classify", normalization="nfkc")[0].score(["1⁄2 star", "fine"], examples, TOTALS)
+    assert normalized["accuracy"]["score"] == normalized["macro_f1"]["score"] == 1
+    assert make_task("classify", normalization="identity")[0].score(["1⁄2 star", "ﬁne"], examples, TOTALS)[
+        "accuracy"
+    ] == {"score": 0.5}

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jformer.data.tokenizers import EOS
+from jformer.tasks.sums import Sum
 from tests.tasks.conftest import TEXTS, make_task
 
 
@@ -62,5 +63,5 @@ def test_evaluation_loses_no_text(make):
 
 
 def test_scores_are_of_the_tokens_said():
-    scores = make_task("denoise")[0].score([], [], {"nll": (4.0, 2.0), "correct": (1.0, 2.0)})
+    scores = make_task("denoise")[0].score([], [], {"nll": Sum(4.0, 2.0), "correct": Sum(1.0, 2.0)})
     assert scores == {"perplexity": {"score": pytest.approx(math.exp(2))}, "token_accuracy": {"score": 0.5}}

@@ -3,8 +3,9 @@ import math
 import numpy as np
 import pytest
 
-from jformer.data.sources import Pair
+from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import BOS, EOS
+from jformer.tasks.sums import Sum
 from tests.tasks.conftest import TEXTS, make_task
 
 
@@ -54,7 +55,7 @@ def test_every_row_of_every_step_asks_for_tokens_of_its_own(make):
 
 def test_scores_are_of_the_masked_tokens():
     task, _ = make_task("mlm")
-    scores = task.score([], [], {"nll": (4.0, 2.0), "correct": (1.0, 2.0)})
+    scores = task.score([], [], {"nll": Sum(4.0, 2.0), "correct": Sum(1.0, 2.0)})
     assert scores == {"perplexity": {"score": pytest.approx(math.exp(2))}, "accuracy": {"score": 0.5}}
     assert (task.symbols, task.answer) == (1, "")
 

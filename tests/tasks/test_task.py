@@ -8,7 +8,8 @@ import pytest
 
 from jformer.errors import UserError
 from jformer.models import ModelConfig
-from jformer.tasks import TASKS, sized
+from jformer.tasks.build import TASKS
+from jformer.tasks.task import sized
 from tests.tasks.conftest import TEXTS, make_task
 
 WAYS = [
@@ -37,8 +38,9 @@ def test_loss_counts_what_the_weights_count_and_knows_a_uniform_guess(make, name
     batch = {key: jnp.asarray(array) for key, array in made.batches[0].items()}
     hidden = jnp.zeros((*batch["target_out"].shape, 8))
     sums = made.task.loss(hidden, lambda h: h @ jnp.zeros((8, 40)), batch)
-    assert sums["nll"][1] == batch["weights"].sum() > 0
-    np.testing.assert_allclose(sums["nll"][0], batch["weights"].sum() * math.log(40), rtol=1e-5)
+    assert sums["nll"].count == batch["weights"].sum() > 0
+    np.testing.assert_allclose(sums["nll"].total, batch["weights"].sum() * math.log(40), rtol=1e-5)
+    assert sums["correct"].total == (batch["weights"] * (batch["target_out"] == 0)).sum() < sums["correct"].count
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -2,12 +2,13 @@ import math
 
 import pytest
 
-from jformer.data.sources import Pair
+from jformer.data.sources.split import Pair
 from jformer.errors import UserError
-from jformer.tasks import TASKS
+from jformer.tasks.build import TASKS
+from jformer.tasks.sums import Sum
 from tests.tasks.conftest import make_task
 
-TOTALS = {"nll": (6.0, 3.0), "correct": (1.0, 4.0), "loss": (7.0, 3.0)}
+TOTALS = {"nll": Sum(6.0, 3.0), "correct": Sum(1.0, 4.0), "loss": Sum(7.0, 3.0)}
 
 
 def test_scores_are_of_the_outputs_and_of_the_losses():

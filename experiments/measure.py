@@ -1,0 +1,79 @@
+"""What the commands here share: small sizes for --smoke, sides timed in turns, and the machine in words."""
+
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from absl import flags
+
+ROOT = Path(__file__).parents[1]
+Name = TypeVar("Name", bound=Hashable)
+
+flags.DEFINE_bool("smoke", False, "Only see that the command works: sizes of seconds, whose figures mean nothing.")
+
+
+def smoke_sizes(**sizes: Any) -> bool:
+    """With --smoke, give the flags that the command line does not name these values; return whether it is asked for."""
+    found: bool = flags.FLAGS.smoke
+    for name, size in sizes.items():
+        if found and not flags.FLAGS[name].present:
+            setattr(flags.FLAGS, name, size)
+    return found
+
+
+def seconds_in_turns(sides: Mapping[Name, Callable[[], Any]], turns: int, calls: int = 1) -> dict[Name, list[float]]:
+    """Return the seconds of a call of each side, one figure a turn; a turn before them all compiles and is not timed.
+
+    A side returns what JAX computes, which is waited for.
+    """
+    import jax
+
+    seconds: dict[Name, list[float]] = {name: [] for name in sides}
+    for turn in range(turns + 1):
+        for name, side in sides.items():
+            began = time.perf_counter()
+            for _ in range(calls):
+                jax.block_until_ready(side())
+            if turn:
+                seconds[name].append((time.perf_counter() - began) / calls)
+    return seconds
+
+
+def mean_seconds(function: Callable[..., Any], *arguments: Any, least: float, calls: int = 1) -> float:
+    """Return the mean seconds of a call, over at least so many seconds and calls."""
+    import jax
+
+    done, began = 0, time.perf_counter()
+    while done < calls or time.perf_counter() - began < least:
+        jax.block_until_ready(function(*arguments))
+        done += 1
+    return (time.perf_counter() - began) / done
+
+
+def median_and_range(seconds: Sequence[float]) -> str:
+    """Return milliseconds, such as `12.30 ms (11.90 to 13.00)`."""
+    middle, low, high = (1e3 * figure for figure in (statistics.median(seconds), min(seconds), max(seconds)))
+    return f"{middle:.2f} ms ({low:.2f} to {high:.2f})"
+
+
+def processor() -> dict[str, str]:
+    """Return what /proc/cpuinfo says of the last core; nothing where there is no such file."""
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    return {name.strip(): text.strip() for name, _, text in (line.partition(":") for line in info.splitlines())}
+
+
+def processor_name() -> str:
+    """Return the name of the processor."""
+    return processor().get("model name", platform.machine())
+
+
+def commit() -> str:
+    """Return the commit, and whether the package differs from it."""
+    git: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True}
+    name = subprocess.run(["git", "rev-parse", "--short", "HEAD"], **git).stdout.strip()
+    changed = subprocess.run(["git", "status", "--porcelain", "jformer"], **git).stdout
+    return f"commit {name}{' and changes to it' if changed else ''}"

@@ -1,0 +1,33 @@
+"""Runs of the real command that are started as processes: options that make one take seconds, and where it runs."""
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def processes_with(*words: str, within: str = "") -> list[int]:
+    """Return the processes that have all these words in their command, and one that begins with `within`."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if set(words) <= set(command) and any(word.startswith(within) for word in command):
+                found.append(int(entry.name))
+    return found
+
+
+def flags_of(options: Mapping[str, object]) -> list[str]:
+    """Return the flags that set options of a config."""
+    return [f"--config.{key}={value}" for key, value in options.items()]
+
+
+def small_run(steps: int) -> dict[str, object]:
+    """Return the options of a run of seconds over configs/quickstart.py: few short updates of a tiny model."""
+    sections: dict[str, dict[str, object]] = {
+        "model": {"num_layers": 1, "d_model": 16, "d_ff": 32, "num_heads": 2, "execution.unroll": 1},
+        "data": {"name": "copy", "num_pairs": 500, "num_buckets": 1, "tokens_per_update": 512, "tokenizer": "char"},
+        "optim": {"schedule": "constant", "warmup": 1},
+        "train": {"num_steps": steps, "log_every": 1, "eval_every": 0, "checkpoint_every": steps, "samples": 0},
+    }
+    small = {f"{name}.{key}": value for name, fields in sections.items() for key, value in fields.items()}
+    return {**small, "data.test": "()", "evaluate.scores": "()"}

@@ -1,0 +1,1 @@
+"""Parameters on disk: checkpoints of a run, and the formats of other libraries."""

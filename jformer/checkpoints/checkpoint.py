@@ -1,0 +1,278 @@
+"""A run's checkpoints: Orbax writes them in the background, digests prove them intact, and what is needed is kept.
+
+A step is a folder with its number as name. What a killed process left half-written has another name until it is done;
+what turns out damaged is renamed broken-STEP when training goes on from an older step (in a bucket it is deleted).
+"""
+
+import contextlib
+import json
+import math
+import sys
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import jax
+import orbax.checkpoint as ocp
+from etils.epath import Path
+
+from jformer.checkpoints.manifest import DamagedError, Manifest, entries, refuse_damage, refuse_mismatch
+from jformer.checkpoints.reading import explain, first_line, read_together
+from jformer.checkpoints.twice import say_failures_once
+from jformer.errors import UserError
+from jformer.parallel import processes
+from jformer.storage import in_bucket
+
+UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a step's folder until all of it is written
+DELETED, BROKEN = "deleted-", "broken-"  # prefixes of the names of folders that are no steps any more
+MANIFEST = "manifest"
+say_failures_once()
+
+
+class Restored(NamedTuple):
+    """What the newest intact step holds."""
+
+    step: int
+    items: dict[str, Any]
+    progress: dict[str, Any]
+    skipped: list[str]  # why newer steps were not taken
+
+
+class Checkpoints:
+    """The folder of one run's checkpoints: parameters, optimizer, moving average and progress of a step each."""
+
+    def __init__(self, directory: Path, every: int = 1, keep_last: int = 1, clean: bool = True) -> None:
+        """Open the folder, which the first save creates; `every` and `keep_last` are those of `kept_steps`.
+
+        `clean` removes the half-written checkpoints of a killed run. Who only reads must not clean: a run that is
+        still training may be writing one.
+        """
+        self.directory = Path(directory if in_bucket(directory) else directory.absolute())
+        self._every, self._keep_last, self._writes = every, keep_last, clean
+        self._manifests: dict[int, Manifest] = {}  # those that were read or written
+        self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._saving: Future[None] | None = None
+        if clean and processes.is_main_process():
+            self._remove_unfinished()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def steps(self) -> list[int]:
+        """Return the steps that were saved to their end, oldest first; reading one may still find it damaged.
+
+        All processes call it: a step counts once all of them see it.
+        """
+        found = read_together(self._own_steps, self.directory)
+        return list(processes.agree(found, lambda everybody: sorted(set(everybody[0]).intersection(*everybody[1:]))))
+
+    def manifest(self, step: int) -> Manifest:
+        """Return the manifest of a step. All processes call it; all raise what one does, as in `restore`."""
+        return read_together(lambda: self._own_manifest(step), self.directory / str(step))
+
+    def progress(self, step: int) -> dict[str, Any]:
+        """Return what `save` was told beside the arrays."""
+        return self.manifest(step).progress
+
+    def newest_progress(self) -> dict[str, Any]:
+        """Return the progress of the newest step whose manifest is readable; raise UserError if there is none."""
+        for step in reversed(self.steps()):
+            with contextlib.suppress(DamagedError):
+                return self.progress(step)
+        raise UserError(f"{self.directory}: no checkpoint is readable")
+
+    def save(self, step: int, state: Mapping[str, Any], progress: dict[str, Any], selection_cost: float | None) -> None:
+        """Start writing a checkpoint; returns once the arrays are copied, before they are on disk.
+
+        The state is a mapping of items ('params' among them); `progress` is plain JSON. With the selection cost of
+        a validation at this very step it can become the best. Raises UserError if it, or the save before it, fails.
+        """
+        self.wait()
+        manifest = Manifest.of(state, progress, selection_cost)
+        items = {name: ocp.args.StandardSave(tree) for name, tree in state.items()}
+        items[MANIFEST] = ocp.args.JsonSave(manifest.to_json())
+        try:
+            if processes.is_main_process():
+                self.directory.mkdir(parents=True, exist_ok=True)
+            self._orbax.save(self.directory / str(step), args=ocp.args.Composite(**items), force=True)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise self._failure(step, error) from error
+        self._saving = self._thread.submit(self._finish, step, manifest)
+
+    def check_save(self) -> None:
+        """Raise UserError if the save that was running has failed; does not wait for one that still runs."""
+        if self._saving is not None and self._saving.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the last save is on disk. Raise UserError if it failed."""
+        if self._saving is not None:
+            saving, self._saving = self._saving, None
+            saving.result()
+
+    def close(self) -> None:
+        """Wait until every save is on disk; raise UserError for one that failed."""
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+            self._orbax.close()
+
+    def restore(self, step: int, abstract: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the items named in `abstract`, with its shardings, proven to be what was saved.
+
+        Raises UserError for another shape, dtype or name in `abstract` than was saved, DamagedError for a step that
+        is proven not to be what was saved, and UserError for one that cannot be read just now. All processes call it;
+        all raise what one does.
+        """
+        where, manifest = self.directory / str(step), self.manifest(step)
+        for name, tree in abstract.items():
+            if name not in manifest.arrays:
+                raise UserError(f"{where}: has no {name}, only {', '.join(manifest.arrays)}")
+            refuse_mismatch(manifest.arrays[name], entries(tree), str(where / name))
+        args = ocp.args.Composite(**{name: ocp.args.StandardRestore(tree) for name, tree in abstract.items()})
+        items = read_together(lambda: dict(self._orbax.restore(where, args=args)), where)
+        for name, tree in items.items():
+            refuse_damage(manifest.arrays[name], tree, str(where / name))
+        return items
+
+    def restore_newest(self, abstract: Mapping[str, Any]) -> Restored:
+        """Return the items of the newest intact step, and why newer ones were skipped.
+
+        Where the folder was opened to train, what was skipped is renamed, out of the way of what will be saved.
+        Raises UserError if there is no step, or none is intact, and as `restore` for arrays of another model.
+        """
+        skipped: dict[int, str] = {}
+        for step in reversed(self.steps()):
+            try:
+                restored = Restored(step, self.restore(step, abstract), self.progress(step), list(skipped.values()))
+            except DamagedError as error:
+                skipped[step] = f"skipped a damaged checkpoint: {error}"
+                continue
+            if self._writes and processes.is_main_process():
+                for damaged in skipped:
+                    self._quarantine(damaged)
+            return restored
+        raise UserError(f"{self.directory}: no checkpoint is intact; {'; '.join(skipped.values()) or 'there is none'}")
+
+    def _own_steps(self) -> list[int]:
+        """Return the steps that this process sees; raise UserError where it cannot look."""
+        try:
+            return sorted(int(path.name) for path in self._paths() if path.name.isdecimal() and self._is_saved(path))
+        except Exception as error:  # those of buckets are not all OSErrors
+            raise UserError(f"{self.directory}: cannot be listed just now ({first_line(error)}); try again") from error
+
+    def _own_manifest(self, step: int) -> Manifest:
+        """Return the manifest as this process reads it, without Orbax, which would wait for the other processes."""
+        if step not in self._manifests:
+            where = self.directory / str(step)
+            try:
+                content = json.loads((where / MANIFEST / "metadata").read_bytes())
+                self._manifests[step] = Manifest.from_json(content, str(where / MANIFEST))
+            except Exception as error:  # as above
+                raise explain(error, where) from error
+        return self._manifests[step]
+
+    def _finish(self, step: int, manifest: Manifest) -> None:
+        """Wait in a thread for a save; once it is on disk, delete the steps that are needed no more."""
+        try:
+            self._orbax.wait_until_finished()
+        except Exception as error:
+            if processes.is_main_process():
+                with contextlib.suppress(Exception):  # what cannot be removed now is removed when training goes on
+                    self._remove_unfinished()
+            raise self._failure(step, error) from error
+        self._manifests[step] = manifest
+        if processes.is_main_process():
+            try:
+                self._delete_old()
+            except Exception as error:  # this step is saved, whatever a disk or a bucket makes of the old ones
+                line = f"{self.directory}: old checkpoints could not be deleted ({first_line(error)})"
+                print(f"jformer: {line}; the next save tries again", file=sys.stderr)
+
+    def _delete_old(self) -> None:
+        """Delete the steps that are needed no more; raise if a step cannot be read just now, before any is deleted."""
+        costs: dict[int, float | None] = {}
+        for step in self._own_steps():
+            try:
+                costs[step] = self._own_manifest(step).selection_cost
+            except DamagedError:  # a step that cannot be restored must not push out one that can
+                self._quarantine(step)
+        for step in costs.keys() - kept_steps(costs, self._every, self._keep_last):
+            self._delete(step)
+
+    def _set_aside(self, step: int, prefix: str) -> Path:
+        """Rename a step, in one move, so that nobody takes it for one any more; return where it lies now."""
+        self._manifests.pop(step, None)
+        new = self.directory / f"{prefix}{step}"
+        if new.exists():
+            new.rmtree()
+        return (self.directory / str(step)).rename(new)
+
+    def _delete(self, step: int) -> None:
+        """Delete a step, under another name first: a killed process must not leave half of it as a step."""
+        (self.directory / str(step) if in_bucket(self.directory) else self._set_aside(step, DELETED)).rmtree()
+
+    def _quarantine(self, step: int) -> None:
+        """Keep a damaged step under another name; in a bucket, where nothing is renamed, delete it."""
+        if in_bucket(self.directory):
+            self._delete(step)
+        else:
+            self._set_aside(step, BROKEN)
+
+    def _paths(self) -> list[Path]:
+        try:
+            return list(self.directory.iterdir())
+        except FileNotFoundError:  # and no other: a folder that may not be looked into is not an empty one
+            return []
+
+    def _is_saved(self, path: Path) -> bool:
+        """Tell a saved step from an empty folder, and from one in a bucket that is still being written."""
+        return path.is_dir() and any(path.iterdir()) and ocp.utils.is_checkpoint_finalized(path)
+
+    def _remove_unfinished(self) -> None:
+        for path in self._paths():
+            half = UNFINISHED in path.name or path.name.startswith(DELETED)
+            if half or (in_bucket(path) and path.name.isdecimal() and not ocp.utils.is_checkpoint_finalized(path)):
+                path.rmtree(missing_ok=True)
+
+    def _failure(self, step: int, error: BaseException) -> UserError:
+        try:
+            steps = self._own_steps()
+            left = f"step {steps[-1]} is the last that is saved" if steps else "no step is saved"
+        except UserError:  # such as a network that has failed the save, too
+            left = "which steps are saved cannot be told just now"
+        return UserError(f"{self.directory / str(step)}: could not be written ({first_line(error)}); {left}")
+
+
+def kept_steps(costs: Mapping[int, float | None], every: int, count: int) -> set[int]:
+    """Return the steps to keep: the newest, the last `count` regular ones, and the one of the lowest selection cost.
+
+    Regular are multiples of `every`. A checkpoint written because the run was told to stop is none: it must not push
+    out one that averaging needs. `costs` tells of every step its selection cost, if it was validated.
+
+    >>> sorted(kept_steps({10: 1.0, 20: 2.0, 30: 3.0, 33: None}, every=10, count=1))
+    [10, 30, 33]
+    """
+    regular = [step for step in sorted(costs) if step % every == 0]
+    scored = [(cost, step) for step, cost in costs.items() if cost is not None and math.isfinite(cost)]
+    return {*sorted(costs)[-1:], *regular[-count:], *(step for _, step in sorted(scored)[:1])}
+
+
+def abstract_like(tree: Any, shardings: Any) -> Any:
+    """Return shapes and dtypes of a tree of arrays, each with its own sharding."""
+    return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree, shardings)
+
+
+def open_run(workdir: Path) -> Checkpoints:
+    """Open the checkpoints of a finished or running run to read them; raise UserError where there are none."""
+    checkpoints = Checkpoints(workdir / "checkpoints", clean=False)
+    if not checkpoints.steps():
+        checkpoints.close()
+        raise UserError(f"{workdir}: holds no checkpoint; train there first, or give another --workdir")
+    return checkpoints

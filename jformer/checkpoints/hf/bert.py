@@ -1,0 +1,142 @@
+"""BERT (Devlin et al. 2019), RoBERTa (Liu et al. 2019) and DistilBERT (Sanh et al. 2019)."""
+
+from typing import Any
+
+from jformer.checkpoints.hf.families import Family, Fields, read_activation, write_activation
+from jformer.checkpoints.hf.tables import Entry, Table, below, embedding, linear, norm
+from jformer.models import ModelConfig
+from jformer.models.config import HeadConfig
+
+SIZES = {
+    "vocab_size": "vocab_size", "hidden_size": "d_model", "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads", "intermediate_size": "d_ff", "layer_norm_eps": "norm_epsilon",
+    "hidden_dropout_prob": "dropout", "attention_probs_dropout_prob": "attention_dropout",
+}  # fmt: skip
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 30_522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "intermediate_size": 3072, "layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1,
+    "hidden_act": "gelu", "max_position_embeddings": 512, "type_vocab_size": 2,
+}  # fmt: skip
+ENCODER: dict[str, Any] = {
+    "family": "encoder", "norm": "post", "positions": "learned", "embedding_scale": "none", "embedding_norm": True,
+    "init": "bert",
+}  # fmt: skip
+REFUSED = {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute",
+           "tie_word_embeddings": True}  # fmt: skip
+
+
+def _stack(theirs: str) -> Table:
+    attention = [linear(f"self_attn/{name[0]}", f"attention.self.{name}") for name in ("query", "key", "value")]
+    return below(
+        "encoder/block",
+        f"{theirs}.encoder.layer.{{}}",
+        *attention,
+        linear("self_attn/o", "attention.output.dense"),
+        norm("self_attn_norm", "attention.output.LayerNorm"),
+        linear("feed_forward/up", "intermediate.dense"),
+        linear("feed_forward/down", "output.dense"),
+        norm("feed_forward_norm", "output.LayerNorm"),
+    )
+
+
+def _inputs(theirs: str, segments: int, first: int = 0) -> Table:
+    table = embedding("embedding", f"{theirs}.embeddings.word_embeddings")
+    table |= embedding("input/positions", f"{theirs}.embeddings.position_embeddings", first)
+    table |= embedding("input/segments", f"{theirs}.embeddings.token_type_embeddings") if segments else {}
+    return table | norm("input/norm", f"{theirs}.embeddings.LayerNorm")
+
+
+def _bert(model: ModelConfig) -> Table:
+    table = _inputs("bert", model.head.num_segments) | _stack("bert")
+    if model.head.num_classes:
+        return table | linear("pooler/dense", "bert.pooler.dense") | linear("classifier", "classifier")
+    predictions = "cls.predictions"
+    table |= linear("head/transform", f"{predictions}.transform.dense")
+    return table | norm("head/norm", f"{predictions}.transform.LayerNorm") | {"head/bias": Entry(f"{predictions}.bias")}
+
+
+def _roberta(model: ModelConfig) -> Table:
+    table = _inputs("roberta", model.head.num_segments, first=2) | _stack("roberta")
+    if model.head.num_classes:
+        return table | linear("pooler/dense", "classifier.dense") | linear("classifier", "classifier.out_proj")
+    table |= linear("head/transform", "lm_head.dense") | norm("head/norm", "lm_head.layer_norm")
+    return table | {"head/bias": Entry("lm_head.bias")}
+
+
+def _distilbert(model: ModelConfig) -> Table:
+    table = _inputs("distilbert", 0)
+    table |= below(
+        "encoder/block",
+        "distilbert.transformer.layer.{}",
+        *(linear(f"self_attn/{name}", f"attention.{name}_lin") for name in "qkv"),
+        linear("self_attn/o", "attention.out_lin"),
+        norm("self_attn_norm", "sa_layer_norm"),
+        linear("feed_forward/up", "ffn.lin1"),
+        linear("feed_forward/down", "ffn.lin2"),
+        norm("feed_forward_norm", "output_layer_norm"),
+    )
+    if model.head.num_classes:
+        return table | linear("pooler/dense", "pre_classifier") | linear("classifier", "classifier")
+    table |= linear("head/transform", "vocab_transform") | norm("head/norm", "vocab_layer_norm")
+    return table | {"head/bias": Entry("vocab_projector.bias")}
+
+
+def _reads(first: int) -> Any:
+    def read(fields: Fields) -> dict[str, Any]:
+        return {
+            "activation": read_activation(fields, "hidden_act"),
+            "max_length": fields["max_position_embeddings"] - first,
+            "head": HeadConfig(pooler=True, transform=True, num_segments=fields["type_vocab_size"]),
+        }
+
+    return read
+
+
+def _writes(first: int) -> Any:
+    def write(model: ModelConfig) -> dict[str, Any]:
+        return {
+            "hidden_act": write_activation(model.activation),
+            "max_position_embeddings": model.max_length + first,
+            "type_vocab_size": model.head.num_segments,
+        }
+
+    return write
+
+
+BERT = Family(
+    "bert",
+    {"BertForMaskedLM": "mlm", "BertForPreTraining": "mlm", "BertForSequenceClassification": "classify"},
+    SIZES, DEFAULTS, ENCODER, REFUSED, _bert, _reads(0), _writes(0),
+    copies={"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+            "cls.predictions.decoder.bias": "cls.predictions.bias"},
+    unread=(r"bert\.embeddings\.position_ids", r"cls\.seq_relationship\..*", r"bert\.pooler\..*"),
+)  # fmt: skip
+ROBERTA = Family(
+    "roberta",
+    {"RobertaForMaskedLM": "mlm", "RobertaForSequenceClassification": "classify"},
+    SIZES, {**DEFAULTS, "vocab_size": 50_265, "pad_token_id": 1}, ENCODER,
+    {**REFUSED, "pad_token_id": 1, "hidden_act": "gelu"},  # its head has gelu whatever the field says
+    _roberta, _reads(2), _writes(2),
+    copies={"lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+            "lm_head.decoder.bias": "lm_head.bias"},
+    unread=(r"roberta\.embeddings\.position_ids", r"roberta\.pooler\..*"),
+)  # fmt: skip
+DISTILBERT = Family(
+    "distilbert",
+    {"DistilBertForMaskedLM": "mlm", "DistilBertForSequenceClassification": "classify"},
+    {"vocab_size": "vocab_size", "dim": "d_model", "n_layers": "num_layers", "n_heads": "num_heads",
+     "hidden_dim": "d_ff", "max_position_embeddings": "max_length", "dropout": "dropout",
+     "attention_dropout": "attention_dropout"},
+    {"vocab_size": 30_522, "dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3072, "activation": "gelu",
+     "max_position_embeddings": 512, "dropout": 0.1, "attention_dropout": 0.1},
+    {**ENCODER, "norm_epsilon": 1e-12},
+    {"tie_word_embeddings": True},
+    _distilbert,
+    lambda fields: {
+        "activation": read_activation(fields, "activation"),
+        "head": HeadConfig(pooler=True, pooler_activation="relu", transform=True),
+    },
+    lambda model: {"activation": write_activation(model.activation)},
+    copies={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
+    unread=(r"distilbert\.embeddings\.position_ids",),
+)  # fmt: skip

@@ -1,0 +1,293 @@
+"""A model's directory as a workdir of ours, and a workdir as a model's directory that transformers loads."""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from etils.epath import Path as AnyPath
+from jax.sharding import Mesh
+
+from jformer.checkpoints import checkpoint
+from jformer.checkpoints.hf import generation, tables, tensors, vocabulary
+from jformer.checkpoints.hf.bart import BART, M2M100, MBART
+from jformer.checkpoints.hf.bert import BERT, DISTILBERT, ROBERTA
+from jformer.checkpoints.hf.families import LOGITS_BIAS, Family, architecture, config_fields, model_config
+from jformer.checkpoints.hf.gpt2 import GPT2
+from jformer.checkpoints.hf.llama import LLAMA
+from jformer.checkpoints.hf.marian import MARIAN
+from jformer.checkpoints.hf.t5 import MT5, T5
+from jformer.checkpoints.hf.vit import VIT
+from jformer.checkpoints.weights import abstract_params, load_weights
+from jformer.config import default_config, load_config, resolve, save_config
+from jformer.config.options import Config
+from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer, LabelTokenizer, Symbols, Tokenizer
+from jformer.data.vocabularies import load_tokenizers
+from jformer.errors import UserError, nearest
+from jformer.models import ModelConfig, build_model
+from jformer.parallel.mesh import make_mesh
+from jformer.storage import run_path
+
+FAMILIES: dict[str, Family] = {
+    family.model_type: family
+    for family in (GPT2, BERT, ROBERTA, DISTILBERT, LLAMA, T5, MT5, BART, MBART, MARIAN, M2M100, VIT)
+}
+ORIGIN = "imported.json"  # in a workdir: the family that it came from
+BIAS = "final_logits_bias"
+LONGEST = 512  # tokens of a text where positions are not what limits it
+# What fine-tuning begins with; a config of one's own with train.init_from says it better.
+TRAINING = {
+    "optim.optimizer": "adamw", "optim.schedule": "linear", "optim.learning_rate": 5e-5, "optim.label_smoothing": 0.0,
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """What a directory cannot say of the texts."""
+
+    source_language: str = ""  # as the tokenizer writes it, such as eng_Latn
+    target_language: str = ""
+    prefix: str = ""  # in front of every source text, such as "translate English to German: "
+
+
+def import_model(directory: Path, workdir: str, texts: Texts, mesh: Mesh | None = None) -> str:
+    """Make a workdir of a model's directory and return what to tell the user.
+
+    Raises UserError for a family that we have not, a field that asks for what we have not, files that contradict each
+    other, and a workdir that is not empty.
+    """
+    target = run_path(workdir)
+    if target.exists() and any(target.iterdir()):
+        raise UserError(f"--workdir={workdir} is not empty: name a new directory")
+    fields = vocabulary.read_json(directory / "config.json")
+    family = find_family(fields.get("model_type"))
+    task = find_task(family, fields.get("architectures") or [])
+    source = tensors.Tensors(directory, lambda name: rename(family, name))
+    if BIAS in source.found:
+        fields[LOGITS_BIAS] = bool(source.read(BIAS).any())
+    labels = read_labels(fields) if task == "classify" else []
+    model = model_config(family, fields, task, len(labels))
+    tokenizers = read_tokenizers(directory, family, fields, model, labels, texts)
+    params = read_params(family, model, source, mesh or make_mesh(1))
+    config, notes = make_config(directory, task, model, fields, tokenizers)
+    save(target, config, tokenizers, params)
+    (target / ORIGIN).write_text(json.dumps({"model_type": family.model_type}) + "\n")
+    size = sum(int(np.prod(shape)) for shape in source.shapes().values())
+    also = f"; not carried over: {', '.join(notes)}" if notes else ""
+    return f"{target}: {family.model_type}, {size:,} numbers, task {task}{also}"
+
+
+def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: int = tensors.SHARD_BYTES) -> str:
+    """Write a run as a directory that transformers loads, and return what to tell the user.
+
+    Of several families that have such a model it is `model_type`, or else the one the run was imported from.
+    Raises UserError for a run that no family of theirs can express, and a directory that is not empty.
+    """
+    path = run_path(workdir)
+    config = load_config(path / "config.json")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"--output={target} exists and is not empty: name a new directory")
+    tokenizers = load_tokenizers(path / "tokenizer")
+    model = sized(config, tokenizers)
+    family, fields = express(config.task, model, path, model_type)
+    params = load_weights(path, config, build_model(model), make_mesh(1)).params
+    target.mkdir(parents=True, exist_ok=True)
+    text = tokenizers[0] if config.task == "classify" else tokenizers[1]  # the other one of a classifier is its labels
+    named = vocabulary.write(target, family.model_type, (tokenizers[0], text))
+    logits_bias = fields.pop(LOGITS_BIAS, None)
+    fields |= symbol_fields(config, tokenizers) | {"architectures": [architecture(family, config.task)]}
+    written = tables.to_tensors(family.table(model), params)
+    if logits_bias is False:
+        written = itertools.chain(written, [(BIAS, np.zeros((1, model.vocab_size), np.float32))])
+    size = tensors.write(target, written, shard_bytes)
+    (target / "config.json").write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
+    write_settings(target, config, tokenizers)
+    without = "" if named or family is VIT else "; without a tokenizer, for theirs has none like it"
+    return f"{target}: {family.model_type}, {size / 1e6:,.1f} MB{without}"
+
+
+def find_family(model_type: Any) -> Family:
+    """Return the family that config.json names."""
+    if model_type not in FAMILIES:
+        raise UserError(f"config.json: model_type={model_type!r}; {nearest(str(model_type), FAMILIES)}; there are: "
+                        f"{', '.join(FAMILIES)}")  # fmt: skip
+    return FAMILIES[model_type]
+
+
+def find_task(family: Family, architectures: list[str]) -> str:
+    """Return what a model does."""
+    for name in architectures:
+        if name in family.classes:
+            return family.classes[name]
+    known = ", ".join(family.classes)
+    raise UserError(
+        f"config.json: architectures={architectures} of {family.model_type}; these can be imported: {known}"
+    )
+
+
+def rename(family: Family, name: str) -> str:
+    """Return today's name of a tensor: older files leave a prefix out, or have the names of TensorFlow."""
+    old = {".gamma": ".weight", ".beta": ".bias"}
+    for ending, new in old.items():
+        if name.endswith(f"LayerNorm{ending}"):
+            name = name.removesuffix(ending) + new
+    return name if name.startswith(family.prefix) or name in family.copies else family.prefix + name
+
+
+def read_labels(fields: Mapping[str, Any]) -> list[str]:
+    """Return the labels of a classifier in the order of their classes."""
+    labels = fields.get("id2label") or {str(i): f"LABEL_{i}" for i in range(fields.get("num_labels", 2))}
+    try:
+        ordered = [str(labels[str(i)]) for i in range(len(labels))]
+    except (KeyError, TypeError) as error:
+        raise UserError(f"config.json: id2label must name the classes 0 to {len(labels) - 1}") from error
+    if len({*ordered}) < len(ordered):
+        raise UserError("config.json: id2label gives two classes one name")
+    return ordered
+
+
+def read_tokenizers(
+    directory: Path, family: Family, fields: dict[str, Any], model: ModelConfig, labels: list[str], texts: Texts
+) -> dict[str, Tokenizer]:
+    """Return the tokenizers under the names of their files. Raise UserError where they do not fit the model."""
+    named = LabelTokenizer("label", "identity", labels) if labels else None
+    if family is VIT:
+        assert named is not None
+        check_pixels(vocabulary.read_json(directory / "preprocessor_config.json", {}))
+        size = model.vision.image_size
+        return {"source": ImageTokenizer((size, size, model.vision.channels)), "target": named}
+    settings = {**fields, **vocabulary.read_json(directory / "generation_config.json", {})}
+    found = vocabulary.Vocabulary(directory, family.model_type, fields)
+    start = settings.get("decoder_start_token_id") if model.family == "encdec" else None
+    start = -1 if start is None else start
+    if model.family == "encdec" and start < 0:
+        start = found.special("pad_token") if fields.get("pad_token_id") is None else fields["pad_token_id"]
+    sides: dict[str, Tokenizer] = {}
+    for side, language, prefix in (
+        ("source", texts.source_language, texts.prefix),
+        ("target", texts.target_language, "" if model.family == "encdec" else texts.prefix),
+    ):
+        sides[side] = found.tokenizer(side, found.symbols(side, language, start), prefix)
+        if sides[side].vocab_size > model.vocab_size:
+            raise UserError(
+                f"{directory}: the tokenizer has {sides[side].vocab_size} ids and config.json vocab_size="
+                f"{model.vocab_size}: they are not of one model"
+            )
+    if named:
+        return {"source": sides["source"], "target": named}
+    same = sides["source"].fingerprint == sides["target"].fingerprint
+    return {"shared": sides["target"]} if same else sides
+
+
+def check_pixels(fields: Mapping[str, Any]) -> None:
+    """Raise UserError unless pixels become -1 to 1, as ours do."""
+    for key, value in {"image_mean": 0.5, "image_std": 0.5}.items():
+        found = fields.get(key, value)
+        if {*found} != {value} if isinstance(found, list) else found != value:
+            raise UserError(f"preprocessor_config.json: {key}={found} is not implemented: only {value}")
+
+
+def read_params(family: Family, model: ModelConfig, source: tensors.Tensors, mesh: Mesh) -> Any:
+    """Return the parameters, each read to its place on the mesh."""
+    table = family.table(model)
+    for copy, original in family.copies.items():
+        if copy in source.found and copy not in {entry.theirs for entry in table.values()}:
+            if original in source.found and not np.array_equal(source.read(copy), source.read(original)):
+                raise UserError(f"{copy} differs from {original}, of which config.json makes it a copy")
+            if original not in source.found:
+                source.found[original] = source.found[copy]
+    return tables.from_source(table, abstract_params(build_model(model), mesh), source, family.is_unread)
+
+
+def make_config(
+    directory: Path, task: str, model: ModelConfig, fields: Mapping[str, Any], tokenizers: Mapping[str, Tokenizer]
+) -> tuple[Config, list[str]]:
+    """Return the config of the run, and what ours has no option for."""
+    longest = min(model.max_length, LONGEST) if model.positions == "learned" and model.family != "vit" else LONGEST
+    data = {"max_source_length": longest, "max_target_length": longest, "vocab_shared": True, "source": "files"}
+    data |= {"lm": {"source": "text", "overlong": "split"}, "mlm": {"source": "text"}}.get(task, {})
+    if task == "classify":
+        data |= {"source": "images", "tokenizer": "image"} if model.family == "vit" else {"source": "labelled"}
+    values = default_config()
+    values.update_from_flattened_dict(TRAINING)
+    values.data.update(data)
+    plain = {**values.to_dict(), "task": task, "model": dataclasses.asdict(model)}
+    notes: list[str] = []
+    if task in ("translate", "lm"):
+        settings = {**fields, **vocabulary.read_json(directory / "generation_config.json", {})}
+        written = tokenizers.get("target") or tokenizers["shared"]
+        decode, notes = generation.read(settings, written.symbols, written.tokens)
+        plain["decode"] = dataclasses.asdict(decode)
+    return resolve(plain), notes
+
+
+def save(workdir: AnyPath, config: Config, tokenizers: Mapping[str, Tokenizer], params: Any) -> None:
+    """Write a workdir."""
+    (workdir / "tokenizer").mkdir(parents=True, exist_ok=True)
+    for name, tokenizer in tokenizers.items():
+        tokenizer.save(workdir / "tokenizer", name)
+    checkpoints = checkpoint.Checkpoints(workdir / "checkpoints")
+    checkpoints.save(0, {"params": params}, {"step": 0, "config": dataclasses.asdict(config)}, None)
+    checkpoints.close()
+    save_config(config, workdir / "config.json")
+
+
+def sized(config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> ModelConfig:
+    """Return the model of a run with the rows and classes that its parameters have."""
+    source, target = (tokenizer.vocab_size for tokenizer in tokenizers)
+    if config.task == "classify":
+        return config.model.with_vocabulary(source, source).with_classes(target - NUM_SYMBOLS)
+    noise = 1 if config.task == "mlm" and not tokenizers[1].symbols.noise else 0
+    return config.model.with_vocabulary(source + noise, target + noise)
+
+
+def express(task: str, model: ModelConfig, workdir: AnyPath, model_type: str = "") -> tuple[Family, dict[str, Any]]:
+    """Return a family that has such a model, and its config.json. Raise UserError saying why none has.
+
+    The one it was imported from comes first; where `model_type` is given, no other will do.
+    """
+    origin = vocabulary.read_json(Path(workdir) / ORIGIN, {}).get("model_type", "")
+    order = sorted(FAMILIES.values(), key=lambda family: family.model_type != origin)
+    misses = []
+    for family in [find_family(model_type)] if model_type else order:
+        if task in family.classes.values() and family.ours.get("family", "encdec") == model.family:
+            try:
+                return family, config_fields(family, model, task)
+            except UserError as error:
+                misses.append(f"{family.model_type}: {error}")
+    raise UserError(
+        f"{workdir}: no architecture of theirs is this model; {' | '.join(misses) or f'none does {task!r}'}"
+    )
+
+
+def symbol_fields(config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, Any]:
+    """Return the ids and labels that config.json names."""
+    text, answer = tokenizers
+    fields: dict[str, Any] = {}
+    if config.task == "classify":
+        labels = answer.tokens[NUM_SYMBOLS:]
+        fields = {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
+    symbols = getattr(answer if config.task in ("translate", "lm") else text, "symbols", Symbols())
+    if config.model.family == "vit":
+        return fields
+    fields |= {"bos_token_id": symbols.bos, "eos_token_id": symbols.eos}
+    if config.model.family == "encdec":
+        fields |= {"decoder_start_token_id": symbols.bos, "bos_token_id": None, "forced_eos_token_id": None}
+    return fields | ({"pad_token_id": symbols.pad} if symbols.pad < text.vocab_size else {})
+
+
+def write_settings(target: Path, config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
+    """Write what generation, or the pixels of images, need."""
+    written = tokenizers[1]
+    if config.task in ("translate", "lm"):
+        ids = {token: i for i, token in enumerate(written.tokens)}
+        settings = {**symbol_fields(config, tokenizers), **generation.write(config.decode, written.symbols, ids)}
+        (target / "generation_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    if config.model.family == "vit":
+        size = {"height": config.model.vision.image_size, "width": config.model.vision.image_size}
+        pixels = {"image_processor_type": "ViTImageProcessor", "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+        text = json.dumps({**pixels, "size": size, "do_resize": True, "do_normalize": True}, indent=2)
+        (target / "preprocessor_config.json").write_text(text + "\n")

@@ -1,0 +1,174 @@
+"""From their tensors to our parameters and back, by a table: our parameter → their name and how it is read.
+
+`{}` in a name is the number of a layer: ours has all layers of a stack in one array. What does not fit is told
+together, with both names and shapes, before any tensor is read.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from jformer.errors import UserError
+from jformer.parallel.sharding import parameter_names
+
+SHOWN = 8  # mismatches
+
+
+def as_it_is(array: np.ndarray) -> np.ndarray:
+    """Return the array."""
+    return array
+
+
+class Entry(NamedTuple):
+    """How one of our parameters, or one layer of it, lies in theirs."""
+
+    theirs: str
+    read: Callable[[np.ndarray], np.ndarray] = as_it_is
+    write: Callable[[np.ndarray], np.ndarray] = as_it_is
+    part: int = 0  # of several of ours that theirs has side by side, along its last axis
+    parts: int = 1
+    otherwise: str = ""  # the name to read where theirs is not there
+    value: Any = None  # theirs computes it and stores nothing
+
+
+Table = dict[str, Entry]
+
+
+class Source(Protocol):
+    """Named tensors, read one at a time."""
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every tensor."""
+
+    def read(self, name: str) -> np.ndarray:
+        """Return a tensor as float32."""
+
+
+class Arrays:
+    """Tensors that are in memory already."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self.arrays = arrays
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every tensor."""
+        return {name: array.shape for name, array in self.arrays.items()}
+
+    def read(self, name: str) -> np.ndarray:
+        """Return a tensor as float32."""
+        return np.asarray(self.arrays[name], np.float32)
+
+
+def linear(ours: str, theirs: str, bias: bool = True) -> Table:
+    """Name a projection, whose kernel [out in] torch has the other way round."""
+    table = {f"{ours}/kernel": Entry(f"{theirs}.weight", np.transpose, np.transpose)}
+    return table | ({f"{ours}/bias": Entry(f"{theirs}.bias")} if bias else {})
+
+
+def norm(ours: str, theirs: str, bias: bool = True) -> Table:
+    """Name a norm."""
+    return {f"{ours}/scale": Entry(f"{theirs}.weight")} | ({f"{ours}/bias": Entry(f"{theirs}.bias")} if bias else {})
+
+
+def embedding(ours: str, theirs: str, first: int = 0) -> Table:
+    """Name a table; its rows before `first` stand for nothing, and are zero where we write them."""
+    if not first:
+        return {f"{ours}/embedding": Entry(f"{theirs}.weight")}
+
+    def pad(table: np.ndarray) -> np.ndarray:
+        return np.pad(table, ((first, 0), (0, 0)))
+
+    return {f"{ours}/embedding": Entry(f"{theirs}.weight", lambda table: table[first:], pad)}
+
+
+def below(ours: str, theirs: str, *tables: Table) -> Table:
+    """Put tables below a module of either side."""
+    rows = [row for table in tables for row in table.items()]
+    return {f"{ours}/{path}": entry._replace(theirs=f"{theirs}.{entry.theirs}") for path, entry in rows}
+
+
+def from_source(table: Table, abstract: Any, source: Source, unread: Callable[[str], bool]) -> Any:
+    """Return our parameters with the shapes and places of `abstract`, each read straight to where it lies.
+
+    `unread` tells of their tensors that hold nothing of the model. Raises UserError listing what does not fit.
+    """
+    names, shapes = parameter_names(abstract), source.shapes()
+    _check(table, dict(zip(jax.tree.leaves(names), jax.tree.leaves(abstract), strict=True)), shapes, unread)
+
+    def load(path: str, leaf: Any) -> jax.Array:
+        entry = table[path]
+
+        def shard(index: Any) -> np.ndarray:  # a slice of every axis
+            if entry.value is not None:
+                return entry.value[index]
+            if "{}" not in entry.theirs:
+                return entry.read(source.read(_present(entry, shapes)))[index]
+            layers = range(leaf.shape[0])[index[0]]
+            sizes = [len(range(size)[part]) for size, part in zip(leaf.shape, index, strict=True)]
+            array = np.empty(sizes, np.float32)
+            for row, layer in enumerate(layers):
+                array[row] = entry.read(source.read(entry.theirs.format(layer)))[index[1:]]
+            return array
+
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, shard)
+
+    return jax.tree.map(load, names, abstract)
+
+
+def to_tensors(table: Table, params: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield their tensors, one at a time. Raise UserError where we changed what theirs computes."""
+    leaves = dict(zip(jax.tree.leaves(parameter_names(params)), jax.tree.leaves(params), strict=True))
+    together: dict[str, list[str]] = {}
+    for path, entry in table.items():
+        if entry.value is not None:
+            if not np.array_equal(entry.value, leaves[path]):
+                raise UserError(
+                    f"{path} was trained, and there it is computed: export a run that has it in train.freeze"
+                )
+        else:
+            together.setdefault(entry.theirs, []).append(path)
+    for theirs, paths in together.items():
+        stacked = "{}" in theirs
+        for layer in range(leaves[paths[0]].shape[0] if stacked else 1):
+            pieces = [np.asarray(leaves[path][layer] if stacked else leaves[path]) for path in paths]
+            written = [table[path].write(piece) for path, piece in zip(paths, pieces, strict=True)]
+            yield theirs.format(layer), np.concatenate(written, axis=-1) if len(written) > 1 else written[0]
+
+
+def _present(entry: Entry, shapes: Mapping[str, Any]) -> str:
+    return entry.theirs if entry.theirs in shapes or not entry.otherwise else entry.otherwise
+
+
+def _check(
+    table: Table, leaves: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], unread: Callable[[str], bool]
+) -> None:
+    """Raise UserError for names without a counterpart and for shapes that differ."""
+    wrong = [f"our {path} has no counterpart" for path in leaves if path not in table]
+    wrong += [f"our model has no {path}" for path in table if path not in leaves]
+    read: set[str] = set()
+    for path in leaves.keys() & table.keys():
+        entry, shape = table[path], tuple(leaves[path].shape)
+        if entry.value is not None:
+            continue
+        stacked = "{}" in entry.theirs
+        for layer in range(shape[0] if stacked else 1):
+            name = _present(entry, shapes).format(layer)
+            read.add(name)
+            if name not in shapes:
+                wrong.append(f"{name} (our {path}) is missing")
+            elif (found := _read_shape(entry, shapes[name])) != (wanted := shape[stacked:]):
+                wrong.append(f"{name} {shapes[name]} gives {found}, our {path} needs {wanted}")
+    wrong += [f"{name} {shapes[name]} has no place in ours" for name in shapes if name not in read and not unread(name)]
+    if wrong:
+        more = f"; and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+        raise UserError(f"the weights do not fit config.json: {'; '.join(sorted(wrong)[:SHOWN])}{more}")
+
+
+def _read_shape(entry: Entry, shape: tuple[int, ...]) -> tuple[int, ...] | str:
+    """Return the shape that reading gives, without a tensor of that size."""
+    try:
+        return entry.read(np.broadcast_to(np.float32(0), shape)).shape
+    except ValueError as error:
+        return str(error)

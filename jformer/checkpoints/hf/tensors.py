@@ -1,0 +1,188 @@
+"""Tensors in safetensors files: each checked before it is read, read one at a time, and written in shards. No names.
+
+A file is 8 bytes with the length of its header, the header as JSON, and the tensors side by side. Of a mistaken or
+hostile file nothing is believed: every offset must follow from the shapes, and lie in the file.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jformer.errors import UserError
+
+INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
+LONGEST_HEADER = 100_000_000  # bytes; the format's own limit
+DTYPES: dict[str, Any] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(jnp.bfloat16),
+}
+OTHERS = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1, "U16": 2, "U32": 4, "U64": 8}  # bytes; never read
+SHARD_BYTES = 5_000_000_000  # a file of an export holds no more, but for a single larger tensor
+
+
+class Tensor(NamedTuple):
+    """Where a tensor lies."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int  # in the file
+    end: int
+
+
+class Tensors:
+    """The tensors of a model's directory, by name."""
+
+    def __init__(self, directory: Path, rename: Callable[[str], str] = str) -> None:
+        """Read the headers of all files; `rename` gives the name that a tensor is asked for by.
+
+        Raises UserError naming the file and what is wrong with it.
+        """
+        self.found: dict[str, Tensor] = {}
+        for path, names in _files(directory).items():
+            here = read_header(path)
+            for name in here:
+                if name in self.found:
+                    raise UserError(f"{path}: tensor {name!r} is in {self.found[name].path.name} too; mend one of them")
+            if names is not None and (wrong := sorted(names ^ here.keys())):
+                raise UserError(f"{path}: tensor {wrong[0]!r} is in one of this file and {INDEX} only; restore both")
+            self.found |= here
+        renamed: dict[str, Tensor] = {}
+        for name, tensor in self.found.items():
+            if rename(name) in renamed:
+                raise UserError(f"{directory}: {name!r} is there under another name too; remove one of them")
+            renamed[rename(name)] = tensor
+        self.found = renamed
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every tensor."""
+        return {name: tensor.shape for name, tensor in self.found.items()}
+
+    def read(self, name: str) -> np.ndarray:
+        """Return a tensor as float32. Raise UserError for other than finite floating-point numbers."""
+        tensor = self.found[name]
+        if tensor.dtype not in DTYPES:
+            raise UserError(f"{tensor.path}: {name} holds {tensor.dtype}, not one of {', '.join(DTYPES)}")
+        count = int(np.prod(tensor.shape, dtype=np.int64))
+        array = np.fromfile(tensor.path, DTYPES[tensor.dtype], count, offset=tensor.begin)
+        if array.size != count:
+            raise UserError(f"{tensor.path}: ends within {name}; fetch it again")
+        array = array.astype(np.float32, copy=False).reshape(tensor.shape)
+        if not np.isfinite(array).all():
+            raise UserError(f"{tensor.path}: {name} holds numbers that are not finite in float32; restore the file")
+        return array
+
+
+def read_header(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of one file. Raise UserError where its header cannot be true."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(LONGEST_HEADER, size - 8):
+            raise UserError(f"{path}: {size} bytes cannot hold a header of {length}; fetch the file again")
+        text = file.read(length)
+    try:
+        header = json.loads(text, object_pairs_hook=_once)
+        header.pop("__metadata__", None)
+        found = {name: _tensor(path, entry, 8 + length) for name, entry in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path}: its header is no list of tensors ({error}); fetch the file again") from error
+    end = 8 + length
+    for name, tensor in sorted(found.items(), key=lambda item: item[1].begin):
+        if tensor.begin != end:
+            raise UserError(f"{path}: {name} overlaps its neighbour or leaves a gap; fetch the file again")
+        end = tensor.end
+    if end != size:
+        raise UserError(f"{path}: holds {size} bytes and its header speaks of {end}; fetch the file again")
+    return found
+
+
+def write(directory: Path, tensors: Iterable[tuple[str, np.ndarray]], shard_bytes: int = SHARD_BYTES) -> int:
+    """Write named arrays as float32, in several files with an index where one would be too large; return the bytes."""
+    from safetensors.numpy import save_file
+
+    shards: list[dict[str, int]] = []
+    for shard in _shards(tensors, shard_bytes):
+        save_file(shard, directory / f"shard-{len(shards)}", metadata={"format": "pt"})
+        shards.append({name: array.nbytes for name, array in shard.items()})
+    total = sum(sum(shard.values()) for shard in shards)
+    if len(shards) == 1:
+        (directory / "shard-0").rename(directory / WHOLE)
+        return total
+    names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    for i, name in enumerate(names):
+        (directory / f"shard-{i}").rename(directory / name)
+    weight_map = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    return total
+
+
+def _files(directory: Path) -> dict[Path, set[str] | None]:
+    """Return the files of a directory and, where an index says so, the names of their tensors."""
+    index = directory / INDEX
+    if index.exists():
+        try:
+            weight_map = json.loads(index.read_text(), object_pairs_hook=_once)["weight_map"]
+            places = [(str(name), str(file)) for name, file in weight_map.items()]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise UserError(f"{index}: is no index of tensors ({error}); fetch it again") from error
+        files: dict[Path, set[str] | None] = {}
+        for name, file in places:
+            if Path(file).name != file or not file.endswith(".safetensors"):
+                raise UserError(f"{index}: {name!r} lies in {file!r}, which is no safetensors file beside it")
+            if not (directory / file).is_file():
+                raise UserError(f"{index}: names {file!r}, which is not there; fetch it")
+            names = files.setdefault(directory / file, set())
+            assert names is not None
+            names.add(name)
+        return files
+    if (directory / WHOLE).is_file():
+        return {directory / WHOLE: None}
+    pickled = sorted(path.name for path in directory.glob("*.bin"))
+    if pickled:
+        raise UserError(
+            f"{directory}: has {pickled[0]} but no {WHOLE}; pickle is never read: convert it where you trust it, with "
+            "transformers.AutoModel.from_pretrained(DIR).save_pretrained(DIR)"
+        )
+    raise UserError(f"{directory}: has neither {WHOLE} nor {INDEX}; name the folder of a model")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return found
+
+
+def _tensor(path: Path, entry: Mapping[str, Any], start: int) -> Tensor:
+    """Return where a tensor lies; ValueError for an entry that contradicts itself."""
+    dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if any(type(number) is not int or number < 0 for number in (*shape, begin, end)):
+        raise ValueError("sizes and offsets must be whole numbers")
+    width = DTYPES[dtype].itemsize if dtype in DTYPES else OTHERS[dtype]
+    size = width
+    for length in shape:
+        size *= length
+    if end - begin != size:
+        raise ValueError(f"{end - begin} bytes are not {dtype} of shape {shape}")
+    return Tensor(path, dtype, tuple(shape), start + begin, start + end)
+
+
+def _shards(tensors: Iterable[tuple[str, np.ndarray]], limit: int) -> Iterator[dict[str, np.ndarray]]:
+    shard: dict[str, np.ndarray] = {}
+    size = 0
+    for name, array in tensors:
+        array = np.ascontiguousarray(array, np.float32)
+        if shard and size + array.nbytes > limit:
+            yield shard
+            shard, size = {}, 0
+        shard[name] = array
+        size += array.nbytes
+    yield shard

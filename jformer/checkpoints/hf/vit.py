@@ -1,0 +1,73 @@
+"""The Vision Transformer (Dosovitskiy et al. 2021) as a classifier."""
+
+from typing import Any
+
+import numpy as np
+
+from jformer.checkpoints.hf.families import Family, Fields, read_activation, write_activation
+from jformer.checkpoints.hf.tables import Entry, Table, below, linear, norm
+from jformer.models import ModelConfig
+from jformer.models.config import HeadConfig, VisionConfig
+
+
+def _table(model: ModelConfig) -> Table:
+    size, channels = model.vision.patch_size, model.vision.channels
+
+    def read_patches(kernel: np.ndarray) -> np.ndarray:  # [d c h w] → [h*w*c d], the order of a patch's pixels
+        return kernel.transpose(2, 3, 1, 0).reshape(-1, len(kernel))
+
+    def write_patches(kernel: np.ndarray) -> np.ndarray:  # [h*w*c d] → [d c h w]
+        return kernel.reshape(size, size, channels, -1).transpose(3, 2, 0, 1)
+
+    inputs = "vit.embeddings"
+    layer = "attention.attention"
+    return {
+        "class_token": Entry(f"{inputs}.cls_token"),
+        "input/positions/embedding": Entry(
+            f"{inputs}.position_embeddings", lambda table: table[0], lambda table: table[None]
+        ),
+        "patches/kernel": Entry(f"{inputs}.patch_embeddings.projection.weight", read_patches, write_patches),
+        "patches/bias": Entry(f"{inputs}.patch_embeddings.projection.bias"),
+        **norm("encoder/final_norm", "vit.layernorm"),
+        **linear("classifier", "classifier"),
+        **below(
+            "encoder/block",
+            "vit.encoder.layer.{}",
+            *(linear(f"self_attn/{name[0]}", f"{layer}.{name}") for name in ("query", "key", "value")),
+            linear("self_attn/o", "attention.output.dense"),
+            norm("self_attn_norm", "layernorm_before"),
+            linear("feed_forward/up", "intermediate.dense"),
+            linear("feed_forward/down", "output.dense"),
+            norm("feed_forward_norm", "layernorm_after"),
+        ),
+    }
+
+
+def _read(fields: Fields) -> dict[str, Any]:
+    vision = VisionConfig(fields["image_size"], fields["patch_size"], fields["num_channels"])
+    return {"activation": read_activation(fields, "hidden_act"), "vision": vision, "head": HeadConfig()}
+
+
+def _write(model: ModelConfig) -> dict[str, Any]:
+    return {
+        "hidden_act": write_activation(model.activation),
+        "image_size": model.vision.image_size,
+        "patch_size": model.vision.patch_size,
+        "num_channels": model.vision.channels,
+    }
+
+
+VIT = Family(
+    "vit",
+    {"ViTForImageClassification": "classify"},
+    {"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
+     "intermediate_size": "d_ff", "layer_norm_eps": "norm_epsilon", "hidden_dropout_prob": "dropout",
+     "attention_probs_dropout_prob": "attention_dropout"},
+    {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
+     "layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "hidden_act": "gelu",
+     "image_size": 224, "patch_size": 16, "num_channels": 3},
+    {"family": "vit", "norm": "pre", "positions": "learned", "embedding_scale": "none", "init": "vit"},
+    {"qkv_bias": True},
+    _table, _read, _write,
+    unread=(r"vit\.pooler\..*",),
+)  # fmt: skip

@@ -1,0 +1,180 @@
+"""The tokenizer files of a model's directory as tokenizers of ours, and back. No weights.
+
+Which ids surround a text follows from the family: its decoder's first token, and the languages of a model of many.
+"""
+
+import base64
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jformer.data.tokenizers.pretrained import FastTokenizer, PiecesTokenizer
+from jformer.data.tokenizers.symbols import Symbols
+from jformer.errors import UserError
+
+FAST, CONFIG, SPECIALS = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+PIECES = {"marian": ("source.spm", "target.spm"), "m2m_100": ("sentencepiece.bpe.model",) * 2}  # of source, of target
+LANGUAGES = ("mbart", "m2m_100")  # families whose texts have a language beside them
+SPECIAL = ("pad_token", "bos_token", "eos_token", "unk_token", "cls_token", "sep_token", "mask_token")
+CLASSES = {"marian": "MarianTokenizer", "m2m_100": "M2M100Tokenizer"}
+
+Tokenizer = FastTokenizer | PiecesTokenizer
+
+
+class Vocabulary:
+    """What a directory says of its tokenizer."""
+
+    def __init__(self, directory: Path, model_type: str, fields: Mapping[str, Any]) -> None:
+        """Read the files. Raise UserError where there are none that we can read."""
+        self.directory, self.model_type, self.fields = directory, model_type, fields
+        self.config = {**read_json(directory / SPECIALS, {}), **read_json(directory / CONFIG, {})}
+        self.fast = (directory / FAST).is_file()
+        if not self.fast and not (model_type in PIECES and (directory / PIECES[model_type][0]).is_file()):
+            raise UserError(
+                f"{directory}: has no {FAST}; make one where transformers is installed, with "
+                "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+            )
+        self.ids = self._fast_ids() if self.fast else self._piece_ids()
+
+    def _fast_ids(self) -> dict[str, int]:
+        content = (self.directory / FAST).read_text()
+        try:
+            self.probe = FastTokenizer(content, {})
+        except UserError:
+            raise
+        except Exception as error:  # the library raises nothing more special
+            raise UserError(f"{self.directory / FAST}: is no tokenizer ({error}); fetch it again") from error
+        return {token: i for i, token in enumerate(self.probe.tokens)}
+
+    def _piece_ids(self) -> dict[str, int]:
+        path = self.directory / "vocab.json"
+        ids = read_json(path)
+        if not ids or not all(type(i) is int and i >= 0 for i in ids.values()):
+            raise UserError(f"{path}: must map pieces to ids; fetch it again")
+        size = len(ids)
+        languages = self.config.get("additional_special_tokens") or self.config.get("extra_special_tokens") or []
+        return {**{str(token): size + i for i, token in enumerate(languages) if token not in ids}, **ids}
+
+    def special(self, name: str) -> int:
+        """Return the id of a special token such as 'cls_token', or -1."""
+        token = self.config.get(name)
+        text = token["content"] if isinstance(token, dict) else token
+        return self.ids.get(text, -1) if text else -1
+
+    def language(self, name: str, flag: str) -> int:
+        """Return the id of a language."""
+        for token in (name, f"__{name}__"):
+            if name and token in self.ids:
+                return self.ids[token]
+        raise UserError(f"--{flag}={name!r} is no language of this vocabulary, which writes them as its tokenizer does")
+
+    def symbols(self, side: str, language: str, start: int) -> Symbols:
+        """Return the symbols of the texts of one side."""
+        bos, eos = (self._role(name) for name in ("bos", "eos"))
+        noise = [self.special("mask_token")] if self.special("mask_token") >= 0 else []
+        if self.model_type in ("bert", "distilbert"):
+            bos, eos = self.special("cls_token"), self.special("sep_token")
+        elif self.model_type in ("t5", "mt5"):
+            noise = [self.ids[token] for i in range(100) if (token := f"<extra_id_{i}>") in self.ids]
+        around: dict[str, tuple[int, ...]] = {}
+        if self.model_type == "roberta":
+            around["between"] = (eos,)
+        elif self.model_type == "bart":
+            around["before"] = (bos,)
+        elif self.model_type in LANGUAGES:
+            code, legacy = self.language(language, f"{side}_language"), self.model_type == "mbart" and not self._mbart50
+            start = code if legacy and side == "target" else start
+            if not legacy:
+                around["before"] = (code,)
+            elif side == "source":
+                around["after"] = (code,)
+        bos = start if start >= 0 else bos
+        if bos < 0 or eos < 0:
+            raise UserError(
+                f"{self.directory}: neither config.json nor {CONFIG} names the tokens texts begin and end with"
+            )
+        pad = self._pad(self._role("pad"), bos, eos)
+        return Symbols(pad, bos, eos, self._unk(eos), noise=tuple(noise), **around)
+
+    def _role(self, name: str) -> int:
+        """Return the id that config.json gives to "pad", "bos" or "eos", or else the tokenizer, or -1."""
+        ids = self.fields.get(f"{name}_token_id")
+        found = ids[0] if isinstance(ids, list) and ids else ids
+        return found if type(found) is int else self.special(f"{name}_token")
+
+    def _pad(self, pad: int, bos: int, eos: int) -> int:
+        """Return an id that search may fill up with: one that no text needs, or one past the vocabulary."""
+        past = max(max(self.ids.values()) + 1, self.fields.get("vocab_size") or 0)
+        return past if pad < 0 or pad == eos or (pad == bos and self.model_type == "gpt2") else pad
+
+    def _unk(self, eos: int) -> int:
+        unk = self.special("unk_token")
+        return -1 if unk == eos else unk
+
+    @property
+    def _mbart50(self) -> bool:
+        return str(self.config.get("tokenizer_class", "")).startswith("MBart50")
+
+    def tokenizer(self, side: str, symbols: Symbols, prefix: str) -> Tokenizer:
+        """Return the tokenizer of one side ("source" or "target")."""
+        stored = symbols._asdict()
+        if self.fast:
+            cleanup = bool(self.config.get("clean_up_tokenization_spaces", False))
+            return FastTokenizer((self.directory / FAST).read_text(), stored, prefix, cleanup)
+        path = self.directory / PIECES[self.model_type][side == "target"]
+        specials = [token for token in self.ids if self._is_special(token)]
+        try:
+            model = base64.b64encode(path.read_bytes()).decode()
+            return PiecesTokenizer(model, self.ids, stored, specials, prefix)
+        except (OSError, RuntimeError) as error:
+            raise UserError(f"{path}: is no sentencepiece model ({error}); fetch it again") from error
+
+    def _is_special(self, token: str) -> bool:
+        listed = self.config.get("additional_special_tokens") or self.config.get("extra_special_tokens") or []
+        return token in listed or self.ids[token] in [self.special(name) for name in SPECIAL]
+
+
+def write(directory: Path, model_type: str, tokenizers: tuple[Any, Any]) -> dict[str, Any]:
+    """Write the tokenizer files of a run and return its special tokens for config.json.
+
+    Raises UserError for a tokenizer of ours, which theirs cannot express.
+    """
+    source, target = tokenizers
+    kinds = {FastTokenizer: "fast", PiecesTokenizer: "pieces"}
+    kind = kinds.get(type(target))
+    written = target.tokens
+    named = {f"{name}_token": written[i] for name, i in _named(target.symbols).items() if 0 <= i < len(written)}
+    if kind == "fast":
+        (directory / FAST).write_text(target.content)
+        config = {**named, "tokenizer_class": "PreTrainedTokenizerFast"}
+    elif kind == "pieces":
+        files = PIECES[model_type]
+        for file, tokenizer in zip(files, (source, target), strict=True):
+            (directory / file).write_bytes(base64.b64decode(tokenizer.model))
+        (directory / "vocab.json").write_text(json.dumps(target.ids, ensure_ascii=False, indent=2))
+        config = {**named, "tokenizer_class": CLASSES[model_type]}
+    else:
+        config = {}
+    if config:
+        (directory / CONFIG).write_text(json.dumps(config, ensure_ascii=False, indent=2) + "\n")
+    return config
+
+
+def _named(symbols: Symbols) -> dict[str, int]:
+    return {"pad": symbols.pad, "bos": symbols.bos, "eos": symbols.eos, "unk": symbols.unk}
+
+
+def read_json(path: Path, otherwise: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the object that a file holds. Raise UserError for what is none, or for no file without another value."""
+    if otherwise is not None and not path.is_file():
+        return otherwise
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: is not there; name the folder of a model") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: is no JSON ({error}); fetch it again") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: must be a JSON object; fetch it again")
+    return found

@@ -1,0 +1,98 @@
+"""What lies in a checkpoint beside its arrays: how far the run was, its config, and a digest of every array.
+
+The file has a digest of itself, so that a flipped bit in it is noticed like one in an array.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Self
+
+import jax
+
+from jformer.checkpoints.digests import digests
+from jformer.errors import UserError
+from jformer.parallel.sharding import parameter_names
+from jformer.storage import DIGEST, digest_of, with_digest
+
+
+class DamagedError(UserError):
+    """A checkpoint is proven not to be as it was written; an older one may be intact."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayEntry:
+    """What is known of a saved array."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    digest: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{' '.join(map(str, self.shape))}]"
+
+
+Entries = dict[str, dict[str, ArrayEntry]]
+"""Item, such as params → path of an array in it → what is known of it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint has beside its arrays."""
+
+    progress: dict[str, Any]  # plain JSON
+    selection_cost: float | None  # of a validation at this very step: the lower, the better; a negated score, say
+    arrays: Entries
+
+    @classmethod
+    def of(cls, items: Mapping[str, Any], progress: dict[str, Any], selection_cost: float | None) -> Self:
+        """Describe what is about to be saved. All processes call it: each adds up its own shards."""
+        arrays = {name: entries(tree) for name, tree in items.items()}
+        for name, tree in items.items():
+            for path, digest in digests(tree).items():
+                arrays[name][path] = dataclasses.replace(arrays[name][path], digest=digest)
+        return cls(progress, selection_cost, arrays)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the manifest as plain JSON, with its own digest."""
+        return with_digest(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, content: Any, where: str) -> Self:
+        """Read what `to_json` wrote; raise DamagedError if it is damaged, UserError if another version wrote it."""
+        try:
+            if content.pop(DIGEST) != digest_of(content):
+                raise DamagedError(f"{where}: was changed since it was written")
+            if content.keys() != {field.name for field in dataclasses.fields(cls)}:
+                raise UserError(f"{where}: another version of jformer wrote it: use that version, or train anew")
+            arrays = {
+                item: {path: ArrayEntry(tuple(one["shape"]), one["dtype"], one["digest"]) for path, one in tree.items()}
+                for item, tree in content["arrays"].items()
+            }
+            return cls(content["progress"], content["selection_cost"], arrays)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise DamagedError(f"{where}: is no manifest of a checkpoint") from error
+
+
+def entries(tree: Any) -> dict[str, ArrayEntry]:
+    """Return the path of every array, or shape of one, in a tree → its shape and dtype."""
+    paths = jax.tree.leaves(parameter_names(tree))
+    leaves = jax.tree.leaves(tree)
+    return {path: ArrayEntry(tuple(x.shape), str(x.dtype)) for path, x in zip(paths, leaves, strict=True)}
+
+
+def refuse_mismatch(saved: Mapping[str, ArrayEntry], wanted: Mapping[str, ArrayEntry], where: str) -> None:
+    """Raise UserError for the first array that one side lacks, or that has another shape or dtype there."""
+    for path in [*wanted, *saved]:
+        ours, theirs = (str(side[path]) if path in side else "nothing" for side in (wanted, saved))
+        if ours != theirs:
+            raise UserError(
+                f"{where}: has {theirs} for {path}, this model needs {ours}; give the config that the run was trained "
+                "with, or another --workdir"
+            )
+
+
+def refuse_damage(saved: Mapping[str, ArrayEntry], tree: Any, where: str) -> None:
+    """Raise DamagedError for the first array whose bits are not those that were saved. All processes call it."""
+    for path, digest in digests(tree).items():
+        if digest != saved[path].digest:
+            raise DamagedError(f"{where}: the bits of {path} are not those that were saved")

@@ -1,0 +1,92 @@
+"""Tell a damaged checkpoint from one that cannot be read just now; of several processes, all raise what one does.
+
+Damage is renamed, in a bucket even deleted; a network or a disk that fails for a moment must not lead to that. So an
+error counts as damage only if it is of a kind that damage leads to, and every file of the checkpoint can be opened:
+libraries take a file that they were not allowed to look at for one that is missing.
+"""
+
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+from etils.epath import Path
+
+from jformer.checkpoints.manifest import DamagedError
+from jformer.errors import UserError
+from jformer.parallel import processes
+
+T = TypeVar("T")
+STATUS = re.compile(r"[A-Z_]{4,}(?=: )")  # how TensorStore begins the text of every ValueError of its own
+DAMAGE_STATUS = ("NOT_FOUND", "DATA_LOSS", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "OUT_OF_RANGE")
+MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+def read_together(read: Callable[[], T], where: Path) -> T:
+    """Return what `read` returns. All processes call it; if it fails in one, all raise the same.
+
+    Raises DamagedError for a step that is proven damaged, UserError for one that cannot be read just now.
+    """
+    values: list[T] = []
+    cause: Exception | None = None
+    try:
+        values.append(read())
+    except Exception as error:  # Orbax, TensorStore and those of buckets raise whatever they meet
+        cause = error
+    own = explain(cause, where) if cause else None
+    failure = processes.agree(own and [isinstance(own, DamagedError), str(own)], _worst)
+    if failure:
+        damaged, text = failure
+        raise (DamagedError if damaged else UserError)(text) from cause
+    return values[0]
+
+
+def explain(error: Exception, where: Path) -> UserError:
+    """Return what to raise for an error in reading the step at `where`: DamagedError only if damage is proven."""
+    if isinstance(error, UserError):
+        return error
+    while type(error) is Exception and isinstance(error.__cause__, Exception):  # Orbax's wrapping of what it met
+        error = error.__cause__
+    if _may_be_damage(error):
+        try:
+            _open_all(where)
+        except Exception as refusal:  # as above: those of buckets are not all OSErrors
+            error = refusal
+        else:
+            return DamagedError(f"{where}: {first_line(error)}")
+    return UserError(
+        f"{where}: cannot be read just now ({first_line(error)}); try again, or move it away if it stays so"
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or its kind if it has none."""
+    text = str(error).strip() or type(error).__name__
+    return " ".join(text.splitlines()[0].split())[:300]
+
+
+def _may_be_damage(error: BaseException | None) -> bool:
+    """Tell whether missing or undecodable files lead to such an error, and no error behind it is one of the storage."""
+    status = STATUS.match(str(error))
+    if not isinstance(error, (*MISSING, AttributeError, LookupError, TypeError, ValueError)):
+        return False
+    if status and status.group() not in DAMAGE_STATUS:
+        return False
+    while error := error.__cause__ or error.__context__:
+        if isinstance(error, OSError) and not isinstance(error, MISSING):
+            return False
+    return True
+
+
+def _open_all(folder: Path) -> None:
+    """Read a byte of every file in a folder; raise what the storage raises."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            _open_all(path)
+        else:
+            with path.open("rb") as file:
+                file.read(1)
+
+
+def _worst(failures: list[list[bool | str] | None]) -> list[bool | str] | None:
+    """Return the first failure that proves no damage, or else the first: what is in doubt must not be deleted."""
+    return min(filter(None, failures), key=lambda failure: bool(failure[0]), default=None)

@@ -1,0 +1,79 @@
+"""The parameters of a trained run: the last ones, the best ones, or an average of several."""
+
+import functools
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from etils.epath import Path
+from jax.sharding import Mesh
+
+from jformer.checkpoints import checkpoint
+from jformer.config.options import Config
+from jformer.errors import UserError
+from jformer.models import init_params
+from jformer.parallel import processes
+from jformer.parallel.mesh import FSDP
+from jformer.parallel.sharding import parameter_shardings
+
+
+def abstract_params(model: Any, mesh: Mesh) -> Any:
+    """Return the shapes of a model's parameters, split over `tensor` alone: so answers need them."""
+    shapes = jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))
+    return checkpoint.abstract_like(shapes, parameter_shardings(mesh, shapes, whole=[FSDP]))
+
+
+class Weights(NamedTuple):
+    """Parameters, and the steps of the checkpoints that they are from."""
+
+    params: Any
+    steps: tuple[int, ...]
+
+
+def load_weights(workdir: Path, settings: Config, model: Any, mesh: Mesh) -> Weights:
+    """Return the parameters that `evaluate.weights` names, as answers need them.
+
+    The last ones, and their moving average, are those of the newest intact checkpoint; what was skipped for it
+    is printed on standard error. Raises UserError where others are asked for and damaged.
+    """
+    weights, abstract = settings.evaluate.weights, abstract_params(model, mesh)
+    with checkpoint.open_run(workdir) as saved:
+        if weights == "average":
+            count = settings.evaluate.average_last
+            steps = average_steps(saved.steps(), settings.train.checkpoint_every, count)
+            if len(steps) < count:
+                _say(f"evaluate.average_last={count}, but {workdir} has {len(steps)} checkpoints: they are averaged")
+            params = average(saved.restore(step, {"params": abstract})["params"] for step in steps)
+            return Weights(params, tuple(steps))
+        if weights == "best":
+            step = saved.newest_progress()["best_step"]
+            if not step:
+                raise UserError(f"evaluate.weights='best' but no validation of {workdir} was finite: take 'last'")
+            return Weights(saved.restore(step, {"params": abstract})["params"], (step,))
+        item = "ema" if weights == "ema" else "params"
+        restored = saved.restore_newest({item: abstract})
+        for note in restored.skipped:
+            _say(note)
+        return Weights(restored.items[item], (restored.step,))
+
+
+def _say(text: str) -> None:
+    if processes.is_main_process():
+        print(f"jformer: {text}", file=sys.stderr)
+
+
+def average_steps(steps: Sequence[int], every: int, count: int) -> list[int]:
+    """Return the last `count` steps at regular intervals, the last step of all among them, or all if they are fewer."""
+    regular = [step for step in steps if step % every == 0 or step == steps[-1]]
+    return regular[-count:]
+
+
+def average(trees: Iterable[Any]) -> Any:
+    """Return the mean of several parameter trees, summed in float32 on their devices, one in memory at a time."""
+    total, count = None, 0
+    for tree in trees:
+        total = tree if total is None else jax.tree.map(jnp.add, total, tree)
+        count += 1
+    return jax.tree.map(lambda x: x / jnp.float32(count), total)

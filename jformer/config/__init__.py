@@ -1,0 +1,95 @@
+"""From the keys that a config file sets to one frozen, checked config, and to config.json and back.
+
+A config file gets a locked ConfigDict from `default_config`, sets some keys and returns it. `resolve` turns it into
+the dataclasses of `jformer.config.options`, checked; beyond it nobody sees a ConfigDict.
+"""
+
+import dataclasses
+import json
+import math
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from etils.epath import Path
+from ml_collections import ConfigDict
+
+from jformer.config.checks import check
+from jformer.config.options import Config
+from jformer.config.presets import PRESETS, RECIPES
+from jformer.data.text import parse_json
+from jformer.errors import UserError, nearest
+from jformer.storage import replace_content, with_digest, without_digest
+
+LARGEST = 2**32  # no size, count or seed is as large, and arrays of such sizes overflow
+
+__all__ = ["as_config_dict", "default_config", "load_config", "resolve", "save_config"]
+
+
+def default_config(preset: str = "transformer_base") -> ConfigDict:
+    """Return every option with its default and what a preset sets, locked against unknown keys."""
+    if preset not in PRESETS:
+        raise UserError(f"unknown preset {preset!r}; {nearest(preset, PRESETS)}")
+    config = as_config_dict(Config())
+    config.model.update(PRESETS[preset])
+    config.update_from_flattened_dict(RECIPES.get(preset, {}))
+    return config
+
+
+def resolve(config: ConfigDict | Mapping[str, Any]) -> Config:
+    """Return the frozen, checked config; raise UserError naming the first key that cannot work."""
+    values = config.to_dict() if isinstance(config, ConfigDict) else config
+    resolved: Config = _build(Config, values, "")
+    check(resolved)
+    return resolved
+
+
+def load_config(path: Path) -> Config:
+    """Read a config saved by `save_config`; raise UserError where there is none, or it is damaged."""
+    try:
+        values = parse_json(path.read_text())
+    except FileNotFoundError as error:
+        raise UserError(f"{path.parent} holds no run: name the directory of one, or train one there") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as a saved config ({error}); is this a run's directory?") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: is no saved config; is this a run's directory?")
+    return resolve(without_digest(values, str(path)))
+
+
+def as_config_dict(config: Config) -> ConfigDict:
+    """Return a resolved config as a locked ConfigDict again, to set keys of a saved run."""
+    return ConfigDict(dataclasses.asdict(config)).lock()
+
+
+def save_config(config: Config, path: Path) -> None:
+    """Write the resolved config, which is all that is needed to rebuild the run, unless the file holds it already."""
+    content = (json.dumps(with_digest(dataclasses.asdict(config)), indent=2) + "\n").encode()
+    if not path.exists() or path.read_bytes() != content:
+        replace_content(path, content)
+
+
+def _build(kind: Any, values: Mapping[str, Any], prefix: str) -> Any:
+    """Make the dataclass `kind`, refusing unknown keys and values of another type."""
+    hints = typing.get_type_hints(kind)
+    for key in values:
+        if key not in hints:
+            raise UserError(f"unknown config key {prefix}{key}; {nearest(key, hints)}")
+    return kind(**{key: _typed(hints[key], value, prefix + key) for key, value in values.items()})
+
+
+def _typed(kind: Any, value: Any, key: str) -> Any:
+    if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
+        return _build(kind, value, key + ".")
+    if typing.get_origin(kind) is tuple and isinstance(value, (tuple, list)):
+        item = typing.get_args(kind)[0]
+        return tuple(_typed(item, v, f"{key}[{i}]") for i, v in enumerate(value))
+    if type(value) is int and kind in (int, float) and not -LARGEST < value < LARGEST:
+        shown = value if abs(value) < 10**40 else f"about 10**{int(value.bit_length() * math.log10(2))}"
+        raise UserError(f"{key}={shown} must be below {LARGEST}")
+    if kind is float and type(value) is int:
+        return float(value)
+    wanted = getattr(kind, "__name__", str(kind))
+    if type(value) is not kind or (kind is float and not math.isfinite(value)):
+        raise UserError(f"{key}={value!r} must be a {'finite ' if kind is float else ''}{wanted}")
+    return value

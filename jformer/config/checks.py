@@ -1,0 +1,273 @@
+"""What a config is checked for: values that cannot work, alone or together, and changes that end a run.
+
+What concerns one section alone is checked where its options are defined, if that is in another room. `check` sees a
+config before anything else does; `divide_rows` needs the number of devices, so whoever opens a mesh calls it.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jformer.config.options import (
+    ENDING_SCHEDULES,
+    OPEN_SCHEDULES,
+    OPTIMIZERS,
+    SCHEDULES,
+    SCORES_DURING,
+    TASKS,
+    TEXT_SCORES,
+    WEIGHTS,
+    Config,
+    MeshConfig,
+    flatten,
+)
+from jformer.errors import UserError, check_choice, check_least, check_range
+
+# A resumed run may change these: what it computes for a given step stays the same.
+MAY_CHANGE = (
+    *(f"train.{key}" for key in ("num_steps", "num_epochs", "max_minutes", "checkpoint_every", "checkpoint_minutes")),
+    *(f"train.{key}" for key in ("log_every", "eval_every", "keep_last", "patience")),
+    *(f"train.{key}" for key in ("accumulation", "max_skipped", "samples", "profile_steps", "peak_flops")),
+    *("train.stall_seconds", "data.dir", "data.cache_dir", "data.test"),
+    *("evaluate.", "decode.", "mesh.", "model.execution."),
+)
+
+
+def check(config: Config) -> None:
+    """Raise UserError for the first combination of options that cannot work."""
+    if not 0 <= config.seed < 2**32:
+        raise UserError(f"seed={config.seed} must be 0 to {2**32 - 1}")
+    check_choice("task", config.task, tuple(TASKS))
+    config.model.check()
+    config.data.check()
+    if "://" in config.data.cache_dir:
+        raise UserError(
+            f"data.cache_dir={config.data.cache_dir!r} must be a folder of a disk, which corpora are read from"
+        )
+    _check_train(config)
+    _check_optim(config)
+    _check_evaluate(config)
+    config.decode.check()
+    _check_decode(config)
+    _check_task(config)
+    _check_mesh(config.mesh)
+
+
+def _check_train(config: Config) -> None:
+    train = config.train
+    counts = ("num_steps", "log_every", "checkpoint_every", "keep_last", "accumulation", "max_skipped")
+    check_least("train", train, counts, 1)
+    check_least("train", train, ("eval_every", "patience", "samples", "stall_seconds", "peak_flops"), 0)
+    check_least("train", train, ("num_epochs", "max_minutes", "checkpoint_minutes"), 0)
+    check_range("train", train, ("ema_decay",), 0, 1)
+    if train.eval_every % train.checkpoint_every:
+        fitting = math.gcd(train.checkpoint_every, train.eval_every)
+        raise UserError(
+            f"train.checkpoint_every={train.checkpoint_every} must divide train.eval_every={train.eval_every}, "
+            f"so that the best evaluation has a checkpoint: set it to {fitting}"
+        )
+    if train.patience and not train.eval_every:
+        raise UserError(f"train.patience={train.patience} needs evaluations: set train.eval_every")
+    if train.max_minutes and config.optim.schedule in ENDING_SCHEDULES:
+        raise UserError(
+            f"train.max_minutes={train.max_minutes:g} may end the run before optim.schedule={config.optim.schedule!r}, "
+            f"which falls until train.num_steps, has fallen: leave it out, or take {', '.join(OPEN_SCHEDULES)}"
+        )
+    check_choice("train.best_by", train.best_by, ("loss", "accuracy", *config.evaluate.during))
+    if train.profile_steps and not _are_updates(train.profile_steps, train.num_steps):
+        raise UserError(
+            f"train.profile_steps={train.profile_steps!r} must be FIRST:LAST, two updates from 1 to "
+            f"train.num_steps={train.num_steps}, such as 10:13"
+        )
+    for pattern in train.freeze:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UserError(f"train.freeze={pattern!r} is not a regular expression: {error}") from error
+    if config.data.row_multiple % train.accumulation:
+        raise UserError(
+            f"train.accumulation={train.accumulation} must divide data.row_multiple={config.data.row_multiple}, "
+            "which follows by itself where it is 0"
+        )
+
+
+def _are_updates(steps: str, count: int) -> bool:
+    found = re.fullmatch(r"(\d{1,12}):(\d{1,12})", steps)
+    return found is not None and 1 <= int(found[1]) <= int(found[2]) <= count
+
+
+def _check_optim(config: Config) -> None:
+    optim, steps = config.optim, config.train.num_steps
+    check_choice("optim.optimizer", optim.optimizer, OPTIMIZERS)
+    check_choice("optim.schedule", optim.schedule, SCHEDULES)
+    check_range("optim", optim, ("b1", "b2", "label_smoothing"), 0, 1)
+    check_least("optim", optim, ("warmup", "decay", "weight_decay", "clip_norm", "learning_rate", "epsilon"), 0)
+    for key in ("b1", "b2"):
+        value = getattr(optim, key)
+        if np.float32(value) == 1:
+            raise UserError(
+                f"optim.{key}={value} is 1 in float32: its average would never move; take 0.9999999 or less"
+            )
+    if optim.epsilon == 0 and optim.optimizer != "adafactor":
+        raise UserError("optim.epsilon=0.0 divides 0 by 0 where a gradient is 0: take 1e-9")
+    if not 0 <= optim.final_rate <= 1:
+        raise UserError(f"optim.final_rate={optim.final_rate} must be 0 to 1: it is a share of the peak")
+    for key in ("warmup", "decay"):
+        count = getattr(optim, key)
+        if count >= 1 and count != round(count):
+            raise UserError(f"optim.{key}={count} must be a whole number of updates, or a share below 1")
+    if optim.schedule in ENDING_SCHEDULES:
+        decay = config.decay_steps() if optim.schedule == "warmup_stable_decay" else 0
+        if config.warmup_steps() + decay > steps:
+            parts = f"optim.warmup={optim.warmup}" + (f" and optim.decay={optim.decay}" if decay else "")
+            raise UserError(
+                f"{parts} take more updates than train.num_steps={steps}, when optim.schedule={optim.schedule!r} ends: "
+                "give shares of them, such as 0.08"
+            )
+    elif optim.final_rate:
+        raise UserError(
+            f"optim.final_rate={optim.final_rate} is read by optim.schedule={' or '.join(map(repr, ENDING_SCHEDULES))}"
+        )
+    if optim.weight_decay and optim.optimizer != "adamw":
+        raise UserError(f"optim.weight_decay={optim.weight_decay} is read by optim.optimizer='adamw' only")
+
+
+def _check_evaluate(config: Config) -> None:
+    evaluate = config.evaluate
+    check_choice("evaluate.weights", evaluate.weights, WEIGHTS)
+    for name in evaluate.scores:
+        check_choice("evaluate.scores", name, TEXT_SCORES)
+    check_least("evaluate", evaluate, ("average_last", "during_examples"), 1)
+    for name in evaluate.during:
+        if config.task not in SCORES_DURING:
+            raise UserError(f"evaluate.during={evaluate.during}: task={config.task!r} has no answers to score")
+        check_choice("evaluate.during", name, SCORES_DURING[config.task])
+    if evaluate.during and not config.train.eval_every:
+        raise UserError(f"evaluate.during={evaluate.during} needs evaluations: set train.eval_every")
+    if evaluate.weights == "ema" and not config.train.ema_decay:
+        raise UserError("evaluate.weights='ema' needs train.ema_decay above 0")
+    if evaluate.weights == "best" and not config.train.eval_every:
+        raise UserError("evaluate.weights='best' needs evaluations: set train.eval_every")
+
+
+def _check_decode(config: Config) -> None:
+    for key in ("coverage_penalty", "alignments"):
+        if getattr(config.decode, key) and config.model.family != "encdec":
+            raise UserError(
+                f"decode.{key}={getattr(config.decode, key)} reads attention to a source: model.family="
+                f"{config.model.family!r} has none"
+            )
+        if getattr(config.decode, key) and config.model.recurrent.cell and config.model.recurrent.attention == "none":
+            raise UserError(f"decode.{key}={getattr(config.decode, key)} needs model.recurrent.attention")
+
+
+def _check_task(config: Config) -> None:
+    model, data, train = config.model, config.data, config.train
+    if model.family not in TASKS[config.task]:
+        able = ", ".join(task for task, families in TASKS.items() if model.family in families)
+        raise UserError(f"task={config.task!r} is not for model.family={model.family!r}, which learns {able}")
+    if data.piece_start == "previous" and (config.task != "lm" or data.overlong != "split"):
+        raise UserError(
+            f"data.piece_start='previous' is about the pieces of long texts: it needs task='lm' and data.overlong="
+            f"'split', not {config.task!r} and {data.overlong!r}"
+        )
+    if model.recurrent.cell and data.batching == "packed":
+        raise UserError(
+            "data.batching='packed' lets texts share a row: a recurrent state would run through them; use 'buckets'"
+        )
+    sides = {"encoder": ("source",), "decoder": ("target",), "vit": ()}.get(model.family, ("source", "target"))
+    limited = ("target",) if config.task == "denoise" else sides  # its source is made from its target
+    longest = max((getattr(data, f"max_{side}_length") for side in limited), default=0)
+    if model.positions == "learned" and longest > model.max_length:
+        raise UserError(
+            f"model.max_length={model.max_length} places fewer tokens than data allows ({longest}): raise it or lower "
+            "data.max_source_length and data.max_target_length"
+        )
+    if config.task == "translate" and model.shared_embedding and not data.vocab_shared:
+        raise UserError("model.shared_embedding=True needs data.vocab_shared=True: two vocabularies need two tables")
+    for side in ("source", "target"):
+        if getattr(train, f"{side}_vectors") and side not in sides:
+            raise UserError(f"train.{side}_vectors: model.family={model.family!r} embeds no {side} tokens")
+    if train.source_vectors and train.target_vectors and model.shared_embedding:
+        raise UserError("train.source_vectors and train.target_vectors: one shared embedding begins with one of them")
+
+
+def _check_mesh(mesh: MeshConfig) -> None:
+    sizes = dataclasses.asdict(mesh)
+    for axis, size in sizes.items():
+        if size != -1 and size < 1:
+            raise UserError(f"mesh.{axis}={size} must be at least 1, or -1 for as many as there are devices")
+    open_ended = [f"mesh.{axis}=-1" for axis, size in sizes.items() if size == -1]
+    if len(open_ended) > 1:
+        raise UserError(f"{open_ended[-1]} beside {open_ended[0]}: only one of them can be -1, what the others leave")
+
+
+def divide_rows(config: Config, shards: int) -> Config:
+    """Return the config with data.row_multiple set, for a mesh that splits rows into so many shards.
+
+    Raise UserError if the multiple that is set cannot be dealt evenly to devices and microbatches.
+    """
+    multiple, parts = config.data.row_multiple, shards * config.train.accumulation
+    if not multiple:
+        data = dataclasses.replace(config.data, row_multiple=math.lcm(config.data.rows_divide_by(), parts))
+        return dataclasses.replace(config, data=data)
+    if multiple % parts:
+        raise UserError(
+            f"data.row_multiple={multiple} must be a multiple of {parts}: mesh.data x mesh.fsdp = "
+            f"{shards} times train.accumulation={config.train.accumulation}; raise it, or lower one of them"
+        )
+    return config
+
+
+def count_epochs(config: Config, updates: int) -> Config:
+    """Return the config with the train.num_steps that train.num_epochs take, of so many updates each, if it is set.
+
+    Raise UserError if those are more than train.num_steps, or do not go together with other options.
+    """
+    epochs, most = config.train.num_epochs, config.train.num_steps
+    if not epochs:
+        return config
+    steps = max(1, round(epochs * updates))
+    if steps > most:
+        raise UserError(
+            f"train.num_epochs={epochs:g} are {steps} updates, {updates} an epoch, and train.num_steps={most} allows "
+            "no more than that: raise it, or ask for fewer epochs"
+        )
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, num_steps=steps))
+    check(config)
+    return config
+
+
+def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
+    """Return dotted key → (old, new) where two configs differ."""
+    before, after = flatten(dataclasses.asdict(old)), flatten(dataclasses.asdict(new))
+    return {key: (before[key], after[key]) for key in before if before[key] != after[key]}
+
+
+def resume_config(saved: Config, given: Config) -> Config:
+    """Return the config that a saved run goes on with: the given one, with what the saved one found out.
+
+    That is data.row_multiple if it sets none, and the updates of the same train.num_epochs. Raise UserError for a
+    change that would make it another run.
+    """
+    data, train = given.data, given.train
+    data = dataclasses.replace(data, row_multiple=data.row_multiple or saved.data.row_multiple)
+    if train.num_epochs and train.num_epochs == saved.train.num_epochs and train.num_steps > saved.train.num_steps:
+        train = dataclasses.replace(train, num_steps=saved.train.num_steps)
+    given = dataclasses.replace(given, data=data, train=train)
+    ends = saved.optim.schedule in ENDING_SCHEDULES or 0 < saved.optim.warmup < 1
+    for key, (old, new) in differences(saved, given).items():
+        moved = key == "data.mixture" and _without_folders(old) == _without_folders(new)
+        if (ends and key in ("train.num_steps", "train.num_epochs")) or not (moved or key.startswith(MAY_CHANGE)):
+            raise UserError(
+                f"{key}={new!r} but this workdir was trained with {old!r}: set it back or use a new --workdir"
+            )
+    return given
+
+
+def _without_folders(mixture: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in corpus.items() if key != "dir"} for corpus in mixture]

@@ -1,0 +1,118 @@
+"""Config files and keys set from outside: what the command lines have in common. Knows no flag and no experiment."""
+
+import ast
+import contextlib
+import dataclasses
+import importlib.util
+import linecache
+import re
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jformer.config import options, resolve
+from jformer.config.options import Config
+from jformer.errors import UserError, nearest
+
+
+def load_module(path: Path, flag: str) -> ModuleType:
+    """Return a Python file, run as a module; raise UserError naming flag, file and line if it cannot be run."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise UserError(f"--{flag}={path}: no such Python file; the ones that come along are in {flag}s/")
+    module = importlib.util.module_from_spec(spec)
+    with _blaming(path, flag):
+        spec.loader.exec_module(module)
+    return module
+
+
+def run_config_file(path: Path) -> ConfigDict:
+    """Return what a config file's get_config() gives; raise UserError naming file and line if it gives none."""
+    module = load_module(path, "config")
+    if not hasattr(module, "get_config"):
+        raise UserError(f"--config={path}: has no get_config()")
+    with _blaming(path, "config"):
+        config = module.get_config()
+    if not isinstance(config, ConfigDict):
+        found = "nothing" if config is None else f"a {type(config).__name__}, not a config"
+        raise UserError(f"--config={path}: get_config() returns {found}; end it with: return config")
+    return config
+
+
+@contextlib.contextmanager
+def _blaming(path: Path, flag: str) -> Iterator[None]:
+    """Turn whatever a user's file raises into a UserError that names its line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        frames = [f.lineno or 0 for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path]
+        number = error.lineno if isinstance(error, SyntaxError) else frames[-1] if frames else 0
+        line = linecache.getline(str(path), number or 0)
+        raise UserError(f"--{flag}={path}:{number}: {_unknown_key(error, line) or _in_short(error)}") from error
+
+
+def _unknown_key(error: Exception, line: str) -> str:
+    """Return the nearest keys to one that a ConfigDict does not have, or nothing for another error."""
+    found = re.match(r"""['"\\]*(?:Key ")?(\w+)\\?["']""", str(error))
+    raised = traceback.extract_tb(error.__traceback__)[-1].filename
+    if not found or not isinstance(error, AttributeError | KeyError) or "ml_collections" not in raised:
+        return ""
+    known = options.flatten(dataclasses.asdict(Config()))
+    section = re.search(rf"(\w+)\.(?:update\(|{found[1]}\b)", line)
+    key = f"{section[1]}.{found[1]}" if section and section[1] in vars(Config()) else found[1]
+    return f"unknown config key {key}; {nearest_key(key, known)}"
+
+
+def _in_short(error: Exception) -> str:
+    return str(error) if isinstance(error, SyntaxError | TypeError) else f"{type(error).__name__}: {error}"
+
+
+def check_keys(keys: Iterable[str], known: Mapping[str, Any]) -> None:
+    """Raise UserError for the first dotted key that is no key of a config, naming the nearest one."""
+    for key in keys:
+        if key not in known:
+            raise UserError(f"unknown config key {key}; {nearest_key(key, known)}")
+
+
+def nearest_key(key: str, known: Mapping[str, Any]) -> str:
+    """Return the end of an error's line: the key that was probably meant, or else the sections there are."""
+    sections = dict.fromkeys(name.partition(".")[0] for name in known if "." in name)
+    return nearest(key, known, otherwise=f"the sections are {', '.join(sections)}")
+
+
+def with_keys(config: ConfigDict, overrides: Mapping[str, Any]) -> Config:
+    """Return the checked config with dotted keys set to values of Python."""
+    values = config.to_dict()
+    check_keys(overrides, options.flatten(values))
+    for key, value in overrides.items():
+        *sections, name = key.split(".")
+        section = values
+        for part in sections:
+            section = section[part]
+        section[name] = value
+    return resolve(values)
+
+
+def parse_keys(config: ConfigDict, arguments: Iterable[str]) -> dict[str, Any]:
+    """Return what --config.section.key=value arguments set: text where a config has text, else a value of Python."""
+    known = options.flatten(config.to_dict())
+    overrides: dict[str, Any] = {}
+    for argument in arguments:
+        key, _, text = argument.removeprefix("--config.").partition("=")
+        check_keys([key], known)
+        try:
+            overrides[key] = text if isinstance(known[key], str) else ast.literal_eval(text)
+        except (SyntaxError, ValueError) as error:
+            raise UserError(f"{key}={text!r} must be written as {type(known[key]).__name__} in Python") from error
+    return overrides
+
+
+def as_flags(overrides: Mapping[str, Any]) -> list[str]:
+    """Return the arguments of jformer.main that set dotted keys."""
+    return [f"--config.{key}={value}" for key, value in overrides.items()]

@@ -1,0 +1,151 @@
+"""Every option once, with its default and its reason: the sections of a config, and the names its choices have.
+
+The sections that belong to a room are defined there (jformer/data/config.py, models/config.py, decoding/config.py);
+the others are here, and `Config` joins them. Plain frozen dataclasses: whether values can work, alone and together, is
+decided in `jformer.config.checks`.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jformer.data.config import DataConfig
+from jformer.decoding.config import DecodeConfig
+from jformer.models.config import ModelConfig
+
+TASKS = {  # task → the families that can learn it
+    "translate": ("encdec",),
+    "lm": ("decoder",),
+    "mlm": ("encoder",),
+    "denoise": ("encdec",),
+    "classify": ("encoder", "vit"),
+}
+OPTIMIZERS = ("adam", "adamw", "adafactor")
+OPEN_SCHEDULES = ("noam", "inverse_square_root", "t5", "constant")  # their rates do not depend on train.num_steps
+ENDING_SCHEDULES = ("cosine", "linear", "warmup_stable_decay")  # theirs do: such a run cannot be prolonged
+SCHEDULES = (*OPEN_SCHEDULES, *ENDING_SCHEDULES)
+TEXT_SCORES = ("bleu", "chrf", "ter")
+LOWER_IS_BETTER = ("loss", "nll", "perplexity", "ter", "bits_per_character")  # of all other metrics higher is
+SCORES_DURING = {"translate": (*TEXT_SCORES, "exact_match"), "classify": ("macro_f1",)}  # of evaluate.during, by task
+TEST_SCORES = {  # task → what results.json has of a test set; of text scores those of evaluate.scores
+    "translate": (*TEXT_SCORES, "exact_match", "token_accuracy", "perplexity"),
+    "lm": ("bits_per_character", "token_accuracy", "perplexity"),
+    "mlm": ("accuracy", "perplexity"),
+    "denoise": ("token_accuracy", "perplexity"),
+    "classify": ("accuracy", "macro_f1", "perplexity"),
+}
+WEIGHTS = ("last", "best", "average", "ema")
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimConfig:
+    """The optimizer and its learning rate.
+
+    The defaults are those of Vaswani et al. 2017, section 5.3, and one of ours: the paper does not clip gradients.
+    """
+
+    optimizer: str = "adam"  # adam | adamw | adafactor (which reads only the learning rate)
+    # noam | inverse_square_root | t5 | constant | cosine | linear | warmup_stable_decay; all but t5 rise linearly first
+    schedule: str = "noam"
+    learning_rate: float = 1.0  # the peak; noam: a factor of d_model^-0.5 · min(step^-0.5, step · warmup^-1.5)
+    warmup: float = 4_000.0  # updates; below 1, a share of train.num_steps. t5: updates at the peak, before it falls
+    decay: float = 0.1  # warmup_stable_decay: updates in which the rate falls, at the end; below 1, their share
+    final_rate: float = 0.0  # cosine, linear, warmup_stable_decay: the rate just after the end, as a share of the peak
+    b1: float = 0.9
+    b2: float = 0.98
+    epsilon: float = 1e-9
+    weight_decay: float = 0.0  # adamw, on matrices only
+    clip_norm: float = 1.0  # of the global gradient norm; 0 = off. It costs nothing and keeps runs that one batch loses
+    label_smoothing: float = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """How long to train, what to keep and what to start from. Counts are updates."""
+
+    num_steps: int = 100_000
+    num_epochs: float = 0.0  # passes over the training text: num_steps becomes their updates, and is their limit
+    max_minutes: float = 0.0  # of training, over all restarts: then it ends as after num_steps; 0 = no limit
+    log_every: int = 100
+    eval_every: int = 1_000  # validation loss and sample translations; 0 = never
+    checkpoint_every: int = 1_000  # must divide eval_every, so that the best evaluation has a checkpoint
+    checkpoint_minutes: float = 0.0  # save too, with a row, once the last save is so long ago; 0 = by updates alone
+    keep_last: int = 5  # newest checkpoints kept, never fewer than evaluate.average_last; the best one is kept too
+    patience: int = 0  # stop after so many evaluations in a row without a better one; 0 = never
+    best_by: str = "loss"  # what makes an evaluation better: loss | accuracy | a score of evaluate.during
+    accumulation: int = 1  # microbatches of one update, for batches that do not fit the memory at once
+    ema_decay: float = 0.0  # moving average of parameters beside the trained ones; 0 = off
+    max_skipped: int = 10  # stop after so many updates in a row that were not finite
+    init_from: str = ""  # another run's workdir: start from its parameters, with a fresh optimizer and head
+    source_vectors: str = ""  # a file of word vectors (word2vec, GloVe) that the source embedding begins with
+    target_vectors: str = ""  # the same for the target embedding; one table that both sides share takes either
+    freeze: tuple[str, ...] = ()  # regular expressions over parameter names; what they match is not trained
+    samples: int = 3  # validation sentences translated at every evaluation; 0 = none
+    profile_steps: str = ""  # "10:13" = trace updates 10, 11, 12 and 13 into WORKDIR/profile; "" = none
+    # A process that stands still so long ends the run; 0 = 10 updates, at least a minute. What was never timed
+    # (compiling, validating, saving), or took half of that, has ten times as long; a busy processor is progress there.
+    stall_seconds: float = 0.0
+    peak_flops: float = 0.0  # FLOPs a second of a device, which MFU is a share of; 0 = its data sheet's, or measured
+
+    def profiled(self) -> range:
+        """Return the updates to trace, counted from 1."""
+        first, _, last = self.profile_steps.partition(":")
+        return range(int(first), int(last) + 1) if self.profile_steps else range(0)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateConfig:
+    """What the test sets are scored with."""
+
+    weights: str = "last"  # last | best | average (of average_last checkpoints) | ema
+    average_last: int = 5  # the newest regular checkpoints, or as many as the run has
+    scores: tuple[str, ...] = TEXT_SCORES  # by sacreBLEU; exact match and perplexity are always there
+    # Scores of greedy answers at every evaluation while training, such as ("bleu",): for translate and classify.
+    during: tuple[str, ...] = ()
+    during_examples: int = 500  # the first so many of data.valid
+    tokenize: str = "13a"  # sacreBLEU's tokenization; "none" for text that is tokenized already
+    lowercase: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """How the devices are laid out; their number is the product of the three. Results do not depend on it."""
+
+    data: int = -1  # parts that rows are split among, each with all parameters; -1 = as many as the devices allow
+    fsdp: int = 1  # devices of a part that split its rows, and store parameters and optimizer split among them; or -1
+    tensor: int = 1  # devices that work together on the same rows: on their heads, their part of d_ff and vocabulary
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A whole run."""
+
+    seed: int = 0  # of parameters, dropout and the order of the data
+    task: str = "translate"  # translate | lm | mlm | denoise | classify: what is learned, from which text
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    optim: OptimConfig = OptimConfig()
+    train: TrainConfig = TrainConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    decode: DecodeConfig = DecodeConfig()
+    mesh: MeshConfig = MeshConfig()
+
+    def warmup_steps(self) -> int:
+        """Return the updates of the warm-up."""
+        return self._updates(self.optim.warmup)
+
+    def decay_steps(self) -> int:
+        """Return the updates at the end of a warmup_stable_decay."""
+        return self._updates(self.optim.decay)
+
+    def _updates(self, count_or_share: float) -> int:
+        share = self.train.num_steps if count_or_share < 1 else 1
+        return round(share * count_or_share)
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a nested mapping as dotted key → value."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat.update(flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value})
+    return flat

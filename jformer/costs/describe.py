@@ -1,0 +1,158 @@
+"""What a config costs before anything is spent: parameters, FLOPs, time and memory, and which attention runs.
+
+All of it follows from shapes: no data is read and no weight allocated, whatever the size of the model.
+"""
+
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jformer.config.checks import divide_rows
+from jformer.config.options import Config
+from jformer.costs.programs import estimate
+from jformer.costs.shapes import full_shape, mesh_sizes, sized_model
+from jformer.evaluation.tables import aligned
+from jformer.models import ModelConfig, build_model, init_params
+from jformer.models.flops import forward_flops, text_work, update_flops, work_of
+from jformer.models.layers.attention import choose_kernel
+from jformer.parallel.devices import known_peak
+from jformer.tasks.build import build_task
+from jformer.tasks.task import Task
+from jformer.training.optim import build_schedule, schedule_line
+
+LENGTHS = (32, 128)  # of texts; the longest that the config allows is the last column
+UNITS = {
+    "encdec": "target token, source and target having",
+    "encoder": "token of a text that has",
+    "decoder": "token of a text that has",
+    "vit": "image",
+}
+
+
+def describe(config: Config, workdir: Path | None = None) -> str:
+    """Return what the model is, its parameters with their shares, and the FLOPs of its matrix products.
+
+    Vocabulary and classes are those of the run in `workdir`; before there is one, what the config leads to expect.
+    """
+    sizes = mesh_sizes(config, jax.device_count())
+    config = divide_rows(config, sizes["data"] * sizes["fsdp"])
+    task = build_task(config)
+    model, saved = sized_model(config, task, workdir)
+    rows = parameter_rows(jax.eval_shape(functools.partial(init_params, build_model(model)), jax.random.key(0)))
+    total = sum(count for _, _, count in rows)
+    cells = [["part", "shapes", "parameters", "share"]]
+    cells += [[name, shape, f"{count:,}", f"{count / total:.1%}"] for name, shape, count in rows]
+    cells += [["total", "", f"{total:,}", f"{1:.1%}"]]
+    lines = [*summary(config), *_size_lines(config, model, task, saved), kernel_line(model, jax.default_backend())]
+    lines += [*update_lines(config, model), memory_line(config, task, model)]
+    return "\n".join([*lines, "", *aligned(cells, 2), "", *aligned(flops_table(config, model), 1)])
+
+
+def summary(config: Config) -> Iterator[str]:
+    """Yield what is described: the model with its choices, the data, and the learning rate with its peak."""
+    model, data = config.model, config.data
+    decoder = f" + {model.decoder_layers}" if model.family == "encdec" else ""
+    yield f"model: {model.family} of {model.num_layers}{decoder} layers, for task {config.task}"
+    if not model.recurrent.cell:
+        heads = f"{model.num_heads} heads of {model.key_size}"
+        yield f"  {model.norm} {model.norm_type}, {model.positions} positions, {model.activation}, {heads}"
+    yield f"  d_model {model.d_model}, d_ff {model.d_ff}, dropout {model.dropout}, init {model.init}, {model.dtype}"
+    name = " ".join(part for part in (data.source, data.name, data.dir) if part)
+    yield f"data: {name}, {data.tokenizer} tokenizer, {data.batching}, {data.tokens_per_update:,} tokens an update"
+    yield schedule_line(config, build_schedule(config))
+
+
+def kernel_line(model: ModelConfig, platform: str) -> str:
+    """Return which code attends on a platform, and why."""
+    if model.recurrent.cell:
+        return f"recurrent layers: {model.recurrent.cell}, attention: {model.recurrent.attention}"
+    kernel = choose_kernel(model, platform)
+    if kernel == "jax":
+        why = f"jax.nn.dot_product_attention, on {platform}"
+    elif model.attention_dropout:
+        why = f"on {platform}: model.attention_dropout={model.attention_dropout} drops weights"
+    elif model.key_size != model.value_size:
+        why = f"on {platform}: keys of {model.key_size} and values of {model.value_size}"
+    else:
+        why = f"on {platform}, where the other is no quicker"
+    return f"attention kernel: {kernel} ({why})"
+
+
+def update_lines(config: Config, model: ModelConfig) -> Iterator[str]:
+    """Say what an update without any padding costs, and how long it takes where the peak of the devices is known."""
+    shape, kind = full_shape(config), jax.devices()[0].device_kind
+    flops = update_flops(model, work_of(*(np.full(shape.rows, length) for length in shape[1:])))
+    lengths = " + ".join(f"{length:,}" for length in shape[1:] if length)
+    unit = "pixels" if model.family == "vit" else "tokens"
+    yield f"update: {shape.rows:,} full rows of {lengths} {unit}: {flops:.3g} FLOPs forward and backward"
+    peak = config.train.peak_flops or known_peak(kind, model.dtype)
+    if peak:
+        count = math.prod(mesh_sizes(config, jax.device_count()).values())
+        times = (f"{flops / peak / count / share:.3g} s at {share:.0%} MFU" for share in (1, 0.4))
+        yield f"time of it on {count} x {kind}: " + ", ".join(times)
+
+
+def memory_line(config: Config, task: Task, model: ModelConfig) -> str:
+    """Say what the same update takes of a device's memory."""
+    memory = estimate(config, task, model, full_shape(config), jax.device_count(), jax.default_backend())
+    return f"memory of it: {memory}"
+
+
+def parameter_rows(params: Mapping[str, Any]) -> list[tuple[str, str, int]]:
+    """Return (part, shapes, count) of every table, norm, projection and sublayer; stacks begin with their layers."""
+    rows = []
+    for name, part in _parts(params):
+        leaves = jax.tree.leaves(part)
+        largest = max(leaves, key=lambda leaf: leaf.size)
+        shape = " x ".join(map(str, largest.shape)) + (" ..." if len(leaves) > 1 else "")
+        rows.append((name, shape, sum(leaf.size for leaf in leaves)))
+    return rows
+
+
+def flops_table(config: Config, model: ModelConfig) -> list[list[str]]:
+    """Return the cells of the table of FLOPs, a column for each length of text.
+
+    What predicts tokens is counted for one of them, what predicts a class for the whole text or image.
+    """
+    limits = {"encoder": config.data.max_source_length, "decoder": config.data.max_target_length}
+    longest = limits.get(model.family, max(limits.values()))
+    lengths = [1] if model.family == "vit" else [*(length for length in LENGTHS if length < longest), longest]
+    columns = []
+    for length in lengths:
+        tokens = 1 if model.head.num_classes else length
+        flops = forward_flops(model, text_work(length, length))
+        column = {part: count / tokens for part, count in flops.items()}
+        columns.append(column | {"total; an update takes about three times that": sum(column.values())})
+    unit = "text that has" if model.family == "encoder" and model.head.num_classes else UNITS[model.family]
+    heads = ["FLOPs"] if model.family == "vit" else [f"{length:,} tokens" for length in lengths]
+    parts = [[f"  {part}", *(f"{column[part]:,.0f}" for column in columns)] for part in columns[0]]
+    return [[f"forward FLOPs of one {unit}", *heads], *parts]
+
+
+def _size_lines(config: Config, model: ModelConfig, task: Task, saved: bool) -> Iterator[str]:
+    """Say how many rows and classes there are, and who says so."""
+    if model.family != "vit":
+        origin = "of the run's tokenizer" if saved else "assumed from data.vocab_size"
+        origin = "set by model.vocab_size" if config.model.vocab_size else origin
+        noise = f"; {task.symbols} for what the noise puts in" if task.symbols else ""
+        target = f" source and {model.target_vocab_size:,} target" if model.family == "encdec" else ""
+        yield f"vocabulary: {model.vocab_size:,}{target} rows ({origin}{noise})"
+    if model.head.num_classes:
+        origin = "of the run's labels" if saved else "assumed; model.head.num_classes sets another number"
+        origin = "set by model.head.num_classes" if config.model.head.num_classes else origin
+        yield f"classes: {model.head.num_classes:,} ({origin})"
+
+
+def _parts(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield (name, parameters) of what has no parts of its own; a block's sublayers count as such."""
+    inner = isinstance(tree, Mapping) and any(isinstance(part, Mapping) for part in tree.values())
+    if inner and "block" not in path[:-1]:
+        for name, part in tree.items():
+            yield from _parts(part, (*path, name))
+    else:
+        yield "/".join(path), tree

@@ -1,0 +1,106 @@
+"""The programs of a run compiled ahead of time, for devices that are not here, and what the compiler says of them."""
+
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh
+
+from jformer.checkpoints.weights import abstract_params
+from jformer.config.options import Config
+from jformer.costs import cost_analysis, hlo
+from jformer.costs.collectives import Collective, collectives
+from jformer.costs.shapes import mesh_sizes
+from jformer.data.plan import Shape
+from jformer.data.tokenizers import Symbols
+from jformer.inference.generation import make_answer
+from jformer.inference.inputs import answer_batch
+from jformer.models import ModelConfig, build_model
+from jformer.parallel.backend import compiling_for
+from jformer.tasks.batch import abstract_batch
+from jformer.tasks.task import Task
+from jformer.training.memory import Memory, update_memory
+from jformer.training.step import abstract_update
+
+AUTO = (AxisType.Auto,) * 3
+
+
+class Figures(NamedTuple):
+    """What one run of a compiled program takes of each device; bytes, but for the FLOPs."""
+
+    arguments: int
+    outputs: int  # beside those that reuse the memory of arguments
+    temporaries: int
+    code: int
+    flops: float
+    traffic: float  # between HBM and the cores
+    collectives: list[Collective]
+
+    @property
+    def memory(self) -> int:
+        """The most bytes in use at once."""
+        return self.arguments + self.outputs + self.temporaries + self.code
+
+    @property
+    def sent(self) -> float:
+        """The bytes that each device sends to others."""
+        return sum(each.sent for each in self.collectives)
+
+
+def estimate(config: Config, task: Task, model: ModelConfig, shape: Shape, devices: int, platform: str) -> Memory:
+    """Return the memory that the update of a run takes of each of so many devices, none of which need be here."""
+    sizes = mesh_sizes(config, devices)
+    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), AUTO)
+    with compiling_for(platform):
+        step, arguments = _update(config, task, model, shape, mesh)
+        return update_memory(step, *arguments)
+
+
+def compile_update(config: Config, task: Task, model: ModelConfig, shape: Shape, mesh: Mesh) -> Figures:
+    """Compile the update of a run for batches of a shape."""
+    with compiling_for(_platform(mesh)):
+        step, arguments = _update(config, task, model, shape, mesh)
+        return figures(_compile(step.lower(*arguments)), mesh)
+
+
+def compile_answer(config: Config, task: Task, model: ModelConfig, shape: Shape, mesh: Mesh) -> Figures:
+    """Compile the program that answers a batch of a shape (see `answer_shape`): the whole search, or the classes."""
+    room = shape.target_length
+    batch = answer_batch(model, task, shape, mesh)
+    vocabulary = np.ones(model.target_vocab_size or model.vocab_size, bool)
+    with compiling_for(_platform(mesh)):
+        built = build_model(model)
+        params = abstract_params(built, mesh)
+        answer = make_answer([built], task.answer, config.decode, vocabulary, Symbols(), mesh)
+        return figures(_compile(answer.lower((params,), batch, room)), mesh)
+
+
+def figures(compiled: Any, mesh: Mesh) -> Figures:
+    """Read what a compiled program takes from what the compiler says, and from its HLO what that does not say."""
+    memory, program = compiled.memory_analysis(), hlo.parse(compiled.as_text())
+    return Figures(
+        memory.argument_size_in_bytes,
+        memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        memory.temp_size_in_bytes,
+        memory.generated_code_size_in_bytes,
+        cost_analysis.flops(program),
+        cost_analysis.traffic(program),
+        collectives(program, dict(mesh.shape)),
+    )
+
+
+def _update(config: Config, task: Task, model: ModelConfig, shape: Shape, mesh: Any) -> tuple[Any, tuple[Any, Any]]:
+    """Return the update and the shapes of its state and batch, placed on a mesh."""
+    step, state = abstract_update(config, task, build_model(model), mesh)
+    return step, (state, abstract_batch(model, shape, mesh, config.train.accumulation))
+
+
+def _compile(lowered: Any) -> Any:
+    """Compile anew: JAX keeps programs for devices that are not here, but cannot read them again."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
+        return lowered.compile()
+
+
+def _platform(mesh: Mesh) -> str:
+    return mesh.devices.flat[0].platform

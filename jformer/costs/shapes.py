@@ -1,0 +1,70 @@
+"""The sizes of a run that has no data yet: its mesh, batches and vocabularies."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+from jax.sharding import Mesh
+
+from jformer.config.options import Config
+from jformer.data.noise import span_lengths
+from jformer.data.plan import Shape
+from jformer.data.tokenizers import NUM_SYMBOLS
+from jformer.data.vocabularies import load_tokenizers
+from jformer.models import ModelConfig
+from jformer.parallel.mesh import fill_axes
+from jformer.parallel.sharding import fill_rows
+from jformer.tasks.task import Task, sized
+
+
+def mesh_sizes(config: Config, devices: int) -> dict[str, int]:
+    """Return the size of each axis of a config's mesh on so many devices."""
+    return fill_axes(dataclasses.asdict(config.mesh), devices)
+
+
+def answer_shape(config: Config, task: Task, mesh: Mesh) -> Shape:
+    """Return rows, input length and most output tokens of a batch of inputs as long as the config allows."""
+    decode = config.decode
+    continues = task.answer == "continuation"
+    length = config.data.max_target_length if continues else config.data.max_source_length
+    room = decode.max_extra_length + (0 if continues else length)
+    room = min(room, decode.max_length or room)
+    if config.model.positions == "learned":
+        length, room = min(length, config.model.max_length), min(room, config.model.max_length)
+    return Shape(fill_rows(decode.batch_size, mesh), length, room)
+
+
+ASSUMED_CLASSES = 2
+
+
+def sized_model(config: Config, task: Task, workdir: Path | None) -> tuple[ModelConfig, bool]:
+    """Return the model with its vocabulary and classes, and whether they are those of the run in `workdir`."""
+    saved = bool(workdir and (workdir / "tokenizer").is_dir())
+    counts = _tokenizer_sizes(workdir) if workdir and saved else _assumed_sizes(config, task)
+    return sized(config.model, task, *counts), saved
+
+
+def full_shape(config: Config) -> Shape:
+    """Return rows and lengths of an update of texts as long as the config allows, or that fill packed rows."""
+    data, family, size = config.data, config.model.family, config.model.vision.image_size
+    source, target = data.max_source_length, data.max_target_length
+    if config.task == "denoise":
+        spans = (int(length) for length in span_lengths(np.array(target - 1), data.noise_density, data.mean_span))
+        source, target = spans if data.noise == "t5" else (target, target)
+    lengths = {"encdec": (source, target), "encoder": (source, 0), "decoder": (0, target), "vit": (size * size, 0)}
+    source, target = lengths[family]
+    if data.batching == "packed":
+        source, target = (side * data.packed_length // max(source, target) for side in (source, target))
+    multiple = data.rows_divide_by()
+    rows = data.tokens_per_update // max(source, target) // multiple * multiple
+    return Shape(max(rows, multiple), source, target)
+
+
+def _tokenizer_sizes(workdir: Path) -> tuple[int, int, bool]:
+    source, target = load_tokenizers(workdir / "tokenizer")
+    return source.vocab_size, target.vocab_size, bool(target.symbols.noise)
+
+
+def _assumed_sizes(config: Config, task: Task) -> tuple[int, int, bool]:
+    size, classes = config.data.vocab_size, config.model.head.num_classes or ASSUMED_CLASSES
+    return size, NUM_SYMBOLS + classes if task.answer == "label" else size, False

@@ -1,0 +1,104 @@
+"""TPU slices by name: their devices, without any of them here, and what a chip of theirs can do.
+
+libtpu describes slices and compiles for them on a plain CPU machine. Nothing is run; the compiling is done elsewhere.
+"""
+
+import math
+import os
+import re
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import jax
+from jax.experimental import topologies
+
+from jformer.errors import UserError
+from jformer.parallel.devices import known_peak
+from jformer.parallel.libtpu import SETTINGS
+
+EXAMPLES = "v4:4x4x4, v5e:16x16, v5p:4x4x8, v6e:16x16, or as gcloud writes types: v5litepod-256, v6e-256, v5p-256"
+GIB = 2**30
+
+
+class Chip(NamedTuple):
+    """What a chip has, from cloud.google.com/tpu/docs (v4, v5e, v5p, v6e: key specifications)."""
+
+    dimensions: int  # of the network of chips
+    hbm: float  # bytes
+    bandwidth: float  # bytes a second between HBM and the cores
+    network: float  # bytes a second that it sends to its neighbours, over all links together: half of "bidirectional"
+    largest: int  # chips of a slice
+    config: str = "default"  # what libtpu calls one device a chip
+    type: str = ""  # how gcloud's types begin, where not with the family
+    cores: int = 1  # that gcloud's types count for a chip
+
+
+CHIPS = {
+    "v4": Chip(3, 32 * GIB, 1_228e9, 300e9, 4_096, "megacore", cores=2),
+    "v5e": Chip(2, 16 * GIB, 819e9, 200e9, 256, type="v5litepod"),
+    "v5p": Chip(3, 95 * GIB, 2_765e9, 600e9, 6_144, cores=2),
+    "v6e": Chip(2, 32 * GIB, 1_638e9, 400e9, 256),
+}
+
+
+class Slice(NamedTuple):
+    """Chips that are connected."""
+
+    name: str  # family:AxB or family:AxBxC
+    chip: Chip
+    devices: list[Any]  # one a chip, in the order of JAX; programs can be compiled for them
+
+    @property
+    def platform(self) -> str:
+        """What JAX calls the platform."""
+        return self.devices[0].platform
+
+    @property
+    def peak(self) -> float:
+        """FLOPs a second of a chip; products of float32 are made of bfloat16 numbers too, unless told otherwise."""
+        found = known_peak(self.devices[0].device_kind, "bfloat16")
+        assert found, self.devices[0].device_kind
+        return found
+
+
+def open_slice(name: str) -> Slice:
+    """Return the slice of a name such as v5e:16x16 or v5litepod-256.
+
+    Raises UserError for names that no slice has, and where libtpu is missing.
+    """
+    family, sizes = read_name(name)
+    chip, full = CHIPS[family], f"{family}:{'x'.join(map(str, sizes))}"
+    if not find_spec("libtpu"):
+        raise UserError(f'--topology={name} needs libtpu, which compiles for TPUs: pip install -e ".[tpu-aot]"')
+    for key, value in SETTINGS.items():
+        os.environ.setdefault(key, value)
+    jax.config.update("jax_platforms", "cpu")  # or JAX would look for a TPU to run on
+    try:
+        found = topologies.get_topology_desc(full, "tpu", chip_config_name=chip.config)
+    except RuntimeError as error:
+        raise UserError(f"--topology={name}: no such slice, says libtpu: {error}; try {EXAMPLES}") from error
+    return Slice(full, chip, list(found.devices))
+
+
+def read_name(name: str) -> tuple[str, tuple[int, ...]]:
+    """Return the family of a slice and its chips along each dimension, or UserError for names that none has."""
+    family, colon, shape = name.partition(":")
+    if colon and family in CHIPS and re.fullmatch(r"[1-9]\d*(x[1-9]\d*)+", shape):
+        sizes = tuple(map(int, shape.split("x")))
+        if len(sizes) == CHIPS[family].dimensions and math.prod(sizes) <= CHIPS[family].largest:
+            return family, sizes
+    kind, _, count = name.rpartition("-")
+    for family, chip in CHIPS.items():
+        if kind in (family, chip.type) and count.isdigit():
+            chips, rest = divmod(int(count), chip.cores)
+            if not rest and 1 <= chips <= chip.largest and chips.bit_count() == 1:
+                return family, most_even(chips, chip.dimensions)
+    raise UserError(f"--topology={name}: no such slice; the families are {', '.join(CHIPS)}: {EXAMPLES}")
+
+
+def most_even(chips: int, dimensions: int) -> tuple[int, ...]:
+    """Return the shape that gcloud gives a power of two of chips: as even as can be, the larger sides last."""
+    sizes = [1] * dimensions
+    while math.prod(sizes) < chips:
+        sizes[-1 - sizes[::-1].index(min(sizes))] *= 2
+    return tuple(sorted(sizes, key=lambda size: (size == 1, size)))

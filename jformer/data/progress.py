@@ -1,0 +1,73 @@
+"""What takes long is told on standard error while it lasts, whoever computes: Python or C++."""
+
+import contextlib
+import dataclasses
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+SILENCE = (2.0, 30.0)  # most seconds between two lines about it: on a terminal, elsewhere
+# What is counted, as it is written for several.
+NOUNS = re.compile(r"\b(example|input|output|text|line|return|feed|mark|file|parameter)s( that are)?\b")
+
+
+@dataclasses.dataclass
+class Done:
+    """How far it is; whoever works counts here."""
+
+    examples: int = 0
+
+    def count(self, examples: int) -> None:
+        """Note that so many more are done."""
+        self.examples += examples
+
+
+@contextlib.contextmanager
+def told(what: str, total: int = 0, quiet: bool = False) -> Iterator[Done]:
+    """Tell what is done, for how long and with how many examples (of a total, if it is known), as long as it lasts."""
+    done, began = Done(), time.monotonic()
+
+    def line() -> str:
+        seconds = int(time.monotonic() - began)
+        count = f"{done.examples:,}{f' of {total:,}' if total else ''} examples, " if done.examples else ""
+        return f"{what}: {count}{seconds // 60}:{seconds % 60:02}"
+
+    with contextlib.nullcontext() if quiet else telling(line):
+        yield done
+
+
+@contextlib.contextmanager
+def telling(line: Callable[[], str]) -> Iterator[None]:
+    """Show the line of the moment every so often, from a thread, as long as this lasts; a terminal shows one only."""
+    over, terminal = threading.Event(), sys.stderr.isatty()
+
+    def tell() -> None:
+        while not over.wait(SILENCE[0 if terminal else 1]):
+            show(line(), "" if terminal else "\n")
+
+    teller = threading.Thread(target=tell, name="progress", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+        teller.join()
+        if terminal:
+            show("", "")
+
+
+def show(text: str, end: str) -> None:
+    """Print on standard error, on a terminal over the line before."""
+    print(("\r\033[K" if sys.stderr.isatty() else "") + text, end=end, file=sys.stderr, flush=True)
+
+
+def counted(count: int, what: str) -> str:
+    """Return a count with what is counted, which is written for several.
+
+    >>> counted(1, "inputs cut to the limit"), counted(2_000, "inputs cut to the limit")
+    ('1 input cut to the limit', '2,000 inputs cut to the limit')
+    """
+    one = NOUNS.sub(lambda noun: noun[1] + (" that is" if noun[2] else ""), what, count=1)
+    return f"{count:,} {one if count == 1 else what}"

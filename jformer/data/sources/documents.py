@@ -1,0 +1,85 @@
+"""Plain text as a source: one file, an example being a line, a paragraph or all of it. No tokens.
+
+The name of a split may end in a share of the file, as in "input[:90%]" and "input[90%:]", so that one file gives all
+splits. The share [a%:b%] of n lines has those from n·a/100 up to n·b/100, both rounded down and the last one excluded:
+shares that touch hold every line once. A paragraph that a border cuts gives an example to either side. With
+`data.share_of=characters` a whole file is shared out by its characters in the same way; then all of it must be text.
+"""
+
+import functools
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from jformer.data.config import SourceConfig
+from jformer.data.sources.split import Pair, Split, find, fingerprint
+from jformer.data.text import digest, read_lines
+from jformer.errors import UserError
+
+_SHARE = re.compile(r"([^\[\]]+)(?:\[(?:(\d+)%)?:(?:(\d+)%)?\])?")
+
+
+def open_split(config: SourceConfig, split: str) -> Split:
+    """Open a text file, or a share of it. The fingerprint covers its bytes, the kind of document and what is read.
+
+    Raises UserError for a file that is missing and for a share that is misspelt or holds nothing.
+    """
+    stem, start, end = _parse(split)
+    (path,) = find(config.dir, stem, [[f"{stem}.txt"], [stem]])
+    sha, size = digest(path)
+    lines_of = functools.partial(read_lines, path, keepends=config.document == "file", invalid=config.invalid)
+    if config.share_of == "characters":
+        size = sum(map(len, lines_of(Counter())))
+    first, last = size * start // 100, size * end // 100
+    if first == last:
+        unit = config.share_of
+        raise UserError(f"{path}: split {split!r} holds none of its {size} {unit}; give it a larger share or more text")
+
+    def read(counts: Counter[str]) -> Iterator[Pair]:
+        if config.share_of == "characters":
+            texts = _characters(lines_of(counts), first, last)
+        else:
+            texts = lines_of(counts, first, last)
+        return (Pair("", document) for document in DOCUMENTS[config.document](texts))
+
+    identity = fingerprint("text 3", sha, config.document, config.share_of, first, last, config.invalid)
+    return Split(split, identity, read)
+
+
+def _parse(split: str) -> tuple[str, int, int]:
+    """Return the stem of a split's file, and where its share begins and ends in percent."""
+    match = _SHARE.fullmatch(split)
+    stem, start, end = match.groups() if match else ("", None, None)
+    bounds = int(start or 0), int(end or 100)
+    if not match or not 0 <= bounds[0] < bounds[1] <= 100:
+        raise UserError(f"split {split!r}: a share is whole percents of a file's lines, as in 'input[90%:95%]'")
+    return stem, *bounds
+
+
+def _characters(lines: Iterator[str], first: int, last: int) -> Iterator[str]:
+    """Yield what lines have of the characters first to last - 1 of all of them; the lines after are not read."""
+    end = 0
+    for line in lines:
+        start, end = end, end + len(line)
+        yield line[max(0, first - start) : max(0, last - start)]
+        if end >= last:
+            return
+
+
+def _paragraphs(lines: Iterator[str]) -> Iterator[str]:
+    """Join the lines between lines that are empty or white space."""
+    for filled, block in itertools.groupby(lines, key=lambda line: bool(line.strip())):
+        if filled:
+            yield "\n".join(block)
+
+
+def _whole(lines: Iterator[str]) -> Iterator[str]:
+    yield "".join(lines)
+
+
+DOCUMENTS: dict[str, Callable[[Iterator[str]], Iterator[str]]] = {
+    "line": iter,
+    "paragraph": _paragraphs,
+    "file": _whole,
+}

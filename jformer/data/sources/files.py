@@ -1,0 +1,100 @@
+"""Files of text as sources: sentence pairs, and texts with labels; two parallel files, a TSV or a JSONL.
+
+Opening a split finds its files, fingerprints them and checks that sides have as many lines; reading yields the pairs
+and names file:line of what cannot be used.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from jformer.data.config import SourceConfig
+from jformer.data.sources.split import Pair, Split, find, fingerprint
+from jformer.data.text import INVALID_REPLACED, admit, digest, parse_json, read_lines
+from jformer.errors import UserError
+
+
+def open_files(config: SourceConfig, split: str) -> Split:
+    """Open sentence pairs: SPLIT.en with SPLIT.de (line n of one translates line n of the other), a TSV or a JSONL."""
+    languages = (config.source_language, config.target_language)
+    layouts = [[f"{split}.{language}" for language in languages], [f"{split}.tsv"], [f"{split}.jsonl"]]
+    paths = find(config.dir, split, layouts)
+    digests, lines = zip(*map(digest, paths), strict=True)
+    if len(set(lines)) > 1:
+        sides = " but ".join(f"{path} has {count} lines" for path, count in zip(paths, lines, strict=True))
+        raise UserError(f"{sides}: line n of one must translate line n of the other")
+    identity = fingerprint("files 2", digests, languages, config.invalid)
+    return Split(split, identity, _reader(paths, languages, config.invalid))
+
+
+def _reader(
+    paths: tuple[Path, ...], languages: tuple[str, str], invalid: str
+) -> Callable[[Counter[str]], Iterator[Pair]]:
+    if len(paths) == 2:
+        return functools.partial(_read_parallel, *paths, invalid)
+    if _is_jsonl(paths[0]):
+        return functools.partial(_read_jsonl, paths[0], languages, invalid)
+    return functools.partial(_read_tsv, paths[0], invalid)
+
+
+def _is_jsonl(path: Path) -> bool:
+    return path.name.removesuffix(".gz").endswith(".jsonl")
+
+
+def _read_parallel(source: Path, target: Path, invalid: str, counts: Counter[str]) -> Iterator[Pair]:
+    sides = (read_lines(path, counts, invalid=invalid) for path in (source, target))
+    return (Pair(*texts) for texts in zip(*sides, strict=True))
+
+
+def _read_tsv(path: Path, invalid: str, counts: Counter[str]) -> Iterator[Pair]:
+    for number, line in enumerate(read_lines(path, counts, invalid=invalid), start=1):
+        texts = line.split("\t")
+        if len(texts) != 2:
+            raise UserError(f"{path}:{number}: {len(texts) - 1} TABs; a line is source, one TAB, target")
+        yield Pair(*texts)
+
+
+def _read_jsonl(path: Path, languages: tuple[str, str], invalid: str, counts: Counter[str]) -> Iterator[Pair]:
+    # Only the strings are text: what stands around them in the file is not counted, but for what was replaced.
+    around: Counter[str] = Counter()
+    for number, line in enumerate(read_lines(path, around, invalid=invalid), start=1):
+        if replaced := around.pop(INVALID_REPLACED, 0):
+            counts[INVALID_REPLACED] += replaced
+        try:
+            yield Pair(*_json_texts(line, languages, invalid, counts))
+        except ValueError as error:
+            raise UserError(f"{path}:{number}: {error}") from error
+
+
+def _json_texts(line: str, languages: tuple[str, str], invalid: str, counts: Counter[str]) -> list[str]:
+    """Return both texts of {"en": …, "de": …} or {"translation": {"en": …, "de": …}}. Raise ValueError otherwise."""
+    record = parse_json(line)
+    record = record.get("translation", record) if isinstance(record, dict) else record
+    if not isinstance(record, dict) or not all(isinstance(record.get(language), str) for language in languages):
+        raise ValueError(f"not an object with a text under each of {' and '.join(map(repr, languages))}")
+    return [admit(record[language], counts, invalid) for language in languages]
+
+
+def open_labelled(config: SourceConfig, split: str) -> Split:
+    """Open SPLIT.tsv or SPLIT.jsonl: one or two texts, then a label."""
+    languages = (config.source_language, config.target_language)
+    (path,) = find(config.dir, split, [[f"{split}.tsv"], [f"{split}.jsonl"]])
+    identity = fingerprint("labelled 2", digest(path)[0], languages, config.invalid)
+    return Split(split, identity, functools.partial(_read_labelled, path, languages, config.invalid))
+
+
+def _read_labelled(path: Path, languages: tuple[str, str], invalid: str, counts: Counter[str]) -> Iterator[Pair]:
+    as_jsonl = ("\t".join(pair[:2]) for pair in _read_jsonl(path, languages, invalid, counts))
+    lines = as_jsonl if _is_jsonl(path) else read_lines(path, counts, invalid=invalid)
+    columns = 0
+    for number, line in enumerate(lines, start=1):
+        *texts, label = line.split("\t")
+        columns = columns or len(texts) + 1
+        if len(texts) not in (1, 2) or not label.strip():
+            raise UserError(
+                f"{path}:{number}: {line[:80]!r} is not one or two texts and then a label, TABs between them"
+            )
+        if len(texts) + 1 != columns:
+            raise UserError(f"{path}:{number}: {len(texts) + 1} columns, where line 1 has {columns}; give all as many")
+        yield Pair("\t".join(texts), label)

@@ -1,0 +1,73 @@
+"""SCAN: commands in a small English and the actions they ask for (Lake and Baroni 2018), from its grammar.
+
+    command   phrase | phrase and phrase | phrase after phrase
+    phrase    motion | motion twice | motion thrice
+    motion    verb | turned | turned with "opposite" or "around" before its side
+    turned    verb side | turn side
+
+All 20,910 commands follow from it; what is held out of training decides what is asked of a model.
+"""
+
+import itertools
+
+import numpy as np
+
+from jformer.data.sources.split import Pair
+
+VERBS = ("walk", "look", "run", "jump")
+SIDES = ("left", "right")
+LONGEST = 22  # actions of a training pair of the length split (Experiment 2 of the paper)
+TRAINING_SHARE = 0.8  # of the simple split (Experiment 1)
+JUMP_SHARE = 0.1  # of the training pairs of the jump split is the one command of "jump" alone (Experiment 3)
+
+Command = tuple[str, tuple[str, ...]]
+"""Its words, and its actions."""
+
+
+def build() -> dict[str, list[Pair]]:
+    """Return the training and test pairs of the simple, the length and the jump split; of simple, the draw is ours."""
+    pairs = [Pair(words, " ".join(actions)) for words, actions in commands()]
+    order = np.random.default_rng(0).permutation(len(pairs)).tolist()
+    shuffled = [pairs[i] for i in order]
+    border = int(TRAINING_SHARE * len(pairs))
+    simple = {"simple_train": shuffled[:border], "simple_test": shuffled[border:]}
+    length = {
+        "length_train": [pair for pair in pairs if len(pair.target.split()) <= LONGEST],
+        "length_test": [pair for pair in pairs if len(pair.target.split()) > LONGEST],
+    }
+    without = [pair for pair in pairs if "jump" not in pair.source]
+    alone = [pair for pair in pairs if pair.source == "jump"]
+    times = round(JUMP_SHARE / (1 - JUMP_SHARE) * len(without))
+    jump = {
+        "jump_train": without + alone * times,
+        "jump_test": [pair for pair in pairs if "jump" in pair.source and pair.source != "jump"],
+    }
+    return {**simple, **length, **jump}
+
+
+def commands() -> list[Command]:
+    """Return every command, in the order of the grammar."""
+    phrases = _phrases()
+    pairs = list(itertools.product(phrases, repeat=2))
+    joined = [(f"{first[0]} and {second[0]}", first[1] + second[1]) for first, second in pairs]
+    swapped = [(f"{first[0]} after {second[0]}", second[1] + first[1]) for first, second in pairs]
+    return phrases + joined + swapped
+
+
+def _phrases() -> list[Command]:
+    times = (("", 1), (" twice", 2), (" thrice", 3))
+    return [(words + word, actions * n) for words, actions in _motions() for word, n in times]
+
+
+def _motions() -> list[Command]:
+    """Return what can be repeated: a verb, or a turn to a side, as often as the word before the side asks for."""
+    acts: list[Command] = [(verb, (f"I_{verb.upper()}",)) for verb in VERBS]
+    found = list(acts)
+    for (verb, act), side in itertools.product([*acts, ("turn", ())], SIDES):
+        turn = (f"I_TURN_{side.upper()}",)
+        found += [
+            (f"{verb} {side}", turn + act),
+            (f"{verb} opposite {side}", turn + turn + act),
+            (f"{verb} around {side}", (turn + act) * 4),
+        ]
+    return found

@@ -1,0 +1,134 @@
+"""Tokenizers: text to token ids and back, learned from a corpus, saved with the run. No padding and no batches.
+
+Every vocabulary of text begins with the same four symbols. `encode` adds none of them but UNK, for what the training
+text did not hold; `decode` leaves the first three out and shows UNK as ⁇.
+"""
+
+import functools
+import itertools
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from etils.epath import Path
+
+from jformer.data.tokenizers.images import ImageTokenizer, learn_images
+from jformer.data.tokenizers.lists import ByteTokenizer, LabelTokenizer, ListTokenizer, learn_labels, learn_list
+from jformer.data.tokenizers.pretrained import FastTokenizer, PiecesTokenizer
+from jformer.data.tokenizers.subwords import SubwordTokenizer, learn_subwords
+from jformer.data.tokenizers.symbols import BOS, EOS, NUM_SYMBOLS, PAD, SYMBOLS, UNK, Symbols
+from jformer.errors import UserError
+
+__all__ = [
+    "BOS",
+    "EOS",
+    "NUM_SYMBOLS",
+    "PAD",
+    "SYMBOLS",
+    "TOKENIZERS",
+    "UNK",
+    "ByteTokenizer",
+    "FastTokenizer",
+    "ImageTokenizer",
+    "LabelTokenizer",
+    "ListTokenizer",
+    "PiecesTokenizer",
+    "SubwordTokenizer",
+    "Symbols",
+    "Tokenizer",
+    "learn",
+    "load",
+]
+
+
+class Tokenizer(Protocol):
+    """A vocabulary and the rule that cuts text into its tokens."""
+
+    symbols: Symbols
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of ids, the four symbols included."""
+
+    @property
+    def tokens(self) -> list[str]:
+        """The written form of every id."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of the saved bytes."""
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each text; of an image they are an array u8 [h·w·c]."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of a sequence of ids."""
+
+    def save(self, directory: Path, name: str) -> None:
+        """Write the tokenizer into a directory under a name, for `load`."""
+
+
+def learn(kind: str, lines: Iterable[str], vocab_size: int, normalization: str, split_digits: bool) -> Tokenizer:
+    """Learn a tokenizer from text; the same text gives the same bytes.
+
+    Args:
+        kind: a key of TOKENIZERS.
+        lines: the training text, read once.
+        vocab_size: the most ids a word or subword vocabulary may have; it is smaller where the text holds fewer.
+        normalization: "identity" or "nfkc", applied to each text before it is cut.
+        split_digits: subwords never join digits.
+
+    Raises:
+        UserError: no such kind, no text, or `vocab_size` below what the symbols and the characters need.
+    """
+    if kind not in TOKENIZERS:
+        raise UserError(f"data.tokenizer={kind!r}; choose one of: {', '.join(TOKENIZERS)}")
+    if vocab_size <= NUM_SYMBOLS:
+        raise UserError(f"data.vocab_size={vocab_size} must be above {NUM_SYMBOLS}, the number of special symbols")
+    lines = iter(lines)
+    first = next((line for line in lines if line.strip()), None)
+    if first is None:
+        raise UserError("the training split holds no text to learn a tokenizer from; look at data.dir and data.train")
+    return TOKENIZERS[kind](itertools.chain([first], lines), vocab_size, normalization, split_digits)
+
+
+def load(directory: Path, name: str) -> Tokenizer:
+    """Read a saved tokenizer. Raise UserError if there is none or its file is damaged."""
+    model, table = directory / f"{name}.model", directory / f"{name}.json"
+    path = model if model.exists() else table
+    try:
+        if path == model:
+            return SubwordTokenizer(model.read_bytes())
+        return _from_json(**json.loads(table.read_bytes()))
+    except FileNotFoundError as error:
+        raise UserError(f"{directory} holds no tokenizer {name!r} (.model or .json)") from error
+    except UserError:
+        raise
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is not a tokenizer of ours, or is damaged; restore it or train anew") from error
+
+
+def _from_json(kind: str, **stored: Any) -> Tokenizer:
+    match kind:
+        case "byte":
+            return ByteTokenizer(**stored)
+        case "image":
+            return ImageTokenizer(**stored)
+        case "label":
+            return LabelTokenizer(kind, **stored)
+        case "fast":
+            return FastTokenizer(**stored)
+        case "pieces":
+            return PiecesTokenizer(**stored)
+    return ListTokenizer(kind, **stored)
+
+
+TOKENIZERS: dict[str, Callable[[Iterable[str], int, str, bool], Tokenizer]] = {
+    "word": lambda lines, size, norm, _: learn_list("word", lines, norm, size - NUM_SYMBOLS),
+    "char": lambda lines, _size, norm, _: learn_list("char", lines, norm, None),
+    "byte": lambda _lines, _size, norm, _: ByteTokenizer(norm),
+    "bpe": functools.partial(learn_subwords, "bpe"),
+    "unigram": functools.partial(learn_subwords, "unigram"),
+    "label": lambda lines, _size, norm, _: learn_labels(lines, norm),
+    "image": lambda lines, _size, _norm, _: learn_images(lines),
+}

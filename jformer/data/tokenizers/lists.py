@@ -1,0 +1,106 @@
+"""Tokenizers that are a list of what a text is split into: words, characters, bytes, or whole labels.
+
+How texts are normalised and split stands in two tables, then come the tokenizers, then how each is learned. Subwords
+are in jformer/data/tokenizers/subwords.py.
+"""
+
+import functools
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from jformer.data.tokenizers import words
+from jformer.data.tokenizers.symbols import NUM_SYMBOLS, SYMBOLS, UNK, UNKNOWN, OneFile, texts_only, to_json
+from jformer.errors import UserError
+
+NORMALIZATIONS: dict[str, Callable[[str], str]] = {
+    "identity": str,
+    "nfkc": functools.partial(unicodedata.normalize, "NFKC"),
+}
+RULES: dict[str, tuple[Callable[[str], list[str]], Callable[[Iterable[str]], str]]] = {
+    "word": (words.split, words.join),
+    "char": (list, "".join),
+    "label": (lambda text: [text], " ".join),
+}
+
+
+LABELS_SHOWN = 20  # in the error that names those known
+
+
+class ListTokenizer(OneFile):
+    """Words or characters, numbered as listed. Words lose what spacing `words.join` cannot know; characters nothing."""
+
+    def __init__(self, kind: str, normalization: str, tokens: Sequence[str]) -> None:
+        super().__init__(".json", to_json(kind=kind, normalization=normalization, tokens=tokens))
+        self._split, self._join = RULES[kind]
+        self._normalize = NORMALIZATIONS[normalization]
+        self._tokens = tokens
+        self._ids = {token: number for number, token in enumerate(tokens, start=NUM_SYMBOLS)}
+
+    @property
+    def vocab_size(self) -> int:
+        """The symbols and the list."""
+        return NUM_SYMBOLS + len(self._tokens)
+
+    @property
+    def tokens(self) -> list[str]:
+        """The symbols, then the words or characters."""
+        return [*SYMBOLS, *self._tokens]
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """Look up each word or character."""
+        return [[self._ids.get(token, UNK) for token in self._split(self._normalize(line))] for line in lines]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Join the listed words or characters."""
+        return self._join(UNKNOWN if i == UNK else self._tokens[i - NUM_SYMBOLS] for i in texts_only(ids))
+
+
+class ByteTokenizer(OneFile):
+    """The 256 bytes of UTF-8. Nothing is unknown; bytes that do not form a character are decoded as U+FFFD."""
+
+    vocab_size = NUM_SYMBOLS + 256
+    tokens = [*SYMBOLS, *(f"<0x{byte:02X}>" for byte in range(256))]  # noqa: RUF012
+
+    def __init__(self, normalization: str) -> None:
+        super().__init__(".json", to_json(kind="byte", normalization=normalization))
+        self._normalize = NORMALIZATIONS[normalization]
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """Number the bytes after the symbols."""
+        return [[byte + NUM_SYMBOLS for byte in self._normalize(line).encode()] for line in lines]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Read the bytes as UTF-8."""
+        pieces = (UNKNOWN.encode() if i == UNK else bytes([i - NUM_SYMBOLS]) for i in texts_only(ids))
+        return b"".join(pieces).decode(errors="replace")
+
+
+class LabelTokenizer(ListTokenizer):
+    """Labels, each a whole text, numbered as listed. What is not listed is refused, for no label stands for it."""
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """Look up each label. Raise UserError for the first that training did not hold."""
+        ids = super().encode(lines)
+        if [UNK] in ids:
+            known = ", ".join(map(repr, self.tokens[NUM_SYMBOLS:][:LABELS_SHOWN]))
+            more = self.vocab_size - NUM_SYMBOLS - LABELS_SHOWN
+            raise UserError(
+                f"label {lines[ids.index([UNK])]!r} is none of those trained on: {known}"
+                f"{f' and {more} more' if more > 0 else ''}; mend the data, or train with it"
+            )
+        return ids
+
+
+def learn_labels(lines: Iterable[str], normalization: str) -> LabelTokenizer:
+    """List the labels that training holds, in the order of their letters."""
+    labels = {NORMALIZATIONS[normalization](line) for line in lines if line.strip()}
+    return LabelTokenizer("label", normalization, sorted(labels))
+
+
+def learn_list(kind: str, lines: Iterable[str], normalization: str, limit: int | None) -> ListTokenizer:
+    """List the words or characters that training holds, the most frequent first."""
+    split, normalize = RULES[kind][0], NORMALIZATIONS[normalization]
+    counts = Counter(token for line in lines for token in split(normalize(line)))
+    by_frequency = sorted(counts, key=lambda token: (-counts[token], token))
+    return ListTokenizer(kind, normalization, by_frequency[:limit])

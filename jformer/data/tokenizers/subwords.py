@@ -1,0 +1,91 @@
+"""Subwords: sentencepiece models, BPE and unigram, learned so that no character of the text is lost."""
+
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+import sentencepiece
+
+from jformer.data.tokenizers.symbols import BOS, EOS, PAD, UNK, UNKNOWN, OneFile, texts_only
+from jformer.errors import UserError
+
+LONGEST_LINE = 4_096  # characters that are learned from at once; longer lines come in parts
+
+
+class SubwordTokenizer(OneFile):
+    """A sentencepiece model, BPE or unigram, with its normalization inside.
+
+    With identity normalization decoding gives the text back, runs of spaces and line feeds too. The exception is
+    sentencepiece's own sign for a space, ▁ (U+2581): it comes back as a space.
+    """
+
+    def __init__(self, model: bytes) -> None:
+        super().__init__(".model", model)
+        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+
+    @property
+    def vocab_size(self) -> int:
+        """The pieces of the model, the symbols among them."""
+        return self._processor.get_piece_size()
+
+    @property
+    def tokens(self) -> list[str]:
+        """The pieces, ▁ standing for a space."""
+        return self._processor.id_to_piece(list(range(self.vocab_size)))
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """Cut the texts into pieces, on all cores."""
+        pieces: list[list[int]] = self._processor.encode(list(lines))
+        return pieces
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Join the pieces."""
+        text: str = self._processor.decode([int(i) for i in texts_only(ids)])
+        return text
+
+
+def learn_subwords(
+    model_type: str, lines: Iterable[str], vocab_size: int, normalization: str, split_digits: bool
+) -> SubwordTokenizer:
+    """Learn a "bpe" or "unigram" model. Raise UserError if `vocab_size` is below what the characters need."""
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=_learnable(lines),
+            model_writer=model,
+            model_type=model_type,
+            vocab_size=vocab_size,
+            hard_vocab_limit=False,  # a small text may not hold that many pieces
+            character_coverage=1.0,
+            max_sentence_length=4 * LONGEST_LINE,  # in bytes; longer lines would be skipped
+            normalization_rule_name=normalization,
+            remove_extra_whitespaces=False,
+            split_digits=split_digits,
+            pad_id=PAD,
+            bos_id=BOS,
+            eos_id=EOS,
+            unk_id=UNK,
+            unk_surface=UNKNOWN,
+            num_threads=1,  # a unigram model depends on the number of threads
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        needed = re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error))
+        if not needed:
+            raise
+        raise UserError(f"data.vocab_size={vocab_size}: the characters of the text alone need {needed[1]}") from error
+    return SubwordTokenizer(model.getvalue())
+
+
+def _learnable(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the text so that sentencepiece learns from all of it.
+
+    It skips lines that hold ▅ (U+2585), its sign for the unknown, which so remains unknown. Unigram learning takes
+    minutes over one line of a million letters, so long lines come in parts. And it strips line feeds and carriage
+    returns from the end of a line, unless a space follows them, which no piece joins to what stands before it.
+    """
+    for line in lines:
+        line = line.replace("▅", " ")
+        for start in range(0, len(line), LONGEST_LINE):
+            part = line[start : start + LONGEST_LINE]
+            yield f"{part} " if part.endswith(("\n", "\r")) else part

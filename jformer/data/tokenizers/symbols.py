@@ -1,0 +1,57 @@
+"""The symbols of a vocabulary: those that all of ours begin with; and the one file that a tokenizer is. No rules."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from etils.epath import Path
+
+PAD, BOS, EOS, UNK = range(4)
+SYMBOLS = ("<pad>", "<s>", "</s>", "<unk>")
+NUM_SYMBOLS = len(SYMBOLS)
+UNKNOWN = "⁇"  # how decoded text shows UNK
+
+
+class Symbols(NamedTuple):
+    """The ids of a vocabulary that stand for no text; some may be one and the same. The defaults are those of ours.
+
+    An encoder's text is (bos where the task asks for it), before, text, eos, after; a decoder reads bos first.
+    """
+
+    pad: int = PAD  # fills up what is left over, and is never written; the vocabulary need not hold it
+    bos: int = BOS
+    eos: int = EOS
+    unk: int = UNK  # -1: nothing is unknown
+    before: tuple[int, ...] = ()  # such as a language; a search begins with it
+    after: tuple[int, ...] = ()
+    between: tuple[int, ...] = ()  # in front of every text of an example but the first
+    noise: tuple[int, ...] = ()  # masks or sentinels, in order; without any, ids past the vocabulary serve
+
+
+class OneFile:
+    """A tokenizer is one file, and that file identifies it."""
+
+    symbols = Symbols()
+
+    def __init__(self, suffix: str, content: bytes) -> None:
+        self._suffix, self._content = suffix, content
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of the file."""
+        return hashlib.sha256(self._content).hexdigest()
+
+    def save(self, directory: Path, name: str) -> None:
+        """Write the file into a directory under a name."""
+        (directory / f"{name}{self._suffix}").write_bytes(self._content)
+
+
+def to_json(**content: Any) -> bytes:
+    """Return the content of a tokenizer's file."""
+    return json.dumps(content, ensure_ascii=False, indent=0).encode()
+
+
+def texts_only(ids: Sequence[int]) -> Iterator[int]:
+    """Leave out PAD, BOS and EOS, which stand for no text."""
+    return (i for i in ids if i not in (PAD, BOS, EOS))

@@ -1,0 +1,121 @@
+"""Score a run: the loss of a split, and generated text against references, into results.json."""
+
+import dataclasses
+import hashlib
+import json
+import platform
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from etils.epath import Path
+
+from jformer.checkpoints import checkpoint
+from jformer.config.options import Config
+from jformer.data.progress import told
+from jformer.data.sources import open_split
+from jformer.data.sources.split import Pair
+from jformer.evaluation import results
+from jformer.evaluation.tables import score_table
+from jformer.evaluation.validation import evaluation_batches, make_eval_step, split_sums
+from jformer.inference.formats import one_line
+from jformer.inference.predict import Predictor, load
+from jformer.parallel import processes
+from jformer.parallel.sharding import row_shards
+from jformer.tasks.build import build_sized, build_task, open_mesh
+from jformer.tasks.task import make_loss
+
+COMPARED = ("text", "label")  # answers that have a reference to be compared with
+
+
+def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[str, Any]:
+    """Score every test set with the run's weights, write results.json and the outputs, and return the new results.
+
+    They are written into the run's directory, or into another folder. Of several processes each gets the results, and
+    the main one writes them and tells how far it is.
+    """
+    processes.enter_phase("opening the trained run")
+    mesh, folder, quiet = open_mesh(config), folder or workdir, not processes.is_main_process()
+    with told("opening the trained run", quiet=quiet):
+        predictor = load(workdir, config, mesh)
+    model = build_sized(config, predictor.task, predictor.tokenizers)  # decode.dtype is for answers alone
+    eval_step = make_eval_step(make_loss(model, predictor.task), mesh)
+    settings = results.settings_of(config, predictor.steps)
+    found: dict[str, Any] = {"schema": results.SCHEMA}
+    for key, name in config.data.test_splits().items():
+        split = open_split(config.data, name)
+        processes.check_same({f"the text of {name}": split.fingerprint})
+        processes.enter_phase(f"answering {key}")
+        examples = list(split.read(Counter()))
+        with told(f"answering {key}", len(examples), quiet) as done:
+            predictor.on_answered = done.count
+            outputs = answer(predictor, examples)
+        if outputs and not quiet:
+            results.save_outputs(folder, key, outputs)
+        processes.enter_phase(f"scoring {key}")
+        with processes.main_process_first():
+            batches, corpus = evaluation_batches(config, predictor.task, predictor.tokenizers, split, row_shards(mesh))
+        with told(f"scoring {key}", quiet=quiet):
+            sums = split_sums(eval_step, predictor.params, batches, mesh, config.train.accumulation)
+            scores = predictor.task.score(outputs, examples, sums)
+        counts = {"examples": len(examples), "counts": corpus.counts, "checksum": split.fingerprint}
+        found[key] = {**scores, **counts, results.SETTINGS: settings}
+    found["run"] = provenance(config, workdir, predictor)
+    if not quiet:
+        results.save(folder, found)
+    return found
+
+
+def answer(predictor: Predictor, examples: Sequence[Pair]) -> list[str]:
+    """Return the answers that have a reference, a line each; none for other tasks."""
+    if predictor.task.answer not in COMPARED:
+        return []
+    return [one_line(text) for text in predictor.predict([pair.source for pair in examples])]
+
+
+def provenance(config: Config, workdir: Path, predictor: Predictor) -> dict[str, Any]:
+    """Return what a reader needs to judge or repeat the scores."""
+    with checkpoint.open_run(workdir) as saved:
+        progress = saved.newest_progress()
+    text = json.dumps(dataclasses.asdict(config), sort_keys=True)
+    device = jax.devices()[0]
+    return {
+        "config": hashlib.sha256(text.encode()).hexdigest()[:16],
+        "data": progress["data"],
+        "seed": config.seed,
+        "weights": config.evaluate.weights,
+        "tokens_per_update": config.data.tokens_per_update,
+        "updates": progress["step"],
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(predictor.params)),
+        "inputs_cut": predictor.cut,
+        "hardware": f"{jax.device_count()} x {device.device_kind} ({platform.machine()})",
+        "wall_seconds": round(progress["seconds"], 1),
+        "libraries": processes.library_versions(),
+    }
+
+
+PREDICT = {  # answer → what --mode=predict is for
+    "text": "translate lines of your own",
+    "continuation": "let the model go on from lines of your own",
+    "label": "label lines of your own (images by their paths)",
+}
+
+
+def report_scores(scored: dict[str, Any], config: Config, workdir: Path, folder: Path | None = None) -> str:
+    """Return the table of scores, where they were written, and what to try next, as commands to copy."""
+    answer = build_task(config).answer
+    tries = [("--mode=predict < TEXT", PREDICT[answer])] if answer else []
+    if answer == "text" and config.decode.search == "beam":
+        tries += [(f"--mode=evaluate --config.decode.beam_size={config.decode.beam_size + 4}", "a wider beam")]
+    quoted = shlex.quote(str(workdir))
+    lines = [f"  python -m jformer.main --workdir={quoted} {flags}   # {purpose}" for flags, purpose in tries]
+    lines += [f"  tensorboard --logdir={quoted}   # the curves (pip install tensorboard)"]
+    outputs = f"; the outputs: {folder or workdir}/outputs/" if answer in COMPARED else ""
+    return f"""
+{score_table(scored)}
+
+scores and their provenance: {folder or workdir}/results.json{outputs}
+Try next:
+{chr(10).join(lines)}"""

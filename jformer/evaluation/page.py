@@ -1,0 +1,82 @@
+"""A page of HTML in one file: headings, text, tables and pictures; it loads nothing and runs nothing."""
+
+import base64
+import html
+import itertools
+import urllib.parse
+from collections.abc import Mapping, Sequence
+
+from etils.epath import Path
+
+from jformer.errors import UserError
+from jformer.storage import replace_content
+
+
+def page(title: str, parts: Sequence[str]) -> str:
+    """Return a whole HTML file of parts made by the functions below; it asks for nothing and runs nothing."""
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<title>{html.escape(title)}</title><style>{_STYLE}</style></head>
+<body><h1>{html.escape(title)}</h1>
+{chr(10).join(parts)}
+</body></html>
+"""
+
+
+def heading(text: str) -> str:
+    """Return a heading within a page."""
+    return f"<h2>{html.escape(text)}</h2>"
+
+
+def paragraph(text: str) -> str:
+    """Return text, whose line breaks are kept."""
+    return f"<p>{html.escape(text)}</p>"
+
+
+def table(rows: Sequence[Sequence[str]], left: int = 1, links: Sequence[str] = ()) -> str:
+    """Return a table whose first row is its head; the first `left` columns are texts, the others numbers.
+
+    `links` has where the first cell of each further row leads to.
+    """
+    kinds = [' class="text"' if i < left else "" for i in range(len(rows[0]))]
+
+    def line(cells: Sequence[str], tag: str, link: str = "") -> str:
+        texts = [html.escape(cell) for cell in cells]
+        if link:
+            texts[0] = f'<a href="{html.escape(urllib.parse.quote(link))}">{texts[0]}</a>'
+        return "".join(f"<{tag}{kind}>{text}</{tag}>" for kind, text in zip(kinds, texts, strict=True))
+
+    linked = itertools.zip_longest(rows[1:], links, fillvalue="")
+    body = "\n".join(f"<tr>{line(row, 'td', link)}</tr>" for row, link in linked)
+    return (
+        f'<div class="wide"><table><thead><tr>{line(rows[0], "th")}</tr></thead>\n<tbody>{body}</tbody></table></div>'
+    )
+
+
+def image(png: bytes, description: str) -> str:
+    """Return a picture that is part of the page."""
+    data = base64.b64encode(png).decode()
+    return f'<img width="640" alt="{html.escape(description)}" src="data:image/png;base64,{data}">'
+
+
+def write(folder: Path, files: Mapping[str, str | bytes]) -> None:
+    """Write files, name → content, into a folder that need not be there; raise UserError where that cannot be done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            replace_content(folder / name, content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written to ({error.strerror or error}); name another folder") from error
+
+
+_STYLE = """
+:root { color-scheme: light dark }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em }
+p { white-space: pre-wrap }
+img { max-width: 100%; height: auto; background: white; border-radius: 6px; margin: .5em .5em .5em 0 }
+.wide { overflow-x: auto }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+th, td { padding: .2em .8em; border-bottom: 1px solid #8885; text-align: right; vertical-align: top }
+.text { text-align: left; overflow-wrap: anywhere; min-width: 8em }
+"""

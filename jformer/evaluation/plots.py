@@ -1,0 +1,218 @@
+"""Plots of numbers as PNG: curves, lines with error bars, bars, intervals, parallel coordinates. No run is known here.
+
+Pictures are made to be shown 640 pixels wide, small as files, and in colours that the colour-blind tell apart
+(Okabe and Ito 2008). Of many things the first few are in colour and named, the others grey: give the best first.
+"""
+
+import io
+import math
+import textwrap
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jformer.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6BB1")
+MARKERS = "osD^vPX*"
+OTHERS_COLOR = "#B8B8B8"  # what is not among the first
+WIDTH, DPI = 6.4, 125  # inches, and pixels of one
+MAX_NAMED = 40  # lines of a plot of intervals, and of parallel coordinates in colour
+LABEL_WIDTH = 30  # characters of a line of a label
+
+
+class Line(NamedTuple):
+    """Points with a name: y over x, and the half width of an interval of each y (None where there is none)."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    margins: Sequence[float | None]
+
+
+def curves(lines: Sequence[Line], xlabel: str, ylabel: str) -> bytes:
+    """Draw lines, with their intervals as bands around the first few."""
+    figure, axes = _figure(3.6)
+    for line in lines[len(PALETTE) :]:
+        axes.plot(line.x, _finite(line.y), color=OTHERS_COLOR, linewidth=0.6, zorder=1)
+    for colour, line in zip(PALETTE, lines, strict=False):
+        y, margins = _finite(line.y), _finite(line.margins)
+        dot = "o" if len(y) == 1 else ""
+        axes.plot(line.x, y, color=colour, marker=dot, linewidth=1.6, label=_label(line.label), zorder=3)
+        low, high = ([a + sign * b for a, b in zip(y, margins, strict=True)] for sign in (-1, 1))
+        axes.fill_between(line.x, low, high, color=colour, alpha=0.18, linewidth=0, zorder=2)
+    return _finished(figure, axes, xlabel, ylabel, others=len(lines) - len(PALETTE))
+
+
+def lines(lines: Sequence[Line], xlabel: str, ylabel: str, logarithmic: bool = False) -> bytes:
+    """Draw points with error bars, joined by lines; x may be on a logarithmic axis, whose ticks are the points."""
+    figure, axes = _figure(3.6)
+    for line in lines[len(PALETTE) :]:
+        axes.plot(line.x, _finite(line.y), color=OTHERS_COLOR, linewidth=0.6, zorder=1)
+    for colour, marker, line in zip(PALETTE, MARKERS, lines, strict=False):
+        style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 5, "capsize": 3, "linewidth": 1.4}
+        axes.errorbar(line.x, _finite(line.y), _finite(line.margins), label=_label(line.label), zorder=3, **style)
+    ticks = sorted({x for line in lines for x in line.x})
+    if logarithmic:
+        axes.set_xscale("log")
+    if len(ticks) <= 10:
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.set_xticks([], minor=True)
+    return _finished(figure, axes, xlabel, ylabel, others=len(lines) - len(PALETTE))
+
+
+def bars(categories: Sequence[str], groups: Sequence[Line], xlabel: str, ylabel: str) -> bytes:
+    """Draw bars from zero, with error bars: one for each category and group. The x of a group index the categories."""
+    wrapped = [_label(category, 2 * LABEL_WIDTH // max(len(categories), 2) + 6) for category in categories]
+    figure, axes = _figure(3.4 + 0.14 * max(text.count("\n") for text in wrapped))
+    shown = groups[: len(PALETTE)]
+    width = 0.8 / len(shown)
+    for i, (colour, group) in enumerate(zip(PALETTE, shown, strict=False)):
+        positions = [x + (i - (len(shown) - 1) / 2) * width for x in group.x]
+        axes.bar(positions, _finite(group.y), 0.92 * width, color=colour, alpha=0.85, label=_label(group.label))
+        axes.errorbar(positions, _finite(group.y), _finite(group.margins), fmt="none", ecolor="#333333", capsize=3)
+    axes.set_xticks(range(len(categories)), wrapped, rotation=90 if len(categories) > 12 else 0)
+    return _finished(figure, axes, xlabel, ylabel, others=len(groups) - len(shown))
+
+
+def intervals(
+    labels: Sequence[str], means: Sequence[float], margins: Sequence[float | None], xlabel: str, reference: float
+) -> bytes:
+    """Draw a mean and its interval on each line, the first at the top, and a rule at the reference, unless that is nan.
+
+    Past MAX_NAMED of them, the first few have their names and the others share the room below, all in grey.
+    """
+    named = len(labels) if len(labels) <= MAX_NAMED else len(PALETTE)
+    names = [_label(label) for label in labels[:named]]
+    heights: list[float] = []
+    height = 0.0
+    for name in names:
+        heights.append(height + 0.35 * name.count("\n"))
+        height += 1 + 0.7 * name.count("\n")
+    rest = [height + 10 * i / max(len(labels) - named, 1) for i in range(len(labels) - named)]
+    figure, axes = _figure(0.9 + 0.22 * (height + (11 if rest else 0)))
+    means, margins = _finite(means), _finite(margins)
+    axes.errorbar(means[named:], rest, xerr=margins[named:], fmt=".", color=OTHERS_COLOR, markersize=3, linewidth=0.4)
+    axes.errorbar(means[:named], heights, xerr=margins[:named], fmt="o", color=PALETTE[0], markersize=5, capsize=3)
+    ticks = [*heights, *([rest[len(rest) // 2]] if rest else [])]
+    axes.set_yticks(ticks, [*names, *([f"{len(rest)} others"] if rest else [])])
+    axes.set_ylim(max([*heights, *rest]) + 0.8, -0.8)
+    if math.isfinite(reference):
+        axes.axvline(reference, color="#555555", linewidth=0.8, linestyle="--", zorder=0)
+    return _finished(figure, axes, xlabel, "", others=0)
+
+
+def parallel(columns: Mapping[str, Sequence[Any]], values: Sequence[float], name: str, descending: bool) -> bytes:
+    """Draw a line for each row through an axis for each column, and through its value, whose axis is the last.
+
+    Columns may be numbers, on a logarithmic axis where they span more than a factor of 30, or anything else, which is
+    placed by its text; None stands below the axis. Colours go by the value and the best lie on top: the greatest if
+    `descending`. Past MAX_NAMED rows the others are grey.
+    """
+    import matplotlib
+    from matplotlib.collections import LineCollection
+
+    figure, axes = _figure(4.2)
+    order = sorted(range(len(values)), key=lambda row: values[row], reverse=not descending)  # the best last
+    axis = {**columns, name: values}
+    heights = [_heights(axes, x, column) for x, column in enumerate(axis.values())]
+    paths = [[(x, column[row]) for x, column in enumerate(heights)] for row in order]
+    ranks = range(min(len(order), MAX_NAMED) - 1, -1, -1)  # of those in colour; the best, which is 0, is the last
+    colours = matplotlib.colormaps["viridis"]([0.92 * rank / max(len(ranks) - 1, 1) for rank in ranks])
+    rest = paths[: len(paths) - len(ranks)]
+    axes.add_collection(LineCollection(rest, colors=OTHERS_COLOR, linewidths=0.3, antialiaseds=False, zorder=2))
+    axes.add_collection(
+        LineCollection(paths[len(rest) :], colors=colours, linewidths=[*[1.2] * (len(ranks) - 1), 3], zorder=3)
+    )
+    axes.autoscale()
+    axes.set_xticks(range(len(axis)), [_label(key.rpartition(".")[2], 80 // len(axis) + 2) for key in axis])
+    axes.set_yticks([])
+    axes.set_frame_on(False)
+    axes.tick_params(length=0)
+    return _finished(figure, axes, "", "", others=0)
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value belongs on an axis of numbers; True and False do not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _figure(height: float) -> "tuple[Figure, Axes]":
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UserError('plots need matplotlib: pip install -e ".[sweep]" -c constraints.txt') from error
+    figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, linewidth=0.5)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _finished(figure: "Figure", axes: "Axes", xlabel: str, ylabel: str, others: int) -> bytes:
+    """Return the picture with its labels, and a legend below if it has more than one name."""
+    from PIL import Image  # matplotlib brings it
+
+    axes.set_xlabel(_label(xlabel, 80), fontsize=9)
+    axes.set_ylabel(_label(ylabel, 40), fontsize=9)
+    handles, labels = axes.get_legend_handles_labels()
+    if others > 0:
+        handles += axes.plot([], [], color=OTHERS_COLOR)
+        labels.append(f"{others} others")
+    if len(labels) > 1:
+        longest = max(len(part) for label in labels for part in label.split("\n"))
+        columns = max(1, min(len(labels), 95 // (longest + 7)))
+        figure.set_figheight(figure.get_figheight() + 0.2 * math.ceil(sum(t.count("\n") + 1 for t in labels) / columns))
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
+    picture = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # a font has not all scripts; tables beside it have
+        figure.savefig(picture, format="png", bbox_inches="tight", pad_inches=0.08)
+    smaller = io.BytesIO()
+    Image.open(picture).convert("RGB").quantize(96, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+        smaller, "png", optimize=True
+    )
+    return smaller.getvalue()
+
+
+def _heights(axes: "Axes", x: int, column: Sequence[Any]) -> list[float]:
+    """Return where the values of a column lie on its axis, 0 to 1 and None below, and write its ticks beside it."""
+    present = [value for value in column if value is not None]
+    numbers = all(map(is_number, present))
+    if numbers and len(set(present)) > 1:
+        low, high = min(present), max(present)
+        scale = math.log if low > 0 and high > 30 * low else float
+        span = scale(high) - scale(low)
+        found = {value: (scale(value) - scale(low)) / span for value in present}
+        ticks = {min(found, key=lambda v: abs(found[v] - quarter / 4)) for quarter in range(5)}
+    else:
+        texts = sorted({str(value) for value in present})
+        found = {value: (texts.index(str(value)) + 0.5) / len(texts) for value in present}
+        ticks = set(list(dict.fromkeys(present))[:12])
+    axes.axvline(x, color="#777777", linewidth=0.8, zorder=1)
+    marks = [(found[tick], f"{tick:.3g}" if numbers else _label(str(tick), 18)) for tick in ticks]
+    for height, text in [*marks, *([(-0.1, "–")] if len(present) < len(column) else [])]:
+        box = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.8}
+        axes.text(x + 0.03, height, text, fontsize=7, va="center", zorder=5, bbox=box)
+    return [-0.1 if value is None else found[value] for value in column]
+
+
+def _finite(values: Sequence[float | None]) -> list[float]:
+    """Return the values with nan, which is not drawn, for what is missing or infinite."""
+    return [math.nan if value is None or not math.isfinite(value) else value for value in values]
+
+
+def _label(text: str, characters: int = LABEL_WIDTH) -> str:
+    """Return a text as matplotlib shows it as it is, in lines that are not too long; of more than four, the ends."""
+    lines = textwrap.wrap(text, characters)
+    if len(lines) > 4:
+        lines = [*lines[:2], "…", lines[-1]]
+    return "\n".join(lines).replace("$", r"\$")

@@ -1,0 +1,127 @@
+"""What a run left in its directory, read without JAX: its config, rows, scores and outputs; whole runs and half ones.
+
+A run is given by the path of its directory. Files that a run has not written yet are empty here; only what cannot be
+read, or is asked for by name and missing, is a mistake.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from etils.epath import Path
+
+from jformer.config import load_config
+from jformer.config.options import Config
+from jformer.data.sources import open_split
+from jformer.errors import UserError
+from jformer.evaluation.tables import scored_sets
+from jformer.storage import run_path, without_digest
+
+RUN_FIGURES = ("parameters", "updates", "wall_seconds")
+
+
+def saved_config(run: Path) -> Config:
+    """Return the config that the run was trained with; raise UserError if there is none."""
+    return load_config(run_path(run) / "config.json")
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    """Return the rows of metrics.jsonl, without a last line that is still being written.
+
+    Raises UserError for any other line that is no row.
+    """
+    path = run_path(run) / "metrics.jsonl"
+    lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    found = []
+    for number, line in enumerate(lines[:-1], start=1):  # what follows the last line feed is not whole
+        found.append(read_row(line, f"{path}:{number}"))
+    return found
+
+
+def read_row(line: bytes, where: str) -> dict[str, Any]:
+    """Return a row of metrics.jsonl; raise UserError, naming its place, for what is none, or not what was written."""
+    try:
+        content = json.loads(line)
+    except (RecursionError, ValueError):
+        content = None
+    row = without_digest(content, where)
+    if not isinstance(row, dict) or not all(map(_fits, row, row.values())) or not {"step", "split"} <= row.keys():
+        raise UserError(f"{where} is not a row of metrics; mend or delete this line")
+    return row
+
+
+def _fits(key: str, value: object) -> bool:
+    """Tell whether a field of a row may have such a value: `split` is a word, what was not finite is null."""
+    if key == "split":
+        return isinstance(value, str)
+    return type(value) is int if key == "step" else value is None or isinstance(value, int | float)
+
+
+def results(run: Path) -> dict[str, Any]:
+    """Return results.json, or {} for a run that is not scored yet."""
+    path = run_path(run) / "results.json"
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text())
+        found["run"].keys()
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as results; score the run again with --mode=evaluate") from error
+    return dict(without_digest(found, str(path)))
+
+
+def metrics(run: Path) -> dict[str, float]:
+    """Return the run's figures by name, as far as there are any yet.
+
+    "valid/loss" is of the last row of that split, "test/bleu" and "test/exact_match/GROUP" are scores of a test set,
+    which stand over a row of the same name, and "run/updates" is of the run. What was not finite is nan.
+    """
+    last = {row["split"]: row for row in rows(run)}
+    figures = {f"{split}/{name}": value for split, row in last.items() for name, value in _numbers(row).items()}
+    scored = results(run)
+    for key, scores in scored_sets(scored).items():
+        for name, score in scores.items():
+            figures[f"{key}/{name}"] = score["score"]
+            figures |= {f"{key}/{name}/{group}": value for group, value in score.get("by_group", {}).items()}
+    facts = scored.get("run", {})
+    return figures | {f"run/{name}": facts[name] for name in RUN_FIGURES if name in facts}
+
+
+def curve(run: Path, name: str) -> list[tuple[int, float]]:
+    """Return (step, value) of every row that has the figure, such as "valid/loss"; none for a score of a test set."""
+    split, _, field = name.partition("/")
+    return [(row["step"], _number(row[field])) for row in rows(run) if row["split"] == split and field in row]
+
+
+def outputs(run: Path, key: str) -> list[str]:
+    """Return the answers to a test set, line by line; raise UserError if the run has none."""
+    path = run_path(run) / "outputs" / f"{key}.txt"
+    try:
+        return path.read_bytes().decode().split("\n")[:-1]
+    except OSError as error:
+        raise UserError(f"{path}: there are no outputs; score the run again with --mode=evaluate") from error
+
+
+def references(run: Path, key: str) -> list[str]:
+    """Return the targets of a test set, read again from the data that the run's config names.
+
+    Raises UserError if they are not there any more, or are not what the run was scored with.
+    """
+    data, entry = saved_config(run).data, results(run).get(key)
+    names = data.test_splits()
+    if entry is None or key not in names:
+        raise UserError(f"{run}: has no scores of a test set {key!r}; its config has {', '.join(names)}")
+    split = open_split(data, names[key])
+    if split.fingerprint != entry["checksum"]:
+        raise UserError(f"{run}: test set {key!r} has changed since the run was scored; score it again")
+    return [pair.target for pair in split.read(Counter())]
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    return {name: _number(value) for name, value in row.items() if name not in ("step", "split")}
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

@@ -1,0 +1,169 @@
+"""Statistics of a few numbers: means and differences with intervals, tests, ranks, power laws. No run is known here.
+
+Intervals are for 95 %. Student's t is for values of different seeds, which stand for all the seeds that were not tried;
+sacreBLEU's bootstrap is for the sentences of a test set, which stand for all the sentences that are not in it.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import special
+
+CONFIDENCE = 0.95
+SAMPLES = 1_000  # of a bootstrap
+
+
+class Estimate(NamedTuple):
+    """The mean of n values, and the half width of its interval: None where one value cannot tell."""
+
+    mean: float
+    margin: float | None
+    n: int
+
+
+class Difference(NamedTuple):
+    """A mean difference of pairs, the half width of its interval, and p of the hypothesis that there is none.
+
+    The last two are None where the pairs cannot tell.
+    """
+
+    mean: float
+    margin: float | None
+    p: float | None
+
+
+class Correlation(NamedTuple):
+    """How alike two orders are, -1 to 1, and p of the hypothesis that one tells nothing of the other."""
+
+    rho: float
+    p: float
+
+
+class PowerLaw(NamedTuple):
+    """y = a · x^-b + c, and the half width of the interval of b."""
+
+    a: float
+    b: float
+    c: float
+    margin: float | None
+
+
+class Resampled(NamedTuple):
+    """A corpus score, the half width of its bootstrap interval, and p against the first system."""
+
+    score: float
+    margin: float
+    p: float
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Return the mean with its t interval. The mean of what is not finite is nan, without an interval."""
+    if not all(map(math.isfinite, values)):
+        return Estimate(math.nan, None, len(values))
+    mean = math.fsum(values) / len(values)
+    return Estimate(mean, _margin(values, mean), len(values))
+
+
+def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Difference:
+    """Return the mean of values minus baseline, pair by pair, with its t interval and two-sided paired t test.
+
+    One pair has neither. Nor have pairs that all differ by the same amount, as scores that are counts may: the test
+    takes its noise from how they vary, and p = 0 would be more than so few can prove. Without any difference p is 1.
+    """
+    differences = [value - base for value, base in zip(values, baseline, strict=True)]
+    mean, margin, n = estimate(differences)
+    if margin is None:
+        return Difference(mean, None, None)
+    rounding = 1e-12 * max(map(abs, (*values, *baseline)))
+    if margin <= rounding:
+        return Difference(mean, 0.0, 1.0) if abs(mean) <= rounding else Difference(mean, None, None)
+    t = mean / margin * _quantile(n - 1)
+    return Difference(mean, margin, float(2 * special.stdtr(n - 1, -abs(t))))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p values adjusted for being several: any one below 0.05 by chance is then as rare (Holm 1979)."""
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
+        adjusted[i] = largest
+    return adjusted
+
+
+def spearman(x: Sequence[float], y: Sequence[float]) -> Correlation:
+    """Return the rank correlation (Spearman 1904); of fewer than three pairs, or of a constant, it is nan."""
+    from scipy import stats
+
+    if len(x) < 3 or len(set(x)) == 1 or len(set(y)) == 1:
+        return Correlation(math.nan, 1.0)
+    found = stats.spearmanr(x, y)
+    return Correlation(float(found.statistic), float(found.pvalue))
+
+
+def power_law(x: Sequence[float], y: Sequence[float], offset: bool = False) -> PowerLaw:
+    """Fit y = a · x^-b, by least squares of the logarithms, or with `offset` y = a · x^-b + c, c from 0 to the least y.
+
+    The interval of b is that of Student's t, as if the fit were linear there. Raises ValueError for fewer than two
+    different x, or four with an offset, for what is not above 0, and where there is no fit.
+    """
+    fewest = 4 if offset else 2
+    if len(set(x)) < fewest or min(*x, *y) <= 0:
+        raise ValueError(f"a power law needs {fewest} different x and only numbers above 0: x={x}, y={y}")
+    log_x, log_y = np.log(x), np.log(y)
+    slope, level = np.polyfit(log_x, log_y, 1)
+    if offset:
+        return _power_law_with_offset(np.asarray(x), np.asarray(y), math.exp(level), -slope)
+    freedom = len(x) - 2
+    if freedom == 0:
+        return PowerLaw(math.exp(level), -float(slope), 0.0, None)
+    residuals = log_y - (slope * log_x + level)
+    error = math.sqrt(residuals @ residuals / freedom / np.square(log_x - log_x.mean()).sum())
+    return PowerLaw(math.exp(level), -float(slope), 0.0, _quantile(freedom) * error)
+
+
+def paired_bootstrap(
+    metric: Any, baseline: Sequence[str], systems: Sequence[Sequence[str]], references: Sequence[str]
+) -> list[Resampled]:
+    """Score the baseline and then every system by one of sacreBLEU's metrics, resampling sentences (Koehn 2004).
+
+    p is two-sided, that of `sacrebleu --paired-bs`, whose seed is fixed; but systems that score the same have p = 1,
+    where sacreBLEU, which counts only larger differences, would say 0.001.
+    """
+    from sacrebleu.significance import PairedTest
+
+    named: list[tuple[str, Sequence[str]]] = [(str(i), outputs) for i, outputs in enumerate([baseline, *systems])]
+    test = PairedTest(named, {"score": metric}, [list(references)], test_type="bs", n_samples=SAMPLES)
+    columns: dict[str, Any] = test()[1]  # the systems' names, and under the score's name what became of each
+    first, *others = next(column for name, column in columns.items() if name != "System")
+    return [Resampled(first.score, float(first.ci), 1.0)] + [
+        Resampled(other.score, float(other.ci), 1.0 if other.score == first.score else other.p_value)
+        for other in others
+    ]
+
+
+def _margin(values: Sequence[float], mean: float) -> float | None:
+    if len(values) == 1:
+        return None
+    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return _quantile(len(values) - 1) * math.sqrt(variance / len(values))
+
+
+def _quantile(freedom: int) -> float:
+    """Return Student's t that so many degrees of freedom exceed in 2.5 % of cases."""
+    return float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2))
+
+
+def _power_law_with_offset(x: np.ndarray, y: np.ndarray, a: float, b: float) -> PowerLaw:
+    from scipy import optimize
+
+    def law(x: np.ndarray, log_a: float, b: float, c: float) -> np.ndarray:
+        return np.exp(log_a - b * np.log(x)) + c
+
+    bounds = ([-np.inf, -np.inf, 0], [np.inf, np.inf, y.min()])
+    try:
+        (log_a, b, c), covariance = optimize.curve_fit(law, x, y, (math.log(a), b, 0.5 * y.min()), bounds=bounds)
+    except RuntimeError as error:
+        raise ValueError(f"no power law with an offset fits: {error}") from error
+    return PowerLaw(math.exp(log_a), float(b), float(c), _quantile(len(x) - 3) * math.sqrt(covariance[1, 1]))

@@ -1,0 +1,54 @@
+"""Scores as tables of text."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+FRACTIONS = ("exact_match", "token_accuracy", "accuracy", "macro_f1")  # scores from 0 to 1, shown as percentages
+
+
+def score_table(results: Mapping[str, Any]) -> str:
+    """Return the scores of results.json as plain text: a column for each test set, then the signatures."""
+    sets = scored_sets(results)
+    columns = {key: _cells(scores) for key, scores in sets.items()}
+    labels = list(dict.fromkeys(label for cells in columns.values() for label in cells))
+    rows = [["", *columns], *([label, *(cells.get(label, "-") for cells in columns.values())] for label in labels)]
+    signatures = {
+        f"{name}: {score['signature']}": None
+        for scores in sets.values()
+        for name, score in scores.items()
+        if "signature" in score
+    }
+    return "\n".join([*aligned(rows, 1), *signatures])
+
+
+def scored_sets(results: Mapping[str, Any]) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """Return key of a test set → name → score, for those entries of results.json that have scores."""
+    sets = {
+        key: {name: value for name, value in entry.items() if isinstance(value, Mapping) and "score" in value}
+        for key, entry in results.items()
+        if isinstance(entry, Mapping)
+    }
+    return {key: scores for key, scores in sets.items() if scores}
+
+
+def aligned(cells: Sequence[Sequence[str]], left: int) -> list[str]:
+    """Return the lines of a table: its first `left` columns to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    ]
+
+
+def _cells(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return the cells of a test set's column, by the label of their rows."""
+    cells = {}
+    for name, score in scores.items():
+        label, form = name.replace("_", " "), "{:.2%}" if name in FRACTIONS else "{:.2f}"
+        cells[label] = form.format(score["score"])
+        for group, value in score.get("by_group", {}).items():
+            cells[f"  {label}: {group}"] = form.format(value)
+    return cells

@@ -1,0 +1,75 @@
+"""The loss of a model on a split. Letters in shapes: a microbatches, b rows of each."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, cast
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jformer.config.options import Config
+from jformer.data.corpus import Corpus, open_corpus
+from jformer.data.pipeline import Batches, make_batches
+from jformer.data.sources.split import Split
+from jformer.data.tokenizers import Tokenizer
+from jformer.parallel.mesh import DATA
+from jformer.parallel.sharding import ROWS, local_rows, put_batch, sum_over_data
+from jformer.tasks.batch import Batch, sum_over_microbatches
+from jformer.tasks.sums import Sums, add_up
+from jformer.tasks.task import LossFn, Task
+
+BATCHES_AHEAD = 3  # being computed or waiting for it, so that the devices never wait for the host
+
+EvalStep = Callable[[Any, Batch], Sums]
+"""(parameters, batch [a b …]) → sums over all rows, without dropout."""
+
+
+def evaluation_batches(
+    config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokenizer], split: Split, shards: int = 1
+) -> tuple[Batches, Corpus]:
+    """Return batches that hold every usable example of a split once, and its tokens.
+
+    They have two shapes, whatever training uses, room for any example the limits let through, and rows that divide
+    among so many shards, be they other ones than training had, and among the microbatches of training.
+    """
+    corpus = open_corpus(split, task.encoder(*tokenizers, evaluating=True), config.data.cache_dir)
+    features, data = task.features(*tokenizers), config.data
+    longest = max(int(sizes.max()) for sizes in features.lengths(corpus.source.lengths, corpus.target.lengths))
+    rows = math.lcm(data.rows_divide_by(), shards * config.train.accumulation)
+    tokens = max(data.tokens_per_update, rows * longest)
+    data = dataclasses.replace(data, batching="buckets", num_buckets=2, tokens_per_update=tokens, row_multiple=rows)
+    return make_batches([corpus], [1.0], data, 0, features), corpus
+
+
+def split_sums(eval_step: EvalStep, params: Any, batches: Batches, mesh: Mesh, accumulation: int = 1) -> Sums:
+    """Return the sums of the loss, nll and correct predictions over one pass of the batches, as floats.
+
+    Each batch is computed in so many microbatches, which take as much memory as those of an update. Few batches lie on
+    the devices at a time.
+    """
+
+    def put(number: int) -> Batch:
+        rows = batches.plan.batch(number).shape.rows // accumulation
+        mine = np.add.outer(rows * np.arange(accumulation), local_rows(mesh, rows)).ravel()
+        arrays = batches.rows(number, mine)
+        split = {name: x.reshape(accumulation, -1, *x.shape[1:]) for name, x in arrays.items()}
+        return cast(Batch, put_batch(mesh, split, rows))
+
+    found: list[Sums] = []
+    for number in range(len(batches)):
+        found.append(eval_step(params, put(number)))
+        jax.block_until_ready(found[-BATCHES_AHEAD:][:1])
+    return add_up(jax.device_get(found))
+
+
+def make_eval_step(loss: LossFn, mesh: Mesh) -> EvalStep:
+    """Return the compiled step that evaluates a batch."""
+
+    def local(params: Any, batch: Batch) -> Sums:
+        return sum_over_data(sum_over_microbatches(lambda rows: loss(params, rows, None), batch), mesh)
+
+    sharded = jax.shard_map(local, mesh=mesh, in_specs=(P(), ROWS), out_specs=P(), axis_names={DATA}, check_vma=False)
+    return jax.jit(sharded)

@@ -1,0 +1,51 @@
+"""Models of Hugging Face Transformers as runs of ours, and runs as such models; torch is not needed.
+
+python -m jformer.hf import MODEL_DIR --workdir=DIR [--prefix=TEXT] [--source_language=X --target_language=Y]
+python -m jformer.hf export DIR --output=MODEL_DIR [--family=TYPE]
+
+import  reads config.json, generation_config.json, the tokenizer and safetensors, never pickle; DIR then is a run like
+        any other: predict, evaluate, score, verify, describe and export it with jformer.main, or train another run
+        from it with --config.train.init_from=DIR.
+export  writes what transformers loads with from_pretrained; TYPE, such as marian, chooses among families that could.
+  --prefix           put in front of every source text, such as "translate English to German: " (T5)
+  --source_language, --target_language  as the tokenizer writes them: eng_Latn (NLLB), en_XX (mBART), en (M2M-100)
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from jformer.errors import DONE, MISTAKE, UserError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Convert a model and return the exit code: 0, or 2 for a mistake that the user can mend."""
+    parser = argparse.ArgumentParser(
+        prog="python -m jformer.hf", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    reading, writing = commands.add_parser("import"), commands.add_parser("export")
+    reading.add_argument("model_dir", type=Path)
+    reading.add_argument("--workdir", required=True)
+    for flag in ("prefix", "source_language", "target_language"):
+        reading.add_argument(f"--{flag}", default="")
+    writing.add_argument("workdir")
+    writing.add_argument("--output", type=Path, required=True)
+    writing.add_argument("--family", default="")
+    options = parser.parse_args(argv)
+    from jformer.checkpoints.hf.convert import Texts, export_model, import_model
+
+    try:
+        if options.command == "import":
+            texts = Texts(options.source_language, options.target_language, options.prefix)
+            print(import_model(options.model_dir, options.workdir, texts))
+        else:
+            print(export_model(options.workdir, options.output, options.family))
+    except UserError as error:
+        print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
+        return MISTAKE
+    return DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

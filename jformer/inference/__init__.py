@@ -1,0 +1,1 @@
+"""A trained run at work: text in, answers, scores and exports out."""

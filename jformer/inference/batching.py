@@ -1,0 +1,167 @@
+"""Any number of pieces answered in batches of few shapes, fast: sorted by length, two at a time, long outputs last."""
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jformer.decoding.search import Decoded
+from jformer.errors import UserError
+from jformer.inference.inputs import LONG_INPUT, Attempt, Inputs, Piece
+from jformer.parallel.backend import target
+from jformer.parallel.sharding import fill_rows
+
+CONCURRENT_BATCHES = 2  # a step of decoding is too small to keep several cores busy: two at once took 2/3 of the time
+SMALL_BATCH = 8  # rows for so few pieces, as when somebody types them: they do not wait for a whole batch
+MOSTLY = 1 / 4  # where more outputs than this share had no room in the short attempt, there is none from then on
+
+Search = Callable[[Sequence[Any], Mapping[str, np.ndarray], int], Decoded]
+"""(parameters of every model, batch, most tokens of an output) → the outputs of every row."""
+
+
+class Hypotheses(NamedTuple):
+    """What a search returns for one piece, best first."""
+
+    tokens: list[list[int]]
+    scores: list[float]
+
+
+class CompileClock:
+    """Knows which shapes of batches came before, and how long the first ones took, which are compiled."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._known: set[tuple[Any, ...]] = set()
+
+    @contextlib.contextmanager
+    def batch(self, shapes: tuple[Any, ...]) -> Iterator[bool]:
+        """Time what is done inside if a batch of these shapes is the first one, and tell whether it is."""
+        first, began = shapes not in self._known, time.monotonic()
+        yield first
+        if first:
+            self._known.add(shapes)
+            self.seconds += time.monotonic() - began
+
+
+class BatchedSearch:
+    """A compiled search over any number of pieces.
+
+    It remembers which shapes were compiled, and whether a first attempt with little room pays.
+    """
+
+    def __init__(self, search: Search, inputs: Inputs, mesh: Mesh | None) -> None:
+        """Hold the search; the devices of a mesh share the rows of a batch."""
+        self.inputs = inputs
+        self._search, self._mesh = search, mesh
+        self._concurrent = concurrent_batches(mesh)
+        self._outputs_are_short = not inputs.continues  # as far as is known
+        self.clock = CompileClock()
+
+    def __call__(
+        self, params: Sequence[Any], pieces: Sequence[Piece], on_answered: Callable[[int], None]
+    ) -> list[Hypotheses]:
+        """Return the hypotheses for every piece, in order; `on_answered` is told how many more are done, now and then.
+
+        A first attempt has room for outputs of usual length only. The few that need more would hold up all others in
+        their batches, so they are searched again, in small batches of their own. Raises UserError for scores that are
+        no numbers.
+        """
+        rows = batch_rows(len(pieces), self.inputs.options.batch_size, self._mesh)
+        first = Attempt(short=self._outputs_are_short and rows > SMALL_BATCH)
+        done: dict[int, Hypotheses] = {}
+        for some in self._attempt(params, pieces, range(len(pieces)), rows, first):
+            done |= some
+            on_answered(len(some))
+        unfinished = [i for i in range(len(pieces)) if i not in done]
+        self._outputs_are_short &= len(unfinished) <= len(pieces) * MOSTLY
+        if unfinished:
+            rows = batch_rows(SMALL_BATCH, self.inputs.options.batch_size, self._mesh)
+            for some in self._attempt(params, pieces, unfinished, rows, Attempt(min_length=LONG_INPUT)):
+                done |= some
+                on_answered(len(some))
+        return [done[i] for i in range(len(pieces))]
+
+    def _attempt(
+        self, params: Sequence[Any], pieces: Sequence[Piece], indices: Sequence[int], rows: int, attempt: Attempt
+    ) -> Iterator[dict[int, Hypotheses]]:
+        """Yield index → hypotheses, batch by batch, of those pieces that had enough room."""
+        for batch, decoded in self._decode_all(params, pieces, indices, rows, attempt):
+            done: dict[int, Hypotheses] = {}
+            for i, tokens, scores, lengths, finished in zip(batch, *decoded, strict=False):
+                if finished:
+                    each = [ids[:length].tolist() for ids, length in zip(tokens, lengths, strict=True)]
+                    done[i] = Hypotheses(each, refuse_nan(scores.tolist()))
+            yield done
+
+    def _decode_all(
+        self,
+        params: Sequence[Any],
+        pieces: Sequence[Piece],
+        indices: Sequence[int],
+        rows: int,
+        attempt: Attempt,
+    ) -> Iterator[tuple[Sequence[int], Decoded]]:
+        """Yield the indices of each batch and what was decoded, while the next batches are being computed."""
+        running: deque[tuple[Sequence[int], Future[Decoded]]] = deque()
+        with ThreadPoolExecutor(self._concurrent) as pool:
+            for order in sorted_batches([len(pieces[i].ids) for i in indices], rows):
+                batch: Sequence[int] = [indices[i] for i in order]
+                if attempt.short:
+                    batch = self.inputs.without_few_long(pieces, batch, SMALL_BATCH)
+                arrays, longest = self.inputs.arrays([pieces[i] for i in batch], rows, attempt)
+                with self.clock.batch((longest, *shapes_of(arrays))) as first:
+                    future = pool.submit(self._decode, params, arrays, longest)
+                    if first:  # wait, else the next batch would compile the same once more
+                        future.exception()
+                running.append((batch, future))
+                if len(running) > self._concurrent:
+                    indices_done, finished = running.popleft()
+                    yield indices_done, finished.result()
+            for indices_done, finished in running:
+                yield indices_done, finished.result()
+
+    def _decode(self, params: Sequence[Any], arrays: Mapping[str, np.ndarray], longest: int) -> Decoded:
+        return jax.device_get(self._search(params, arrays, longest))
+
+
+def shapes_of(arrays: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
+    """Return what a program for a batch is compiled for."""
+    return tuple((name, array.shape) for name, array in arrays.items())
+
+
+def concurrent_batches(mesh: Mesh | None) -> int:
+    """Return how many batches are computed at a time.
+
+    It is one on several devices, which exchange things in one order, and on an accelerator, whose memory would hold two
+    searches.
+    """
+    return CONCURRENT_BATCHES if target() == "cpu" and (mesh is None or mesh.size == 1) else 1
+
+
+def batch_rows(count: int, batch_size: int, mesh: Mesh | None) -> int:
+    """Return the rows of the batches for so many pieces: few for few pieces, and what the mesh divides evenly."""
+    rows = min(SMALL_BATCH, batch_size) if count <= SMALL_BATCH else batch_size
+    return fill_rows(rows, mesh) if mesh else rows
+
+
+def sorted_batches(lengths: Sequence[int], rows: int) -> Iterator[Sequence[int]]:
+    """Yield the indices of sequences, the shortest first, batch by batch."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    for start in range(0, len(order), rows):
+        yield order[start : start + rows]
+
+
+def refuse_nan(scores: list[float]) -> list[float]:
+    """Return the scores; raise UserError if one of them is no number."""
+    if any(np.isnan(scores)):
+        raise UserError(
+            "the model's scores are no numbers, so its weights are broken: try another evaluate.weights, or train "
+            "again from before the rows of metrics.jsonl that are null"
+        )
+    return scores

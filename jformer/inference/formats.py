@@ -1,0 +1,161 @@
+"""Requests and answers as lines: plain text, TSV or JSON. No files and no models here."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jformer.data.text import admit, parse_json
+from jformer.inference.answers import Output, Request, Scored
+
+
+class Question(NamedTuple):
+    """Targets to be scored, one or several, given one source."""
+
+    source: str
+    targets: tuple[str, ...]
+    ranked: bool = False  # they came as a list, and go out in the order of their scores
+
+
+def read_request(number: int, line: str, form: str, counts: Counter[str], continues: bool = False) -> Request:
+    """Read the request in line `number` (from 0): the line itself, or {"source", "prefix", "constraints"} in JSON.
+
+    A text in JSON that a model `continues` keeps its line breaks. Raises ValueError for what is no such object; the
+    caller adds the file and the line.
+    """
+    if form == "text":
+        return Request(line, line=number)
+    kinds = {"source": str, "prefix": str, "constraints": list}
+    record = _object(line, kinds, ("source",), counts, lines=continues)
+    return Request(record["source"], record.get("prefix", ""), record.get("constraints", ()), number)
+
+
+def read_question(line: str, form: str, continues: bool, counts: Counter[str]) -> Question:
+    """Read what is to be scored: source, one TAB, target; or {"source", "target"} or {"source", "targets"} in JSON.
+
+    A model that continues texts has no source: the line itself is the target. Raises ValueError as `read_request`.
+    """
+    if form == "jsonl":
+        source = {} if continues else {"source": str}
+        record = _object(line, {**source, "target": str, "targets": list}, tuple(source), counts, lines=continues)
+        if ("target" in record) == ("targets" in record):
+            raise ValueError("wants one of 'target' and 'targets'")
+        targets = (record["target"],) if "target" in record else record["targets"]
+        return Question(record.get("source", ""), targets, "targets" in record)
+    if continues:
+        return Question("", (line,))
+    texts = line.split("\t")
+    if len(texts) != 2:
+        raise ValueError(f"{len(texts) - 1} TABs; a line is source, one TAB, target")
+    return Question(texts[0], (texts[1],))
+
+
+def write_outputs(outputs: Sequence[Output], form: str, scores: bool, alignments: bool) -> str:
+    """Return the line that answers a request.
+
+    text   the best output
+    tsv    text, the number it is ranked by and its alignment if asked for, and the same again for each further output
+    jsonl  {"outputs": [{"text", "score" | "log_prob" | "utility", "labels", "alignment", "tokens"}], "source_tokens"}
+
+    Numbers have the names of `Output`; those of an output that could not be found are null. An alignment is written as
+    in Pharaoh (Koehn 2004): pairs of source and target token, both counted from 0, which index `source_tokens` and
+    `tokens`. TABs of a text become spaces in TSV, and line breaks in all but JSON.
+    """
+    if form == "text":
+        return one_line(outputs[0].text)
+    pairs = [" ".join(f"{s}-{t}" for s, t in output.alignment.pairs) if output.alignment else "" for output in outputs]
+    if form == "tsv":
+        columns: list[Any] = []
+        for output, links in zip(outputs, pairs, strict=True):
+            number = [_number(output.rank)] if scores else []
+            columns += [output.text, *number, *([links] if alignments else [])]
+        return _columns(columns)
+    records = []
+    for output, links in zip(outputs, pairs, strict=True):
+        record: dict[str, Any] = {"text": output.text}
+        if scores:
+            record |= _numbers(output)
+        if alignments:
+            record |= {"alignment": links, "tokens": output.alignment.target if output.alignment else []}
+        records.append(record)
+    answer: dict[str, Any] = {"outputs": records}
+    if alignments:
+        answer["source_tokens"] = outputs[0].alignment.source if outputs[0].alignment else []
+    return _json(answer)
+
+
+def write_scored(question: Question, scored: Sequence[Scored], form: str, token_scores: bool) -> str:
+    """Return the line that answers a question.
+
+    text   the log-probability
+    tsv    log-probability, number of tokens and, if asked for, log-probabilities of the tokens with spaces between
+    jsonl  {"log_prob", "length"} and, if asked for, "log_probs" and "tokens"; "cut": true where a side was cut
+
+    Ranked targets come best first, each with its text before the rest; in JSON as {"outputs": [...]}.
+    """
+    if form == "text":
+        return str(_number(scored[0].log_prob))
+    records = []
+    for text, one in sorted(zip(question.targets, scored, strict=True), key=lambda pair: -pair[1].log_prob):
+        record: dict[str, Any] = {"text": text} if question.ranked else {}
+        record |= {"log_prob": _number(one.log_prob), "length": len(one.tokens)}
+        if token_scores:
+            record["log_probs"] = [_number(log_prob) for log_prob in one.token_log_probs]
+            if form == "jsonl":
+                record["tokens"] = one.tokens
+        if one.cut and form == "jsonl":
+            record["cut"] = True
+        records.append(record)
+    if form == "tsv":
+        return _columns([value for record in records for value in record.values()])
+    return _json({"outputs": records} if question.ranked else records[0])
+
+
+def _object(
+    line: str, kinds: Mapping[str, Any], needed: Sequence[str], counts: Counter[str], lines: bool
+) -> dict[str, Any]:
+    """Return a JSON object whose values are texts, of one or of several `lines`, or lists of them as `kinds` says."""
+    record = parse_json(line)
+    if not isinstance(record, dict) or not all(key in record for key in needed):
+        raise ValueError(f"not a JSON object with {' and '.join(map(repr, needed or kinds))}")
+    for key, value in record.items():
+        if key not in kinds:
+            raise ValueError(f"{key!r} is none of {', '.join(map(repr, kinds))}")
+        if not isinstance(value, kinds[key]) or not all(isinstance(text, str) for text in value):
+            raise ValueError(f"{key!r} must be {'a text' if kinds[key] is str else 'a list of texts'}")
+        texts = tuple(admit(text, counts, lines=lines) for text in ([value] if kinds[key] is str else value))
+        record[key] = texts[0] if kinds[key] is str else texts
+    return record
+
+
+def one_line(text: str) -> str:
+    """Return a text with its line breaks made spaces, for files that have a line for a line."""
+    return " ".join(text.split("\n"))
+
+
+def _columns(values: Sequence[Any]) -> str:
+    return "\t".join(map(_column, values))
+
+
+def _column(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return one_line(" ".join(value.split("\t"))) if isinstance(value, str) else str(value)
+
+
+def _json(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, ensure_ascii=False)
+
+
+def _numbers(output: Output) -> dict[str, Any]:
+    """Return the numbers that an output has, by their names."""
+    values = {name: getattr(output, name) for name in ("score", "log_prob", "utility")}
+    numbers: dict[str, Any] = {name: _number(value) for name, value in values.items() if value is not None}
+    if output.labels is not None:
+        numbers["labels"] = {label: _number(probability) for label, probability in output.labels.items()}
+    return numbers
+
+
+def _number(value: float | None) -> float | None:
+    return round(value, 5) if value is not None and math.isfinite(value) else None

@@ -1,0 +1,216 @@
+"""What models answer to a batch of inputs: tokens by a search, or a class. Arrays in, arrays out; no text here.
+
+Letters in shapes: b inputs, p tokens of a prompt or prefix, c phrases, l tokens of a phrase, n beams or samples of an
+input, rows = b·n, v entries of the vocabulary.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jformer.data.tokenizers import NUM_SYMBOLS, Symbols
+from jformer.decoding.beam import beam_search
+from jformer.decoding.cache import FOLLOW_BEAMS, Cache, Step, repeat_rows
+from jformer.decoding.config import DecodeConfig
+from jformer.decoding.rules import Rules
+from jformer.decoding.sample import sample
+from jformer.decoding.search import Decoded, Start
+from jformer.models.batch import Batch
+from jformer.parallel.activations import constrain_sharding
+from jformer.parallel.sharding import over_rows
+
+
+class SearchBatch(Batch, total=False):
+    """What a search reads beside what the models encode. Inputs that ask for them bring prefixes and constraints."""
+
+    prompt: Int[Array, "b p"]  # tokens that are there before the search; the first is BOS
+    prompt_length: Int[Array, " b"]  # at least 1
+    limit: Int[Array, " b"]  # the most tokens to add; 0 for a row that only fills the batch
+    line: Int[Array, " b"]  # the number of the input line, from which samples are drawn
+    max_unfinished: int | Int[Array, ""]  # so many rows, the last ones, may be left unfinished; 0 where it is missing
+    prefix: Int[Array, "b p"]  # the beginning of the output
+    prefix_length: Int[Array, " b"]
+    constraints: Int[Array, "b p l"]  # phrases in the output
+
+
+def make_answer(
+    models: Sequence[Any],
+    answer: str,
+    options: DecodeConfig,
+    vocabulary: Bool[np.ndarray, " v"],
+    symbols: Symbols,
+    mesh: Mesh | None = None,
+) -> Any:
+    """Return the compiled (parameters of every model, batch, room) → Decoded that a task's answers are read from.
+
+    A label is one token with its log-probability; all labels are hypotheses, the most probable first. `vocabulary`
+    tells of every id whether it may be written. On a mesh, rows are split over data and fsdp.
+    """
+    respond = functools.partial(_choose, models[0])
+    if answer != "label":
+        respond = functools.partial(generate, tuple(models), options, vocabulary, symbols)
+
+    def on_mesh(params: Sequence[Any], batch: SearchBatch, room: int) -> Decoded:
+        return over_rows(functools.partial(respond, room=room), mesh)(params, batch)
+
+    return jax.jit(on_mesh, static_argnums=2)
+
+
+def generate(
+    models: Sequence[Any],
+    options: DecodeConfig,
+    vocabulary: Bool[np.ndarray, " v"],
+    symbols: Symbols,
+    params: Sequence[Any],
+    batch: SearchBatch,
+    room: int,
+) -> Decoded:
+    """Return the outputs for every row of a batch, at most `room` tokens; rows whose limit is 0 give none.
+
+    A row whose limit is above `room` may be left unfinished, and so may the last `max_unfinished` rows.
+    """
+    params = [_in_compute_dtype(tree, model.config.dtype) for model, tree in zip(models, params, strict=True)]
+    prompt, sizes, beams = batch["prompt"], batch["prompt_length"], options.hypotheses
+    cache = _prefill(models, params, batch, prompt.shape[1] - 1 + room * beams, bool(options.coverage_penalty))
+    cache = repeat_rows(cache, beams)
+    step = _make_step(models, params, options.ensemble_average)
+    start = Start(
+        token=jnp.take_along_axis(prompt, sizes[:, None] - 1, axis=1)[:, 0],
+        limits=batch["limit"],
+        room=room,
+        max_unfinished=batch.get("max_unfinished", 0),
+    )
+    rules = _rules(options, vocabulary, symbols, models, batch)
+    if options.search == "beam":
+        coverage = functools.partial(_coverage, options.coverage_penalty) if options.coverage_penalty else None
+        return beam_search(step, cache, start, rules, options.beams, batch.get("constraints"), coverage)
+    return sample(step, cache, start, rules, options.filters, _keys(options.seed, batch["line"], beams))
+
+
+def prompts(sequences: Sequence[Sequence[int]], rows: int, width: int, symbols: Symbols) -> dict[str, np.ndarray]:
+    """Return `prompt` and `prompt_length` of `rows` rows: BOS, then the given ids."""
+    prompt = np.full((rows, width), symbols.pad, np.int32)
+    prompt[:, 0] = symbols.bos
+    for row, sequence in enumerate(sequences):
+        prompt[row, 1 : 1 + len(sequence)] = sequence
+    sizes = np.array([1 + len(sequence) for sequence in sequences] + [1] * (rows - len(sequences)), np.int32)
+    return {"prompt": prompt, "prompt_length": sizes}
+
+
+def _choose(model: Any, params: Sequence[Any], batch: SearchBatch, room: int) -> Decoded:
+    """Return every class of every row as a hypothesis of one token, the most probable first."""
+    logits = model.apply({"params": params[0]}, batch)[:, 0]  # [b 1 v] → [b v]
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    scores, classes = lax.top_k(log_probs, log_probs.shape[-1])
+    ids = classes + NUM_SYMBOLS
+    return Decoded(ids[..., None], scores, jnp.ones_like(ids), jnp.ones(len(ids), bool))
+
+
+def _in_compute_dtype(params: Any, dtype: str) -> Any:
+    """Round kernels and embeddings to the compute dtype, once instead of in every step."""
+
+    def cast(path: Any, leaf: Array) -> Array:
+        return leaf.astype(dtype) if path[-1].key in ("kernel", "embedding") else leaf
+
+    return params if dtype == "float32" else jax.tree_util.tree_map_with_path(cast, params)
+
+
+def _prefill(models: Sequence[Any], params: Sequence[Any], batch: SearchBatch, entries: int, coverage: bool) -> Cache:
+    """Return the joint cache of all models, one row a sentence, with all of the prompts but their last tokens."""
+    caches, width = [], batch["prompt"].shape[1] - 1
+    for model, tree in zip(models, params, strict=True):
+        apply = functools.partial(model.apply, {"params": tree})
+        cache = apply(apply(batch, method="encode"), batch["prompt"].shape[0], entries, method="start")
+        if coverage:
+            cache["self"]["coverage"] = jnp.zeros(cache["memory"]["mask"].shape)
+        if width:
+            before = jnp.arange(width) < batch["prompt_length"][:, None] - 1
+            _, cache = apply(cache, batch["prompt"][:, :-1], before, method="extend")
+        caches.append(cache)
+    return _join(caches)
+
+
+def _join(caches: Sequence[Cache]) -> Cache:
+    """Lay the caches of several models side by side, so that a search sees one."""
+    own = tuple({key: cache[key] for key in FOLLOW_BEAMS} for cache in caches)
+    rest = tuple({key: cache[key] for key in cache if key not in FOLLOW_BEAMS} for cache in caches)
+    return {"position": caches[0]["position"], "self": own, "shared": rest}
+
+
+def _make_step(models: Sequence[Any], params: Sequence[Any], average: str) -> Step:
+    """Return the step of all models together: the logits of one, or the mean of several."""
+
+    def step(cache: Cache, tokens: Int[Array, " rows"]) -> tuple[Float[Array, "rows v"], Cache]:
+        valid, logits, caches = jnp.ones((tokens.shape[0], 1), bool), [], []
+        for model, tree, own, shared in zip(models, params, cache["self"], cache["shared"], strict=True):
+            apply = functools.partial(model.apply, {"params": tree})
+            hidden, after = apply({**own, **shared}, tokens[:, None], valid, method="extend")
+            # Whole on every device: searches gather tokens, which XLA cannot do where devices share the vocabulary.
+            logits.append(constrain_sharding(apply(hidden, method="logits")[:, 0].astype(jnp.float32)))
+            caches.append(after)
+        return _mean(logits, average), _join(caches)
+
+    return step
+
+
+def _mean(logits: Sequence[Float[Array, "rows _"]], average: str) -> Float[Array, "rows v"]:
+    """Average probabilities, or log-probabilities, of models with one vocabulary; some may have more unused rows."""
+    if len(logits) == 1:
+        return logits[0]
+    width = max(one.shape[1] for one in logits)
+    each = [jnp.pad(jax.nn.log_softmax(x), ((0, 0), (0, width - x.shape[1])), constant_values=-jnp.inf) for x in logits]
+    if average == "log_probability":
+        return sum(each[1:], each[0]) / len(each)
+    return functools.reduce(jnp.logaddexp, each)
+
+
+def _rules(
+    options: DecodeConfig,
+    vocabulary: Bool[np.ndarray, " v"],
+    symbols: Symbols,
+    models: Sequence[Any],
+    batch: SearchBatch,
+) -> Rules:
+    """Return what may be written. Rows of a model past the vocabulary never are."""
+    width = max(model.config.target_vocab_size or model.config.vocab_size for model in models)
+    return Rules(
+        eos=symbols.eos,
+        pad=symbols.pad,
+        allowed=np.pad(vocabulary, (0, width - len(vocabulary))),
+        min_length=options.min_length,
+        no_repeat_ngram=options.no_repeat_ngram,
+        repetition_penalty=options.repetition_penalty,
+        prefix=batch.get("prefix"),
+        prefix_length=batch.get("prefix_length"),
+        prompt=batch["prompt"],
+        prompt_length=batch["prompt_length"],
+    )
+
+
+def _coverage(weight: float, cache: Cache) -> Float[Array, " rows"]:
+    """Return the coverage penalty of every row (Wu et al. 2016, equation 14): 0 if all of the source was attended to.
+
+    What a source token got is the attention of the decoder's last layer, averaged over heads and models, summed over
+    the output so far.
+    """
+    attended = sum(own["self"]["coverage"] for own in cache["self"]) / len(cache["self"])
+    mask = cache["shared"][0]["memory"]["mask"]
+    real = jnp.repeat(mask, attended.shape[0] // mask.shape[0], axis=0)
+    return weight * jnp.where(real, jnp.log(jnp.clip(attended, 1e-9, 1.0)), 0).sum(axis=1)
+
+
+def _keys(seed: int, lines: Int[Array, " b"], samples: int) -> Key[Array, " rows"]:
+    """Return a key for every sample, of nothing but the seed, the number of its input line and its own number."""
+
+    def of_line(line: Int[Array, ""]) -> Key[Array, " n"]:
+        key = jax.random.fold_in(jax.random.key(seed), line)
+        return jax.vmap(lambda number: jax.random.fold_in(key, number))(jnp.arange(samples))
+
+    return jax.vmap(of_line)(lines).reshape(-1)

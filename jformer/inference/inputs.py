@@ -1,0 +1,297 @@
+"""How a text becomes pieces, and pieces the arrays of a batch for a model and its search. No model here.
+
+Letters in shapes: b rows of a batch, v entries of the vocabulary.
+"""
+
+import difflib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jaxtyping import Bool
+
+from jformer.data.corpus import Side, Tokens
+from jformer.data.features import Rows
+from jformer.data.plan import Shape
+from jformer.data.tokenizers import ImageTokenizer, Tokenizer
+from jformer.decoding.config import DecodeConfig
+from jformer.errors import UserError
+from jformer.inference.answers import Request
+from jformer.inference.generation import prompts
+from jformer.models import ModelConfig
+from jformer.parallel.sharding import EVERY_ROW, replicated
+from jformer.tasks.batch import abstract_batch
+from jformer.tasks.task import Task
+
+PADDED_LENGTHS = (16, 24, 32, 48, *(1 << i for i in range(6, 31)))  # of sequences: few shapes to compile
+LONG_INPUT = 64  # tokens; from here on there is room for the longest output at the first attempt
+UNFINISHED_SHARE = 32  # a short attempt ends when all but one row in so many have ended
+PHRASE_MULTIPLE = 8  # prefixes and constraints are padded to multiples of this
+CUT, SPLIT, EMPTY, UNKNOWN, TRUNCATED = (
+    "inputs cut to the model's limit",
+    "inputs split at the model's limit",
+    "empty inputs",
+    "inputs with unknown tokens",
+    "outputs cut at their limit",
+)
+
+
+class Piece(NamedTuple):
+    """A sequence that is answered on its own: an input, or a part of one that is split."""
+
+    ids: Sequence[int]
+    line: int  # the number of its input
+    prefix: Sequence[int] = ()
+    constraints: Sequence[Sequence[int]] = ()
+
+
+class EncodedPair(NamedTuple):
+    """The tokens of a source and of a target."""
+
+    source: Sequence[int]
+    target: Sequence[int]
+    cut: bool = False  # one of them was over the model's limit
+
+
+class Attempt(NamedTuple):
+    """How much room a search gets."""
+
+    short: bool = False  # for outputs of usual length alone; those of other pieces are left unfinished
+    min_length: int = 0  # inputs are padded to so many tokens or more
+
+
+WHOLE = Attempt()
+
+
+class Inputs:
+    """How texts become pieces and pieces arrays, for one task, its tokenizers and the options of decoding."""
+
+    def __init__(
+        self, options: DecodeConfig, task: Task, tokenizers: tuple[Tokenizer, Tokenizer], max_positions: int | None
+    ) -> None:
+        """Hold what it takes; `max_positions` is the longest sequence that the models have positions for, if any is.
+
+        Raises UserError for decode.overlong='split' where answers cannot be joined.
+        """
+        self.options, self.task, self.tokenizers, self.max_positions = options, task, tokenizers, max_positions
+        if options.overlong == "split" and task.answer not in ("", "text"):
+            raise UserError(f"decode.overlong='split' joins translations, not a {task.answer}: use 'cut'")
+        self.counts: Counter[str] = Counter()
+        self.continues = task.answer == "continuation"
+        self.encoder = task.encoder(*tokenizers, evaluating=True)
+        self.features = task.features(*tokenizers)
+        self.side = self.encoder.target if self.continues else self.encoder.source
+        self.symbols = tokenizers[1].symbols  # of what is written
+
+    def pieces(self, requests: Sequence[Request]) -> list[list[Piece]]:
+        """Return the pieces of every request: none for an empty one, unless it is to be continued.
+
+        A text over the model's limit is split, or cut at its end; one that is to be continued is cut at its beginning.
+        Raises UserError for phrases that cannot be written.
+        """
+        groups = []
+        for request, ids in zip(requests, self._encode([request.text for request in requests]), strict=True):
+            empty = not request.text.strip() and not self.continues
+            self.counts[EMPTY] += empty
+            self.counts[UNKNOWN] += not isinstance(self.tokenizers[0], ImageTokenizer) and self.side.symbols.unk in ids
+            parts = [] if empty else self._fit(ids)
+            pieces = [Piece(part, request.line) for part in parts]
+            if pieces and (request.prefix or request.constraints):
+                pieces[0] = self._guided(pieces, request)
+            groups.append(pieces)
+        return groups
+
+    def _encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
+        return [*self.tokenizers[1].encode(texts)] if self.continues else self.side.encode(texts)
+
+    def _fit(self, ids: Sequence[int]) -> list[Sequence[int]]:
+        limit = self.side.max_length
+        if self.continues:  # BOS comes first
+            self.counts[CUT] += len(ids) >= limit
+            return [ids[max(0, len(ids) - limit + 1) :]]
+        if len(ids) <= limit or self.options.overlong == "cut":
+            self.counts[CUT] += len(ids) > limit
+            return [self.side.cut(ids)]
+        self.counts[SPLIT] += 1
+        return self.side.pieces(ids)
+
+    def _guided(self, pieces: Sequence[Piece], request: Request) -> Piece:
+        options, where = self.options, f"input line {request.line + 1}"
+        if self.task.answer == "label":
+            raise UserError(f"{where}: a label has no prefix and no constraints; leave them out")
+        if request.constraints and (options.search != "beam" or options.beam_size < 2 or options.beam_groups > 1):
+            raise UserError(
+                f"{where}: constraints need decode.search='beam' with decode.beam_size of 2 or more and "
+                "decode.beam_groups=1"
+            )
+        if request.constraints and len(pieces) > 1:
+            raise UserError(f"{where}: is over the model's limit, and constraints cannot be split: shorten it")
+        phrases = [request.prefix, *request.constraints]
+        encoded = self.tokenizers[1].encode(phrases)
+        for phrase, ids in zip(phrases, encoded, strict=True):
+            if self.symbols.unk in ids:
+                raise UserError(f"{where}: {phrase!r} holds what the vocabulary cannot write; choose other words")
+        return pieces[0]._replace(prefix=encoded[0], constraints=[ids for ids in encoded[1:] if ids])
+
+    def arrays(self, pieces: Sequence[Piece], rows: int, attempt: Attempt = WHOLE) -> tuple[dict[str, np.ndarray], int]:
+        """Return the batch of some pieces, in one of few shapes, and the most tokens that any output may get.
+
+        In a short attempt, sources below LONG_INPUT get room for outputs half as long again, which nearly all are.
+        """
+        options, sequences = self.options, [piece.ids for piece in pieces]
+        sizes = np.array([len(ids) for ids in sequences] + [0] * (rows - len(pieces)))
+        length = min(_padded(max(attempt.min_length, sizes.max() + self.continues)), self.side.max_length)
+        short = attempt.short and length < LONG_INPUT
+        if self.continues:
+            batch, room = prompts(sequences, rows, length, self.symbols), options.max_extra_length
+            limit = np.full(rows, room)
+        else:
+            before = self.symbols.before
+            batch = self._features(sequences, [[]] * len(pieces), Shape(rows, length, 1))
+            batch |= prompts([before] * rows, rows, 1 + len(before), self.symbols)
+            extra = options.max_extra_length
+            room = length + (min(length // 2, extra) if short else extra)
+            limit = sizes + options.max_extra_length
+        if options.max_length:
+            room, limit = min(room, options.max_length), np.minimum(limit, options.max_length)
+        if self.max_positions is not None:
+            room = min(room, self.max_positions)
+            limit = np.minimum(limit, self.max_positions + 1 - batch["prompt_length"])
+        batch["limit"] = np.where(np.arange(rows) < len(pieces), limit, 0).astype(np.int32)
+        batch["max_unfinished"] = np.array(rows // UNFINISHED_SHARE if short else 0, np.int32)
+        batch["line"] = _filled([piece.line for piece in pieces], (rows,), 0)
+        return {**batch, **_phrases(pieces, rows, self.symbols.pad)}, room
+
+    def without_few_long(self, pieces: Sequence[Piece], indices: Sequence[int], few: int) -> Sequence[int]:
+        """Return the indices of a batch, shortest piece first, without the last few if they alone pad the others.
+
+        With few=1 and pieces of 3, 3, 3 and 20 tokens these are the first three, padded to 16 tokens and not to 24.
+        """
+        padded = [_padded(len(pieces[i].ids)) for i in indices]
+        shorter = padded.index(padded[-1])
+        longest = len(indices) - shorter
+        return indices[:shorter] if longest <= few < shorter and padded[-1] <= LONG_INPUT else indices
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[EncodedPair]:
+        """Return both sides of every pair as training has them; a side over its limit is cut and counted."""
+        encoded = []
+        sides = self.encoder.source, self.encoder.target
+        whole = [side.encode([pair[i] for pair in pairs]) for i, side in enumerate(sides)]
+        for pair, ids in zip(pairs, zip(*whole, strict=True), strict=True):
+            source, target = (side.cut(each) for side, each in zip(sides, ids, strict=True))
+            cut = any(len(each) > side.max_length for side, each in zip(sides, ids, strict=True))
+            self.counts[CUT] += cut
+            self.counts[EMPTY] += any(map(Side.is_empty, sides, pair))
+            self.counts[UNKNOWN] += self.encoder.source.symbols.unk in source or self.symbols.unk in target
+            encoded.append(EncodedPair(source, target, cut))
+        return encoded
+
+    def pair_arrays(self, pairs: Sequence[EncodedPair], rows: int) -> dict[str, np.ndarray]:
+        """Return the batch of some encoded pairs, in one of few shapes, with both sides as training has them."""
+        longest = _padded(max(max(len(pair.source), len(pair.target)) for pair in pairs))
+        target = longest if self.max_positions is None else min(longest, self.max_positions)
+        sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
+        return self._features(sources, targets, Shape(rows, min(longest, self.encoder.source.max_length), target))
+
+    def _features(
+        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], shape: Shape
+    ) -> dict[str, np.ndarray]:
+        """Return the arrays of the task, an example a row."""
+        order = np.arange(len(sources))
+        rows = Rows(order, order, np.ones_like(order), order)
+        return self.features.arrays(rows, _tokens(sources), _tokens(targets), shape, (0, 0))
+
+
+def check_texts(texts: Sequence[str], usage: str, one_line: bool) -> None:
+    """Raise UserError for one text in place of a list, for what is no text and, if asked for, for a line break."""
+    if isinstance(texts, str):
+        raise UserError(f"{texts[:40]!r} is one text, not a list of texts: {usage}")
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str):
+            raise UserError(f"text {number} of {len(texts)} is {text!r:.40}, not a text: {usage}")
+        if one_line and "\n" in text:
+            raise UserError(
+                f"text {number} of {len(texts)} has a line break, which training texts have not: give each line as a "
+                f"text of its own, or replace it by a space: {text!r:.60}"
+            )
+
+
+def writable(tokenizer: Tokenizer, options: DecodeConfig) -> Bool[np.ndarray, " v"]:
+    """Return, for every entry of the vocabulary, whether a search may write it.
+
+    Raises UserError for words of decode.forbid and decode.only that are no entries, and where too few remain.
+    """
+    ids = {token: i for i, token in enumerate(tokenizer.tokens)}
+    for key in ("forbid", "only"):
+        for word in getattr(options, key):
+            if word not in ids:
+                close = difflib.get_close_matches(word, ids, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else "name entries as the vocabulary writes them"
+                raise UserError(f"decode.{key}: {word!r} is no entry of the vocabulary; {hint}")
+    mask = np.full(tokenizer.vocab_size, not options.only)
+    mask[[ids[word] for word in options.only]] = True
+    symbols = tokenizer.symbols
+    mask[[symbol for symbol in (symbols.pad, symbols.bos) if symbol < len(mask)]] = False
+    mask[symbols.eos] = True
+    mask[[ids[word] for word in options.forbid]] = False
+    if options.search == "beam" and options.beam_size > mask.sum():
+        raise UserError(
+            f"decode.beam_size={options.beam_size} is more than the {mask.sum()} entries of the vocabulary that may "
+            "be written: lower it"
+        )
+    return mask
+
+
+def _padded(length: int) -> int:
+    return next(size for size in PADDED_LENGTHS if size >= length)
+
+
+def _tokens(sequences: Sequence[Sequence[int]]) -> Tokens:
+    values = [np.asarray(ids, np.int32) for ids in sequences]
+    return Tokens(np.concatenate(values), np.cumsum([0, *map(len, values)]))
+
+
+def _phrases(pieces: Sequence[Piece], rows: int, pad: int) -> dict[str, np.ndarray]:
+    """Return the arrays of prefixes and of constraints, each only if some piece has one."""
+    arrays = {}
+    if any(piece.prefix for piece in pieces):
+        sizes = [len(piece.prefix) for piece in pieces]
+        arrays["prefix"] = _filled([piece.prefix for piece in pieces], (rows, _multiple(max(sizes))), pad)
+        arrays["prefix_length"] = _filled(sizes, (rows,), 0)
+    if any(piece.constraints for piece in pieces):
+        phrases = _multiple(max(len(piece.constraints) for piece in pieces))
+        length = _multiple(max(len(ids) for piece in pieces for ids in piece.constraints))
+        each = [_filled(piece.constraints, (phrases, length), pad) for piece in pieces]
+        arrays["constraints"] = np.array(each + [_filled([], (phrases, length), pad)] * (rows - len(pieces)))
+    return arrays
+
+
+def _multiple(size: int) -> int:
+    return -(-size // PHRASE_MULTIPLE) * PHRASE_MULTIPLE
+
+
+def _filled(values: Sequence[Any], shape: tuple[int, ...], fill: int) -> np.ndarray:
+    """Return i32 of a shape that begins with the values, a row each, and is filled up."""
+    out = np.full(shape, fill, np.int32)
+    for row, value in enumerate(values):
+        out[(row, slice(len(value))) if len(shape) == 2 else row] = value
+    return out
+
+
+def answer_batch(model: ModelConfig, task: Task, shape: Shape, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes and shardings of the arrays that `Inputs.arrays` makes of inputs of such a shape."""
+    rows, length, _ = shape
+    continues = task.answer == "continuation"
+    encoded = abstract_batch(model, Shape(rows, 0 if continues else length, 1), mesh)
+    shapes = {name: (array.shape[1:], array.dtype) for name, array in encoded.items()}
+    per_row = dict.fromkeys(("prompt_length", "limit", "line"), ((rows,), jnp.int32))
+    shapes |= per_row | {"prompt": ((rows, length if continues else 1), jnp.int32), "max_unfinished": ((), jnp.int32)}
+    split, whole = NamedSharding(mesh, EVERY_ROW), replicated(mesh)
+    return {
+        name: jax.ShapeDtypeStruct(sizes, dtype, sharding=split if sizes else whole)
+        for name, (sizes, dtype) in shapes.items()
+    }

@@ -1,0 +1,70 @@
+"""The file that answers go into: overwritten, or continued where an earlier command stopped, under the same settings.
+
+What its lines depend on lies beside it, in NAME.settings.json: who made it, and whether it can be continued.
+"""
+
+import json
+from pathlib import Path
+from typing import IO, Any
+
+from etils import epath
+
+from jformer.errors import UserError
+from jformer.storage import replace_content
+
+RECORD = ".settings.json"
+
+
+def refuse_input(source: Path, target: Path) -> None:
+    """Raise UserError if the output is the input, be it through a link: writing would destroy what is to be read."""
+    if target.is_file() and source.exists() and source.samefile(target):
+        raise UserError(f"--output={target} is the input itself, which would be destroyed: name another file")
+
+
+def lines_to_keep(target: Path, settings: dict[str, Any]) -> int:
+    """Count the whole lines of a half-written file, and cut off what follows the last line feed.
+
+    Raises UserError where they were not written under the same settings, or nothing tells.
+    """
+    if not target.is_file() or not target.stat().st_size:
+        return 0
+    try:
+        before = json.loads(_record(target).read_text(encoding="utf-8"))
+    except (OSError, RecursionError, ValueError) as error:
+        raise UserError(
+            f"--resume: {_record(target)} does not tell how {target} was begun; leave out --resume to overwrite it"
+        ) from error
+    now = json.loads(json.dumps(settings))
+    for key in [*now, *before]:
+        if now.get(key) != before.get(key):
+            raise UserError(
+                f"--resume: {target} was begun with {key}={before.get(key)!r}, this command has {now.get(key)!r}: "
+                "set it back, or leave out --resume to overwrite the file"
+            )
+    return whole_lines(target)
+
+
+def whole_lines(path: Path) -> int:
+    """Count the lines of a half-written file, and cut off what follows the last line feed."""
+    count = end = 0
+    with path.open("rb+") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                count, end = count + 1, end + len(line)
+        file.truncate(end)
+    return count
+
+
+def open_output(target: Path, resume: bool, settings: dict[str, Any]) -> IO[str]:
+    """Open a file to append lines to it, or to overwrite it; its record is written before its first line."""
+    try:
+        if not resume or not _record(target).exists():
+            record = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+            replace_content(epath.Path(_record(target)), record.encode())
+        return target.open("a" if resume else "w", encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise UserError(f"--output={target}: {error.strerror}; name a file in a folder that can be written") from error
+
+
+def _record(target: Path) -> Path:
+    return target.with_name(target.name + RECORD)

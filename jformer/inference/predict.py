@@ -1,0 +1,289 @@
+"""Text in, text out: the one path by which a model answers, for predict, evaluate and the samples of training."""
+
+import dataclasses
+import functools
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jformer.config.options import Config
+from jformer.decoding.mbr import rank
+from jformer.errors import UserError
+from jformer.inference.answers import Alignment, Attention, Output, Request, Scored
+from jformer.inference.batching import (
+    BatchedSearch,
+    CompileClock,
+    Hypotheses,
+    batch_rows,
+    refuse_nan,
+    shapes_of,
+    sorted_batches,
+)
+from jformer.inference.generation import make_answer
+from jformer.inference.inputs import CUT, TRUNCATED, EncodedPair, Inputs, Piece, check_texts, writable
+from jformer.inference.restore import Trained, decoding_mesh, restore, restore_member
+from jformer.inference.scoring import make_scorer
+
+
+class Predictor:
+    """A trained model with its tokenizers: `predict` answers texts, `score` tells how probable given answers are."""
+
+    def __init__(self, run: Trained, members: Sequence[Trained] = (), mesh: Mesh | None = None) -> None:
+        """Hold what answers need; `params` may be replaced while training goes on.
+
+        `members` are models of the same vocabulary that decide together with this one. The devices of a mesh share the
+        rows of a batch; without one, all is computed where the parameters lie.
+        """
+        self.config, self.task, self.tokenizers = run.config, run.task, run.tokenizers
+        self.model, self.params, self.steps = run.model, run.params, run.steps
+        self.members, self.mesh = members, mesh
+        self.on_answered: Callable[[int], None] = _ignore  # is told how many inputs, or pieces of them, were answered
+        options, models = run.config.decode, (run.model, *(member.model for member in members))
+        limits = [model.config.max_length for model in models if model.config.positions == "learned"]
+        self.inputs = Inputs(options, run.task, run.tokenizers, min(limits, default=None))
+        self._scorer = functools.cache(functools.partial(make_scorer, models, options.ensemble_average, mesh))
+        self._search: BatchedSearch | None = None
+        self._clock = CompileClock()  # of forced passes
+        if run.task.answer:
+            answer = make_answer(
+                models, run.task.answer, options, writable(run.tokenizers[1], options), self.inputs.symbols, mesh
+            )
+            self._search = BatchedSearch(answer, self.inputs, mesh)
+
+    def __repr__(self) -> str:
+        """Name the model and how it answers."""
+        options, size = self.config.decode, sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        search = f"beam_size={options.beam_size}" if options.search == "beam" else f"samples={options.samples}"
+        model = f"{self.config.task} with {self.config.model.family} of {size:,} parameters"
+        return f"<Predictor: {model}, steps={list(self.steps)}, search={options.search!r}, {search}>"
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What was cut, split, empty or unknown, so far."""
+        return self.inputs.counts
+
+    @property
+    def cut(self) -> int:
+        """Inputs that were longer than the model's limit, so far."""
+        return self.counts[CUT]
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds so far in which the first batch of every shape was answered, compiling included."""
+        return self._clock.seconds + (self._search.clock.seconds if self._search else 0.0)
+
+    @property
+    def _params(self) -> tuple[Any, ...]:
+        return (self.params, *(member.params for member in self.members))
+
+    def predict(self, texts: Sequence[str]) -> list[str]:
+        """Answer every text, in order: with its translation, its label, or the text itself and how it goes on.
+
+        An empty one stays empty, unless it is to be continued. An image is given by its path, as in data.images.
+
+        Raises UserError for a task that has no answers, and for what is no list of texts; only those that are to be
+        continued may have several lines.
+        """
+        check_texts(texts, "predict(['a text', 'another'])", one_line=not self.inputs.continues)
+        return [outputs[0].text for outputs in self.generate(texts)]
+
+    def generate(self, requests: Sequence[Request | str]) -> list[list[Output]]:
+        """Answer every request or text, in order, with as many outputs as the options ask for, best first.
+
+        Raises UserError for a task that has no answers, phrases that cannot be written, and scores that are no numbers.
+        """
+        usage = "generate(['a text', jformer.Request('another', prefix='begins so')])"
+        if isinstance(requests, str):
+            check_texts(requests, usage, one_line=False)
+        asked = [each if isinstance(each, Request) else Request(each, line=i) for i, each in enumerate(requests)]
+        check_texts([request.text for request in asked], usage, one_line=not self.inputs.continues)
+        if self._search is None:
+            raise UserError(f"task={self.config.task!r} has no answer to a text; --mode=evaluate scores it")
+        groups = self.inputs.pieces(asked)
+        pieces = [piece for group in groups for piece in group]
+        hypotheses = self._search(self._params, pieces, self.on_answered)
+        outputs = [self._outputs(piece, each) for piece, each in zip(pieces, hypotheses, strict=True)]
+        if self.config.decode.alignments:
+            outputs = list(self._align(pieces, outputs))
+        answers = iter(outputs)
+        eos = self.inputs.symbols.eos
+        return [_joined([next(answers) for _ in group], eos) for group in groups]
+
+    def score(self, pairs: Sequence[tuple[str, str]]) -> list[Scored]:
+        """Return the log-probability of every (source, target) pair's target given its source, in order.
+
+        A language model reads the target alone. What is over the limits of training is cut, counted and marked.
+
+        Raises UserError for a task without targets, for what is no list of pairs of texts, and for scores that are no
+        numbers.
+        """
+        self._check_pairs(pairs, "score([('a source', 'its target')])")
+        if self.task.answer not in ("text", "continuation"):
+            raise UserError(f"task={self.config.task!r} has no targets to score; --mode=evaluate scores its test sets")
+        if self.config.decode.overlong == "split":
+            raise UserError("decode.overlong='split' cannot score: a target is one text; use 'cut'")
+        encoded = self.inputs.encode_pairs(pairs)
+        tokens, scored = self.tokenizers[1].tokens, []
+        for pair, row in zip(encoded, self._forced(encoded), strict=True):
+            log_probs = refuse_nan(row["log_probs"].tolist())
+            written = tuple(tokens[i] for i in pair.target)
+            scored.append(Scored(sum(log_probs), tuple(log_probs), written, pair.cut))
+        return scored
+
+    def attention(self, pairs: Sequence[tuple[str, str]]) -> list[Attention]:
+        """Return what each token of every (source, target) pair's target attends to in its source, in order.
+
+        Raises UserError for a task whose targets are no answers to a source, for a model without attention to one, and
+        for what is no list of pairs of texts.
+        """
+        if self.task.answer != "text":
+            raise UserError(f"task={self.config.task!r} has no targets that attend to a source: 'translate' has")
+        recurrent = self.model.config.recurrent
+        if recurrent.cell and recurrent.attention == "none":
+            raise UserError("model.recurrent.attention='none' attends to no source: train a run with 'additive'")
+        self._check_pairs(pairs, "attention([('a source', 'its target')])")
+        encoded = self.inputs.encode_pairs(pairs)
+        sources, targets = (tokenizer.tokens for tokenizer in self.tokenizers)
+        return [
+            Attention(
+                row["attention"][:, : len(pair.source)],
+                tuple(sources[i] for i in pair.source),
+                tuple(targets[i] for i in pair.target),
+            )
+            for pair, row in zip(encoded, self._forced(encoded, attend=True), strict=True)
+        ]
+
+    def _check_pairs(self, pairs: Sequence[tuple[str, str]], usage: str) -> None:
+        for texts in pairs:
+            if not isinstance(texts, tuple | list) or len(texts) != 2:
+                raise UserError(f"{texts!r:.60} is no pair of source and target: {usage}")
+            check_texts(texts, usage, one_line=not self.inputs.continues)
+
+    def _outputs(self, piece: Piece, hypotheses: Hypotheses) -> list[Output]:
+        """Return what a search found for a piece, as texts; candidates of each other are ranked by their utility."""
+        options = self.config.decode
+        prompt = piece.ids if self.task.answer == "continuation" else ()
+        outputs = [
+            self._output([*prompt, *ids], ids, value)
+            for ids, value in zip(hypotheses.tokens, hypotheses.scores, strict=True)
+            if ids
+        ]
+        if self.task.answer == "label":
+            labels = {output.text: math.exp(output.log_prob or 0.0) for output in outputs}
+            return [outputs[0]._replace(labels=labels)]
+        if options.search == "mbr" and outputs:
+            order, utilities = rank([self.tokenizers[1].decode(output.ids) for output in outputs], options.mbr_utility)
+            outputs = [outputs[i]._replace(utility=utility) for i, utility in zip(order, utilities, strict=True)]
+        outputs = outputs[: options.returned]
+        self.counts[TRUNCATED] += sum(self.inputs.symbols.eos not in output.ids for output in outputs)
+        return outputs or [self._output([], [], -math.inf)]
+
+    def _output(self, written: Sequence[int], ids: Sequence[int], value: float) -> Output:
+        """Return what was written as text, with the number that this kind of search gives."""
+        text = self.tokenizers[1].decode(written)
+        if self.config.decode.search == "beam" and self.task.answer != "label":
+            return Output(text, tuple(ids), score=value)
+        return Output(text, tuple(ids), log_prob=value)
+
+    def _align(self, pieces: Sequence[Piece], outputs: Sequence[Sequence[Output]]) -> Iterator[list[Output]]:
+        """Yield the outputs for every piece with the source token that each of their tokens attends to most.
+
+        The end symbols, and tokens that attend to one, have no link.
+        """
+        sources, targets = (tokenizer.tokens for tokenizer in self.tokenizers)
+        before, ends = self.inputs.symbols.before, (self.inputs.side.symbols.eos, self.inputs.symbols.eos)
+        both = zip(pieces, outputs, strict=True)
+        pairs = [EncodedPair(piece.ids, [*before, *output.ids]) for piece, each in both for output in each]
+        rows = iter(zip(pairs, self._forced(pairs, attend=True), strict=True))
+        for each in outputs:
+            aligned = []
+            for output, (pair, row) in zip(each, rows, strict=False):
+                links = enumerate(row["attention"].argmax(axis=-1).tolist()[len(before) :])
+                alignment = Alignment(
+                    tuple((s, t) for t, s in links if pair.source[s] != ends[0] and output.ids[t] != ends[1]),
+                    tuple(sources[i] for i in pair.source if i != ends[0]),
+                    tuple(targets[i] for i in output.ids if i != ends[1]),
+                )
+                aligned.append(output._replace(alignment=alignment))
+            yield aligned
+
+    def _forced(self, pairs: Sequence[EncodedPair], attend: bool = False) -> list[dict[str, np.ndarray]]:
+        """Return the log-probabilities or attention of each pair's target, token by token, in order."""
+        results: list[dict[str, np.ndarray]] = [{} for _ in pairs]
+        rows = batch_rows(len(pairs), self.config.decode.batch_size, self.mesh)
+        for indices in sorted_batches([max(len(pair.source), len(pair.target)) for pair in pairs], rows):
+            batch = self.inputs.pair_arrays([pairs[i] for i in indices], rows)
+            with self._clock.batch((attend, *shapes_of(batch))):
+                arrays = jax.device_get(self._scorer(attend=attend)(self._params, batch))
+            for row, i in enumerate(indices):
+                results[i] = {name: values[row, : len(pairs[i].target)] for name, values in arrays.items()}
+            self.on_answered(0 if attend else len(indices))
+        return results
+
+
+def _ignore(count: int) -> None:
+    pass
+
+
+def _joined(answers: Sequence[list[Output]], eos: int) -> list[Output]:
+    """Return the outputs for a whole input: none is an empty one, and the best ones of several pieces become one."""
+    if len(answers) < 2:
+        return answers[0] if answers else [Output("")]
+    best = [outputs[0] for outputs in answers]
+    ids = [i for output in best[:-1] for i in output.ids if i != eos]
+    numbers: dict[str, Any] = {
+        name: _sum(getattr(output, name) for output in best) for name in ("score", "log_prob", "utility")
+    }
+    text, alignments = " ".join(output.text for output in best), [output.alignment for output in best]
+    return [Output(text, (*ids, *best[-1].ids), alignment=_joined_alignments(alignments), **numbers)]
+
+
+def _joined_alignments(alignments: Sequence[Alignment | None]) -> Alignment | None:
+    """Return the alignments of several pieces as one, each moved by the tokens of those before it."""
+    joined = Alignment((), (), ())
+    for each in alignments:
+        if each is None:
+            return None
+        moved = tuple((s + len(joined.source), t + len(joined.target)) for s, t in each.pairs)
+        joined = Alignment(joined.pairs + moved, joined.source + each.source, joined.target + each.target)
+    return joined
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) if numbers else None
+
+
+def greedy_predictor(run: Trained, batch_size: int, mesh: Mesh) -> Predictor:
+    """Return a Predictor that answers with one beam, so many texts in a batch, as for the samples of training."""
+    decode = dataclasses.replace(
+        run.config.decode,
+        search="beam",
+        beam_size=1,
+        beam_groups=1,
+        n_best=1,
+        alignments=False,
+        batch_size=batch_size,
+    )
+    config = dataclasses.replace(run.config, decode=decode)
+    return Predictor(dataclasses.replace(run, config=config), mesh=mesh)
+
+
+def load(workdir: str | os.PathLike[str], overrides: Config | None = None, mesh: Mesh | None = None) -> Predictor:
+    """Return the Predictor of a trained run; `overrides` replaces its saved config, to decode otherwise.
+
+    With decode.ensemble, the other runs named there decide together with this one, each with the weights that its own
+    config names. All compute in decode.dtype. The devices of the mesh share the rows of a batch: those that `overrides`
+    lays out, or all there are. A run trained on more devices, or fewer, is read as well.
+
+    Raises UserError for an ensemble run of another task or vocabulary.
+    """
+    mesh = mesh or decoding_mesh(overrides)
+    run = restore(workdir, overrides, mesh)
+    members = [restore_member(other, run, mesh) for other in run.config.decode.ensemble]
+    return Predictor(run, members, mesh)

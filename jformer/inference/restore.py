@@ -1,0 +1,89 @@
+"""A trained run read back from its directory: all it takes to answer with it, or to start another run from it."""
+
+import dataclasses
+import os
+from typing import Any
+
+from etils.epath import Path
+from jax.sharding import Mesh
+
+from jformer.checkpoints.weights import load_weights
+from jformer.config import load_config, resolve
+from jformer.config.options import Config
+from jformer.data.tokenizers import Tokenizer
+from jformer.data.vocabularies import load_tokenizers
+from jformer.errors import UserError
+from jformer.parallel.mesh import make_mesh
+from jformer.storage import run_path
+from jformer.tasks.build import build_sized, build_task, check_heads, open_mesh
+from jformer.tasks.task import Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A trained model with all that converts texts to its arrays and back."""
+
+    config: Config
+    task: Task
+    tokenizers: tuple[Tokenizer, Tokenizer]  # of the source and of the target
+    model: Any  # a Linen module
+    params: Any  # its parameters
+    steps: tuple[int, ...] = ()  # of the checkpoints that the parameters are from
+
+
+def saved_config(workdir: str | os.PathLike[str], **decode: Any) -> Config:
+    """Return the config of a run with some options of decoding replaced; raise UserError for one that cannot work.
+
+    Outputs are not limited to text: alignments, for example, may be asked for.
+    """
+    config = load_config(run_path(workdir) / "config.json")
+    values = {**dataclasses.asdict(config.decode), "outputs": "jsonl", **decode}
+    return resolve({**dataclasses.asdict(config), "decode": values})
+
+
+def restore(workdir: str | os.PathLike[str], overrides: Config | None = None, mesh: Mesh | None = None) -> Trained:
+    """Read a trained run with the weights that `evaluate.weights` names, to compute in decode.dtype.
+
+    `overrides` replaces the saved config. Without a mesh, one is made as `overrides` lays it out, or of all devices.
+    Raises UserError where there is no run, and where the mesh cannot share its heads.
+    """
+    path = run_path(workdir)
+    config = overrides or load_config(path / "config.json")
+    task, tokenizers = build_task(config), load_tokenizers(path / "tokenizer")
+    return _restore(path, config, task, tokenizers, mesh or decoding_mesh(overrides))
+
+
+def restore_member(workdir: str | os.PathLike[str], run: Trained, mesh: Mesh) -> Trained:
+    """Read another run that is to decide together with `run`, in the dtype that `run` decodes in.
+
+    Raises UserError for a run of another task, other languages or another vocabulary.
+    """
+    path = run_path(workdir)
+    own, tokenizers = load_config(path / "config.json"), load_tokenizers(path / "tokenizer")
+    if own.task != run.config.task:
+        raise UserError(f"decode.ensemble: {workdir} has task={own.task!r}, this run {run.config.task!r}; leave it out")
+    languages = [(run.data.source_language, run.data.target_language) for run in (own, run.config)]
+    if languages[0] != languages[1]:
+        member, own_run = (" to ".join(pair) for pair in languages)
+        raise UserError(f"decode.ensemble: {workdir} was trained on {member}, this run on {own_run}; leave it out")
+    for side, ours, theirs in zip(("source", "target"), run.tokenizers, tokenizers, strict=True):
+        if ours.fingerprint != theirs.fingerprint:
+            raise UserError(
+                f"decode.ensemble: {workdir} has another {side} vocabulary than this run, so their tokens mean "
+                "different things; train it with train.init_from, or leave it out"
+            )
+    return _restore(path, dataclasses.replace(own, decode=run.config.decode), run.task, run.tokenizers, mesh)
+
+
+def decoding_mesh(config: Config | None) -> Mesh:
+    """Return the mesh that a config asks for; without a config, one of all devices."""
+    return open_mesh(config) if config else make_mesh()
+
+
+def _restore(workdir: Path, config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokenizer], mesh: Mesh) -> Trained:
+    dtype = config.decode.dtype or config.model.dtype
+    computing = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
+    model = build_sized(computing, task, tokenizers)
+    check_heads(model.config, mesh)
+    params, steps = load_weights(workdir, config, model, mesh)
+    return Trained(config=config, task=task, tokenizers=tokenizers, model=model, params=params, steps=steps)

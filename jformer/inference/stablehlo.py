@@ -1,0 +1,111 @@
+"""Encoder, search and all as one program of StableHLO, which jax.export reads back and runs without jformer.
+
+Batch and source length are symbolic: each shape is compiled when it first occurs. The parameters are a file of their
+own. Later releases of JAX read such a program for six months, earlier ones for some weeks: do not archive it.
+
+Letters in shapes: b sentences, s source tokens, n outputs of a sentence, t their tokens, v entries of the vocabulary.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int
+
+from jformer.config.options import Config
+from jformer.data.tokenizers.symbols import Symbols
+from jformer.errors import UserError
+from jformer.inference.generation import SearchBatch, generate
+from jformer.models import build_model
+from jformer.models.layers.positions import sinusoids
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+
+
+def build_program(
+    config: Config,
+    model: Any,
+    params: Mapping[str, Any],
+    longest: int,
+    vocabulary: Bool[np.ndarray, " v"],
+    symbols: Symbols,
+) -> Callable[[str], None]:
+    """Return a function that writes the program and its parameters into a directory.
+
+
+    The program maps (parameters by name, tokens i32 [b s] with EOS, lengths i32 [b]) to (tokens i32 [b n t], scores
+    f32 [b n], lengths i32 [b n]), best first; t is s + decode.max_extra_length. A row of length 0 is left empty.
+    `vocabulary` tells of every id whether it may be written. Raises UserError for a search that draws random numbers.
+    """
+    options = config.decode
+    if options.search != "beam":
+        raise UserError(f"decode.search={options.search!r} cannot be exported to StableHLO: only 'beam' can")
+    model, params = _with_table(model, params, longest)
+    named = _flatten(params)
+    most = min(
+        options.max_length or longest, model.config.max_length if model.config.positions == "learned" else longest
+    )
+
+    prompt = np.array([symbols.bos, *symbols.before], np.int32)
+
+    def run(named: Mapping[str, Array], tokens: Int[Array, "b s"], lengths: Int[Array, " b"]) -> tuple[Array, ...]:
+        rows, length = tokens.shape
+        positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (rows, length))
+        batch: SearchBatch = {
+            "source": tokens,
+            "source_segments": (positions < lengths[:, None]).astype(jnp.int32),
+            "source_positions": positions,
+            "prompt": jnp.broadcast_to(prompt, (rows, len(prompt))),
+            "prompt_length": jnp.full((rows,), len(prompt), jnp.int32),
+            "limit": jnp.where(lengths > 0, jnp.minimum(lengths + options.max_extra_length, most), 0),
+        }
+        room = length + options.max_extra_length
+        decoded = generate((model,), options, vocabulary, symbols, (_unflatten(named),), batch, room)
+        return decoded.tokens, decoded.scores, decoded.lengths
+
+    rows, length = jax.export.symbolic_shape("b, s", constraints=(f"s <= {config.data.max_source_length}",))
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((rows, length), (rows,))]
+    shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in named.items()}
+    program = jax.export.export(jax.jit(run), platforms=PLATFORMS)(shapes, *arrays).serialize()
+
+    def save(directory: str) -> None:
+        (Path(directory) / "program.bin").write_bytes(program)
+        np.savez(Path(directory) / "params.npz", **cast(dict[str, Any], named))
+
+    return save
+
+
+def _with_table(model: Any, params: Mapping[str, Any], longest: int) -> tuple[Any, Mapping[str, Any]]:
+    """Return a model whose sinusoids, if it has any, are a table among the parameters: a program knows no length.
+
+    Learned positions are the same table, added to the embeddings in the same way.
+    """
+    if model.config.positions != "sinusoidal":
+        return model, params
+    table = {"positions": {"embedding": sinusoids(longest, model.config.d_model)}}
+    inputs = {name: {**params.get(name, {}), **table} for name in ("source_input", "target_input")}
+    config = dataclasses.replace(model.config, positions="learned", max_length=longest)
+    return build_model(config), {**params, **inputs}
+
+
+def _flatten(params: Mapping[str, Any], path: str = "") -> dict[str, np.ndarray]:
+    """Return a tree as names such as encoder/block/self_attn/q/kernel → arrays."""
+    named: dict[str, np.ndarray] = {}
+    for name, below in params.items():
+        named |= _flatten(below, f"{path}{name}/") if isinstance(below, Mapping) else {f"{path}{name}": below}
+    return named
+
+
+def _unflatten(named: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for name, leaf in named.items():
+        *parents, last = name.split("/")
+        inner = tree
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+        inner[last] = leaf
+    return tree

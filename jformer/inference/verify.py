@@ -1,0 +1,208 @@
+"""Prove that a run decodes correctly: several ways to compute the same answers must agree.
+
+Letters in shapes: b inputs, t target positions, v entries of the vocabulary.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils.epath import Path
+from jaxtyping import Array, Float
+
+from jformer.config.options import Config
+from jformer.data.progress import counted
+from jformer.data.sources import open_split
+from jformer.data.tokenizers import NUM_SYMBOLS
+from jformer.decoding.config import DecodeConfig
+from jformer.decoding.finished import length_penalty
+from jformer.errors import UserError
+from jformer.inference.answers import Request
+from jformer.inference.batching import refuse_nan
+from jformer.inference.generation import make_answer
+from jformer.inference.inputs import EncodedPair, Piece, writable
+from jformer.inference.predict import Predictor, load
+from jformer.inference.scoring import make_scorer
+from jformer.parallel.mesh import make_mesh
+
+SENTENCES, BEAMS = 16, 4
+TOLERANCE = {"float32": 2e-4, "bfloat16": 0.2}  # of a log-probability or a logit
+
+Answers = list[list[tuple[list[int], float]]]
+"""For every input its outputs, best first: tokens and score."""
+
+
+class Check(NamedTuple):
+    """One row of the table."""
+
+    name: str
+    what: str  # the deviation is of
+    run: Callable[["Subject"], float]  # → the largest deviation there was
+
+
+class Subject:
+    """A run, some inputs, and several ways to answer them."""
+
+    def __init__(self, predictor: Predictor, settings: DecodeConfig) -> None:
+        """Take the first inputs of the first test set or, where that cannot be read, random tokens."""
+        self.model, self.params, self.task = predictor.model, predictor.params, predictor.task
+        self.tokenizers, self.options = predictor.tokenizers, settings
+        self.inputs, self.mask = predictor.inputs, writable(self.tokenizers[1], settings)
+        self.pieces, self.origin = self._find(predictor.config)
+
+    def _find(self, config: Config) -> tuple[list[Piece], str]:
+        name, split = next(iter(config.data.test_splits().items()))
+        try:
+            pairs = list(islice(open_split(config.data, split).read(Counter()), SENTENCES))
+            texts = [pair.target if self.inputs.continues else pair.source for pair in pairs]
+            requests = [Request(text[: 8 if self.inputs.continues else None], line=i) for i, text in enumerate(texts)]
+            return [piece for found in self.inputs.pieces(requests) for piece in found], f"of test set {name!r}"
+        except UserError as error:
+            rng, words = np.random.default_rng(0), self.tokenizers[0].vocab_size
+            texts = [rng.integers(NUM_SYMBOLS, words, rng.integers(3, 20)).tolist() for _ in range(SENTENCES)]
+            end = [] if self.inputs.continues else [self.inputs.side.symbols.eos]
+            return [Piece([*ids, *end], i) for i, ids in enumerate(texts)], f"random tokens, for {error}"
+
+    def answer(self, beam_size: int, rows: int = SENTENCES, copies: int = 1, order: int = 1) -> Answers:
+        """Search with so many beams, rows a batch, and copies of the model; `order` -1 answers the last input first.
+
+        Raises UserError for a model whose logits are no numbers.
+        """
+        options = dataclasses.replace(self.options, beam_size=beam_size, n_best=beam_size)
+        search = make_answer((self.model,) * copies, self.task.answer, options, self.mask, self.inputs.symbols)
+        found: Answers = []
+        pieces = self.pieces[::order]
+        for start in range(0, len(pieces), rows):
+            batch, room = self.inputs.arrays(pieces[start : start + rows], rows)
+            tokens, scores, lengths, _ = jax.device_get(search((self.params,) * copies, batch, room))
+            refuse_nan(scores.ravel().tolist())
+            for i in range(len(pieces[start : start + rows])):
+                hypotheses = zip(tokens[i], scores[i], lengths[i], strict=True)
+                found.append([(ids[:n].tolist(), float(score)) for ids, score, n in hypotheses if n])
+        return found[::order]
+
+    def forced(self, outputs: Sequence[Sequence[int]]) -> tuple[dict[str, np.ndarray], list[int]]:
+        """Return the arrays that hold each input with an output as training has them, and where the outputs begin."""
+        prompt = self.inputs.symbols.before
+        before = [piece.ids if self.inputs.continues else prompt for piece in self.pieces]
+        sources = [[] if self.inputs.continues else piece.ids for piece in self.pieces]
+        targets = [[*prompt, *ids] for prompt, ids in zip(before, outputs, strict=True)]
+        batch = self.inputs.pair_arrays(list(map(EncodedPair, sources, targets)), len(targets))
+        return batch, [len(prompt) for prompt in before]
+
+
+def verify(config: Config, workdir: Path) -> bool:
+    """Print a table of checks over some inputs of a run, and return whether all passed.
+
+    Raises UserError for a task that generates nothing.
+    """
+    options = DecodeConfig(
+        length_penalty=config.decode.length_penalty,
+        length_offset=config.decode.length_offset,
+        dtype=config.decode.dtype,
+    )
+    predictor = load(workdir, dataclasses.replace(config, decode=options), make_mesh(1))
+    if predictor.task.answer not in ("text", "continuation"):
+        raise UserError(f"task={config.task!r} generates nothing: there is no decoding to verify")
+    subject, dtype = Subject(predictor, options), predictor.model.config.dtype
+    print(f"{counted(len(subject.pieces), 'inputs')} ({subject.origin}), {dtype} on {jax.default_backend()}")
+    passed = [report(check, subject, TOLERANCE[dtype]) for check in CHECKS]
+    print(f"{sum(passed)} of {len(passed)} checks passed")
+    return all(passed)
+
+
+def report(check: Check, subject: Subject, tolerance: float) -> bool:
+    """Run a check, print its row and return whether it passed; a deviation that is no number does not."""
+    deviation = check.run(subject)
+    passed = deviation <= tolerance
+    row = (
+        f"{'pass' if passed else 'FAIL'}  {check.name:58} {deviation:8.1e}  (at most {tolerance:.0e}, of {check.what})"
+    )
+    print(row, flush=True)
+    return passed
+
+
+def cached_and_uncached_logits(subject: Subject) -> float:
+    """Compare the logits of a full pass over some outputs with those of the cache, token by token."""
+    outputs = [best[0][0] for best in subject.answer(1)]
+    batch, _ = subject.forced(outputs)
+    full = jax.jit(subject.model.apply)({"params": subject.params}, batch)
+    stepped = jax.jit(_stepwise, static_argnums=0)(subject.model, subject.params, batch)
+    return _largest((np.asarray(full, np.float32) - np.asarray(stepped, np.float32))[batch["weights"] > 0])
+
+
+def _stepwise(model: Any, params: Any, batch: dict[str, Array]) -> Float[Array, "b t v"]:
+    def apply(*args: Any, method: str) -> Any:
+        return model.apply({"params": params}, *args, method=method)
+
+    rows, length = batch["target_in"].shape
+    cache = apply(apply(batch, method="encode"), rows, length, method="start")
+
+    def step(cache: Any, column: tuple[Array, Array]) -> tuple[Any, Array]:
+        tokens, valid = column
+        hidden, cache = apply(cache, tokens[:, None], valid[:, None], method="extend")
+        return cache, apply(hidden, method="logits")[:, 0]
+
+    _, logits = jax.lax.scan(step, cache, (batch["target_in"].T, batch["target_segments"].T > 0))
+    return jnp.swapaxes(logits, 0, 1)
+
+
+def greedy_and_likeliest(subject: Subject) -> float:
+    """Return how far any token of one beam's outputs is from the most probable allowed one of a full pass."""
+    outputs = [best[0][0] for best in subject.answer(1)]
+    batch, begins = subject.forced(outputs)
+    logits = np.asarray(jax.jit(subject.model.apply)({"params": subject.params}, batch), np.float32)
+    allowed = np.pad(subject.mask, (0, logits.shape[2] - len(subject.mask)))
+    gaps = []
+    for row, begin, ids in zip(logits, begins, outputs, strict=True):
+        predicted = row[begin : begin + len(ids)]
+        gaps.append(predicted[:, allowed].max(axis=1) - predicted[np.arange(len(ids)), ids])
+    return _largest(np.concatenate(gaps))
+
+
+def alone_and_together(subject: Subject) -> float:
+    """Compare the scores of inputs answered in one batch with those in small ones, in another order and padding."""
+    return _apart(subject.answer(BEAMS), subject.answer(BEAMS, rows=3, order=-1))
+
+
+def ensemble_and_single(subject: Subject) -> float:
+    """Compare the scores of two copies of the model as an ensemble with those of one."""
+    return _apart(subject.answer(BEAMS), subject.answer(BEAMS, copies=2))
+
+
+def searched_and_forced(subject: Subject) -> float:
+    """Compare the scores of all outputs of a beam with what a forced pass gives for their tokens."""
+    answers, worst = subject.answer(BEAMS), [0.0]
+    score = make_scorer((subject.model,), subject.options.ensemble_average)
+    for rank in range(min(map(len, answers))):
+        outputs = [hypotheses[rank][0] for hypotheses in answers]
+        batch, begins = subject.forced(outputs)
+        log_probs = np.asarray(score((subject.params,), batch)["log_probs"])
+        for row, begin, hypotheses in zip(log_probs, begins, answers, strict=True):
+            ids, given = hypotheses[rank]
+            penalty = float(length_penalty(jnp.array(len(ids)), subject.options.beams))
+            worst.append(abs(row[begin : begin + len(ids)].sum() - given * penalty) / len(ids))
+    return _largest(np.array(worst))
+
+
+def _apart(one: Answers, other: Answers) -> float:
+    """Return the largest difference of best scores; outputs may differ where scores are equal."""
+    return _largest(np.array([a[0][1] - b[0][1] for a, b in zip(one, other, strict=True)]))
+
+
+def _largest(differences: np.ndarray) -> float:
+    return float(np.abs(differences).max())
+
+
+CHECKS = (
+    Check("cached = uncached logits", "a logit", cached_and_uncached_logits),
+    Check("one beam = greedy, the likeliest of uncached logits", "a logit", greedy_and_likeliest),
+    Check("alone = together: batch, order and padding change nothing", "a score", alone_and_together),
+    Check("two copies of the model together = one", "a score", ensemble_and_single),
+    Check("scores of the search = forced re-scoring of its outputs", "a token's log-probability", searched_and_forced),
+)

@@ -1,0 +1,164 @@
+"""FLOPs of matrix products, by part: of one text, of a batch without its padding, and of a batch as it is computed.
+
+A forward pass costs a polynomial in the lengths of a text: what is linear in them, and attention over all pairs of
+its positions. So a few sums over the texts of a batch tell its FLOPs exactly, however its rows are padded or packed.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from jformer.models import ModelConfig
+from jformer.models.layers.feed_forward import GATES
+from jformer.models.layers.recurrent import GATES as GATES_OF_CELL
+
+FORWARD_AND_BACKWARD = 3  # a product has two gradients, each as much work; what remat repeats is not counted
+
+
+class Work(NamedTuple):
+    """Sums over texts, from which their FLOPs follow; s and t are a text's lengths on the two sides."""
+
+    texts: int = 0
+    source: int = 0  # Σ s; of an image its pixels
+    target: int = 0  # Σ t
+    source_pairs: int = 0  # Σ s²
+    target_pairs: int = 0  # Σ t²
+    cross_pairs: int = 0  # Σ s·t
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of both sides."""
+        return self.source + self.target
+
+
+def work_of(source: np.ndarray, target: np.ndarray) -> Work:
+    """Return the work of texts with these lengths i64 [n] on the two sides; one without any token is none."""
+    texts = np.count_nonzero(source + target)
+    sums = (texts, source.sum(), target.sum(), source @ source, target @ target, source @ target)
+    return Work(*(int(each) for each in sums))
+
+
+def text_work(source: int, target: int) -> Work:
+    """Return the work of one text, or of one image: `text_work(1, 0)`."""
+    return work_of(np.array([source]), np.array([target]))
+
+
+def batch_work(batch: Mapping[str, np.ndarray]) -> tuple[Work, Work]:
+    """Return the work of the texts of a batch, and what is computed for its rows with all their padding."""
+    if "image" in batch:
+        rows, height, width, _ = batch["image"].shape
+        pixels = np.full(rows, height * width)
+        return work_of(np.where(batch["weights"][:, 0] > 0, pixels, 0), 0 * pixels), work_of(pixels, 0 * pixels)
+    rows = len(batch["weights"])
+    sides = [batch.get(f"{side}_segments", np.zeros((rows, 0), np.int32)) for side in ("source", "target")]
+    most = 1 + max(int(segments.max(initial=0)) for segments in sides)
+    full = [np.full(rows, segments.shape[1]) for segments in sides]
+    return work_of(*(_lengths(segments, most) for segments in sides)), work_of(*full)
+
+
+def total(works: Iterable[Work]) -> Work:
+    """Add up."""
+    return Work(*map(sum, zip(*works, strict=True)))
+
+
+def forward_flops(model: ModelConfig, work: Work) -> dict[str, int]:
+    """Return the FLOPs of the matrix products of a forward pass, by part; multiply and add are two.
+
+    A family reads its own side of the work, and vision models the number of images. Attention is counted over all
+    pairs of positions of a text, as it is computed, not only over those that a causal mask leaves.
+    """
+    if model.recurrent.cell:
+        return _recurrent(model, work)
+    if model.family == "encdec":
+        layers = model.decoder_layers
+        return {
+            "encoder": model.num_layers * _block(model, work.source, work.source_pairs),
+            "decoder self-attention and feed-forward": layers * _block(model, work.target, work.target_pairs),
+            "decoder cross-attention": layers * _attention(model, work.target, work.source, work.cross_pairs),
+            **_token_head(model, work.target, model.target_vocab_size),
+        }
+    if model.family == "decoder":
+        stack = {"decoder": model.num_layers * _block(model, work.target, work.target_pairs)}
+        return stack | _token_head(model, work.target, model.vocab_size)
+    if model.family == "vit":
+        pixels = model.vision.patch_size**2 * model.vision.channels
+        length = model.num_patches + (model.head.pooling == "first")
+        patches = {"patches": 2 * work.texts * model.num_patches * pixels * model.d_model}
+        stack = {"encoder": model.num_layers * _block(model, work.texts * length, work.texts * length**2)}
+        return patches | stack | _class_head(model, work.texts)
+    stack = {"encoder": model.num_layers * _block(model, work.source, work.source_pairs)}
+    classifies = bool(model.head.num_classes)
+    head = _class_head(model, work.texts) if classifies else _token_head(model, work.source, model.vocab_size)
+    return stack | head
+
+
+def update_flops(model: ModelConfig, work: Work) -> int:
+    """Return the FLOPs of a forward and a backward pass."""
+    return FORWARD_AND_BACKWARD * sum(forward_flops(model, work).values())
+
+
+def _lengths(segments: np.ndarray, most: int) -> np.ndarray:
+    """Count the tokens of every text of every row: those of one segment, 1 to `most` - 1."""
+    rows = len(segments)
+    numbers = segments + most * np.arange(rows)[:, None]
+    return np.bincount(numbers.ravel(), minlength=rows * most).reshape(rows, most)[:, 1:].ravel()
+
+
+def _block(model: ModelConfig, tokens: int, pairs: int) -> int:
+    """Count self-attention and feed-forward of one layer."""
+    matrices = 3 if model.activation in GATES else 2
+    return _attention(model, tokens, tokens, pairs) + 2 * tokens * matrices * model.d_model * model.d_ff
+
+
+def _attention(model: ModelConfig, queries: int, keys: int, pairs: int) -> int:
+    """Count one layer: the projections of queries and outputs, of keys and values, and the products of the pairs."""
+    h, g, d = model.num_heads, model.kv_heads, model.d_model
+    return 2 * (model.key_size + model.value_size) * (queries * d * h + keys * d * g + pairs * h)
+
+
+def _recurrent(model: ModelConfig, work: Work) -> dict[str, int]:
+    """Count recurrent stacks, what attends at every step of a decoder, what comes out of it, and the head."""
+    r, d, gates = model.recurrent, model.d_model, GATES_OF_CELL[model.recurrent.cell] * model.d_model
+    side = d * (2 if r.bidirectional else 1)  # features of the encoder's output
+
+    def stack(tokens: int, layers: int, directions: int) -> int:
+        inputs = model.embedding_size + (layers - 1) * directions * d
+        return 2 * tokens * directions * gates * (inputs + layers * d)
+
+    if model.family == "decoder":
+        return {"decoder": stack(work.target, model.num_layers, 1), **_logits(work.target, d, model.vocab_size)}
+    encoder = {"encoder": stack(work.source, model.num_layers, 1 + r.bidirectional)}
+    if model.family == "encoder":
+        if model.head.num_classes:
+            return encoder | _logits(work.texts, side, model.head.num_classes)
+        return encoder | _logits(work.source, side, model.vocab_size)
+    parts = {**encoder, "decoder": stack(work.target, model.decoder_layers, 1)}
+    if r.bridge == "dense":
+        parts["bridge"] = 2 * work.texts * model.decoder_layers * d * d
+    if r.attention == "none":
+        return parts | _logits(work.target, d, model.target_vocab_size)
+    attention = 2 * work.cross_pairs * (d + side)  # a score and a weighed vector for every pair
+    if r.attention != "dot":
+        attention += 2 * work.source * side * d  # the keys
+    if r.attention in ("additive", "concat"):
+        attention += 2 * work.target * d * d  # the queries
+    out = model.readout_size * (2 if r.attention == "additive" else 1)
+    fed = side if r.attention == "additive" else model.readout_size if r.input_feeding else 0
+    read = d + side + (model.embedding_size if r.attention == "additive" else 0)
+    parts |= {"attention": attention, "readout": 2 * work.target * (gates * fed + out * read)}
+    return parts | _logits(work.target, model.readout_size, model.target_vocab_size)
+
+
+def _logits(count: int, features: int, rows: int) -> dict[str, int]:
+    return {"logits": 2 * count * features * rows}
+
+
+def _token_head(model: ModelConfig, tokens: int, rows: int) -> dict[str, int]:
+    transform = {"transform": 2 * tokens * model.d_model**2} if model.head.transform else {}
+    return transform | {"logits": 2 * tokens * model.d_model * rows}
+
+
+def _class_head(model: ModelConfig, texts: int) -> dict[str, int]:
+    pooler = {"pooler": 2 * texts * model.d_model**2} if model.head.pooler else {}
+    return pooler | {"logits": 2 * texts * model.d_model * model.head.num_classes}

@@ -1,0 +1,1 @@
+"""The layers that all model families share."""

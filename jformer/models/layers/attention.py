@@ -1,0 +1,219 @@
+"""Multi-head attention. Keys and values are data: `kv` projects them once, `__call__` attends, nothing is hidden.
+
+Axes: b rows, t query positions, s key positions, d d_model, h query heads, g heads of keys and values, r = h / g query
+heads of a group, k size of a query and key, u size of a value. In a cache: m sentences, n = b / m beams of each,
+e entries, x = n·t·r queries that attend to the keys of one sentence and group.
+"""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from jformer.models.cache import KeyValue
+from jformer.models.config import ModelConfig
+from jformer.models.layers.dropout import DropoutKey, Site, dropout
+from jformer.models.layers.initializers import kernel_init
+from jformer.models.layers.linear import Dense
+from jformer.models.layers.matmul import query_key_scores
+from jformer.models.layers.positions import apply_rotary
+from jformer.parallel.activations import COLUMN, ROW
+from jformer.parallel.backend import target
+
+# Up to so many queries, sums of products are 2 to 4 times as fast on CPU as a matrix product: docs/decisions/0018.
+MAX_QUERIES_FOR_SUMS = 16
+
+
+def choose_kernel(config: ModelConfig, platform: str) -> str:
+    """Return which code attends: 'own', or 'jax' for jax.nn.dot_product_attention.
+
+    Only our own drops weights, returns them, and has values of another size than keys. On CPU both are as fast.
+    """
+    needs_own = config.attention_dropout > 0 or config.key_size != config.value_size
+    return "own" if needs_own or platform == "cpu" else "jax"
+
+
+def attend(
+    q: Float[Array, "b t h k"],
+    kv: KeyValue,
+    mask: Bool[Array, " b #1 #t s"] | None,
+    bias: Float[Array, "#b h t s"] | None = None,
+    scale: float = 1.0,
+    drop_weights: Callable[[Array], Array] = lambda weights: weights,
+) -> tuple[Float[Array, "b t h u"], Float[Array, "b h t s"]]:
+    """Attention: softmax(scale · q·k + bias)·v, and its weights before dropout (Vaswani et al. 2017, equation 1).
+
+    Each of the g heads of keys and values serves r neighbouring heads of queries (Ainslie et al. 2023). Scores and
+    softmax are float32. A row that may attend to nothing gets finite, meaningless weights.
+    """
+    b, t, h, _ = q.shape
+    s, g = kv["k"].shape[1:3]
+    q = (q * scale).reshape(b, t, g, h // g, -1)  # [b t h k] → [b t g r k]
+    scores = query_key_scores(q, kv["k"])  # [b g r t s], float32
+    scores = scores.reshape(b, h, t, s)
+    scores = scores if bias is None else scores + bias
+    scores = scores if mask is None else jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
+    weights = jax.nn.softmax(scores)
+    kept = drop_weights(weights).astype(q.dtype)
+    kept = kept.reshape(b, g, h // g, t, s)  # [b h t s] → [b g r t s]
+    values = jnp.einsum("bgrts,bsgu->btgru", kept, kv["v"])
+    return values.reshape(b, t, h, -1), weights
+
+
+def attend_cached(
+    q: Float[Array, "m g x k"],
+    entries: KeyValue,
+    mask: Bool[Array, " m #g #x e"] | None,
+    bias: Float[Array, "m g x e"] | None = None,
+    scale: float = 1.0,
+) -> tuple[Float[Array, "m g x u"], Float[Array, "m g x e"]]:
+    """Attend from few queries to the entries of a cache; see `attend`.
+
+    So few rows are slow as a matrix product on CPU, and fast as sums of products, which XLA fuses.
+    """
+    k, v = entries["k"], entries["v"]
+    as_sums = q.shape[2] <= MAX_QUERIES_FOR_SUMS and target() == "cpu"
+    if as_sums:
+        products = q[..., None].astype(jnp.float32) * k[:, :, None].astype(jnp.float32)  # [m g x k e]
+        scores = products.sum(3)
+    else:
+        scores = jnp.einsum("mgxk,mgke->mgxe", q, k, preferred_element_type=jnp.float32)
+    scores = scores * scale
+    scores = scores + (0.0 if bias is None else bias)
+    scores = scores if mask is None else jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
+    weights = jax.nn.softmax(scores)
+    kept = weights.astype(q.dtype)
+    values = (kept[..., None] * v[:, :, None]).sum(3) if as_sums else jnp.einsum("mgxe,mgeu->mgxu", kept, v)
+    return values, weights
+
+
+def write_entries(entries: KeyValue, new: KeyValue, first: Int[Array, ""]) -> KeyValue:
+    """Return the entries of a cache with new ones from number `first` on."""
+    k = lax.dynamic_update_slice_in_dim(entries["k"], new["k"], first, axis=3)
+    v = lax.dynamic_update_slice_in_dim(entries["v"], new["v"], first, axis=2)
+    return {"k": k, "v": v}
+
+
+class Attention(nn.Module):
+    """Multi-head attention with separate key and value sizes (Vaswani et al. 2017, section 3.2.2)."""
+
+    config: ModelConfig
+    site: Site  # of the mask that drops weights
+    layers: int = 1  # of the stack, and DeepNorm's beta: for the initial kernels
+    beta: float = 1.0
+
+    def setup(self) -> None:
+        """Make the four projections; each kernel is 2-D, its heads side by side."""
+        c = self.config
+        self.q = self.projection(c.num_heads * c.key_size, "query", COLUMN)
+        self.k = self.projection(c.kv_heads * c.key_size, "key", COLUMN)
+        self.v = self.projection(c.kv_heads * c.value_size, "value", COLUMN)
+        self.o = self.projection(c.d_model, "output", ROW)
+
+    def projection(self, size: int, role: str, split: str) -> Dense:
+        """Build one projection; the devices of a mesh share its heads."""
+        c = self.config
+        return Dense(size, kernel_init(c, role, self.layers, self.beta), c.bias, split=split)
+
+    @property
+    def scale(self) -> float:
+        """Scale of q·k."""
+        return self.config.key_size**-0.5 if self.config.attention_scale == "sqrt" else 1.0
+
+    def rotary(self, x: Float[Array, "b t g k"], positions: Int[Array, "b t"] | None) -> Float[Array, "b t g k"]:
+        """Rotate queries or keys by their positions, where positions are rotary."""
+        return x if positions is None or self.config.positions != "rotary" else apply_rotary(x, positions)
+
+    def queries(self, x: Float[Array, "b t d"], positions: Int[Array, "b t"] | None) -> Float[Array, "b t h k"]:
+        """Project queries; with positions, rotary ones are rotated."""
+        q = self.q(x).reshape(*x.shape[:-1], self.config.num_heads, -1)  # [b t h·k] → [b t h k]
+        return self.rotary(q, positions)
+
+    def kv(self, y: Float[Array, "b s d"], positions: Int[Array, "b s"] | None = None) -> KeyValue:
+        """Project keys and values; with positions, rotary keys are rotated."""
+        heads = (*y.shape[:-1], self.config.kv_heads, -1)
+        k = self.k(y).reshape(heads)  # [b s g·k] → [b s g k]
+        v = self.v(y).reshape(heads)
+        return {"k": self.rotary(k, positions), "v": v}
+
+    def __call__(
+        self,
+        x: Float[Array, "b t d"],
+        kv: KeyValue,
+        mask: Bool[Array, "b 1 #t s"] | None,
+        positions: Int[Array, "b t"] | None = None,
+        bias: Float[Array, "#b h t s"] | None = None,
+        dropout_key: DropoutKey | None = None,
+    ) -> Float[Array, "b t d"]:
+        """Attend from x to keys and values; True in the mask = may attend.
+
+        Args:
+            x: what asks.
+            kv: what is attended to, from `kv`.
+            mask: which keys each query may attend to; None = all.
+            positions: of x, for rotary positions.
+            bias: of positions, added to the scores.
+            dropout_key: what the mask that drops weights depends on; None drops nothing.
+        """
+        c = self.config
+
+        def drop_weights(weights: Array) -> Array:
+            return dropout(weights, c.attention_dropout, dropout_key, self.site)
+
+        q = self.queries(x, positions)
+        if choose_kernel(c, target()) == "jax":
+            values = jax.nn.dot_product_attention(q, kv["k"], kv["v"], bias, mask, scale=self.scale)
+        else:
+            values, weights = attend(q, kv, mask, bias, self.scale, drop_weights)
+            self.sow("intermediates", "weights", weights)
+        return self.o(values.reshape(*x.shape[:-1], -1))  # [b t h u] → [b t h·u]
+
+    def entries(self, y: Float[Array, "b t d"], sentences: int, positions: Int[Array, "b t"] | None = None) -> KeyValue:
+        """Project keys and values as a cache has them: token by token, the beams of a sentence side by side."""
+        kv = self.kv(y, positions)
+        k = kv["k"].reshape(sentences, -1, *kv["k"].shape[1:])  # [b t g k] → [m n t g k]
+        v = kv["v"].reshape(sentences, -1, *kv["v"].shape[1:])
+        k = jnp.einsum("mntgk->mgktn", k)
+        v = jnp.einsum("mntgu->mgtnu", v)
+        k = k.reshape(*k.shape[:3], -1)  # → [m g k e]
+        v = v.reshape(*v.shape[:2], -1, v.shape[-1])  # → [m g e u]
+        return {"k": k, "v": v}
+
+    def attend_cached(
+        self,
+        x: Float[Array, "b t d"],
+        entries: KeyValue,
+        mask: Bool[Array, " m #n e"] | None,
+        positions: Int[Array, "b t"] | None = None,
+        bias: Float[Array, "b h t e"] | None = None,
+    ) -> tuple[Float[Array, "b t d"], Float[Array, "b t e"]]:
+        """Attend from the beams of each sentence to its entries; also return the mean weights of the heads.
+
+        The mask has a row for each of a sentence's n·t queries, a beam's tokens side by side, or one for all.
+        """
+        b, t, _ = x.shape
+        m, g = entries["k"].shape[:2]
+        n, r = b // m, self.config.num_heads // g
+
+        q = self.queries(x, positions)  # [b t h k]
+        q = q.reshape(m, n * t, g, r, -1)  # → [m n·t g r k]
+        q = q.swapaxes(1, 2)  # → [m g n·t r k]
+        q = q.reshape(m, g, n * t * r, -1)  # → [m g x k]
+        if bias is not None:
+            bias = bias.reshape(m, n, g, r, t, -1)  # [b h t e] → [m n g r t e]
+            bias = bias.transpose(0, 2, 1, 4, 3, 5)  # → [m g n t r e]
+            bias = bias.reshape(m, g, n * t * r, -1)  # → [m g x e]
+        if mask is not None:
+            mask = jnp.repeat(mask, r, axis=1) if mask.shape[1] > 1 else mask  # [m n·t e] → [m x e]
+            mask = mask[:, None]  # → [m 1 x e]
+
+        values, weights = attend_cached(q, entries, mask, bias, self.scale)
+        values = values.reshape(m, g, n * t, r, -1)  # [m g x u] → [m g n·t r u]
+        values = values.swapaxes(1, 2)  # → [m n·t g r u]
+        values = values.reshape(b, t, -1)  # → [b t h·u]
+        weights = weights.reshape(m, g, n * t, r, -1)  # [m g x e] → [m g n·t r e]
+        weights = weights.mean((1, 3))  # → [m n·t e]
+        return self.o(values), weights.reshape(b, t, -1)

@@ -1,0 +1,75 @@
+"""Dropout whose mask does not depend on the devices: a counter hash of what an element is, not of where it lies.
+
+Axes: b rows, a axes within a row, f features.
+"""
+
+import enum
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt32
+
+
+class Site(enum.IntEnum):
+    """Where in a layer a mask is drawn."""
+
+    SELF_ATTN = 0
+    CROSS_ATTN = 1
+    FEED_FORWARD = 2
+    INPUT = 3
+    ACTIVATION = 4
+    SELF_WEIGHTS = 5
+    CROSS_WEIGHTS = 6
+    POOLED = 7
+    LAYER = 8  # between recurrent layers
+    READOUT = 9  # what a recurrent stack gives
+    OUTPUT = 10  # what a stack of blocks gives
+
+
+class DropoutKey(NamedTuple):
+    """What the masks depend on: a seed for one pass over one stack, and the row's number within the whole update."""
+
+    seed: UInt32[Array, ""]
+    rows: Int[Array, " b"]
+
+    def at_layer(self, layer: Int[Array, ""]) -> "DropoutKey":
+        """Return the key of one layer."""
+        return DropoutKey(mix(self.seed + layer.astype(jnp.uint32) * jnp.uint32(0x9E3779B9)), self.rows)
+
+
+def make_dropout_key(key: Array, rows: Int[Array, " b"]) -> DropoutKey:
+    """Draw the seed of one pass from a PRNG key that already depends on the run's seed and the step."""
+    return DropoutKey(jax.random.bits(key, dtype=jnp.uint32), rows)
+
+
+def mix(x: Array) -> Array:
+    """Scramble 32-bit words so that each input bit flips each output bit with probability near one half.
+
+    Two rounds of xor-shift and multiply with the low-bias constants of Wellons 2018 ("hash prospector").
+    """
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)
+
+
+def dropout(x: Float[Array, "b *a f"], rate: float, key: DropoutKey | None, site: Site) -> Float[Array, "b *a f"]:
+    """Zero each element with probability `rate` and scale the rest (Srivastava et al. 2014).
+
+    The mask is a function of (seed, site, row of the update, index within the row), so any split of the rows over
+    devices or microbatches draws the same one. Each hashed 32-bit word serves two features with 16 bits each, which
+    rounds `rate` to a multiple of 1/65,536. `key=None` is the identity.
+    """
+    if key is None or rate == 0.0:
+        return x
+    *inner, features = x.shape[1:]
+    words = mix(key.seed + jnp.uint32((site + 1) * 0x85EBCA6B % 2**32))
+    words = mix(words ^ key.rows.astype(jnp.uint32) * jnp.uint32(0xC2B2AE35))  # [b]
+    for size in inner:
+        words = mix(words[..., None] + jnp.arange(size, dtype=jnp.uint32) * jnp.uint32(0x27D4EB2F))  # → [b … size]
+    half = (features + 1) // 2
+    words = mix(words[..., None] ^ jnp.arange(half, dtype=jnp.uint32) * jnp.uint32(0x165667B1))  # → [b *a half]
+    threshold = round(rate * 65_536)
+    kept = jnp.concatenate([(words & 0xFFFF) >= threshold, (words >> 16) >= threshold], axis=-1)[..., :features]
+    scale = 65_536 / (65_536 - threshold)
+    return jnp.where(kept, x * jnp.asarray(scale, x.dtype), 0)

@@ -1,0 +1,59 @@
+"""What enters a stack: embedded tokens or patches, with positions and segments added, normalised, dropped out.
+
+Axes: b rows, t positions, d d_model.
+"""
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jformer.models.config import ModelConfig
+from jformer.models.layers.dropout import DropoutKey, Site, dropout
+from jformer.models.layers.initializers import table_init
+from jformer.models.layers.linear import Embedding
+from jformer.models.layers.norms import make_norm
+from jformer.models.layers.positions import sinusoids
+
+
+def token_table(config: ModelConfig, rows: int) -> Embedding:
+    """Build a vocabulary's table."""
+    return Embedding(rows, config.embedding_size, table_init(config, "tokens"), split=True)
+
+
+class InputEmbedding(nn.Module):
+    """Vectors of tokens or patches to what a stack reads (Vaswani et al. 2017, sections 3.4 and 3.5)."""
+
+    config: ModelConfig
+    max_length: int  # rows of learned positions
+
+    def setup(self) -> None:
+        """Make what the config asks for: learned positions, segments, a norm."""
+        c = self.config
+        if c.positions == "learned":
+            self.positions = Embedding(self.max_length, c.d_model, table_init(c, "positions"))
+        if c.head.num_segments:
+            self.segments = Embedding(c.head.num_segments, c.d_model, table_init(c, "segments"))
+        if c.embedding_norm:
+            self.norm = make_norm(c)
+
+    def __call__(
+        self,
+        x: Float[Array, "b t d"],
+        positions: Int[Array, "#b t"],
+        length: int,
+        dropout_key: DropoutKey | None,
+        types: Int[Array, "b t"] | None = None,
+    ) -> Float[Array, "b t d"]:
+        """Scale, add positions (all below `length`) and the segments of `types`, normalise and drop out."""
+        c = self.config
+        if c.embedding_scale == "input":
+            x = x * c.d_model**0.5
+        if c.positions == "learned":
+            x = x + self.positions(positions)
+        elif c.positions == "sinusoidal":
+            x = x + jnp.asarray(sinusoids(length, c.d_model))[positions]
+        if c.head.num_segments and types is not None:
+            x = x + self.segments(types)
+        x = x.astype(c.dtype)
+        x = self.norm(x) if c.embedding_norm else x
+        return dropout(x, c.dropout, dropout_key, Site.INPUT)

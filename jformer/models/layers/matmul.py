@@ -1,0 +1,115 @@
+"""Products whose gradients are written by hand: for the speed of CPUs, and for kernels that many devices share.
+
+Arrays in, arrays out: no parameters here. Axes: d inputs, f outputs; in attention
+b rows, t query positions, s key positions, g heads of keys, r query heads of each, k size of a query and key.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jformer.parallel.activations import COLUMN, ROW, constrain_rows, constrain_sharding, kernel_axes
+from jformer.parallel.backend import target
+from jformer.parallel.mesh import TENSOR
+
+
+def _gathered(w: Array, split: str | None) -> Array:
+    """Return a kernel that every device holds whole, but for its part along `tensor`."""
+    return constrain_sharding(w, *(axis if axis == TENSOR else None for axis in kernel_axes(split)))
+
+
+def _input(x: Array, split: str | None) -> Array:
+    return constrain_rows(x, TENSOR if split == ROW else None)
+
+
+def _output(y: Array, split: str | None) -> Array:
+    return constrain_rows(y, TENSOR if split == COLUMN else None)
+
+
+def _multiply(x: Array, w: Array, split: str | None, dtype: str | None) -> Array:
+    kernel = _gathered(w.astype(x.dtype), split)
+    return _output(jnp.matmul(_input(x, split), kernel, preferred_element_type=dtype), split)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def matmul(
+    x: Float[Array, "... d"], w: Float[Array, "d f"], split: str | None = None, dtype: str | None = None
+) -> Float[Array, "... f"]:
+    """Multiply in x's dtype by a float32 matrix, into x's dtype or the one that is given.
+
+    The gradients are spelled out because autodiff's form of the weight gradient, a transposed product, falls off
+    XLA:CPU's fast path (25 times slower in bfloat16). On a mesh, `split` says how devices share the matrix: COLUMN or
+    ROW over `tensor` (Shoeybi et al. 2019), and over `fsdp` stored in parts that are gathered for each product,
+    forward and backward, so that no device keeps what it does not own (Rajbhandari et al. 2020).
+    """
+    return _multiply(x, w, split, dtype)
+
+
+def _matmul_forward(x: Array, w: Array, split: str | None, dtype: str | None) -> tuple[Array, tuple[Array, Array]]:
+    x = _materialized(x)
+    return _multiply(x, w, split, dtype), (
+        x,
+        w,
+    )  # not `matmul`, which a policy of rematerialisation could not look into
+
+
+def _matmul_backward(split: str | None, dtype: str | None, saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+    x, w = saved
+    g = _materialized(_output(g.astype(x.dtype), split))
+    rows = tuple(range(x.ndim - 1))
+    dx = jnp.einsum("...f,df->...d", g, _gathered(w.astype(g.dtype), split))
+    # Not with preferred_element_type=float32: XLA:CPU runs no product of two bfloat16 arrays into float32.
+    dw = jnp.tensordot(_input(x, split), g, axes=(rows, rows))
+    return _input(dx, split), constrain_sharding(dw.astype(w.dtype), *kernel_axes(split))
+
+
+def _materialized(x: Array) -> Array:
+    """Have x computed before it is multiplied.
+
+    XLA:CPU would fuse its computation into the transposing copy that the weight gradient takes, which then reads and
+    writes a few bytes at a time. Elsewhere products read either order, and there is nothing to mend.
+    """
+    return jax.lax.optimization_barrier(x) if target() == "cpu" else x
+
+
+matmul.defvjp(_matmul_forward, _matmul_backward)
+
+
+@jax.custom_vjp
+def add_bias(y: Float[Array, "... f"], bias: Float[Array, " f"]) -> Float[Array, "... f"]:
+    """Add a float32 bias in y's dtype; its gradient is summed in float32, exactly and, on CPUs, much faster."""
+    return y + bias.astype(y.dtype)
+
+
+add_bias.defvjp(
+    lambda y, bias: (y + bias.astype(y.dtype), None),
+    lambda _, g: (g, g.astype(jnp.float32).sum(tuple(range(g.ndim - 1)))),
+)
+
+
+def _plain_scores(q: Array, k: Array) -> Array:
+    return jnp.einsum("btgrk,bsgk->bgrts", q, k)
+
+
+@jax.custom_vjp
+def query_key_scores(q: Float[Array, "b t g r k"], k: Float[Array, "b s g k"]) -> Float[Array, "b g r t s"]:
+    """Multiply queries by keys, in their dtype, into float32.
+
+    The gradient is rounded to their dtype before it is multiplied, as those of projections are: autodiff would multiply
+    it in float32, which most accelerators do many times slower.
+    """
+    return jnp.einsum("btgrk,bsgk->bgrts", q, k, preferred_element_type=jnp.float32)
+
+
+def _scores_forward(q: Array, k: Array) -> tuple[Array, tuple[Array, Array]]:
+    return jnp.einsum("btgrk,bsgk->bgrts", q, k, preferred_element_type=jnp.float32), (q, k)
+
+
+def _scores_backward(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+    _, pull_back = jax.vjp(_plain_scores, *saved)
+    return pull_back(g.astype(saved[0].dtype))
+
+
+query_key_scores.defvjp(_scores_forward, _scores_backward)

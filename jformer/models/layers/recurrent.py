@@ -1,0 +1,176 @@
+"""Recurrent layers: one cell run over time, forwards or backwards, with the products of all inputs made at once.
+
+    rnn   h' = tanh(x W + h U)                                        Elman 1990
+    lstm  input, forget and output gates around a memory cell         Hochreiter and Schmidhuber 1997, Gers et al. 2000
+    gru   reset and update gates; the reset acts on h U, as in cuDNN  Cho et al. 2014
+
+Flax has these cells, but multiplies every input by itself; here one product serves all positions, as in cuDNN, and the
+gradient of U is one product too.
+
+Letters: b rows, t positions, e features of an input, d features of the state, z features of all gates side by side
+(d for each gate), n arrays of a state: its output first, then the memory cell of an LSTM.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from jformer.models.layers.linear import Dense
+
+State = Float[Array, "b n d"]
+
+
+def _rnn(inputs: Float[Array, "b z"], recurrent: Float[Array, "b z"], state: State) -> State:
+    return jnp.tanh(inputs + recurrent)[:, None]
+
+
+def _lstm(inputs: Float[Array, "b z"], recurrent: Float[Array, "b z"], state: State) -> State:
+    input_gate, forget, candidate, output = jnp.split(inputs + recurrent, 4, axis=-1)
+    cell = nn.sigmoid(forget) * state[:, 1] + nn.sigmoid(input_gate) * jnp.tanh(candidate)
+    return jnp.stack([nn.sigmoid(output) * jnp.tanh(cell), cell], axis=1)
+
+
+def _gru(inputs: Float[Array, "b z"], recurrent: Float[Array, "b z"], state: State) -> State:
+    reset_x, update_x, candidate_x = jnp.split(inputs, 3, axis=-1)
+    reset_h, update_h, candidate_h = jnp.split(recurrent, 3, axis=-1)
+    update = nn.sigmoid(update_x + update_h)
+    candidate = jnp.tanh(candidate_x + nn.sigmoid(reset_x + reset_h) * candidate_h)
+    return ((1 - update) * candidate + update * state[:, 0])[:, None]
+
+
+CELLS: dict[str, Callable[..., State]] = {"rnn": _rnn, "lstm": _lstm, "gru": _gru}
+"""cell → (gates of the input, gates of the state, state) → the next state; all in float32."""
+GATES = {"rnn": 1, "lstm": 4, "gru": 3}
+STATES = {"rnn": 1, "lstm": 2, "gru": 1}  # n
+
+
+def cell_step(
+    cell: str, inputs: Float[Array, "b z"], recurrent: Float[Array, "b z"], state: State, real: Array
+) -> State:
+    """Return the next state of every row; that of a row without a real token [b] stays."""
+    return jnp.where(real[:, None, None], CELLS[cell](inputs, recurrent, state), state)
+
+
+def _multiply(x: Float[Array, "b d"], kernel: Float[Array, "d z"], dtype: jnp.dtype) -> Float[Array, "b z"]:
+    """Multiply in the compute dtype, into float32."""
+    return (x.astype(dtype) @ kernel.astype(dtype)).astype(jnp.float32)
+
+
+def _scan(
+    cell: str, unroll: int, inputs: Array, kernel: Array, bias: Array, state: State, real: Array
+) -> tuple[Any, ...]:
+    def step(state: State, now: tuple[Array, Array]) -> tuple[State, tuple[State, Array]]:
+        recurrent = _multiply(state[:, 0], kernel, inputs.dtype) + bias
+        state = cell_step(cell, now[0].astype(jnp.float32), recurrent, state, now[1])
+        return state, (state, recurrent)
+
+    return jax.lax.scan(step, state, (inputs, real), unroll=unroll)[1]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def run_cell(
+    cell: str,
+    unroll: int,
+    inputs: Float[Array, "t b z"],
+    kernel: Float[Array, "d z"],
+    bias: Float[Array, " z"],
+    state: State,
+    real: Bool[Array, "t b"],
+) -> Float[Array, "t b n d"]:
+    """Return the state of every row after every position; only real tokens change it.
+
+    The gradients are written by hand: back through time there is only what depends on time, and the gradient of the
+    kernel is one product over all positions, where autodiff would add up one for each.
+
+    Args:
+        cell: a key of CELLS.
+        unroll: positions that are written out in each turn of the loop.
+        inputs: the gates' part that the inputs make, in the compute dtype.
+        kernel: float32, from a state's output to its part of the gates.
+        bias: float32, added to that part.
+        state: float32, before the first position.
+        real: False where a row has no token, or no more.
+    """
+    return _scan(cell, unroll, inputs, kernel, bias, state, real)[0]
+
+
+def _run_forward(cell: str, unroll: int, *arguments: Array) -> tuple[Array, tuple[Array, ...]]:
+    states, recurrent = _scan(cell, unroll, *arguments)
+    return states, (*arguments, states, recurrent)
+
+
+def _run_backward(cell: str, unroll: int, saved: tuple[Array, ...], gradient: Array) -> tuple[Any, ...]:
+    inputs, kernel, _, state, real, states, recurrent = saved
+    before = jnp.concatenate([state[None], states[:-1]])
+    one_step = functools.partial(cell_step, cell)
+
+    def step(later: State, now: tuple[Array, ...]) -> tuple[State, tuple[Array, Array]]:
+        gradient, inputs, recurrent, state, real = now
+        _, pull = jax.vjp(functools.partial(one_step, real=real), inputs.astype(jnp.float32), recurrent, state)
+        d_inputs, d_recurrent, d_state = pull(gradient + later)
+        d_output = _multiply(d_recurrent, kernel.T, inputs.dtype)
+        return d_state.at[:, 0].add(d_output), (d_inputs.astype(inputs.dtype), d_recurrent)
+
+    now = (gradient, inputs, recurrent, before, real)
+    d_state, (d_inputs, d_recurrent) = jax.lax.scan(step, jnp.zeros_like(state), now, reverse=True, unroll=unroll)
+    outputs, d_gates = before[:, :, 0].astype(inputs.dtype), d_recurrent.astype(inputs.dtype)
+    d_kernel = jnp.tensordot(outputs, d_gates, axes=((0, 1), (0, 1))).astype(kernel.dtype)
+    return d_inputs, d_kernel, d_recurrent.sum((0, 1)), d_state, np.zeros(real.shape, jax.dtypes.float0)
+
+
+run_cell.defvjp(_run_forward, _run_backward)
+
+
+class RecurrentLayer(nn.Module):
+    """One direction of one layer."""
+
+    cell: str
+    features: int  # d
+    unroll: int = 1
+
+    def setup(self) -> None:
+        """Make the products of inputs and of the state; kernels of states begin orthogonal (Saxe et al. 2014)."""
+        gates = GATES[self.cell] * self.features
+        self.input = Dense(gates, nn.initializers.xavier_uniform(), bias_init=self.input_bias)
+        self.state_kernel = self.param("state_kernel", self.orthogonal, (self.features, gates))
+        # Only the GRU's reset tells a bias of the state from one of the input.
+        has_bias = self.cell == "gru"
+        self.state_bias = self.param("state_bias", nn.initializers.zeros_init(), (gates,)) if has_bias else None
+
+    def input_bias(self, key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+        """Return zeros, but ones for an LSTM's forget gate: it begins by keeping (Jozefowicz et al. 2015)."""
+        bias = jnp.zeros(shape, dtype)
+        return bias.at[self.features : 2 * self.features].set(1) if self.cell == "lstm" else bias
+
+    def orthogonal(self, key: Array, shape: tuple[int, int], dtype: Any = jnp.float32) -> Array:
+        """Draw an orthogonal matrix for each gate."""
+        draw, square = nn.initializers.orthogonal(), (shape[0], shape[0])
+        return jnp.concatenate([draw(k, square, dtype) for k in jax.random.split(key, GATES[self.cell])], axis=1)
+
+    @property
+    def bias(self) -> Float[Array, " z"]:
+        """The bias of the state's part of the gates."""
+        return jnp.zeros(self.state_kernel.shape[1]) if self.state_bias is None else self.state_bias
+
+    def __call__(
+        self, x: Float[Array, "b t e"], real: Bool[Array, "b t"], state: State | None = None, reverse: bool = False
+    ) -> tuple[Float[Array, "b t d"], State]:
+        """Run over all positions; return the outputs, and the state of every row after its last real token."""
+        state = jnp.zeros((len(x), STATES[self.cell], self.features)) if state is None else state
+        inputs, real = self.input(x).swapaxes(0, 1), real.T  # [b t z] → [t b z]
+        if reverse:
+            inputs, real = inputs[::-1], real[::-1]
+        states = run_cell(self.cell, self.unroll, inputs, self.state_kernel, self.bias, state, real)
+        outputs = states[::-1, :, 0] if reverse else states[:, :, 0]
+        return outputs.swapaxes(0, 1).astype(x.dtype), states[-1]
+
+    def step(self, inputs: Float[Array, "b z"], state: State, real: Bool[Array, " b"]) -> State:
+        """Return the next state from the gates' part that the inputs make."""
+        recurrent = _multiply(state[:, 0], self.state_kernel, inputs.dtype) + self.bias
+        return cell_step(self.cell, inputs.astype(jnp.float32), recurrent, state, real)

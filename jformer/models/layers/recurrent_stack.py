@@ -1,0 +1,225 @@
+"""Recurrent layers on top of each other: a stack that reads, and a decoder that attends at every step.
+
+Both are called with (embedded tokens, which of them are real, states, what there is of the source, dropout) and return
+(outputs, states, attention weights or None). States are a dict, so that a search can let them follow a beam:
+`layers` float32 [b l n d], and `fed` [b r] where a step reads the output of the one before it.
+
+Letters: b rows, m sentences, t target and s source positions, e features of an embedded token, d of a state, z of
+all gates side by side, r of the output, l layers, n arrays of a state.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jformer.models.config import ModelConfig
+from jformer.models.layers.alignment import Alignment
+from jformer.models.layers.dropout import DropoutKey, Site, dropout
+from jformer.models.layers.linear import Dense, Embedding
+from jformer.models.layers.recurrent import GATES, STATES, RecurrentLayer
+from jformer.parallel.backend import target
+
+States = dict[str, Any]
+Source = dict[str, Any]
+"""{'keys': [m s a], 'values': [m s e], 'mask': bool [m s]}, or less where nothing attends."""
+
+
+def positions_in_turn() -> int:
+    """Return how many positions a turn of the loop over them takes; that of a CPU was not tuned."""
+    return 4 if target() == "cpu" else 1
+
+
+def make_layer(config: ModelConfig) -> RecurrentLayer:
+    """Build one direction of one layer."""
+    return RecurrentLayer(config.recurrent.cell, config.d_model, positions_in_turn())
+
+
+def tokens_in(
+    config: ModelConfig, table: Embedding, tokens: Int[Array, "b t"], dropout_key: DropoutKey | None
+) -> Float[Array, "b t e"]:
+    """Embed tokens, in the compute dtype, and drop."""
+    return dropout(table(tokens).astype(config.dtype), config.dropout, dropout_key, Site.INPUT)
+
+
+def reverse(x: Array, real: Bool[Array, "b s"]) -> Array:
+    """Return x [b s ·] with the real positions of every row, which come first, in reverse order."""
+    positions, lengths = jnp.arange(x.shape[1]), real.sum(axis=1, keepdims=True)
+    order = jnp.where(positions < lengths, lengths - 1 - positions, positions)
+    return jnp.take_along_axis(x, order.reshape(*order.shape, *(1,) * (x.ndim - 2)), axis=1)
+
+
+class RecurrentStack(nn.Module):
+    """N layers, each running over all positions before the next one; of one or of two directions."""
+
+    config: ModelConfig
+    num_layers: int
+    bidirectional: bool
+
+    def setup(self) -> None:
+        """Make the layers."""
+        self.forward = [make_layer(self.config) for _ in range(self.num_layers)]
+        if self.bidirectional:
+            self.backward = [make_layer(self.config) for _ in range(self.num_layers)]
+
+    def blank(self, rows: int) -> States:
+        """Return the states before anything was read."""
+        c = self.config
+        return {"layers": jnp.zeros((rows, self.num_layers, STATES[c.recurrent.cell], c.d_model))}
+
+    def begin(self, state: Float[Array, "b l n d"]) -> States:
+        """Return the states that begin with those of another stack."""
+        return {"layers": state}
+
+    def read(self, memory: Float[Array, "m s e"]) -> Source:
+        """Return what the layers need of the source beside their first state: nothing."""
+        return {}
+
+    def __call__(
+        self,
+        x: Float[Array, "b t e"],
+        real: Bool[Array, "b t"],
+        states: States,
+        source: Source,
+        dropout_key: DropoutKey | None,
+    ) -> tuple[Float[Array, "b t r"], States, None]:
+        """Run every layer; dropout is between layers, never between positions (Zaremba et al. 2014).
+
+        The states of two directions are those of the backward one: after the first token, it has read all of them.
+        """
+        rate, last = self.config.dropout, []
+        for i, layer in enumerate(self.forward):
+            x = dropout(x, rate if i else 0.0, dropout_key and dropout_key.at_layer(jnp.int32(i)), Site.LAYER)
+            y, state = layer(x, real, states["layers"][:, i])
+            if self.bidirectional:
+                back, state = self.backward[i](x, real, states["layers"][:, i], reverse=True)
+                y = jnp.concatenate([y, back], axis=-1)
+            last.append(state)
+            x = y
+        return dropout(x, rate, dropout_key, Site.READOUT), {"layers": jnp.stack(last, axis=1)}, None
+
+
+class AttentiveDecoder(nn.Module):
+    """N layers that take a step together and attend to the source once in it.
+
+    With additive scores (Bahdanau et al. 2015, appendix A.2.2) a step attends with the state before it, the layers read
+    the context, and a maxout of the state before, the token and the context comes out. With the others (Luong et al.
+    2015, sections 3.1 and 3.3) it attends with the state after it; tanh of a projection of context and state comes out
+    and, with input feeding, is read by the next step.
+    """
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        """Make the layers, what attends, and what comes out."""
+        c, init = self.config, nn.initializers.xavier_uniform()
+        self.layers = [make_layer(c) for _ in range(c.decoder_layers)]
+        self.alignment = Alignment(c.recurrent.attention, c.d_model)
+        if self.additive or c.recurrent.input_feeding:
+            self.feed = Dense(GATES[c.recurrent.cell] * c.d_model, init, use_bias=False)
+        self.readout = Dense(c.readout_size * (2 if self.additive else 1), init, use_bias=self.additive)
+
+    @property
+    def additive(self) -> bool:
+        """Whether it attends before a step, not after it."""
+        return self.config.recurrent.attention == "additive"
+
+    def begin(self, state: Float[Array, "b l n d"]) -> States:
+        """Return the first states; what is fed begins at zero."""
+        c = self.config
+        fed = {"fed": jnp.zeros((len(state), c.readout_size), c.dtype)} if c.recurrent.input_feeding else {}
+        return {"layers": state, **fed}
+
+    def read(self, memory: Float[Array, "m s e"]) -> Source:
+        """Return what attention needs of the source."""
+        return {"keys": self.alignment.keys(memory), "values": memory}
+
+    def __call__(
+        self,
+        x: Float[Array, "b t e"],
+        real: Bool[Array, "b t"],
+        states: States,
+        source: Source,
+        dropout_key: DropoutKey | None,
+    ) -> tuple[Float[Array, "b t r"], States, Float[Array, "b t s"]]:
+        """Take a step for every position."""
+        gates, kept = self.layers[0].input(x), self._kept(x, dropout_key)
+
+        def step(
+            decoder: "AttentiveDecoder", states: States, now: tuple[Any, ...]
+        ) -> tuple[States, tuple[Array, Array]]:
+            return decoder.step(source, states, *now)
+
+        over_positions = nn.scan(
+            step,
+            variable_broadcast="params",
+            split_rngs={"params": False},
+            in_axes=1,
+            out_axes=1,
+            unroll=positions_in_turn(),
+        )
+        states, (outputs, weights) = over_positions(self, states, (gates, x, real, kept))
+        return dropout(outputs, self.config.dropout, dropout_key, Site.READOUT), states, weights
+
+    def step(
+        self,
+        source: Source,
+        states: States,
+        gates: Float[Array, "b z"],
+        x: Float[Array, "b e"],
+        real: Bool[Array, " b"],
+        kept: tuple[Array, ...],
+    ) -> tuple[States, tuple[Float[Array, "b r"], Float[Array, "b s"]]]:
+        """Read one token of every row: its part of the first layer's gates, itself, and dropout's factors by layer."""
+        if self.additive:
+            return self._attend_first(source, states, gates, x, real, kept)
+        return self._attend_last(source, states, gates, real, kept)
+
+    def _attend_first(
+        self, source: Source, states: States, gates: Array, x: Array, real: Array, kept: tuple[Array, ...]
+    ) -> tuple[States, tuple[Array, Array]]:
+        """Attend with the state before the step; the layers read the context."""
+        top = states["layers"][:, -1, 0].astype(x.dtype)
+        context, weights = self.alignment(top, **source)
+        output = self.maxout(jnp.concatenate([top, x, context], axis=-1))
+        after = self._run_layers(gates + self.feed(context), states["layers"], real, kept)
+        return {"layers": after}, (output, weights)
+
+    def _attend_last(
+        self, source: Source, states: States, gates: Array, real: Array, kept: tuple[Array, ...]
+    ) -> tuple[States, tuple[Array, Array]]:
+        """Attend with the state after the step; with input feeding, the next step reads what comes out."""
+        feeding = self.config.recurrent.input_feeding
+        after = self._run_layers(gates + self.feed(states["fed"]) if feeding else gates, states["layers"], real, kept)
+        top = after[:, -1, 0].astype(gates.dtype)
+        context, weights = self.alignment(top, **source)
+        output = jnp.tanh(self.readout(jnp.concatenate([context, top], axis=-1)))
+        fed = {"fed": jnp.where(real[:, None], output, states["fed"])} if feeding else {}
+        return {"layers": after, **fed}, (output, weights)
+
+    def _run_layers(
+        self, gates: Float[Array, "b z"], before: Float[Array, "b l n d"], real: Array, kept: tuple[Array, ...]
+    ) -> Float[Array, "b l n d"]:
+        """Return the state of every layer after one token."""
+        after: list[Array] = []
+        for i, layer in enumerate(self.layers):
+            if i:
+                top = after[-1][:, 0].astype(gates.dtype)
+                gates = layer.input(top * kept[i - 1] if kept else top)
+            after.append(layer.step(gates, before[:, i], real))
+        return jnp.stack(after, axis=1)
+
+    def _kept(self, x: Float[Array, "b t e"], dropout_key: DropoutKey | None) -> tuple[Float[Array, "b t d"], ...]:
+        """Return dropout's factors of what each layer but the first reads at every position; none without dropout."""
+        rate = self.config.dropout
+        if not dropout_key or not rate:
+            return ()
+        ones = jnp.ones((*x.shape[:2], self.config.d_model), x.dtype)
+        keys = (dropout_key.at_layer(jnp.int32(i)) for i in range(1, len(self.layers)))
+        return tuple(dropout(ones, rate, key, Site.LAYER) for key in keys)
+
+    def maxout(self, x: Float[Array, "b f"]) -> Float[Array, "b r"]:
+        """Project to pairs and take the larger of each (Goodfellow et al. 2013)."""
+        pairs = self.readout(x)
+        return pairs.reshape(*pairs.shape[:-1], -1, 2).max(axis=-1)

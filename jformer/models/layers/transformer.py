@@ -1,0 +1,237 @@
+"""The one Block of the whole family and the Stack that repeats it. Encoders and decoders are both a Stack.
+
+Axes: b rows, t query positions, s key positions, d d_model, h heads. In a cache: m sentences, n tokens of one over its
+beams, e entries.
+"""
+
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from jformer.models.cache import Cache, KeyValue
+from jformer.models.config import ModelConfig
+from jformer.models.layers.attention import Attention, write_entries
+from jformer.models.layers.dropout import DropoutKey, Site, dropout
+from jformer.models.layers.feed_forward import FeedForward
+from jformer.models.layers.initializers import deepnorm
+from jformer.models.layers.norms import make_norm
+from jformer.models.layers.positions import PositionBias
+from jformer.parallel.backend import target
+
+REMAT: dict[str, Any] = {  # what a block keeps for the backward pass, where not all of it
+    "none": None,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # the projections, but no attention
+    "full": jax.checkpoint_policies.nothing_saveable,  # its input
+}
+SITES = {"self_attn": Site.SELF_ATTN, "cross_attn": Site.CROSS_ATTN, "feed_forward": Site.FEED_FORWARD}
+
+
+class AttentionContext(NamedTuple):
+    """Positions, attention masks and position bias, shared by all blocks. In masks True = may attend."""
+
+    positions: Int[Array, "b t"]
+    self_mask: Bool[Array, "b 1 #t s"] | Bool[Array, "m n e"]  # of whole sequences; of the entries of a cache
+    cross_mask: Bool[Array, "b 1 #t s"] | Bool[Array, "m 1 s"] | None = None  # where there is a memory
+    bias: Float[Array, "#b h t s"] | None = None  # added to the scores of self-attention; the stack fills it in
+
+
+class Block(nn.Module):
+    """Self-attention, optional cross-attention and feed-forward, each between its norms and a residual.
+
+    post      norm(x + f(x))              Vaswani et al. 2017
+    pre       x + f(norm(x))              Xiong et al. 2020; the stack ends with one norm
+    sandwich  x + norm'(f(norm(x)))       Ding et al. 2021 (CogView); the stack ends with one norm
+    deepnorm  norm(alpha · x + f(x))      Wang et al. 2022
+    none      x + f(x)
+    """
+
+    config: ModelConfig
+    layers: int
+    cross: bool
+
+    def setup(self) -> None:
+        """Make the sublayers, and for each its norm, or two."""
+        c = self.config
+        _, beta = deepnorm(c, self.cross)
+        self.self_attn = Attention(c, Site.SELF_WEIGHTS, self.layers, beta)
+        if self.cross:
+            self.cross_attn = Attention(c, Site.CROSS_WEIGHTS, self.layers, beta)
+        self.feed_forward = FeedForward(c, self.layers, beta)
+        for name in ("self_attn", "cross_attn", "feed_forward") if self.cross else ("self_attn", "feed_forward"):
+            if c.norm != "none":
+                setattr(self, f"{name}_norm", make_norm(c))
+            if c.norm == "sandwich":
+                setattr(self, f"{name}_out_norm", make_norm(c))
+
+    def before(self, name: str, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+        """Return what sublayer `name` reads: x, normalised where the norm comes first."""
+        return getattr(self, f"{name}_norm")(x) if self.config.norm in ("pre", "sandwich") else x
+
+    def after(
+        self, name: str, x: Float[Array, "b t d"], y: Float[Array, "b t d"], dropout_key: DropoutKey | None
+    ) -> Float[Array, "b t d"]:
+        """Add the output y of sublayer `name` to its input x, with the dropout and the norms that follow it."""
+        c = self.config
+        y = dropout(y, c.dropout, dropout_key, SITES[name])
+        if c.norm == "sandwich":
+            y = getattr(self, f"{name}_out_norm")(y)
+        alpha, _ = deepnorm(c, self.cross)
+        y = x * alpha + y if c.residual else y
+        return getattr(self, f"{name}_norm")(y) if c.norm in ("post", "deepnorm") else y
+
+    def __call__(
+        self,
+        x: Float[Array, "b t d"],
+        layer: Int[Array, ""],
+        memory: Float[Array, "b s d"] | None,
+        context: AttentionContext,
+        dropout_key: DropoutKey | None,
+    ) -> tuple[Float[Array, "b t d"], None]:
+        """Run the block on whole sequences; the second value is what `nn.scan` asks for."""
+        key = dropout_key.at_layer(layer) if dropout_key else None
+
+        y = self.before("self_attn", x)
+        kv = self.self_attn.kv(y, context.positions)
+        y = self.self_attn(y, kv, context.self_mask, context.positions, context.bias, key)
+        x = self.after("self_attn", x, y, key)
+        if memory is not None:
+            y = self.before("cross_attn", x)
+            kv = self.cross_attn.kv(memory)
+            y = self.cross_attn(y, kv, context.cross_mask, dropout_key=key)
+            x = self.after("cross_attn", x, y, key)
+        y = self.before("feed_forward", x)
+        y = self.feed_forward(y, key)
+        x = self.after("feed_forward", x, y, key)
+
+        self.sow("intermediates", "output", x)
+        return x, None
+
+    def memory_kv(self, memory: Float[Array, "m s d"]) -> KeyValue:
+        """Project the memory's keys and values, once for a whole decode."""
+        return self.cross_attn.entries(memory, memory.shape[0])
+
+    def extend(
+        self,
+        x: Float[Array, "b t d"],
+        entries: KeyValue,
+        memory_kv: KeyValue | None,
+        context: AttentionContext,
+        first: Int[Array, ""],
+    ) -> tuple[Float[Array, "b t d"], KeyValue, Float[Array, "b t s"] | None]:
+        """Run the block on new positions only, and write their entries into the cache from number `first` on.
+
+        Also return the mean weights of cross-attention, if there is one.
+        """
+        y = self.before("self_attn", x)
+        new = self.self_attn.entries(y, entries["k"].shape[0], context.positions)
+        entries = write_entries(entries, new, first)
+        y, _ = self.self_attn.attend_cached(y, entries, context.self_mask, context.positions, context.bias)
+        x = self.after("self_attn", x, y, None)
+        weights = None
+        if memory_kv is not None:
+            y = self.before("cross_attn", x)
+            y, weights = self.cross_attn.attend_cached(y, memory_kv, context.cross_mask)
+            x = self.after("cross_attn", x, y, None)
+        y = self.before("feed_forward", x)
+        y = self.feed_forward(y)
+        x = self.after("feed_forward", x, y, None)
+        return x, entries, weights
+
+
+class Stack(nn.Module):
+    """N blocks with their parameters stacked on a leading layer axis, and the final norm that Pre-LN needs.
+
+    A stack with cross-attention is the decoder of an encoder-decoder; `causal` says that later positions are hidden
+    by the masks, which relative buckets make use of.
+    """
+
+    config: ModelConfig
+    num_layers: int
+    cross: bool
+    causal: bool
+
+    def setup(self) -> None:
+        """Lift the block over the layer axis of its parameters."""
+        c, on_cpu = self.config, target() == "cpu"
+        shared, policy = nn.broadcast, REMAT[c.execution.remat]
+        lift = nn.scan(
+            nn.remat(Block, policy=policy) if policy else Block,
+            variable_axes={"params": 0, "intermediates": 0},
+            split_rngs={"params": True},
+            length=self.num_layers,
+            unroll=min(c.execution.unroll or (self.num_layers if on_cpu else 1), self.num_layers),
+            in_axes=(0, shared, shared, shared),
+        )
+        self.block = lift(c, self.num_layers, self.cross)
+        if c.norm in ("pre", "sandwich"):
+            self.final_norm = make_norm(c)
+        if c.positions in ("relative", "alibi"):
+            self.position_bias = PositionBias(c, self.causal)
+
+    def finish(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+        """Normalise the output once where the blocks leave it unnormalised."""
+        return self.final_norm(x) if self.config.norm in ("pre", "sandwich") else x
+
+    def with_position_bias(
+        self, context: AttentionContext, query: Int[Array, "b t"], key: Int[Array, "b s"]
+    ) -> AttentionContext:
+        """Fill in the bias of positions, made once for all layers."""
+        has_bias = self.config.positions in ("relative", "alibi")
+        return context._replace(bias=self.position_bias(query, key) if has_bias else None)
+
+    def __call__(
+        self,
+        x: Float[Array, "b t d"],
+        memory: Float[Array, "b s d"] | None,
+        context: AttentionContext,
+        dropout_key: DropoutKey | None,
+    ) -> Float[Array, "b t d"]:
+        """Run every block on whole sequences."""
+        # Within a text, indices differ as positions do: one bias serves all rows, also those that several texts share.
+        indices = jnp.arange(x.shape[1])[None]  # [1 t]
+        context = self.with_position_bias(context, indices, indices)
+        x, _ = self.block(x, jnp.arange(self.num_layers), memory, context, dropout_key)
+        rate = self.config.dropout if self.config.output_dropout else 0.0
+        return dropout(self.finish(x), rate, dropout_key, Site.OUTPUT)
+
+    def blocks(self) -> tuple[PyTree, ...]:
+        """Return the parameters of every block by itself.
+
+        A step of decoding is a small program that runs often. Its layers are spelled out, so that each writes to its
+        own entries in place, and taken apart before the first step, for XLA would do it again in every one.
+        """
+        stacked = self.block.variables["params"]
+        return tuple(jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(self.num_layers))
+
+    def apply_block(self, params: PyTree, *args: Any, method: str) -> Any:
+        """Run a block with its own parameters."""
+        block = Block(self.config, self.num_layers, self.cross, parent=None)
+        return block.apply({"params": params}, *args, method=method)
+
+    def memory_kv(self, memory: Float[Array, "m s d"]) -> tuple[KeyValue, ...]:
+        """Project the memory for every layer."""
+        return tuple(self.apply_block(params, memory, method="memory_kv") for params in self.blocks())
+
+    def extend(
+        self,
+        x: Float[Array, "b t d"],
+        cache: Cache,
+        context: AttentionContext,
+        entry_positions: Int[Array, "b e"],
+        first: Int[Array, ""],
+    ) -> tuple[Float[Array, "b t d"], tuple[KeyValue, ...], Float[Array, "b t s"] | None]:
+        """Run every block on new positions, whose entries are written from number `first` on.
+
+        Return the hidden states, the entries of all layers, and the last layer's mean weights of cross-attention.
+        """
+        context = self.with_position_bias(context, context.positions, entry_positions)
+        entries = list(cache["entries"]["layers"])
+        memory_kv = cache["memory"].get("layers", (None,) * self.num_layers)
+        weights = None
+        for i, params in enumerate(cache["blocks"]):
+            args = x, entries[i], memory_kv[i], context, first
+            x, entries[i], weights = self.apply_block(params, *args, method="extend")
+        return self.finish(x), tuple(entries), weights

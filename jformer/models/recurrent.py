@@ -1,0 +1,163 @@
+"""The models that the Transformer replaced, behind its protocol: recurrent encoder-decoders, decoders and encoders.
+
+The cache of a recurrent model is its state, which follows a beam; what it reads of the source belongs to a sentence.
+
+Letters: b rows (in a search the beams of m sentences side by side), t target and s source positions, d features of the
+state (d_model), e of an embedded token, r of what is projected to the vocabulary, l layers, n arrays of a state.
+"""
+
+from typing import Any, TypedDict
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jformer.models.batch import Batch
+from jformer.models.cache import Memory
+from jformer.models.decoder import LanguageModel
+from jformer.models.encdec import SequenceToSequence
+from jformer.models.encoder import SourceModel
+from jformer.models.layers.dropout import DropoutKey, make_dropout_key
+from jformer.models.layers.linear import Dense
+from jformer.models.layers.recurrent_stack import AttentiveDecoder, RecurrentStack, Source, States, reverse, tokens_in
+
+
+class RecurrentMemory(Memory, total=False):
+    """The encoded source, and what the decoder begins with."""
+
+    state: Float[Array, "m l n d"]
+
+
+class Cache(TypedDict):
+    """The state of b rows, and what their steps read of the source."""
+
+    position: Int[Array, " b"]  # of each row's next token
+    self: States
+    memory: Source
+
+
+class RecurrentEncoderDecoder(SequenceToSequence):
+    """Sequence to sequence, as Sutskever et al. 2014 without attention, as Bahdanau or Luong et al. 2015 with it."""
+
+    def setup(self) -> None:
+        """Make the stacks, and what the decoder begins with, too."""
+        super().setup()
+        c = self.config
+        self.encoder = RecurrentStack(c, c.num_layers, c.recurrent.bidirectional)
+        attends = c.recurrent.attention != "none"
+        self.decoder = AttentiveDecoder(c) if attends else RecurrentStack(c, c.decoder_layers, False)
+        if c.recurrent.bridge == "dense":
+            init = nn.initializers.xavier_uniform()
+            self.bridge = [Dense(c.d_model, init) for _ in range(c.decoder_layers)]
+
+    def hidden(self, batch: Batch, train: bool = False) -> Float[Array, "b t r"]:
+        """Return the decoder's output at every target position, before the projection to the vocabulary."""
+        cache = self.start(self.encode(batch, train), len(batch["target_in"]), 0)
+        dropout_key = self.dropout_key(batch, train)
+        x = tokens_in(self.config, self.target_table, batch["target_in"], dropout_key)
+        hidden, _, weights = self.decoder(x, batch["target_segments"] > 0, cache["self"], cache["memory"], dropout_key)
+        if weights is not None:
+            self.sow("intermediates", "cross_weights", weights)
+        return hidden
+
+    def encode(self, batch: Batch, train: bool = False) -> RecurrentMemory:
+        """Encode the source side of a batch: its outputs at every position, and what the decoder begins with."""
+        c, segments = self.config, batch["source_segments"]
+        dropout_key, real = self.dropout_key(batch, train), segments > 0
+        tokens = reverse(batch["source"], real) if c.recurrent.reverse_source else batch["source"]
+        x = tokens_in(c, self.source_embedding, tokens, dropout_key)
+        hidden, last, _ = self.encoder(x, real, self.encoder.blank(len(x)), {}, dropout_key)
+        hidden = reverse(hidden, real) if c.recurrent.reverse_source else hidden
+        return {"hidden": hidden, "segments": segments, "state": self.bridged(last["layers"])}
+
+    def bridged(self, last: Float[Array, "b l n d"]) -> Float[Array, "b l n d"]:
+        """Return the decoder's first state: the encoder's last, zeros, or tanh of a projection for every layer.
+
+        What is projected is the output of the last layer where it has read all of the source; of two directions it is
+        that of the one that ends at the source's first word (Bahdanau et al. 2015, appendix A.2.2).
+        """
+        c = self.config
+        if c.recurrent.bridge == "copy":
+            return last
+        blank = jnp.zeros((len(last), c.decoder_layers, *last.shape[2:]))
+        if c.recurrent.bridge == "zeros":
+            return blank
+        top = last[:, -1, 0].astype(c.dtype)
+        outputs = [jnp.tanh(layer(top)) for layer in self.bridge]
+        return blank.at[:, :, 0].set(jnp.stack(outputs, axis=1).astype(blank.dtype))
+
+    def start(self, memory: RecurrentMemory, batch_size: int, length: int) -> Cache:
+        """Return the cache of the `batch_size` sentences of the memory; a state needs no room for `length` entries."""
+        return {
+            "position": jnp.zeros(batch_size, jnp.int32),
+            "self": self.decoder.begin(memory["state"]),
+            "memory": {**self.decoder.read(memory["hidden"]), "mask": memory["segments"] > 0},
+        }
+
+    def extend(
+        self, cache: Cache, tokens: Int[Array, "b t"], valid: Bool[Array, "b t"]
+    ) -> tuple[Float[Array, "b t r"], Cache]:
+        """Append each row's valid tokens to its state and return their hidden states; the rest is meaningless.
+
+        Where the cache keeps what a row has looked at ('coverage' [b s] in its 'self'), that is added up.
+        """
+        x = tokens_in(self.config, self.target_table, tokens, None)
+        before = {name: x for name, x in cache["self"].items() if name != "coverage"}
+        hidden, after, weights = self.decoder(x, valid, before, cache["memory"], None)
+        if "coverage" in cache["self"]:
+            seen = 0 if weights is None else jnp.where(valid[..., None], weights, 0).sum(1)
+            after["coverage"] = cache["self"]["coverage"] + seen
+        return hidden, {**cache, "position": cache["position"] + valid.sum(1, dtype=jnp.int32), "self": after}
+
+    @staticmethod
+    def cross_weights(intermediates: Any) -> Float[Array, "b t s"]:
+        """Return what each target position attends to, from the intermediates of `hidden`."""
+        (weights,) = intermediates["cross_weights"]
+        return weights
+
+
+class RecurrentLanguageModel(LanguageModel):
+    """One recurrent stack over the target side (Mikolov et al. 2010, Zaremba et al. 2014)."""
+
+    def setup(self) -> None:
+        """Make the stack, too."""
+        super().setup()
+        c = self.config
+        self.decoder = RecurrentStack(c, c.num_layers, False)
+
+    def hidden(self, batch: Batch, train: bool = False) -> Float[Array, "b t d"]:
+        """Return the stack's output at every position, before the projection to the vocabulary."""
+        dropout_key = make_dropout_key(self.make_rng("dropout"), batch["row"]) if train else None
+        x = tokens_in(self.config, self.embedding, batch["target_in"], dropout_key)
+        return self.decoder(x, batch["target_segments"] > 0, self.decoder.blank(len(x)), {}, dropout_key)[0]
+
+    def start(self, memory: Memory, batch_size: int, length: int) -> Cache:
+        """Return the cache of `batch_size` texts; a state needs no room for `length` entries."""
+        return {
+            "position": jnp.zeros(batch_size, jnp.int32),
+            "self": self.decoder.blank(batch_size),
+            "memory": {},
+        }
+
+    def extend(
+        self, cache: Cache, tokens: Int[Array, "b t"], valid: Bool[Array, "b t"]
+    ) -> tuple[Float[Array, "b t d"], Cache]:
+        """Append each row's valid tokens to its state and return their hidden states; the rest is meaningless."""
+        x = tokens_in(self.config, self.embedding, tokens, None)
+        hidden, after, _ = self.decoder(x, valid, cache["self"], {}, None)
+        return hidden, {**cache, "position": cache["position"] + valid.sum(1, dtype=jnp.int32), "self": after}
+
+
+class RecurrentEncoder(SourceModel):
+    """One recurrent stack over the whole source side, predicting tokens or, many to one, a class."""
+
+    def setup(self) -> None:
+        """Make the stack, too."""
+        super().setup()
+        c = self.config
+        self.encoder = RecurrentStack(c, c.num_layers, c.recurrent.bidirectional)
+
+    def states(self, batch: Batch, dropout_key: DropoutKey | None) -> Float[Array, "b s d"]:
+        """Run the stack."""
+        x = tokens_in(self.config, self.embedding, batch["source"], dropout_key)
+        return self.encoder(x, batch["source_segments"] > 0, self.encoder.blank(len(x)), {}, dropout_key)[0]

@@ -1,0 +1,82 @@
+"""The options of recurrent models, and what of a Transformer's options they do not read."""
+
+import dataclasses
+from typing import Any
+
+from jformer.errors import UserError, check_choice
+
+CHOICES = {
+    "cell": ("", "rnn", "lstm", "gru"),
+    "attention": ("none", "additive", "dot", "general", "concat"),
+    "bridge": ("zeros", "copy", "dense"),
+}
+OF_BLOCKS = (  # fields that only Transformer blocks read
+    *("norm", "norm_type", "norm_epsilon", "residual", "attention_scale", "positions", "activation", "bias"),
+    *("num_heads", "num_kv_heads", "d_ff", "d_k", "d_v", "attention_dropout", "activation_dropout", "output_dropout"),
+    *("embedding_scale", "embedding_norm", "init"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RecurrentConfig:
+    """Recurrent layers instead of Transformer blocks, for the families encdec, encoder and decoder; see recurrent."""
+
+    cell: str = ""  # rnn | lstm | gru; "" = Transformer blocks, and nothing else here is read
+    bidirectional: bool = False  # the encoder reads from both ends (Schuster and Paliwal 1997)
+    attention: str = "none"  # encdec: none | additive (Bahdanau) | dot | general | concat (Luong): see alignment
+    input_feeding: bool = False  # a step reads what came out of the one before it (Luong et al. 2015, section 3.3)
+    reverse_source: bool = False  # the encoder reads the source from its end (Sutskever et al. 2014, section 3.3)
+    bridge: str = "zeros"  # the decoder's first states: zeros | copy: the encoder's last | dense: tanh of a projection
+    embedding_size: int = 0  # features of an embedded token; 0 = d_model
+    readout_size: int = 0  # attention: features of what is projected to the vocabulary; 0 = d_model
+
+    def check(self, model: Any) -> None:
+        """Raise UserError for the first option that no recurrent model can be built from, or that none would read."""
+        for key, choices in CHOICES.items():
+            check_choice(f"model.recurrent.{key}", getattr(self, key), choices)
+        if not self.cell:
+            if self != RecurrentConfig():
+                raise UserError("model.recurrent.cell='': Transformer blocks read no model.recurrent; set a cell")
+            return
+        if model.family == "vit":
+            raise UserError(f"model.recurrent.cell={self.cell!r} is for the families encdec, encoder and decoder")
+        for field in dataclasses.fields(model):
+            if field.name in OF_BLOCKS and getattr(model, field.name) != field.default:
+                value = getattr(model, field.name)
+                raise UserError(f"model.{field.name}={value!r} is of Transformer blocks: a recurrent model has none")
+        if model.head.transform:
+            raise UserError("model.head.transform=True is of BERT: a recurrent model has none")
+        for key in ("embedding_size", "readout_size"):
+            if getattr(self, key) < 0:
+                raise UserError(f"model.recurrent.{key}={getattr(self, key)} must be 0 (d_model) or more")
+        self._check_family(model)
+        if model.tied_output and not model.head.num_classes and model.output_size != model.embedding_size:
+            raise UserError(
+                f"model.tied_output=True needs vectors of one size: the embedding has {model.embedding_size}, the "
+                f"output {model.output_size}; use False, or set model.recurrent.embedding_size"
+            )
+
+    def _check_family(self, model: Any) -> None:
+        shared = RecurrentConfig(self.cell, self.bidirectional, embedding_size=self.embedding_size)
+        if model.family != "encdec" and self != shared:
+            raise UserError(
+                "model.recurrent: attention, input_feeding, reverse_source, bridge and readout_size are of "
+                f"family='encdec', not of {model.family!r}"
+            )
+        if model.family == "decoder" and self.bidirectional:
+            raise UserError("model.recurrent.bidirectional=True: a language model reads from one end; use False")
+        if self.input_feeding and self.attention in ("none", "additive"):
+            raise UserError(
+                f"model.recurrent.input_feeding=True needs attention after the step, not {self.attention!r}"
+            )
+        if self.attention == "none" and self.readout_size:
+            raise UserError("model.recurrent.readout_size is of decoders with attention: use 0")
+        if self.attention == "dot" and self.bidirectional:
+            raise UserError(
+                "model.recurrent.attention='dot' compares vectors of one size: use 'general', or bidirectional=False"
+            )
+        if self.bridge == "copy" and (self.bidirectional or model.decoder_layers != model.num_layers):
+            raise UserError(
+                "model.recurrent.bridge='copy' needs an encoder of one direction with as many layers as the decoder: "
+                "use 'dense'"
+            )

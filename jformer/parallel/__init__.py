@@ -1,0 +1,1 @@
+"""Devices, where arrays lie on them, and the processes that share them."""

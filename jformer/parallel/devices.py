@@ -1,0 +1,76 @@
+"""How many FLOPs a second the devices could do at most: from data sheets, or measured by a matrix product."""
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+# Dense bfloat16 TFLOP/s of what JAX calls a device, by its device_kind; the longest beginning that fits counts. NVIDIA:
+# the data sheets of A100, L4, L40S, H100, H200 and DGX B200, halved where they give sparse figures. A V100 has no
+# bfloat16. TPU: cloud.google.com/tpu/docs/system-architecture-tpu-vm, where chips of v2, v3 and 7x are two devices.
+PEAKS = {
+    "NVIDIA A100": 312.0,
+    "NVIDIA L4": 121.0,
+    "NVIDIA L40S": 362.0,
+    "NVIDIA H100": 989.4,
+    "NVIDIA H100 PCIe": 756.0,
+    "NVIDIA H100 NVL": 835.0,
+    "NVIDIA H200": 989.4,
+    "NVIDIA H200 NVL": 835.0,
+    "NVIDIA B200": 2_250.0,
+    "TPU v2": 23.0,
+    "TPU v3": 61.5,
+    "TPU v4": 275.0,
+    "TPU v4 lite": 138.0,
+    "TPU v5": 459.0,
+    "TPU v5p": 459.0,
+    "TPU v5e": 197.0,
+    "TPU v5 lite": 197.0,
+    "TPU v6e": 918.0,
+    "TPU v6 lite": 918.0,
+    "TPU7x": 1_153.5,
+}
+TIMED_PRODUCTS = 5  # an odd number, so that one slow product does not move the median; some milliseconds each
+
+
+class Peak(NamedTuple):
+    """The most that all devices of a run can do together."""
+
+    flops: float  # a second
+    origin: str  # who says so
+
+
+def known_peak(kind: str, dtype: str) -> float | None:
+    """Return the FLOPs a second that a kind of device is sold for, or None where no data sheet is at hand."""
+    names = [name for name in PEAKS if kind == name or kind.startswith((f"{name} ", f"{name}-"))]
+    return PEAKS[max(names, key=len)] * 1e12 if names and dtype == "bfloat16" else None
+
+
+def find_peak(devices: Sequence[jax.Device], dtype: str, given: float = 0.0) -> Peak:
+    """Return the peak of devices of one kind: the one `given` for each, else that of the data sheet, else measured."""
+    count, kind = len(devices), devices[0].device_kind
+    if given:
+        return Peak(given * count, "train.peak_flops")
+    sold = known_peak(kind, dtype)
+    if sold:
+        return Peak(sold * count, f"data sheet of {kind}, {dtype}")
+    if devices[0].platform == "cpu":
+        count = 1  # all of them share the cores of one machine, all of which a product uses
+    return Peak(measured_peak(devices[0], dtype) * count, f"measured by matrix products in {dtype}")
+
+
+def measured_peak(device: jax.Device, dtype: str) -> float:
+    """Return the FLOPs a second of a product of two square matrices, the median of a few."""
+    size = 1_024 if device.platform == "cpu" else 8_192  # some milliseconds
+    x = jax.device_put(jnp.full((size, size), 1 / size, dtype), device)
+    multiply = jax.jit(jnp.matmul)
+    multiply(x, x).block_until_ready()
+    seconds = []
+    for _ in range(TIMED_PRODUCTS):
+        began = time.perf_counter()
+        multiply(x, x).block_until_ready()
+        seconds.append(time.perf_counter() - began)
+    return 2 * size**3 / statistics.median(seconds)

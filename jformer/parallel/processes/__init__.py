@@ -1,0 +1,56 @@
+"""Several processes that are one run: they find each other, start JAX, must be alike, and end together.
+
+Rooms outside import this, and need not know whether there is more than one process.
+"""
+
+from jformer.parallel.processes.coordinates import Coordinates, from_flags
+from jformer.parallel.processes.group import (
+    agree,
+    barrier,
+    check_same,
+    enter_phase,
+    is_main_process,
+    joined,
+    main_process_first,
+    process_count,
+    process_index,
+    record_step_time,
+    refuse_unshared,
+    set_stall_limit,
+    should_stop,
+)
+from jformer.parallel.processes.handshake import library_versions, saved_run
+from jformer.parallel.processes.meeting import AbsentError
+from jformer.parallel.processes.stop import (
+    defer_stop,
+    end_at_once,
+    heed_signals,
+    readers_may_leave,
+    stop_requested,
+)
+
+__all__ = [
+    "AbsentError",
+    "Coordinates",
+    "agree",
+    "barrier",
+    "check_same",
+    "defer_stop",
+    "end_at_once",
+    "enter_phase",
+    "from_flags",
+    "heed_signals",
+    "is_main_process",
+    "joined",
+    "library_versions",
+    "main_process_first",
+    "process_count",
+    "process_index",
+    "readers_may_leave",
+    "record_step_time",
+    "refuse_unshared",
+    "saved_run",
+    "set_stall_limit",
+    "should_stop",
+    "stop_requested",
+]

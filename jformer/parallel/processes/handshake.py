@@ -1,0 +1,62 @@
+"""What must be the same in all processes of a run, and the sentence about what is not."""
+
+import hashlib
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from jformer.errors import UserError
+
+LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "sentencepiece", "sacrebleu")
+PACKAGE = Path(__file__).parents[2]
+FEW = 4  # values, and processes of a value, that are listed
+LOCAL = ("config.data.cache_dir", "config.data.dir")  # every machine may have its own: texts are compared themselves
+STAMP = "_CHECKPOINT_METADATA"  # a checkpoint's file that says when it was written
+
+
+def software() -> dict[str, str]:
+    """Return what this process is made of: Python, libraries, and our own source."""
+    return {**library_versions(), "jformer's source": _digest(PACKAGE, PACKAGE.rglob("*.py"))}
+
+
+def library_versions() -> dict[str, str]:
+    """Return the versions of Python and of the libraries that results depend on."""
+    return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
+
+
+def saved_run(workdir: Path) -> dict[str, str]:
+    """Return what tells a saved run from another one and from an older copy of it."""
+    files = [*workdir.glob("config.json"), *workdir.glob("tokenizer/*")]
+    stamps = [path for path in workdir.glob(f"checkpoints/*/{STAMP}") if path.parent.name.isdecimal()]
+    last = sorted(stamps, key=lambda path: int(path.parent.name))[-1:]
+    return {
+        f"the config and tokenizers of {workdir}": _digest(workdir, files),
+        f"the last checkpoint of {workdir}": " ".join([*(path.parent.name for path in last), _digest(workdir, last)]),
+    }
+
+
+def refuse_differences(fields: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    """Raise UserError naming the first field whose values differ between processes, the values and the processes."""
+    for field in dict.fromkeys(field for each in fields for field in each):
+        if field in LOCAL:
+            continue
+        groups: dict[str, list[int]] = {}
+        for process, each in enumerate(fields):
+            groups.setdefault(repr(each.get(field)), []).append(process)
+        if len(groups) > 1:
+            listed = "; ".join(f"{value} on {_listed(members, names)}" for value, members in [*groups.items()][:FEW])
+            raise UserError(f"the processes differ in {field}: {listed}; start the same command, code and data for all")
+
+
+def _digest(folder: Path, paths: Iterable[Path]) -> str:
+    content = hashlib.sha256()
+    for path in sorted(paths):
+        content.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
+    return content.hexdigest()[:16]
+
+
+def _listed(processes: Sequence[int], names: Sequence[str]) -> str:
+    listed = ", ".join(f"{i} ({names[i]})" for i in processes[:FEW]) + (", …" if len(processes) > FEW else "")
+    return f"process {listed}"

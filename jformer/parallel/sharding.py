@@ -1,0 +1,177 @@
+"""How arrays lie on the mesh: parameters and their moments by one table of names, batches by their rows.
+
+The mesh itself is made in `mesh`, what a model says of its activations in `activations`. Here is the only sum over
+devices that is written by hand.
+
+Letters in shapes: a microbatches, b rows, · whatever axes follow.
+"""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jformer.errors import UserError
+from jformer.parallel.activations import COLUMN, ROW, kernel_axes
+from jformer.parallel.mesh import DATA, FSDP, TENSOR
+
+ROWS = PartitionSpec(None, DATA)  # of batch leaves [a b …], as far as steps split them by hand
+EVERY_ROW = PartitionSpec((DATA, FSDP))
+
+# A regular expression over a parameter's path → the mesh axes of its last axes. The axis of layers is never split.
+PARAMETER_AXES = (
+    (r"/(q|k|v|gate|up)/kernel$", kernel_axes(COLUMN)),
+    (r"/(q|k|v|gate|up)/bias$", (TENSOR,)),
+    (r"/(o|down)/kernel$", kernel_axes(ROW)),
+    (r"^(source_|target_)?embedding/embedding$", (TENSOR, FSDP)),
+    (r"^head/output/kernel$", kernel_axes(COLUMN)),
+    (r"^head/bias$", (TENSOR,)),
+    # What is small lies whole on every device.
+    (r"/(o|down)/bias$|norm/(scale|bias)$|(positions|segments|position_bias)/embedding$", ()),
+    (r"^(encoder|decoder)/((forward|backward|layers)_\d+|alignment|feed|readout)/|^bridge_\d+/", ()),  # recurrent
+    (r"^head/transform/|^(pooler/dense|classifier|patches)/(kernel|bias)$|^class_token$", ()),
+)
+
+
+def row_shards(mesh: Mesh) -> int:
+    """Return among how many parts of the mesh the rows of a batch are split."""
+    return mesh.shape[DATA] * mesh.shape[FSDP]
+
+
+def fill_rows(rows: int, mesh: Mesh) -> int:
+    """Return the least number of rows, so many or more, that the mesh splits evenly."""
+    return -(-rows // row_shards(mesh)) * row_shards(mesh)
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Return the sharding of a value that every device holds whole."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def parameter_names(params: Any) -> Any:
+    """Return the tree with every leaf replaced by its path, such as 'encoder/block/self_attn/q/kernel'."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: _name(path), params)
+
+
+def parameter_specs(params: Any) -> Any:
+    """Return where each parameter (or its shape) lies, as PartitionSpecs; its gradient and moments lie there too.
+
+    Raises UserError for a parameter that the table does not know.
+    """
+
+    def spec(path: Any, leaf: Any) -> PartitionSpec:
+        name = _name(path)
+        axes = next((axes for pattern, axes in PARAMETER_AXES if re.search(pattern, name)), None)
+        if axes is None:
+            raise UserError(
+                f"parameter {name}: jformer.parallel.sharding.PARAMETER_AXES does not say where it lies; add a row"
+            )
+        return PartitionSpec(*(None,) * (len(leaf.shape) - len(axes)), *axes) if axes else PartitionSpec()
+
+    return jax.tree_util.tree_map_with_path(spec, params)
+
+
+def parameter_shardings(mesh: Mesh, params: Any, whole: Sequence[str] = ()) -> Any:
+    """Return the sharding of each parameter; over the axes in `whole` none is split.
+
+    Raises UserError for a parameter that does not divide.
+    """
+
+    def place(path: Any, leaf: Any, spec: PartitionSpec) -> NamedSharding:
+        axes = [None if axis in whole or (axis and mesh.shape[axis] == 1) else axis for axis in spec]
+        for size, axis in zip(leaf.shape, axes, strict=False):
+            if axis is not None and size % mesh.shape[axis]:
+                raise UserError(
+                    f"mesh.{axis}={mesh.shape[axis]} does not divide {size} of parameter {_name(path)} "
+                    f"[{' '.join(map(str, leaf.shape))}]: choose a divisor of it, or another size of the model"
+                )
+        while axes and axes[-1] is None:  # jit's results come so, and a program is compiled again for another spelling
+            axes.pop()
+        return NamedSharding(mesh, PartitionSpec(*axes))
+
+    return jax.tree_util.tree_map_with_path(place, params, parameter_specs(params))
+
+
+def state_shardings(mesh: Mesh, state: Any) -> Any:
+    """Return the shardings of a state with `params`: what has a parameter's name and shape lies as that does.
+
+    So do moments and moving averages; the rest, counters and statistics of rows and columns, is everywhere.
+    """
+    shapes = jax.tree_util.tree_leaves_with_path(state.params)
+    places = jax.tree.leaves(parameter_shardings(mesh, state.params))
+    known = {(_name(path), leaf.shape): place for (path, leaf), place in zip(shapes, places, strict=True)}
+
+    def place(path: Any, leaf: Any) -> NamedSharding:
+        parts = _name(path).split("/")
+        names = ("/".join(parts[start:]) for start in range(len(parts)))
+        return next((known[name, leaf.shape] for name in names if (name, leaf.shape) in known), replicated(mesh))
+
+    return jax.tree_util.tree_map_with_path(place, state)
+
+
+def local_rows(mesh: Mesh, rows: int) -> np.ndarray:
+    """Return which of a batch's rows this process's devices hold, in order."""
+    parts: Any = NamedSharding(mesh, EVERY_ROW).addressable_devices_indices_map((rows,)).values()
+    return np.unique(np.concatenate([np.arange(rows)[part] for part in parts]))
+
+
+def put_batch(mesh: Mesh, batch: dict[str, np.ndarray], rows: int | None = None) -> dict[str, jax.Array]:
+    """Move a batch of leaves [a b …] to the devices, rows split over data and fsdp.
+
+    With several processes, each gives its `local_rows` alone, of `rows` in each microbatch.
+    """
+    sharding = NamedSharding(mesh, PartitionSpec(None, *EVERY_ROW))
+    if rows is None:
+        return jax.device_put(batch, sharding)
+    everyone, mine = np.arange(rows), local_rows(mesh, rows)
+
+    def put(x: np.ndarray) -> jax.Array:
+        def part(index: Any) -> np.ndarray:
+            return x[:, np.searchsorted(mine, everyone[index[1]])]
+
+        return jax.make_array_from_callback((x.shape[0], rows, *x.shape[2:]), sharding, part)
+
+    return jax.tree.map(put, batch)
+
+
+def over_rows(function: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
+    """Return function(parameters, batch), each part of a mesh working on its own rows; the results are everywhere.
+
+    Arrays of the batch have the rows first, scalars are for all. Nothing is exchanged on the way over data and fsdp,
+    where parameters are whole: rows of one part may need more steps of a loop than those of another. The axis `tensor`
+    is left to the compiler.
+    """
+    if mesh is None or mesh.size == 1:
+        return function
+
+    def run(params: Any, batch: dict[str, Any]) -> Any:
+        rows = jax.tree.map(lambda x: EVERY_ROW if np.ndim(x) else PartitionSpec(), batch)
+        split = jax.shard_map(
+            function,
+            mesh=mesh,
+            in_specs=(PartitionSpec(), rows),
+            out_specs=EVERY_ROW,
+            axis_names={DATA, FSDP},
+            check_vma=False,
+        )
+        return jax.lax.with_sharding_constraint(split(params, batch), replicated(mesh))
+
+    return run
+
+
+def sum_over_data(tree: Any, mesh: Mesh) -> Any:
+    """Add up what the parts of the `data` axis have; XLA knows no such sum where there is one part and other axes."""
+    return jax.lax.psum(tree, DATA) if mesh.shape[DATA] > 1 else tree
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def device_bytes(tree: Any) -> int:
+    """Return the bytes of placed arrays, or of their shapes, that lie on one device."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))

@@ -1,0 +1,62 @@
+"""The arrays of a batch: their shapes, by family, and a sum over its microbatches.
+
+Letters in shapes: a microbatches of an update, b rows.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jformer.data.plan import Shape
+from jformer.models import ModelConfig
+from jformer.models.batch import Batch
+from jformer.parallel.sharding import EVERY_ROW
+
+__all__ = ["Batch", "abstract_batch", "sum_over_microbatches"]
+
+T = TypeVar("T")
+
+
+def abstract_batch(
+    model: ModelConfig, shape: Shape, mesh: Mesh, accumulation: int = 1
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes [a b …] of a batch as the tasks of this model make them, with the shardings of `put_batch`."""
+    lengths: dict[str, tuple[int, ...]] = {"row": ()}
+    if model.family in ("encdec", "encoder"):
+        lengths |= dict.fromkeys(("source", "source_segments", "source_positions"), (shape.source_length,))
+    if model.family in ("encdec", "decoder"):
+        lengths |= dict.fromkeys(("target_in", "target_segments", "target_positions"), (shape.target_length,))
+    if model.family == "encoder" and model.head.num_classes:
+        lengths["source_types"] = (shape.source_length,)
+    if model.family == "vit":
+        size = model.vision.image_size
+        lengths["image"] = (size, size, model.vision.channels)
+    read_side = shape.source_length if model.family == "encoder" else shape.target_length
+    predicted = 1 if model.head.num_classes else read_side
+    lengths |= {"target_out": (predicted,), "weights": (predicted,)}
+    dtypes = {"weights": jnp.float32, "image": jnp.uint8}
+    sharding = NamedSharding(mesh, PartitionSpec(None, *EVERY_ROW))
+    lead = (accumulation, shape.rows // accumulation)
+    return {
+        name: jax.ShapeDtypeStruct((*lead, *length), dtypes.get(name, jnp.int32), sharding=sharding)
+        for name, length in lengths.items()
+    }
+
+
+def sum_over_microbatches(function: Callable[[Batch], T], batch: Batch) -> T:
+    """Return the sum of function(rows [b …]) over the microbatches of a batch [a b …], computed one after another.
+
+    The function is compiled once, however many microbatches there are: their sum begins with zeros.
+    """
+    first = jax.tree.map(lambda x: x[0], batch)
+    if len(jax.tree.leaves(batch)[0]) == 1:
+        return function(first)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, first))
+
+    def add(total: T, rows: Batch) -> tuple[T, None]:
+        return jax.tree.map(jnp.add, total, function(rows)), None
+
+    return jax.lax.scan(add, zeros, batch)[0]

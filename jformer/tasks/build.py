@@ -1,0 +1,78 @@
+"""From a config to its task, its model and the mesh that the model is computed on."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from jax.sharding import Mesh
+
+from jformer.config.options import Config
+from jformer.data.config import DataConfig
+from jformer.data.tokenizers import ImageTokenizer, Tokenizer
+from jformer.errors import UserError
+from jformer.models import ModelConfig, build_model
+from jformer.parallel.mesh import TENSOR, make_mesh
+from jformer.tasks.classify import classify
+from jformer.tasks.denoise import denoise
+from jformer.tasks.lm import lm
+from jformer.tasks.mlm import mlm
+from jformer.tasks.task import Task, sized
+from jformer.tasks.translate import translate
+
+
+class MakeTask(Protocol):
+    """What each task's module defines."""
+
+    def __call__(
+        self, data: DataConfig, *, label_smoothing: float, scores: Sequence[str], tokenize: str, lowercase: bool
+    ) -> Task:
+        """Return the task; raise UserError for options that it cannot work with."""
+
+
+TASKS: Mapping[str, MakeTask] = {
+    "translate": translate,
+    "lm": lm,
+    "mlm": mlm,
+    "denoise": denoise,
+    "classify": classify,
+}
+
+
+def build_task(config: Config) -> Task:
+    """Return the task that the config names."""
+    return TASKS[config.task](
+        config.data,
+        label_smoothing=config.optim.label_smoothing,
+        scores=config.evaluate.scores,
+        tokenize=config.evaluate.tokenize,
+        lowercase=config.evaluate.lowercase,
+    )
+
+
+def build_sized(config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokenizer]) -> Any:
+    """Return the model with the sizes that the tokenizers and the task give it.
+
+    Raises UserError where the images of the run are not those of the model.
+    """
+    source, target = tokenizers
+    vision = config.model.vision
+    if isinstance(source, ImageTokenizer) and source.shape != (vision.image_size, vision.image_size, vision.channels):
+        raise UserError(
+            f"model.vision.image_size={vision.image_size} and channels={vision.channels} but the images are "
+            f"{' x '.join(map(str, source.shape))} (height, width, channels): set them so"
+        )
+    own_noise = bool(target.symbols.noise)
+    return build_model(sized(config.model, task, source.vocab_size, target.vocab_size, own_noise))
+
+
+def open_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
+    """Lay out the devices as the config says; raise UserError where the model cannot be shared so."""
+    mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
+    check_heads(config.model, mesh)
+    return mesh
+
+
+def check_heads(model: ModelConfig, mesh: Mesh) -> None:
+    """Raise UserError where the heads of a model cannot be dealt evenly over `tensor`."""
+    for key, heads in (("num_heads", model.num_heads), ("num_kv_heads", model.kv_heads)):
+        if heads % mesh.shape[TENSOR]:
+            raise UserError(f"mesh.tensor={mesh.shape[TENSOR]} must divide model.{key}={heads}: devices share heads")

@@ -1,0 +1,132 @@
+"""Losses as sums and counts, never means: a mean is taken once, after all devices and microbatches are summed.
+
+Letters in shapes: b rows of a batch, t positions, d d_model, v entries of the vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from jformer.parallel.activations import parts
+from jformer.parallel.backend import target
+from jformer.parallel.mesh import FSDP, TENSOR
+from jformer.tasks.sums import Sum, Sums
+
+Project = Callable[[Array], Array]
+"""The projection of hidden states [b t d] to logits [b t v]."""
+
+CHUNK = {"cpu": 2**21}  # logits that a device computes at a time, by platform: few enough for the cache of a core,
+LARGE_CHUNK = 2**26  # or enough to keep an accelerator busy
+
+
+def cross_entropy(
+    logits: Float[Array, "b t v"], targets: Int[Array, "b t"], weights: Float[Array, "b t"], smoothing: float = 0.0
+) -> Sums:
+    """Return `loss` (label-smoothed cross-entropy), `nll` (without smoothing) and `correct`, summed over tokens.
+
+    The smoothed target distribution gives 1 - ε to the target and spreads ε evenly over all v entries (Szegedy et
+    al. 2016, section 7), so the loss has a closed form: logsumexp(z) - (1 - ε)·z_target - ε·mean(z). No distribution
+    over the vocabulary is built. Weights are 0 for padding, else 1; a sum over no tokens is 0.
+    """
+    return _sums_and_slope(logits, targets, weights, smoothing)[0]
+
+
+def chunked_cross_entropy(
+    hidden: Float[Array, "b t d"],
+    project: Project,
+    targets: Int[Array, "b t"],
+    weights: Float[Array, "b t"],
+    smoothing: float = 0.0,
+) -> Sums:
+    """Return the sums of `cross_entropy(project(hidden), …)` without ever holding all logits [b t v].
+
+    They are computed, scored and differentiated a few positions of all rows at a time, at least one. Their gradient is
+    carried back at once, to the hidden states and the parameters that `project` closes over, so that nothing the size
+    of a vocabulary waits for the backward pass and nothing is computed twice. Only the sum of `loss` has a gradient.
+    """
+    b, t, _ = hidden.shape
+    vocabulary = jax.eval_shape(project, hidden[:, :1]).shape[-1]
+    chunk = CHUNK.get(target(), LARGE_CHUNK) * parts(FSDP, TENSOR)
+    length = min(max(chunk // (b * vocabulary), 1), t)
+    projects, params = _hoisted(project, hidden, (length, t % length))
+
+    @jax.custom_vjp
+    def total(hidden: Array, params: list[Array], *labels: Array) -> Sums:
+        def score(h: Array, y: Array, w: Array) -> tuple[Sums, None]:
+            return cross_entropy(projects[h.shape[1]](h, *params), y, w, smoothing), None
+
+        return _over_positions(score, length, hidden, *labels)[0]
+
+    def forward(hidden: Array, params: list[Array], *labels: Array) -> tuple[Sums, Any]:
+        def differentiate(h: Array, y: Array, w: Array) -> tuple[Any, Array]:
+            logits, pull_back = jax.vjp(projects[h.shape[1]], h, *params)
+            sums, slope = _sums_and_slope(logits, y, w, smoothing)
+            dh, *dparams = pull_back(slope.astype(logits.dtype))
+            return (sums, dparams), dh
+
+        (sums, dparams), dh = _over_positions(differentiate, length, hidden, *labels)
+        return sums, (dh, dparams)
+
+    def backward(saved: Any, slopes: Sums) -> Any:
+        return *jax.tree.map(lambda x: (x * slopes["loss"].total).astype(x.dtype), saved), None, None
+
+    total.defvjp(forward, backward)
+    return total(hidden, params, targets, weights)
+
+
+def _sums_and_slope(logits: Array, targets: Array, weights: Array, smoothing: float) -> tuple[Sums, Array]:
+    """Return the sums, and the gradient of that of `loss`, float32 [b t v]."""
+    z, v = logits.astype(jnp.float32), logits.shape[-1]
+    highest = lax.stop_gradient(z.max(axis=-1))
+    scaled = jnp.exp(z - highest[..., None])
+    partition = scaled.sum(axis=-1)
+    # XLA fuses a comparison, and devices that share the vocabulary can make it. Neither holds for a gather, whose
+    # gradient is a scatter, which CPUs and TPUs run slowly.
+    is_target = jnp.arange(v) == targets[..., None]
+    target = jnp.where(is_target, z, 0).sum(axis=-1)
+    nll = highest + jnp.log(partition) - target
+    loss = nll + smoothing * (target - z.mean(axis=-1)) if smoothing else nll
+    # argmax, the first of equals: a tie is not counted as right. XLA fuses a minimum, but not argmax.
+    predicted = jnp.where(z >= highest[..., None], jnp.arange(v), v).min(axis=-1)
+    values = {"loss": loss, "nll": nll, "correct": predicted == targets}
+    tokens = weights.sum()
+    given = jnp.where(is_target, 1 - smoothing + smoothing / v, smoothing / v)
+    slope = scaled * (weights / partition)[..., None] - given * weights[..., None]
+    return {name: Sum(jnp.sum(value * weights), tokens) for name, value in values.items()}, slope
+
+
+def _hoisted(
+    project: Project, hidden: Array, lengths: Sequence[int]
+) -> tuple[dict[int, Callable[..., Any]], list[Array]]:
+    """Return the projection of each length of hidden states with what it closes over as further arguments, and these.
+
+    A gradient written by hand can only be given to arguments.
+    """
+    converted = {length: jax.closure_convert(project, hidden[:, :length]) for length in lengths if length}
+    return {length: function for length, (function, _) in converted.items()}, converted[lengths[0]][1]
+
+
+def _over_positions(visit: Callable[..., Any], length: int, *arrays: Array) -> tuple[Any, Any]:
+    """Visit arrays [b t ·] `length` positions at a time, then those left over.
+
+    A visit returns what is summed over all of them, and what is joined along the positions, [b length ·] or None.
+    """
+    b, t = arrays[0].shape[:2]
+    whole = t - t % length
+    chunks = [x[:, :whole].reshape(b, -1, length, *x.shape[2:]).swapaxes(0, 1) for x in arrays]
+
+    def step(total: Any, chunk: Any) -> tuple[Any, Any]:
+        summed, joined = visit(*chunk)
+        return jax.tree.map(jnp.add, total, summed), joined
+
+    summed, _ = jax.eval_shape(visit, *(x[0] for x in chunks))
+    total, joined = lax.scan(step, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), summed), chunks)
+    joined = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(b, whole, *x.shape[3:]), joined)
+    if whole < t:
+        total, rest = step(total, [x[:, whole:] for x in arrays])
+        joined = jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), joined, rest)
+    return total, joined

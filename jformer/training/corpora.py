@@ -1,0 +1,88 @@
+"""The texts of a run, opened and tokenized: those that are trained on, and the one for validation."""
+
+import dataclasses
+import itertools
+from collections import Counter
+
+from etils.epath import Path
+
+from jformer.config.options import Config
+from jformer.data.config import DataConfig
+from jformer.data.corpus import SIDES, Corpus, open_corpus
+from jformer.data.pipeline import Batches, make_batches
+from jformer.data.progress import told
+from jformer.data.sources import open_split
+from jformer.data.sources.split import Pair, Split
+from jformer.data.tokenizers import Tokenizer
+from jformer.data.vocabularies import copy_tokenizers, learn_tokenizers, load_tokenizers
+from jformer.errors import UserError
+from jformer.evaluation.validation import evaluation_batches
+from jformer.storage import run_path
+from jformer.tasks.task import Task
+
+PROMPT = 40  # characters of a validation text that a language model is shown going on from
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """The text of a run, ready to train on."""
+
+    tokenizers: tuple[Tokenizer, Tokenizer]
+    corpora: list[Corpus]  # that are trained on
+    batches: Batches
+    valid: Batches | None
+    texts: dict[str, Corpus]  # by what it is for: those trained on, and the one for validation
+    answered: list[Pair]  # validation examples that are answered at every validation
+
+
+def fingerprints(data: Data) -> dict[str, str]:
+    """Return what identifies the text and the tokenizers that all processes must have."""
+    sides = {f"the {side} tokenizer": each.fingerprint for side, each in zip(SIDES, data.tokenizers, strict=True)}
+    return sides | {name: corpus.fingerprint for name, corpus in data.texts.items()}
+
+
+def open_data(config: Config, task: Task, workdir: Path, learned: bool) -> Data:
+    """Open every split, so that a missing file is known now; then the tokenizers and the token arrays.
+
+    The tokenizers are in the workdir if they are `learned`, else they are learned now.
+    """
+    data = config.data
+    parts = (data, *data.mixture)
+    with told("reading the text"):
+        training = [open_split(part, part.train) for part in parts]
+        refuse_empty_sets(data)
+        valid = open_split(data, data.valid) if config.train.eval_every else None
+    directory, text = workdir / "tokenizer", (data, training, task.vocabularies)
+    if learned:
+        tokenizers = load_tokenizers(directory)
+    elif config.train.init_from:
+        tokenizers = copy_tokenizers(run_path(config.train.init_from) / "tokenizer", directory, *text)
+    else:
+        tokenizers = learn_tokenizers(directory, *text)
+    encoder, features = task.encoder(*tokenizers), task.features(*tokenizers)
+    corpora = [open_corpus(split, encoder, data.cache_dir) for split in training]
+    with told("planning the batches"):
+        batches = make_batches(corpora, [part.weight for part in parts], data, config.seed, features)
+    numbers = [f" {i + 1}" if len(parts) > 1 else "" for i in range(len(parts))]  # of a mixture, names may be the same
+    names = [f"training text{number} {split.name}" for number, split in zip(numbers, training, strict=True)]
+    texts = dict(zip(names, corpora, strict=True))
+    if valid is None:
+        return Data(tokenizers, corpora, batches, None, texts, [])
+    valid_batches, texts[f"validation text {valid.name}"] = evaluation_batches(config, task, tokenizers, valid)
+    return Data(tokenizers, corpora, batches, valid_batches, texts, answered_examples(config, task, valid))
+
+
+def refuse_empty_sets(data: DataConfig) -> None:
+    """Raise UserError for a test set without any example, which would be found out when the run is scored."""
+    for key, name in data.test_splits().items():
+        if next(open_split(data, name).read(Counter()), None) is None:
+            raise UserError(f"data.test: the set {key!r} ({name}) holds no example; give it some or leave it out")
+
+
+def answered_examples(config: Config, task: Task, valid: Split) -> list[Pair]:
+    """Return the first examples of the validation text: as many as are shown, or scored if those are more."""
+    count = max(config.train.samples, config.evaluate.during_examples if config.evaluate.during else 0)
+    examples = list(itertools.islice(valid.read(Counter()), count)) if task.answer else []
+    if task.answer == "continuation":
+        return [Pair(pair.target[:PROMPT], "") for pair in examples]
+    return examples

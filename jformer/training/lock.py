@@ -1,0 +1,35 @@
+"""One trainer of a run at a time."""
+
+import contextlib
+import fcntl
+from collections.abc import Iterator
+
+from etils.epath import Path
+
+from jformer.errors import UserError
+from jformer.storage import lock_of
+
+
+@contextlib.contextmanager
+def sole_trainer(workdir: Path) -> Iterator[None]:
+    """Hold the run against a second trainer; the operating system lets go when this process ends, however it ends.
+
+    Held before anything of the run is opened: opening removes what a killed run left half-written, which may be what
+    a living one is writing. A directory that was made for the lock alone goes with it.
+    """
+    made = not workdir.exists()
+    lock = lock_of(workdir)
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"{workdir}: another process is training here; wait for it or use another --workdir"
+            ) from error
+        try:
+            yield
+        finally:
+            if made and list(lock.parent.iterdir()) == [lock]:
+                lock.unlink()
+                lock.parent.rmdir()

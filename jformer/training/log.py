@@ -1,0 +1,248 @@
+"""What a training run tells: rows of numbers for its files, a bar and plain lines for the person at the terminal.
+
+What is written where is in `writers`; that the run is alive is shown by `heartbeat`. Of several processes the first
+one tells it for all.
+"""
+
+import contextlib
+import dataclasses
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeVar
+
+import jax
+from etils.epath import Path
+from tqdm import tqdm
+
+from jformer.config.options import Config
+from jformer.data.sources.split import Pair
+from jformer.errors import UserError
+from jformer.models.flops import Work, total
+from jformer.parallel import processes
+from jformer.tasks.sums import Sum, Sums, add_up, summarize
+from jformer.training.heartbeat import UPDATING, Heartbeat
+from jformer.training.malloc import give_back_freed_memory
+from jformer.training.optim import Schedule
+from jformer.training.state import Progress
+from jformer.training.step import Metrics
+from jformer.training.writers import AppendedFile, JsonlWriter, TensorBoardWriter
+
+T = TypeVar("T")
+AHEAD = 2  # updates dispatched before the devices are done: they never idle, and a request to stop is soon met
+
+
+class Cost(NamedTuple):
+    """What turns work into shares of what the devices can do."""
+
+    flops: Callable[[Work], int]  # of an update
+    peak: float  # FLOPs a second of all devices
+
+
+class TrainingLog:
+    """Collects what every update tells, fetches it when a row is due, and shows where the run is."""
+
+    def __init__(self, workdir: Path, config: Config, progress: Progress, schedule: Schedule, cost: Cost) -> None:
+        """Open the files, dropping rows of later updates that a killed run wrote and its restart repeats."""
+        start = progress.step
+        self._writers: list[JsonlWriter | TensorBoardWriter] = []
+        self._text: AppendedFile | None = None  # what is said, over all restarts
+        self.rows = 0  # in metrics.jsonl, at the end of which they are added
+        if processes.is_main_process():
+            path = workdir / "metrics.jsonl"
+            self.rows = JsonlWriter.truncate_after(path, start)
+            self._writers = [JsonlWriter(path), TensorBoardWriter(workdir / "tensorboard", start + 1)]
+            self._text = AppendedFile(workdir / "training.log")
+        self._config, self._schedule, self._cost = config, schedule, cost
+        limit = 60 * config.train.max_minutes
+        self._ends = time.monotonic() + limit - progress.seconds if limit else math.inf
+        self._pending: list[Metrics] = []  # on the devices
+        self._work: list[tuple[Work, Work]] = []  # of their texts and of their rows
+        self._waited = 0.0
+        self._compiled: set[Any] = set()  # shapes of batches
+        self.skipped_in_row = 0  # updates, at the newest row
+        hidden = not (processes.is_main_process() and sys.stderr.isatty())
+        self._bar = tqdm(total=config.train.num_steps, initial=start, unit="update", disable=hidden, leave=False)
+        self._valid_loss = ""  # of the newest validation, as the bar shows it
+        path, total = workdir / "heartbeat.json", config.train.num_steps
+        self.heartbeat = Heartbeat(path, start, total, self._show_phase, terminal=not hidden)
+        self.restart_clock()
+
+    def __enter__(self) -> Self:
+        self.heartbeat.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.heartbeat.stop()
+        self._bar.close()
+        for writer in self._writers:
+            writer.close()
+        if self._text:
+            self._text.close()
+
+    def keep(self) -> None:
+        """Make sure that all rows outlive this process, and what was said."""
+        for writer in self._writers:
+            writer.keep()
+        if self._text:
+            self._text.keep()
+
+    def restart_clock(self) -> None:
+        """Begin a new window for speeds and for the bar's time left: what lies between two windows is not training."""
+        self._since = time.monotonic()
+        self._bar.unpause()
+
+    def waiting(self, items: Iterator[T]) -> Iterator[T]:
+        """Yield the items, and count the time they keep the training waiting."""
+        while True:
+            began = time.monotonic()
+            item = next(items)
+            self._waited += time.monotonic() - began
+            yield item
+
+    @contextlib.contextmanager
+    def timing(self, step: int, shapes: Any) -> Iterator[None]:
+        """Dispatch update `step` inside; the first one of its shapes is compiled first.
+
+        Compiling does not count as training, and leaves memory that is given back.
+        """
+        if shapes in self._compiled:
+            yield
+            return
+        self._compiled.add(shapes)
+        jax.block_until_ready(self._pending)
+        began = time.monotonic()
+        self.heartbeat.enter(f"compiling update {step}, shape {len(self._compiled)}")
+        yield
+        give_back_freed_memory()
+        self.heartbeat.enter(UPDATING)
+        self._since += time.monotonic() - began
+        self._bar.unpause()
+
+    def collect(self, step: int, metrics: Metrics, work: tuple[Work, Work]) -> None:
+        """Take an update's numbers, still on the devices, and the work of its texts and of its rows.
+
+        Raises UserError, after the row of what was collected, if too many updates in a row were skipped; that row alone
+        may come when none is due.
+        """
+        self._pending.append(metrics)
+        self._work.append(work)
+        if len(self._pending) > AHEAD:
+            in_row = int(self._pending[-1 - AHEAD].skipped_in_row)  # waits for that update
+            self.heartbeat.step = step - AHEAD
+            if in_row >= self._config.train.max_skipped:
+                self.flush(step)  # raises
+        self._bar.update()
+
+    def flush(self, step: int) -> None:
+        """Wait for the devices and write one row for all updates since the last; those that were skipped count not.
+
+        Raises UserError if too many updates in a row were skipped, also where a finite one came after them.
+        """
+        fetched: list[Metrics] = jax.device_get(self._pending)
+        seconds = time.monotonic() - self._since
+        processes.record_step_time(seconds / len(fetched))
+        applied = [update for update in fetched if update.skipped_in_row == 0]
+        nothing: Sums = dict.fromkeys(fetched[0].sums, Sum(0.0, 0.0))
+        last = fetched[-1]
+        row: dict[str, Any] = {
+            "step": step,
+            "split": "train",
+            **summarize(add_up([nothing, *(update.sums for update in applied)])),
+            "grad_norm": max((float(update.grad_norm) for update in applied), default=math.nan),
+            "learning_rate": float(self._schedule(step - 1 - int(last.skipped))),
+            **self._speed(seconds),
+            "data_wait": self._waited / seconds,
+            "seconds_per_update": seconds / len(fetched),
+            "skipped": int(last.skipped),
+        }
+        self._pending, self._work, self._waited = [], [], 0.0
+        self.write(row)
+        self._since = time.monotonic()
+        self.heartbeat.step, self.heartbeat.loss = step, row["loss"]
+        self.skipped_in_row = int(last.skipped_in_row)
+        most, at = max((int(update.skipped_in_row), at) for at, update in enumerate(fetched, step + 1 - len(fetched)))
+        if most >= self._config.train.max_skipped:
+            raise UserError(
+                f"update {at}: number {most} in a row that was not finite and changed nothing "
+                f"(train.max_skipped={self._config.train.max_skipped}); lower optim.learning_rate or raise the warmup"
+            )
+
+    def _speed(self, seconds: float) -> dict[str, float]:
+        """Return what all did in so many seconds, in tokens and in FLOPs, and how much of it was not padding."""
+        own = [total(works) for works in zip(*self._work, strict=True)]
+        texts, rows = (Work(*sums) for sums in processes.agree(own, _add_up))
+        flops, peak = self._cost.flops(texts), self._cost.peak
+        return {
+            "tokens_per_second": texts.tokens / seconds,
+            "source_tokens_per_second": texts.source / seconds,
+            "target_tokens_per_second": texts.target / seconds,
+            "padding_efficiency": texts.tokens / rows.tokens,
+            "model_flops_per_second": flops / seconds,
+            "mfu": flops / seconds / peak,
+            "peak_flops_per_second": peak,
+            "flops_efficiency": flops / self._cost.flops(rows),
+        }
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Send one flat row to every file and a line or the bar to the person."""
+        for writer in self._writers:
+            writer.write(row)
+        self.rows += 1
+        if row["split"] == "train":
+            speed = f"{row['tokens_per_second']:,.0f} tokens/s"
+            self._bar.set_postfix_str(f"loss {row['loss']:.3f}, {speed}{self._valid_loss}")
+            if self._bar.disable:
+                total = self._config.train.num_steps
+                left = min((total - row["step"]) * row["seconds_per_update"], self._ends - time.monotonic())
+                self.say(f"update {row['step']}/{total}: loss {row['loss']:.3f}, {speed}, {_clock(max(0, left))} left")
+        else:
+            if row["split"] == "valid":
+                self._valid_loss = f", valid loss {row['loss']:.3f}"
+            names = dict.fromkeys(("loss", "perplexity", "accuracy", *self._config.evaluate.during))
+            numbers = ", ".join(f"{name} {row[name]:.3f}" for name in names if name in row)
+            self.say(f"update {row['step']}: {row['split']} {numbers}")
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar, and keep it in training.log."""
+        if processes.is_main_process():
+            self.heartbeat.spoke()
+            self._bar.write(text, file=sys.stderr)
+            sys.stderr.flush()
+            if self._text:
+                self._text.append(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
+
+    def _show_phase(self, text: str) -> None:
+        """Show what goes on, "" for nothing of note.
+
+        The heartbeat calls it: from its own thread, and from the main one where a phase begins.
+        """
+        if not self._bar.disable:
+            self._bar.set_description_str(text)
+        elif text:
+            self.say(text)
+
+    def show_config(self) -> None:
+        """Print the resolved config, a line for each section."""
+        for name, section in dataclasses.asdict(self._config).items():
+            values = section if isinstance(section, dict) else {name: section}
+            self.say(f"{name}: " + ", ".join(f"{key}={value!r}" for key, value in values.items()))
+
+    def show_samples(self, pairs: Sequence[Pair], outputs: Sequence[str]) -> None:
+        """Print what the model makes of some validation texts; without a target there is nothing to compare with."""
+        for pair, output in zip(pairs, outputs, strict=True):
+            mark = "exact" if output == pair.target else f"should be: {pair.target}"
+            source, answer = (" ".join(text.split("\n")) for text in (pair.source, output))
+            self.say(f"    {source}\n      → {answer}" + (f"   ({mark})" if pair.target else ""))
+
+
+def _add_up(processes: Sequence[Sequence[Work]]) -> list[Work]:
+    return [total(works) for works in zip(*processes, strict=True)]
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

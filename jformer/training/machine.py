@@ -1,0 +1,86 @@
+"""The memory of a device, which for a CPU is the machine's: all of it, what is free, and what this process holds.
+
+A container's limits count, those of Linux's control groups, versions 1 and 2. Where nobody says, there is no answer.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from jformer.errors import UserError
+
+ROOT = Path("/")  # of /proc and /sys
+
+
+class Available(NamedTuple):
+    """Bytes of one device, or of the machine."""
+
+    total: int
+    free: int
+    held: int  # by this process
+
+
+def available(device: jax.Device) -> Available | None:
+    """Return the memory of a device, or of the machine for a CPU; None where nobody says."""
+    stats = device.memory_stats() or {}
+    if "bytes_limit" in stats:
+        held = stats.get("bytes_in_use", 0)
+        return Available(stats["bytes_limit"], stats["bytes_limit"] - held, held)
+    sizes = _sizes(ROOT / "proc" / "meminfo")
+    if device.platform != "cpu" or not {"MemTotal", "MemAvailable"} <= sizes.keys():
+        return None
+    held = _sizes(ROOT / "proc" / "self" / "status").get("VmRSS", 0)
+    total, free = sizes["MemTotal"], sizes["MemAvailable"]
+    for limit, used in _limits():
+        total, free = min(total, limit), min(free, max(0, limit - used))
+    return Available(total, free, held)
+
+
+def refuse_state(size: int, mesh: Mesh) -> None:
+    """Raise UserError for a state, of so many bytes on each device, that is more than there is, before it is made."""
+    device, there = mesh.local_devices[0], available(mesh.local_devices[0])
+    whole = size * (len(mesh.local_devices) if device.platform == "cpu" else 1)  # they share the memory of one machine
+    if there and whole > there.total:
+        raise UserError(
+            f"model: parameters and optimizer alone take {whole / 2**20:,.1f} MiB of the {there.total / 2**20:,.1f} "
+            "there are: take a smaller one, or more devices and mesh.fsdp"
+        )
+
+
+def _sizes(path: Path) -> dict[str, int]:
+    """Return name → bytes of the lines `Name:  123 kB` of a file, if there is one."""
+    text = path.read_text() if path.exists() else ""
+    return {name: int(size) * 1024 for name, size in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
+
+
+def _limits() -> Iterator[tuple[int, int]]:
+    """Yield the limits of the control groups that this process is in, and what is used of each beside caches."""
+    groups = ROOT / "proc" / "self" / "cgroup"
+    for line in groups.read_text().splitlines() if groups.exists() else ():
+        _, controllers, name = line.split(":", 2)
+        if controllers in ("", "memory"):
+            new = not controllers
+            mount = ROOT / "sys" / "fs" / "cgroup" / controllers
+            folders = [mount / name.strip("/"), *(mount / name.strip("/")).parents]
+            for folder in folders[: folders.index(mount) + 1]:
+                names = ("memory.max", "memory.current") if new else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+                limit, used = (_number(folder / each) for each in names)
+                if limit is not None:
+                    yield limit, max(0, (used or 0) - _file_caches(folder / "memory.stat", new))
+
+
+def _number(path: Path) -> int | None:
+    """Return what a file of one number holds; None for no file, and for "max"."""
+    text = path.read_text().strip() if path.is_file() else ""
+    return int(text) if text.isdecimal() else None
+
+
+def _file_caches(path: Path, new: bool) -> int:
+    """Return the bytes of files that are only kept to be read again: the kernel frees them when others need them."""
+    text = path.read_text() if path.is_file() else ""
+    found = re.search(rf"^{'' if new else 'total_'}inactive_file (\d+)$", text, re.MULTILINE)
+    return int(found[1]) if found else 0

@@ -1,0 +1,42 @@
+"""How this process holds the memory it computes in, where it computes on the CPU with glibc."""
+
+import ctypes
+import glob
+import os
+import sys
+
+# Of glibc's <malloc.h>.
+TRIM_THRESHOLD, MMAP_MAX, ARENA_MAX = -1, -4, -8
+ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/accel*", "/dev/vfio/[0-9]*")  # NVIDIA, AMD, TPU, newer TPU
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep what is freed, for the next update; to be called before threads begin.
+
+    XLA:CPU asks for all temporaries of an update at once and frees them after it. By default such large blocks go back
+    to the operating system and come again as untouched pages, hundreds of thousands an update, which took a quarter
+    of its time. The price: the process stays as large as it was at its largest, until `give_back_freed_memory`. Where
+    an accelerator computes, or without glibc, this does nothing.
+    """
+    set_option = _glibc("mallopt")
+    if set_option and computes_on_cpu():
+        set_option(MMAP_MAX, 0)  # large blocks come from the heap,
+        set_option(TRIM_THRESHOLD, -1)  # whose end is never given back,
+        set_option(ARENA_MAX, 1)  # and all threads share it: other heaps end at 64 MB
+
+
+def give_back_freed_memory() -> None:
+    """Give all free memory back to the operating system: compiling leaves more of it than updates take up again."""
+    trim = _glibc("malloc_trim")
+    if trim:
+        trim(0)
+
+
+def computes_on_cpu() -> bool:
+    """Tell whether JAX will compute on the CPU, without starting it: as JAX_PLATFORMS says, or as no device is seen."""
+    named = os.environ.get("JAX_PLATFORMS", "")
+    return named.split(",")[0] == "cpu" if named else not any(map(glob.glob, ACCELERATORS))
+
+
+def _glibc(name: str) -> "ctypes._NamedFuncPointer | None":
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None

@@ -1,0 +1,141 @@
+"""How much memory of a device an update takes, by class, before anything is compiled.
+
+All of it follows from shapes. Activations are what is alive at once in the traced program of forward and backward,
+each value from where it is made to where it is last read: with dropout, remat and the chunks of the loss, for the real
+update is what is traced. The compiler fuses some of it away, and keeps copies of weights and words of random bits that
+the program does not show; docs/performance.md has the ratio to what it says of its own programs.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from jax.extend.core import Literal
+
+from jformer.parallel.mesh import FSDP
+from jformer.parallel.sharding import device_bytes
+from jformer.training.state import TrainState
+
+LOOPS = ("scan", "while")
+STORED = {  # primitives whose results no later one is fused with
+    *LOOPS, "argmax", "concatenate", "cond", "conv_general_dilated", "cumsum", "dot_general", "gather",
+    "optimization_barrier", "random_bits", "reduce_max", "reduce_sum", "scatter-add", "sort",
+}  # fmt: skip
+
+
+class Memory(NamedTuple):
+    """Bytes on each device."""
+
+    parameters: int
+    optimizer: int
+    average: int  # the moving average of parameters
+    gradients: int
+    activations: int
+    batch: int
+
+    def __str__(self) -> str:
+        parts = (f"{name} {size / 2**20:,.1f}" for name, size in self._asdict().items() if size)
+        return f"{sum(self) / 2**20:,.1f} MiB a device: " + ", ".join(parts)
+
+
+def update_memory(train_step: Any, state: TrainState, batch: Any) -> Memory:
+    """Return what the compiled update of `make_train_step` will take; state and batch may be shapes only, but placed.
+
+    Tracing is shared with the first update of these shapes and shardings, so that a run pays for it only once. What
+    the axis `tensor` of the mesh saves of activations is not taken off.
+    """
+    (passes,) = _equations(train_step.trace(state, batch).jaxpr.jaxpr, "shard_map")
+    parameters, optimizer, average, rows = map(device_bytes, (state.params, state.opt_state, state.ema, batch))
+    fsdp = batch["row"].sharding.mesh.shape[FSDP]  # whose devices share the rows that the traced program works on
+    activations = max(map(peak_bytes, _programs(passes))) // fsdp
+    return Memory(parameters, optimizer, average, parameters, activations, rows)
+
+
+def evaluation_memory(eval_step: Any, params: Any, batch: Any) -> int:
+    """Return the bytes on each device that a batch of `make_eval_step` takes beside the parameters."""
+    (passes,) = _equations(eval_step.trace(params, batch).jaxpr.jaxpr, "shard_map")
+    fsdp = batch["row"].sharding.mesh.shape[FSDP]
+    return max(map(peak_bytes, _programs(passes))) // fsdp + device_bytes(batch)
+
+
+def peak_bytes(program: Any) -> int:
+    """Return the most bytes that values made by a jaxpr take at once; its inputs are not counted.
+
+    What is made element by element and read once is fused into its reader: it takes no memory, but what it is made from
+    stays until then. What a called program makes is alive beside the caller's values; the results of a loop grow while
+    its body runs.
+    """
+    origins = _fused(program)
+    reads = [_origins(equation.invars, origins) for equation in program.eqns]
+    last = {var: at for at, read in enumerate([*reads, _origins(program.outvars, origins)]) for var in read}
+    alive: dict[Any, int] = {}
+    total = peak = 0
+    for at, (equation, read) in enumerate(zip(program.eqns, reads, strict=True)):
+        made = {var: _size(var.aval, _unrolled(equation)) for var in equation.outvars if var not in origins}
+        results, inside = sum(made.values()), max(map(peak_bytes, _programs(equation)), default=0)
+        peak = max(peak, total + max(results, inside + int(_kept(equation) * results)))
+        alive.update(made)
+        total += results
+        for var in (read | made.keys()) & alive.keys():
+            if last.get(var, at) == at:
+                total -= alive.pop(var)
+    return peak
+
+
+def _kept(equation: Any) -> float:
+    """Return the share of its results that an equation keeps beside what it calls: those of earlier iterations."""
+    if equation.primitive.name not in LOOPS:
+        return 0.0
+    return 1 - 1 / equation.params["length"] if _unrolled(equation) else 1.0
+
+
+def _unrolled(equation: Any) -> bool:
+    return equation.primitive.name == "scan" and equation.params["unroll"] >= equation.params["length"]
+
+
+def _fused(program: Any) -> dict[Any, set[Any]]:
+    """Return, for every value that is fused into its one reader, the stored values that are read instead."""
+    readers = Counter(var for equation in program.eqns for var in _variables(equation.invars))
+    readers.update(2 * [*_variables(program.outvars)])  # results are stored
+    origins: dict[Any, set[Any]] = {}
+    for equation in program.eqns:
+        if _elementwise(equation) and all(readers[var] == 1 for var in equation.outvars):
+            origins |= dict.fromkeys(equation.outvars, _origins(equation.invars, origins))
+    return origins
+
+
+def _origins(values: Any, origins: dict[Any, set[Any]]) -> set[Any]:
+    return {origin for var in _variables(values) for origin in origins.get(var, {var})}
+
+
+def _elementwise(equation: Any) -> bool:
+    called = [inner for program in _programs(equation) for inner in program.eqns]
+    return equation.primitive.name not in STORED and all(map(_elementwise, called))
+
+
+def _variables(values: Any) -> Iterator[Any]:
+    return (value for value in values if not isinstance(value, Literal))
+
+
+def _programs(equation: Any) -> Iterator[Any]:
+    """Yield the programs that an equation calls."""
+    for value in equation.params.values():
+        for each in value if isinstance(value, tuple | list) else (value,):
+            program = getattr(each, "jaxpr", each)
+            if hasattr(program, "eqns"):
+                yield program
+
+
+def _equations(program: Any, name: str) -> Iterator[Any]:
+    """Yield the equations of a primitive, called programs included."""
+    for equation in program.eqns:
+        if equation.primitive.name == name:
+            yield equation
+        else:
+            for inner in _programs(equation):
+                yield from _equations(inner, name)
+
+
+def _size(aval: Any, unrolled: bool = False) -> int:
+    """Return the bytes of an array; from an unrolled loop XLA keeps, for a mask, the words it is compared from."""
+    return aval.size * (4 if unrolled and aval.dtype == bool else aval.dtype.itemsize)

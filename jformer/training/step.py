@@ -1,0 +1,152 @@
+"""The update of a run, compiled: gradients over devices and microbatches, the optimizer, and the guard against NaN.
+
+What is optimized and how is said in `optim`, what a state holds in `state`. The sum over devices that is written by
+hand is in parallel/sharding.
+
+Letters in shapes: a microbatches of an update, b rows, · whatever axes follow.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Key
+
+from jformer.checkpoints.checkpoint import abstract_like
+from jformer.config.options import Config
+from jformer.models import init_params
+from jformer.parallel.activations import constrain_sharding
+from jformer.parallel.mesh import DATA
+from jformer.parallel.sharding import ROWS, parameter_specs, replicated, state_shardings, sum_over_data
+from jformer.tasks.batch import Batch, sum_over_microbatches
+from jformer.tasks.sums import Scalar, Sums
+from jformer.tasks.task import LossFn, Task, make_loss
+from jformer.training.optim import build_optimizer
+from jformer.training.state import TrainState, create_state
+
+
+class Metrics(NamedTuple):
+    """What an update tells, still on the devices."""
+
+    sums: Sums
+    grad_norm: Scalar  # of all parameters that are trained, before clipping
+    skipped: Array  # updates so far that changed nothing, as they were not finite
+    skipped_in_row: Array  # the last ones of them; 0 after an update that changed something
+
+
+GradientFn = Callable[[Any, Batch, Key[Array, ""]], tuple[Sums, Any]]
+"""(parameters, batch [a b …], dropout key) → sums, and the gradient of the mean loss over the whole batch."""
+
+TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+"""(state, batch [a b …]) → state and metrics. It is compiled, and reuses the memory of the state that it is given."""
+
+
+def make_gradient(loss: LossFn, mesh: Mesh) -> GradientFn:
+    """Return the function that differentiates the mean of `loss` over a batch.
+
+    Each part of the `data` axis differentiates the sum over its own rows, a microbatch at a time. Gradients and sums
+    are added over the axis in one psum and divided by the global count: never a mean of means, so devices and
+    microbatches with uneven padding count as they should. Within a part, over `fsdp` and `tensor`, the compiler
+    exchanges what the model's shardings ask for. Every gradient gets the sharding of its parameter, so only shards of
+    gradients cross the `data` axis.
+    """
+
+    def sum_gradients(params: Any, batch: Batch, key: Key[Array, ""]) -> tuple[Any, Sums]:
+        def total_loss(params: Any, rows: Batch) -> tuple[Scalar, Sums]:
+            sums = loss(params, rows, key)
+            return sums["loss"].total, sums
+
+        def differentiate(rows: Batch) -> tuple[Any, Sums]:
+            gradient, sums = jax.grad(total_loss, has_aux=True)(params, rows)
+            sharded = jax.tree.map(lambda g, spec: constrain_sharding(g, *spec), gradient, parameter_specs(params))
+            return sharded, sums
+
+        return sum_over_data(sum_over_microbatches(differentiate, batch), mesh)
+
+    # With check_vma=True the gradients of replicated parameters would arrive summed already, and psum again.
+    over_data = jax.shard_map(
+        sum_gradients, mesh=mesh, in_specs=(P(), ROWS, P()), out_specs=P(), axis_names={DATA}, check_vma=False
+    )
+
+    def gradient(params: Any, batch: Batch, key: Key[Array, ""]) -> tuple[Sums, Any]:
+        total, sums = over_data(params, batch, key)
+        count = jnp.maximum(sums["loss"].count, 1.0)
+        return sums, jax.tree.map(lambda g: g / count, total)
+
+    return gradient
+
+
+def moving_average(average: Any, params: Any, decay: float, updates: jax.Array) -> Any:
+    """Return the average one update later.
+
+    In the beginning the decay is lower, (1 + n) / (10 + n) at most after n updates, so that the average does not hold
+    on to the parameters that it began with.
+    """
+    rate = jnp.maximum(1 - decay, 9.0 / (10.0 + updates))
+    return jax.tree.map(lambda old, new: old + rate * (new - old), average, params)
+
+
+def make_train_step(
+    loss: LossFn,
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    seed: int,
+    ema_decay: float = 0.0,
+    frozen: Any = None,
+) -> TrainStep:
+    """Return the compiled update.
+
+    `frozen` is a tree of booleans: parameters marked there have no gradient, none that counts in the norm either.
+    An update whose loss, gradient or new parameters are not finite changes nothing but the counters.
+    """
+
+    def trained_loss(params: Any, rows: Batch, key: Key[Array, ""] | None) -> Sums:
+        if frozen is not None:
+            params = jax.tree.map(lambda p, fixed: jax.lax.stop_gradient(p) if fixed else p, params, frozen)
+        return loss(params, rows, key)
+
+    gradient = make_gradient(trained_loss, mesh)
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        sums, grads = gradient(state.params, batch, key)
+        norm = optax.tree.norm(grads)
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        ema = None if state.ema is None else moving_average(state.ema, params, ema_decay, state.step - state.skipped)
+        # A finite gradient can still end in NaN: by epsilon or a learning rate that float32 cannot hold.
+        finite = jnp.isfinite(norm) & jnp.isfinite(sums["loss"].total) & all_finite(params)
+        kept = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old),
+            {"params": params, "opt_state": opt_state, "ema": ema},
+            {"params": state.params, "opt_state": state.opt_state, "ema": state.ema},
+        )
+        skipped = state.skipped + ~finite
+        in_row = jnp.where(finite, 0, state.skipped_in_row + 1)
+        metrics = Metrics(sums=sums, grad_norm=norm, skipped=skipped, skipped_in_row=in_row)
+        state = state.replace(step=state.step + 1, **kept, skipped=skipped, skipped_in_row=in_row)
+        shardings = state_shardings(mesh, state), jax.tree.map(lambda _: replicated(mesh), metrics)
+        return jax.lax.with_sharding_constraint((state, metrics), shardings)
+
+    return jax.jit(step, donate_argnums=0)
+
+
+def all_finite(tree: Any) -> jax.Array:
+    """Tell whether no array of a tree holds a NaN or an infinity."""
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
+
+
+def abstract_update(config: Config, task: Task, model: Any, mesh: Mesh) -> tuple[TrainStep, TrainState]:
+    """Return the compiled update of a run and the shapes of its state, with their shardings; nothing is allocated."""
+    optimizer = build_optimizer(config, model)
+    ema_decay = config.train.ema_decay
+    create = functools.partial(create_state, tx=optimizer.transform, ema=bool(ema_decay))
+    state = jax.eval_shape(lambda key: create(init_params(model, key)), jax.random.key(0))
+    state = abstract_like(state, state_shardings(mesh, state))
+    loss = make_loss(model, task)
+    return make_train_step(loss, optimizer.transform, mesh, config.seed, ema_decay, optimizer.frozen), state

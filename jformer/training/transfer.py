@@ -1,0 +1,70 @@
+"""What a new run may begin with instead of random numbers: another run's parameters, pretrained word vectors."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jformer.config.options import Config
+from jformer.data.progress import counted
+from jformer.data.tokenizers import Tokenizer
+from jformer.data.word_vectors import match
+from jformer.errors import UserError
+from jformer.parallel.sharding import parameter_names
+
+HEADS = ("head", "pooler", "classifier")  # belong to a task: one that the parent did not learn begins anew
+
+
+def adopt(parent: Any, fresh: Any, origin: str) -> tuple[Any, list[str]]:
+    """Return the parent's parameters where it has them and fresh ones for a new head, and what was not one to one.
+
+    Tables may have other numbers of rows (a task's symbols lie past the vocabulary): their common rows are taken over.
+    Raise UserError naming the first other parameter that the parent has in another shape, or not at all.
+    """
+    have = dict(zip(jax.tree.leaves(parameter_names(parent)), jax.tree.leaves(parent), strict=True))
+    names, notes = parameter_names(fresh), []
+
+    def take(name: str, new: jax.Array) -> jax.Array:
+        old = have.pop(name, None)
+        if old is not None and old.shape == new.shape:
+            return old
+        if name.partition("/")[0] in HEADS:
+            notes.append(f"{name} begins anew")
+            return new
+        if old is None or not name.endswith("embedding") or old.shape[1:] != new.shape[1:]:
+            found = "nothing" if old is None else old.shape
+            raise UserError(f"train.init_from={origin!r} has {found} for {name}, this model needs {new.shape}")
+        rows = min(len(old), len(new))
+        notes.append(f"{name}: {rows:,} of {len(new):,} rows taken over, of {len(old):,}")
+        return new.at[:rows].set(old[:rows])
+
+    adopted = jax.tree.map(take, names, fresh)
+    whole = len(jax.tree.leaves(names)) - len(notes)
+    notes = [f"{counted(whole, 'parameters')} taken over", *notes, *(f"{name} has no use here" for name in have)]
+    return adopted, [f"init_from {origin}: {note}" for note in notes]
+
+
+def put_vectors(config: Config, tokenizers: Sequence[Tokenizer], params: Any) -> tuple[Any, list[str]]:
+    """Return the parameters with the embeddings of known tokens replaced by word vectors, and the coverage.
+
+    Raise UserError for a file that does not fit, or in which no token has a vector.
+    """
+    notes = []
+    for side, tokenizer in zip(("source", "target"), tokenizers, strict=True):
+        path = getattr(config.train, f"{side}_vectors")
+        if path:
+            matched = match(tokenizer.tokens, Path(path), config.model.d_model)
+            name = table_of(config, side)
+            table = params[name]["embedding"].at[matched.ids].set(jnp.asarray(matched.vectors))
+            params = {**params, name: {**params[name], "embedding": table}}
+            notes.append(f"{name}: {matched}")
+    return params, notes
+
+
+def table_of(config: Config, side: str) -> str:
+    """Return the name of the table that embeds a side's tokens."""
+    if config.model.family != "encdec":
+        return "embedding"
+    return "source_embedding" if config.model.shared_embedding else f"{side}_embedding"

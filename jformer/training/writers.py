@@ -1,0 +1,102 @@
+"""Where the rows of a run go on disk: metrics.jsonl and TensorBoard. A row is one flat dict with `step` and `split`."""
+
+import io
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from etils.epath import Path
+from tensorboardX import SummaryWriter
+
+from jformer.evaluation.records import read_row
+from jformer.storage import in_bucket, replace_content, with_digest
+
+
+class AppendedFile:
+    """Lines at the end of a file.
+
+    On disk each line is there before the next. An object of a bucket cannot be appended to: it is written by `keep`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the file to append to, with its folder."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        if in_bucket(path):
+            self._file: TextIO = io.StringIO(path.read_text() if path.exists() else "")
+            self._file.seek(0, io.SEEK_END)
+        else:
+            self._file = path.open("a", encoding="utf-8")
+
+    def append(self, line: str) -> None:
+        """Append one line."""
+        self._file.write(line + "\n")
+        self._file.flush()
+
+    def keep(self) -> None:
+        """Make sure that all lines outlive this process."""
+        if isinstance(self._file, io.StringIO):
+            self._path.write_text(self._file.getvalue())
+
+    def close(self) -> None:
+        """Keep all lines and close the file."""
+        self.keep()
+        self._file.close()
+
+
+class JsonlWriter:
+    """Appends rows to a file as JSON, one a line, each with its digest; nan and infinity become null."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file to append to, with its folder."""
+        self._lines = AppendedFile(path)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append one row."""
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+        self._lines.append(json.dumps(with_digest(finite), ensure_ascii=False, allow_nan=False))
+
+    def keep(self) -> None:
+        """Make sure that all rows outlive this process."""
+        self._lines.keep()
+
+    def close(self) -> None:
+        """Keep all rows and close the file."""
+        self._lines.close()
+
+    @staticmethod
+    def truncate_after(path: Path, step: int) -> int:
+        """Drop the rows of later steps, and a last line that a killed run left half-written, in one atomic move.
+
+        Returns how many rows are left. Raises UserError for any other line that is no row, or not what was written.
+        """
+        if not path.exists():
+            return 0
+        *whole, last = path.read_bytes().split(b"\n")
+        kept = [line + b"\n" for n, line in enumerate(whole, 1) if read_row(line, f"{path}:{n}")["step"] <= step]
+        if last or len(kept) < len(whole):
+            replace_content(path, b"".join(kept))
+        return len(kept)
+
+
+class TensorBoardWriter:
+    """Writes the numbers of rows as scalars `split/name`, without TensorFlow."""
+
+    def __init__(self, folder: Path, purge_step: int | None = None) -> None:
+        """Open an event file; TensorBoard forgets what earlier files say of `purge_step` and later steps."""
+        self._events = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=10)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Add every number of a row."""
+        for name, value in row.items():
+            if name != "step" and isinstance(value, int | float):
+                self._events.add_scalar(f"{row['split']}/{name}", value, row["step"])
+
+    def keep(self) -> None:
+        """Write what is left."""
+        self._events.flush()
+
+    def close(self) -> None:
+        """Write what is left and close the file."""
+        self._events.close()

@@ -1,0 +1,143 @@
+"""A run of ours becomes a directory of theirs and comes back as a run; what does not fit together is refused."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import numpy as np
+import pytest
+from etils.epath import Path
+
+from jformer.checkpoints.checkpoint import Checkpoints
+from jformer.checkpoints.hf.convert import Texts, export_model, import_model
+from jformer.config import default_config, load_config, resolve, save_config
+from jformer.data.tokenizers.pretrained import FastTokenizer
+from jformer.errors import UserError
+from jformer.hf import main
+from jformer.models import ExecutionConfig, build_model, init_params
+
+tokenizers = pytest.importorskip("tokenizers", reason="the extra hf is not installed")
+pytest.importorskip("safetensors", reason="the extra hf is not installed")
+WORDS = ["<pad>", "</s>", "<unk>", "a", "house", "red"]
+FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+
+
+def tokenizer():
+    """Return a tokenizer of words, as T5's symbols lie."""
+    fast = tokenizers.Tokenizer(tokenizers.models.WordLevel(dict(zip(WORDS, range(6), strict=True)), unk_token="<unk>"))
+    fast.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    fast.add_special_tokens(["<pad>", "</s>", "<unk>"])
+    return FastTokenizer(fast.to_str(), {"pad": 0, "bos": 0, "eos": 1, "unk": 2})
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    """Make a run of a tiny T5 with random weights."""
+    directory = Path(tmp_path_factory.mktemp("run"))
+    values = default_config("t5_small")
+    values.model.update(num_layers=1, d_model=16, d_ff=24, num_heads=2, vocab_size=6)
+    values.update(task="translate")
+    values.data.update(source="files", overlong="drop", max_source_length=12, max_target_length=12)
+    values.decode.update(beam_size=1, length_penalty=0.0, max_extra_length=5, max_length=6)
+    config = resolve(values)
+    model = build_model(dataclasses.replace(config.model, execution=ExecutionConfig(unroll=1), target_vocab_size=6))
+    params = jax.jit(functools.partial(init_params, model))(jax.random.key(0))
+    (directory / "tokenizer").mkdir()
+    tokenizer().save(directory / "tokenizer", "shared")
+    checkpoints = Checkpoints(directory / "checkpoints")
+    checkpoints.save(0, {"params": params}, {"step": 0, "config": dataclasses.asdict(config)}, None)
+    checkpoints.close()
+    save_config(config, directory / "config.json")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def exported(workdir, tmp_path_factory):
+    target = tmp_path_factory.mktemp("theirs") / "model"
+    export_model(str(workdir), target)
+    return target
+
+
+@pytest.fixture
+def model_dir(exported, tmp_path):
+    """Return a copy of the exported model, to be damaged."""
+    for path in exported.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+def edit(path, **fields):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def test_a_run_becomes_a_directory_of_theirs(exported):
+    assert {path.name for path in exported.iterdir()} == FILES
+    fields = json.loads((exported / "config.json").read_text())
+    assert (fields["model_type"], fields["d_model"], fields["tie_word_embeddings"]) == ("t5", 16, True)
+    assert (fields["decoder_start_token_id"], fields["eos_token_id"], fields["pad_token_id"]) == (0, 1, 0)
+
+
+def test_what_was_exported_comes_back_and_answers_as_before(workdir, exported, tmp_path):
+    from jformer.inference.predict import load
+
+    assert main(["import", str(exported), f"--workdir={tmp_path / 'again'}"]) == 0
+    before, after = load(str(workdir)), load(str(tmp_path / "again"))
+    jax.tree.map(np.testing.assert_array_equal, after.params, before.params)
+    texts = ["a red house", "red red", "unheard of"]
+    assert after.predict(texts) == before.predict(texts)
+    assert load_config(Path(tmp_path) / "again" / "config.json").decode.max_length == 6
+
+
+def test_two_exports_are_the_same_bytes(exported, tmp_path):
+    import_model(exported, str(tmp_path / "again"), Texts())
+    export_model(str(tmp_path / "again"), tmp_path / "twice")
+    assert (tmp_path / "twice" / "model.safetensors").read_bytes() == (exported / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(("file", "fields", "says"), [
+    ("config.json", {"model_type": "mamba"}, "model_type='mamba'.*there are: gpt2, bert"),
+    ("config.json", {"architectures": ["T5EncoderModel"]}, "these can be imported: T5ForConditionalGeneration"),
+    ("config.json", {"d_ff": 25}, r"wi\.weight \(24, 16\) gives \(16, 24\), our .* needs \(16, 25\)"),
+    ("config.json", {"vocab_size": 5}, "tokenizer has 6 ids and config.json vocab_size=5"),
+    ("config.json", {"feed_forward_proj": "gated-tanh"}, "feed_forward_proj='gated-tanh'"),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused_and_leaves_nothing_behind(model_dir, tmp_path_factory, file, fields, says):
+    edit(model_dir / file, **fields)
+    target = tmp_path_factory.mktemp("new") / "run"
+    with pytest.raises(UserError, match=says):
+        import_model(model_dir, str(target), Texts())
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(("file", "content", "says"), [
+    ("config.json", "[]", "must be a JSON object"), ("config.json", "{", "is no JSON"),
+    ("tokenizer.json", "{}", "is no tokenizer"), ("config.json", None, "is not there"),
+    ("tokenizer.json", None, "has no tokenizer.json"), ("model.safetensors", None, "has neither"),
+])  # fmt: skip
+def test_damaged_files_are_one_line(model_dir, tmp_path_factory, capsys, file, content, says):
+    if content is None:
+        (model_dir / file).unlink()
+    else:
+        (model_dir / file).write_text(content)
+    assert main(["import", str(model_dir), f"--workdir={tmp_path_factory.mktemp('new') / 'run'}"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("jformer: ")
+    assert told.count("\n") == 1
+    assert says in told
+
+
+def test_directories_that_hold_something_are_left_alone(workdir, exported):
+    with pytest.raises(UserError, match="is not empty"):
+        import_model(exported, str(workdir), Texts())
+    with pytest.raises(UserError, match="is not empty"):
+        export_model(str(workdir), exported)
+
+
+def test_settings_that_we_have_not_are_told(model_dir, tmp_path_factory):
+    edit(model_dir / "generation_config.json", num_beams=3, early_stopping=True, repetition_penalty=1.3, min_length=4)
+    target = tmp_path_factory.mktemp("new") / "run"
+    assert "not carried over: repetition_penalty=1.3" in import_model(model_dir, str(target), Texts())
+    decode = load_config(Path(target) / "config.json").decode
+    assert (decode.beam_size, decode.patience, decode.length_penalty, decode.length_offset) == (3, 1.0, 1.0, 0.0)
+    assert decode.min_length == 3  # theirs counts the first token

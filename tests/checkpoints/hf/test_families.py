@@ -1,0 +1,149 @@
+"""Each family without torch: options and parameters go there and back, all else is refused."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from jformer.checkpoints.hf import convert, tables
+from jformer.checkpoints.hf.families import LOGITS_BIAS, config_fields, model_config
+from jformer.checkpoints.weights import abstract_params
+from jformer.config import default_config, resolve
+from jformer.errors import UserError
+from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
+from jformer.models.config import HeadConfig, RelativeConfig, VisionConfig
+from jformer.parallel.mesh import make_mesh
+
+SIZES = {"vocab_size": 50, "num_layers": 2, "d_model": 32, "d_ff": 48, "num_heads": 4, "max_length": 40}
+
+
+def preset(name, **fields):
+    model = resolve(default_config(name)).model
+    options = {**SIZES, "execution": ExecutionConfig(unroll=1), **fields}
+    return dataclasses.replace(model, **options)
+
+
+CASES = {
+    "gpt2": ("lm", preset("gpt2", norm_epsilon=1e-4)),
+    "bert": ("mlm", preset("bert_base")),
+    "roberta": ("classify", preset("bert_base").with_classes(3)),
+    "distilbert": (
+        "mlm", preset("bert_base", head=HeadConfig(pooler=True, transform=True, pooler_activation="relu")),
+    ),
+    "llama": ("lm", preset("llama_7b", num_kv_heads=2)),
+    "t5": ("translate", preset("t5_small", num_decoder_layers=1, relative=RelativeConfig(8, 20))),
+    "mt5": ("translate", preset("t5_1_1_small", d_k=6, d_v=6)),
+    "bart": ("translate", preset("bart_base", head=HeadConfig(bias=True))),
+    "mbart": ("translate", preset("bart_base", norm="pre", embedding_scale="input")),
+    "marian": ("translate", preset("marian", num_decoder_layers=1, head=HeadConfig(bias=True))),
+    "vit": ("classify", preset("vit_s16", vision=VisionConfig(12, 4)).with_classes(3)),
+}  # fmt: skip
+every_case = pytest.mark.parametrize("name", CASES)
+
+
+@functools.cache
+def state(name):
+    """Return a model's parameters, drawn anew so that none is zero or one, and theirs."""
+    model = CASES[name][1]
+    shapes = jax.eval_shape(functools.partial(init_params, build_model(model)), jax.random.key(0))
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape).astype(np.float32), shapes)
+    return params, dict(tables.to_tensors(convert.FAMILIES[name].table(model), params))
+
+
+def read_back(name, tensors):
+    family, model = convert.FAMILIES[name], CASES[name][1]
+    abstract = abstract_params(build_model(model), make_mesh(1))
+    return tables.from_source(family.table(model), abstract, tables.Arrays(tensors), family.is_unread)
+
+
+def test_every_family_has_a_case_but_one_with_computed_positions():
+    assert set(convert.FAMILIES) - set(CASES) == {"m2m_100"}
+
+
+@every_case
+def test_fields_read_back_give_the_model(name):
+    task, model = CASES[name]
+    family = convert.FAMILIES[name]
+    fields = config_fields(family, model, task)
+    back = model_config(family, fields, task, model.head.num_classes)
+    assert config_fields(family, back, task) == fields
+
+
+@every_case
+def test_parameters_come_back_bit_for_bit(name):
+    params, theirs = state(name)
+    assert all(array.flags.owndata or array.base is not None for array in theirs.values())
+    jax.tree.map(np.testing.assert_array_equal, read_back(name, theirs), params)
+
+
+@every_case
+def test_what_does_not_fit_is_told_together(name):
+    theirs = dict(state(name)[1])
+    lost, wrong = sorted(theirs)[:2]
+    del theirs[lost]
+    theirs[wrong] = np.zeros((7, 5, 3, 2), np.float32)
+    theirs["extra.weight"] = np.zeros(3, np.float32)
+    with pytest.raises(UserError) as error:
+        read_back(name, theirs)
+    for said in (f"{lost} (our", f"{wrong} (7, 5, 3, 2)", "extra.weight (3,) has no place in ours"):
+        assert said in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "change"), [
+    ("gpt2", {"norm": "post"}), ("gpt2", {"activation": "swiglu"}), ("bert", {"norm_type": "rmsnorm"}),
+    ("bert", {"positions": "rotary"}), ("llama", {"positions": "learned"}), ("t5", {"attention_scale": "sqrt"}),
+    ("mt5", {"tied_output": True}), ("bart", {"num_kv_heads": 2}), ("marian", {"embedding_norm": True}),
+    ("marian", {"shared_embedding": False}), ("vit", {"bias": False}), ("t5", {"d_v": 4}),
+])  # fmt: skip
+def test_options_that_a_family_has_not_are_refused_by_name(name, change):
+    task, model = CASES[name]
+    (option,) = change
+    with pytest.raises(UserError, match=rf"model\.{option}="):
+        config_fields(convert.FAMILIES[name], dataclasses.replace(model, **change), task)
+
+
+@pytest.mark.parametrize(("name", "change", "says"), [
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
+    ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
+    ("bert", {"hidden_act": "mish"}, "hidden_act='mish'"),
+    ("bert", {"hidden_size": "768"}, "hidden_size='768' must be a number"),
+    ("bert", {"num_attention_heads": 5}, "num_heads=5 must divide"),
+    ("roberta", {"pad_token_id": 0}, "pad_token_id=0"),
+    ("llama", {"rope_theta": 500_000.0}, "rotary positions"),
+    ("llama", {"attention_bias": True}, "attention_bias and mlp_bias differ"),
+    ("bart", {"decoder_ffn_dim": 7}, "decoder_ffn_dim=7"),
+    ("marian", {"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embeddings=False"),
+    ("vit", {"qkv_bias": False}, "qkv_bias=False"),
+])  # fmt: skip
+def test_fields_that_ask_for_what_we_have_not_are_refused_by_name(name, change, says):
+    task, model = CASES[name]
+    family = convert.FAMILIES[name]
+    fields = {key: value for key, value in config_fields(family, model, task).items() if key != "rope_parameters"}
+    with pytest.raises(UserError, match=says):
+        model_config(family, {**fields, **change}, task, model.head.num_classes)
+
+
+def test_marian_names_even_features_its_first_half():
+    params, theirs = state("marian")
+    ours = params["source_embedding"]["embedding"]
+    np.testing.assert_array_equal(theirs["model.shared.weight"], np.hstack([ours[:, ::2], ours[:, 1::2]]))
+
+
+def test_positions_that_are_computed_may_not_have_been_trained():
+    family = convert.FAMILIES["m2m_100"]
+    model = preset("bart_base", norm="pre", embedding_norm=False)
+    assert not config_fields(family, model, "translate")[LOGITS_BIAS]
+    abstract = jax.eval_shape(functools.partial(init_params, build_model(model)), jax.random.key(0))
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), abstract)
+    with pytest.raises(UserError, match="source_input/positions/embedding was trained"):
+        dict(tables.to_tensors(family.table(model), params))
+
+
+def test_a_run_that_no_family_has_says_why(tmp_path):
+    with pytest.raises(UserError, match=r"gpt2: model\.norm='sandwich'.*llama: "):
+        convert.express("lm", preset("gpt2", norm="sandwich"), tmp_path)
+    with pytest.raises(UserError, match="model_type='gpt3'; did you mean gpt2"):
+        convert.express("lm", ModelConfig(), tmp_path, "gpt3")

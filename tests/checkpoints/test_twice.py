@@ -1,0 +1,31 @@
+import logging
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from jformer.checkpoints import twice
+from jformer.checkpoints.twice import say_failures_once
+
+
+@pytest.mark.parametrize(("path", "traceback", "kept"), [
+    ("/lib/orbax/future.py", True, False), ("/lib/orbax/future.py", False, True), ("/lib/other/future.py", True, True),
+])  # fmt: skip
+def test_records_of_orbax_with_a_traceback_are_left_out(path, traceback, kept):
+    say_failures_once()
+    error = (ValueError, ValueError("x"), None) if traceback else None
+    record = logging.LogRecord("absl", logging.ERROR, path, 1, "failed", (), error)
+    assert bool(logging.getLogger("absl").filter(record)) == kept
+
+
+@pytest.mark.parametrize(("error", "printed"), [
+    (RuntimeError("Event loop is closed"), False), (RuntimeError("another"), True),
+    (ValueError("Event loop is closed"), True),
+])  # fmt: skip
+def test_calls_to_a_loop_that_is_over_are_left_out(error, printed, monkeypatch):
+    seen = []
+    monkeypatch.setattr(twice, "_print_unraisable", seen.append)
+    monkeypatch.setattr(sys, "unraisablehook", None)
+    say_failures_once()
+    sys.unraisablehook(SimpleNamespace(exc_type=type(error), exc_value=error))
+    assert bool(seen) == printed

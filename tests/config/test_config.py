@@ -1,0 +1,462 @@
+import ast
+import dataclasses
+import inspect
+import itertools
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jformer import main
+from jformer.config import as_config_dict, checks, default_config, load_config, options, resolve, save_config
+from jformer.config.options import Config
+from jformer.config.presets import PRESETS
+from jformer.data import sources, tokenizers
+from jformer.data.config import NOISES, SOURCES, TOKENIZERS, DataConfig, SourceConfig
+from jformer.decoding.config import DecodeConfig
+from jformer.errors import UserError
+from jformer.models.config import HeadConfig, ModelConfig, RelativeConfig, VisionConfig
+from jformer.tasks.build import TASKS
+from jformer.tasks.denoise import NOISES as MAKE_NOISE
+
+ROOT = Path(__file__).parents[2]
+DEFAULTS = options.flatten(dataclasses.asdict(Config()))
+MIXED = {"mixture": ({"source": "generated", "name": "copy", "weight": 0.5},), "test": ("a=x", "b=y")}
+
+
+def with_values(changes, preset="transformer_base"):
+    """Return the default config as plain values, with dotted keys changed."""
+    values = default_config(preset).to_dict()
+    for key, value in changes.items():
+        *sections, name = key.split(".")
+        inner = values
+        for section in sections:
+            inner = inner[section]
+        inner[name] = value
+    return values
+
+
+def refused(changes):
+    """Return the one line that refuses a change of the defaults."""
+    with pytest.raises(UserError) as error:
+        resolve(with_values(changes))
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_resolves(preset):
+    model = resolve(default_config(preset)).model
+    assert model == resolve({"model": PRESETS[preset], "task": default_config(preset).task}).model
+
+
+def test_an_unknown_preset_is_refused_with_the_nearest():
+    with pytest.raises(UserError, match=r"unknown preset 'transformer_bas'; did you mean transformer_base\?"):
+        default_config("transformer_bas")
+
+
+def test_a_saved_config_is_read_back_equal(tmp_path):
+    values = with_values(
+        {"data.mixture": MIXED["mixture"], "data.test": MIXED["test"], "optim.learning_rate": 1e-5 / 3}
+    )
+    config = resolve(values)
+    save_config(config, tmp_path / "config.json")
+    assert load_config(tmp_path / "config.json") == config
+    assert resolve(as_config_dict(config)) == config
+    assert config.data.mixture == (SourceConfig(source="generated", name="copy", weight=0.5),)
+    assert config.data.test_splits() == {"a": "x", "b": "y"}
+
+
+def test_defaults_survive_the_way_through_a_config_dict():
+    assert resolve(default_config()) == Config() == resolve(default_config().to_dict())
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b"\xff\xfe", None])
+def test_a_file_that_is_no_saved_config_is_refused(tmp_path, content):
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_bytes(content)
+    wrong = r"config\.json: .*is this a run's directory\?$" if content is not None else f"{tmp_path} holds no run: name"
+    with pytest.raises(UserError, match=wrong):
+        load_config(path)
+
+
+def typos():
+    """Return 1-edit typos of every key, at every position, with the keys they may stand for."""
+    near = {}
+    for key in DEFAULTS:
+        for i in range(len(key)):
+            edits = [key[:i] + key[i + 1 :], key[:i] + "x" + key[i + 1 :], key[:i] + "x" + key[i:]]
+            near.setdefault(edits[i % 3], set()).add(key)
+    return {typo: keys for typo, keys in near.items() if typo not in DEFAULTS}
+
+
+def test_every_typo_of_every_key_is_refused_with_the_nearest_key():
+    config = default_config()
+    assert len(typos()) > 1_000
+    for typo, keys in itertools.islice(typos().items(), 0, None, 4):  # so that each key has some of every kind
+        with pytest.raises(UserError) as error:
+            main.override(config, [f"--config.{typo}=1"])
+        assert str(error.value) in {f"unknown config key {typo}; did you mean {key}?" for key in keys}
+
+
+@pytest.mark.parametrize("key", ["model.num_layer", "data.mixture", "seeed", "modle"])
+def test_an_unknown_key_of_a_file_is_refused_with_the_nearest(key):
+    values = default_config().to_dict()
+    if key == "data.mixture":
+        values["data"]["mixture"] = ({"tokenizer": "char"},)  # further corpora share the first one's tokens
+    else:
+        *section, name = key.split(".")
+        (values[section[0]] if section else values)[name] = 1
+    with pytest.raises(UserError, match=rf"^unknown config key {key}.*; (did you mean|choose one of)"):
+        resolve(values)
+
+
+WRONG = {
+    bool: [0, 1, 0.0, "True", None, ()],
+    int: [True, 1.0, "1", None, [1], np.int64(1)],
+    float: [True, "0.1", None, math.nan, math.inf, -math.inf, [0.1]],
+    str: [1, True, None, b"x", ("x",), ["x"]],
+    tuple: ["text", 1, None, {"a": 1}, (1,), (None,)],
+}
+
+
+@pytest.mark.parametrize("key", DEFAULTS)
+def test_values_of_another_type_are_refused_for_every_key(key):
+    for value in WRONG[type(DEFAULTS[key])]:
+        shown = f"{key}[0]={value[0]!r}" if type(value) is type(DEFAULTS[key]) is tuple else f"{key}={value!r}"
+        assert refused({key: value}).startswith(f"{shown} must be a ")
+
+
+def test_whole_numbers_are_floats_too():
+    config = resolve(with_values({"optim.learning_rate": 3}))
+    assert isinstance(config.optim.learning_rate, float)
+
+
+RANGES = [
+    ("seed", -1, "0 to 4294967295"),
+    ("seed", 2**32, "must be below 4294967296"),
+    *((f"model.{key}", 0, "at least 1") for key in ("num_layers", "d_model", "d_ff", "num_heads", "max_length")),
+    *((f"model.{key}", -1, "(the default rule) or more") for key in ("vocab_size", "num_decoder_layers", "d_k", "d_v")),
+    *((f"model.{key}", "x", "choose one of: ") for key in ("norm", "activation", "positions", "dtype")),
+    ("model.num_heads", 7, "must divide model.d_model=512, or set d_k and d_v"),
+    ("model.dropout", 1.0, "below 1"),
+    ("model.dropout", -0.1, "at least 0"),
+    ("model.target_vocab_size", 9, "differs from model.vocab_size=0"),
+    ("data.tokenizer", "wrod", "choose one of: word, char, byte, bpe, unigram"),
+    ("data.batching", "bucket", "choose one of: buckets, packed"),
+    ("data.overlong", "keep", "choose one of: drop, cut"),
+    ("data.piece_start", "eos", "choose one of: bos, previous"),
+    ("data.share_of", "words", "choose one of: lines, characters"),
+    ("data.share_of", "characters", "may cut a line: it needs data.document='file', not 'line'"),
+    ("data.normalization", "nfc", "choose one of: identity, nfkc"),
+    ("data.source", "file", "choose one of: files, labelled, text, images, tfds, generated"),
+    ("data.num_buckets", 0, "must be 1 to 8"),
+    ("data.num_buckets", 9, "must be 1 to 8"),
+    *((f"data.{key}", 0, "at least 1") for key in ("vocab_size", "num_pairs", "packed_length", "tokens_per_update")),
+    ("data.row_multiple", -1, "at least 0"),
+    *((f"data.max_{side}_length", 1, "at least 2") for side in ("source", "target")),
+    ("data.cache_dir", "gs://mine/cache", "must be a folder of a disk"),
+    ("data.weight", 0.0, "above 0"),
+    ("data.test", ("a=x", "a=y"), "names a key twice"),
+    ("data.test", ("run=x",), "'run' cannot be a key; name the set, as in 'name=run'"),
+    ("data.test", ("a/b",), "'a/b' cannot be a key; name the set, as in 'name=a/b'"),
+    ("optim.optimizer", "sgd", "choose one of: adam, adamw, adafactor"),
+    ("optim.schedule", "step", f"choose one of: {', '.join(options.SCHEDULES)}"),
+    *((f"optim.{key}", 1.0, "below 1") for key in ("b1", "b2", "label_smoothing")),
+    *((f"optim.{key}", -0.5, "at least 0") for key in ("learning_rate", "epsilon", "weight_decay", "clip_norm")),
+    ("optim.warmup", -1, "at least 0"),
+    ("optim.warmup", 1.5, "a whole number of updates, or a share below 1"),
+    ("optim.decay", -1.0, "at least 0"),
+    ("optim.final_rate", 1.5, "0 to 1"),
+    ("optim.final_rate", 0.1, "is read by optim.schedule='cosine' or 'linear' or 'warmup_stable_decay'"),
+    ("optim.weight_decay", 0.1, "optim.optimizer='adamw' only"),
+    ("optim.epsilon", 0.0, "divides 0 by 0"),
+    ("optim.b1", 0.99999999999, "is 1 in float32"),
+    ("optim.b2", 0.99999999999, "is 1 in float32"),
+    ("evaluate.during", ("macro_f1",), "bleu"),
+    ("evaluate.during_examples", 0, "at least 1"),
+    ("train.best_by", "bleu", "loss"),
+    *(
+        (f"train.{key}", 0, "at least 1")
+        for key in ("num_steps", "log_every", "checkpoint_every", "keep_last", "accumulation", "max_skipped")
+    ),
+    *((f"train.{key}", -1, "at least 0") for key in ("eval_every", "patience", "samples")),
+    *((f"train.{key}", -1.5, "at least 0") for key in ("num_epochs", "max_minutes", "checkpoint_minutes")),
+    ("train.ema_decay", 1.0, "below 1"),
+    *(
+        ("train.profile_steps", steps, "must be FIRST:LAST, two updates from 1 to train.num_steps=100000, such as")
+        for steps in ("10", "13:10", "0:3", "1:100001", "1:2:3", "a:b", "10:", ":3", "-1:3", " 1:2")
+    ),
+    ("train.checkpoint_every", 300, "so that the best evaluation has a checkpoint: set it to 100"),
+    ("train.freeze", ("encoder", "(",), "is not a regular expression"),
+    ("evaluate.weights", "first", "choose one of: last, best, average, ema"),
+    ("evaluate.weights", "ema", "needs train.ema_decay above 0"),
+    ("evaluate.scores", ("bleu", "blue"), "choose one of: bleu, chrf, ter"),
+    ("evaluate.average_last", 0, "at least 1"),
+    *((f"decode.{key}", 0, "at least 1") for key in ("beam_size", "batch_size", "max_extra_length")),
+    ("decode.length_penalty", -0.1, "at least 0"),
+    ("mesh.data", 0, "at least 1, or -1"),
+    ("mesh.data", -2, "at least 1, or -1"),
+    ("mesh.fsdp", 0, "at least 1, or -1"),
+    ("mesh.fsdp", -1, "only one of them can be -1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value", "remedy"), RANGES, ids=lambda x: str(x)[:30])
+def test_a_value_that_cannot_work_is_refused_by_key_value_and_remedy(key, value, remedy):
+    text = refused({key: value})
+    shown = [str(value), repr(value), *(map(repr, value) if isinstance(value, tuple) else [])]
+    assert any(f"{key}={form}" in text for form in shown), text
+    assert remedy in text
+
+
+COMBINATIONS = [
+    ({"model.num_heads": 7, "model.d_k": 64}, "model.num_heads=7 must divide model.d_model=512"),
+    ({"model.d_model": 9, "model.num_heads": 3}, "model.d_model=9 must be even"),
+    ({"model.positions": "learned", "model.max_length": 255}, "model.max_length=255 places fewer tokens"),
+    ({"data.vocab_shared": False}, "model.shared_embedding=True needs data.vocab_shared=True"),
+    ({"train.eval_every": 0, "train.patience": 3}, "train.patience=3 needs evaluations: set train.eval_every"),
+    ({"train.eval_every": 0, "evaluate.weights": "best"}, "evaluate.weights='best' needs evaluations"),
+    (
+        {"optim.schedule": "linear", "train.num_steps": 3_999},
+        "optim.warmup=4000.0 take more updates than train.num_steps=3999, when optim.schedule='linear' ends: give",
+    ),
+    (
+        {"optim.schedule": "warmup_stable_decay", "optim.warmup": 0.5, "optim.decay": 0.6},
+        "optim.warmup=0.5 and optim.decay=0.6 take more updates than train.num_steps=100000",
+    ),
+    (
+        {"train.accumulation": 3, "data.row_multiple": 8},
+        "train.accumulation=3 must divide data.row_multiple=8, which follows by itself where it is 0",
+    ),
+    (
+        {"train.max_minutes": 90.0, "optim.schedule": "cosine", "optim.warmup": 0.1},
+        "train.max_minutes=90 may end the run before optim.schedule='cosine', which falls until train.num_steps",
+    ),
+    ({"decode.n_best": 3, "decode.beam_size": 2}, "decode.n_best=3 is more than decode.beam_size=2: lower it or"),
+    (
+        {"decode.search": "sample", "decode.n_best": 3},
+        "decode.n_best=3: decode.samples says how many outputs decode.search='sample' has",
+    ),
+    ({"data.mixture": ({"weight": 101.0},)}, "weight=101.0"),
+    (
+        {"data.piece_start": "previous", "data.overlong": "split"},
+        "task='lm' and data.overlong='split', not 'translate'",
+    ),
+    (
+        {"data.piece_start": "previous", "data.overlong": "cut", "task": "lm", "model.family": "decoder"},
+        "needs task='lm' and data.overlong='split', not 'lm' and 'cut'",
+    ),
+    ({"data.mixture": ({"source": "web"},)}, "source='web'; choose one of: files, labelled, text, images, tfds"),
+]
+
+
+@pytest.mark.parametrize(("changes", "expected"), COMBINATIONS, ids=lambda x: str(x)[:40])
+def test_combinations_that_cannot_work_are_refused(changes, expected):
+    assert expected in refused(changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model.num_heads": 7, "model.d_k": 16, "model.d_v": 8},
+        {"model.positions": "learned", "model.max_length": 256},
+        {"data.vocab_shared": False, "model.shared_embedding": False},
+        {"optim.optimizer": "adamw", "optim.weight_decay": 0.1},
+        {"train.eval_every": 0},
+        {"train.num_steps": 5},
+        {"optim.schedule": "linear", "train.num_steps": 4_000},
+        {"optim.schedule": "cosine", "optim.warmup": 0.04, "optim.final_rate": 0.1, "train.num_steps": 5},
+        {"train.num_steps": 5, "evaluate.weights": "average", "evaluate.average_last": 6},
+        {"train.accumulation": 3},
+        {"train.ema_decay": 0.999, "evaluate.weights": "ema"},
+        {"seed": 2**32 - 1},
+    ],
+    ids=str,
+)
+def test_their_neighbours_that_work_are_accepted(changes):
+    resolve(with_values(changes))
+
+
+def test_configs_offer_what_the_data_room_has():
+    assert {*TOKENIZERS, "label"} == set(tokenizers.TOKENIZERS)  # labels are a task's, not to be chosen
+    assert set(SOURCES) == set(sources.SOURCES)
+    assert set(NOISES) == set(MAKE_NOISE)
+    assert set(options.TASKS) == set(TASKS)
+
+
+OTHER = {bool: lambda v: not v, int: lambda v: v + 2, float: lambda v: v + 0.25, str: lambda v: v + "x"}
+ALLOWED = {
+    "train.num_steps", "train.log_every", "train.eval_every", "train.checkpoint_every", "train.keep_last",
+    "train.patience", "train.max_skipped", "train.samples", "train.peak_flops", "train.profile_steps",
+    "train.stall_seconds", "train.accumulation", "train.num_epochs", "train.max_minutes", "train.checkpoint_minutes",
+    "data.dir", "data.cache_dir", "data.test",
+    "evaluate.weights", "evaluate.average_last", "evaluate.scores", "evaluate.tokenize", "evaluate.lowercase",
+    "evaluate.during", "evaluate.during_examples",
+    *(f"decode.{field.name}" for field in dataclasses.fields(DecodeConfig)),
+    "mesh.data", "mesh.fsdp", "mesh.tensor", "model.execution.remat", "model.execution.unroll",
+}  # fmt: skip
+
+
+def changed(config, key, value):
+    """Return a config with one dotted key replaced, unchecked."""
+    name, _, rest = key.partition(".")
+    return dataclasses.replace(config, **{name: changed(getattr(config, name), rest, value) if rest else value})
+
+
+@pytest.mark.parametrize("key", DEFAULTS)
+def test_a_resumed_run_may_change_only_what_its_updates_do_not_depend_on(key):
+    old = DEFAULTS[key]
+    added = {"name": "x"} if key == "data.mixture" else "x"
+    new = (*old, added) if isinstance(old, tuple) else OTHER[type(old)](old)
+    given = changed(Config(), key, new)
+    assert checks.differences(Config(), given) == {key: (old, new)}
+    if key in ALLOWED:
+        checks.resume_config(Config(), given)
+    else:
+        expected = f"{key}={new!r} but this workdir was trained with {old!r}: set it back or use a new --workdir"
+        with pytest.raises(UserError, match=f"^{re.escape(expected)}$"):
+            checks.resume_config(Config(), given)
+
+
+@pytest.mark.parametrize("schedule", options.SCHEDULES)
+def test_a_longer_run_is_another_one_where_the_schedule_ends_with_it(schedule):
+    saved = resolve(with_values({"optim.schedule": schedule}))
+    longer = resolve(with_values({"optim.schedule": schedule, "train.num_steps": 200_000}))
+    if schedule in ("cosine", "linear", "warmup_stable_decay"):
+        with pytest.raises(UserError, match=r"^train\.num_steps=200000 "):
+            checks.resume_config(saved, longer)
+    else:
+        checks.resume_config(saved, longer)
+
+
+def test_a_longer_run_is_another_one_where_its_warmup_is_a_share():
+    saved, longer = (resolve(with_values({"optim.warmup": 0.1, "train.num_steps": n})) for n in (100, 200))
+    with pytest.raises(UserError, match=r"^train\.num_steps=200 but"):
+        checks.resume_config(saved, longer)
+
+
+def test_epochs_become_updates_once_the_batches_are_known_and_stay_so_when_a_run_goes_on():
+    given = resolve(with_values({"train.num_epochs": 2.5, "train.num_steps": 1_000}))
+    counted = checks.count_epochs(given, 300)
+    assert counted.train.num_steps == 750
+    assert checks.resume_config(counted, given) == counted
+    assert checks.count_epochs(Config(), 300) == Config()
+    with pytest.raises(UserError, match=r"num_epochs=2\.5 are 1250 updates, 500 an epoch, and train\.num_steps=1000 a"):
+        checks.count_epochs(given, 500)
+    ending = resolve(with_values({"train.num_epochs": 1.0, "optim.schedule": "linear"}))
+    with pytest.raises(UserError, match=r"warmup=4000\.0 take more updates than train\.num_steps=300"):
+        checks.count_epochs(ending, 300)
+    with pytest.raises(UserError, match=r"^train\.num_epochs=2\.0 but this workdir was trained with 1\.0"):
+        checks.resume_config(ending, changed(ending, "train.num_epochs", 2.0))
+
+
+def test_a_resumed_run_finds_its_mixture_in_another_folder_and_no_other_corpus():
+    saved, moved, other = (
+        resolve(with_values({"data.mixture": ({"dir": folder, "train": name},)}))
+        for folder, name in (("a", "x"), ("b", "x"), ("b", "y"))
+    )
+    assert checks.resume_config(saved, moved) == moved
+    with pytest.raises(UserError, match=r"^data\.mixture="):
+        checks.resume_config(saved, other)
+
+
+def test_rows_divide_by_what_the_mesh_needs_and_a_resumed_run_keeps_it():
+    for shards, accumulation, expected in [(1, 1, 8), (8, 1, 8), (2, 4, 8), (256, 1, 256), (6, 1, 24), (1, 3, 24)]:
+        config = resolve(with_values({"train.accumulation": accumulation}))
+        assert checks.divide_rows(config, shards).data.row_multiple == expected
+    saved = checks.divide_rows(Config(), 6)
+    assert checks.resume_config(saved, Config()) == saved
+    with pytest.raises(UserError, match=r"data\.row_multiple=24 must be a multiple of 16: mesh\.data x mesh"):
+        checks.divide_rows(saved, 16)
+    with pytest.raises(UserError, match=r"^data\.row_multiple=8 but this workdir was trained with 24: "):
+        checks.resume_config(saved, resolve(with_values({"data.row_multiple": 8})))
+
+
+# How the rooms name a section when they read it: `config.train.num_steps`, `c.d_model`, `options.beam_size`, …
+NAMES = {
+    Config: ("config", "_config", "settings"),
+    ModelConfig: ("model", "config", "c", "model_config"),
+    RelativeConfig: ("relative",),
+    VisionConfig: ("vision",),
+    HeadConfig: ("head",),
+    DataConfig: ("data", "config", "part"),
+    options.OptimConfig: ("optim", "options"),
+    options.TrainConfig: ("train",),
+    options.EvaluateConfig: ("evaluate",),
+    DecodeConfig: ("decode", "options"),
+    options.MeshConfig: ("mesh",),
+}
+
+
+def reads(path):
+    """Yield (name, attribute) of every attribute read in a file: `run.config.seed` is ('config', 'seed')."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            yield getattr(node.value, "attr", getattr(node.value, "id", "")), node.attr
+
+
+def methods(kind):
+    """Yield the name of every method of a config class, its checks apart, with the attributes it reads."""
+    for method in ast.walk(ast.parse(inspect.getsource(kind))):
+        if isinstance(method, ast.FunctionDef) and not method.name.lstrip("_").startswith("check"):
+            yield method.name, {node.attr for node in ast.walk(method) if isinstance(node, ast.Attribute)}
+
+
+def test_every_key_is_read_beyond_the_config():
+    defining = {inspect.getsourcefile(kind) for kind in NAMES}
+    files = [path for path in (ROOT / "jformer").rglob("*.py") if str(path) not in defining]
+    found = {pair for path in files for pair in reads(path)}
+    by_name = {"scores", "tokenize", "lowercase"}  # predict.build_task hands these on by their names
+    by_name |= {"source_vectors", "target_vectors"}  # warm_start.put_vectors reads those of a side
+    by_name |= {"temperature", "top_k", "top_p", "min_p", "epsilon", "typical"}  # and generation.generate these
+    by_name |= {"diversity", "patience"}
+    for kind, names in NAMES.items():
+        read = {attribute for name, attribute in found if name in names}
+        for method, attributes in methods(kind):
+            assert method in read, f"nobody calls {kind.__name__}.{method}"
+            read |= attributes
+        unread = {field.name for field in dataclasses.fields(kind)} - read - by_name
+        assert not unread, f"{kind.__name__}: nobody reads {unread}"
+
+
+def test_a_saved_config_is_readable_json(tmp_path):
+    save_config(Config(), tmp_path / "config.json")
+    text = (tmp_path / "config.json").read_text()
+    assert list(json.loads(text)) == [*(field.name for field in dataclasses.fields(Config)), "digest"]
+    assert text.endswith("}\n")
+
+
+def test_a_saved_config_that_was_changed_is_named_and_one_written_by_hand_is_read(tmp_path):
+    path = tmp_path / "config.json"
+    save_config(Config(), path)
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 3'))
+    with pytest.raises(
+        UserError, match=r"config\.json is damaged: it is not what was written; restore it, or remove its"
+    ):
+        load_config(path)
+    path.write_text('{"seed": 3}')
+    assert load_config(path).seed == 3
+
+
+def test_a_saved_config_is_written_only_where_it_changed(tmp_path):
+    path = tmp_path / "config.json"
+    save_config(Config(), path)
+    before = path.stat()
+    save_config(Config(), path)
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    save_config(changed(Config(), "seed", 1), path)
+    assert path.stat().st_ino != before.st_ino, "written beside and renamed"
+    assert load_config(path).seed == 1
+
+
+def test_a_saved_config_with_a_key_twice_is_refused(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text('{"seed": 1, "task": "lm", "seed": 2}')
+    with pytest.raises(UserError, match=r"the key 'seed' stands twice in one object; keep one"):
+        load_config(path)

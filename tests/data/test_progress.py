@@ -1,0 +1,39 @@
+"""Long preparations are told while they last, short ones not at all."""
+
+import time
+
+from jformer.data import progress
+
+
+def test_what_takes_long_is_told_with_its_count_and_time(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "SILENCE", (0.01, 0.01))
+    with progress.told("tokenizing train") as done:
+        done.examples = 1_234
+        time.sleep(0.2)
+    lines = capsys.readouterr().err.splitlines()
+    assert set(lines) == {"tokenizing train: 1,234 examples, 0:00"}
+
+
+def test_what_is_done_soon_is_not_told(capsys):
+    with progress.told("learning the bpe tokenizer"):
+        pass
+    assert capsys.readouterr().err == ""
+
+
+def test_a_total_is_told_and_one_of_several_processes_speaks(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "SILENCE", (0.01, 0.01))
+    for quiet in (False, True):
+        with progress.told("answering test", 2_000, quiet) as done:
+            done.count(1_000)
+            done.count(5)
+            time.sleep(0.1)
+        said = capsys.readouterr().err.splitlines()
+        assert set(said) == (set() if quiet else {"answering test: 1,005 of 2,000 examples, 0:00"})
+
+
+def test_one_of_a_kind_is_told_as_one():
+    found = [progress.counted(1, what) for what in ("empty inputs", "line feeds within a text made spaces", "parts")]
+    assert found == ["1 empty input", "1 line feed within a text made spaces", "1 parts"]
+    assert progress.counted(1, "files that are no .png, left out") == "1 file that is no .png, left out"
+    assert progress.counted(2_000, "inputs with unknown tokens") == "2,000 inputs with unknown tokens"
+    assert progress.counted(0, "lines") == "0 lines"

@@ -1,0 +1,69 @@
+"""Scores under other settings, and those of other test sets, stay in results.json."""
+
+import dataclasses
+import json
+import resource
+
+import pytest
+
+from jformer.config.options import Config
+from jformer.decoding.config import DecodeConfig
+from jformer.evaluation import records, results
+
+
+def scored(bleu, key="test", **decode):
+    """Return results as evaluate makes them."""
+    config = dataclasses.replace(Config(), decode=DecodeConfig(**decode))
+    entry = {"bleu": {"score": bleu}, "settings": results.settings_of(config, (40,))}
+    return {"schema": results.SCHEMA, key: entry, "run": {"seed": 1}}
+
+
+def bleus(found):
+    """Return key → score of the newest entries, and those of the earlier ones."""
+    newest = {key: entry["bleu"]["score"] for key, entry in found.items() if key not in ("schema", "run", "earlier")}
+    return newest, [(entry["set"], entry["bleu"]["score"]) for entry in found["earlier"]]
+
+
+def test_the_newest_scores_have_their_key_and_those_of_other_settings_stay(tmp_path):
+    results.save(tmp_path, scored(30.0, beam_size=1))
+    assert bleus(results.save(tmp_path, scored(32.0, beam_size=5))) == ({"test": 32.0}, [("test", 30.0)])
+    assert bleus(results.save(tmp_path, scored(31.0, beam_size=1))) == ({"test": 31.0}, [("test", 32.0)])
+    found = results.save(tmp_path, scored(20.0, key="news", beam_size=1))
+    assert bleus(found) == ({"test": 31.0, "news": 20.0}, [("test", 32.0)])
+    assert found == records.results(tmp_path)
+    assert records.metrics(tmp_path)["test/bleu"] == 31.0
+    assert found["earlier"][0]["settings"]["decode"]["beam_size"] == 5
+
+
+def test_options_that_change_no_score_are_no_other_settings(tmp_path):
+    results.save(tmp_path, scored(30.0, batch_size=8))
+    assert bleus(results.save(tmp_path, scored(30.0, batch_size=9, outputs="jsonl", scores=True))) == (
+        {"test": 30.0},
+        [],
+    )
+
+
+def test_a_file_that_is_no_results_is_replaced(tmp_path):
+    (tmp_path / "results.json").write_text("{")
+    assert bleus(results.save(tmp_path, scored(30.0))) == ({"test": 30.0}, [])
+
+
+def test_a_full_disk_leaves_the_scores_of_before(tmp_path):
+    results.save(tmp_path, scored(30.0))
+    before = (tmp_path / "results.json").read_text()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            results.save(tmp_path, scored(32.0, beam_size=1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / "results.json").read_text() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+    assert json.loads(before)["schema"] == 2
+
+
+def test_outputs_are_a_line_for_a_line(tmp_path):
+    for lines in (["a", "", "b\u2028c"], ["d"]):
+        results.save_outputs(tmp_path, "test", lines)
+        assert records.outputs(tmp_path, "test") == lines

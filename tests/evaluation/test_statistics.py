@@ -1,0 +1,156 @@
+"""Means, tests, ranks and fits, against SciPy, sacreBLEU and plain counting."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from sacrebleu import BLEU
+from sacrebleu.significance import PairedTest
+from scipy import stats
+
+from jformer.evaluation.statistics import (
+    Difference,
+    Estimate,
+    estimate,
+    holm,
+    paired_bootstrap,
+    paired_difference,
+    power_law,
+    spearman,
+)
+from jformer.tasks.metrics import text_metric
+
+A, B = [2.1, 2.4, 1.9, 2.2], [2.0, 2.2, 1.95, 2.0]
+
+
+def test_a_mean_has_the_interval_of_student():
+    mean, margin, count = estimate(A)
+    low, high = stats.t.interval(0.95, 3, np.mean(A), stats.sem(A))
+    assert (mean - margin, mean + margin, count) == pytest.approx((low, high, 4))
+
+
+def test_one_value_has_no_interval_and_what_is_not_finite_no_mean():
+    assert estimate([3.0]) == Estimate(3.0, None, 1)
+    assert estimate([3.0, 3.0]) == Estimate(3.0, 0.0, 2)
+    assert math.isnan(estimate([3.0, math.inf]).mean)
+    assert estimate([3.0, math.nan])[1:] == (None, 2)
+
+
+def test_paired_differences_equal_those_of_scipy():
+    mean, margin, p = paired_difference(A, B)
+    reference = stats.ttest_rel(A, B)
+    interval = reference.confidence_interval(0.95)
+    assert p == pytest.approx(reference.pvalue)
+    assert (mean - margin, mean + margin) == pytest.approx((interval.low, interval.high))
+    assert paired_difference(A[:1], B[:1]) == Difference(pytest.approx(0.1), None, None)
+
+
+def test_differences_that_are_all_alike_have_neither_an_interval_nor_a_test():
+    assert paired_difference(A, A) == Difference(0.0, 0.0, 1.0)
+    assert paired_difference([0.1 + 0.2, 0.3], [0.3, 0.3]) == Difference(pytest.approx(0), 0.0, 1.0)
+    assert paired_difference([1.1, 2.1, 3.1], [1.0, 2.0, 3.0]) == Difference(pytest.approx(0.1), None, None)
+
+
+def test_holm_rejects_what_his_steps_reject():
+    rng = np.random.default_rng(0)
+    for p_values in rng.uniform(0, 0.1, (50, 4)).tolist():
+        rejected, order = set(), sorted(range(4), key=p_values.__getitem__)
+        for step, place in enumerate(order):  # his procedure, at level 0.05
+            if p_values[place] > 0.05 / (4 - step):
+                break
+            rejected.add(place)
+        assert {i for i, p in enumerate(holm(p_values)) if p <= 0.05} == rejected
+    assert holm([0.04, 0.01]) == [0.04, 0.02]
+    assert holm([0.6, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_ranks_correlate_as_all_permutations_say():
+    x, y = [1.0, 2.0, 3.0, 4.0, 5.0], [2.0, 1.0, 4.0, 3.0, 7.0]
+    assert spearman(x, y).rho == pytest.approx(1 - 6 * 4 / (5 * 24))
+    assert spearman(x, [-value for value in x]).rho == pytest.approx(-1)
+    extreme = sum(spearman(x, list(other)).rho >= 0.8 - 1e-9 for other in itertools.permutations(y)) / 120
+    assert spearman(x, y).p == pytest.approx(2 * extreme, abs=0.05)
+
+
+@pytest.mark.parametrize(("x", "y"), [([1, 2], [1, 2]), ([1, 1, 1], [1, 2, 3]), ([1, 2, 3], [2, 2, 2])])
+def test_ranks_that_tell_nothing(x, y):
+    assert math.isnan(spearman(x, y).rho)
+    assert spearman(x, y).p == 1
+
+
+def test_a_power_law_is_found_again():
+    x = [1e3, 1e4, 1e5, 1e6, 1e7]
+    plain, raised = [5 * v**-0.2 for v in x], [5 * v**-0.2 + 1.3 for v in x]
+    assert power_law(x, plain)[:3] == pytest.approx((5, 0.2, 0))
+    assert power_law(x, raised, offset=True)[:3] == pytest.approx((5, 0.2, 1.3), rel=1e-4)
+    assert power_law(x[:2], plain[:2]) == (pytest.approx(5), pytest.approx(0.2), 0, None)
+
+
+def test_the_interval_of_an_exponent_is_that_of_the_regression_and_covers_it():
+    x, rng, covered = np.array([1e3, 3e3, 1e4, 3e4, 1e5, 3e5]), np.random.default_rng(1), 0
+    for _ in range(200):
+        y = (5 * x**-0.2) * np.exp(rng.normal(0, 0.02, 6))
+        law = power_law(x.tolist(), y.tolist())
+        covered += abs(law.b - 0.2) <= law.margin
+    line = stats.linregress(np.log(x), np.log(y))
+    assert (-law.b, law.margin) == pytest.approx((line.slope, line.stderr * stats.t.ppf(0.975, 4)))
+    assert 180 <= covered <= 199  # 190 expected
+
+
+def test_a_law_that_the_points_cannot_tell_is_refused():
+    for x, y, offset in (
+        ([1], [1], False),
+        ([1, 1], [1, 2], False),
+        ([1, 2, 3], [3, 2, 1], True),
+        ([0, 1], [1, 2], False),
+    ):
+        with pytest.raises(ValueError, match="a power law needs"):
+            power_law(x, y, offset)
+
+
+@pytest.fixture(scope="module")
+def texts():
+    rng = np.random.default_rng(0)
+    references = [" ".join(rng.choice(list("abcdefgh"), 9)) for _ in range(120)]
+
+    def damaged(share):
+        return [text[::-1] if rng.random() < share else text for text in references]
+
+    return references, damaged(0.3), damaged(0.35), damaged(0.8)
+
+
+@pytest.mark.parametrize("name", ["bleu", "chrf", "ter"])
+def test_the_bootstrap_is_that_of_sacrebleu(texts, name):
+    references, base, near, far = texts
+    ours = paired_bootstrap(text_metric(name, "13a", False), base, [near, far], references)
+    named = [("base", base), ("near", near), ("far", far)]
+    table = PairedTest(named, {name: text_metric(name, "13a", False)}, [references], "bs", n_samples=1000)()[1]
+    theirs = next(column for key, column in table.items() if key != "System")
+    assert [found.score for found in ours] == [found.score for found in theirs]
+    assert [found.p for found in ours] == [1, *(found.p_value for found in theirs[1:])]
+    assert ours[1].p > 0.05 > ours[2].p
+
+
+def test_the_bootstraps_p_is_that_of_plain_resampling(texts):
+    references, base, near, _ = texts
+    bleu, rng = BLEU(), np.random.default_rng(5)
+
+    def difference(lines):
+        return abs(
+            bleu.corpus_score([near[i] for i in lines], [[references[i] for i in lines]]).score
+            - bleu.corpus_score([base[i] for i in lines], [[references[i] for i in lines]]).score
+        )
+
+    observed = difference(range(120))
+    drawn = np.array([difference(rng.integers(0, 120, 120)) for _ in range(200)])
+    p = np.mean(drawn - drawn.mean() > observed)
+    assert paired_bootstrap(bleu, base, [near], references)[1].p == pytest.approx(p, abs=0.12)
+
+
+def test_systems_that_score_the_same_do_not_differ(texts):
+    references, base, *_ = texts
+    hopeless = [["x"] * 120, ["y"] * 120]
+    assert paired_bootstrap(BLEU(), base, [base], references)[1].p == 1
+    assert paired_bootstrap(BLEU(), hopeless[0], hopeless[1:], references)[1].p == 1

@@ -1,0 +1,95 @@
+"""Every experiment runs: commands with --smoke in a process of their own, one arm of every sweep for two updates."""
+
+import ast
+import importlib.metadata
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jformer import main
+from jformer.evaluation import records
+from jformer.sweep.experiment import load_experiment
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "experiments").glob("*.py"))
+STARTED_BY_OTHERS = {"speed_worker", "decode_worker", "process_faults_worker"}
+# They know no --smoke; tests/data/sources/test_images.py has the digits.
+SECONDS_AS_THEY_ARE = {"house", "export_digits"}
+ARGUMENTS = {  # what a command cannot do without
+    "gradient_norms": ["--output={folder}"],
+    "sst2": ["--data={folder}", "--workdir={folder}/runs"],
+}
+NEEDS = {"scaling": "libtpu"}
+SMALL = {
+    "data.num_pairs": 200,
+    "data.row_multiple": 0,
+    "data.tokens_per_update": 4096,
+    "optim.warmup": 1,
+    "train.num_steps": 2,
+    "train.log_every": 2,
+    "train.eval_every": 2,
+    "train.checkpoint_every": 2,
+}
+LINE = "two dogs run along the beach and a man in a red shirt reads\n"
+
+
+def names(tree):
+    """Return the variables of a module."""
+    targets = [node.targets[0] for node in tree.body if isinstance(node, ast.Assign)]
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+TREES = {path.stem: ast.parse(path.read_text()) for path in FILES}
+SWEEPS = [stem for stem, tree in TREES.items() if {"BASE", "METRIC"} <= names(tree)]
+COMMANDS = [stem for stem, tree in TREES.items() if any(isinstance(node, ast.If) for node in tree.body)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return a folder with the files that sweeps and commands read, in few lines."""
+    for name in ("train", "val", "test_2016_flickr"):
+        (tmp_path / f"{name}.lc.norm.tok.en").write_text(40 * LINE)
+    (tmp_path / "input.txt").write_text(200 * LINE)
+    for split in ("train", "dev", "test"):
+        (tmp_path / f"{split}.tsv").write_text(20 * "a fine film\tpositive\na dull film\tnegative\n")
+    return tmp_path
+
+
+def test_no_experiment_hides_a_package_from_scripts_that_are_run_by_their_path():
+    taken = sys.stdlib_module_names | importlib.metadata.packages_distributions().keys()
+    assert not {path.stem for path in FILES} & taken
+
+
+def test_every_command_can_be_tried():
+    assert set(COMMANDS) > STARTED_BY_OTHERS | SECONDS_AS_THEY_ARE
+    for stem in set(COMMANDS) - STARTED_BY_OTHERS:
+        assert f"python -m experiments.{stem}" in ast.get_docstring(TREES[stem])
+        assert ("--smoke" in ast.get_docstring(TREES[stem])) != (stem in SECONDS_AS_THEY_ARE), stem
+
+
+@pytest.mark.parametrize("stem", sorted(set(COMMANDS) - STARTED_BY_OTHERS - {"export_digits"}))
+def test_a_command_works(stem, folder):
+    if stem in NEEDS:
+        pytest.importorskip(NEEDS[stem])
+    arguments = [argument.format(folder=folder) for argument in ARGUMENTS.get(stem, ())]
+    smoke = [] if stem in SECONDS_AS_THEY_ARE else ["--smoke"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    command = [sys.executable, "-m", f"experiments.{stem}", *smoke, *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) > 1 or stem == "describe_speed", done.stdout
+
+
+@pytest.mark.parametrize("stem", SWEEPS)
+def test_a_sweep_has_its_metric_after_two_updates(stem, folder, monkeypatch):
+    monkeypatch.chdir(ROOT)  # BASE is a path from there
+    experiment = load_experiment(ROOT / "experiments" / f"{stem}.py")
+    flags = [f"--config={experiment.base}", *experiment.flags(experiment.planned()[0])]
+    small = {**SMALL, "data.dir": folder, "data.cache_dir": folder / "cache"}
+    flags += [f"--workdir={folder}/run", *(f"--config.{key}={value}" for key, value in small.items())]
+    assert main.main(["jformer", *flags]) == 0
+    assert math.isfinite(experiment.value(records.metrics(folder / "run")))

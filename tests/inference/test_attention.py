@@ -1,0 +1,130 @@
+"""What is shown of a run is what it computes: weights that sum to one, and the probabilities that scoring gives."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from jformer.config import resolve
+from jformer.data.tokenizers import learn
+from jformer.decoding.config import DecodeConfig
+from jformer.errors import UserError
+from jformer.inference.attention import Part, Weights, attention_maps
+from jformer.inference.predict import Predictor
+from jformer.inference.restore import Trained
+from jformer.models import ModelConfig, build_model, init_params
+from jformer.models.config import HeadConfig
+from jformer.models.recurrent_config import RecurrentConfig
+from jformer.tasks.build import build_task
+
+TEXT = learn("char", ["abcdefgh "], 99, "identity", False)
+LABELS = learn("label", ["good", "bad"], 99, "identity", False)
+FIELDS = {"num_layers": 2, "d_model": 16, "d_ff": 24, "num_heads": 2, "tied_output": False}
+RECURRENT = {"num_layers": 1, "d_model": 16, "tied_output": False}
+ADDITIVE = RecurrentConfig("gru", attention="additive")
+
+
+def predictor_of(task, **fields):
+    """Return an untrained run."""
+    config = resolve({"task": task, "model": {"family": fields.get("family", "encdec")}, "data": {"dir": "nowhere"}})
+    config = dataclasses.replace(config, decode=DecodeConfig(max_extra_length=3))
+    model = build_model(ModelConfig(**{"vocab_size": TEXT.vocab_size, **fields}))
+    params = jax.jit(lambda key: init_params(model, key))(jax.random.key(0))
+    tokenizers = (TEXT, LABELS if task == "classify" else TEXT)
+    run = Trained(config=config, task=build_task(config), tokenizers=tokenizers, model=model, params=params)
+    return Predictor(run)
+
+
+def assert_sound(weights, layers, heads):
+    assert weights.values.shape == (layers, heads, len(weights.rows), len(weights.columns))
+    np.testing.assert_allclose(weights.values.sum(-1), 1, rtol=1e-5)
+
+
+def test_a_translation_shows_three_kinds_of_attention_and_what_scoring_says():
+    predictor = predictor_of("translate", **FIELDS)
+    (shown,) = attention_maps(predictor, [("abc d", "fgh")])
+    assert [weights.part for weights in shown.weights] == list(Part)
+    for weights in shown.weights:
+        assert_sound(weights, 2, 2)
+    encoder, decoder, cross = shown.weights
+    assert encoder.columns == cross.columns == (*"abc d", "</s>")
+    assert decoder.rows == ("<s>", *"fgh")
+    assert cross.rows == tuple(choice.token for choice in shown.choices) == (*"fgh", "</s>")
+    assert not np.triu(decoder.values[0, 0], 1).any()
+    (scored,) = predictor.score([("abc d", "fgh")])
+    np.testing.assert_allclose(np.log([c.probability for c in shown.choices]), scored.token_log_probs, atol=1e-5)
+    for choice in shown.choices:
+        probabilities = [p for _, p in choice.likeliest]
+        assert probabilities == sorted(probabilities, reverse=True)
+        assert probabilities[0] >= choice.probability
+
+
+def test_without_a_target_the_runs_own_answer_is_shown():
+    predictor = predictor_of("translate", **FIELDS)
+    (shown,) = attention_maps(predictor, [("abc", None)])
+    assert shown.target == predictor.predict(["abc"])[0]
+
+
+def test_a_language_model_shows_its_own_attention():
+    predictor = predictor_of("lm", family="decoder", **FIELDS)
+    (shown,) = attention_maps(predictor, [("", "abc")])
+    (weights,) = shown.weights
+    assert weights.part is Part.DECODER_SELF
+    assert_sound(weights, 2, 2)
+
+
+def test_a_classifier_shows_its_encoder_and_the_labels():
+    predictor = predictor_of("classify", family="encoder", head=HeadConfig(num_classes=2), **FIELDS)
+    (shown,) = attention_maps(predictor, [("abc", "good")])
+    assert_sound(shown.weights[0], 2, 2)
+    (choice,) = shown.choices
+    assert choice.token == "good"
+    assert {label for label, _ in choice.likeliest} == {"good", "bad"}
+    assert sum(p for _, p in choice.likeliest) == pytest.approx(1, abs=1e-6)
+
+
+def test_a_recurrent_decoder_shows_its_one_alignment():
+    predictor = predictor_of("translate", **RECURRENT, recurrent=ADDITIVE)
+    (shown,) = attention_maps(predictor, [("abc d", "fgh")])
+    (weights,) = shown.weights
+    assert_sound(weights, 1, 1)
+    assert weights.rollout() is None
+
+
+def test_entropy_and_rollout_by_hand():
+    """Two layers of one head over two positions: sharp, then even."""
+    values = np.array([[[[1.0, 0.0], [0.0, 1.0]]], [[[0.5, 0.5], [0.5, 0.5]]]], np.float32)
+    weights = Weights(Part.ENCODER_SELF, values, ("a", "b"), ("a", "b"))
+    np.testing.assert_allclose(weights.entropy(), [[0.0], [np.log(2)]], atol=1e-6)
+    # The first layer keeps all; of the second, half is the residual: (0.5 + 1) / 2 and 0.5 / 2.
+    np.testing.assert_allclose(weights.rollout(), [[0.75, 0.25], [0.25, 0.75]])
+
+
+def test_a_task_without_answers_is_refused():
+    with pytest.raises(UserError, match="has no answers to look into"):
+        attention_maps(predictor_of("mlm", family="encoder", **FIELDS), [("abc", None)])
+
+
+@pytest.mark.parametrize(
+    ("task", "fields", "message"),
+    [
+        ("denoise", FIELDS, "task='denoise' has no targets that attend to a source"),
+        ("lm", {**FIELDS, "family": "decoder"}, "task='lm' has no targets that attend to a source"),
+        (
+            "translate",
+            {**RECURRENT, "recurrent": RecurrentConfig("gru")},
+            "model.recurrent.attention='none' attends to",
+        ),
+    ],
+)
+def test_attention_to_a_source_that_is_not_there_is_refused(task, fields, message):
+    with pytest.raises(UserError, match=message):
+        predictor_of(task, **fields).attention([("abc", "d")])
+
+
+def test_broken_weights_are_refused():
+    predictor = predictor_of("lm", family="decoder", **FIELDS)
+    predictor.params = jax.tree.map(lambda x: x * np.nan, predictor.params)
+    with pytest.raises(UserError, match="scores are no numbers, so its weights are broken"):
+        attention_maps(predictor, [("", "abc")])

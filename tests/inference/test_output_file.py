@@ -1,0 +1,15 @@
+import pytest
+
+from jformer.errors import UserError
+from jformer.inference.output_file import lines_to_keep, open_output
+
+
+@pytest.mark.parametrize("content", ["", "{", "[" * 100_000], ids=["empty", "cut", "nested too deep"])
+def test_a_record_that_cannot_be_read_is_refused(tmp_path, content):
+    answers = tmp_path / "answers.txt"
+    with open_output(answers, False, {"mode": "predict"}) as file:
+        file.write("one\n")
+    assert lines_to_keep(answers, {"mode": "predict"}) == 1
+    (tmp_path / "answers.txt.settings.json").write_text(content)
+    with pytest.raises(UserError, match="does not tell how"):
+        lines_to_keep(answers, {"mode": "predict"})

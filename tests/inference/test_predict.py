@@ -1,0 +1,276 @@
+"""Every input gives its outputs, in order, whatever its neighbours, its length or the batch it falls into."""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from jformer.checkpoints.checkpoint import Checkpoints
+from jformer.checkpoints.weights import average_steps
+from jformer.config import load_config, resolve, save_config
+from jformer.data.tokenizers import BOS, EOS, PAD, learn
+from jformer.decoding.config import DecodeConfig
+from jformer.decoding.mbr import rank
+from jformer.errors import UserError
+from jformer.inference.answers import Output, Request
+from jformer.inference.batching import Hypotheses
+from jformer.inference.inputs import TRUNCATED, Attempt
+from jformer.inference.predict import Predictor, load
+from jformer.inference.restore import Trained
+from jformer.tasks.build import build_task
+
+TEXTS = ["abc", "", "hgfedcba hgfe", "b", "  ", "cab", "xyz unknown", "abcdefgh", "ha"]
+TOKENIZER = learn("char", ["abcdefgh "], 99, "identity", False)
+MODEL = {"num_layers": 1, "d_model": 32, "d_ff": 48, "num_heads": 4, "tied_output": False}
+# Rows past the vocabulary must never be written; tied logits of an untrained model would just repeat its input.
+ROWS = TOKENIZER.vocab_size + 6
+
+
+@pytest.fixture(scope="module")
+def predictor(tiny):
+    """Return a function: decode options → Predictor of an untrained model that does write something."""
+    model, params = tiny(vocab_size=ROWS, **MODEL)
+
+    @functools.cache
+    def build(max_source_length=64, copies=0, **options):
+        options = {"batch_size": 4, "beam_size": 1, "max_extra_length": 6, **options}
+        config = resolve({"data": {"max_source_length": max_source_length}})
+        config = dataclasses.replace(config, decode=DecodeConfig(**options))
+        tokenizers = (TOKENIZER, TOKENIZER)
+        run = Trained(config=config, task=build_task(config), tokenizers=tokenizers, model=model, params=params)
+        return Predictor(run, [run] * copies)
+
+    return build
+
+
+def ask(predictor, texts, **more):
+    return predictor.generate([Request(text, line=line, **more) for line, text in enumerate(texts)])
+
+
+def test_empty_lines_stay_empty_and_order_is_kept(predictor):
+    texts = [*TEXTS, "hgfedcba hgfedcba"]  # the last one is of another shape
+    together = predictor().predict(texts)
+    assert len(together) == len(texts)
+    assert together[1] == together[4] == ""
+    assert together[0]
+    assert predictor().predict(texts[::-1]) == together[::-1]
+    assert predictor().predict([]) == []
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_output_does_not_depend_on_the_batch(predictor, beam_size):
+    together = predictor(beam_size=beam_size).predict(TEXTS * 2)
+    alone = [predictor(beam_size=beam_size, batch_size=1).predict([text])[0] for text in TEXTS]
+    assert together == alone * 2
+
+
+def test_outputs_that_are_long_for_their_inputs_are_asked_for_again(predictor, monkeypatch):
+    hurried, patient = (predictor(batch_size=size, max_extra_length=40) for size in (9, 4))
+    attempts = []
+    arrays = hurried.inputs.arrays
+    monkeypatch.setattr(hurried.inputs, "arrays", lambda *args: attempts.append(args[-1]) or arrays(*args))
+    assert hurried.predict(TEXTS * 2) == patient.predict(TEXTS * 2)
+    assert attempts[0] == Attempt(short=True)
+    assert attempts[-1] == Attempt(min_length=64)
+    assert any(len(outputs[0].ids) > 24 for outputs in ask(patient, TEXTS))
+    attempts.clear()
+    hurried.predict(TEXTS * 2)
+    assert attempts[0] == Attempt(short=False)  # most outputs were long
+
+
+def test_overlong_source_is_cut_or_answered_in_pieces(predictor):
+    whole, cut = predictor(), predictor(max_source_length=4)
+    assert cut.predict(["abcdefgh", "abc"]) == whole.predict(["abc", "abc"])
+    assert cut.cut == 1
+    split = predictor(max_source_length=4, overlong="split", beam_size=2, alignments=True, outputs="tsv")
+    (joined,), (alone,) = ask(split, ["abcdefgh", "ab"])
+    pieces = [outputs[0] for outputs in ask(split, ["abc", "def", "gh"])]
+    assert joined.text == " ".join(piece.text for piece in pieces)
+    assert abs(joined.score - sum(piece.score for piece in pieces)) < 1e-4
+    tokens = [[i for i in piece.ids if i != EOS] for piece in pieces]
+    assert [i for i in joined.ids if i != EOS] == [*itertools.chain(*tokens)]
+    shifts = [(0, 0), (3, len(tokens[0])), (6, len(tokens[0]) + len(tokens[1]))]
+    links = [[(s + x, t + y) for s, t in piece.alignment.pairs] for piece, (x, y) in zip(pieces, shifts, strict=True)]
+    assert list(joined.alignment.pairs) == [*itertools.chain(*links)]
+    assert joined.alignment.source == tuple("abcdefgh")
+    assert joined.alignment.target == tuple(TOKENIZER.tokens[i] for i in joined.ids if i != EOS)
+    assert alone.alignment.pairs
+
+
+def test_output_is_no_longer_than_the_source_and_the_extra(predictor):
+    p = predictor()
+    before = p.counts[TRUNCATED]
+    outputs = [outputs[0] for outputs in ask(p, TEXTS)]
+    for text, output in zip(TEXTS, outputs, strict=True):
+        assert len(output.ids) <= len(text) + 1 + 6
+    assert p.counts[TRUNCATED] - before == sum(len(one.ids) > 0 and one.ids[-1] != EOS for one in outputs) > 0
+
+
+def test_the_n_best_have_the_scores_of_the_forced_pass_and_are_words_of_the_vocabulary(predictor):
+    p = predictor(beam_size=3, n_best=3, length_penalty=0.0, forbid=("<unk>",))
+    for text, outputs in zip(TEXTS, ask(p, TEXTS), strict=True):
+        if not text.strip():
+            assert outputs == [Output("")]
+            continue
+        assert len({output.ids for output in outputs}) == 3
+        assert outputs == sorted(outputs, key=lambda one: (one.ids[-1] != EOS, -one.score))  # cut ones come last
+        for output, scored in zip(outputs, p.score([(text, output.text) for output in outputs]), strict=True):
+            assert abs(sum(scored.token_log_probs[: len(output.ids)]) - output.score) < 1e-3
+            assert scored.log_prob == sum(scored.token_log_probs)
+            assert scored.tokens == (*output.text, "</s>")
+            assert not {PAD, BOS} & set(output.ids)
+            assert max(output.ids) < TOKENIZER.vocab_size
+
+
+def test_a_prefix_begins_the_output(predictor):
+    p = predictor()
+    for outputs in ask(p, ["abc", "b"], prefix="hag"):
+        assert outputs[0].text.startswith("hag")
+    mixed = p.generate([Request("abc"), Request("b", "hag"), Request("cab")])
+    assert [mixed[0][0].text, mixed[2][0].text] == p.predict(["abc", "cab"])
+
+
+def test_samples_depend_on_their_line_alone(predictor):
+    p = predictor(search="sample", samples=3)
+    together = ask(p, TEXTS)
+    assert [len(outputs) for outputs in together] == [3 if text.strip() else 1 for text in TEXTS]
+    assert len({output.ids for output in together[0]}) > 1
+    (alone,) = p.generate([Request(TEXTS[7], line=7)])
+    assert [output.ids for output in alone] == [output.ids for output in together[7]]
+    (elsewhere,) = p.generate([Request(TEXTS[7], line=8)])
+    assert [output.ids for output in elsewhere] != [output.ids for output in together[7]]
+
+
+def test_minimum_bayes_risk_ranks_the_samples(predictor):
+    samples = ask(predictor(search="sample", samples=6), TEXTS[:3])
+    for drawn, ranked in zip(samples, ask(predictor(search="mbr", samples=6, n_best=2), TEXTS[:3]), strict=True):
+        order, utilities = rank([output.text for output in drawn], "chrf")
+        assert [output.text for output in ranked] == [drawn[i].text for i in order[:2]]
+        assert [output.utility for output in ranked] == utilities[:2] or not drawn[0].ids
+
+
+def test_samples_that_are_all_empty_are_an_empty_answer(predictor, monkeypatch):
+    p = predictor(search="mbr", samples=2)
+    monkeypatch.setattr(p, "_search", lambda params, pieces, on_answered: [Hypotheses([(), ()], [0.0, 0.0])])
+    assert p.predict(["abc"]) == [""]
+
+
+def test_two_of_the_same_answer_as_one(predictor):
+    assert predictor(copies=1).predict(TEXTS) == predictor().predict(TEXTS)
+
+
+def test_broken_weights_are_one_clear_error(predictor):
+    p = predictor()
+    nan = jax.tree.map(lambda x: x * np.nan, p.params)
+    broken = Predictor(Trained(config=p.config, task=p.task, tokenizers=p.tokenizers, model=p.model, params=nan))
+    for call in (lambda: broken.predict(["abc"]), lambda: broken.score([("abc", "a")])):
+        with pytest.raises(UserError, match="scores are no numbers, so its weights are broken: try another evaluate"):
+            call()
+
+
+def test_a_target_over_the_limits_is_cut_and_splitting_it_refused(predictor):
+    p = predictor(max_source_length=4)
+    before = p.cut
+    (whole,) = predictor().score([("abc", "ab")])
+    assert abs(p.score([("abcdefgh", "ab")])[0].log_prob - whole.log_prob) < 1e-4
+    assert p.cut == before + 1
+    assert [scored.cut for scored in p.score([("abcdefgh", "ab"), ("abc", "ab")])] == [True, False]
+    (cut,) = predictor().score([("abc", "a" * 999)])
+    assert cut.cut
+    with pytest.raises(UserError, match=r"decode\.overlong='split' cannot score"):
+        predictor(overlong="split").score([("abc", "ab")])
+
+
+REFUSED = {
+    "one text": (lambda p: p.predict("abc"), r"'abc' is one text, not a list of texts: predict\(\['a text'"),
+    "None": (lambda p: p.predict(["abc", None]), "text 2 of 2 is None, not a text"),
+    "bytes": (lambda p: p.predict([b"abc"]), "text 1 of 1 is b'abc', not a text"),
+    "a line break": (
+        lambda p: p.predict(["abc", "a", "a\nb"]),
+        "text 3 of 3 has a line break, which training texts have not: give",
+    ),
+    "one text to generate": (
+        lambda p: p.generate("abc"),
+        r"'abc' is one text, not a list of texts: generate\(\['a text'",
+    ),
+    "no request": (lambda p: p.generate([Request("abc"), 3]), "text 2 of 2 is 3, not a text: generate"),
+    "one pair": (lambda p: p.score(("ab", "cd")), "'ab' is no pair of source and target"),
+    "a number in place of a pair": (lambda p: p.score([5]), "5 is no pair of source and target"),
+    "half a pair": (lambda p: p.score([("ab",)]), r"\('ab',\) is no pair of source and target"),
+    "a pair with None": (lambda p: p.score([("ab", None)]), "text 2 of 2 is None, not a text"),
+    "a pair with a line break": (lambda p: p.score([("ab", "c\nd")]), "text 2 of 2 has a line break"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_list_of_texts_is_refused_and_told_how(predictor, case):
+    call, said = REFUSED[case]
+    with pytest.raises(UserError, match=said):
+        call(predictor())
+
+
+def test_attention_has_a_row_for_every_target_token(predictor):
+    p = predictor(beam_size=2, alignments=True, outputs="tsv")
+    output = ask(p, ["hgfa"])[0][0]
+    (found,) = p.attention([("hgfa", output.text)])
+    assert found.source == (*"hgfa", "</s>")
+    assert found.target == (*output.text, "</s>")
+    assert found.weights.shape == (len(found.target), 5)
+    np.testing.assert_allclose(found.weights.sum(axis=1), 1, atol=1e-5)
+    likeliest = [(int(s), t) for t, s in enumerate(found.weights[: len(output.alignment.target)].argmax(axis=1))]
+    assert output.alignment.pairs == tuple((s, t) for s, t in likeliest if s < 4)
+
+
+def test_a_predictor_says_what_it_is(predictor):
+    assert repr(predictor(beam_size=3)).startswith("<Predictor: translate with encdec of ")
+    assert repr(predictor(beam_size=3)).endswith("parameters, steps=[], search='beam', beam_size=3>")
+
+
+@pytest.fixture(scope="module")
+def runs(tiny, tmp_path_factory):
+    """Return a function: name, text to learn characters from, config → the workdir of an untrained run."""
+    root = tmp_path_factory.mktemp("runs")
+
+    def save(name, text="abcdefgh ", **config):
+        workdir = root / name
+        (workdir / "tokenizer").mkdir(parents=True)
+        learn("char", [text], 99, "identity", False).save(workdir / "tokenizer", "shared")
+        settings = resolve({"model": {**MODEL, "vocab_size": ROWS}, **config})
+        save_config(settings, workdir / "config.json")
+        checkpoints = Checkpoints(workdir / "checkpoints")
+        _, params = tiny(vocab_size=ROWS, **MODEL)
+        checkpoints.save(1, {"params": params, "ema": jax.tree.map(jax.numpy.zeros_like, params)}, {}, None)
+        checkpoints.close()
+        return workdir
+
+    return save
+
+
+def test_an_ensemble_is_loaded_with_its_own_weights_or_refused(runs):
+    ours = runs("ours")
+    settings = load_config(ours / "config.json")
+
+    def ensemble(*workdirs, **options):
+        decode = DecodeConfig(ensemble=tuple(map(str, workdirs)), **options)
+        return load(ours, dataclasses.replace(settings, decode=decode))
+
+    other = runs("other", evaluate={"weights": "ema"}, train={"ema_decay": 0.9}, seed=3)
+    found = ensemble(other, dtype="bfloat16")
+    assert [each.config.dtype for each in (found.model, found.members[0].model)] == ["bfloat16"] * 2
+    assert not any(leaf.any() for leaf in jax.tree.leaves(found.members[0].params))
+    assert load(ours).model.config.dtype == "float32"
+    with pytest.raises(UserError, match=r"decode\.ensemble: .*wider has another source vocabulary than this run"):
+        ensemble(runs("wider", "abcdefghi "))
+    with pytest.raises(UserError, match=r"decode\.ensemble: .*french was trained on en to fr, this run on en to de"):
+        ensemble(runs("french", data={"source_language": "en", "target_language": "fr"}))
+    with pytest.raises(UserError, match=r"decode\.ensemble: .*noise has task='denoise', this run 'translate'"):
+        ensemble(runs("noise", task="denoise"))
+
+
+def test_averaged_steps_are_the_last_regular_ones():
+    assert average_steps([10, 20, 25, 30], 10, 3) == [10, 20, 30]
+    assert average_steps([10, 20, 27], 10, 2) == [20, 27]
+    assert average_steps([10, 20, 25, 30], 10, 4) == [10, 20, 30], "as many as there are"

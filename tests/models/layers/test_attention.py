@@ -1,0 +1,179 @@
+"""Attention: worked examples to the digit, agreement of the two kernels, and dropout of weights."""
+
+import functools
+from unittest import mock
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jformer.decoding.cache import repeat_rows
+from jformer.models import ModelConfig, build_model
+from jformer.models.batch import causal_mask
+from jformer.models.layers.attention import MAX_QUERIES_FOR_SUMS, Attention, attend, attend_cached, choose_kernel
+from jformer.models.layers.dropout import DropoutKey, Site, dropout
+from jformer.models.layers.matmul import query_key_scores
+from tests.conftest import TINY, make_batch
+from tests.models.reference import random_params
+
+
+def everything(rows, keys):
+    """Return the mask that lets every query attend to every key."""
+    return jnp.ones((rows, 1, 1, keys), bool)
+
+
+def attention(params, x, y, key=None, rate=0.0):
+    """Return the output of one head that attends from x to y, without biases, and its weights."""
+    config = ModelConfig(d_model=4, num_heads=1, bias=False, attention_dropout=rate)
+    mask = everything(*y.shape[:2])
+    run = nn.apply(lambda m: m(x, m.kv(y), mask, dropout_key=key), Attention(config, Site.SELF_WEIGHTS), mutable=True)
+    output, sown = jax.jit(run)({"params": params})
+    return output, sown["intermediates"]["weights"][0]
+
+
+IDENTITIES = {name: {"kernel": jnp.eye(4)} for name in "qkvo"}
+
+
+def test_the_cat_sat():
+    """Identity projections, d_k = 4: scores, weights and output as they are worked out by hand."""
+    x = jnp.array([[[1, 0, 1, 0], [0, 1, 0, 1], [1, 1, 1, 1]]], jnp.float32)
+    output, weights = attention(IDENTITIES, x, x)
+    expected = [[0.4223, 0.1554, 0.4223], [0.1554, 0.4223, 0.4223], [0.2119, 0.2119, 0.5761]]
+    np.testing.assert_allclose(weights[0, 0], expected, atol=6e-5)
+    np.testing.assert_allclose(output[0, 0], [0.8446, 0.5777, 0.8446, 0.5777], atol=6e-5)
+
+
+def weights_of(scores, mask=None):
+    """Return the weights that scores [t s] turn into."""
+    q, keys = jnp.array(scores)[None, :, None], jnp.eye(len(scores[0]))[None, :, None]
+    mask = everything(1, len(scores[0])) if mask is None else mask
+    return np.asarray(attend(q, {"k": keys, "v": keys}, mask)[1])[0, 0]
+
+
+@pytest.mark.parametrize(("scores", "expected"), [([1.0, 0.71], [0.57, 0.43]), ([1.0, -1.0], [0.88, 0.12])])
+def test_similarities_become_weights(scores, expected):
+    np.testing.assert_allclose(weights_of([scores])[0], expected, atol=5e-3)
+
+
+def test_the_look_ahead_mask_hides_the_future_before_the_softmax():
+    scores = np.array([[0.5, 0.2, 0.1], [0.1, 0.6, 0.2], [0.1, 0.2, 0.3]])
+    weights = weights_of(scores.tolist(), causal_mask(jnp.ones((1, 3), jnp.int32)))
+    hidden = np.exp(np.where(np.tri(3) == 1, scores, -np.inf))
+    np.testing.assert_allclose(weights, hidden / hidden.sum(-1, keepdims=True), atol=1e-6)
+    assert (weights[np.triu_indices(3, 1)] == 0).all()
+
+
+def test_cross_attention_asks_from_the_decoder_and_reads_the_encoder():
+    rng = np.random.default_rng(0)
+    decoder, encoder = (jnp.asarray(rng.standard_normal((1, n, 4)), jnp.float32) for n in (2, 5))
+    params = {name: {"kernel": jnp.asarray(rng.standard_normal((4, 4)), jnp.float32)} for name in "qkvo"}
+    q, k, v, o = (np.asarray(params[name]["kernel"]) for name in "qkvo")
+    output, weights = attention(params, decoder, encoder)
+    scores = np.exp((decoder[0] @ q) @ (encoder[0] @ k).T / 2)
+    expected = scores / scores.sum(-1, keepdims=True)
+    np.testing.assert_allclose(weights[0, 0], expected, atol=1e-5)
+    np.testing.assert_allclose(output[0], expected @ (encoder[0] @ v) @ o, atol=1e-4)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("biased", [True, False], ids=["bias", "no-bias"])
+def test_ours_equals_the_kernel_of_jax(kv_heads, biased):
+    keys = jax.random.split(jax.random.key(0), 5)
+    q = jax.random.normal(keys[0], (2, 5, 4, 8))
+    k, v = (jax.random.normal(key, (2, 7, kv_heads, 8)) for key in keys[1:3])
+    bias = jax.random.normal(keys[3], (1, 4, 5, 7)) if biased else None
+    mask = jax.random.bernoulli(keys[4], 0.6, (2, 1, 5, 7)).at[..., 0].set(True)
+    ours, _ = jax.jit(functools.partial(attend, scale=0.3))(q, {"k": k, "v": v}, mask, bias)
+    theirs = jax.jit(functools.partial(jax.nn.dot_product_attention, scale=0.3))(q, k, v, bias, mask)
+    np.testing.assert_allclose(ours, theirs, atol=2e-6)
+
+
+def bfloat16_inputs(*shapes):
+    """Return arrays of bfloat16 numbers, and the same numbers in float32."""
+    keys = jax.random.split(jax.random.key(1), len(shapes))
+    half = [3 * jax.random.normal(key, shape, jnp.bfloat16) for key, shape in zip(keys, shapes, strict=True)]
+    return half, [x.astype(jnp.float32) for x in half]
+
+
+def test_scores_are_float32_where_activations_are_bfloat16():
+    """The weights differ from those of float32 by the order of sums alone, not by rounding q · k to bfloat16."""
+    half, full = bfloat16_inputs((2, 5, 4, 16), (2, 7, 2, 16), (2, 7, 2, 16))
+    weights = [attend(q, {"k": k, "v": v}, None, scale=0.25)[1] for q, k, v in (half, full)]
+    np.testing.assert_allclose(*weights, atol=1e-6)
+
+
+@pytest.mark.parametrize("queries", [3, MAX_QUERIES_FOR_SUMS + 1])
+def test_scores_of_a_cache_are_float32_where_activations_are_bfloat16(queries):
+    half, full = bfloat16_inputs((2, 2, queries, 16), (2, 2, 16, 7), (2, 2, 7, 16))
+    weights = [attend_cached(q, {"k": k, "v": v}, None, scale=0.25)[1] for q, k, v in (half, full)]
+    np.testing.assert_allclose(*weights, atol=1e-6)
+
+
+def test_the_gradient_of_float32_scores_is_that_of_autodiff():
+    q, k = jax.random.normal(jax.random.key(0), (2, 5, 2, 3, 8)), jax.random.normal(jax.random.key(1), (2, 7, 2, 8))
+    plain = functools.partial(jnp.einsum, "btgrk,bsgk->bgrts")
+    found, expected = (jax.grad(lambda *x, f=f: jnp.sin(f(*x)).sum(), (0, 1))(q, k) for f in (query_key_scores, plain))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_a_row_that_may_attend_to_nothing_stays_finite():
+    assert np.isfinite(weights_of([[1.0, 2.0]], ~everything(1, 2))).all()
+
+
+def test_dropout_of_weights_has_the_rate_and_keeps_their_mean():
+    size, rate = 256, 0.25
+    q, identity = jnp.zeros((2, size, 1, 1)), jnp.tile(jnp.eye(size)[:, None], (2, 1, 1, 1))
+    key = DropoutKey(jnp.uint32(7), jnp.arange(2))
+    kv = {"k": jnp.zeros((2, size, 1, 1)), "v": identity}  # the output is the weights that were kept
+    kept, weights = attend(q, kv, everything(2, size), drop_weights=lambda w: dropout(w, rate, key, Site.SELF_WEIGHTS))
+    np.testing.assert_allclose(weights, 1 / size, rtol=1e-6)
+    assert set(np.unique(kept).tolist()) == {0.0, np.float32(1 / size / (1 - rate)).item()}
+    assert abs((np.asarray(kept) == 0).mean() - rate) < 4 * (rate * (1 - rate) / kept.size) ** 0.5
+
+
+def test_dropped_weights_of_a_row_ignore_its_neighbours():
+    x = np.random.default_rng(0).standard_normal((3, 6, 4)).astype(np.float32)
+
+    def output(*rows, rate=0.5):
+        y = jnp.asarray(x[list(rows)])
+        return np.asarray(attention(IDENTITIES, y, y, DropoutKey(jnp.uint32(7), jnp.array(rows)), rate)[0])
+
+    np.testing.assert_allclose(output(2, 0), output(0, 1, 2)[[2, 0]], atol=1e-6)
+    assert np.abs(output(0) - output(0, rate=0.0)).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("fields", "elsewhere"),
+    [({}, "jax"), ({"num_kv_heads": 2}, "jax"), ({"d_k": 16}, "own"), ({"attention_dropout": 0.1}, "own")],
+)
+def test_only_ours_drops_weights_and_has_values_of_another_size(fields, elsewhere):
+    config = ModelConfig(**fields)
+    assert [choose_kernel(config, platform) for platform in ("cpu", "gpu", "tpu")] == ["own", elsewhere, elsewhere]
+
+
+def test_the_kernel_of_another_platform_gives_the_same_output(monkeypatch):
+    """Full pass and cached step, with a bias for positions, grouped heads, padding and two beams for each sentence."""
+    model = build_model(ModelConfig(**TINY, positions="relative", num_kv_heads=2))
+    params, batch = random_params(model), make_batch([7, 5], [6, 4])
+    kernel = mock.Mock(wraps=jax.nn.dot_product_attention)
+    monkeypatch.setattr(jax.nn, "dot_product_attention", kernel)
+
+    def outputs(platform):
+        monkeypatch.setattr(jax, "default_backend", lambda: platform)
+
+        def both(params, batch):
+            apply = functools.partial(model.apply, {"params": params})
+            cache = repeat_rows(apply(apply(batch, method="encode"), 2, 12, method="start"), 2)
+            tokens, valid = jnp.tile(batch["target_in"][:, :3], (2, 1)), jnp.ones((4, 3), bool)
+            return apply(batch, method="hidden"), apply(cache, tokens, valid, method="extend")[0]
+
+        full, cached = jax.jit(both)(params, batch)
+        return np.asarray(full)[batch["target_segments"] > 0], np.asarray(cached)
+
+    ours = outputs("cpu")
+    assert not kernel.called
+    for own, other in zip(ours, outputs("gpu"), strict=True):
+        np.testing.assert_allclose(other, own, atol=1e-5 * np.abs(own).max())
+    assert kernel.called

@@ -1,0 +1,70 @@
+"""Dropout masks depend on what an element is, never on where it lies."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jformer.models import ModelConfig
+from jformer.models.layers.dropout import DropoutKey, Site, dropout
+from jformer.models.layers.transformer import AttentionContext, Stack
+from tests.conftest import TINY, make_batch, run
+
+
+def mask(rows=range(8), seed=1, site=Site.SELF_ATTN, shape=(40, 64), rate=0.3):
+    rows = jnp.array(list(rows), jnp.int32)
+    x = jnp.ones((len(rows), *shape))
+    return np.asarray(dropout(x, rate, DropoutKey(jnp.uint32(seed), rows), site))
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.3, 0.5])
+def test_share_and_scale_match_the_rate(rate):
+    y = mask(range(64), rate=rate)
+    assert abs((y == 0).mean() - rate) < 4 * (rate * (1 - rate) / y.size) ** 0.5
+    assert set(np.unique(y).tolist()) == {0.0, np.float32(1 / (1 - round(rate * 65536) / 65536)).item()}
+
+
+def test_mask_of_a_row_ignores_its_neighbours_and_padding():
+    whole = mask(range(8))
+    np.testing.assert_array_equal(mask([5, 2]), whole[[5, 2]])
+    np.testing.assert_array_equal(mask(shape=(10, 64)), whole[:, :10])
+
+
+def test_seed_site_layer_row_position_and_feature_all_matter():
+    key = DropoutKey(jnp.uint32(1), jnp.arange(8))
+    keys = [key.at_layer(jnp.int32(i)) for i in range(3)]
+    layers = [np.asarray(dropout(jnp.ones((8, 40, 64)), 0.5, layer, Site.SELF_ATTN)) for layer in keys]
+    masks = [mask(rate=0.5), mask(rate=0.5, seed=2), mask(rate=0.5, site=Site.CROSS_ATTN), *layers]
+    flat = np.array([(m > 0).ravel() for m in masks], float)
+    flat = np.concatenate([flat, [np.roll(masks[0] > 0, 1, axis=axis).ravel() for axis in range(3)]])
+    correlation = np.corrcoef(flat) - np.eye(len(flat))
+    assert np.abs(correlation).max() < 5 / flat.shape[1] ** 0.5
+
+
+def test_no_key_is_the_identity():
+    x = jnp.ones((2, 3, 4))
+    assert dropout(x, 0.5, None, Site.INPUT) is x
+
+
+def test_what_a_stack_gives_is_dropped_as_in_t5():
+    options = TINY | {"dropout": 0.5, "norm": "pre"}
+    kept, dropped = (Stack(ModelConfig(**options, output_dropout=last), 2, False, True) for last in (False, True))
+    x = jax.random.normal(jax.random.key(0), (3, 8, 32))
+    context = AttentionContext(jnp.tile(jnp.arange(8), (3, 1)), jnp.ones((3, 1, 8, 8), bool))
+    params = kept.init(jax.random.key(0), x, None, context, None)
+    key = DropoutKey(jnp.uint32(5), jnp.arange(3))
+    whole, holes = (np.asarray(stack.apply(params, x, None, context, key)) for stack in (kept, dropped))
+    np.testing.assert_array_equal(holes, dropout(jnp.asarray(whole), 0.5, key, Site.OUTPUT))
+    assert 0.4 < (holes == 0).mean() < 0.6
+    np.testing.assert_array_equal(*(stack.apply(params, x, None, context, None) for stack in (kept, dropped)))
+
+
+def test_a_model_drops_only_in_training_and_each_key_differently(tiny):
+    model, params = tiny(dropout=0.5)
+    batch = make_batch([5, 6], [4, 5])
+    calm = [run(model, params, batch) for _ in range(2)]
+    noisy = [run(model, params, batch, True, rngs={"dropout": jax.random.key(k)}) for k in (0, 0, 1)]
+    np.testing.assert_array_equal(*calm)
+    np.testing.assert_array_equal(noisy[0], noisy[1])
+    assert np.abs(noisy[0] - noisy[2]).max() > 0.1
+    assert np.abs(noisy[0] - calm[0]).max() > 0.1

@@ -1,0 +1,47 @@
+"""Gradients written by hand are those of the plain expressions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jformer.models.layers.matmul import add_bias, matmul
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(3, 5, 8)).astype(np.float32)
+W, B = RNG.normal(size=(8, 6)).astype(np.float32), RNG.normal(size=6).astype(np.float32)
+
+
+def gradients(function, x, *rest):
+    return jax.jit(jax.grad(lambda *args: jnp.sin(function(*args).astype(jnp.float32)).sum(), (0, 1)))(x, *rest)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("bfloat16", 2e-2)])
+@pytest.mark.parametrize(
+    ("ours", "plain", "first", "second"),
+    [
+        (matmul, lambda x, w: x @ w.astype(x.dtype), X, W),
+        (add_bias, lambda y, b: y + b.astype(y.dtype), X @ W, B),
+    ],
+    ids=["matmul", "add_bias"],
+)
+def test_gradients_are_those_of_the_plain_expression(ours, plain, first, second, dtype, tolerance):
+    first, second = jnp.asarray(first, dtype), jnp.asarray(second)
+    np.testing.assert_array_equal(ours(first, second), plain(first, second))
+    for found, expected in zip(gradients(ours, first, second), gradients(plain, first, second), strict=True):
+        assert found.dtype == expected.dtype
+        found, expected = np.asarray(found, np.float32), np.asarray(expected, np.float32)
+        assert np.linalg.norm(found - expected) <= tolerance * np.linalg.norm(expected)
+
+
+def test_a_bias_has_its_gradient_summed_in_float32():
+    ones = jnp.ones((64, 64, 2), jnp.bfloat16)  # a sum in bfloat16 stands still at 256
+    gradient = jax.grad(lambda b: add_bias(ones, b).astype(jnp.float32).sum())(jnp.zeros(2))
+    np.testing.assert_array_equal(gradient, [4_096, 4_096])
+
+
+def test_a_policy_of_rematerialisation_sees_the_product():
+    policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    layer = jax.checkpoint(lambda x, w: jnp.tanh(matmul(x, w)), policy=policy)
+    _, pull_back = jax.eval_shape(lambda x, w: jax.vjp(layer, x, w), X, W)
+    assert (3, 5, 6) in [leaf.shape for leaf in jax.tree.leaves(pull_back)]

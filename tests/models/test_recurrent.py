@@ -1,0 +1,181 @@
+"""Recurrent models keep the contracts of every model, and are what their papers say."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jformer.errors import UserError
+from jformer.models import ModelConfig, build_model, init_params
+from jformer.models.config import HeadConfig
+from jformer.models.layers.recurrent import CELLS, GATES, STATES, run_cell
+from jformer.models.recurrent_config import RecurrentConfig
+from tests.conftest import make_batch, run
+
+TINY = {"vocab_size": 50, "num_layers": 2, "d_model": 16, "dropout": 0.1, "tied_output": False}
+ENCDEC = {
+    "none": RecurrentConfig("lstm", reverse_source=True, bridge="copy"),
+    "additive": RecurrentConfig("gru", bidirectional=True, attention="additive", bridge="dense", readout_size=6),
+    "dot": RecurrentConfig("rnn", attention="dot", embedding_size=10),
+    "general": RecurrentConfig("lstm", bidirectional=True, attention="general", input_feeding=True, bridge="dense"),
+    "concat": RecurrentConfig("gru", attention="concat", reverse_source=True, input_feeding=True, bridge="copy"),
+}
+
+
+@functools.cache
+def built(recurrent, **fields):
+    config = ModelConfig(**{**TINY, **fields}, recurrent=recurrent)
+    config.check()
+    model = build_model(config)
+    return model, jax.jit(functools.partial(init_params, model))(jax.random.key(0))
+
+
+# What presets have is held to the contracts in test_contracts.py; here is what none of them has.
+RARE = ("dot", "concat")
+MODELS = {
+    **{name: (recurrent, {}) for name, recurrent in ENCDEC.items()},
+    "encoder": (RecurrentConfig("gru", bidirectional=True), {"family": "encoder"}),
+}
+
+
+def model_of(name):
+    recurrent, fields = MODELS[name]
+    return built(recurrent, **fields)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_gradients_written_by_hand_are_those_of_autodiff(cell):
+    """The hand-written backward pass, against autodiff through a loop of the same cell."""
+    t, b, h = 5, 3, 4
+    rng = np.random.default_rng(0)
+    shapes = {"inputs": (t, b, GATES[cell] * h), "kernel": (h, GATES[cell] * h), "bias": (GATES[cell] * h,)}
+    arrays = [rng.normal(size=shape).astype(np.float32) for shape in [*shapes.values(), (b, STATES[cell], h)]]
+    real = np.arange(t)[:, None] < [5, 2, 4]
+    weights = rng.normal(size=(t, b, STATES[cell], h))
+
+    def loop(inputs, kernel, bias, state):
+        inputs, state = jnp.asarray(inputs), jnp.asarray(state)
+        states = []
+        for now, alive in zip(inputs, real, strict=True):
+            after = CELLS[cell](now, state[:, 0] @ kernel + bias, state)
+            state = jnp.where(alive[:, None, None], after, state)
+            states.append(state)
+        return jnp.stack(states)
+
+    def ours(*arguments):
+        return run_cell(cell, 2, *map(jnp.asarray, arguments), jnp.asarray(real))
+
+    np.testing.assert_allclose(ours(*arrays), loop(*arrays), atol=1e-6)
+    found, expected = (
+        jax.grad(lambda *a, f=f: (f(*a) * weights).sum(), argnums=(0, 1, 2, 3))(*arrays) for f in (ours, loop)
+    )
+    for got, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", RARE)
+def test_cached_step_equals_full_pass(name):
+    model, params = model_of(name)
+    apply = functools.partial(run, model, params)
+    batch = make_batch([7, 5], [6, 6])
+    tokens = batch["target_in"]
+    cache = apply(apply(batch, method="encode"), 2, 12, method="start")
+    valid = np.array([[1, 1, 1], [1, 0, 0]], bool)  # a ragged prompt, then token by token
+    hidden, cache = apply(cache, tokens[:, :3], valid, method="extend")
+    steps = [[np.asarray(hidden[0, i]) for i in range(3)], [np.asarray(hidden[1, 0])]]
+    for i in range(3):
+        token = np.array([[tokens[0, 3 + i]], [tokens[1, 1 + i]]])
+        hidden, cache = apply(cache, token, np.ones((2, 1), bool), method="extend")
+        for row in range(2):
+            steps[row].append(np.asarray(hidden[row, 0]))
+    full = np.asarray(apply(batch, method="hidden"))
+    np.testing.assert_allclose(steps[0], full[0], atol=1e-6)
+    np.testing.assert_allclose(steps[1], full[1, :4], atol=1e-6)
+    assert cache["position"].tolist() == [6, 4]
+
+
+@pytest.mark.parametrize("name", [*RARE, "encoder"])
+def test_padding_and_neighbours_change_nothing(name):
+    model, params = model_of(name)
+    alone = make_batch([7], [6])
+    wide = make_batch([7, 11, 3], [6, 2, 9], source_size=16, target_size=12)
+    for key, x in alone.items():
+        wide[key][0] = 0
+        wide[key][(0, slice(x.shape[1])) if x.ndim > 1 else 0] = x[0]
+    wide["source"][0, 7:] = 9  # what stands in padding does not matter
+    expected = run(model, params, alone)[0]
+    np.testing.assert_allclose(run(model, params, wide)[0, : len(expected)], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", RARE)
+def test_a_position_sees_no_later_target_token(name):
+    model, params = model_of(name)
+    batch = make_batch([7, 5], [6, 6])
+    changed = {**batch, "target_in": batch["target_in"].copy()}
+    changed["target_in"][:, 4] = 3
+    before, after = (np.asarray(run(model, params, b)) for b in (batch, changed))
+    np.testing.assert_array_equal(before[:, :4], after[:, :4])
+    assert np.abs(before[:, 4:] - after[:, 4:]).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ENCDEC)
+def test_the_source_is_read(name):
+    model, params = model_of(name)
+    batch = make_batch([7, 5], [6, 6])
+    other = {**batch, "source": np.where(batch["source"] == batch["source"][0, 3], 5, batch["source"])}
+    assert np.abs(run(model, params, batch)[0] - run(model, params, other)[0]).max() > 1e-4
+
+
+@pytest.mark.parametrize("name", ["additive", "concat"])
+def test_attention_sums_to_one_over_the_source(name):
+    model, params = model_of(name)
+    batch = make_batch([7, 5], [6, 6])
+    arrays = jax.tree.map(jnp.asarray, batch)
+    _, seen = model.apply({"params": params}, arrays, method="hidden", mutable=["intermediates"])
+    weights = model.cross_weights(seen["intermediates"])
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-6)
+    assert not weights[1, :, 5:].any()
+
+
+def test_a_reversed_source_gives_the_same_as_reading_it_reversed():
+    forwards, params = built(RecurrentConfig("lstm", bridge="copy"))
+    backwards, _ = built(ENCDEC["none"])
+    batch = make_batch([7, 5], [6, 6])
+    flipped = {**batch, "source": batch["source"].copy()}
+    for row, length in enumerate((7, 5)):
+        flipped["source"][row, :length] = batch["source"][row, :length][::-1]
+    np.testing.assert_array_equal(run(forwards, params, flipped), run(backwards, params, batch))
+
+
+def test_the_last_position_can_be_what_a_classifier_reads():
+    fields = {"family": "encoder", "head": HeadConfig(num_classes=3, pooling="last")}
+    model, params = built(RecurrentConfig("gru"), **fields)
+    long, short = make_batch([9], [3]), make_batch([5], [3])
+    long["source_segments"][:, 5:] = 0
+    np.testing.assert_allclose(run(model, params, long), run(model, params, short), atol=1e-6)
+    changed = {**short, "source": short["source"].copy()}
+    changed["source"][0, 4] = 5
+    assert np.abs(run(model, params, changed) - run(model, params, short)).max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("recurrent", "fields", "message"),
+    [
+        (RecurrentConfig("lstn"), {}, "model.recurrent.cell='lstn'; choose one of"),
+        (RecurrentConfig(attention="dot"), {}, "Transformer blocks read no model.recurrent"),
+        (RecurrentConfig("lstm"), {"norm": "pre"}, "model.norm='pre' is of Transformer blocks"),
+        (RecurrentConfig("lstm", attention="dot"), {"family": "decoder"}, "are of family='encdec', not of 'decoder'"),
+        (RecurrentConfig("lstm", bidirectional=True), {"family": "decoder"}, "reads from one end"),
+        (RecurrentConfig("lstm", bidirectional=True, attention="dot"), {}, "vectors of one size: use 'general'"),
+        (RecurrentConfig("lstm", bidirectional=True, bridge="copy"), {}, "bridge='copy' needs an encoder of one"),
+        (RecurrentConfig("lstm", input_feeding=True), {}, "input_feeding=True needs attention after the step"),
+        (RecurrentConfig("lstm", readout_size=9), {}, "readout_size is of decoders with attention"),
+        (RecurrentConfig("lstm", embedding_size=9), {"tied_output": True}, "the embedding has 9, the output 16"),
+        (RecurrentConfig("lstm"), {"family": "vit"}, "is for the families encdec, encoder and decoder"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(recurrent, fields, message):
+    with pytest.raises(UserError, match=message.replace("'", ".").replace("[", ".")):
+        ModelConfig(**{**TINY, **fields}, recurrent=recurrent).check()

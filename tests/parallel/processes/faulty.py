@@ -1,0 +1,43 @@
+"""jformer.main with a fault: python -m tests.parallel.processes.faulty KIND@UPDATE ARGUMENTS.
+
+sleep:S@U sleeps S seconds in the main thread after update U was begun; late:S@0 comes S seconds late; old@0 says that
+it is another version of NumPy; blind@0 looks for the workdir somewhere else; cwd:DIR@0 starts in a folder; unread@0
+has an output that nobody reads.
+"""
+
+import os
+import sys
+import time
+
+from jformer import main
+from jformer.parallel.processes import group
+from jformer.training.log import TrainingLog
+
+KIND, _, UPDATE = sys.argv[1].partition("@")
+NAME, _, SECONDS = KIND.partition(":")
+calls = []
+collect, software, appears = TrainingLog.collect, group.software, group._appears
+
+
+def sleepy(log, *arguments):
+    collect(log, *arguments)
+    calls.append(None)
+    if len(calls) == int(UPDATE):
+        time.sleep(float(SECONDS))
+
+
+if NAME == "sleep":
+    TrainingLog.collect = sleepy
+elif NAME == "late":
+    time.sleep(float(SECONDS))
+elif NAME == "cwd":
+    os.chdir(SECONDS)
+elif NAME == "unread":
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer, 1)
+elif NAME == "old":
+    group.software = lambda: {**software(), "numpy": "0.1"}
+elif NAME == "blind":
+    group._appears = lambda path, text: appears(path.parent / "elsewhere" / path.name, text)
+sys.exit(main.main([sys.argv[0], *sys.argv[2:]]))

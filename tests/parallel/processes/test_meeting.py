@@ -1,0 +1,129 @@
+"""How processes find each other: here each is a thread, and JAX is not there."""
+
+import contextlib
+import socket
+import threading
+
+import pytest
+
+from jformer.errors import UserError
+from jformer.parallel.processes.children import free_port
+from jformer.parallel.processes.coordinates import Coordinates
+from jformer.parallel.processes.meeting import AbsentError, meet
+
+PATIENCE = 30.0  # seconds
+
+
+def met(port, *numbers, count=3, seconds=PATIENCE, fields=None, counts=None):
+    """Let processes of these numbers meet; return what each got, an error or the machines of all."""
+    results = [None] * len(numbers)
+
+    def come(index, number):
+        own = Coordinates("127.0.0.1", port, (counts or {}).get(number, count), number)
+        try:
+            results[index] = meet(own, (fields or {}).get(number, {}), seconds)
+        except (UserError, AbsentError) as error:
+            results[index] = error
+
+    threads = [threading.Thread(target=come, args=each) for each in enumerate(numbers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    return results
+
+
+def test_all_hear_on_which_machines_all_are():
+    machine = socket.gethostname()
+    assert met(free_port(), 2, 0, 1) == [[machine] * 3] * 3
+
+
+@pytest.mark.parametrize(
+    ("numbers", "options", "kind", "says"),
+    [
+        ((0, 1), {"count": 4, "seconds": 1.0}, AbsentError, "processes 2, 3 of 4 did not come within 1 s"),
+        ((0, 1, 1), {}, UserError, "--process=1 was started twice"),
+        ((0, 1), {"counts": {1: 5}}, UserError, "process 1 .* was started with --processes=5, process 0 with 3"),
+        ((0, 1, 2), {"fields": {2: {"jax": "0.1"}}}, UserError, "in jax: None on process 0 .*; '0.1' on"),
+    ],
+)  # fmt: skip
+def test_who_does_not_fit_is_told_to_all(numbers, options, kind, says):
+    results = met(free_port(), *numbers, **options)
+    assert {type(result) for result in results} == {kind}
+    for result in results:
+        with pytest.raises(kind, match=says):
+            raise result
+
+
+def test_a_process_0_that_is_not_there_is_missed():
+    port = free_port()
+    (late,) = met(port, 1, seconds=0.5)
+    with pytest.raises(AbsentError, match=f"process 0 was not reached at 127.0.0.1:{port} within 0 s"):
+        raise late
+
+
+def test_another_program_on_the_port_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            with contextlib.suppress(OSError):
+                while True:
+                    with server.accept()[0] as connection:
+                        connection.sendall(b"SSH-2.0-OpenSSH\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        (refused,) = met(server.getsockname()[1], 1, seconds=1.0)
+    with pytest.raises(AbsentError, match="another program answers there"):
+        raise refused
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"GET / HTTP/1.0\r\n\r\n",
+        b'{"kind": "end", "code": 0}\n',
+        b"[1]\n",
+        b'{"process": "1", "processes": 3, "machine": "m", "fields": {}}\n',
+        b"x" * (1 << 17),
+    ],
+)
+def test_what_strangers_say_is_ignored(words):
+    port = free_port()
+
+    def intrude():
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as stranger:
+                stranger.sendall(words)
+                return
+
+    stranger = threading.Thread(target=intrude)
+    stranger.start()
+    waiting = threading.Timer(0.3, lambda: results.extend(met(port, 1, 2)))
+    results = []
+    waiting.start()
+    (machines,) = met(port, 0)
+    stranger.join()
+    waiting.join()
+    assert results == [machines] * 2
+
+
+def test_process_that_left_while_waiting_is_awaited_again():
+    port = free_port()
+    hello = b'{"process": 1, "processes": 3, "machine": "m", "fields": {}}\n'
+    results = []
+
+    def come_and_leave():
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as first:
+                first.sendall(hello)
+                break
+        again = threading.Timer(0.3, lambda: results.extend(met(port, 1)))  # after the last of the others
+        again.start()
+        results.extend(met(port, 2))
+        again.join()
+
+    other = threading.Thread(target=come_and_leave)
+    other.start()
+    (machines,) = met(port, 0)
+    other.join()
+    assert results == [machines] * 2

@@ -1,0 +1,88 @@
+"""A request to stop ends a process at once or is kept, whatever its main thread is doing."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+HEAD = """
+import hashlib, os, sys, time
+from jformer.parallel import processes
+with processes.heed_signals("stopped before all"):
+    print("ready", flush=True)
+"""
+BUSY = "    hashlib.pbkdf2_hmac('sha256', b'x', b'y', 200_000_000)"  # minutes in C, without a line of Python
+
+
+def start(body, head=HEAD, **streams):
+    """Start a program, and return it once it says that it is ready."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **streams}
+    process = subprocess.Popen([sys.executable, "-c", head + body], cwd=ROOT, **pipes)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_a_process_that_has_nothing_to_save_with_one_line_even_in_c(number):
+    process = start(BUSY)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (143, "jformer: stopped before all\n")
+
+
+WAITING = """
+    processes.defer_stop()
+    print("begun", flush=True)
+    while not processes.stop_requested():
+        time.sleep(0.01)
+    print("asked", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_request_is_kept_where_there_is_something_to_save(number):
+    process = start(WAITING)
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(number)
+    assert process.communicate(timeout=30) == ("asked\n", "")
+    assert process.returncode == 0
+
+
+def test_a_second_interrupt_ends_at_once_and_a_second_sigterm_changes_nothing():
+    process = start(WAITING + BUSY)
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "asked\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert err == "jformer: stopped at once: what came after the last checkpoint is lost\n"
+
+
+def test_what_nohup_ignores_stays_ignored():
+    process = start(WAITING, f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{HEAD}")
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=30) == ("asked\n", "")
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_reader_that_leaves_is_a_request_to_stop(stream, tmp_path):
+    body = f"""
+    processes.defer_stop()
+    with processes.readers_may_leave():
+        while not processes.stop_requested():
+            print("line", file=sys.{stream}, flush=True)
+            time.sleep(0.01)
+        print("more", file=sys.{stream}, flush=True)
+    open({str(tmp_path / "saved")!r}, "w").close()
+"""
+    with start(body) as process:
+        getattr(process, stream).close()
+        assert process.wait(timeout=30) == 0
+    assert (tmp_path / "saved").exists()

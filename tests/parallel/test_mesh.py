@@ -1,0 +1,147 @@
+"""On any mesh devices share the work, exchange no more than their shards, answer alike and go on with others' runs."""
+
+import dataclasses
+import functools
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from jformer.config import resolve
+from jformer.costs.collectives import collectives
+from jformer.costs.cost_analysis import flops
+from jformer.costs.hlo import parse
+from jformer.data.tokenizers import learn
+from jformer.decoding.config import DecodeConfig
+from jformer.inference.answers import Request
+from jformer.inference.predict import Predictor
+from jformer.inference.restore import Trained
+from jformer.parallel.mesh import make_mesh
+from jformer.parallel.sharding import parameter_shardings, put_batch
+from jformer.tasks.build import build_task
+from jformer.tasks.task import make_loss, token_loss
+from jformer.training.loop import train
+from jformer.training.run import build
+from jformer.training.step import make_gradient
+from tests.conftest import make_batch
+from tests.training.test_loop import rows, small
+from tests.training.test_step import MESHES as UPDATED
+
+WIDE = {"num_heads": 8, "d_model": 64, "d_ff": 128, "vocab_size": 512, "dropout": 0.1}
+BATCH = make_batch([16] * 32, [16] * 32, vocab_size=512)
+
+
+@pytest.fixture(scope="module")
+def program(tiny):
+    """Return a function: sizes of a mesh → what its devices run for a gradient, and the bytes of a device's shards."""
+    model, params = tiny(**WIDE)
+
+    @functools.cache
+    def compile_for(*sizes):
+        mesh = make_mesh(*sizes)
+        placed = jax.device_put(params, parameter_shardings(mesh, params))
+        batch = put_batch(mesh, {name: x[None] for name, x in BATCH.items()})
+        gradient = make_gradient(make_loss(model, SimpleNamespace(loss=token_loss(0.1))), mesh)
+        text = jax.jit(gradient).lower(placed, batch, jax.random.key(0)).compile().as_text()
+        return parse(text), sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(placed))
+
+    return compile_for
+
+
+MESHES = [(2, 2, 2), (1, 8, 1), (8, 1, 1), (1, 1, 8)]
+shapes = functools.partial(pytest.mark.parametrize, "sizes", ids=lambda sizes: "x".join(map(str, sizes)))
+
+
+@shapes(MESHES)
+def test_each_device_does_its_share_of_the_products(program, sizes):
+    share = flops(program(*sizes)[0]) / flops(program(1, 1, 1)[0])
+    assert share == pytest.approx(1 / 8, rel=0.05)
+
+
+@shapes(MESHES)
+def test_only_shards_of_gradients_cross_the_data_axis(program, sizes):
+    compiled, shards = program(*sizes)
+    crossing = [each for each in collectives(compiled, make_mesh(*sizes).shape) if "data" in each.axes]
+    assert {(each.kind, each.axes) for each in crossing} == ({("all-reduce", ("data",))} if sizes[0] > 1 else set())
+    assert sum(each.bytes for each in crossing) == (
+        shards + 4 * 4 if sizes[0] > 1 else 0
+    )  # and three sums of one count
+
+
+@shapes([(2, 2, 2), (1, 8, 1)])
+def test_kernels_are_gathered_over_fsdp_and_activations_are_not(program, tiny, sizes):
+    compiled, _ = program(*sizes)
+    gathered = [each for each in collectives(compiled, make_mesh(*sizes).shape) if each.kind == "all-gather"]
+    assert {each.axes for each in gathered} == {("fsdp",)}
+    kernels = sum(x.nbytes for x in jax.tree.leaves(tiny(**WIDE)[1]) if x.ndim > 1 and min(x.shape[-2:]) > 1)
+    positions, tokens = BATCH["target_in"].size // sizes[0], 4 * (64 + 1)
+    # Each kernel twice, forward and backward; of activations only the gradient of what was looked up in the table.
+    assert sum(each.bytes for each in gathered) <= 2 * kernels / sizes[2] * 1.1 + 2 * positions * tokens
+
+
+@pytest.fixture(scope="module")
+def answers(tiny):
+    """Return a function: sizes of a mesh and options → outputs with their scores, of an untrained model."""
+    tokenizer = learn("char", ["abcdefgh "], 99, "identity", False)
+    model, params = tiny(num_layers=1, d_ff=48, num_heads=8, tied_output=False, vocab_size=24)
+
+    def answer(*sizes, **options):
+        options = {"batch_size": 4, "max_extra_length": 6, **options}
+        config = dataclasses.replace(resolve({"data": {"max_source_length": 64}}), decode=DecodeConfig(**options))
+        mesh = make_mesh(*sizes)
+        placed = jax.device_put(params, parameter_shardings(mesh, params, whole=["fsdp"]))
+        run = Trained(config=config, task=build_task(config), tokenizers=(tokenizer,) * 2, model=model, params=placed)
+        predictor = Predictor(run, mesh=mesh)
+        requests = [Request(text, line=i) for i, text in enumerate(["abc", "hgfedcba hgfe", "", "b", "cab", "ha"])]
+        outputs = predictor.generate(requests)
+        scored = predictor.score([("abc", "cba"), ("ha", "ah"), ("b", "")])
+        return outputs, scored
+
+    return answer
+
+
+SEARCHES = {
+    "beam": {"beam_size": 4, "n_best": 3},
+    "greedy": {"beam_size": 1},
+    "sample": {"search": "sample", "beam_size": 1, "top_k": 9},
+    "mbr": {"search": "mbr", "samples": 3, "beam_size": 1},
+    "covered": {"beam_size": 2, "coverage_penalty": 0.2, "alignments": True},
+    "diverse": {"beam_size": 4, "beam_groups": 2, "diversity": 0.5, "no_repeat_ngram": 2},
+}
+
+
+# Beam search on every mesh, every search on one that has everything.
+CASES = [(sizes, "beam") for sizes in UPDATED] + [((2, 2, 2), name) for name in SEARCHES if name != "beam"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "name"), CASES, ids=["-".join([name, "x".join(map(str, sizes))]) for sizes, name in CASES]
+)
+def test_answers_are_those_of_one_device(answers, sizes, name):
+    options = SEARCHES[name]
+    (expected, expected_scores), (found, scores) = answers(1, 1, 1, **options), answers(*sizes, **options)
+    assert [[output.ids for output in each] for each in found] == [[o.ids for o in each] for each in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert [o.score is None for o in one] == [o.score is None for o in other]  # as for an empty input
+        np.testing.assert_allclose(
+            *([o.score for o in each if o.score is not None] for each in (one, other)), rtol=1e-5
+        )
+    np.testing.assert_allclose([s.log_prob for s in scores], [s.log_prob for s in expected_scores], rtol=1e-5)
+
+
+def test_a_run_goes_on_with_another_mesh_and_is_the_same_run(tmp_path):
+    sizes = {"data__vocab_size": 60, "train__num_steps": 20, "train__ema_decay": 0.9}
+    options = {**sizes, "mesh__data": 1, "model__vocab_size": 40, "model__num_heads": 4}
+    train(small(tmp_path / "cache", **options), tmp_path / "one")
+    moved = {**options, "train__num_steps": 10}
+    for turn, mesh in enumerate([(1, 4, 2), (2, 2, 2)]):
+        axes = dict(zip(("mesh__data", "mesh__fsdp", "mesh__tensor"), mesh, strict=True))
+        train(small(tmp_path / "cache", **{**moved, **axes, "train__num_steps": 10 * (turn + 1)}), tmp_path / "moved")
+    before, after = rows(tmp_path / "one", "train"), rows(tmp_path / "moved", "train")
+    assert [row["step"] for row in after] == [row["step"] for row in before]
+    for row, other in zip(before, after, strict=True):
+        assert other["loss"] == pytest.approx(row["loss"], rel=1e-5)
+    states = [build(small(tmp_path / "cache", **o), tmp_path / "moved").state for o in (options, {**options, **axes})]
+    for leaf, other in zip(*map(jax.tree.leaves, states), strict=True):
+        np.testing.assert_array_equal(leaf, other)  # the same bits wherever they lie

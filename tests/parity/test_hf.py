@@ -1,0 +1,302 @@
+"""Models of every family, written by transformers, compute here what they compute there, gradients too, and go back.
+
+Each family in three configurations of random sizes and choices that differ in every field we read; texts of uneven
+length. `python -m pytest tests/parity -s` prints the deviations of docs/weights.md.
+"""
+
+import functools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jformer.checkpoints.hf import convert, tables, tensors
+from jformer.checkpoints.hf.families import LOGITS_BIAS, model_config
+from jformer.checkpoints.weights import abstract_params
+from jformer.models import build_model
+from jformer.parallel.mesh import make_mesh
+
+WANTED = "comparing with the published models needs: pip install torch transformers"
+torch = pytest.importorskip("torch", reason=WANTED)
+transformers = pytest.importorskip("transformers", reason=WANTED)
+
+LOGITS, GRADIENTS = 1e-5, 1e-4  # relative to the largest number; float32
+V = 40
+LENGTHS = {"source": (14, 9, 5), "target": (11, 12, 3)}
+
+
+def encoders(**more):
+    """Return three configurations with BERT's names of sizes."""
+    return [
+        {"vocab_size": V + i, "hidden_size": d, "num_hidden_layers": n, "num_attention_heads": h,
+         "intermediate_size": f, "max_position_embeddings": 20 + i, "hidden_act": act, "layer_norm_eps": eps,
+         **{key: values[i] for key, values in more.items()}}
+        for i, (d, n, h, f, act, eps) in enumerate(
+            [(16, 1, 2, 24, "gelu", 1e-12), (24, 2, 3, 16, "relu", 1e-5), (32, 3, 4, 40, "gelu_new", 1e-3)]
+        )
+    ]  # fmt: skip
+
+
+def pairs_of_stacks(**more):
+    """Return three configurations with BART's names of sizes."""
+    return [
+        {"vocab_size": V + i, "d_model": d, "encoder_layers": n, "decoder_layers": m, "encoder_attention_heads": h,
+         "decoder_attention_heads": h, "encoder_ffn_dim": f, "decoder_ffn_dim": f, "activation_function": act,
+         "scale_embedding": scale, "max_position_embeddings": 20 + i,
+         **{key: values[i] for key, values in more.items()}}
+        for i, (d, n, m, h, f, act, scale) in enumerate(
+            [(16, 1, 2, 2, 24, "gelu", True), (24, 2, 1, 3, 16, "relu", False), (32, 2, 2, 4, 40, "swish", True)]
+        )
+    ]  # fmt: skip
+
+
+def t5s(forwards, tied):
+    return [
+        {"vocab_size": V + i, "d_model": d, "d_kv": k, "d_ff": f, "num_layers": n, "num_decoder_layers": m,
+         "num_heads": h, "feed_forward_proj": forward, "relative_attention_num_buckets": b, "layer_norm_epsilon": eps,
+         "relative_attention_max_distance": far, "tie_word_embeddings": tied[i]}
+        for i, (d, k, f, n, m, h, forward, b, far, eps) in enumerate([
+            (16, 8, 24, 1, 2, 2, forwards[0], 8, 10, 1e-6), (24, 6, 16, 2, 1, 3, forwards[1], 16, 12, 1e-5),
+            (32, 8, 40, 2, 2, 4, forwards[2], 32, 128, 1e-4),
+        ])
+    ]  # fmt: skip
+
+
+ROTARY = {"rope_type": "default", "rope_theta": 10_000.0}
+MARIAN = {"pad_token_id": [V - 1 + i for i in range(3)], "decoder_start_token_id": [V - 1 + i for i in range(3)]}
+MODELS = {
+    "BertForMaskedLM": encoders(type_vocab_size=[2, 1, 3]),
+    "BertForSequenceClassification": encoders(type_vocab_size=[2, 1, 3], num_labels=[2, 3, 4]),
+    "RobertaForMaskedLM": encoders(type_vocab_size=[1, 1, 2], hidden_act=["gelu"] * 3),
+    "RobertaForSequenceClassification": encoders(
+        type_vocab_size=[1, 1, 2], num_labels=[2, 3, 4], hidden_act=["gelu"] * 3
+    ),
+    "DistilBertForMaskedLM": [
+        {"vocab_size": V + i, "dim": d, "n_layers": n, "n_heads": h, "hidden_dim": f, "activation": act,
+         "max_position_embeddings": 20 + i}
+        for i, (d, n, h, f, act) in enumerate([(16, 1, 2, 24, "gelu"), (24, 2, 3, 16, "relu"), (32, 3, 4, 40, "gelu")])
+    ],
+    "DistilBertForSequenceClassification": [
+        {"vocab_size": V, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, "num_labels": 3,
+         "max_position_embeddings": 20}
+    ],
+    "GPT2LMHeadModel": [
+        {"vocab_size": V + i, "n_embd": d, "n_layer": n, "n_head": h, "n_inner": f, "activation_function": act,
+         "n_positions": 20 + i, "layer_norm_epsilon": eps, "bos_token_id": 1, "eos_token_id": 1}
+        for i, (d, n, h, f, act, eps) in enumerate(
+            [(16, 1, 2, None, "gelu_new", 1e-5), (24, 2, 3, 16, "relu", 1e-6), (32, 3, 4, 40, "gelu", 1e-3)]
+        )
+    ],
+    "LlamaForCausalLM": [
+        {"vocab_size": V + i, "hidden_size": d, "num_hidden_layers": n, "num_attention_heads": h,
+         "num_key_value_heads": g, "intermediate_size": f, "hidden_act": act, "rms_norm_eps": eps, "head_dim": k,
+         "attention_bias": bias, "mlp_bias": bias, "tie_word_embeddings": tied, "rope_parameters": ROTARY}
+        for i, (d, n, h, g, f, act, eps, k, bias, tied) in enumerate([
+            (16, 1, 2, 2, 24, "silu", 1e-6, 8, False, False), (24, 2, 4, 2, 16, "gelu", 1e-5, 8, True, True),
+            (32, 3, 4, 1, 40, "silu", 1e-3, 8, False, True),
+        ])
+    ],
+    "T5ForConditionalGeneration": t5s(("relu", "gated-gelu", "gated-silu"), (True, False, False)),
+    "MT5ForConditionalGeneration": t5s(("gated-gelu", "gated-gelu", "relu"), (False, False, False)),
+    "BartForConditionalGeneration": pairs_of_stacks(),
+    "MBartForConditionalGeneration": pairs_of_stacks(decoder_start_token_id=[2, 2, 2]),
+    "MarianMTModel": pairs_of_stacks(**MARIAN),
+    "M2M100ForConditionalGeneration": pairs_of_stacks(),
+    "ViTForImageClassification": [
+        {key: value for key, value in options.items() if key not in ("vocab_size", "max_position_embeddings")}
+        | {"image_size": size, "patch_size": patch, "num_channels": channels, "num_labels": 2 + i}
+        for i, (options, size, patch, channels) in enumerate(
+            zip(encoders(), (12, 8, 6), (4, 2, 3), (3, 1, 3), strict=True)
+        )
+    ],
+}  # fmt: skip
+CASES = [(name, i) for name, configurations in MODELS.items() for i in range(len(configurations))]
+every_case = pytest.mark.parametrize(("name", "i"), CASES)
+
+
+class Pair:
+    """One model on both sides, ours read from the files that theirs wrote."""
+
+    def __init__(self, name, i, directory):
+        cls, rng = getattr(transformers, name), np.random.default_rng(i)
+        model = cls(cls.config_class(**MODELS[name][i]))
+        if "T5" in name and not MODELS[name][i].get("tie_word_embeddings", True):
+            # Their T5 ties whatever its config says, unless the files hold two tables that differ, as those of 1.1 do.
+            model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
+        with torch.no_grad():
+            for path, weight in model.named_parameters():
+                if weight.requires_grad:
+                    centre = weight.ndim == 1 and path.endswith("weight")
+                    weight.copy_(torch.tensor(centre + 0.2 * rng.standard_normal(weight.shape)))
+            if i == 1 and hasattr(model, convert.BIAS):
+                model.final_logits_bias.copy_(torch.tensor(rng.standard_normal((1, V + i))))
+        model.save_pretrained(directory)
+        self.theirs = cls.from_pretrained(directory).eval()
+        self.fields = json.loads((directory / "config.json").read_text())
+        self.family = convert.find_family(self.fields["model_type"])
+        self.task = convert.find_task(self.family, self.fields["architectures"])
+        source = tensors.Tensors(directory, functools.partial(convert.rename, self.family))
+        if convert.BIAS in source.found:
+            self.fields[LOGITS_BIAS] = bool(source.read(convert.BIAS).any())
+        classes = len(convert.read_labels(self.fields)) if self.task == "classify" else 0
+        self.model = model_config(self.family, self.fields, self.task, classes)
+        self.params = convert.read_params(self.family, self.model, source, make_mesh(1))
+        self.batch = self.draw(rng)
+
+    def draw(self, rng):
+        batch, model = {}, self.model
+        for side, tokens in (("source", "source"), ("target", "target_in")):
+            lengths = np.array(LENGTHS[side])
+            shape = (len(lengths), lengths.max())
+            real = np.arange(shape[1]) < lengths[:, None]
+            pad = self.fields.get("pad_token_id") or 0
+            batch[tokens] = np.where(real, rng.integers(3, V - 1, shape), pad).astype(np.int32)
+            batch[f"{side}_segments"] = real.astype(np.int32)
+            batch[f"{side}_positions"] = np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1))
+        batch["source_types"] = (batch["source_positions"] > 4).astype(np.int32) * (model.head.num_segments > 1)
+        vision = model.vision
+        image = rng.integers(0, 256, (3, vision.image_size, vision.image_size, vision.channels))
+        return jax.tree.map(jnp.asarray, batch | {"image": image.astype(np.uint8)})
+
+    def real(self):
+        """Return where the model predicts."""
+        if self.model.head.num_classes:
+            return np.ones((3, 1), np.float32)
+        side = "source" if self.model.family == "encoder" else "target"
+        return np.asarray(self.batch[f"{side}_segments"], np.float32)
+
+    def labels(self):
+        """Return what is to be predicted."""
+        most = self.model.head.num_classes or V
+        return np.random.default_rng(7).integers(0, most, self.real().shape)
+
+    def run_theirs(self):
+        ids = {name: torch.tensor(np.asarray(array)).long() for name, array in self.batch.items()}
+        source = {"input_ids": ids["source"], "attention_mask": ids["source_segments"]}
+        target = {"input_ids": ids["target_in"], "attention_mask": ids["target_segments"]}
+        if self.family.model_type in ("bert", "roberta"):
+            source["token_type_ids"] = ids["source_types"]
+        pixels = torch.tensor(np.asarray(self.batch["image"]) / 127.5 - 1, dtype=torch.float32).permute(0, 3, 1, 2)
+        inputs = {
+            "encoder": source, "decoder": target, "vit": {"pixel_values": pixels},
+            "encdec": {**source, **{f"decoder_{key}": value for key, value in target.items()}},
+        }  # fmt: skip
+        logits = self.theirs(**inputs[self.model.family]).logits
+        return logits[:, None] if logits.ndim == 2 else logits
+
+    def loss(self, params):
+        logits = build_model(self.model).apply({"params": params}, self.batch)
+        log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), self.labels()[..., None], axis=-1)[..., 0]
+        return -(log_probs * self.real()).sum() / self.real().sum(), logits
+
+
+@functools.cache
+def pair(name, i, directory):
+    return Pair(name, i, Path(directory))
+
+
+@pytest.fixture
+def subject(name, i, tmp_path_factory):
+    return pair(name, i, str(tmp_path_factory.getbasetemp() / f"{name}-{i}"))
+
+
+def apart(ours, theirs):
+    """Return the largest difference, relative to the largest number."""
+    return float(np.abs(ours - theirs).max() / max(np.abs(theirs).max(), 1e-30))
+
+
+@every_case
+def test_logits_loss_and_gradients_are_theirs(subject, name, i):
+    (loss, logits), gradients = jax.jit(jax.value_and_grad(subject.loss, has_aux=True))(subject.params)
+    theirs = subject.run_theirs()
+    weights, labels = torch.tensor(subject.real()), torch.tensor(subject.labels())
+    wanted = (torch.nn.functional.cross_entropy(theirs.transpose(1, 2), labels, reduction="none") * weights).sum()
+    wanted = wanted / weights.sum()
+    wanted.backward()
+    real = subject.real() > 0
+    found = apart(np.asarray(logits)[real], theirs.detach().numpy()[real])
+    grads = their_gradients(subject)
+    scale = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(grads))
+    worst = max(
+        float(np.abs(np.asarray(ours) - np.asarray(other)).max()) / scale
+        for ours, other in zip(jax.tree.leaves(gradients), jax.tree.leaves(grads), strict=True)
+    )
+    print(f"{name} {i}: logits {found:.1e}, loss {abs(float(loss) - wanted.item()):.1e}, gradients {worst:.1e}")
+    assert found < LOGITS
+    assert abs(float(loss) - wanted.item()) < GRADIENTS
+    assert worst < GRADIENTS
+
+
+def their_gradients(subject):
+    """Return the gradients of their parameters in the shape of ours; what they compute or do not train has none."""
+    state = {path: weight.grad for path, weight in subject.theirs.named_parameters() if weight.grad is not None}
+    state = {path: grad.numpy() for path, grad in state.items()}
+    if subject.family.model_type == "vit":
+        state = {in_file(path): grad for path, grad in state.items()}
+    if subject.model.head.bias:
+        state[convert.BIAS] = None
+    table = dict(subject.family.table(subject.model))
+    abstract = abstract_params(build_model(subject.model), make_mesh(1))
+    ours = jax.grad(lambda params: subject.loss(params)[0])(subject.params) if subject.model.head.bias else {}
+    if subject.model.head.bias:  # theirs does not train it
+        state[convert.BIAS] = np.asarray(ours["head"]["bias"])[None]
+    if any(entry.value is not None for entry in table.values()):
+        ours = jax.grad(lambda params: subject.loss(params)[0])(subject.params)
+        for path, entry in table.items():
+            if entry.value is not None:
+                side = path.split("/")[0]
+                table[path] = entry._replace(value=np.asarray(ours[side]["positions"]["embedding"]))
+    return tables.from_source(table, abstract, tables.Arrays(state), lambda name: True)
+
+
+def in_file(path):
+    """Return the name that a file has for a parameter of ViT."""
+    names = {
+        "vit.layers.": "vit.encoder.layer.", "attention.q_proj": "attention.attention.query",
+        "attention.k_proj": "attention.attention.key", "attention.v_proj": "attention.attention.value",
+        "attention.o_proj": "attention.output.dense", "mlp.fc1": "intermediate.dense", "mlp.fc2": "output.dense",
+    }  # fmt: skip
+    for old, new in names.items():
+        path = path.replace(old, new)
+    return path
+
+
+@every_case
+def test_parameters_and_fields_go_back_and_forth(subject, name, i, tmp_path):
+    family, fields = convert.express(subject.task, subject.model, tmp_path, subject.fields["model_type"])
+    fields.pop(LOGITS_BIAS, None)
+    symbols = {key: subject.fields.get(key) for key in ("pad_token_id", "decoder_start_token_id", "num_labels")}
+    symbols |= {"id2label": {str(n): f"L{n}" for n in range(subject.model.head.num_classes)} or None}
+    fields |= {key: value for key, value in symbols.items() if value is not None} | {"architectures": [name]}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    written = dict(tables.to_tensors(family.table(subject.model), subject.params))
+    tensors.write(tmp_path, written.items())
+    back = convert.read_params(family, subject.model, tensors.Tensors(tmp_path), make_mesh(1))
+    jax.tree.map(np.testing.assert_array_equal, back, subject.params)
+    again, report = type(subject.theirs).from_pretrained(tmp_path, output_loading_info=True)
+    missing = {key for key in report["missing_keys"] if "position" not in key and key not in family.copies}
+    assert missing <= {convert.BIAS}
+    assert not report["unexpected_keys"]
+    with torch.no_grad():
+        before, subject.theirs = subject.run_theirs(), again.eval()
+        after = subject.run_theirs()
+    real = subject.real() > 0
+    np.testing.assert_allclose(after.numpy()[real], before.numpy()[real], rtol=1e-6, atol=1e-6)
+
+
+def test_fields_of_every_configuration_differ():
+    for name, configurations in MODELS.items():
+        for key in configurations[0]:
+            assert len(configurations) == 1 or len({str(one[key]) for one in configurations}) > 1 or key in (
+                "rope_parameters", "bos_token_id", "eos_token_id", "decoder_start_token_id", "head_dim", "hidden_act",
+                "num_labels", *(["tie_word_embeddings"] if name.startswith("MT5") else []),  # no mT5 ties
+            ), (name, key)  # fmt: skip
+
+
+def test_every_architecture_that_can_be_imported_is_compared():
+    assert {name for family in convert.FAMILIES.values() for name in family.classes} - set(MODELS) == {
+        "BertForPreTraining"
+    }

@@ -1,0 +1,93 @@
+import logging
+import math
+
+import pytest
+from sacrebleu import BLEU
+
+from jformer.errors import UserError
+from jformer.evaluation.tables import score_table
+from jformer.tasks.metrics import exact_match, text_scores
+
+REFERENCES = ["A man doesn't sleep on the bench.", "Two dogs run through the snow.", "It rains."]
+HYPOTHESES = ["A man doesn't sit on a bench.", "Two dogs run through snow.", "It rains."]
+
+
+def test_text_scores_are_sacrebleus_with_signatures():
+    scores = text_scores(HYPOTHESES, REFERENCES)
+    assert list(scores) == ["bleu", "chrf", "ter"]
+    assert scores["bleu"]["score"] == BLEU().corpus_score(HYPOTHESES, [REFERENCES]).score
+    assert "tok:13a" in scores["bleu"]["signature"]
+    assert "case:mixed" in scores["bleu"]["signature"]
+    assert scores["bleu"]["details"].startswith("88.2/64.3/")  # 15 of 17 tokens, 9 of 14 pairs
+    assert "BP = 0.943" in scores["bleu"]["details"]
+    assert 50 < scores["chrf"]["score"] < 100
+    assert 0 < scores["ter"]["score"] < 30
+
+
+def test_only_the_named_scores_are_made():
+    assert list(text_scores(HYPOTHESES, REFERENCES, names=["chrf"])) == ["chrf"]
+
+
+def test_tokenized_text_is_scored_as_it_is(caplog):
+    """By hand: `n't` stays a token of its own, where 13a would make other tokens, and nobody warns of it."""
+    hypotheses = ["a b does n't c-d ."] * 120
+    references = ["a b does n't c-e ."] * 120
+    with caplog.at_level(logging.WARNING, logger="sacrebleu"):
+        scores = text_scores(hypotheses, references, tokenize="none", names=["bleu"])
+    precisions = [5 / 6, 3 / 5, 2 / 4, 1 / 3]
+    assert scores["bleu"]["score"] == pytest.approx(100 * math.prod(precisions) ** 0.25)
+    assert "tok:none" in scores["bleu"]["signature"]
+    assert not caplog.records
+
+
+def test_case_is_ignored_on_request():
+    lowered = [text.lower() for text in REFERENCES]
+    assert text_scores(lowered, REFERENCES, names=["bleu"])["bleu"]["score"] < 90
+    scores = text_scores(lowered, REFERENCES, names=["bleu", "chrf"], lowercase=True)
+    assert scores["bleu"]["score"] == pytest.approx(100)
+    assert scores["chrf"]["score"] == pytest.approx(100)
+
+
+def test_an_unknown_tokenization_is_refused_with_the_choices():
+    with pytest.raises(UserError, match=r"evaluate\.tokenize='13b'; choose one of: none, .*13a"):
+        text_scores(HYPOTHESES, REFERENCES, tokenize="13b")
+
+
+def test_a_tokenization_that_needs_another_package_says_so():
+    with pytest.raises(UserError, match=r"evaluate\.tokenize='ja-mecab' .* pip install sacrebleu\[ja\]$"):
+        text_scores(HYPOTHESES, REFERENCES, tokenize="ja-mecab")
+
+
+@pytest.mark.parametrize("score", [text_scores, exact_match])
+def test_lists_of_different_length_are_refused(score):
+    with pytest.raises(ValueError, match="3 hypotheses but 2 references"):
+        score(HYPOTHESES, REFERENCES[:2])
+
+
+def test_exact_match_overall_and_by_group():
+    hypotheses, references = ["1", "2", "3", "x"], ["1", "2", "3", "4"]
+    assert exact_match(hypotheses, references) == {"score": 0.75}
+    grouped = exact_match(hypotheses, references, ["time", "time", "date", "date"])
+    assert grouped == {"score": 0.75, "by_group": {"date": 0.5, "time": 1.0}}
+    assert list(grouped["by_group"]) == ["date", "time"]
+
+
+def test_score_table_has_a_column_for_each_test_set():
+    results = {
+        "schema": 1,
+        "test": {
+            "bleu": {"score": 41.019, "signature": "nrefs:1|tok:13a"},
+            "exact_match": {"score": 0.995, "by_group": {"date": 1.0, "money": 0.99}},
+            "pairs": 200,
+        },
+        "test_2017": {"bleu": {"score": 9.5, "signature": "nrefs:1|tok:13a"}},
+        "run": {"seed": 1, "libraries": {"jax": "0.12"}},
+    }
+    assert score_table(results).splitlines() == [
+        "                         test  test_2017",
+        "bleu                    41.02       9.50",
+        "exact match            99.50%          -",
+        "  exact match: date   100.00%          -",
+        "  exact match: money   99.00%          -",
+        "bleu: nrefs:1|tok:13a",
+    ]

@@ -1,0 +1,272 @@
+"""Documents speak of what there is: links, files, modules and config keys they name exist; the map lists every file.
+
+`python -m tests.test_documents` writes the map's list of files anew, from the first sentences of the modules.
+"""
+
+import ast
+import dataclasses
+import fnmatch
+import importlib
+import re
+import shlex
+import textwrap
+from pathlib import Path
+
+import jax
+
+from jformer.config import resolve
+from jformer.config.options import Config, flatten
+from jformer.main import MODES, override, read_flags
+from jformer.models.config import CHOICES
+
+ROOT = Path(__file__).parents[1]
+MAP = ROOT / "docs" / "map.md"
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "experiments" / "README.md"])
+FOLDERS = ("jformer", "configs", "experiments", "tests", "docs", ".ci")
+FILES = sorted(str(path.relative_to(ROOT)) for folder in FOLDERS for path in (ROOT / folder).rglob("*.*"))
+ANSWERS = ("text", "continuation", "label")  # keys of a table of tasks, not of a file
+INVENTED = ("mine.py", "X.py", "NAME.py", "models.py")  # files of examples, and of flax examples/wmt
+KEYS = {*flatten(dataclasses.asdict(Config())), *vars(Config())}
+SECTIONS = "|".join(name for name, value in vars(Config()).items() if dataclasses.is_dataclass(value))
+
+LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s#]*)(?:#([^)\s]+))?\)")
+NAMED = re.compile(r"(?<![\w/.*-])[\w*-][\w/.*-]*\.(?:py|sh|md|sbatch|yaml)\b(?![\w/(-])")
+MODULE = re.compile(r"(?<![\w/.@-])(?:jformer|experiments)(?:\.\w+)+")
+KEY = re.compile(
+    rf"--config\.([a-z_.]+)|`((?:{SECTIONS})\.(?!(?:py|en|fr|tsv|jsonl|labels\.txt|txt|npy)`)[a-z_0-9.]+)[`=]"
+)
+MISSPELT = ("section.key", "model.num_layer")  # on purpose: what a command line looks like, and what it refuses
+
+
+def texts():
+    """Yield every document: its path and its text."""
+    for path in DOCUMENTS:
+        yield path, path.read_text(encoding="utf-8")
+
+
+def slugs(text):
+    """Return what a document's headings are called in links, as GitHub has it."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def is_module(name):
+    """Tell whether a dotted name is a module, or something in one."""
+    for depth in range(name.count(".") + 1):
+        module, *rest = name.rsplit(".", depth)
+        if (ROOT / module.replace(".", "/")).is_dir() or (ROOT / (module.replace(".", "/") + ".py")).exists():
+            return not rest or hasattr(importlib.import_module(module), rest[0])
+    return False
+
+
+def test_links_lead_somewhere():
+    broken = []
+    for path, text in texts():
+        for target, anchor in LINK.findall(text):
+            file = (path.parent / target).resolve() if target else path
+            if not file.exists() or (anchor and anchor not in slugs(file.read_text(encoding="utf-8"))):
+                broken.append(f"{path.relative_to(ROOT)}: {target}#{anchor}")
+    assert not broken, broken
+
+
+def is_file(name):
+    """Tell whether a name, perhaps without its first folders, perhaps with stars, is one of our files."""
+    invented = name.rpartition("/")[2] in INVENTED
+    return invented or (ROOT / name).exists() or any(fnmatch.fnmatch(f"/{file}", f"*/{name}") for file in FILES)
+
+
+def test_files_that_are_named_are_there():
+    found = {(path.name, name) for path, text in texts() for name in NAMED.findall(re.sub(r"https?://\S+", "", text))}
+    wrong = sorted(pair for pair in found if not is_file(pair[1]))
+    assert not wrong, wrong
+
+
+def test_modules_that_are_named_are_there():
+    found = {(path.name, name) for path, text in texts() for name in MODULE.findall(text)}
+    wrong = sorted(pair for pair in found if not is_module(pair[1]))
+    assert not wrong, wrong
+
+
+def is_key(name):
+    return name in (*KEYS, *MISSPELT) or any(key.startswith(f"{name}.") for key in KEYS)
+
+
+def test_config_keys_that_are_named_are_there():
+    found = {(path.name, (a or b).rstrip(".")) for path, text in texts() for a, b in KEY.findall(text)}
+    wrong = sorted(pair for pair in found if not is_key(pair[1]))
+    assert not wrong, wrong
+
+
+def test_modes_that_are_named_are_there():
+    found = {(path.name, mode) for path, text in texts() for mode in re.findall(r"--mode=([a-z]+)", text)}
+    assert not sorted(pair for pair in found if pair[1] not in MODES)
+
+
+def test_the_guide_lists_every_choice_of_models():
+    guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+    for key, choices in CHOICES.items():
+        missing = [choice for choice in choices if not re.search(rf"\b{choice}\b", guide)]
+        assert not missing, f"{key}: {missing}"
+
+
+def test_decisions_have_numbers_of_their_own():
+    names = sorted(path.name for path in (ROOT / "docs" / "decisions").glob("*.md"))
+    assert [name[:4] for name in names] == [f"{number:04}" for number in range(1, len(names) + 1)]
+    for name in names:
+        assert (ROOT / "docs" / "decisions" / name).read_text(encoding="utf-8").startswith(f"# {name[:4]} "), name
+
+
+def test_code_that_is_quoted_is_that_of_the_file():
+    quote = re.compile(r"from\s\[(jformer/[\w/]+\.py)\][^\n]*:\n\n```python\n(.*?)```", re.DOTALL)
+    quoted = [found for _, text in texts() for found in quote.findall(text)]
+    assert quoted
+    for file, code in quoted:
+        assert textwrap.indent(code, "    ") in (ROOT / file).read_text(encoding="utf-8"), f"{file} reads otherwise now"
+
+
+def blocks(page, needle):
+    """Run the blocks of Python of a page that hold the needle, without computing, and return the names of each."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    found = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if needle in block]
+    names = [{} for _ in found]
+    for code, each in zip(found, names, strict=True):
+        jax.eval_shape(lambda code=code, each=each: exec(compile(code, page, "exec"), each))
+    return names
+
+
+def guide_block(needle):
+    """Return the names of the guide's one block that holds the needle."""
+    (names,) = blocks("guide.md", needle)
+    return names
+
+
+def test_the_guides_config_is_a_config():
+    assert resolve(guide_block("def get_config")["get_config"]()).data.target_language == "fr"
+
+
+def test_the_recipes_configs_are_configs_also_with_the_keys_of_their_commands():
+    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    configs = [names["get_config"]() for names in blocks("recipes.md", "def get_config")]
+    assert len(configs) == 3
+    for config in configs:
+        resolve(config)
+    commands = re.findall(r"^python -m jformer\.main .*?[^\\]$", page, re.MULTILINE | re.DOTALL)
+    assert len(commands) > 4
+    for command in commands:
+        words = shlex.split(command.replace("\\\n", " "), comments=True)[3:]
+        keys = [word for word in words if word.startswith("--config.")]
+        read_flags(["jformer", *words])
+        resolve(override(configs[1].copy_and_resolve_references(), keys))
+
+
+def test_the_guides_experiment_has_arms_of_known_keys():
+    names = guide_block("def sweep")
+    assert len(names["sweep"]()) == 4
+    assert {*names["FIXED"], *(key for arm in names["sweep"]() for key in arm)} <= KEYS
+
+
+def test_the_guides_model_has_parameters():
+    assert {"encoder", "decoder"} <= guide_block("build_model")["params"].keys()
+
+
+def test_the_maps_drawing_has_the_floors_of_its_table():
+    page = MAP.read_text(encoding="utf-8")
+    floors = re.findall(r"^    ([0-9])   (.+)$", page, re.MULTILINE)
+    drawn = {name: floor for floor, names in floors for name in re.split(r" {2,}", names.strip())}
+    rooms = re.findall(r"^\| (\d) \| `(\w+)/?` \|", page, re.MULTILINE)
+    assert len(rooms) > 10
+    assert all(drawn.get(name, "") == floor for floor, name in rooms if name != "__init__"), drawn
+
+
+def test_what_the_map_says_to_change_is_there():
+    table = MAP.read_text(encoding="utf-8").partition("## Where a change goes")[2].partition("\n\nA change")[0]
+    rows = [row for row in table.splitlines() if row.startswith("| ") and "`" in row]
+    assert len(rows) > 20
+    for row in rows:
+        quoted = re.findall(r"`([^`]+)`", row)
+        texts = [
+            (ROOT / file).read_text() for file in FILES if any(fnmatch.fnmatch(f"/{file}", f"*/{q}") for q in quoted)
+        ]
+        for name in quoted:
+            if "/" not in name and not name.endswith((".py", ".md")):
+                assert any(
+                    re.search(rf"\b{re.escape(name.partition('(')[0].rpartition('.')[2])}\b", t) for t in texts
+                ), row
+
+
+def test_the_reference_has_every_field_that_is_written():
+    reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    for file in ("training/log.py", "evaluation/evaluate.py"):
+        dicts = [n for n in ast.walk(ast.parse((ROOT / "jformer" / file).read_text())) if isinstance(n, ast.Dict)]
+        keys = {key.value for node in dicts for key in node.keys if isinstance(key, ast.Constant)}
+        missing = sorted(key for key in keys if f"`{key}`" not in reference and key not in ANSWERS)
+        assert len(keys) > 10
+        assert not missing, f"{file}: {missing}"
+
+
+def test_the_map_leads_to_every_page():
+    pages = [path.name for path in (ROOT / "docs").iterdir() if path.suffix in (".md", ".sbatch", ".yaml")]
+    linked = {target for target, _ in LINK.findall(MAP.read_text(encoding="utf-8"))}
+    assert not sorted({*pages} - linked - {"map.md"})
+
+
+def test_the_glossary_explains_every_axis_of_the_code():
+    glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").partition("## Axis letters")[2]
+    rows = re.findall(r"^\| ([\w, ]+) \|(?:[^|]+\| (\w) \|)?", glossary.partition("\n## ")[0], re.MULTILINE)
+    explained = {letter.strip() for row in rows for cell in row for letter in cell.split(",")}
+    for path in (ROOT / "jformer").rglob("*.py"):
+        for shape in re.findall(r"\[(?:Array|np\.ndarray), \"([^\"]+)\"\]", path.read_text(encoding="utf-8")):
+            axes = {axis for axis in re.findall(r"[^\s*#]+", shape) if axis.isidentifier() and axis != "_"}
+            assert axes <= explained, f"{path.relative_to(ROOT)}: {sorted(axes - explained)}"
+
+
+def test_the_glossarys_types_are_where_it_says():
+    table = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").partition("| type | file |")[2]
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| `([\w/.]+)` \|", table, re.MULTILINE)
+    assert len(rows) > 10
+    for types, file in rows:
+        code = (ROOT / "jformer" / file).read_text(encoding="utf-8")
+        for name in re.findall(r"\w+", types):
+            assert re.search(rf"^class {name}\b", code, re.MULTILINE), f"{file} has no class {name}"
+
+
+def sentence(path):
+    """Return the first sentence of a module's docstring."""
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return re.split(r"(?<=[\w)\]`][.?])(?<!et al\.)\s", docstring.splitlines()[0])[0].rstrip(".")
+
+
+def rooms():
+    """Yield folder by folder: its title, what it holds, and its files."""
+    for folder in sorted({path.parent for path in (ROOT / "jformer").rglob("*.py")}):
+        files = sorted(path for path in folder.glob("*.py") if path.name != "__init__.py")
+        yield f"{folder.relative_to(ROOT)}/", sentence(folder / "__init__.py"), files
+    for name, title in (
+        ("configs", "One file for each run worth repeating"),
+        ("experiments", "One file for a question"),
+    ):
+        yield f"{name}/", title, sorted(path for path in (ROOT / name).glob("*.py") if path.name != "__init__.py")
+
+
+def list_of_files():
+    """Return the map's list: each room, and a line for each of its files."""
+    lines = []
+    for title, purpose, files in rooms():
+        lines += [f"### {title}", "", f"{purpose}.", ""]
+        lines += [*(f"- `{path.name}`: {sentence(path)}" for path in files), ""] if files else []
+    return "\n".join(lines)
+
+
+def with_list(page):
+    """Return the map with its list of files as the modules say it today."""
+    before, heading, _ = page.partition("\n## Files\n")
+    return f"{before}{heading}\n{list_of_files()}"
+
+
+def test_the_map_lists_every_file_by_its_first_sentence():
+    page = MAP.read_text(encoding="utf-8")
+    assert page == with_list(page), "write it anew: python -m tests.test_documents"
+
+
+if __name__ == "__main__":
+    MAP.write_text(with_list(MAP.read_text(encoding="utf-8")), encoding="utf-8")

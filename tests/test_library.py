@@ -1,0 +1,74 @@
+"""The public surface: what is in it, what docs/library.md lists, and that each part works on a small run."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import jformer
+from tests import small_run
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_public_surface_is_what_the_document_lists():
+    text = (ROOT / "docs" / "library.md").read_text()
+    assert set(re.findall(r"^\| `jformer\.(\w+)", text, re.MULTILINE)) == set(jformer.__all__)
+    assert all(hasattr(jformer, name) for name in jformer.__all__)
+
+
+def test_the_version_is_that_of_the_package():
+    assert jformer.__version__ == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+
+def test_importing_it_does_not_import_jax():
+    program = "import sys, jformer; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Train the small run for a few updates by the library."""
+    config, workdir = small_run.get_config(), tmp_path_factory.mktemp("library") / "run"
+    config.data.cache_dir = str(workdir.parent / "cache")
+    config.data.update(num_pairs=200)
+    config.train.update(num_steps=4, log_every=2, eval_every=4, checkpoint_every=2)
+    assert jformer.train(config, str(workdir))
+    return workdir
+
+
+def test_a_run_is_trained_scored_and_answers(run):
+    first = jformer.evaluate(run, beam_size=1)["test"]["settings"]
+    assert (first["decode"]["beam_size"], first["steps"]) == (1, [4])
+    translator = jformer.load(run, n_best=2, beam_size=2, length_penalty=0.0)
+    outputs = translator.generate(["a b", jformer.Request("c d", prefix="d")])
+    assert [len(each) for each in outputs] == [2, 2]
+    assert outputs[1][0].text.startswith("d")
+    assert translator.predict(["a b"]) == [outputs[0][0].text]
+    (scored,) = translator.score([("a b", outputs[0][0].text)])
+    assert isinstance(scored, jformer.Scored)
+    assert len(jformer.load(run, search="sample", samples=3).generate(["a b"])[0]) == 3
+    assert jformer.load(run, alignments=True).generate(["a b"])[0][0].alignment.source
+    assert "steps=[4]" in repr(translator)
+
+
+def test_scores_go_into_another_folder_and_leave_the_run_as_it_was(run, tmp_path):
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    folder = tmp_path / "scores" / "greedy"
+    found = jformer.evaluate(run, output=folder, beam_size=1)
+    assert json.loads((folder / "results.json").read_text())["test"]["bleu"] == found["test"]["bleu"]
+    assert len((folder / "outputs" / "test.txt").read_text().splitlines()) == found["test"]["examples"]
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_what_it_is_given_wrong_is_one_line(run):
+    with pytest.raises(jformer.UserError, match=r"unknown config key decode\.beam_sise; did you mean beam_size\?"):
+        jformer.load(run, beam_sise=3)
+    with pytest.raises(jformer.UserError, match=r"decode\.beam_size='3' must be a int"):
+        jformer.load(run, beam_size="3")
+    with pytest.raises(jformer.UserError, match="nothing holds no run: name the directory of one"):
+        jformer.load(run.parent / "nothing")

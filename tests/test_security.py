@@ -1,0 +1,84 @@
+"""Nothing that is read is run: SECURITY.md says what is trusted, and these tests hold the sources against it."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted(path for folder in ("jformer", "configs", "experiments") for path in (ROOT / folder).rglob("*.py"))
+CODE_RUNS_HERE = {"jformer/config/files.py"}  # config and experiment files are Python: the one place that runs some
+MODULES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "yaml", "runpy"}
+NAMES = {"exec", "eval", "compile", "__import__"}
+CALLS = {
+    "system", "popen", "exec_module", "mktemp", "unpack_archive", "spec_from_file_location",
+}  # fmt: skip
+KEYWORDS = {"shell", "allow_pickle"}  # that must not be true
+
+
+def offences(tree):
+    """Yield the line and the name of everything that may run what it is given, or unpacks unchecked."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [name.name for name in node.names]
+            yield from ((node.lineno, module) for module in modules if module.partition(".")[0] in MODULES)
+        if not isinstance(node, ast.Call):
+            continue
+        name, method = getattr(node.func, "id", ""), getattr(node.func, "attr", "")
+        given = {keyword.arg: keyword.value for keyword in node.keywords}
+        if name in NAMES or {name, method} & CALLS:
+            yield node.lineno, name or method
+        if method in ("extractall", "extract") and "filter" not in given:
+            yield node.lineno, f"{method} without filter"
+        for keyword in KEYWORDS & given.keys():
+            if not (isinstance(given[keyword], ast.Constant) and not given[keyword].value):
+                yield node.lineno, keyword
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle", "from yaml import load", "exec(text)", "eval(text)", "compile(text, name, 'exec')",
+        "os.system(x)",
+        "run(command, shell=True)", "run(command, shell=asked)", "np.load(path, allow_pickle=True)",
+        "tar.extractall(x)",
+        "spec.loader.exec_module(module)", "__import__(name)",
+    ],
+)  # fmt: skip
+def test_the_search_sees_what_it_looks_for(text):
+    assert list(offences(ast.parse(text)))
+
+
+@pytest.mark.parametrize(
+    "text", ["jit(f).lower(x).compile()", "run(command, shell=False)", "tar.extractall(filter='data')"]
+)
+def test_the_search_lets_pass_what_is_harmless(text):
+    assert not list(offences(ast.parse(text)))
+
+
+def test_code_that_is_read_runs_in_one_place_only():
+    found = {}
+    for path in SOURCES:
+        if lines := list(offences(ast.parse(path.read_text()))):
+            found[str(path.relative_to(ROOT))] = lines
+    assert set(found) == CODE_RUNS_HERE, found
+
+
+def test_hostile_files_are_read_or_refused_within_bounds():
+    """20 mutations of each kind; `python -m tests.faults.hostile 10000 0` tries more."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults.hostile", "600", "0"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-2_000:]
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["defects"] == []
+    assert result["escaped"] == []
+    assert result["grown"] <= 64 << 20
+    assert result["ends"]["read"] + result["ends"]["refused"] == 600

@@ -1,0 +1,67 @@
+"""What a run will hold is said with what there is; what can never be had is refused, what is not free is warned of."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from jformer.config import resolve
+from jformer.errors import UserError
+from jformer.models import ExecutionConfig, ModelConfig
+from jformer.training.forecast import COMPILING, MIB, Forecast, check, compiled_layers, forecast
+from jformer.training.machine import Available
+from jformer.training.memory import Memory
+
+UPDATE = Memory(
+    parameters=700 * MIB, optimizer=1_400 * MIB, average=0, gradients=700 * MIB, activations=1_000 * MIB, batch=MIB
+)
+
+
+def mesh(platform, count=1):
+    return SimpleNamespace(local_devices=[SimpleNamespace(platform=platform)] * count)
+
+
+def there(total, free=None, held=300):
+    return Available(total * MIB, (total if free is None else free) * MIB, held * MIB)
+
+
+def test_on_a_cpu_the_whole_process_counts():
+    found = forecast(UPDATE, 10 * MIB, there(9_000), mesh("cpu"), 12)
+    assert found == Forecast(300 * MIB, 1_701 * MIB, 2_100 * MIB)  # a copy of the state is the largest of the rest
+    assert str(found) == "up to 4,101 MiB (300 held, 1,701 updating, 2,100 beside)"
+    assert forecast(UPDATE, 10 * MIB, there(9_000), mesh("cpu", 4), 12)[1:] == tuple(4 * size for size in found[1:])
+    small = UPDATE._replace(parameters=MIB, optimizer=2 * MIB)
+    assert forecast(small, 0, there(9_000), mesh("cpu"), 12).beside == 1_000 * MIB  # the temporaries once more
+    assert forecast(small._replace(activations=MIB), 0, there(9_000), mesh("cpu"), 12).beside == 12 * COMPILING
+    assert forecast(UPDATE, 5_000 * MIB, there(9_000), mesh("cpu"), 12)[1:] == (5_000 * MIB, 5_000 * MIB)  # validation
+
+
+def test_on_an_accelerator_programs_and_copies_lie_elsewhere():
+    assert forecast(UPDATE, 0, there(9_000), mesh("gpu", 4), 12) == Forecast(300 * MIB, 1_701 * MIB, 0)
+
+
+@pytest.mark.parametrize(("unroll", "layers"), [(0, 5), (1, 2), (2, 4)])
+def test_layers_of_a_loop_are_compiled_once(unroll, layers):
+    execution = ExecutionConfig(unroll=unroll)
+    assert compiled_layers(ModelConfig(num_layers=3, num_decoder_layers=2, execution=execution)) == layers
+
+
+FOUND = Forecast(1_000 * MIB, 1_500 * MIB, 1_000 * MIB)
+
+
+def test_what_can_never_be_had_is_refused_with_a_key():
+    remedy = (
+        r"up to 3,500 MiB .*, more than the 2,050 MiB there are: raise train\.accumulation=1, lower data\.tokens_per"
+    )
+    with pytest.raises(UserError, match=remedy):
+        check(FOUND, there(2_050), resolve({}))
+    with pytest.raises(
+        UserError, match=r"the 1,400 MiB there are: take a smaller model, or share it among devices \(m"
+    ):
+        check(FOUND, there(1_400), resolve({}))
+    assert check(FOUND, there(2_100), resolve({}))  # the forecast may be too high by as much
+
+
+def test_what_is_not_free_is_a_warning():
+    assert check(FOUND, there(9_000, free=2_500), resolve({})) == ""
+    warning = check(FOUND, there(9_000, free=2_499), resolve({}))
+    assert warning.startswith("that may be more than is free: raise train.accumulation=1, lower data.tokens_per_up")

@@ -1,0 +1,100 @@
+"""What a run says, and when: rows without what was skipped or compiled, and a sign of life in every silence."""
+
+import dataclasses
+import json
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from jformer.config import resolve
+from jformer.errors import UserError
+from jformer.models.flops import Work
+from jformer.tasks.sums import Sum
+from jformer.training import heartbeat
+from jformer.training.heartbeat import Heartbeat
+from jformer.training.log import AHEAD, Cost, TrainingLog
+from jformer.training.state import Progress
+from jformer.training.step import Metrics
+
+WORK = Work(*([8] * len(Work._fields)))
+
+
+def collect(log, step, skipped_in_row=0, loss=2.0):
+    zero = np.int32(0)
+    sums = {"loss": Sum(np.float32(loss), np.float32(1)), "nll": Sum(np.float32(loss), np.float32(1))}
+    log.collect(step, Metrics(sums, np.float32(1), zero + skipped_in_row, zero + skipped_in_row), (WORK, WORK))
+
+
+def opened(folder, config=None):
+    return TrainingLog(folder, config or resolve({}), Progress(), lambda step: 0.1, Cost(lambda work: 1, 1.0))
+
+
+def test_time_of_compiling_does_not_count_as_training(tmp_path):
+    with opened(tmp_path) as log:
+        for step, seconds in ((1, 0.5), (2, 0.0)):
+            with log.timing(step, "a shape"):
+                time.sleep(seconds)
+            collect(log, step)
+        log.flush(2)
+    row = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert row["seconds_per_update"] < 0.2
+
+
+def test_time_of_compiling_does_not_count_in_the_time_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with opened(tmp_path) as log:
+        with log.timing(1, "a shape"):
+            time.sleep(0.5)
+        assert log._bar.format_dict["elapsed"] < 0.2
+
+
+def test_the_first_time_of_every_shape_is_compiling(tmp_path):
+    with opened(tmp_path) as log:
+        for step, shapes in enumerate("aab", start=1):
+            with log.timing(step, shapes):
+                phase = log.heartbeat._phase
+            shape = {1: 1, 3: 2}.get(step)
+            assert phase == (f"compiling update {step}, shape {shape}" if shape else "updating")
+
+
+@pytest.mark.parametrize("skipped", [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1]])
+def test_as_many_skipped_updates_as_are_allowed_end_the_run_wherever_they_lie(tmp_path, skipped):
+    config = resolve({})
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, max_skipped=1))
+    first = skipped.index(1) + 1
+    said = rf"update {first}: number 1 in a row that was not finite and changed nothing \(train\.max_skipped=1\)"
+    with opened(tmp_path, config) as log, pytest.raises(UserError, match=said):
+        for step, in_row in enumerate(skipped, start=1):
+            ended = step
+            collect(log, step, in_row)
+        log.flush(4)
+    assert ended == min(first + AHEAD, 4)
+    (row,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(row)["step"] == ended
+
+
+def test_skipped_updates_that_are_allowed_write_no_row_of_their_own(tmp_path):
+    with opened(tmp_path) as log:
+        for step, in_row in enumerate([*range(1, 10), 0, 0, 0], start=1):  # nine in a row: one less than end a run
+            collect(log, step, in_row)
+        log.flush(12)
+    assert [json.loads(row)["step"] for row in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [12]
+
+
+def test_silence_is_broken_and_the_file_follows_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(heartbeat, "FILE", 0.05)
+    monkeypatch.setattr(heartbeat, "WRITES", 0.01)
+    said = []
+    beat = Heartbeat(tmp_path / "heartbeat.json", 7, 90, said.append, terminal=False)
+    beat.start()
+    beat.enter("compiling update 8")
+    deadline = time.monotonic() + 30
+    while not said and time.monotonic() < deadline:
+        time.sleep(0.01)
+    beat.step, beat.loss = 8, 1.5
+    beat.stop()
+    assert said[0].startswith("compiling update 8: 0 s so far")
+    content = json.loads((tmp_path / "heartbeat.json").read_text())
+    assert {**content, "time": 0} == {"step": 8, "time": 0, "loss": 1.5, "phase": "ended"}

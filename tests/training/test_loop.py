@@ -1,0 +1,577 @@
+"""A run trains, survives kill -9 and SIGTERM to the bit, and refuses to become another run."""
+
+import functools
+import itertools
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+import jformer
+from jformer import main
+from jformer.checkpoints.checkpoint import Checkpoints, open_run
+from jformer.config import load_config, resolve
+from jformer.config.files import run_config_file
+from jformer.errors import UserError
+from jformer.evaluation import records
+from jformer.evaluation.evaluate import evaluate
+from jformer.inference import predict
+from jformer.sweep.experiment import reported
+from jformer.training import forecast, machine
+from jformer.training.corpora import fingerprints
+from jformer.training.lock import sole_trainer
+from jformer.training.log import AHEAD, Cost, TrainingLog
+from jformer.training.loop import loop, train
+from jformer.training.machine import Available
+from jformer.training.profile import Profile
+from jformer.training.run import build, refuse_other_text
+from jformer.training.state import Progress
+from jformer.training.validation import note_best
+from tests.training.test_profile import trace_events
+
+CONFIG = Path(__file__).parents[1] / "small_run.py"
+WALL_CLOCK = ("per_second", "seconds", "data_wait", "mfu", "digest")
+
+
+def small(cache: Path, **overrides):
+    """Return the resolved config of the small run, with overrides such as train__num_steps=5."""
+    config = run_config_file(CONFIG)
+    config.data.cache_dir = str(cache)
+    config.update_from_flattened_dict({key.replace("__", "."): value for key, value in overrides.items()})
+    return resolve(config)
+
+
+def rows(workdir: Path, split: str | None = None):
+    """Return the rows of metrics.jsonl without what a clock says, and without their digests."""
+    found = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    found = [{key: row[key] for key in row if not any(word in key for word in WALL_CLOCK)} for row in found]
+    return [row for row in found if split in (None, row["split"])]
+
+
+def test_processes_compare_every_text_and_vocabulary_by_its_own_name(cache, tmp_path):
+    data = build(small(cache), tmp_path / "run").data
+    assert list(fingerprints(data)) == [
+        "the source tokenizer", "the target tokenizer", "training text train", "validation text valid",
+    ]  # fmt: skip
+    assert len(set(fingerprints(data).values())) == 3  # one vocabulary for both sides
+
+
+def leaves(workdir: Path):
+    """Return every array of the newest checkpoint, parameters and the rest."""
+    run = open_run(workdir)
+    step = run.steps()[-1]
+    config = load_config(workdir / "config.json")
+    state = build(config, workdir).state
+    assert int(state.step) == step
+    run.close()
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def unbroken(cache, tmp_path_factory):
+    """Return the workdir of the small run, trained and scored without interruption by the real command."""
+    workdir = tmp_path_factory.mktemp("unbroken")
+    end(start(workdir, cache, "--config.train.samples=1"), workdir, 0)
+    return workdir
+
+
+def start(workdir: Path, cache: Path, *more: str, **streams: int) -> subprocess.Popen:
+    """Start the real command; what it says goes to log.txt, or to a stream."""
+    flags = [f"--config={CONFIG}", f"--workdir={workdir}", f"--config.data.cache_dir={cache}", *more]
+    with (workdir / "log.txt").open("a") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "jformer.main", *flags], **{"stdout": log, "stderr": log, **streams}
+        )
+
+
+def end(process: subprocess.Popen, workdir: Path, code: int) -> None:
+    """Wait for the command to exit with a code."""
+    assert process.wait(timeout=400) == code, (workdir / "log.txt").read_text()
+
+
+def wait_for_update(workdir: Path, step: int, process: subprocess.Popen) -> None:
+    """Wait until metrics.jsonl tells of an update."""
+    path, deadline = workdir / "metrics.jsonl", time.monotonic() + 400
+    while not path.exists() or f'"step": {step},' not in path.read_text():
+        assert process.poll() is None, (workdir / "log.txt").read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_run_that_was_killed_and_stopped_ends_bit_equal_to_an_unbroken_one(unbroken, cache, tmp_path):
+    no_answers = "--config.data.test=()"  # changes nothing of what is learned
+    process = start(tmp_path, cache, no_answers)
+    wait_for_update(tmp_path, 15, process)
+    process.kill()
+    process.wait()
+    process = start(tmp_path, cache, no_answers)
+    wait_for_update(tmp_path, 25, process)
+    process.send_signal(signal.SIGTERM)
+    end(process, tmp_path, main.STOPPED)
+    assert "stopped and saved" in (tmp_path / "log.txt").read_text()
+    end(start(tmp_path, cache, no_answers), tmp_path, 0)
+    expected = leaves(unbroken)
+    found = leaves(tmp_path)
+    assert len(found) == len(expected) > 30
+    for mine, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(mine, other)
+    told = (tmp_path / "training.log").read_text()  # of all three processes
+    assert told.count("vocabulary: ") == 3
+    assert told.count("resuming at update ") >= 1
+    at_regular_steps = [row["step"] for row in rows(tmp_path, "train") if row["step"] % 5 == 0]
+    assert at_regular_steps == [row["step"] for row in rows(unbroken, "train")]
+    assert rows(tmp_path, "valid") == rows(unbroken, "valid")
+
+
+def test_a_run_is_stopped_before_its_first_update_with_one_line(cache, tmp_path):
+    process = start(tmp_path, cache)
+    log, deadline = tmp_path / "log.txt", time.monotonic() + 400
+    while "memory of the longest update" not in log.read_text():  # from here on it compiles
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    end(process, tmp_path, main.STOPPED)
+    assert log.read_text().splitlines()[-1] == "jformer: stopped before the first update"
+
+
+def test_a_run_whose_reader_leaves_is_saved(cache, tmp_path):
+    with start(tmp_path, cache, stderr=subprocess.PIPE) as process:
+        wait_for_update(tmp_path, 5, process)
+        process.stderr.close()
+        end(process, tmp_path, main.STOPPED)
+    assert open_run(tmp_path).steps()[-1] >= rows(tmp_path, "train")[-1]["step"] > 5
+
+
+def test_finished_run_leaves_what_the_interface_promises(unbroken):
+    assert {"config.json", "metrics.jsonl", "results.json", "tokenizer", "checkpoints", "tensorboard"} <= {
+        path.name for path in unbroken.iterdir()
+    }
+    results = json.loads((unbroken / "results.json").read_text())
+    assert results["schema"] == 2
+    assert results["test"]["settings"]["steps"] == [40]
+    assert results["test"]["settings"]["decode"]["beam_size"] == 2
+    assert set(results["test"]) >= {"bleu", "exact_match", "perplexity", "token_accuracy"}
+    assert "signature" in results["test"]["bleu"]
+    assert results["test"]["counts"] == {"examples read": 500, "empty examples dropped": 0, "examples used": 500}
+    assert results["run"]["updates"] == 40
+    assert set(results["run"]) >= {"config", "data", "seed", "tokens_per_update", "parameters", "hardware", "libraries"}
+    train_rows = rows(unbroken, "train")
+    assert [row["step"] for row in train_rows] == list(range(5, 41, 5))
+    figures = {figure for figure in records.metrics(unbroken) if not figure.startswith("run/")}
+    promised = reported(load_config(unbroken / "config.json"))
+    assert figures == {f"{split}/{name}" for split in promised for name in promised[split]} - {"test/chrf", "test/ter"}
+    assert all(0 < row["flops_efficiency"] < row["padding_efficiency"] <= 1 for row in train_rows)
+    clocked = [json.loads(line) for line in (unbroken / "metrics.jsonl").read_text().splitlines()]
+    for row in (row for row in clocked if row["split"] == "train"):
+        assert row["mfu"] == row["model_flops_per_second"] / row["peak_flops_per_second"] > 0
+    said = (unbroken / "log.txt").read_text()
+    assert "(measured by matrix products in float32)" in said
+    assert (
+        len(re.findall(r"^    [a-z ]+\n      → .*(exact|should be: [a-z ]+)", said, re.MULTILINE)) == 2
+    )  # a sample each time
+    assert train_rows[-1]["loss"] < train_rows[0]["loss"]
+    alive = json.loads((unbroken / "heartbeat.json").read_text())
+    assert (alive["step"], alive["phase"], alive["loss"]) == (40, "ended", train_rows[-1]["loss"])
+    assert len((unbroken / "outputs" / "test.txt").read_text().splitlines()) == results["test"]["examples"]
+
+
+def test_workdir_alone_is_enough_to_predict_and_evaluate(unbroken, tmp_path, capsys):
+    text = tmp_path / "in.txt"
+    text.write_text("a b c\n\nd e\n")
+    output = tmp_path / "out.txt"
+    flags = ["jformer", f"--workdir={unbroken}", "--mode=predict", f"--input={text}", f"--output={output}"]
+    assert main.main(flags) == 0
+    lines = output.read_text().split("\n")
+    assert len(lines) == 4
+    assert lines[1] == lines[3] == ""
+    assert jformer.load(unbroken).predict(["a b c", "", "d e"]) == lines[:3]
+
+
+def test_finished_run_has_nothing_left_to_do_and_longer_one_goes_on(unbroken, cache, tmp_path, capfd):
+    options = {"train__eval_every": 0, "train__checkpoint_every": 5}
+    config = small(cache, train__num_steps=5, **options)
+    assert train(config, tmp_path)
+    said = capfd.readouterr().err
+    assert re.search(r"memory of the longest update: \d+\.\d MiB a device: parameters 0\.0, optimizer 0\.\d, ", said)
+    before = (tmp_path / "metrics.jsonl").read_text()
+    assert train(config, tmp_path)
+    assert "already trained to update 5\n" in capfd.readouterr().err
+    assert (tmp_path / "metrics.jsonl").read_text() == before
+    assert train(small(cache, train__num_steps=10, **options), tmp_path)
+    assert [row["step"] for row in rows(tmp_path)] == [5, 10]
+
+
+def test_a_trace_of_updates_is_written_once(cache, tmp_path, capfd):
+    options = {"train__eval_every": 0, "train__checkpoint_every": 5, "train__profile_steps": "3:4"}
+    assert train(small(cache, train__num_steps=5, **options), tmp_path)
+    assert f"trace of updates 3 to 4: {tmp_path / 'profile'}\n" in capfd.readouterr().err
+    found = trace_events(tmp_path / "profile")
+    names = [event.get("name") for event in found]
+    assert {event["args"]["step_num"] for event in found if event.get("name") == "update"} == {"3", "4"}
+    assert "PjitFunction(step)" in names
+    assert any("dot" in str(name) or "fusion" in str(name) for name in names)
+    assert train(small(cache, train__num_steps=10, **options), tmp_path)
+    assert "train.profile_steps='3:4' are updates of the past: none is traced\n" in capfd.readouterr().err
+    assert len(trace_events(tmp_path / "profile")) == len(found)
+
+
+def test_a_run_lasts_as_many_epochs_as_are_asked_for(cache, tmp_path):
+    run = build(small(cache, train__num_epochs=0.5), tmp_path)
+    run.checkpoints.close()
+    assert run.config.train.num_steps == round(0.5 * len(run.data.batches)) < 40
+
+
+def test_a_run_that_no_memory_holds_is_refused_and_leaves_none_behind(cache, tmp_path, monkeypatch):
+    for room, size, line in (
+        (
+            forecast,
+            2**20,
+            r"more than the 1 MiB there are: raise train\.accumulation=1, lower data\.tokens_per_update=",
+        ),
+        (machine, 2**12, r"parameters and optimizer alone take 0\.\d MiB of the 0\.0 there are: take a smaller one"),
+    ):
+        monkeypatch.setattr(
+            room, "available", lambda device, size=size: Available(total=size, free=size, held=size // 2)
+        )
+        with pytest.raises(UserError, match=line):
+            train(small(cache), tmp_path)
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_a_run_ends_and_saves_by_the_clock(cache, tmp_path, monkeypatch, capfd):
+    seconds = itertools.count(0.0, 1.0)  # every look at the clock takes a second
+    monkeypatch.setattr("jformer.training.clock.time", SimpleNamespace(monotonic=seconds.__next__))
+    limits = {"train__max_minutes": 0.5, "train__checkpoint_minutes": 0.1, "train__log_every": 2}
+    config = small(cache, **limits, train__checkpoint_every=100, train__eval_every=100, train__keep_last=9)
+    saved = []
+    monkeypatch.setattr(Checkpoints, "save", lambda self, step, *rest: saved.append(step))
+    assert train(config, tmp_path)
+    assert len(saved) > 2
+    assert saved[0] % 2 == 0  # together with a row
+    assert saved[-1] < 40
+    assert [row["step"] for row in rows(tmp_path, "valid")] == saved[-1:]
+
+
+def written(workdir: Path) -> dict:
+    """Return the newest row that an update wrote."""
+    return rows(workdir, "train")[-1]
+
+
+def poison(run, first: int) -> None:
+    """Let the losses of a run be no numbers from update `first` on."""
+    step = run.train_step
+
+    def poisoned(state, batch):
+        bad = run.progress.step + 1 >= first
+        return step(state, {**batch, "weights": batch["weights"] * (np.nan if bad else 1.0)})
+
+    run.train_step = poisoned
+
+
+def trained(run, workdir: Path) -> TrainingLog:
+    """Run the loop of a built run to its end, and return its log."""
+    cost = Cost(lambda work: work.tokens, 1e9)
+    with (
+        run.checkpoints,
+        TrainingLog(workdir, run.config, run.progress, run.schedule, cost) as log,
+    ):
+        loop(run, log, Profile(workdir, range(0), log.say))
+    return log
+
+
+def test_skipped_updates_end_a_run_soon_and_push_no_checkpoint_out(cache, tmp_path):
+    few = {"train__keep_last": 2, "train__checkpoint_every": 2, "train__eval_every": 2, "train__samples": 0}
+    run = build(small(cache, **few, train__max_skipped=8, train__log_every=1_000), tmp_path)
+    poison(run, 5)
+    with pytest.raises(UserError, match=r"in a row that was not finite and changed nothing \(train\.max_skipped=8\)"):
+        trained(run, tmp_path)
+    assert 12 <= run.progress.step + 1 <= 12 + AHEAD
+    assert open_run(tmp_path).steps() == [2, 4]
+    assert [row["step"] for row in rows(tmp_path, "valid")] == [2, 4]
+
+
+def test_a_row_speaks_of_the_updates_that_were_applied(cache, tmp_path):
+    run = build(small(cache, train__num_steps=4, train__log_every=4, train__eval_every=0), tmp_path / "skips")
+    poison(run, 4)
+    trained(run, tmp_path / "skips")
+    skipping = written(tmp_path / "skips")
+    run = build(small(cache, train__num_steps=3, train__log_every=3, train__eval_every=0), tmp_path / "stops")
+    trained(run, tmp_path / "stops")
+    assert skipping["skipped"] == 1
+    assert {key: skipping[key] for key in ("loss", "accuracy", "grad_norm")} == {
+        key: written(tmp_path / "stops")[key] for key in ("loss", "accuracy", "grad_norm")
+    }
+
+
+def test_an_error_in_the_loop_loses_no_save_that_was_begun(cache, tmp_path, monkeypatch):
+    def broken(run, log):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("jformer.training.loop.validate", broken)
+    config = small(cache, train__num_steps=4, train__checkpoint_every=2, train__eval_every=4)
+    with pytest.raises(RuntimeError, match="broken"):
+        train(config, tmp_path)
+    assert open_run(tmp_path).steps() == [2]
+    assert not list((tmp_path / "checkpoints").glob("*tmp*"))
+
+
+def test_a_failed_save_ends_the_run_at_the_next_update(cache, tmp_path, monkeypatch):
+    saved = []
+    monkeypatch.setattr(Checkpoints, "save", lambda self, step, *rest: saved.append(step))
+
+    def check(self):
+        if saved:
+            raise OSError("disk is full")
+
+    monkeypatch.setattr(Checkpoints, "check_save", check)
+    with pytest.raises(OSError, match="disk is full"):
+        train(small(cache, train__checkpoint_every=2, train__eval_every=4, train__log_every=1), tmp_path)
+    assert saved == [2]
+
+
+def test_answers_are_scored_in_the_course_of_training_and_decide_what_is_best(cache, tmp_path):
+    config = small(
+        cache, evaluate__during=("exact_match", "chrf"), evaluate__during_examples=20, train__best_by="chrf",
+        train__num_steps=6, train__eval_every=2, train__checkpoint_every=2, train__keep_last=1, train__ema_decay=0.5,
+        train__accumulation=2,
+    )  # fmt: skip
+    run = build(config, tmp_path)
+    shapes = []
+    run.eval_step = functools.partial(
+        lambda step, params, batch: shapes.append(batch["row"].shape[0]) or step(params, batch), run.eval_step
+    )
+    trained(run, tmp_path)
+    assert set(shapes) == {2}  # microbatches
+    found, averages = rows(tmp_path, "valid"), rows(tmp_path, "valid_ema")
+    assert [row["step"] for row in found] == [row["step"] for row in averages] == [2, 4, 6]
+    assert all(0 <= row["exact_match"] <= 1 and 0 <= row["chrf"] <= 100 for row in found)
+    assert any(row["loss"] != other["loss"] for row, other in zip(found, averages, strict=True))
+    best = max(found, key=lambda row: row["chrf"])
+    assert (run.progress.best, run.progress.best_step) == (best["chrf"], best["step"])
+    with open_run(tmp_path) as saved:
+        assert saved.manifest(best["step"]).selection_cost == -best["chrf"]
+
+
+def test_validation_that_is_not_finite_is_never_the_best():
+    progress = Progress()
+    for step, loss in ((1, np.nan), (2, 3.0), (3, np.nan), (4, 2.0), (5, np.inf)):
+        progress.step = step
+        note_best(progress, loss, "loss")
+    assert (progress.best, progress.best_step, progress.since_best) == (2.0, 4, 1)
+
+
+@pytest.mark.parametrize(("best_by", "best"), [("loss", 1.0), ("ter", 1.0), ("chrf", 3.0), ("accuracy", 3.0)])
+def test_the_best_is_the_lowest_of_what_should_be_low_and_the_highest_of_the_rest(best_by, best):
+    progress = Progress()
+    for value in (2.0, 3.0, 1.0):
+        note_best(progress, value, best_by)
+    assert progress.best == best
+
+
+def test_second_trainer_of_a_workdir_is_refused(cache, tmp_path):
+    writing = tmp_path / "checkpoints" / "7.orbax-checkpoint-tmp"
+    writing.mkdir(parents=True)
+    with sole_trainer(tmp_path), pytest.raises(UserError, match="another process is training here"):
+        train(small(cache), tmp_path)
+    assert writing.exists()
+    with sole_trainer(tmp_path):
+        pass
+
+
+def test_resuming_as_another_run_is_refused_by_key(unbroken, cache):
+    for key, value in (("seed", 3), ("model__d_model", 32), ("optim__learning_rate", 0.5), ("data__vocab_size", 9)):
+        with pytest.raises(UserError, match=key.replace("__", ".")):
+            train(small(cache, **{key: value}), unbroken)
+
+
+def test_checkpoints_know_their_run_should_its_config_be_lost(unbroken, cache, tmp_path):
+    lost = tmp_path / "lost"
+    shutil.copytree(unbroken, lost)
+    (lost / "config.json").unlink()
+    with pytest.raises(UserError, match=r"optim\.learning_rate=0\.5 but this workdir was trained with 0\.003"):
+        build(small(cache, optim__learning_rate=0.5), lost)
+    assert not (lost / "config.json").exists()
+    assert train(small(cache), lost)
+    assert (lost / "config.json").exists()
+
+
+def test_a_save_that_failed_is_seen_within_an_update(unbroken, cache, tmp_path, monkeypatch):
+    calls = []
+
+    def failed(checkpoints):
+        calls.append(checkpoints)
+        raise UserError("could not be written")
+
+    monkeypatch.setattr(Checkpoints, "check_save", failed)
+    shutil.copytree(unbroken, tmp_path / "run")
+    with pytest.raises(UserError, match="could not be written"):
+        train(small(cache, train__num_steps=60), tmp_path / "run")
+    assert len(calls) == 1
+
+
+def test_changed_training_text_is_refused(unbroken, cache, tmp_path):
+    progress = open_run(unbroken).progress(40)
+    assert progress["data"]
+    copy = tmp_path / "copy"
+    shutil.copytree(unbroken, copy)
+    tokenizer = copy / "tokenizer" / "shared.json"
+    tokenizer.write_text(tokenizer.read_text().replace('"a"', '"ä"'))
+    with pytest.raises(UserError, match=r"shared\.json is damaged: it is not what the run began with"):
+        train(small(cache), copy)
+    (copy / "tokenizer" / "digests.json").unlink()
+    with pytest.raises(UserError, match="training text or tokenizer has changed since update 40"):
+        train(small(cache), copy)
+
+
+def test_changed_validation_text_is_refused():
+    def opened(*fingerprints):
+        texts = {str(i): SimpleNamespace(fingerprint=each) for i, each in enumerate(fingerprints)}
+        return SimpleNamespace(texts=texts, corpora=["the one"])
+
+    progress = Progress()
+    refuse_other_text(opened("a", "b"), progress, Path("run"))
+    refuse_other_text(opened("a"), progress, Path("run"))  # without evaluations
+    with pytest.raises(UserError, match="run: its validation text or tokenizer has changed since update 0: restore"):
+        refuse_other_text(opened("a", "c"), progress, Path("run"))
+    with pytest.raises(UserError, match="run: its training text"):
+        refuse_other_text(opened("c", "b"), progress, Path("run"))
+
+
+def test_warm_start_takes_parameters_and_tokenizer_and_freezing_keeps_some(unbroken, cache, tmp_path):
+    config = small(
+        cache,
+        train__num_steps=5,
+        train__eval_every=0,
+        train__init_from=str(unbroken),
+        train__freeze=("^encoder/",),
+        data__name="copy",
+    )
+    assert train(config, tmp_path)
+    parent, child = jformer.load(unbroken).params, jformer.load(tmp_path).params
+    jax.tree.map(np.testing.assert_array_equal, child["encoder"], parent["encoder"])
+    kernel = child["decoder"]["block"]["self_attn"]["q"]["kernel"]
+    assert 0 < np.abs(kernel - parent["decoder"]["block"]["self_attn"]["q"]["kernel"]).max() < 0.1
+    same = [(workdir / "tokenizer" / "shared.json").read_bytes() for workdir in (unbroken, tmp_path)]
+    assert same[0] == same[1]
+
+
+def test_warm_start_from_another_shape_names_the_parameter(unbroken, cache, tmp_path):
+    with pytest.raises(UserError, match=r"has .* for .*, this model needs"):
+        train(small(cache, model__d_ff=48, train__init_from=str(unbroken)), tmp_path)
+
+
+def test_patience_ends_a_run_that_no_longer_improves(cache, tmp_path, capfd):
+    config = small(cache, train__eval_every=2, train__checkpoint_every=2, train__patience=2)
+    run, first = build(config, tmp_path), {}
+
+    def as_before(params, batch, evaluate=run.eval_step):
+        asked = tuple(np.asarray(batch["row"]).flat)
+        if asked not in first:
+            first[asked] = evaluate(params, batch)
+        return first[asked]
+
+    run.eval_step = as_before
+    trained(run, tmp_path)
+    assert rows(tmp_path, "valid")[-1]["step"] == 6
+    assert "stopping" in capfd.readouterr().err
+    assert open_run(tmp_path).progress(6)["best_step"] == 2
+    assert train(config, tmp_path)
+
+
+def test_average_and_ema_weights_are_those_of_their_definition(cache, tmp_path):
+    options = {"train__num_steps": 6, "train__eval_every": 2, "train__checkpoint_every": 2, "train__samples": 0}
+    options |= {"train__keep_last": 1, "train__ema_decay": 0.5, "evaluate__average_last": 2}
+    config = small(cache, **options, evaluate__weights="average")
+    assert train(config, tmp_path)
+    saved = open_run(tmp_path)
+    assert set(saved.steps()) >= {4, 6}
+    by_name = {
+        weights: predict.load(tmp_path, small(cache, **options, evaluate__weights=weights)).params
+        for weights in ("last", "best", "average", "ema")
+    }
+    last, average, ema = by_name["last"], by_name["average"], by_name["ema"]
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(ema))
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), last)
+    fourth = saved.restore(4, {"params": shapes})["params"]
+    jax.tree.map(lambda a, b, c: np.testing.assert_allclose(a, (b + c) / 2, rtol=1e-6), average, fourth, last)
+    assert any((a != b).any() for a, b in zip(jax.tree.leaves(ema), jax.tree.leaves(last), strict=True))
+
+
+def test_mixture_adds_corpora_by_their_weights_and_test_sets_have_keys(cache, tmp_path):
+    copies = {"source": "generated", "name": "copy", "num_pairs": 300, "weight": 2.5}
+    config = small(
+        cache, data__mixture=(copies,), data__test=("test", "again=valid"), train__num_steps=5,
+        train__eval_every=0, evaluate__scores=(),
+    )  # fmt: skip
+    assert train(config, tmp_path)
+    plan = build(config, tmp_path).data.batches.plan
+    passes = np.zeros(900)
+    for batch in plan.epoch(0):
+        np.add.at(passes, batch.units[batch.units >= 0], 1)
+    assert (passes[:600] == 1).all()
+    assert sorted(set(passes[600:])) == [2, 3]
+    assert passes[600:].sum() == 750
+    results = evaluate(config, tmp_path)
+    assert set(results) == {"schema", "test", "again", "run"}
+
+
+def test_packed_bfloat16_rows_train_in_microbatches_on_four_devices(cache, tmp_path):
+    config = small(
+        cache, data__batching="packed", data__packed_length=96, model__dtype="bfloat16", train__accumulation=2,
+        mesh__data=4, train__num_steps=6, train__log_every=2, train__eval_every=6, train__checkpoint_every=6,
+    )  # fmt: skip
+    assert train(config, tmp_path)
+    found = rows(tmp_path, "train")
+    assert [row["step"] for row in found] == [2, 4, 6]
+    assert found[-1]["loss"] < found[0]["loss"]
+    assert min(row["padding_efficiency"] for row in found) > 0.8
+
+
+def test_row_multiple_that_devices_do_not_divide_is_refused(cache, tmp_path):
+    with pytest.raises(UserError, match=r"data\.row_multiple=9 must be a multiple of 4"):
+        train(small(cache, mesh__data=4, data__row_multiple=9), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"decode__ensemble": ("nope",)}, r"decode\.ensemble: nope holds no run; name the workdirs of trained ones"),
+        ({"decode__beam_size": 1_000}, r"decode\.beam_size=1000 is more than the vocabulary's \d+ entries: lower it"),
+    ],
+)
+def test_what_scoring_would_refuse_is_refused_before_the_first_update(cache, tmp_path, changes, said):
+    with pytest.raises(UserError, match=said):
+        train(small(cache, **changes), tmp_path / "run")
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_an_empty_test_set_is_refused_before_the_first_update(cache, tmp_path):
+    for name, content in {"train": "a\n", "valid": "b\n", "test": ""}.items():
+        for side in ("en", "de"):
+            (tmp_path / f"{name}.{side}").write_text(content)
+    with pytest.raises(UserError, match=r"data\.test: the set 'test' \(test\) holds no example; give it some or leave"):
+        train(small(cache, data__source="files", data__dir=str(tmp_path)), tmp_path / "run")
+
+
+def test_missing_text_is_refused_before_anything_is_written(cache, tmp_path, monkeypatch):
+    workdir, closed, close = tmp_path / "run", [], Checkpoints.close
+    monkeypatch.setattr(Checkpoints, "close", lambda self: closed.append(close(self)))
+    with pytest.raises(UserError, match="nowhere"):
+        train(small(cache, data__source="files", data__dir="/nowhere"), workdir)
+    assert len(closed) == 1  # no thread of its checkpoints is left behind
+    assert not workdir.exists()

@@ -1,0 +1,103 @@
+import json
+import math
+import struct
+
+import pytest
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+from jformer.errors import UserError
+from jformer.storage import without_digest
+from jformer.training.writers import JsonlWriter, TensorBoardWriter
+
+
+def write_rows(path, *rows):
+    writer = JsonlWriter(path)
+    for row in rows:
+        writer.write(row)
+    writer.close()
+
+
+def rows_of(path):
+    return [without_digest(json.loads(line), "here") for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def read_events(folder):
+    """Read TensorBoard's files: length, checksum, message, checksum."""
+    for path in sorted(folder.iterdir()):
+        data = path.read_bytes()
+        while data:
+            (size,) = struct.unpack("<Q", data[:8])
+            yield Event.FromString(data[12 : 12 + size])
+            data = data[16 + size :]
+
+
+def test_every_row_is_on_disk_before_the_next(tmp_path):
+    path = tmp_path / "run" / "metrics.jsonl"
+    writer = JsonlWriter(path)
+    for step in range(3):
+        writer.write({"step": step, "split": "train", "loss": 0.5})
+        assert rows_of(path)[-1] == {"step": step, "split": "train", "loss": 0.5}
+    writer.close()
+
+
+def test_numbers_that_json_does_not_know_become_null(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write_rows(path, {"step": 1, "split": "train", "loss": math.nan, "perplexity": math.inf, "note": "é"})
+    assert "NaN" not in path.read_text(encoding="utf-8")
+    assert rows_of(path) == [{"step": 1, "split": "train", "loss": None, "perplexity": None, "note": "é"}]
+
+
+def test_a_resumed_run_appends_after_the_rows_of_its_checkpoint(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    rows = [{"step": step, "split": split} for step in (10, 20, 30) for split in ("train", "valid")]
+    write_rows(path, *rows)
+    JsonlWriter.truncate_after(path, 20)
+    write_rows(path, {"step": 30, "split": "train", "loss": 1.0})
+    assert rows_of(path) == [*rows[:4], {"step": 30, "split": "train", "loss": 1.0}]
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_half_written_last_line_is_dropped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write_rows(path, {"step": 1, "split": "train"})
+    with path.open("ab") as file:
+        file.write('{"step": 2, "note": "é'.encode()[:-1])
+    JsonlWriter.truncate_after(path, 5)
+    write_rows(path, {"step": 2, "split": "train"})
+    assert [row["step"] for row in rows_of(path)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"step": 2', '"step" 2', "is not a row of metrics"),
+        ('"loss": 0.5', '"loss": 0.6', "is damaged: it is not what"),
+    ],
+)
+def test_a_damaged_line_within_is_named(tmp_path, old, new, said):
+    path = tmp_path / "metrics.jsonl"
+    write_rows(path, *({"step": step, "split": "train", "loss": 0.25 * step} for step in (1, 2, 3)))
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(UserError, match=rf"metrics\.jsonl:2 {said}"):
+        JsonlWriter.truncate_after(path, 5)
+
+
+def test_the_rows_that_are_left_are_counted(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write_rows(path, *({"step": step, "split": "train"} for step in (1, 2, 3)))
+    assert JsonlWriter.truncate_after(path, 2) == 2
+
+
+def test_nothing_to_truncate_is_no_error(tmp_path):
+    assert JsonlWriter.truncate_after(tmp_path / "metrics.jsonl", 5) == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_tensorboard_gets_every_number_and_forgets_repeated_steps(tmp_path):
+    writer = TensorBoardWriter(tmp_path, purge_step=7)
+    writer.write({"step": 7, "split": "valid", "loss": 0.5, "note": "text"})
+    writer.close()
+    events = list(read_events(tmp_path))
+    scalars = {(value.tag, event.step): value.simple_value for event in events for value in event.summary.value}
+    assert scalars == {("valid/loss", 7): 0.5}
+    assert [e.step for e in events if e.session_log.status == SessionLog.START] == [7]
