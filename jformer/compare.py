@@ -25,6 +25,7 @@ from jformer.config.options import Config, flatten
 from jformer.errors import UserError, nearest
 from jformer.evaluation import page, records
 from jformer.evaluation.comparison import Arm, compare_arms, learning_curves, table
+from jformer.evaluation.report import CHARTS, curves
 from jformer.evaluation.statistics import estimate
 from jformer.evaluation.tables import aligned, scored_sets
 from jformer.storage import run_path
@@ -95,7 +96,8 @@ def compare(paths: Sequence[str], metric: str = "", output: str = "", despite: s
     notes = [*cautions, *tests]
     if output:
         curve = metric if metric.startswith(("train/", "valid/")) else "valid/loss"
-        page.write(run_path(output), files(tables, notes, learning_curves(arms, curve)))
+        charts = curves(dict(zip(_names(runs), (run.path for run in runs), strict=True)))
+        page.write(run_path(output), files(tables, notes, charts, learning_curves(arms, curve)))
     parts = ["\n".join([f"{name}:", *aligned(rows, 1)]) for name, rows in tables.items()]
     return "\n\n".join([*parts, "\n".join(notes)])
 
@@ -195,18 +197,16 @@ def settings(groups: Mapping[str, Sequence[Run]]) -> list[list[str]]:
     return [["", *groups], *(row for row in rows if len(set(row[1:])) > 1)]
 
 
-def files(tables: Mapping[str, Sequence[Sequence[str]]], notes: Sequence[str], curves: bytes) -> dict[str, str | bytes]:
-    """Return a page, and the learning curves, if there are any, also as a file."""
-    found: dict[str, str | bytes] = {}
+def files(
+    tables: Mapping[str, Sequence[Sequence[str]]], notes: Sequence[str], charts: Any, picture: bytes
+) -> dict[str, str | bytes]:
+    """Return a page with the curves of all runs, and a picture of the learning curves for those that print."""
     parts = []
     for name, rows in tables.items():
         parts += [page.heading(name), page.table(rows)]
-    parts.append(page.paragraph("\n".join(notes)))
-    if curves:
-        parts.append(page.image(curves, "learning curves"))
-        found["curves.png"] = curves
-    found["index.html"] = page.page("Runs compared", parts)
-    return found
+    parts += [page.paragraph("\n".join(notes)), page.heading("curves"), CHARTS]
+    found: dict[str, str | bytes] = {"index.html": page.drawn("Runs compared", parts, "report", charts, page.STYLE)}
+    return {**found, "curves.png": picture} if picture else found
 
 
 def _trained_on(run: Run) -> str:

@@ -12,10 +12,11 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
              describe  show parameters and FLOPs; needs no data and no DIR
              verify    check that all ways to decode with the run agree; exit code 1 if any does not
              explore   write a page, --output, that shows what the run attends to in the lines of --input
+             report    write a page, --output, of the run: curves, scores, worst answers, settings; also while it trains
              export    write the run to the folder --output as --format, to be served without jformer
   --input    predict, score, explore: a text file, or - for standard input (the default); of several processes a plain
              file
-  --output   predict, score: a file, or - for standard output (the default); export: a folder; explore: a page;
+  --output   predict, score: a file, or - for standard output (the default); export: a folder; explore, report: a page;
              evaluate: a folder for results.json and the outputs, DIR itself if it is not given
   --resume   predict, score: go on with a half-written --output
   --format   export: ctranslate2 or stablehlo
@@ -51,7 +52,7 @@ from jformer.parallel.libtpu import silence_libtpu
 from jformer.storage import check_writable, run_path
 from jformer.training.malloc import keep_freed_memory
 
-MODES = ("train", "evaluate", "predict", "score", "describe", "verify", "explore", "export")
+MODES = ("train", "evaluate", "predict", "score", "describe", "verify", "explore", "report", "export")
 TOGETHER = ("train", "evaluate", "predict", "score")  # what several processes can do
 FORMATS = ("ctranslate2", "stablehlo")
 WORTH_KEEPING = 0.5  # seconds of compiling
@@ -102,6 +103,11 @@ def run(options: flags.FlagValues, config: Config) -> int:
     workdir, files = run_path(options.workdir or ""), (options.input, options.output, options.resume)
     if options.mode == "describe":
         return show(options, config, workdir if options.workdir else None)
+    if options.mode == "report":
+        from jformer.evaluation.report import write_report
+
+        print(write_report(workdir, options.output))
+        return DONE
     folder = run_path(options.output) if options.mode == "evaluate" and options.output != "-" else workdir
     if options.mode in ("train", "evaluate"):
         check_writable("--workdir" if folder == workdir else "--output", folder)

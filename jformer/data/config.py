@@ -22,7 +22,8 @@ class SourceConfig:
 
     source: str = "files"  # files: sentence pairs | labelled: texts and labels | text | images | tfds | generated
     dir: str = ""  # the folder of the texts or images; tfds: its data_dir ("" = the TFDS default)
-    name: str = ""  # tfds: builder[/config]; generated: quickstart | copy | reverse | sort | reverse_numbers | scan
+    # tfds: builder[/config]; generated: quickstart | copy | reverse | sort | reverse_numbers | scan | modular_division
+    name: str = ""
     source_language: str = "en"  # files: the suffix or the JSON key of the source side; tfds: its feature
     target_language: str = "de"
     document: str = "line"  # text: an example is a line | a paragraph (between empty lines) | the whole file

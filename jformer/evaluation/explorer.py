@@ -4,14 +4,9 @@ The page holds all it shows and asks for nothing. Weights are stored in 256 step
 """
 
 import base64
-import hashlib
-import html
-import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +17,9 @@ from jformer.config.options import Config
 from jformer.data.progress import counted
 from jformer.data.text import read_lines
 from jformer.errors import UserError
+from jformer.evaluation import page
 from jformer.inference.attention import Attended, Weights, attention_maps
 from jformer.inference.predict import load
-from jformer.storage import in_bucket, replace_content
 
 MOST_EXAMPLES = 50  # of one page; each takes up to layers × heads × tokens² bytes
 
@@ -37,21 +32,13 @@ def explore(config: Config, workdir: RunPath, source: str, output: str) -> str:
     Raises UserError for an output that cannot be written, for no lines or too many, and for what `attention_maps`
     refuses.
     """
-    if output == "-":
-        raise UserError("--mode=explore writes a page: name a file as --output, such as --output=attention.html")
-    if not in_bucket(RunPath(output)) and (
-        Path(output).is_dir() or not os.access(Path(output).parent, os.W_OK | os.X_OK)
-    ):
-        raise UserError(f"--output={output}: cannot be written; name a file in a folder that can")
+    page.check_output("explore", output)
     pairs = _read_pairs(Path("/dev/stdin" if source == "-" else source))
     if not 1 <= len(pairs) <= MOST_EXAMPLES:
         raise UserError(f"--input={source} has {len(pairs)} lines to explore: give 1 to {MOST_EXAMPLES} of them")
     attended = attention_maps(load(workdir, config), pairs)
-    content = page(f"Attention of {workdir.name}", attended)
-    try:
-        replace_content(RunPath(output), content.encode())
-    except OSError as error:
-        raise UserError(f"--output={output}: cannot be written ({error.strerror or error})") from error
+    content = explorer_page(f"Attention of {workdir.name}", attended)
+    page.write_page(output, content)
     return f"{output}: {counted(len(attended), 'examples')}, {len(content) / 1e3:,.0f} kB; open it in a browser"
 
 
@@ -69,26 +56,9 @@ def _pair(line: str) -> tuple[str, str | None]:
     return source, target if tab else None
 
 
-def page(title: str, attended: Sequence[Attended]) -> str:
+def explorer_page(title: str, attended: Sequence[Attended]) -> str:
     """Return the whole page. Texts stand in it as data, and are never read as HTML or as a program."""
-    data = json.dumps([_example(each) for each in attended], ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    data = data.replace("<", "\\u003c")  # so that no text can end the script element that holds it
-    script, style = (
-        files("jformer.evaluation").joinpath(f"explorer.{kind}").read_text("utf-8") for kind in ("js", "css")
-    )
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<title>{html.escape(title)}</title><style>{style}</style></head>
-<body><h1>{html.escape(title)}</h1>
-<noscript><p>This page draws with JavaScript, which is switched off.</p></noscript>
-<main id="explorer"></main>
-<script type="application/json" id="data">{data}</script>
-<script>{script}</script>
-</body></html>
-"""
+    return page.drawn(title, ['<main id="explorer"></main>'], "explorer", [_example(each) for each in attended])
 
 
 def _example(attended: Attended) -> dict[str, Any]:

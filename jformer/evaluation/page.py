@@ -1,15 +1,21 @@
-"""A page of HTML in one file: headings, text, tables and pictures; it loads nothing and runs nothing."""
+"""A page of HTML in one file: headings, text, tables, pictures, and what a program of ours draws; it loads nothing."""
 
 import base64
+import hashlib
 import html
 import itertools
+import json
+import os
+import pathlib
 import urllib.parse
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any
 
 from etils.epath import Path
 
 from jformer.errors import UserError
-from jformer.storage import replace_content
+from jformer.storage import in_bucket, replace_content
 
 
 def page(title: str, parts: Sequence[str]) -> str:
@@ -17,9 +23,35 @@ def page(title: str, parts: Sequence[str]) -> str:
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<title>{html.escape(title)}</title><style>{_STYLE}</style></head>
+<title>{html.escape(title)}</title><style>{STYLE}</style></head>
 <body><h1>{html.escape(title)}</h1>
 {chr(10).join(parts)}
+</body></html>
+"""
+
+
+def drawn(title: str, parts: Sequence[str], program: str, data: Any, style: str = "") -> str:
+    """Return a whole HTML file whose program, PROGRAM.js with PROGRAM.css beside this file, draws data into the parts.
+
+    Texts stand in it as data, and are never read as HTML or as a program; no other program runs. `style` stands before
+    the program's own. Raises ValueError for a number that is not finite.
+    """
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = text.replace("<", "\\u003c")  # so that no text can end the script element that holds it
+    script, own = (
+        files("jformer.evaluation").joinpath(f"{program}.{kind}").read_text("utf-8") for kind in ("js", "css")
+    )
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>{html.escape(title)}</title><style>{style}{own}</style></head>
+<body><h1>{html.escape(title)}</h1>
+<noscript><p>This page draws with JavaScript, which is switched off.</p></noscript>
+{chr(10).join(parts)}
+<script type="application/json" id="data">{text}</script>
+<script>{script}</script>
 </body></html>
 """
 
@@ -60,6 +92,23 @@ def image(png: bytes, description: str) -> str:
     return f'<img width="640" alt="{html.escape(description)}" src="data:image/png;base64,{data}">'
 
 
+def check_output(mode: str, output: str) -> None:
+    """Raise UserError for an --output that no page can be written to."""
+    if output == "-":
+        raise UserError(f"--mode={mode} writes a page: name a file as --output, such as --output={mode}.html")
+    path = pathlib.Path(output)
+    if not in_bucket(Path(output)) and (path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK)):
+        raise UserError(f"--output={output}: cannot be written; name a file in a folder that can")
+
+
+def write_page(output: str, content: str) -> None:
+    """Write a page to a file, whole or not at all; raise UserError where that cannot be done."""
+    try:
+        replace_content(Path(output), content.encode())
+    except OSError as error:
+        raise UserError(f"--output={output}: cannot be written ({error.strerror or error})") from error
+
+
 def write(folder: Path, files: Mapping[str, str | bytes]) -> None:
     """Write files, name → content, into a folder that need not be there; raise UserError where that cannot be done."""
     try:
@@ -70,7 +119,7 @@ def write(folder: Path, files: Mapping[str, str | bytes]) -> None:
         raise UserError(f"{folder}: cannot be written to ({error.strerror or error}); name another folder") from error
 
 
-_STYLE = """
+STYLE = """
 :root { color-scheme: light dark }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em }
 p { white-space: pre-wrap }

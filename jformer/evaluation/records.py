@@ -15,6 +15,7 @@ from etils.epath import Path
 from jformer.config import load_config
 from jformer.config.options import Config
 from jformer.data.sources import open_split
+from jformer.data.sources.split import Pair
 from jformer.errors import UserError
 from jformer.evaluation.tables import scored_sets
 from jformer.storage import run_path, without_digest
@@ -105,7 +106,12 @@ def outputs(run: Path, key: str) -> list[str]:
 
 
 def references(run: Path, key: str) -> list[str]:
-    """Return the targets of a test set, read again from the data that the run's config names.
+    """Return the targets of a test set; raise UserError as `examples` does."""
+    return [pair.target for pair in examples(run, key)]
+
+
+def examples(run: Path, key: str) -> list[Pair]:
+    """Return a test set, read again from the data that the run's config names.
 
     Raises UserError if they are not there any more, or are not what the run was scored with.
     """
@@ -116,7 +122,7 @@ def references(run: Path, key: str) -> list[str]:
     split = open_split(data, names[key])
     if split.fingerprint != entry["checksum"]:
         raise UserError(f"{run}: test set {key!r} has changed since the run was scored; score it again")
-    return [pair.target for pair in split.read(Counter())]
+    return list(split.read(Counter()))
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:

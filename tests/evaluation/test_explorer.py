@@ -1,9 +1,6 @@
 """The page of attention, in a browser where there is one: what it draws, and that texts stay texts."""
 
 import re
-import shutil
-import subprocess
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +9,9 @@ from etils.epath import Path
 from jformer.errors import UserError
 from jformer.evaluation import explorer
 from jformer.inference.attention import Attended, Choice, Part, Weights
+from tests import browser
 
 HOSTILE = "</script><script>document.title='broken'</script><img src=x onerror=alert(1)>"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 def example():
@@ -30,16 +27,8 @@ def example():
 
 
 @pytest.fixture(scope="module")
-def drawn(tmp_path_factory):
-    """Return the page's elements after its program ran, and what the browser said."""
-    if CHROMIUM is None:
-        pytest.skip("no Chromium here: apt-get install chromium, to draw the pages")
-    path = tmp_path_factory.mktemp("page") / "page.html"
-    path.write_text(explorer.page(f"Attention of {HOSTILE}", [example(), example()]), encoding="utf-8")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=3000"]
-    command = [CHROMIUM, *options, "--dump-dom", f"file://{path}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    return SimpleNamespace(html=done.stdout, console=re.findall(r"CONSOLE.*", done.stderr))
+def drawn():
+    return browser.draw(explorer.explorer_page(f"Attention of {HOSTILE}", [example(), example()]))
 
 
 def test_every_head_and_the_mean_of_each_layer_can_be_chosen(drawn):
@@ -61,14 +50,14 @@ def test_texts_stay_texts_and_nothing_goes_wrong(drawn):
 
 
 def test_the_page_asks_for_nothing():
-    page = explorer.page("x", [example()])
+    page = explorer.explorer_page("x", [example()])
     assert not re.search(r"(src|href)=\"?https?:|@import|url\(", page)
     assert "default-src 'none'" in page
     assert page.count("<script") == 2
 
 
 def test_every_part_has_its_name():
-    assert re.findall(r'"name":"([^"]*)"', explorer.page("x", [example()])) == [
+    assert re.findall(r'"name":"([^"]*)"', explorer.explorer_page("x", [example()])) == [
         "cross-attention",
         "encoder self-attention",
     ]
@@ -76,7 +65,7 @@ def test_every_part_has_its_name():
 
 def test_what_is_no_number_is_never_written():
     with pytest.raises(ValueError, match="not JSON compliant"):
-        explorer.page("x", [example()._replace(choices=(Choice("a", float("nan"), ()),))])
+        explorer.explorer_page("x", [example()._replace(choices=(Choice("a", float("nan"), ()),))])
 
 
 def test_lines_are_sources_or_sources_with_targets(tmp_path, monkeypatch, capsys):

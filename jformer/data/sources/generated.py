@@ -1,7 +1,8 @@
 """Generated corpora as a source: the quickstart, tasks of letters for experiments, and tasks others define. No files.
 
 Beside train, valid and test, the tasks of letters have a split for any range of lengths beyond those of training, named
-after it: "21-30" is HELD_OUT pairs of 21 to 30 letters. SCAN has splits of its own: see `scan`.
+after it: "21-30" is HELD_OUT pairs of 21 to 30 letters. For the splits of SCAN and of modular division see `scan` and
+`modular`.
 """
 
 import functools
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from jformer.data.config import SourceConfig
-from jformer.data.sources import quickstart, scan
+from jformer.data.sources import modular, quickstart, scan
 from jformer.data.sources.split import Pair, Split, fingerprint
 from jformer.errors import UserError, check_choice
 
@@ -81,6 +82,7 @@ CORPORA: dict[str, Callable[[int], dict[str, list[Pair]]]] = {
     **{name: functools.partial(_letters, name) for name in TASKS},
     "reverse_numbers": _reverse_numbers,
     "scan": lambda _num_pairs: scan.build(),
+    "modular_division": lambda _num_pairs: modular.build(),
 }
 """data.name → function of data.num_pairs that makes the pairs of every split."""
 

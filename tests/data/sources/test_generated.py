@@ -51,6 +51,7 @@ DIGESTS = {
     ("reverse_numbers", "valid"): "6cc1966ed444af27bdf9965b24687deb87161b75670219b57eb43575d4436a52",
     ("scan", "simple_test"): "8865f92b94fc16d906deafabd36dbeb5b4e8cb1a1ff23a3b1904b6b11bdaef8c",
     ("scan", "jump_test"): "5a91f9545a8070b44b8cc8b5ef4b455249587717780dcac096147d1d54785063",
+    ("modular_division", "valid"): "9ece68fc9deb525f0b6e78c8828289f1190d7510f96517c4e17cc463252c1482",
 }
 
 

@@ -1,0 +1,33 @@
+"""A page in a real browser, where there is one."""
+
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=3000")
+
+
+class Drawn(NamedTuple):
+    html: str
+    """The page's elements after its program ran."""
+    console: list[str]
+    """What the browser said of it."""
+
+
+def draw(text: str) -> Drawn:
+    """Open a page; skip the test where there is no browser."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here: apt-get install chromium, to draw the pages")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "page.html")
+        path.write_text(text, encoding="utf-8")
+        profile = f"--user-data-dir={folder}/profile"
+        command = [CHROMIUM, *OPTIONS, profile, "--dump-dom", f"file://{path}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return Drawn(done.stdout, re.findall(r"CONSOLE.*", done.stderr))

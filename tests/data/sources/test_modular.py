@@ -1,0 +1,12 @@
+from jformer.data.sources import modular
+
+
+def test_division_is_the_inverse_of_multiplication_and_each_equation_is_in_one_half():
+    splits = modular.build()
+    assert [len(pairs) for pairs in splits.values()] == [97 * 96 // 2] * 2
+    read = [tuple(pair.source.split()) for pairs in splits.values() for pair in pairs]
+    assert set(read) == {(str(a), "/", str(b), "=") for a in range(97) for b in range(1, 97)}
+    for pair in [*splits["train"], *splits["valid"]]:
+        a, _, b, _ = pair.source.split()
+        assert int(pair.target) * int(b) % 97 == int(a)
+        assert 0 <= int(pair.target) < 97
