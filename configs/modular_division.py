@@ -1,6 +1,6 @@
-"""Division modulo 97 from half of its table: a model that answers the other half long after it knows its own (grokking).
+"""Division modulo 97 from half of its table: grokking, the other half answered long after the first is known.
 
-Paper:    Grokking: Generalization Beyond Overfitting on Small Algorithmic Datasets (Power et al. 2022), Figure 1 and 2:
+Paper:    Grokking: Generalization Beyond Overfitting on Small Algorithmic Datasets (Power et al. 2022), Figures 1, 2:
           the validation accuracy rises to 100 %, well after that of training.
 Data:     generated: 9,312 equations `a / b =`, one half to train with, the other half to validate.
 Model:    2 layers, d_model 128, 4 heads, Post-LN, sinusoids, no dropout, no biases. The answer is read after the last
@@ -26,5 +26,5 @@ def get_config() -> ConfigDict:
     config.data.update(max_source_length=8, num_buckets=1, tokens_per_update=512 * 6, test=("valid=valid",))
     config.optim.update(optimizer="adamw", schedule="constant", learning_rate=1e-3, warmup=10, weight_decay=1.0)
     config.optim.update(b1=0.9, b2=0.98, epsilon=1e-8, clip_norm=0.0, label_smoothing=0.0)
-    config.train.update(num_steps=8_000, log_every=100, eval_every=100, checkpoint_every=100, keep_last=1, samples=0)
+    config.train.update(num_steps=6_000, log_every=100, eval_every=100, checkpoint_every=100, keep_last=1, samples=0)
     return config

@@ -198,10 +198,12 @@ def _build(split: Split, encoder: Encoder, folder: Path) -> None:
     with told(f"tokenizing {split.name}") as done:
         for pairs in _in_chunks(split.read(counts), CHUNK):
             examples = encoder.encode(pairs, counts)
-            for i in range(len(SIDES)):
+            for i, side in enumerate((encoder.source, encoder.target)):
                 sequences = [example[i] for example in examples]
                 lengths[i] += map(len, sequences)
                 chunks[i].append(_flat(sequences, dtypes[i]))
+                if unknown := int(np.count_nonzero(chunks[i][-1] == side.symbols.unk)):
+                    counts["unknown tokens"] += unknown
             done.examples += len(pairs)
     for name, values, sizes in zip(SIDES, chunks, lengths, strict=True):
         np.save(half_made / f"{name}.values.npy", np.concatenate(values))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 SILENCE = (2.0, 30.0)  # most seconds between two lines about it: on a terminal, elsewhere
 # What is counted, as it is written for several.
-NOUNS = re.compile(r"\b(example|input|output|text|line|return|feed|mark|file|parameter)s( that are)?\b")
+NOUNS = re.compile(r"\b(example|input|output|text|token|line|return|feed|mark|file|parameter)s( that are)?\b")
 
 
 @dataclasses.dataclass

@@ -17,7 +17,7 @@ from jaxtyping import Bool
 from jformer.data.corpus import Side, Tokens
 from jformer.data.features import Rows
 from jformer.data.plan import Shape
-from jformer.data.tokenizers import ImageTokenizer, Tokenizer
+from jformer.data.tokenizers import Tokenizer
 from jformer.decoding.config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference.answers import Request
@@ -97,7 +97,7 @@ class Inputs:
         for request, ids in zip(requests, self._encode([request.text for request in requests]), strict=True):
             empty = not request.text.strip() and not self.continues
             self.counts[EMPTY] += empty
-            self.counts[UNKNOWN] += not isinstance(self.tokenizers[0], ImageTokenizer) and self.side.symbols.unk in ids
+            self.counts[UNKNOWN] += self.side.symbols.unk in ids
             parts = [] if empty else self._fit(ids)
             pieces = [Piece(part, request.line) for part in parts]
             if pieces and (request.prefix or request.constraints):

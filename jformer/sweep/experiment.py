@@ -148,7 +148,9 @@ _EXAMPLES = {"BASE": "configs/quickstart.py", "METRIC": "valid/loss"}
 def _check(experiment: Experiment) -> None:
     path = experiment.path
     if experiment.goal not in ("min", "max"):
-        raise UserError(f"{path}: GOAL must be 'min' or 'max': {experiment.metric!r} does not say which is better")
+        name = experiment.metric.rpartition("/")[2]
+        unknown = "" if experiment.goal else f": METRIC={experiment.metric!r} is not known ({nearest(name, GOALS)})"
+        raise UserError(f"{path}: GOAL={experiment.goal!r} must be 'min' or 'max'{unknown}")
     if "seed" in experiment.fixed:
         raise UserError(f"{path}: seeds are SEEDS=(0, 1, …), not an override")
     if len(set(experiment.seeds)) < len(experiment.seeds) or not experiment.seeds:

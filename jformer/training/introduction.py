@@ -1,7 +1,10 @@
 """What a run says before its first update: what is about to be trained, on what, and what it will take."""
 
+from collections.abc import Sequence
+
 import jax
 
+from jformer.data.config import DataConfig
 from jformer.data.corpus import SIDES
 from jformer.data.plan import Plan
 from jformer.data.progress import counted
@@ -11,6 +14,8 @@ from jformer.training.forecast import say_memory
 from jformer.training.log import TrainingLog
 from jformer.training.optim import schedule_line
 from jformer.training.run import Run
+
+SIZED = ("word", "bpe", "unigram")  # tokenizers that data.vocab_size limits
 
 
 def introduce(run: Run, log: TrainingLog, peak: Peak) -> None:
@@ -26,7 +31,9 @@ def introduce(run: Run, log: TrainingLog, peak: Peak) -> None:
             f"metrics.jsonl is damaged: {run.progress.rows} rows were written until here, it has {log.rows} of them"
         )
     parameters = sum(leaf.size for leaf in jax.tree.leaves(run.state.params))
-    log.say(f"vocabulary: {vocabulary(*data.tokenizers)}; parameters: {parameters:,}")
+    # A child's vocabulary is its parent's.
+    note = "" if train.init_from else unfilled(run.config.data, data.tokenizers)
+    log.say(f"vocabulary: {vocabulary(*data.tokenizers)}{note}; parameters: {parameters:,}")
     log.say(f"batches: {len(data.batches):,} an epoch, {shapes(plan)}")
     log.say(schedule_line(run.config, run.schedule))
     kind = run.mesh.devices.flat[0].device_kind
@@ -49,6 +56,15 @@ def vocabulary(source: Tokenizer, target: Tokenizer) -> str:
     if isinstance(target, LabelTokenizer):
         return f"{source.vocab_size:,}, {target.vocab_size - NUM_SYMBOLS:,} labels"
     return f"{source.vocab_size:,} source, {target.vocab_size:,} target"
+
+
+def unfilled(options: DataConfig, tokenizers: Sequence[Tokenizer]) -> str:
+    """Return a note where a vocabulary that was learned from the text has fewer entries than it might have."""
+    asked = options.vocab_size
+    learned = [each.vocab_size for each in tokenizers if not isinstance(each, LabelTokenizer)]
+    if options.tokenizer not in SIZED or all(size >= asked for size in learned):
+        return ""
+    return f" (the text does not fill data.vocab_size={asked:,})"
 
 
 def shapes(plan: Plan) -> str:

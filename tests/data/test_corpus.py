@@ -12,7 +12,7 @@ import pytest
 
 from jformer.data.corpus import Encoder, Side, open_corpus
 from jformer.data.sources.split import Pair, Split
-from jformer.data.tokenizers import BOS, EOS, Symbols
+from jformer.data.tokenizers import BOS, EOS, Symbols, learn
 from jformer.data.tokenizers.lists import ByteTokenizer, ListTokenizer
 from jformer.errors import UserError
 
@@ -84,6 +84,13 @@ def test_every_example_is_counted_once_by_what_became_of_it(tmp_path):
         "lines mended": 1, "examples read": 4, "empty examples dropped": 1, "overlong examples cut": 1,
         "examples used": 3,
     }  # fmt: skip
+
+
+def test_tokens_that_training_did_not_hold_are_counted(tmp_path):
+    words = learn("word", ["a b"], 10, "identity", split_digits=False)
+    encoder = Encoder(Side(words, 10), Side(words, 10), "drop")
+    corpus = open_corpus(Readings([Pair("a new b", "a"), Pair("b", "b old older")]).split, encoder, str(tmp_path))
+    assert corpus.counts["unknown tokens"] == 3
 
 
 @pytest.mark.parametrize("blank", [Pair("", "x"), Pair("x", ""), Pair(" \t", "x"), Pair("x", "\u2003")])

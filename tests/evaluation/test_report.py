@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 from etils.epath import Path
@@ -77,6 +79,14 @@ def test_data_that_has_gone_leaves_the_rest_of_the_page(tmp_path):
 def test_a_page_that_cannot_be_written_is_one_line(run, output, line):
     with pytest.raises(UserError, match=line):
         report.write_report(run, output)
+
+
+def test_the_command_writes_the_page_without_jax(run, tmp_path):
+    code = "import sys; from jformer.main import main; done = main(sys.argv); sys.exit(done or 'jax' in sys.modules)"
+    flags = [f"--workdir={run}", "--mode=report", f"--output={tmp_path}/page.html"]
+    done = subprocess.run([sys.executable, "-c", code, *flags], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(r"\S+page\.html: \d+ kB; open it in a browser\n", done.stdout)
 
 
 def test_the_page_of_two_runs_draws_both_and_texts_stay_texts():

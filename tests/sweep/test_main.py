@@ -180,6 +180,7 @@ def test_what_does_not_go_together_is_refused(tmp_path, capsys, options, says):
         ("def sweep(): return [{'evaluate.scores': ('ter',)}]", {"METRIC": "test/bleu"}, "evaluate.scores=('ter',)"),
         ("def sweep(): return [{'data.test': ()}]", {"METRIC": "test/bleu"}, "begins with train, valid"),
         (SWEEP, {"METRIC": "test/blue", "GOAL": "max"}, "METRIC='test/blue'; of test did you mean bleu?"),
+        (SWEEP, {"METRIC": "test/blue"}, "'min' or 'max': METRIC='test/blue' is not known (did you mean bleu?)"),
         (SWEEP, {"METRIC": "train/los", "GOAL": "min"}, "METRIC='train/los'; of train did you mean loss?"),
         (SEARCH, {"METRIC": "test/acuracy", "GOAL": "max", "TRIALS": 2, "SEEDS": (0,)}, "did you mean token_accuracy?"),
     ],

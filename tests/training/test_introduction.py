@@ -2,9 +2,11 @@
 
 import numpy as np
 
+from jformer.data.config import DataConfig
 from jformer.data.plan import Plan, Shape
+from jformer.data.tokenizers import learn
 from jformer.data.tokenizers.lists import ByteTokenizer, learn_labels
-from jformer.training.introduction import shapes, vocabulary
+from jformer.training.introduction import shapes, unfilled, vocabulary
 
 
 def plan(*each):
@@ -22,3 +24,11 @@ def test_labels_are_counted_without_the_symbols():
     assert vocabulary(one, one) == "260"
     assert vocabulary(one, other) == "260 source, 260 target"
     assert vocabulary(one, learn_labels(["good", "bad"], "identity")) == "260, 2 labels"
+
+
+def test_a_vocabulary_that_the_text_does_not_fill_is_told():
+    words, labels = learn("word", ["a b c"], 100, "identity", split_digits=False), learn_labels(["good"], "identity")
+    told = " (the text does not fill data.vocab_size=8)"
+    assert unfilled(DataConfig(tokenizer="word", vocab_size=8), (words, labels)) == told
+    assert unfilled(DataConfig(tokenizer="word", vocab_size=7), (words, labels)) == ""
+    assert unfilled(DataConfig(tokenizer="byte", vocab_size=999), (ByteTokenizer("identity"),) * 2) == ""

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jformer.data.sources.images import read_images
-from jformer.data.tokenizers.symbols import OneFile, to_json
+from jformer.data.tokenizers.symbols import OneFile, Symbols, to_json
 from jformer.errors import UserError
 
 
@@ -15,6 +15,7 @@ class ImageTokenizer(OneFile):
 
     vocab_size = 256
     tokens = [str(value) for value in range(256)]  # noqa: RUF012
+    symbols = Symbols(unk=-1)
 
     def __init__(self, shape: Sequence[int]) -> None:
         super().__init__(".json", to_json(kind="image", shape=list(shape)))
