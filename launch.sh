@@ -13,8 +13,9 @@ A TPU slice. All of these only print what they would do, unless given --yes:
   run -- ARGS      start the same command on all workers, under a supervisor that outlives this connection
   status, logs     how the slice and its supervisors stand; the end of a log (--worker=K or all, --follow)
   delete           give the slice back; fine where there is none
-  all -- ARGS      create, sync, run, watch, delete (unless --keep); on a new slice when this one is taken away.
-                   Ctrl-C ends only the watching: the slice goes on, and costs, until `delete`
+  all -- ARGS      create, sync, run, watch, delete (unless --keep). Exit code 75: the slice was taken away, and the
+                   same command goes on with a new one; docs/skypilot.yaml does that by itself. Ctrl-C ends only the
+                   watching: the slice goes on, and costs, until `delete`
   --name=NAME --type=TYPE --zone=ZONE --project=PROJECT
                    the slice, such as v5litepod-16; or JFORMER_NAME, _TYPE, _ZONE, _PROJECT in the environment
   --spot           cheaper, and may be taken away
@@ -27,13 +28,13 @@ Other machines:
   --logs=DIR       a log for each process (default: WORKDIR/logs); that of process 0 is also shown
   slurm -- ARGS    submit a job, a process on each node (--nodes=N --gpus=G, --sbatch=OPTION as often as needed)
 
-  --retries=R      restarts, or new slices, without a new checkpoint in between before giving up (default: 5);
+  --retries=R      restarts without a new checkpoint in between before giving up (default: 5);
                    exit codes 0 (done), 2 (no restart mends it) and, when told to stop, 143 (saved) are final
   JFORMER_COMMAND  local, slurm: what is started instead of `python -m jformer.main`
 END
 }
 
-readonly MISTAKE=2 LOST=3 STOPPED=143 # exit codes; LOST, between functions: this slice is of no more use
+readonly MISTAKE=2 LOST=75 STOPPED=143 # exit codes; LOST: this slice is of no more use
 exec 3>&1
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 name=${JFORMER_NAME-} type=${JFORMER_TYPE-} zone=${JFORMER_ZONE-} project=${JFORMER_PROJECT-}
@@ -74,7 +75,7 @@ state() {
 }
 
 create() {
-  local runtime now before='' unknown=0
+  local runtime now before='' asked='' unknown=0
   case $type in
     v5litepod-*) runtime=v2-alpha-tpuv5-lite ;;
     v5p-*) runtime=v2-alpha-tpuv5 ;;
@@ -82,11 +83,12 @@ create() {
     v[234]-*) runtime=tpu-ubuntu2204-base ;;
     *) fail "--type=$type is none of v2-N, v3-N, v4-N, v5litepod-N, v5p-N and v6e-N" ;;
   esac
-  if [[ $(state ABSENT) == ABSENT ]]; then
-    tpu queued-resources create "$name" --node-id="$name" --accelerator-type="$type" --runtime-version="$runtime" \
-      ${spot:+--spot} || { say "no slice: gcloud refused, see above"; return 1; }
-  fi
-  while now=$(state ACTIVE); [[ $now != ACTIVE ]]; do
+  while now=$(state "${asked:-ABSENT}"); [[ $now != ACTIVE ]]; do
+    if [[ $now == ABSENT && ! $asked ]]; then
+      tpu queued-resources create "$name" --node-id="$name" --accelerator-type="$type" --runtime-version="$runtime" \
+        ${spot:+--spot} || { say "no slice: gcloud refused, see above"; return 1; }
+      asked=ACTIVE; continue
+    fi
     [[ $now == "$before" ]] || say "$name: $now"
     case $now in
       FAILED | SUSPENDING | SUSPENDED | ABSENT) say "$name will not come: delete it and ask again"; return "$LOST" ;;
@@ -170,25 +172,16 @@ watch() {
   say "not all workers answer: ${told##*$'\n'}"; return "$LOST"
 }
 
-# Print the newest complete checkpoint of the run, if there is one.
-newest() {
-  step gcloud storage ls "$workdir/checkpoints/*/commit_success.txt" 2>/dev/null |
-    sed -nE 's|.*/([0-9]+)/[^/]*$|\1|p' | sort -n | tail -n 1 || true
-}
-
 all() {
-  local code before after lost=0
+  local code=0
   trap 'say "$name goes on, and costs; launch.sh all watches it again, launch.sh delete ends it"; exit 130' INT TERM
-  before=$(newest)
-  while code=0; { create && sync && run && watch; } || code=$?; ((code == LOST)); do
-    delete || return
-    after=$(newest)
-    [[ $after == "$before" ]] || lost=0
-    before=$after
-    ((++lost <= retries)) || { say "$lost slices lost without a new checkpoint: giving up"; return 1; }
-    say "slice lost: again on a new one ($lost of $retries)"
-  done
+  { create && sync && run && watch; } || code=$?
   [[ ! $yes ]] || say "the run ended with exit code $code"
+  if ((code == LOST)); then
+    say "slice lost: the same command asks for a new one, on which the run goes on from its newest checkpoint"
+    delete || true
+    return "$LOST"
+  fi
   ((code == 0)) || [[ $(state '') != ACTIVE ]] || worker=all logs || true
   [[ $keep ]] || delete
   return "$code"

@@ -1,7 +1,7 @@
-"""How soon does a run of two processes end when one dies, freezes, is stuck or is cut off, and does it lose anything?
+"""How soon does a run of several processes end when one dies, freezes, is stuck or is cut off, and what does it lose?
 
-A small run goes from fault to fault: two processes train until `--apart` updates are done, one of them is hurt, and all
-must end by themselves, but for one that is frozen or stuck in C, which is killed afterwards. The next two begin with
+A small run goes from fault to fault: its processes train until `--apart` updates are done, one of them is hurt, and all
+must end by themselves, but for one that is frozen or stuck in C, which is killed afterwards. The next ones begin with
 what is saved. Printed: seconds from the fault to the end of each process, exit codes, the line that says why, and
 whether every checkpoint from before the fault is still the newest or older than the newest.
 
@@ -9,7 +9,7 @@ whether every checkpoint from before the fault is still the newest or older than
   stuck   the main thread sleeps from the next update on, under train.stall_seconds=4
   cut     what process 1 and the coordinator say to each other goes nowhere any more, or its connection closes
 
-Command:  python -m experiments.process_faults [--rounds=5] [--apart=15] [--smoke]
+Command:  python -m experiments.process_faults [--processes=2] [--rounds=5] [--apart=15] [--smoke]
 """
 
 import contextlib
@@ -31,6 +31,7 @@ from jformer.evaluation import records
 from jformer.parallel.processes.children import die_with_parent, free_port
 from tests.parallel.processes.proxy import Proxy
 
+PROCESSES = flags.DEFINE_integer("processes", 2, "Processes of the run, of which 0 or 1 is hurt.", lower_bound=2)
 ROUNDS = flags.DEFINE_integer("rounds", 5, "Times that each of the four faults happens.")
 APART = flags.DEFINE_integer("apart", 15, "Updates before a fault.")
 
@@ -74,16 +75,16 @@ def main(_: Sequence[str]) -> None:
 
 
 def happen(fault: Fault, folder: Path) -> bool:
-    """Run two processes into a fault; tell whether all went well."""
+    """Run the processes into a fault; tell whether all went well."""
     workdir = folder / "run"
     begun = newest(workdir)
     with contextlib.ExitStack() as stack:
         for _ in range(STARTS):
-            processes, proxy = stack.enter_context(two_processes(fault, folder))
+            processes, proxy = stack.enter_context(started(folder))
             if update_is_reached(processes, workdir, max(begun, 0) + APART.value):
                 break
         else:
-            raise SystemExit("\n".join((folder / f"{i}.log").read_text()[-2_000:] for i in range(2)))
+            raise SystemExit("\n".join((folder / f"{i}.log").read_text()[-2_000:] for i in range(PROCESSES.value)))
         before = newest(workdir)
         victim = processes[fault.victim]
         if fault.kind == "dead":
@@ -95,7 +96,7 @@ def happen(fault: Fault, folder: Path) -> bool:
         else:
             getattr(proxy, fault.how)()
         hurt = time.monotonic()
-        waited = [i for i in range(2) if not (fault.kind == "frozen" and i == fault.victim)]
+        waited = [i for i in range(PROCESSES.value) if not (fault.kind == "frozen" and i == fault.victim)]
         ends = {i: processes[i].wait(PATIENCE) for i in waited}
         seconds = time.monotonic() - hurt
     after = newest(workdir)
@@ -113,10 +114,15 @@ def happen(fault: Fault, folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def two_processes(fault: Fault, folder: Path) -> Iterator[tuple[list[subprocess.Popen[bytes]], Proxy]]:
-    """Start both, the second by way of a proxy, and kill what is left of them in the end."""
+def started(folder: Path) -> Iterator[tuple[list[subprocess.Popen[bytes]], Proxy]]:
+    """Start them, process 1 by way of a proxy, and kill what is left of them in the end."""
     port = free_port()
-    given = ["--config=configs/quickstart.py", f"--workdir={folder / 'run'}", *flags_of(OPTIONS), "--processes=2"]
+    given = [
+        "--config=configs/quickstart.py",
+        f"--workdir={folder / 'run'}",
+        *flags_of(OPTIONS),
+        f"--processes={PROCESSES.value}",
+    ]
     program = [sys.executable, "-m", "experiments.process_faults_worker"]
     options: dict[str, Any] = {
         "cwd": ROOT,
@@ -126,8 +132,8 @@ def two_processes(fault: Fault, folder: Path) -> Iterator[tuple[list[subprocess.
     processes: list[subprocess.Popen[bytes]] = []
     with Proxy(port) as proxy:
         try:
-            for i in range(2):
-                place = [f"--coordinator=127.0.0.1:{(port, proxy.port)[i]}", f"--process={i}"]
+            for i in range(PROCESSES.value):
+                place = [f"--coordinator=127.0.0.1:{proxy.port if i == 1 else port}", f"--process={i}"]
                 with (folder / f"{i}.log").open("w") as log:
                     processes.append(subprocess.Popen([*program, *given, *place], stdout=log, stderr=log, **options))
             yield processes, proxy

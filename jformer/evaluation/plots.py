@@ -34,9 +34,11 @@ class Line(NamedTuple):
     margins: Sequence[float | None]
 
 
-def curves(lines: Sequence[Line], xlabel: str, ylabel: str) -> bytes:
-    """Draw lines, with their intervals as bands around the first few."""
+def curves(lines: Sequence[Line], xlabel: str, ylabel: str, logarithmic: bool = False) -> bytes:
+    """Draw lines, with their intervals as bands around the first few; x may be on a logarithmic axis."""
     figure, axes = _figure(3.6)
+    if logarithmic:
+        axes.set_xscale("log")
     for line in lines[len(PALETTE) :]:
         axes.plot(line.x, _finite(line.y), color=OTHERS_COLOR, linewidth=0.6, zorder=1)
     for colour, line in zip(PALETTE, lines, strict=False):

@@ -14,8 +14,9 @@ from jformer.sweep import Trial
 from jformer.sweep.experiment import load_experiment
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("averaging", "batch_invariance", "depth_and_heads", "positions", "pre_vs_post_ln", "residual_and_scaling")
-FILES = [ROOT / "experiments" / f"{name}.py" for name in (*NAMES, "scaling_law", "table3", "tokenizer_choice")]
+NAMES = ("averaging", "batch_invariance", "depth_and_heads", "grokking", "positions", "pre_vs_post_ln")
+OTHERS = ("residual_and_scaling", "scaling_law", "table3", "tokenizer_choice")
+FILES = [ROOT / "experiments" / f"{name}.py" for name in (*NAMES, *OTHERS)]
 
 
 @pytest.fixture(autouse=True)
