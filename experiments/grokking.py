@@ -25,6 +25,7 @@ SEEDS = (0, 1, 2)
 BASELINE = "no decay"
 PLOTS: list[tuple[str, str]] = []
 HALVES = {"train": "learned", "valid": "other"}
+KNOWN = 0.99
 
 
 def sweep() -> dict[str, Overrides]:
@@ -42,27 +43,31 @@ def conclude(trials: Sequence[Trial]) -> Iterator[str]:
     yield from versus(trials, "decay 1", BASELINE)
 
 
-def draw(workdir: Path) -> bytes:
-    """Return a picture of both accuracies over updates, for each arm the mean of its seeds."""
+def lines(workdir: Path) -> list[plots.Line]:
+    """Return accuracy over updates, for each arm and half the mean of its seeds; arms without a trial have no line."""
     runs: dict[str, list[Path]] = {}
-    for trial in sorted(workdir.glob("trials/*/config.json")):
-        decay = records.saved_config(trial.parent).optim.weight_decay
+    for config in sorted(workdir.glob("trials/*/config.json")):
+        decay = records.saved_config(config.parent).optim.weight_decay
         arm = next(label for label, keys in sweep().items() if keys["optim.weight_decay"] == decay)
-        runs.setdefault(arm, []).append(trial.parent)
-    lines = []
-    for arm, found in runs.items():
+        runs.setdefault(arm, []).append(config.parent)
+    found = []
+    for arm, of_seeds in runs.items():
         for split, half in HALVES.items():
-            curves = [dict(records.curve(run, f"{split}/accuracy")) for run in found]
+            curves = [dict(records.curve(run, f"{split}/accuracy")) for run in of_seeds]
             steps = sorted(set.intersection(*map(set, curves)))
-            means = [estimate([curve[step] for curve in curves]) for step in steps]
-            label = f"{arm}, {half} half"
-            lines.append(plots.Line(label, steps, [each.mean for each in means], [each.margin for each in means]))
-    return plots.curves(lines, "updates", "accuracy", logarithmic=True)
+            means = [estimate([curve[step] for curve in curves]).mean for step in steps]
+            found.append(plots.Line(f"{arm}, {half} half", steps, means, [None] * len(steps)))
+    return found
 
 
 def main(_: Sequence[str]) -> None:
-    """Write the picture of a sweep."""
-    Path(OUTPUT.value).write_bytes(draw(Path(WORKDIR.value)))
+    """Draw the curves of a sweep, and print when each of them comes to KNOWN, and where it ends."""
+    found = lines(Path(WORKDIR.value))
+    Path(OUTPUT.value).write_bytes(plots.curves(found, "updates", "accuracy", logarithmic=True))
+    for line in found:
+        first = next((step for step, accuracy in zip(line.x, line.y, strict=True) if accuracy >= KNOWN), None)
+        reached = f"{KNOWN:.0%} at update {first:,.0f}" if first else f"never {KNOWN:.0%}"
+        print(f"{line.label}: {reached}; {line.y[-1]:.2%} at update {line.x[-1]:,.0f}")
 
 
 if __name__ == "__main__":

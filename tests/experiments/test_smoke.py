@@ -2,6 +2,7 @@
 
 import ast
 import importlib.metadata
+import json
 import math
 import os
 import subprocess
@@ -13,14 +14,16 @@ import pytest
 from jformer import main
 from jformer.evaluation import records
 from jformer.sweep.experiment import load_experiment
+from tests.stored_run import store_run
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments").glob("*.py"))
 STARTED_BY_OTHERS = {"speed_worker", "decode_worker", "process_faults_worker"}
 # They know no --smoke; tests/data/sources/test_images.py has the digits.
-SECONDS_AS_THEY_ARE = {"house", "export_digits"}
+SECONDS_AS_THEY_ARE = {"house", "export_digits", "grokking"}
 ARGUMENTS = {  # what a command cannot do without
     "gradient_norms": ["--output={folder}"],
+    "grokking": ["--workdir={folder}", "--output={folder}/accuracy.png"],
     "sst2": ["--data={folder}", "--workdir={folder}/runs"],
 }
 NEEDS = {"scaling": "libtpu"}
@@ -56,6 +59,9 @@ def folder(tmp_path):
     (tmp_path / "input.txt").write_text(200 * LINE)
     for split in ("train", "dev", "test"):
         (tmp_path / f"{split}.tsv").write_text(20 * "a fine film\tpositive\na dull film\tnegative\n")
+    run = store_run(tmp_path / "trials" / "0", scored=False)
+    rows = [{"step": 10, "split": split, "accuracy": 0.5} for split in ("train", "valid")]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tmp_path
 
 
