@@ -13,9 +13,11 @@ A TPU slice. All of these only print what they would do, unless given --yes:
   run -- ARGS      start the same command on all workers, under a supervisor that outlives this connection
   status, logs     how the slice and its supervisors stand; the end of a log (--worker=K or all, --follow)
   delete           give the slice back; fine where there is none
-  all -- ARGS      create, sync, run, watch, delete (unless --keep). Exit code 75: the slice was taken away, and the
-                   same command goes on with a new one; docs/skypilot.yaml does that by itself. Ctrl-C ends only the
-                   watching: the slice goes on, and costs, until `delete`
+  all -- ARGS      create, sync, run, watch, delete (unless --keep). Ctrl-C ends only the watching: the slice goes on,
+                   and costs, until `delete`
+                   Exit code 75 (also of create, sync and run): the slice did not come, was taken away or does not
+                   answer. `all` has deleted it; the same command goes on with a new one, as docs/skypilot.yaml does
+                   by itself
   --name=NAME --type=TYPE --zone=ZONE --project=PROJECT
                    the slice, such as v5litepod-16; or JFORMER_NAME, _TYPE, _ZONE, _PROJECT in the environment
   --spot           cheaper, and may be taken away

@@ -44,7 +44,7 @@ def conclude(trials: Sequence[Trial]) -> Iterator[str]:
 
 
 def lines(workdir: Path) -> list[plots.Line]:
-    """Return accuracy over updates, for each arm and half the mean of its seeds; arms without a trial have no line."""
+    """Return accuracy over updates, for each arm and half the mean of its seeds; arms without a row have no line."""
     runs: dict[str, list[Path]] = {}
     for config in sorted(workdir.glob("trials/*/config.json")):
         decay = records.saved_config(config.parent).optim.weight_decay
@@ -56,7 +56,8 @@ def lines(workdir: Path) -> list[plots.Line]:
             curves = [dict(records.curve(run, f"{split}/accuracy")) for run in of_seeds]
             steps = sorted(set.intersection(*map(set, curves)))
             means = [estimate([curve[step] for curve in curves]).mean for step in steps]
-            found.append(plots.Line(f"{arm}, {half} half", steps, means, [None] * len(steps)))
+            if steps:
+                found.append(plots.Line(f"{arm}, {half} half", steps, means, [None] * len(steps)))
     return found
 
 

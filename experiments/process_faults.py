@@ -44,7 +44,7 @@ STARTS = 4  # on busy cores one process may compile 30 s longer than the other, 
 COMPILING = {
     "XLA_FLAGS": "--xla_backend_optimization_level=0",
     "JAX_ENABLE_COMPILATION_CACHE": "false",
-}  # alike in both
+}  # alike in all
 ENDINGS = (75, -signal.SIGABRT)  # by our word, or by JAX's C++
 OPTIONS = small_run(100_000) | {"train.checkpoint_every": EVERY, "train.stall_seconds": STALL_SECONDS}
 

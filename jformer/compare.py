@@ -200,13 +200,14 @@ def settings(groups: Mapping[str, Sequence[Run]]) -> list[list[str]]:
 def files(
     tables: Mapping[str, Sequence[Sequence[str]]], notes: Sequence[str], charts: Any, picture: bytes
 ) -> dict[str, str | bytes]:
-    """Return a page with the curves of all runs, and a picture of the learning curves for those that print."""
+    """Return a page with the curves of all runs, and the picture of the learning curves also as a file."""
     parts = []
     for name, rows in tables.items():
         parts += [page.heading(name), page.table(rows)]
-    parts += [page.paragraph("\n".join(notes)), page.heading("curves"), CHARTS]
-    found: dict[str, str | bytes] = {"index.html": page.drawn("Runs compared", parts, "report", charts, page.STYLE)}
-    return {**found, "curves.png": picture} if picture else found
+    parts += [page.paragraph("\n".join(notes)), page.heading("curves")]
+    pictures = {"curves.png": picture} if picture else {}
+    parts += [page.image(png, "learning curves of the metric, with intervals over seeds") for png in pictures.values()]
+    return {"index.html": page.page("Runs compared", [*parts, CHARTS], "report", charts), **pictures}
 
 
 def _trained_on(run: Run) -> str:

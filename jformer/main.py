@@ -106,7 +106,7 @@ def run(options: flags.FlagValues, config: Config) -> int:
     if options.mode == "report":
         from jformer.evaluation.report import write_report
 
-        print(write_report(workdir, options.output))
+        print(write_report(config, workdir, options.output))
         return DONE
     folder = run_path(options.output) if options.mode == "evaluate" and options.output != "-" else workdir
     if options.mode in ("train", "evaluate"):

@@ -117,6 +117,9 @@ def test_the_output_is_curves_and_a_page(told, tmp_path):
     assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "out" / "index.html").read_text()
     assert "<td>pre</td>" in page
+    assert page.count("data:image/png;base64,") == 1
+    charts = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
+    assert {line["run"] for chart in charts for line in chart["lines"]} == {"post", "pre"}
     assert "bootstrap" in page
 
 

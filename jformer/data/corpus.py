@@ -21,7 +21,7 @@ from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.errors import UserError
 from jformer.storage import DIGESTS, damaged, seal
 
-FORMAT = 2  # raise it when the same options give other arrays
+FORMAT = 3  # raise it when the same options give other arrays or counts
 CHUNK = 2_048  # examples tokenized at a time
 SIDES = ("source", "target")
 Example = tuple[Sequence[int], Sequence[int]]

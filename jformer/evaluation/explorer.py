@@ -58,7 +58,7 @@ def _pair(line: str) -> tuple[str, str | None]:
 
 def explorer_page(title: str, attended: Sequence[Attended]) -> str:
     """Return the whole page. Texts stand in it as data, and are never read as HTML or as a program."""
-    return page.drawn(title, ['<main id="explorer"></main>'], "explorer", [_example(each) for each in attended])
+    return page.page(title, ['<div id="explorer"></div>'], "explorer", [_example(each) for each in attended])
 
 
 def _example(attended: Attended) -> dict[str, Any]:

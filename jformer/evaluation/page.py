@@ -18,40 +18,33 @@ from jformer.errors import UserError
 from jformer.storage import in_bucket, replace_content
 
 
-def page(title: str, parts: Sequence[str]) -> str:
-    """Return a whole HTML file of parts made by the functions below; it asks for nothing and runs nothing."""
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<title>{html.escape(title)}</title><style>{STYLE}</style></head>
-<body><h1>{html.escape(title)}</h1>
-{chr(10).join(parts)}
-</body></html>
-"""
+def page(title: str, parts: Sequence[str], program: str = "", data: Any = None) -> str:
+    """Return a whole HTML file of parts made by the functions below; it asks for nothing.
 
-
-def drawn(title: str, parts: Sequence[str], program: str, data: Any, style: str = "") -> str:
-    """Return a whole HTML file whose program, PROGRAM.js with PROGRAM.css beside this file, draws data into the parts.
-
-    Texts stand in it as data, and are never read as HTML or as a program; no other program runs. `style` stands before
-    the program's own. Raises ValueError for a number that is not finite.
+    If a program is named, PROGRAM.js beside this file draws the data into the parts, in the style of PROGRAM.css; no
+    other program runs. Texts stand in the page as data, and are never read as HTML or as a program. Raises ValueError
+    for a number that is not finite.
     """
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    text = text.replace("<", "\\u003c")  # so that no text can end the script element that holds it
-    script, own = (
-        files("jformer.evaluation").joinpath(f"{program}.{kind}").read_text("utf-8") for kind in ("js", "css")
-    )
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    drawing, style, policy = "", "", "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    if program:
+        here = files("jformer.evaluation")
+        script, style = (here.joinpath(f"{program}.{kind}").read_text("utf-8") for kind in ("js", "css"))
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        policy += f"; script-src 'sha256-{digest}'"
+        text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = text.replace("<", "\\u003c")  # so that no text can end the script element that holds it
+        drawing = f"""<noscript><p>This page draws with JavaScript, which is switched off.</p></noscript>
+<script type="application/json" id="data">{text}</script>
+<script>{script}</script>"""
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
-<title>{html.escape(title)}</title><style>{style}{own}</style></head>
+<title>{html.escape(title)}</title><style>{STYLE}{style}</style></head>
 <body><h1>{html.escape(title)}</h1>
-<noscript><p>This page draws with JavaScript, which is switched off.</p></noscript>
+<main>
 {chr(10).join(parts)}
-<script type="application/json" id="data">{text}</script>
-<script>{script}</script>
+</main>
+{drawing}
 </body></html>
 """
 
@@ -71,7 +64,7 @@ def table(rows: Sequence[Sequence[str]], left: int = 1, links: Sequence[str] = (
 
     `links` has where the first cell of each further row leads to.
     """
-    kinds = [' class="text"' if i < left else "" for i in range(len(rows[0]))]
+    kinds = [' class="text" dir="auto"' if i < left else "" for i in range(len(rows[0]))]
 
     def line(cells: Sequence[str], tag: str, link: str = "") -> str:
         texts = [html.escape(cell) for cell in cells]
@@ -128,4 +121,5 @@ img { max-width: 100%; height: auto; background: white; border-radius: 6px; marg
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { padding: .2em .8em; border-bottom: 1px solid #8885; text-align: right; vertical-align: top }
 .text { text-align: left; overflow-wrap: anywhere; min-width: 8em }
+td.text { white-space: pre-wrap }
 """

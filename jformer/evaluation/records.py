@@ -14,6 +14,7 @@ from etils.epath import Path
 
 from jformer.config import load_config
 from jformer.config.options import Config
+from jformer.data.config import DataConfig
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
@@ -101,7 +102,7 @@ def outputs(run: Path, key: str) -> list[str]:
     path = run_path(run) / "outputs" / f"{key}.txt"
     try:
         return path.read_bytes().decode().split("\n")[:-1]
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: there are no outputs; score the run again with --mode=evaluate") from error
 
 
@@ -110,15 +111,17 @@ def references(run: Path, key: str) -> list[str]:
     return [pair.target for pair in examples(run, key)]
 
 
-def examples(run: Path, key: str) -> list[Pair]:
-    """Return a test set, read again from the data that the run's config names.
+def examples(run: Path, key: str, data: DataConfig | None = None) -> list[Pair]:
+    """Return a test set, read again from the data that the run's config names, or another that is given.
 
-    Raises UserError if they are not there any more, or are not what the run was scored with.
+    Raises UserError if it is not there any more, or is not what the run was scored with.
     """
-    data, entry = saved_config(run).data, results(run).get(key)
+    data, entry = data or saved_config(run).data, results(run).get(key)
     names = data.test_splits()
-    if entry is None or key not in names:
+    if entry is None:
         raise UserError(f"{run}: has no scores of a test set {key!r}; its config has {', '.join(names)}")
+    if key not in names:
+        raise UserError(f"{run}: {key!r} is no test set of the config, which has {', '.join(names)}: name data.test")
     split = open_split(data, names[key])
     if split.fingerprint != entry["checksum"]:
         raise UserError(f"{run}: test set {key!r} has changed since the run was scored; score it again")

@@ -1,12 +1,19 @@
 "use strict";
-// Draws the curves that the page holds: a chart for each figure, a colour for each run, dashes for training.
+// Draws the curves that the page holds: a chart for each figure, a colour for each run, dashes for each split.
 
 const charts = JSON.parse(document.getElementById("data").textContent);
 const place = document.getElementById("charts");
-const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1"]; // Okabe and Ito 2008
-const [WIDTH, HEIGHT, LEFT, BOTTOM] = [420, 220, 58, 24];
+// Okabe and Ito 2008, the two lightest darkened to 3:1 on white; runs past the last are grey.
+const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#A87000", "#2D86B8", "#8C6BB1"];
+const OTHERS = "#8A8A8A";
+const DASHES = { train: "5 3", valid: "none", valid_ema: "1.5 2.5" };
+const [WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM] = [420, 220, 58, 8, 24];
 const state = { smoothing: 0, logX: false, logY: false };
-const runs = [...new Set(charts.flatMap((chart) => chart.lines.map((line) => line.run)))];
+const lines = charts.flatMap((chart) => chart.lines);
+const runs = [...new Set(lines.map((line) => line.run))];
+const splits = [...new Set(lines.map((line) => line.split))];
+const colour = (run) => COLOURS[runs.indexOf(run)] ?? OTHERS;
+const dashes = (split) => DASHES[split] ?? "8 2 2 2";
 
 function element(name, attributes = {}, ...children) {
   const svg = ["svg", "path", "line", "text", "circle"].includes(name);
@@ -16,11 +23,16 @@ function element(name, attributes = {}, ...children) {
   return made;
 }
 
-const short = (value) => {
-  const text = String(Number(value.toPrecision(3)));
-  return text.length > 8 ? value.toExponential(1) : text;
-};
 const named = (line) => (runs.length > 1 ? `${line.run}, ${line.split}` : line.split);
+
+/** Return numbers as short texts that still tell them apart. */
+function texts(values) {
+  const written = (digits) => values.map((value) => String(Number(value.toPrecision(digits))));
+  const distinct = [3, 4, 5, 6, 7].map(written).find((found) => new Set(found).size === new Set(values).size);
+  return (distinct ?? written(7)).map((text, i) => (text.length > 9 ? values[i].toExponential(2) : text));
+}
+
+const short = (value) => texts([value])[0];
 
 /** Return [step, value] of what can be drawn, each value an average of those before it that weighs old ones less. */
 function points(line) {
@@ -39,47 +51,78 @@ function points(line) {
 /** Return a function from values to pixels, and where its axis has marks. */
 function scale(values, logarithmic, from, to) {
   const change = logarithmic ? Math.log10 : (value) => value;
-  let [low, high] = [Math.min(...values), Math.max(...values)].map(change);
+  let low = change(values.reduce((a, b) => Math.min(a, b)));
+  let high = change(values.reduce((a, b) => Math.max(a, b)));
   if (!(high > low)) [low, high] = [low - Math.abs(low) / 2, high + Math.abs(high) / 2 || 1];
   const pixel = (value) => from + ((change(value) - low) / (high - low)) * (to - from);
   const back = (place) => (logarithmic ? 10 ** place : place);
   return { pixel, marks: [0, 1, 2, 3].map((i) => back(low + ((high - low) * i) / 3)) };
 }
 
+function drawAxes(svg, x, y) {
+  const marks = texts(y.marks);
+  y.marks.forEach((mark, i) => {
+    const at = y.pixel(mark);
+    svg.append(element("line", { class: "rule", x1: LEFT, x2: WIDTH - RIGHT, y1: at, y2: at }));
+    svg.append(element("text", { x: LEFT - 6, y: at + 4, "text-anchor": "end" }, marks[i]));
+  });
+  const steps = [...new Set(x.marks.map(Math.round))];
+  steps.forEach((step, i) => {
+    const anchor = i === 0 ? "start" : i === steps.length - 1 ? "end" : "middle";
+    svg.append(element("text", { x: x.pixel(step), y: HEIGHT - 6, "text-anchor": anchor }, String(step)));
+  });
+}
+
+function drawLine(svg, line, x, y) {
+  const at = line.points.map(([step, value]) => `${x.pixel(step).toFixed(1)} ${y.pixel(value).toFixed(1)}`);
+  const style = { fill: "none", stroke: colour(line.run), "stroke-width": 1.8, "stroke-dasharray": dashes(line.split) };
+  svg.append(element("path", { d: `M${at.join("L")}`, ...style }));
+  if (at.length === 1) {
+    const [cx, cy] = at[0].split(" ");
+    svg.append(element("circle", { cx, cy, r: 3, fill: colour(line.run) }));
+  }
+}
+
+/** Let the pointer and the arrow keys choose an update, and write what the lines are there. */
+function readable(svg, drawn, x, readout, told) {
+  const steps = [...new Set(drawn.flatMap((line) => line.points.map((point) => point[0])))].sort((a, b) => a - b);
+  let chosen = steps.length - 1;
+  const nearest = (among, pixel) => among.reduce((a, b) => (Math.abs(x.pixel(b) - pixel) < Math.abs(x.pixel(a) - pixel) ? b : a));
+  const read = (step) => {
+    const of = (line) => {
+      const found = nearest(line.points.map((point) => point[0]), x.pixel(step));
+      return `${named(line)} at ${found}: ${short(line.points.find((point) => point[0] === found)[1])}`;
+    };
+    readout.textContent = drawn.map(of).join("; ");
+  };
+  svg.addEventListener("pointermove", (event) => {
+    const box = svg.getBoundingClientRect();
+    read(nearest(steps, ((event.clientX - box.left) / box.width) * WIDTH));
+  });
+  svg.addEventListener("pointerleave", () => (readout.textContent = told));
+  svg.addEventListener("keydown", (event) => {
+    const move = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 }[event.key];
+    if (!move) return;
+    event.preventDefault();
+    chosen = Math.min(Math.max(chosen + move, 0), steps.length - 1);
+    read(steps[chosen]);
+    svg.setAttribute("aria-label", readout.textContent);
+  });
+}
+
 function draw(chart) {
-  const lines = chart.lines.map((line) => ({ ...line, points: points(line) })).filter((line) => line.points.length);
-  const told = lines.map((line) => `${named(line)} ends at ${short(line.points.at(-1)[1])}`).join("; ");
-  const svg = element("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${chart.title}: ${told}` });
-  const readout = element("output", {}, told || "nothing to draw on these axes");
-  if (lines.length) {
-    const all = lines.flatMap((line) => line.points);
-    const x = scale(all.map((point) => point[0]), state.logX, LEFT, WIDTH - 8);
+  const drawn = chart.lines.map((line) => ({ ...line, points: points(line) })).filter((line) => line.points.length);
+  const told = drawn.map((line) => `${named(line)} ends at ${short(line.points.at(-1)[1])}`).join("; ");
+  const label = `${chart.title}: ${told}. Arrow keys read other updates.`;
+  const svg = element("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", tabindex: 0, "aria-label": label });
+  const readout = element("p", { class: "readout" }, told || "no value is above zero, as a logarithmic axis needs");
+  if (drawn.length) {
+    const all = drawn.flatMap((line) => line.points);
+    const x = scale(all.map((point) => point[0]), state.logX, LEFT, WIDTH - RIGHT);
     const y = scale(all.map((point) => point[1]), state.logY, HEIGHT - BOTTOM, 8);
-    for (const mark of y.marks) {
-      const at = y.pixel(mark);
-      svg.append(element("line", { class: "grid", x1: LEFT, x2: WIDTH - 8, y1: at, y2: at }));
-      svg.append(element("text", { x: LEFT - 6, y: at + 4, "text-anchor": "end" }, short(mark)));
-    }
-    x.marks.forEach((mark, i) => {
-      const anchor = i === 0 ? "start" : i === 3 ? "end" : "middle";
-      svg.append(element("text", { x: x.pixel(mark), y: HEIGHT - 6, "text-anchor": anchor }, short(Math.round(mark))));
-    });
-    for (const line of lines) {
-      const path = line.points.map(([step, value], i) => `${i ? "L" : "M"}${x.pixel(step).toFixed(1)} ${y.pixel(value).toFixed(1)}`);
-      const stroke = COLOURS[runs.indexOf(line.run) % COLOURS.length];
-      const dashes = line.split === "train" ? { "stroke-dasharray": "5 3" } : {};
-      svg.append(element("path", { d: path.join(""), fill: "none", stroke, "stroke-width": 1.8, ...dashes }));
-      if (line.points.length === 1) {
-        svg.append(element("circle", { cx: x.pixel(line.points[0][0]), cy: y.pixel(line.points[0][1]), r: 3, fill: stroke }));
-      }
-    }
-    svg.addEventListener("pointermove", (event) => {
-      const box = svg.getBoundingClientRect();
-      const at = ((event.clientX - box.left) / box.width) * WIDTH;
-      const near = (line) => line.points.reduce((a, b) => (Math.abs(x.pixel(b[0]) - at) < Math.abs(x.pixel(a[0]) - at) ? b : a));
-      readout.textContent = lines.map((line) => `${named(line)} at ${near(line)[0]}: ${short(near(line)[1])}`).join("; ");
-    });
-    svg.addEventListener("pointerleave", () => (readout.textContent = told));
+    drawAxes(svg, x, y);
+    for (const line of drawn) drawLine(svg, line, x, y);
+    readable(svg, drawn, x, readout, told);
   }
   return element("figure", {}, element("figcaption", {}, chart.title), svg, readout);
 }
@@ -89,20 +132,33 @@ function drawAll() {
 }
 
 function control(label, attributes, change) {
-  const input = element("input", { id: label, ...attributes });
+  const id = label.replaceAll(" ", "-");
+  const [input, shown] = [element("input", { id, ...attributes }), element("span", {})];
   input.addEventListener("input", () => {
     change(input);
+    if (input.type === "range") shown.textContent = ` ${input.value}`;
     drawAll();
   });
-  return element("span", {}, input, element("label", { for: label }, label));
+  return element("span", {}, input, element("label", { for: id }, label), shown);
+}
+
+function legend() {
+  const made = element("p", { class: "legend" });
+  for (const run of runs.slice(0, COLOURS.length)) made.append(element("span", { style: `border-color: ${colour(run)}` }, run));
+  if (runs.length > COLOURS.length) {
+    made.append(element("span", { style: `border-color: ${OTHERS}` }, `${runs.length - COLOURS.length} others`));
+  }
+  for (const split of splits) {
+    const svg = element("svg", { class: "sample", viewBox: "0 0 36 8", "aria-hidden": "true" });
+    const style = { stroke: "currentColor", "stroke-width": 1.8, "stroke-dasharray": dashes(split) };
+    svg.append(element("line", { x1: 0, x2: 36, y1: 4, y2: 4, ...style }));
+    made.append(element("span", { class: "split" }, svg, split));
+  }
+  return made;
 }
 
 const grid = element("div", { class: "grid" });
 if (charts.length) {
-  const legend = element("p", { class: "legend" });
-  runs.forEach((run, i) => {
-    legend.append(element("span", { style: `border-color: ${COLOURS[i % COLOURS.length]}` }, run));
-  });
   place.append(
     element(
       "div",
@@ -111,8 +167,8 @@ if (charts.length) {
       control("updates on a logarithmic axis", { type: "checkbox" }, (input) => (state.logX = input.checked)),
       control("values on a logarithmic axis", { type: "checkbox" }, (input) => (state.logY = input.checked)),
     ),
-    legend,
-    element("p", {}, "Training is dashed. Point at a chart to read its values."),
+    legend(),
+    element("p", {}, "Point at a chart, or go there with Tab and use the arrow keys, to read its values."),
     grid,
   );
   drawAll();

@@ -1,5 +1,6 @@
 """Scores as tables of text."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,11 @@ def scored_sets(results: Mapping[str, Any]) -> dict[str, dict[str, Mapping[str, 
     return {key: scores for key, scores in sets.items() if scores}
 
 
+def formatted(name: str, value: float | None) -> str:
+    """Return the value of a score as text; what was not finite is "nan"."""
+    return ("{:.2%}" if name in FRACTIONS else "{:.2f}").format(math.nan if value is None else value)
+
+
 def aligned(cells: Sequence[Sequence[str]], left: int) -> list[str]:
     """Return the lines of a table: its first `left` columns to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -47,8 +53,8 @@ def _cells(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Return the cells of a test set's column, by the label of their rows."""
     cells = {}
     for name, score in scores.items():
-        label, form = name.replace("_", " "), "{:.2%}" if name in FRACTIONS else "{:.2f}"
-        cells[label] = form.format(score["score"])
+        label = name.replace("_", " ")
+        cells[label] = formatted(name, score["score"])
         for group, value in score.get("by_group", {}).items():
-            cells[f"  {label}: {group}"] = form.format(value)
+            cells[f"  {label}: {group}"] = formatted(name, value)
     return cells

@@ -125,7 +125,7 @@ def load_experiment(path: Path, arguments: Sequence[str] = ()) -> Experiment:
         title=(inspect.getdoc(module) or path.stem).partition("\n")[0],
         base=module.BASE,
         metric=module.METRIC,
-        goal=getattr(module, "GOAL", GOALS.get(module.METRIC.rpartition("/")[2], "")),
+        goal=getattr(module, "GOAL", GOALS.get(_name(module.METRIC), "")),
         seeds=tuple(getattr(module, "SEEDS", (0,))),
         fixed={**getattr(module, "FIXED", {}), **given},
         arms=arms,
@@ -145,12 +145,17 @@ def load_experiment(path: Path, arguments: Sequence[str] = ()) -> Experiment:
 _EXAMPLES = {"BASE": "configs/quickstart.py", "METRIC": "valid/loss"}
 
 
+def _name(metric: str) -> str:
+    """Return the name of a score or figure, without its split and its group."""
+    return "".join(metric.split("/")[1:2])
+
+
 def _check(experiment: Experiment) -> None:
     path = experiment.path
     if experiment.goal not in ("min", "max"):
-        name = experiment.metric.rpartition("/")[2]
-        unknown = "" if experiment.goal else f": METRIC={experiment.metric!r} is not known ({nearest(name, GOALS)})"
-        raise UserError(f"{path}: GOAL={experiment.goal!r} must be 'min' or 'max'{unknown}")
+        hint = nearest(_name(experiment.metric), GOALS, otherwise="add it")
+        why = f": METRIC={experiment.metric!r} does not say which is better; {hint}" if not experiment.goal else ""
+        raise UserError(f"{path}: GOAL={experiment.goal!r} must be 'min' or 'max'{why}")
     if "seed" in experiment.fixed:
         raise UserError(f"{path}: seeds are SEEDS=(0, 1, …), not an override")
     if len(set(experiment.seeds)) < len(experiment.seeds) or not experiment.seeds:

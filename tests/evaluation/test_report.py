@@ -1,5 +1,6 @@
 """The page of a run: what it holds, and in a browser where there is one, that it draws and that texts stay texts."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -9,8 +10,10 @@ import sys
 import pytest
 from etils.epath import Path
 
+from jformer.config import default_config, resolve
+from jformer.data.sources.split import Pair
 from jformer.errors import UserError
-from jformer.evaluation import page, report
+from jformer.evaluation import page, records, report
 from tests import browser
 from tests.stored_run import store_run
 
@@ -22,28 +25,33 @@ def run(tmp_path_factory):
     return Path(store_run(tmp_path_factory.mktemp("runs") / "small"))
 
 
+def written(run):
+    return report.report(records.saved_config(run), run)
+
+
 def data_of(text):
     return json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
 
 
 def test_a_line_is_drawn_for_each_split_that_has_a_figure(run):
-    charts = {chart["title"]: chart["lines"] for chart in data_of(report.report(run))}
+    charts = {chart["title"]: chart["lines"] for chart in data_of(written(run))}
     assert charts["loss, nats a token"] == [
         {"run": "small", "split": "train", "steps": [10], "values": [5.0]},
         {"run": "small", "split": "valid", "steps": [10, 20, 30, 40], "values": [4.0, 3.0, 2.5, 2.2]},
     ]
-    assert charts["norm of the gradient"][0]["values"] == [None]
+    assert [line["values"] for line in charts["nll"]] == [[2.0, 1.5, 1.25, 1.1]]  # what has no title of its own
+    assert "norm of the gradient" not in charts  # no value is finite
     assert "perplexity" not in charts
 
 
 def test_long_lines_are_thinned_to_rows_that_are_there_with_the_last(run, monkeypatch):
     monkeypatch.setattr(report, "MOST_POINTS", 3)
-    assert data_of(report.report(run))[0]["lines"][1]["steps"] == [20, 40]
+    assert data_of(written(run))[0]["lines"][1]["steps"] == [20, 40]
 
 
 def test_the_worst_answers_come_first_and_right_ones_are_not_shown(run, monkeypatch):
     monkeypatch.setattr(report, "WORST", 7)
-    text = report.report(run)
+    text = written(run)
     assert "100 of 500 answers differ from their reference" in text
     table = text.partition("Worst answers")[2].partition("</table>")[0]
     grades = [float(grade) for grade in re.findall(r"<td>(\d+\.\d)</td></tr>", table)]
@@ -52,24 +60,51 @@ def test_the_worst_answers_come_first_and_right_ones_are_not_shown(run, monkeypa
 
 
 def test_settings_are_those_that_differ_from_the_default(run):
-    text = report.report(run)
-    assert '<td class="text">model.d_model</td><td class="text">16</td><td>512</td>' in text
+    text = written(run)
+    assert re.search(r">model.d_model</td><td[^>]*>16</td><td[^>]*>512</td>", text)
     assert "model.init<" not in text
 
 
 def test_a_run_that_still_trains_has_a_page(tmp_path):
     training = Path(store_run(tmp_path / "training", scored=False))
-    assert "40 of 40 updates in the rows of metrics.jsonl, not scored yet" in report.report(training)
+    assert "40 of 40 updates in the rows of metrics.jsonl, not scored yet" in written(training)
     (training / "metrics.jsonl").unlink()
-    assert data_of(report.report(training)) == []
+    assert data_of(written(training)) == []
 
 
-def test_data_that_has_gone_leaves_the_rest_of_the_page(tmp_path):
-    moved = Path(store_run(tmp_path / "moved"))
-    shutil.rmtree(moved / "outputs")
-    text = report.report(moved)
-    assert "cannot be shown" in text
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [(b"one\n", "1 answers to 500 examples: score the run again"), (b"\xff\n", "there are no outputs; score")],
+)
+def test_answers_that_do_not_fit_leave_the_rest_of_the_page(tmp_path, content, told):
+    damaged = Path(store_run(tmp_path / "damaged"))
+    (damaged / "outputs" / "test.txt").write_bytes(content)
+    text = written(damaged)
+    assert "cannot be shown: " in text
+    assert told in text
     assert "exact match" in text
+
+
+def test_a_run_without_answers_has_no_table_of_them(tmp_path):
+    scored = Path(store_run(tmp_path / "scored"))
+    shutil.rmtree(scored / "outputs")
+    assert "Worst answers" not in written(scored)
+
+
+def test_data_that_has_moved_is_read_where_the_config_given_says(run):
+    config = records.saved_config(run)
+    other = dataclasses.replace(config, data=dataclasses.replace(config.data, name="copy"))
+    assert "has changed since the run was scored" in report.report(other, run)
+    other = dataclasses.replace(config, data=dataclasses.replace(config.data, test=("else=test",)))
+    assert "is no test set of the config, which has else: name data.test" in report.report(other, run)
+
+
+def test_labels_are_right_or_wrong_as_they_were_scored(tmp_path):
+    options = default_config("bert_base")
+    options.task, options.data.normalization = "classify", "nfkc"
+    config = resolve(options)
+    pairs = [Pair("a", "\ufb01ne"), Pair("b", "bad"), Pair("c", "bad")]
+    assert report.graded(config, ["fine", "fine", "bad"], pairs) == [(0.0, 2, ("b", "bad", "fine"), "wrong")]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +113,7 @@ def test_data_that_has_gone_leaves_the_rest_of_the_page(tmp_path):
 )
 def test_a_page_that_cannot_be_written_is_one_line(run, output, line):
     with pytest.raises(UserError, match=line):
-        report.write_report(run, output)
+        report.write_report(records.saved_config(run), run, output)
 
 
 def test_the_command_writes_the_page_without_jax(run, tmp_path):
@@ -92,10 +127,19 @@ def test_the_command_writes_the_page_without_jax(run, tmp_path):
 def test_the_page_of_two_runs_draws_both_and_texts_stay_texts():
     lines = [{"run": name, "split": "valid", "steps": [1, 2], "values": [3.0, None]} for name in ("a", HOSTILE)]
     charts = [{"title": HOSTILE, "lines": lines}, {"title": "one value", "lines": lines[:1]}]
-    drawn = browser.draw(page.drawn(HOSTILE, [report.CHARTS], "report", charts, page.STYLE))
+    drawn = browser.draw(page.page(HOSTILE, [report.CHARTS], "report", charts))
     assert drawn.console == []
     assert drawn.html.count("<figure>") == 2
     assert "a, valid ends at 3" in drawn.html
     body = drawn.html.partition('<div id="charts">')[2].partition("<script")[0]
     assert "onerror" in body
     assert "<img" not in body
+
+
+def test_as_many_runs_as_there_are_can_be_drawn():
+    steps = list(range(1, 1_001))
+    lines = [{"run": str(i), "split": "valid", "steps": steps, "values": steps} for i in range(150)]
+    drawn = browser.draw(page.page("many", [report.CHARTS], "report", [{"title": "loss", "lines": lines}]))
+    assert drawn.console == []
+    assert drawn.html.count("<path") == 150
+    assert "143 others" in drawn.html
