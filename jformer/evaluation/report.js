@@ -29,7 +29,7 @@ const named = (line) => (runs.length > 1 ? `${line.run}, ${line.split}` : line.s
 function texts(values) {
   const written = (digits) => values.map((value) => String(Number(value.toPrecision(digits))));
   const distinct = [3, 4, 5, 6, 7].map(written).find((found) => new Set(found).size === new Set(values).size);
-  return (distinct ?? written(7)).map((text, i) => (text.length > 9 ? values[i].toExponential(2) : text));
+  return (distinct ?? written(7)).map((text, i) => (text.length > 7 ? values[i].toExponential(1) : text));
 }
 
 const short = (value) => texts([value])[0];
