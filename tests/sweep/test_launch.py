@@ -134,7 +134,8 @@ def sweep(folder, *options, path="", **constants):
     """Run the command of a sweep among fakes."""
     file = write(folder, **constants)
     command = [sys.executable, "-m", "jformer.sweep", f"--experiment={file}", f"--workdir={folder}/sweep", *options]
-    environment = os.environ | {"FAKE_SLURM": str(folder), "PATH": f"{path}:{os.environ['PATH']}"}
+    found = f"{path}:{os.environ['PATH']}" if path else str(Path(sys.executable).parent)  # no Slurm of this machine's
+    environment = os.environ | {"FAKE_SLURM": str(folder), "PATH": found}
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
