@@ -15,7 +15,7 @@ from absl import app, flags
 
 from experiments.contrasts import values, versus
 from jformer.evaluation import plots, records
-from jformer.evaluation.statistics import estimate
+from jformer.evaluation.comparison import mean_curve
 from jformer.sweep import Trial
 from jformer.sweep.space import Overrides
 
@@ -53,11 +53,9 @@ def lines(workdir: Path) -> list[plots.Line]:
     found = []
     for arm, of_seeds in runs.items():
         for split, half in HALVES.items():
-            curves = [dict(records.curve(run, f"{split}/accuracy")) for run in of_seeds]
-            steps = sorted(set.intersection(*map(set, curves)))
-            means = [estimate([curve[step] for curve in curves]).mean for step in steps]
-            if steps:
-                found.append(plots.Line(f"{arm}, {half} half", steps, means, [None] * len(steps)))
+            line = mean_curve(f"{arm}, {half} half", of_seeds, f"{split}/accuracy")
+            if line.x:
+                found.append(line._replace(margins=[None] * len(line.x)))
     return found
 
 

@@ -96,7 +96,7 @@ def compare(paths: Sequence[str], metric: str = "", output: str = "", despite: s
     notes = [*cautions, *tests]
     if output:
         curve = metric if metric.startswith(("train/", "valid/")) else "valid/loss"
-        charts = curves(dict(zip(_names(runs), (run.path for run in runs), strict=True)))
+        charts = curves({name: records.rows(run.path) for name, run in zip(_names(runs), runs, strict=True)})
         page.write(run_path(output), files(tables, notes, charts, learning_curves(arms, curve)))
     parts = ["\n".join([f"{name}:", *aligned(rows, 1)]) for name, rows in tables.items()]
     return "\n\n".join([*parts, "\n".join(notes)])

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+# As a text of a page it stays text.
+HOSTILE = "</script><script>document.title='broken'</script><img src=x onerror=alert(1)>"
 OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=3000")
 
 

@@ -110,14 +110,17 @@ def table(standings: Sequence[Standing], metric: str) -> list[list[str]]:
 
 def learning_curves(ranked: Sequence[Arm], name: str) -> bytes:
     """Draw the mean over seeds of a figure of metrics.jsonl; b"" if no run has it."""
-    lines = []
-    for arm in ranked:
-        curves = [dict(records.curve(run, name)) for run in arm.runs.values()]
-        steps = sorted(set.intersection(*map(set, curves)))
-        means = [estimate([curve[step] for curve in curves]) for step in steps]
-        if steps:
-            lines.append(Line(arm.label, steps, [found.mean for found in means], [found.margin for found in means]))
-    return plots.curves(lines, "updates", name) if lines else b""
+    lines = [mean_curve(arm.label, list(arm.runs.values()), name) for arm in ranked]
+    drawn = [line for line in lines if line.x]
+    return plots.curves(drawn, "updates", name) if drawn else b""
+
+
+def mean_curve(label: str, runs: Sequence[Path], name: str) -> Line:
+    """Return the mean over runs of a figure of metrics.jsonl, at the updates that all of them have."""
+    curves = [dict(records.curve(run, name)) for run in runs]
+    steps = sorted(set.intersection(*map(set, curves)))
+    means = [estimate([curve[step] for curve in curves]) for step in steps]
+    return Line(label, steps, [found.mean for found in means], [found.margin for found in means])
 
 
 def resampled(baseline: Path, others: Sequence[Path], metric: str) -> list[Resampled]:

@@ -19,6 +19,7 @@ from jformer.evaluation import page, records
 from jformer.evaluation.tables import formatted, scored_sets
 from jformer.tasks.metrics import text_metric
 
+Rows = Sequence[Mapping[str, Any]]
 MOST_POINTS = 1_000  # of a line; of longer ones every second, third, ... row is drawn, and the last
 WORST = 20  # answers shown of each test set
 TITLES = {  # of figures, in the order of their charts; the others follow under their own names
@@ -48,20 +49,20 @@ def report(config: Config, run: Path) -> str:
 
     Raises UserError if there is no run, or one of its files cannot be read as what it is.
     """
-    results, name = records.results(run), run.name or str(run)
-    parts = [page.paragraph(state(run, config, results)), CHARTS, *scores(results)]
+    results, rows, name = records.results(run), records.rows(run), run.name or str(run)
+    parts = [page.paragraph(state(config, rows, results)), CHARTS, *scores(results)]
     for key in scored_sets(results):
         parts += worst_answers(config, run, key)
     parts += [page.heading("Settings that are not the default"), page.table(settings(config), left=3)]
     if "run" in results:
         facts = [[fact, str(results["run"][fact])] for fact in OF_A_RUN if fact in results["run"]]
         parts += [page.heading("Where the scores come from"), page.table([["", ""], *facts], left=2)]
-    return page.page(f"Run {name}", parts, "report", curves({name: run}))
+    return page.page(f"Run {name}", parts, "report", curves({name: rows}))
 
 
-def state(run: Path, config: Config, results: Mapping[str, Any]) -> str:
+def state(config: Config, rows: Rows, results: Mapping[str, Any]) -> str:
     """Return in a sentence what was trained, how far it is, and after which update it was scored."""
-    done = max((row["step"] for row in records.rows(run)), default=0)
+    done = max((row["step"] for row in rows), default=0)
     until = f" of {config.train.num_steps:,}" if config.train.num_steps else ""
     updates = results.get("run", {}).get("updates")
     scored = "not scored yet" if updates is None else f"scored at update {updates:,}"
@@ -124,14 +125,13 @@ def settings(config: Config) -> list[list[str]]:
     return [["key", "value", "default"], *changed]
 
 
-def curves(runs: Mapping[str, Path]) -> list[dict[str, Any]]:
-    """Return what is drawn: for each figure its title and, for each run and split that has it, a line.
+def curves(runs: Mapping[str, Rows]) -> list[dict[str, Any]]:
+    """Return what is drawn of rows: for each figure its title and, for each run and split that has it, a line.
 
     A line has `run`, `split`, `steps` and `values`; what was not finite is None. A line of nothing else is left out.
     """
     lines: dict[str, list[dict[str, Any]]] = {name: [] for name in TITLES}
-    for label, run in runs.items():
-        rows = records.rows(run)
+    for label, rows in runs.items():
         for split in dict.fromkeys(row["split"] for row in rows):
             of_split = [row for row in rows if row["split"] == split]
             for name in dict.fromkeys(name for row in of_split for name in row if name not in ("step", "split")):
@@ -143,7 +143,7 @@ def curves(runs: Mapping[str, Path]) -> list[dict[str, Any]]:
     ]
 
 
-def _points(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, list[Any]]:
+def _points(rows: Rows, name: str) -> dict[str, list[Any]]:
     """Return the steps and values of a figure in rows that have it, MOST_POINTS of them at most."""
     shown = rows[:: -math.ceil(len(rows) / MOST_POINTS)][::-1]
     values = [None if row[name] is None else float(f"{row[name]:.5g}") for row in shown]

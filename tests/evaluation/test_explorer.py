@@ -10,8 +10,7 @@ from jformer.errors import UserError
 from jformer.evaluation import explorer
 from jformer.inference.attention import Attended, Choice, Part, Weights
 from tests import browser
-
-HOSTILE = "</script><script>document.title='broken'</script><img src=x onerror=alert(1)>"
+from tests.browser import HOSTILE
 
 
 def example():

@@ -15,9 +15,8 @@ from jformer.data.sources.split import Pair
 from jformer.errors import UserError
 from jformer.evaluation import page, records, report
 from tests import browser
+from tests.browser import HOSTILE
 from tests.stored_run import store_run
-
-HOSTILE = "</script><script>document.title='broken'</script><img src=x onerror=alert(1)>"
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from jformer.parallel.sharding import put_batch
 from jformer.tasks.task import make_loss, token_loss
 from jformer.training.step import make_gradient
 from tests.conftest import TINY, make_batch, run
+from tests.models.contracts import check_cache, check_causality, check_padding
 
 EXCEPTIONS = {  # (contract, family) → why it does not apply
     ("causality", "encoder"): "every position sees the whole text",
@@ -100,47 +101,17 @@ def test_every_preset_is_tested_and_every_exception_is_needed():
 
 @every_architecture("causality")
 def test_a_position_sees_no_later_target_token(config):
-    model, params = built(config)
-    batch = batch_for(config, *WIDE, **ROOM)
-    changed = {**batch, "target_in": batch["target_in"].copy()}
-    changed["target_in"][:, 4] = 3
-    before, after = (np.asarray(run(model, params, b)) for b in (batch, changed))
-    np.testing.assert_array_equal(before[:, :4], after[:, :4])
-    assert np.abs(before[:, 4:] - after[:, 4:]).max() > 1e-3
+    check_causality(*built(config), batch_for(config, *WIDE, **ROOM))
 
 
 @every_architecture("padding")
 def test_padding_and_neighbours_change_nothing(config):
-    model, params = built(config)
-    alone = batch_for(config, [7], [6])
-    wide = batch_for(config, *WIDE, **ROOM)
-    for name, x in alone.items():
-        wide[name][0] = 0
-        wide[name][(0, slice(x.shape[1])) if x.ndim > 1 else 0] = x[0]
-    wide["source"][0, 7:] = 9  # what stands in padding does not matter
-    expected = run(model, params, alone)[0]
-    np.testing.assert_allclose(run(model, params, wide)[0, : len(expected)], expected, atol=5e-5)
+    check_padding(*built(config), batch_for(config, [7], [6]), batch_for(config, *WIDE, **ROOM), atol=5e-5)
 
 
 @every_architecture("cache")
 def test_cached_step_equals_full_pass(config):
-    model, params = built(config)
-    apply = functools.partial(run, model, params)
-    batch = batch_for(config, [7, 5], [6, 6])
-    tokens, steps = batch["target_in"], []
-    cache = apply(apply(batch, method="encode"), 2, 12, method="start")
-    valid = np.array([[1, 1, 1], [1, 0, 0]], bool)  # a ragged prompt, then token by token
-    hidden, cache = apply(cache, tokens[:, :3], valid, method="extend")
-    steps = [[np.asarray(hidden[0, i]) for i in range(3)], [np.asarray(hidden[1, 0])]]
-    for i in range(3):
-        token = np.array([[tokens[0, 3 + i]], [tokens[1, 1 + i]]])
-        hidden, cache = apply(cache, token, np.ones((2, 1), bool), method="extend")
-        for row in range(2):
-            steps[row].append(np.asarray(hidden[row, 0]))
-    full = np.asarray(apply(batch, method="hidden"))
-    np.testing.assert_allclose(steps[0], full[0], atol=5e-5)
-    np.testing.assert_allclose(steps[1], full[1, :4], atol=5e-5)
-    assert cache["position"].tolist() == [6, 4]
+    check_cache(*built(config), batch_for(config, [7, 5], [6, 6]), atol=5e-5)
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from jformer.models.config import HeadConfig
 from jformer.models.layers.recurrent import CELLS, GATES, STATES, run_cell
 from jformer.models.recurrent_config import RecurrentConfig
 from tests.conftest import make_batch, run
+from tests.models.contracts import check_cache, check_causality, check_padding
 
 TINY = {"vocab_size": 50, "num_layers": 2, "d_model": 16, "dropout": 0.1, "tied_output": False}
 ENCDEC = {
@@ -77,47 +78,18 @@ def test_gradients_written_by_hand_are_those_of_autodiff(cell):
 
 @pytest.mark.parametrize("name", RARE)
 def test_cached_step_equals_full_pass(name):
-    model, params = model_of(name)
-    apply = functools.partial(run, model, params)
-    batch = make_batch([7, 5], [6, 6])
-    tokens = batch["target_in"]
-    cache = apply(apply(batch, method="encode"), 2, 12, method="start")
-    valid = np.array([[1, 1, 1], [1, 0, 0]], bool)  # a ragged prompt, then token by token
-    hidden, cache = apply(cache, tokens[:, :3], valid, method="extend")
-    steps = [[np.asarray(hidden[0, i]) for i in range(3)], [np.asarray(hidden[1, 0])]]
-    for i in range(3):
-        token = np.array([[tokens[0, 3 + i]], [tokens[1, 1 + i]]])
-        hidden, cache = apply(cache, token, np.ones((2, 1), bool), method="extend")
-        for row in range(2):
-            steps[row].append(np.asarray(hidden[row, 0]))
-    full = np.asarray(apply(batch, method="hidden"))
-    np.testing.assert_allclose(steps[0], full[0], atol=1e-6)
-    np.testing.assert_allclose(steps[1], full[1, :4], atol=1e-6)
-    assert cache["position"].tolist() == [6, 4]
+    check_cache(*model_of(name), make_batch([7, 5], [6, 6]), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", [*RARE, "encoder"])
 def test_padding_and_neighbours_change_nothing(name):
-    model, params = model_of(name)
-    alone = make_batch([7], [6])
-    wide = make_batch([7, 11, 3], [6, 2, 9], source_size=16, target_size=12)
-    for key, x in alone.items():
-        wide[key][0] = 0
-        wide[key][(0, slice(x.shape[1])) if x.ndim > 1 else 0] = x[0]
-    wide["source"][0, 7:] = 9  # what stands in padding does not matter
-    expected = run(model, params, alone)[0]
-    np.testing.assert_allclose(run(model, params, wide)[0, : len(expected)], expected, atol=1e-6)
+    alone, wide = make_batch([7], [6]), make_batch([7, 11, 3], [6, 2, 9], source_size=16, target_size=12)
+    check_padding(*model_of(name), alone, wide, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", RARE)
 def test_a_position_sees_no_later_target_token(name):
-    model, params = model_of(name)
-    batch = make_batch([7, 5], [6, 6])
-    changed = {**batch, "target_in": batch["target_in"].copy()}
-    changed["target_in"][:, 4] = 3
-    before, after = (np.asarray(run(model, params, b)) for b in (batch, changed))
-    np.testing.assert_array_equal(before[:, :4], after[:, :4])
-    assert np.abs(before[:, 4:] - after[:, 4:]).max() > 1e-3
+    check_causality(*model_of(name), make_batch([7, 5], [6, 6]))
 
 
 @pytest.mark.parametrize("name", ENCDEC)
