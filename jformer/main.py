@@ -19,6 +19,7 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
   --output   predict, score: a file, or - for standard output (the default); export: a folder; explore, report: a page;
              evaluate: a folder for results.json and the outputs, DIR itself if it is not given
   --resume   predict, score: go on with a half-written --output
+  --watch    report: seconds after which the page is written anew, and loaded by a browser, until the run is scored
   --format   export: ctranslate2 or stablehlo
   --topology describe: what the run would take of a TPU slice, such as v5e:16x16 or v5litepod-256; exit code 2 if it
              does not fit. Needs pip install -e ".[tpu-aot]", and a minute or two
@@ -36,16 +37,16 @@ Exit code 143 says that a signal asked the command to stop, and what there was t
 
 import dataclasses
 import os
-import re
 import sys
 from pathlib import Path
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
 
 from jformer.config import as_config_dict, checks, load_config, resolve
-from jformer.config.files import check_keys, run_config_file
+from jformer.config.files import run_config_file
 from jformer.config.options import Config, flatten
+from jformer.config.overrides import override
+from jformer.data.progress import told
 from jformer.errors import DONE, FAILED, LOST, MISTAKE, STOPPED, UserError
 from jformer.parallel import processes
 from jformer.parallel.libtpu import silence_libtpu
@@ -106,7 +107,8 @@ def run(options: flags.FlagValues, config: Config) -> int:
     if options.mode == "report":
         from jformer.evaluation.report import write_report
 
-        print(write_report(config, workdir, options.output))
+        for line in write_report(config, workdir, options.output, options.watch):
+            print(line, flush=True)
         return DONE
     folder = run_path(options.output) if options.mode == "evaluate" and options.output != "-" else workdir
     if options.mode in ("train", "evaluate"):
@@ -157,11 +159,11 @@ def show(options: flags.FlagValues, config: Config, workdir: Path | None) -> int
 
 def train_or_evaluate(mode: str, config: Config, workdir: Path, folder: Path) -> int:
     """Score the run, once it is trained; the scores go into a folder, the run's own or another."""
-    from jformer.evaluation.evaluate import evaluate, report_scores
-
-    if mode == "train":
+    with told("loading JAX", quiet=not processes.is_main_process()):
+        from jformer.evaluation.evaluate import evaluate, report_scores
         from jformer.training.loop import train
 
+    if mode == "train":
         processes.end_at_once("stopped before the first update")
         finished = train(config, workdir)
         processes.end_at_once("stopped while scoring the run; --mode=evaluate scores it again")
@@ -194,6 +196,7 @@ def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:
     flags.DEFINE_string("input", "-", "Text to answer.", flag_values=options)
     flags.DEFINE_string("output", "-", "Where answers go.", flag_values=options)
     flags.DEFINE_bool("resume", False, "Go on with a half-written output.", flag_values=options)
+    flags.DEFINE_float("watch", 0.0, "Seconds.", lower_bound=0.0, flag_values=options)
     flags.DEFINE_enum("format", None, FORMATS, "What to export to.", flag_values=options)
     flags.DEFINE_string("topology", "", "A TPU slice.", flag_values=options)
     flags.DEFINE_float("price", 0.0, "Dollars for an hour of a chip.", lower_bound=0.0, flag_values=options)
@@ -235,31 +238,6 @@ def configure(options: flags.FlagValues, overrides: list[str]) -> Config:
     if options.mode != "train" and options.workdir and saved.exists():
         config = checks.resume_config(load_config(saved), config)
     return config
-
-
-def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
-    """Set the keys of --config.section.key=value arguments; each value takes the type of the default it replaces."""
-    keys = [argument.partition("config.")[2].partition("=")[0] for argument in arguments]
-    known = flatten(config.to_dict())
-    check_keys(keys, known)
-    for key, argument in zip(keys, arguments, strict=True):
-        if type(known[key]) is int:
-            check_whole(key, argument.partition("=")[2])
-    values = flags.FlagValues()
-    config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=["", *arguments])
-    try:
-        values(["", *arguments])
-    except (flags.Error, TypeError, ValueError) as error:
-        raise UserError(str(error)) from error
-    return values.config
-
-
-def check_whole(key: str, text: str) -> None:
-    """Raise UserError for the value of an argument that is no whole number, and say which one it may stand for."""
-    if not re.fullmatch(r"\s*[+-]?\d(_?\d)*\s*", text):
-        stands_for = re.fullmatch(r"\d+(\.\d*)?[eE]\+?\d", text) and float(text)
-        hint = f": {int(stands_for)}" if stands_for and stands_for == int(stands_for) else ""
-        raise UserError(f"--config.{key}={text} must be a whole number{hint}")
 
 
 if __name__ == "__main__":

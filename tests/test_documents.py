@@ -16,7 +16,8 @@ import jax
 
 from jformer.config import resolve
 from jformer.config.options import Config, flatten
-from jformer.main import MODES, override, read_flags
+from jformer.config.overrides import override
+from jformer.main import MODES, read_flags
 from jformer.models.config import CHOICES
 
 ROOT = Path(__file__).parents[1]

@@ -32,7 +32,7 @@ NEVER = {  # room → packages
     "errors": {"jax", "flax", "optax", "etils"},
 }
 HEAVY = {"tensorflow", "tensorflow_datasets", "torch", "transformers"}
-BELOW_THE_DOOR = {"ml_collections": {"main", "config", "__init__"}, "absl": {"main"}}
+BELOW_THE_DOOR = {"ml_collections": {"main", "config", "__init__"}, "absl": {"main", "config"}}
 # By hand: the compiler's own collectives, which it adds where arrays are split, have no name in our code.
 COLLECTIVES = {
     "all_gather", "all_to_all", "axis_index", "pmap", "pmax", "pmean", "pmin", "ppermute", "psum", "psum_scatter",

@@ -143,6 +143,12 @@ class Config:
         return round(share * count_or_share)
 
 
+def changed(config: Config) -> dict[str, tuple[Any, Any]]:
+    """Return dotted key → (value, default) of the options of a config that are not the default."""
+    own, default = (flatten(dataclasses.asdict(each)) for each in (config, Config()))
+    return {key: (value, default.get(key, "")) for key, value in own.items() if value != default.get(key)}
+
+
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a nested mapping as dotted key → value."""
     flat: dict[str, Any] = {}

@@ -5,9 +5,8 @@ All of it follows from shapes: no data is read and no weight allocated, whatever
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -20,6 +19,7 @@ from jformer.evaluation.tables import aligned
 from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.flops import forward_flops, text_work, update_flops, work_of
 from jformer.models.layers.attention import choose_kernel
+from jformer.models.parts import parameter_rows
 from jformer.parallel.devices import known_peak
 from jformer.tasks.build import build_task
 from jformer.tasks.task import Task
@@ -64,7 +64,8 @@ def summary(config: Config) -> Iterator[str]:
     yield f"  d_model {model.d_model}, d_ff {model.d_ff}, dropout {model.dropout}, init {model.init}, {model.dtype}"
     name = " ".join(part for part in (data.source, data.name, data.dir) if part)
     yield f"data: {name}, {data.tokenizer} tokenizer, {data.batching}, {data.tokens_per_update:,} tokens an update"
-    yield schedule_line(config, build_schedule(config))
+    epochs = f"; train.num_epochs={config.train.num_epochs:g} may end it sooner" if config.train.num_epochs else ""
+    yield schedule_line(config, build_schedule(config)) + epochs
 
 
 def kernel_line(model: ModelConfig, platform: str) -> str:
@@ -103,17 +104,6 @@ def memory_line(config: Config, task: Task, model: ModelConfig) -> str:
     return f"memory of it: {memory}"
 
 
-def parameter_rows(params: Mapping[str, Any]) -> list[tuple[str, str, int]]:
-    """Return (part, shapes, count) of every table, norm, projection and sublayer; stacks begin with their layers."""
-    rows = []
-    for name, part in _parts(params):
-        leaves = jax.tree.leaves(part)
-        largest = max(leaves, key=lambda leaf: leaf.size)
-        shape = " x ".join(map(str, largest.shape)) + (" ..." if len(leaves) > 1 else "")
-        rows.append((name, shape, sum(leaf.size for leaf in leaves)))
-    return rows
-
-
 def flops_table(config: Config, model: ModelConfig) -> list[list[str]]:
     """Return the cells of the table of FLOPs, a column for each length of text.
 
@@ -146,13 +136,3 @@ def _size_lines(config: Config, model: ModelConfig, task: Task, saved: bool) -> 
         origin = "of the run's labels" if saved else "assumed; model.head.num_classes sets another number"
         origin = "set by model.head.num_classes" if config.model.head.num_classes else origin
         yield f"classes: {model.head.num_classes:,} ({origin})"
-
-
-def _parts(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Yield (name, parameters) of what has no parts of its own; a block's sublayers count as such."""
-    inner = isinstance(tree, Mapping) and any(isinstance(part, Mapping) for part in tree.values())
-    if inner and "block" not in path[:-1]:
-        for name, part in tree.items():
-            yield from _parts(part, (*path, name))
-    else:
-        yield "/".join(path), tree

@@ -18,13 +18,14 @@ from jformer.errors import UserError
 from jformer.storage import in_bucket, replace_content
 
 
-def page(title: str, parts: Sequence[str], program: str = "", data: Any = None) -> str:
+def page(title: str, parts: Sequence[str], program: str = "", data: Any = None, refresh: float = 0.0) -> str:
     """Return a whole HTML file of parts made by the functions below; it asks for nothing.
 
     If a program is named, PROGRAM.js beside this file draws the data into the parts, in the style of PROGRAM.css; no
-    other program runs. Texts stand in the page as data, and are never read as HTML or as a program. Raises ValueError
-    for a number that is not finite.
+    other program runs. Texts stand in the page as data, and are never read as HTML or as a program. A browser loads the
+    page again every `refresh` seconds, if that is not 0. Raises ValueError for a number that is not finite.
     """
+    again = f'<meta http-equiv="refresh" content="{refresh:g}">\n' if refresh else ""
     drawing, style, policy = "", "", "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     if program:
         here = files("jformer.evaluation")
@@ -39,7 +40,7 @@ def page(title: str, parts: Sequence[str], program: str = "", data: Any = None) 
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
-<title>{html.escape(title)}</title><style>{STYLE}{style}</style></head>
+{again}<title>{html.escape(title)}</title><style>{STYLE}{style}</style></head>
 <body><h1>{html.escape(title)}</h1>
 <main>
 {chr(10).join(parts)}

@@ -7,7 +7,7 @@ read, or is asked for by name and missing, is a mistake.
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from etils.epath import Path
@@ -21,6 +21,7 @@ from jformer.errors import UserError
 from jformer.evaluation.tables import scored_sets
 from jformer.storage import run_path, without_digest
 
+SAMPLE = {"step": int, "sample": int, "source": str, "reference": str, "answer": str}  # a row of samples.jsonl
 RUN_FIGURES = ("parameters", "updates", "wall_seconds")
 
 
@@ -34,24 +35,47 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
     Raises UserError for any other line that is no row.
     """
-    path = run_path(run) / "metrics.jsonl"
+    return _read(run_path(run) / "metrics.jsonl", read_row)
+
+
+def samples(run: Path) -> list[dict[str, Any]]:
+    """Return the rows of samples.jsonl, answers to the same validation examples over updates, as `rows` does."""
+    return _read(run_path(run) / "samples.jsonl", read_sample)
+
+
+def _read(path: Path, read: Callable[[bytes, str], dict[str, Any]]) -> list[dict[str, Any]]:
     lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
     found = []
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last line feed is not whole
-        found.append(read_row(line, f"{path}:{number}"))
+        found.append(read(line, f"{path}:{number}"))
     return found
 
 
 def read_row(line: bytes, where: str) -> dict[str, Any]:
     """Return a row of metrics.jsonl; raise UserError, naming its place, for what is none, or not what was written."""
-    try:
-        content = json.loads(line)
-    except (RecursionError, ValueError):
-        content = None
-    row = without_digest(content, where)
+    row = _parsed(line, where)
     if not isinstance(row, dict) or not all(map(_fits, row, row.values())) or not {"step", "split"} <= row.keys():
         raise UserError(f"{where} is not a row of metrics; mend or delete this line")
     return row
+
+
+def read_sample(line: bytes, where: str) -> dict[str, Any]:
+    """Return a row of samples.jsonl; raise UserError as `read_row` does.
+
+    `sample` counts the validation examples from 1.
+    """
+    row = _parsed(line, where)
+    if not isinstance(row, dict) or {key: type(value) for key, value in row.items()} != SAMPLE:
+        raise UserError(f"{where} is not a row of samples; mend or delete this line")
+    return row
+
+
+def _parsed(line: bytes, where: str) -> Any:
+    try:
+        content = json.loads(line)
+    except (RecursionError, ValueError):
+        return None
+    return without_digest(content, where)
 
 
 def _fits(key: str, value: object) -> bool:
@@ -72,6 +96,15 @@ def results(run: Path) -> dict[str, Any]:
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as results; score the run again with --mode=evaluate") from error
     return dict(without_digest(found, str(path)))
+
+
+def is_training(run: Path) -> bool:
+    """Tell whether the run's heartbeat says that it trains; one that was killed seems to go on."""
+    path = run_path(run) / "heartbeat.json"
+    try:
+        return bool(json.loads(path.read_text())["phase"] != "ended")
+    except (OSError, KeyError, TypeError, ValueError):
+        return False
 
 
 def metrics(run: Path) -> dict[str, float]:

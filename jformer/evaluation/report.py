@@ -1,17 +1,18 @@
-"""A page of what runs did: curves of all figures in their rows, scores, the worst answers, the settings. No JAX.
+"""A page of what runs did: curves of all figures in their rows, answers over updates, scores, settings. No JAX.
 
 It reads files only, also of a run that is still training, and changes none. Like the explorer's, the page holds all it
 shows and asks for nothing.
 """
 
-import dataclasses
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from etils.epath import Path
 
-from jformer.config.options import Config, flatten
+from jformer.config.options import Config, changed
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers.lists import NORMALIZATIONS
 from jformer.errors import UserError
@@ -22,6 +23,7 @@ from jformer.tasks.metrics import text_metric
 Rows = Sequence[Mapping[str, Any]]
 MOST_POINTS = 1_000  # of a line; of longer ones every second, third, ... row is drawn, and the last
 WORST = 20  # answers shown of each test set
+ANSWERS = 12  # shown of a validation example, evenly over the updates at which its answer was another than before
 TITLES = {  # of figures, in the order of their charts; the others follow under their own names
     "loss": "loss, nats a token",
     "perplexity": "perplexity",
@@ -36,28 +38,49 @@ CHARTS = '<div id="charts"></div>'  # where report.js draws
 OF_A_RUN = ("parameters", "updates", "wall_seconds", "tokens_per_update", "hardware", "weights", "libraries", "data")
 
 
-def write_report(config: Config, run: Path, output: str) -> str:
-    """Write the page of a run to a file and say so; raise UserError as `report` does, or for the file."""
+def write_report(config: Config, run: Path, output: str, watch: float = 0.0) -> Iterator[str]:
+    """Write the page of a run to a file and yield what is to be said.
+
+    If `watch` is not 0 it is written anew every so many seconds, and a browser loads it as often, until the run is
+    scored after its last update. Raises UserError as `report` does, or for the file.
+    """
     page.check_output("report", output)
-    content = report(config, run)
-    page.write_page(output, content)
-    return f"{output}: {len(content) / 1e3:,.0f} kB; open it in a browser"
+    for times in itertools.count():
+        over = is_over(run)
+        content = report(config, run, 0.0 if over else watch)
+        page.write_page(output, content)
+        if over or not watch:
+            yield f"{output}: {len(content) / 1e3:,.0f} kB; open it in a browser"
+            return
+        if times == 0:
+            yield f"{output}: open it in a browser; it is written every {watch:g} s until the run is scored"
+        time.sleep(watch)
 
 
-def report(config: Config, run: Path) -> str:
+def is_over(run: Path) -> bool:
+    """Tell whether a run does not train any more, and was scored after its last update."""
+    steps = [row["step"] for row in records.rows(run)]
+    scored = records.results(run).get("run", {}).get("updates", -1)
+    return bool(steps) and scored >= max(steps) and not records.is_training(run)
+
+
+def report(config: Config, run: Path, refresh: float = 0.0) -> str:
     """Return the page of one run, whose config may name another place of the data.
 
-    Raises UserError if there is no run, or one of its files cannot be read as what it is.
+    A browser loads it again every `refresh` seconds, if that is not 0. Raises UserError if there is no run, or one of
+    its files cannot be read as what it is.
     """
     results, rows, name = records.results(run), records.rows(run), run.name or str(run)
     parts = [page.paragraph(state(config, rows, results)), CHARTS, *scores(results)]
     for key in scored_sets(results):
         parts += worst_answers(config, run, key)
+    parts += answers_over_updates(records.samples(run))
     parts += [page.heading("Settings that are not the default"), page.table(settings(config), left=3)]
     if "run" in results:
         facts = [[fact, str(results["run"][fact])] for fact in OF_A_RUN if fact in results["run"]]
         parts += [page.heading("Where the scores come from"), page.table([["", ""], *facts], left=2)]
-    return page.page(f"Run {name}", parts, "report", curves({name: rows}))
+        parts += parameters(results["run"].get("parameters_by_part", {}))
+    return page.page(f"Run {name}", parts, "report", curves({name: rows}), refresh)
 
 
 def state(config: Config, rows: Rows, results: Mapping[str, Any]) -> str:
@@ -104,6 +127,25 @@ def worst_answers(config: Config, run: Path, key: str) -> list[str]:
     return [title, page.paragraph(told), *([page.table([head, *rows], left=4)] if rows else [])]
 
 
+def answers_over_updates(samples: Rows) -> list[str]:
+    """Return, for each validation example that was answered while training, what was made of it and when."""
+    parts = []
+    for number in sorted({row["sample"] for row in samples}):
+        of_example = [row for row in samples if row["sample"] == number]
+        new = [row for i, row in enumerate(of_example) if i == 0 or row["answer"] != of_example[i - 1]["answer"]]
+        cells = [[f"{row['step']:,}", row["answer"]] for row in thinned(new, ANSWERS)]
+        texts = [text for text in (new[0]["source"], new[0]["reference"]) if text]
+        parts += [page.paragraph("\n→ ".join(texts)), page.table([["update", "answer"], *cells], left=2)]
+    return [page.heading("Answers to validation examples over updates"), *parts] if parts else []
+
+
+def parameters(parts: Mapping[str, int]) -> list[str]:
+    """Return the table of how many parameters each part of the model has, and its share."""
+    total = sum(parts.values())
+    rows = [[name, f"{count:,}", f"{count / total:.1%}"] for name, count in parts.items()]
+    return [page.heading("Parameters"), page.table([["part", "parameters", "share"], *rows])] if rows else []
+
+
 def graded(
     config: Config, answers: Sequence[str], pairs: Sequence[Pair]
 ) -> list[tuple[float, int, tuple[str, str, str], str]]:
@@ -120,9 +162,7 @@ def graded(
 
 def settings(config: Config) -> list[list[str]]:
     """Return the keys of a config that have another value than their default, after a head."""
-    own, default = (flatten(dataclasses.asdict(each)) for each in (config, Config()))
-    changed = [[key, str(value), str(default.get(key, ""))] for key, value in own.items() if value != default.get(key)]
-    return [["key", "value", "default"], *changed]
+    return [["key", "value", "default"], *([key, *map(str, values)] for key, values in changed(config).items())]
 
 
 def curves(runs: Mapping[str, Rows]) -> list[dict[str, Any]]:
@@ -145,6 +185,11 @@ def curves(runs: Mapping[str, Rows]) -> list[dict[str, Any]]:
 
 def _points(rows: Rows, name: str) -> dict[str, list[Any]]:
     """Return the steps and values of a figure in rows that have it, MOST_POINTS of them at most."""
-    shown = rows[:: -math.ceil(len(rows) / MOST_POINTS)][::-1]
+    shown = thinned(rows, MOST_POINTS)
     values = [None if row[name] is None else float(f"{row[name]:.5g}") for row in shown]
     return {"steps": [row["step"] for row in shown], "values": values}
+
+
+def thinned(rows: Rows, most: int) -> Rows:
+    """Return every second, third, ... row, so that there are `most` of them at most, with the last."""
+    return rows[:: -math.ceil(len(rows) / most)][::-1]

@@ -72,8 +72,10 @@ class Progress:
         return f"{self._done()}, {int(left) // 60}:{int(left) % 60:02} left"
 
     def _done(self) -> str:
-        lines = self._written + self._answered
-        return f"{counted(lines, 'lines')}, {lines / max(time.monotonic() - self._began, 1e-3):,.1f} a second"
+        lines, compiling = self._written + self._answered, self._compiling()
+        rate = lines / max(time.monotonic() - self._began - compiling, 1e-3)
+        aside = f" after {compiling:.0f} s of compiling" if compiling >= 1 else ""
+        return f"{counted(lines, 'lines')}, {rate:,.1f} a second{aside}"
 
 
 def _say(text: str) -> None:

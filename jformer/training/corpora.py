@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 
 from etils.epath import Path
 
@@ -20,6 +21,7 @@ from jformer.evaluation.validation import evaluation_batches
 from jformer.storage import run_path
 from jformer.tasks.task import Task
 
+LABELLED = 1_000  # first examples among which those of each label are looked for
 PROMPT = 40  # characters of a validation text that a language model is shown going on from
 
 
@@ -80,9 +82,36 @@ def refuse_empty_sets(data: DataConfig) -> None:
 
 
 def answered_examples(config: Config, task: Task, valid: Split) -> list[Pair]:
-    """Return the first examples of the validation text: as many as are shown, or scored if those are more."""
+    """Return the first examples of the validation text: as many as are shown, or scored if those are more.
+
+    Of labels, the first ones of each, as a text may be sorted by them.
+    """
     count = max(config.train.samples, config.evaluate.during_examples if config.evaluate.during else 0)
-    examples = list(itertools.islice(valid.read(Counter()), count)) if task.answer else []
-    if task.answer == "continuation":
-        return [Pair(pair.target[:PROMPT], "") for pair in examples]
-    return examples
+    if not (task.answer and count):
+        return []
+    read = valid.read(Counter())
+    if task.answer == "label":
+        return of_each_label(list(itertools.islice(read, max(count, LABELLED))))[:count]
+    examples = list(itertools.islice(read, count))
+    return [Pair(prompt(pair.target), "") for pair in examples] if task.answer == "continuation" else examples
+
+
+def of_each_label(examples: Sequence[Pair]) -> list[Pair]:
+    """Return the examples in turns: the first one of each label, then the second ones, and so on."""
+    seen: Counter[str] = Counter()
+    turns = []
+    for pair in examples:
+        turns.append(seen[pair.target])
+        seen[pair.target] += 1
+    return [examples[i] for i in sorted(range(len(examples)), key=turns.__getitem__)]
+
+
+def prompt(text: str) -> str:
+    """Return the first PROMPT characters of a text, without a word that they cut.
+
+    >>> prompt("It was the best of times, it was the worst of times")
+    'It was the best of times, it was the'
+    """
+    begin = text[:PROMPT]
+    cut = len(text) > PROMPT and not text[PROMPT].isspace()
+    return begin.rsplit(maxsplit=1)[0] if cut and len(begin.split()) > 1 else begin

@@ -5,7 +5,6 @@ one tells it for all.
 """
 
 import contextlib
-import dataclasses
 import math
 import sys
 import time
@@ -17,9 +16,10 @@ import jax
 from etils.epath import Path
 from tqdm import tqdm
 
-from jformer.config.options import Config
+from jformer.config.options import Config, changed
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
+from jformer.evaluation.records import read_sample
 from jformer.models.flops import Work, total
 from jformer.parallel import processes
 from jformer.tasks.sums import Sum, Sums, add_up, summarize
@@ -48,11 +48,15 @@ class TrainingLog:
         """Open the files, dropping rows of later updates that a killed run wrote and its restart repeats."""
         start = progress.step
         self._writers: list[JsonlWriter | TensorBoardWriter] = []
+        self._samples: JsonlWriter | None = None  # answers to validation examples
         self._text: AppendedFile | None = None  # what is said, over all restarts
         self.rows = 0  # in metrics.jsonl, at the end of which they are added
         if processes.is_main_process():
             path = workdir / "metrics.jsonl"
             self.rows = JsonlWriter.truncate_after(path, start)
+            samples = workdir / "samples.jsonl"
+            JsonlWriter.truncate_after(samples, start, read_sample)
+            self._samples = JsonlWriter(samples)
             self._writers = [JsonlWriter(path), TensorBoardWriter(workdir / "tensorboard", start + 1)]
             self._text = AppendedFile(workdir / "training.log")
         self._config, self._schedule, self._cost = config, schedule, cost
@@ -61,6 +65,7 @@ class TrainingLog:
         self._pending: list[Metrics] = []  # on the devices
         self._work: list[tuple[Work, Work]] = []  # of their texts and of their rows
         self._waited = 0.0
+        self._start, self._aside = start, 0.0  # seconds of validating and saving since update `start`
         self._compiled: set[Any] = set()  # shapes of batches
         self.skipped_in_row = 0  # updates, at the newest row
         hidden = not (processes.is_main_process() and sys.stderr.isatty())
@@ -68,7 +73,7 @@ class TrainingLog:
         self._valid_loss = ""  # of the newest validation, as the bar shows it
         path, total = workdir / "heartbeat.json", config.train.num_steps
         self.heartbeat = Heartbeat(path, start, total, self._show_phase, terminal=not hidden)
-        self.restart_clock()
+        self._since = time.monotonic()
 
     def __enter__(self) -> Self:
         self.heartbeat.start()
@@ -77,21 +82,23 @@ class TrainingLog:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.heartbeat.stop()
         self._bar.close()
-        for writer in self._writers:
-            writer.close()
-        if self._text:
-            self._text.close()
+        for file in self._files():
+            file.close()
 
     def keep(self) -> None:
         """Make sure that all rows outlive this process, and what was said."""
-        for writer in self._writers:
-            writer.keep()
-        if self._text:
-            self._text.keep()
+        for file in self._files():
+            file.keep()
+
+    def _files(self) -> Iterator[JsonlWriter | TensorBoardWriter | AppendedFile]:
+        yield from self._writers
+        yield from filter(None, (self._samples, self._text))
 
     def restart_clock(self) -> None:
         """Begin a new window for speeds and for the bar's time left: what lies between two windows is not training."""
-        self._since = time.monotonic()
+        now = time.monotonic()
+        self._aside += now - self._since
+        self._since = now
         self._bar.unpause()
 
     def waiting(self, items: Iterator[T]) -> Iterator[T]:
@@ -196,7 +203,9 @@ class TrainingLog:
             self._bar.set_postfix_str(f"loss {row['loss']:.3f}, {speed}{self._valid_loss}")
             if self._bar.disable:
                 total = self._config.train.num_steps
-                left = min((total - row["step"]) * row["seconds_per_update"], self._ends - time.monotonic())
+                aside = self._aside / (row["step"] - self._start)
+                left = (total - row["step"]) * (row["seconds_per_update"] + aside)
+                left = min(left, self._ends - time.monotonic())
                 self.say(f"update {row['step']}/{total}: loss {row['loss']:.3f}, {speed}, {_clock(max(0, left))} left")
         else:
             if row["split"] == "valid":
@@ -225,14 +234,20 @@ class TrainingLog:
             self.say(text)
 
     def show_config(self) -> None:
-        """Print the resolved config, a line for each section."""
-        for name, section in dataclasses.asdict(self._config).items():
-            values = section if isinstance(section, dict) else {name: section}
-            self.say(f"{name}: " + ", ".join(f"{key}={value!r}" for key, value in values.items()))
+        """Print the options that are not the default, a line for each section; config.json has all."""
+        sections: dict[str, list[str]] = {}
+        for key, (value, _) in changed(self._config).items():
+            section, _, option = key.rpartition(".")
+            sections.setdefault(section, []).append(f"{option}={value!r}")
+        for section, options in sections.items():
+            self.say(f"{section}: {', '.join(options)}" if section else ", ".join(options))
 
-    def show_samples(self, pairs: Sequence[Pair], outputs: Sequence[str]) -> None:
-        """Print what the model makes of some validation texts; without a target there is nothing to compare with."""
-        for pair, output in zip(pairs, outputs, strict=True):
+    def show_samples(self, step: int, pairs: Sequence[Pair], outputs: Sequence[str]) -> None:
+        """Print and keep what the model makes of validation examples; of some there is no target to compare with."""
+        for number, (pair, output) in enumerate(zip(pairs, outputs, strict=True), start=1):
+            if self._samples:
+                texts = {"source": pair.source, "reference": pair.target, "answer": output}
+                self._samples.write({"step": step, "sample": number, **texts})
             mark = "exact" if output == pair.target else f"should be: {pair.target}"
             source, answer = (" ".join(text.split("\n")) for text in (pair.source, output))
             self.say(f"    {source}\n      → {answer}" + (f"   ({mark})" if pair.target else ""))

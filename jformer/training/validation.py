@@ -65,7 +65,7 @@ def answer(run: Run, log: TrainingLog, sums: Sums) -> dict[str, float]:
     run.sampler.params = run.state.params
     outputs = run.sampler.predict([pair.source for pair in examples])
     shown = run.config.train.samples
-    log.show_samples(examples[:shown], outputs[:shown])
+    log.show_samples(run.progress.step, examples[:shown], outputs[:shown])
     if not during:
         return {}
     scored = run.config.evaluate.during_examples

@@ -1,9 +1,9 @@
-"""Where the rows of a run go on disk: metrics.jsonl and TensorBoard. A row is one flat dict with `step` and `split`."""
+"""Where the rows of a run go on disk: metrics.jsonl, samples.jsonl, TensorBoard. A row is one flat dict with `step`."""
 
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from etils.epath import Path
@@ -66,15 +66,16 @@ class JsonlWriter:
         self._lines.close()
 
     @staticmethod
-    def truncate_after(path: Path, step: int) -> int:
+    def truncate_after(path: Path, step: int, read: Callable[[bytes, str], Mapping[str, Any]] = read_row) -> int:
         """Drop the rows of later steps, and a last line that a killed run left half-written, in one atomic move.
 
-        Returns how many rows are left. Raises UserError for any other line that is no row, or not what was written.
+        `read` makes a row of a line and says, for messages, of which place. Returns how many rows are left. Raises
+        UserError for any other line that is no row, or not what was written.
         """
         if not path.exists():
             return 0
         *whole, last = path.read_bytes().split(b"\n")
-        kept = [line + b"\n" for n, line in enumerate(whole, 1) if read_row(line, f"{path}:{n}")["step"] <= step]
+        kept = [line + b"\n" for n, line in enumerate(whole, 1) if read(line, f"{path}:{n}")["step"] <= step]
         if last or len(kept) < len(whole):
             replace_content(path, b"".join(kept))
         return len(kept)

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jformer import main
 from jformer.config import as_config_dict, checks, default_config, load_config, options, resolve, save_config
 from jformer.config.options import Config
+from jformer.config.overrides import override
 from jformer.config.presets import PRESETS
 from jformer.data import sources, tokenizers
 from jformer.data.config import NOISES, SOURCES, TOKENIZERS, DataConfig, SourceConfig
@@ -100,7 +100,7 @@ def test_every_typo_of_every_key_is_refused_with_the_nearest_key():
     assert len(typos()) > 1_000
     for typo, keys in itertools.islice(typos().items(), 0, None, 4):  # so that each key has some of every kind
         with pytest.raises(UserError) as error:
-            main.override(config, [f"--config.{typo}=1"])
+            override(config, [f"--config.{typo}=1"])
         assert str(error.value) in {f"unknown config key {typo}; did you mean {key}?" for key in keys}
 
 

@@ -6,12 +6,13 @@ import pytest
 from jformer.config import default_config, resolve
 from jformer.config.options import Config
 from jformer.config.presets import PRESETS
-from jformer.costs.describe import describe, kernel_line, parameter_rows, summary
+from jformer.costs.describe import describe, kernel_line, summary
 from jformer.costs.shapes import full_shape
 from jformer.data.sources.split import Pair, Split
 from jformer.data.vocabularies import learn_tokenizers
 from jformer.models import ModelConfig
 from jformer.models.flops import forward_flops, text_work
+from jformer.models.parts import parameter_rows
 from jformer.tasks.build import build_task
 from tests.config.test_presets import EXPECTED
 from tests.models.test_flops import MODELS, SMALL, shapes

@@ -7,6 +7,7 @@ import pytest
 
 from jformer.errors import UserError
 from jformer.evaluation import records
+from jformer.storage import with_digest
 from tests.stored_run import store_run
 
 
@@ -89,3 +90,17 @@ def test_references_are_those_that_the_run_was_scored_with(run):
 def test_a_directory_without_a_run_is_named(tmp_path):
     with pytest.raises(UserError, match="holds no run: name the directory of one"):
         records.saved_config(tmp_path)
+
+
+def test_samples_are_read_as_they_were_written(tmp_path):
+    row = {"step": 5, "sample": 1, "source": "a", "reference": "b", "answer": "c"}
+    (tmp_path / "samples.jsonl").write_text(json.dumps(with_digest(row)) + '\n{"step": 6')
+    assert records.samples(tmp_path) == [row]
+
+
+@pytest.mark.parametrize("change", [{"step": 1.5}, {"answer": None}, {"other": "x"}])
+def test_a_broken_sample_is_named(tmp_path, change):
+    row = {"step": 5, "sample": 1, "source": "a", "reference": "b", "answer": "c", **change}
+    (tmp_path / "samples.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(UserError, match=r"samples\.jsonl:1 is not a row of samples"):
+        records.samples(tmp_path)

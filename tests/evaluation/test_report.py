@@ -16,7 +16,7 @@ from jformer.errors import UserError
 from jformer.evaluation import page, records, report
 from tests import browser
 from tests.browser import HOSTILE
-from tests.stored_run import store_run
+from tests.stored_run import score, store_run
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_labels_are_right_or_wrong_as_they_were_scored(tmp_path):
 )
 def test_a_page_that_cannot_be_written_is_one_line(run, output, line):
     with pytest.raises(UserError, match=line):
-        report.write_report(records.saved_config(run), run, output)
+        list(report.write_report(records.saved_config(run), run, output))
 
 
 def test_the_command_writes_the_page_without_jax(run, tmp_path):
@@ -121,6 +121,54 @@ def test_the_command_writes_the_page_without_jax(run, tmp_path):
     done = subprocess.run([sys.executable, "-c", code, *flags], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(r"\S+page\.html: \d+ kB; open it in a browser\n", done.stdout)
+
+
+def sample(step, answer, number=1):
+    return {"step": step, "sample": number, "source": f"source {number}", "reference": "right", "answer": answer}
+
+
+def test_an_answer_stands_at_the_updates_at_which_it_is_another_than_before():
+    samples = [sample(10, "a"), sample(10, "x", 2), sample(20, "a"), sample(20, "y", 2), sample(30, "right")]
+    first, second = "".join(report.answers_over_updates(samples)).split("source ")[1:]
+    assert re.findall(r">(\d+)</td><td[^>]*>(.*?)</td>", first) == [("10", "a"), ("30", "right")]
+    assert re.findall(r">(\d+)</td><td[^>]*>(.*?)</td>", second) == [("10", "x"), ("20", "y")]
+
+
+def test_of_many_answers_some_are_shown_with_the_last(monkeypatch):
+    monkeypatch.setattr(report, "ANSWERS", 3)
+    text = "".join(report.answers_over_updates([sample(step, str(step)) for step in range(1, 8)]))
+    assert re.findall(r">(\d)</td><td", text) == ["1", "4", "7"]
+
+
+def test_parameters_have_their_shares_of_the_whole():
+    table = report.parameters({"embed": 30, "decoder": 10})[1]
+    assert re.findall(r"<td[^>]*>(.*?)</td>", table) == ["embed", "30", "75.0%", "decoder", "10", "25.0%"]
+
+
+def test_a_watched_page_is_written_until_the_run_is_scored(tmp_path, monkeypatch):
+    training = Path(store_run(tmp_path / "run", scored=False))
+    config, output = records.saved_config(training), tmp_path / "page.html"
+    contents = []
+
+    def sleep(seconds):
+        contents.append(output.read_text())
+        if len(contents) == 2:
+            score(training, config, wrong=0)
+
+    monkeypatch.setattr(report.time, "sleep", sleep)
+    said = list(report.write_report(config, training, str(output), watch=10.0))
+    assert len(contents) == 2
+    assert all('<meta http-equiv="refresh" content="10">' in content for content in contents)
+    assert 'http-equiv="refresh' not in output.read_text()
+    assert said[0] == f"{output}: open it in a browser; it is written every 10 s until the run is scored"
+    assert re.fullmatch(r"\S+page\.html: \d+ kB; open it in a browser", said[1])
+
+
+def test_a_run_that_trains_on_after_it_was_scored_is_not_over(tmp_path):
+    run = Path(store_run(tmp_path / "run"))
+    assert report.is_over(run)
+    (run / "heartbeat.json").write_text('{"phase": "updating"}')
+    assert not report.is_over(run)
 
 
 def test_the_page_of_two_runs_draws_both_and_texts_stay_texts():

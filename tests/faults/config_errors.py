@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from jformer import main
 from jformer.config import default_config, resolve
+from jformer.config.overrides import override
 from jformer.errors import UserError
 from tests.config.test_config import DEFAULTS, WRONG, typos, with_values
 from tests.faults.runs import Runs
@@ -30,7 +30,7 @@ def mistake(runs: Runs, cases: list[tuple[str, Any]], number: int) -> tuple[str,
     fault = f"{key}={value!r}"
     try:
         if value is None and key not in DEFAULTS:
-            main.override(default_config(), [f"--config.{key}=1"])
+            override(default_config(), [f"--config.{key}=1"])
         else:
             resolve(with_values({key: value}))
     except UserError as error:

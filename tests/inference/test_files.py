@@ -221,10 +221,10 @@ def test_progress_tells_the_rate_and_the_time_left_without_compiling(tmp_path, m
         told.read(4, skipped=False)
     told.answered(5)  # of the ten that were read
     at(monkeypatch, 30)
-    assert told.line() == "5 lines, 0.2 a second, 3:10 left"  # two seconds a line, and 95 lines
+    assert told.line() == "5 lines, 0.5 a second after 20 s of compiling, 3:10 left"  # two seconds a line, and 95 lines
     told.written(10)
     at(monkeypatch, 40)
-    assert told.line() == "10 lines, 0.2 a second, 3:00 left"
+    assert told.line() == "10 lines, 0.5 a second after 20 s of compiling, 3:00 left"
 
 
 def test_lines_that_were_there_already_say_nothing_of_the_time_left(tmp_path, monkeypatch):

@@ -5,8 +5,8 @@ import threading
 import pytest
 from etils.epath import Path
 
+from jformer.config.overrides import override
 from jformer.errors import UserError
-from jformer.main import override
 from jformer.parallel.processes.children import signals_to
 from jformer.sweep.worker import LEASE_LOST, Worker
 from tests import small_run

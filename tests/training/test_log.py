@@ -2,14 +2,18 @@
 
 import dataclasses
 import json
+import re
 import sys
 import time
 
 import numpy as np
 import pytest
+from etils.epath import Path
 
 from jformer.config import resolve
+from jformer.data.sources.split import Pair
 from jformer.errors import UserError
+from jformer.evaluation import records
 from jformer.models.flops import Work
 from jformer.tasks.sums import Sum
 from jformer.training import heartbeat
@@ -98,3 +102,34 @@ def test_silence_is_broken_and_the_file_follows_the_run(tmp_path, monkeypatch):
     assert said[0].startswith("compiling update 8: 0 s so far")
     content = json.loads((tmp_path / "heartbeat.json").read_text())
     assert {**content, "time": 0} == {"step": 8, "time": 0, "loss": 1.5, "phase": "ended"}
+
+
+def test_time_beside_the_updates_counts_in_the_time_left(tmp_path, monkeypatch, capsys):
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    with opened(tmp_path, resolve({"train": {"num_steps": 100}, "optim": {"warmup": 10}})) as log:
+        for step in (10, 20):
+            collect(log, step)
+            clock[0] += 5.0
+            log.flush(step)
+            clock[0] += 20.0  # of validating and saving
+            log.restart_clock()
+    first, second = re.findall(r"([\d:]+) left", capsys.readouterr().err)
+    assert (first, second) == ("7:30", "8:00")  # 90 updates of 5 s; 80 of 5 s and of one second, 20 s in 20 updates
+    assert log.rows == 2
+
+
+def test_samples_after_the_update_gone_on_from_are_dropped(tmp_path):
+    for start, answer in ((0, "a"), (0, "b")):  # the second one begins anew, as nothing was saved
+        with TrainingLog(
+            tmp_path, resolve({}), Progress(step=start), lambda step: 0.1, Cost(lambda work: 1, 1.0)
+        ) as log:
+            log.show_samples(10, [Pair("source", "target")], [answer])
+    rows = records.samples(Path(tmp_path))
+    assert rows == [{"step": 10, "sample": 1, "source": "source", "reference": "target", "answer": "b"}]
+
+
+def test_the_config_is_told_as_far_as_it_is_no_default(tmp_path, capsys):
+    with opened(tmp_path, resolve({"train": {"num_steps": 7, "patience": 3}, "seed": 2})) as log:
+        log.show_config()
+    assert capsys.readouterr().err == "seed=2\ntrain: num_steps=7, patience=3\n"

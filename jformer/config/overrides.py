@@ -1,0 +1,35 @@
+"""Keys of a config set on the command line, as --config.section.key=value."""
+
+import re
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from jformer.config.files import check_keys
+from jformer.config.options import flatten
+from jformer.errors import UserError
+
+
+def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
+    """Set the keys of --config.section.key=value arguments; each value takes the type of the default it replaces."""
+    keys = [argument.partition("config.")[2].partition("=")[0] for argument in arguments]
+    known = flatten(config.to_dict())
+    check_keys(keys, known)
+    for key, argument in zip(keys, arguments, strict=True):
+        if type(known[key]) is int:
+            check_whole(key, argument.partition("=")[2])
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=["", *arguments])
+    try:
+        values(["", *arguments])
+    except (flags.Error, TypeError, ValueError) as error:
+        raise UserError(str(error)) from error
+    return values.config
+
+
+def check_whole(key: str, text: str) -> None:
+    """Raise UserError for the value of an argument that is no whole number, and say which one it may stand for."""
+    if not re.fullmatch(r"\s*[+-]?\d(_?\d)*\s*", text):
+        stands_for = re.fullmatch(r"\d+(\.\d*)?[eE]\+?\d", text) and float(text)
+        hint = f": {int(stands_for)}" if stands_for and stands_for == int(stands_for) else ""
+        raise UserError(f"--config.{key}={text} must be a whole number{hint}")

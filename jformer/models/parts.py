@@ -1,0 +1,27 @@
+"""The parts that a model's parameters belong to, with their shapes and counts."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+
+
+def parameter_rows(params: Mapping[str, Any]) -> list[tuple[str, str, int]]:
+    """Return (part, shapes, count) of every table, norm, projection and sublayer; stacks begin with their layers."""
+    rows = []
+    for name, part in _parts(params):
+        leaves = jax.tree.leaves(part)
+        largest = max(leaves, key=lambda leaf: leaf.size)
+        shape = " x ".join(map(str, largest.shape)) + (" ..." if len(leaves) > 1 else "")
+        rows.append((name, shape, sum(leaf.size for leaf in leaves)))
+    return rows
+
+
+def _parts(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield (name, parameters) of what has no parts of its own; a block's sublayers count as such."""
+    inner = isinstance(tree, Mapping) and any(isinstance(part, Mapping) for part in tree.values())
+    if inner and "block" not in path[:-1]:
+        for name, part in tree.items():
+            yield from _parts(part, (*path, name))
+    else:
+        yield "/".join(path), tree
