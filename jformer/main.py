@@ -13,6 +13,7 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
              verify    check that all ways to decode with the run agree; exit code 1 if any does not
              explore   write a page, --output, that shows what the run attends to in the lines of --input
              report    write a page, --output, of the run: curves, scores, worst answers, settings; also while it trains
+             serve     answer over HTTP at --host and --port: a page to type into, JSON for programs
              export    write the run to the folder --output as --format, to be served without jformer
   --input    predict, score, explore: a text file, or - for standard input (the default); of several processes a plain
              file
@@ -20,6 +21,8 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
              evaluate: a folder for results.json and the outputs, DIR itself if it is not given
   --resume   predict, score: go on with a half-written --output
   --watch    report: seconds after which the page is written anew, and loaded by a browser, until the run is scored
+  --host     serve: the address to listen at; 127.0.0.1, which only this machine reaches, if it is not given
+  --port     serve: the port; 8000 if it is not given, 0 for any that is free
   --format   export: ctranslate2 or stablehlo
   --topology describe: what the run would take of a TPU slice, such as v5e:16x16 or v5litepod-256; exit code 2 if it
              does not fit. Needs pip install -e ".[tpu-aot]", and a minute or two
@@ -53,7 +56,7 @@ from jformer.parallel.libtpu import silence_libtpu
 from jformer.storage import check_writable, run_path
 from jformer.training.malloc import keep_freed_memory
 
-MODES = ("train", "evaluate", "predict", "score", "describe", "verify", "explore", "report", "export")
+MODES = ("train", "evaluate", "predict", "score", "describe", "verify", "explore", "report", "serve", "export")
 TOGETHER = ("train", "evaluate", "predict", "score")  # what several processes can do
 FORMATS = ("ctranslate2", "stablehlo")
 WORTH_KEEPING = 0.5  # seconds of compiling
@@ -134,6 +137,12 @@ def run(options: flags.FlagValues, config: Config) -> int:
         from jformer.evaluation.explorer import explore
 
         print(explore(config, workdir, options.input, options.output))
+    elif options.mode == "serve":
+        from jformer.inference.server.serve import serve
+
+        serve(config, workdir, options.host, options.port)
+        print("stopped; what was asked is answered", file=sys.stderr)
+        return STOPPED
     elif options.mode == "export":
         from jformer.inference.export import export
 
@@ -197,6 +206,8 @@ def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:
     flags.DEFINE_string("output", "-", "Where answers go.", flag_values=options)
     flags.DEFINE_bool("resume", False, "Go on with a half-written output.", flag_values=options)
     flags.DEFINE_float("watch", 0.0, "Seconds.", lower_bound=0.0, flag_values=options)
+    flags.DEFINE_string("host", "127.0.0.1", "Where to listen.", flag_values=options)
+    flags.DEFINE_integer("port", 8000, "A port.", lower_bound=0, upper_bound=65535, flag_values=options)
     flags.DEFINE_enum("format", None, FORMATS, "What to export to.", flag_values=options)
     flags.DEFINE_string("topology", "", "A TPU slice.", flag_values=options)
     flags.DEFINE_float("price", 0.0, "Dollars for an hour of a chip.", lower_bound=0.0, flag_values=options)

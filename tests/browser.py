@@ -24,12 +24,17 @@ class Drawn(NamedTuple):
 
 def draw(text: str) -> Drawn:
     """Open a page; skip the test where there is no browser."""
-    if CHROMIUM is None:
-        pytest.skip("no Chromium here: apt-get install chromium, to draw the pages")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "page.html")
         path.write_text(text, encoding="utf-8")
-        profile = f"--user-data-dir={folder}/profile"
-        command = [CHROMIUM, *OPTIONS, profile, "--dump-dom", f"file://{path}"]
+        return visit(f"file://{path}")
+
+
+def visit(address: str) -> Drawn:
+    """Open what is at an address; skip the test where there is no browser."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here: apt-get install chromium, to draw the pages")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [CHROMIUM, *OPTIONS, f"--user-data-dir={folder}/profile", "--dump-dom", address]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     return Drawn(done.stdout, re.findall(r"CONSOLE.*", done.stderr))

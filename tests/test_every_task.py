@@ -1,6 +1,11 @@
 """Every task from files to scores and answers: trained for some updates, evaluated, asked; and what begins warm."""
 
 import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
 
 import jax
 import numpy as np
@@ -12,6 +17,9 @@ from jformer.data.tokenizers import BOS, EOS
 from jformer.errors import UserError
 from jformer.evaluation.evaluate import evaluate, report_scores
 from jformer.inference.predict import load
+from jformer.inference.server.engine import Engine
+from jformer.inference.server.limits import Limits
+from jformer.inference.server.schema import Inputs
 from jformer.training.loop import train
 from jformer.training.transfer import adopt
 
@@ -118,6 +126,35 @@ def test_a_continuation_is_what_greedy_search_without_a_cache_gives(trained):
             if tokens[-1] == EOS:
                 break
         assert found == tokenizer.decode(tokens)
+
+
+@pytest.mark.parametrize(("name", "route"), [("lm", "continue"), ("classify", "label")])
+def test_an_engine_of_a_server_answers_as_predict_does(trained, name, route):
+    predictor = load(trained(name)[0])
+    engine = Engine(predictor, Limits())
+    engine.warm_up()
+    assert engine.facts()["route"] == f"/v1/{route}"
+    answers = engine.answer(engine.requests(Inputs(inputs=LINES[:3])))
+    assert [answer["outputs"][0]["text"] for answer in answers] == predictor.predict(LINES[:3])
+    assert ("labels" in answers[0]["outputs"][0]) == (name == "classify")
+    assert len(engine.look_into([(LINES[0], None)])[0]["tokens"]) > 0
+
+
+@pytest.mark.parametrize(("name", "line"), [("mlm", "has no answer to a text"), ("vit", "which no client may name")])
+def test_a_run_that_cannot_be_served_is_refused(trained, name, line):
+    with pytest.raises(UserError, match=line):
+        Engine(load(trained(name)[0]), Limits())
+
+
+def test_the_command_serves_until_a_signal_asks_to_stop(trained):
+    command = [sys.executable, "-m", "jformer.main", f"--workdir={trained('lm')[0]}", "--mode=serve", "--port=0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        said = server.stderr.readline()
+        port = int(re.search(r"http://127\.0\.0\.1:(\d+): ", said)[1])
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/health", timeout=30) as answer:
+            assert json.load(answer)["status"] == "ok"
+        server.send_signal(signal.SIGTERM)
+        assert (server.wait(60), server.stderr.read()) == (143, "stopped; what was asked is answered\n")
 
 
 def test_a_prompt_over_the_limit_loses_its_beginning_and_is_counted(trained):

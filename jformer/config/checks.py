@@ -20,6 +20,7 @@ from jformer.config.options import (
     SCORES_DURING,
     TASKS,
     TEXT_SCORES,
+    TRACKERS,
     WEIGHTS,
     Config,
     MeshConfig,
@@ -31,7 +32,7 @@ from jformer.errors import UserError, check_choice, check_least, check_range
 MAY_CHANGE = (
     *(f"train.{key}" for key in ("num_steps", "num_epochs", "max_minutes", "checkpoint_every", "checkpoint_minutes")),
     *(f"train.{key}" for key in ("log_every", "eval_every", "keep_last", "patience")),
-    *(f"train.{key}" for key in ("accumulation", "max_skipped", "samples", "profile_steps", "peak_flops")),
+    *(f"train.{key}" for key in ("accumulation", "max_skipped", "samples", "trackers", "profile_steps", "peak_flops")),
     *("train.stall_seconds", "data.dir", "data.cache_dir", "data.test"),
     *("evaluate.", "decode.", "mesh.", "model.execution."),
 )
@@ -83,6 +84,8 @@ def _check_train(config: Config) -> None:
             f"train.profile_steps={train.profile_steps!r} must be FIRST:LAST, two updates from 1 to "
             f"train.num_steps={train.num_steps}, such as 10:13"
         )
+    for name in train.trackers:
+        check_choice("train.trackers", name, TRACKERS)
     for pattern in train.freeze:
         try:
             re.compile(pattern)

@@ -26,6 +26,7 @@ ENDING_SCHEDULES = ("cosine", "linear", "warmup_stable_decay")  # theirs do: suc
 SCHEDULES = (*OPEN_SCHEDULES, *ENDING_SCHEDULES)
 TEXT_SCORES = ("bleu", "chrf", "ter")
 LOWER_IS_BETTER = ("loss", "nll", "perplexity", "ter", "bits_per_character")  # of all other metrics higher is
+TRACKERS = ("wandb", "mlflow")
 SCORES_DURING = {"translate": (*TEXT_SCORES, "exact_match"), "classify": ("macro_f1",)}  # of evaluate.during, by task
 TEST_SCORES = {  # task → what results.json has of a test set; of text scores those of evaluate.scores
     "translate": (*TEXT_SCORES, "exact_match", "token_accuracy", "perplexity"),
@@ -81,6 +82,7 @@ class TrainConfig:
     target_vectors: str = ""  # the same for the target embedding; one table that both sides share takes either
     freeze: tuple[str, ...] = ()  # regular expressions over parameter names; what they match is not trained
     samples: int = 3  # validation sentences translated at every evaluation; 0 = none
+    trackers: tuple[str, ...] = ()  # services that get the rows, too: wandb, mlflow; each needs the extra of its name
     profile_steps: str = ""  # "10:13" = trace updates 10, 11, 12 and 13 into WORKDIR/profile; "" = none
     # A process that stands still so long ends the run; 0 = 10 updates, at least a minute. What was never timed
     # (compiling, validating, saving), or took half of that, has ten times as long; a busy processor is progress there.

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from jformer.data.text import admit, parse_json
 from jformer.inference.answers import Output, Request, Scored
 
+IN_JSON = ("tokens", "cut")  # what of a scored target TSV has no column for
+
 
 class Question(NamedTuple):
     """Targets to be scored, one or several, given one source."""
@@ -64,25 +66,29 @@ def write_outputs(outputs: Sequence[Output], form: str, scores: bool, alignments
     """
     if form == "text":
         return one_line(outputs[0].text)
-    pairs = [" ".join(f"{s}-{t}" for s, t in output.alignment.pairs) if output.alignment else "" for output in outputs]
-    if form == "tsv":
-        columns: list[Any] = []
-        for output, links in zip(outputs, pairs, strict=True):
-            number = [_number(output.rank)] if scores else []
-            columns += [output.text, *number, *([links] if alignments else [])]
-        return _columns(columns)
+    if form == "jsonl":
+        return _json(answer_record(outputs, scores, alignments))
+    columns: list[Any] = []
+    for output in outputs:
+        number = [_number(output.rank)] if scores else []
+        columns += [output.text, *number, *([_links(output)] if alignments else [])]
+    return _columns(columns)
+
+
+def answer_record(outputs: Sequence[Output], scores: bool, alignments: bool) -> dict[str, Any]:
+    """Return what answers a request as the object that `write_outputs` writes in JSON."""
     records = []
-    for output, links in zip(outputs, pairs, strict=True):
+    for output in outputs:
         record: dict[str, Any] = {"text": output.text}
         if scores:
             record |= _numbers(output)
         if alignments:
-            record |= {"alignment": links, "tokens": output.alignment.target if output.alignment else []}
+            record |= {"alignment": _links(output), "tokens": output.alignment.target if output.alignment else []}
         records.append(record)
     answer: dict[str, Any] = {"outputs": records}
     if alignments:
         answer["source_tokens"] = outputs[0].alignment.source if outputs[0].alignment else []
-    return _json(answer)
+    return answer
 
 
 def write_scored(question: Question, scored: Sequence[Scored], form: str, token_scores: bool) -> str:
@@ -99,17 +105,18 @@ def write_scored(question: Question, scored: Sequence[Scored], form: str, token_
     records = []
     for text, one in sorted(zip(question.targets, scored, strict=True), key=lambda pair: -pair[1].log_prob):
         record: dict[str, Any] = {"text": text} if question.ranked else {}
-        record |= {"log_prob": _number(one.log_prob), "length": len(one.tokens)}
-        if token_scores:
-            record["log_probs"] = [_number(log_prob) for log_prob in one.token_log_probs]
-            if form == "jsonl":
-                record["tokens"] = one.tokens
-        if one.cut and form == "jsonl":
-            record["cut"] = True
-        records.append(record)
+        records.append(record | scored_record(one, token_scores))
     if form == "tsv":
-        return _columns([value for record in records for value in record.values()])
+        return _columns([value for record in records for key, value in record.items() if key not in IN_JSON])
     return _json({"outputs": records} if question.ranked else records[0])
+
+
+def scored_record(scored: Scored, token_scores: bool) -> dict[str, Any]:
+    """Return what a target scored as the object that `write_scored` writes in JSON."""
+    record: dict[str, Any] = {"log_prob": _number(scored.log_prob), "length": len(scored.tokens)}
+    if token_scores:
+        record |= {"log_probs": [_number(each) for each in scored.token_log_probs], "tokens": scored.tokens}
+    return record | ({"cut": True} if scored.cut else {})
 
 
 def _object(
@@ -132,6 +139,10 @@ def _object(
 def one_line(text: str) -> str:
     """Return a text with its line breaks made spaces, for files that have a line for a line."""
     return " ".join(text.split("\n"))
+
+
+def _links(output: Output) -> str:
+    return " ".join(f"{s}-{t}" for s, t in output.alignment.pairs) if output.alignment else ""
 
 
 def _columns(values: Sequence[Any]) -> str:

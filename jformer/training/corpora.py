@@ -84,13 +84,13 @@ def refuse_empty_sets(data: DataConfig) -> None:
 def answered_examples(config: Config, task: Task, valid: Split) -> list[Pair]:
     """Return the first examples of the validation text: as many as are shown, or scored if those are more.
 
-    Of labels, the first ones of each, as a text may be sorted by them.
+    Labels that are shown and not scored are the first ones of each, as a text may be sorted by them.
     """
     count = max(config.train.samples, config.evaluate.during_examples if config.evaluate.during else 0)
     if not (task.answer and count):
         return []
     read = valid.read(Counter())
-    if task.answer == "label":
+    if task.answer == "label" and not config.evaluate.during:
         return of_each_label(list(itertools.islice(read, max(count, LABELLED))))[:count]
     examples = list(itertools.islice(read, count))
     return [Pair(prompt(pair.target), "") for pair in examples] if task.answer == "continuation" else examples

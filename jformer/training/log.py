@@ -19,16 +19,15 @@ from tqdm import tqdm
 from jformer.config.options import Config, changed
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
-from jformer.evaluation.records import read_sample
 from jformer.models.flops import Work, total
 from jformer.parallel import processes
 from jformer.tasks.sums import Sum, Sums, add_up, summarize
 from jformer.training.heartbeat import UPDATING, Heartbeat
 from jformer.training.malloc import give_back_freed_memory
 from jformer.training.optim import Schedule
+from jformer.training.record import Record
 from jformer.training.state import Progress
 from jformer.training.step import Metrics
-from jformer.training.writers import AppendedFile, JsonlWriter, TensorBoardWriter
 
 T = TypeVar("T")
 AHEAD = 2  # updates dispatched before the devices are done: they never idle, and a request to stop is soon met
@@ -47,18 +46,7 @@ class TrainingLog:
     def __init__(self, workdir: Path, config: Config, progress: Progress, schedule: Schedule, cost: Cost) -> None:
         """Open the files, dropping rows of later updates that a killed run wrote and its restart repeats."""
         start = progress.step
-        self._writers: list[JsonlWriter | TensorBoardWriter] = []
-        self._samples: JsonlWriter | None = None  # answers to validation examples
-        self._text: AppendedFile | None = None  # what is said, over all restarts
-        self.rows = 0  # in metrics.jsonl, at the end of which they are added
-        if processes.is_main_process():
-            path = workdir / "metrics.jsonl"
-            self.rows = JsonlWriter.truncate_after(path, start)
-            samples = workdir / "samples.jsonl"
-            JsonlWriter.truncate_after(samples, start, read_sample)
-            self._samples = JsonlWriter(samples)
-            self._writers = [JsonlWriter(path), TensorBoardWriter(workdir / "tensorboard", start + 1)]
-            self._text = AppendedFile(workdir / "training.log")
+        self._record = Record(workdir, config, start, self.say) if processes.is_main_process() else None
         self._config, self._schedule, self._cost = config, schedule, cost
         limit = 60 * config.train.max_minutes
         self._ends = time.monotonic() + limit - progress.seconds if limit else math.inf
@@ -82,17 +70,18 @@ class TrainingLog:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.heartbeat.stop()
         self._bar.close()
-        for file in self._files():
-            file.close()
+        if self._record:
+            self._record.close()
+
+    @property
+    def rows(self) -> int:
+        """How many rows metrics.jsonl has; 0 in all processes but the main one."""
+        return self._record.rows if self._record else 0
 
     def keep(self) -> None:
         """Make sure that all rows outlive this process, and what was said."""
-        for file in self._files():
-            file.keep()
-
-    def _files(self) -> Iterator[JsonlWriter | TensorBoardWriter | AppendedFile]:
-        yield from self._writers
-        yield from filter(None, (self._samples, self._text))
+        if self._record:
+            self._record.keep()
 
     def restart_clock(self) -> None:
         """Begin a new window for speeds and for the bar's time left: what lies between two windows is not training."""
@@ -195,9 +184,8 @@ class TrainingLog:
 
     def write(self, row: dict[str, Any]) -> None:
         """Send one flat row to every file and a line or the bar to the person."""
-        for writer in self._writers:
-            writer.write(row)
-        self.rows += 1
+        if self._record:
+            self._record.write(row)
         if row["split"] == "train":
             speed = f"{row['tokens_per_second']:,.0f} tokens/s"
             self._bar.set_postfix_str(f"loss {row['loss']:.3f}, {speed}{self._valid_loss}")
@@ -220,8 +208,8 @@ class TrainingLog:
             self.heartbeat.spoke()
             self._bar.write(text, file=sys.stderr)
             sys.stderr.flush()
-            if self._text:
-                self._text.append(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
+            if self._record:
+                self._record.write_line(text)
 
     def _show_phase(self, text: str) -> None:
         """Show what goes on, "" for nothing of note.
@@ -245,9 +233,8 @@ class TrainingLog:
     def show_samples(self, step: int, pairs: Sequence[Pair], outputs: Sequence[str]) -> None:
         """Print and keep what the model makes of validation examples; of some there is no target to compare with."""
         for number, (pair, output) in enumerate(zip(pairs, outputs, strict=True), start=1):
-            if self._samples:
-                texts = {"source": pair.source, "reference": pair.target, "answer": output}
-                self._samples.write({"step": step, "sample": number, **texts})
+            if self._record:
+                self._record.write_sample(step, number, pair, output)
             mark = "exact" if output == pair.target else f"should be: {pair.target}"
             source, answer = (" ".join(text.split("\n")) for text in (pair.source, output))
             self.say(f"    {source}\n      → {answer}" + (f"   ({mark})" if pair.target else ""))

@@ -1,0 +1,90 @@
+"""Requests that come at about the same time are answered together, as a model answers many texts as fast as a few.
+
+While the model answers, what comes in the meantime waits, and is the next batch: the busier, the larger. How texts are
+sorted by length and padded is the Predictor's own business. Knows nothing of HTTP and nothing of models.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import Any, NamedTuple
+
+from jformer.inference.server.limits import Limits
+
+Answer = Callable[[Sequence[Any]], Sequence[Any]]
+"""Items → what answers each, in order. It is called in another thread, for one batch at a time."""
+
+
+class BusyError(Exception):
+    """More items wait than the server takes on."""
+
+
+class _Job(NamedTuple):
+    items: Sequence[Any]
+    answers: asyncio.Future[list[Any]]
+
+
+class Batcher:
+    """Gathers the items of several callers, and gives each the answers to its own."""
+
+    def __init__(self, answer: Answer, executor: Executor, most: int, limits: Limits) -> None:
+        """Gather until there are `most` items or more; `run` must be running to answer them."""
+        self._answer, self._executor, self._most, self._limits = answer, executor, most, limits
+        self._queue: asyncio.Queue[_Job] = asyncio.Queue()
+        self.waiting = 0  # items that are not answered yet
+        self.on_batch: Callable[[int], None] = lambda size: None  # is told how many items are answered together
+
+    async def ask(self, items: Sequence[Any]) -> list[Any]:
+        """Return the answers to some items, in order.
+
+        Raises BusyError if too many wait already, and what `answer` raises for these items alone: a mistake in the
+        items of one caller is no other's.
+        """
+        if self.waiting + len(items) > self._limits.waiting:
+            raise BusyError
+        job = _Job(items, asyncio.get_running_loop().create_future())
+        self.waiting += len(items)
+        try:
+            self._queue.put_nowait(job)
+            return await job.answers
+        finally:
+            self.waiting -= len(items)
+
+    async def run(self) -> None:
+        """Answer until it is cancelled. Callers that do not wait any more are left out."""
+        loop = asyncio.get_running_loop()
+        while True:
+            jobs = [job for job in await self._gather() if not job.answers.done()]
+            if not jobs:
+                continue
+            self.on_batch(sum(len(job.items) for job in jobs))
+            results = await loop.run_in_executor(self._executor, self._answer_all, [job.items for job in jobs])
+            for job, result in zip(jobs, results, strict=True):
+                if job.answers.done():
+                    continue
+                if isinstance(result, Exception):
+                    job.answers.set_exception(result)
+                else:
+                    job.answers.set_result(result)
+
+    async def _gather(self) -> list[_Job]:
+        """Wait for a job, and a moment for those that come with it."""
+        jobs = [await self._queue.get()]
+        until = asyncio.get_running_loop().time() + self._limits.gather_seconds
+        while sum(len(job.items) for job in jobs) < self._most:
+            try:
+                async with asyncio.timeout_at(until):
+                    jobs.append(await self._queue.get())
+            except TimeoutError:
+                break
+        return jobs
+
+    def _answer_all(self, groups: Sequence[Sequence[Any]]) -> list[list[Any] | Exception]:
+        """Return the answers of each group, or why it has none; one that fails is parted from the others."""
+        try:
+            answers = iter(self._answer([item for items in groups for item in items]))
+            return [[next(answers) for _ in items] for items in groups]
+        except Exception as error:  # whatever it is, its callers are told, and the others are answered
+            if len(groups) == 1:
+                return [error]
+            return [result for items in groups for result in self._answer_all([items])]

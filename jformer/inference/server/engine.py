@@ -1,0 +1,118 @@
+"""A Predictor as a server uses it: what clients send to requests, what it answers to plain JSON, the first programs."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jformer.data.text import admit
+from jformer.errors import UserError
+from jformer.inference.answers import Request
+from jformer.inference.attention import Attended, Part, attention_maps
+from jformer.inference.batching import SMALL_BATCH
+from jformer.inference.formats import answer_record, scored_record
+from jformer.inference.predict import Predictor
+from jformer.inference.server import schema
+from jformer.inference.server.limits import Limits
+
+ROUTES = {"text": "translate", "continuation": "continue", "label": "label"}  # a task's answer → its path
+WARM_LENGTHS = (4, 16, 32)  # tokens of texts that are answered before any client's
+
+
+class Engine:
+    """Answers, scores and looks into texts; one thread at a time."""
+
+    def __init__(self, predictor: Predictor, limits: Limits) -> None:
+        """Hold a model; raise UserError for a task without answers, and for one whose inputs are files."""
+        self.predictor, self._limits = predictor, limits
+        task = predictor.config.task
+        if predictor.task.answer not in ROUTES:
+            raise UserError(f"task={task!r} has no answer to a text; --mode=evaluate scores it")
+        if predictor.config.model.family == "vit":
+            raise UserError("a run of images reads them from files, which no client may name: use --mode=predict")
+        self.route = ROUTES[predictor.task.answer]
+        self.continues = predictor.task.answer == "continuation"
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the model is."""
+        config = self.predictor.config
+        languages = (config.data.source_language, config.data.target_language) if self.route == "translate" else ()
+        return {
+            "task": config.task,
+            "route": f"/v1/{self.route}",
+            "languages": [language for language in languages if language],
+            "family": config.model.family,
+            "updates": list(self.predictor.steps),
+        }
+
+    def requests(self, body: schema.Inputs) -> list[Request]:
+        """Return what is asked; raise ValueError for a text that is too long, or none."""
+        self._check_count(body.inputs)
+        asked = [schema.Asked(source=each) if isinstance(each, str) else each for each in body.inputs]
+        return [
+            Request(
+                self._text(each.source), self._text(each.prefix), [self._text(text) for text in each.constraints], line
+            )
+            for line, each in enumerate(asked)
+        ]
+
+    def pairs(self, body: schema.Pairs) -> list[tuple[str, str]]:
+        """Return what is to be scored; raise ValueError as `requests` does."""
+        self._check_count(body.pairs)
+        return [(self._text(pair.source), self._text(pair.target)) for pair in body.pairs]
+
+    def watched(self, body: schema.Watched) -> tuple[str, str | None]:
+        """Return what is to be looked into; raise ValueError as `requests` does."""
+        return self._text(body.source), None if body.target is None else self._text(body.target)
+
+    def answer(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
+        """Answer requests, each as --mode=predict does with decode.outputs=jsonl and decode.scores."""
+        alignments = self.predictor.config.decode.alignments
+        return [answer_record(outputs, True, alignments) for outputs in self.predictor.generate(requests)]
+
+    def score(self, pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+        """Score pairs, each as --mode=score does with decode.scores."""
+        return [scored_record(each, token_scores=True) for each in self.predictor.score(pairs)]
+
+    def look_into(self, pairs: Sequence[tuple[str, str | None]]) -> list[dict[str, Any]]:
+        """Return the tokens of each target with the likeliest in their places, and what they take from the source."""
+        return [_watched_record(attended) for attended in attention_maps(self.predictor, pairs)]
+
+    def warm_up(self) -> None:
+        """Answer texts of usual lengths, one and many, so that the first clients need not wait for compilers."""
+        tokenizer = self.predictor.inputs.side
+        symbols = tokenizer.symbols
+        some = self.predictor.tokenizers[0].decode([symbols.eos + 1])
+        for length in WARM_LENGTHS:
+            for count in (1, SMALL_BATCH + 1):
+                self.predictor.generate([" ".join([some or "a"] * length)] * count)
+        self.predictor.counts.clear()
+
+    def _check_count(self, items: Sequence[Any]) -> None:
+        if len(items) > self._limits.texts:
+            raise ValueError(f"{len(items)} texts are more than the {self._limits.texts} of a request; send several")
+
+    def _text(self, text: str) -> str:
+        if len(text) > self._limits.characters:
+            raise ValueError(f"a text of {len(text):,} characters is over the limit of {self._limits.characters:,}")
+        if "\n" in text and not self.continues:
+            raise ValueError(f"a text has a line break, send each line as a text of its own: {text[:40]!r}")
+        return admit(text, Counter(), lines=self.continues)
+
+
+def _watched_record(attended: Attended) -> dict[str, Any]:
+    cross = next((weights for weights in attended.weights if weights.part is Part.CROSS), None)
+    return {
+        "target": attended.target,
+        "tokens": [
+            {
+                "token": choice.token,
+                "probability": round(choice.probability, 4),
+                "likeliest": [[token, round(probability, 4)] for token, probability in choice.likeliest],
+            }
+            for choice in attended.choices
+        ],
+        "source_tokens": list(cross.columns) if cross else [],
+        "attention": np.round(cross.values.mean(axis=(0, 1)).astype(float), 3).tolist() if cross else [],
+    }

@@ -1,0 +1,16 @@
+"""What a server takes on at most. All of it is refused at the door, so that nobody can take the memory of others."""
+
+from typing import NamedTuple
+
+
+class Limits(NamedTuple):
+    """Limits of requests and of the time that they may take."""
+
+    texts: int = 256  # of a request
+    characters: int = 10_000  # of a text
+    body: int = 1 << 20  # bytes of a request
+    waiting: int = 4_096  # texts that are not answered yet, of all clients; further requests are told to come back
+    read_seconds: float = 30.0  # until a request has arrived
+    answer_seconds: float = 60.0  # until it is answered
+    stop_seconds: float = 30.0  # for requests that are being answered when the server is to stop
+    gather_seconds: float = 0.005  # that the first text waits for others, to be answered together

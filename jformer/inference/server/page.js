@@ -1,0 +1,124 @@
+"use strict";
+// Asks the server for the answers to what is typed, a moment after the last key, and shows what it attends to.
+
+const PAUSE = 250; // milliseconds without a key
+const place = (id) => document.getElementById(id);
+let [facts, timer, asking] = [{}, 0, new AbortController()];
+
+function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+async function post(path, body) {
+  const headers = { "Content-Type": "application/json" };
+  if (place("token").value) headers.Authorization = `Bearer ${place("token").value}`;
+  const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(body), signal: asking.signal });
+  place("locked").hidden = answer.status !== 401 && !place("token").value;
+  const content = await answer.json();
+  if (!answer.ok) throw new Error(content.detail ?? `status ${answer.status}`);
+  return content;
+}
+
+function say(text, error = false) {
+  place("status").textContent = text;
+  place("status").className = error ? "error" : "";
+}
+
+const number = (output) => output.utility ?? output.score ?? output.log_prob ?? null;
+const shown = (value) => (value === null ? "" : ` ${value.toFixed(3)}`);
+
+/** Show the outputs for one input: the best one, the others below it, and for labels all of them. */
+function show(source, answer) {
+  const [best, ...others] = answer.outputs;
+  const made = element("div", { class: "answer" }, element("span", { dir: "auto" }, best.text));
+  made.append(element("span", { class: "number" }, shown(number(best))));
+  const labels = Object.entries(best.labels ?? {}).map(([text, probability]) => [text, probability]);
+  const rest = [...others.map((output) => [output.text, number(output)]), ...labels];
+  if (rest.length) {
+    const line = ([text, value]) => element("li", {}, text, element("span", { class: "number" }, shown(value)));
+    made.append(element("ol", { start: others.length ? 2 : 1 }, ...rest.map(line)));
+  }
+  const button = element("button", { type: "button" }, "look inside");
+  button.addEventListener("click", () => lookInside(source));
+  made.append(" ", button);
+  return made;
+}
+
+async function answer() {
+  asking.abort();
+  asking = new AbortController();
+  place("inside").hidden = true;
+  const text = place("source").value;
+  const inputs = facts.task === "lm" ? [text] : text.split("\n").filter((line) => line.trim());
+  if (!inputs.length || !inputs[0].trim()) {
+    place("answers").replaceChildren();
+    say("");
+    return;
+  }
+  const began = performance.now();
+  say("…");
+  try {
+    const { answers } = await post(facts.route, { inputs });
+    place("answers").replaceChildren(...answers.map((each, i) => show(inputs[i], each)));
+    say(`${Math.round(performance.now() - began)} ms`);
+  } catch (error) {
+    if (error.name !== "AbortError") say(error.message, true);
+  }
+}
+
+async function lookInside(source) {
+  try {
+    const found = await post("/v1/attention", { source, target: null });
+    const buttons = found.tokens.map((token, i) => {
+      const button = element("button", { type: "button", "aria-pressed": "false" }, token.token);
+      button.addEventListener("click", () => choose(found, buttons, i));
+      return button;
+    });
+    place("tokens").replaceChildren(...buttons);
+    place("inside").hidden = false;
+    if (buttons.length) choose(found, buttons, 0);
+  } catch (error) {
+    if (error.name !== "AbortError") say(error.message, true);
+  }
+}
+
+function choose(found, buttons, chosen) {
+  buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(i === chosen)));
+  const weights = found.attention[chosen] ?? [];
+  const sources = found.source_tokens.map((token, i) => {
+    const weight = weights[i] ?? 0;
+    const made = element("span", { title: `${(100 * weight).toFixed(1)} %` }, token);
+    made.style.backgroundColor = `rgb(0 114 178 / ${Math.min(1, weight).toFixed(2)})`;
+    return made;
+  });
+  place("attended").replaceChildren(...sources);
+  const rows = found.tokens[chosen].likeliest.map(([token, probability]) =>
+    element("tr", {}, element("td", {}, token), element("td", {}, `${(100 * probability).toFixed(1)} %`)),
+  );
+  place("likeliest").replaceChildren(element("table", {}, element("tbody", {}, ...rows)));
+}
+
+async function begin() {
+  facts = await (await fetch("/v1/health")).json();
+  const languages = facts.languages.length ? `, ${facts.languages.join(" to ")}` : "";
+  place("facts").textContent = `${facts.family} for ${facts.task}${languages}, after ${facts.updates.join(", ")} updates`;
+  place("example").textContent =
+    `curl ${location.origin}${facts.route} -H "Content-Type: application/json" -d '{"inputs": ["a text"]}'`;
+  place("source").addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = setTimeout(answer, PAUSE);
+  });
+  place("locked").addEventListener("submit", (event) => {
+    event.preventDefault();
+    answer();
+  });
+  if (location.hash) {
+    place("source").value = decodeURIComponent(location.hash.slice(1)); // a link may bring the text
+    await answer();
+  }
+}
+
+begin().catch((error) => say(error.message, true));

@@ -1,0 +1,45 @@
+"""What clients send, checked; from it comes the description of the interface, /openapi.json."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Body(BaseModel):
+    """An object without other fields than its own."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Asked(Body):
+    """One text to answer, and what its answer must hold."""
+
+    source: str
+    prefix: Annotated[str, Field(description="what the answer begins with")] = ""
+    constraints: Annotated[list[str], Field(description="phrases in the answer; they need a beam of 2 or more")] = []
+
+
+class Inputs(Body):
+    """Texts to answer."""
+
+    inputs: Annotated[list[str | Asked], Field(min_length=1, description="texts, or objects that say more")]
+
+
+class Pair(Body):
+    """A target to score."""
+
+    source: Annotated[str, Field(description="nothing for a language model")] = ""
+    target: str
+
+
+class Pairs(Body):
+    """Targets to score."""
+
+    pairs: Annotated[list[Pair], Field(min_length=1)]
+
+
+class Watched(Body):
+    """A source to look into, and a target, or null for the model's own answer."""
+
+    source: str
+    target: str | None = None

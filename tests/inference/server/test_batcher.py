@@ -1,0 +1,100 @@
+"""Callers get the answers to their own items, whoever asks at the same time."""
+
+import asyncio
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from jformer.inference.server.batcher import Batcher, BusyError
+from jformer.inference.server.limits import Limits
+
+
+class Model:
+    """Doubles numbers, keeps what was asked together, and fails at a word."""
+
+    def __init__(self):
+        self.batches = []
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    def __call__(self, items):
+        self.batches.append(list(items))
+        assert self.may_answer.wait(10)
+        if "bad" in items:
+            raise KeyError("bad")
+        return [2 * item for item in items]
+
+
+def gathered(model, ask, most=100, **limits):
+    """Run a coroutine function that is given a batcher which runs."""
+
+    async def run():
+        with ThreadPoolExecutor(1) as executor:
+            batcher = Batcher(model, executor, most, Limits(**limits))
+            task = asyncio.create_task(batcher.run())
+            try:
+                return await ask(batcher), batcher.waiting
+            finally:
+                model.may_answer.set()
+                task.cancel()
+
+    return asyncio.run(run())
+
+
+def test_what_is_asked_at_the_same_time_is_answered_together_and_each_gets_its_own():
+    async def ask(batcher):
+        return await asyncio.gather(*(batcher.ask([i, 10 * i]) for i in range(5)))
+
+    model = Model()
+    assert gathered(model, ask) == ([[2 * i, 20 * i] for i in range(5)], 0)
+    assert model.batches == [[0, 0, 1, 10, 2, 20, 3, 30, 4, 40]]
+
+
+def test_no_batch_begins_with_more_than_the_most():
+    async def ask(batcher):
+        return await asyncio.gather(*(batcher.ask([i]) for i in range(5)))
+
+    model = Model()
+    assert gathered(model, ask, most=2)[0] == [[2 * i] for i in range(5)]
+    assert model.batches == [[0, 1], [2, 3], [4]]
+
+
+def test_a_mistake_in_the_items_of_one_is_no_others():
+    async def ask(batcher):
+        return await asyncio.gather(*(batcher.ask([item]) for item in (1, "bad", 3)), return_exceptions=True)
+
+    answers, waiting = gathered(Model(), ask)
+    assert (answers[0], answers[2], waiting) == ([2], [6], 0)
+    assert isinstance(answers[1], KeyError)
+
+
+def test_more_items_than_may_wait_are_refused_and_the_others_answered():
+    async def ask(batcher):
+        first = asyncio.create_task(batcher.ask([1, 2]))
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError):
+            await batcher.ask([3, 4])
+        return await batcher.ask([5]), await first
+
+    assert gathered(Model(), ask, waiting=3) == (([10], [2, 4]), 0)
+
+
+def test_who_does_not_wait_any_more_is_left_out():
+    async def ask(batcher):
+        model.may_answer.clear()
+        first = asyncio.create_task(batcher.ask([1]))
+        while not model.batches:
+            await asyncio.sleep(0.01)
+        gone, second = (asyncio.create_task(batcher.ask([item])) for item in (2, 3))
+        await asyncio.sleep(0)
+        gone.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await gone
+        model.may_answer.set()
+        return await first, await second
+
+    model = Model()
+    assert gathered(model, ask) == (([2], [6]), 0)
+    assert model.batches == [[1], [3]]

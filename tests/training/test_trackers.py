@@ -1,0 +1,111 @@
+"""Services that get the rows of a run, where their packages are: for real, and without any network."""
+
+import json
+import sys
+
+import pytest
+from etils.epath import Path
+
+from jformer.config import options, resolve
+from jformer.errors import UserError
+from jformer.training import trackers
+from jformer.training.record import Record
+
+ROWS = [
+    {"step": 10, "split": "train", "loss": 2.5, "skipped": 0, "perplexity": float("nan")},
+    {"step": 10, "split": "valid", "loss": 2.0},
+    {"step": 20, "split": "train", "loss": 1.5, "skipped": 0},
+]
+
+
+def record(folder, *names, step=0, said=print):
+    config = resolve({"train": {"trackers": names, "num_steps": 7}, "optim": {"warmup": 1}, "seed": 3})
+    return Record(Path(folder), config, step, said)
+
+
+def test_every_service_that_may_be_named_is_there():
+    assert tuple(trackers.TRACKERS) == options.TRACKERS
+    with pytest.raises(UserError, match=r"train\.trackers='tensorboard'"):
+        resolve({"train": {"trackers": ("tensorboard",)}})
+
+
+def test_a_service_that_is_not_installed_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match=r"wandb is not installed: pip install 'jformer\[wandb\]'"):
+        record(tmp_path, "wandb")
+
+
+class Failing:
+    """A service that takes one row."""
+
+    def __init__(self, module, workdir, config):
+        self.rows = 0
+
+    def write(self, row):
+        self.rows += 1
+        if self.rows > 1:
+            raise ConnectionError("gone")
+
+    def keep(self):
+        pass
+
+    def close(self):
+        raise AssertionError
+
+
+def test_a_service_that_fails_does_not_end_the_run(tmp_path, monkeypatch):
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", Failing)
+    monkeypatch.setitem(sys.modules, "wandb", sys)
+    said = []
+    kept = record(tmp_path, "wandb", said=said.append)
+    for row in ROWS:
+        kept.write(row)
+    kept.close()
+    assert said == ["wandb failed and gets no further rows; metrics.jsonl has all of them: gone"]
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == len(ROWS)
+
+
+def test_a_service_that_cannot_begin_is_one_line(tmp_path, monkeypatch):
+    class Refusing:
+        def __init__(self, module, workdir, config):
+            raise RuntimeError("no key")
+
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", Refusing)
+    monkeypatch.setitem(sys.modules, "wandb", sys)
+    with pytest.raises(UserError, match="wandb cannot begin: no key; mend that, or leave it out"):
+        record(tmp_path, "wandb")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own, of SQLAlchemy
+def test_mlflow_has_the_rows_and_the_settings_of_a_run_that_went_on(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'jformer[mlflow]'")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    for step, rows in ((0, ROWS[:2]), (10, ROWS[2:])):  # the second part after a restart
+        kept = record(tmp_path / "run", "mlflow", step=step)
+        for row in rows:
+            kept.write(row)
+        kept.close()
+    client = mlflow.MlflowClient()
+    (experiment,) = client.search_experiments(filter_string="name = 'jformer'")
+    (run,) = client.search_runs([experiment.experiment_id])
+    history = [(one.step, one.value) for one in client.get_metric_history(run.info.run_id, "train/loss")]
+    assert (run.info.run_name, run.info.status, history) == ("run", "FINISHED", [(10, 2.5), (20, 1.5)])
+    assert run.data.metrics["valid/loss"] == 2.0
+    assert "train/perplexity" not in run.data.metrics
+    settings = {"seed": "3", "train.num_steps": "7", "optim.warmup": "1.0", "train.trackers": "('mlflow',)"}
+    assert run.data.params == settings
+
+
+def test_wandb_keeps_the_rows_of_a_run_that_went_on_without_any_network(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="wandb is not installed: pip install 'jformer[wandb]'")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for step, rows in ((0, ROWS[:2]), (10, ROWS[2:])):
+        kept = record(tmp_path / "run", "wandb", step=step)
+        for row in rows:
+            kept.write(row)
+        kept.close()
+    own = json.loads((tmp_path / "run" / "trackers.json").read_text())["wandb"]
+    files = sorted((tmp_path / "run" / "wandb").glob(f"offline-run-*-{own}*/run-{own}.wandb"))
+    contents = b"".join(file.read_bytes() for file in files)
+    for name in (b"train/loss", b"valid/loss", b"train.num_steps"):
+        assert name in contents
