@@ -17,7 +17,7 @@ from jformer.config.options import Config
 from jformer.data.progress import counted
 from jformer.data.text import read_lines
 from jformer.errors import UserError
-from jformer.evaluation import page
+from jformer.evaluation import heatmaps, page
 from jformer.inference.attention import Attended, Weights, attention_maps
 from jformer.inference.predict import load
 
@@ -27,18 +27,25 @@ MOST_EXAMPLES = 50  # of one page; each takes up to layers × heads × tokens² 
 def explore(config: Config, workdir: RunPath, source: str, output: str) -> str:
     """Write the page of the lines of a file (or of standard input, as "-"), and return what was written.
 
-    A line is a source, or a source, a TAB and the target to look at instead of the run's own answer.
+    A line is a source, or a source, a TAB and the target to look at instead of the run's own answer. An output whose
+    name ends in one of `heatmaps.FORMS` is the figure of one line.
 
     Raises UserError for an output that cannot be written, for no lines or too many, and for what `attention_maps`
     refuses.
     """
     page.check_output("explore", output)
+    form = Path(output).suffix
+    most = 1 if form in heatmaps.FORMS else MOST_EXAMPLES
     pairs = _read_pairs(Path("/dev/stdin" if source == "-" else source))
-    if not 1 <= len(pairs) <= MOST_EXAMPLES:
-        raise UserError(f"--input={source} has {len(pairs)} lines to explore: give 1 to {MOST_EXAMPLES} of them")
+    if not 1 <= len(pairs) <= most:
+        wanted = f"1 to {most} of them" if most > 1 else f"one, as {output} is a figure"
+        raise UserError(f"--input={source} has {len(pairs)} lines to explore: give {wanted}")
     attended = attention_maps(load(workdir, config), pairs)
+    if form in heatmaps.FORMS:
+        page.write_page(output, heatmaps.draw(attended[0], form))
+        return f"{output}: attention of one example"
     content = explorer_page(f"Attention of {workdir.name}", attended)
-    page.write_page(output, content)
+    page.write_page(output, content.encode())
     return f"{output}: {counted(len(attended), 'examples')}, {len(content) / 1e3:,.0f} kB; open it in a browser"
 
 

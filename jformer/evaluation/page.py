@@ -95,10 +95,10 @@ def check_output(mode: str, output: str) -> None:
         raise UserError(f"--output={output}: cannot be written; name a file in a folder that can")
 
 
-def write_page(output: str, content: str) -> None:
-    """Write a page to a file, whole or not at all; raise UserError where that cannot be done."""
+def write_page(output: str, content: bytes) -> None:
+    """Write a page or a figure to a file, whole or not at all; raise UserError where that cannot be done."""
     try:
-        replace_content(Path(output), content.encode())
+        replace_content(Path(output), content)
     except OSError as error:
         raise UserError(f"--output={output}: cannot be written ({error.strerror or error})") from error
 

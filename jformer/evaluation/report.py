@@ -48,7 +48,7 @@ def write_report(config: Config, run: Path, output: str, watch: float = 0.0) -> 
     for times in itertools.count():
         over = is_over(run)
         content = report(config, run, 0.0 if over else watch)
-        page.write_page(output, content)
+        page.write_page(output, content.encode())
         if over or not watch:
             yield f"{output}: {len(content) / 1e3:,.0f} kB; open it in a browser"
             return

@@ -1,0 +1,52 @@
+"""Figures of attention: their panels are where they belong, and their tokens are texts."""
+
+import io
+import xml.etree.ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jformer.errors import UserError
+from jformer.evaluation import heatmaps
+from jformer.inference.attention import Attended, Part, Weights
+
+
+def attended(*parts, layers=2, heads=3, rows=("<b>", "$x^2$"), columns=("a", "b", "c")):
+    values = np.zeros((layers, heads, len(rows), len(columns)), np.float32)
+    values[..., 0] = 1.0
+    return Attended("a b c", "x", tuple(Weights(part, values, rows, columns) for part in parts), ())
+
+
+def test_a_figure_has_a_panel_for_every_layer_and_head_and_its_tokens_are_texts():
+    svg = heatmaps.draw(attended(Part.ENCODER_SELF, Part.CROSS), ".svg").decode()
+    texts = [
+        "".join(element.itertext())
+        for element in xml.etree.ElementTree.fromstring(svg).iter()
+        if element.tag.endswith("}text")
+    ]
+    titles = [text for text in texts if text.startswith("layer")]
+    assert titles == [f"layer {layer}, head {head}" for layer in (1, 2) for head in (1, 2, 3)]
+    assert "cross-attention" in texts
+    assert texts.count("<b>") == texts.count("$x^2$") == 2  # beside the first panel of each layer
+    assert texts.count("a") == 3  # below the last panel of each head
+
+
+def test_what_is_attended_to_is_dark():
+    picture = Image.open(io.BytesIO(heatmaps.draw(attended(Part.ENCODER_SELF, layers=1, heads=1), ".png"))).convert("L")
+    pixels = np.asarray(picture).astype(int)
+    middle = pixels[pixels.shape[0] // 2]
+    dark = np.flatnonzero(middle < 100)
+    assert 0.15 < len(dark) / len(middle) < 0.4  # one of three columns, beside the labels
+    assert dark.mean() < len(middle) * 0.6
+
+
+def test_a_figure_is_the_same_every_time():
+    assert heatmaps.draw(attended(Part.CROSS), ".svg") == heatmaps.draw(attended(Part.CROSS), ".svg")
+
+
+def test_what_cannot_be_drawn_is_one_line():
+    with pytest.raises(UserError, match="attends to nothing"):
+        heatmaps.draw(attended(), ".png")
+    with pytest.raises(UserError, match="500 x 3 tokens of 2 layers and 3 heads are too many for a figure"):
+        heatmaps.draw(attended(Part.CROSS, rows=("x",) * 500), ".png")
