@@ -3,6 +3,8 @@
 What stands in `__all__` is the library; docs/library.md shows it at work. It imports JAX when it is used.
 """
 
+import contextlib
+import threading
 from collections.abc import Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -47,15 +49,23 @@ def load(workdir: str | PathLike[str], **decode: Any) -> "Predictor":
 def train(config: "ConfigDict | Mapping[str, Any]", workdir: str | PathLike[str]) -> bool:
     """Train a run in a directory, or go on with the one there; return False if a signal stopped it before its end.
 
+    Called from the main thread, it heeds SIGTERM, SIGINT and SIGHUP as the command does: it saves after the update that
+    it is at, the first one included. A second SIGINT ends the process at once.
+
     The config is what `jformer.config.default_config` gives, changed as a config file would. Raises UserError for a
     config that cannot work or is that of another run, and for data that cannot be read.
     """
     _silence_libtpu()
     from jformer.config import resolve
+    from jformer.parallel import processes
     from jformer.storage import run_path
     from jformer.training.loop import train
 
-    return train(resolve(config), run_path(workdir))
+    with contextlib.ExitStack() as heeding:
+        if threading.current_thread() is threading.main_thread():  # no other can
+            heeding.enter_context(processes.heed_signals("stopped"))
+            processes.defer_stop()
+        return train(resolve(config), run_path(workdir))
 
 
 def evaluate(workdir: str | PathLike[str], output: str | PathLike[str] | None = None, **decode: Any) -> dict[str, Any]:

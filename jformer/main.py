@@ -38,6 +38,7 @@ last checkpoint. docs/processes.md has the rest.
 Exit code 143 says that a signal asked the command to stop, and what there was to save is saved.
 """
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -179,7 +180,8 @@ def train_or_evaluate(mode: str, config: Config, workdir: Path, folder: Path) ->
         if not finished or processes.agree(processes.stop_requested(), any):
             if processes.is_main_process():
                 further = "the same command scores it" if finished else f"the same command goes on from {workdir}"
-                print(f"{'trained' if finished else 'stopped'} and saved; {further}", file=sys.stderr)
+                with contextlib.suppress(OSError):  # the terminal may be closed
+                    print(f"{'trained' if finished else 'stopped'} and saved; {further}", file=sys.stderr)
             return STOPPED
     results = evaluate(config, workdir, folder)
     if processes.is_main_process():

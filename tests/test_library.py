@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -68,7 +69,27 @@ def test_scores_go_into_another_folder_and_leave_the_run_as_it_was(run, tmp_path
 def test_what_it_is_given_wrong_is_one_line(run):
     with pytest.raises(jformer.UserError, match=r"unknown config key decode\.beam_sise; did you mean beam_size\?"):
         jformer.load(run, beam_sise=3)
-    with pytest.raises(jformer.UserError, match=r"decode\.beam_size='3' must be a int"):
+    with pytest.raises(jformer.UserError, match=r"decode\.beam_size='3' must be a whole number"):
         jformer.load(run, beam_size="3")
     with pytest.raises(jformer.UserError, match="nothing holds no run: name the directory of one"):
         jformer.load(run.parent / "nothing")
+
+
+def test_a_signal_ends_training_by_the_library_after_its_update_saved(tmp_path):
+    program = f"""
+import jformer
+from tests import small_run
+config = small_run.get_config()
+config.data.cache_dir = {str(tmp_path / "cache")!r}
+config.data.update(num_pairs=200)
+config.train.update(num_steps=100_000, log_every=1, eval_every=0, checkpoint_every=50_000)
+print(jformer.train(config, {str(tmp_path / "run")!r}))
+"""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, **pipes) as process:
+        next(line for line in process.stderr if line.startswith("update 2/"))
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (0, "False\n"), err
+    (step,) = (int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert step >= 2

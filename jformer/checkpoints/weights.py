@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from jformer.checkpoints import checkpoint
 from jformer.config.options import Config
+from jformer.data.progress import counted
 from jformer.errors import UserError
 from jformer.models import init_params
 from jformer.parallel import processes
@@ -44,7 +45,9 @@ def load_weights(workdir: Path, settings: Config, model: Any, mesh: Mesh) -> Wei
             count = settings.evaluate.average_last
             steps = average_steps(saved.steps(), settings.train.checkpoint_every, count)
             if len(steps) < count:
-                _say(f"evaluate.average_last={count}, but {workdir} has {len(steps)} checkpoints: they are averaged")
+                _say(
+                    f"evaluate.average_last={count}, but {workdir} has {counted(len(steps), 'checkpoints')} to average"
+                )
             params = average(saved.restore(step, {"params": abstract})["params"] for step in steps)
             return Weights(params, tuple(steps))
         if weights == "best":

@@ -23,6 +23,7 @@ from jformer.storage import replace_content, with_digest, without_digest
 
 LARGEST = 2**32  # no size, count or seed is as large, and arrays of such sizes overflow
 
+WANTED = {int: "a whole number", float: "a finite number", str: "a text", bool: "a bool, True or False"}
 __all__ = ["as_config_dict", "default_config", "load_config", "resolve", "save_config"]
 
 
@@ -89,7 +90,7 @@ def _typed(kind: Any, value: Any, key: str) -> Any:
         raise UserError(f"{key}={shown} must be below {LARGEST}")
     if kind is float and type(value) is int:
         return float(value)
-    wanted = getattr(kind, "__name__", str(kind))
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
-        raise UserError(f"{key}={value!r} must be a {'finite ' if kind is float else ''}{wanted}")
+        whole = kind is int and type(value) is float and value.is_integer() and abs(value) < LARGEST
+        raise UserError(f"{key}={value!r} must be {WANTED.get(kind, 'a list')}{f': {value:.0f}' if whole else ''}")
     return value

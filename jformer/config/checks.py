@@ -26,6 +26,7 @@ from jformer.config.options import (
     MeshConfig,
     flatten,
 )
+from jformer.data.progress import counted
 from jformer.errors import UserError, check_choice, check_least, check_range
 
 # A resumed run may change these: what it computes for a given step stays the same.
@@ -237,8 +238,8 @@ def count_epochs(config: Config, updates: int) -> Config:
     steps = max(1, round(epochs * updates))
     if steps > most:
         raise UserError(
-            f"train.num_epochs={epochs:g} are {steps} updates, {updates} an epoch, and train.num_steps={most} allows "
-            "no more than that: raise it, or ask for fewer epochs"
+            f"train.num_epochs={epochs:g} are {counted(steps, 'updates')}, {updates} an epoch, and "
+            f"train.num_steps={most} allows no more than that: raise it, or ask for fewer epochs"
         )
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, num_steps=steps))
     check(config)

@@ -81,9 +81,9 @@ def check_keys(keys: Iterable[str], known: Mapping[str, Any]) -> None:
 
 
 def nearest_key(key: str, known: Mapping[str, Any]) -> str:
-    """Return the end of an error's line: the key that was probably meant, or else the sections there are."""
+    """Return the end of an error's line: the key or section that was probably meant, or else the sections there are."""
     sections = dict.fromkeys(name.partition(".")[0] for name in known if "." in name)
-    return nearest(key, known, otherwise=f"the sections are {', '.join(sections)}")
+    return nearest(key, [*sections, *known], otherwise=f"the sections are {', '.join(sections)}")
 
 
 def with_keys(config: ConfigDict, overrides: Mapping[str, Any]) -> Config:

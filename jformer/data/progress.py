@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 
 SILENCE = (2.0, 30.0)  # most seconds between two lines about it: on a terminal, elsewhere
 # What is counted, as it is written for several.
-NOUNS = re.compile(r"\b(example|input|output|text|token|line|return|feed|mark|file|parameter)s( that are)?\b")
+NOUNS = re.compile(
+    r"\b(answer|checkpoint|example|input|output|text|token|line|return|feed|mark|file|parameter|update)s( that are)?\b"
+)
 
 
 @dataclasses.dataclass
@@ -31,7 +33,8 @@ def told(what: str, total: int = 0, quiet: bool = False) -> Iterator[Done]:
 
     def line() -> str:
         seconds = int(time.monotonic() - began)
-        count = f"{done.examples:,}{f' of {total:,}' if total else ''} examples, " if done.examples else ""
+        many = f"{done.examples:,} of {total:,} examples" if total else counted(done.examples, "examples")
+        count = f"{many}, " if done.examples else ""
         return f"{what}: {count}{seconds // 60}:{seconds % 60:02}"
 
     with contextlib.nullcontext() if quiet else telling(line):

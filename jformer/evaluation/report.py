@@ -13,6 +13,7 @@ from typing import Any
 from etils.epath import Path
 
 from jformer.config.options import Config, changed
+from jformer.data.progress import counted
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers.lists import NORMALIZATIONS
 from jformer.errors import UserError
@@ -118,8 +119,8 @@ def worst_answers(config: Config, run: Path, key: str) -> list[str]:
     except (UserError, OSError) as error:
         return [title, page.paragraph(f"cannot be shown: {error}")]
     if len(answers) != len(pairs):
-        told = f"{len(answers):,} answers to {len(pairs):,} examples: score the run again with --mode=evaluate"
-        return [title, page.paragraph(f"cannot be shown: {told}")]
+        both = f"{counted(len(answers), 'answers')} to {counted(len(pairs), 'examples')}"
+        return [title, page.paragraph(f"cannot be shown: {both}: score the run again with --mode=evaluate")]
     wrong = graded(config, answers, pairs)
     told = f"{len(wrong):,} of {len(answers):,} answers differ from their reference"
     rows = [[str(number), *texts, grade] for _, number, texts, grade in wrong[:WORST]]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from jformer.config.options import Config
-from jformer.data.progress import told
+from jformer.data.progress import counted, told
 from jformer.data.text import digest, read_lines
 from jformer.errors import UserError
 from jformer.inference.answers import Request
@@ -147,6 +147,7 @@ def settings_of(predictor: Predictor, mode: str, path: Path) -> dict[str, Any]:
         "input": head,
         "weights": predictor.config.evaluate.weights,
         "steps": list(predictor.steps),
+        "model": predictor.fingerprint(),
         **{f"decode.{key}": value for key, value in decode.items()},
     }
 
@@ -204,7 +205,9 @@ def numbered_lines(path: Path, done: int, counts: Counter[str], progress: Progre
         if number >= done:
             yield number, text
     if number + 1 < done:
-        raise UserError(f"--resume: the output has {done} lines and {path} only {number + 1}: it answers another file")
+        raise UserError(
+            f"--resume: the output has {counted(done, 'lines')} and {path} only {number + 1}: it answers another file"
+        )
 
 
 def windows(lines: Iterator[Line], first: int) -> Iterator[list[Line]]:

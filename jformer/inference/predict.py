@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jformer.checkpoints.digests import digests
 from jformer.config.options import Config
 from jformer.decoding.mbr import rank
 from jformer.errors import UserError
@@ -28,6 +29,7 @@ from jformer.inference.generation import make_answer
 from jformer.inference.inputs import CUT, TRUNCATED, EncodedPair, Inputs, Piece, check_texts, writable
 from jformer.inference.restore import Trained, decoding_mesh, restore, restore_member
 from jformer.inference.scoring import make_scorer
+from jformer.storage import digest_of
 
 
 class Predictor:
@@ -77,6 +79,11 @@ class Predictor:
         """Seconds so far in which the first batch of every shape was answered, compiling included."""
         return self._clock.seconds + (self._search.clock.seconds if self._search else 0.0)
 
+    def fingerprint(self) -> str:
+        """Return what identifies the parameters and vocabularies that answers depend on, those of members too."""
+        own = [tokenizer.fingerprint for tokenizer in self.tokenizers]
+        return digest_of([*own, *(digests(params) for params in self._params)])
+
     @property
     def _params(self) -> tuple[Any, ...]:
         return (self.params, *(member.params for member in self.members))
@@ -102,6 +109,10 @@ class Predictor:
             check_texts(requests, usage, one_line=False)
         asked = [each if isinstance(each, Request) else Request(each, line=i) for i, each in enumerate(requests)]
         check_texts([request.text for request in asked], usage, one_line=not self.inputs.continues)
+        for request in asked:
+            check_texts([request.prefix, *request.constraints], usage, one_line=not self.inputs.continues)
+            if isinstance(request.constraints, str):
+                raise UserError(f"constraints={request.constraints!r} is one text, not a list of texts: {usage}")
         if self._search is None:
             raise UserError(f"task={self.config.task!r} has no answer to a text; --mode=evaluate scores it")
         groups = self.inputs.pieces(asked)

@@ -348,7 +348,9 @@ def test_epochs_become_updates_once_the_batches_are_known_and_stay_so_when_a_run
     assert counted.train.num_steps == 750
     assert checks.resume_config(counted, given) == counted
     assert checks.count_epochs(Config(), 300) == Config()
-    with pytest.raises(UserError, match=r"num_epochs=2\.5 are 1250 updates, 500 an epoch, and train\.num_steps=1000 a"):
+    with pytest.raises(
+        UserError, match=r"num_epochs=2\.5 are 1,250 updates, 500 an epoch, and train\.num_steps=1000 a"
+    ):
         checks.count_epochs(given, 500)
     ending = resolve(with_values({"train.num_epochs": 1.0, "optim.schedule": "linear"}))
     with pytest.raises(UserError, match=r"warmup=4000\.0 take more updates than train\.num_steps=300"):

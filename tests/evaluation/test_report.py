@@ -73,7 +73,7 @@ def test_a_run_that_still_trains_has_a_page(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "told"),
-    [(b"one\n", "1 answers to 500 examples: score the run again"), (b"\xff\n", "there are no outputs; score")],
+    [(b"one\n", "1 answer to 500 examples: score the run again"), (b"\xff\n", "there are no outputs; score")],
 )
 def test_answers_that_do_not_fit_leave_the_rest_of_the_page(tmp_path, content, told):
     damaged = Path(store_run(tmp_path / "damaged"))

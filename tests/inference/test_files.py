@@ -31,11 +31,15 @@ class Echo:
     task = SimpleNamespace(answer="text")
 
     steps = (40,)
+    parameters = "those of one run"
     compile_seconds = 0.0
 
     def __init__(self):
         self.windows = []  # sizes
         self.counts = Counter({"inputs cut": 1, "nothing": 0})
+
+    def fingerprint(self):
+        return self.parameters
 
     def generate(self, requests):
         self.windows.append(len(requests))
@@ -280,7 +284,10 @@ def test_an_output_is_continued_under_the_settings_it_was_begun_with_alone(echo,
     echo.steps = (50,)
     with pytest.raises(UserError, match=r"was begun with steps=\[40\], this command has \[50\]"):
         predict(source, target, resume=True, beam_size=1)
-    echo.steps = (40,)
+    echo.steps, echo.parameters = (40,), "those of another run"
+    with pytest.raises(UserError, match="was begun with model='those of one run', this command has 'those of another"):
+        predict(source, target, resume=True, beam_size=1)
+    echo.parameters = Echo.parameters
     (tmp_path / "other.txt").write_text("a\n" * 7)
     with pytest.raises(UserError, match="was begun with input='"):
         predict(tmp_path / "other.txt", target, resume=True, beam_size=1)

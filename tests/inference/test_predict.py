@@ -197,12 +197,30 @@ REFUSED = {
         r"'abc' is one text, not a list of texts: generate\(\['a text'",
     ),
     "no request": (lambda p: p.generate([Request("abc"), 3]), "text 2 of 2 is 3, not a text: generate"),
+    "constraints that are one text": (
+        lambda p: p.generate([Request("abc", constraints="bad")]),
+        "constraints='bad' is one text, not a list of texts",
+    ),
+    "a prefix that is none": (lambda p: p.generate([Request("abc", prefix=None)]), "text 1 of 1 is None, not a text"),
     "one pair": (lambda p: p.score(("ab", "cd")), "'ab' is no pair of source and target"),
     "a number in place of a pair": (lambda p: p.score([5]), "5 is no pair of source and target"),
     "half a pair": (lambda p: p.score([("ab",)]), r"\('ab',\) is no pair of source and target"),
     "a pair with None": (lambda p: p.score([("ab", None)]), "text 2 of 2 is None, not a text"),
     "a pair with a line break": (lambda p: p.score([("ab", "c\nd")]), "text 2 of 2 has a line break"),
 }
+
+
+def test_other_parameters_or_another_vocabulary_have_another_fingerprint(predictor):
+    one, again = predictor(), predictor(beam_size=2)
+    assert one.fingerprint() == again.fingerprint()
+    alone = one.fingerprint()
+    params, one.params = one.params, jax.tree.map(lambda x: x.at[..., 0].add(1e-6), one.params)
+    assert one.fingerprint() != alone
+    one.params, vocabularies = params, one.tokenizers
+    one.tokenizers = (vocabularies[0], learn("char", ["abcdefg "], 99, "identity", False))
+    assert one.fingerprint() != alone
+    one.tokenizers = vocabularies
+    assert predictor(copies=1).fingerprint() != alone
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -6,6 +6,7 @@ process ends with one line and STOPPED; otherwise the request is kept, for whoev
 """
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ from jformer.errors import STOPPED
 from jformer.parallel.processes.children import signals_to
 from jformer.parallel.processes.group import end_all
 
+GONE = (errno.EPIPE, errno.EIO)  # who reads a pipe has left; a terminal is closed
 HEEDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _requested = threading.Event()
@@ -94,16 +96,18 @@ class _Outlet:
     def write(self, text: str) -> int:
         try:
             return self._stream.write(text)
-        except BrokenPipeError:
-            return self._left(len(text))
+        except OSError as error:
+            return self._left(len(text), error)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
-        except BrokenPipeError:
-            self._left(0)
+        except OSError as error:
+            self._left(0, error)
 
-    def _left(self, written: int) -> int:
+    def _left(self, written: int, error: OSError) -> int:
+        if error.errno not in GONE:
+            raise error
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)

@@ -1,11 +1,17 @@
 """A request to stop ends a process at once or is kept, whatever its main thread is doing."""
 
+import errno
+import os
+import pty
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from jformer.parallel.processes import readers_may_leave
 
 ROOT = Path(__file__).parents[3]
 HEAD = """
@@ -86,3 +92,31 @@ def test_a_reader_that_leaves_is_a_request_to_stop(stream, tmp_path):
         getattr(process, stream).close()
         assert process.wait(timeout=30) == 0
     assert (tmp_path / "saved").exists()
+
+
+def test_a_terminal_that_is_closed_is_a_request_to_stop(tmp_path):
+    body = f"""
+    processes.defer_stop()
+    with processes.readers_may_leave():
+        while not processes.stop_requested():
+            print("line", file=sys.stderr, flush=True)
+            time.sleep(0.01)
+        print("more", file=sys.stderr, flush=True)
+    open({str(tmp_path / "saved")!r}, "w").close()
+"""
+    terminal, end = pty.openpty()
+    with start(body, stderr=end) as process:
+        os.close(end)
+        os.close(terminal)
+        assert process.wait(timeout=30) == 0
+    assert (tmp_path / "saved").exists()
+
+
+def test_another_error_of_a_stream_is_none(tmp_path):
+    with readers_may_leave(), pytest.raises(OSError, match="No space left"):
+        sys.stdout._stream = SimpleNamespace(write=fails)
+        print("x")
+
+
+def fails(text):
+    raise OSError(errno.ENOSPC, "No space left on device")
