@@ -148,3 +148,9 @@ def test_floors_and_circles_are_those_of_the_arrows():
     assert floors(tower) == [{"a"}, {"b", "d"}, {"c"}]
     assert not in_circles(tower)
     assert in_circles({**tower, "b": {"a", "e"}, "e": {"c"}}) == {"b", "c", "e"}
+
+
+def test_a_training_without_tfds_imports_neither_it_nor_what_it_brings():
+    program = "import sys, jformer.training.loop, jformer.evaluation.evaluate; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {"tensorflow_datasets", "tensorflow", "pyarrow", "pandas"} & set(done.stdout.split())

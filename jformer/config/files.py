@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import dataclasses
+import difflib
 import importlib.util
 import linecache
 import re
@@ -16,7 +17,7 @@ from ml_collections import ConfigDict
 
 from jformer.config import options, resolve
 from jformer.config.options import Config
-from jformer.errors import UserError, nearest
+from jformer.errors import UserError
 
 
 def load_module(path: Path, flag: str) -> ModuleType:
@@ -83,7 +84,12 @@ def check_keys(keys: Iterable[str], known: Mapping[str, Any]) -> None:
 def nearest_key(key: str, known: Mapping[str, Any]) -> str:
     """Return the end of an error's line: the key or section that was probably meant, or else the sections there are."""
     sections = dict.fromkeys(name.partition(".")[0] for name in known if "." in name)
-    return nearest(key, [*sections, *known], otherwise=f"the sections are {', '.join(sections)}")
+    meant = {
+        name.rpartition(".")[2]: name for name in reversed(list(known))
+    }  # of the same name in two sections the first
+    meant |= {name: name for name in (*known, *sections)}
+    close = difflib.get_close_matches(key, meant, n=1, cutoff=0.5)
+    return f"did you mean {meant[close[0]]}?" if close else f"the sections are {', '.join(sections)}"
 
 
 def with_keys(config: ConfigDict, overrides: Mapping[str, Any]) -> Config:

@@ -58,10 +58,15 @@ def summary(config: Config) -> Iterator[str]:
     model, data = config.model, config.data
     decoder = f" + {model.decoder_layers}" if model.family == "encdec" else ""
     yield f"model: {model.family} of {model.num_layers}{decoder} layers, for task {config.task}"
+    sizes = f"d_model {model.d_model}"
     if not model.recurrent.cell:
-        heads = f"{model.num_heads} heads of {model.key_size}"
+        shared = f" over {model.num_kv_heads} of keys and values" if model.num_kv_heads else ""
+        heads = f"{model.num_heads} heads of {model.key_size}{shared}"
         yield f"  {model.norm} {model.norm_type}, {model.positions} positions, {model.activation}, {heads}"
-    yield f"  d_model {model.d_model}, d_ff {model.d_ff}, dropout {model.dropout}, init {model.init}, {model.dtype}"
+        sizes += f", d_ff {model.d_ff}"
+    inner = {"attention weights": model.attention_dropout, "feed-forwards": model.activation_dropout}
+    more = "".join(f", of {what} {share}" for what, share in inner.items() if share)
+    yield f"  {sizes}, dropout {model.dropout}{more}, init {model.init}, {model.dtype}"
     name = " ".join(part for part in (data.source, data.name, data.dir) if part)
     yield f"data: {name}, {data.tokenizer} tokenizer, {data.batching}, {data.tokens_per_update:,} tokens an update"
     epochs = f"; train.num_epochs={config.train.num_epochs:g} may end it sooner" if config.train.num_epochs else ""

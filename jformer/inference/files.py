@@ -33,6 +33,7 @@ from jformer.parallel import processes
 WINDOW = 4_096  # lines
 SECONDS = 20.0  # that a window takes, about: a killed command loses no more work
 CHARACTERS = 1 << 22  # of a window: the line that goes over it is the last one
+FLATTENED = "outputs with line breaks written as spaces, which decode.outputs=jsonl keeps"
 HEAD = 1 << 16  # bytes of an input that tell it from another one
 
 Line = tuple[int, str]
@@ -66,6 +67,8 @@ def predict_file(settings: Config, workdir: Path, source: str, target: str, resu
 
     def answer(requests: list[Request]) -> list[str]:
         answers = predictor.generate(requests)
+        if options.outputs != "jsonl":
+            predictor.counts[FLATTENED] += sum("\n" in output.text for outputs in answers for output in outputs)
         return [write_outputs(outputs, options.outputs, options.scores, options.alignments) for outputs in answers]
 
     answer_lines(Job(source=source, target=target, resume=resume, read=read, answer=answer), predictor, "predict")

@@ -81,8 +81,9 @@ class Heartbeat:
     def _speak(self) -> None:
         now, updating = time.monotonic(), self._phase == UPDATING
         lasts = now - self._entered
-        if self._terminal and lasts >= TERMINAL and not updating:  # while it updates, the bar moves
-            self._show(f"{self._phase}, {lasts:.0f} s")
-        elif not self._terminal and now - self._spoken >= FILE:
+        if self._terminal:  # while it updates, the clock of the bar moves
+            if updating or lasts >= TERMINAL:
+                self._show("" if updating else f"{self._phase}, {lasts:.0f} s")
+        elif now - self._spoken >= FILE:
             done = f"updating: {self.step:,} of {self._total:,} are done"
             self._show(done if updating else f"{self._phase}: {lasts:.0f} s so far")

@@ -219,3 +219,15 @@ def test_what_is_described_is_named():
         "data: generated copy, bpe tokenizer, buckets, 8,192 tokens an update",
         "learning rate: noam, 0.0014 at update 4,000, 0.00028 at update 100,000",
     ]
+
+
+def test_what_a_model_has_not_is_not_described_and_what_it_has_is():
+    text, _ = described("luong_tiny")
+    assert "d_ff" not in text
+    assert "recurrent layers: lstm, attention: " in text
+    more = {"model.num_kv_heads": 2, "model.attention_dropout": 0.1, "model.activation_dropout": 0.2}
+    text, _ = described("transformer_tiny", **more)
+    assert "4 heads of 32 over 2 of keys and values\n" in text
+    assert "dropout 0.3, of attention weights 0.1, of feed-forwards 0.2, init" in text
+    text, _ = described("transformer_tiny", **{"train.num_epochs": 3.0})
+    assert "at update 100,000; train.num_epochs=3 may end it sooner\n" in text

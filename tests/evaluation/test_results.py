@@ -6,15 +6,15 @@ import resource
 
 import pytest
 
-from jformer.config.options import Config
+from jformer.config.options import Config, EvaluateConfig
 from jformer.decoding.config import DecodeConfig
 from jformer.evaluation import records, results
 
 
-def scored(bleu, key="test", **decode):
+def scored(bleu, key="test", steps=(40,), evaluate=None, **decode):
     """Return results as evaluate makes them."""
-    config = dataclasses.replace(Config(), decode=DecodeConfig(**decode))
-    entry = {"bleu": {"score": bleu}, "settings": results.settings_of(config, (40,))}
+    config = dataclasses.replace(Config(), decode=DecodeConfig(**decode), evaluate=EvaluateConfig(**(evaluate or {})))
+    entry = {"bleu": {"score": bleu}, "settings": results.settings_of(config, steps)}
     return {"schema": results.SCHEMA, key: entry, "run": {"seed": 1}}
 
 
@@ -33,6 +33,14 @@ def test_the_newest_scores_have_their_key_and_those_of_other_settings_stay(tmp_p
     assert found == records.results(tmp_path)
     assert records.metrics(tmp_path)["test/bleu"] == 31.0
     assert found["earlier"][0]["settings"]["decode"]["beam_size"] == 5
+
+
+def test_scores_of_other_weights_or_ways_to_score_stay(tmp_path):
+    others = ({"evaluate": {"weights": "average"}}, {"steps": (50,)}, {"evaluate": {"lowercase": True}})
+    for i, other in enumerate(others):
+        folder = tmp_path / str(i)
+        results.save(folder, scored(30.0))
+        assert bleus(results.save(folder, scored(32.0, **other))) == ({"test": 32.0}, [("test", 30.0)]), other
 
 
 def test_options_that_change_no_score_are_no_other_settings(tmp_path):

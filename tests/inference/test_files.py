@@ -296,3 +296,13 @@ def test_an_output_is_continued_under_the_settings_it_was_begun_with_alone(echo,
     (tmp_path / "out.txt.settings.json").unlink()
     with pytest.raises(UserError, match=r"settings\.json does not tell how .* was begun; leave out --resume"):
         predict(source, target, resume=True, beam_size=1)
+
+
+def test_line_breaks_that_a_line_cannot_hold_are_counted(echo, source, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(echo, "generate", lambda requests: [[Output("a\nb")] for _ in requests])
+    told = "7 outputs with line breaks written as spaces, which decode.outputs=jsonl keeps"
+    assert predict(source, tmp_path / "out.txt").splitlines() == ["a b"] * 7
+    assert told in capsys.readouterr().err
+    echo.counts.clear()
+    assert r'"a\nb"' in predict(source, tmp_path / "out.jsonl", outputs="jsonl")
+    assert "line breaks" not in capsys.readouterr().err

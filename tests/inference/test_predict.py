@@ -210,6 +210,16 @@ REFUSED = {
 }
 
 
+def test_every_answer_and_score_is_told_as_it_is_done(predictor):
+    p, told = predictor(), []
+    p.on_answered = told.append
+    p.predict(["ab", "", *["abc"] * 9])
+    answered = sum(told)
+    p.score([("ab", "c")] * 5)
+    assert (answered, sum(told)) == (10, 15)
+    assert len(told) > 3
+
+
 def test_other_parameters_or_another_vocabulary_have_another_fingerprint(predictor):
     one, again = predictor(), predictor(beam_size=2)
     assert one.fingerprint() == again.fingerprint()

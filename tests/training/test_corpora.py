@@ -1,9 +1,16 @@
 """Which validation examples are answered in the course of training."""
 
+import contextlib
+import re
+
 import pytest
 
+from jformer.config import resolve
+from jformer.data import progress
 from jformer.data.sources.split import Pair
-from jformer.training.corpora import of_each_label, prompt
+from jformer.tasks.build import build_task
+from jformer.training.corpora import of_each_label, open_data, prompt
+from tests import small_run
 
 
 def test_the_first_example_of_each_label_comes_first():
@@ -23,3 +30,20 @@ def test_the_first_example_of_each_label_comes_first():
 )
 def test_a_prompt_ends_with_a_whole_word(text, kept):
     assert prompt(text) == kept
+
+
+def test_what_takes_long_before_training_is_told(tmp_path, monkeypatch):
+    told = []
+
+    @contextlib.contextmanager
+    def telling(line):
+        yield
+        told.append(line())
+
+    monkeypatch.setattr(progress, "telling", telling)
+    options = small_run.get_config()
+    options.data.cache_dir = str(tmp_path / "cache")
+    config = resolve(options)
+    open_data(config, build_task(config), tmp_path, learned=False)
+    assert {"reading the text", "planning the batches"} <= {line.partition(":")[0] for line in told}
+    assert any(re.fullmatch(r"tokenizing .*: [\d,]+( of [\d,]+)? examples, 0:0\d", line) for line in told), told

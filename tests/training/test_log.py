@@ -21,6 +21,7 @@ from jformer.training.heartbeat import Heartbeat
 from jformer.training.log import AHEAD, Cost, TrainingLog
 from jformer.training.state import Progress
 from jformer.training.step import Metrics
+from tests.watching import wait_until
 
 WORK = Work(*([8] * len(Work._fields)))
 
@@ -102,6 +103,20 @@ def test_silence_is_broken_and_the_file_follows_the_run(tmp_path, monkeypatch):
     assert said[0].startswith("compiling update 8: 0 s so far")
     content = json.loads((tmp_path / "heartbeat.json").read_text())
     assert {**content, "time": 0} == {"step": 8, "time": 0, "loss": 1.5, "phase": "ended"}
+
+
+def test_on_a_terminal_the_clock_moves_during_an_update_and_a_phase_tells_its_seconds(tmp_path, monkeypatch):
+    monkeypatch.setattr(heartbeat, "TERMINAL", 0.05)
+    monkeypatch.setattr(heartbeat, "WRITES", 0.01)
+    said = []
+    beat = Heartbeat(tmp_path / "heartbeat.json", 7, 90, said.append, terminal=True)
+    beat.enter(heartbeat.UPDATING)
+    said.clear()
+    beat.start()
+    wait_until(lambda: said.count("") > 3)  # each draws the bar anew
+    beat.enter("validating update 8")
+    wait_until(lambda: "validating update 8, 0 s" in said)
+    beat.stop()
 
 
 def test_time_beside_the_updates_counts_in_the_time_left(tmp_path, monkeypatch, capsys):
