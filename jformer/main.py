@@ -141,7 +141,8 @@ def run(options: flags.FlagValues, config: Config) -> int:
     elif options.mode == "serve":
         from jformer.inference.server.serve import serve
 
-        serve(config, workdir, options.host, options.port)
+        if not serve(config, workdir, options.host, options.port):
+            return FAILED
         print("stopped; what was asked is answered", file=sys.stderr)
         return STOPPED
     elif options.mode == "export":

@@ -128,6 +128,21 @@ def test_a_continuation_is_what_greedy_search_without_a_cache_gives(trained):
         assert found == tokenizer.decode(tokens)
 
 
+def test_a_label_of_a_test_set_that_training_does_not_hold_is_named_before_the_first_update(texts, tmp_path):
+    (texts / "odd.tsv").write_text("a red cat\tred\na pink cat\tpink\n")
+    config = small("bert_base", texts, "classify", source="labelled", test=("odd=odd",))
+    with pytest.raises(UserError, match=r"data\.test: the set 'odd': .*label 'pink' is none of those trained on"):
+        train(resolve(config), tmp_path)
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_a_run_of_another_task_is_no_member_before_the_first_update(trained, texts, tmp_path):
+    config = small("gpt2", texts, **PACKED)
+    config.decode.ensemble = (str(trained("classify")[0]),)
+    with pytest.raises(UserError, match=r"decode\.ensemble: .* has task='classify', this run 'lm'; leave it out"):
+        train(resolve(config), tmp_path)
+
+
 @pytest.mark.parametrize(("name", "route"), [("lm", "continue"), ("classify", "label")])
 def test_an_engine_of_a_server_answers_as_predict_does(trained, name, route):
     predictor = load(trained(name)[0])

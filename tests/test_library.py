@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import jformer
+from jformer.inference.predict import Predictor
 from tests import small_run
 
 ROOT = Path(__file__).parents[1]
@@ -55,6 +56,16 @@ def test_a_run_is_trained_scored_and_answers(run):
     assert len(jformer.load(run, search="sample", samples=3).generate(["a b"])[0]) == 3
     assert jformer.load(run, alignments=True).generate(["a b"])[0][0].alignment.source
     assert "steps=[4]" in repr(translator)
+    (attention,) = translator.attention([("a b", "b a")])
+    assert attention.weights.shape == (len(attention.target), len(attention.source))
+
+
+def test_the_methods_that_the_document_lists_are_there():
+    table = (ROOT / "docs" / "library.md").read_text().partition("| method | returns |")[2].partition("\n\n")[0]
+    names = set(re.findall(r"^\| `(\w+)", table, re.MULTILINE))
+    public = {name for name, value in vars(Predictor).items() if not name.startswith("_") and callable(value)}
+    assert public - {"fingerprint"} <= names
+    assert all(hasattr(Predictor, name) for name in names)
 
 
 def test_scores_go_into_another_folder_and_leave_the_run_as_it_was(run, tmp_path):

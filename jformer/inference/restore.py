@@ -56,23 +56,35 @@ def restore(workdir: str | os.PathLike[str], overrides: Config | None = None, me
 def restore_member(workdir: str | os.PathLike[str], run: Trained, mesh: Mesh) -> Trained:
     """Read another run that is to decide together with `run`, in the dtype that `run` decodes in.
 
-    Raises UserError for a run of another task, other languages or another vocabulary.
+    Raises UserError as `member_config` does.
+    """
+    own = member_config(workdir, run.config, run.tokenizers)
+    decoding = dataclasses.replace(own, decode=run.config.decode)
+    return _restore(run_path(workdir), decoding, run.task, run.tokenizers, mesh)
+
+
+def member_config(workdir: str | os.PathLike[str], config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> Config:
+    """Return the config of another run that is to decide together with the run of a config and its tokenizers.
+
+    Raises UserError where there is none, and for one of another task, other languages or another vocabulary.
     """
     path = run_path(workdir)
-    own, tokenizers = load_config(path / "config.json"), load_tokenizers(path / "tokenizer")
-    if own.task != run.config.task:
-        raise UserError(f"decode.ensemble: {workdir} has task={own.task!r}, this run {run.config.task!r}; leave it out")
-    languages = [(run.data.source_language, run.data.target_language) for run in (own, run.config)]
+    if not (path / "config.json").exists():
+        raise UserError(f"decode.ensemble: {workdir} holds no run; name the workdirs of trained ones")
+    own, others = load_config(path / "config.json"), load_tokenizers(path / "tokenizer")
+    if own.task != config.task:
+        raise UserError(f"decode.ensemble: {workdir} has task={own.task!r}, this run {config.task!r}; leave it out")
+    languages = [(run.data.source_language, run.data.target_language) for run in (own, config)]
     if languages[0] != languages[1]:
         member, own_run = (" to ".join(pair) for pair in languages)
         raise UserError(f"decode.ensemble: {workdir} was trained on {member}, this run on {own_run}; leave it out")
-    for side, ours, theirs in zip(("source", "target"), run.tokenizers, tokenizers, strict=True):
+    for side, ours, theirs in zip(("source", "target"), tokenizers, others, strict=True):
         if ours.fingerprint != theirs.fingerprint:
             raise UserError(
                 f"decode.ensemble: {workdir} has another {side} vocabulary than this run, so their tokens mean "
                 "different things; train it with train.init_from, or leave it out"
             )
-    return _restore(path, dataclasses.replace(own, decode=run.config.decode), run.task, run.tokenizers, mesh)
+    return own
 
 
 def decoding_mesh(config: Config | None) -> Mesh:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections import Counter
 
 from etils.epath import Path
 from jax.sharding import Mesh
@@ -10,13 +11,15 @@ from jformer.checkpoints.checkpoint import Checkpoints
 from jformer.config import checks, load_config, resolve
 from jformer.config.options import TEXT_SCORES, Config
 from jformer.data.progress import told
+from jformer.data.sources import open_split
+from jformer.data.sources.split import Split
+from jformer.data.tokenizers import Tokenizer
 from jformer.errors import UserError
 from jformer.evaluation.validation import EvalStep, make_eval_step
 from jformer.inference.predict import Predictor, greedy_predictor
-from jformer.inference.restore import Trained
+from jformer.inference.restore import Trained, member_config
 from jformer.parallel import processes
 from jformer.parallel.sharding import row_shards
-from jformer.storage import run_path
 from jformer.tasks.build import build_sized, build_task, open_mesh
 from jformer.tasks.task import Score, Task, make_loss
 from jformer.training.corpora import Data, fingerprints, open_data
@@ -128,11 +131,22 @@ def saved_config(workdir: Path, checkpoints: Checkpoints) -> Config | None:
 def refuse_later_mistakes(config: Config, task: Task, data: Data) -> None:
     """Raise UserError for what would be found out when the trained run is scored."""
     for other in config.decode.ensemble:
-        if not (run_path(other) / "config.json").exists():
-            raise UserError(f"decode.ensemble: {other} holds no run; name the workdirs of trained ones")
+        member_config(other, config, data.tokenizers)
+    if task.answer == "label":
+        for key, name in config.data.test_splits().items():
+            refuse_unknown_labels(key, open_split(config.data, name), data.tokenizers[1])
     decode, size = config.decode, data.tokenizers[1].vocab_size
     if task.answer in ("text", "continuation") and decode.search == "beam" and decode.beam_size > size:
         raise UserError(f"decode.beam_size={decode.beam_size} is more than the vocabulary's {size} entries: lower it")
+
+
+def refuse_unknown_labels(key: str, test: Split, labels: Tokenizer) -> None:
+    """Raise UserError for a label of a test set that training does not hold."""
+    found = {pair.target: None for pair in test.read(Counter())}
+    try:
+        labels.encode(list(found))
+    except UserError as error:
+        raise UserError(f"data.test: the set {key!r}: {error}") from error
 
 
 def refuse_other_text(data: Data, progress: Progress, workdir: Path) -> None:

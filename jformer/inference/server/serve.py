@@ -28,8 +28,10 @@ LOCAL = ("127.0.0.1", "localhost")
 LONGEST_WAIT = 0.2  # seconds until a request to stop is seen
 
 
-def serve(config: Config, workdir: Path, host: str, port: int, limits: Limits | None = None) -> None:
+def serve(config: Config, workdir: Path, host: str, port: int, limits: Limits | None = None) -> bool:
     """Answer at an IPv4 host and a port (0: any that is free) until a signal asks to stop; then end what was begun.
+
+    Returns False if it stopped by itself, which it says why on standard error.
 
     Raises UserError where the extra is missing, for a run that cannot be served, and for an address that is not ours.
     """
@@ -63,6 +65,7 @@ def serve(config: Config, workdir: Path, host: str, port: int, limits: Limits | 
         with running(uvicorn.Server(options), listener) as thread:
             while thread.is_alive() and not processes.stop_requested():
                 thread.join(LONGEST_WAIT)
+    return processes.stop_requested()
 
 
 def opened(host: str, port: int) -> socket.socket:
