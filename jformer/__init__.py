@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import Mapping
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from jformer.errors import UserError
 from jformer.inference.answers import Alignment, Attention, Output, Request, Scored
@@ -15,6 +15,7 @@ from jformer.inference.answers import Alignment, Attention, Output, Request, Sco
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
+    from jformer.decoding.config import DecodeOptions
     from jformer.inference.predict import Predictor
 
 __version__ = "0.1.0"
@@ -32,7 +33,7 @@ __all__ = [
 ]
 
 
-def load(workdir: str | PathLike[str], **decode: Any) -> "Predictor":
+def load(workdir: str | PathLike[str], **decode: "Unpack[DecodeOptions]") -> "Predictor":
     """Return the Predictor of a trained run: `jformer.load(DIR, beam_size=1).predict(texts)`.
 
     Keyword arguments are options of `jformer.decoding.config.DecodeConfig`, in place of the run's own. Raises UserError
@@ -68,7 +69,9 @@ def train(config: "ConfigDict | Mapping[str, Any]", workdir: str | PathLike[str]
         return train(resolve(config), run_path(workdir))
 
 
-def evaluate(workdir: str | PathLike[str], output: str | PathLike[str] | None = None, **decode: Any) -> dict[str, Any]:
+def evaluate(
+    workdir: str | PathLike[str], output: str | PathLike[str] | None = None, **decode: "Unpack[DecodeOptions]"
+) -> dict[str, Any]:
     """Score a trained run on its test sets, add the scores to its results.json and return them, by test set.
 
     With `output`, results.json and the answers are written into that folder instead. Keyword arguments are options of

@@ -1,16 +1,19 @@
 """The public surface: what is in it, what docs/library.md lists, and that each part works on a small run."""
 
+import dataclasses
 import json
 import re
 import signal
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 import jformer
+from jformer.decoding.config import DecodeConfig, DecodeOptions
 from jformer.inference.predict import Predictor
 from tests import small_run
 
@@ -58,6 +61,11 @@ def test_a_run_is_trained_scored_and_answers(run):
     assert "steps=[4]" in repr(translator)
     (attention,) = translator.attention([("a b", "b a")])
     assert attention.weights.shape == (len(attention.target), len(attention.source))
+
+
+def test_keyword_arguments_have_the_names_and_types_of_the_options():
+    types = {field.name: field.type for field in dataclasses.fields(DecodeConfig)}
+    assert DecodeOptions.__annotations__ == {n: Sequence[str] if t == tuple[str, ...] else t for n, t in types.items()}
 
 
 def test_the_methods_that_the_document_lists_are_there():

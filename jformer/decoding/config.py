@@ -1,6 +1,8 @@
 """Every option of decoding, once, with its default and its reason. Plain dataclasses: no jax."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import TypedDict
 
 from jformer.errors import UserError
 
@@ -193,3 +195,42 @@ class DecodeConfig:
 
 
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(DecodeConfig)}
+
+
+class DecodeOptions(TypedDict, total=False):
+    """The fields of DecodeConfig as keyword arguments, all of which may be left out."""
+
+    search: str
+    beam_size: int
+    length_penalty: float
+    length_offset: float
+    coverage_penalty: float
+    beam_groups: int
+    diversity: float
+    patience: float
+    n_best: int
+    samples: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    epsilon: float
+    typical: float
+    seed: int
+    mbr_utility: str
+    min_length: int
+    max_length: int
+    max_extra_length: int
+    no_repeat_ngram: int
+    repetition_penalty: float
+    forbid: Sequence[str]
+    only: Sequence[str]
+    ensemble: Sequence[str]
+    ensemble_average: str
+    inputs: str
+    outputs: str
+    scores: bool
+    alignments: bool
+    overlong: str
+    batch_size: int
+    dtype: str
