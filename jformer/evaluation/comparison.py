@@ -134,7 +134,7 @@ def resampled(baseline: Path, others: Sequence[Path], metric: str) -> list[Resam
     entries = [records.results(run)[key] for run in runs]
     outputs = [records.outputs(run, key) for run in runs]
     for run, entry, lines in zip(runs, entries, outputs, strict=True):
-        if entry["checksum"] != entries[0]["checksum"] or len(lines) != len(references):
+        if entry["checksum"] != entries[0]["checksum"] or len(lines) != len(references[0]):
             raise UserError(f"{run}: was scored with another test set {key!r} than {baseline}")
     score = text_metric(name, options.tokenize, options.lowercase)
     found = paired_bootstrap(score, outputs[0], outputs[1:], references)

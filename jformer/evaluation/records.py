@@ -20,6 +20,7 @@ from jformer.data.sources.split import Pair
 from jformer.errors import UserError
 from jformer.evaluation.tables import scored_sets
 from jformer.storage import run_path, without_digest
+from jformer.tasks.metrics import reference_texts
 
 SAMPLE = {"step": int, "sample": int, "source": str, "reference": str, "answer": str}  # a row of samples.jsonl
 RUN_FIGURES = ("parameters", "updates", "wall_seconds")
@@ -139,9 +140,9 @@ def outputs(run: Path, key: str) -> list[str]:
         raise UserError(f"{path}: there are no outputs; score the run again with --mode=evaluate") from error
 
 
-def references(run: Path, key: str) -> list[str]:
-    """Return the targets of a test set; raise UserError as `examples` does."""
-    return [pair.target for pair in examples(run, key)]
+def references(run: Path, key: str) -> list[list[str]]:
+    """Return the targets of a test set, and then its further references; raise UserError as `examples` does."""
+    return reference_texts(examples(run, key))
 
 
 def examples(run: Path, key: str, data: DataConfig | None = None) -> list[Pair]:

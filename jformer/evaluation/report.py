@@ -155,8 +155,8 @@ def graded(
     normalize = NORMALIZATIONS[config.data.normalization] if labels else str  # as the scores of labels are made
     found = []
     for number, (answer, pair) in enumerate(zip(answers, pairs, strict=True), start=1):
-        if answer != normalize(pair.target):
-            grade = 0.0 if labels else chrf.sentence_score(answer, [pair.target]).score
+        if answer not in (normalize(pair.target), *pair.others):
+            grade = 0.0 if labels else chrf.sentence_score(answer, [pair.target, *pair.others]).score
             found.append((grade, number, (pair.source, pair.target, answer), "wrong" if labels else f"{grade:.1f}"))
     return sorted(found)
 

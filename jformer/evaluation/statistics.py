@@ -124,17 +124,17 @@ def power_law(x: Sequence[float], y: Sequence[float], offset: bool = False) -> P
 
 
 def paired_bootstrap(
-    metric: Any, baseline: Sequence[str], systems: Sequence[Sequence[str]], references: Sequence[str]
+    metric: Any, baseline: Sequence[str], systems: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
 ) -> list[Resampled]:
     """Score the baseline and then every system by one of sacreBLEU's metrics, resampling sentences (Koehn 2004).
 
-    p is two-sided, that of `sacrebleu --paired-bs`, whose seed is fixed; but systems that score the same have p = 1,
-    where sacreBLEU, which counts only larger differences, would say 0.001.
+    `references` holds one or several whole texts. p is two-sided, that of `sacrebleu --paired-bs`, whose seed is fixed;
+    but systems that score the same have p = 1, where sacreBLEU, which counts only larger differences, would say 0.001.
     """
     from sacrebleu.significance import PairedTest
 
     named: list[tuple[str, Sequence[str]]] = [(str(i), outputs) for i, outputs in enumerate([baseline, *systems])]
-    test = PairedTest(named, {"score": metric}, [list(references)], test_type="bs", n_samples=SAMPLES)
+    test = PairedTest(named, {"score": metric}, [list(text) for text in references], test_type="bs", n_samples=SAMPLES)
     columns: dict[str, Any] = test()[1]  # the systems' names, and under the score's name what became of each
     first, *others = next(column for name, column in columns.items() if name != "System")
     return [Resampled(first.score, float(first.ci), 1.0)] + [

@@ -7,12 +7,13 @@ from typing import Any
 
 from sacrebleu import BLEU, CHRF, TER
 
+from jformer.data.sources.split import Pair
 from jformer.errors import UserError
 
 
 def text_scores(
     hypotheses: Sequence[str],
-    references: Sequence[str],
+    references: Sequence[Sequence[str]],
     *,
     tokenize: str = "13a",
     lowercase: bool = False,
@@ -20,23 +21,30 @@ def text_scores(
 ) -> dict[str, dict[str, Any]]:
     """Score a corpus with sacreBLEU; each name gets its score (0 to 100) and the signature that makes it comparable.
 
-    `tokenize` is that of BLEU; "none" takes text as it is tokenized already. `lowercase` is for BLEU and chrF: TER, as
-    sacreBLEU defines it, ignores case anyway. Raises UserError for a tokenization that is not to be had, ValueError
-    for lists that are empty or do not belong together.
+    `references` holds one or several whole texts, as `reference_texts` gives them. `tokenize` is that of BLEU; "none"
+    takes text as it is tokenized already. `lowercase` is for BLEU and chrF: TER, as sacreBLEU defines it, ignores case
+    anyway. Raises UserError for a tokenization that is not to be had, ValueError for lists that are empty or do not
+    belong together.
     """
-    _check_lengths(hypotheses, references)
+    for text in references:
+        _check_lengths(hypotheses, text)
     if not hypotheses:
         raise ValueError("no text to score")
     scores: dict[str, dict[str, Any]] = {}
     for name in names:
         metric = text_metric(name, tokenize, lowercase)
-        result = metric.corpus_score(hypotheses, [references])
+        result = metric.corpus_score(hypotheses, references)
         scores[name] = {"score": result.score, "signature": str(metric.get_signature())}
         if name == "bleu":
             precisions = "/".join(f"{precision:.1f}" for precision in result.precisions)
             lengths = f"hyp_len = {result.sys_len} ref_len = {result.ref_len}"
             scores[name]["details"] = f"{precisions} (BP = {result.bp:.3f} ratio = {result.ratio:.3f} {lengths})"
     return scores
+
+
+def reference_texts(examples: Sequence[Pair]) -> list[list[str]]:
+    """Return the targets of all examples, and then each further reference of them, text by text."""
+    return [[pair.target for pair in examples], *map(list, zip(*(pair.others for pair in examples), strict=True))]
 
 
 def check_scores(names: Sequence[str], tokenize: str, lowercase: bool) -> None:

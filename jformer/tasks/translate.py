@@ -9,7 +9,7 @@ from jformer.data.corpus import Encoder, Side
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.vocabularies import Vocabulary
-from jformer.tasks.metrics import check_scores, exact_match, text_scores
+from jformer.tasks.metrics import check_scores, exact_match, reference_texts, text_scores
 from jformer.tasks.sums import Sums
 from jformer.tasks.task import Scores, Task, refuse, token_loss, token_scores
 
@@ -30,9 +30,9 @@ def translate(
         return Encoder(Side(source, data.max_source_length), Side(target, data.max_target_length), data.overlong)
 
     def score(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
-        texts, groups = (list(outputs), [pair.target for pair in examples]), [pair.group for pair in examples]
-        found: dict[str, Any] = text_scores(*texts, tokenize=tokenize, lowercase=lowercase, names=scores)
-        found["exact_match"] = exact_match(*texts, groups=groups if any(groups) else None)
+        answers, references, groups = list(outputs), reference_texts(examples), [pair.group for pair in examples]
+        found: dict[str, Any] = text_scores(answers, references, tokenize=tokenize, lowercase=lowercase, names=scores)
+        found["exact_match"] = exact_match(answers, references[0], groups=groups if any(groups) else None)
         return found | token_scores(sums)
 
     return Task(

@@ -78,7 +78,7 @@ def test_outputs_are_lines_that_end_at_line_feeds_alone(run):
 
 
 def test_references_are_those_that_the_run_was_scored_with(run):
-    outputs, references = records.outputs(run, "test"), records.references(run, "test")
+    outputs, (references,) = records.outputs(run, "test"), records.references(run, "test")
     assert sum(a == b for a, b in zip(outputs, references, strict=True)) == 400
     with pytest.raises(UserError, match="has no scores of a test set 'other'; its config has test"):
         records.references(run, "other")

@@ -124,7 +124,7 @@ def texts():
 @pytest.mark.parametrize("name", ["bleu", "chrf", "ter"])
 def test_the_bootstrap_is_that_of_sacrebleu(texts, name):
     references, base, near, far = texts
-    ours = paired_bootstrap(text_metric(name, "13a", False), base, [near, far], references)
+    ours = paired_bootstrap(text_metric(name, "13a", False), base, [near, far], [references])
     named = [("base", base), ("near", near), ("far", far)]
     table = PairedTest(named, {name: text_metric(name, "13a", False)}, [references], "bs", n_samples=1000)()[1]
     theirs = next(column for key, column in table.items() if key != "System")
@@ -146,11 +146,11 @@ def test_the_bootstraps_p_is_that_of_plain_resampling(texts):
     observed = difference(range(120))
     drawn = np.array([difference(rng.integers(0, 120, 120)) for _ in range(200)])
     p = np.mean(drawn - drawn.mean() > observed)
-    assert paired_bootstrap(bleu, base, [near], references)[1].p == pytest.approx(p, abs=0.12)
+    assert paired_bootstrap(bleu, base, [near], [references])[1].p == pytest.approx(p, abs=0.12)
 
 
 def test_systems_that_score_the_same_do_not_differ(texts):
     references, base, *_ = texts
     hopeless = [["x"] * 120, ["y"] * 120]
-    assert paired_bootstrap(BLEU(), base, [base], references)[1].p == 1
-    assert paired_bootstrap(BLEU(), hopeless[0], hopeless[1:], references)[1].p == 1
+    assert paired_bootstrap(BLEU(), base, [base], [references])[1].p == 1
+    assert paired_bootstrap(BLEU(), hopeless[0], hopeless[1:], [references])[1].p == 1

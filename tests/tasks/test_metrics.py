@@ -4,16 +4,17 @@ import math
 import pytest
 from sacrebleu import BLEU
 
+from jformer.data.sources.split import Pair
 from jformer.errors import UserError
 from jformer.evaluation.tables import score_table
-from jformer.tasks.metrics import exact_match, text_scores
+from jformer.tasks.metrics import exact_match, reference_texts, text_scores
 
 REFERENCES = ["A man doesn't sleep on the bench.", "Two dogs run through the snow.", "It rains."]
 HYPOTHESES = ["A man doesn't sit on a bench.", "Two dogs run through snow.", "It rains."]
 
 
 def test_text_scores_are_sacrebleus_with_signatures():
-    scores = text_scores(HYPOTHESES, REFERENCES)
+    scores = text_scores(HYPOTHESES, [REFERENCES])
     assert list(scores) == ["bleu", "chrf", "ter"]
     assert scores["bleu"]["score"] == BLEU().corpus_score(HYPOTHESES, [REFERENCES]).score
     assert "tok:13a" in scores["bleu"]["signature"]
@@ -25,7 +26,7 @@ def test_text_scores_are_sacrebleus_with_signatures():
 
 
 def test_only_the_named_scores_are_made():
-    assert list(text_scores(HYPOTHESES, REFERENCES, names=["chrf"])) == ["chrf"]
+    assert list(text_scores(HYPOTHESES, [REFERENCES], names=["chrf"])) == ["chrf"]
 
 
 def test_tokenized_text_is_scored_as_it_is(caplog):
@@ -33,7 +34,7 @@ def test_tokenized_text_is_scored_as_it_is(caplog):
     hypotheses = ["a b does n't c-d ."] * 120
     references = ["a b does n't c-e ."] * 120
     with caplog.at_level(logging.WARNING, logger="sacrebleu"):
-        scores = text_scores(hypotheses, references, tokenize="none", names=["bleu"])
+        scores = text_scores(hypotheses, [references], tokenize="none", names=["bleu"])
     precisions = [5 / 6, 3 / 5, 2 / 4, 1 / 3]
     assert scores["bleu"]["score"] == pytest.approx(100 * math.prod(precisions) ** 0.25)
     assert "tok:none" in scores["bleu"]["signature"]
@@ -42,26 +43,38 @@ def test_tokenized_text_is_scored_as_it_is(caplog):
 
 def test_case_is_ignored_on_request():
     lowered = [text.lower() for text in REFERENCES]
-    assert text_scores(lowered, REFERENCES, names=["bleu"])["bleu"]["score"] < 90
-    scores = text_scores(lowered, REFERENCES, names=["bleu", "chrf"], lowercase=True)
+    assert text_scores(lowered, [REFERENCES], names=["bleu"])["bleu"]["score"] < 90
+    scores = text_scores(lowered, [REFERENCES], names=["bleu", "chrf"], lowercase=True)
     assert scores["bleu"]["score"] == pytest.approx(100)
     assert scores["chrf"]["score"] == pytest.approx(100)
 
 
 def test_an_unknown_tokenization_is_refused_with_the_choices():
     with pytest.raises(UserError, match=r"evaluate\.tokenize='13b'; choose one of: none, .*13a"):
-        text_scores(HYPOTHESES, REFERENCES, tokenize="13b")
+        text_scores(HYPOTHESES, [REFERENCES], tokenize="13b")
 
 
 def test_a_tokenization_that_needs_another_package_says_so():
     with pytest.raises(UserError, match=r"evaluate\.tokenize='ja-mecab' .* pip install sacrebleu\[ja\]$"):
-        text_scores(HYPOTHESES, REFERENCES, tokenize="ja-mecab")
+        text_scores(HYPOTHESES, [REFERENCES], tokenize="ja-mecab")
 
 
-@pytest.mark.parametrize("score", [text_scores, exact_match])
-def test_lists_of_different_length_are_refused(score):
+def test_lists_of_different_length_are_refused():
     with pytest.raises(ValueError, match="3 hypotheses but 2 references"):
-        score(HYPOTHESES, REFERENCES[:2])
+        exact_match(HYPOTHESES, REFERENCES[:2])
+    with pytest.raises(ValueError, match="3 hypotheses but 2 references"):
+        text_scores(HYPOTHESES, [REFERENCES, REFERENCES[:2]])
+
+
+def test_several_references_are_scored_as_by_sacrebleu():
+    others = ["A man isn't sitting on a bench.", "Dogs run through snow.", "Rain."]
+    examples = [Pair("", *both, others=(other,)) for *both, other in zip(REFERENCES, others, strict=True)]
+    references = reference_texts(examples)
+    assert references == [REFERENCES, others]
+    scores = text_scores(HYPOTHESES, references)
+    assert scores["bleu"]["score"] == BLEU().corpus_score(HYPOTHESES, [REFERENCES, others]).score
+    assert all("nrefs:2" in scores[name]["signature"] for name in ("bleu", "chrf", "ter"))
+    assert reference_texts([pair._replace(others=()) for pair in examples]) == [REFERENCES]
 
 
 def test_exact_match_overall_and_by_group():

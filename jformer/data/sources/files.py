@@ -16,10 +16,15 @@ from jformer.errors import UserError
 
 
 def open_files(config: SourceConfig, split: str) -> Split:
-    """Open sentence pairs: SPLIT.en with SPLIT.de (line n of one translates line n of the other), a TSV or a JSONL."""
+    """Open sentence pairs: SPLIT.en with SPLIT.de (line n of one translates line n of the other), a TSV or a JSONL.
+
+    Beside SPLIT.de may lie further references, SPLIT.de.1, SPLIT.de.2 and so on.
+    """
     languages = (config.source_language, config.target_language)
     layouts = [[f"{split}.{language}" for language in languages], [f"{split}.tsv"], [f"{split}.jsonl"]]
     paths = find(config.dir, split, layouts)
+    if len(paths) == 2:
+        paths += further_references(paths[1])
     digests, lines = zip(*map(digest, paths), strict=True)
     if len(set(lines)) > 1:
         sides = " but ".join(f"{path} has {count} lines" for path, count in zip(paths, lines, strict=True))
@@ -31,8 +36,8 @@ def open_files(config: SourceConfig, split: str) -> Split:
 def _reader(
     paths: tuple[Path, ...], languages: tuple[str, str], invalid: str
 ) -> Callable[[Counter[str]], Iterator[Pair]]:
-    if len(paths) == 2:
-        return functools.partial(_read_parallel, *paths, invalid)
+    if len(paths) > 1:
+        return functools.partial(_read_parallel, paths, invalid)
     if _is_jsonl(paths[0]):
         return functools.partial(_read_jsonl, paths[0], languages, invalid)
     return functools.partial(_read_tsv, paths[0], invalid)
@@ -42,9 +47,21 @@ def _is_jsonl(path: Path) -> bool:
     return path.name.removesuffix(".gz").endswith(".jsonl")
 
 
-def _read_parallel(source: Path, target: Path, invalid: str, counts: Counter[str]) -> Iterator[Pair]:
-    sides = (read_lines(path, counts, invalid=invalid) for path in (source, target))
-    return (Pair(*texts) for texts in zip(*sides, strict=True))
+def further_references(target: Path) -> tuple[Path, ...]:
+    """Return NAME.1, NAME.2 and so on, plain or gzipped, as far as they are there."""
+    found: list[Path] = []
+    while True:
+        name = f"{target.name.removesuffix('.gz')}.{len(found) + 1}"
+        here = [path for path in (target.with_name(name), target.with_name(f"{name}.gz")) if path.is_file()]
+        if not here:
+            return tuple(found)
+        found.append(here[0])
+
+
+def _read_parallel(paths: tuple[Path, ...], invalid: str, counts: Counter[str]) -> Iterator[Pair]:
+    sides = (read_lines(path, counts, invalid=invalid) for path in paths)
+    for source, target, *others in zip(*sides, strict=True):
+        yield Pair(source, target, others=tuple(others))
 
 
 def _read_tsv(path: Path, invalid: str, counts: Counter[str]) -> Iterator[Pair]:
@@ -52,7 +69,7 @@ def _read_tsv(path: Path, invalid: str, counts: Counter[str]) -> Iterator[Pair]:
         texts = line.split("\t")
         if len(texts) != 2:
             raise UserError(f"{path}:{number}: {len(texts) - 1} TABs; a line is source, one TAB, target")
-        yield Pair(*texts)
+        yield Pair(texts[0], texts[1])
 
 
 def _read_jsonl(path: Path, languages: tuple[str, str], invalid: str, counts: Counter[str]) -> Iterator[Pair]:
@@ -62,7 +79,8 @@ def _read_jsonl(path: Path, languages: tuple[str, str], invalid: str, counts: Co
         if replaced := around.pop(INVALID_REPLACED, 0):
             counts[INVALID_REPLACED] += replaced
         try:
-            yield Pair(*_json_texts(line, languages, invalid, counts))
+            source, target = _json_texts(line, languages, invalid, counts)
+            yield Pair(source, target)
         except ValueError as error:
             raise UserError(f"{path}:{number}: {error}") from error
 

@@ -25,6 +25,7 @@ class Pair(NamedTuple):
     source: str
     target: str
     group: str = ""
+    others: tuple[str, ...] = ()  # further references; as many for each pair of a split
 
 
 @dataclass(frozen=True)

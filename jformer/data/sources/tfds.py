@@ -60,10 +60,10 @@ def _read(
         rows = range(start, min(start + 1024, len(records)))
         for row, record in zip(rows, records.__getitems__(rows), strict=True):  # type: ignore[attr-defined]
             try:
-                pair = Pair(*(admit(decode(record[language], invalid), counts, invalid) for language in languages))
+                source, target = (admit(decode(record[language], invalid), counts, invalid) for language in languages)
             except ValueError as error:
                 raise UserError(f"{place}, example {row}: {error}") from error
-            yield pair
+            yield Pair(source, target)
 
 
 def _find(config: SourceConfig) -> Any:

@@ -34,9 +34,23 @@ def read(split):
     return list(split.read(counts)), counts
 
 
-FLAT = lines(json.dumps({"en": s, "de": t, "id": 1}, ensure_ascii=i % 2 == 0) for i, (s, t, _) in enumerate(PAIRS))
-NESTED = lines(json.dumps({"translation": {"de": t, "en": s}}) for s, t, _ in PAIRS)
+FLAT = lines(json.dumps({"en": s, "de": t, "id": 1}, ensure_ascii=i % 2 == 0) for i, (s, t, *_) in enumerate(PAIRS))
+NESTED = lines(json.dumps({"translation": {"de": t, "en": s}}) for s, t, *_ in PAIRS)
 TSV = lines("\t".join(pair[:2]) for pair in PAIRS)
+
+
+def test_further_references_lie_beside_the_target(tmp_path):
+    write(tmp_path, test_en=lines(SOURCE), test_de=lines(TARGET))
+    alone = open_split(files(tmp_path), "test")
+    write(tmp_path, test_de_1_gz=lines("abcd"), test_de_2=lines("efgh"), test_de_4=lines("ijkl"))
+    split = open_split(files(tmp_path), "test")
+    pairs, _ = read(split)
+    assert [pair.others for pair in pairs] == [("a", "e"), ("b", "f"), ("c", "g"), ("d", "h")]
+    assert [pair[:3] for pair in pairs] == [pair[:3] for pair in PAIRS]
+    assert split.fingerprint != alone.fingerprint
+    write(tmp_path, test_de_2=lines("efg"))
+    with pytest.raises(UserError, match=r"test\.de has 4 lines but .*test\.de\.2 has 3 lines: line n of one must"):
+        open_split(files(tmp_path), "test")
 
 
 @pytest.mark.parametrize(
@@ -158,7 +172,7 @@ ONE, TWO = (
 @pytest.mark.parametrize("name", ["train_tsv", "train_tsv_gz", "train_jsonl", "train_jsonl_gz"])
 def test_one_text_or_two_have_a_label_in_every_layout(tmp_path, pairs, name):
     as_tsv = lines("\t".join(pair[:2]) for pair in pairs).removesuffix(b"\n")
-    as_jsonl = lines(json.dumps({"text": s, "label": t, "id": 7}) for s, t, _ in pairs)
+    as_jsonl = lines(json.dumps({"text": s, "label": t, "id": 7}) for s, t, *_ in pairs)
     write(tmp_path, **{name: as_jsonl if "jsonl" in name else as_tsv})
     split = open_split(labelled(tmp_path), "train")
     assert [read(split) for _ in range(2)] == [(pairs, {})] * 2
