@@ -11,7 +11,7 @@ def test_what_takes_long_is_told_with_its_count_and_time(monkeypatch, capsys):
         done.examples = 1_234
         time.sleep(0.2)
     lines = capsys.readouterr().err.splitlines()
-    assert set(lines) == {"tokenizing train: 1,234 examples, 0:00"}
+    assert set(lines) - {"tokenizing train: 0:00"} == {"tokenizing train: 1,234 examples, 0:00"}  # it may speak at once
 
 
 def test_what_is_done_soon_is_not_told(capsys):

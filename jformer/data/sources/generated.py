@@ -42,7 +42,7 @@ def open_split(config: SourceConfig, split: str) -> Split:
     def read(_counts: Counter[str]) -> Iterator[Pair]:
         return iter(pairs)
 
-    return Split(split, fingerprint("generated", pairs), read)
+    return Split(split, fingerprint("generated", [pair[:3] for pair in pairs]), read)
 
 
 @functools.lru_cache(maxsize=1)  # a run opens train, valid and test one after the other
