@@ -4,10 +4,9 @@ Command:  python -m experiments.server_load --workdir=RUN --source=FILE
           python -m experiments.server_load --smoke
 
 The lines of the file are answered by Predictor.predict alone first, in one call. Then the same run is served, by a
-process of its own, to clients that each send a line, wait for its answer and send the next one. --requests are sent by
-the most clients, a tenth of them by fewer. At last come requests that are none, clients that leave in the middle, and
-the memory that the server holds before and after. Clients take part of the same cores. With --smoke, or without a run,
-a model of letters is trained for some updates.
+process of its own, to clients that each send a line, wait for its answer and send the next one. At last come requests
+that are none, clients that leave in the middle, and the memory that the server holds before and after. Clients take
+part of the same cores. With --smoke, or without a run, a model of letters is trained for some updates.
 """
 
 import asyncio
@@ -32,8 +31,10 @@ from experiments.measure import ROOT, commit, processor_name, smoke_sizes
 
 WORKDIR = flags.DEFINE_string("workdir", None, "A trained run that translates.")
 SOURCE = flags.DEFINE_string("source", None, "A text file, an input a line.")
-REQUESTS = flags.DEFINE_integer("requests", 10_000, "Requests of the most clients.")
-CLIENTS = flags.DEFINE_list("clients", ["256", "16", "1"], "How many clients there are at a time, the most first.")
+REQUESTS = flags.DEFINE_integer("requests", 10_000, "Requests, at most ten of a client.")
+CLIENTS = flags.DEFINE_list(
+    "clients", ["1024", "256", "16", "1"], "How many clients there are at a time, the most first."
+)
 MALFORMED = flags.DEFINE_integer("malformed", 1_000, "Requests that are none.")
 VANISHING = flags.DEFINE_integer("vanishing", 200, "Clients that leave before their answer, half of them amid asking.")
 OPTIONS = flags.DEFINE_multi_string("option", [], "An option of decoding, such as beam_size=1.")
@@ -173,10 +174,12 @@ def measure(workdir: Path, texts: list[str]) -> None:
     print(f"{commit()}; {processor_name()}; {predictor!r}\n    predict: {plain:,.0f} lines a second", flush=True)
     del predictor
     with served(workdir, OPTIONS.value) as (port, process):
-        asyncio.run(load(port, texts[:1_000], 256))  # what is compiled on the way is not timed
+        counts = [int(number) for number in CLIENTS.value]
+        for clients in counts:  # what is compiled on the way is not timed
+            asyncio.run(load(port, texts[: 2 * clients], clients))
         held = resident(process)
-        for turn, clients in enumerate(map(int, CLIENTS.value)):
-            count = REQUESTS.value // (10 if turn else 1)
+        for clients in counts:
+            count = min(REQUESTS.value, max(100, 10 * clients))
             some, wanted = ([each[i % len(texts)] for i in range(count)] for each in (texts, answers))
             began = time.perf_counter()
             asked = asyncio.run(load(port, some, clients))

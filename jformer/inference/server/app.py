@@ -26,7 +26,7 @@ PAGE = {
     "/page.js": ("page.js", "text/javascript"),
     "/page.css": ("page.css", "text/css"),
 }
-BATCHES_AHEAD = 4  # times decode.batch_size are gathered at most: sorted by length, they are that many batches
+BATCHES_AHEAD = 16  # times decode.batch_size are gathered at most: sorted by length, they are that many batches
 
 
 def build_app(engine: Engine, limits: Limits, access: Access) -> Guard:
