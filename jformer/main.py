@@ -143,7 +143,7 @@ def run(options: flags.FlagValues, config: Config) -> int:
 
         if not serve(config, workdir, options.host, options.port):
             return FAILED
-        print("stopped; what was asked is answered", file=sys.stderr)
+        print("stopped", file=sys.stderr)
         return STOPPED
     elif options.mode == "export":
         from jformer.inference.export import export

@@ -34,7 +34,9 @@ def explore(config: Config, workdir: RunPath, source: str, output: str) -> str:
     refuses.
     """
     page.check_output("explore", output)
-    form = Path(output).suffix
+    form = Path(output).suffix.lower()
+    if form not in ("", ".html", ".htm", *heatmaps.FORMS):
+        raise UserError(f"--output={output}: a page ends in .html, a figure in {' or '.join(heatmaps.FORMS)}")
     most = 1 if form in heatmaps.FORMS else MOST_EXAMPLES
     pairs = _read_pairs(Path("/dev/stdin" if source == "-" else source))
     if not 1 <= len(pairs) <= most:

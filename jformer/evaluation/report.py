@@ -35,6 +35,7 @@ TITLES = {  # of figures, in the order of their charts; the others follow under 
     "padding_efficiency": "share of a batch that is no padding",
     "mfu": "share of the devices' peak that the model's FLOPs take",
 }
+LONGEST_WATCH = 86_400  # seconds
 CHARTS = '<div id="charts"></div>'  # where report.js draws
 OF_A_RUN = ("parameters", "updates", "wall_seconds", "tokens_per_update", "hardware", "weights", "libraries", "data")
 
@@ -46,6 +47,8 @@ def write_report(config: Config, run: Path, output: str, watch: float = 0.0) -> 
     scored after its last update. Raises UserError as `report` does, or for the file.
     """
     page.check_output("report", output)
+    if watch and not 1 <= watch <= LONGEST_WATCH:
+        raise UserError(f"--watch={watch:g} must be 0 or 1 to {LONGEST_WATCH} seconds")
     for times in itertools.count():
         over = is_over(run)
         content = report(config, run, 0.0 if over else watch)
@@ -131,8 +134,8 @@ def worst_answers(config: Config, run: Path, key: str) -> list[str]:
 def answers_over_updates(samples: Rows) -> list[str]:
     """Return, for each validation example that was answered while training, what was made of it and when."""
     parts = []
-    for number in sorted({row["sample"] for row in samples}):
-        of_example = [row for row in samples if row["sample"] == number]
+    for example in dict.fromkeys((row["sample"], row["source"]) for row in samples):  # others after a change of options
+        of_example = [row for row in samples if (row["sample"], row["source"]) == example]
         new = [row for i, row in enumerate(of_example) if i == 0 or row["answer"] != of_example[i - 1]["answer"]]
         cells = [[f"{row['step']:,}", row["answer"]] for row in thinned(new, ANSWERS)]
         texts = [text for text in (new[0]["source"], new[0]["reference"]) if text]

@@ -1,7 +1,7 @@
 """What is asked of a trained run, and what it answers. Imports neither JAX nor NumPy."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,3 +56,32 @@ class Scored(NamedTuple):
     token_log_probs: tuple[float, ...]
     tokens: tuple[str, ...]  # as the vocabulary writes them, the end symbol included
     cut: bool = False  # source or target were over the model's limit, and what is beyond it was left out
+
+
+def joined(answers: Sequence[list[Output]], eos: int) -> list[Output]:
+    """Return the outputs for a whole input: none is an empty one, and the best ones of several pieces become one."""
+    if len(answers) < 2:
+        return answers[0] if answers else [Output("")]
+    best = [outputs[0] for outputs in answers]
+    ids = [i for output in best[:-1] for i in output.ids if i != eos]
+    numbers: dict[str, Any] = {
+        name: _sum(getattr(output, name) for output in best) for name in ("score", "log_prob", "utility")
+    }
+    text, alignments = " ".join(output.text for output in best), [output.alignment for output in best]
+    return [Output(text, (*ids, *best[-1].ids), alignment=_joined_alignments(alignments), **numbers)]
+
+
+def _joined_alignments(alignments: Sequence[Alignment | None]) -> Alignment | None:
+    """Return the alignments of several pieces as one, each moved by the tokens of those before it."""
+    joined = Alignment((), (), ())
+    for each in alignments:
+        if each is None:
+            return None
+        moved = tuple((s + len(joined.source), t + len(joined.target)) for s, t in each.pairs)
+        joined = Alignment(joined.pairs + moved, joined.source + each.source, joined.target + each.target)
+    return joined
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) if numbers else None

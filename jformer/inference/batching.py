@@ -63,6 +63,10 @@ class BatchedSearch:
         self._outputs_are_short = not inputs.continues  # as far as is known
         self.clock = CompileClock()
 
+    def forget(self) -> None:
+        """Begin anew to learn whether outputs are short."""
+        self._outputs_are_short = not self.inputs.continues
+
     def __call__(
         self, params: Sequence[Any], pieces: Sequence[Piece], on_answered: Callable[[int], None]
     ) -> list[Hypotheses]:

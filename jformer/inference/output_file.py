@@ -39,7 +39,7 @@ def lines_to_keep(target: Path, settings: dict[str, Any]) -> int:
         if now.get(key) != before.get(key):
             raise UserError(
                 f"--resume: {target} was begun with {key}={before.get(key)!r}, this command has {now.get(key)!r}: "
-                "set it back, or leave out --resume to overwrite the file"
+                f"{'take that run' if key == 'model' else 'set it back'}, or leave out --resume to overwrite the file"
             )
     return whole_lines(target)
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from jformer.checkpoints.digests import digests
 from jformer.config.options import Config
 from jformer.decoding.mbr import rank
 from jformer.errors import UserError
-from jformer.inference.answers import Alignment, Attention, Output, Request, Scored
+from jformer.inference.answers import Alignment, Attention, Output, Request, Scored, joined
 from jformer.inference.batching import (
     BatchedSearch,
     CompileClock,
@@ -79,6 +79,12 @@ class Predictor:
         """Seconds so far in which the first batch of every shape was answered, compiling included."""
         return self._clock.seconds + (self._search.clock.seconds if self._search else 0.0)
 
+    def forget(self) -> None:
+        """Forget what inputs so far told: the counts, and whether outputs are short. What is compiled stays."""
+        self.counts.clear()
+        if self._search:
+            self._search.forget()
+
     def fingerprint(self) -> str:
         """Return what identifies the parameters and vocabularies that answers depend on, those of members too."""
         own = [tokenizer.fingerprint for tokenizer in self.tokenizers]
@@ -123,7 +129,7 @@ class Predictor:
             outputs = list(self._align(pieces, outputs))
         answers = iter(outputs)
         eos = self.inputs.symbols.eos
-        return [_joined([next(answers) for _ in group], eos) for group in groups]
+        return [joined([next(answers) for _ in group], eos) for group in groups]
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> list[Scored]:
         """Return the log-probability of every (source, target) pair's target given its source, in order.
@@ -239,35 +245,6 @@ class Predictor:
 
 def _ignore(count: int) -> None:
     pass
-
-
-def _joined(answers: Sequence[list[Output]], eos: int) -> list[Output]:
-    """Return the outputs for a whole input: none is an empty one, and the best ones of several pieces become one."""
-    if len(answers) < 2:
-        return answers[0] if answers else [Output("")]
-    best = [outputs[0] for outputs in answers]
-    ids = [i for output in best[:-1] for i in output.ids if i != eos]
-    numbers: dict[str, Any] = {
-        name: _sum(getattr(output, name) for output in best) for name in ("score", "log_prob", "utility")
-    }
-    text, alignments = " ".join(output.text for output in best), [output.alignment for output in best]
-    return [Output(text, (*ids, *best[-1].ids), alignment=_joined_alignments(alignments), **numbers)]
-
-
-def _joined_alignments(alignments: Sequence[Alignment | None]) -> Alignment | None:
-    """Return the alignments of several pieces as one, each moved by the tokens of those before it."""
-    joined = Alignment((), (), ())
-    for each in alignments:
-        if each is None:
-            return None
-        moved = tuple((s + len(joined.source), t + len(joined.target)) for s, t in each.pairs)
-        joined = Alignment(joined.pairs + moved, joined.source + each.source, joined.target + each.target)
-    return joined
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    numbers = [value for value in values if value is not None]
-    return sum(numbers) if numbers else None
 
 
 def greedy_predictor(run: Trained, batch_size: int, mesh: Mesh) -> Predictor:

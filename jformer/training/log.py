@@ -71,7 +71,7 @@ class TrainingLog:
         self.heartbeat.stop()
         self._bar.close()
         if self._record:
-            self._record.close()
+            self._record.close(failed=kind is not None)
 
     @property
     def rows(self) -> int:

@@ -53,9 +53,9 @@ class Record:
             file.keep()
         self._tell(lambda tracker: tracker.keep())
 
-    def close(self) -> None:
-        """Keep all of it and close the files."""
-        self._tell(lambda tracker: tracker.close())
+    def close(self, failed: bool = False) -> None:
+        """Keep all of it and close the files; the services are told whether the run failed."""
+        self._tell(lambda tracker: tracker.close(failed))
         for file in self._files():
             file.close()
 

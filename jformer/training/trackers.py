@@ -9,6 +9,7 @@ import importlib
 import json
 import math
 import os
+import tempfile
 import uuid
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -17,9 +18,10 @@ from etils.epath import Path
 
 from jformer.config.options import Config, changed
 from jformer.errors import UserError
-from jformer.storage import replace_content
+from jformer.storage import in_bucket, replace_content
 
 PROJECT = "jformer"  # where the environment names none
+PATIENCE = {"MAX_RETRIES": "1", "TIMEOUT": "10"}  # seconds, with a server of MLflow
 LONGEST_PARAMETER = 500  # characters, MLflow's limit
 
 
@@ -32,8 +34,8 @@ class Tracker(Protocol):
     def keep(self) -> None:
         """Send what is left."""
 
-    def close(self) -> None:
-        """Send what is left, and say that the run is over."""
+    def close(self, failed: bool) -> None:
+        """Send what is left, and say that the run is over, or that it failed."""
 
 
 def open_tracker(name: str, workdir: Path, config: Config) -> Tracker:
@@ -44,6 +46,8 @@ def open_tracker(name: str, workdir: Path, config: Config) -> Tracker:
         raise UserError(f"train.trackers: {name} is not installed: pip install 'jformer[{name}]' ({error})") from error
     try:
         return TRACKERS[name](module, workdir, config)
+    except UserError:
+        raise
     except Exception as error:  # they raise of many kinds
         raise UserError(f"train.trackers: {name} cannot begin: {error}; mend that, or leave it out") from error
 
@@ -52,14 +56,14 @@ class WeightsAndBiases:
     """A run of wandb."""
 
     def __init__(self, wandb: Any, workdir: Path, config: Config) -> None:
-        """Begin it; its files lie in WORKDIR/wandb."""
+        """Begin it; its files lie in WORKDIR/wandb, of a run in a bucket in a temporary folder."""
         own = _known(workdir).get("wandb") or _note(workdir, "wandb", uuid.uuid4().hex[:12])
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             id=own,
             resume="allow",
             name=workdir.name,
-            dir=str(workdir),
+            dir=tempfile.gettempdir() if in_bucket(workdir) else str(workdir),
             config={key: value for key, (value, _) in changed(config).items()},
             settings=wandb.Settings(silent=True, console="off"),
         )
@@ -71,9 +75,9 @@ class WeightsAndBiases:
     def keep(self) -> None:
         """Nothing: wandb sends from a process of its own."""
 
-    def close(self) -> None:
-        """Send what is left, and say that the run is over."""
-        self._run.finish()
+    def close(self, failed: bool) -> None:
+        """Send what is left, and say that the run is over, or that it failed."""
+        self._run.finish(exit_code=int(failed))
 
 
 class MLflow:
@@ -81,6 +85,8 @@ class MLflow:
 
     def __init__(self, mlflow: Any, workdir: Path, config: Config) -> None:
         """Begin it in the experiment that the environment names."""
+        for name, value in PATIENCE.items():  # its own would hold up training for minutes
+            os.environ.setdefault(f"MLFLOW_HTTP_REQUEST_{name}", value)
         self._entities = importlib.import_module("mlflow.entities")
         self._client = mlflow.MlflowClient()
         own = _known(workdir).get("mlflow")
@@ -88,9 +94,10 @@ class MLflow:
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
             found = self._client.get_experiment_by_name(name)
             experiment = found.experiment_id if found else self._client.create_experiment(name)
-            own = _note(workdir, "mlflow", self._client.create_run(experiment, run_name=workdir.name).info.run_id)
+            own = self._client.create_run(experiment, run_name=workdir.name).info.run_id
             values = {key: str(value)[:LONGEST_PARAMETER] for key, (value, _) in changed(config).items()}
             self._client.log_batch(own, params=[self._entities.Param(key, value) for key, value in values.items()])
+            _note(workdir, "mlflow", own)
         self._client.update_run(own, status="RUNNING")
         self._own = own
 
@@ -104,9 +111,9 @@ class MLflow:
     def keep(self) -> None:
         """Nothing: each row is sent as it comes."""
 
-    def close(self) -> None:
-        """Say that the run is over."""
-        self._client.set_terminated(self._own)
+    def close(self, failed: bool) -> None:
+        """Say that the run is over, or that it failed."""
+        self._client.set_terminated(self._own, "FAILED" if failed else "FINISHED")
 
 
 TRACKERS: dict[str, type[WeightsAndBiases] | type[MLflow]] = {"wandb": WeightsAndBiases, "mlflow": MLflow}
@@ -126,8 +133,10 @@ def _known(workdir: Path) -> dict[str, str]:
     path = workdir / "trackers.json"
     if not path.exists():
         return {}
-    found = json.loads(path.read_text())
-    return {str(name): str(own) for name, own in found.items()}
+    try:
+        return {str(name): str(own) for name, own in json.loads(path.read_text()).items()}
+    except (AttributeError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read; delete it, and the services begin a new run") from error
 
 
 def _note(workdir: Path, name: str, own: str) -> str:

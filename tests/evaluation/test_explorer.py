@@ -95,3 +95,8 @@ def test_what_cannot_be_explored_is_refused(tmp_path, text, output, message):
         (tmp_path / "in.txt").write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=message):
         explorer.explore(None, Path("runs/x"), str(tmp_path / "in.txt"), output)
+
+
+def test_a_figure_of_another_kind_is_refused_before_the_run_is_read(tmp_path):
+    with pytest.raises(UserError, match=r"figure\.pdf: a page ends in \.html, a figure in \.png or \.svg"):
+        explorer.explore(None, Path(tmp_path / "none"), "-", str(tmp_path / "figure.pdf"))

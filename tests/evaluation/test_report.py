@@ -134,6 +134,17 @@ def test_an_answer_stands_at_the_updates_at_which_it_is_another_than_before():
     assert re.findall(r">(\d+)</td><td[^>]*>(.*?)</td>", second) == [("10", "x"), ("20", "y")]
 
 
+def test_another_example_of_the_same_number_is_not_mixed_with_the_first():
+    samples = [sample(10, "a"), sample(20, "b") | {"source": "source 9"}]
+    assert len(report.answers_over_updates(samples)) == 5  # a heading, and for each example its texts and a table
+
+
+@pytest.mark.parametrize("watch", [0.5, float("nan"), float("inf"), -1.0])
+def test_a_page_is_watched_in_whole_seconds(run, tmp_path, watch):
+    with pytest.raises(UserError, match=r"--watch=.* must be 0 or 1 to 86400 seconds"):
+        list(report.write_report(records.saved_config(run), run, str(tmp_path / "page.html"), watch))
+
+
 def test_of_many_answers_some_are_shown_with_the_last(monkeypatch):
     monkeypatch.setattr(report, "ANSWERS", 3)
     text = "".join(report.answers_over_updates([sample(step, str(step)) for step in range(1, 8)]))

@@ -14,7 +14,7 @@ from jformer.training.record import Record
 ROWS = [
     {"step": 10, "split": "train", "loss": 2.5, "skipped": 0, "perplexity": float("nan")},
     {"step": 10, "split": "valid", "loss": 2.0},
-    {"step": 20, "split": "train", "loss": 1.5, "skipped": 0},
+    {"step": 20, "split": "train", "loss": 1.5, "skipped": 0, "late": 1.0},
 ]
 
 
@@ -49,7 +49,7 @@ class Failing:
     def keep(self):
         pass
 
-    def close(self):
+    def close(self, failed):
         raise AssertionError
 
 
@@ -107,5 +107,21 @@ def test_wandb_keeps_the_rows_of_a_run_that_went_on_without_any_network(tmp_path
     own = json.loads((tmp_path / "run" / "trackers.json").read_text())["wandb"]
     files = sorted((tmp_path / "run" / "wandb").glob(f"offline-run-*-{own}*/run-{own}.wandb"))
     contents = b"".join(file.read_bytes() for file in files)
-    for name in (b"train/loss", b"valid/loss", b"train.num_steps"):
+    assert len(files) == 2  # of the same run
+    for name in (b"train/loss", b"valid/loss", b"train/late", b"train.num_steps"):
         assert name in contents
+
+
+def test_a_damaged_file_of_names_is_one_line_and_a_failed_run_is_none_that_finished(tmp_path, monkeypatch):
+    class Telling(Failing):
+        def close(self, failed):
+            told.append((trackers._note(Path(tmp_path), "wandb", "name"), failed))
+
+    told = []
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", Telling)
+    monkeypatch.setitem(sys.modules, "wandb", sys)
+    record(tmp_path, "wandb").close(failed=True)
+    assert told == [("name", True)]
+    (tmp_path / "trackers.json").write_text("{")
+    with pytest.raises(UserError, match=r"trackers\.json: cannot be read; delete it, and the services begin a new run"):
+        trackers._known(Path(tmp_path))

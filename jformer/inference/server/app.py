@@ -45,7 +45,7 @@ def build_app(engine: Engine, limits: Limits, access: Access) -> Guard:
         yield
         for task in tasks:
             task.cancel()
-        executor.shutdown(cancel_futures=True)
+        executor.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(title="jformer", version=version("jformer"), lifespan=lifespan, docs_url=None, redoc_url=None)
 
@@ -110,15 +110,18 @@ def _add_mistakes(app: FastAPI, limits: Limits) -> None:
         found = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
         return refuse(422, "; ".join(found))
 
+    @app.exception_handler(Exception)  # it is logged, too, with its trace
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        return refuse(500, "the server failed")
+
     @app.exception_handler(UserError)
-    @app.exception_handler(ValueError)
     async def mistaken(request: Request, error: Exception) -> JSONResponse:
         return refuse(422, str(error))
 
     @app.exception_handler(BusyError)
     async def busy(request: Request, error: BusyError) -> JSONResponse:
         seconds = str(math.ceil(limits.gather_seconds))
-        return refuse(429, f"{limits.waiting:,} texts wait already; ask again soon", **{"Retry-After": seconds})
+        return refuse(429, "more texts wait already than are answered soon; ask again then", **{"Retry-After": seconds})
 
     @app.exception_handler(TimeoutError)
     async def late(request: Request, error: TimeoutError) -> JSONResponse:

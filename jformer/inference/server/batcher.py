@@ -5,6 +5,7 @@ sorted by length and padded is the Predictor's own business. Knows nothing of HT
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
@@ -31,16 +32,17 @@ class Batcher:
         """Gather until there are `most` items or more; `run` must be running to answer them."""
         self._answer, self._executor, self._most, self._limits = answer, executor, most, limits
         self._queue: asyncio.Queue[_Job] = asyncio.Queue()
+        self._rate = math.inf  # items that were answered in a second, of the last batch
         self.waiting = 0  # items that are not answered yet
         self.on_batch: Callable[[int], None] = lambda size: None  # is told how many items are answered together
 
     async def ask(self, items: Sequence[Any]) -> list[Any]:
         """Return the answers to some items, in order.
 
-        Raises BusyError if too many wait already, and what `answer` raises for these items alone: a mistake in the
-        items of one caller is no other's.
+        Raises BusyError if more wait already than can be answered in time, and what `answer` raises for these items
+        alone: a mistake in the items of one caller is no other's.
         """
-        if self.waiting + len(items) > self._limits.waiting:
+        if self.waiting and self.waiting + len(items) > self._within(self._limits.answer_seconds / 2):
             raise BusyError
         job = _Job(items, asyncio.get_running_loop().create_future())
         self.waiting += len(items)
@@ -58,7 +60,9 @@ class Batcher:
             if not jobs:
                 continue
             self.on_batch(sum(len(job.items) for job in jobs))
+            began = loop.time()
             results = await loop.run_in_executor(self._executor, self._answer_all, [job.items for job in jobs])
+            self._rate = sum(len(job.items) for job in jobs) / max(loop.time() - began, 1e-6)
             for job, result in zip(jobs, results, strict=True):
                 if job.answers.done():
                     continue
@@ -67,11 +71,16 @@ class Batcher:
                 else:
                     job.answers.set_result(result)
 
+    def _within(self, seconds: float) -> float:
+        """Return how many items can be answered in some seconds, at the pace of the last batch."""
+        return min(self._limits.waiting, self._rate * seconds)
+
     async def _gather(self) -> list[_Job]:
         """Wait for a job, and a moment for those that come with it."""
         jobs = [await self._queue.get()]
         until = asyncio.get_running_loop().time() + self._limits.gather_seconds
-        while sum(len(job.items) for job in jobs) < self._most:
+        most = min(self._most, self._within(self._limits.answer_seconds / 6))
+        while sum(len(job.items) for job in jobs) < most:
             try:
                 async with asyncio.timeout_at(until):
                     jobs.append(await self._queue.get())
@@ -87,4 +96,5 @@ class Batcher:
         except Exception as error:  # whatever it is, its callers are told, and the others are answered
             if len(groups) == 1:
                 return [error]
-            return [result for items in groups for result in self._answer_all([items])]
+            half = len(groups) // 2
+            return self._answer_all(groups[:half]) + self._answer_all(groups[half:])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jformer.data.text import admit
+from jformer.data.tokenizers import NUM_SYMBOLS
 from jformer.errors import UserError
 from jformer.inference.answers import Request
 from jformer.inference.attention import Attended, Part, attention_maps
@@ -17,7 +18,7 @@ from jformer.inference.server import schema
 from jformer.inference.server.limits import Limits
 
 ROUTES = {"text": "translate", "continuation": "continue", "label": "label"}  # a task's answer → its path
-WARM_LENGTHS = (4, 16, 32)  # tokens of texts that are answered before any client's
+WARM_LENGTHS = (4, 20, 30)  # tokens of texts that are answered before any client's
 
 
 class Engine:
@@ -47,23 +48,25 @@ class Engine:
         }
 
     def requests(self, body: schema.Inputs) -> list[Request]:
-        """Return what is asked; raise ValueError for a text that is too long, or none."""
+        """Return what is asked; raise UserError for a text that is too long or none, and for too many phrases."""
         self._check_count(body.inputs)
+        limits = self._limits
         asked = [schema.Asked(source=each) if isinstance(each, str) else each for each in body.inputs]
-        return [
-            Request(
-                self._text(each.source), self._text(each.prefix), [self._text(text) for text in each.constraints], line
-            )
-            for line, each in enumerate(asked)
-        ]
+        requests = []
+        for line, each in enumerate(asked):
+            if len(each.constraints) > limits.constraints:
+                raise UserError(f"{len(each.constraints)} constraints are more than the {limits.constraints} of a text")
+            phrases = [self._text(phrase, limits.phrase) for phrase in each.constraints]
+            requests.append(Request(self._text(each.source), self._text(each.prefix, limits.prefix), phrases, line))
+        return requests
 
     def pairs(self, body: schema.Pairs) -> list[tuple[str, str]]:
-        """Return what is to be scored; raise ValueError as `requests` does."""
+        """Return what is to be scored; raise UserError as `requests` does."""
         self._check_count(body.pairs)
         return [(self._text(pair.source), self._text(pair.target)) for pair in body.pairs]
 
     def watched(self, body: schema.Watched) -> tuple[str, str | None]:
-        """Return what is to be looked into; raise ValueError as `requests` does."""
+        """Return what is to be looked into; raise UserError as `requests` does."""
         return self._text(body.source), None if body.target is None else self._text(body.target)
 
     def answer(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
@@ -81,24 +84,27 @@ class Engine:
 
     def warm_up(self) -> None:
         """Answer texts of usual lengths, one and many, so that the first clients need not wait for compilers."""
-        tokenizer = self.predictor.inputs.side
-        symbols = tokenizer.symbols
-        some = self.predictor.tokenizers[0].decode([symbols.eos + 1])
+        tokenizer = self.predictor.tokenizers[0]
         for length in WARM_LENGTHS:
+            text = tokenizer.decode([NUM_SYMBOLS + i % (tokenizer.vocab_size - NUM_SYMBOLS) for i in range(length)])
             for count in (1, SMALL_BATCH + 1):
-                self.predictor.generate([" ".join([some or "a"] * length)] * count)
-        self.predictor.counts.clear()
+                self.predictor.generate([" ".join(text.split())] * count)
+        self.predictor.forget()
 
     def _check_count(self, items: Sequence[Any]) -> None:
         if len(items) > self._limits.texts:
-            raise ValueError(f"{len(items)} texts are more than the {self._limits.texts} of a request; send several")
+            raise UserError(f"{len(items)} texts are more than the {self._limits.texts} of a request; send several")
 
-    def _text(self, text: str) -> str:
-        if len(text) > self._limits.characters:
-            raise ValueError(f"a text of {len(text):,} characters is over the limit of {self._limits.characters:,}")
+    def _text(self, text: str, most: int = 0) -> str:
+        most = most or self._limits.characters
+        if len(text) > most:
+            raise UserError(f"a text of {len(text):,} characters is over the limit of {most:,}: {text[:40]!r}")
         if "\n" in text and not self.continues:
-            raise ValueError(f"a text has a line break, send each line as a text of its own: {text[:40]!r}")
-        return admit(text, Counter(), lines=self.continues)
+            raise UserError(f"a text has a line break, send each line as a text of its own: {text[:40]!r}")
+        try:
+            return admit(text, Counter(), lines=self.continues)
+        except ValueError as error:
+            raise UserError(str(error)) from error
 
 
 def _watched_record(attended: Attended) -> dict[str, Any]:

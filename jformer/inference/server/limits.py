@@ -8,6 +8,9 @@ class Limits(NamedTuple):
 
     texts: int = 256  # of a request
     characters: int = 10_000  # of a text
+    prefix: int = 500  # characters of what an answer begins with
+    constraints: int = 8  # phrases in an answer: what a search keeps grows with the square of their lengths
+    phrase: int = 100  # characters of a phrase
     body: int = 1 << 20  # bytes of a request
     waiting: int = 4_096  # texts that are not answered yet, of all clients; further requests are told to come back
     read_seconds: float = 30.0  # until a request has arrived

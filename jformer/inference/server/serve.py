@@ -49,7 +49,7 @@ def serve(config: Config, workdir: Path, host: str, port: int, limits: Limits | 
             engine.warm_up()
         name, own_port = listener.getsockname()[:2]
         local = ipaddress.ip_address(name).is_loopback
-        app = build_app(engine, limits, Access(token, LOCAL if local else ()))
+        app = build_app(engine, limits, Access(token, (*LOCAL, name) if local else ()))
         options = uvicorn.Config(
             app,
             log_level="warning",

@@ -98,3 +98,27 @@ def test_who_does_not_wait_any_more_is_left_out():
     model = Model()
     assert gathered(model, ask) == (([2], [6]), 0)
     assert model.batches == [[1], [3]]
+
+
+def test_a_mistake_among_many_is_found_in_few_calls():
+    async def ask(batcher):
+        items = [*range(40), "bad", *range(23)]
+        return await asyncio.gather(*(batcher.ask([item]) for item in items), return_exceptions=True)
+
+    model = Model()
+    answers, _ = gathered(model, ask)
+    assert [i for i, answer in enumerate(answers) if isinstance(answer, KeyError)] == [40]
+    assert len(model.batches) == 13  # the whole, and two halves at each of six levels
+
+
+def test_more_than_is_answered_in_time_at_the_pace_of_the_last_batch_is_refused():
+    async def ask(batcher):
+        await batcher.ask([1])
+        batcher._rate = 10.0  # items a second, of which five seconds are half the time that an answer may take
+        first = asyncio.create_task(batcher.ask(list(range(60))))  # alone, so large a request is taken
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError):
+            await batcher.ask([1])
+        return len(await first)
+
+    assert gathered(Model(), ask, answer_seconds=10.0)[0] == 60
