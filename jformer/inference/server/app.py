@@ -26,14 +26,13 @@ PAGE = {
     "/page.js": ("page.js", "text/javascript"),
     "/page.css": ("page.css", "text/css"),
 }
-BATCHES_AHEAD = 16  # times decode.batch_size are gathered at most: sorted by length, they are that many batches
 
 
 def build_app(engine: Engine, limits: Limits, access: Access) -> Guard:
     """Return the application of a model; it computes in one thread of its own."""
     executor = ThreadPoolExecutor(1, "model")
-    most = BATCHES_AHEAD * engine.predictor.config.decode.batch_size
-    answers, scores = (Batcher(work, executor, most, limits) for work in (engine.answer, engine.score))
+    full = engine.predictor.config.decode.batch_size
+    answers, scores = (Batcher(work, executor, full, limits) for work in (engine.answer, engine.score))
     views = Batcher(engine.look_into, executor, 1, limits)
     batchers = (answers, scores, views)
     meters = Meters(lambda: sum(batcher.waiting for batcher in batchers))

@@ -6,11 +6,15 @@ sorted by length and padded is the Predictor's own business. Knows nothing of HT
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 from jformer.inference.server.limits import Limits
+
+AHEAD = 16  # full batches are gathered at most: sorted by length, they are that many batches
+RATES, ENOUGH = 8, 3  # batches of which the pace is known, and from how many on
 
 Answer = Callable[[Sequence[Any]], Sequence[Any]]
 """Items → what answers each, in order. It is called in another thread, for one batch at a time."""
@@ -28,11 +32,11 @@ class _Job(NamedTuple):
 class Batcher:
     """Gathers the items of several callers, and gives each the answers to its own."""
 
-    def __init__(self, answer: Answer, executor: Executor, most: int, limits: Limits) -> None:
-        """Gather until there are `most` items or more; `run` must be running to answer them."""
-        self._answer, self._executor, self._most, self._limits = answer, executor, most, limits
+    def __init__(self, answer: Answer, executor: Executor, full: int, limits: Limits) -> None:
+        """Gather up to AHEAD times what fills a batch; `run` must be running to answer them."""
+        self._answer, self._executor, self._full, self._limits = answer, executor, full, limits
         self._queue: asyncio.Queue[_Job] = asyncio.Queue()
-        self._rate = math.inf  # items that were answered in a second, of the last batch
+        self._rates: deque[float] = deque(maxlen=RATES)  # items answered in a second, of the newest full batches
         self.waiting = 0  # items that are not answered yet
         self.on_batch: Callable[[int], None] = lambda size: None  # is told how many items are answered together
 
@@ -62,7 +66,9 @@ class Batcher:
             self.on_batch(sum(len(job.items) for job in jobs))
             began = loop.time()
             results = await loop.run_in_executor(self._executor, self._answer_all, [job.items for job in jobs])
-            self._rate = sum(len(job.items) for job in jobs) / max(loop.time() - began, 1e-6)
+            size = sum(len(job.items) for job in jobs)
+            if size >= self._full:
+                self._rates.append(size / max(loop.time() - began, 1e-6))
             for job, result in zip(jobs, results, strict=True):
                 if job.answers.done():
                     continue
@@ -72,14 +78,19 @@ class Batcher:
                     job.answers.set_result(result)
 
     def _within(self, seconds: float) -> float:
-        """Return how many items can be answered in some seconds, at the pace of the last batch."""
-        return min(self._limits.waiting, self._rate * seconds)
+        """Return how many items can be answered in some seconds, at the pace of full batches.
+
+        Small ones are slower for each of their items, and those that were compiled tell nothing: so it is the best of
+        some.
+        """
+        rate = max(self._rates) if len(self._rates) >= ENOUGH else math.inf
+        return min(self._limits.waiting, rate * seconds)
 
     async def _gather(self) -> list[_Job]:
         """Wait for a job, and a moment for those that come with it."""
         jobs = [await self._queue.get()]
         until = asyncio.get_running_loop().time() + self._limits.gather_seconds
-        most = min(self._most, self._within(self._limits.answer_seconds / 6))
+        most = min(AHEAD * self._full, self._within(self._limits.answer_seconds / 6))
         while sum(len(job.items) for job in jobs) < most:
             try:
                 async with asyncio.timeout_at(until):

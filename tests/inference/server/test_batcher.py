@@ -27,12 +27,12 @@ class Model:
         return [2 * item for item in items]
 
 
-def gathered(model, ask, most=100, **limits):
+def gathered(model, ask, full=100, **limits):
     """Run a coroutine function that is given a batcher which runs."""
 
     async def run():
         with ThreadPoolExecutor(1) as executor:
-            batcher = Batcher(model, executor, most, Limits(**limits))
+            batcher = Batcher(model, executor, full, Limits(**limits))
             task = asyncio.create_task(batcher.run())
             try:
                 return await ask(batcher), batcher.waiting
@@ -52,13 +52,13 @@ def test_what_is_asked_at_the_same_time_is_answered_together_and_each_gets_its_o
     assert model.batches == [[0, 0, 1, 10, 2, 20, 3, 30, 4, 40]]
 
 
-def test_no_batch_begins_with_more_than_the_most():
+def test_no_batch_begins_with_more_than_is_gathered():
     async def ask(batcher):
-        return await asyncio.gather(*(batcher.ask([i]) for i in range(5)))
+        return await asyncio.gather(*(batcher.ask([i]) for i in range(40)))
 
     model = Model()
-    assert gathered(model, ask, most=2)[0] == [[2 * i] for i in range(5)]
-    assert model.batches == [[0, 1], [2, 3], [4]]
+    assert gathered(model, ask, full=1)[0] == [[2 * i] for i in range(40)]
+    assert [len(batch) for batch in model.batches] == [16, 16, 8]
 
 
 def test_a_mistake_in_the_items_of_one_is_no_others():
@@ -111,14 +111,16 @@ def test_a_mistake_among_many_is_found_in_few_calls():
     assert len(model.batches) == 13  # the whole, and two halves at each of six levels
 
 
-def test_more_than_is_answered_in_time_at_the_pace_of_the_last_batch_is_refused():
+def test_more_than_is_answered_in_time_at_the_pace_of_full_batches_is_refused():
     async def ask(batcher):
-        await batcher.ask([1])
-        batcher._rate = 10.0  # items a second, of which five seconds are half the time that an answer may take
+        for _ in range(3):
+            await batcher.ask([1])  # a small batch tells nothing of the pace of full ones
+        batcher._rates.extend([1.0, 10.0, 2.0])  # items a second, of which half the time for an answer is five
         first = asyncio.create_task(batcher.ask(list(range(60))))  # alone, so large a request is taken
         await asyncio.sleep(0)
         with pytest.raises(BusyError):
             await batcher.ask([1])
-        return len(await first)
+        return len(await first), list(batcher._rates)
 
-    assert gathered(Model(), ask, answer_seconds=10.0)[0] == 60
+    found, rates = gathered(Model(), ask, full=50, answer_seconds=10.0)[0]
+    assert (found, rates[:3], len(rates)) == (60, [1.0, 10.0, 2.0], 4)
