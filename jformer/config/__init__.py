@@ -22,8 +22,8 @@ from jformer.errors import UserError, nearest
 from jformer.storage import replace_content, with_digest, without_digest
 
 LARGEST = 2**32  # no size, count or seed is as large, and arrays of such sizes overflow
-
 WANTED = {int: "a whole number", float: "a finite number", str: "a text", bool: "a bool, True or False"}
+
 __all__ = ["as_config_dict", "default_config", "load_config", "resolve", "save_config"]
 
 

@@ -84,9 +84,8 @@ def check_keys(keys: Iterable[str], known: Mapping[str, Any]) -> None:
 def nearest_key(key: str, known: Mapping[str, Any]) -> str:
     """Return the end of an error's line: the key or section that was probably meant, or else the sections there are."""
     sections = dict.fromkeys(name.partition(".")[0] for name in known if "." in name)
-    meant = {
-        name.rpartition(".")[2]: name for name in reversed(list(known))
-    }  # of the same name in two sections the first
+    # A key is known by its own name, too: of two sections' the first one's, which comes last here.
+    meant = {name.rpartition(".")[2]: name for name in reversed(list(known))}
     meant |= {name: name for name in (*known, *sections)}
     close = difflib.get_close_matches(key, meant, n=1, cutoff=0.5)
     return f"did you mean {meant[close[0]]}?" if close else f"the sections are {', '.join(sections)}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jformer.errors import UserError
+from jformer.evaluation.plots import new_figure
 from jformer.inference.attention import Attended, Part, Weights
 
 if TYPE_CHECKING:
@@ -24,12 +25,6 @@ def draw(attended: Attended, form: str) -> bytes:
 
     Raises UserError where the model attends to nothing, for more tokens than a figure can show, and without matplotlib.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UserError('figures need matplotlib: pip install -e ".[sweep]" -c constraints.txt') from error
     weights = _chosen(attended)
     layers, heads, rows, columns = weights.values.shape
     width, height = (MARGIN + many * max(LEAST, TOKEN * tokens) for many, tokens in ((heads, columns), (layers, rows)))
@@ -38,8 +33,7 @@ def draw(attended: Attended, form: str) -> bytes:
             f"{rows} x {columns} tokens of {layers} layers and {heads} heads are too many for a figure: take a shorter "
             "line, or a page, --output=attention.html"
         )
-    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(width, height, DPI)
     figure.suptitle(weights.part.title, fontsize=9)
     grid = figure.subplots(layers, heads, squeeze=False, sharex=True, sharey=True)
     for layer, head in np.ndindex(layers, heads):
@@ -47,6 +41,8 @@ def draw(attended: Attended, form: str) -> bytes:
         axes.imshow(weights.values[layer, head], vmin=0, vmax=1, cmap="Blues", aspect="auto", interpolation="nearest")
         axes.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=7)
         _label(axes, weights, left=head == 0, below=layer == layers - 1)
+    from matplotlib import rc_context
+
     picture = io.BytesIO()
     with warnings.catch_warnings(), rc_context({"svg.fonttype": "none", "svg.hashsalt": "jformer"}):
         warnings.filterwarnings("ignore", "Glyph")  # a font has not all scripts

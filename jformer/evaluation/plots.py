@@ -143,14 +143,20 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _figure(height: float) -> "tuple[Figure, Axes]":
+def new_figure(width: float, height: float, dpi: int) -> "Figure":
+    """Return an empty figure of so many inches; raise UserError where matplotlib is missing."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UserError('plots need matplotlib: pip install -e ".[sweep]" -c constraints.txt') from error
-    figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
     FigureCanvasAgg(figure)
+    return figure
+
+
+def _figure(height: float) -> "tuple[Figure, Axes]":
+    figure = new_figure(WIDTH, height, DPI)
     axes = figure.subplots()
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)

@@ -50,10 +50,10 @@ def write_report(config: Config, run: Path, output: str, watch: float = 0.0) -> 
     if watch and not 1 <= watch <= LONGEST_WATCH:
         raise UserError(f"--watch={watch:g} must be 0 or 1 to {LONGEST_WATCH} seconds")
     for times in itertools.count():
-        over = is_over(run)
+        over = not watch or is_over(run)
         content = report(config, run, 0.0 if over else watch)
         page.write_page(output, content.encode())
-        if over or not watch:
+        if over:
             yield f"{output}: {len(content) / 1e3:,.0f} kB; open it in a browser"
             return
         if times == 0:

@@ -73,13 +73,13 @@ def joined(answers: Sequence[list[Output]], eos: int) -> list[Output]:
 
 def _joined_alignments(alignments: Sequence[Alignment | None]) -> Alignment | None:
     """Return the alignments of several pieces as one, each moved by the tokens of those before it."""
-    joined = Alignment((), (), ())
+    whole = Alignment((), (), ())
     for each in alignments:
         if each is None:
             return None
-        moved = tuple((s + len(joined.source), t + len(joined.target)) for s, t in each.pairs)
-        joined = Alignment(joined.pairs + moved, joined.source + each.source, joined.target + each.target)
-    return joined
+        moved = tuple((s + len(whole.source), t + len(whole.target)) for s, t in each.pairs)
+        whole = Alignment(whole.pairs + moved, whole.source + each.source, whole.target + each.target)
+    return whole
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
