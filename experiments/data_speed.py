@@ -28,7 +28,7 @@ from absl import flags
 
 from jformer import main as front
 from jformer.data.config import DataConfig
-from jformer.data.corpus import Corpus, Encoder, Tokens, open_corpus
+from jformer.data.corpus import Corpus, ExampleEncoder, Tokens, open_corpus
 from jformer.data.features import sequence_to_sequence
 from jformer.data.pipeline import Batches, make_batches, prefetch
 from jformer.data.plan import cheapest_cuts
@@ -80,7 +80,7 @@ def timed(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     return result
 
 
-def show_tokenizing(split: Split, encoder: Encoder) -> None:
+def show_tokenizing(split: Split, encoder: ExampleEncoder) -> None:
     """Print sentences a second of processor time: ours to token lists with their symbols, and the library's alone."""
     pairs = list(split.read(Counter()))
     chunks = [pairs[i : i + 2_048] for i in range(0, len(pairs), 2_048)]

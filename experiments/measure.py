@@ -60,6 +60,12 @@ def median_and_range(seconds: Sequence[float]) -> str:
     return f"{middle:.2f} ms ({low:.2f} to {high:.2f})"
 
 
+def quartiles(seconds: Sequence[float]) -> str:
+    """Return milliseconds, such as `11.9 to 13.0`."""
+    low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    return f"{1e3 * low:,.1f} to {1e3 * high:,.1f}"
+
+
 def processor() -> dict[str, str]:
     """Return what /proc/cpuinfo says of the last core; nothing where there is no such file."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""

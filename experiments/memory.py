@@ -37,8 +37,9 @@ def compare(config: Config, model: ModelConfig, shape: Shape) -> tuple[Memory, i
     """Return the predicted memory of one update and the bytes that the compiler needs."""
     mesh = make_mesh(1)
     step: Any
-    step, state = abstract_update(config, build_task(config), build_model(model), mesh)
-    batch = abstract_batch(model, shape, mesh)
+    task = build_task(config)
+    step, state = abstract_update(config, task, build_model(model), mesh)
+    batch = abstract_batch(model, task.answer, shape, mesh)
     found: Any = step.trace(state, batch).lower().compile().memory_analysis()
     sizes = (found.argument_size_in_bytes, found.output_size_in_bytes, found.temp_size_in_bytes)
     return update_memory(step, state, batch), sum(sizes) - found.alias_size_in_bytes

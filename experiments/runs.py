@@ -1,8 +1,11 @@
 """Runs of the real command that are started as processes: options that make one take seconds, and where it runs."""
 
 import contextlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 
 def processes_with(*words: str, within: str = "") -> list[int]:
@@ -19,6 +22,24 @@ def processes_with(*words: str, within: str = "") -> list[int]:
 def flags_of(options: Mapping[str, object]) -> list[str]:
     """Return the flags that set options of a config."""
     return [f"--config.{key}={value}" for key, value in options.items()]
+
+
+def results_of(config: ModuleType, workdir: Path, options: Mapping[str, object]) -> dict[str, Any]:
+    """Return the results of a config's run, trained by its own command where that has not been done yet."""
+    from jformer import main as front
+
+    path = workdir / "results.json"
+    if not path.exists():
+        code = front.main(["jformer", f"--config={config.__file__}", f"--workdir={workdir}", *flags_of(options)])
+        if code:
+            raise SystemExit(code)
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def small_training() -> dict[str, object]:
+    """Return what of `small_run` is not about the quickstart's data and scores."""
+    return {key: value for key, value in small_run(2).items() if key.startswith(("model.", "optim.", "train."))}
 
 
 def small_run(steps: int) -> dict[str, object]:

@@ -14,7 +14,7 @@ from jformer.models import ModelConfig, build_model, init_params
 from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import put_batch, replicated
 from jformer.tasks.build import TASKS
-from jformer.tasks.task import make_loss
+from jformer.tasks.task import Task, make_loss
 from jformer.training import optim
 from jformer.training.state import TrainState, create_state
 from jformer.training.step import make_train_step
@@ -39,13 +39,18 @@ def load(told: Told) -> tuple[Step, Told]:
     return run, {"parameters": count, "compile_seconds": seconds, "temp_bytes": size, "versions": versions}
 
 
-def build_step(config: ModelConfig, arrays: dict[str, np.ndarray], warmup: int) -> tuple[Any, TrainState, Any]:
-    """Return the update, the state before the first one and the batch, one microbatch, as they lie in a run."""
+def build_step(
+    config: ModelConfig, arrays: dict[str, np.ndarray], warmup: int, task: Task | None = None
+) -> tuple[Any, TrainState, Any]:
+    """Return the update, the state before the first one and the batch, one microbatch, as they lie in a run.
+
+    Without a task, it translates.
+    """
     model, mesh = build_model(config), make_mesh(1)
     params = jax.jit(lambda key: init_params(model, key))(jax.random.key(0))
     schedule = optim.make_schedule("noam", 1.0, optim.Course(warmup, 100_000, config.d_model))
     tx = optim.make_optimizer(OptimConfig(clip_norm=0.0), schedule)
-    task = TASKS["translate"](DataConfig(), label_smoothing=0.1, scores=(), tokenize="none", lowercase=False)
+    task = task or TASKS["translate"](DataConfig(), label_smoothing=0.1, scores=(), tokenize="none", lowercase=False)
     state = jax.device_put(create_state(params, tx, ema=False), replicated(mesh))  # as an update leaves it
     batch = put_batch(mesh, {name: array[None] for name, array in arrays.items()})
     return make_train_step(make_loss(model, task), tx, mesh, seed=0), state, batch

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.measure import commit, processor, processor_name
+from experiments.measure import commit, processor, processor_name, quartiles
 from experiments.worker import Worker
 
 LOAD = os.getloadavg()[0]
@@ -49,8 +49,7 @@ class Side(Worker):
     @property
     def spread(self) -> str:
         """Quartiles in milliseconds."""
-        low, _, high = statistics.quantiles(self.timed("seconds"), n=4, method="inclusive")
-        return f"{1e3 * low:,.1f} to {1e3 * high:,.1f}"
+        return quartiles(self.timed("seconds"))
 
 
 def race(sides: Sequence[Side], steps: int) -> None:

@@ -6,7 +6,6 @@ that was trained already is not trained again.
 Command:  python -m experiments.sst2 --data=PATH/sst2 --workdir=runs/sst2 [--seeds=3] [--smoke]
 """
 
-import json
 import math
 import statistics
 from collections import Counter
@@ -18,8 +17,7 @@ from absl import app, flags
 
 from configs import sst2_bert
 from experiments.measure import smoke_sizes
-from experiments.runs import flags_of, small_run
-from jformer import main as front
+from experiments.runs import results_of, small_training
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
 
@@ -47,15 +45,8 @@ def main(_: list[str]) -> None:
 
 def train(seed: int, workdir: Path) -> dict[str, Any]:
     """Return the results of one run, by its own command where it is not trained yet."""
-    path = workdir / "results.json"
-    if not path.exists():
-        command = [f"--config={sst2_bert.__file__}", f"--workdir={workdir}", f"--config.data.dir={DATA.value}"]
-        small = {k: v for k, v in small_run(2).items() if k.startswith(("model.", "optim.", "train."))}
-        options = {**small, **SMOKE} if smoke_sizes() else {}
-        code = front.main(["jformer", *command, f"--config.seed={seed}", *flags_of(options)])
-        if code:
-            raise SystemExit(code)
-    return json.loads(path.read_text())
+    options = {**small_training(), **SMOKE} if smoke_sizes() else {}
+    return results_of(sst2_bert, workdir, {"data.dir": DATA.value, "seed": seed, **options})
 
 
 def read(split: str) -> list[Pair]:

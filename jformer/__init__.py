@@ -10,11 +10,12 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Unpack
 
 from jformer.errors import UserError
-from jformer.inference.answers import Alignment, Attention, Output, Request, Scored
+from jformer.inference.answers import Alignment, Attention, Output, Request, Scored, SearchTree
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
+    from jformer.config.options import Config
     from jformer.decoding.config import DecodeOptions
     from jformer.inference.predict import Predictor
 
@@ -25,6 +26,7 @@ __all__ = [
     "Output",
     "Request",
     "Scored",
+    "SearchTree",
     "UserError",
     "__version__",
     "evaluate",
@@ -47,14 +49,15 @@ def load(workdir: str | PathLike[str], **decode: "Unpack[DecodeOptions]") -> "Pr
     return load(workdir, saved_config(workdir, **decode), make_mesh())
 
 
-def train(config: "ConfigDict | Mapping[str, Any]", workdir: str | PathLike[str]) -> bool:
+def train(config: "ConfigDict | Config | Mapping[str, Any]", workdir: str | PathLike[str]) -> bool:
     """Train a run in a directory, or go on with the one there; return False if a signal stopped it before its end.
 
     Called from the main thread, it heeds SIGTERM, SIGINT and SIGHUP as the command does: it saves after the update that
     it is at, the first one included. A second SIGINT ends the process at once.
 
-    The config is what `jformer.config.default_config` gives, changed as a config file would. Raises UserError for a
-    config that cannot work or is that of another run, and for data that cannot be read.
+    The config is what `jformer.config.default_config` gives, changed as a config file would, or a resolved one.
+
+    Raises UserError for a config that cannot work or is that of another run, and for data that cannot be read.
     """
     _silence_libtpu()
     from jformer.config import resolve

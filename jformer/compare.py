@@ -207,7 +207,7 @@ def files(
     parts += [page.paragraph("\n".join(notes)), page.heading("curves")]
     pictures = {"curves.png": picture} if picture else {}
     parts += [page.image(png, "learning curves of the metric, with intervals over seeds") for png in pictures.values()]
-    return {"index.html": page.page("Runs compared", [*parts, CHARTS], "report", charts), **pictures}
+    return {"index.html": page.page("Runs compared", [*parts, CHARTS], ("report",), charts), **pictures}
 
 
 def _trained_on(run: Run) -> str:

@@ -1,12 +1,15 @@
 """Models of Hugging Face Transformers as runs of ours, and runs as such models; torch is not needed.
 
-python -m jformer.hf import MODEL_DIR --workdir=DIR [--prefix=TEXT] [--source_language=X --target_language=Y]
+python -m jformer.hf import MODEL --workdir=DIR [--prefix=TEXT] [--source_language=X --target_language=Y]
 python -m jformer.hf export DIR --output=MODEL_DIR [--family=TYPE]
+python -m jformer.hf prune DIR --workdir=NEW --text FILE … [--target FILE …]
 
-import  reads config.json, generation_config.json, the tokenizer and safetensors, never pickle; DIR then is a run like
-        any other: predict, evaluate, score, verify, describe and export it with jformer.main, or train another run
-        from it with --config.train.init_from=DIR.
+import  reads config.json, generation_config.json, the tokenizer and safetensors, never pickle, of a directory, or of
+        owner/name, which huggingface_hub fetches; DIR then is a run like any other: predict, evaluate, score, verify,
+        describe and export it with jformer.main, or train another run from it with --config.train.init_from=DIR.
 export  writes what transformers loads with from_pretrained; TYPE, such as marian, chooses among families that could.
+prune   writes a run whose vocabulary keeps the special tokens and those of the files alone, one text a line.
+  --text, --target   what the run reads, and what it is to write; more files than one may follow
   --prefix           put in front of every source text, such as "translate English to German: " (T5)
   --source_language, --target_language  as the tokenizer writes them: eng_Latn (NLLB), en_XX (mBART), en (M2M-100)
 """
@@ -25,20 +28,29 @@ def main(argv: list[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     reading, writing = commands.add_parser("import"), commands.add_parser("export")
-    reading.add_argument("model_dir", type=Path)
+    reading.add_argument("model")
     reading.add_argument("--workdir", required=True)
     for flag in ("prefix", "source_language", "target_language"):
         reading.add_argument(f"--{flag}", default="")
     writing.add_argument("workdir")
     writing.add_argument("--output", type=Path, required=True)
     writing.add_argument("--family", default="")
+    pruning = commands.add_parser("prune")
+    pruning.add_argument("workdir_of_all", metavar="workdir")
+    pruning.add_argument("--workdir", required=True)
+    pruning.add_argument("--text", type=Path, nargs="+", required=True)
+    pruning.add_argument("--target", type=Path, nargs="+", default=[])
     options = parser.parse_args(argv)
     from jformer.checkpoints.hf.convert import Texts, export_model, import_model
+    from jformer.checkpoints.hf.hub import find_model
+    from jformer.checkpoints.hf.prune import prune
 
     try:
         if options.command == "import":
             texts = Texts(options.source_language, options.target_language, options.prefix)
-            print(import_model(options.model_dir, options.workdir, texts))
+            print(import_model(find_model(options.model), options.workdir, texts))
+        elif options.command == "prune":
+            print(prune(options.workdir_of_all, options.workdir, options.text, options.target))
         else:
             print(export_model(options.workdir, options.output, options.family))
     except UserError as error:

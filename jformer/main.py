@@ -11,7 +11,8 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
              score     tell the log-probability of each target in --input: lines of source, TAB, target
              describe  show parameters and FLOPs; needs no data and no DIR
              verify    check that all ways to decode with the run agree; exit code 1 if any does not
-             explore   write a page, --output, that shows what the run attends to in the lines of --input
+             explore   write a page, --output, that shows what the run attends to in the lines of --input, how it
+                       searched for its answers, and how their tokens lie
              report    write a page, --output, of the run: curves, scores, worst answers, settings; also while it trains
              serve     answer over HTTP at --host and --port: a page to type into, JSON for programs
              export    write the run to the folder --output as --format, to be served without jformer
@@ -40,16 +41,18 @@ Exit code 143 says that a signal asked the command to stop, and what there was t
 
 import contextlib
 import dataclasses
+import errno
 import os
 import sys
 from pathlib import Path
 
 from absl import flags
 
-from jformer.config import as_config_dict, checks, load_config, resolve
+from jformer.config import as_config_dict, load_config, resolve
 from jformer.config.files import run_config_file
 from jformer.config.options import Config, flatten
 from jformer.config.overrides import override
+from jformer.config.resume import resume_config
 from jformer.data.progress import told
 from jformer.errors import DONE, FAILED, LOST, MISTAKE, STOPPED, UserError
 from jformer.parallel import processes
@@ -92,6 +95,11 @@ def answer(argv: list[str]) -> int:
     except BrokenPipeError:  # who read our output has left, as head does; what is still to be flushed goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        print(f"jformer: {str(error.filename)[:40]}… is longer than names of files can be: shorten it", file=sys.stderr)
+        return MISTAKE
 
 
 def compare(options: flags.FlagValues, config: Config) -> None:
@@ -137,7 +145,9 @@ def run(options: flags.FlagValues, config: Config) -> int:
     elif options.mode == "explore":
         from jformer.evaluation.explorer import explore
 
-        print(explore(config, workdir, options.input, options.output))
+        with told("exploring"):
+            line = explore(config, workdir, options.input, options.output)
+        print(line)
     elif options.mode == "serve":
         from jformer.inference.server.serve import serve
 
@@ -148,7 +158,9 @@ def run(options: flags.FlagValues, config: Config) -> int:
     elif options.mode == "export":
         from jformer.inference.export import export
 
-        print(export(config, workdir, options.format, Path(options.output)))
+        with told("exporting"):
+            line = export(config, workdir, options.format, Path(options.output))
+        print(line)
     else:
         return train_or_evaluate(options.mode, config, workdir, folder)
     return DONE
@@ -250,7 +262,7 @@ def configure(options: flags.FlagValues, overrides: list[str]) -> Config:
     values = run_config_file(Path(options.config)) if options.config else as_config_dict(load_config(saved))
     config = resolve(override(values, overrides))
     if options.mode != "train" and options.workdir and saved.exists():
-        config = checks.resume_config(load_config(saved), config)
+        config = resume_config(load_config(saved), config)
     return config
 
 

@@ -50,6 +50,11 @@ def here() -> Path:
     return Path(tempfile.gettempdir()) / f"jformer-{os.getuid()}"
 
 
+def is_file(path: os.PathLike[str]) -> bool:
+    """Tell whether there is such a file; there is none with a name that is longer than file systems allow."""
+    return os.path.isfile(path)  # noqa: PTH113 - pathlib's raises an error for such a name
+
+
 def check_writable(option: str, path: Path) -> None:
     """Raise UserError, naming the option, if a folder cannot be written to, or be made; it is not made."""
     if in_bucket(path):

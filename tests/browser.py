@@ -22,12 +22,12 @@ class Drawn(NamedTuple):
     """What the browser said of it."""
 
 
-def draw(text: str) -> Drawn:
-    """Open a page; skip the test where there is no browser."""
+def draw(text: str, section: str = "") -> Drawn:
+    """Open a page at a section; skip the test where there is no browser."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "page.html")
         path.write_text(text, encoding="utf-8")
-        return visit(f"file://{path}")
+        return visit(f"file://{path}#{section}")
 
 
 def visit(address: str) -> Drawn:

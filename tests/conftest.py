@@ -45,8 +45,9 @@ from jformer.models import ExecutionConfig, ModelConfig, build_model, init_param
 SLOW = {  # file → tests that take long and repeat whole, or for further cases, what others test: pytest -m slow
     "test_attention": r"three_kinds_of_attention|kernel_of_another|without_a_target|not_there",
     "test_campaign": r"the_command|guard_that|by_name\[[02468]|by_name\[1[13]",
+    "test_caption": r"every_check",
     "test_contracts": r"eight_devices|by_heart"
-    r"|(cached_step|no_later|neighbours).*\[(?!transformer_tiny|t5_small|rnnsearch_tiny)",
+    r"|(cached_step|no_later|neighbours).*\[(?!transformer_tiny|t5_small|rnnsearch_tiny|image_source)",
     "test_describe": r"a_weight\[(?!bert_base|t5_small)",
     "test_diagnostics": r"stay_in_post_ln|exceed_those|\[(decoder|encoder)\]|dropout_of_a_key",
     "test_encdec": r"packed_sentences|cached_step_equals|scanned_blocks",

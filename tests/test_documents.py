@@ -25,7 +25,7 @@ MAP = ROOT / "docs" / "map.md"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "experiments" / "README.md"])
 FOLDERS = ("jformer", "configs", "experiments", "tests", "docs", ".ci")
 FILES = sorted(str(path.relative_to(ROOT)) for folder in FOLDERS for path in (ROOT / folder).rglob("*.*"))
-ANSWERS = ("text", "continuation", "label")  # keys of a table of tasks, not of a file
+ANSWERS = ("text", "continuation", "label", "tags", "span")  # keys of a table of tasks, not of a file
 INVENTED = ("mine.py", "X.py", "NAME.py", "models.py")  # files of examples, and of flax examples/wmt
 KEYS = {*flatten(dataclasses.asdict(Config())), *vars(Config())}
 SECTIONS = "|".join(name for name, value in vars(Config()).items() if dataclasses.is_dataclass(value))
@@ -34,7 +34,7 @@ LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s#]*)(?:#([^)\s]+))?\)")
 NAMED = re.compile(r"(?<![\w/.*-])[\w*-][\w/.*-]*\.(?:py|sh|md|sbatch|yaml)\b(?![\w/(-])")
 MODULE = re.compile(r"(?<![\w/.@-])(?:jformer|experiments)(?:\.\w+)+")
 KEY = re.compile(
-    rf"--config\.([a-z_.]+)|`((?:{SECTIONS})\.(?!(?:py|en|fr|tsv|jsonl|labels\.txt|txt|npy)`)[a-z_0-9.]+)[`=]"
+    rf"--config\.([a-z_.]+)|`((?:{SECTIONS})\.(?!(?:py|en|fr|tsv|jsonl|conll|labels\.txt|txt|npy)`)[a-z_0-9.]+)[`=]"
 )
 MISSPELT = ("section.key", "model.num_layer")  # on purpose: what a command line looks like, and what it refuses
 

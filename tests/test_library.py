@@ -59,6 +59,9 @@ def test_a_run_is_trained_scored_and_answers(run):
     assert len(jformer.load(run, search="sample", samples=3).generate(["a b"])[0]) == 3
     assert jformer.load(run, alignments=True).generate(["a b"])[0][0].alignment.source
     assert "steps=[4]" in repr(translator)
+    ((tree,),) = translator.search_trees(["a b"])
+    assert isinstance(tree, jformer.SearchTree)
+    assert tree.scores[tree.ranks == 1] == outputs[0][0].score
     (attention,) = translator.attention([("a b", "b a")])
     assert attention.weights.shape == (len(attention.target), len(attention.source))
 

@@ -1,6 +1,7 @@
 import dataclasses
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 from jformer import main
 from jformer.config import options, save_config
 from jformer.config.options import Config
+from jformer.data import progress
 from jformer.data.config import DataConfig
 
 ROOT = Path(__file__).parents[1]
@@ -80,6 +82,7 @@ MISTAKES = {
     "no number": (["--config={file}", "--config.train.num_steps=many"], "num_steps=many must be a whole number\n"),
     "a huge number": (["--config={file}", f"--config.seed={10**30}"], f"seed={10**30} must be below 4294967296"),
     "an unknown tokenizer": (["--config={file}", "--config.data.tokenizer=wrod"], "data.tokenizer='wrod'; choose"),
+    "too long a name": (["--config={file}", f"--config.data.dir={5_000 * 'x'}"], "xxx… is longer than names of"),
     "no data": (["--config={file}", "--config.data.dir={folder}/nope"], "nope' is not a folder"),
     "an unknown task": (["--config={file}", "--config.task=transalte"], "task='transalte'; choose one of"),
 }  # fmt: skip
@@ -216,12 +219,13 @@ def test_another_model_than_the_runs_is_refused_before_anything_is_loaded(saved,
     assert "model.d_ff=64 but this workdir was trained with 2048" in capsys.readouterr().err
 
 
-def answer_with(monkeypatch, module, name, result=None):
-    """Put a function in the place of a mode's, and return the list of what it is called with."""
+def answer_with(monkeypatch, module, name, result=None, seconds=0.0):
+    """Put a function that takes some time in the place of a mode's, and return the list of what it is called with."""
     calls = []
 
     def called(config, *arguments):
         calls.append(arguments)
+        time.sleep(seconds)
         return result
 
     monkeypatch.setitem(sys.modules, f"jformer.{module}", SimpleNamespace(**{name: called}))
@@ -255,6 +259,17 @@ def test_export_says_what_it_wrote(saved, monkeypatch, capsys):
     assert call(f"--workdir={saved}", "--mode=export", "--format=stablehlo", "--output=served") == 0
     assert calls == [(saved, "stablehlo", Path("served"))]
     assert capsys.readouterr().out == "written\n"
+
+
+@pytest.mark.parametrize(
+    ("mode", "module", "options"),
+    [("export", "inference.export", ("--format=stablehlo", "--output=x")), ("explore", "evaluation.explorer", ())],
+)
+def test_what_takes_long_is_told(saved, monkeypatch, capsys, mode, module, options):
+    monkeypatch.setattr(progress, "SILENCE", (0.01, 0.01))
+    answer_with(monkeypatch, module, mode, "written", seconds=0.1)
+    assert call(f"--workdir={saved}", f"--mode={mode}", *options) == 0
+    assert f"{mode.rstrip('e')}ing: 0:00\n" in capsys.readouterr().err
 
 
 def test_what_is_compiled_is_kept_beside_the_data_or_where_the_environment_says(monkeypatch, tmp_path):

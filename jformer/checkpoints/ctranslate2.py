@@ -1,8 +1,8 @@
 """Our encoder-decoder as a specification of CTranslate2's Transformer, which runs it on CPU and GPU without JAX.
 
 CTranslate2 has linear weights [out in], queries, keys and values of self-attention in one, keys and values of
-cross-attention in another. Positions come as tables. PAD and BOS, which our search never writes, get a bias of the
-logits that no model outweighs; rows past the tokenizer's vocabulary are left out.
+cross-attention in another. Positions come as tables. What our search never writes, such as PAD and BOS, gets a bias of
+the logits that no model outweighs; rows past the tokenizer's vocabulary are left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jformer.data.tokenizers.symbols import BOS, EOS, PAD, SYMBOLS, UNK
+from jformer.data.tokenizers.symbols import BOS, PAD, Symbols
 from jformer.errors import UserError
 from jformer.models.config import ModelConfig
 from jformer.models.layers.positions import sinusoids
@@ -41,12 +41,18 @@ def check(config: ModelConfig) -> None:
 
 
 def build_spec(
-    config: ModelConfig, params: Mapping[str, Any], vocabularies: tuple[Sequence[str], Sequence[str]], longest: int
+    config: ModelConfig,
+    params: Mapping[str, Any],
+    vocabularies: tuple[Sequence[str], Sequence[str]],
+    longest: int,
+    symbols: Symbols = Symbols(),  # noqa: B008  # a tuple, which nobody changes
+    never: Sequence[int] = (PAD, BOS),
 ) -> Any:
     """Return the TransformerSpec of a model, ready to be saved.
 
     `vocabularies` are the written forms of the source and target ids, `longest` is the most positions either side has
-    where they come from sinusoids. Raises UserError for what CTranslate2 cannot express.
+    where they come from sinusoids. `symbols` are those of the target, `never` the ids that are not written. With other
+    symbols than ours, sources come with all that stands around them. Raises UserError for what CTranslate2 lacks.
     """
     from ctranslate2.specs import transformer_spec
 
@@ -56,11 +62,17 @@ def build_spec(
     decoder = transformer_spec.TransformerDecoderSpec(config.decoder_layers, **_options(config))
     _fill_side(config, params, encoder, "source", encoder.embeddings[0], len(source), longest)
     _fill_side(config, params, decoder, "target", decoder.embeddings, len(target), longest)
-    _fill_logits(config, params, decoder, len(target))
+    _fill_logits(config, params, decoder, len(target), never)
     spec = transformer_spec.TransformerSpec(encoder, decoder)
     spec.config.layer_norm_epsilon = config.norm_epsilon
-    spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = (SYMBOLS[i] for i in (UNK, BOS, EOS))
-    spec.config.decoder_start_token, spec.config.add_source_eos = SYMBOLS[BOS], True
+    if min(symbols.unk, symbols.bos, symbols.eos) < 0:
+        raise UserError(
+            "CTranslate2 needs a token that is unknown, one to begin with and one to end with: use stablehlo"
+        )
+    spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = (
+        target[i] for i in (symbols.unk, symbols.bos, symbols.eos)
+    )
+    spec.config.decoder_start_token, spec.config.add_source_eos = target[symbols.bos], symbols == Symbols()
     spec.register_source_vocabulary([*source])
     spec.register_target_vocabulary([*target])
     spec.validate()
@@ -133,7 +145,7 @@ def _fill_block(config: ModelConfig, spec: Any, block: Layer) -> None:
     _fill_norm(spec.ffn.layer_norm, block["feed_forward_norm"])
 
 
-def _fill_logits(config: ModelConfig, params: Mapping[str, Any], decoder: Any, rows: int) -> None:
+def _fill_logits(config: ModelConfig, params: Mapping[str, Any], decoder: Any, rows: int, never: Sequence[int]) -> None:
     """Fill the projection to the vocabulary."""
     if config.tied_output:
         decoder.projection.weight = decoder.embeddings.weight
@@ -142,7 +154,7 @@ def _fill_logits(config: ModelConfig, params: Mapping[str, Any], decoder: Any, r
     if config.embedding_scale == "output":
         decoder.scale_outputs = np.float32(config.d_model**-0.5)
     bias = _array(params["head"]["bias"])[:rows].copy() if config.head.bias else np.zeros(rows, np.float32)
-    bias[[PAD, BOS]] = NEVER
+    bias[[*never]] = NEVER
     decoder.projection.bias = bias
 
 

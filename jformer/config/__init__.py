@@ -15,7 +15,7 @@ from etils.epath import Path
 from ml_collections import ConfigDict
 
 from jformer.config.checks import check
-from jformer.config.options import Config
+from jformer.config.options import OF_IMAGES, Config
 from jformer.config.presets import PRESETS, RECIPES
 from jformer.data.text import parse_json
 from jformer.errors import UserError, nearest
@@ -37,12 +37,22 @@ def default_config(preset: str = "transformer_base") -> ConfigDict:
     return config
 
 
-def resolve(config: ConfigDict | Mapping[str, Any]) -> Config:
+def resolve(config: ConfigDict | Config | Mapping[str, Any]) -> Config:
     """Return the frozen, checked config; raise UserError naming the first key that cannot work."""
+    if isinstance(config, Config):
+        config = dataclasses.asdict(config)
     values = config.to_dict() if isinstance(config, ConfigDict) else config
-    resolved: Config = _build(Config, values, "")
+    resolved = _with_source(_build(Config, values, ""))
     check(resolved)
     return resolved
+
+
+def _with_source(config: Config) -> Config:
+    """Return the config whose model reads images where that is what the task is about: nobody has to say so twice."""
+    if config.task not in OF_IMAGES or config.model.family != "encdec":
+        return config
+    vision = dataclasses.replace(config.model.vision, source=True)
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, vision=vision))
 
 
 def load_config(path: Path) -> Config:

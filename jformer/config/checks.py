@@ -1,4 +1,4 @@
-"""What a config is checked for: values that cannot work, alone or together, and changes that end a run.
+"""What a config is checked for: values that cannot work, alone and together.
 
 What concerns one section alone is checked where its options are defined, if that is in another room. `check` sees a
 config before anything else does; `divide_rows` needs the number of devices, so whoever opens a mesh calls it.
@@ -7,36 +7,26 @@ config before anything else does; `divide_rows` needs the number of devices, so 
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from jformer.config.options import (
     ENDING_SCHEDULES,
+    OF_IMAGES,
+    ONE_PASS,
     OPEN_SCHEDULES,
     OPTIMIZERS,
     SCHEDULES,
-    SCORES_DURING,
     TASKS,
     TEXT_SCORES,
     TRACKERS,
     WEIGHTS,
     Config,
     MeshConfig,
-    flatten,
+    scores_during,
 )
 from jformer.data.progress import counted
 from jformer.errors import UserError, check_choice, check_least, check_range
-
-# A resumed run may change these: what it computes for a given step stays the same.
-MAY_CHANGE = (
-    *(f"train.{key}" for key in ("num_steps", "num_epochs", "max_minutes", "checkpoint_every", "checkpoint_minutes")),
-    *(f"train.{key}" for key in ("log_every", "eval_every", "keep_last", "patience")),
-    *(f"train.{key}" for key in ("accumulation", "max_skipped", "samples", "trackers", "profile_steps", "peak_flops")),
-    *("train.stall_seconds", "data.dir", "data.cache_dir", "data.test"),
-    *("evaluate.", "decode.", "mesh.", "model.execution."),
-)
 
 
 def check(config: Config) -> None:
@@ -53,7 +43,7 @@ def check(config: Config) -> None:
     _check_train(config)
     _check_optim(config)
     _check_evaluate(config)
-    config.decode.check()
+    config.decode.check(searched=config.task not in ONE_PASS)
     _check_decode(config)
     _check_task(config)
     _check_mesh(config.mesh)
@@ -79,7 +69,8 @@ def _check_train(config: Config) -> None:
             f"train.max_minutes={train.max_minutes:g} may end the run before optim.schedule={config.optim.schedule!r}, "
             f"which falls until train.num_steps, has fallen: leave it out, or take {', '.join(OPEN_SCHEDULES)}"
         )
-    check_choice("train.best_by", train.best_by, ("loss", "accuracy", *config.evaluate.during))
+    without = config.task == "classify" and config.data.labels == "number"  # a number is not right or wrong
+    check_choice("train.best_by", train.best_by, ("loss", *["accuracy"] * (not without), *config.evaluate.during))
     if train.profile_steps and not _are_updates(train.profile_steps, train.num_steps):
         raise UserError(
             f"train.profile_steps={train.profile_steps!r} must be FIRST:LAST, two updates from 1 to "
@@ -147,9 +138,9 @@ def _check_evaluate(config: Config) -> None:
         check_choice("evaluate.scores", name, TEXT_SCORES)
     check_least("evaluate", evaluate, ("average_last", "during_examples"), 1)
     for name in evaluate.during:
-        if config.task not in SCORES_DURING:
+        if not scores_during(config):
             raise UserError(f"evaluate.during={evaluate.during}: task={config.task!r} has no answers to score")
-        check_choice("evaluate.during", name, SCORES_DURING[config.task])
+        check_choice("evaluate.during", name, scores_during(config))
     if evaluate.during and not config.train.eval_every:
         raise UserError(f"evaluate.during={evaluate.during} needs evaluations: set train.eval_every")
     if evaluate.weights == "ema" and not config.train.ema_decay:
@@ -159,6 +150,10 @@ def _check_evaluate(config: Config) -> None:
 
 
 def _check_decode(config: Config) -> None:
+    if config.decode.ensemble and config.task in ONE_PASS:
+        raise UserError(f"decode.ensemble is of searches: task={config.task!r} answers by one pass; leave it out")
+    if config.decode.alignments and config.model.vision.source:
+        raise UserError("decode.alignments=True links words of two texts: an image has none; --mode=explore shows it")
     for key in ("coverage_penalty", "alignments"):
         if getattr(config.decode, key) and config.model.family != "encdec":
             raise UserError(
@@ -174,16 +169,31 @@ def _check_task(config: Config) -> None:
     if model.family not in TASKS[config.task]:
         able = ", ".join(task for task, families in TASKS.items() if model.family in families)
         raise UserError(f"task={config.task!r} is not for model.family={model.family!r}, which learns {able}")
+    if config.task != "classify" and (data.labels != "one" or data.label_weights != "none"):
+        key = "labels" if data.labels != "one" else "label_weights"
+        raise UserError(f"data.{key}={getattr(data, key)!r} is read by task='classify' only, not by {config.task!r}")
+    if config.task not in ("tag", "translate") and "conll" in (data.source, *(part.source for part in data.mixture)):
+        raise UserError(f"data.source='conll' has words and their tags: task='tag' learns them, not {config.task!r}")
+    if config.task == "classify" and model.head.pooling == "none":
+        raise UserError("model.head.pooling='none' gives every position a class: task='classify' has one for all")
     if data.piece_start == "previous" and (config.task != "lm" or data.overlong != "split"):
         raise UserError(
             f"data.piece_start='previous' is about the pieces of long texts: it needs task='lm' and data.overlong="
             f"'split', not {config.task!r} and {data.overlong!r}"
         )
+    if model.vision.source and config.task not in OF_IMAGES:
+        raise UserError(f"model.vision.source=True: the source of task={config.task!r} is a text, no image; use False")
+    for key in ("augment", "image_size"):
+        if getattr(data, key) and not model.reads_images:
+            raise UserError(f"data.{key}={getattr(data, key)!r} is about images: task={config.task!r} reads texts here")
+    _check_questions(config)
     if model.recurrent.cell and data.batching == "packed":
         raise UserError(
             "data.batching='packed' lets texts share a row: a recurrent state would run through them; use 'buckets'"
         )
     sides = {"encoder": ("source",), "decoder": ("target",), "vit": ()}.get(model.family, ("source", "target"))
+    if model.vision.source:
+        sides = ("target",)
     limited = ("target",) if config.task == "denoise" else sides  # its source is made from its target
     longest = max((getattr(data, f"max_{side}_length") for side in limited), default=0)
     if model.positions == "learned" and longest > model.max_length:
@@ -198,6 +208,20 @@ def _check_task(config: Config) -> None:
             raise UserError(f"train.{side}_vectors: model.family={model.family!r} embeds no {side} tokens")
     if train.source_vectors and train.target_vectors and model.shared_embedding:
         raise UserError("train.source_vectors and train.target_vectors: one shared embedding begins with one of them")
+
+
+def _check_questions(config: Config) -> None:
+    """Raise UserError for what only questions about contexts have, in a run of another task."""
+    if config.task == "qa":
+        return
+    if any(part.source == "squad" for part in (config.data, *config.data.mixture)):
+        raise UserError(f"data.source='squad' is for task='qa', not {config.task!r}: set the task, or another source")
+    defaults = Config()
+    for section, keys in (("data", ("doc_stride",)), ("decode", ("max_answer_length", "no_answer_threshold"))):
+        for key in keys:
+            value = getattr(getattr(config, section), key)
+            if value != getattr(getattr(defaults, section), key):
+                raise UserError(f"{section}.{key}={value} is read by task='qa' only, not {config.task!r}: leave it out")
 
 
 def _check_mesh(mesh: MeshConfig) -> None:
@@ -244,34 +268,3 @@ def count_epochs(config: Config, updates: int) -> Config:
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, num_steps=steps))
     check(config)
     return config
-
-
-def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
-    """Return dotted key → (old, new) where two configs differ."""
-    before, after = flatten(dataclasses.asdict(old)), flatten(dataclasses.asdict(new))
-    return {key: (before[key], after[key]) for key in before if before[key] != after[key]}
-
-
-def resume_config(saved: Config, given: Config) -> Config:
-    """Return the config that a saved run goes on with: the given one, with what the saved one found out.
-
-    That is data.row_multiple if it sets none, and the updates of the same train.num_epochs. Raise UserError for a
-    change that would make it another run.
-    """
-    data, train = given.data, given.train
-    data = dataclasses.replace(data, row_multiple=data.row_multiple or saved.data.row_multiple)
-    if train.num_epochs and train.num_epochs == saved.train.num_epochs and train.num_steps > saved.train.num_steps:
-        train = dataclasses.replace(train, num_steps=saved.train.num_steps)
-    given = dataclasses.replace(given, data=data, train=train)
-    ends = saved.optim.schedule in ENDING_SCHEDULES or 0 < saved.optim.warmup < 1
-    for key, (old, new) in differences(saved, given).items():
-        moved = key == "data.mixture" and _without_folders(old) == _without_folders(new)
-        if (ends and key in ("train.num_steps", "train.num_epochs")) or not (moved or key.startswith(MAY_CHANGE)):
-            raise UserError(
-                f"{key}={new!r} but this workdir was trained with {old!r}: set it back or use a new --workdir"
-            )
-    return given
-
-
-def _without_folders(mixture: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in corpus.items() if key != "dir"} for corpus in mixture]

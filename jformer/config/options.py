@@ -19,21 +19,43 @@ TASKS = {  # task → the families that can learn it
     "mlm": ("encoder",),
     "denoise": ("encdec",),
     "classify": ("encoder", "vit"),
+    "tag": ("encoder",),
+    "caption": ("encdec",),
+    "qa": ("encoder",),
 }
+ONE_PASS = ("classify", "tag", "qa")  # tasks whose answers are not searched for
+OF_IMAGES = ("caption",)  # tasks whose source is an image and never a text
 OPTIMIZERS = ("adam", "adamw", "adafactor")
 OPEN_SCHEDULES = ("noam", "inverse_square_root", "t5", "constant")  # their rates do not depend on train.num_steps
 ENDING_SCHEDULES = ("cosine", "linear", "warmup_stable_decay")  # theirs do: such a run cannot be prolonged
 SCHEDULES = (*OPEN_SCHEDULES, *ENDING_SCHEDULES)
 TEXT_SCORES = ("bleu", "chrf", "ter")
-LOWER_IS_BETTER = ("loss", "nll", "perplexity", "ter", "bits_per_character")  # of all other metrics higher is
+# Of all other metrics higher is better.
+LOWER_IS_BETTER = ("loss", "nll", "perplexity", "ter", "bits_per_character", "mean_squared_error")
 TRACKERS = ("wandb", "mlflow")
-SCORES_DURING = {"translate": (*TEXT_SCORES, "exact_match"), "classify": ("macro_f1",)}  # of evaluate.during, by task
 TEST_SCORES = {  # task → what results.json has of a test set; of text scores those of evaluate.scores
     "translate": (*TEXT_SCORES, "exact_match", "token_accuracy", "perplexity"),
     "lm": ("bits_per_character", "token_accuracy", "perplexity"),
     "mlm": ("accuracy", "perplexity"),
     "denoise": ("token_accuracy", "perplexity"),
-    "classify": ("accuracy", "macro_f1", "perplexity"),
+    "tag": ("span_f1", "span_precision", "span_recall", "accuracy", "macro_f1", "exact_match", "perplexity"),
+    "caption": (*TEXT_SCORES, "cider", "exact_match", "token_accuracy", "perplexity"),
+    "qa": ("exact_match", "f1", "perplexity"),
+}
+LABEL_SCORES = {  # data.labels → the same for task classify
+    "one": ("accuracy", "macro_f1", "perplexity"),
+    "several": ("exact_match", "micro_f1", "macro_f1"),
+    "number": ("pearson", "spearman", "mean_squared_error"),
+}
+SCORES = tuple(dict.fromkeys(name for names in (*TEST_SCORES.values(), *LABEL_SCORES.values()) for name in names))
+SCORES_DURING = {  # of evaluate.during, by task, and by data.labels for task classify
+    "translate": (*TEXT_SCORES, "exact_match"),
+    "one": ("macro_f1",),
+    "several": LABEL_SCORES["several"],
+    "number": LABEL_SCORES["number"],
+    "tag": ("span_f1", "span_precision", "span_recall", "macro_f1", "exact_match"),
+    "caption": (*TEXT_SCORES, "cider", "exact_match"),
+    "qa": ("exact_match", "f1"),
 }
 WEIGHTS = ("last", "best", "average", "ema")
 
@@ -102,7 +124,7 @@ class EvaluateConfig:
     weights: str = "last"  # last | best | average (of average_last checkpoints) | ema
     average_last: int = 5  # the newest regular checkpoints, or as many as the run has
     scores: tuple[str, ...] = TEXT_SCORES  # by sacreBLEU; exact match and perplexity are always there
-    # Scores of greedy answers at every evaluation while training, such as ("bleu",): for translate and classify.
+    # Scores of greedy answers at every evaluation while training, such as ("bleu",): of tasks in SCORES_DURING.
     during: tuple[str, ...] = ()
     during_examples: int = 500  # the first so many of data.valid
     tokenize: str = "13a"  # sacreBLEU's tokenization; "none" for text that is tokenized already
@@ -123,7 +145,7 @@ class Config:
     """A whole run."""
 
     seed: int = 0  # of parameters, dropout and the order of the data
-    task: str = "translate"  # translate | lm | mlm | denoise | classify: what is learned, from which text
+    task: str = "translate"  # translate | lm | mlm | denoise | classify | tag | caption | qa: what is learned
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     optim: OptimConfig = OptimConfig()
@@ -143,6 +165,16 @@ class Config:
     def _updates(self, count_or_share: float) -> int:
         share = self.train.num_steps if count_or_share < 1 else 1
         return round(share * count_or_share)
+
+
+def final_scores(config: Config) -> tuple[str, ...]:
+    """Return the names of the scores that a test set of a run has."""
+    return LABEL_SCORES[config.data.labels] if config.task == "classify" else TEST_SCORES[config.task]
+
+
+def scores_during(config: Config) -> tuple[str, ...]:
+    """Return the names of the scores that a run can have of answers while it trains; none where it answers nothing."""
+    return SCORES_DURING.get(config.data.labels if config.task == "classify" else config.task, ())
 
 
 def changed(config: Config) -> dict[str, tuple[Any, Any]]:

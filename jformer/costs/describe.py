@@ -94,8 +94,8 @@ def update_lines(config: Config, model: ModelConfig) -> Iterator[str]:
     shape, kind = full_shape(config), jax.devices()[0].device_kind
     flops = update_flops(model, work_of(*(np.full(shape.rows, length) for length in shape[1:])))
     lengths = " + ".join(f"{length:,}" for length in shape[1:] if length)
-    unit = "pixels" if model.family == "vit" else "tokens"
-    yield f"update: {shape.rows:,} full rows of {lengths} {unit}: {flops:.3g} FLOPs forward and backward"
+    units = {"vit": "pixels"}.get(model.family, "pixels + tokens" if model.reads_images else "tokens")
+    yield f"update: {shape.rows:,} full rows of {lengths} {units}: {flops:.3g} FLOPs forward and backward"
     peak = config.train.peak_flops or known_peak(kind, model.dtype)
     if peak:
         count = math.prod(mesh_sizes(config, jax.device_count()).values())
@@ -112,18 +112,19 @@ def memory_line(config: Config, task: Task, model: ModelConfig) -> str:
 def flops_table(config: Config, model: ModelConfig) -> list[list[str]]:
     """Return the cells of the table of FLOPs, a column for each length of text.
 
-    What predicts tokens is counted for one of them, what predicts a class for the whole text or image.
+    What predicts tokens, or a class of each, is counted for one of them; one class, for the whole text or image.
     """
     limits = {"encoder": config.data.max_source_length, "decoder": config.data.max_target_length}
-    longest = limits.get(model.family, max(limits.values()))
+    longest = limits["decoder"] if model.vision.source else limits.get(model.family, max(limits.values()))
     lengths = [1] if model.family == "vit" else [*(length for length in LENGTHS if length < longest), longest]
     columns = []
     for length in lengths:
-        tokens = 1 if model.head.num_classes else length
+        tokens = 1 if model.pooled else length
         flops = forward_flops(model, text_work(length, length))
         column = {part: count / tokens for part, count in flops.items()}
         columns.append(column | {"total; an update takes about three times that": sum(column.values())})
-    unit = "text that has" if model.family == "encoder" and model.head.num_classes else UNITS[model.family]
+    unit = "text that has" if model.family == "encoder" and model.pooled else UNITS[model.family]
+    unit = "target token of an image, the target having" if model.vision.source else unit
     heads = ["FLOPs"] if model.family == "vit" else [f"{length:,} tokens" for length in lengths]
     parts = [[f"  {part}", *(f"{column[part]:,.0f}" for column in columns)] for part in columns[0]]
     return [[f"forward FLOPs of one {unit}", *heads], *parts]
@@ -135,9 +136,10 @@ def _size_lines(config: Config, model: ModelConfig, task: Task, saved: bool) -> 
         origin = "of the run's tokenizer" if saved else "assumed from data.vocab_size"
         origin = "set by model.vocab_size" if config.model.vocab_size else origin
         noise = f"; {task.symbols} for what the noise puts in" if task.symbols else ""
-        target = f" source and {model.target_vocab_size:,} target" if model.family == "encdec" else ""
+        two = model.family == "encdec" and not model.vision.source
+        target = f" source and {model.target_vocab_size:,} target" if two else ""
         yield f"vocabulary: {model.vocab_size:,}{target} rows ({origin}{noise})"
-    if model.head.num_classes:
+    if model.head.num_classes and task.answer != "number":
         origin = "of the run's labels" if saved else "assumed; model.head.num_classes sets another number"
         origin = "set by model.head.num_classes" if config.model.head.num_classes else origin
         yield f"classes: {model.head.num_classes:,} ({origin})"

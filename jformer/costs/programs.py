@@ -92,7 +92,7 @@ def figures(compiled: Any, mesh: Mesh) -> Figures:
 def _update(config: Config, task: Task, model: ModelConfig, shape: Shape, mesh: Any) -> tuple[Any, tuple[Any, Any]]:
     """Return the update and the shapes of its state and batch, placed on a mesh."""
     step, state = abstract_update(config, task, build_model(model), mesh)
-    return step, (state, abstract_batch(model, shape, mesh, config.train.accumulation))
+    return step, (state, abstract_batch(model, task.answer, shape, mesh, config.train.accumulation))
 
 
 def _compile(lowered: Any) -> Any:

@@ -14,7 +14,7 @@ from jformer.data.vocabularies import load_tokenizers
 from jformer.models import ModelConfig
 from jformer.parallel.mesh import fill_axes
 from jformer.parallel.sharding import fill_rows
-from jformer.tasks.task import Task, sized
+from jformer.tasks.task import CLASSES, Task, sized
 
 
 def mesh_sizes(config: Config, devices: int) -> dict[str, int]:
@@ -27,6 +27,8 @@ def answer_shape(config: Config, task: Task, mesh: Mesh) -> Shape:
     decode = config.decode
     continues = task.answer == "continuation"
     length = config.data.max_target_length if continues else config.data.max_source_length
+    if config.model.reads_images:  # which take none of a search's room
+        length = 0
     room = decode.max_extra_length + (0 if continues else length)
     room = min(room, decode.max_length or room)
     if config.model.positions == "learned":
@@ -51,7 +53,8 @@ def full_shape(config: Config) -> Shape:
     if config.task == "denoise":
         spans = (int(length) for length in span_lengths(np.array(target - 1), data.noise_density, data.mean_span))
         source, target = spans if data.noise == "t5" else (target, target)
-    lengths = {"encdec": (source, target), "encoder": (source, 0), "decoder": (0, target), "vit": (size * size, 0)}
+    source = size * size if config.model.reads_images else source
+    lengths = {"encdec": (source, target), "encoder": (source, 0), "decoder": (0, target), "vit": (source, 0)}
     source, target = lengths[family]
     if data.batching == "packed":
         source, target = (side * data.packed_length // max(source, target) for side in (source, target))
@@ -67,4 +70,4 @@ def _tokenizer_sizes(workdir: Path) -> tuple[int, int, bool]:
 
 def _assumed_sizes(config: Config, task: Task) -> tuple[int, int, bool]:
     size, classes = config.data.vocab_size, config.model.head.num_classes or ASSUMED_CLASSES
-    return size, NUM_SYMBOLS + classes if task.answer == "label" else size, False
+    return size, NUM_SYMBOLS + classes if task.answer in CLASSES else size, False

@@ -24,6 +24,7 @@ from jformer.costs.shapes import answer_shape, full_shape, mesh_sizes, sized_mod
 from jformer.costs.topology import GIB, Slice, open_slice
 from jformer.errors import UserError
 from jformer.evaluation.tables import aligned
+from jformer.inference.heads import HEADS
 from jformer.models import ModelConfig
 from jformer.models.flops import update_flops, work_of
 from jformer.parallel.sharding import row_shards
@@ -157,7 +158,7 @@ def _answer_lines(
 ) -> Iterator[str]:
     """Say what answering one batch of inputs takes, with searches that go on to their limit."""
     shape = answer_shape(config, task, mesh)
-    room = "" if task.answer == "label" else f", at most {shape.target_length:,} tokens each"
+    room = "" if task.answer in HEADS else f", at most {shape.target_length:,} tokens each"
     yield f"\nanswers: {shape.rows:,} inputs of {shape.source_length:,}{room}"
     figures = _compiled("answers", chips, lambda: compile_answer(config, task, model, shape, mesh))
     if isinstance(figures, float):

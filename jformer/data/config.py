@@ -6,13 +6,15 @@ import re
 from jformer.data.text import INVALID
 from jformer.errors import UserError, check_choice, check_least
 
-SOURCES = ("files", "labelled", "text", "images", "tfds", "generated")
+SOURCES = ("files", "labelled", "text", "images", "captions", "tfds", "generated", "conll", "squad")
 RESERVED = ("schema", "run", "earlier", "digest")  # keys of results.json that are no test sets
 TOKENIZERS = ("word", "char", "byte", "bpe", "unigram", "image")
 DOCUMENTS = ("line", "paragraph", "file")
 SHARES = ("lines", "characters")
+LABELS = ("one", "several", "number")
 PIECE_STARTS = ("bos", "previous")
 NOISES = ("t5", "bart")
+AUGMENTS = ("flip", "crop", "color", "randaugment")
 ROWS_DIVIDE_BY = 8  # with data.row_multiple=0: an update is the same on 1, 2, 4 or 8 devices
 
 
@@ -20,17 +22,21 @@ ROWS_DIVIDE_BY = 8  # with data.row_multiple=0: an update is the same on 1, 2, 4
 class SourceConfig:
     """Where one corpus of examples comes from, and how much of an epoch it takes."""
 
-    source: str = "files"  # files: sentence pairs | labelled: texts and labels | text | images | tfds | generated
+    # files: sentence pairs | labelled: texts and labels | text | images (with labels) | captions | tfds | generated |
+    # conll: words and tags | squad: questions
+    source: str = "files"
     dir: str = ""  # the folder of the texts or images; tfds: its data_dir ("" = the TFDS default)
-    # tfds: builder[/config]; generated: quickstart | copy | reverse | sort | reverse_numbers | scan | modular_division
+    # tfds: builder[/config]; generated: quickstart | copy | reverse | sort | reverse_numbers | scan |
+    # modular_division | scenes (pictures, for captions) | facts (questions, for qa)
     name: str = ""
     source_language: str = "en"  # files: the suffix or the JSON key of the source side; tfds: its feature
     target_language: str = "de"
     document: str = "line"  # text: an example is a line | a paragraph (between empty lines) | the whole file
     share_of: str = "lines"  # text: what the share in a split's name is of: lines | characters, of a whole file
+    labels: str = "one"  # classify: an example has one label | several, commas between them, or none | a number
     invalid: str = "refuse"  # characters that are no text (bytes that are no UTF-8, NUL): refuse | replace, counted
     train: str = "train"  # the split's name: a file stem, or with a share of it (text, tfds), as in "train[:10%]"
-    num_pairs: int = 20_000  # generated copy/reverse/sort/reverse_numbers: the training pairs to draw
+    num_pairs: int = 20_000  # generated copy/reverse/sort/reverse_numbers/scenes/facts: the training pairs to draw
     weight: float = 1.0  # passes over this corpus in one epoch: 2.0 = twice, 0.5 = another random half each time
 
 
@@ -48,9 +54,20 @@ class DataConfig(SourceConfig):
     normalization: str = "identity"  # identity | nfkc, applied to both sides before the tokens are made
     split_digits: bool = False  # bpe, unigram: every digit is a token of its own, so numbers generalise
 
+    # classify, one label: none | balanced: examples weigh so that all labels weigh alike, in losses and their accuracy
+    label_weights: str = "none"
+    # Pixels of either side that images are brought to: their shorter side is resized, of the longer one the middle is
+    # kept. 0 = they are alike already, and another one is refused.
+    image_size: int = 0
+    augment: tuple[str, ...] = ()  # at random to images of training, in this order: flip | crop | color | randaugment
+
     max_source_length: int = 256  # tokens, the end symbol included
     max_target_length: int = 256
-    overlong: str = "drop"  # drop | cut training examples over these limits | split them (lm, denoise); all counted
+    # qa: a context that a window of max_source_length has no room for is read in several; the tokens from the start of
+    # one to the start of the next, at most all of a window (Devlin et al. 2019 take 128 in their published code)
+    doc_stride: int = 128
+    # Training examples over these limits: drop | cut | split them (lm, denoise, tag); all counted.
+    overlong: str = "drop"
     piece_start: str = "bos"  # lm, overlong=split: a piece is read after bos | the previous token of its text
 
     noise: str = "t5"  # denoise: t5: spans become sentinels, which the target spells out | bart: spans become masks
@@ -82,6 +99,12 @@ class DataConfig(SourceConfig):
         check_choice("data.overlong", self.overlong, ("drop", "cut", "split"))
         check_choice("data.piece_start", self.piece_start, PIECE_STARTS)
         check_choice("data.noise", self.noise, NOISES)
+        check_choice("data.label_weights", self.label_weights, ("none", "balanced"))
+        if self.label_weights != "none" and self.labels != "one":
+            raise UserError(
+                f"data.label_weights={self.label_weights!r} weighs examples by their one label, which "
+                f"data.labels={self.labels!r} has not: use 'none'"
+            )
         if not 0 < self.noise_density < 1:
             raise UserError(f"data.noise_density={self.noise_density} must be above 0 and below 1")
         if not self.mean_span >= 1:
@@ -89,8 +112,10 @@ class DataConfig(SourceConfig):
         check_choice("data.normalization", self.normalization, ("identity", "nfkc"))
         if not 1 <= self.num_buckets <= 8:
             raise UserError(f"data.num_buckets={self.num_buckets} must be 1 to 8: each is a compiled shape")
-        check_least("data", self, ("vocab_size", "packed_length", "tokens_per_update"), 1)
-        check_least("data", self, ("row_multiple",), 0)
+        check_least("data", self, ("vocab_size", "packed_length", "tokens_per_update", "doc_stride"), 1)
+        check_least("data", self, ("row_multiple", "image_size"), 0)
+        for name in self.augment:
+            check_choice("data.augment", name, AUGMENTS)
         for key in ("max_source_length", "max_target_length"):
             if getattr(self, key) < 2:
                 raise UserError(f"data.{key}={getattr(self, key)} must be at least 2: a token and the end symbol")
@@ -107,6 +132,9 @@ class DataConfig(SourceConfig):
                 kind = f"{name}.document='file', not {part.document!r}"
                 raise UserError(f"{name}.share_of='characters' may cut a line: it needs {kind}")
             check_choice(f"{name}.invalid", part.invalid, INVALID)
+            check_choice(f"{name}.labels", part.labels, LABELS)
+            if part.labels != self.labels:
+                raise UserError(f"{name}.labels={part.labels!r} but data.labels={self.labels!r}: make them alike")
             if part.num_pairs < 1:
                 raise UserError(f"{name}.num_pairs={part.num_pairs} must be at least 1")
             if not 0 < part.weight <= 100:

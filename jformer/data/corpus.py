@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, islice, zip_longest
 from operator import attrgetter
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -62,6 +63,7 @@ class Side:
     begin: bool = False  # BOS comes first
     end: bool = True  # EOS comes last
     parts: bool = False  # TABs separate texts, each of which EOS ends
+    optional: bool = False  # this side may be empty
 
     @property
     def symbols(self) -> Symbols:
@@ -75,7 +77,7 @@ class Side:
 
     def is_empty(self, text: str) -> bool:
         """Tell whether the text leaves this side without the tokens it should have."""
-        return self.tokenizer is not None and not text.strip()
+        return self.tokenizer is not None and not self.optional and not text.strip()
 
     def encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
         """Return the sequence of each text, of any length."""
@@ -116,6 +118,24 @@ class Side:
     def split(self, sequence: Sequence[int]) -> list[Sequence[int]]:
         """Return consecutive pieces within the limit; only the last one has the end symbol."""
         return [sequence[i : i + self.max_length] for i in range(0, len(sequence), self.max_length)]
+
+
+class ExampleEncoder(Protocol):
+    """How the examples of a task become two token sequences each."""
+
+    @property
+    def source(self) -> Side:
+        """The side that is read."""
+
+    @property
+    def target(self) -> Side:
+        """The side that is learned."""
+
+    def fingerprint(self) -> str:
+        """Identify everything that the token arrays depend on, besides the text."""
+
+    def encode(self, pairs: Sequence[Pair], counts: Counter[str]) -> list[Example]:
+        """Return the sequences of the examples that can be used; count the others by reason."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +182,7 @@ class Encoder:
         return list(zip_longest(self.source.split(source), self.target.split(target), fillvalue=()))
 
 
-def open_corpus(split: Split, encoder: Encoder, cache_dir: str) -> Corpus:
+def open_corpus(split: Split, encoder: ExampleEncoder, cache_dir: str) -> Corpus:
     """Open the split's token arrays, tokenizing it first if no run has done so before.
 
     One process builds, others wait for it. What is damaged is built again. Raise UserError where no usable example is
@@ -186,7 +206,7 @@ def open_corpus(split: Split, encoder: Encoder, cache_dir: str) -> Corpus:
     return Corpus(source, target, counts, fingerprint)
 
 
-def _build(split: Split, encoder: Encoder, folder: Path) -> None:
+def _build(split: Split, encoder: ExampleEncoder, folder: Path) -> None:
     """Tokenize into a folder beside the final one and rename it, so a half-written cache is never found."""
     counts: Counter[str] = Counter()
     half_made = folder.with_suffix(".tmp")
@@ -202,7 +222,7 @@ def _build(split: Split, encoder: Encoder, folder: Path) -> None:
                 sequences = [example[i] for example in examples]
                 lengths[i] += map(len, sequences)
                 chunks[i].append(_flat(sequences, dtypes[i]))
-                if unknown := int(np.count_nonzero(chunks[i][-1] == side.symbols.unk)):
+                if side.tokenizer and (unknown := int(np.count_nonzero(chunks[i][-1] == side.symbols.unk))):
                     counts["unknown tokens"] += unknown
             done.examples += len(pairs)
     for name, values, sizes in zip(SIDES, chunks, lengths, strict=True):

@@ -23,6 +23,8 @@ Lengths = tuple[np.ndarray, np.ndarray]
 OURS = Symbols()
 Noise = Callable[[np.ndarray, np.random.Generator], tuple[np.ndarray, np.ndarray]]
 """(ids, generator) → two arrays, such as a noised source and its target."""
+Labels = Callable[["Rows", Tokens, Shape], Arrays]
+"""(which example stands where, labels as ids, the shape) → target_out and weights; see `jformer.data.labels`."""
 
 
 class Rows(NamedTuple):
@@ -45,7 +47,7 @@ def sequence_to_sequence(symbols: Symbols = OURS) -> Features:
     """Return source [b s] and target [b t]: what an encoder reads and what a decoder predicts."""
 
     def arrays(rows: Rows, source: Tokens, target: Tokens, shape: Shape, seed: tuple[int, int]) -> Arrays:
-        filled = _fill_rows(source, rows, shape, shape.source_length)
+        filled = fill_rows(source, rows, shape, shape.source_length)
         return {**_source(filled), **_target(target, rows, shape, symbols.bos)}
 
     return Features(_unchanged, arrays)
@@ -74,7 +76,7 @@ def masked(density: float, vocab_size: int, symbols: Symbols = OURS) -> Features
 
     def arrays(rows: Rows, source: Tokens, target: Tokens, shape: Shape, seed: tuple[int, int]) -> Arrays:
         corrupted, chosen, inner = _noised(source, rows, noise, seed)
-        fill = functools.partial(_fill_rows, shape=shape, length=shape.source_length)
+        fill = functools.partial(fill_rows, shape=shape, length=shape.source_length)
         return {
             **_source(fill(corrupted, inner)),
             "target_out": fill(source, rows)["tokens"],
@@ -97,25 +99,66 @@ def infilled(density: float, mean_span: float, vocab_size: int, symbols: Symbols
     return _denoise(functools.partial(infill, **options, symbols=symbols), lambda n: (n + 1, n + 1), symbols)
 
 
-def labelled_texts(symbols: Symbols = OURS) -> Features:
-    """Return source [b s] with source_types (0 first text, 1 second), and the class as target_out [b 1]."""
+def labelled_texts(labels: Labels, symbols: Symbols = OURS) -> Features:
+    """Return source [b s] with source_types (0 first text, 1 second), and what `labels` makes of the other side."""
 
     def arrays(rows: Rows, source: Tokens, target: Tokens, shape: Shape, seed: tuple[int, int]) -> Arrays:
-        filled = _fill_rows(source, rows, shape, shape.source_length)
-        ends = (filled["tokens"] == symbols.eos).astype(np.int32)
-        second = (np.cumsum(ends, axis=1) > ends) & (filled["segments"] > 0)
-        return {**_source(filled), "source_types": second.astype(np.int32), **_classes(target, rows, shape)}
+        filled = fill_rows(source, rows, shape, shape.source_length)
+        return {**_source(filled), "source_types": _types(filled, symbols.eos), **labels(rows, target, shape)}
+
+    return Features(lambda source, target: (source, np.ones_like(target)), arrays)
+
+
+def tagged_texts() -> Features:
+    """Return source [b s], source_types of one text, and the class of each word at its first token: target_out [b s].
+
+    The two sequences of an example are of one length; positions whose target is PAD have no weight.
+    """
+
+    def arrays(rows: Rows, source: Tokens, target: Tokens, shape: Shape, seed: tuple[int, int]) -> Arrays:
+        filled, tags = (fill_rows(tokens, rows, shape, shape.source_length) for tokens in (source, target))
+        real = tags["tokens"] > 0
+        return {
+            **_source(filled),
+            "source_types": np.zeros_like(filled["tokens"]),
+            "target_out": np.where(real, tags["tokens"] - NUM_SYMBOLS, 0),
+            "weights": real.astype(np.float32),
+        }
 
     return Features(_unchanged, arrays)
 
 
-def labelled_images(height: int, width: int, channels: int) -> Features:
-    """Return image u8 [b height width channels] and the class as target_out [b 1]; a pixel is a position."""
+def marked_spans(symbols: Symbols = OURS) -> Features:
+    """Return source [b s] with source_types, and its marks (`data.spans`) as target_out [b s].
+
+    Weights are 1 where an answer may start or end.
+    """
 
     def arrays(rows: Rows, source: Tokens, target: Tokens, shape: Shape, seed: tuple[int, int]) -> Arrays:
-        image = np.zeros((shape.rows, height, width, channels), np.uint8)
-        image[rows.rows] = source.values.reshape(-1, height, width, channels)[rows.examples]
-        return {"image": image, **_classes(target, rows, shape)}
+        filled = fill_rows(source, rows, shape, shape.source_length)
+        marks = fill_rows(target, rows, shape, shape.source_length)["tokens"]
+        weights = (marks > 0).astype(np.float32)
+        return {**_source(filled), "source_types": _types(filled, symbols.eos), "target_out": marks, "weights": weights}
+
+    return Features(lambda source, target: (source, np.zeros_like(target)), arrays)
+
+
+def labelled_images(height: int, width: int, channels: int, labels: Labels) -> Features:
+    """Return image u8 [b height width channels] and what `labels` makes of the other side; a pixel is a position."""
+
+    def arrays(rows: Rows, source: Tokens, target: Tokens, shape: Shape, seed: tuple[int, int]) -> Arrays:
+        image = _images(source, rows, (shape.rows, height, width, channels))
+        return {"image": image, **labels(rows, target, shape)}
+
+    return Features(lambda source, target: (source // channels, np.ones_like(target)), arrays)
+
+
+def captioned_images(height: int, width: int, channels: int, symbols: Symbols = OURS) -> Features:
+    """Return image u8 [b height width channels] and target [b t]; an image and its caption have a row of their own."""
+
+    def arrays(rows: Rows, source: Tokens, target: Tokens, shape: Shape, seed: tuple[int, int]) -> Arrays:
+        image = _images(source, rows, (shape.rows, height, width, channels))
+        return {"image": image, **_target(target, rows, shape, symbols.bos)}
 
     return Features(lambda source, target: (source // channels, target), arrays)
 
@@ -134,7 +177,7 @@ def _denoise(noise: Noise, lengths: Callable[[np.ndarray], Lengths], symbols: Sy
 
     def arrays(rows: Rows, source: Tokens, target: Tokens, shape: Shape, seed: tuple[int, int]) -> Arrays:
         noised, spans, inner = _noised(target, rows, noise, seed)
-        filled = _fill_rows(noised, inner, shape, shape.source_length)
+        filled = fill_rows(noised, inner, shape, shape.source_length)
         return {**_source(filled), **_target(spans, inner, shape, symbols.bos)}
 
     return Features(lambda source, target: lengths(target), arrays)
@@ -158,8 +201,8 @@ def _joined(sequences: Sequence[np.ndarray]) -> Tokens:
     return Tokens(values, np.cumsum([0, *map(len, sequences)]))
 
 
-def _fill_rows(tokens: Tokens, rows: Rows, shape: Shape, length: int) -> Arrays:
-    """Put the examples' tokens side by side into rows of a length."""
+def fill_rows(tokens: Tokens, rows: Rows, shape: Shape, length: int) -> Arrays:
+    """Put the examples' tokens side by side into rows of a length: `tokens`, `segments` and `positions` [b length]."""
     lengths = tokens.offsets[rows.examples + 1] - tokens.offsets[rows.examples]
     within = ranges(lengths)
     before = np.cumsum(lengths) - lengths
@@ -177,7 +220,7 @@ def _source(filled: Arrays) -> Arrays:
 
 
 def _target(tokens: Tokens, rows: Rows, shape: Shape, bos: int) -> Arrays:
-    filled = _fill_rows(tokens, rows, shape, shape.target_length)
+    filled = fill_rows(tokens, rows, shape, shape.target_length)
     return {
         "target_in": _shift_right(filled["tokens"], filled["positions"], bos),
         "target_out": filled["tokens"],
@@ -201,8 +244,14 @@ def _tokens_before(tokens: Tokens, examples: np.ndarray, symbols: Symbols) -> np
     return np.where((start == 0) | (before == ends), symbols.bos, before)
 
 
-def _classes(labels: Tokens, rows: Rows, shape: Shape) -> Arrays:
-    """Return the classes 0, 1, … of the examples, one a row."""
-    filled = _fill_rows(labels, rows, shape, 1)
-    real = filled["segments"] > 0
-    return {"target_out": np.where(real, filled["tokens"] - NUM_SYMBOLS, 0), "weights": real.astype(np.float32)}
+def _images(source: Tokens, rows: Rows, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the images of the examples, one a row, black where there is none."""
+    image = np.zeros(shape, np.uint8)
+    image[rows.rows] = source.values.reshape(-1, *shape[1:])[rows.examples]
+    return image
+
+
+def _types(filled: Arrays, eos: int) -> np.ndarray:
+    """Return 0 for the first text of a row, up to its end symbol, and for padding, and 1 for the second."""
+    ends = (filled["tokens"] == eos).astype(np.int32)
+    return ((np.cumsum(ends, axis=1) > ends) & (filled["segments"] > 0)).astype(np.int32)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from jformer.data.augment import Augment, make_augment
 from jformer.data.config import DataConfig
 from jformer.data.corpus import Corpus, Tokens
 from jformer.data.features import Arrays, Features, Rows, ranges
@@ -28,6 +29,7 @@ class Batches:
     offsets: np.ndarray  # [units + 1] unit u holds the examples members[offsets[u]:offsets[u + 1]]
     members: np.ndarray
     features: Features
+    augment: Augment | None = None  # what happens to images, in training
 
     def __len__(self) -> int:
         return self.plan.batches_per_epoch
@@ -48,14 +50,17 @@ class Batches:
         rows = np.repeat(used, sizes)
         placed = Rows(examples, rows, within + 1, numbers[rows])
         shape = shape._replace(rows=len(numbers))
-        arrays = self.features.arrays(placed, self.source, self.target, shape, (self.plan.seed, step))
+        seed = self.plan.seed, step
+        arrays = self.features.arrays(placed, self.source, self.target, shape, seed)
+        if self.augment:
+            arrays["image"] = self.augment(arrays["image"], numbers, seed)
         return {"row": numbers.astype(np.int32), **arrays}
 
 
 def make_batches(
     corpora: Sequence[Corpus], weights: Sequence[float], config: DataConfig, seed: int, features: Features
 ) -> Batches:
-    """Plan the batches of a mixture of corpora, each passed over `weight` times an epoch.
+    """Plan the batches of a mixture of corpora, each passed over `weight` times an epoch; images are augmented.
 
     Raise UserError for sizes that hold no batch, or weights that leave none.
     """
@@ -63,7 +68,7 @@ def make_batches(
     target = _joined([corpus.target for corpus in corpora])
     part = np.repeat(np.arange(len(corpora)), [len(corpus) for corpus in corpora])
     source_lengths, target_lengths = features.lengths(source.lengths, target.lengths)
-    budget = (config.tokens_per_update, config.rows_divide_by())
+    budget, augment = (config.tokens_per_update, config.rows_divide_by()), make_augment(config.augment)
     if config.batching == "packed":
         shape = packed_shape(source_lengths, target_lengths, config.packed_length, *budget)
         members, sizes, row_part = [], [], []
@@ -75,11 +80,11 @@ def make_batches(
             row_part.append(np.full(len(rows), index))
         offsets = np.cumsum(np.concatenate([[0], *sizes]))
         plan = Plan((shape,), np.zeros(len(offsets) - 1, np.int64), np.concatenate(row_part), tuple(weights), seed)
-        batches = Batches(plan, source, target, offsets, np.concatenate(members), features)
+        batches = Batches(plan, source, target, offsets, np.concatenate(members), features, augment)
     else:
         shapes, bucket = bucket_shapes(source_lengths, target_lengths, config.num_buckets, *budget)
         plan = Plan(shapes, bucket, part, tuple(weights), seed)
-        batches = Batches(plan, source, target, np.arange(len(part) + 1), np.arange(len(part)), features)
+        batches = Batches(plan, source, target, np.arange(len(part) + 1), np.arange(len(part)), features, augment)
     if not len(batches):
         raise UserError(f"data.weight={min(weights)} of {len(part)} examples leaves none for an epoch: raise it")
     return batches

@@ -2,12 +2,14 @@
 
 import contextlib
 import dataclasses
+import math
 import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+BARS = "▁▂▃▄▅▆▇█"
 SILENCE = (2.0, 30.0)  # most seconds between two lines about it: on a terminal, elsewhere
 # What is counted, as it is written for several.
 NOUNS = re.compile(
@@ -74,3 +76,17 @@ def counted(count: int, what: str) -> str:
     """
     one = NOUNS.sub(lambda noun: noun[1] + (" that is" if noun[2] else ""), what, count=1)
     return f"{count:,} {one if count == 1 else what}"
+
+
+def sparkline(values: Sequence[float], width: int = 12) -> str:
+    """Return a curve as so many bars at most, each the mean of its share of the finite values.
+
+    >>> sparkline([4.0, 2.0, 1.0, 0.5])
+    '█▄▂▁'
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    bars = min(width, len(finite))
+    shares = [finite[i * len(finite) // bars : (i + 1) * len(finite) // bars] for i in range(bars)]
+    means = [sum(share) / len(share) for share in shares]
+    low, span = min(means, default=0.0), max(means, default=0.0) - min(means, default=0.0)
+    return "".join(BARS[round((mean - low) / span * (len(BARS) - 1)) if span else 0] for mean in means)

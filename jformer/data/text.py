@@ -15,9 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 from jformer.errors import UserError
+
+T = TypeVar("T")
 
 BOM = "\ufeff"
 BOMS_REMOVED = "byte order marks removed"
@@ -95,6 +97,27 @@ def read_lines(
                 warn(number, str(error).partition(";")[0])
                 text = admit(decode(body, invalid), counts, invalid)
             yield text + "\n" if keepends and len(body) < len(line) else text
+
+
+def is_jsonl(path: Path) -> bool:
+    """Tell whether a file has an object a line, by its name."""
+    return path.name.removesuffix(".gz").endswith(".jsonl")
+
+
+def read_objects(path: Path, counts: Counter[str], invalid: str, read: Callable[[str], T]) -> Iterator[tuple[int, T]]:
+    """Yield the number of each line of a JSONL file, from 1, and what `read` makes of it.
+
+    What stands around an object's texts is not counted, but for what was replaced. Raises UserError with file:line for
+    a line that `read` raises ValueError for.
+    """
+    around: Counter[str] = Counter()
+    for number, line in enumerate(read_lines(path, around, invalid=invalid), start=1):
+        if replaced := around.pop(INVALID_REPLACED, 0):
+            counts[INVALID_REPLACED] += replaced
+        try:
+            yield number, read(line)
+        except ValueError as error:
+            raise UserError(f"{path}:{number}: {error}") from error
 
 
 def parse_json(text: str) -> Any:

@@ -4,7 +4,7 @@ A task says which there are: "shared" for both sides or for the only one that ho
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from etils.epath import Path
@@ -16,7 +16,7 @@ from jformer.data.tokenizers import Tokenizer, learn, load
 from jformer.errors import UserError
 from jformer.storage import damaged, seal
 
-OWN = ("label", "image")  # kinds that a run never takes over from another: they describe its own examples
+OWN = ("label", "labels", "number", "tag", "image")  # kinds that a run learns anew: they describe its own examples
 
 
 class Vocabulary(NamedTuple):
@@ -25,6 +25,7 @@ class Vocabulary(NamedTuple):
     kind: str  # a key of tokenizers.TOKENIZERS
     sides: tuple[str, ...]  # "source", "target" or both
     parts: bool = False  # TABs separate texts
+    cut: Callable[[str], list[str]] | None = None  # into words that are encoded one by one: it learns them with spaces
 
 
 def learn_tokenizers(
@@ -47,7 +48,7 @@ def copy_tokenizers(
 ) -> tuple[Tokenizer, Tokenizer]:
     """Take over another run's tokenizers: its parameters mean nothing under another vocabulary.
 
-    Where it has but a shared one, that serves for a single side too. Labels and images are not taken over but learned.
+    Where it has but a shared one, that serves for a single side too. Labels, tags and images are learned anew.
     """
     if not parent.is_dir():
         raise UserError(f"{parent}: no such directory; train.init_from must name the workdir of a run")
@@ -58,7 +59,8 @@ def copy_tokenizers(
         if vocabulary.kind in OWN:
             tokenizer = _learn(config, training, vocabulary)
         else:
-            tokenizer = load(parent, "shared" if _has_shared(parent) else name)
+            of_one_side = name == "shared" and len(vocabulary.sides) == 1  # which a parent with labels calls its source
+            tokenizer = load(parent, "shared" if _has_shared(parent) else "source" if of_one_side else name)
         tokenizer.save(directory, name)
     seal(directory)
     return load_tokenizers(directory)
@@ -88,7 +90,8 @@ def _has_shared(directory: Path) -> bool:
 
 
 def _learn(config: DataConfig, splits: Sequence[Split], vocabulary: Vocabulary) -> Tokenizer:
-    options = (config.vocab_size, config.normalization, config.split_digits)
+    size = config.image_size if vocabulary.kind == "image" else config.vocab_size
+    options = (size, config.normalization, config.split_digits)
     with told(f"learning the {vocabulary.kind} tokenizer"):
         return learn(vocabulary.kind, _texts(splits, vocabulary), *options)
 
@@ -98,4 +101,5 @@ def _texts(splits: Sequence[Split], vocabulary: Vocabulary) -> Iterator[str]:
         for pair in split.read(Counter()):
             for side in vocabulary.sides:
                 text = getattr(pair, side)
-                yield from text.split("\t") if vocabulary.parts else [text]
+                parts = text.split("\t") if vocabulary.parts else [text]
+                yield from (" ".join(vocabulary.cut(part)) for part in parts) if vocabulary.cut else parts

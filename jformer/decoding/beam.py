@@ -6,9 +6,11 @@ t tokens; rows = b·n, the beams of a sentence side by side.
 A sentence has n live hypotheses, one in each beam, and slots for n finished ones. A hypothesis finishes when its end
 is among the n best continuations of the sentence; the beams go on with the n best continuations that do not end, so
 the search never narrows. What a beam chose in a step is stored as (token, parent beam): only these two numbers move,
-and the tokens of the results are traced back once, at the end.
+and the tokens of the results are traced back once, at the end. A search that is recorded runs the same steps, and keeps
+what the others forget: what each step weighed.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -24,7 +26,7 @@ from jformer.decoding.constraints import Constraints, initial_progress, make_con
 from jformer.decoding.finished import Finished, is_complete, keep_best, length_penalty
 from jformer.decoding.greedy import greedy
 from jformer.decoding.rules import Rules, append_token, initial_history, next_log_probs
-from jformer.decoding.search import Decoded, Start
+from jformer.decoding.search import Decoded, Start, Trace
 
 Coverage = Callable[[Cache], Float[Array, " rows"]]
 """The cache after the step that ends a hypothesis → what is added to its score: a number that is not positive."""
@@ -80,15 +82,57 @@ def beam_search(
 
     required = None if constraints is None else make_constraints(constraints, rules.pad)
 
-    def unfinished(state: _State) -> Bool[Array, ""]:
-        return (state.cur_index < start.room) & ((~state.done).sum() > start.max_unfinished)
-
     def extend(state: _State) -> _State:
-        return _extend(state, step, start.limits, rules, beams, required, coverage)
+        return _extend(state, step, start.limits, rules, beams, required, coverage)[0]
 
     state = _initial_state(cache, start, rules, beams, required)
-    state = lax.while_loop(unfinished, extend, state)
+    state = lax.while_loop(functools.partial(_goes_on, start), extend, state)
     return _trace_back(state, start.limits, rules, beams, required)
+
+
+def record_beams(
+    step: Step,
+    cache: Cache,
+    start: Start,
+    rules: Rules,
+    beams: Beams,
+    constraints: Int[Array, "b p l"] | None = None,
+    coverage: Coverage | None = None,
+) -> tuple[Decoded, Trace]:
+    """Search as `beam_search` does, with the same arguments, and also return what each of `start.room` steps weighed.
+
+    For use inside jit. One beam is searched as any other number, and so may end otherwise than greedy search.
+
+    >>> probs = jnp.zeros((5, 5)).at[[1, 1, 3, 3, 4], [3, 4, 2, 3, 2]].set(jnp.array([0.6, 0.4, 0.5, 0.5, 1]))
+    >>> def step(cache, last):  # as in the example of beam_search
+    ...     return jnp.log(probs[last]), {**cache, "position": cache["position"] + 1}
+    >>> cache = {"position": jnp.zeros(2, jnp.int32), "self": {}}
+    >>> start = Start(token=jnp.array([1]), limits=jnp.array([3]), room=3)
+    >>> found, trace = record_beams(step, cache, start, Rules(eos=2, pad=0), Beams(size=2))
+    >>> found.tokens.tolist(), trace.live_tokens[0, 0].tolist()  # the answer; what went on after the first step
+    ([[[4, 2, 0]]], [3, 4])
+    >>> [round(probability, 2) for probability in jnp.exp(trace.live_sums[0, 0]).tolist()]
+    [0.6, 0.4]
+    """
+    required = None if constraints is None else make_constraints(constraints, rules.pad)
+    extend = functools.partial(
+        _extend, step=step, limits=start.limits, rules=rules, beams=beams, constraints=required, coverage=coverage
+    )
+
+    def record(both: tuple[_State, Trace]) -> tuple[_State, Trace]:
+        state, trace = both
+        after, weighed = extend(state)
+        return after, jax.tree.map(lambda every, one: every.at[:, state.cur_index].set(one), trace, weighed)
+
+    state = _initial_state(cache, start, rules, beams, required)
+    of_step = jax.eval_shape(lambda state: extend(state)[1], state)
+    trace = jax.tree.map(lambda x: jnp.zeros((x.shape[0], start.room, *x.shape[1:]), x.dtype), of_step)
+    state, trace = lax.while_loop(lambda both: _goes_on(start, both[0]), record, (state, trace))
+    return _trace_back(state, start.limits, rules, beams, required), trace
+
+
+def _goes_on(start: Start, state: _State) -> Bool[Array, ""]:
+    return (state.cur_index < start.room) & ((~state.done).sum() > start.max_unfinished)
 
 
 def _initial_state(cache: Cache, start: Start, rules: Rules, beams: Beams, constraints: Constraints | None) -> _State:
@@ -125,8 +169,8 @@ def _extend(
     beams: Beams,
     constraints: Constraints | None,
     coverage: Coverage | None,
-) -> _State:
-    """Append one token to every live hypothesis, and store those that end."""
+) -> tuple[_State, Trace]:
+    """Append one token to every live hypothesis, and store those that end; also return what was weighed."""
     shape = state.live.tokens.shape
     logits, cache = step(state.cache, state.live.tokens.reshape(-1))  # [b n] → [rows]
     log_probs = next_log_probs(rules, logits, state.history, state.cur_index)
@@ -135,14 +179,16 @@ def _extend(
     best, live = select(candidates, rules.eos, beams, constraints)
 
     bonus = jnp.zeros(shape) if coverage is None else coverage(cache).reshape(shape)  # [rows] → [b n]
-    finished = _finish(state, best, bonus, beams, rules.eos)
+    ends = _ends(state, best, bonus, beams, rules.eos)
+    finished = keep_best(state.finished, ends, beams.groups)
     num_finished = state.num_finished + ((best.tokens == rules.eos) & (best.scores > -jnp.inf)).sum(axis=1)
     live = live._replace(scores=jnp.where(has_nan[:, None], jnp.nan, live.scores))
     live = _keep_done(state, live)
 
     largest_penalty = length_penalty(limits, beams)
     complete = is_complete(finished, num_finished, live.scores, largest_penalty, beams)
-    return _State(
+    weighed = Trace(~state.done, candidates.tokens, candidates.scores, *live[:3], best.parents, ends.scores)
+    after = _State(
         cur_index=state.cur_index + 1,
         cache=reorder(cache, live.parents),
         history=_append_tokens(state.history, live),
@@ -153,16 +199,17 @@ def _extend(
         parents=state.parents.at[state.cur_index].set(live.parents),
         done=state.done | has_nan | complete | (state.cur_index + 1 >= limits),
     )
+    return after, weighed
 
 
-def _finish(state: _State, best: Hypotheses, bonus: Float[Array, "b n"], beams: Beams, eos: int) -> Finished:
-    """Add the ends among the best candidates to what has finished before."""
+def _ends(state: _State, best: Hypotheses, bonus: Float[Array, "b n"], beams: Beams, eos: int) -> Finished:
+    """Return the ends among the best candidates; all else has the score -inf."""
     ends = (best.tokens == eos) & ~state.done[:, None]
     scores = best.scores / length_penalty(state.cur_index + 1, beams)
     scores += jnp.take_along_axis(bonus, best.parents, axis=1)
     scores = jnp.where(ends, scores, -jnp.inf)
     lengths = jnp.full_like(best.parents, state.cur_index)
-    return keep_best(state.finished, Finished(scores, lengths, best.parents), beams.groups)
+    return Finished(scores, lengths, best.parents)
 
 
 def _keep_done(state: _State, live: Hypotheses) -> Hypotheses:

@@ -68,11 +68,16 @@ class DecodeConfig:
 
     min_length: int = 0  # no end before so many tokens
     max_length: int = 0  # no more tokens than this; 0 = no limit of its own
-    max_extra_length: int = 50  # an output is at most as long as its source plus this
+    max_extra_length: int = 50  # an output is at most as long as its source plus this; an image has no length
     no_repeat_ngram: int = 0  # no run of so many tokens appears twice in an output; 0 = off (Paulus et al. 2018)
     repetition_penalty: float = 1.0  # multiplies the log-probability of earlier tokens (Keskar et al. 2019)
     forbid: tuple[str, ...] = ()  # entries of the vocabulary that are never written, such as "<unk>"
     only: tuple[str, ...] = ()  # if any: the only ones that are, beside the end symbol
+
+    max_answer_length: int = 30  # qa: words of an answer, at most
+    # qa: an answer's log-probability must be so much above that of there being none (Devlin et al. 2019, section 4.3);
+    # -1000 answers always. The best value is found on validation text.
+    no_answer_threshold: float = 0.0
 
     ensemble: tuple[str, ...] = ()  # workdirs of further runs that decide together with this one
     ensemble_average: str = "probability"  # probability | log_probability: what is averaged
@@ -81,7 +86,8 @@ class DecodeConfig:
     outputs: str = "text"  # predict writes text | tsv | jsonl: with scores, n-best and alignments if asked for
     scores: bool = False  # predict writes scores; tsv and jsonl
     alignments: bool = False  # predict writes source-target pairs of tokens in Pharaoh format; tsv and jsonl, encdec
-    overlong: str = "cut"  # what becomes of an input over the model's limit: cut | split into pieces; both counted
+    # What becomes of an input over the model's limit: cut | split into pieces (tagged words always); both counted.
+    overlong: str = "cut"
 
     batch_size: int = 64  # inputs decoded together
     dtype: str = ""  # of activations while decoding: "" = the model's | float32 | bfloat16
@@ -121,14 +127,18 @@ class DecodeConfig:
         """Outputs for each input."""
         return self.samples if self.search == "sample" else self.n_best
 
-    def check(self) -> None:
-        """Raise UserError for the first option, or combination of options, that cannot work."""
+    def check(self, searched: bool = True) -> None:
+        """Raise UserError for the first option, or combination of options, that cannot work.
+
+        Where answers are not `searched` for, no beam limits how many of them there are.
+        """
         choices = {"search": SEARCHES, "mbr_utility": UTILITIES, "ensemble_average": AVERAGES, "inputs": INPUTS}
         for key, allowed in {**choices, "outputs": OUTPUTS, "overlong": OVERLONG, "dtype": DTYPES}.items():
             if getattr(self, key) not in allowed:
                 names = ", ".join(map(repr, allowed))
                 raise UserError(f"decode.{key}={getattr(self, key)!r}; choose one of: {names}")
-        least = {"beam_size": 1, "beam_groups": 1, "n_best": 1, "samples": 1, "max_extra_length": 1, "batch_size": 1}
+        least = {"beam_size": 1, "beam_groups": 1, "n_best": 1, "samples": 1, "max_extra_length": 1}
+        least |= {"batch_size": 1, "max_answer_length": 1}
         zeros = (
             "length_penalty",
             "length_offset",
@@ -144,7 +154,7 @@ class DecodeConfig:
             if not getattr(self, key) >= low:
                 raise UserError(f"decode.{key}={getattr(self, key)} must be at least {low}")
         self._check_probabilities()
-        self._check_search()
+        self._check_search(searched)
         self._check_outputs()
 
     def _check_probabilities(self) -> None:
@@ -161,7 +171,7 @@ class DecodeConfig:
         if self.seed >= 2**32:
             raise UserError(f"decode.seed={self.seed} must be below {2**32}")
 
-    def _check_search(self) -> None:
+    def _check_search(self, searched: bool) -> None:
         unread, readers = (SAMPLE_ONLY, "sample' or 'mbr") if self.search == "beam" else (BEAM_ONLY, "beam")
         for key in unread:
             if getattr(self, key) != DEFAULTS[key] and key not in (
@@ -178,7 +188,7 @@ class DecodeConfig:
                 f"decode.n_best={self.n_best}: decode.samples says how many outputs decode.search='sample' has"
             )
         key, most = ("samples", self.samples) if self.search == "mbr" else ("beam_size", self.beam_size)
-        if self.search != "sample" and self.n_best > most:
+        if searched and self.search != "sample" and self.n_best > most:
             raise UserError(
                 f"decode.n_best={self.n_best} is more than decode.{key}={most}: lower it or raise the other"
             )
@@ -225,6 +235,8 @@ class DecodeOptions(TypedDict, total=False):
     repetition_penalty: float
     forbid: Sequence[str]
     only: Sequence[str]
+    max_answer_length: int
+    no_answer_threshold: float
     ensemble: Sequence[str]
     ensemble_average: str
     inputs: str

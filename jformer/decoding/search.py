@@ -1,6 +1,6 @@
 """What every search is given and what it returns. No search here.
 
-Axes: b sentences, n hypotheses of a sentence, t tokens.
+Axes: b sentences, n hypotheses of a sentence, t tokens, k continuations of a hypothesis.
 """
 
 from typing import NamedTuple
@@ -32,3 +32,19 @@ class Decoded(NamedTuple):
     scores: Float[Array, "b n"]  # summed log-probabilities, divided by the length penalty if the search has one
     lengths: Int[Array, "b n"]  # tokens, the end symbol included
     done: Bool[Array, " b"]  # False: the search had no more room, and would have gone on
+
+
+class Trace(NamedTuple):
+    """What a beam search weighed and chose: of one step as it is made, or of all of them, step after step.
+
+    Summed log-probabilities and scores are -inf in an empty slot.
+    """
+
+    searched: Bool[Array, " b *t"]  # False: the sentence was done before this step, and nothing else here is of it
+    tokens: Int[Array, "b *t n k"]  # every continuation that was weighed, of the n hypotheses that were live
+    sums: Float[Array, "b *t n k"]  # their summed log-probabilities
+    live_sums: Float[Array, "b *t n"]  # of those that go on, one in each beam
+    live_tokens: Int[Array, "b *t n"]
+    live_parents: Int[Array, "b *t n"]  # the beam that a token was appended to
+    end_parents: Int[Array, "b *t n"]  # of those that ended in this step
+    end_scores: Float[Array, "b *t n"]  # with the penalties of length and coverage

@@ -26,9 +26,9 @@ from jformer.models.parts import parameter_rows
 from jformer.parallel import processes
 from jformer.parallel.sharding import row_shards
 from jformer.tasks.build import build_sized, build_task, open_mesh
-from jformer.tasks.task import make_loss
+from jformer.tasks.task import CLASSES, SPAN, make_loss
 
-COMPARED = ("text", "label")  # answers that have a reference to be compared with
+COMPARED = ("text", SPAN, *CLASSES)  # answers that have a reference to be compared with
 
 
 def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[str, Any]:
@@ -98,17 +98,20 @@ def provenance(config: Config, workdir: Path, predictor: Predictor) -> dict[str,
     }
 
 
-PREDICT = {  # answer → what --mode=predict is for
-    "text": "translate lines of your own",
-    "continuation": "let the model go on from lines of your own",
-    "label": "label lines of your own (images by their paths)",
+PREDICT = {  # task → what --mode=predict is for
+    "translate": "translate lines of your own",
+    "lm": "let the model go on from lines of your own",
+    "classify": "label lines of your own (images by their paths)",
+    "caption": "describe images of your own, by their paths",
+    "tag": "tag the words of lines of your own",
+    "qa": "answer questions of your own, each with a TAB and its context",
 }
 
 
 def report_scores(scored: dict[str, Any], config: Config, workdir: Path, folder: Path | None = None) -> str:
     """Return the table of scores, where they were written, and what to try next, as commands to copy."""
     answer = build_task(config).answer
-    tries = [("--mode=predict < TEXT", PREDICT[answer])] if answer else []
+    tries = [("--mode=predict < TEXT", PREDICT[config.task])] if answer else []
     if answer == "text" and config.decode.search == "beam":
         tries += [(f"--mode=evaluate --config.decode.beam_size={config.decode.beam_size + 4}", "a wider beam")]
     quoted = shlex.quote(str(workdir))

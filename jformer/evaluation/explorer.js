@@ -1,44 +1,20 @@
 "use strict";
 // Draws the attention weights that the page holds. Texts are set as text, never as HTML.
 
-const examples = JSON.parse(document.getElementById("data").textContent);
+const data = JSON.parse(document.getElementById("data").textContent);
+const { examples } = data;
 const main = document.getElementById("explorer");
 const CELL = 18; // pixels of a weight in the large map
 const MOST_LINES = 80; // tokens a side up to which lines are drawn
 const state = { example: 0, part: 0, layer: 0, head: "mean", row: 0, column: 0 };
 
-function element(name, attributes = {}, ...children) {
-  const svg = ["svg", "text", "line", "rect", "image", "g"].includes(name);
-  const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children);
-  return made;
-}
-
 const part = () => examples[state.example].attention[state.part];
 
-/** Return the weights of a head, of "mean" or of "rollout", a byte each, row by row. */
+/** Return the weights of a head, of "mean" or of "rollout", as a table of bytes. */
 function weights(layer, head) {
-  const found = head === "rollout" ? part().rollout : head === "mean" ? part().means[layer] : part().heads[layer][head];
-  return Uint8Array.from(atob(found), (character) => character.charCodeAt(0));
-}
-
-function color(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).split(",").map(Number);
-}
-
-/** Draw weights into a canvas, one pixel each. */
-function paint(canvas, values) {
-  const [height, width] = [part().rows.length, part().columns.length];
-  [canvas.width, canvas.height] = [width, height];
-  const context = canvas.getContext("2d");
-  const pixels = context.createImageData(width, height);
-  const [low, high] = [color("--low"), color("--high")];
-  for (let i = 0; i < values.length; i++) {
-    for (let c = 0; c < 3; c++) pixels.data[4 * i + c] = low[c] + ((high[c] - low[c]) * values[i]) / 255;
-    pixels.data[4 * i + 3] = 255;
-  }
-  context.putImageData(pixels, 0, 0);
+  const { rows, columns, rollout, means, heads } = part();
+  const found = head === "rollout" ? rollout : head === "mean" ? means[layer] : heads[layer][head];
+  return { rows, columns, values: bytes(found), cell: CELL };
 }
 
 const lazily = new IntersectionObserver((entries) => {
@@ -83,57 +59,7 @@ function showGrid() {
   }
 }
 
-/** Return how wide the longest label is, about, in pixels. */
-const labelWidth = (tokens) => Math.min(160, 8 + 7 * Math.max(...tokens.map((token) => token.length)));
-
-function heatMap(values) {
-  const { rows, columns } = part();
-  const [left, top] = [labelWidth(rows), labelWidth(columns)];
-  const [width, height] = [left + CELL * columns.length, top + CELL * rows.length];
-  const canvas = document.createElement("canvas");
-  paint(canvas, values);
-  const map = element("svg", { class: "map", width, height, tabindex: 0, role: "application" });
-  map.setAttribute("aria-label", "Heat map; the arrow keys move from weight to weight");
-  const place = { x: left, y: top, width: width - left, height: height - top, preserveAspectRatio: "none" };
-  map.append(element("image", { ...place, href: canvas.toDataURL(), style: "image-rendering: pixelated" }));
-  const step = Math.ceil(Math.max(rows.length, columns.length) / 600);
-  rows.forEach((token, i) => {
-    if (i % step) return;
-    map.append(element("text", { x: left - 5, y: top + CELL * i + 13, "text-anchor": "end" }, token));
-  });
-  columns.forEach((token, i) => {
-    if (i % step) return;
-    const [x, y] = [left + CELL * i + 13, top - 5];
-    map.append(element("text", { x, y, transform: `rotate(-90 ${x} ${y})` }, token));
-  });
-  const cursor = element("rect", { class: "cursor", width: CELL, height: CELL });
-  map.append(cursor);
-  const said = main.querySelector("output");
-  const move = (row, column) => {
-    state.row = Math.max(0, Math.min(rows.length - 1, row));
-    state.column = Math.max(0, Math.min(columns.length - 1, column));
-    cursor.setAttribute("x", left + CELL * state.column);
-    cursor.setAttribute("y", top + CELL * state.row);
-    const share = values[state.row * columns.length + state.column] / 255;
-    said.textContent = `${rows[state.row]} takes ${share.toFixed(3)} from ${columns[state.column]}`;
-  };
-  map.addEventListener("pointermove", (event) => {
-    const box = map.getBoundingClientRect();
-    const [x, y] = [event.clientX - box.left - left, event.clientY - box.top - top];
-    if (x >= 0 && y >= 0) move(Math.floor(y / CELL), Math.floor(x / CELL));
-  });
-  map.addEventListener("keydown", (event) => {
-    const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
-    if (!steps) return;
-    event.preventDefault();
-    move(state.row + steps[0], state.column + steps[1]);
-  });
-  move(state.row, state.column);
-  return map;
-}
-
-function lines(values) {
-  const { rows, columns } = part();
+function lines({ rows, columns, values }) {
   if (Math.max(rows.length, columns.length) > MOST_LINES) {
     return element("p", {}, `Lines are drawn up to ${MOST_LINES} tokens a side.`);
   }
@@ -155,24 +81,26 @@ function lines(values) {
 }
 
 function showDetail() {
-  const values = weights(state.layer, state.head);
+  const table = weights(state.layer, state.head);
+  const said = main.querySelector("output");
+  const tell = (row, column) => {
+    const share = table.values[row * table.columns.length + column] / 255;
+    said.textContent = `${table.rows[row]} takes ${share.toFixed(3)} from ${table.columns[column]}`;
+  };
   const head = typeof state.head === "number" ? `head ${state.head + 1}` : state.head;
   const where = state.head === "rollout" ? "rollout of all layers" : `layer ${state.layer + 1}, ${head}`;
   main.querySelector("#where").textContent = `${part().name}: ${where}`;
-  main.querySelector("#map").replaceChildren(heatMap(values));
-  main.querySelector("#lines").replaceChildren(lines(values));
+  main.querySelector("#map").replaceChildren(heatMap(table, state, tell));
+  main.querySelector("#lines").replaceChildren(lines(table));
 }
 
 function showChoices() {
-  const body = examples[state.example].choices.map(([token, probability, likeliest]) => {
-    const bar = element("span", { class: "bar", style: `width: ${5 * probability}em` });
+  const rows = examples[state.example].choices.map(([token, probability, likeliest]) => {
+    const number = element("span", {}, element("span", { class: "bar", style: `width: ${5 * probability}em` }), probability.toFixed(3));
     const others = likeliest.filter(([other]) => other !== token).map(([other, p]) => `${other} ${p.toFixed(3)}`);
-    const number = element("td", {}, bar, probability.toFixed(3));
-    return element("tr", {}, element("td", {}, token), number, element("td", {}, others.join(" · ")));
+    return [token, number, others.join(" · ")];
   });
-  const names = ["token", "probability", "likeliest others"].map((name) => element("th", { scope: "col" }, name));
-  const table = element("table", {}, element("thead", {}, element("tr", {}, ...names)), element("tbody", {}, ...body));
-  main.querySelector("#choices").replaceChildren(table);
+  main.querySelector("#choices").replaceChildren(tableOf(["token", "probability", "likeliest others"], rows));
 }
 
 function choose(name, label, options, then) {
@@ -199,7 +127,17 @@ function showExample(index) {
   main.querySelector("#parts").replaceChildren(choose("part", "Attention", names, showPart));
   showChoices();
   if (attention.length) showPart(0);
+  for (const [details, shown] of sections) {
+    details.hidden = !shown();
+    details.refresh();
+  }
 }
+
+const sections = [ // each with whether there is something in it
+  [section("search", "The beam search, step by step", () => searches(examples[state.example].trees)), () => examples[state.example].trees.length],
+  [section("embeddings", "Tokens as their embeddings lie", () => planes(examples[state.example].planes)), () => examples[state.example].planes.length],
+  [section("positions", "Positions", positions), () => data.positions.length],
+];
 
 const titles = examples.map(({ source, target }, i) => `${i + 1}: ${(source || target).slice(0, 60)}`);
 main.append(
@@ -212,5 +150,8 @@ main.append(
   element("div", { class: "views" }, element("div", { id: "map", class: "scroll" }), element("div", { id: "lines", class: "scroll" })),
   element("h2", {}, "What it wrote, and what else it might have"),
   element("div", { id: "choices", class: "scroll" }),
+  ...sections.map(([details]) => details),
 );
 showExample(0);
+const asked = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+if (asked && asked.refresh) asked.open = true;

@@ -18,18 +18,22 @@ from jformer.errors import UserError
 from jformer.storage import in_bucket, replace_content
 
 
-def page(title: str, parts: Sequence[str], program: str = "", data: Any = None, refresh: float = 0.0) -> str:
+def page(
+    title: str, parts: Sequence[str], programs: tuple[str, ...] = (), data: Any = None, refresh: float = 0.0
+) -> str:
     """Return a whole HTML file of parts made by the functions below; it asks for nothing.
 
-    If a program is named, PROGRAM.js beside this file draws the data into the parts, in the style of PROGRAM.css; no
-    other program runs. Texts stand in the page as data, and are never read as HTML or as a program. A browser loads the
-    page again every `refresh` seconds, if that is not 0. Raises ValueError for a number that is not finite.
+    Of programs that are named, each PROGRAM.js beside this file is in the page, in this order, to draw the data into
+    the parts, in the style of the last one's PROGRAM.css; no other program runs. Texts stand in the page as data, and
+    are never read as HTML or as a program. A browser loads the page again every `refresh` seconds, if that is not 0.
+    Raises ValueError for a number that is not finite.
     """
     again = f'<meta http-equiv="refresh" content="{refresh:g}">\n' if refresh else ""
     drawing, style, policy = "", "", "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-    if program:
+    if programs:
         here = files("jformer.evaluation")
-        script, style = (here.joinpath(f"{program}.{kind}").read_text("utf-8") for kind in ("js", "css"))
+        script = "\n".join(here.joinpath(f"{program}.js").read_text("utf-8") for program in programs)
+        style = here.joinpath(f"{programs[-1]}.css").read_text("utf-8")
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         policy += f"; script-src 'sha256-{digest}'"
         text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -15,14 +15,22 @@ from etils.epath import Path
 from jformer.config.options import Config, changed
 from jformer.data.progress import counted
 from jformer.data.sources.split import Pair
-from jformer.data.tokenizers.lists import NORMALIZATIONS
+from jformer.data.tokenizers.lists import NORMALIZATIONS, label_set
 from jformer.errors import UserError
 from jformer.evaluation import page, records
 from jformer.evaluation.tables import formatted, scored_sets
-from jformer.tasks.metrics import text_metric
+from jformer.tasks.metrics import answer_scores, text_metric
 
 Rows = Sequence[Mapping[str, Any]]
 MOST_POINTS = 1_000  # of a line; of longer ones every second, third, ... row is drawn, and the last
+GRADES = {  # what an answer is graded by
+    "text": "chrF",
+    "one": "label",
+    "several": "labels",
+    "number": "off by",
+    "tags": "right tags",
+    "qa": "F1",
+}
 WORST = 20  # answers shown of each test set
 ANSWERS = 12  # shown of a validation example, evenly over the updates at which its answer was another than before
 TITLES = {  # of figures, in the order of their charts; the others follow under their own names
@@ -84,7 +92,7 @@ def report(config: Config, run: Path, refresh: float = 0.0) -> str:
         facts = [[fact, str(results["run"][fact])] for fact in OF_A_RUN if fact in results["run"]]
         parts += [page.heading("Where the scores come from"), page.table([["", ""], *facts], left=2)]
         parts += parameters(results["run"].get("parameters_by_part", {}))
-    return page.page(f"Run {name}", parts, "report", curves({name: rows}), refresh)
+    return page.page(f"Run {name}", parts, ("report",), curves({name: rows}), refresh)
 
 
 def state(config: Config, rows: Rows, results: Mapping[str, Any]) -> str:
@@ -112,7 +120,8 @@ def scores(results: Mapping[str, Any]) -> list[str]:
 def worst_answers(config: Config, run: Path, key: str) -> list[str]:
     """Return the answers to a test set that are furthest from their references, the worst first.
 
-    Texts are ranked by sentence chrF (Popović 2015), labels are right or wrong. A run without answers has no table.
+    Texts are ranked by sentence chrF (Popović 2015), tagged sentences by their share of right tags, spans of a context
+    by F1, labels are right or wrong. A run without answers has no table.
     """
     if not (run / "outputs" / f"{key}.txt").exists():
         return []
@@ -127,7 +136,7 @@ def worst_answers(config: Config, run: Path, key: str) -> list[str]:
     wrong = graded(config, answers, pairs)
     told = f"{len(wrong):,} of {len(answers):,} answers differ from their reference"
     rows = [[str(number), *texts, grade] for _, number, texts, grade in wrong[:WORST]]
-    head = ["line", "source", "reference", "answer", "label" if config.task == "classify" else "chrF"]
+    head = ["line", "source", "reference", "answer", GRADES[kind_of_answers(config)]]
     return [title, page.paragraph(told), *([page.table([head, *rows], left=4)] if rows else [])]
 
 
@@ -150,17 +159,37 @@ def parameters(parts: Mapping[str, int]) -> list[str]:
     return [page.heading("Parameters"), page.table([["part", "parameters", "share"], *rows])] if rows else []
 
 
+def kind_of_answers(config: Config) -> str:
+    """Return what kind of answers a run gives: a key of GRADES."""
+    return {"classify": config.data.labels, "tag": "tags", "qa": "qa"}.get(config.task, "text")
+
+
 def graded(
     config: Config, answers: Sequence[str], pairs: Sequence[Pair]
 ) -> list[tuple[float, int, tuple[str, str, str], str]]:
     """Return (grade, line, (source, reference, answer), grade as text) of the wrong answers, the worst first."""
-    labels, chrf = config.task == "classify", text_metric("chrf", "13a", lowercase=False)
-    normalize = NORMALIZATIONS[config.data.normalization] if labels else str  # as the scores of labels are made
+    kind = kind_of_answers(config)
+    chrf = text_metric("chrf", "13a", lowercase=False)
+    labels = config.task == "classify"
+    normalize = NORMALIZATIONS[config.data.normalization] if labels else str  # as scores of labels are made
     found = []
     for number, (answer, pair) in enumerate(zip(answers, pairs, strict=True), start=1):
-        if answer not in (normalize(pair.target), *pair.others):
-            grade = 0.0 if labels else chrf.sentence_score(answer, [pair.target, *pair.others]).score
-            found.append((grade, number, (pair.source, pair.target, answer), "wrong" if labels else f"{grade:.1f}"))
+        wanted = [normalize(pair.target), *pair.others]
+        f1 = answer_scores([answer], [pair])["f1"]["score"] if kind == "qa" else 0.0
+        if answer in wanted or f1 == 1 or (kind == "several" and {*label_set(answer)} == {*label_set(wanted[0])}):
+            continue
+        grade, told = 0.0, "wrong"
+        if kind in ("text", "qa"):
+            grade = chrf.sentence_score(answer, wanted).score if kind == "text" else 100 * f1
+            told = f"{grade:.1f}"
+        elif kind == "tags":
+            tags = wanted[0].split()
+            right = sum(map(str.__eq__, answer.split(), tags))
+            grade, told = right / len(tags), f"{right} of {len(tags)}"
+        elif kind == "number":
+            grade = -abs(float(answer or "nan") - float(wanted[0]))
+            told = f"{-grade:.3g}"
+        found.append((grade, number, (pair.source, pair.target, answer), told))
     return sorted(found)
 
 

@@ -4,7 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-FRACTIONS = ("exact_match", "token_accuracy", "accuracy", "macro_f1")  # scores from 0 to 1, shown as percentages
+FRACTIONS = (  # scores from 0 to 1, shown as percentages
+    *("exact_match", "token_accuracy", "accuracy", "macro_f1", "micro_f1", "f1"),
+    *("span_f1", "span_precision", "span_recall"),
+)
 
 
 def score_table(results: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from jformer.data.corpus import Corpus, open_corpus
 from jformer.data.pipeline import Batches, make_batches
 from jformer.data.sources.split import Split
 from jformer.data.tokenizers import Tokenizer
+from jformer.parallel import processes
 from jformer.parallel.mesh import DATA
 from jformer.parallel.sharding import ROWS, local_rows, put_batch, sum_over_data
 from jformer.tasks.batch import Batch, sum_over_microbatches
@@ -32,15 +33,16 @@ def evaluation_batches(
 ) -> tuple[Batches, Corpus]:
     """Return batches that hold every usable example of a split once, and its tokens.
 
-    They have two shapes, whatever training uses, room for any example the limits let through, and rows that divide
-    among so many shards, be they other ones than training had, and among the microbatches of training.
+    They have two shapes, whatever training uses, room for any example the limits let through, images as they are, and
+    rows that divide among so many shards, be they other ones than training had, and among the microbatches of training.
     """
     corpus = open_corpus(split, task.encoder(*tokenizers, evaluating=True), config.data.cache_dir)
     features, data = task.features(*tokenizers), config.data
     longest = max(int(sizes.max()) for sizes in features.lengths(corpus.source.lengths, corpus.target.lengths))
     rows = math.lcm(data.rows_divide_by(), shards * config.train.accumulation)
     tokens = max(data.tokens_per_update, rows * longest)
-    data = dataclasses.replace(data, batching="buckets", num_buckets=2, tokens_per_update=tokens, row_multiple=rows)
+    data = dataclasses.replace(data, batching="buckets", num_buckets=2, augment=())
+    data = dataclasses.replace(data, tokens_per_update=tokens, row_multiple=rows)
     return make_batches([corpus], [1.0], data, 0, features), corpus
 
 
@@ -59,8 +61,13 @@ def split_sums(eval_step: EvalStep, params: Any, batches: Batches, mesh: Mesh, a
         return cast(Batch, put_batch(mesh, split, rows))
 
     found: list[Sums] = []
+    compiled = set()
     for number in range(len(batches)):
-        found.append(eval_step(params, put(number)))
+        batch, shape = put(number), batches.plan.batch(number).shape
+        if shape not in compiled:
+            processes.compile_together(eval_step, params, batch)
+            compiled.add(shape)
+        found.append(eval_step(params, batch))
         jax.block_until_ready(found[-BATCHES_AHEAD:][:1])
     return add_up(jax.device_get(found))
 

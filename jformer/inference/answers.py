@@ -3,8 +3,20 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jformer.errors import UserError
+
 if TYPE_CHECKING:
     import numpy as np
+
+    from jformer.data.spans import Window
+
+CUT, SPLIT, EMPTY, UNKNOWN, TRUNCATED = (
+    "inputs cut to the model's limit",
+    "inputs split at the model's limit",
+    "empty inputs",
+    "inputs with unknown tokens",
+    "outputs cut at their limit",
+)
 
 
 class Request(NamedTuple):
@@ -14,6 +26,34 @@ class Request(NamedTuple):
     prefix: str = ""  # what the output begins with
     constraints: Sequence[str] = ()  # phrases that the output contains
     line: int = 0  # its number, counted from 0; samples depend on it
+
+
+class Piece(NamedTuple):
+    """A sequence that is answered on its own: an input, or a part of one that is split."""
+
+    ids: Sequence[int]
+    line: int  # the number of its input
+    prefix: Sequence[int] = ()
+    constraints: Sequence[Sequence[int]] = ()
+    words: Sequence[str] = ()  # that `ids` were made of, where each is answered
+    starts: Sequence[int] = ()  # where the first token of each word stands in `ids`
+    window: "Window | None" = None  # what its tokens are of a question and its context
+
+
+class EncodedPair(NamedTuple):
+    """The tokens of a source and of a target."""
+
+    source: Sequence[int]
+    target: Sequence[int]
+    cut: bool = False  # one of them was over the model's limit
+
+
+class TaggedWord(NamedTuple):
+    """A word of an input and the tag it got."""
+
+    word: str
+    tag: str
+    probability: float
 
 
 class Alignment(NamedTuple):
@@ -32,16 +72,22 @@ class Attention(NamedTuple):
     target: tuple[str, ...]
 
 
+Hypotheses = Sequence[tuple[Sequence[int], float]]
+"""The tokens of every hypothesis of a piece with its score, in the order that the pass gave them."""
+
+
 class Output(NamedTuple):
     """One answer to an input. Of the three numbers it has those that its search gives; larger is better."""
 
     text: str
     ids: tuple[int, ...] = ()  # its tokens, the end symbol included unless it was cut at its limit
     score: float | None = None  # beam: the log-probability divided by the length penalty, with the coverage penalty
-    log_prob: float | None = None  # sample, mbr and labels: natural logarithm of its probability
+    log_prob: float | None = None  # sample, mbr, labels and spans: natural logarithm of its probability
     utility: float | None = None  # mbr: its expected utility
     labels: Mapping[str, float] | None = None  # every label's probability, the most probable first
     alignment: Alignment | None = None  # if it was asked for
+    tags: tuple[TaggedWord, ...] | None = None  # of all words, where each is answered
+    span: tuple[int, int] | None = None  # of an answer in its context: its first character, and the one after its last
 
     @property
     def rank(self) -> float | None:
@@ -58,6 +104,64 @@ class Scored(NamedTuple):
     cut: bool = False  # source or target were over the model's limit, and what is beyond it was left out
 
 
+class SearchTree(NamedTuple):
+    """A beam search as a tree, step by step; node 0 is the beginning, every other one appends a token to its parent.
+
+    Log-probabilities are natural. Beams of one group share what they have in common; groups do not.
+    """
+
+    tokens: tuple[str, ...]  # as the vocabulary writes them; "" at node 0
+    parents: "np.ndarray"  # i32 [nodes]: before the node itself, -1 at node 0
+    log_probs: "np.ndarray"  # f32 [nodes], of the token given all before it, as the search counted it
+    scores: "np.ndarray"  # f32 [nodes]: the sum so far; where a hypothesis ended or was cut, what it is ranked by
+    states: tuple[str, ...]  # one of NODE_STATES
+    ranks: "np.ndarray"  # i32 [nodes]: 1 at the answer, 2 at the next best output; 0 where no output ends
+
+    def path(self, node: int) -> list[int]:
+        """Return the nodes from the first token to this one."""
+        nodes = []
+        while node > 0:
+            nodes.append(node)
+            node = int(self.parents[node])
+        return nodes[::-1]
+
+
+NODE_STATES = {
+    "kept": "went on",
+    "ended": "ended with the end symbol",
+    "cut": "ended at the limit",
+    "left": "was live when the search stopped, as no better output could come",
+    "dropped": "was weighed, and not among the best",
+}
+
+
+def check_requests(requests: Sequence[Request | str], usage: str, one_line: bool) -> list[Request]:
+    """Return texts as requests, numbered in order; raise UserError as `check_texts` does, also for their phrases."""
+    if isinstance(requests, str):
+        check_texts(requests, usage, one_line=False)
+    asked = [each if isinstance(each, Request) else Request(each, line=i) for i, each in enumerate(requests)]
+    check_texts([request.text for request in asked], usage, one_line)
+    for request in asked:
+        check_texts([request.prefix, *request.constraints], usage, one_line)
+        if isinstance(request.constraints, str):
+            raise UserError(f"constraints={request.constraints!r} is one text, not a list of texts: {usage}")
+    return asked
+
+
+def check_texts(texts: Sequence[str], usage: str, one_line: bool) -> None:
+    """Raise UserError for one text in place of a list, for what is no text and, if asked for, for a line break."""
+    if isinstance(texts, str):
+        raise UserError(f"{texts[:40]!r} is one text, not a list of texts: {usage}")
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str):
+            raise UserError(f"text {number} of {len(texts)} is {text!r:.40}, not a text: {usage}")
+        if one_line and "\n" in text:
+            raise UserError(
+                f"text {number} of {len(texts)} has a line break, which training texts have not: give each line as a "
+                f"text of its own, or replace it by a space: {text!r:.60}"
+            )
+
+
 def joined(answers: Sequence[list[Output]], eos: int) -> list[Output]:
     """Return the outputs for a whole input: none is an empty one, and the best ones of several pieces become one."""
     if len(answers) < 2:
@@ -68,7 +172,9 @@ def joined(answers: Sequence[list[Output]], eos: int) -> list[Output]:
         name: _sum(getattr(output, name) for output in best) for name in ("score", "log_prob", "utility")
     }
     text, alignments = " ".join(output.text for output in best), [output.alignment for output in best]
-    return [Output(text, (*ids, *best[-1].ids), alignment=_joined_alignments(alignments), **numbers)]
+    whole = Output(text, (*ids, *best[-1].ids), alignment=_joined_alignments(alignments), **numbers)
+    tags = [word for output in best for word in output.tags or ()]
+    return [whole._replace(tags=tuple(tags) if tags else None)]
 
 
 def _joined_alignments(alignments: Sequence[Alignment | None]) -> Alignment | None:

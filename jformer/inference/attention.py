@@ -18,6 +18,7 @@ from jformer.inference.batching import refuse_nan
 from jformer.inference.predict import Predictor
 from jformer.inference.scoring import showing_weights, watched_pass
 from jformer.models.batch import Batch
+from jformer.tasks.task import CLASSES, SPAN
 
 LIKELIEST = 5  # tokens that are told for every position
 Labels = tuple[str, ...]
@@ -104,13 +105,17 @@ def attention_maps(predictor: Predictor, pairs: Sequence[tuple[str, str | None]]
     """
     if not predictor.task.answer:
         raise UserError(f"task={predictor.config.task!r} has no answers to look into")
+    if predictor.task.answer == SPAN:
+        raise UserError(
+            f"task={predictor.config.task!r} writes no tokens that could be looked into: use --mode=predict"
+        )
     if predictor.members:
         raise UserError("decode.ensemble: the members of an ensemble attend each by itself; leave it out")
     asked = [i for i, (_, target) in enumerate(pairs) if target is None]
     answers = dict(zip(asked, predictor.predict([pairs[i][0] for i in asked]), strict=True)) if asked else {}
     whole = [(source, answers.get(i, target) or "") for i, (source, target) in enumerate(pairs)]
     encoded = predictor.inputs.encode_pairs(whole)
-    forced = _make_pass(showing_weights(predictor.model))
+    forced = _make_pass(showing_weights(predictor.model), predictor.task.answer)
     found = []
     for texts, pair in zip(whole, encoded, strict=True):
         batch = predictor.inputs.pair_arrays([pair], 1)
@@ -122,13 +127,17 @@ def attention_maps(predictor: Predictor, pairs: Sequence[tuple[str, str | None]]
 
 
 @functools.cache
-def _make_pass(model: Any) -> Any:
-    """Return the compiled (parameters, batch) → (intermediates, probabilities [b t v])."""
+def _make_pass(model: Any, answer: str) -> Any:
+    """Return the compiled (parameters, batch) → (intermediates, probabilities [b t v]).
+
+    Probabilities of a row add up to one, but for those of several labels, each of which is there or not.
+    """
+    likely = jax.nn.sigmoid if answer == "labels" else jax.nn.softmax
 
     def forced(params: Any, batch: Batch) -> tuple[Any, jax.Array]:
         hidden, seen = watched_pass(model, params, batch)
         logits = model.apply({"params": params}, hidden, method="logits")
-        return seen, jax.nn.softmax(logits.astype(jnp.float32))
+        return seen, likely(logits.astype(jnp.float32))
 
     return jax.jit(forced)
 
@@ -155,10 +164,9 @@ def _arrays(seen: Mapping[str, Any]) -> dict[Part, np.ndarray]:
 def _source_labels(predictor: Predictor, batch: Mapping[str, np.ndarray]) -> Labels:
     if "image" not in batch:
         return _labels(predictor, batch, "source")
-    vision, head = predictor.model.config.vision, predictor.model.config.head
-    side = range(1, vision.image_size // vision.patch_size + 1)
-    patches = [f"{row},{column}" for row in side for column in side]
-    return tuple(["class"] * (head.pooling == "first") + patches)
+    model = predictor.model.config
+    class_token = ("class",) if model.family == "vit" and model.head.pooling == "first" else ()
+    return class_token + model.vision.patch_names
 
 
 def _labels(predictor: Predictor, batch: Mapping[str, np.ndarray], name: str) -> Labels:
@@ -176,13 +184,21 @@ def _written(tokens: Sequence[str], i: int) -> str:
 
 
 def _choices(predictor: Predictor, batch: Mapping[str, np.ndarray], probabilities: np.ndarray) -> tuple[Choice, ...]:
-    """Return the choice at every position that predicts something; a class is numbered from 0."""
-    tokens, first = predictor.tokenizers[1].tokens, NUM_SYMBOLS if predictor.task.answer == "label" else 0
-    choices = []
-    for t in np.flatnonzero(batch["weights"][0]):
+    """Return the choice at every position that predicts something, or of every label; classes are numbered from 0.
+
+    A number was no choice among others.
+    """
+    answer, tokens = predictor.task.answer, predictor.tokenizers[1].tokens
+    if answer == "number":
+        return ()
+    wanted, weights = batch["target_out"][0], batch["weights"][0]
+    places = [(int(t), int(wanted[t])) for t in np.flatnonzero(weights)]
+    if answer == "labels":
+        places = [(0, int(label)) for label in np.flatnonzero(wanted)]
+    first, choices = NUM_SYMBOLS if answer in CLASSES else 0, []
+    for t, target in places:
         row = probabilities[t]
         best = np.argsort(-row)[:LIKELIEST]
         likeliest = tuple((_written(tokens, first + int(i)), float(row[i])) for i in best)
-        target = int(batch["target_out"][0, t])
         choices.append(Choice(_written(tokens, first + target), float(row[target]), likeliest))
     return tuple(choices)

@@ -13,7 +13,8 @@ from jax.sharding import Mesh
 
 from jformer.decoding.search import Decoded
 from jformer.errors import UserError
-from jformer.inference.inputs import LONG_INPUT, Attempt, Inputs, Piece
+from jformer.inference.answers import Piece
+from jformer.inference.inputs import LONG_INPUT, Attempt, Inputs
 from jformer.parallel.backend import target
 from jformer.parallel.sharding import fill_rows
 

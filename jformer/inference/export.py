@@ -14,9 +14,9 @@ import numpy as np
 
 from jformer.checkpoints.ctranslate2 import build_spec
 from jformer.config.options import Config
-from jformer.data.tokenizers import Symbols
+from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.errors import UserError
-from jformer.inference.inputs import writable
+from jformer.inference.generation import writable
 from jformer.inference.predict import load
 from jformer.inference.stablehlo import build_program
 from jformer.parallel.mesh import make_mesh
@@ -27,6 +27,12 @@ README = """A translator exported by jformer for {format}; docs/serving.md of jf
 {model}
 tokenizer/    one file for both sides, or source and target: a sentencepiece model, or a JSON list
 serving.json  the most tokens of a source (with the end symbol </s>, id 2), and how jformer would have decoded
+"""
+IMPORTED = """
+The vocabulary is an imported one: a source is source_before, its tokens and source_after of serving.json, where other
+exports have </s> alone, and CTranslate2 adds nothing; the target begins with target_prefix (give it to CTranslate2,
+whose answers repeat it; the program has it). tokenizer/*.json holds a tokenizer.json as "content", or a sentencepiece
+model in base64 as "model" with the ids of its pieces, and a prefix of every text.
 """
 MODELS = {
     "ctranslate2": """model.bin     what ctranslate2.Translator loads from here, with config.json and *vocabulary.json
@@ -51,15 +57,17 @@ def export(config: Config, workdir: Path, format: str, target: Path) -> str:  # 
     model, (source, target_side) = predictor.model, predictor.tokenizers
     params = jax.tree.map(np.asarray, predictor.params)
     longest = config.data.max_source_length + config.decode.max_extra_length
-    if format == "ctranslate2" and (source.symbols, target_side.symbols) != (Symbols(), Symbols()):
-        raise UserError("--format=ctranslate2 knows no symbols of imported vocabularies: use --format=stablehlo")
+    mask = writable(target_side, config.decode)
     if format == "ctranslate2":
+        words, never = (source.tokens, target_side.tokens), np.flatnonzero(~mask).tolist()
         # At least as many positions as CTranslate2 allows in a source by default.
-        save = build_spec(model.config, params, (source.tokens, target_side.tokens), max(longest, 1_024)).save
+        save = build_spec(model.config, params, words, max(longest, 1_024), target_side.symbols, never).save
     else:
-        mask = writable(target_side, config.decode)
         save = build_program(config, model, params, longest, mask, target_side.symbols)
-    _write(config, workdir, save, target, README.format(format=format, model=MODELS[format]))
+    imported = (source.symbols, target_side.symbols) != (Symbols(), Symbols())
+    around = _around(source, target_side) if imported else {}
+    readme = README.format(format=format, model=MODELS[format]) + (IMPORTED if imported else "")
+    _write(config, workdir, save, target, readme, around)
     size = sum(path.stat().st_size for path in target.rglob("*")) / 1e6
     return f"{target}: {format}, {size:.1f} MB; jformer's docs/serving.md has a loader"
 
@@ -79,7 +87,20 @@ def _check(config: Config, format: str, target: Path) -> None:  # noqa: A002
         raise UserError(f"--format={format} needs a package: pip install {NEEDS[format]}") from error
 
 
-def _write(config: Config, workdir: Path, save: Callable[[str], Any], target: Path, readme: str) -> None:
+def _around(source: Tokenizer, target: Tokenizer) -> dict[str, Any]:
+    """Return what stands around texts of an imported vocabulary, which no loader can know."""
+    symbols = source.symbols
+    before, after, written = symbols.before, (symbols.eos, *symbols.after), target.symbols.before
+    return {
+        "source_before": {"ids": before, "tokens": [source.tokens[i] for i in before]},
+        "source_after": {"ids": after, "tokens": [source.tokens[i] for i in after]},
+        "target_prefix": {"ids": written, "tokens": [target.tokens[i] for i in written]},
+    }
+
+
+def _write(
+    config: Config, workdir: Path, save: Callable[[str], Any], target: Path, readme: str, around: dict[str, Any]
+) -> None:
     """Put everything into the directory: the model, the tokenizers as they are, and what a loader must know."""
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -92,6 +113,7 @@ def _write(config: Config, workdir: Path, save: Callable[[str], Any], target: Pa
             "max_extra_length": config.decode.max_extra_length,
             "beam_size": config.decode.beam_size,
             "length_penalty": config.decode.length_penalty,
+            **around,
         }
         (target / "README").write_text(readme)
         (target / "serving.json").write_text(json.dumps(limits, indent=2) + "\n")

@@ -24,11 +24,12 @@ from jformer.data.progress import counted, told
 from jformer.data.text import digest, read_lines
 from jformer.errors import UserError
 from jformer.inference.answers import Request
-from jformer.inference.formats import Question, read_question, read_request, write_outputs, write_scored
+from jformer.inference.formats import Question, read_asked, read_question, read_request, write_outputs, write_scored
 from jformer.inference.output_file import lines_to_keep, open_output, refuse_input
 from jformer.inference.predict import Predictor, load
 from jformer.inference.progress import Progress
 from jformer.parallel import processes
+from jformer.tasks.task import SPAN
 
 WINDOW = 4_096  # lines
 SECONDS = 20.0  # that a window takes, about: a killed command loses no more work
@@ -63,6 +64,8 @@ def predict_file(settings: Config, workdir: Path, source: str, target: str, resu
     predictor = _open_run(settings, workdir, source, target, resume)
 
     def read(line: Line, counts: Counter[str]) -> Request:
+        if predictor.task.answer == SPAN:
+            return read_asked(*line, options.inputs, counts)
         return read_request(*line, options.inputs, counts, predictor.task.answer == "continuation")
 
     def answer(requests: list[Request]) -> list[str]:

@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jformer.data.spans import fault_of, joined_text
 from jformer.data.text import admit, parse_json
-from jformer.inference.answers import Output, Request, Scored
+from jformer.inference.answers import Output, Request, Scored, TaggedWord
+from jformer.tasks.spans import find_spans, mark_spans
 
 IN_JSON = ("tokens", "cut")  # what of a scored target TSV has no column for
 
@@ -31,6 +33,20 @@ def read_request(number: int, line: str, form: str, counts: Counter[str], contin
     kinds = {"source": str, "prefix": str, "constraints": list}
     record = _object(line, kinds, ("source",), counts, lines=continues)
     return Request(record["source"], record.get("prefix", ""), record.get("constraints", ()), number)
+
+
+def read_asked(number: int, line: str, form: str, counts: Counter[str]) -> Request:
+    """Read what is asked in line `number` (from 0): question, one TAB, context; or {"question", "context"} in JSON.
+
+    Raises ValueError for what is neither; the caller adds the file and the line.
+    """
+    if form == "jsonl":
+        kinds = {"question": str, "context": str}
+        record = _object(line, kinds, tuple(kinds), counts, lines=False)
+        return Request(joined_text(**record), line=number)
+    if fault := fault_of(line):
+        raise ValueError(fault)
+    return Request(line, line=number)
 
 
 def read_question(line: str, form: str, continues: bool, counts: Counter[str]) -> Question:
@@ -58,8 +74,11 @@ def write_outputs(outputs: Sequence[Output], form: str, scores: bool, alignments
 
     text   the best output
     tsv    text, the number it is ranked by and its alignment if asked for, and the same again for each further output
-    jsonl  {"outputs": [{"text", "score" | "log_prob" | "utility", "labels", "alignment", "tokens"}], "source_tokens"}
+    jsonl  {"outputs": [{"text", "score" | "log_prob" | "utility", "labels", "alignment", "tokens"}], "source_tokens"};
+           an answer in a context has "start" and "end", its first character there and the one after its last
 
+    Of tagged words an output in JSON has `tags`, the `spans` that they mark ({"type", "start", "end", "text"}, words
+    counted from 0, the last one before `end`), and with scores their `probabilities`, those of a span multiplied.
     Numbers have the names of `Output`; those of an output that could not be found are null. An alignment is written as
     in Pharaoh (Koehn 2004): pairs of source and target token, both counted from 0, which index `source_tokens` and
     `tokens`. TABs of a text become spaces in TSV, and line breaks in all but JSON.
@@ -80,6 +99,10 @@ def answer_record(outputs: Sequence[Output], scores: bool, alignments: bool) -> 
     records = []
     for output in outputs:
         record: dict[str, Any] = {"text": output.text}
+        if output.tags is not None:
+            record |= _tagged(output.tags, scores)
+        if output.span:
+            record |= dict(zip(("start", "end"), output.span, strict=True))
         if scores:
             record |= _numbers(output)
         if alignments:
@@ -166,6 +189,17 @@ def _numbers(output: Output) -> dict[str, Any]:
     if output.labels is not None:
         numbers["labels"] = {label: _number(probability) for label, probability in output.labels.items()}
     return numbers
+
+
+def _tagged(words: Sequence[TaggedWord], scores: bool) -> dict[str, Any]:
+    """Return what a JSON object says of tagged words."""
+    tags, spans = [word.tag for word in words], []
+    for span in find_spans(tags) if mark_spans(tags) else ():
+        inside = words[span.start : span.end]
+        record = {**span._asdict(), "text": " ".join(word.word for word in inside)}
+        spans.append(record | ({"probability": _number(math.prod(w.probability for w in inside))} if scores else {}))
+    probabilities = {"probabilities": [_number(word.probability) for word in words]} if scores else {}
+    return {"tags": tags, "spans": spans, **probabilities}
 
 
 def _number(value: float | None) -> float | None:

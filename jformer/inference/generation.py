@@ -1,9 +1,10 @@
-"""What models answer to a batch of inputs: tokens by a search, or a class. Arrays in, arrays out; no text here.
+"""What models answer to a batch of inputs: tokens by a search, or what one pass tells. Arrays in, arrays out.
 
 Letters in shapes: b inputs, p tokens of a prompt or prefix, c phrases, l tokens of a phrase, n beams or samples of an
 input, rows = b·n, v entries of the vocabulary.
 """
 
+import difflib
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -11,17 +12,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jformer.data.tokenizers import NUM_SYMBOLS, Symbols
-from jformer.decoding.beam import beam_search
+from jformer.data.tokenizers import Symbols, Tokenizer
+from jformer.decoding.beam import Coverage, beam_search, record_beams
 from jformer.decoding.cache import FOLLOW_BEAMS, Cache, Step, repeat_rows
 from jformer.decoding.config import DecodeConfig
 from jformer.decoding.rules import Rules
 from jformer.decoding.sample import sample
-from jformer.decoding.search import Decoded, Start
+from jformer.decoding.search import Decoded, Start, Trace
+from jformer.errors import UserError
+from jformer.inference.heads import HEADS, one_pass
 from jformer.models.batch import Batch
 from jformer.parallel.activations import constrain_sharding
 from jformer.parallel.sharding import over_rows
@@ -50,14 +52,40 @@ def make_answer(
 ) -> Any:
     """Return the compiled (parameters of every model, batch, room) → Decoded that a task's answers are read from.
 
-    A label is one token with its log-probability; all labels are hypotheses, the most probable first. `vocabulary`
-    tells of every id whether it may be written. On a mesh, rows are split over data and fsdp.
+    What is not searched for is what `heads.HEADS` makes of one pass. `vocabulary` tells of every id whether it may be
+    written. On a mesh, rows are split over data and fsdp.
     """
-    respond = functools.partial(_choose, models[0])
-    if answer != "label":
+    if answer in HEADS:
+        respond: Any = functools.partial(one_pass, models[0], HEADS[answer], options)
+    else:
         respond = functools.partial(generate, tuple(models), options, vocabulary, symbols)
 
-    def on_mesh(params: Sequence[Any], batch: SearchBatch, room: int) -> Decoded:
+    return _compiled(respond, mesh)
+
+
+def make_recorder(
+    models: Sequence[Any],
+    options: DecodeConfig,
+    vocabulary: Bool[np.ndarray, " v"],
+    symbols: Symbols,
+    mesh: Mesh | None = None,
+) -> Any:
+    """Return the compiled (parameters of every model, batch, room) → (Decoded, Trace) of a beam search.
+
+    It decodes what `generate` does, and tells all that was weighed on the way.
+    """
+
+    def record(params: Sequence[Any], batch: SearchBatch, room: int) -> tuple[Decoded, Trace]:
+        begun = _begin(models, options, vocabulary, symbols, params, batch, room)
+        return record_beams(*begun, options.beams, batch.get("constraints"), _coverage_of(options))
+
+    return _compiled(record, mesh)
+
+
+def _compiled(respond: Any, mesh: Mesh | None) -> Any:
+    """Return (parameters, batch, room) → what `respond` makes of them, compiled, with the rows split over a mesh."""
+
+    def on_mesh(params: Sequence[Any], batch: SearchBatch, room: int) -> Any:
         return over_rows(functools.partial(respond, room=room), mesh)(params, batch)
 
     return jax.jit(on_mesh, static_argnums=2)
@@ -76,6 +104,22 @@ def generate(
 
     A row whose limit is above `room` may be left unfinished, and so may the last `max_unfinished` rows.
     """
+    begun = _begin(models, options, vocabulary, symbols, params, batch, room)
+    if options.search == "beam":
+        return beam_search(*begun, options.beams, batch.get("constraints"), _coverage_of(options))
+    return sample(*begun, options.filters, _keys(options.seed, batch["line"], options.hypotheses))
+
+
+def _begin(
+    models: Sequence[Any],
+    options: DecodeConfig,
+    vocabulary: Bool[np.ndarray, " v"],
+    symbols: Symbols,
+    params: Sequence[Any],
+    batch: SearchBatch,
+    room: int,
+) -> tuple[Step, Cache, Start, Rules]:
+    """Return what every search begins with."""
     params = [_in_compute_dtype(tree, model.config.dtype) for model, tree in zip(models, params, strict=True)]
     prompt, sizes, beams = batch["prompt"], batch["prompt_length"], options.hypotheses
     cache = _prefill(models, params, batch, prompt.shape[1] - 1 + room * beams, bool(options.coverage_penalty))
@@ -87,11 +131,33 @@ def generate(
         room=room,
         max_unfinished=batch.get("max_unfinished", 0),
     )
-    rules = _rules(options, vocabulary, symbols, models, batch)
-    if options.search == "beam":
-        coverage = functools.partial(_coverage, options.coverage_penalty) if options.coverage_penalty else None
-        return beam_search(step, cache, start, rules, options.beams, batch.get("constraints"), coverage)
-    return sample(step, cache, start, rules, options.filters, _keys(options.seed, batch["line"], beams))
+    return step, cache, start, _rules(options, vocabulary, symbols, models, batch)
+
+
+def writable(tokenizer: Tokenizer, options: DecodeConfig) -> Bool[np.ndarray, " v"]:
+    """Return, for every entry of the vocabulary, whether a search may write it.
+
+    Raises UserError for words of decode.forbid and decode.only that are no entries, and where too few remain.
+    """
+    ids = {token: i for i, token in enumerate(tokenizer.tokens)}
+    for key in ("forbid", "only"):
+        for word in getattr(options, key):
+            if word not in ids:
+                close = difflib.get_close_matches(word, ids, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else "name entries as the vocabulary writes them"
+                raise UserError(f"decode.{key}: {word!r} is no entry of the vocabulary; {hint}")
+    mask = np.full(tokenizer.vocab_size, not options.only)
+    mask[[ids[word] for word in options.only]] = True
+    symbols = tokenizer.symbols
+    mask[[symbol for symbol in (symbols.pad, symbols.bos) if symbol < len(mask)]] = False
+    mask[symbols.eos] = True
+    mask[[ids[word] for word in options.forbid]] = False
+    if options.search == "beam" and options.beam_size > mask.sum():
+        raise UserError(
+            f"decode.beam_size={options.beam_size} is more than the {mask.sum()} entries of the vocabulary that may "
+            "be written: lower it"
+        )
+    return mask
 
 
 def prompts(sequences: Sequence[Sequence[int]], rows: int, width: int, symbols: Symbols) -> dict[str, np.ndarray]:
@@ -102,15 +168,6 @@ def prompts(sequences: Sequence[Sequence[int]], rows: int, width: int, symbols: 
         prompt[row, 1 : 1 + len(sequence)] = sequence
     sizes = np.array([1 + len(sequence) for sequence in sequences] + [1] * (rows - len(sequences)), np.int32)
     return {"prompt": prompt, "prompt_length": sizes}
-
-
-def _choose(model: Any, params: Sequence[Any], batch: SearchBatch, room: int) -> Decoded:
-    """Return every class of every row as a hypothesis of one token, the most probable first."""
-    logits = model.apply({"params": params[0]}, batch)[:, 0]  # [b 1 v] → [b v]
-    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
-    scores, classes = lax.top_k(log_probs, log_probs.shape[-1])
-    ids = classes + NUM_SYMBOLS
-    return Decoded(ids[..., None], scores, jnp.ones_like(ids), jnp.ones(len(ids), bool))
 
 
 def _in_compute_dtype(params: Any, dtype: str) -> Any:
@@ -192,6 +249,10 @@ def _rules(
         prompt=batch["prompt"],
         prompt_length=batch["prompt_length"],
     )
+
+
+def _coverage_of(options: DecodeConfig) -> Coverage | None:
+    return functools.partial(_coverage, options.coverage_penalty) if options.coverage_penalty else None
 
 
 def _coverage(weight: float, cache: Cache) -> Float[Array, " rows"]:

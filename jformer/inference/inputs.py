@@ -3,25 +3,25 @@
 Letters in shapes: b rows of a batch, v entries of the vocabulary.
 """
 
-import difflib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
-from jaxtyping import Bool
 
 from jformer.data.corpus import Side, Tokens
 from jformer.data.features import Rows
 from jformer.data.plan import Shape
-from jformer.data.tokenizers import Tokenizer
+from jformer.data.tokenizers import ImageTokenizer, Tokenizer
 from jformer.decoding.config import DecodeConfig
 from jformer.errors import UserError
-from jformer.inference.answers import Request
+from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, EncodedPair, Piece, Request
 from jformer.inference.generation import prompts
+from jformer.inference.heads import HEADS
+from jformer.inference.words import marks, tagged_pair
 from jformer.models import ModelConfig
 from jformer.parallel.sharding import EVERY_ROW, replicated
 from jformer.tasks.batch import abstract_batch
@@ -31,30 +31,6 @@ PADDED_LENGTHS = (16, 24, 32, 48, *(1 << i for i in range(6, 31)))  # of sequenc
 LONG_INPUT = 64  # tokens; from here on there is room for the longest output at the first attempt
 UNFINISHED_SHARE = 32  # a short attempt ends when all but one row in so many have ended
 PHRASE_MULTIPLE = 8  # prefixes and constraints are padded to multiples of this
-CUT, SPLIT, EMPTY, UNKNOWN, TRUNCATED = (
-    "inputs cut to the model's limit",
-    "inputs split at the model's limit",
-    "empty inputs",
-    "inputs with unknown tokens",
-    "outputs cut at their limit",
-)
-
-
-class Piece(NamedTuple):
-    """A sequence that is answered on its own: an input, or a part of one that is split."""
-
-    ids: Sequence[int]
-    line: int  # the number of its input
-    prefix: Sequence[int] = ()
-    constraints: Sequence[Sequence[int]] = ()
-
-
-class EncodedPair(NamedTuple):
-    """The tokens of a source and of a target."""
-
-    source: Sequence[int]
-    target: Sequence[int]
-    cut: bool = False  # one of them was over the model's limit
 
 
 class Attempt(NamedTuple):
@@ -78,9 +54,10 @@ class Inputs:
         Raises UserError for decode.overlong='split' where answers cannot be joined.
         """
         self.options, self.task, self.tokenizers, self.max_positions = options, task, tokenizers, max_positions
-        if options.overlong == "split" and task.answer not in ("", "text"):
+        if options.overlong == "split" and task.answer not in ("", "text", "tags"):
             raise UserError(f"decode.overlong='split' joins translations, not a {task.answer}: use 'cut'")
         self.counts: Counter[str] = Counter()
+        self.of_images = isinstance(tokenizers[0], ImageTokenizer)  # whose shape no batch has to make room for
         self.continues = task.answer == "continuation"
         self.encoder = task.encoder(*tokenizers, evaluating=True)
         self.features = task.features(*tokenizers)
@@ -91,19 +68,30 @@ class Inputs:
         """Return the pieces of every request: none for an empty one, unless it is to be continued.
 
         A text over the model's limit is split, or cut at its end; one that is to be continued is cut at its beginning.
-        Raises UserError for phrases that cannot be written.
+        A question is asked of every window of its context.
+
+        Raises UserError for phrases that cannot be written, and for a question without a context.
         """
         groups = []
-        for request, ids in zip(requests, self._encode([request.text for request in requests]), strict=True):
-            empty = not request.text.strip() and not self.continues
-            self.counts[EMPTY] += empty
-            self.counts[UNKNOWN] += self.side.symbols.unk in ids
-            parts = [] if empty else self._fit(ids)
-            pieces = [Piece(part, request.line) for part in parts]
+        cut = HEADS[self.task.answer].cut if self.task.answer in HEADS else None
+        found = cut(self.encoder, requests, self.counts) if cut else self._whole(requests)
+        for request, pieces in zip(requests, found, strict=True):
             if pieces and (request.prefix or request.constraints):
                 pieces[0] = self._guided(pieces, request)
             groups.append(pieces)
         return groups
+
+    def _whole(self, requests: Sequence[Request]) -> Iterator[list[Piece]]:
+        """Yield the pieces of every request, without its phrases."""
+        encoded = iter(self._encode([request.text for request in requests if request.text.strip() or self.continues]))
+        for request in requests:
+            if not request.text.strip() and not self.continues:
+                self.counts[EMPTY] += 1
+                yield []
+                continue
+            ids = next(encoded)
+            self.counts[UNKNOWN] += self.side.symbols.unk in ids
+            yield [Piece(part, request.line) for part in self._fit(ids)]
 
     def _encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
         return [*self.tokenizers[1].encode(texts)] if self.continues else self.side.encode(texts)
@@ -121,8 +109,9 @@ class Inputs:
 
     def _guided(self, pieces: Sequence[Piece], request: Request) -> Piece:
         options, where = self.options, f"input line {request.line + 1}"
-        if self.task.answer == "label":
-            raise UserError(f"{where}: a label has no prefix and no constraints; leave them out")
+        if self.task.answer in HEADS:
+            kinds = f"{self.task.answer.removesuffix('s')}s"
+            raise UserError(f"{where}: {kinds} have no prefix and no constraints; leave them out")
         if request.constraints and (options.search != "beam" or options.beam_size < 2 or options.beam_groups > 1):
             raise UserError(
                 f"{where}: constraints need decode.search='beam' with decode.beam_size of 2 or more and "
@@ -140,10 +129,11 @@ class Inputs:
     def arrays(self, pieces: Sequence[Piece], rows: int, attempt: Attempt = WHOLE) -> tuple[dict[str, np.ndarray], int]:
         """Return the batch of some pieces, in one of few shapes, and the most tokens that any output may get.
 
-        In a short attempt, sources below LONG_INPUT get room for outputs half as long again, which nearly all are.
+        In a short attempt, sources below LONG_INPUT get room for outputs half as long again, which nearly all are. What
+        is said of an image has the same room always.
         """
         options, sequences = self.options, [piece.ids for piece in pieces]
-        sizes = np.array([len(ids) for ids in sequences] + [0] * (rows - len(pieces)))
+        sizes = np.array([self.length(ids) for ids in sequences] + [0] * (rows - len(pieces)))
         length = min(_padded(max(attempt.min_length, sizes.max() + self.continues)), self.side.max_length)
         short = attempt.short and length < LONG_INPUT
         if self.continues:
@@ -151,10 +141,10 @@ class Inputs:
             limit = np.full(rows, room)
         else:
             before = self.symbols.before
-            batch = self._features(sequences, [[]] * len(pieces), Shape(rows, length, 1))
+            batch = self._features(sequences, [*map(marks, pieces)], Shape(rows, length, 1))
             batch |= prompts([before] * rows, rows, 1 + len(before), self.symbols)
             extra = options.max_extra_length
-            room = length + (min(length // 2, extra) if short else extra)
+            room = extra if self.of_images else length + (min(length // 2, extra) if short else extra)
             limit = sizes + options.max_extra_length
         if options.max_length:
             room, limit = min(room, options.max_length), np.minimum(limit, options.max_length)
@@ -171,13 +161,20 @@ class Inputs:
 
         With few=1 and pieces of 3, 3, 3 and 20 tokens these are the first three, padded to 16 tokens and not to 24.
         """
-        padded = [_padded(len(pieces[i].ids)) for i in indices]
+        padded = [_padded(self.length(pieces[i].ids)) for i in indices]
         shorter = padded.index(padded[-1])
         longest = len(indices) - shorter
         return indices[:shorter] if longest <= few < shorter and padded[-1] <= LONG_INPUT else indices
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[EncodedPair]:
-        """Return both sides of every pair as training has them; a side over its limit is cut and counted."""
+        """Return both sides of every pair as training has them; a side over its limit is cut and counted.
+
+        Raises UserError where a text has not as many words as its target has tags.
+        """
+        if self.task.answer == "tags":
+            found = [EncodedPair(*tagged_pair(self.encoder, *pair)) for pair in pairs]
+            self.counts[CUT] += sum(pair.cut for pair in found)
+            return found
         encoded = []
         sides = self.encoder.source, self.encoder.target
         whole = [side.encode([pair[i] for pair in pairs]) for i, side in enumerate(sides)]
@@ -192,10 +189,14 @@ class Inputs:
 
     def pair_arrays(self, pairs: Sequence[EncodedPair], rows: int) -> dict[str, np.ndarray]:
         """Return the batch of some encoded pairs, in one of few shapes, with both sides as training has them."""
-        longest = _padded(max(max(len(pair.source), len(pair.target)) for pair in pairs))
+        longest = _padded(max(max(self.length(pair.source), len(pair.target)) for pair in pairs))
         target = longest if self.max_positions is None else min(longest, self.max_positions)
         sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
         return self._features(sources, targets, Shape(rows, min(longest, self.encoder.source.max_length), target))
+
+    def length(self, source: Sequence[int]) -> int:
+        """Return how many tokens of a source a batch must have room for: of an image none."""
+        return 0 if self.of_images else len(source)
 
     def _features(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], shape: Shape
@@ -206,52 +207,12 @@ class Inputs:
         return self.features.arrays(rows, _tokens(sources), _tokens(targets), shape, (0, 0))
 
 
-def check_texts(texts: Sequence[str], usage: str, one_line: bool) -> None:
-    """Raise UserError for one text in place of a list, for what is no text and, if asked for, for a line break."""
-    if isinstance(texts, str):
-        raise UserError(f"{texts[:40]!r} is one text, not a list of texts: {usage}")
-    for number, text in enumerate(texts, start=1):
-        if not isinstance(text, str):
-            raise UserError(f"text {number} of {len(texts)} is {text!r:.40}, not a text: {usage}")
-        if one_line and "\n" in text:
-            raise UserError(
-                f"text {number} of {len(texts)} has a line break, which training texts have not: give each line as a "
-                f"text of its own, or replace it by a space: {text!r:.60}"
-            )
-
-
-def writable(tokenizer: Tokenizer, options: DecodeConfig) -> Bool[np.ndarray, " v"]:
-    """Return, for every entry of the vocabulary, whether a search may write it.
-
-    Raises UserError for words of decode.forbid and decode.only that are no entries, and where too few remain.
-    """
-    ids = {token: i for i, token in enumerate(tokenizer.tokens)}
-    for key in ("forbid", "only"):
-        for word in getattr(options, key):
-            if word not in ids:
-                close = difflib.get_close_matches(word, ids, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else "name entries as the vocabulary writes them"
-                raise UserError(f"decode.{key}: {word!r} is no entry of the vocabulary; {hint}")
-    mask = np.full(tokenizer.vocab_size, not options.only)
-    mask[[ids[word] for word in options.only]] = True
-    symbols = tokenizer.symbols
-    mask[[symbol for symbol in (symbols.pad, symbols.bos) if symbol < len(mask)]] = False
-    mask[symbols.eos] = True
-    mask[[ids[word] for word in options.forbid]] = False
-    if options.search == "beam" and options.beam_size > mask.sum():
-        raise UserError(
-            f"decode.beam_size={options.beam_size} is more than the {mask.sum()} entries of the vocabulary that may "
-            "be written: lower it"
-        )
-    return mask
-
-
 def _padded(length: int) -> int:
     return next(size for size in PADDED_LENGTHS if size >= length)
 
 
 def _tokens(sequences: Sequence[Sequence[int]]) -> Tokens:
-    values = [np.asarray(ids, np.int32) for ids in sequences]
+    values = [np.asarray(ids).astype(np.int32) for ids in sequences]  # the bits of a number may wrap
     return Tokens(np.concatenate(values), np.cumsum([0, *map(len, values)]))
 
 
@@ -286,7 +247,7 @@ def answer_batch(model: ModelConfig, task: Task, shape: Shape, mesh: Mesh) -> di
     """Return the shapes and shardings of the arrays that `Inputs.arrays` makes of inputs of such a shape."""
     rows, length, _ = shape
     continues = task.answer == "continuation"
-    encoded = abstract_batch(model, Shape(rows, 0 if continues else length, 1), mesh)
+    encoded = abstract_batch(model, task.answer, Shape(rows, 0 if continues else length, 1), mesh)
     shapes = {name: (array.shape[1:], array.dtype) for name, array in encoded.items()}
     per_row = dict.fromkeys(("prompt_length", "limit", "line"), ((rows,), jnp.int32))
     shapes |= per_row | {"prompt": ((rows, length if continues else 1), jnp.int32), "max_unfinished": ((), jnp.int32)}

@@ -1,6 +1,5 @@
 """Text in, text out: the one path by which a model answers, for predict, evaluate and the samples of training."""
 
-import dataclasses
 import functools
 import math
 import os
@@ -15,7 +14,21 @@ from jformer.checkpoints.digests import digests
 from jformer.config.options import Config
 from jformer.decoding.mbr import rank
 from jformer.errors import UserError
-from jformer.inference.answers import Alignment, Attention, Output, Request, Scored, joined
+from jformer.inference.answers import (
+    CUT,
+    TRUNCATED,
+    Alignment,
+    Attention,
+    EncodedPair,
+    Output,
+    Piece,
+    Request,
+    Scored,
+    SearchTree,
+    check_requests,
+    check_texts,
+    joined,
+)
 from jformer.inference.batching import (
     BatchedSearch,
     CompileClock,
@@ -25,10 +38,12 @@ from jformer.inference.batching import (
     shapes_of,
     sorted_batches,
 )
-from jformer.inference.generation import make_answer
-from jformer.inference.inputs import CUT, TRUNCATED, EncodedPair, Inputs, Piece, check_texts, writable
+from jformer.inference.generation import make_answer, writable
+from jformer.inference.heads import HEADS
+from jformer.inference.inputs import Inputs
 from jformer.inference.restore import Trained, decoding_mesh, restore, restore_member
 from jformer.inference.scoring import make_scorer
+from jformer.inference.search_tree import RecordedSearch, refuse_without_beam
 from jformer.storage import digest_of
 
 
@@ -52,10 +67,11 @@ class Predictor:
         self._search: BatchedSearch | None = None
         self._clock = CompileClock()  # of forced passes
         if run.task.answer:
-            answer = make_answer(
-                models, run.task.answer, options, writable(run.tokenizers[1], options), self.inputs.symbols, mesh
-            )
+            searched = run.task.answer not in HEADS
+            vocabulary = writable(run.tokenizers[1], options) if searched else np.ones(0, bool)
+            answer = make_answer(models, run.task.answer, options, vocabulary, self.inputs.symbols, mesh)
             self._search = BatchedSearch(answer, self.inputs, mesh)
+            self._recorded = RecordedSearch(models, vocabulary, self.inputs, mesh)
 
     def __repr__(self) -> str:
         """Name the model and how it answers."""
@@ -95,9 +111,11 @@ class Predictor:
         return (self.params, *(member.params for member in self.members))
 
     def predict(self, texts: Sequence[str]) -> list[str]:
-        """Answer every text, in order: with its translation, its label, or the text itself and how it goes on.
+        """Answer every text, in order: with its translation, label or tags, or with the text itself and how it goes on.
 
-        An empty one stays empty, unless it is to be continued. An image is given by its path, as in data.images.
+        A question comes with its context, a TAB between them; where the context does not answer it, so does "".
+
+        An empty one stays empty, unless it is to be continued. An image is given by its path, as in data.image_files.
 
         Raises UserError for a task that has no answers, and for what is no list of texts; only those that are to be
         continued may have several lines.
@@ -111,14 +129,7 @@ class Predictor:
         Raises UserError for a task that has no answers, phrases that cannot be written, and scores that are no numbers.
         """
         usage = "generate(['a text', jformer.Request('another', prefix='begins so')])"
-        if isinstance(requests, str):
-            check_texts(requests, usage, one_line=False)
-        asked = [each if isinstance(each, Request) else Request(each, line=i) for i, each in enumerate(requests)]
-        check_texts([request.text for request in asked], usage, one_line=not self.inputs.continues)
-        for request in asked:
-            check_texts([request.prefix, *request.constraints], usage, one_line=not self.inputs.continues)
-            if isinstance(request.constraints, str):
-                raise UserError(f"constraints={request.constraints!r} is one text, not a list of texts: {usage}")
+        asked = check_requests(requests, usage, one_line=not self.inputs.continues)
         if self._search is None:
             raise UserError(f"task={self.config.task!r} has no answer to a text; --mode=evaluate scores it")
         groups = self.inputs.pieces(asked)
@@ -128,8 +139,19 @@ class Predictor:
         if self.config.decode.alignments:
             outputs = list(self._align(pieces, outputs))
         answers = iter(outputs)
-        eos = self.inputs.symbols.eos
-        return [joined([next(answers) for _ in group], eos) for group in groups]
+        return [self._joined([next(answers) for _ in group]) for group in groups]
+
+    def search_trees(self, requests: Sequence[Request | str]) -> list[list[SearchTree]]:
+        """Return the beam search for every request or text, in order: a tree of each piece, none of an empty one.
+
+        It is searched again, by the same steps. Raises UserError where no beam of two or more is searched with, and for
+        what `generate` refuses.
+        """
+        refuse_without_beam(self.task.answer, self.config.decode)
+        usage = "search_trees(['a text', jformer.Request('another', prefix='begins so')])"
+        groups = self.inputs.pieces(check_requests(requests, usage, one_line=not self.inputs.continues))
+        trees = iter(self._recorded(self._params, [piece for group in groups for piece in group]))
+        return [[next(trees) for _ in group] for group in groups]
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> list[Scored]:
         """Return the log-probability of every (source, target) pair's target given its source, in order.
@@ -155,21 +177,24 @@ class Predictor:
     def attention(self, pairs: Sequence[tuple[str, str]]) -> list[Attention]:
         """Return what each token of every (source, target) pair's target attends to in its source, in order.
 
+        Of an image as the source these are its patches, named by their row and column, from 1.
+
         Raises UserError for a task whose targets are no answers to a source, for a model without attention to one, and
         for what is no list of pairs of texts.
         """
         if self.task.answer != "text":
-            raise UserError(f"task={self.config.task!r} has no targets that attend to a source: 'translate' has")
+            raise UserError(f"task={self.config.task!r} has no targets that attend to a source")
         recurrent = self.model.config.recurrent
         if recurrent.cell and recurrent.attention == "none":
             raise UserError("model.recurrent.attention='none' attends to no source: train a run with 'additive'")
         self._check_pairs(pairs, "attention([('a source', 'its target')])")
         encoded = self.inputs.encode_pairs(pairs)
         sources, targets = (tokenizer.tokens for tokenizer in self.tokenizers)
+        patches = self.model.config.vision.patch_names if self.inputs.of_images else ()
         return [
             Attention(
-                row["attention"][:, : len(pair.source)],
-                tuple(sources[i] for i in pair.source),
+                row["attention"][:, : len(patches or pair.source)],
+                patches or tuple(sources[i] for i in pair.source),
                 tuple(targets[i] for i in pair.target),
             )
             for pair, row in zip(encoded, self._forced(encoded, attend=True), strict=True)
@@ -181,18 +206,23 @@ class Predictor:
                 raise UserError(f"{texts!r:.60} is no pair of source and target: {usage}")
             check_texts(texts, usage, one_line=not self.inputs.continues)
 
+    def _joined(self, answers: Sequence[list[Output]]) -> list[Output]:
+        """Return the outputs for an input of those for its pieces."""
+        join = HEADS[self.task.answer].join if self.task.answer in HEADS else None
+        return join(answers, self.config.decode) if join else joined(answers, self.inputs.symbols.eos)
+
     def _outputs(self, piece: Piece, hypotheses: Hypotheses) -> list[Output]:
         """Return what a search found for a piece, as texts; candidates of each other are ranked by their utility."""
         options = self.config.decode
+        if self.task.answer in HEADS:
+            found = list(zip(hypotheses.tokens, hypotheses.scores, strict=True))
+            return HEADS[self.task.answer].read(found, self.tokenizers[1], piece)
         prompt = piece.ids if self.task.answer == "continuation" else ()
         outputs = [
             self._output([*prompt, *ids], ids, value)
             for ids, value in zip(hypotheses.tokens, hypotheses.scores, strict=True)
             if ids
         ]
-        if self.task.answer == "label":
-            labels = {output.text: math.exp(output.log_prob or 0.0) for output in outputs}
-            return [outputs[0]._replace(labels=labels)]
         if options.search == "mbr" and outputs:
             order, utilities = rank([self.tokenizers[1].decode(output.ids) for output in outputs], options.mbr_utility)
             outputs = [outputs[i]._replace(utility=utility) for i, utility in zip(order, utilities, strict=True)]
@@ -203,7 +233,7 @@ class Predictor:
     def _output(self, written: Sequence[int], ids: Sequence[int], value: float) -> Output:
         """Return what was written as text, with the number that this kind of search gives."""
         text = self.tokenizers[1].decode(written)
-        if self.config.decode.search == "beam" and self.task.answer != "label":
+        if self.config.decode.search == "beam":
             return Output(text, tuple(ids), score=value)
         return Output(text, tuple(ids), log_prob=value)
 
@@ -245,21 +275,6 @@ class Predictor:
 
 def _ignore(count: int) -> None:
     pass
-
-
-def greedy_predictor(run: Trained, batch_size: int, mesh: Mesh) -> Predictor:
-    """Return a Predictor that answers with one beam, so many texts in a batch, as for the samples of training."""
-    decode = dataclasses.replace(
-        run.config.decode,
-        search="beam",
-        beam_size=1,
-        beam_groups=1,
-        n_best=1,
-        alignments=False,
-        batch_size=batch_size,
-    )
-    config = dataclasses.replace(run.config, decode=decode)
-    return Predictor(dataclasses.replace(run, config=config), mesh=mesh)
 
 
 def load(workdir: str | os.PathLike[str], overrides: Config | None = None, mesh: Mesh | None = None) -> Predictor:

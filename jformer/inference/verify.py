@@ -16,16 +16,15 @@ from etils.epath import Path
 from jaxtyping import Array, Float
 
 from jformer.config.options import Config
-from jformer.data.progress import counted
+from jformer.data.progress import counted, told
 from jformer.data.sources import open_split
-from jformer.data.tokenizers import NUM_SYMBOLS
+from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer
 from jformer.decoding.config import DecodeConfig
 from jformer.decoding.finished import length_penalty
 from jformer.errors import UserError
-from jformer.inference.answers import Request
+from jformer.inference.answers import EncodedPair, Piece, Request
 from jformer.inference.batching import refuse_nan
-from jformer.inference.generation import make_answer
-from jformer.inference.inputs import EncodedPair, Piece, writable
+from jformer.inference.generation import make_answer, writable
 from jformer.inference.predict import Predictor, load
 from jformer.inference.scoring import make_scorer
 from jformer.parallel.mesh import make_mesh
@@ -63,10 +62,16 @@ class Subject:
             requests = [Request(text[: 8 if self.inputs.continues else None], line=i) for i, text in enumerate(texts)]
             return [piece for found in self.inputs.pieces(requests) for piece in found], f"of test set {name!r}"
         except UserError as error:
-            rng, words = np.random.default_rng(0), self.tokenizers[0].vocab_size
-            texts = [rng.integers(NUM_SYMBOLS, words, rng.integers(3, 20)).tolist() for _ in range(SENTENCES)]
-            end = [] if self.inputs.continues else [self.inputs.side.symbols.eos]
-            return [Piece([*ids, *end], i) for i, ids in enumerate(texts)], f"random tokens, for {error}"
+            return [Piece(ids, i) for i, ids in enumerate(self._random())], f"random tokens, for {error}"
+
+    def _random(self) -> list[list[int]]:
+        """Return sources, or beginnings to go on from, that say nothing: tokens, or the pixels of images."""
+        rng, source = np.random.default_rng(0), self.tokenizers[0]
+        if isinstance(source, ImageTokenizer):
+            return [rng.integers(0, source.vocab_size, source.length).tolist() for _ in range(SENTENCES)]
+        texts = [rng.integers(NUM_SYMBOLS, source.vocab_size, rng.integers(3, 20)).tolist() for _ in range(SENTENCES)]
+        end = [] if self.inputs.continues else [self.inputs.side.symbols.eos]
+        return [[*ids, *end] for ids in texts]
 
     def answer(self, beam_size: int, rows: int = SENTENCES, copies: int = 1, order: int = 1) -> Answers:
         """Search with so many beams, rows a batch, and copies of the model; `order` -1 answers the last input first.
@@ -106,7 +111,8 @@ def verify(config: Config, workdir: Path) -> bool:
         length_offset=config.decode.length_offset,
         dtype=config.decode.dtype,
     )
-    predictor = load(workdir, dataclasses.replace(config, decode=options), make_mesh(1))
+    with told("loading the run"):
+        predictor = load(workdir, dataclasses.replace(config, decode=options), make_mesh(1))
     if predictor.task.answer not in ("text", "continuation"):
         raise UserError(f"task={config.task!r} generates nothing: there is no decoding to verify")
     subject, dtype = Subject(predictor, options), predictor.model.config.dtype
@@ -118,7 +124,8 @@ def verify(config: Config, workdir: Path) -> bool:
 
 def report(check: Check, subject: Subject, tolerance: float) -> bool:
     """Run a check, print its row and return whether it passed; a deviation that is no number does not."""
-    deviation = check.run(subject)
+    with told(f"checking: {check.name}"):
+        deviation = check.run(subject)
     passed = deviation <= tolerance
     row = (
         f"{'pass' if passed else 'FAIL'}  {check.name:58} {deviation:8.1e}  (at most {tolerance:.0e}, of {check.what})"

@@ -4,6 +4,7 @@ import dataclasses
 
 from jformer.errors import UserError, check_choice
 from jformer.models.recurrent_config import RecurrentConfig
+from jformer.models.vision_config import VisionConfig
 
 CHOICES = {
     "family": ("encdec", "encoder", "decoder", "vit"),
@@ -20,7 +21,7 @@ CHOICES = {
     "dtype": ("float32", "bfloat16"),
 }
 REMAT = ("none", "dots", "full")
-POOLINGS = ("first", "last", "mean")
+POOLINGS = ("first", "last", "mean", "none")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,20 +33,12 @@ class RelativeConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class VisionConfig:
-    """How an image becomes a sequence (Dosovitskiy et al. 2021); family='vit' only."""
-
-    image_size: int = 224  # pixels of either side
-    patch_size: int = 16
-    channels: int = 3
-
-
-@dataclasses.dataclass(frozen=True)
 class HeadConfig:
     """What a model has beside its stacks; all but the bias is for encoders and vision models."""
 
     num_classes: int = 0  # of a classifier; 0 = predict tokens. A task with labels fills it in
-    pooling: str = "first"  # what a classifier reads: first (the class token) | last | mean (of all positions)
+    # What a classifier reads: first (the class token) | last | mean (of all positions) | none: classes of each position
+    pooling: str = "first"
     pooler: bool = False  # a projection and tanh over what was pooled (Devlin et al. 2019)
     pooler_activation: str = "tanh"  # tanh | relu (DistilBERT)
     bias: bool = False  # added to the logits over a vocabulary (Marian; Bart); a transform always has it
@@ -139,6 +132,16 @@ class ModelConfig:
         return self.d_model * (2 if self.recurrent.bidirectional else 1)
 
     @property
+    def pooled(self) -> bool:
+        """Whether a classifier reads one vector of a row."""
+        return bool(self.head.num_classes) and self.head.pooling != "none"
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether images enter the encoder, and no text does."""
+        return self.family == "vit" or self.vision.source
+
+    @property
     def num_patches(self) -> int:
         """Patches of an image."""
         return (self.vision.image_size // self.vision.patch_size) ** 2
@@ -154,13 +157,17 @@ class ModelConfig:
         target_rows = rows if self.shared_embedding else self.target_vocab_size or target
         return dataclasses.replace(self, vocab_size=rows, target_vocab_size=target_rows)
 
-    def with_classes(self, count: int) -> "ModelConfig":
-        """Return the config of a classifier, or UserError where it was set to another number of classes."""
+    def with_classes(self, count: int, each: bool = False) -> "ModelConfig":
+        """Return the config of a classifier, of each position if asked for, which pools nothing.
+
+        Raises UserError where it was set to another number of classes.
+        """
         if self.head.num_classes not in (0, count):
             raise UserError(
                 f"model.head.num_classes={self.head.num_classes} but the training text has {count} labels: use 0"
             )
-        return dataclasses.replace(self, head=dataclasses.replace(self.head, num_classes=count))
+        head = dataclasses.replace(self.head, pooling="none", pooler=False) if each else self.head
+        return dataclasses.replace(self, head=dataclasses.replace(head, num_classes=count))
 
     def check(self) -> None:
         """Raise UserError for the first field that no model can be built from."""
@@ -223,19 +230,7 @@ class ModelConfig:
             raise UserError("model.embedding_scale='output' scales tied logits: it needs model.tied_output=True")
         if self.family not in ("encoder", "vit") and self.head != HeadConfig(bias=self.head.bias):
             raise UserError(f"model.head, but for its bias, is read by encoder and vit, not by family={self.family!r}")
-        if self.family == "vit":
-            size, patch = self.vision.image_size, self.vision.patch_size
-            if self.embedding_scale == "output" or not self.tied_output or self.head.transform:
-                raise UserError(
-                    "model.embedding_scale='output', tied_output=False and head.transform=True are about vocabularies: "
-                    "family='vit' has none"
-                )
-            if self.vision.channels < 1:
-                raise UserError(f"model.vision.channels={self.vision.channels} must be at least 1")
-            if self.head.num_segments:
-                raise UserError(f"model.head.num_segments={self.head.num_segments}: an image has no second text, use 0")
-            if patch < 1 or size < patch or size % patch:
-                raise UserError(f"model.vision.patch_size={patch} must divide model.vision.image_size={size}")
+        self.vision.check(self)
         if self.family == "encdec" and self.shared_embedding and self.target_vocab_size not in (0, self.vocab_size):
             raise UserError(
                 f"model.target_vocab_size={self.target_vocab_size} differs from model.vocab_size={self.vocab_size}: "

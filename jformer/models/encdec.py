@@ -1,8 +1,10 @@
 """The encoder-decoder of Vaswani et al. 2017 and its relatives, as three small steps: encode, start a cache, extend.
 
-Axes: b rows, t target positions, s source positions, d d_model, r of what is projected (d, or a readout), v vocabulary.
+Axes: b rows, t target positions, s source positions (of an image its patches), d d_model, r of what is projected (d, or
+a readout), v vocabulary.
 """
 
+import dataclasses
 from typing import Any
 
 import flax.linen as nn
@@ -16,6 +18,7 @@ from jformer.models.layers.dropout import DropoutKey, make_dropout_key
 from jformer.models.layers.embeddings import InputEmbedding, token_table
 from jformer.models.layers.heads import TokenHead
 from jformer.models.layers.linear import Embedding
+from jformer.models.layers.patches import patch_projection, to_patches
 from jformer.models.layers.transformer import AttentionContext, Stack
 
 
@@ -31,15 +34,21 @@ class SequenceToSequence(nn.Module):
         """Make the tables and the head."""
         c = self.config
         target_vocab_size = c.target_vocab_size or c.vocab_size
-        self.source_embedding = token_table(c, c.vocab_size)
-        if not c.shared_embedding:
+        if not c.vision.source:
+            self.source_embedding = token_table(c, c.vocab_size)
+        if not self.reads_source_table:
             self.target_embedding = token_table(c, target_vocab_size)
         self.head = TokenHead(c, target_vocab_size)
 
     @property
+    def reads_source_table(self) -> bool:
+        """Whether source and target tokens have one table; an image as the source has none."""
+        return self.config.shared_embedding and not self.config.vision.source
+
+    @property
     def target_table(self) -> Embedding:
         """The table that target tokens are read from, and tied logits made with."""
-        return self.source_embedding if self.config.shared_embedding else self.target_embedding
+        return self.source_embedding if self.reads_source_table else self.target_embedding
 
     def __call__(self, batch: Batch, train: bool = False) -> Float[Array, "b t v"]:
         """Return the logits of every target position; training needs `rngs={'dropout': key}`."""
@@ -59,13 +68,18 @@ class SequenceToSequence(nn.Module):
 
 
 class EncoderDecoder(SequenceToSequence):
-    """Two stacks of Transformer blocks over one or two vocabularies."""
+    """Two stacks of Transformer blocks over one or two vocabularies, or over images and one vocabulary."""
 
     def setup(self) -> None:
         """Make the stacks, too."""
         super().setup()
         c = self.config
-        self.source_input = InputEmbedding(c, c.max_length)
+        if c.vision.source:
+            self.patches = patch_projection(c)
+            # Tables are scaled as logits are made with them too; patches would drown their positions.
+            self.source_input = InputEmbedding(dataclasses.replace(c, embedding_scale="none"), c.num_patches)
+        else:
+            self.source_input = InputEmbedding(c, c.max_length)
         self.target_input = InputEmbedding(c, c.max_length)
         self.encoder = Stack(c, c.num_layers, cross=False, causal=False)
         self.decoder = Stack(c, c.decoder_layers, cross=True, causal=True)
@@ -81,11 +95,16 @@ class EncoderDecoder(SequenceToSequence):
         return self.decoder(x, memory["hidden"], context, dropout_key)
 
     def encode(self, batch: Batch, train: bool = False) -> Memory:
-        """Encode the source side of a batch."""
-        tokens, positions, segments = batch["source"], batch["source_positions"], batch["source_segments"]
+        """Encode the source side of a batch; the segments of its memory say what is no padding."""
         dropout_key = self.dropout_key(batch, train)
-        x = self.source_embedding(tokens)
-        x = self.source_input(x, positions, tokens.shape[1], dropout_key)
+        if self.config.vision.source:
+            x = self.patches(to_patches(batch["image"], self.config))
+            segments = jnp.ones(x.shape[:2], jnp.int32)  # an image has no padding, and a row of its own
+            positions = jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape[:2])
+        else:
+            x = self.source_embedding(batch["source"])
+            positions, segments = batch["source_positions"], batch["source_segments"]
+        x = self.source_input(x, positions, x.shape[1], dropout_key)
         hidden = self.encoder(x, None, AttentionContext(positions, segment_mask(segments, segments)), dropout_key)
         return {"hidden": hidden, "segments": segments}
 

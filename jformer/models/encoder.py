@@ -18,8 +18,8 @@ from jformer.models.layers.transformer import AttentionContext, Stack
 class SourceModel(nn.Module):
     """What reads the whole source side has, beside the stack that its kind makes. `config.vocab_size` must be set.
 
-    With `head.num_classes` it classifies: `hidden` is one pooled vector for each row, `logits` its classes. Without,
-    `hidden` has every position and `logits` the vocabulary.
+    With `head.num_classes` it classifies: `hidden` is one pooled vector for each row (or every position, where nothing
+    is pooled) and `logits` its classes. Without, `hidden` has every position and `logits` the vocabulary.
     """
 
     config: ModelConfig

@@ -4,6 +4,7 @@ A forward pass costs a polynomial in the lengths of a text: what is linear in th
 its positions. So a few sums over the texts of a batch tell its FLOPs exactly, however its rows are padded or packed.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -40,17 +41,18 @@ def work_of(source: np.ndarray, target: np.ndarray) -> Work:
 
 
 def text_work(source: int, target: int) -> Work:
-    """Return the work of one text, or of one image: `text_work(1, 0)`."""
+    """Return the work of one text, of one image, `text_work(1, 0)`, or of one with its caption, `text_work(1, 9)`."""
     return work_of(np.array([source]), np.array([target]))
 
 
 def batch_work(batch: Mapping[str, np.ndarray]) -> tuple[Work, Work]:
     """Return the work of the texts of a batch, and what is computed for its rows with all their padding."""
-    if "image" in batch:
-        rows, height, width, _ = batch["image"].shape
-        pixels = np.full(rows, height * width)
-        return work_of(np.where(batch["weights"][:, 0] > 0, pixels, 0), 0 * pixels), work_of(pixels, 0 * pixels)
     rows = len(batch["weights"])
+    if "image" in batch:  # one a row, and one text at most
+        segments = batch.get("target_segments", np.zeros((rows, 0), np.int32))
+        pixels = np.full(rows, math.prod(batch["image"].shape[1:3]))
+        real = np.where(batch["weights"][:, 0] > 0, pixels, 0)
+        return work_of(real, (segments > 0).sum(axis=1)), work_of(pixels, np.full(rows, segments.shape[1]))
     sides = [batch.get(f"{side}_segments", np.zeros((rows, 0), np.int32)) for side in ("source", "target")]
     most = 1 + max(int(segments.max(initial=0)) for segments in sides)
     full = [np.full(rows, segments.shape[1]) for segments in sides]
@@ -65,14 +67,19 @@ def total(works: Iterable[Work]) -> Work:
 def forward_flops(model: ModelConfig, work: Work) -> dict[str, int]:
     """Return the FLOPs of the matrix products of a forward pass, by part; multiply and add are two.
 
-    A family reads its own side of the work, and vision models the number of images. Attention is counted over all
+    A family reads its own side of the work, and models of images the number of images. Attention is counted over all
     pairs of positions of a text, as it is computed, not only over those that a causal mask leaves.
     """
     if model.recurrent.cell:
         return _recurrent(model, work)
     if model.family == "encdec":
-        layers = model.decoder_layers
+        layers, patches = model.decoder_layers, {}
+        if model.vision.source:
+            patches = _patches(model, work.texts)
+            p = model.num_patches  # what the encoder reads of each image, and the decoder attends to
+            work = work._replace(source=work.texts * p, source_pairs=work.texts * p**2, cross_pairs=work.target * p)
         return {
+            **patches,
             "encoder": model.num_layers * _block(model, work.source, work.source_pairs),
             "decoder self-attention and feed-forward": layers * _block(model, work.target, work.target_pairs),
             "decoder cross-attention": layers * _attention(model, work.target, work.source, work.cross_pairs),
@@ -82,14 +89,13 @@ def forward_flops(model: ModelConfig, work: Work) -> dict[str, int]:
         stack = {"decoder": model.num_layers * _block(model, work.target, work.target_pairs)}
         return stack | _token_head(model, work.target, model.vocab_size)
     if model.family == "vit":
-        pixels = model.vision.patch_size**2 * model.vision.channels
         length = model.num_patches + (model.head.pooling == "first")
-        patches = {"patches": 2 * work.texts * model.num_patches * pixels * model.d_model}
         stack = {"encoder": model.num_layers * _block(model, work.texts * length, work.texts * length**2)}
-        return patches | stack | _class_head(model, work.texts)
+        return _patches(model, work.texts) | stack | _class_head(model, work.texts)
     stack = {"encoder": model.num_layers * _block(model, work.source, work.source_pairs)}
     classifies = bool(model.head.num_classes)
-    head = _class_head(model, work.texts) if classifies else _token_head(model, work.source, model.vocab_size)
+    classified = work.texts if model.pooled else work.source
+    head = _class_head(model, classified) if classifies else _token_head(model, work.source, model.vocab_size)
     return stack | head
 
 
@@ -103,6 +109,12 @@ def _lengths(segments: np.ndarray, most: int) -> np.ndarray:
     rows = len(segments)
     numbers = segments + most * np.arange(rows)[:, None]
     return np.bincount(numbers.ravel(), minlength=rows * most).reshape(rows, most)[:, 1:].ravel()
+
+
+def _patches(model: ModelConfig, images: int) -> dict[str, int]:
+    """Count the projection of the patches of images."""
+    pixels = model.vision.patch_size**2 * model.vision.channels
+    return {"patches": 2 * images * model.num_patches * pixels * model.d_model}
 
 
 def _block(model: ModelConfig, tokens: int, pairs: int) -> int:
@@ -131,7 +143,8 @@ def _recurrent(model: ModelConfig, work: Work) -> dict[str, int]:
     encoder = {"encoder": stack(work.source, model.num_layers, 1 + r.bidirectional)}
     if model.family == "encoder":
         if model.head.num_classes:
-            return encoder | _logits(work.texts, side, model.head.num_classes)
+            classified = work.texts if model.pooled else work.source
+            return encoder | _logits(classified, side, model.head.num_classes)
         return encoder | _logits(work.source, side, model.vocab_size)
     parts = {**encoder, "decoder": stack(work.target, model.decoder_layers, 1)}
     if r.bridge == "dense":
@@ -159,6 +172,6 @@ def _token_head(model: ModelConfig, tokens: int, rows: int) -> dict[str, int]:
     return transform | {"logits": 2 * tokens * model.d_model * rows}
 
 
-def _class_head(model: ModelConfig, texts: int) -> dict[str, int]:
-    pooler = {"pooler": 2 * texts * model.d_model**2} if model.head.pooler else {}
-    return pooler | {"logits": 2 * texts * model.d_model * model.head.num_classes}
+def _class_head(model: ModelConfig, vectors: int) -> dict[str, int]:
+    pooler = {"pooler": 2 * vectors * model.d_model**2} if model.head.pooler else {}
+    return pooler | {"logits": 2 * vectors * model.d_model * model.head.num_classes}

@@ -40,6 +40,8 @@ class RecurrentConfig:
             return
         if model.family == "vit":
             raise UserError(f"model.recurrent.cell={self.cell!r} is for the families encdec, encoder and decoder")
+        if model.vision.source:
+            raise UserError(f"model.recurrent.cell={self.cell!r} reads tokens, and the source is an image: use ''")
         for field in dataclasses.fields(model):
             if field.name in OF_BLOCKS and getattr(model, field.name) != field.default:
                 value = getattr(model, field.name)

@@ -1,19 +1,18 @@
 """The Vision Transformer: an image as a sequence of patches (Dosovitskiy et al. 2021).
 
-Axes: b images, h and w their pixels, c channels, p patches, f = c · pixels of a patch, d d_model, v classes.
+Axes: b images, d d_model, v classes.
 """
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float
 
 from jformer.models.batch import Batch
 from jformer.models.config import ModelConfig
 from jformer.models.layers.dropout import make_dropout_key
 from jformer.models.layers.embeddings import InputEmbedding
 from jformer.models.layers.heads import Pooler, class_head
-from jformer.models.layers.initializers import kernel_init
-from jformer.models.layers.linear import Dense
+from jformer.models.layers.patches import patch_projection, to_patches
 from jformer.models.layers.transformer import AttentionContext, Stack
 
 
@@ -25,7 +24,7 @@ class VisionTransformer(nn.Module):
     def setup(self) -> None:
         """Make the projection of patches, the class token, the stack and the classifier."""
         c = self.config
-        self.patches = Dense(c.d_model, kernel_init(c, "patches"), c.bias)
+        self.patches = patch_projection(c)
         if c.head.pooling == "first":
             self.class_token = self.param("class_token", nn.initializers.zeros_init(), (1, 1, c.d_model))
         self.input = InputEmbedding(c, self.length)
@@ -45,7 +44,7 @@ class VisionTransformer(nn.Module):
     def hidden(self, batch: Batch, train: bool = False) -> Float[Array, "b 1 d"]:
         """Return one pooled vector for each image."""
         dropout_key = make_dropout_key(self.make_rng("dropout"), batch["row"]) if train else None
-        x = self.patches(to_patches(batch["image"], self.config.vision.patch_size).astype(self.config.dtype))
+        x = self.patches(to_patches(batch["image"], self.config))
         rows = x.shape[0]
         if self.config.head.pooling == "first":
             token = jnp.broadcast_to(self.class_token.astype(x.dtype), (rows, 1, x.shape[-1]))
@@ -59,12 +58,3 @@ class VisionTransformer(nn.Module):
     def logits(self, hidden: Float[Array, "b 1 d"]) -> Float[Array, "b 1 v"]:
         """Project to the classes."""
         return self.classifier(hidden)
-
-
-def to_patches(image: UInt8[Array, "b h w c"], size: int) -> Float[Array, "b p f"]:
-    """Cut images into square patches, row by row, each a vector of its pixels from -1 to 1."""
-    b, h, w, c = image.shape
-    pixels = image.astype(jnp.float32) / 127.5 - 1
-    patches = pixels.reshape(b, h // size, size, w // size, size, c)  # [b h w c] → [b rows size columns size c]
-    patches = patches.swapaxes(2, 3)  # → [b rows columns size size c]
-    return patches.reshape(b, -1, size * size * c)  # → [b p f]

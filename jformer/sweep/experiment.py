@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from jformer.config.files import as_flags, load_module, parse_keys, run_config_file, with_keys
-from jformer.config.options import LOWER_IS_BETTER, TEST_SCORES, TEXT_SCORES, Config
+from jformer.config.options import LOWER_IS_BETTER, SCORES, TEXT_SCORES, Config, final_scores
 from jformer.errors import UserError, nearest
 from jformer.sweep.space import Overrides
 
 GOALS = {  # what a metric's name says of it, unless the experiment file does
     **dict.fromkeys(LOWER_IS_BETTER, "min"),
-    **dict.fromkeys(("bleu", "chrf", "exact_match", "accuracy", "token_accuracy", "macro_f1"), "max"),
+    **dict.fromkeys({*SCORES} - {*LOWER_IS_BETTER}, "max"),
 }
 VALIDATED = ("loss", "nll", "perplexity", "accuracy")  # what a row of validation has
 TRAINED = (  # and one of training
@@ -172,7 +172,7 @@ def reported(config: Config) -> dict[str, tuple[str, ...]]:
     averaged = VALIDATED if validated and config.train.ema_decay else ()
     figures = {"train": TRAINED, "valid": validated, "valid_ema": averaged}
     for key in config.data.test_splits():
-        figures[key] = (*figures.get(key, ()), *TEST_SCORES[config.task])
+        figures[key] = (*figures.get(key, ()), *final_scores(config))
     return {split: names for split, names in figures.items() if names}
 
 

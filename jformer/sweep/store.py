@@ -23,7 +23,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from sqlalchemy.exc import SQLAlchemyError
 
 from jformer.config import resolve
-from jformer.config.checks import differences
+from jformer.config.resume import differences
 from jformer.errors import UserError
 from jformer.storage import in_bucket, replace_content
 from jformer.sweep.experiment import JOURNAL, Experiment

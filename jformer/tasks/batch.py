@@ -21,21 +21,22 @@ T = TypeVar("T")
 
 
 def abstract_batch(
-    model: ModelConfig, shape: Shape, mesh: Mesh, accumulation: int = 1
+    model: ModelConfig, answer: str, shape: Shape, mesh: Mesh, accumulation: int = 1
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shapes [a b …] of a batch as the tasks of this model make them, with the shardings of `put_batch`."""
+    """Return the shapes [a b …] of a batch as a task of such answers makes them, with the shardings of `put_batch`."""
     lengths: dict[str, tuple[int, ...]] = {"row": ()}
-    if model.family in ("encdec", "encoder"):
+    if model.family in ("encdec", "encoder") and not model.reads_images:
         lengths |= dict.fromkeys(("source", "source_segments", "source_positions"), (shape.source_length,))
     if model.family in ("encdec", "decoder"):
         lengths |= dict.fromkeys(("target_in", "target_segments", "target_positions"), (shape.target_length,))
     if model.family == "encoder" and model.head.num_classes:
         lengths["source_types"] = (shape.source_length,)
-    if model.family == "vit":
+    if model.reads_images:
         size = model.vision.image_size
         lengths["image"] = (size, size, model.vision.channels)
-    read_side = shape.source_length if model.family == "encoder" else shape.target_length
-    predicted = 1 if model.head.num_classes else read_side
+    predicted = shape.source_length if model.family == "encoder" else shape.target_length
+    if model.pooled:
+        predicted = model.head.num_classes if answer == "labels" else 1
     lengths |= {"target_out": (predicted,), "weights": (predicted,)}
     dtypes = {"weights": jnp.float32, "image": jnp.uint8}
     sharding = NamedSharding(mesh, PartitionSpec(None, *EVERY_ROW))

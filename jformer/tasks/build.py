@@ -11,10 +11,13 @@ from jformer.data.tokenizers import ImageTokenizer, Tokenizer
 from jformer.errors import UserError
 from jformer.models import ModelConfig, build_model
 from jformer.parallel.mesh import TENSOR, make_mesh
+from jformer.tasks.caption import caption
 from jformer.tasks.classify import classify
 from jformer.tasks.denoise import denoise
 from jformer.tasks.lm import lm
 from jformer.tasks.mlm import mlm
+from jformer.tasks.qa import qa
+from jformer.tasks.tag import tag
 from jformer.tasks.task import Task, sized
 from jformer.tasks.translate import translate
 
@@ -34,6 +37,9 @@ TASKS: Mapping[str, MakeTask] = {
     "mlm": mlm,
     "denoise": denoise,
     "classify": classify,
+    "tag": tag,
+    "caption": caption,
+    "qa": qa,
 }
 
 

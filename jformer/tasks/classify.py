@@ -1,66 +1,135 @@
-"""Classification: one label for a text, for a pair of texts (a TAB between them), or for an image."""
+"""Classification: what a text, a pair of texts (a TAB between them) or an image is labelled with.
 
-from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+That is one label of those trained on, several of them, or a number: `data.labels` says which.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
 
 from jformer.data import features
 from jformer.data.config import DataConfig
 from jformer.data.corpus import Encoder, Side
-from jformer.data.features import Features
+from jformer.data.features import Features, Labels
+from jformer.data.labels import balanced, one_label, one_number, several_labels
 from jformer.data.sources.split import Pair
-from jformer.data.tokenizers import ImageTokenizer, Tokenizer
-from jformer.data.tokenizers.lists import NORMALIZATIONS
+from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer, LabelTokenizer, Tokenizer
+from jformer.data.tokenizers.lists import NORMALIZATIONS, label_set
 from jformer.data.vocabularies import Vocabulary
 from jformer.errors import UserError
-from jformer.tasks.metrics import exact_match
+from jformer.models.batch import Batch
+from jformer.tasks.losses import Project, binary_cross_entropy, squared_error
+from jformer.tasks.metrics import agreement, exact_match, f1_scores
 from jformer.tasks.sums import Sums
-from jformer.tasks.task import Scores, Task, refuse, token_loss, token_scores
+from jformer.tasks.task import Scores, Task, TaskLoss, refuse, token_loss, token_scores
+
+MOST_LABELS = 1_000  # that an example may have
+
+
+class Kind(NamedTuple):
+    """How one kind of label is read, learned and scored."""
+
+    answer: str
+    vocabulary: str  # the kind of tokenizer
+    length: int  # the most ids that an example is labelled with
+    arrays: Callable[[Tokenizer, DataConfig], Labels]
+    loss: Callable[[float], TaskLoss]  # of the label smoothing
+    score: Callable[[Sequence[str], Sequence[Pair], Sums], Scores]  # (outputs, normalized examples, sums)
 
 
 def classify(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
-    """Return the task: cross-entropy of the label (Devlin et al. 2019, section 4.1; Dosovitskiy et al. 2021)."""
-    refuse("classify", data, overlong="split", batching="packed")
-    images = data.tokenizer == "image"
+    """Return the task (Devlin et al. 2019, section 4.1; Dosovitskiy et al. 2021)."""
+    refuse("classify", data, overlong="split", batching="packed", source="captions")
+    images, kind = data.tokenizer == "image", KINDS[data.labels]
     for part in (data, *data.mixture):
         if (part.source == "images") != images:
             raise UserError(f"data.tokenizer={data.tokenizer!r} does not fit source={part.source!r}: images take both")
 
     def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> Encoder:
-        label = Side(target, 1, end=False)
+        label = Side(target, kind.length, end=False, optional=data.labels == "several")
         if isinstance(source, ImageTokenizer):
-            height, width, channels = source.shape
-            return Encoder(Side(source, height * width * channels, end=False), label, data.overlong)
+            return Encoder(Side(source, source.length, end=False), label, data.overlong)
         return Encoder(Side(source, data.max_source_length, begin=True, parts=True), label, data.overlong)
 
     def make_features(source: Tokenizer, target: Tokenizer) -> Features:
+        labels = kind.arrays(target, data)
         if isinstance(source, ImageTokenizer):
-            return features.labelled_images(*source.shape)
-        return features.labelled_texts(source.symbols)
+            return features.labelled_images(*source.shape, labels)
+        return features.labelled_texts(labels, source.symbols)
 
     def score(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
         normalize = NORMALIZATIONS[data.normalization]  # the tokenizer of labels, and so the answers, are normalized
-        labels, groups = [normalize(pair.target) for pair in examples], [pair.group for pair in examples]
-        accuracy: dict[str, Any] = exact_match(outputs, labels, groups if any(groups) else None)
-        scores = {"accuracy": accuracy, "macro_f1": {"score": macro_f1(outputs, labels)}}
-        return scores | {"perplexity": token_scores(sums)["perplexity"]}
+        return kind.score(outputs, [pair._replace(target=normalize(pair.target)) for pair in examples], sums)
 
     return Task(
         vocabularies={
             "source": Vocabulary(data.tokenizer, ("source",), parts=not images),
-            "target": Vocabulary("label", ("target",)),
+            "target": Vocabulary(kind.vocabulary, ("target",)),
         },
         encoder=encoder,
         features=make_features,
         symbols=0,
-        answer="label",
-        loss=token_loss(label_smoothing),
+        answer=kind.answer,
+        loss=kind.loss(label_smoothing),
         score=score,
     )
 
 
-def macro_f1(outputs: Sequence[str], labels: Sequence[str]) -> float:
-    """Return the mean over all labels met, on either side, of the harmonic mean of precision and recall."""
-    right = Counter(label for output, label in zip(outputs, labels, strict=True) if output == label)
-    met = Counter(outputs) + Counter(labels)
-    return sum(2 * right[label] / count for label, count in met.items()) / len(met)
+def several_loss(label_smoothing: float) -> TaskLoss:
+    """Return the cross-entropy of each label for itself."""
+
+    def loss(hidden: Float[Array, "b 1 d"], project: Project, batch: Batch) -> Sums:
+        return binary_cross_entropy(project(hidden)[:, 0], batch["target_out"], batch["weights"], label_smoothing)
+
+    return loss
+
+
+def number_loss(label_smoothing: float) -> TaskLoss:
+    """Return the squared error of a number, in units of the training numbers' spread; nothing of it is smoothed."""
+
+    def loss(hidden: Float[Array, "b 1 d"], project: Project, batch: Batch) -> Sums:
+        wanted = lax.bitcast_convert_type(batch["target_out"], jnp.float32)
+        return squared_error(project(hidden)[..., 0], wanted, batch["weights"])
+
+    return loss
+
+
+def _score_one(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
+    labels, groups = [pair.target for pair in examples], [pair.group for pair in examples]
+    accuracy: dict[str, Any] = exact_match(outputs, labels, groups if any(groups) else None)
+    macro = f1_scores([{output} for output in outputs], [{label} for label in labels])["macro_f1"]
+    return {"accuracy": accuracy, "macro_f1": {"score": macro}, "perplexity": token_scores(sums)["perplexity"]}
+
+
+def _score_several(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
+    found, wanted = [set(label_set(text)) for text in outputs], [set(label_set(pair.target)) for pair in examples]
+    equal = [a == b for a, b in zip(found, wanted, strict=True)]
+    values = {"exact_match": sum(equal) / len(equal), **f1_scores(found, wanted)}
+    return {name: {"score": value} for name, value in values.items()}
+
+
+def _score_number(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
+    """Return how numbers agree; an empty text has no answer, and a set that holds one no score."""
+    found, wanted = ([float(text or "nan") for text in side] for side in (outputs, [p.target for p in examples]))
+    return {name: {"score": value} for name, value in agreement(found, wanted).items()}
+
+
+def _one_label(target: Tokenizer, data: DataConfig) -> Labels:
+    return one_label(balanced(cast(LabelTokenizer, target)) if data.label_weights == "balanced" else None)
+
+
+KINDS: Mapping[str, Kind] = {  # the keys are those of LABELS in data/config.py
+    "one": Kind("label", "label", 1, _one_label, token_loss, _score_one),
+    "several": Kind(
+        "labels",
+        "labels",
+        MOST_LABELS,
+        lambda target, _: several_labels(target.vocab_size - NUM_SYMBOLS),
+        several_loss,
+        _score_several,
+    ),
+    "number": Kind("number", "number", 1, lambda _target, _data: one_number, number_loss, _score_number),
+}

@@ -25,7 +25,7 @@ def denoise(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
     stored without EOS, which both get after the noise, so `max_target_length` holds for both. In evaluation long texts
     are always split, so the scores cover all of the text.
     """
-    refuse("denoise", data, tokenizer="image", source="images")
+    refuse("denoise", data, tokenizer="image", source=("images", "captions"))
     longest = data.max_target_length - 1
 
     def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> Encoder:

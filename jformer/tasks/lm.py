@@ -20,7 +20,7 @@ def lm(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
     text; the first tokens of a piece are predicted from few tokens before it (from none with piece_start 'bos', from
     one with 'previous'), which makes the figure an upper bound. An answer begins with BOS in either case.
     """
-    refuse("lm", data, tokenizer="image", source="images")
+    refuse("lm", data, tokenizer="image", source=("images", "captions"))
 
     def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> Encoder:
         return Encoder(NOTHING, Side(target, data.max_target_length), "split" if evaluating else data.overlong)

@@ -1,6 +1,6 @@
 """Losses as sums and counts, never means: a mean is taken once, after all devices and microbatches are summed.
 
-Letters in shapes: b rows of a batch, t positions, d d_model, v entries of the vocabulary.
+Letters in shapes: b rows of a batch, t positions, s those of a source, d d_model, v entries of the vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from jformer.data.spans import END, MAY_END, MAY_START, START
 from jformer.parallel.activations import parts
 from jformer.parallel.backend import target
 from jformer.parallel.mesh import FSDP, TENSOR
@@ -33,6 +34,58 @@ def cross_entropy(
     over the vocabulary is built. Weights are 0 for padding, else 1; a sum over no tokens is 0.
     """
     return _sums_and_slope(logits, targets, weights, smoothing)[0]
+
+
+def binary_cross_entropy(
+    logits: Float[Array, "b v"], there: Int[Array, "b v"], weights: Float[Array, "b v"], smoothing: float = 0.0
+) -> Sums:
+    """Return the sums of `cross_entropy` where each of v labels is there (1) or not (0), whatever the others are.
+
+    Smoothing ε makes 1 - ε/2 of a label that is there, and ε/2 of one that is not.
+    """
+    z = logits.astype(jnp.float32)
+    yes, no = -jax.nn.log_sigmoid(z), -jax.nn.log_sigmoid(-z)
+    given = there * (1 - smoothing) + smoothing / 2
+    values = {
+        "loss": given * yes + (1 - given) * no,
+        "nll": jnp.where(there > 0, yes, no),
+        "correct": (z > 0) == (there > 0),
+    }
+    return {name: Sum(jnp.sum(value * weights), weights.sum()) for name, value in values.items()}
+
+
+def squared_error(found: Float[Array, "b t"], wanted: Float[Array, "b t"], weights: Float[Array, "b t"]) -> Sums:
+    """Return the sum of squared differences as `loss`."""
+    return {"loss": Sum(jnp.sum((found.astype(jnp.float32) - wanted) ** 2 * weights), weights.sum())}
+
+
+def span_log_probs(logits: Float[Array, "b s 2"], marks: Int[Array, "b s"]) -> Float[Array, "b s 2"]:
+    """Return the log-probability of every position to be where an answer starts, and to be where it ends.
+
+    Positions that the marks (`data.spans`) forbid have none, -inf; all of a row that holds no example are alike.
+    """
+    allowed = jnp.stack([(marks & MAY_START) > 0, (marks & MAY_END) > 0], axis=-1)  # [b s 2]
+    empty = ~jnp.any(marks > 0, axis=1)[:, None, None]  # [b 1 1]
+    z = jnp.where(empty, 0.0, jnp.where(allowed, logits.astype(jnp.float32), -jnp.inf))
+    return jax.nn.log_softmax(z, axis=1)
+
+
+def span_cross_entropy(logits: Float[Array, "b s 2"], marks: Int[Array, "b s"], smoothing: float = 0.0) -> Sums:
+    """Return `loss`, `nll` and `correct` of where the answers start and end, summed over the rows with an example.
+
+    A row's loss and nll are the means of both ends (Devlin et al. 2019, section 4.2), and it is correct if both are.
+    Smoothing spreads over the positions that the marks allow.
+    """
+    log_probs = span_log_probs(logits, marks)
+    real = jnp.any(marks > 0, axis=1)  # [b]
+    given = jnp.stack([(marks & START) > 0, (marks & END) > 0], axis=-1)  # [b s 2]
+    allowed = jnp.isfinite(log_probs)
+    finite = jnp.where(allowed, log_probs, 0.0)
+    nll = -(finite * given).sum(axis=1)  # [b s 2] → [b 2]
+    loss = (1 - smoothing) * nll - smoothing * finite.sum(axis=1) / allowed.sum(axis=1)
+    correct = (log_probs.argmax(axis=1) == given.argmax(axis=1)).all(axis=-1)
+    values = {"loss": loss.mean(axis=-1), "nll": nll.mean(axis=-1), "correct": correct}
+    return {name: Sum(jnp.sum(value * real), real.sum().astype(jnp.float32)) for name, value in values.items()}
 
 
 def chunked_cross_entropy(

@@ -1,11 +1,15 @@
-"""Scores of generated text against references. Imports no JAX."""
+"""Scores of answers against references: texts, labels, numbers, spans. Imports no JAX."""
 
 import math
-from collections import defaultdict
-from collections.abc import Sequence
+import re
+import string
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
+import numpy as np
 from sacrebleu import BLEU, CHRF, TER
+from scipy.stats import rankdata
 
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
@@ -76,13 +80,92 @@ def exact_match(
     """Return the fraction of hypotheses that equal their references, overall and in each group of lines."""
     _check_lengths(hypotheses, references)
     right = [hypothesis == reference for hypothesis, reference in zip(hypotheses, references, strict=True)]
-    result: dict[str, Any] = {"score": _mean(right)}
+    return _in_groups(right, groups)
+
+
+def f1_scores(outputs: Sequence[Set[str]], labels: Sequence[Set[str]]) -> dict[str, float]:
+    """Return F1, the harmonic mean of precision and recall, of sets of labels.
+
+    `micro_f1` counts all labels together, `macro_f1` is the mean over those met on either side; 1 where none is.
+    """
+    right = Counter(label for output, wanted in zip(outputs, labels, strict=True) for label in output & wanted)
+    met = Counter(label for each in (*outputs, *labels) for label in each)
+    each = [2 * right[label] / count for label, count in met.items()]
+    micro = 2 * right.total() / met.total() if met else 1.0
+    return {"micro_f1": micro, "macro_f1": sum(each) / len(each) if each else 1.0}
+
+
+def agreement(found: Sequence[float], wanted: Sequence[float]) -> dict[str, float]:
+    """Return the correlation of numbers (Pearson), that of their ranks (Spearman), and the mean squared error.
+
+    A correlation with what does not vary is nan, and so is everything where a number is.
+    """
+    a, b = np.array(found), np.array(wanted)
+    return {
+        "pearson": _correlation(a, b),
+        "spearman": _correlation(rankdata(a, nan_policy="propagate"), rankdata(b, nan_policy="propagate")),
+        "mean_squared_error": float(np.mean((a - b) ** 2)),
+    }
+
+
+def _correlation(a: np.ndarray, b: np.ndarray) -> float:
+    a, b = a - a.mean(), b - b.mean()
+    norm = math.sqrt((a @ a) * (b @ b))
+    return float(a @ b) / norm if norm else math.nan
+
+
+def answer_scores(answers: Sequence[str], examples: Sequence[Pair]) -> dict[str, dict[str, Any]]:
+    """Return SQuAD's exact match and F1 (Rajpurkar et al. 2016, section 6; 2018 for questions without an answer).
+
+    Both are means over examples of the best value over an example's answers, overall and in each group of examples
+    where there are several. Answers of which normalizing leaves nothing do not count beside others.
+    """
+    _check_lengths(answers, [pair.target for pair in examples])
+    references = [[text for text in (pair.target, *pair.others) if normalized(text)] or [""] for pair in examples]
+    measures: dict[str, Callable[[str, str], float]] = {
+        "exact_match": lambda answer, reference: float(normalized(answer) == normalized(reference)),
+        "f1": token_f1,
+    }
+    groups = [pair.group for pair in examples] if len({pair.group for pair in examples}) > 1 else None
+    return {
+        name: _in_groups(
+            [max(measure(answer, each) for each in texts) for answer, texts in zip(answers, references, strict=True)],
+            groups,
+        )
+        for name, measure in measures.items()
+    }
+
+
+def normalized(answer: str) -> str:
+    """Return an answer in lower case without ASCII punctuation, then without articles, its words one space apart.
+
+    >>> normalized("The  U.S.-led “force”")
+    'usled “force”'
+    """
+    kept = "".join(character for character in answer.lower() if character not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
+
+
+def token_f1(answer: str, reference: str) -> float:
+    """Return the harmonic mean of precision and recall of an answer's words, each as often as it stands there.
+
+    Where one of both has no words, it is 1 if neither has any, else 0.
+    """
+    said, right = normalized(answer).split(), normalized(reference).split()
+    if not said or not right:
+        return float(said == right)
+    return 2 * (Counter(said) & Counter(right)).total() / (len(said) + len(right))
+
+
+def _in_groups(values: Sequence[float], groups: Sequence[str] | None) -> dict[str, Any]:
+    """Return the mean of the values, and of those of each group where they have groups."""
+    found: dict[str, Any] = {"score": _mean(values)}
     if groups is not None:
-        members: defaultdict[str, list[bool]] = defaultdict(list)
-        for group, equal in zip(groups, right, strict=True):
-            members[group].append(equal)
-        result["by_group"] = {group: _mean(members[group]) for group in sorted(members)}
-    return result
+        members: defaultdict[str, list[float]] = defaultdict(list)
+        for group, value in zip(groups, values, strict=True):
+            members[group].append(value)
+        found["by_group"] = {group: _mean(members[group]) for group in sorted(members)}
+    return found
 
 
 def _check_lengths(hypotheses: Sequence[str], references: Sequence[str]) -> None:
@@ -90,5 +173,5 @@ def _check_lengths(hypotheses: Sequence[str], references: Sequence[str]) -> None
         raise ValueError(f"{len(hypotheses)} hypotheses but {len(references)} references")
 
 
-def _mean(right: Sequence[bool]) -> float:
+def _mean(right: Sequence[float]) -> float:
     return sum(right) / len(right) if right else math.nan

@@ -17,7 +17,7 @@ def mlm(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
 
     The text is the target of an example, as in all tasks of one text; the model reads it on its source side.
     """
-    refuse("mlm", data, overlong="split", tokenizer="image", source="images")
+    refuse("mlm", data, overlong="split", tokenizer="image", source=("images", "captions"))
 
     def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> Encoder:
         side = Side(source, data.max_source_length, begin=True)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from jaxtyping import Array, Float, Key
 
 from jformer.data.config import DataConfig
-from jformer.data.corpus import Encoder, Side
+from jformer.data.corpus import ExampleEncoder, Side
 from jformer.data.features import Features
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import NUM_SYMBOLS, Tokenizer
@@ -18,6 +18,7 @@ from jformer.errors import UserError
 from jformer.models import ModelConfig
 from jformer.models.batch import Batch
 from jformer.tasks.losses import Project, chunked_cross_entropy
+from jformer.tasks.metrics import exact_match, reference_texts, text_scores
 from jformer.tasks.sums import Sums, summarize
 
 TaskLoss = Callable[[Array, Project, Batch], Sums]
@@ -32,13 +33,16 @@ Scores = dict[str, dict[str, Any]]
 Score = Callable[[Sequence[str], Sequence[Pair], Sums], Scores]
 """(outputs, examples, sums of the split's losses) → scores."""
 
+CLASSES = ("label", "labels", "number", "tags")  # of a classifier: one label, several, a number, one for each word
+SPAN = "span"  # the answer that is some words of its context
+
 NOTHING = Side(None, max_length=1)  # a side without text
 
 
 class MakeEncoder(Protocol):
     """Tokenizers of both sides → how examples become tokens; `evaluating` where no text may be lost."""
 
-    def __call__(self, source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> Encoder:
+    def __call__(self, source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> ExampleEncoder:
         """Return the encoder."""
 
 
@@ -49,7 +53,8 @@ class Task(NamedTuple):
     encoder: MakeEncoder
     features: Callable[[Tokenizer, Tokenizer], Features]
     symbols: int  # ids past the vocabulary that the noise uses
-    answer: str  # what it gives for a text: another "text" | its "continuation" | a "label" | "" for nothing
+    # What it gives for a text: another "text" | its "continuation" | SPAN | "" for nothing | one of CLASSES.
+    answer: str
     loss: TaskLoss
     score: Score
 
@@ -72,9 +77,14 @@ def sized(
 
     `own_noise`: the vocabulary itself has the symbols of the task's noise.
     """
-    if task.answer == "label":
+    if task.answer == SPAN:
+        return model_config.with_vocabulary(source_vocab, source_vocab).with_classes(2, each=True)
+    if task.answer in CLASSES:
         model_config = model_config.with_vocabulary(source_vocab, source_vocab)
-        return model_config.with_classes(target_vocab - NUM_SYMBOLS)
+        count = 1 if task.answer == "number" else target_vocab - NUM_SYMBOLS
+        return model_config.with_classes(count, each=task.answer == "tags")
+    if model_config.vision.source:  # which has no rows
+        return model_config.with_vocabulary(target_vocab, target_vocab)
     symbols = 0 if own_noise else task.symbols
     return model_config.with_vocabulary(source_vocab + symbols, target_vocab + symbols)
 
@@ -94,8 +104,25 @@ def token_scores(sums: Sums, accuracy: str = "token_accuracy") -> Scores:
     return {"perplexity": {"score": means["perplexity"]}, accuracy: {"score": means["accuracy"]}}
 
 
-def refuse(task: str, data: DataConfig, **options: str) -> None:
-    """Raise UserError for the first option that has the value given here, which this task cannot work with."""
-    for key, value in options.items():
-        if getattr(data, key) == value:
-            raise UserError(f"data.{key}={value!r} is not for task={task!r}: choose another, or another task")
+def score_texts(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums, **options: Any) -> Scores:
+    """Return what generated texts are scored with: sacreBLEU's metrics, exact matches, and the scores of tokens.
+
+    `options` are those of `text_scores`. An output is matched by whichever reference it equals.
+    """
+    answers, groups = list(outputs), [pair.group for pair in examples]
+    found: Scores = text_scores(answers, reference_texts(examples), **options)
+    matched = [answer if answer in pair.others else pair.target for answer, pair in zip(answers, examples, strict=True)]
+    found["exact_match"] = exact_match(answers, matched, groups=groups if any(groups) else None)
+    return found | token_scores(sums)
+
+
+def refuse(task: str, data: DataConfig, **options: str | tuple[str, ...]) -> None:
+    """Raise UserError for the first option that has a value given here, which this task cannot work with.
+
+    The source is that of every corpus of a mixture.
+    """
+    for key, values in options.items():
+        for part in (data, *data.mixture) if key == "source" else (data,):
+            value = getattr(part, key)
+            if value in ((values,) if isinstance(values, str) else values):
+                raise UserError(f"data.{key}={value!r} is not for task={task!r}: choose another, or another task")

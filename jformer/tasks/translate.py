@@ -1,7 +1,6 @@
 """Translation: a source text in, a target text out."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from jformer.data import features
 from jformer.data.config import DataConfig
@@ -9,9 +8,9 @@ from jformer.data.corpus import Encoder, Side
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.vocabularies import Vocabulary
-from jformer.tasks.metrics import check_scores, exact_match, reference_texts, text_scores
+from jformer.tasks.metrics import check_scores
 from jformer.tasks.sums import Sums
-from jformer.tasks.task import Scores, Task, refuse, token_loss, token_scores
+from jformer.tasks.task import Scores, Task, refuse, score_texts, token_loss
 
 
 def translate(
@@ -21,7 +20,7 @@ def translate(
 
     Raises UserError for scores or a tokenization that sacreBLEU has not, and for options that need one-sided text.
     """
-    refuse("translate", data, overlong="split", tokenizer="image", source="images")
+    refuse("translate", data, overlong="split", tokenizer="image", source=("images", "captions"))
     check_scores(scores, tokenize, lowercase)
     both = Vocabulary(data.tokenizer, ("source", "target"))
     apart = {side: Vocabulary(data.tokenizer, (side,)) for side in both.sides}
@@ -30,10 +29,8 @@ def translate(
         return Encoder(Side(source, data.max_source_length), Side(target, data.max_target_length), data.overlong)
 
     def score(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
-        answers, references, groups = list(outputs), reference_texts(examples), [pair.group for pair in examples]
-        found: dict[str, Any] = text_scores(answers, references, tokenize=tokenize, lowercase=lowercase, names=scores)
-        found["exact_match"] = exact_match(answers, references[0], groups=groups if any(groups) else None)
-        return found | token_scores(sums)
+        options = {"tokenize": tokenize, "lowercase": lowercase, "names": scores}
+        return score_texts(outputs, examples, sums, **options)
 
     return Task(
         vocabularies={"shared": both} if data.vocab_shared else apart,

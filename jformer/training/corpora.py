@@ -90,7 +90,7 @@ def answered_examples(config: Config, task: Task, valid: Split) -> list[Pair]:
     if not (task.answer and count):
         return []
     read = valid.read(Counter())
-    if task.answer == "label" and not config.evaluate.during:
+    if task.answer in ("label", "labels") and not config.evaluate.during:
         return of_each_label(list(itertools.islice(read, max(count, LABELLED))))[:count]
     examples = list(itertools.islice(read, count))
     return [Pair(prompt(pair.target), "") for pair in examples] if task.answer == "continuation" else examples

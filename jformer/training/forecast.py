@@ -21,6 +21,7 @@ from jformer.training.run import Run
 
 MIB = 2**20
 COMPILING = 60 * MIB  # for each layer of the compiled program: what processes grew by, see docs/performance.md
+UNFORESEEN = 0.25  # of all that is added up: so much more was held at most, see the lab book
 CLEARLY = 1.2  # times all there is: so much too high the forecast of an update may be, and was not
 
 
@@ -33,6 +34,7 @@ class Forecast(NamedTuple):
     # saved, what compiling takes, or the temporaries of an update once more. Freed ones are kept (see `malloc`), but
     # small things come to lie in them, so that the next update needs another place.
     beside: int
+    unforeseen: int = 0  # what the sum may be too low by
 
     def __str__(self) -> str:
         parts = (f"{size / MIB:,.0f} {name}" for name, size in self._asdict().items() if size)
@@ -63,7 +65,8 @@ def say_memory(run: Run, log: TrainingLog) -> None:
 
 def longest_batch(run: Run, batches: Batches) -> Any:
     """Return the shapes of the longest batch, placed."""
-    return abstract_batch(run.sampler.model.config, batches.plan.shapes[-1], run.mesh, run.config.train.accumulation)
+    model, answer = run.sampler.model.config, run.sampler.task.answer
+    return abstract_batch(model, answer, batches.plan.shapes[-1], run.mesh, run.config.train.accumulation)
 
 
 def forecast(update: Memory, evaluation: int, there: Available, mesh: Mesh, layers: int) -> Forecast:
@@ -76,7 +79,9 @@ def forecast(update: Memory, evaluation: int, there: Available, mesh: Mesh, laye
     if mesh.local_devices[0].platform != "cpu":
         return Forecast(there.held, updating, 0)
     state, temporaries = update.parameters + update.optimizer + update.average, max(update.activations, evaluation)
-    return Forecast(there.held, count * updating, max(count * state, count * temporaries, COMPILING * layers))
+    beside = max(count * state, count * temporaries, COMPILING * layers)
+    parts = (there.held, count * updating, beside)
+    return Forecast(*parts, unforeseen=round(UNFORESEEN * sum(parts)))
 
 
 def compiled_layers(model: ModelConfig) -> int:

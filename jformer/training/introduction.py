@@ -8,7 +8,7 @@ from jformer.data.config import DataConfig
 from jformer.data.corpus import SIDES
 from jformer.data.plan import Plan
 from jformer.data.progress import counted
-from jformer.data.tokenizers import NUM_SYMBOLS, LabelTokenizer, Tokenizer
+from jformer.data.tokenizers import NUM_SYMBOLS, LabelTokenizer, NumberTokenizer, Tokenizer
 from jformer.parallel.devices import Peak
 from jformer.training.forecast import say_memory
 from jformer.training.log import TrainingLog
@@ -55,6 +55,8 @@ def vocabulary(source: Tokenizer, target: Tokenizer) -> str:
         return f"{source.vocab_size:,}"
     if isinstance(target, LabelTokenizer):
         return f"{source.vocab_size:,}, {target.vocab_size - NUM_SYMBOLS:,} labels"
+    if isinstance(target, NumberTokenizer):
+        return f"{source.vocab_size:,}; labels are numbers"
     return f"{source.vocab_size:,} source, {target.vocab_size:,} target"
 
 

@@ -17,6 +17,7 @@ from etils.epath import Path
 from tqdm import tqdm
 
 from jformer.config.options import Config, changed
+from jformer.data.progress import sparkline
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
 from jformer.models.flops import Work, total
@@ -58,6 +59,7 @@ class TrainingLog:
         self.skipped_in_row = 0  # updates, at the newest row
         hidden = not (processes.is_main_process() and sys.stderr.isatty())
         self._bar = tqdm(total=config.train.num_steps, initial=start, unit="update", disable=hidden, leave=False)
+        self._losses: list[float] = []  # of the rows, which the bar draws
         self._valid_loss = ""  # of the newest validation, as the bar shows it
         path, total = workdir / "heartbeat.json", config.train.num_steps
         self.heartbeat = Heartbeat(path, start, total, self._show_phase, terminal=not hidden)
@@ -99,19 +101,19 @@ class TrainingLog:
             yield item
 
     @contextlib.contextmanager
-    def timing(self, step: int, shapes: Any) -> Iterator[None]:
-        """Dispatch update `step` inside; the first one of its shapes is compiled first.
+    def timing(self, step: int, shapes: Any) -> Iterator[bool]:
+        """Dispatch update `step` inside; told is whether it is the first of its shapes, which is compiled first.
 
         Compiling does not count as training, and leaves memory that is given back.
         """
         if shapes in self._compiled:
-            yield
+            yield False
             return
         self._compiled.add(shapes)
         jax.block_until_ready(self._pending)
         began = time.monotonic()
         self.heartbeat.enter(f"compiling update {step}, shape {len(self._compiled)}")
-        yield
+        yield True
         give_back_freed_memory()
         self.heartbeat.enter(UPDATING)
         self._since += time.monotonic() - began
@@ -188,13 +190,16 @@ class TrainingLog:
             self._record.write(row)
         if row["split"] == "train":
             speed = f"{row['tokens_per_second']:,.0f} tokens/s"
-            self._bar.set_postfix_str(f"loss {row['loss']:.3f}, {speed}{self._valid_loss}")
             if self._bar.disable:
                 total = self._config.train.num_steps
                 aside = self._aside / (row["step"] - self._start)
                 left = (total - row["step"]) * (row["seconds_per_update"] + aside)
                 left = min(left, self._ends - time.monotonic())
                 self.say(f"update {row['step']}/{total}: loss {row['loss']:.3f}, {speed}, {_clock(max(0, left))} left")
+            else:
+                self._losses.append(row["loss"])
+                curve = sparkline(self._losses)
+                self._bar.set_postfix_str(f"loss {curve} {row['loss']:.3f}, {speed}{self._valid_loss}")
         else:
             if row["split"] == "valid":
                 self._valid_loss = f", valid loss {row['loss']:.3f}"

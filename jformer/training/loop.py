@@ -80,7 +80,9 @@ def loop(run: Run, log: TrainingLog, profile: Profile) -> None:
         shapes = tuple(array.shape for array in jax.tree.leaves(batch))
         processes.enter_phase(f"update {step}", kind=shapes)
         with profile.update(step, lambda: run.state):
-            with log.timing(step, shapes):
+            with log.timing(step, shapes) as first:
+                if first:
+                    processes.compile_together(run.train_step, run.state, batch)
                 run.state, metrics = run.train_step(run.state, batch)
             log.collect(step, metrics, work)
         progress.step = step

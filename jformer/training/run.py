@@ -10,18 +10,20 @@ from jax.sharding import Mesh
 from jformer.checkpoints.checkpoint import Checkpoints
 from jformer.config import checks, load_config, resolve
 from jformer.config.options import TEXT_SCORES, Config
+from jformer.config.resume import resume_config
 from jformer.data.progress import told
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Split
 from jformer.data.tokenizers import Tokenizer
 from jformer.errors import UserError
 from jformer.evaluation.validation import EvalStep, make_eval_step
-from jformer.inference.predict import Predictor, greedy_predictor
+from jformer.inference.predict import Predictor
 from jformer.inference.restore import Trained, member_config
 from jformer.parallel import processes
 from jformer.parallel.sharding import row_shards
 from jformer.tasks.build import build_sized, build_task, open_mesh
-from jformer.tasks.task import Score, Task, make_loss
+from jformer.tasks.tag import refuse_scores_of_spans
+from jformer.tasks.task import CLASSES, Score, Task, make_loss
 from jformer.training.corpora import Data, fingerprints, open_data
 from jformer.training.optim import Schedule, build_optimizer
 from jformer.training.state import Progress, TrainState, create_state, open_state
@@ -68,7 +70,7 @@ def build_on(checkpoints: Checkpoints, config: Config, workdir: Path) -> Run:
     """Return the run that goes on from these checkpoints, or begins."""
     saved = saved_config(workdir, checkpoints)
     if saved:
-        config = checks.resume_config(saved, config)
+        config = resume_config(saved, config)
     mesh = open_mesh(config)
     config = checks.divide_rows(config, row_shards(mesh))
     task = build_task(config)
@@ -118,6 +120,21 @@ def open_checkpoints(config: Config, workdir: Path) -> Checkpoints:
     return Checkpoints(workdir / "checkpoints", config.train.checkpoint_every, keep)
 
 
+def greedy_predictor(run: Trained, batch_size: int, mesh: Mesh) -> Predictor:
+    """Return a Predictor that answers with one beam, so many texts in a batch, as for the samples of training."""
+    decode = dataclasses.replace(
+        run.config.decode,
+        search="beam",
+        beam_size=1,
+        beam_groups=1,
+        n_best=1,
+        alignments=False,
+        batch_size=batch_size,
+    )
+    config = dataclasses.replace(run.config, decode=decode)
+    return Predictor(dataclasses.replace(run, config=config), mesh=mesh)
+
+
 def saved_config(workdir: Path, checkpoints: Checkpoints) -> Config | None:
     """Return the config of the run in a workdir, or None for a new one.
 
@@ -132,7 +149,9 @@ def refuse_later_mistakes(config: Config, task: Task, data: Data) -> None:
     """Raise UserError for what would be found out when the trained run is scored."""
     for other in config.decode.ensemble:
         member_config(other, config, data.tokenizers)
-    if task.answer == "label":
+    if task.answer == "tags":
+        refuse_scores_of_spans(config.evaluate.during, data.tokenizers[1])
+    if task.answer in CLASSES:
         for key, name in config.data.test_splits().items():
             refuse_unknown_labels(key, open_split(config.data, name), data.tokenizers[1])
     decode, size = config.decode, data.tokenizers[1].vocab_size

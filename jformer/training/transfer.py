@@ -67,4 +67,5 @@ def table_of(config: Config, side: str) -> str:
     """Return the name of the table that embeds a side's tokens."""
     if config.model.family != "encdec":
         return "embedding"
-    return "source_embedding" if config.model.shared_embedding else f"{side}_embedding"
+    shared = config.model.shared_embedding and not config.model.vision.source
+    return "source_embedding" if shared else f"{side}_embedding"

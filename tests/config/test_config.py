@@ -10,7 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jformer.config import as_config_dict, checks, default_config, load_config, options, resolve, save_config
+from jformer.config import (
+    as_config_dict,
+    checks,
+    default_config,
+    load_config,
+    options,
+    resolve,
+    resume,
+    save_config,
+)
+from jformer.config.files import run_config_file
 from jformer.config.options import Config
 from jformer.config.overrides import override
 from jformer.config.presets import PRESETS
@@ -69,6 +79,12 @@ def test_a_saved_config_is_read_back_equal(tmp_path):
     assert resolve(as_config_dict(config)) == config
     assert config.data.mixture == (SourceConfig(source="generated", name="copy", weight=0.5),)
     assert config.data.test_splits() == {"a": "x", "b": "y"}
+
+
+@pytest.mark.parametrize("name", ["quickstart", "facts_qa", "scenes_caption"])
+def test_a_resolved_config_resolves_to_itself(name):
+    config = resolve(run_config_file(ROOT / "configs" / f"{name}.py"))
+    assert resolve(config) == config
 
 
 def test_defaults_survive_the_way_through_a_config_dict():
@@ -151,10 +167,14 @@ RANGES = [
     ("data.batching", "bucket", "choose one of: buckets, packed"),
     ("data.overlong", "keep", "choose one of: drop, cut"),
     ("data.piece_start", "eos", "choose one of: bos, previous"),
+    ("data.labels", "two", "choose one of: one, several, number"),
+    ("data.labels", "several", "is read by task='classify' only, not by 'translate'"),
+    ("data.label_weights", "equal", "choose one of: none, balanced"),
+    ("data.label_weights", "balanced", "is read by task='classify' only"),
     ("data.share_of", "words", "choose one of: lines, characters"),
     ("data.share_of", "characters", "may cut a line: it needs data.document='file', not 'line'"),
     ("data.normalization", "nfc", "choose one of: identity, nfkc"),
-    ("data.source", "file", "choose one of: files, labelled, text, images, tfds, generated"),
+    ("data.source", "file", "choose one of: files, labelled, text, images, captions, tfds, generated"),
     ("data.num_buckets", 0, "must be 1 to 8"),
     ("data.num_buckets", 9, "must be 1 to 8"),
     *((f"data.{key}", 0, "at least 1") for key in ("vocab_size", "num_pairs", "packed_length", "tokens_per_update")),
@@ -252,7 +272,22 @@ COMBINATIONS = [
         {"data.piece_start": "previous", "data.overlong": "cut", "task": "lm", "model.family": "decoder"},
         "needs task='lm' and data.overlong='split', not 'lm' and 'cut'",
     ),
-    ({"data.mixture": ({"source": "web"},)}, "source='web'; choose one of: files, labelled, text, images, tfds"),
+    (
+        {"task": "mlm", "model.family": "encoder", "data.source": "text", "data.mixture": ({"source": "conll"},)},
+        "data.source='conll' has words and their tags: task='tag' learns them, not 'mlm'",
+    ),
+    (
+        {"task": "tag", "model.family": "encoder", "data.source": "conll", "decode.ensemble": ("runs/b",)},
+        "decode.ensemble is of searches: task='tag' answers by one pass; leave it out",
+    ),
+    (
+        {"task": "classify", "model.family": "encoder", "model.head.pooling": "none", "data.source": "labelled"},
+        "model.head.pooling='none' gives every position a class: task='classify' has one for all",
+    ),
+    (
+        {"data.mixture": ({"source": "web"},)},
+        "source='web'; choose one of: files, labelled, text, images, captions, tfds",
+    ),
 ]
 
 
@@ -265,6 +300,7 @@ def test_combinations_that_cannot_work_are_refused(changes, expected):
     "changes",
     [
         {"model.num_heads": 7, "model.d_k": 16, "model.d_v": 8},
+        {"task": "qa", "model.family": "encoder", "data.source": "squad", "decode.n_best": 9, "decode.beam_size": 1},
         {"model.positions": "learned", "model.max_length": 256},
         {"data.vocab_shared": False, "model.shared_embedding": False},
         {"optim.optimizer": "adamw", "optim.weight_decay": 0.1},
@@ -284,7 +320,8 @@ def test_their_neighbours_that_work_are_accepted(changes):
 
 
 def test_configs_offer_what_the_data_room_has():
-    assert {*TOKENIZERS, "label"} == set(tokenizers.TOKENIZERS)  # labels are a task's, not to be chosen
+    of_tasks = {"label", "labels", "number", "tag"}  # not to be chosen
+    assert {*TOKENIZERS, *of_tasks} == set(tokenizers.TOKENIZERS)
     assert set(SOURCES) == set(sources.SOURCES)
     assert set(NOISES) == set(MAKE_NOISE)
     assert set(options.TASKS) == set(TASKS)
@@ -316,13 +353,13 @@ def test_a_resumed_run_may_change_only_what_its_updates_do_not_depend_on(key):
     added = {"name": "x"} if key == "data.mixture" else "x"
     new = (*old, added) if isinstance(old, tuple) else OTHER[type(old)](old)
     given = changed(Config(), key, new)
-    assert checks.differences(Config(), given) == {key: (old, new)}
+    assert resume.differences(Config(), given) == {key: (old, new)}
     if key in ALLOWED:
-        checks.resume_config(Config(), given)
+        resume.resume_config(Config(), given)
     else:
         expected = f"{key}={new!r} but this workdir was trained with {old!r}: set it back or use a new --workdir"
         with pytest.raises(UserError, match=f"^{re.escape(expected)}$"):
-            checks.resume_config(Config(), given)
+            resume.resume_config(Config(), given)
 
 
 @pytest.mark.parametrize("schedule", options.SCHEDULES)
@@ -331,22 +368,22 @@ def test_a_longer_run_is_another_one_where_the_schedule_ends_with_it(schedule):
     longer = resolve(with_values({"optim.schedule": schedule, "train.num_steps": 200_000}))
     if schedule in ("cosine", "linear", "warmup_stable_decay"):
         with pytest.raises(UserError, match=r"^train\.num_steps=200000 "):
-            checks.resume_config(saved, longer)
+            resume.resume_config(saved, longer)
     else:
-        checks.resume_config(saved, longer)
+        resume.resume_config(saved, longer)
 
 
 def test_a_longer_run_is_another_one_where_its_warmup_is_a_share():
     saved, longer = (resolve(with_values({"optim.warmup": 0.1, "train.num_steps": n})) for n in (100, 200))
     with pytest.raises(UserError, match=r"^train\.num_steps=200 but"):
-        checks.resume_config(saved, longer)
+        resume.resume_config(saved, longer)
 
 
 def test_epochs_become_updates_once_the_batches_are_known_and_stay_so_when_a_run_goes_on():
     given = resolve(with_values({"train.num_epochs": 2.5, "train.num_steps": 1_000}))
     counted = checks.count_epochs(given, 300)
     assert counted.train.num_steps == 750
-    assert checks.resume_config(counted, given) == counted
+    assert resume.resume_config(counted, given) == counted
     assert checks.count_epochs(Config(), 300) == Config()
     with pytest.raises(
         UserError, match=r"num_epochs=2\.5 are 1,250 updates, 500 an epoch, and train\.num_steps=1000 a"
@@ -356,7 +393,7 @@ def test_epochs_become_updates_once_the_batches_are_known_and_stay_so_when_a_run
     with pytest.raises(UserError, match=r"warmup=4000\.0 take more updates than train\.num_steps=300"):
         checks.count_epochs(ending, 300)
     with pytest.raises(UserError, match=r"^train\.num_epochs=2\.0 but this workdir was trained with 1\.0"):
-        checks.resume_config(ending, changed(ending, "train.num_epochs", 2.0))
+        resume.resume_config(ending, changed(ending, "train.num_epochs", 2.0))
 
 
 def test_a_resumed_run_finds_its_mixture_in_another_folder_and_no_other_corpus():
@@ -364,9 +401,9 @@ def test_a_resumed_run_finds_its_mixture_in_another_folder_and_no_other_corpus()
         resolve(with_values({"data.mixture": ({"dir": folder, "train": name},)}))
         for folder, name in (("a", "x"), ("b", "x"), ("b", "y"))
     )
-    assert checks.resume_config(saved, moved) == moved
+    assert resume.resume_config(saved, moved) == moved
     with pytest.raises(UserError, match=r"^data\.mixture="):
-        checks.resume_config(saved, other)
+        resume.resume_config(saved, other)
 
 
 def test_rows_divide_by_what_the_mesh_needs_and_a_resumed_run_keeps_it():
@@ -374,11 +411,11 @@ def test_rows_divide_by_what_the_mesh_needs_and_a_resumed_run_keeps_it():
         config = resolve(with_values({"train.accumulation": accumulation}))
         assert checks.divide_rows(config, shards).data.row_multiple == expected
     saved = checks.divide_rows(Config(), 6)
-    assert checks.resume_config(saved, Config()) == saved
+    assert resume.resume_config(saved, Config()) == saved
     with pytest.raises(UserError, match=r"data\.row_multiple=24 must be a multiple of 16: mesh\.data x mesh"):
         checks.divide_rows(saved, 16)
     with pytest.raises(UserError, match=r"^data\.row_multiple=8 but this workdir was trained with 24: "):
-        checks.resume_config(saved, resolve(with_values({"data.row_multiple": 8})))
+        resume.resume_config(saved, resolve(with_values({"data.row_multiple": 8})))
 
 
 # How the rooms name a section when they read it: `config.train.num_steps`, `c.d_model`, `options.beam_size`, …

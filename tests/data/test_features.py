@@ -4,6 +4,7 @@ import pytest
 from jformer.data import features
 from jformer.data.corpus import Tokens
 from jformer.data.features import Rows
+from jformer.data.labels import one_label
 from jformer.data.plan import Shape
 from jformer.data.tokenizers import BOS, EOS
 
@@ -135,7 +136,7 @@ def test_the_second_text_is_of_type_one_and_its_class_counts_from_zero():
     sources = tokens([BOS, 7, EOS, 8, 9, EOS], [BOS, 5, 6, EOS])
     labels = tokens([5], [4])
     rows = Rows(np.array([1, 0]), np.array([0, 1]), np.array([1, 1]), np.array([0, 1]))
-    batch = features.labelled_texts().arrays(rows, sources, labels, Shape(3, 8, 1), SEED)
+    batch = features.labelled_texts(one_label()).arrays(rows, sources, labels, Shape(3, 8, 1), SEED)
     assert batch["source_types"].tolist() == [[0] * 8, [0, 0, 0, 1, 1, 1, 0, 0], [0] * 8]
     assert batch["source"][1].tolist() == [BOS, 7, EOS, 8, 9, EOS, 0, 0]
     assert batch["target_out"].tolist() == [[0], [1], [0]]
@@ -144,7 +145,7 @@ def test_the_second_text_is_of_type_one_and_its_class_counts_from_zero():
 
 def test_images_come_in_their_shape_and_a_pixel_is_a_position():
     images = np.random.default_rng(0).integers(0, 256, (5, 2, 3, 4), dtype=np.uint8)
-    made = features.labelled_images(2, 3, 4)
+    made = features.labelled_images(2, 3, 4, one_label())
     sources, labels = Tokens(images.ravel(), np.arange(6) * 24), tokens([4], [5], [6], [5], [4])
     lengths = made.lengths(sources.lengths, labels.lengths)
     assert [side.tolist() for side in lengths] == [[6] * 5, [1] * 5]

@@ -12,6 +12,7 @@ import pytest
 from jformer.data import features
 from jformer.data.config import DataConfig
 from jformer.data.corpus import Corpus, Encoder, Side, Tokens, open_corpus
+from jformer.data.labels import one_label
 from jformer.data.pipeline import make_batches, prefetch
 from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers import BOS, EOS
@@ -148,18 +149,24 @@ EVERY_FEATURE = {
     "mlm": features.masked(0.3, 260),
     "t5": features.corrupted_spans(0.3, 2.0, 260),
     "bart": features.infilled(0.3, 2.0, 260),
-    "classes": features.labelled_texts(),
-    "images": features.labelled_images(2, 2, 3),
+    "classes": features.labelled_texts(one_label()),
+    "images": features.labelled_images(2, 2, 3, one_label()),
+    "captions": features.captioned_images(2, 2, 3),
+    "augmented": features.captioned_images(2, 2, 3),
 }
 
 
 @pytest.mark.parametrize("name", EVERY_FEATURE)
 def test_some_rows_alone_are_those_rows_of_the_whole_batch(name, config):
     rng = np.random.default_rng(0)
-    lengths = np.full(53, 12) if name == "images" else rng.integers(1, 20, 53)
+    of_images = name in ("images", "captions", "augmented")
+    lengths = np.full(53, 12) if of_images else rng.integers(1, 20, 53)
     sides = [Tokens(rng.integers(4, 256, n.sum()), np.cumsum([0, *n])) for n in (lengths, lengths)]
     if name in ("classes", "images"):
         sides[1] = Tokens(rng.integers(4, 9, 53), np.arange(54))
+    if name == "augmented":
+        config = dataclasses.replace(config, augment=("flip", "crop", "color"))
+    if of_images or name == "classes":
         config = dataclasses.replace(config, batching="buckets")
     made = make_batches([Corpus(*sides, {}, "")], [1.0], config, 5, EVERY_FEATURE[name])
     empty = 0

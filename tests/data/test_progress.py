@@ -1,5 +1,6 @@
 """Long preparations are told while they last, short ones not at all."""
 
+import math
 import time
 
 from jformer.data import progress
@@ -29,6 +30,13 @@ def test_a_total_is_told_and_one_of_several_processes_speaks(monkeypatch, capsys
             time.sleep(0.1)
         said = capsys.readouterr().err.splitlines()
         assert set(said) == (set() if quiet else {"answering test: 1,005 of 2,000 examples, 0:00"})
+
+
+def test_a_curve_has_no_more_bars_than_asked_for_and_leaves_out_what_is_no_number():
+    assert progress.sparkline([math.nan, 3.0, math.inf, 1.0]) == "█▁"
+    assert progress.sparkline([9.0, 9.0, 5.0, 5.0, 1.0, 1.0], width=3) == "█▅▁"
+    assert progress.sparkline([2.0] * 50) == "▁" * 12
+    assert progress.sparkline([]) == ""
 
 
 def test_one_of_a_kind_is_told_as_one():

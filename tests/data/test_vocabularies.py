@@ -119,6 +119,12 @@ def test_a_classifier_takes_a_shared_vocabulary_for_its_texts(tmp_path):
     assert target.encode(["good"]) == [[4]]
 
 
+def test_a_run_of_one_text_takes_the_texts_of_a_classifier(tmp_path):
+    parent, _ = learned(tmp_path / "parent", classes(), [Pair("a text", "bad")])
+    source, target = copied(tmp_path, {"shared": Vocabulary("char", ("source",))})
+    assert source.fingerprint == target.fingerprint == parent.fingerprint
+
+
 def test_a_classifier_that_starts_from_another_learns_its_own_labels(tmp_path):
     parent, _ = learned(tmp_path / "parent", classes(), [Pair("a text", "bad")])
     source, target = copied(tmp_path, classes(), [Pair("the new text", "good")])

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from jformer.decoding.beam import beam_search
+from jformer.decoding.beam import beam_search, record_beams
 from jformer.decoding.greedy import greedy
 
 from .conftest import EOS, LENGTH, PAD, VOCABULARY
@@ -168,3 +168,29 @@ def test_a_search_is_over_when_nothing_but_nan_is_left(toy):
     model = toy(13, 1)
     model.table[0, 1] = np.nan
     assert model.steps(beam_search, [6], size=2, length_penalty=0.6) == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"size": 3, "n_best": 3},
+        {"size": 6, "groups": 3, "diversity": 0.9},
+        {"size": 4, "coverage": cost, "patience": 1.0},
+    ],
+)
+def test_a_recorded_search_finds_the_same(toy, options):
+    model, limits = toy(4, 8, 1.5), [6, 5, 4, 3, 2, 1, 0, 6]
+    found, trace = model.search(record_beams, limits, length_penalty=0.6, **options)
+    for field, expected in zip(found, model.search(beam_search, limits, length_penalty=0.6, **options), strict=True):
+        np.testing.assert_array_equal(field, expected)
+    steps = trace.searched.sum(axis=1)
+    assert (steps <= limits).all()
+    assert (trace.searched == (np.arange(LENGTH) < steps[:, None])).all()
+    for i in range(6):  # what each beam of the last step says is worth what the step says it is
+        last = steps[i] - 1
+        for beam in np.flatnonzero(trace.live_sums[i, last] > -np.inf):
+            tokens, at = [], beam
+            for t in range(last, -1, -1):
+                tokens.insert(0, int(trace.live_tokens[i, t, at]))
+                at = trace.live_parents[i, t, at]
+            assert trace.live_sums[i, last, beam] == pytest.approx(model.score(i, tuple(tokens)), abs=2e-5)

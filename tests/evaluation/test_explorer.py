@@ -1,6 +1,9 @@
-"""The page of attention, in a browser where there is one: what it draws, and that texts stay texts."""
+"""The explorer's page, in a browser where there is one: what it draws, and that texts stay texts."""
 
+import html
+import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +11,10 @@ from etils.epath import Path
 
 from jformer.errors import UserError
 from jformer.evaluation import explorer
+from jformer.evaluation.explorer import Shown
+from jformer.inference.answers import NODE_STATES, SearchTree
 from jformer.inference.attention import Attended, Choice, Part, Weights
+from jformer.inference.embeddings import Plane, Positions
 from tests import browser
 from tests.browser import HOSTILE
 
@@ -22,12 +28,138 @@ def example():
         Weights(Part.ENCODER_SELF, own, columns, columns),
     )
     choices = tuple(Choice(token, 0.9, ((token, 0.9), (HOSTILE, 0.05))) for token in rows)
-    return Attended(HOSTILE, "ein", weights, choices)
+    near = tuple(((HOSTILE, 0.25), ("b", -0.1)) for _ in columns)
+    plane = Plane("embeddings", columns, np.array([[1, 0], [-1, 0.5]], np.float32), (0.8, 0.2), near)
+    return Shown(Attended(HOSTILE, "ein", weights, choices), [search()], [plane])
+
+
+def search():
+    """Return a search of two beams and three steps, one of whose tokens is hostile."""
+    return SearchTree(
+        tokens=("", "ein", HOSTILE, "zwei", "</s>", "ein", "zwei", "</s>", "ein"),
+        parents=np.array([-1, 0, 0, 0, 1, 1, 1, 2, 5], np.int32),
+        log_probs=np.array([0, -0.1, -2, -3, -0.2, -1, -4, -0.5, -0.3], np.float32),
+        scores=np.array([0, -0.1, -2, -3, -0.25, -1.1, -4.1, -2.25, -1.4], np.float32),
+        states=("kept", "kept", "kept", "dropped", "ended", "kept", "dropped", "ended", "left"),
+        ranks=np.array([0, 0, 0, 0, 1, 0, 0, 2, 0], np.int32),
+    )
+
+
+POSITIONS = (
+    Positions("sinusoids", ("position", "feature"), np.array([[0, 1], [0.5, -2]], np.float32), ("1", "2"), ("1", "2")),
+    Positions("ALiBi", ("head", "distance"), np.array([[-0.5, 0]], np.float32), ("1, slope 0.5",), ("-1", "0")),
+)
 
 
 @pytest.fixture(scope="module")
-def drawn():
-    return browser.draw(explorer.explorer_page(f"Attention of {HOSTILE}", [example(), example()]))
+def page():
+    return explorer.explorer_page(f"Attention of {HOSTILE}", [example(), example()], POSITIONS)
+
+
+@pytest.fixture(scope="module")
+def drawn(page):
+    return browser.draw(page)
+
+
+def section_of(drawn, name):
+    return drawn.html.partition(f'<details id="{name}" open="">')[2].partition("</details>")[0]
+
+
+def test_sections_are_drawn_when_they_are_opened(drawn):
+    assert re.findall(r'<details id="(\w+)"><summary>[^<]*</summary><div></div>', drawn.html) == [
+        "search",
+        "embeddings",
+        "positions",
+    ]
+
+
+def test_a_search_is_a_tree_whose_answer_is_marked(page):
+    drawn = browser.draw(page, "search")
+    assert drawn.console == []
+    section = section_of(drawn, "search")
+    assert re.findall(r'<g class="node ([^"]*)"', section) == [
+        "kept answer", "kept answer chosen", "kept", "ended answer", "kept", "ended", "left",
+    ]  # fmt: skip
+    assert [html.unescape(text) for text in re.findall(r"<text[^>]*>([^<]*)</text>", section)] == [
+        "ein", HOSTILE[:24], "1: </s> −0.250", "ein", "2: </s> −2.250", "ein …",
+    ]  # fmt: skip
+    assert "step 1, ein: probability 0.905 (−0.100 nats), sum −0.100; went on; on the way to the answer" in section
+    assert "</s>: probability 0.819 (−0.200 nats), sum −0.300, score −0.250; ended with the end symbol, the answer" in (
+        html.unescape(section)
+    )
+    assert "of 2 candidates the best of each step" in section
+    rows = re.findall(r"<tr>(.*?)</tr>", section.partition("Hypotheses")[2])[1:]
+    cells = [[html.unescape(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)] for row in rows]
+    assert [row[:4] for row in cells] == [
+        ["1", "ein </s>", "−0.300", "−0.250"],
+        ["2", f"{HOSTILE} </s>", "−2.500", "−2.250"],
+        ["", "ein ein ein", "−1.400", ""],
+    ]
+    assert cells[2][4] == NODE_STATES["left"]
+
+
+def test_what_a_search_dropped_is_drawn_when_asked_for(page):
+    clicking = "<script>setTimeout(() => document.getElementById('dropped0').click(), 500)</script></body>"
+    open_to_programs = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
+    drawn = browser.draw(open_to_programs.replace("</body>", clicking), "search")
+    assert section_of(drawn, "search").count('<g class="node dropped"') == 2
+
+
+def test_of_what_was_dropped_the_page_has_the_best_of_each_step():
+    tree = search()._replace(states=("kept", "kept", "dropped", "dropped", "ended", *["dropped"] * 3, "left"))
+    data = json.loads(
+        re.search(r'id="data">(.*?)</script>', explorer.explorer_page("x", [Shown(example().attended, [tree])]))[1]
+    )
+    (shown,) = data["examples"][0]["trees"]
+    assert shown["dropped"] == 5
+    names = list(NODE_STATES)
+    assert [names[state] for state in shown["state"]] == ["kept", "kept", "dropped", "ended", "dropped", "left"]
+    assert shown["score"] == [0, -100, -2000, -250, -1100, -1400]
+
+
+def test_tokens_lie_as_their_embeddings_do(page):
+    drawn = browser.draw(page, "embeddings")
+    assert drawn.console == []
+    section = html.unescape(section_of(drawn, "embeddings"))
+    assert "which show 80 % and 20 % of their variance" in section
+    assert section.count("<circle") == 2
+    assert f"<td>a</td><td>{HOSTILE} 0.25 · b -0.10</td>" in section
+
+
+def test_positions_are_maps_with_their_numbers(page):
+    drawn = browser.draw(page, "positions")
+    assert drawn.console == []
+    section = section_of(drawn, "positions")
+    assert re.findall(r"<h3>([^<]*)</h3>", section) == [
+        "sinusoids: positions down, features across",
+        "ALiBi: heads down, distances across",
+    ]
+    assert "position 1, feature 1: 0.0" in section
+    assert "head 1, slope 0.5, distance -1: −0.50" in section
+    assert section.count('role="application"') == 2
+
+
+def test_a_part_that_an_example_lacks_is_not_offered():
+    drawn = browser.draw(explorer.explorer_page("x", [Shown(example().attended)]))
+    assert len(re.findall(r'<details id="\w+" hidden="">', drawn.html)) == 3
+    assert drawn.console == []
+
+
+def test_searches_are_shown_of_the_runs_own_answers(monkeypatch):
+    asked = []
+    decode = SimpleNamespace(search="beam", beam_size=2)
+    run = SimpleNamespace(
+        config=SimpleNamespace(decode=decode),
+        task=SimpleNamespace(answer="text"),
+        search_trees=lambda texts: asked.append(texts) or [[search()] for _ in texts],
+    )
+    monkeypatch.setattr(explorer, "embedding_planes", lambda predictor, pairs: [[] for _ in pairs])
+    pairs, attended = [("a", "b"), ("c", None)], [example().attended] * 2
+    shown = explorer.show(run, pairs, attended)
+    assert asked == [["c"]]
+    assert [len(each.trees) for each in shown] == [0, 1]
+    decode.beam_size = 1
+    assert [len(each.trees) for each in explorer.show(run, pairs, attended)] == [0, 0]
 
 
 def test_every_head_and_the_mean_of_each_layer_can_be_chosen(drawn):
@@ -49,14 +181,15 @@ def test_texts_stay_texts_and_nothing_goes_wrong(drawn):
 
 
 def test_the_page_asks_for_nothing():
-    page = explorer.explorer_page("x", [example()])
+    page = explorer.explorer_page("x", [example()], POSITIONS)
     assert not re.search(r"(src|href)=\"?https?:|@import|url\(", page)
     assert "default-src 'none'" in page
     assert page.count("<script") == 2
 
 
 def test_every_part_has_its_name():
-    assert re.findall(r'"name":"([^"]*)"', explorer.explorer_page("x", [example()])) == [
+    page = explorer.explorer_page("x", [Shown(example().attended)])
+    assert re.findall(r'"name":"([^"]*)"', page) == [
         "cross-attention",
         "encoder self-attention",
     ]
@@ -64,13 +197,16 @@ def test_every_part_has_its_name():
 
 def test_what_is_no_number_is_never_written():
     with pytest.raises(ValueError, match="not JSON compliant"):
-        explorer.explorer_page("x", [example()._replace(choices=(Choice("a", float("nan"), ()),))])
+        attended = example().attended._replace(choices=(Choice("a", float("nan"), ()),))
+        explorer.explorer_page("x", [Shown(attended)])
 
 
 def test_lines_are_sources_or_sources_with_targets(tmp_path, monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(explorer, "load", lambda workdir, config: "run")
-    monkeypatch.setattr(explorer, "attention_maps", lambda run, pairs: asked.extend(pairs) or [example()])
+    monkeypatch.setattr(explorer, "attention_maps", lambda run, pairs: asked.extend(pairs) or [example().attended])
+    monkeypatch.setattr(explorer, "show", lambda run, pairs, attended: [example()])
+    monkeypatch.setattr(explorer, "position_tables", lambda run, length: [])
     (tmp_path / "in.txt").write_bytes(b"\xef\xbb\xbfa b\r\nc\td e\r\n\r\n\xff\n")
     said = explorer.explore(None, Path("runs/x"), str(tmp_path / "in.txt"), str(tmp_path / "out.html"))
     assert asked == [("a b", None), ("c", "d e"), ("\ufffd", None)]

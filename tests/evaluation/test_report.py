@@ -106,6 +106,22 @@ def test_labels_are_right_or_wrong_as_they_were_scored(tmp_path):
     assert report.graded(config, ["fine", "fine", "bad"], pairs) == [(0.0, 2, ("b", "bad", "fine"), "wrong")]
 
 
+def test_tagged_sentences_are_ranked_by_their_share_of_right_tags():
+    config = resolve({"task": "tag", "model": {"family": "encoder"}, "data": {"source": "conll"}})
+    pairs = [Pair("a b", "O O"), Pair("c", "B-x"), Pair("d e f", "O B-x O")]
+    assert report.graded(config, ["O O", "O", "O B-x B-x"], pairs) == [
+        (0.0, 2, ("c", "B-x", "O"), "0 of 1"),
+        (2 / 3, 3, ("d e f", "O B-x O", "O B-x B-x"), "2 of 3"),
+    ]
+
+
+def test_spans_are_graded_by_f1_and_one_that_is_right_but_for_an_article_is_right():
+    pairs = [Pair("a\tb", "red cat"), Pair("a\tb", "cat"), Pair("a\tb", "", others=())]
+    config = dataclasses.replace(resolve({}), task="qa")
+    found = report.graded(config, ["cat", "The cat!", "cat"], pairs)
+    assert [(number, grade) for _, number, _, grade in found] == [(3, "0.0"), (1, "66.7")]
+
+
 @pytest.mark.parametrize(
     ("output", "line"),
     [("-", "--mode=report writes a page: name a file"), ("missing/page.html", "cannot be written; name a file in")],
@@ -185,7 +201,7 @@ def test_a_run_that_trains_on_after_it_was_scored_is_not_over(tmp_path):
 def test_the_page_of_two_runs_draws_both_and_texts_stay_texts():
     lines = [{"run": name, "split": "valid", "steps": [1, 2], "values": [3.0, None]} for name in ("a", HOSTILE)]
     charts = [{"title": HOSTILE, "lines": lines}, {"title": "one value", "lines": lines[:1]}]
-    drawn = browser.draw(page.page(HOSTILE, [report.CHARTS], "report", charts))
+    drawn = browser.draw(page.page(HOSTILE, [report.CHARTS], ("report",), charts))
     assert drawn.console == []
     assert drawn.html.count("<figure>") == 2
     assert "a, valid ends at 3" in drawn.html
@@ -197,7 +213,7 @@ def test_the_page_of_two_runs_draws_both_and_texts_stay_texts():
 def test_as_many_runs_as_there_are_can_be_drawn():
     steps = list(range(1, 1_001))
     lines = [{"run": str(i), "split": "valid", "steps": steps, "values": steps} for i in range(150)]
-    drawn = browser.draw(page.page("many", [report.CHARTS], "report", [{"title": "loss", "lines": lines}]))
+    drawn = browser.draw(page.page("many", [report.CHARTS], ("report",), [{"title": "loss", "lines": lines}]))
     assert drawn.console == []
     assert drawn.html.count("<path") == 150
     assert "143 others" in drawn.html

@@ -18,13 +18,18 @@ from tests.stored_run import store_run
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments").glob("*.py"))
-STARTED_BY_OTHERS = {"speed_worker", "decode_worker", "process_faults_worker"}
+STARTED_BY_OTHERS = {"speed_worker", "decode_worker", "process_faults_worker", "recurrent_worker"}
 # They know no --smoke; tests/data/sources/test_images.py has the digits.
 SECONDS_AS_THEY_ARE = {"house", "export_digits", "grokking"}
 ARGUMENTS = {  # what a command cannot do without
+    "captions": ["--workdir={folder}/runs"],
+    "export_scenes": ["--output={folder}/scenes"],
     "gradient_norms": ["--output={folder}"],
     "grokking": ["--workdir={folder}", "--output={folder}/accuracy.png"],
+    "question_answering": ["--workdir={folder}/run"],
     "sst2": ["--data={folder}", "--workdir={folder}/runs"],
+    "tagging": ["--data={folder}", "--workdir={folder}/runs"],
+    "vanishing_gradients": ["--workdir={folder}/runs"],
 }
 NEEDS = {"scaling": "libtpu"}
 SMALL = {
@@ -58,6 +63,7 @@ def folder(tmp_path):
         (tmp_path / f"{name}.lc.norm.tok.en").write_text(40 * LINE)
     (tmp_path / "input.txt").write_text(200 * LINE)
     for split in ("train", "dev", "test"):
+        (tmp_path / f"{split}.conll").write_text(20 * "in\tO\nNew\tB-place\nYork\tI-place\n\n")
         (tmp_path / f"{split}.tsv").write_text(20 * "a fine film\tpositive\na dull film\tnegative\n")
     run = store_run(tmp_path / "trials" / "0", scored=False)
     rows = [{"step": 10, "split": split, "accuracy": 0.5} for split in ("train", "valid")]

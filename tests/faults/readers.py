@@ -3,7 +3,7 @@
 import gzip
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +16,9 @@ from jformer.checkpoints.checkpoint import Checkpoints
 from jformer.checkpoints.hf import tensors, vocabulary
 from jformer.checkpoints.manifest import Manifest
 from jformer.config import load_config
-from jformer.data import tokenizers, word_vectors
+from jformer.data import image_files, tokenizers, word_vectors
 from jformer.data.config import SourceConfig
-from jformer.data.sources import images, open_split
+from jformer.data.sources import open_split
 from jformer.evaluation import records
 from jformer.inference import output_file
 from jformer.training.writers import JsonlWriter
@@ -26,6 +26,15 @@ from tests.data.tokenizers.test_pretrained import pieces
 from tests.stored_run import store_run
 
 TEXT = "a house\tein Haus\nthe end\tdas Ende\n" * 20
+CONLL = "-DOCSTART-\tO\n\nIn\tO\nNew\tB-place\nYork\tI-place\n\nthe\tO\nend\tO\n\n" * 10
+TAGGED = '{"words": ["In", "New", "York"], "tags": ["O", "B-place", "I-place"]}\n' * 10
+QUESTION = {"id": "q1", "question": "Where?", "answers": [{"text": "York", "answer_start": 7}]}
+PARAGRAPH = {
+    "context": "In New York.",
+    "qas": [QUESTION, QUESTION | {"id": "q2", "is_impossible": True, "answers": []}],
+}
+SQUAD = json.dumps({"version": "v2.0", "data": [{"title": "places", "paragraphs": [PARAGRAPH] * 5}]})
+CAPTIONS = "one.png\ta cat\none.jpg\tone cat\nmany.npy#1\tnoise\n" * 5
 JSONL = '{"en": "a house", "de": "ein Haus"}\n{"en": "the end", "de": "das \\u00c4nde"}\n' * 10
 
 
@@ -85,6 +94,9 @@ def of_texts(folder: Path) -> Iterator[tuple[str, Reader]]:
         ("compressed text", "txt.gz", "text", gzip.compress(TEXT.encode())),
         ("text", "txt", "text", TEXT.encode()),
         ("labelled text", "tsv", "labelled", TEXT.encode()),
+        ("tagged words", "conll", "conll", CONLL.encode()),
+        ("tagged words as JSON", "jsonl", "conll", TAGGED.encode()),
+        ("questions", "json", "squad", SQUAD.encode()),
     ):
         here = folder / name.replace(" ", "_")
         here.mkdir()
@@ -110,7 +122,14 @@ def of_arrays(folder: Path) -> Iterator[tuple[str, Reader]]:
     yield "images", Reader(here / "train.npy", lambda: all_of(config))
     yield "labels", Reader(here / "train.labels.npy", lambda: all_of(config))
     Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(here / "one.png")
-    yield "picture", Reader(here / "one.png", lambda: list(images.read_images([str(here / "one.png")])))
+    Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(here / "one.jpg")
+    for name in ("one.png", "one.jpg"):
+        yield f"picture {name}", Reader(here / name, lambda name=name: pixels([str(here / name)]))
+    np.save(here / "many.npy", np.zeros((2, 3, 3), np.uint8))
+    (here / "train.tsv").write_text(CAPTIONS)
+    captions = SourceConfig(source="captions", dir=str(here))
+    for name in ("train.tsv", "many.npy"):
+        yield f"captions: {name}", Reader(here / name, lambda: pixels(pair.source for pair in all_of(captions)))
     vectors = here / "vectors.txt"
     vectors.write_text("3 4\nhouse 1 2 3 4\nend 0.5 1e-3 -2 0\nHaus 1 1 1 1\n")
     yield "word vectors", Reader(vectors, lambda: word_vectors.read_vectors(vectors, {"house", "end"}, 4))
@@ -127,6 +146,11 @@ def of_arrays(folder: Path) -> Iterator[tuple[str, Reader]]:
     fields = model / "config.json"
     fields.write_text(json.dumps({"model_type": "gpt2", "n_layer": 2}))
     yield "fields of a model", Reader(fields, lambda: vocabulary.read_json(fields))
+
+
+def pixels(names: Iterable[str]) -> list[Any]:
+    """Read images by their names."""
+    return list(image_files.read_images(list(names)))
 
 
 def model_folder(path: Path) -> Path:

@@ -7,8 +7,9 @@ from jformer.config import resolve
 from jformer.data.tokenizers import BOS, EOS, PAD, UNK, learn
 from jformer.decoding.config import DecodeConfig
 from jformer.errors import UserError
-from jformer.inference.answers import Request
-from jformer.inference.inputs import CUT, EMPTY, SPLIT, UNKNOWN, Attempt, Inputs, Piece, writable
+from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, Piece, Request
+from jformer.inference.generation import writable
+from jformer.inference.inputs import Attempt, Inputs
 from jformer.tasks.build import build_task
 
 TOKENIZER = learn("char", ["abcdefgh "], 99, "identity", False)
@@ -66,7 +67,7 @@ REFUSED = {
     "greedy": ({"beam_size": 1}, Request("a", constraints=("b",)), "input line 1: constraints need decode.search='be"),
     "groups": ({"beam_groups": 2}, Request("a", constraints=("b",)), "with decode.beam_size of 2 or more and decode."),
     "samples": ({"search": "sample"}, Request("a", constraints=("b",)), "constraints need decode.search='beam' with"),
-    "a label": ({"task": "classify"}, Request("a", "b"), "input line 1: a label has no prefix and no constraints"),
+    "a label": ({"task": "classify"}, Request("a", "b"), "input line 1: labels have no prefix and no constraints"),
     "pieces": ({"overlong": "split"}, Request("a" * 99, constraints=("b",)), "and constraints cannot be split"),
 }
 

@@ -15,9 +15,9 @@ from jformer.data.tokenizers import BOS, EOS, PAD, learn
 from jformer.decoding.config import DecodeConfig
 from jformer.decoding.mbr import rank
 from jformer.errors import UserError
-from jformer.inference.answers import Output, Request
+from jformer.inference.answers import TRUNCATED, Output, Request
 from jformer.inference.batching import Hypotheses
-from jformer.inference.inputs import TRUNCATED, Attempt
+from jformer.inference.inputs import Attempt
 from jformer.inference.predict import Predictor, load
 from jformer.inference.restore import Trained
 from jformer.tasks.build import build_task

@@ -1,12 +1,14 @@
 """A run that decodes rightly passes every check, and what is broken on purpose fails the check that is for it."""
 
 import dataclasses
+import time
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from jformer.config import resolve
+from jformer.data import progress
 from jformer.data.tokenizers import learn
 from jformer.decoding.config import DecodeConfig
 from jformer.errors import UserError
@@ -43,6 +45,12 @@ def subject_of(config, model, params):
     tokenizers = (TOKENIZER, TOKENIZER)
     run = Trained(config=config, task=build_task(config), tokenizers=tokenizers, model=model, params=params)
     return verify.Subject(Predictor(run), config.decode)
+
+
+def test_a_check_that_takes_long_is_told(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "SILENCE", (0.01, 0.01))
+    assert verify.report(verify.Check("a slow one", "nothing", lambda subject: time.sleep(0.1) or 0.0), None, 1e-3)
+    assert "checking: a slow one: 0:00\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("family", ["encdec", "decoder"])

@@ -4,6 +4,7 @@ It shares nothing with jformer.models but the names of parameters and of options
 the parameters `p` that they need; arrays are [t d], without batch, padding, cache or dropout.
 """
 
+import dataclasses
 import functools
 import math
 
@@ -45,7 +46,9 @@ def forward(c, params, example):
     """Return the logits float64 [t v] of an example: ids [t] of source and target, types [t], and an image [h w c]."""
     p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
     if c.family == "vit":
-        x = enter(c, p.get("input", {}), patches(c, p, example["image"]))
+        x = patches(c, p, example["image"])
+        x = np.concatenate([p["class_token"][0], x]) if c.head.pooling == "first" else x
+        x = enter(c, p.get("input", {}), x)
         return classify(c, p, stack(c, p["encoder"], x))
     if c.family == "encoder":
         table = p["embedding"]["embedding"]
@@ -56,21 +59,25 @@ def forward(c, params, example):
         table = p["embedding"]["embedding"]
         x = enter(c, p.get("input", {}), table[example["target"]])
         return predict(c, p.get("head"), stack(c, p["decoder"], x, causal=True), table)
-    table = p["source_embedding"]["embedding"]
-    memory = stack(c, p["encoder"], enter(c, p.get("source_input", {}), table[example["source"]]))
-    table = table if c.shared_embedding else p["target_embedding"]["embedding"]
+    shared = "target_embedding" not in p
+    if c.vision.source:
+        unscaled = dataclasses.replace(c, embedding_scale="none")
+        x = enter(unscaled, p.get("source_input", {}), patches(c, p, example["image"]))
+    else:
+        x = enter(c, p.get("source_input", {}), p["source_embedding"]["embedding"][example["source"]])
+    memory = stack(c, p["encoder"], x)
+    table = p["source_embedding" if shared else "target_embedding"]["embedding"]
     x = enter(c, p.get("target_input", {}), table[example["target"]])
     return predict(c, p.get("head"), stack(c, p["decoder"], x, memory, causal=True), table)
 
 
 def patches(c, p, image):
-    """Return the projected patches of pixels -1 … 1, row by row, after the class token (Dosovitskiy et al. 2021)."""
+    """Return the projected patches of pixels -1 … 1, row by row (Dosovitskiy et al. 2021)."""
     size, pixels, rows = c.vision.patch_size, image / 255 * 2 - 1, []
     for top in range(0, image.shape[0], size):
         for left in range(0, image.shape[1], size):
             rows.append(pixels[top : top + size, left : left + size].flatten())
-    x = dense(p["patches"], np.array(rows))
-    return np.concatenate([p["class_token"][0], x]) if c.head.pooling == "first" else x
+    return dense(p["patches"], np.array(rows))
 
 
 def enter(c, p, x, types=None):
@@ -214,6 +221,6 @@ def predict(c, p, x, table):
 
 
 def classify(c, p, x):
-    """Return logits over classes, [1 v]."""
-    x = x[:1] if c.head.pooling == "first" else x.mean(0, keepdims=True)
+    """Return logits over classes, [1 v], or [s v] where nothing is pooled."""
+    x = {"first": x[:1], "mean": x.mean(0, keepdims=True), "none": x}[c.head.pooling]
     return dense(p["classifier"], np.tanh(dense(p["pooler"]["dense"], x)) if c.head.pooler else x)

@@ -15,6 +15,7 @@ import pytest
 from jformer.config import default_config, resolve
 from jformer.config.presets import PRESETS
 from jformer.models import ModelConfig, build_model, init_params
+from jformer.models.vision_config import VisionConfig
 from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import put_batch
 from jformer.tasks.task import make_loss, token_loss
@@ -31,8 +32,13 @@ EXCEPTIONS = {  # (contract, family) → why it does not apply
 }
 
 
+BESIDE_PRESETS = {"image_source": "transformer_tiny"}  # architectures that no preset has → the preset they vary
+
+
 def shrink(name):
     """Return a preset at tiny sizes: its shapes change, its choices stay."""
+    if name == "image_source":
+        return dataclasses.replace(shrink(BESIDE_PRESETS[name]), vision=VisionConfig(8, 4, 1, source=True))
     fields = vars(resolve(default_config(name)).model)
     if fields["recurrent"].cell:
         return shrink_recurrent(fields)
@@ -59,7 +65,7 @@ def shrink_recurrent(fields):
 def architectures():
     """Return tiny config → the names of the presets it stands for."""
     found = {}
-    for name in PRESETS:
+    for name in (*PRESETS, *BESIDE_PRESETS):
         found.setdefault(shrink(name), []).append(name)
     return found
 
@@ -83,8 +89,10 @@ def batch_for(config, source_lengths, target_lengths, **options):
     if config.family == "encoder":
         real = batch["source_segments"]
         return batch | {"target_out": batch["source"][:, ::-1] * real, "weights": real.astype(np.float32)}
+    image = np.random.default_rng(0).integers(0, 256, (rows, 8, 8, 1)).astype(np.uint8)
+    if config.vision.source:
+        return batch | {"image": image}
     if config.family == "vit":
-        image = np.random.default_rng(0).integers(0, 256, (rows, 8, 8, 1)).astype(np.uint8)
         labels = np.arange(rows, dtype=np.int32)[:, None] % 3
         return {"row": batch["row"], "image": image, "target_out": labels, "weights": np.ones((rows, 1), np.float32)}
     return batch
@@ -95,7 +103,7 @@ ROOM = {"source_size": 16, "target_size": 12}
 
 
 def test_every_preset_is_tested_and_every_exception_is_needed():
-    assert {name for names in architectures().values() for name in names} == set(PRESETS)
+    assert {name for names in architectures().values() for name in names} == {*PRESETS, *BESIDE_PRESETS}
     assert {family for _, family in EXCEPTIONS} < {config.family for config in architectures()}
 
 

@@ -41,6 +41,12 @@ MODELS = {
     "mean of images": ModelConfig(
         **SMALL, **VISION, num_kv_heads=2, head=HeadConfig(num_classes=3, pooling="mean", pooler=True)
     ),
+    "captions of images": ModelConfig(
+        **SMALL,
+        **OWN_SIZES,
+        num_decoder_layers=3,
+        vision=VisionConfig(image_size=8, patch_size=4, channels=2, source=True),
+    ),
     "lstm": ModelConfig(**RECURRENT, recurrent=RecurrentConfig("lstm", bridge="copy")),
     "bahdanau": ModelConfig(**RECURRENT, tied_output=False, recurrent=BAHDANAU),
     "luong": ModelConfig(**RECURRENT, recurrent=RecurrentConfig("gru", attention="dot", input_feeding=True)),
@@ -166,6 +172,18 @@ def test_images_without_a_label_are_padding():
     assert (texts.texts, texts.tokens, rows.texts, rows.tokens) == (2, 128, 3, 192)
     one = forward_flops(MODELS["images"], text_work(1, 0))
     assert forward_flops(MODELS["images"], texts) == {part: 2 * flops for part, flops in one.items()}
+
+
+def test_an_image_and_its_caption_cost_what_each_costs_with_padding_apart():
+    weights = np.arange(6) < np.array([4, 0, 6])[:, None]
+    batch = {"image": np.zeros((3, 8, 8, 2), np.uint8), "weights": weights, "target_segments": weights.astype(np.int32)}
+    texts, rows = batch_work(batch)
+    assert (texts.texts, texts.source, texts.target, rows.texts, rows.target) == (2, 128, 10, 3, 18)
+    model = MODELS["captions of images"]
+    each = [forward_flops(model, text_work(64, length)) for length in (4, 6)]
+    assert forward_flops(model, texts) == {part: sum(flops[part] for flops in each) for part in each[0]}
+    full = forward_flops(model, text_work(64, 6))
+    assert forward_flops(model, rows) == {part: 3 * flops for part, flops in full.items()}
 
 
 def test_work_adds_up():

@@ -24,8 +24,8 @@ OPTIONS = {
     "num_kv_heads": (0, 1, 2),
     "sizes": ((0, 0), (6, 10)),  # d_k and d_v
     **dict.fromkeys(("residual", "bias", "embedding_norm", "tied_output", "shared_embedding"), (True, False)),
-    "pooling": ("first", "mean"),
-    **dict.fromkeys(("pooler", "transform"), (False, True)),
+    "pooling": ("first", "mean", "none"),
+    **dict.fromkeys(("pooler", "transform", "image_source"), (False, True)),
     "num_segments": (0, 2),
 }
 NEVER = {  # value → the values that it never meets
@@ -33,10 +33,11 @@ NEVER = {  # value → the values that it never meets
     ("family", "encdec"): [("num_classes", 3), ("transform", True), ("num_segments", 2)],
     ("family", "decoder"): [("num_classes", 3), ("transform", True), ("num_segments", 2), ("shared_embedding", False)],
     ("family", "encoder"): [("shared_embedding", False)],
-    ("family", "vit"): [("num_classes", 0), ("num_segments", 2), ("shared_embedding", False)],
-    ("num_classes", 0): [("pooling", "mean"), ("pooler", True)],
+    ("family", "vit"): [("num_classes", 0), ("pooling", "none"), ("num_segments", 2), ("shared_embedding", False)],
+    ("num_classes", 0): [("pooling", "mean"), ("pooling", "none"), ("pooler", True)],
     ("num_classes", 3): [("transform", True), ("tied_output", False), ("embedding_scale", "output")],
     ("tied_output", False): [("embedding_scale", "output")],
+    ("image_source", True): [("shared_embedding", False), *(("family", f) for f in ("encoder", "decoder", "vit"))],
 }
 REFUSED = {frozenset({a, b}) for a, others in NEVER.items() for b in others}
 
@@ -84,7 +85,8 @@ def config(index):
     fields["d_k"], fields["d_v"] = fields.pop("sizes")
     head = {name: fields.pop(name) for name in ("num_classes", "pooling", "pooler", "transform", "num_segments")}
     decoder = {"num_decoder_layers": 3, "target_vocab_size": 50} if fields["family"] == "encdec" else {}
-    small = {"vision": VisionConfig(image_size=6, patch_size=2, channels=2), "relative": RelativeConfig(8, 7)}
+    vision = VisionConfig(image_size=6, patch_size=2, channels=2, source=fields.pop("image_source"))
+    small = {"vision": vision, "relative": RelativeConfig(8, 7)}
     # Without residuals a norm may see next to nothing: its epsilon keeps rounding errors small, and is seen to work.
     return ModelConfig(**{**TINY, **decoder, **fields, **small}, norm_epsilon=0.01, head=HeadConfig(**head))
 
@@ -147,17 +149,19 @@ ROWS = [pytest.param(i, marks=[pytest.mark.slow] * (i >= ENOUGH)) for i in range
 
 @pytest.mark.parametrize("index", ROWS, ids=name)
 def test_model_equals_the_reference(index):
-    """Two texts share the first row, the third has a row with padding; a text that is pooled has no neighbours."""
+    """Two texts share the first row, the third has a row with padding; what is pooled and images have no neighbours."""
     c, texts = config(index), draw_examples()
     c.check()
-    model, rows = build_model(c), [[text] for text in texts] if c.head.num_classes else [texts[:2], texts[2:]]
+    pooled = c.head.num_classes and c.head.pooling != "none"
+    alone = pooled or c.reads_images
+    model, rows = build_model(c), [[text] for text in texts] if alone else [texts[:2], texts[2:]]
     params, batch = random_params(model), batch_of(rows)
     logits = np.asarray(run(model, params, batch))
     segments = batch["source_segments" if c.family == "encoder" else "target_segments"]
     for i, row in enumerate(rows):
         for n, text in enumerate(row):
             expected = forward(c, params, text)
-            found = logits[i] if c.head.num_classes else logits[i, segments[i] == n + 1]
+            found = logits[i] if pooled else logits[i, segments[i] == n + 1]
             np.testing.assert_allclose(found, expected, atol=3e-5 * np.abs(expected).max())
 
 
@@ -189,12 +193,15 @@ REFUSALS = [
     ({"head": HeadConfig(num_segments=2)}, "model.head, but for its bias, is read by .* not by family='encdec'"),
     (
         {"family": "encoder", "head": HeadConfig(pooling="max")},
-        "model.head.pooling='max'; choose one of: first, last, mean",
+        "model.head.pooling='max'; choose one of: first, last, mean, none",
     ),
     ({"family": "encoder", "head": HeadConfig(num_classes=-1)}, "model.head.num_classes=-1 must be 0 or more"),
     ({"family": "vit", "head": HeadConfig(num_segments=2)}, "model.head.num_segments=2: an image has no second text"),
     ({"family": "vit", "vision": VisionConfig(patch_size=15)}, "patch_size=15 must divide model.vision.image_size=224"),
     ({"family": "vit", "vision": VisionConfig(channels=0)}, "model.vision.channels=0 must be at least 1"),
+    ({"family": "encoder", "vision": VisionConfig(source=True)}, "source=True is read by family='encdec' only, not by"),
+    ({"shared_embedding": False, "vision": VisionConfig(source=True)}, "an image as the source has no table to share"),
+    ({"vision": VisionConfig(patch_size=15, source=True)}, "patch_size=15 must divide model.vision.image_size=224"),
     ({"family": "decoder", "shared_embedding": False}, "model.shared_embedding=False is read by family='encdec' only"),
     ({"embedding_scale": "output", "tied_output": False}, "it needs model.tied_output=True"),
     ({"family": "vit", "head": HeadConfig(transform=True)}, "are about vocabularies: family='vit' has none"),

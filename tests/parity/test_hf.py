@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jformer.checkpoints.hf import convert, tables, tensors
-from jformer.checkpoints.hf.families import LOGITS_BIAS, model_config
+from jformer.checkpoints.hf import convert, tables, tensors, vocabulary
+from jformer.checkpoints.hf.families import LOGITS_BIAS, model_config, table_of
 from jformer.checkpoints.weights import abstract_params
 from jformer.models import build_model
 from jformer.parallel.mesh import make_mesh
@@ -70,6 +70,17 @@ MARIAN = {"pad_token_id": [V - 1 + i for i in range(3)], "decoder_start_token_id
 MODELS = {
     "BertForMaskedLM": encoders(type_vocab_size=[2, 1, 3]),
     "BertForSequenceClassification": encoders(type_vocab_size=[2, 1, 3], num_labels=[2, 3, 4]),
+    "BertForTokenClassification": encoders(type_vocab_size=[2, 1, 3], num_labels=[2, 3, 4]),
+    "RobertaForTokenClassification": encoders(type_vocab_size=[1, 1, 2], num_labels=[2, 3, 4], hidden_act=["gelu"] * 3),
+    "BertForQuestionAnswering": encoders(type_vocab_size=[2, 1, 3]),
+    "RobertaForQuestionAnswering": encoders(type_vocab_size=[1, 1, 2], hidden_act=["gelu"] * 3),
+    "DistilBertForQuestionAnswering": [
+        {"vocab_size": V, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, "max_position_embeddings": 20}
+    ],
+    "DistilBertForTokenClassification": [
+        {"vocab_size": V, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, "num_labels": 3,
+         "max_position_embeddings": 20}
+    ],
     "RobertaForMaskedLM": encoders(type_vocab_size=[1, 1, 2], hidden_act=["gelu"] * 3),
     "RobertaForSequenceClassification": encoders(
         type_vocab_size=[1, 1, 2], num_labels=[2, 3, 4], hidden_act=["gelu"] * 3
@@ -141,9 +152,10 @@ class Pair:
         source = tensors.Tensors(directory, functools.partial(convert.rename, self.family))
         if convert.BIAS in source.found:
             self.fields[LOGITS_BIAS] = bool(source.read(convert.BIAS).any())
-        classes = len(convert.read_labels(self.fields)) if self.task == "classify" else 0
+        classes = len(vocabulary.read_labels(self.fields)) if self.task in convert.LABELLED else 0
+        classes = convert.ENDS if self.task == "qa" else classes
         self.model = model_config(self.family, self.fields, self.task, classes)
-        self.params = convert.read_params(self.family, self.model, source, make_mesh(1))
+        self.params = convert.read_params(self.family, self.model, self.task, source, make_mesh(1))
         self.batch = self.draw(rng)
 
     def draw(self, rng):
@@ -163,7 +175,7 @@ class Pair:
 
     def real(self):
         """Return where the model predicts."""
-        if self.model.head.num_classes:
+        if self.model.pooled:
             return np.ones((3, 1), np.float32)
         side = "source" if self.model.family == "encoder" else "target"
         return np.asarray(self.batch[f"{side}_segments"], np.float32)
@@ -184,7 +196,8 @@ class Pair:
             "encoder": source, "decoder": target, "vit": {"pixel_values": pixels},
             "encdec": {**source, **{f"decoder_{key}": value for key, value in target.items()}},
         }  # fmt: skip
-        logits = self.theirs(**inputs[self.model.family]).logits
+        found = self.theirs(**inputs[self.model.family])
+        logits = torch.stack([found.start_logits, found.end_logits], -1) if self.task == "qa" else found.logits
         return logits[:, None] if logits.ndim == 2 else logits
 
     def loss(self, params):
@@ -238,7 +251,7 @@ def their_gradients(subject):
         state = {in_file(path): grad for path, grad in state.items()}
     if subject.model.head.bias:
         state[convert.BIAS] = None
-    table = dict(subject.family.table(subject.model))
+    table = dict(table_of(subject.family, subject.model, subject.task))
     abstract = abstract_params(build_model(subject.model), make_mesh(1))
     ours = jax.grad(lambda params: subject.loss(params)[0])(subject.params) if subject.model.head.bias else {}
     if subject.model.head.bias:  # theirs does not train it
@@ -272,9 +285,9 @@ def test_parameters_and_fields_go_back_and_forth(subject, name, i, tmp_path):
     symbols |= {"id2label": {str(n): f"L{n}" for n in range(subject.model.head.num_classes)} or None}
     fields |= {key: value for key, value in symbols.items() if value is not None} | {"architectures": [name]}
     (tmp_path / "config.json").write_text(json.dumps(fields))
-    written = dict(tables.to_tensors(family.table(subject.model), subject.params))
+    written = dict(tables.to_tensors(table_of(family, subject.model, subject.task), subject.params))
     tensors.write(tmp_path, written.items())
-    back = convert.read_params(family, subject.model, tensors.Tensors(tmp_path), make_mesh(1))
+    back = convert.read_params(family, subject.model, subject.task, tensors.Tensors(tmp_path), make_mesh(1))
     jax.tree.map(np.testing.assert_array_equal, back, subject.params)
     again, report = type(subject.theirs).from_pretrained(tmp_path, output_loading_info=True)
     missing = {key for key in report["missing_keys"] if "position" not in key and key not in family.copies}

@@ -20,6 +20,7 @@ from optuna.trial import TrialState
 
 from jformer.sweep import queue, worker
 from jformer.sweep.experiment import load_experiment
+from jformer.sweep.store import FileLock
 from tests.sweep.sweeps import SEARCH, SWEEP, rows, stand_in, write
 
 LEASE = 1.0  # seconds; where several work at once one may be kept from saying that it is there for as long
@@ -132,8 +133,11 @@ def sleeper(folder, process_too):
     while not ((run / "metrics.jsonl").exists() and (run / "metrics.jsonl").read_text()):
         time.sleep(0.02)
     process = int((run / "starts.txt").read_text().split()[0])
+    lock = FileLock(workdir / "trials.journal")
+    lock.acquire()  # so that the worker does not hold it while it sleeps: nobody could go on
     for number in (first, process)[: 1 + process_too]:
         os.kill(number, signal.SIGSTOP)
+    lock.release()
     second = fork(experiment, workdir, command)
     while len([row for row in rows(seen) if row.state != TrialState.WAITING]) < 2:
         time.sleep(0.02)

@@ -39,7 +39,7 @@ def test_all_trials_are_done_each_in_a_directory_of_its_own(tmp_path):
     assert [trial.state for trial in trials] == ["complete"] * 6
     assert [round(trial.value, 3) for trial in trials] == [1.333, 2.333, 3.333, 2.333, 3.333, 4.333]
     assert trials[0].metrics == {"valid/loss": trials[0].value, "run/updates": 3, "run/wall_seconds": 1.0}
-    assert all(starts(tmp_path, trial) == trial.attempts == 1 and 0 < trial.seconds < 10 for trial in trials)
+    assert all(starts(tmp_path, trial) == trial.attempts == 1 and trial.seconds > 0 for trial in trials)
     assert len({trial.name for trial in trials}) == 6
     assert make_worker(tmp_path, "false", SWEEP, SEEDS=(0, 1)).work() == 0  # nothing is left to do
 

@@ -17,14 +17,20 @@ RNG = np.random.default_rng(0)
 TEXTS = ["".join(RNG.choice(list("abcdef "), n)).strip() or "a" for n in RNG.integers(1, 45, 61)]
 PAIRS = {
     "translate": [Pair(text, text[::-1]) for text in TEXTS],
+    "caption": [Pair(f"scene:large red circle {i % 32} {i // 32}", text) for i, text in enumerate(TEXTS)],
     "classify": [Pair(f"{text}\t{text[:3]}", f"label {i % 3}") for i, text in enumerate(TEXTS)],
+    "tag": [Pair(text, " ".join("O" if word < "c" else f"B-{word[0]}" for word in text.split())) for text in TEXTS],
+    "qa": [Pair(f"{text[::-1]}\t{text}", text.split()[0], start=0) for text in TEXTS],
 }
 SIZES = {"tokens_per_update": 256, "row_multiple": 2, "packed_length": 60, "num_buckets": 2, "vocab_size": 30}
 
 
-def make_task(name, **data):
+def make_task(name, /, **data):
     """Return a task and the options it was made with."""
-    config = DataConfig(**{"tokenizer": "char", "source": "generated", **SIZES, **data})
+    source = "conll" if name == "tag" else "generated"
+    sizes = {**SIZES, "tokens_per_update": 8 * 32 * 32} if name == "caption" else SIZES  # a pixel counts as a token
+    corpus = {"source": source, "name": "facts" if name == "qa" else ""}
+    config = DataConfig(**{"tokenizer": "char", **corpus, **sizes, **data})
     return TASKS[name](config, label_smoothing=0.0, scores=("bleu",), tokenize="13a", lowercase=False), config
 
 
@@ -44,7 +50,7 @@ def make(tmp_path):
     """Return a function: task, pairs, options → everything up to the batches."""
 
     @functools.cache
-    def build(name, pairs=None, evaluating=False, **data):
+    def build(name, /, pairs=None, evaluating=False, **data):
         task, config = make_task(name, cache_dir=str(tmp_path / "cache"), **data)
         pairs = pairs or PAIRS.get(name, [Pair("", text) for text in TEXTS])
         split = Split("train", repr(pairs), lambda counts: iter(pairs))

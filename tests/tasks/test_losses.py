@@ -222,3 +222,24 @@ def test_a_large_vocabulary_takes_a_third_of_the_memory():
     whole = temporaries(lambda h, w: losses.cross_entropy(h @ w, ids, weights, 0.1))
     assert whole >= 64 * 32 * 16_000 * 4
     assert temporaries(lambda h, w: losses.chunked_cross_entropy(h, lambda x: x @ w, ids, weights, 0.1)) < whole / 3
+
+
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+def test_several_labels_cost_the_cross_entropy_of_each(smoothing):
+    logits, there, weights = LOGITS[:, 0], RNG.integers(0, 2, (3, V)), np.ones((3, V), np.float32)
+    weights[1] = 0
+    found = losses.binary_cross_entropy(jnp.asarray(logits), jnp.asarray(there), jnp.asarray(weights), smoothing)
+    p, given = 1 / (1 + np.exp(-logits.astype(np.float64))), there * (1 - smoothing) + smoothing / 2
+    expected = {
+        "loss": -given * np.log(p) - (1 - given) * np.log1p(-p),
+        "nll": -np.where(there, np.log(p), np.log1p(-p)),
+        "correct": (p > 0.5) == there,
+    }
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name].total, (value * weights).sum(), rtol=1e-4)
+        assert found[name].count == 2 * V
+
+
+def test_the_squared_error_counts_what_weighs():
+    found = losses.squared_error(jnp.array([[1.0], [5.0]]), jnp.array([[3.0], [9.0]]), jnp.array([[1.0], [0.0]]))
+    assert {name: (float(total), float(count)) for name, (total, count) in found.items()} == {"loss": (4.0, 1.0)}

@@ -1,13 +1,15 @@
 import logging
 import math
 
+import numpy as np
 import pytest
 from sacrebleu import BLEU
+from scipy.stats import pearsonr, spearmanr
 
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
 from jformer.evaluation.tables import score_table
-from jformer.tasks.metrics import exact_match, reference_texts, text_scores
+from jformer.tasks.metrics import agreement, exact_match, f1_scores, reference_texts, text_scores
 
 REFERENCES = ["A man doesn't sleep on the bench.", "Two dogs run through the snow.", "It rains."]
 HYPOTHESES = ["A man doesn't sit on a bench.", "Two dogs run through snow.", "It rains."]
@@ -104,3 +106,23 @@ def test_score_table_has_a_column_for_each_test_set():
         "  exact match: money   99.00%          -",
         "bleu: nrefs:1|tok:13a",
     ]
+
+
+def test_f1_of_sets_of_labels_by_hand():
+    """Right: a twice, b once. Met, on both sides: a and b 5 times, c once."""
+    outputs, labels = [{"a", "b"}, {"a"}, set(), {"c"}], [{"a"}, {"a", "b"}, set(), {"a", "b"}]
+    found = f1_scores([*outputs, {"b"}], [*labels, {"b"}])
+    assert found["micro_f1"] == pytest.approx(2 * 3 / (5 + 5 + 1))
+    assert found["macro_f1"] == pytest.approx((2 * 2 / 5 + 2 * 1 / 5 + 0) / 3)
+    assert f1_scores([set()], [set()]) == {"micro_f1": 1, "macro_f1": 1}
+
+
+def test_agreement_of_numbers_is_that_of_scipy():
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(0, 9, 40).astype(float), rng.normal(size=40)
+    found = agreement(a, a + b)
+    assert found["pearson"] == pytest.approx(pearsonr(a, a + b)[0])
+    assert found["spearman"] == pytest.approx(spearmanr(a, a + b)[0])
+    assert found["mean_squared_error"] == pytest.approx(np.mean(b**2))
+    assert math.isnan(agreement([1, 1], [1, 2])["pearson"])
+    assert all(map(math.isnan, agreement([1, math.nan], [1, 2]).values()))

@@ -23,11 +23,14 @@ def test_labels_are_counted_without_the_symbols():
     one, other = ByteTokenizer("identity"), ByteTokenizer("nfkc")
     assert vocabulary(one, one) == "260"
     assert vocabulary(one, other) == "260 source, 260 target"
-    assert vocabulary(one, learn_labels(["good", "bad"], "identity")) == "260, 2 labels"
+    assert vocabulary(one, learn_labels("label", ["good", "bad"], "identity")) == "260, 2 labels"
 
 
 def test_a_vocabulary_that_the_text_does_not_fill_is_told():
-    words, labels = learn("word", ["a b c"], 100, "identity", split_digits=False), learn_labels(["good"], "identity")
+    words, labels = (
+        learn("word", ["a b c"], 100, "identity", split_digits=False),
+        learn_labels("label", ["good"], "identity"),
+    )
     told = " (the text does not fill data.vocab_size=8)"
     assert unfilled(DataConfig(tokenizer="word", vocab_size=8), (words, labels)) == told
     assert unfilled(DataConfig(tokenizer="word", vocab_size=7), (words, labels)) == ""

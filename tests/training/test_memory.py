@@ -10,6 +10,7 @@ import pytest
 from jformer.config import resolve
 from jformer.data import features
 from jformer.data.corpus import Tokens
+from jformer.data.labels import one_label
 from jformer.data.plan import Shape
 from jformer.evaluation.validation import make_eval_step
 from jformer.models import ExecutionConfig, ModelConfig, build_model
@@ -54,7 +55,9 @@ def test_a_loop_keeps_its_results_beside_what_its_body_makes():
 def update(model, shape, mesh, *, ema=False):
     """Return the compiled update of a translation model, and what it reads, as shapes."""
     config = resolve({"train": {"ema_decay": 0.9 if ema else 0.0}})
-    return *abstract_update(config, build_task(config), build_model(model), mesh), abstract_batch(model, shape, mesh)
+    return *abstract_update(config, build_task(config), build_model(model), mesh), abstract_batch(
+        model, "text", shape, mesh
+    )
 
 
 SMALL = {"vocab_size": 60, "target_vocab_size": 60, "num_layers": 2, "d_model": 32, "d_ff": 64, "num_heads": 2}
@@ -83,7 +86,9 @@ def test_validation_in_microbatches_takes_a_share_of_the_memory():
     eval_step = make_eval_step(make_loss(model, build_task(config)), mesh)
     params = update(model.config, Shape(32, 16, 16), mesh)[1].params
     taken = [
-        evaluation_memory(eval_step, params, abstract_batch(model.config, Shape(32, 16, 16), mesh, accumulation))
+        evaluation_memory(
+            eval_step, params, abstract_batch(model.config, "text", Shape(32, 16, 16), mesh, accumulation)
+        )
         for accumulation in (1, 4)
     ]
     assert taken[1] < 0.5 * taken[0]
@@ -108,9 +113,11 @@ def tokens(*texts):
 
 
 PLAIN = {"vocab_size": 50, "target_vocab_size": 50, "num_layers": 1, "d_model": 8, "d_ff": 8, "num_heads": 2}
+EACH = HeadConfig(num_classes=2, pooling="none")
 IMAGES = ModelConfig(
     **PLAIN, family="vit", head=HeadConfig(num_classes=2), vision=VisionConfig(image_size=4, patch_size=2, channels=3)
 )
+CAPTIONS = ModelConfig(**PLAIN, vision=VisionConfig(image_size=4, patch_size=2, channels=3, source=True))
 
 
 @pytest.mark.parametrize(
@@ -119,17 +126,23 @@ IMAGES = ModelConfig(
         (ModelConfig(**PLAIN), features.sequence_to_sequence(), 5),
         (ModelConfig(**PLAIN, family="decoder"), features.next_token(), 5),
         (ModelConfig(**PLAIN, family="encoder"), features.masked(0.5, 40), 5),
-        (ModelConfig(**PLAIN, family="encoder", head=HeadConfig(num_classes=2)), features.labelled_texts(), 5),
-        (IMAGES, features.labelled_images(4, 4, 3), 48),
+        (
+            ModelConfig(**PLAIN, family="encoder", head=HeadConfig(num_classes=2)),
+            features.labelled_texts(one_label()),
+            5,
+        ),
+        (IMAGES, features.labelled_images(4, 4, 3, one_label()), 48),
+        (ModelConfig(**PLAIN, family="encoder", head=EACH), features.tagged_texts(), 5),
+        (CAPTIONS, features.captioned_images(4, 4, 3), 48),
     ],
-    ids=["translate", "lm", "mlm", "classify", "images"],
+    ids=["translate", "lm", "mlm", "classify", "images", "tag", "captions"],
 )
 def test_batches_have_the_shapes_that_were_assumed(model, made, source):
     mesh, shape = make_mesh(1), Shape(4, 6, 7)
     rows = features.Rows(np.array([0, 1]), np.array([0, 2]), np.array([1, 1]), np.array([0, 2]))
-    sides = tokens(*2 * [np.full(source, 5)]), tokens(*2 * [np.array([5] * (1 if model.head.num_classes else 6))])
+    sides = tokens(*2 * [np.full(source, 5)]), tokens(*2 * [np.array([5] * (1 if model.pooled else min(source, 6)))])
     arrays = {"row": np.arange(4, dtype=np.int32), **made.arrays(rows, *sides, shape, (0, 0))}
     real = put_batch(mesh, {name: x.reshape(2, -1, *x.shape[1:]) for name, x in arrays.items()})
-    assumed = abstract_batch(model, shape, mesh, accumulation=2)
+    assumed = abstract_batch(model, "label", shape, mesh, accumulation=2)
     describe = functools.partial(jax.tree.map, lambda x: (x.shape, x.dtype, x.sharding))
     assert describe(dict(sorted(assumed.items()))) == describe(dict(sorted(real.items())))

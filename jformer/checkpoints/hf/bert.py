@@ -46,10 +46,17 @@ def _inputs(theirs: str, segments: int, first: int = 0) -> Table:
     return table | norm("input/norm", f"{theirs}.embeddings.LayerNorm")
 
 
+def _classifier(model: ModelConfig, pooler: str, output: str) -> Table:
+    """Return the head of a classifier; that of every position has no pooler, and one name in all three families."""
+    if model.head.pooling == "none":
+        return linear("classifier", "classifier")
+    return linear("pooler/dense", pooler) | linear("classifier", output)
+
+
 def _bert(model: ModelConfig) -> Table:
     table = _inputs("bert", model.head.num_segments) | _stack("bert")
     if model.head.num_classes:
-        return table | linear("pooler/dense", "bert.pooler.dense") | linear("classifier", "classifier")
+        return table | _classifier(model, "bert.pooler.dense", "classifier")
     predictions = "cls.predictions"
     table |= linear("head/transform", f"{predictions}.transform.dense")
     return table | norm("head/norm", f"{predictions}.transform.LayerNorm") | {"head/bias": Entry(f"{predictions}.bias")}
@@ -58,7 +65,7 @@ def _bert(model: ModelConfig) -> Table:
 def _roberta(model: ModelConfig) -> Table:
     table = _inputs("roberta", model.head.num_segments, first=2) | _stack("roberta")
     if model.head.num_classes:
-        return table | linear("pooler/dense", "classifier.dense") | linear("classifier", "classifier.out_proj")
+        return table | _classifier(model, "classifier.dense", "classifier.out_proj")
     table |= linear("head/transform", "lm_head.dense") | norm("head/norm", "lm_head.layer_norm")
     return table | {"head/bias": Entry("lm_head.bias")}
 
@@ -76,7 +83,7 @@ def _distilbert(model: ModelConfig) -> Table:
         norm("feed_forward_norm", "output_layer_norm"),
     )
     if model.head.num_classes:
-        return table | linear("pooler/dense", "pre_classifier") | linear("classifier", "classifier")
+        return table | _classifier(model, "pre_classifier", "classifier")
     table |= linear("head/transform", "vocab_transform") | norm("head/norm", "vocab_layer_norm")
     return table | {"head/bias": Entry("vocab_projector.bias")}
 
@@ -105,7 +112,8 @@ def _writes(first: int) -> Any:
 
 BERT = Family(
     "bert",
-    {"BertForMaskedLM": "mlm", "BertForPreTraining": "mlm", "BertForSequenceClassification": "classify"},
+    {"BertForMaskedLM": "mlm", "BertForPreTraining": "mlm", "BertForSequenceClassification": "classify",
+     "BertForTokenClassification": "tag", "BertForQuestionAnswering": "qa"},
     SIZES, DEFAULTS, ENCODER, REFUSED, _bert, _reads(0), _writes(0),
     copies={"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
             "cls.predictions.decoder.bias": "cls.predictions.bias"},
@@ -113,7 +121,8 @@ BERT = Family(
 )  # fmt: skip
 ROBERTA = Family(
     "roberta",
-    {"RobertaForMaskedLM": "mlm", "RobertaForSequenceClassification": "classify"},
+    {"RobertaForMaskedLM": "mlm", "RobertaForSequenceClassification": "classify",
+     "RobertaForTokenClassification": "tag", "RobertaForQuestionAnswering": "qa"},
     SIZES, {**DEFAULTS, "vocab_size": 50_265, "pad_token_id": 1}, ENCODER,
     {**REFUSED, "pad_token_id": 1, "hidden_act": "gelu"},  # its head has gelu whatever the field says
     _roberta, _reads(2), _writes(2),
@@ -123,7 +132,8 @@ ROBERTA = Family(
 )  # fmt: skip
 DISTILBERT = Family(
     "distilbert",
-    {"DistilBertForMaskedLM": "mlm", "DistilBertForSequenceClassification": "classify"},
+    {"DistilBertForMaskedLM": "mlm", "DistilBertForSequenceClassification": "classify",
+     "DistilBertForTokenClassification": "tag", "DistilBertForQuestionAnswering": "qa"},
     {"vocab_size": "vocab_size", "dim": "d_model", "n_layers": "num_layers", "n_heads": "num_heads",
      "hidden_dim": "d_ff", "max_position_embeddings": "max_length", "dropout": "dropout",
      "attention_dropout": "attention_dropout"},

@@ -15,12 +15,12 @@ from jformer.checkpoints import checkpoint
 from jformer.checkpoints.hf import generation, tables, tensors, vocabulary
 from jformer.checkpoints.hf.bart import BART, M2M100, MBART
 from jformer.checkpoints.hf.bert import BERT, DISTILBERT, ROBERTA
-from jformer.checkpoints.hf.families import LOGITS_BIAS, Family, architecture, config_fields, model_config
+from jformer.checkpoints.hf.families import LOGITS_BIAS, Family, architecture, config_fields, model_config, table_of
 from jformer.checkpoints.hf.gpt2 import GPT2
 from jformer.checkpoints.hf.llama import LLAMA
 from jformer.checkpoints.hf.marian import MARIAN
 from jformer.checkpoints.hf.t5 import MT5, T5
-from jformer.checkpoints.hf.vit import VIT
+from jformer.checkpoints.hf.vit import VIT, check_pixels, pixel_fields
 from jformer.checkpoints.weights import abstract_params, load_weights
 from jformer.config import default_config, load_config, resolve, save_config
 from jformer.config.options import Config
@@ -36,6 +36,8 @@ FAMILIES: dict[str, Family] = {
     for family in (GPT2, BERT, ROBERTA, DISTILBERT, LLAMA, T5, MT5, BART, MBART, MARIAN, M2M100, VIT)
 }
 ORIGIN = "imported.json"  # in a workdir: the family that it came from
+LABELLED = ("classify", "tag")  # tasks whose classes have names
+ENDS = 2  # classes of task qa: the first token of an answer, and the last one
 BIAS = "final_logits_bias"
 LONGEST = 512  # tokens of a text where positions are not what limits it
 # What fine-tuning begins with; a config of one's own with train.init_from says it better.
@@ -68,10 +70,10 @@ def import_model(directory: Path, workdir: str, texts: Texts, mesh: Mesh | None 
     source = tensors.Tensors(directory, lambda name: rename(family, name))
     if BIAS in source.found:
         fields[LOGITS_BIAS] = bool(source.read(BIAS).any())
-    labels = read_labels(fields) if task == "classify" else []
-    model = model_config(family, fields, task, len(labels))
+    labels = vocabulary.read_labels(fields) if task in LABELLED else []
+    model = model_config(family, fields, task, ENDS if task == "qa" else len(labels))
     tokenizers = read_tokenizers(directory, family, fields, model, labels, texts)
-    params = read_params(family, model, source, mesh or make_mesh(1))
+    params = read_params(family, model, task, source, mesh or make_mesh(1))
     config, notes = make_config(directory, task, model, fields, tokenizers)
     save(target, config, tokenizers, params)
     (target / ORIGIN).write_text(json.dumps({"model_type": family.model_type}) + "\n")
@@ -90,16 +92,18 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
     config = load_config(path / "config.json")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"--output={target} exists and is not empty: name a new directory")
+    if config.data.labels == "number":
+        raise UserError(f"{workdir}: data.labels='number' has a unit of its own, which theirs have no place for")
     tokenizers = load_tokenizers(path / "tokenizer")
     model = sized(config, tokenizers)
     family, fields = express(config.task, model, path, model_type)
     params = load_weights(path, config, build_model(model), make_mesh(1)).params
     target.mkdir(parents=True, exist_ok=True)
-    text = tokenizers[0] if config.task == "classify" else tokenizers[1]  # the other one of a classifier is its labels
+    text = tokenizers[0] if config.task in LABELLED else tokenizers[1]  # the other one of a classifier is its labels
     named = vocabulary.write(target, family.model_type, (tokenizers[0], text))
     logits_bias = fields.pop(LOGITS_BIAS, None)
     fields |= symbol_fields(config, tokenizers) | {"architectures": [architecture(family, config.task)]}
-    written = tables.to_tensors(family.table(model), params)
+    written = tables.to_tensors(table_of(family, model, config.task), params)
     if logits_bias is False:
         written = itertools.chain(written, [(BIAS, np.zeros((1, model.vocab_size), np.float32))])
     size = tensors.write(target, written, shard_bytes)
@@ -137,23 +141,12 @@ def rename(family: Family, name: str) -> str:
     return name if name.startswith(family.prefix) or name in family.copies else family.prefix + name
 
 
-def read_labels(fields: Mapping[str, Any]) -> list[str]:
-    """Return the labels of a classifier in the order of their classes."""
-    labels = fields.get("id2label") or {str(i): f"LABEL_{i}" for i in range(fields.get("num_labels", 2))}
-    try:
-        ordered = [str(labels[str(i)]) for i in range(len(labels))]
-    except (KeyError, TypeError) as error:
-        raise UserError(f"config.json: id2label must name the classes 0 to {len(labels) - 1}") from error
-    if len({*ordered}) < len(ordered):
-        raise UserError("config.json: id2label gives two classes one name")
-    return ordered
-
-
 def read_tokenizers(
     directory: Path, family: Family, fields: dict[str, Any], model: ModelConfig, labels: list[str], texts: Texts
 ) -> dict[str, Tokenizer]:
     """Return the tokenizers under the names of their files. Raise UserError where they do not fit the model."""
-    named = LabelTokenizer("label", "identity", labels) if labels else None
+    kind = "tag" if model.head.pooling == "none" else "label"
+    named = LabelTokenizer(kind, "identity", labels) if labels else None
     if family is VIT:
         assert named is not None
         check_pixels(vocabulary.read_json(directory / "preprocessor_config.json", {}))
@@ -182,17 +175,9 @@ def read_tokenizers(
     return {"shared": sides["target"]} if same else sides
 
 
-def check_pixels(fields: Mapping[str, Any]) -> None:
-    """Raise UserError unless pixels become -1 to 1, as ours do."""
-    for key, value in {"image_mean": 0.5, "image_std": 0.5}.items():
-        found = fields.get(key, value)
-        if {*found} != {value} if isinstance(found, list) else found != value:
-            raise UserError(f"preprocessor_config.json: {key}={found} is not implemented: only {value}")
-
-
-def read_params(family: Family, model: ModelConfig, source: tensors.Tensors, mesh: Mesh) -> Any:
+def read_params(family: Family, model: ModelConfig, task: str, source: tensors.Tensors, mesh: Mesh) -> Any:
     """Return the parameters, each read to its place on the mesh."""
-    table = family.table(model)
+    table = table_of(family, model, task)
     for copy, original in family.copies.items():
         if copy in source.found and copy not in {entry.theirs for entry in table.values()}:
             if original in source.found and not np.array_equal(source.read(copy), source.read(original)):
@@ -208,7 +193,8 @@ def make_config(
     """Return the config of the run, and what ours has no option for."""
     longest = min(model.max_length, LONGEST) if model.positions == "learned" and model.family != "vit" else LONGEST
     data = {"max_source_length": longest, "max_target_length": longest, "vocab_shared": True, "source": "files"}
-    data |= {"lm": {"source": "text", "overlong": "split"}, "mlm": {"source": "text"}}.get(task, {})
+    data |= {"lm": {"source": "text", "overlong": "split"}, "mlm": {"source": "text"}, "tag": {"source": "conll"},
+             "qa": {"source": "squad"}}.get(task, {})  # fmt: skip
     if task == "classify":
         data |= {"source": "images", "tokenizer": "image"} if model.family == "vit" else {"source": "labelled"}
     values = default_config()
@@ -238,8 +224,11 @@ def save(workdir: AnyPath, config: Config, tokenizers: Mapping[str, Tokenizer], 
 def sized(config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> ModelConfig:
     """Return the model of a run with the rows and classes that its parameters have."""
     source, target = (tokenizer.vocab_size for tokenizer in tokenizers)
-    if config.task == "classify":
-        return config.model.with_vocabulary(source, source).with_classes(target - NUM_SYMBOLS)
+    if config.task in LABELLED:
+        model = config.model.with_vocabulary(source, source)
+        return model.with_classes(target - NUM_SYMBOLS, each=config.task == "tag")
+    if config.task == "qa":
+        return config.model.with_vocabulary(source, source).with_classes(ENDS, each=True)
     noise = 1 if config.task == "mlm" and not tokenizers[1].symbols.noise else 0
     return config.model.with_vocabulary(source + noise, target + noise)
 
@@ -267,9 +256,11 @@ def symbol_fields(config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> di
     """Return the ids and labels that config.json names."""
     text, answer = tokenizers
     fields: dict[str, Any] = {}
-    if config.task == "classify":
+    if config.task in LABELLED:
         labels = answer.tokens[NUM_SYMBOLS:]
         fields = {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
+    if config.task == "classify":
+        fields |= {"problem_type": vocabulary.PROBLEMS[config.data.labels]}
     symbols = getattr(answer if config.task in ("translate", "lm") else text, "symbols", Symbols())
     if config.model.family == "vit":
         return fields
@@ -287,7 +278,5 @@ def write_settings(target: Path, config: Config, tokenizers: tuple[Tokenizer, To
         settings = {**symbol_fields(config, tokenizers), **generation.write(config.decode, written.symbols, ids)}
         (target / "generation_config.json").write_text(json.dumps(settings, indent=2) + "\n")
     if config.model.family == "vit":
-        size = {"height": config.model.vision.image_size, "width": config.model.vision.image_size}
-        pixels = {"image_processor_type": "ViTImageProcessor", "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-        text = json.dumps({**pixels, "size": size, "do_resize": True, "do_normalize": True}, indent=2)
+        text = json.dumps(pixel_fields(config.model), indent=2)
         (target / "preprocessor_config.json").write_text(text + "\n")

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jformer.checkpoints.hf.tables import Table
+from jformer.checkpoints.hf.tables import Table, linear
 from jformer.errors import UserError
 from jformer.models import ModelConfig
 from jformer.models.config import HeadConfig
@@ -41,6 +41,12 @@ class Family:
     def is_unread(self, name: str) -> bool:
         """Tell whether a tensor of theirs holds nothing that ours lacks."""
         return name in self.copies or any(re.fullmatch(pattern, name) for pattern in self.unread)
+
+
+def table_of(family: Family, model: ModelConfig, task: str) -> Table:
+    """Return the table of a model that does a task; finding spans, it is a tagger's with another name at its end."""
+    table = family.table(model)
+    return table | linear("classifier", "qa_outputs") if task == "qa" else table
 
 
 def read_activation(fields: Fields, key: str, gated: Mapping[str, str] | None = None) -> str:
@@ -75,6 +81,8 @@ def model_config(family: Family, fields: Fields, task: str, num_classes: int = 0
     options = {ours: fields[theirs] for theirs, ours in family.sizes.items()}
     options = {**family.ours, **options, **family.read(fields)}
     head = dataclasses.replace(options.pop("head", HeadConfig()), num_classes=num_classes)
+    if task in ("tag", "qa"):  # classes of every position
+        head = dataclasses.replace(head, pooling="none", pooler=False)
     model = ModelConfig(**{key: _typed(key, value) for key, value in options.items()}, head=head)
     model.check()
     return dataclasses.replace(model, target_vocab_size=model.vocab_size if model.family == "encdec" else 0)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jformer.errors import UserError
+from jformer.storage import is_file
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 LONGEST_HEADER = 100_000_000  # bytes; the format's own limit
@@ -137,7 +138,7 @@ def _files(directory: Path) -> dict[Path, set[str] | None]:
         for name, file in places:
             if Path(file).name != file or not file.endswith(".safetensors"):
                 raise UserError(f"{index}: {name!r} lies in {file!r}, which is no safetensors file beside it")
-            if not (directory / file).is_file():
+            if not is_file(directory / file):
                 raise UserError(f"{index}: names {file!r}, which is not there; fetch it")
             names = files.setdefault(directory / file, set())
             assert names is not None

@@ -6,8 +6,10 @@ import numpy as np
 
 from jformer.checkpoints.hf.families import Family, Fields, read_activation, write_activation
 from jformer.checkpoints.hf.tables import Entry, Table, below, linear, norm
+from jformer.errors import UserError
 from jformer.models import ModelConfig
-from jformer.models.config import HeadConfig, VisionConfig
+from jformer.models.config import HeadConfig
+from jformer.models.vision_config import VisionConfig
 
 
 def _table(model: ModelConfig) -> Table:
@@ -55,6 +57,21 @@ def _write(model: ModelConfig) -> dict[str, Any]:
         "patch_size": model.vision.patch_size,
         "num_channels": model.vision.channels,
     }
+
+
+def check_pixels(fields: Fields) -> None:
+    """Raise UserError unless pixels become -1 to 1, as ours do."""
+    for key, value in {"image_mean": 0.5, "image_std": 0.5}.items():
+        found = fields.get(key, value)
+        if {*found} != {value} if isinstance(found, list) else found != value:
+            raise UserError(f"preprocessor_config.json: {key}={found} is not implemented: only {value}")
+
+
+def pixel_fields(model: ModelConfig) -> dict[str, Any]:
+    """Return the preprocessor_config.json that gives the pixels ours reads."""
+    size = {"height": model.vision.image_size, "width": model.vision.image_size}
+    pixels = {"image_processor_type": "ViTImageProcessor", "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    return {**pixels, "size": size, "do_resize": True, "do_normalize": True}
 
 
 VIT = Family(

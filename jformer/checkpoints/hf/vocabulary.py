@@ -17,7 +17,9 @@ FAST, CONFIG, SPECIALS = "tokenizer.json", "tokenizer_config.json", "special_tok
 PIECES = {"marian": ("source.spm", "target.spm"), "m2m_100": ("sentencepiece.bpe.model",) * 2}  # of source, of target
 LANGUAGES = ("mbart", "m2m_100")  # families whose texts have a language beside them
 SPECIAL = ("pad_token", "bos_token", "eos_token", "unk_token", "cls_token", "sep_token", "mask_token")
+CLOSING = dict.fromkeys(("bert", "distilbert"), ("cls", "sep"))  # how a family calls the ends of a text
 CLASSES = {"marian": "MarianTokenizer", "m2m_100": "M2M100Tokenizer"}
+PROBLEMS = {"one": "single_label_classification", "several": "multi_label_classification"}  # data.labels → theirs
 
 Tokenizer = FastTokenizer | PiecesTokenizer
 
@@ -73,8 +75,8 @@ class Vocabulary:
         """Return the symbols of the texts of one side."""
         bos, eos = (self._role(name) for name in ("bos", "eos"))
         noise = [self.special("mask_token")] if self.special("mask_token") >= 0 else []
-        if self.model_type in ("bert", "distilbert"):
-            bos, eos = self.special("cls_token"), self.special("sep_token")
+        if self.model_type in CLOSING:
+            bos, eos = (self.special(f"{name}_token") for name in CLOSING[self.model_type])
         elif self.model_type in ("t5", "mt5"):
             noise = [self.ids[token] for i in range(100) if (token := f"<extra_id_{i}>") in self.ids]
         around: dict[str, tuple[int, ...]] = {}
@@ -142,9 +144,11 @@ def write(directory: Path, model_type: str, tokenizers: tuple[Any, Any]) -> dict
     """
     source, target = tokenizers
     kinds = {FastTokenizer: "fast", PiecesTokenizer: "pieces"}
-    kind = kinds.get(type(target))
+    kind = "" if isinstance(target, FastTokenizer) and target.kept else kinds.get(type(target))
     written = target.tokens
-    named = {f"{name}_token": written[i] for name, i in _named(target.symbols).items() if 0 <= i < len(written)}
+    named = {
+        f"{name}_token": written[i] for name, i in _named(model_type, target.symbols).items() if 0 <= i < len(written)
+    }
     if kind == "fast":
         (directory / FAST).write_text(target.content)
         config = {**named, "tokenizer_class": "PreTrainedTokenizerFast"}
@@ -161,8 +165,26 @@ def write(directory: Path, model_type: str, tokenizers: tuple[Any, Any]) -> dict
     return config
 
 
-def _named(symbols: Symbols) -> dict[str, int]:
-    return {"pad": symbols.pad, "bos": symbols.bos, "eos": symbols.eos, "unk": symbols.unk}
+def _named(model_type: str, symbols: Symbols) -> dict[str, int]:
+    first, last = CLOSING.get(model_type, ("bos", "eos"))
+    mask = {"mask": symbols.noise[0]} if len(symbols.noise) == 1 else {}
+    return {"pad": symbols.pad, first: symbols.bos, last: symbols.eos, "unk": symbols.unk, **mask}
+
+
+def read_labels(fields: Mapping[str, Any]) -> list[str]:
+    """Return the labels of a classifier in the order of their classes."""
+    if fields.get("problem_type") not in (None, PROBLEMS["one"]):
+        raise UserError(
+            f"config.json: problem_type={fields['problem_type']!r}: only classifiers with one label are read"
+        )
+    labels = fields.get("id2label") or {str(i): f"LABEL_{i}" for i in range(fields.get("num_labels", 2))}
+    try:
+        ordered = [str(labels[str(i)]) for i in range(len(labels))]
+    except (KeyError, TypeError) as error:
+        raise UserError(f"config.json: id2label must name the classes 0 to {len(labels) - 1}") from error
+    if len({*ordered}) < len(ordered):
+        raise UserError("config.json: id2label gives two classes one name")
+    return ordered
 
 
 def read_json(path: Path, otherwise: dict[str, Any] | None = None) -> dict[str, Any]:

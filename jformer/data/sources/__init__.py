@@ -30,6 +30,12 @@ def _open_images(config: SourceConfig, split: str) -> Split:
     return images.open_split(config, split)
 
 
+def _open_captions(config: SourceConfig, split: str) -> Split:
+    from jformer.data.sources import captions
+
+    return captions.open_split(config, split)
+
+
 def _open_tfds(config: SourceConfig, split: str) -> Split:
     from jformer.data.sources import tfds
 
@@ -42,11 +48,26 @@ def _open_generated(config: SourceConfig, split: str) -> Split:
     return generated.open_split(config, split)
 
 
+def _open_conll(config: SourceConfig, split: str) -> Split:
+    from jformer.data.sources import conll
+
+    return conll.open_split(config, split)
+
+
+def _open_squad(config: SourceConfig, split: str) -> Split:
+    from jformer.data.sources import squad
+
+    return squad.open_split(config, split)
+
+
 SOURCES: dict[str, Callable[[SourceConfig, str], Split]] = {
     "files": open_files,
     "labelled": open_labelled,
     "text": _open_text,
     "images": _open_images,
+    "captions": _open_captions,
     "tfds": _open_tfds,
     "generated": _open_generated,
+    "conll": _open_conll,
+    "squad": _open_squad,
 }

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from jformer.data.config import SourceConfig
 from jformer.data.sources.split import Pair, Split, find, fingerprint
-from jformer.data.text import INVALID_REPLACED, admit, digest, parse_json, read_lines
+from jformer.data.text import admit, digest, is_jsonl, parse_json, read_lines, read_objects
+from jformer.data.tokenizers.numbers import is_number
 from jformer.errors import UserError
 
 
@@ -38,13 +39,9 @@ def _reader(
 ) -> Callable[[Counter[str]], Iterator[Pair]]:
     if len(paths) > 1:
         return functools.partial(_read_parallel, paths, invalid)
-    if _is_jsonl(paths[0]):
+    if is_jsonl(paths[0]):
         return functools.partial(_read_jsonl, paths[0], languages, invalid)
     return functools.partial(_read_tsv, paths[0], invalid)
-
-
-def _is_jsonl(path: Path) -> bool:
-    return path.name.removesuffix(".gz").endswith(".jsonl")
 
 
 def further_references(target: Path) -> tuple[Path, ...]:
@@ -73,16 +70,10 @@ def _read_tsv(path: Path, invalid: str, counts: Counter[str]) -> Iterator[Pair]:
 
 
 def _read_jsonl(path: Path, languages: tuple[str, str], invalid: str, counts: Counter[str]) -> Iterator[Pair]:
-    # Only the strings are text: what stands around them in the file is not counted, but for what was replaced.
-    around: Counter[str] = Counter()
-    for number, line in enumerate(read_lines(path, around, invalid=invalid), start=1):
-        if replaced := around.pop(INVALID_REPLACED, 0):
-            counts[INVALID_REPLACED] += replaced
-        try:
-            source, target = _json_texts(line, languages, invalid, counts)
-            yield Pair(source, target)
-        except ValueError as error:
-            raise UserError(f"{path}:{number}: {error}") from error
+    for _, (source, target) in read_objects(
+        path, counts, invalid, lambda line: _json_texts(line, languages, invalid, counts)
+    ):
+        yield Pair(source, target)
 
 
 def _json_texts(line: str, languages: tuple[str, str], invalid: str, counts: Counter[str]) -> list[str]:
@@ -99,20 +90,24 @@ def open_labelled(config: SourceConfig, split: str) -> Split:
     languages = (config.source_language, config.target_language)
     (path,) = find(config.dir, split, [[f"{split}.tsv"], [f"{split}.jsonl"]])
     identity = fingerprint("labelled 2", digest(path)[0], languages, config.invalid)
-    return Split(split, identity, functools.partial(_read_labelled, path, languages, config.invalid))
+    return Split(split, identity, functools.partial(_read_labelled, path, languages, config))
 
 
-def _read_labelled(path: Path, languages: tuple[str, str], invalid: str, counts: Counter[str]) -> Iterator[Pair]:
-    as_jsonl = ("\t".join(pair[:2]) for pair in _read_jsonl(path, languages, invalid, counts))
-    lines = as_jsonl if _is_jsonl(path) else read_lines(path, counts, invalid=invalid)
+def _read_labelled(
+    path: Path, languages: tuple[str, str], config: SourceConfig, counts: Counter[str]
+) -> Iterator[Pair]:
+    as_jsonl = ("\t".join(pair[:2]) for pair in _read_jsonl(path, languages, config.invalid, counts))
+    lines = as_jsonl if is_jsonl(path) else read_lines(path, counts, invalid=config.invalid)
     columns = 0
     for number, line in enumerate(lines, start=1):
         *texts, label = line.split("\t")
         columns = columns or len(texts) + 1
-        if len(texts) not in (1, 2) or not label.strip():
+        if len(texts) not in (1, 2) or not (label.strip() or config.labels == "several"):
             raise UserError(
                 f"{path}:{number}: {line[:80]!r} is not one or two texts and then a label, TABs between them"
             )
         if len(texts) + 1 != columns:
             raise UserError(f"{path}:{number}: {len(texts) + 1} columns, where line 1 has {columns}; give all as many")
+        if config.labels == "number" and not is_number(label):
+            raise UserError(f"{path}:{number}: label {label[:40]!r} is no finite number, as data.labels='number' wants")
         yield Pair("\t".join(texts), label)

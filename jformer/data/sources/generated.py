@@ -1,8 +1,8 @@
-"""Generated corpora as a source: the quickstart, tasks of letters for experiments, and tasks others define. No files.
+"""Generated corpora as a source: the quickstart, tasks of letters, pictures, and tasks others define. No files.
 
 Beside train, valid and test, the tasks of letters have a split for any range of lengths beyond those of training, named
-after it: "21-30" is HELD_OUT pairs of 21 to 30 letters. For the splits of SCAN and of modular division see `scan` and
-`modular`.
+after it: "21-30" is HELD_OUT pairs of 21 to 30 letters. For the splits of SCAN, of modular division and of pictures
+see `scan`, `modular` and `scenes`.
 """
 
 import functools
@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
+from jformer.data import drawings
 from jformer.data.config import SourceConfig
-from jformer.data.sources import modular, quickstart, scan
+from jformer.data.sources import facts, modular, quickstart, scan, scenes
 from jformer.data.sources.split import Pair, Split, fingerprint
 from jformer.errors import UserError, check_choice
 
@@ -42,7 +43,10 @@ def open_split(config: SourceConfig, split: str) -> Split:
     def read(_counts: Counter[str]) -> Iterator[Pair]:
         return iter(pairs)
 
-    return Split(split, fingerprint("generated", [pair[:3] for pair in pairs]), read)
+    drawn = [drawings.digest()] if config.name == "scenes" else []  # what is trained on are pixels, and not these names
+    starts = [pair.start for pair in pairs if pair.start is not None]
+    more = [*drawn, *([starts] if starts else [])]
+    return Split(split, fingerprint("generated", [pair[:3] for pair in pairs], *more), read)
 
 
 @functools.lru_cache(maxsize=1)  # a run opens train, valid and test one after the other
@@ -82,7 +86,9 @@ CORPORA: dict[str, Callable[[int], dict[str, list[Pair]]]] = {
     **{name: functools.partial(_letters, name) for name in TASKS},
     "reverse_numbers": _reverse_numbers,
     "scan": lambda _num_pairs: scan.build(),
+    "facts": facts.build,
     "modular_division": lambda _num_pairs: modular.build(),
+    "scenes": scenes.build,
 }
 """data.name → function of data.num_pairs that makes the pairs of every split."""
 

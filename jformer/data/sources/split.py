@@ -19,13 +19,15 @@ class Pair(NamedTuple):
     """A source text and its target, and the group it is scored with, such as its template family.
 
     Plain text is a target without a source; a label is the target of its text, or of an image, which is written by its
-    place. The first and second of two texts that share a label are joined by a TAB.
+    place. The first and second of two texts that share a label are joined by a TAB. So are a question and its context:
+    their target is the answer, which may be none, and the characters of the context from `start` on are it.
     """
 
     source: str
     target: str
     group: str = ""
-    others: tuple[str, ...] = ()  # further references; as many for each pair of a split
+    others: tuple[str, ...] = ()  # further references; as many for each pair of a split, but for answers to questions
+    start: int | None = None  # of an answer in its context, from 0; None for any other target, and where there is none
 
 
 @dataclass(frozen=True)

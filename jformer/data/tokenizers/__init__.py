@@ -14,6 +14,7 @@ from etils.epath import Path
 
 from jformer.data.tokenizers.images import ImageTokenizer, learn_images
 from jformer.data.tokenizers.lists import ByteTokenizer, LabelTokenizer, ListTokenizer, learn_labels, learn_list
+from jformer.data.tokenizers.numbers import NumberTokenizer, learn_numbers
 from jformer.data.tokenizers.pretrained import FastTokenizer, PiecesTokenizer
 from jformer.data.tokenizers.subwords import SubwordTokenizer, learn_subwords
 from jformer.data.tokenizers.symbols import BOS, EOS, NUM_SYMBOLS, PAD, SYMBOLS, UNK, Symbols
@@ -32,6 +33,7 @@ __all__ = [
     "ImageTokenizer",
     "LabelTokenizer",
     "ListTokenizer",
+    "NumberTokenizer",
     "PiecesTokenizer",
     "SubwordTokenizer",
     "Symbols",
@@ -68,28 +70,29 @@ class Tokenizer(Protocol):
         """Write the tokenizer into a directory under a name, for `load`."""
 
 
-def learn(kind: str, lines: Iterable[str], vocab_size: int, normalization: str, split_digits: bool) -> Tokenizer:
+def learn(kind: str, lines: Iterable[str], size: int, normalization: str, split_digits: bool) -> Tokenizer:
     """Learn a tokenizer from text; the same text gives the same bytes.
 
     Args:
         kind: a key of TOKENIZERS.
         lines: the training text, read once.
-        vocab_size: the most ids a word or subword vocabulary may have; it is smaller where the text holds fewer.
+        size: the most ids a word or subword vocabulary may have; it is smaller where the text holds fewer. Of images,
+            the pixels of the sides that all are brought to; 0 = they are alike.
         normalization: "identity" or "nfkc", applied to each text before it is cut.
         split_digits: subwords never join digits.
 
     Raises:
-        UserError: no such kind, no text, or `vocab_size` below what the symbols and the characters need.
+        UserError: no such kind, no text, or a vocabulary's size below what the symbols and the characters need.
     """
     if kind not in TOKENIZERS:
         raise UserError(f"data.tokenizer={kind!r}; choose one of: {', '.join(TOKENIZERS)}")
-    if vocab_size <= NUM_SYMBOLS:
-        raise UserError(f"data.vocab_size={vocab_size} must be above {NUM_SYMBOLS}, the number of special symbols")
+    if kind != "image" and size <= NUM_SYMBOLS:
+        raise UserError(f"data.vocab_size={size} must be above {NUM_SYMBOLS}, the number of special symbols")
     lines = iter(lines)
     first = next((line for line in lines if line.strip()), None)
     if first is None:
         raise UserError("the training split holds no text to learn a tokenizer from; look at data.dir and data.train")
-    return TOKENIZERS[kind](itertools.chain([first], lines), vocab_size, normalization, split_digits)
+    return TOKENIZERS[kind](itertools.chain([first], lines), size, normalization, split_digits)
 
 
 def load(directory: Path, name: str) -> Tokenizer:
@@ -114,8 +117,10 @@ def _from_json(kind: str, **stored: Any) -> Tokenizer:
             return ByteTokenizer(**stored)
         case "image":
             return ImageTokenizer(**stored)
-        case "label":
+        case "label" | "labels" | "tag":
             return LabelTokenizer(kind, **stored)
+        case "number":
+            return NumberTokenizer(**stored)
         case "fast":
             return FastTokenizer(**stored)
         case "pieces":
@@ -129,6 +134,9 @@ TOKENIZERS: dict[str, Callable[[Iterable[str], int, str, bool], Tokenizer]] = {
     "byte": lambda _lines, _size, norm, _: ByteTokenizer(norm),
     "bpe": functools.partial(learn_subwords, "bpe"),
     "unigram": functools.partial(learn_subwords, "unigram"),
-    "label": lambda lines, _size, norm, _: learn_labels(lines, norm),
-    "image": lambda lines, _size, _norm, _: learn_images(lines),
+    "label": lambda lines, _size, norm, _: learn_labels("label", lines, norm),
+    "labels": lambda lines, _size, norm, _: learn_labels("labels", lines, norm),
+    "number": lambda lines, _size, _norm, _: learn_numbers(lines),
+    "tag": lambda lines, _size, _norm, _: learn_labels("tag", lines, "identity"),
+    "image": lambda lines, size, _norm, _: learn_images(lines, size),
 }

@@ -1,35 +1,47 @@
 """Images as tokens: the values of their pixels, in the order of rows, columns and channels (h, w, c)."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from jformer.data.sources.images import read_images
+from jformer.data.image_files import fit, read_images
 from jformer.data.tokenizers.symbols import OneFile, Symbols, to_json
 from jformer.errors import UserError
 
 
 class ImageTokenizer(OneFile):
-    """Pixel values as ids, for images of one shape (h, w, c). No symbols: what is read is what there is."""
+    """Pixel values as ids, for images of one shape (h, w, c), or of any that are brought to it. No symbols."""
 
     vocab_size = 256
     tokens = [str(value) for value in range(256)]  # noqa: RUF012
     symbols = Symbols(unk=-1)
 
-    def __init__(self, shape: Sequence[int]) -> None:
-        super().__init__(".json", to_json(kind="image", shape=list(shape)))
+    def __init__(self, shape: Sequence[int], resize: bool = False) -> None:
+        super().__init__(".json", to_json(kind="image", shape=list(shape), **({"resize": True} if resize else {})))
         height, width, channels = shape
         self.shape = (int(height), int(width), int(channels))
+        self.resize = bool(resize)
+
+    @property
+    def length(self) -> int:
+        """The values of an image."""
+        return math.prod(self.shape)
 
     def encode(self, lines: Sequence[str]) -> list[Any]:
         """Return the u8 [h·w·c] of the images that stand at some places, row by row and channels last."""
         return [self._values(place, image) for place, image in zip(lines, read_images(lines), strict=True)]
 
     def _values(self, place: str, image: np.ndarray) -> np.ndarray:
+        if self.resize:
+            image = fit(image, self.shape[0], self.shape[2], place)
         if image.shape != self.shape:
             found, wanted = (" by ".join(map(str, shape)) for shape in (image.shape, self.shape))
-            raise UserError(f"{place} is {found}, not {wanted} like the first image of training; make all alike")
+            raise UserError(
+                f"{place} is {found}, not {wanted} like the first image of training; make all alike, or set "
+                "data.image_size"
+            )
         return np.array(image).reshape(-1)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -37,6 +49,7 @@ class ImageTokenizer(OneFile):
         raise NotImplementedError("an image has no text to decode")
 
 
-def learn_images(places: Iterable[str]) -> ImageTokenizer:
-    """Take the shape of the first image."""
-    return ImageTokenizer(next(read_images(places)).shape)
+def learn_images(places: Iterable[str], size: int) -> ImageTokenizer:
+    """Take the channels of the first image, and its sides too where no `size` is given."""
+    height, width, channels = next(read_images(places)).shape
+    return ImageTokenizer((size, size, channels), resize=True) if size else ImageTokenizer((height, width, channels))

@@ -1,4 +1,4 @@
-"""Tokenizers that are a list of what a text is split into: words, characters, bytes, or whole labels.
+"""Tokenizers that are a list of what a text is split into: words, characters, bytes, labels or tags.
 
 How texts are normalised and split stands in two tables, then come the tokenizers, then how each is learned. Subwords
 are in jformer/data/tokenizers/subwords.py.
@@ -21,10 +21,21 @@ RULES: dict[str, tuple[Callable[[str], list[str]], Callable[[Iterable[str]], str
     "word": (words.split, words.join),
     "char": (list, "".join),
     "label": (lambda text: [text], " ".join),
+    "labels": (lambda text: label_set(text), ",".join),
+    "tag": (str.split, " ".join),
 }
 
 
 LABELS_SHOWN = 20  # in the error that names those known
+
+
+def label_set(text: str) -> list[str]:
+    """Return the labels that stand in a text with commas between them, each once, without the spaces around it.
+
+    >>> label_set("calm, glad,calm")
+    ['calm', 'glad']
+    """
+    return list(dict.fromkeys(filter(None, map(str.strip, text.split(",")))))
 
 
 class ListTokenizer(OneFile):
@@ -32,6 +43,7 @@ class ListTokenizer(OneFile):
 
     def __init__(self, kind: str, normalization: str, tokens: Sequence[str]) -> None:
         super().__init__(".json", to_json(kind=kind, normalization=normalization, tokens=tokens))
+        self._kind = kind
         self._split, self._join = RULES[kind]
         self._normalize = NORMALIZATIONS[normalization]
         self._tokens = tokens
@@ -77,25 +89,35 @@ class ByteTokenizer(OneFile):
 
 
 class LabelTokenizer(ListTokenizer):
-    """Labels, each a whole text, numbered as listed. What is not listed is refused, for no label stands for it."""
+    """Labels, numbered as listed: a text is one ("label"), or several ("labels"; "tag", one a word). No others."""
+
+    def __init__(self, kind: str, normalization: str, tokens: Sequence[str], counts: Sequence[int] = ()) -> None:
+        super().__init__(kind, normalization, tokens)
+        self.counts = counts  # training examples of each label; none for those of a model from elsewhere
+        if counts:
+            self._content = to_json(kind=kind, normalization=normalization, tokens=tokens, counts=counts)
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Look up each label. Raise UserError for the first that training did not hold."""
+        """Look up each label or tag. Raise UserError for the first that training did not hold."""
         ids = super().encode(lines)
-        if [UNK] in ids:
+        unknown = next((i for i, each in enumerate(ids) if UNK in each), None)
+        if unknown is not None:
+            label = self._split(self._normalize(lines[unknown]))[ids[unknown].index(UNK)]
             known = ", ".join(map(repr, self.tokens[NUM_SYMBOLS:][:LABELS_SHOWN]))
             more = self.vocab_size - NUM_SYMBOLS - LABELS_SHOWN
             raise UserError(
-                f"label {lines[ids.index([UNK])]!r} is none of those trained on: {known}"
+                f"{self._kind.removesuffix('s')} {label!r} is none of those trained on: {known}"
                 f"{f' and {more} more' if more > 0 else ''}; mend the data, or train with it"
             )
         return ids
 
 
-def learn_labels(lines: Iterable[str], normalization: str) -> LabelTokenizer:
-    """List the labels that training holds, in the order of their letters."""
-    labels = {NORMALIZATIONS[normalization](line) for line in lines if line.strip()}
-    return LabelTokenizer("label", normalization, sorted(labels))
+def learn_labels(kind: str, lines: Iterable[str], normalization: str) -> LabelTokenizer:
+    """List the labels that training holds, in the order of their letters, and count the examples of each."""
+    split, normalize = RULES[kind][0], NORMALIZATIONS[normalization]
+    counts = Counter(label for line in lines if line.strip() for label in split(normalize(line)))
+    labels = sorted(counts)
+    return LabelTokenizer(kind, normalization, labels, [counts[label] for label in labels])
 
 
 def learn_list(kind: str, lines: Iterable[str], normalization: str, limit: int | None) -> ListTokenizer:

@@ -5,6 +5,7 @@ Their ids are theirs, and so are the symbols. Each is one JSON file of ours that
 
 import base64
 import functools
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,12 +19,24 @@ from jformer.errors import UserError
 class FastTokenizer(OneFile):
     """A tokenizer.json: normalizer, pre-tokenizer, model and decoder are the library's."""
 
-    def __init__(self, content: str, symbols: Mapping[str, Any], prefix: str = "", cleanup: bool = False) -> None:
-        """Hold the content of a tokenizer.json, its symbols, and what is put in front of every text."""
+    def __init__(
+        self,
+        content: str,
+        symbols: Mapping[str, Any],
+        prefix: str = "",
+        cleanup: bool = False,
+        kept: Sequence[int] = (),
+    ) -> None:
+        """Hold the content of a tokenizer.json, its symbols, and what is put in front of every text.
+
+        Where some ids are `kept`, ours are their places in that list, and all others are the unknown one.
+        """
+        few = {"kept": list(kept)} if kept else {}
         super().__init__(
-            ".json", to_json(kind="fast", content=content, symbols=symbols, prefix=prefix, cleanup=cleanup)
+            ".json", to_json(kind="fast", content=content, symbols=symbols, prefix=prefix, cleanup=cleanup, **few)
         )
-        self.content, self._prefix, self._cleanup = content, prefix, cleanup
+        self.content, self._prefix, self._cleanup, self.kept = content, prefix, cleanup, kept
+        self._places = {i: place for place, i in enumerate(kept)}
         self.symbols = read_symbols(symbols)
         self._fast = _library().Tokenizer.from_str(content)
         self._fast.no_truncation()
@@ -32,22 +45,46 @@ class FastTokenizer(OneFile):
     @property
     def vocab_size(self) -> int:
         """One more than the largest id."""
-        return max(self._fast.get_vocab(with_added_tokens=True).values()) + 1
+        return len(self.kept) or self._size
 
     @functools.cached_property
     def tokens(self) -> list[str]:
         """The written form of every id; ids without one are shown as such."""
-        return _written(self._fast.get_vocab(with_added_tokens=True), self.vocab_size)
+        written = _written(self._fast.get_vocab(with_added_tokens=True), self._size)
+        return [written[i] for i in self.kept] if self.kept else written
+
+    @property
+    def _size(self) -> int:
+        return max(self._fast.get_vocab(with_added_tokens=True).values()) + 1
+
+    @property
+    def specials(self) -> list[int]:
+        """The ids of tokens that stand for no text, such as languages."""
+        ids = [token["id"] for token in json.loads(self.content)["added_tokens"] if token["special"]]
+        return [self._places[i] for i in ids] if self.kept else ids
+
+    @property
+    def marks_spaces(self) -> bool:
+        """Whether a word begins with the space before it, as in byte-level BPE (GPT-2)."""
+        return bool(self._fast.encode("a").ids != self._fast.encode(" a").ids)
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, without symbols around it."""
         texts = [self._prefix + line for line in lines]
-        return [list(one.ids) for one in self._fast.encode_batch(texts, add_special_tokens=False)]
+        found = [list(one.ids) for one in self._fast.encode_batch(texts, add_special_tokens=False)]
+        return [[self._places.get(i, self.symbols.unk) for i in ids] for ids in found] if self.kept else found
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text; special tokens are left out."""
-        text = self._fast.decode([int(i) for i in ids], skip_special_tokens=True)
+        theirs = [self.kept[int(i)] if self.kept else int(i) for i in ids]
+        text = self._fast.decode(theirs, skip_special_tokens=True)
         return clean_up(text) if self._cleanup else text
+
+    def pruned(self, ids: Sequence[int]) -> "FastTokenizer":
+        """Return a tokenizer that cuts texts as this one does, and knows only some ids, which it numbers anew."""
+        kept = [self.kept[i] for i in ids] if self.kept else list(ids)
+        symbols = _renumbered(self.symbols, ids, self.vocab_size)
+        return FastTokenizer(self.content, symbols._asdict(), self._prefix, self._cleanup, kept)
 
 
 class PiecesTokenizer(OneFile):
@@ -100,6 +137,23 @@ class PiecesTokenizer(OneFile):
         """Join the pieces; what stands for no text is left out."""
         pieces = [self.tokens[i] for i in map(int, ids)]
         return self._processor.decode_pieces([piece for piece in pieces if piece not in self.specials]).strip()
+
+    def pruned(self, ids: Sequence[int]) -> "PiecesTokenizer":
+        """Return a tokenizer that cuts texts as this one does, and knows only some ids, which it numbers anew."""
+        places = {i: place for place, i in enumerate(ids)}
+        few = {piece: places[i] for piece, i in self.ids.items() if i in places}
+        symbols = _renumbered(self.symbols, ids, self.vocab_size)
+        return PiecesTokenizer(self.model, few, symbols._asdict(), [*self.specials], self._prefix)
+
+
+def _renumbered(symbols: Symbols, ids: Sequence[int], size: int) -> Symbols:
+    """Return symbols as places in a list of ids; one that was past a vocabulary of some size is past the list."""
+    places = {i: place for place, i in enumerate(ids)}
+    new = {-1: -1, **places, **({symbols.pad: len(ids)} if symbols.pad >= size else {})}
+    return read_symbols({
+        role: [new[i] for i in each] if isinstance(each, tuple) else new[each]
+        for role, each in symbols._asdict().items()
+    })  # fmt: skip
 
 
 def _written(ids: Mapping[str, int], size: int) -> list[str]:

@@ -57,7 +57,7 @@ def build_app(engine: Engine, limits: Limits, access: Access) -> Guard:
         """Answer each text with its outputs, best first, and the numbers that the search gives."""
         return {"answers": await ask(answers, engine.requests(body))}
 
-    if engine.route != "label":
+    if engine.scores:
 
         @app.post("/v1/score", summary="Score targets")
         async def score(body: Pairs) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jformer.data.spans import joined_text
 from jformer.data.text import admit
 from jformer.data.tokenizers import NUM_SYMBOLS
 from jformer.errors import UserError
@@ -13,11 +14,21 @@ from jformer.inference.answers import Request
 from jformer.inference.attention import Attended, Part, attention_maps
 from jformer.inference.batching import SMALL_BATCH
 from jformer.inference.formats import answer_record, scored_record
+from jformer.inference.heads import HEADS
 from jformer.inference.predict import Predictor
 from jformer.inference.server import schema
 from jformer.inference.server.limits import Limits
+from jformer.tasks.task import SPAN
 
-ROUTES = {"text": "translate", "continuation": "continue", "label": "label"}  # a task's answer → its path
+ROUTES = {  # a task's answer → its path
+    "text": "translate",
+    "continuation": "continue",
+    "label": "label",
+    "labels": "label",
+    "number": "estimate",
+    "tags": "tag",
+    SPAN: "answer",
+}
 WARM_LENGTHS = (4, 20, 30)  # tokens of texts that are answered before any client's
 
 
@@ -30,10 +41,11 @@ class Engine:
         task = predictor.config.task
         if predictor.task.answer not in ROUTES:
             raise UserError(f"task={task!r} has no answer to a text; --mode=evaluate scores it")
-        if predictor.config.model.family == "vit":
+        if predictor.config.model.reads_images:
             raise UserError("a run of images reads them from files, which no client may name: use --mode=predict")
         self.route = ROUTES[predictor.task.answer]
         self.continues = predictor.task.answer == "continuation"
+        self.scores = predictor.task.answer not in HEADS  # given targets
 
     def facts(self) -> dict[str, Any]:
         """Return what the model is."""
@@ -51,7 +63,7 @@ class Engine:
         """Return what is asked; raise UserError for a text that is too long or none, and for too many phrases."""
         self._check_count(body.inputs)
         limits = self._limits
-        asked = [schema.Asked(source=each) if isinstance(each, str) else each for each in body.inputs]
+        asked = [self._asked(each) for each in body.inputs]
         requests = []
         for line, each in enumerate(asked):
             if len(each.constraints) > limits.constraints:
@@ -59,6 +71,13 @@ class Engine:
             phrases = [self._text(phrase, limits.phrase) for phrase in each.constraints]
             requests.append(Request(self._text(each.source), self._text(each.prefix, limits.prefix), phrases, line))
         return requests
+
+    def _asked(self, given: str | schema.Asked | schema.InContext) -> schema.Asked:
+        if isinstance(given, schema.InContext):
+            if self.route != ROUTES[SPAN]:
+                raise UserError(f"task={self.predictor.config.task!r} reads no context: send texts")
+            return schema.Asked(source=joined_text(given.question, given.context))
+        return schema.Asked(source=given) if isinstance(given, str) else given
 
     def pairs(self, body: schema.Pairs) -> list[tuple[str, str]]:
         """Return what is to be scored; raise UserError as `requests` does."""
@@ -87,8 +106,9 @@ class Engine:
         tokenizer = self.predictor.tokenizers[0]
         for length in WARM_LENGTHS:
             text = tokenizer.decode([NUM_SYMBOLS + i % (tokenizer.vocab_size - NUM_SYMBOLS) for i in range(length)])
+            line = " ".join(text.split())
             for count in (1, SMALL_BATCH + 1):
-                self.predictor.generate([" ".join(text.split())] * count)
+                self.predictor.generate([joined_text(line, line) if self.route == ROUTES[SPAN] else line] * count)
         self.predictor.forget()
 
     def _check_count(self, items: Sequence[Any]) -> None:

@@ -41,19 +41,27 @@ function show(source, answer) {
     const line = ([text, value]) => element("li", {}, text, element("span", { class: "number" }, shown(value)));
     made.append(element("ol", { start: others.length ? 2 : 1 }, ...rest.map(line)));
   }
+  if (facts.task === "qa") return made; // it writes no tokens to look into
   const button = element("button", { type: "button" }, "look inside");
   button.addEventListener("click", () => lookInside(source));
   made.append(" ", button);
   return made;
 }
 
+/** Return what is asked: all of a text that is to go on, a question and below it its context, or a text a line. */
+function inputsOf(text) {
+  const lines = text.split("\n").filter((line) => line.trim());
+  if (facts.task === "lm") return lines.length ? [text] : [];
+  if (facts.task !== "qa") return lines;
+  return lines.length > 1 ? [{ question: lines[0], context: lines.slice(1).join(" ") }] : [];
+}
+
 async function answer() {
   asking.abort();
   asking = new AbortController();
   place("inside").hidden = true;
-  const text = place("source").value;
-  const inputs = facts.task === "lm" ? [text] : text.split("\n").filter((line) => line.trim());
-  if (!inputs.length || !inputs[0].trim()) {
+  const inputs = inputsOf(place("source").value);
+  if (!inputs.length) {
     place("answers").replaceChildren();
     say("");
     return;
@@ -105,8 +113,11 @@ async function begin() {
   facts = await (await fetch("/v1/health")).json();
   const languages = facts.languages.length ? `, ${facts.languages.join(" to ")}` : "";
   place("facts").textContent = `${facts.family} for ${facts.task}${languages}, after ${facts.updates.join(", ")} updates`;
+  const asks = facts.task === "qa";
+  if (asks) document.querySelector("label[for=source]").textContent = "A question, and below it its context";
+  const example = JSON.stringify({ inputs: [asks ? { question: "a question", context: "a text" } : "a text"] });
   place("example").textContent =
-    `curl ${location.origin}${facts.route} -H "Content-Type: application/json" -d '{"inputs": ["a text"]}'`;
+    `curl ${location.origin}${facts.route} -H "Content-Type: application/json" -d '${example}'`;
   place("source").addEventListener("input", () => {
     clearTimeout(timer);
     timer = setTimeout(answer, PAUSE);

@@ -19,10 +19,17 @@ class Asked(Body):
     constraints: Annotated[list[str], Field(description="phrases in the answer; they need a beam of 2 or more")] = []
 
 
+class InContext(Body):
+    """A question, and the context whose words answer it."""
+
+    question: str
+    context: str
+
+
 class Inputs(Body):
     """Texts to answer."""
 
-    inputs: Annotated[list[str | Asked], Field(min_length=1, description="texts, or objects that say more")]
+    inputs: Annotated[list[str | Asked | InContext], Field(min_length=1, description="texts, or objects that say more")]
 
 
 class Pair(Body):

@@ -1,8 +1,8 @@
-"""What leaves a stack: hidden states to logits over a vocabulary, or one pooled vector for a classifier.
+"""What leaves a stack: hidden states to logits over a vocabulary, or what a classifier reads.
 
 Logits are float32, whatever the layers compute in.
 
-Axes: b rows, t and s positions, d d_model, v vocabulary or classes.
+Axes: b rows, t and s positions (t of what a head reads), d d_model, v vocabulary or classes.
 """
 
 import flax.linen as nn
@@ -48,7 +48,7 @@ class TokenHead(nn.Module):
 
 
 class Pooler(nn.Module):
-    """All positions to one vector."""
+    """All positions to one vector, or each of them for itself."""
 
     config: ModelConfig
 
@@ -59,8 +59,8 @@ class Pooler(nn.Module):
 
     def __call__(
         self, x: Float[Array, "b s d"], real: Bool[Array, "b s"], dropout_key: DropoutKey | None
-    ) -> Float[Array, "b 1 d"]:
-        """Take the first or last real position, or the mean; project it if asked to, and drop out."""
+    ) -> Float[Array, "b t d"]:
+        """Take the first or last real position, or the mean (t = 1), or all; project it if asked to, and drop out."""
         c = self.config
         if c.head.pooling == "mean":
             count = real.sum(axis=1)[:, None, None].clip(1)  # [b 1 1]
@@ -68,12 +68,12 @@ class Pooler(nn.Module):
         elif c.head.pooling == "last":
             last = real.sum(axis=1)[:, None, None] - 1  # [b 1 1]
             x = jnp.take_along_axis(x, last.clip(0), axis=1)  # [b s d] → [b 1 d]
-        x = x[:, :1].astype(c.dtype)
+        x = (x if c.head.pooling == "none" else x[:, :1]).astype(c.dtype)
         if c.head.pooler:
             x = {"tanh": nn.tanh, "relu": nn.relu}[c.head.pooler_activation](self.dense(x))
         return dropout(x, c.dropout, dropout_key, Site.POOLED)
 
 
 def class_head(config: ModelConfig) -> Dense:
-    """Build the projection of a pooled vector to logits over classes."""
+    """Build the projection of what was pooled to logits over classes."""
     return Dense(config.head.num_classes, kernel_init(config, "head"), dtype="float32")

@@ -112,6 +112,17 @@ def barrier() -> None:
     agree(None, len)
 
 
+def compile_together(program: Any, *arguments: Any) -> None:
+    """Compile a jitted program in all processes before one of them runs it; one process alone compiles as it runs.
+
+    The devices of several processes wait for each other in a program, on CPUs for no more than Gloo's 30 seconds. One
+    process may well compile that much longer than another; it takes what is compiled here from JAX's cache.
+    """
+    if _service is not None:
+        program.lower(*arguments).compile()
+        barrier()
+
+
 @contextlib.contextmanager
 def main_process_first() -> Iterator[None]:
     """Let process 0 do something before all others do it: they find what it left."""

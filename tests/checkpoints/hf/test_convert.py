@@ -10,12 +10,15 @@ import pytest
 from etils.epath import Path
 
 from jformer.checkpoints.checkpoint import Checkpoints
-from jformer.checkpoints.hf.convert import Texts, export_model, import_model
+from jformer.checkpoints.hf.convert import Texts, export_model, import_model, symbol_fields
+from jformer.checkpoints.hf.vocabulary import read_labels
 from jformer.config import default_config, load_config, resolve, save_config
+from jformer.data.tokenizers import learn
 from jformer.data.tokenizers.pretrained import FastTokenizer
 from jformer.errors import UserError
 from jformer.hf import main
 from jformer.models import ExecutionConfig, build_model, init_params
+from tests.checkpoints.hf import small_runs
 
 tokenizers = pytest.importorskip("tokenizers", reason="the extra hf is not installed")
 pytest.importorskip("safetensors", reason="the extra hf is not installed")
@@ -127,6 +130,26 @@ def test_damaged_files_are_one_line(model_dir, tmp_path_factory, capsys, file, c
     assert says in told
 
 
+def test_labels_of_a_regression_are_refused_and_those_of_several_are_named():
+    assert read_labels({"id2label": {"0": "no", "1": "yes"}}) == ["no", "yes"]
+    with pytest.raises(UserError, match=r"^config\.json: problem_type='regression': only classifiers with one label"):
+        read_labels({"num_labels": 1, "problem_type": "regression"})
+    config = default_config("bert_base")
+    config.task, config.data.source, config.data.labels = "classify", "labelled", "several"
+    labels = learn("labels", ["a,b"], 10, "identity", False)
+    fields = symbol_fields(resolve(config), (tokenizer(), labels))
+    assert (fields["problem_type"], fields["id2label"]) == ("multi_label_classification", {0: "a", 1: "b"})
+
+
+def test_a_run_that_gives_numbers_is_not_exported(tmp_path):
+    config = default_config("bert_base")
+    config.task, config.data.source, config.data.labels = "classify", "labelled", "number"
+    save_config(resolve(config), Path(tmp_path) / "config.json")
+    with pytest.raises(UserError, match=r"data\.labels='number' has a unit of its own"):
+        export_model(str(tmp_path), tmp_path / "theirs")
+    assert not (tmp_path / "theirs").exists()
+
+
 def test_directories_that_hold_something_are_left_alone(workdir, exported):
     with pytest.raises(UserError, match="is not empty"):
         import_model(exported, str(workdir), Texts())
@@ -141,3 +164,20 @@ def test_settings_that_we_have_not_are_told(model_dir, tmp_path_factory):
     decode = load_config(Path(target) / "config.json").decode
     assert (decode.beam_size, decode.patience, decode.length_penalty, decode.length_offset) == (3, 1.0, 1.0, 0.0)
     assert decode.min_length == 3  # theirs counts the first token
+
+
+def test_a_run_that_finds_answers_goes_there_and_comes_back(tmp_path):
+    from jformer.inference.predict import load
+
+    run = small_runs.bert(tmp_path / "run", "qa")
+    export_model(str(run), tmp_path / "theirs")
+    assert json.loads((tmp_path / "theirs" / "config.json").read_text())["architectures"] == [
+        "BertForQuestionAnswering"
+    ]
+    assert "task qa" in import_model(tmp_path / "theirs", str(tmp_path / "again"), Texts())
+    before, after = load(run), load(tmp_path / "again")
+    jax.tree.map(np.testing.assert_array_equal, after.params, before.params)
+    assert load_config(tmp_path / "again" / "config.json").data.source == "squad"
+    asked = ["what did the cat eat?\tthe cat sat on the mat, a hat and rats", "what?\tthings"]
+    assert after.generate(asked) == before.generate(asked)
+    assert any(answers[0].text for answers in after.generate(asked))

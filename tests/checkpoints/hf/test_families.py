@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jformer.checkpoints.hf import convert, tables
-from jformer.checkpoints.hf.families import LOGITS_BIAS, config_fields, model_config
+from jformer.checkpoints.hf.families import LOGITS_BIAS, config_fields, model_config, table_of
 from jformer.checkpoints.weights import abstract_params
 from jformer.config import default_config, resolve
 from jformer.errors import UserError
@@ -124,6 +124,24 @@ def test_fields_that_ask_for_what_we_have_not_are_refused_by_name(name, change, 
     fields = {key: value for key, value in config_fields(family, model, task).items() if key != "rope_parameters"}
     with pytest.raises(UserError, match=says):
         model_config(family, {**fields, **change}, task, model.head.num_classes)
+
+
+@pytest.mark.parametrize(("task", "classes", "output"), [("tag", 3, "classifier"), ("qa", 2, "qa_outputs")])
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
+def test_classes_of_every_position_come_back_without_a_pooler(name, task, classes, output):
+    family, (_, model) = convert.FAMILIES[name], CASES[name]
+    head = dataclasses.replace(model.head, num_classes=0)
+    model = dataclasses.replace(model, head=head).with_classes(classes, each=True)
+    fields = config_fields(family, model, task)
+    assert model_config(family, fields, task, classes).head == model.head
+    table = table_of(family, model, task)
+    abstract = abstract_params(build_model(model), make_mesh(1))
+    params = jax.tree.map(lambda leaf: np.random.default_rng(0).standard_normal(leaf.shape, np.float32), abstract)
+    theirs = dict(tables.to_tensors(table, params))
+    heads = {key for key in theirs if any(part in key for part in ("pooler", "classifier", "outputs"))}
+    assert heads == {f"{output}.weight", f"{output}.bias"}
+    back = tables.from_source(table, abstract, tables.Arrays(theirs), family.is_unread)
+    jax.tree.map(np.testing.assert_array_equal, back, params)
 
 
 def test_marian_names_even_features_its_first_half():

@@ -86,7 +86,7 @@ def test_what_is_no_finite_number_is_refused(tmp_path, numbers, dtype, says):
 
 @pytest.mark.parametrize(("file", "says"), [
     ("../model.safetensors", "no safetensors file beside it"), ("/etc/x.safetensors", "beside it"),
-    ("gone.safetensors", "not there"), ("model.bin", "beside it"),
+    ("gone.safetensors", "not there"), (f"{300 * 'x'}.safetensors", "not there"), ("model.bin", "beside it"),
 ])  # fmt: skip
 def test_an_index_names_files_beside_it_and_no_others(tmp_path, file, says):
     write(tmp_path, ARRAYS.items())

@@ -1,3 +1,4 @@
+import dataclasses
 import subprocess
 import sys
 from collections import Counter
@@ -9,8 +10,8 @@ from PIL import Image
 
 from jformer.data import text
 from jformer.data.config import SourceConfig
+from jformer.data.image_files import open_array, read_images
 from jformer.data.sources import open_split
-from jformer.data.sources.images import open_array, read_images
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import learn, load
 from jformer.errors import UserError
@@ -43,7 +44,7 @@ def write_folder(folder, images, split="train"):
 
 
 def learn_from(*places):
-    return learn("image", places, 100, "identity", False)
+    return learn("image", places, 0, "identity", False)
 
 
 @pytest.mark.parametrize("images", [GRAY, COLOUR, np.asfortranarray(COLOUR)])
@@ -81,13 +82,13 @@ def test_integer_labels_are_written_in_decimals(tmp_path):
 def test_what_was_altered_or_left_out_is_counted_at_each_reading(tmp_path):
     write_array(tmp_path, GRAY, [f"{label}\r" for label in LABELS])
     write_folder(tmp_path, GRAY, "valid")
-    for name in ("cat/notes.txt", "cat/5.jpg", "cat/.hidden", ".hidden"):
+    for name in ("cat/notes.txt", "cat/5.gif", "cat/.hidden", ".hidden"):
         (tmp_path / "valid" / name).write_text("")
     for _ in range(2):
         assert read(tmp_path)[1] == {text.CARRIAGE_RETURNS_REMOVED: 5}
         pairs, counts = read(tmp_path, "valid")
         assert len(pairs) == 5
-        assert counts == {"files that are no .png, left out": 2}
+        assert counts == {"files that are no .png, .jpg, .jpeg, left out": 2}
 
 
 def test_the_fingerprint_is_that_of_the_content(tmp_path):
@@ -144,7 +145,7 @@ def test_missing_or_several_forms_are_named(tmp_path):
     with pytest.raises(UserError, match="train holds no folders; put the images of each label into one"):
         open_split(config(tmp_path), "train")
     (tmp_path / "train" / "cat").mkdir()
-    with pytest.raises(UserError, match=r"cat holds no \.png; convert its images"):
+    with pytest.raises(UserError, match=r"cat holds no \.png, \.jpg, \.jpeg; convert its images"):
         open_split(config(tmp_path), "train")
 
 
@@ -164,9 +165,9 @@ def test_images_of_another_shape_are_refused_by_name(tmp_path):
         ("a.npy#5", r"a.npy#5: the array has 5 images, numbered from 0"),
         ("a.npy", r"a.npy: name one image of the array by its number, as in .*a.npy#0"),
         ("b.npy#0", r"b.npy: no array of images that can be read .*No such file"),
-        ("b.png", r"b.png: not a PNG that can be read .*No such file"),
-        ("broken.png", r"broken.png: not a PNG that can be read"),
-        ("cut.png", r"cut.png: not a PNG that can be read"),
+        ("b.png", r"b.png: not a PNG or JPEG that can be read .*No such file"),
+        ("broken.png", r"broken.png: not a PNG or JPEG that can be read"),
+        ("cut.png", r"cut.png: not a PNG or JPEG that can be read"),
         ("clear.png", r"clear.png: an image of mode RGBA; save it as 8-bit grayscale or RGB"),
         ("hole.png", r"hole.png: an image of mode L; save it as 8-bit grayscale or RGB, all opaque"),
         ("deep.png", r"deep.png: an image of mode I;16; save it as 8-bit grayscale or RGB"),
@@ -193,8 +194,10 @@ def test_palettes_are_colours_and_bits_are_grays(tmp_path):
 
 
 def test_png_without_pillow_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(UserError, match=r'x.png: reading PNG files needs Pillow; pip install -e "\.\[vision\]"'):
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(
+        UserError, match=r'x.png: reading PNG and JPEG files needs Pillow; pip install -e "\.\[vision\]"'
+    ):
         list(read_images([f"{tmp_path}/x.png"]))
 
 
@@ -247,3 +250,11 @@ def test_the_digits_are_split_by_label_and_read_as_images(tmp_path):
     assert values.shape == (360, 64)
     assert values.max() == 240
     assert not (values % 15).any()
+
+
+def test_an_image_may_have_no_label_only_where_several_are_possible(tmp_path):
+    write_array(tmp_path, GRAY, ["a,b", "", "a", "b", ""])
+    several = dataclasses.replace(config(tmp_path), labels="several")
+    assert [pair.target for pair in open_split(several, "train").read(Counter())] == ["a,b", "", "a", "b", ""]
+    with pytest.raises(UserError, match=r"labels\.txt:2: the label is empty"):
+        read(tmp_path)

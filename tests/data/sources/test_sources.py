@@ -1,3 +1,4 @@
+import dataclasses
 import gzip
 import json
 from collections import Counter
@@ -213,6 +214,21 @@ def test_bad_labelled_lines_are_named_by_file_and_line(tmp_path, contents, messa
         read(split)
 
 
+def test_an_example_may_have_no_label_only_where_several_are_possible(tmp_path):
+    write(tmp_path, train_tsv=b"good\tglad,calm\nbad\t\n")
+    config = dataclasses.replace(labelled(tmp_path), labels="several")
+    assert [pair.target for pair in open_split(config, "train").read(Counter())] == ["glad,calm", ""]
+    with pytest.raises(UserError, match=r"train\.tsv:2: 'bad\\t' is not one or two texts and then a label"):
+        list(open_split(labelled(tmp_path), "train").read(Counter()))
+
+
+def test_a_label_that_is_no_number_is_named_by_its_line(tmp_path):
+    write(tmp_path, train_tsv=b"good\t4.5\nbad\tlow\n")
+    config = dataclasses.replace(labelled(tmp_path), labels="number")
+    with pytest.raises(UserError, match=r"train\.tsv:2: label 'low' is no finite number, as data\.labels='number'"):
+        list(open_split(config, "train").read(Counter()))
+
+
 def test_missing_labelled_texts_are_named(tmp_path):
     write(tmp_path, tarin_tsv=b"")
     with pytest.raises(UserError, match=r"no split 'train': looked for train.tsv, train.jsonl .*; it has tarin.tsv$"):
@@ -222,7 +238,10 @@ def test_missing_labelled_texts_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (SourceConfig(source="file"), "data.source='file'; choose one of: files, labelled, text, images, tfds"),
+        (
+            SourceConfig(source="file"),
+            "data.source='file'; choose one of: files, labelled, text, images, captions, tfds",
+        ),
         (SourceConfig(dir=""), "data.dir=''"),
         (SourceConfig(dir="nowhere/at/all"), "data.dir='nowhere/at/all' is not a folder"),
         (SourceConfig(source="generated", name="quick"), "data.name='quick'; choose one of: quickstart, copy"),

@@ -106,6 +106,16 @@ def test_labels_are_listed_in_order_whatever_the_size(tmp_path):
             known.encode(["b", "not", "c"])
 
 
+def test_tags_stand_between_spaces_and_an_unknown_one_is_named(tmp_path):
+    learn_from("tag", ["O B-x", "", "O I-x"], normalization="nfkc").save(tmp_path, "target")
+    tokenizer = load(tmp_path, "target")
+    assert tokenizer.tokens == [*SYMBOLS, "B-x", "I-x", "O"]
+    assert tokenizer.encode(["O O B-x", ""]) == [[6, 6, 4], []]
+    assert tokenizer.decode([4, 6]) == "B-x O"
+    with pytest.raises(UserError, match="tag 'B-y' is none of those trained on: 'B-x', 'I-x', 'O'; "):
+        tokenizer.encode(["O", "O B-y"])
+
+
 def test_normalized_labels_are_one_and_many_are_not_all_named():
     assert learn_from("label", ["ﬁ", "fi"], normalization="nfkc").encode(["ﬁ"]) == [[4]]
     with pytest.raises(UserError, match=r"'119' and 180 more; ") as caught:

@@ -33,20 +33,18 @@ class Processes:
         return [line for line in self.said(process).splitlines() if line.startswith("jformer: ")]
 
     def wait(self, seconds=PATIENCE):
-        """Return the exit codes, and how long the last one took to end."""
+        """Return the exit codes; how soon processes end is for experiments/process_faults.py to tell."""
         began = time.monotonic()
         try:
-            codes = [process.wait(max(0.1, began + seconds - time.monotonic())) for process in self.all]
+            return [process.wait(max(0.1, began + seconds - time.monotonic())) for process in self.all]
         except subprocess.TimeoutExpired as error:
             heard = "\n".join(f"process {i}: {self.said(i)[-2_000:]}" for i in range(len(self.all)))
             raise AssertionError(heard) from error
-        return codes, time.monotonic() - began
 
     def end(self, *codes):
-        """Wait for these exit codes and return the seconds that took."""
-        found, seconds = self.wait()
+        """Wait for these exit codes."""
+        found = self.wait()
         assert found == list(codes), "\n".join(f"process {i}: {self.said(i)[-3_000:]}" for i in range(len(found)))
-        return seconds
 
     def kill(self):
         """End what is left of every process and of what it started."""

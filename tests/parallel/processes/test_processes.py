@@ -146,9 +146,7 @@ def test_request_to_one_saves_everywhere_and_a_death_is_told_and_one_process_goe
     with running(tmp_path / "killed", workdir, cache, *LONG) as group:
         group.wait_for(workdir / "metrics.jsonl", f'"step": {step // 5 * 5 + 10},')
         group.all[1].kill()
-        codes, seconds = group.wait()
-        assert codes == [75, -signal.SIGKILL]
-        assert seconds < 20
+        group.end(75, -signal.SIGKILL)
         assert group.lines(0)[0].startswith(f"jformer: process 1 ({HERE}) died or is frozen at ")
     saved = max(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdecimal())
     last = f"--config.train.num_steps={saved + 5}"
@@ -164,7 +162,7 @@ def test_stuck_process_ends_the_run_naming_it(cache, tmp_path):
     stuck = {1: "sleep:1000@12"}
     with running(tmp_path, tmp_path / "run", cache, *LONG, "--config.train.stall_seconds=4", faults=stuck) as group:
         group.wait_for(tmp_path / "run" / "metrics.jsonl", '"step": 10,')
-        assert group.end(75, 75) < 20
+        group.end(75, 75)
         for i in range(2):
             assert group.lines(i)[0].startswith(f"jformer: process 1 ({HERE}) is stuck at update 12 for ")
             assert "(most recent call first)" in group.said(i)
@@ -181,6 +179,12 @@ def test_slow_and_late_processes_are_waited_for(cache, tmp_path):
         assert f"s for process 0 ({HERE}) at update 5" in group.said(0)
 
 
+@pytest.mark.slow
+def test_a_slow_compiler_is_waited_for_longer_than_gloo_waits(cache, tmp_path):
+    with running(tmp_path, tmp_path / "run", cache, *SHORT, faults={1: "compiler:35@0"}) as group:
+        group.end(0, 0)
+
+
 @pytest.mark.parametrize(
     ("faults", "own", "named"),
     [
@@ -195,7 +199,7 @@ def test_processes_that_differ_are_refused_by_all(cache, tmp_path, faults, own, 
     with running(tmp_path, tmp_path / "run", cache, *LONG, faults=faults, own=own) as group:
         group.end(2, 2)
         assert all(named in group.said(i) for i in range(2))
-        assert all(group.said(i).count("\n") == 1 for i in range(2))
+        assert all(len(group.lines(i)) == 1 and "Traceback" not in group.said(i) for i in range(2))
     assert not (tmp_path / "run").exists()
 
 

@@ -69,7 +69,7 @@ def test_dead_process_is_named_by_all_others_in_a_line(start):
     group = start("nothing", "nothing", LONG)
     group.wait_for(group.folder / "2.out", "beaten\n")
     group.all[2].kill()
-    assert group.end(75, 75, -signal.SIGKILL) < 20
+    group.end(75, 75, -signal.SIGKILL)
     line = f"jformer: process 2 ({HERE}) died or is frozen at phase 19: "
     assert all(group.said(i).startswith(line) for i in (0, 1))
     assert all(group.said(i).count("\n") == 1 for i in (0, 1))
@@ -97,11 +97,10 @@ def test_process_whose_way_is_cut_ends_and_so_do_the_others(start, how):
         group = start("nothing", f"far:{proxy.port}", "nothing", port=port)
         group.wait_for(group.folder / "1.out", "beaten\n")
         getattr(proxy, how)()
-        codes, seconds = group.wait()
+        codes = group.wait()
     assert set(codes) <= {75, ABORTED}
     assert codes[0] == 75
     assert f"process 1 ({HERE}) died or is frozen at phase " in group.said(0)
-    assert seconds < 30
 
 
 @pytest.mark.slow

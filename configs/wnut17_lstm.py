@@ -1,0 +1,25 @@
+"""Names in tweets and comments (WNUT-17) with an LSTM that reads from both ends (Huang et al. 2015, without a CRF).
+
+Data:     as for wnut17_tag.py.
+Model:    1 bidirectional LSTM layer, 128 features each way; 4,000 subwords, no pretraining. Vectors of words
+          (Lample et al. 2016) take --config.data.tokenizer=word --config.train.source_vectors=FILE, of 128 features.
+Command:  python -m jformer.main --config=configs/wnut17_lstm.py --workdir=runs/wnut17_lstm
+          --config.data.dir=PATH/wnut17
+Expected: F1 of test spans 0.08 (one seed; person 0.14, location 0.11), 6 minutes on one shared CPU core.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import wnut17_tag
+from jformer.config import default_config
+
+
+def get_config() -> ConfigDict:
+    """Return the run."""
+    config = wnut17_tag.get_config()
+    config.model = default_config("lstm_medium").model
+    config.model.update(family="encoder", num_layers=1, d_model=128, dropout=0.4, dtype="float32")
+    config.model.recurrent.update(cell="lstm", bidirectional=True, embedding_size=128)
+    config.optim.update(learning_rate=5e-3)
+    config.train.update(num_steps=400, eval_every=100, checkpoint_every=100)
+    return config

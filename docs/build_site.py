@@ -1,0 +1,170 @@
+"""Build the site of these documents: the pages, every option from its dataclass, the library from its docstrings.
+
+Command:  pip install -e ".[docs]" -c constraints.txt && python docs/build_site.py --output=site
+
+Pages keep their places, so that their links lead on the site where they lead in the repository; what they link to that
+is no page is copied as it is. A link that leads nowhere ends the build.
+"""
+
+import argparse
+import dataclasses
+import importlib
+import inspect
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+OPTIONS, LIBRARY = "docs/options.md", "docs/api.md"  # the generated pages
+NAVIGATION = {
+    "Begin": ["README.md", "docs/walkthrough.md", "docs/tasks.md", "docs/recipes.md"],
+    "Use": ["docs/guide.md", "docs/library.md", "docs/weights.md", "docs/serving.md"],
+    "Scale": ["docs/performance.md", "docs/processes.md", "docs/scaling.md", "docs/tpu.md", "docs/reliability.md"],
+    "Look up": [OPTIONS, LIBRARY, "docs/reference.md", "docs/glossary.md"],
+    "Lab book": ["experiments/README.md"],
+    "Take part": ["docs/map.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"],
+}
+LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)|<img src=\"([^\"]+)\"")
+
+
+def main() -> None:
+    """Build it, or say what is missing."""
+    parser = argparse.ArgumentParser(description="Build the site.")
+    parser.add_argument("--output", type=Path, required=True)
+    output = parser.parse_args().output
+    if output.exists() and any(output.iterdir()):
+        sys.exit(f"--output={output} is not empty: name a new directory")
+    with tempfile.TemporaryDirectory() as name:
+        project = Path(name)
+        collect(project / "pages")
+        (project / "zensical.toml").write_text(settings())
+        try:
+            subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=project, check=True)
+        except subprocess.CalledProcessError as error:
+            sys.exit(f"the site was not built (exit code {error.returncode}); it needs zensical, of the extra docs")
+        shutil.copytree(project / "site", output, dirs_exist_ok=True)
+    print(f"{output}/index.html: {len(list(output.rglob('*.html')))} pages")
+
+
+def collect(pages: Path) -> None:
+    """Put all pages into a folder, and all files that they link to."""
+    for section in NAVIGATION.values():
+        for page in section:
+            if page not in (OPTIONS, LIBRARY):
+                copy(ROOT / page, pages)
+    for record in (ROOT / "docs" / "decisions").glob("*.md"):
+        copy(record, pages)
+    (pages / OPTIONS).write_text(options_page())
+    (pages / LIBRARY).write_text(library_page())
+
+
+def copy(page: Path, pages: Path) -> None:
+    """Copy a page, and what it links to: a page with all that it links to, a file, or the files of a folder."""
+    target = pages / page.relative_to(ROOT)
+    if target.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(page, target)
+    if page.suffix != ".md":
+        return
+    for match in LINK.finditer(page.read_text()):
+        place = match[1] or match[2]
+        linked = (page.parent / place).resolve()
+        if "://" in place or not linked.is_relative_to(ROOT):
+            continue
+        for file in [linked] if linked.is_file() else linked.glob("*.*"):
+            copy(file, pages)
+
+
+def settings() -> str:
+    """Return the settings of the site: it asks for nothing from elsewhere, fonts included."""
+    sections = [f"{{ {json.dumps(title)} = {json.dumps(pages)} }}" for title, pages in NAVIGATION.items()]
+    return "\n".join(
+        [
+            "[project]",
+            'site_name = "jformer"',
+            'docs_dir = "pages"',
+            'site_dir = "site"',
+            "use_directory_urls = false",
+            f"nav = [{', '.join(sections)}]",
+            "[project.theme]",
+            "font = false",
+            'features = ["content.code.copy", "search.highlight"]',
+            "",
+        ]
+    )
+
+
+def options_page() -> str:
+    """Return a table of every option for each section: its key, its default, what it is and where it comes from."""
+    from jformer.config.options import Config
+
+    parts = ["# Options", "Set one with `--config.KEY=VALUE`, or in a config file with `config.KEY = VALUE`."]
+    for prefix, section in sections(Config()):
+        rows = ["| key | default | what it is |", "|---|---|---|"]
+        said = comments(type(section))
+        for field in dataclasses.fields(section):
+            value = getattr(section, field.name)
+            if not dataclasses.is_dataclass(value):
+                cells = (f"`{prefix}{field.name}`", f"`{value!r}`", said.get(field.name, ""))
+                rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        about = inspect.cleandoc(type(section).__doc__ or "")
+        parts += [f"## {prefix.rstrip('.') or 'config'}", about, "\n".join(rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def sections(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield a dataclass of options and all within it, each with what its keys begin with."""
+    yield prefix, section
+    for field in dataclasses.fields(section):
+        if dataclasses.is_dataclass(value := getattr(section, field.name)):
+            yield from sections(value, f"{prefix}{field.name}.")
+
+
+def comments(section: type) -> dict[str, str]:
+    """Return what is said of each field of a dataclass: comments in the lines above it, then that behind it."""
+    said: dict[str, str] = {}
+    for base in reversed(section.__mro__[:-1]):
+        above: list[str] = []
+        name = ""  # of the field that comments behind it are of
+        for token in tokenize.generate_tokens(io.StringIO(inspect.getsource(base)).readline):
+            alone = token.line.strip().startswith("#")
+            if token.type == tokenize.COMMENT and alone:
+                above.append(token.string.strip("# "))
+            elif token.type == tokenize.COMMENT and name:
+                said[name] = f"{said[name]} {token.string.strip('# ')}".strip()
+            elif token.type == tokenize.NAME and re.match(r"    \w+\s*:", token.line) and token.start[1] == 4:
+                name, said[token.string], above = token.string, " ".join(above), []
+            elif not token.line.strip():
+                above = []
+    return said
+
+
+def library_page() -> str:
+    """Return what `import jformer` gives, and the methods of what it returns, with their docstrings."""
+    import jformer
+
+    predictor = importlib.import_module("jformer.inference.predict").Predictor
+    methods = [name for name in vars(predictor) if not name.startswith("_") and callable(getattr(predictor, name))]
+    parts = ["# Library", inspect.cleandoc(jformer.__doc__ or "")]
+    public = [(f"jformer.{name}", getattr(jformer, name)) for name in jformer.__all__ if not name.startswith("_")]
+    for name, thing in [*public, *((f"Predictor.{name}", getattr(predictor, name)) for name in methods)]:
+        parts += [f"## {name}", f"```python\n{name}{signature(thing)}\n```", inspect.cleandoc(thing.__doc__ or "")]
+    return "\n\n".join(parts) + "\n"
+
+
+def signature(thing: Any) -> str:
+    """Return what it is called with; "" of an exception, which is caught and not called."""
+    return "" if inspect.isclass(thing) and issubclass(thing, BaseException) else str(inspect.signature(thing))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""What a saved run may go on with: options that change nothing of what it computes, and what it found out itself."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jformer.config.options import ENDING_SCHEDULES, Config, flatten
+from jformer.errors import UserError
+
+# A resumed run may change these: what it computes for a given step stays the same.
+MAY_CHANGE = (
+    *(f"train.{key}" for key in ("num_steps", "num_epochs", "max_minutes", "checkpoint_every", "checkpoint_minutes")),
+    *(f"train.{key}" for key in ("log_every", "eval_every", "keep_last", "patience")),
+    *(f"train.{key}" for key in ("accumulation", "max_skipped", "samples", "trackers", "profile_steps", "peak_flops")),
+    *("train.stall_seconds", "data.dir", "data.cache_dir", "data.test"),
+    *("evaluate.", "decode.", "mesh.", "model.execution."),
+)
+
+
+def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
+    """Return dotted key → (old, new) where two configs differ."""
+    before, after = flatten(dataclasses.asdict(old)), flatten(dataclasses.asdict(new))
+    return {key: (before[key], after[key]) for key in before if before[key] != after[key]}
+
+
+def resume_config(saved: Config, given: Config) -> Config:
+    """Return the config that a saved run goes on with: the given one, with what the saved one found out.
+
+    That is data.row_multiple if it sets none, and the updates of the same train.num_epochs. Raise UserError for a
+    change that would make it another run.
+    """
+    data, train = given.data, given.train
+    data = dataclasses.replace(data, row_multiple=data.row_multiple or saved.data.row_multiple)
+    if train.num_epochs and train.num_epochs == saved.train.num_epochs and train.num_steps > saved.train.num_steps:
+        train = dataclasses.replace(train, num_steps=saved.train.num_steps)
+    given = dataclasses.replace(given, data=data, train=train)
+    ends = saved.optim.schedule in ENDING_SCHEDULES or 0 < saved.optim.warmup < 1
+    for key, (old, new) in differences(saved, given).items():
+        moved = key == "data.mixture" and _without_folders(old) == _without_folders(new)
+        if (ends and key in ("train.num_steps", "train.num_epochs")) or not (moved or key.startswith(MAY_CHANGE)):
+            raise UserError(
+                f"{key}={new!r} but this workdir was trained with {old!r}: set it back or use a new --workdir"
+            )
+    return given
+
+
+def _without_folders(mixture: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in corpus.items() if key != "dir"} for corpus in mixture]

@@ -1,0 +1,127 @@
+"""Words cut into tokens one by one, so that what is said of a word can be said of its first token."""
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from jformer.data.corpus import Encoder, Example, Side
+from jformer.data.sources.split import Pair
+from jformer.data.tokenizers import FastTokenizer, Tokenizer
+from jformer.errors import UserError
+
+WORDS_CUT = "words cut to the limit"
+
+
+class Chunk(NamedTuple):
+    """Consecutive words of a text as one sequence, with the symbols of its side around them."""
+
+    ids: list[int]
+    starts: list[int]  # where the first token of each word stands in `ids`
+    cut: int = 0  # words of more tokens than a sequence has room for, and so without their last ones
+
+
+def encode_words(tokenizer: Tokenizer, texts: Sequence[Sequence[str]]) -> list[tuple[list[int], list[int]]]:
+    """Return for every text, given as words, the tokens of all its words, and where the first token of each stands.
+
+    A word that leaves no token, such as a lone control character, is the unknown one. With subwords `un` `like` `ly` of
+    the second word, ["very", "unlikely"] becomes ([7, 11, 12, 13], [0, 1]).
+    """
+    space = " " * (isinstance(tokenizer, FastTokenizer) and tokenizer.marks_spaces)
+    encoded = iter(tokenizer.encode([space + word for words in texts for word in words]))
+    found = []
+    for words in texts:
+        pieces = [list(next(encoded)) or [max(tokenizer.symbols.unk, 0)] for _ in words]
+        starts = list(accumulate(map(len, pieces), initial=0))[:-1]
+        found.append(([i for piece in pieces for i in piece], starts))
+    return found
+
+
+def encode_chunks(side: Side, texts: Sequence[Sequence[str]]) -> list[list[Chunk]]:
+    """Return every text, given as words, as sequences within the limit of a side, each as long as whole words fit.
+
+    With a limit of 5, BOS and EOS, words of 2, 1 and 2 tokens become [BOS 7 8 9 EOS] and [BOS 10 11 EOS]; only a word
+    that has no room in any sequence is cut. Raises UserError where the limit leaves room for no token.
+    """
+    assert side.tokenizer is not None
+    before = [*[side.symbols.bos] * side.begin, *side.symbols.before]
+    after = [*[side.symbols.eos] * side.end, *side.symbols.after]
+    room = side.max_length - len(before) - len(after)
+    if room < 1:
+        symbols = len(before) + len(after)
+        raise UserError(f"data.max_source_length={side.max_length} holds {symbols} symbols and no token: raise it")
+    found = []
+    for ids, starts in encode_words(side.tokenizer, texts):
+        words = [ids[start:end] for start, end in zip(starts, [*starts[1:], len(ids)], strict=False)]
+        found.append([_chunk(before, group, after, room) for group in _groups(words, room)])
+    return found
+
+
+def _groups(words: Sequence[list[int]], room: int) -> list[list[list[int]]]:
+    """Return consecutive words in groups of at most so many tokens; a longer word is a group of its own."""
+    groups: list[list[list[int]]] = []
+    left = 0
+    for word in words:
+        if len(word) > left:
+            groups.append([])
+            left = room
+        groups[-1].append(word)
+        left -= len(word)
+    return groups
+
+
+def _chunk(before: Sequence[int], words: Sequence[list[int]], after: Sequence[int], room: int) -> Chunk:
+    starts = list(accumulate(map(len, words), initial=len(before)))[:-1]
+    tokens = [token for word in words for token in word]
+    return Chunk([*before, *tokens[:room], *after], starts, int(len(tokens) > room))
+
+
+@dataclasses.dataclass(frozen=True)
+class TagEncoder(Encoder):
+    """How words and their tags become two sequences of one length: a tag stands at the first token of its word.
+
+    All other positions of the target are PAD. Examples over the limit are split between words; `cut` keeps the first
+    part of them, `drop` none.
+    """
+
+    def fingerprint(self) -> str:
+        """Identify everything that the token arrays depend on, besides the text."""
+        return hashlib.sha256(f"words {super().fingerprint()}".encode()).hexdigest()
+
+    def encode(self, pairs: Sequence[Pair], counts: Counter[str]) -> list[Example]:
+        """Return the sequences of the examples that can be used; count the others by reason.
+
+        Raises UserError for words and tags that are not as many.
+        """
+        assert self.target.tokenizer is not None
+        filled = [pair for pair in pairs if pair.source.strip()]
+        counts["examples read"] += len(pairs)
+        counts["empty examples dropped"] += len(pairs) - len(filled)
+        texts = [pair.source.split() for pair in filled]
+        tags = self.target.tokenizer.encode([pair.target for pair in filled])
+        usable: list[Example] = []
+        for words, of_words, chunks in zip(texts, tags, encode_chunks(self.source, texts), strict=True):
+            if len(words) != len(of_words):
+                raise UserError(f"{len(words)} words but {len(of_words)} tags: give every word one: {words[0]!r} …")
+            kept = self._kept(chunks, counts)
+            if cut := sum(chunk.cut for chunk in kept):
+                counts[WORDS_CUT] += cut
+            remaining = iter(of_words)
+            usable += [(chunk.ids, self._aligned(chunk, [next(remaining) for _ in chunk.starts])) for chunk in kept]
+        counts["examples used"] += len(usable)
+        return usable
+
+    def _kept(self, chunks: Sequence[Chunk], counts: Counter[str]) -> Sequence[Chunk]:
+        if len(chunks) == 1:
+            return chunks
+        reason = "dropped" if self.overlong == "drop" else self.overlong
+        counts[f"overlong examples {reason}"] += 1
+        return {"drop": [], "cut": chunks[:1], "split": chunks}[self.overlong]
+
+    def _aligned(self, chunk: Chunk, tags: Sequence[int]) -> list[int]:
+        sequence = [self.target.symbols.pad] * len(chunk.ids)
+        for start, tag in zip(chunk.starts, tags, strict=True):
+            sequence[start] = tag
+        return sequence

@@ -1,0 +1,117 @@
+"""Images from where they stand, as u8 [h w c], and brought to one size. No pairs and no labels here.
+
+An image is written by its place: "PATH.png", "PATH.jpg", "PATH.npy#17" for item 17 of an array u8 [n h w] or [n h w c],
+or "scene:…", a generated one (see `drawings`).
+
+Axes: h and w pixels, c channels.
+"""
+
+import functools
+import importlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+
+from jformer.data import drawings
+from jformer.errors import UserError
+
+SUFFIXES = (".png", ".jpg", ".jpeg")
+GRAYS = ("1", "L")  # Pillow's modes of one channel
+COLOURS = ("P", "RGB")
+
+Image = UInt8[np.ndarray, "h w c"]
+
+
+def read_images(places: Iterable[str]) -> Iterator[Image]:
+    """Yield the images that stand at some places. Raise UserError for a place that holds none."""
+    open_once = functools.cache(open_array)
+    for place in places:
+        path, _, number = place.rpartition("#")
+        if place.startswith(drawings.PREFIX):
+            yield drawings.draw(place)
+        elif path.endswith(".npy") and number.isdecimal():
+            images = open_once(Path(path))
+            if int(number) >= len(images):
+                raise UserError(f"{place}: the array has {len(images)} images, numbered from 0")
+            yield images[int(number)]
+        elif place.endswith(".npy"):
+            raise UserError(f"{place}: name one image of the array by its number, as in {place}#0")
+        else:
+            yield _read_file(Path(place))
+
+
+def file_of(place: str) -> Path:
+    """Return the file that holds the image of a place, be it the only one there or not."""
+    path, _, number = place.rpartition("#")
+    return Path(path if path.endswith(".npy") and number.isdecimal() else place)
+
+
+def open_array(path: Path) -> np.ndarray:
+    """Map an array of images into memory as u8 [n h w c]. Raise UserError if it is none."""
+    images = load_array(path, "images", mmap=True)
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or not images.size:
+        found = f"{images.dtype} {list(images.shape)}"
+        raise UserError(f"{path} holds {found}, not images; save them as uint8 [n h w] or [n h w c], at least one")
+    return images if images.ndim == 4 else images[..., None]
+
+
+def load_array(path: Path, what: str, mmap: bool) -> np.ndarray:
+    """Read an array, or map it into memory; raise UserError saying of what there is none."""
+    try:
+        return np.load(path, mmap_mode="r" if mmap else None)
+    except Exception as error:  # NumPy reads the header as Python literals, and raises whatever that raises
+        why = " ".join(str(error).split())
+        raise UserError(f"{path}: no array of {what} that can be read ({why}); write it with numpy.save") from error
+
+
+def fit(image: Image, size: int, channels: int, place: str) -> Image:
+    """Return an image with two sides of `size` pixels, and 1 or 3 channels.
+
+    The shorter side is brought to that size, bilinearly and smoothed where it shrinks; of the longer one the middle is
+    kept. Grays become colours and colours grays (their luminance) where others are wanted. What is so already is
+    returned as it is. Raises UserError for an image of other channels.
+    """
+    h, w, c = image.shape
+    if (h, w, c) == (size, size, channels):
+        return image
+    if c not in (1, 3) or channels not in (1, 3):
+        raise UserError(f"{place}: an image of {c} channels; data.image_size resizes images of 1 or 3")
+    pillow = _pillow("PIL.Image", place, "resizing images")
+    picture = pillow.fromarray(np.ascontiguousarray(image[..., 0] if c == 1 else image))
+    shorter = min(h, w)
+    width, height = (max(size, round(side * size / shorter)) for side in (w, h))
+    if (width, height) != (w, h):
+        picture = picture.resize((width, height), pillow.Resampling.BILINEAR)
+    left, top = (width - size) // 2, (height - size) // 2
+    picture = picture.crop((left, top, left + size, top + size)).convert("L" if channels == 1 else "RGB")
+    return _with_channels(np.asarray(picture))
+
+
+def _read_file(path: Path) -> Image:
+    """Read 8-bit grayscale, or colours as RGB, turned as a camera says that it was held."""
+    pillow = _pillow("PIL.Image", path, "reading PNG and JPEG files")
+    turn = _pillow("PIL.ImageOps", path, "").exif_transpose
+    try:
+        with pillow.open(path, formats=["PNG", "JPEG"]) as image:
+            if image.mode not in (*GRAYS, *COLOURS) or image.has_transparency_data:
+                raise UserError(f"{path}: an image of mode {image.mode}; save it as 8-bit grayscale or RGB, all opaque")
+            return _with_channels(np.asarray(turn(image.convert("L" if image.mode in GRAYS else "RGB"))))
+    except UserError:
+        raise
+    # Pillow calls a broken PNG a syntax error, or a value error, and one of far too many pixels a bomb.
+    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
+        raise UserError(f"{path}: not a PNG or JPEG that can be read ({error})") from error
+
+
+def _pillow(module: str, place: object, what: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f'{place}: {what} needs Pillow; pip install -e ".[vision]"') from error
+
+
+def _with_channels(pixels: np.ndarray) -> Image:
+    return pixels if pixels.ndim == 3 else pixels[..., None]

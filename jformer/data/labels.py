@@ -1,0 +1,54 @@
+"""What an example is labelled with, as the arrays `target_out` and `weights`: one label, several of them, or a number.
+
+Letters in shapes: b rows of a batch, v labels.
+"""
+
+import numpy as np
+
+from jformer.data.corpus import Tokens
+from jformer.data.features import Arrays, Labels, Rows, fill_rows
+from jformer.data.plan import Shape
+from jformer.data.tokenizers import NUM_SYMBOLS, LabelTokenizer
+
+
+def one_label(weights: np.ndarray | None = None) -> Labels:
+    """Return classes 0, 1, … [b 1], one a row; each weighs 1, or what `weights` [v] says."""
+
+    def arrays(rows: Rows, labels: Tokens, shape: Shape) -> Arrays:
+        filled = fill_rows(labels, rows, shape, 1)
+        real = filled["segments"] > 0
+        classes = np.where(real, filled["tokens"] - NUM_SYMBOLS, 0)
+        each = real.astype(np.float32) if weights is None else np.where(real, weights[classes], 0).astype(np.float32)
+        return {"target_out": classes, "weights": each}
+
+    return arrays
+
+
+def several_labels(count: int) -> Labels:
+    """Return for each of `count` labels whether a row has it (1) or not (0) [b v]; all weigh 1."""
+
+    def arrays(rows: Rows, labels: Tokens, shape: Shape) -> Arrays:
+        found = np.zeros((shape.rows, count), np.int32)
+        for example, row in zip(rows.examples, rows.rows, strict=True):
+            ids = labels.values[labels.offsets[example] : labels.offsets[example + 1]]
+            found[row, ids.astype(int) - NUM_SYMBOLS] = 1
+        weights = np.zeros((shape.rows, count), np.float32)
+        weights[rows.rows] = 1
+        return {"target_out": found, "weights": weights}
+
+    return arrays
+
+
+def one_number(rows: Rows, labels: Tokens, shape: Shape) -> Arrays:
+    """Return the bits of a float32 as i32 [b 1]: all batches have integers to predict."""
+    filled = fill_rows(Tokens(labels.values.astype(np.uint32).view(np.int32), labels.offsets), rows, shape, 1)
+    return {"target_out": filled["tokens"], "weights": (filled["segments"] > 0).astype(np.float32)}
+
+
+def balanced(labels: LabelTokenizer) -> np.ndarray:
+    """Return the weight [v] of each label's examples, so that all labels weigh alike: n / (v · examples of the label).
+
+    Their mean over the training text is 1 (King and Zeng 2001, section 3.2, with every label equally frequent).
+    """
+    counts = np.array(labels.counts, np.float64)
+    return (counts.sum() / (len(counts) * counts)).astype(np.float32)

@@ -1,0 +1,73 @@
+"""Images with captions: a table of paths and texts. How images are read is said in `image_files`."""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from jformer.data.config import SourceConfig
+from jformer.data.image_files import file_of
+from jformer.data.sources.split import Pair, Split, find, fingerprint
+from jformer.data.text import digest, read_lines
+from jformer.errors import UserError
+from jformer.storage import is_file
+
+
+class Line(NamedTuple):
+    """One line of the table."""
+
+    number: int  # from 1
+    image: str  # its place
+    caption: str
+
+
+def open_split(config: SourceConfig, split: str) -> Split:
+    """Open SPLIT.tsv: a line is the path of an image relative to the folder, a TAB and a caption.
+
+    Lines in a row that name the same image are its references: each is an example of training, and all together are one
+    of any other split. The fingerprint covers the content of all images. Raises UserError for a line that is no such
+    thing, an image that is not there, and images of a split to evaluate with that have not all as many captions.
+    """
+    (table,) = find(config.dir, split, [[f"{split}.tsv"]])
+    met: Counter[str] = Counter()
+    lines = list(_read(table, config.invalid, met))
+    digests = {file: digest(file)[0] for file in dict.fromkeys(file_of(line.image) for line in lines)}
+    pairs = [Pair(line.image, line.caption) for line in lines] if split == config.train else _together(table, lines)
+
+    def read(counts: Counter[str]) -> Iterator[Pair]:
+        counts.update(met)
+        return iter(pairs)
+
+    captions = [(line.image.removeprefix(str(table.parent)), line.caption) for line in lines]
+    return Split(split, fingerprint("captions 1", list(digests.values()), captions, split == config.train), read)
+
+
+def _read(table: Path, invalid: str, counts: Counter[str]) -> Iterator[Line]:
+    for number, line in enumerate(read_lines(table, counts, invalid=invalid), start=1):
+        parts = line.split("\t")
+        if len(parts) != 2:
+            raise UserError(
+                f"{table}:{number}: {len(parts) - 1} TABs; a line is the path of an image, one TAB, its caption"
+            )
+        path, caption = parts
+        if not caption.strip():
+            raise UserError(f"{table}:{number}: the caption of {path!r} is empty; write one, or remove the line")
+        place = str(table.parent / path)
+        if not path.strip() or not is_file(file_of(place)):
+            raise UserError(f"{table}:{number}: no image {path!r} in {table.parent}; paths are relative to that folder")
+        yield Line(number, place, caption)
+
+
+def _together(table: Path, lines: list[Line]) -> list[Pair]:
+    """Return a pair for each image, its further captions being further references."""
+    pairs: list[Pair] = []
+    for image, group in itertools.groupby(lines, key=lambda line: line.image):
+        first, *others = group
+        if pairs and len(others) != len(pairs[0].others):
+            raise UserError(
+                f"{table}:{first.number}: {image} has {len(others) + 1} captions, the first image "
+                f"{len(pairs[0].others) + 1}: give every image of a split to evaluate with as many"
+            )
+        pairs.append(Pair(image, first.caption, others=tuple(other.caption for other in others)))
+    return pairs

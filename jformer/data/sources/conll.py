@@ -1,0 +1,141 @@
+"""Sentences of words with a tag for each: files with a word a line (CoNLL), or a JSONL.
+
+Opening a split reads it once, so that a word without a tag is known before anything is learned.
+"""
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from jformer.data.config import SourceConfig
+from jformer.data.sources.split import Pair, Split, find, fingerprint
+from jformer.data.text import admit, digest, is_jsonl, parse_json, read_lines, read_objects
+from jformer.errors import UserError
+
+COMMENTS = "comment lines skipped"
+DOCUMENTS = "document marks skipped"
+REPAIRED = "tags I-X that begin a span, made B-X"
+DOCUMENT = "-DOCSTART-"
+BEGIN_OR_INSIDE = re.compile(r"O|[BI]-\S+")
+
+
+class Tagged(NamedTuple):
+    """The words of a sentence and their tags, and the line of the file that it begins in."""
+
+    line: int
+    words: Sequence[str]
+    tags: Sequence[str]
+
+
+def open_split(config: SourceConfig, split: str) -> Split:
+    """Open SPLIT.conll or SPLIT.jsonl, in the folder `config.dir`.
+
+    SPLIT.conll has a word a line, with TABs or spaces between columns: the first is the word, the last its tag. An
+    empty line ends a sentence. Lines that begin with -DOCSTART- are skipped, and so are comments: lines with "# " and
+    without a TAB in front of a sentence. SPLIT.jsonl has a sentence a line, {"words": [...], "tags": [...]}.
+
+    Where all tags are O, B-X or I-X, an I-X that follows no B-X or I-X begins a span and becomes B-X, which also reads
+    IOB1 (Ramshaw and Marcus 1995) as IOB2. A pair is the words and the tags, each joined by spaces.
+
+    Raises UserError for a word without a tag, lines of unequal columns and words that hold white space.
+    """
+    (path,) = find(config.dir, split, [[f"{split}.conll"], [f"{split}.jsonl"]])
+    tags = {tag for sentence in _read(path, config.invalid, Counter()) for tag in sentence.tags}
+    repair = all(map(BEGIN_OR_INSIDE.fullmatch, tags))
+    identity = fingerprint("conll 1", digest(path)[0], is_jsonl(path), config.invalid)
+    return Split(split, identity, functools.partial(_pairs, path, config.invalid, repair))
+
+
+def repaired(tags: Sequence[str]) -> list[str]:
+    """Return the tags of a sentence with B-X for every I-X that follows neither B-X nor I-X.
+
+    >>> repaired(["I-x", "I-x", "O", "I-x", "I-y", "B-y"])
+    ['B-x', 'I-x', 'O', 'B-x', 'B-y', 'B-y']
+    """
+    before = ["O", *tags]
+    return [
+        f"B-{tag[2:]}" if tag.startswith("I-") and last[1:] != tag[1:] else tag
+        for last, tag in zip(before, tags, strict=False)
+    ]
+
+
+def _pairs(path: Path, invalid: str, repair: bool, counts: Counter[str]) -> Iterator[Pair]:
+    for _, words, tags in _read(path, invalid, counts):
+        good = repaired(tags) if repair else tags
+        if changed := sum(new != old for new, old in zip(good, tags, strict=True)):
+            counts[REPAIRED] += changed
+        yield Pair(" ".join(words), " ".join(good))
+
+
+def _read(path: Path, invalid: str, counts: Counter[str]) -> Iterator[Tagged]:
+    """Yield the sentences of a file, each checked. Raise UserError with file:line."""
+    read = _read_jsonl if is_jsonl(path) else _read_columns
+    for sentence in read(path, invalid, counts):
+        _check(path, sentence)
+        yield sentence
+
+
+def _read_columns(path: Path, invalid: str, counts: Counter[str]) -> Iterator[Tagged]:
+    words: list[str] = []
+    tags: list[str] = []
+    first, columns = 1, 0
+    for number, line in enumerate(read_lines(path, counts, invalid=invalid), start=1):
+        if not line.strip():
+            if words:
+                yield Tagged(first, words, tags)
+            words, tags = [], []
+        elif line.startswith(DOCUMENT):
+            counts[DOCUMENTS] += 1
+        elif not words and line.startswith("# ") and "\t" not in line:
+            counts[COMMENTS] += 1
+        else:
+            cells = line.split("\t") if "\t" in line else line.split()
+            _check_cells(path, number, line, cells, columns)
+            columns, first = len(cells), first if words else number
+            words.append(cells[0])
+            tags.append(cells[-1])
+    if words:
+        yield Tagged(first, words, tags)
+
+
+def _check_cells(path: Path, number: int, line: str, cells: Sequence[str], columns: int) -> None:
+    """Raise UserError for a line that is no word and tag, or has not as many columns as those before it."""
+    if len(cells) < 2 or not all(map(str.strip, (cells[0], cells[-1]))):
+        raise UserError(f"{path}:{number}: {line[:80]!r} is not a word and its tag, with a TAB or spaces between")
+    if columns and len(cells) != columns:
+        raise UserError(
+            f"{path}:{number}: {len(cells)} columns, where lines before it have {columns}; give all as many"
+        )
+    for cell in (cells[0], cells[-1]):
+        if cell.split() != [cell]:
+            raise UserError(f"{path}:{number}: {cell[:80]!r} holds white space: a word or tag has none; mend the line")
+
+
+def _read_jsonl(path: Path, invalid: str, counts: Counter[str]) -> Iterator[Tagged]:
+    def admitted(line: str) -> list[list[str]]:
+        return [[admit(text, counts, invalid) for text in each] for each in _lists(line)]
+
+    for number, (words, tags) in read_objects(path, counts, invalid, admitted):
+        yield Tagged(number, words, tags)
+
+
+def _lists(line: str) -> list[list[str]]:
+    """Return both lists of {"words": [...], "tags": [...]}. Raise ValueError otherwise."""
+    record = parse_json(line)
+    both = [record.get(key) for key in ("words", "tags")] if isinstance(record, dict) else [None]
+    if not all(isinstance(each, list) and all(isinstance(text, str) for text in each) for each in both):
+        raise ValueError('not an object with a list of texts under each of "words" and "tags"')
+    return cast(list[list[str]], both)
+
+
+def _check(path: Path, sentence: Tagged) -> None:
+    """Raise UserError for lists that do not belong together, and for words and tags that are not one word each."""
+    line, words, tags = sentence
+    if len(words) != len(tags):
+        raise UserError(f"{path}:{line}: {len(words)} words but {len(tags)} tags: give every word one")
+    for text in (*words, *tags):
+        if text.split() != [text]:
+            raise UserError(f"{path}:{line}: {text[:80]!r} is no word or tag: it is empty or holds white space")

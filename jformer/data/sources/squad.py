@@ -1,0 +1,96 @@
+"""Questions about paragraphs as a source: files of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018), read as they are.
+
+A pair has the first answer as its target, with its place, and the other answers beside it. Opening a split reads all
+of it, so that a mistake is known before anything is trained.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jformer.data.config import SourceConfig
+from jformer.data.sources.split import Pair, Split, find, fingerprint
+from jformer.data.text import admit, decode, digest, open_bytes, parse_json
+from jformer.errors import UserError
+
+ANSWERABLE, UNANSWERABLE = "answerable", "unanswerable"
+TABS_REPLACED = "texts with TABs, made spaces"
+KINDS = {str: "a text", list: "a list", dict: "an object", int: "a whole number"}
+
+
+def open_split(config: SourceConfig, split: str) -> Split:
+    """Open SPLIT.json; raise UserError naming the file and the question for what is missing or not in its context."""
+    (path,) = find(config.dir, split, [[f"{split}.json"]])
+    read = functools.partial(_read, path, config.invalid)
+    for _ in read(Counter()):
+        pass
+    return Split(split, fingerprint("squad 1", digest(path)[0], config.invalid), read)
+
+
+def _read(path: Path, invalid: str, counts: Counter[str]) -> Iterator[Pair]:
+    with open_bytes(path) as stream:
+        content = stream.read()
+    try:
+        articles = _list(parse_json(decode(content, invalid)), "data", "the file")
+        for i, article in enumerate(articles):
+            for j, paragraph in enumerate(_list(article, "paragraphs", f"data[{i}]")):
+                yield from _of_paragraph(paragraph, f"data[{i}].paragraphs[{j}]", invalid, counts)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def _of_paragraph(paragraph: Any, where: str, invalid: str, counts: Counter[str]) -> Iterator[Pair]:
+    context = _text(_value(paragraph, "context", str, where), invalid, counts, where)
+    for number, asked in enumerate(_list(paragraph, "qas", where)):
+        name = asked.get("id") if isinstance(asked, dict) else None
+        at = f"question {name!r}" if isinstance(name, str) else f"{where}.qas[{number}]"
+        _value(asked, "id", str, at)
+        question = _text(_value(asked, "question", str, at), invalid, counts, at)
+        answers = [] if asked.get("is_impossible", False) else _list(asked, "answers", at)
+        found = [_answer(each, context, at, invalid, counts) for each in answers]
+        source = f"{question}\t{context}"
+        if found:
+            (target, start), others = found[0], tuple(text for text, _ in found[1:])
+            yield Pair(source, target, ANSWERABLE, others, start)
+        else:
+            yield Pair(source, "", UNANSWERABLE)
+
+
+def _answer(answer: Any, context: str, at: str, invalid: str, counts: Counter[str]) -> tuple[str, int]:
+    """Return an answer and where it starts in its context; raise ValueError where it does not stand there."""
+    text = _text(_value(answer, "text", str, at), invalid, counts, at)
+    start = _value(answer, "answer_start", int, at)
+    if not text.strip():
+        raise ValueError(f"{at}: an answer of white space; write its text, or 'is_impossible': true")
+    if start < 0 or not context.startswith(text, start):
+        there = context[max(start, 0) :][: len(text)]
+        raise ValueError(
+            f"{at}: the context has {there!r:.60} at answer_start={start}, not {text!r:.60}: mend the place or the text"
+        )
+    return text, start
+
+
+def _text(text: str, invalid: str, counts: Counter[str], at: str) -> str:
+    """Return a text of one line without TABs, every character in its place."""
+    try:
+        admitted = admit(text, counts, invalid)
+    except ValueError as error:
+        raise ValueError(f"{at}: {error}") from error
+    if "\t" in admitted:
+        counts[TABS_REPLACED] += 1
+    return admitted.replace("\t", " ")
+
+
+def _list(record: Any, key: str, where: str) -> list[Any]:
+    found: list[Any] = _value(record, key, list, where)
+    return found
+
+
+def _value(record: Any, key: str, kind: type, where: str) -> Any:
+    """Return what an object has under a key; raise ValueError naming the place where it has no such thing."""
+    value = record.get(key) if isinstance(record, dict) else None
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ValueError(f"{where}: needs {KINDS[kind]} under {key!r}, as SQuAD has it")
+    return value

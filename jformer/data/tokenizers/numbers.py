@@ -1,0 +1,51 @@
+"""Numbers as tokens: the bits of a float32, with the spread of the training numbers as its unit."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from jformer.data.tokenizers.symbols import OneFile, Symbols, to_json
+from jformer.errors import UserError
+
+
+class NumberTokenizer(OneFile):
+    """A number is one id: its distance from the mean, in standard deviations, as the 32 bits of a float."""
+
+    vocab_size = 1 << 32
+    tokens: list[str] = []  # noqa: RUF012  # they are not listed
+    symbols = Symbols(unk=-1)
+
+    def __init__(self, mean: float, deviation: float) -> None:
+        super().__init__(".json", to_json(kind="number", mean=mean, deviation=deviation))
+        self._mean, self._deviation = mean, deviation
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """Return the id of each number. Raise UserError for the first text that is none."""
+        values = np.array([(_parse(line) - self._mean) / self._deviation for line in lines], np.float32)
+        return [[int(bits)] for bits in values.view(np.uint32)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the number of one id, to six digits."""
+        (value,) = np.array(ids, np.uint32).view(np.float32)
+        return f"{float(value) * self._deviation + self._mean:.6g}"
+
+
+def is_number(text: str) -> bool:
+    """Tell whether a text is a finite number, as people write it."""
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _parse(text: str) -> float:
+    if not is_number(text):
+        raise UserError(f"label {text[:40]!r} is no finite number, as data.labels='number' wants; mend the data")
+    return float(text)
+
+
+def learn_numbers(lines: Iterable[str]) -> NumberTokenizer:
+    """Take the mean and the standard deviation of the training numbers."""
+    values = np.array([_parse(line) for line in lines if line.strip()])
+    return NumberTokenizer(float(values.mean()), float(values.std()) or 1.0)

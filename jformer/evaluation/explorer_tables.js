@@ -1,0 +1,61 @@
+"use strict";
+// Draws what a run knows before its first layer: embeddings as points with their neighbours, and positions as maps.
+
+const [WIDE, HIGH, EDGE] = [620, 380, 34]; // pixels of a plane, and around its points
+
+/** Return where the labels [x, y, width] of points stand: each beside its own or, where another is, further down. */
+function placeLabels(points, tokens) {
+  const placed = [];
+  for (const [i, [cx, cy]] of [...points.entries()].sort(([, a], [, b]) => a[1] - b[1])) {
+    const label = { i, x: cx + 7, y: cy + 4, width: 5 + 7 * tokens[i].length };
+    const over = (other) => Math.abs(other.y - label.y) < 12 && other.x < label.x + label.width && label.x < other.x + other.width;
+    while (placed.some(over)) label.y += 3;
+    placed.push(label);
+  }
+  return placed.sort((a, b) => a.i - b.i);
+}
+
+/** Return a plane's points as a drawing; the table beside it has the same tokens. */
+function drawPlane({ tokens, points }) {
+  const drawing = element("svg", { class: "plane", viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img" });
+  drawing.setAttribute("aria-label", "Tokens on the first two principal components of their embeddings; the table lists their neighbours");
+  const place = (axis, size) => {
+    const along = points.map((point) => point[axis]);
+    const [least, most] = [Math.min(...along), Math.max(...along)];
+    return (value) => EDGE + ((value - least) / (most - least || 1)) * (size - 2 * EDGE);
+  };
+  const [x, y] = [place(0, WIDE - 40), place(1, HIGH)];
+  const places = points.map(([first, second]) => [x(first), HIGH - y(second)]);
+  placeLabels(places, tokens).forEach((label, i) => {
+    const [cx, cy] = places[i];
+    const title = element("title", {}, `${tokens[i]}: ${points[i].map((value) => value.toFixed(2)).join(", ")}`);
+    const away = element("line", { class: "away", x1: cx, y1: cy, x2: label.x - 1, y2: label.y - 4 });
+    const text = element("text", { x: label.x, y: label.y }, tokens[i]);
+    drawing.append(element("g", {}, title, away, element("circle", { cx, cy, r: 3.5 }), text));
+  });
+  return drawing;
+}
+
+function planes(found) {
+  return found.flatMap((plane) => {
+    const shares = plane.shares.map((share) => `${Math.round(100 * share)} %`).join(" and ");
+    const near = plane.neighbours.map((each) => each.map(([token, cosine]) => `${token} ${cosine.toFixed(2)}`).join(" · "));
+    const table = tableOf(["token", "nearest by cosine"], plane.tokens.map((token, i) => [token, near[i]]));
+    const told = `The ${plane.tokens.length} tokens on two principal components, which show ${shares} of their variance.`;
+    const views = element("div", { class: "views" }, ...[drawPlane(plane), table].map((view) => element("div", { class: "scroll" }, view)));
+    return [element("h3", {}, plane.name), element("p", {}, told), views];
+  });
+}
+
+function positions() {
+  return data.positions.flatMap(({ name, axes, rows, columns, most, values }) => {
+    const said = element("output", { "aria-live": "polite" });
+    const table = { rows, columns, values: bytes(values), signed: true, cell: axes[0] === "head" ? 18 : 7 };
+    const tell = (row, column) => {
+      const value = ((table.values[row * columns.length + column] - 128) / 127) * most;
+      said.textContent = `${axes[0]} ${rows[row]}, ${axes[1]} ${columns[column]}: ${value.toPrecision(2).replace("-", "−")}`;
+    };
+    const map = element("div", { class: "scroll" }, heatMap(table, { row: 0, column: 0 }, tell));
+    return [element("h3", {}, `${name}: ${axes[0]}s down, ${axes[1]}s across`), said, map];
+  });
+}

@@ -1,0 +1,151 @@
+"""Beam searches as trees: what every step kept, what ended and what was dropped, read off a search that was recorded.
+
+Letters in shapes: t steps, n beams, k continuations of a beam that are weighed; of one sentence, so without b.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jformer.decoding.config import DecodeConfig
+from jformer.decoding.finished import length_penalty
+from jformer.decoding.search import Decoded, Trace
+from jformer.errors import UserError
+from jformer.inference.answers import Piece, SearchTree
+from jformer.inference.batching import Hypotheses, batch_rows, refuse_nan, sorted_batches
+from jformer.inference.generation import make_recorder
+from jformer.inference.heads import HEADS
+from jformer.inference.inputs import Inputs
+
+
+class RecordedSearch:
+    """A compiled beam search that tells all it weighed, over any number of pieces."""
+
+    def __init__(self, models: Sequence[Any], vocabulary: np.ndarray, inputs: Inputs, mesh: Mesh | None) -> None:
+        """Hold what it takes, and compile nothing yet; `vocabulary`, bool [v], tells what may be written."""
+        self._inputs, self._mesh = inputs, mesh
+        self._search = make_recorder(models, inputs.options, vocabulary, inputs.symbols, mesh)
+
+    def __call__(self, params: Sequence[Any], pieces: Sequence[Piece]) -> list[SearchTree]:
+        """Return the tree of every piece, in order; raise UserError for scores that are no numbers.
+
+        Batches have as many rows as those of answers, so that the numbers in them are those of answers, too.
+        """
+        found: dict[int, SearchTree] = {}
+        rows = batch_rows(len(pieces), self._inputs.options.batch_size, self._mesh)
+        for indices in sorted_batches([len(piece.ids) for piece in pieces], rows):
+            arrays, room = self._inputs.arrays([pieces[i] for i in indices], rows)
+            decoded, trace = jax.device_get(self._search(params, arrays, room))
+            for row, i in enumerate(indices):
+                limit = int(arrays["limit"][row])
+                found[i] = self._tree(Decoded(*(x[row] for x in decoded)), Trace(*(x[row] for x in trace)), limit)
+        return [found[i] for i in range(len(pieces))]
+
+    def _tree(self, decoded: Decoded, trace: Trace, limit: int) -> SearchTree:
+        """Return the tree of one row."""
+        scores = refuse_nan(decoded.scores.tolist())
+        ids = [tokens[:length].tolist() for tokens, length in zip(decoded.tokens, decoded.lengths, strict=True)]
+        penalty = float(length_penalty(jnp.array(limit), self._inputs.options.beams))
+        names = self._inputs.tokenizers[1].tokens
+        return read_tree(trace, Hypotheses(ids, scores), self._inputs.symbols.eos, names, limit, penalty)
+
+
+def refuse_without_beam(answer: str, options: DecodeConfig) -> None:
+    """Raise UserError where answers of this kind are not searched for with two beams or more."""
+    if not answer or answer in HEADS:
+        raise UserError("this run writes no text, so it has no search to show: a translator or a language model has")
+    if not has_beam(answer, options):
+        asked = f"search={options.search!r}" if options.search != "beam" else f"beam_size={options.beam_size}"
+        raise UserError(f"decode.{asked} searches without a beam: set decode.search='beam' and beam_size of 2 or more")
+
+
+def has_beam(answer: str, options: DecodeConfig) -> bool:
+    """Tell whether answers of this kind are searched for with two beams or more."""
+    return bool(answer) and answer not in HEADS and options.search == "beam" and options.beam_size > 1
+
+
+class _Node(NamedTuple):
+    parent: int
+    token: int
+    sum: float  # of log-probabilities
+    score: float
+    state: str
+    rank: int = 0
+
+
+def read_tree(
+    trace: Trace, outputs: Hypotheses, eos: int, names: Sequence[str], limit: int, penalty: float
+) -> SearchTree:
+    """Return the tree of one sentence.
+
+    Args:
+        trace: of the sentence alone: arrays [t …].
+        outputs: what the search returned, best first.
+        eos: the end symbol.
+        names: how the vocabulary writes every id.
+        limit: the most tokens of the sentence.
+        penalty: the length penalty there.
+    """
+    nodes, beams = [_Node(-1, -1, 0.0, 0.0, "kept")], np.zeros(trace.live_tokens.shape[1], int)
+    steps = np.flatnonzero(trace.searched)
+    for t in steps:
+        beams = _add_step(nodes, beams, Trace(*(x[t] for x in trace)), eos)
+    if len(steps):
+        live = beams[trace.live_sums[steps[-1]] > -np.inf]
+        for i in live:
+            score, state = (nodes[i].sum / penalty, "cut") if len(steps) >= limit else (nodes[i].score, "left")
+            nodes[i] = nodes[i]._replace(score=score, state=state)
+    _rank(nodes, outputs)
+    return SearchTree(
+        tokens=("", *(names[node.token] if node.token < len(names) else f"<{node.token}>" for node in nodes[1:])),
+        parents=np.array([node.parent for node in nodes], np.int32),
+        log_probs=np.array([0.0, *(node.sum - nodes[node.parent].sum for node in nodes[1:])], np.float32),
+        scores=np.array([node.score for node in nodes], np.float32),
+        states=tuple(node.state for node in nodes),
+        ranks=np.array([node.rank for node in nodes], np.int32),
+    )
+
+
+def _add_step(nodes: list[_Node], beams: np.ndarray, step: Trace, eos: int) -> np.ndarray:
+    """Add a node for everything that a step weighed; return the node that each beam [n] stands at from then on."""
+    live = zip(step.live_parents.tolist(), step.live_tokens.tolist(), step.live_sums.tolist(), strict=True)
+    beam_of = {(parent, token): beam for beam, (parent, token, total) in enumerate(live) if total > -np.inf}
+    ends = zip(step.end_parents.tolist(), step.end_scores.tolist(), strict=True)
+    score_of_end = {parent: score for parent, score in ends if score > -np.inf}
+    after = beams.copy()
+    for (parent, k), token in np.ndenumerate(step.tokens):
+        total = float(step.sums[parent, k])
+        if total == -np.inf:
+            continue
+        score, state = total, "dropped"
+        if (parent, token) in beam_of:
+            state = "kept"
+            after[beam_of[parent, token]] = len(nodes)
+        elif token == eos and parent in score_of_end:
+            score, state = score_of_end[parent], "ended"
+        nodes.append(_Node(int(beams[parent]), int(token), total, score, state))
+    return after
+
+
+def _rank(nodes: list[_Node], outputs: Hypotheses) -> None:
+    """Tell the nodes where outputs end which they are, from 1; of groups with the same output, the first is it."""
+    ends: dict[tuple[int, ...], list[int]] = {}
+    for i, node in enumerate(nodes):
+        if node.state in ("ended", "cut"):
+            ends.setdefault(_ids(nodes, i), []).append(i)
+    for rank, (ids, score) in enumerate(zip(outputs.tokens, outputs.scores, strict=True), start=1):
+        if ids:
+            i = ends[tuple(ids)].pop(0)
+            nodes[i] = nodes[i]._replace(rank=rank, score=score)
+
+
+def _ids(nodes: Sequence[_Node], i: int) -> tuple[int, ...]:
+    ids = []
+    while i > 0:
+        ids.append(nodes[i].token)
+        i = nodes[i].parent
+    return tuple(reversed(ids))

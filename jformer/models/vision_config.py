@@ -1,0 +1,50 @@
+"""The options of models that read images, and what of the other options those do not read."""
+
+import dataclasses
+from typing import Any
+
+from jformer.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class VisionConfig:
+    """How an image becomes a sequence of patches (Dosovitskiy et al. 2021), for models that read images."""
+
+    image_size: int = 224  # pixels of either side
+    patch_size: int = 16
+    channels: int = 3
+    source: bool = False  # encdec: its source is an image and no text; task='caption' sets it
+
+    @property
+    def patch_names(self) -> tuple[str, ...]:
+        """What the patches are called, in their order: "1,1" for the first row and column, "1,2" and so on."""
+        side = range(1, self.image_size // self.patch_size + 1)
+        return tuple(f"{row},{column}" for row in side for column in side)
+
+    def check(self, model: Any) -> None:
+        """Raise UserError for the first option that no model of images can be built from, or that none would read."""
+        if self.source and model.family != "encdec":
+            raise UserError(f"model.vision.source=True is read by family='encdec' only, not by {model.family!r}")
+        if self.source and not model.shared_embedding:
+            raise UserError("model.shared_embedding=False: an image as the source has no table to share, use True")
+        if model.family == "vit":
+            _check_classifier(model)
+        if not model.reads_images:
+            return
+        size, patch = self.image_size, self.patch_size
+        if self.channels < 1:
+            raise UserError(f"model.vision.channels={self.channels} must be at least 1")
+        if patch < 1 or size < patch or size % patch:
+            raise UserError(f"model.vision.patch_size={patch} must divide model.vision.image_size={size}")
+
+
+def _check_classifier(model: Any) -> None:
+    if model.embedding_scale == "output" or not model.tied_output or model.head.transform:
+        raise UserError(
+            "model.embedding_scale='output', tied_output=False and head.transform=True are about vocabularies: "
+            "family='vit' has none"
+        )
+    if model.head.pooling == "none":
+        raise UserError("model.head.pooling='none' gives patches classes, which images do not tell: pool them")
+    if model.head.num_segments:
+        raise UserError(f"model.head.num_segments={model.head.num_segments}: an image has no second text, use 0")

@@ -1,0 +1,63 @@
+"""Captions: an image in, a text out."""
+
+from collections.abc import Sequence
+
+from jformer.data import features
+from jformer.data.config import DataConfig
+from jformer.data.corpus import Encoder, Side
+from jformer.data.features import Features
+from jformer.data.sources.split import Pair
+from jformer.data.tokenizers import ImageTokenizer, Tokenizer
+from jformer.data.vocabularies import Vocabulary
+from jformer.errors import UserError
+from jformer.tasks.cider import SIGNATURE, cider_d
+from jformer.tasks.metrics import check_scores, reference_texts
+from jformer.tasks.sums import Sums
+from jformer.tasks.task import Scores, Task, refuse, score_texts, token_loss
+
+SOURCES = ("captions", "generated")
+
+
+def caption(data: DataConfig, *, label_smoothing: float, scores: Sequence[str], tokenize: str, lowercase: bool) -> Task:
+    """Return the task: label-smoothed cross-entropy of the caption, given the image.
+
+    It is scored as a translation is, and by CIDEr-D; an exact match is one of any reference. Raises UserError for
+    options that need a text as the source.
+    """
+    refuse("caption", data, overlong="split", batching="packed", tokenizer="image")
+    for part in (data, *data.mixture):
+        if part.source not in SOURCES:
+            raise UserError(f"data.source={part.source!r} has no captions of images: use 'captions', or 'generated'")
+    check_scores(scores, tokenize, lowercase)
+
+    def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> Encoder:
+        return Encoder(
+            Side(source, _image(source).length, end=False), Side(target, data.max_target_length), data.overlong
+        )
+
+    def make_features(source: Tokenizer, target: Tokenizer) -> Features:
+        return features.captioned_images(*_image(source).shape, target.symbols)
+
+    def score(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
+        options = {"tokenize": tokenize, "lowercase": lowercase, "names": scores}
+        found = score_texts(outputs, examples, sums, **options)
+        values = cider_d(outputs, list(zip(*reference_texts(examples), strict=True)))
+        return found | {"cider": {"score": sum(values) / len(values), "signature": SIGNATURE}}
+
+    return Task(
+        vocabularies={
+            "source": Vocabulary("image", ("source",)),
+            "target": Vocabulary(data.tokenizer, ("target",)),
+        },
+        encoder=encoder,
+        features=make_features,
+        symbols=0,
+        answer="text",
+        loss=token_loss(label_smoothing),
+        score=score,
+    )
+
+
+def _image(tokenizer: Tokenizer) -> ImageTokenizer:
+    assert isinstance(tokenizer, ImageTokenizer)  # it was learned as the vocabularies say
+    return tokenizer

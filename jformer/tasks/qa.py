@@ -1,0 +1,58 @@
+"""Question answering: a question and a context in, the words of the context that answer out."""
+
+from collections.abc import Sequence
+
+from jaxtyping import Array
+
+from jformer.data import features, spans
+from jformer.data.config import DataConfig
+from jformer.data.sources.split import Pair
+from jformer.data.spans import SpanEncoder
+from jformer.data.tokenizers import Tokenizer
+from jformer.data.vocabularies import Vocabulary
+from jformer.errors import UserError
+from jformer.models.batch import Batch
+from jformer.tasks.losses import Project, span_cross_entropy
+from jformer.tasks.metrics import answer_scores
+from jformer.tasks.sums import Sums
+from jformer.tasks.task import SPAN, Scores, Task, refuse, token_scores
+
+LEAST_LENGTH = 16  # tokens of a window: symbols around both texts, some of the question and some of the context
+
+
+def qa(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
+    """Return the task: where the answer starts and where it ends (Devlin et al. 2019, sections 4.2 and 4.3).
+
+    Raises UserError for data that are no questions, and for options that need texts on both sides.
+    """
+    refuse("qa", data, overlong="split", batching="packed", tokenizer="image")
+    for part in (data, *data.mixture):
+        if part.source != "squad" and (part.source, part.name) != ("generated", "facts"):
+            raise UserError(
+                f"data.source={part.source!r}, name={part.name!r} has no questions, which task='qa' learns: use "
+                "data.source='squad', or 'generated' with data.name='facts'"
+            )
+    if data.max_source_length < LEAST_LENGTH:
+        raise UserError(
+            f"data.max_source_length={data.max_source_length} has no room for a question and its context: task='qa' "
+            f"needs at least {LEAST_LENGTH}"
+        )
+
+    def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> SpanEncoder:
+        return SpanEncoder(source, data.max_source_length, data.doc_stride, "cut" if evaluating else data.overlong)
+
+    def loss(hidden: Array, project: Project, batch: Batch) -> Sums:
+        return span_cross_entropy(project(hidden), batch["target_out"], label_smoothing)
+
+    def score(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
+        return {**answer_scores(outputs, examples), "perplexity": token_scores(sums)["perplexity"]}
+
+    return Task(
+        vocabularies={"shared": Vocabulary(data.tokenizer, ("source",), parts=True, cut=spans.words_of)},
+        encoder=encoder,
+        features=lambda source, target: features.marked_spans(source.symbols),
+        symbols=0,
+        answer=SPAN,
+        loss=loss,
+        score=score,
+    )

@@ -1,0 +1,70 @@
+"""Tagging: a tag for every word of a sentence, such as where names begin and end, or parts of speech."""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain
+
+from jformer.data import features
+from jformer.data.aligned import TagEncoder
+from jformer.data.config import DataConfig
+from jformer.data.corpus import Side
+from jformer.data.sources.split import Pair
+from jformer.data.tokenizers import NUM_SYMBOLS, Tokenizer
+from jformer.data.vocabularies import Vocabulary
+from jformer.errors import UserError
+from jformer.tasks.metrics import exact_match, f1_scores
+from jformer.tasks.spans import mark_spans, span_scores
+from jformer.tasks.sums import Sums
+from jformer.tasks.task import Scores, Task, refuse, token_loss, token_scores
+
+
+def tag(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
+    """Return the task: cross-entropy of each word's tag at its first token (Devlin et al. 2019, section 5.3).
+
+    In evaluation long sentences are always split between words, so the scores cover every word.
+    """
+    refuse("tag", data, tokenizer="image")
+    for part in (data, *data.mixture):
+        if part.source != "conll":
+            raise UserError(f"data.source={part.source!r} has no tags for words: task='tag' needs 'conll'")
+
+    def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> TagEncoder:
+        words = Side(source, data.max_source_length, begin=True)
+        tags = Side(target, data.max_source_length, end=False)
+        return TagEncoder(words, tags, "split" if evaluating else data.overlong)
+
+    return Task(
+        vocabularies={
+            "source": Vocabulary(data.tokenizer, ("source",)),
+            "target": Vocabulary("tag", ("target",)),
+        },
+        encoder=encoder,
+        features=lambda source, target: features.tagged_texts(),
+        symbols=0,
+        answer="tags",
+        loss=token_loss(label_smoothing),
+        score=score,
+    )
+
+
+def score(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
+    """Return scores of tags, and of the spans that they mark if they do.
+
+    Raises ValueError for an output that has not a tag for each word.
+    """
+    found, wanted = [output.split() for output in outputs], [pair.target.split() for pair in examples]
+    flat = [list(chain.from_iterable(each)) for each in (found, wanted)]
+    right = Counter(one == other for one, other in zip(*flat, strict=True))
+    scores: Scores = span_scores(found, wanted) if mark_spans({*flat[0], *flat[1]}) else {}
+    scores["accuracy"] = {"score": right[True] / max(right.total(), 1)}
+    scores["macro_f1"] = {"score": f1_scores(*([{tag} for tag in tags] for tags in flat))["macro_f1"]}
+    scores["exact_match"] = exact_match(outputs, [pair.target for pair in examples])
+    return scores | {"perplexity": token_scores(sums)["perplexity"]}
+
+
+def refuse_scores_of_spans(names: Sequence[str], tags: Tokenizer) -> None:
+    """Raise UserError for scores of evaluate.during that are of spans, where the tags of a run mark none."""
+    for name in names:
+        if name.startswith("span_") and not mark_spans(tags.tokens[NUM_SYMBOLS:]):
+            raise UserError(f"evaluate.during: {name} needs tags such as O, B-X and I-X, which this text has not: "
+                            "choose macro_f1 or exact_match")  # fmt: skip

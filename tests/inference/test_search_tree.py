@@ -1,0 +1,148 @@
+"""The tree of a search is the search: its answers are those of generate, and nothing it weighed is missing."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from jformer.config import resolve
+from jformer.data.tokenizers import learn
+from jformer.decoding.config import DecodeConfig
+from jformer.decoding.search import Trace
+from jformer.errors import UserError
+from jformer.inference.answers import NODE_STATES, Request
+from jformer.inference.batching import Hypotheses
+from jformer.inference.predict import Predictor
+from jformer.inference.restore import Trained
+from jformer.inference.search_tree import read_tree
+from jformer.tasks.build import build_task
+
+TOKENIZER = learn("char", ["abcdefgh "], 99, "identity", False)
+MODEL = {"num_layers": 1, "d_model": 32, "d_ff": 48, "num_heads": 4, "tied_output": False}
+
+
+@pytest.fixture(scope="module")
+def predictor(tiny):
+    """Return a function: a task and decode options → Predictor of an untrained model that does write something."""
+
+    @functools.cache
+    def build(task="translate", **options):
+        family = {"translate": "encdec", "lm": "decoder"}[task]
+        model, params = tiny(vocab_size=TOKENIZER.vocab_size + 6, family=family, **MODEL)
+        config = resolve({"task": task, "model": {"family": family}, "data": {"dir": "nowhere"}})
+        options = {"max_extra_length": 6, **options}
+        config = dataclasses.replace(config, decode=DecodeConfig(**options))
+        tokenizers = (TOKENIZER, TOKENIZER)
+        return Predictor(Trained(config, build_task(config), tokenizers, model=model, params=params))
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [
+        ("translate", {"beam_size": 4, "n_best": 3, "length_penalty": 0.6, "coverage_penalty": 0.3}),
+        ("translate", {"beam_size": 4, "n_best": 4, "beam_groups": 2, "diversity": 0.1}),
+        ("lm", {"beam_size": 3, "n_best": 2, "length_penalty": 0.0}),
+    ],
+)
+def test_the_outputs_of_a_tree_are_those_of_generate(predictor, task, options):
+    run, texts = predictor(task, **options), ["abc", "hgfedcba hgfe", "b"]
+    trees = [tree for (tree,) in run.search_trees(texts)]
+    assert [answer(tree) for tree in trees] == [ids(each[0]) for each in run.generate(texts)]
+    for tree, outputs in zip(trees, run.generate(texts), strict=True):
+        assert set(tree.states) <= set(NODE_STATES)
+        assert sorted(tree.ranks[tree.ranks > 0]) == list(range(1, len(outputs) + 1))
+        for rank, output in enumerate(outputs, start=1):
+            (node,) = np.flatnonzero(tree.ranks == rank)
+            path = tree.path(node)
+            assert [tree.tokens[i] for i in path] == ids(output)
+            assert tree.scores[node] == np.float32(output.score)
+            assert tree.states[node] == ("ended" if output.ids[-1] == TOKENIZER.symbols.eos else "cut")
+            if not options.get("coverage_penalty"):
+                penalty = ((5 + len(path)) / 6) ** options.get("length_penalty", 0.6)
+                assert tree.log_probs[path].sum() / penalty == pytest.approx(output.score, abs=1e-5)
+
+
+def ids(output):
+    return [TOKENIZER.tokens[i] for i in output.ids]
+
+
+def answer(tree):
+    return [tree.tokens[i] for i in tree.path(int(np.argmax(tree.ranks == 1)))]
+
+
+def test_every_step_keeps_as_many_as_there_are_beams(predictor):
+    ((tree,),) = predictor(beam_size=4, n_best=4, beam_groups=2, diversity=0.1).search_trees(["abc"])
+    steps = np.array([len(tree.path(i)) for i in range(len(tree.parents))])
+    live = np.isin(tree.states, ("kept", "left", "cut"))
+    assert np.bincount(steps[live]).tolist() == [1, *[4] * steps.max()]
+    assert (np.array(tree.states)[np.unique(tree.parents[1:])] == "kept").all()  # nothing follows what went nowhere
+
+
+def test_a_search_with_phrases_has_its_tree(predictor):
+    run = predictor(beam_size=4, max_extra_length=9)
+    asked = Request("abc", prefix="h", constraints=["ga"])
+    ((tree,),) = run.search_trees([asked])
+    assert answer(tree) == ids(run.generate([asked])[0][0])
+    assert answer(tree)[0] == "h"
+    assert "ga" in "".join(answer(tree))
+
+
+def test_an_empty_text_has_no_tree_and_one_that_is_split_several(predictor):
+    run = predictor(beam_size=2, overlong="split")
+    limit = run.inputs.side.max_length
+    assert [len(trees) for trees in run.search_trees(["", "a " * limit, "ab"])] == [0, 3, 1]
+
+
+def test_a_search_by_hand():
+    """Two beams, two steps, the tokens 2 (the end), 3 and 4: one ends, one is left, and the rest is dropped."""
+    no = -np.inf
+    trace = Trace(
+        searched=np.array([True, True, False]),
+        tokens=np.array([[[3, 4, 2], [3, 4, 2]], [[4, 2, 3], [2, 3, 4]], [[9, 9, 9], [9, 9, 9]]]),
+        sums=np.array([[[-1, -2, -3], [no, no, no]], [[-1.5, -2.5, -4], [-2.1, -5, -6]], np.zeros((2, 3))]),
+        live_sums=np.array([[-1, -2], [-1.5, no], [0, 0]]),
+        live_tokens=np.array([[3, 4], [4, 4], [9, 9]]),
+        live_parents=np.array([[0, 0], [0, 1], [0, 0]]),
+        end_parents=np.array([[0, 0], [0, 1], [0, 0]]),
+        end_scores=np.array([[no, no], [no, -1.05], [0, 0]]),
+    )
+    tree = read_tree(trace, Hypotheses([[4, 2], []], [-1.05, no]), 2, ["", "", "end", "a"], limit=9, penalty=2.0)
+    assert tree.tokens == ("", "a", "<4>", "end", "<4>", "end", "a", "end", "a", "<4>")
+    assert tree.parents.tolist() == [-1, 0, 0, 0, 1, 1, 1, 2, 2, 2]
+    dropped = ["dropped"] * 2
+    assert tree.states == ("kept", "kept", "kept", "dropped", "left", *dropped, "ended", *dropped)
+    assert tree.ranks.tolist() == [0, 0, 0, 0, 0, 0, 0, 1, 0, 0]
+    np.testing.assert_allclose(tree.log_probs, [0, -1, -2, -3, -0.5, -1.5, -3, -0.1, -3, -4], rtol=1e-6)
+    np.testing.assert_allclose(tree.scores, [0, -1, -2, -3, -1.5, -2.5, -4, -1.05, -5, -6], rtol=1e-6)
+    unasked = read_tree(trace, Hypotheses([], []), 2, ["", "", "end", "a"], limit=9, penalty=2.0)
+    assert (unasked.states[7], unasked.ranks[7]) == ("ended", 0)  # ended, but is no output: its score is the search's
+    assert unasked.scores[7] == np.float32(-1.05)
+    cut = read_tree(trace, Hypotheses([[4, 2], [3, 4]], [-1.05, -0.75]), 2, ["", "", "end", "a"], limit=2, penalty=2.0)
+    assert (cut.states[4], cut.scores[4], cut.ranks[4]) == ("cut", -0.75, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"beam_size": 1},
+            r"decode\.beam_size=1 searches without a beam: set decode\.search='beam' and beam_size of 2",
+        ),
+        ({"search": "sample", "beam_size": 1}, r"decode\.search='sample' searches without a beam"),
+    ],
+)
+def test_a_search_without_a_beam_has_no_tree(predictor, options, message):
+    with pytest.raises(UserError, match=message):
+        predictor(**options).search_trees(["abc"])
+
+
+def test_broken_weights_are_refused(predictor):
+    run = predictor(beam_size=2)
+    run.params, healthy = jax.tree.map(lambda x: x * np.nan, run.params), run.params
+    with pytest.raises(UserError, match="scores are no numbers"):
+        run.search_trees(["abc"])
+    run.params = healthy
