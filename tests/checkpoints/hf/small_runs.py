@@ -59,13 +59,15 @@ def write_run(directory, preset, task, tokenizers, decode=None, data=None, **mod
 def marian(directory, spare=3):
     """Return a run with the pieces of two sentencepiece models, padding as the last id, and `spare` rows past it."""
     models = [_pieces([*LINES, *FURTHER]), _pieces([line[::-1] for line in (*LINES, *FURTHER)])]
-    both = {piece for model in models for piece in model[1]}
+    both = {piece for _, found in models for piece in found}
     ids = {piece: i for i, piece in enumerate(["</s>", "<unk>", *sorted(both - {"</s>", "<unk>"}), "<pad>"])}
     pad = ids["<pad>"]
     symbols = {"pad": pad, "bos": pad, "eos": 0, "unk": 1}
     tokenizers = {
-        side: PiecesTokenizer(base64.b64encode(model).decode(), ids, symbols, ["</s>", "<unk>", "<pad>"])
-        for side, (model, _) in zip(("source", "target"), models, strict=True)
+        side: PiecesTokenizer(
+            base64.b64encode(processor.serialized_model_proto()).decode(), ids, symbols, ["</s>", "<unk>", "<pad>"]
+        )
+        for side, (processor, _) in zip(("source", "target"), models, strict=True)
     }
     decode = {**DECODE, "forbid": ("h", "z")}
     run = write_run(directory, "marian", "translate", tokenizers, decode, vocab_size=len(ids) + spare,
@@ -130,16 +132,18 @@ def bert(directory, task="classify"):
 
 
 def _unigram():
-    """Return a tokenizer.json with languages, one of them no special token, and its ids."""
+    """Return a tokenizer.json with languages, one of them no special token, and its ids.
+
+    sentencepiece finds the pieces: the trainer of `tokenizers` finds others each time.
+    """
     import tokenizers
 
-    fast = tokenizers.Tokenizer(tokenizers.models.Unigram())
-    fast.pre_tokenizer, fast.decoder = tokenizers.pre_tokenizers.Metaspace(), tokenizers.decoders.Metaspace()
     specials = ["<s>", "<pad>", "</s>", "<unk>"]
-    trainer = tokenizers.trainers.UnigramTrainer(vocab_size=120, special_tokens=specials, unk_token="<unk>",
-                                                 show_progress=False)  # fmt: skip
-    fast.train_from_iterator([*LINES, *FURTHER], trainer)
-    fast.add_special_tokens(["fra_Latn", "eng_Latn", "<mask>"])
+    processor, found = _pieces([*LINES, *FURTHER])
+    scored = [(piece, processor.get_score(i)) for i, piece in enumerate(found) if piece not in specials]
+    fast = tokenizers.Tokenizer(tokenizers.models.Unigram([*((each, 0.0) for each in specials), *scored], unk_id=3))
+    fast.pre_tokenizer, fast.decoder = tokenizers.pre_tokenizers.Metaspace(), tokenizers.decoders.Metaspace()
+    fast.add_special_tokens([*specials, "fra_Latn", "eng_Latn", "<mask>"])
     fast.add_tokens(["deu_Latn"])
     return fast.to_str(), fast.get_vocab()
 
@@ -152,4 +156,4 @@ def _pieces(lines):
         bos_id=-1, pad_id=-1, eos_id=0, unk_id=1, minloglevel=2, num_threads=1,
     )  # fmt: skip
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-    return model.getvalue(), [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
+    return processor, [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
