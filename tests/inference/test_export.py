@@ -105,8 +105,9 @@ def test_ctranslate2_gives_the_same_log_probabilities(name, tmp_path):
     np.testing.assert_allclose(np.array([one.log_probs for one in scored]), ours, atol=1e-3)
 
 
-def test_ctranslate2_writes_greedily_what_the_run_writes(workdir, tmp_path):
-    settings = settings_of(workdir, beam_size=1)
+@pytest.mark.parametrize("decode", [{"beam_size": 1}, {"beam_size": 1, "min_length": 4}], ids=str)
+def test_ctranslate2_writes_greedily_what_the_run_writes(workdir, tmp_path, decode):
+    settings = settings_of(workdir, **decode)
     said = export(settings, workdir, "ctranslate2", tmp_path / "served")
     assert said.startswith(f"{tmp_path / 'served'}: ctranslate2, ")
     ours = load(workdir, settings).predict(TEXTS)

@@ -45,7 +45,7 @@ def test_ctranslate2_writes_greedily_what_the_run_writes(run, tmp_path):
     pieces = [[*around[0], *(source.tokens[i] for i in ids), *around[1]] for ids in source.encode(LINES)]
     found = ctranslate2.Translator(str(tmp_path / "served"), intra_threads=1).translate_batch(
         pieces, target_prefix=[prefix] * len(pieces), beam_size=1,
-        max_decoding_length=LONGEST + len(prefix),
+        max_decoding_length=LONGEST + len(prefix), min_decoding_length=limits["min_length"] + len(prefix),
     )  # fmt: skip
     theirs = [one.hypotheses[0][len(prefix) :] for one in found]
     eos = target.symbols.eos
