@@ -6,6 +6,7 @@ import re
 import pytest
 
 from jformer.compare import main
+from tests import browser
 from tests.stored_run import store_run
 
 
@@ -121,6 +122,11 @@ def test_the_output_is_curves_and_a_page(told, tmp_path):
     charts = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
     assert {line["run"] for chart in charts for line in chart["lines"]} == {"post", "pre"}
     assert "bootstrap" in page
+
+
+def test_nothing_on_the_page_keeps_anybody_out(told, tmp_path):
+    told("post", "pre", options=[f"--output={tmp_path}/out"])
+    assert browser.barriers((tmp_path / "out" / "index.html").read_text()) == []
 
 
 def test_an_output_that_cannot_be_written_is_one_line(told, tmp_path):

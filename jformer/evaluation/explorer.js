@@ -28,12 +28,13 @@ const lazily = new IntersectionObserver((entries) => {
 
 function headButton(layer, head) {
   const name = typeof head === "number" ? `head ${head + 1}` : head;
-  const entropy = typeof head === "number" ? `, entropy ${part().entropy[layer][head].toFixed(2)}` : "";
+  const entropy = typeof head === "number" ? ` · ${part().entropy[layer][head].toFixed(2)}` : "";
   const canvas = element("canvas", { "data-layer": layer, "data-head": head });
   const pressed = state.layer === layer && state.head === head;
-  const where = head === "rollout" ? "rollout of all layers" : `layer ${layer + 1}, ${name}${entropy}`;
+  const unit = entropy && " nats of entropy"; // what is read aloud begins with what is seen
+  const where = head === "rollout" ? "rollout of all layers" : `${name}${entropy}${unit}, layer ${layer + 1}`;
   const button = element("button", { class: "head", type: "button", "aria-pressed": pressed, "aria-label": where });
-  button.append(canvas, element("span", { "aria-hidden": "true" }, name + (entropy && entropy.replace(", entropy", " ·"))));
+  button.append(canvas, element("span", { "aria-hidden": "true" }, name + entropy));
   button.addEventListener("click", () => {
     Object.assign(state, { layer, head });
     for (const other of main.querySelectorAll(".head")) other.setAttribute("aria-pressed", other === button);
@@ -147,9 +148,9 @@ main.append(
   element("div", { id: "grid" }),
   element("h2", { id: "where" }),
   element("output", { "aria-live": "polite" }),
-  element("div", { class: "views" }, element("div", { id: "map", class: "scroll" }), element("div", { id: "lines", class: "scroll" })),
+  element("div", { class: "views" }, element("div", { id: "map", class: "scroll" }), scrolled("lines")),
   element("h2", {}, "What it wrote, and what else it might have"),
-  element("div", { id: "choices", class: "scroll" }),
+  scrolled("choices"),
   ...sections.map(([details]) => details),
 );
 showExample(0);

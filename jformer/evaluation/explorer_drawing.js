@@ -91,6 +91,11 @@ function tableOf(names, rows) {
   return element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body));
 }
 
+/** Return a box that the keyboard scrolls: for what has no part that it reaches. */
+function scrolled(id, ...children) {
+  return element("div", { id, class: "scroll", tabindex: 0 }, ...children);
+}
+
 /** Return a section that is drawn when it is opened, by a name in the address or by hand. */
 function section(id, title, draw) {
   const body = element("div");

@@ -37,12 +37,13 @@ function drawPlane({ tokens, points }) {
 }
 
 function planes(found) {
-  return found.flatMap((plane) => {
+  return found.flatMap((plane, i) => {
     const shares = plane.shares.map((share) => `${Math.round(100 * share)} %`).join(" and ");
     const near = plane.neighbours.map((each) => each.map(([token, cosine]) => `${token} ${cosine.toFixed(2)}`).join(" · "));
-    const table = tableOf(["token", "nearest by cosine"], plane.tokens.map((token, i) => [token, near[i]]));
+    const table = tableOf(["token", "nearest by cosine"], plane.tokens.map((token, row) => [token, near[row]]));
     const told = `The ${plane.tokens.length} tokens on two principal components, which show ${shares} of their variance.`;
-    const views = element("div", { class: "views" }, ...[drawPlane(plane), table].map((view) => element("div", { class: "scroll" }, view)));
+    const drawn = element("div", { class: "scroll" }, drawPlane(plane));
+    const views = element("div", { class: "views" }, drawn, scrolled(`neighbours${i}`, table));
     return [element("h3", {}, plane.name), element("p", {}, told), views];
   });
 }

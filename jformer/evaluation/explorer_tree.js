@@ -132,7 +132,7 @@ function searches(trees) {
     const control = element("p", {}, box, element("label", { for: box.id }, label));
     show();
     const name = trees.length > 1 ? [element("h3", {}, `Piece ${piece + 1} of ${trees.length}`)] : [];
-    const table = element("div", { class: "scroll" }, hypotheses(treeNodes(tree, false)));
+    const table = scrolled(`hypotheses${piece}`, hypotheses(treeNodes(tree, false)));
     return [...name, control, said, scroll, element("h3", {}, "Hypotheses"), table];
   });
 }

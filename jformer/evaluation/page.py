@@ -45,7 +45,7 @@ def page(
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 {again}<title>{html.escape(title)}</title><style>{STYLE}{style}</style></head>
-<body><h1>{html.escape(title)}</h1>
+<body><header><h1>{html.escape(title)}</h1></header>
 <main>
 {chr(10).join(parts)}
 </main>
@@ -75,13 +75,14 @@ def table(rows: Sequence[Sequence[str]], left: int = 1, links: Sequence[str] = (
         texts = [html.escape(cell) for cell in cells]
         if link:
             texts[0] = f'<a href="{html.escape(urllib.parse.quote(link))}">{texts[0]}</a>'
-        return "".join(f"<{tag}{kind}>{text}</{tag}>" for kind, text in zip(kinds, texts, strict=True))
+        # The corner above names is no heading of anything.
+        tags = ["td" if not text else tag for text in texts]
+        return "".join(f"<{t}{kind}>{text}</{t}>" for t, kind, text in zip(tags, kinds, texts, strict=True))
 
     linked = itertools.zip_longest(rows[1:], links, fillvalue="")
     body = "\n".join(f"<tr>{line(row, 'td', link)}</tr>" for row, link in linked)
-    return (
-        f'<div class="wide"><table><thead><tr>{line(rows[0], "th")}</tr></thead>\n<tbody>{body}</tbody></table></div>'
-    )
+    head = f"<thead><tr>{line(rows[0], 'th')}</tr></thead>"
+    return f'<div class="wide" tabindex="0"><table>{head}\n<tbody>{body}</tbody></table></div>'
 
 
 def image(png: bytes, description: str) -> str:
@@ -118,7 +119,7 @@ def write(folder: Path, files: Mapping[str, str | bytes]) -> None:
 
 
 STYLE = """
-:root { color-scheme: light dark }
+:root { color-scheme: light dark; background: Canvas }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em }
 p { white-space: pre-wrap }
 img { max-width: 100%; height: auto; background: white; border-radius: 6px; margin: .5em .5em .5em 0 }

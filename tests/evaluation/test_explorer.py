@@ -165,9 +165,9 @@ def test_searches_are_shown_of_the_runs_own_answers(monkeypatch):
 def test_every_head_and_the_mean_of_each_layer_can_be_chosen(drawn):
     labels = re.findall(r'<button class="head"[^>]*aria-label="([^"]*)"', drawn.html)
     assert labels == [
-        f"layer {layer}, {head}"
+        f"{head}, layer {layer}"
         for layer in (1, 2)
-        for head in ("mean", *(f"head {i}, entropy 0.69" for i in (1, 2, 3)))
+        for head in ("mean", *(f"head {i} · 0.69 nats of entropy" for i in (1, 2, 3)))
     ]
     assert "ein takes 0.502 from a" in drawn.html
 
@@ -178,6 +178,10 @@ def test_texts_stay_texts_and_nothing_goes_wrong(drawn):
     body = drawn.html.partition("<main")[2].partition("</main>")[0]
     assert "onerror" in body
     assert "<img" not in body
+
+
+def test_nothing_keeps_anybody_out(page):
+    assert browser.barriers(page) == []
 
 
 def test_the_page_asks_for_nothing():

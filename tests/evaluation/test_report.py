@@ -210,6 +210,10 @@ def test_the_page_of_two_runs_draws_both_and_texts_stay_texts():
     assert "<img" not in body
 
 
+def test_nothing_keeps_anybody_out(run):
+    assert browser.barriers(written(run)) == []
+
+
 def test_as_many_runs_as_there_are_can_be_drawn():
     steps = list(range(1, 1_001))
     lines = [{"run": str(i), "split": "valid", "steps": steps, "values": steps} for i in range(150)]

@@ -13,6 +13,7 @@ from jformer.evaluation import plots, records
 from jformer.sweep.experiment import load_experiment
 from jformer.sweep.plots import factor
 from jformer.sweep.report import as_arms, as_csv, report
+from tests import browser
 from tests.stored_run import store_run
 from tests.sweep.sweeps import SEARCH, write
 
@@ -256,6 +257,12 @@ def test_names_cannot_run_anything(sweep):
     assert "<script" not in page
     assert "<img src=x" not in page
     assert "&lt;script&gt;alert(1)" in page
+
+
+def test_nothing_on_the_page_keeps_anybody_out(sweep):
+    experiment, _, workdir = sweep(FACTORS, SEEDS=(0, 1), PLOTS=[("optim.warmup", "model.norm")])
+    report(experiment, finish_all(experiment.planned(), workdir), workdir, workdir / "report")
+    assert browser.barriers((workdir / "report" / "index.html").read_text()) == []
 
 
 def test_a_thousand_trials_make_a_short_report(sweep):

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import http.client
 import json
+import re
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -286,7 +287,10 @@ def test_the_page_asks_and_shows_what_is_answered_as_text(predictor, monkeypatch
     monkeypatch.setattr(engine, "answer", lambda requests: answered * len(requests))
     with served(engine) as port:
         drawn = browser.visit(f"http://127.0.0.1:{port}/#abc")
+        style = ask(port, "/page.css")[1]
     assert drawn.console == []
     assert "second" in drawn.html
     assert "&lt;img src=x onerror" in drawn.html
     assert "<img" not in drawn.html
+    still = re.sub("<script.*?</script>", "", drawn.html).replace("</head>", f"<style>{style}</style></head>")
+    assert browser.barriers(still) == []
