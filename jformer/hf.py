@@ -3,12 +3,14 @@
 python -m jformer.hf import MODEL --workdir=DIR [--prefix=TEXT] [--source_language=X --target_language=Y]
 python -m jformer.hf export DIR --output=MODEL_DIR [--family=TYPE]
 python -m jformer.hf prune DIR --workdir=NEW --text FILE … [--target FILE …]
+python -m jformer.hf extend DIR --workdir=NEW --tokens FILE …
 
 import  reads config.json, generation_config.json, the tokenizer and safetensors, never pickle, of a directory, or of
         owner/name, which huggingface_hub fetches; DIR then is a run like any other: predict, evaluate, score, verify,
         describe and export it with jformer.main, or train another run from it with --config.train.init_from=DIR.
 export  writes what transformers loads with from_pretrained; TYPE, such as marian, chooses among families that could.
 prune   writes a run whose vocabulary keeps the special tokens and those of the files alone, one text a line.
+extend  writes a run whose vocabulary has the tokens of the files, too, one a line; it knows them when it has trained.
   --text, --target   what the run reads, and what it is to write; more files than one may follow
   --prefix           put in front of every source text, such as "translate English to German: " (T5)
   --source_language, --target_language  as the tokenizer writes them: eng_Latn (NLLB), en_XX (mBART), en (M2M-100)
@@ -36,12 +38,17 @@ def main(argv: list[str] | None = None) -> int:
     writing.add_argument("--output", type=Path, required=True)
     writing.add_argument("--family", default="")
     pruning = commands.add_parser("prune")
-    pruning.add_argument("workdir_of_all", metavar="workdir")
+    pruning.add_argument("old", metavar="workdir")
     pruning.add_argument("--workdir", required=True)
     pruning.add_argument("--text", type=Path, nargs="+", required=True)
     pruning.add_argument("--target", type=Path, nargs="+", default=[])
+    extending = commands.add_parser("extend")
+    extending.add_argument("old", metavar="workdir")
+    extending.add_argument("--workdir", required=True)
+    extending.add_argument("--tokens", type=Path, nargs="+", required=True)
     options = parser.parse_args(argv)
     from jformer.checkpoints.hf.convert import Texts, export_model, import_model
+    from jformer.checkpoints.hf.extend import extend
     from jformer.checkpoints.hf.hub import find_model
     from jformer.checkpoints.hf.prune import prune
 
@@ -50,7 +57,9 @@ def main(argv: list[str] | None = None) -> int:
             texts = Texts(options.source_language, options.target_language, options.prefix)
             print(import_model(find_model(options.model), options.workdir, texts))
         elif options.command == "prune":
-            print(prune(options.workdir_of_all, options.workdir, options.text, options.target))
+            print(prune(options.old, options.workdir, options.text, options.target))
+        elif options.command == "extend":
+            print(extend(options.old, options.workdir, options.tokens))
         else:
             print(export_model(options.workdir, options.output, options.family))
     except UserError as error:

@@ -48,7 +48,8 @@ def copy_tokenizers(
 ) -> tuple[Tokenizer, Tokenizer]:
     """Take over another run's tokenizers: its parameters mean nothing under another vocabulary.
 
-    Where it has but a shared one, that serves for a single side too. Labels, tags and images are learned anew.
+    Where it has but a shared one, that serves for a single side too; where it has two that cut texts in two ways into
+    one vocabulary (Marian, NLLB), they are the shared one. Labels, tags and images are learned anew.
     """
     if not parent.is_dir():
         raise UserError(f"{parent}: no such directory; train.init_from must name the workdir of a run")
@@ -57,11 +58,11 @@ def copy_tokenizers(
     _empty(directory)
     for name, vocabulary in vocabularies.items():
         if vocabulary.kind in OWN:
-            tokenizer = _learn(config, training, vocabulary)
+            found = {name: _learn(config, training, vocabulary)}
         else:
-            of_one_side = name == "shared" and len(vocabulary.sides) == 1  # which a parent with labels calls its source
-            tokenizer = load(parent, "shared" if _has_shared(parent) else "source" if of_one_side else name)
-        tokenizer.save(directory, name)
+            found = _taken_over(parent, name, vocabulary.sides)
+        for file, tokenizer in found.items():
+            tokenizer.save(directory, file)
     seal(directory)
     return load_tokenizers(directory)
 
@@ -78,6 +79,20 @@ def load_tokenizers(directory: Path) -> tuple[Tokenizer, Tokenizer]:
         tokenizer = load(directory, "shared")
         return tokenizer, tokenizer
     return load(directory, "source"), load(directory, "target")
+
+
+def _taken_over(parent: Path, name: str, sides: tuple[str, ...]) -> dict[str, Tokenizer]:
+    """Return the tokenizers that take the place of one, file → tokenizer."""
+    if _has_shared(parent):
+        return {name: load(parent, "shared")}
+    if name != "shared":
+        return {name: load(parent, name)}
+    if len(sides) == 1:  # which a parent with labels calls its source
+        return {name: load(parent, "source")}
+    both = {side: load(parent, side) for side in sides}
+    if both["source"].tokens != both["target"].tokens:
+        raise UserError(f"{parent}: has two vocabularies, which one table cannot hold: set data.vocab_shared=False")
+    return both
 
 
 def _empty(directory: Path) -> None:

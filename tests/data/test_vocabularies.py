@@ -134,11 +134,17 @@ def test_a_classifier_that_starts_from_another_learns_its_own_labels(tmp_path):
 
 def test_a_folder_without_the_vocabulary_asked_for_is_refused(tmp_path):
     learned(tmp_path / "parent", apart())
-    with pytest.raises(UserError, match=r"holds no tokenizer 'shared'"):
+    with pytest.raises(UserError, match=r"has two vocabularies, which one table cannot hold: set data\.vocab_shared=F"):
         copied(tmp_path, both())
     (tmp_path / "parent" / "source.json").unlink()
     with pytest.raises(UserError, match=r"source\.json is missing; restore it or train anew"):
         load_tokenizers(tmp_path / "parent")
+
+
+def test_a_folder_without_one_of_two_vocabularies_is_refused(tmp_path):
+    learned(tmp_path / "parent", classes(), [Pair("a text", "good")])
+    with pytest.raises(UserError, match=r"holds no tokenizer 'other'"):
+        copied(tmp_path, {"other": Vocabulary("char", ("source",))})
 
 
 def test_a_parent_without_vocabularies_is_refused_and_nothing_is_removed(tmp_path):

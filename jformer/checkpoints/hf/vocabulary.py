@@ -144,7 +144,8 @@ def write(directory: Path, model_type: str, tokenizers: tuple[Any, Any]) -> dict
     """
     source, target = tokenizers
     kinds = {FastTokenizer: "fast", PiecesTokenizer: "pieces"}
-    kind = "" if isinstance(target, FastTokenizer) and target.kept else kinds.get(type(target))
+    other = getattr(target, "kept", ()) or getattr(target, "added", ())  # ids or texts that theirs has no place for
+    kind = "" if other else kinds.get(type(target))
     written = target.tokens
     named = {
         f"{name}_token": written[i] for name, i in _named(model_type, target.symbols).items() if 0 <= i < len(written)

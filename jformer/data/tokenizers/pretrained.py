@@ -5,6 +5,7 @@ Their ids are theirs, and so are the symbols. Each is one JSON file of ours that
 
 import base64
 import functools
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -70,8 +71,11 @@ class FastTokenizer(OneFile):
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, without symbols around it."""
-        texts = [self._prefix + line for line in lines]
-        found = [list(one.ids) for one in self._fast.encode_batch(texts, add_special_tokens=False)]
+        return self.cut([self._prefix + line for line in lines])
+
+    def cut(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each text, with nothing put in front of it."""
+        found = [list(one.ids) for one in self._fast.encode_batch(list(texts), add_special_tokens=False)]
         return [[self._places.get(i, self.symbols.unk) for i in ids] for ids in found] if self.kept else found
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -86,21 +90,42 @@ class FastTokenizer(OneFile):
         symbols = _renumbered(self.symbols, ids, self.vocab_size)
         return FastTokenizer(self.content, symbols._asdict(), self._prefix, self._cleanup, kept)
 
+    def extended(self, tokens: Sequence[str], before: int, rows: int) -> "FastTokenizer":
+        """Return a tokenizer with further tokens, wherever they stand in a text; tables had and have so many rows."""
+        fast = _library().Tokenizer.from_str(self.content)
+        fast.add_tokens(list(tokens))
+        # What was pruned before has its number there still.
+        kept = [*self.kept, *map(fast.token_to_id, tokens)] if self.kept else ()
+        symbols = _past(self.symbols, before, rows)
+        return FastTokenizer(fast.to_str(), symbols._asdict(), self._prefix, self._cleanup, kept)
+
 
 class PiecesTokenizer(OneFile):
     """A sentencepiece model, whose pieces have the ids of a list of their own (Marian, M2M-100)."""
 
     def __init__(
-        self, model: str, ids: Mapping[str, int], symbols: Mapping[str, Any], specials: Sequence[str], prefix: str = ""
+        self,
+        model: str,
+        ids: Mapping[str, int],
+        symbols: Mapping[str, Any],
+        specials: Sequence[str],
+        prefix: str = "",
+        added: Sequence[str] = (),
     ) -> None:
-        """Hold a model in base64, the id of every piece, the symbols, and which entries stand for no text."""
+        """Hold a model in base64, the id of every piece, the symbols, and which entries stand for no text.
+
+        Entries that were `added` are no pieces of the model, but texts.
+        """
+        more = {"added": list(added)} if added else {}
         super().__init__(
-            ".json", to_json(kind="pieces", model=model, ids=ids, symbols=symbols, specials=specials, prefix=prefix)
+            ".json",
+            to_json(kind="pieces", model=model, ids=ids, symbols=symbols, specials=specials, prefix=prefix, **more),
         )
-        self.model, self.ids, self.specials, self._prefix = model, ids, specials, prefix
+        self.model, self.ids, self.specials, self._prefix, self.added = model, ids, specials, prefix, list(added)
         self.symbols = read_symbols(symbols)
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=base64.b64decode(model))
-        self._special = re.compile("|".join(map(re.escape, sorted(specials, key=len, reverse=True))) or "(?!)")
+        whole = sorted([*specials, *added], key=len, reverse=True)
+        self._whole = re.compile("|".join(map(re.escape, whole)) or "(?!)")
 
     @property
     def vocab_size(self) -> int:
@@ -114,14 +139,18 @@ class PiecesTokenizer(OneFile):
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """Cut the texts into pieces. Specials in a text are themselves, and so is Marian's '>>fra<<' before one."""
-        return [self._encode(self._prefix + line) for line in lines]
+        return self.cut([self._prefix + line for line in lines])
+
+    def cut(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each text, with nothing put in front of it."""
+        return [self._encode(text) for text in texts]
 
     def _encode(self, line: str) -> list[int]:
         found: list[str] = []
         end = 0
-        for special in self._special.finditer(line):
-            found += [*self._pieces(line[end : special.start()]), special[0]]
-            end = special.end()
+        for entry in self._whole.finditer(line):
+            found += [*self._pieces(line[end : entry.start()]), entry[0]]
+            end = entry.end()
         return [self.ids.get(piece, self.symbols.unk) for piece in (*found, *self._pieces(line[end:]))]
 
     def _pieces(self, text: str) -> list[str]:
@@ -134,16 +163,29 @@ class PiecesTokenizer(OneFile):
         return not any(special.startswith("__") for special in self.specials)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Join the pieces; what stands for no text is left out."""
-        pieces = [self.tokens[i] for i in map(int, ids)]
-        return self._processor.decode_pieces([piece for piece in pieces if piece not in self.specials]).strip()
+        """Join the pieces; what stands for no text is left out, and what was added has spaces around it."""
+        pieces = [piece for piece in (self.tokens[int(i)] for i in ids) if piece not in self.specials]
+        groups = itertools.groupby(pieces, key=lambda piece: piece in self.added)
+        texts = [" ".join(group) if added else self._processor.decode_pieces(list(group)) for added, group in groups]
+        return " ".join(texts).strip()
 
     def pruned(self, ids: Sequence[int]) -> "PiecesTokenizer":
         """Return a tokenizer that cuts texts as this one does, and knows only some ids, which it numbers anew."""
         places = {i: place for place, i in enumerate(ids)}
         few = {piece: places[i] for piece, i in self.ids.items() if i in places}
-        symbols = _renumbered(self.symbols, ids, self.vocab_size)
-        return PiecesTokenizer(self.model, few, symbols._asdict(), [*self.specials], self._prefix)
+        symbols, added = _renumbered(self.symbols, ids, self.vocab_size), [one for one in self.added if one in few]
+        return PiecesTokenizer(self.model, few, symbols._asdict(), [*self.specials], self._prefix, added)
+
+    def extended(self, tokens: Sequence[str], before: int, rows: int) -> "PiecesTokenizer":
+        """Return a tokenizer with further tokens, wherever they stand in a text; tables had and have so many rows."""
+        ids = {**self.ids, **{token: self.vocab_size + i for i, token in enumerate(tokens)}}
+        symbols, added = _past(self.symbols, before, rows), [*self.added, *tokens]
+        return PiecesTokenizer(self.model, ids, symbols._asdict(), [*self.specials], self._prefix, added)
+
+
+def _past(symbols: Symbols, before: int, rows: int) -> Symbols:
+    """Return symbols whose padding is past a table of so many rows, if it was past that of before."""
+    return symbols._replace(pad=rows) if symbols.pad >= before else symbols
 
 
 def _renumbered(symbols: Symbols, ids: Sequence[int], size: int) -> Symbols:

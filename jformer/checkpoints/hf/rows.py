@@ -1,0 +1,101 @@
+"""What pruning and extending a vocabulary share: a run is read, and written anew with other rows for its tokens."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from etils.epath import Path as AnyPath
+
+from jformer.checkpoints.hf.convert import LABELLED, ORIGIN, save, sized
+from jformer.checkpoints.weights import load_weights
+from jformer.config import load_config, resolve
+from jformer.config.options import Config
+from jformer.data.tokenizers import FastTokenizer, PiecesTokenizer, Tokenizer
+from jformer.data.vocabularies import load_tokenizers
+from jformer.errors import UserError
+from jformer.models import ModelConfig, build_model
+from jformer.parallel.mesh import make_mesh
+from jformer.parallel.sharding import parameter_names
+from jformer.storage import run_path
+
+# The tables with an entry for each token, and which of their axes has it.
+TABLES = {
+    "embedding/embedding": 0, "source_embedding/embedding": 0, "target_embedding/embedding": 0, "head/output/kernel": 1,
+    "head/bias": 0,
+}  # fmt: skip
+Changeable = FastTokenizer | PiecesTokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run whose vocabulary is about to change."""
+
+    path: AnyPath
+    config: Config
+    tokenizers: tuple[Tokenizer, Tokenizer]
+    source: Changeable  # of the texts that it reads
+    answer: Changeable  # of those that it writes; of a classifier, which writes none, it is the source's
+    model: ModelConfig  # with the rows that its parameters have
+    params: Any
+
+
+def read_run(workdir: str, new: str, changed: str) -> Run:
+    """Read a run that is to be `changed` ("pruned", say) and written to another directory.
+
+    Raises UserError for a vocabulary that was not imported, or is not the same on both sides, and a directory that is
+    not empty.
+    """
+    path, target = run_path(workdir), run_path(new)
+    if target.exists() and any(target.iterdir()):
+        raise UserError(f"--workdir={new} is not empty: name a new directory")
+    config, tokenizers = load_config(path / "config.json"), load_tokenizers(path / "tokenizer")
+    source, answer = tokenizers[0], tokenizers[0] if config.task in LABELLED else tokenizers[1]
+    if not isinstance(source, Changeable) or not isinstance(answer, Changeable):
+        raise UserError(
+            f"{workdir}: only vocabularies of imported runs can be {changed}; train with another data.vocab_size"
+        )
+    if source.tokens != answer.tokens:
+        raise UserError(f"{workdir}: has two vocabularies, and only one for both sides can be {changed}")
+    if config.task in ("mlm", "denoise") and not answer.symbols.noise:
+        raise UserError(f"{workdir}: its masks are no tokens of the vocabulary; it cannot be {changed}")
+    model = sized(config, tokenizers)
+    params = load_weights(path, config, build_model(model), make_mesh(1)).params
+    return Run(path, config, tokenizers, source, answer, model, params)
+
+
+def with_rows(params: Any, change: Callable[[np.ndarray, int], np.ndarray]) -> Any:
+    """Return parameters whose tables of tokens are what `change` makes of (table, the axis of its tokens)."""
+
+    def changed(name: str, leaf: jax.Array) -> np.ndarray:
+        return change(np.asarray(leaf), TABLES[name]) if name in TABLES else np.asarray(leaf)
+
+    return jax.tree.map(changed, parameter_names(params), params)
+
+
+def write_run(
+    run: Run, new: str, sides: tuple[Changeable, Changeable], rows: int, params: Any, decode: dict[str, Any]
+) -> None:
+    """Write what a run became: its tokenizers, `rows` for tokens, parameters, and what is new in `config.decode`."""
+    source, answer = sides
+    tokenizers: dict[str, Tokenizer] = {"source": source, "target": answer}
+    if run.config.task in LABELLED:
+        tokenizers["target"] = run.tokenizers[1]
+    elif source.fingerprint == answer.fingerprint:
+        tokenizers = {"shared": answer}
+    plain = json.loads(json.dumps(dataclasses.asdict(run.config)))
+    plain["model"] |= {"vocab_size": rows, "target_vocab_size": rows if run.config.model.family == "encdec" else 0}
+    plain["evaluate"]["weights"] = "last"  # there are no others
+    plain["decode"] |= decode
+    target = run_path(new)
+    save(target, resolve(plain), tokenizers, params)
+    if (run.path / ORIGIN).exists():
+        (Path(target) / ORIGIN).write_text((run.path / ORIGIN).read_text())
+
+
+def count_params(params: Any) -> int:
+    """Return how many numbers there are."""
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
