@@ -27,7 +27,16 @@ def digests(tree: Any) -> dict[str, str]:
 
 @jax.jit
 def _digests(arrays: list[Array]) -> list[UInt32[Array, ""]]:
-    return [_digest(array) for array in arrays]
+    """Return the sums, one after the other: on a CPU XLA writes hashes down, as many as an array has elements.
+
+    Older XLA (JAX 0.10) drops the barriers first, and holds those of all arrays.
+    """
+    found, last = [], jnp.uint32(0)
+    for array in arrays:
+        waited, last = lax.optimization_barrier((array, last))
+        last = _digest(waited)
+        found.append(last)
+    return found
 
 
 def _digest(array: Array) -> UInt32[Array, ""]:
