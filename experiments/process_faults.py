@@ -80,7 +80,7 @@ def happen(fault: Fault, folder: Path) -> float | None:
     workdir = folder / "run"
     begun = newest(workdir)
     with started(folder) as (processes, proxy):
-        if not update_is_reached(processes, workdir, max(begun, 0) + APART.value):
+        if not is_on_its_way(processes, workdir, begun):
             raise SystemExit("\n".join((folder / f"{i}.log").read_text()[-2_000:] for i in range(PROCESSES.value)))
         before = newest(workdir)
         victim = processes[fault.victim]
@@ -140,10 +140,10 @@ def started(folder: Path) -> Iterator[tuple[list[subprocess.Popen[bytes]], Proxy
                 process.wait()
 
 
-def update_is_reached(processes: Sequence[subprocess.Popen[bytes]], workdir: Path, update: int) -> bool:
-    """Wait for the row of an update, and so for all that was saved before; tell whether it came."""
-    deadline = time.monotonic() + PATIENCE
-    while not ((rows := records.rows(workdir)) and rows[-1]["step"] >= update):
+def is_on_its_way(processes: Sequence[subprocess.Popen[bytes]], workdir: Path, begun: int) -> bool:
+    """Wait for as many updates after the checkpoint it began with, and for a newer one; tell whether they came."""
+    deadline, update = time.monotonic() + PATIENCE, max(begun, 0) + APART.value
+    while not ((rows := records.rows(workdir)) and rows[-1]["step"] >= update and newest(workdir) > begun):
         if time.monotonic() > deadline or any(process.poll() is not None for process in processes):
             return False
         time.sleep(0.05)

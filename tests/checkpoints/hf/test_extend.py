@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -11,6 +12,7 @@ from jformer.checkpoints.hf.extend import extend
 from jformer.checkpoints.hf.prune import prune
 from jformer.checkpoints.hf.rows import TABLES
 from jformer.config import default_config, load_config, resolve
+from jformer.data.tokenizers.pretrained import FastTokenizer
 from jformer.data.vocabularies import load_tokenizers
 from jformer.errors import UserError
 from jformer.hf import main
@@ -38,8 +40,6 @@ def runs(request, tmp_path_factory):
 
 def tables_of(run):
     """Return the tables of tokens, name → array with tokens first."""
-    import jax
-
     params = load(run).params
     named = zip(jax.tree.leaves(parameter_names(params)), jax.tree.leaves(params), strict=True)
     return {name: np.moveaxis(np.asarray(leaf), TABLES[name], 0) for name, leaf in named if name in TABLES}
@@ -82,7 +82,7 @@ def test_the_tokens_are_read_and_written_whole(runs):
     _, run, extended, _ = runs
     old, new = (load_tokenizers(each / "tokenizer")[0] for each in (run, extended))
     assert [new.cut([token]) for token in TOKENS] == [[[old.vocab_size + i]] for i in range(len(TOKENS))]
-    for text in ("the cat and <name> sat", "☃ rats", "a hat rack and a catfish"):
+    for text in ("the cat and <name> sat", "☃ rats", "a hat rack and a catfish", "a catfish <name>"):
         (ids,) = new.encode([text])
         there = [token for token in TOKENS if token in text]
         assert {*there} == {new.tokens[i] for i in ids if i >= old.vocab_size}
@@ -91,21 +91,14 @@ def test_the_tokens_are_read_and_written_whole(runs):
     assert [new.decode(each) for each in new.encode(LINES)] == [old.decode(each) for each in old.encode(LINES)]
 
 
-def test_padding_past_the_vocabulary_is_past_it_still(tmp_path):
+@pytest.mark.parametrize(("past", "expected"), [(True, 99), (False, 1)], ids=["GPT-2", "T5"])
+def test_padding_past_the_vocabulary_is_past_it_still(tmp_path, past, expected):
     run = small_runs.t5(tmp_path / "run")
-    rows = load_config(run / "config.json").model.vocab_size
-    stored = run / "tokenizer" / "target.json"
+    rows, stored = load_config(run / "config.json").model.vocab_size, run / "tokenizer" / "target.json"
     content = json.loads(stored.read_text())
-    for size, expected in ((rows, rows + 3), (1, 1)):  # as GPT-2 has it, and as T5 does
-        content["symbols"]["pad"] = size
-        found = load_tokenizers_of(content).extended(TOKENS, rows, rows + 3)
-        assert found.symbols.pad == expected
-
-
-def load_tokenizers_of(content):
-    from jformer.data.tokenizers.pretrained import FastTokenizer
-
-    return FastTokenizer(content["content"], content["symbols"], content["prefix"])
+    pad = {"pad": rows} if past else {}
+    tokenizer = FastTokenizer(content["content"], content["symbols"] | pad)
+    assert tokenizer.extended(TOKENS, rows, 99).symbols.pad == expected
 
 
 def test_what_was_extended_can_be_extended_and_pruned(runs, tmp_path):
