@@ -61,9 +61,7 @@ def import_model(directory: Path, workdir: str, texts: Texts, mesh: Mesh | None 
     Raises UserError for a family that we have not, a field that asks for what we have not, files that contradict each
     other, and a workdir that is not empty.
     """
-    target = run_path(workdir)
-    if target.exists() and any(target.iterdir()):
-        raise UserError(f"--workdir={workdir} is not empty: name a new directory")
+    target = new_workdir(workdir)
     fields = vocabulary.read_json(directory / "config.json")
     family = find_family(fields.get("model_type"))
     task = find_task(family, fields.get("architectures") or [])
@@ -111,6 +109,14 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
     write_settings(target, config, tokenizers)
     without = "" if named or family is VIT else "; without a tokenizer, for theirs has none like it"
     return f"{target}: {family.model_type}, {size / 1e6:,.1f} MB{without}"
+
+
+def new_workdir(workdir: str) -> AnyPath:
+    """Return where a run is to be written; raise UserError where something is already."""
+    target = run_path(workdir)
+    if target.exists() and any(target.iterdir()):
+        raise UserError(f"--workdir={workdir} is not empty: name a new directory")
+    return target
 
 
 def find_family(model_type: Any) -> Family:

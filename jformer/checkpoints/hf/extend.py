@@ -22,8 +22,8 @@ def extend(workdir: str, new: str, files: Sequence[Path]) -> str:
     """
     run = read_run(workdir, new, "extended")
     tokens = _read(files, run.answer)
-    size, before = run.answer.vocab_size, run.model.vocab_size
-    rows = max(before, size + len(tokens))  # published tables may have rows that no token uses yet
+    size, held = run.answer.vocab_size, run.model.vocab_size
+    rows = max(held, size + len(tokens))  # published tables may have rows that no token uses yet
     cuts = zip(run.source.cut(tokens), run.answer.cut(tokens), strict=True)
     known = [[i for i in (*read, *written) if i != run.answer.symbols.unk] for read, written in cuts]
 
@@ -33,10 +33,11 @@ def extend(workdir: str, new: str, files: Sequence[Path]) -> str:
         means = [old[ids or slice(size)].mean(axis=0, dtype=np.float32).astype(old.dtype) for ids in known]
         return np.moveaxis(np.concatenate([old[:size], np.stack(means), old[size + len(tokens) :]]), 0, axis)
 
-    params = with_rows(run.params, extended)
-    sides = (run.source.extended(tokens, before, rows), run.answer.extended(tokens, before, rows))
+    before = run.read_params()
+    params = with_rows(before, extended)
+    sides = (run.source.extended(tokens, held, rows), run.answer.extended(tokens, held, rows))
     write_run(run, new, sides, rows, params, {})
-    grown = count_params(params) - count_params(run.params)
+    grown = count_params(params) - count_params(before)
     return f"{new}: {len(tokens):,} tokens more than {size:,}, {grown:,} parameters more; train it before it knows them"
 
 

@@ -38,13 +38,14 @@ def prune(workdir: str, new: str, texts: Sequence[Path], targets: Sequence[Path]
         raise UserError(f"--target is for task='translate', and {workdir} has task={task!r}: leave it out")
     used = {*_used(task, source, texts), *_used(task, answer, targets or texts)}
     kept = sorted({i for i in (*used, *_special(source), *_special(answer)) if 0 <= i < source.vocab_size})
-    params = with_rows(run.params, lambda table, axis: np.take(table, kept, axis))
+    before = run.read_params()
+    params = with_rows(before, lambda table, axis: np.take(table, kept, axis))
     written = {answer.tokens[i] for i in kept}
     decode = {key: [word for word in getattr(run.config.decode, key) if word in written] for key in ("forbid", "only")}
     write_run(run, new, (source.pruned(kept), answer.pruned(kept)), len(kept), params, decode)
     return (
         f"{new}: keeps {len(kept):,} of {run.model.vocab_size:,} tokens, "
-        f"{count_params(params):,} of {count_params(run.params):,} parameters"
+        f"{count_params(params):,} of {count_params(before):,} parameters"
     )
 
 

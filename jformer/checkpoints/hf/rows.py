@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from etils.epath import Path as AnyPath
 
-from jformer.checkpoints.hf.convert import LABELLED, ORIGIN, save, sized
+from jformer.checkpoints.hf.convert import LABELLED, ORIGIN, new_workdir, save, sized
 from jformer.checkpoints.weights import load_weights
 from jformer.config import load_config, resolve
 from jformer.config.options import Config
@@ -40,7 +40,10 @@ class Run:
     source: Changeable  # of the texts that it reads
     answer: Changeable  # of those that it writes; of a classifier, which writes none, it is the source's
     model: ModelConfig  # with the rows that its parameters have
-    params: Any
+
+    def read_params(self) -> Any:
+        """Return its parameters: a large model's are read when all that was asked for has been checked."""
+        return load_weights(self.path, self.config, build_model(self.model), make_mesh(1)).params
 
 
 def read_run(workdir: str, new: str, changed: str) -> Run:
@@ -49,9 +52,8 @@ def read_run(workdir: str, new: str, changed: str) -> Run:
     Raises UserError for a vocabulary that was not imported, or is not the same on both sides, and a directory that is
     not empty.
     """
-    path, target = run_path(workdir), run_path(new)
-    if target.exists() and any(target.iterdir()):
-        raise UserError(f"--workdir={new} is not empty: name a new directory")
+    path = run_path(workdir)
+    new_workdir(new)
     config, tokenizers = load_config(path / "config.json"), load_tokenizers(path / "tokenizer")
     source, answer = tokenizers[0], tokenizers[0] if config.task in LABELLED else tokenizers[1]
     if not isinstance(source, Changeable) or not isinstance(answer, Changeable):
@@ -62,9 +64,7 @@ def read_run(workdir: str, new: str, changed: str) -> Run:
         raise UserError(f"{workdir}: has two vocabularies, and only one for both sides can be {changed}")
     if config.task in ("mlm", "denoise") and not answer.symbols.noise:
         raise UserError(f"{workdir}: its masks are no tokens of the vocabulary; it cannot be {changed}")
-    model = sized(config, tokenizers)
-    params = load_weights(path, config, build_model(model), make_mesh(1)).params
-    return Run(path, config, tokenizers, source, answer, model, params)
+    return Run(path, config, tokenizers, source, answer, sized(config, tokenizers))
 
 
 def with_rows(params: Any, change: Callable[[np.ndarray, int], np.ndarray]) -> Any:

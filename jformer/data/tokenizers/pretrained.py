@@ -165,7 +165,7 @@ class PiecesTokenizer(OneFile):
     def decode(self, ids: Sequence[int]) -> str:
         """Join the pieces; what stands for no text is left out, and what was added has spaces around it."""
         pieces = [piece for piece in (self.tokens[int(i)] for i in ids) if piece not in self.specials]
-        groups = itertools.groupby(pieces, key=lambda piece: piece in self.added)
+        groups = itertools.groupby(pieces, key=frozenset(self.added).__contains__)
         texts = [" ".join(group) if added else self._processor.decode_pieces(list(group)) for added, group in groups]
         return " ".join(texts).strip()
 
