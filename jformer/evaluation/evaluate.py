@@ -22,7 +22,7 @@ from jformer.evaluation.tables import score_table
 from jformer.evaluation.validation import evaluation_batches, make_eval_step, split_sums
 from jformer.inference.formats import one_line
 from jformer.inference.predict import Predictor, load
-from jformer.models.parts import parameter_rows
+from jformer.models.parts import count_params, parameter_rows
 from jformer.parallel import processes
 from jformer.parallel.sharding import row_shards
 from jformer.tasks.build import build_sized, build_task, open_mesh
@@ -89,7 +89,7 @@ def provenance(config: Config, workdir: Path, predictor: Predictor) -> dict[str,
         "weights": config.evaluate.weights,
         "tokens_per_update": config.data.tokens_per_update,
         "updates": progress["step"],
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(predictor.params)),
+        "parameters": count_params(predictor.params),
         "parameters_by_part": {part: count for part, _, count in parameter_rows(predictor.params)},
         "inputs_cut": predictor.cut,
         "hardware": f"{jax.device_count()} x {device.device_kind} ({platform.machine()})",

@@ -6,6 +6,11 @@ from typing import Any
 import jax
 
 
+def count_params(params: Any) -> int:
+    """Return how many numbers there are."""
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
 def parameter_rows(params: Mapping[str, Any]) -> list[tuple[str, str, int]]:
     """Return (part, shapes, count) of every table, norm, projection and sublayer; stacks begin with their layers."""
     rows = []
@@ -13,7 +18,7 @@ def parameter_rows(params: Mapping[str, Any]) -> list[tuple[str, str, int]]:
         leaves = jax.tree.leaves(part)
         largest = max(leaves, key=lambda leaf: leaf.size)
         shape = " x ".join(map(str, largest.shape)) + (" ..." if len(leaves) > 1 else "")
-        rows.append((name, shape, sum(leaf.size for leaf in leaves)))
+        rows.append((name, shape, count_params(part)))
     return rows
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from jformer.checkpoints.hf.rows import Changeable, count_params, read_run, with_rows, write_run
+from jformer.checkpoints.hf.rows import Changeable, read_run, with_rows, write_run
 from jformer.data.text import read_lines
 from jformer.errors import UserError
+from jformer.models.parts import count_params
 
 
 def extend(workdir: str, new: str, files: Sequence[Path]) -> str:

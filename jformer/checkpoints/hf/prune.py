@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from jformer.checkpoints.hf.rows import Changeable, count_params, read_run, with_rows, write_run
+from jformer.checkpoints.hf.rows import Changeable, read_run, with_rows, write_run
 from jformer.data.aligned import encode_words
 from jformer.data.spans import words_of
 from jformer.data.text import read_lines
 from jformer.data.tokenizers import PiecesTokenizer, Tokenizer
 from jformer.errors import UserError
+from jformer.models.parts import count_params
 
 WORDS: dict[str, Callable[[str], list[str]]] = {
     "tag": str.split,

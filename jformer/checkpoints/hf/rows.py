@@ -94,8 +94,3 @@ def write_run(
     save(target, resolve(plain), tokenizers, params)
     if (run.path / ORIGIN).exists():
         (Path(target) / ORIGIN).write_text((run.path / ORIGIN).read_text())
-
-
-def count_params(params: Any) -> int:
-    """Return how many numbers there are."""
-    return sum(leaf.size for leaf in jax.tree.leaves(params))
