@@ -23,17 +23,25 @@ def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
     return {key: (before[key], after[key]) for key in before if before[key] != after[key]}
 
 
+def with_findings(given: Config, saved: Config) -> Config:
+    """Return a config with what the saved run found out itself, where the config leaves it open.
+
+    That is data.row_multiple, the dtype of model.dtype=auto, and the updates of the same train.num_epochs.
+    """
+    data, train, model = given.data, given.train, given.model
+    data = dataclasses.replace(data, row_multiple=data.row_multiple or saved.data.row_multiple)
+    model = dataclasses.replace(model, dtype=saved.model.dtype if model.dtype == "auto" else model.dtype)
+    if train.num_epochs and train.num_epochs == saved.train.num_epochs and train.num_steps > saved.train.num_steps:
+        train = dataclasses.replace(train, num_steps=saved.train.num_steps)
+    return dataclasses.replace(given, data=data, train=train, model=model)
+
+
 def resume_config(saved: Config, given: Config) -> Config:
     """Return the config that a saved run goes on with: the given one, with what the saved one found out.
 
-    That is data.row_multiple if it sets none, and the updates of the same train.num_epochs. Raise UserError for a
-    change that would make it another run.
+    Raise UserError for a change that would make it another run.
     """
-    data, train = given.data, given.train
-    data = dataclasses.replace(data, row_multiple=data.row_multiple or saved.data.row_multiple)
-    if train.num_epochs and train.num_epochs == saved.train.num_epochs and train.num_steps > saved.train.num_steps:
-        train = dataclasses.replace(train, num_steps=saved.train.num_steps)
-    given = dataclasses.replace(given, data=data, train=train)
+    given = with_findings(given, saved)
     ends = saved.optim.schedule in ENDING_SCHEDULES or 0 < saved.optim.warmup < 1
     for key, (old, new) in differences(saved, given).items():
         moved = key == "data.mixture" and _without_folders(old) == _without_folders(new)

@@ -21,7 +21,8 @@ from jformer.models.flops import forward_flops, text_work, update_flops, work_of
 from jformer.models.layers.attention import choose_kernel
 from jformer.models.parts import parameter_rows
 from jformer.parallel.devices import known_peak
-from jformer.tasks.build import build_task
+from jformer.parallel.mesh import make_mesh
+from jformer.tasks.build import build_task, choose_dtype
 from jformer.tasks.task import Task
 from jformer.training.optim import build_schedule, schedule_line
 
@@ -40,7 +41,7 @@ def describe(config: Config, workdir: Path | None = None) -> str:
     Vocabulary and classes are those of the run in `workdir`; before there is one, what the config leads to expect.
     """
     sizes = mesh_sizes(config, jax.device_count())
-    config = divide_rows(config, sizes["data"] * sizes["fsdp"])
+    config, _ = choose_dtype(divide_rows(config, sizes["data"] * sizes["fsdp"]), "model", make_mesh(1))
     task = build_task(config)
     model, saved = sized_model(config, task, workdir)
     rows = parameter_rows(jax.eval_shape(functools.partial(init_params, build_model(model)), jax.random.key(0)))

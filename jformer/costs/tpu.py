@@ -28,7 +28,7 @@ from jformer.inference.heads import HEADS
 from jformer.models import ModelConfig
 from jformer.models.flops import update_flops, work_of
 from jformer.parallel.sharding import row_shards
-from jformer.tasks.build import build_task, open_mesh
+from jformer.tasks.build import build_task, choose_dtype, open_mesh
 from jformer.tasks.task import Task
 
 MIB = 2**20
@@ -47,6 +47,7 @@ def describe_slice(config: Config, workdir: Path | None, topology: str, price: f
         raise UserError(
             f"the mesh has {mesh.size} of the {len(chips.devices)} chips of {chips.name}; -1 takes the rest"
         )
+    config, _ = choose_dtype(config, "model", mesh)
     asked, config = config, divide_rows(config, row_shards(mesh))
     model, _ = sized_model(config, task, workdir)
     shape, axes = full_shape(config), " x ".join(f"{axis}={size}" for axis, size in mesh.shape.items())

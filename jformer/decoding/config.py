@@ -12,7 +12,7 @@ AVERAGES = ("probability", "log_probability")
 INPUTS = ("text", "jsonl")
 OUTPUTS = ("text", "tsv", "jsonl")
 OVERLONG = ("cut", "split")
-DTYPES = ("", "float32", "bfloat16")
+DTYPES = ("", "float32", "bfloat16", "auto")
 BEAM_ONLY = ("beam_size", "length_penalty", "length_offset", "coverage_penalty", "patience", "beam_groups", "diversity")
 SAMPLE_ONLY = ("samples", "temperature", "top_k", "top_p", "min_p", "epsilon", "typical", "seed")
 
@@ -90,7 +90,7 @@ class DecodeConfig:
     overlong: str = "cut"
 
     batch_size: int = 64  # inputs decoded together
-    dtype: str = ""  # of activations while decoding: "" = the model's | float32 | bfloat16
+    dtype: str = ""  # of activations while decoding: "" = the model's | float32 | bfloat16 | auto: see model.dtype
 
     @property
     def beams(self) -> Beams:

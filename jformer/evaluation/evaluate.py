@@ -13,7 +13,9 @@ import jax
 from etils.epath import Path
 
 from jformer.checkpoints import checkpoint
+from jformer.config import load_config
 from jformer.config.options import Config
+from jformer.config.resume import with_findings
 from jformer.data.progress import told
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
@@ -25,7 +27,7 @@ from jformer.inference.predict import Predictor, load
 from jformer.models.parts import count_params, parameter_rows
 from jformer.parallel import processes
 from jformer.parallel.sharding import row_shards
-from jformer.tasks.build import build_sized, build_task, open_mesh
+from jformer.tasks.build import build_sized, build_task, choose_dtype, open_mesh
 from jformer.tasks.task import CLASSES, SPAN, make_loss
 
 COMPARED = ("text", SPAN, *CLASSES)  # answers that have a reference to be compared with
@@ -38,7 +40,9 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
     the main one writes them and tells how far it is.
     """
     processes.enter_phase("opening the trained run")
+    config = with_findings(config, load_config(workdir / "config.json"))
     mesh, folder, quiet = open_mesh(config), folder or workdir, not processes.is_main_process()
+    config, _ = choose_dtype(config, "decode", mesh)
     with told("opening the trained run", quiet=quiet):
         predictor = load(workdir, config, mesh)
     model = build_sized(config, predictor.task, predictor.tokenizers)  # decode.dtype is for answers alone

@@ -43,6 +43,8 @@ def build_model(config: ModelConfig) -> Any:
     Raises UserError for a config that no model can be built from, as the command does.
     """
     config.check()
+    if config.dtype == "auto":
+        raise UserError("model.dtype='auto' is decided where a run begins: give a model float32 or bfloat16")
     if config.family == "vit" and not config.head.num_classes:
         raise UserError("model.head.num_classes=0: a vision model needs classes to tell apart")
     families = RECURRENT if config.recurrent.cell else FAMILIES

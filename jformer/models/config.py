@@ -18,7 +18,7 @@ CHOICES = {
     ),
     "embedding_scale": ("input", "output", "none"),
     "init": ("glorot", "he", "small", "bert", "gpt2", "t5", "vit"),
-    "dtype": ("float32", "bfloat16"),
+    "dtype": ("float32", "bfloat16", "auto"),
 }
 REMAT = ("none", "dots", "full")
 POOLINGS = ("first", "last", "mean", "none")
@@ -87,7 +87,8 @@ class ModelConfig:
     shared_embedding: bool = True  # encdec: source and target read one table; needs one shared vocabulary
     tied_output: bool = True  # the projection to logits is the (target) table, transposed
     init: str = "glorot"  # glorot | he | small | bert | gpt2 | t5 | vit: see initializers
-    dtype: str = "float32"  # of activations; parameters and sums of the loss are always float32
+    # Of activations; parameters and sums of the loss are always float32. auto: what the devices are quicker in
+    dtype: str = "float32"
     relative: RelativeConfig = RelativeConfig()
     vision: VisionConfig = VisionConfig()
     head: HeadConfig = HeadConfig()

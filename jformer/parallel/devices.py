@@ -1,5 +1,6 @@
-"""How many FLOPs a second the devices could do at most: from data sheets, or measured by a matrix product."""
+"""How many FLOPs a second the devices could do at most, by data sheet or measured, and which dtype is quicker."""
 
+import functools
 import statistics
 import time
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ PEAKS = {
     "TPU v6 lite": 918.0,
     "TPU7x": 1_153.5,
 }
+WORTH_ROUNDING = 1.5  # times as many products a second bfloat16 must make to be chosen
 TIMED_PRODUCTS = 5  # an odd number, so that one slow product does not move the median; some milliseconds each
 
 
@@ -41,6 +43,13 @@ class Peak(NamedTuple):
 
     flops: float  # a second
     origin: str  # who says so
+
+
+class QuickerDtype(NamedTuple):
+    """The dtype that devices should compute in, and why."""
+
+    dtype: str
+    reason: str
 
 
 def known_peak(kind: str, dtype: str) -> float | None:
@@ -60,6 +69,19 @@ def find_peak(devices: Sequence[jax.Device], dtype: str, given: float = 0.0) -> 
     if devices[0].platform == "cpu":
         count = 1  # all of them share the cores of one machine, all of which a product uses
     return Peak(measured_peak(devices[0], dtype) * count, f"measured by matrix products in {dtype}")
+
+
+@functools.cache
+def quicker_dtype(device: jax.Device) -> QuickerDtype:
+    """Return bfloat16 where a device multiplies much quicker in it than in float32, by its data sheet or measured here.
+
+    A CPU does so with instructions for it (AMX, AVX-512 BF16) and a JAX that uses them.
+    """
+    if known_peak(device.device_kind, "bfloat16"):
+        return QuickerDtype("bfloat16", f"data sheet of {device.device_kind}")
+    share = measured_peak(device, "float32") / measured_peak(device, "bfloat16")
+    dtype = "bfloat16" if share * WORTH_ROUNDING <= 1 else "float32"
+    return QuickerDtype(dtype, f"measured here: products in bfloat16 take {share:.2f} times those in float32")
 
 
 def measured_peak(device: jax.Device, dtype: str) -> float:

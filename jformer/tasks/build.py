@@ -1,5 +1,6 @@
 """From a config to its task, its model and the mesh that the model is computed on."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -10,6 +11,8 @@ from jformer.data.config import DataConfig
 from jformer.data.tokenizers import ImageTokenizer, Tokenizer
 from jformer.errors import UserError
 from jformer.models import ModelConfig, build_model
+from jformer.parallel import processes
+from jformer.parallel.devices import quicker_dtype
 from jformer.parallel.mesh import TENSOR, make_mesh
 from jformer.tasks.caption import caption
 from jformer.tasks.classify import classify
@@ -75,6 +78,20 @@ def open_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
     check_heads(config.model, mesh)
     return mesh
+
+
+def choose_dtype(config: Config, room: str, mesh: Mesh) -> tuple[Config, list[str]]:
+    """Return the config with the dtype that the devices are quicker in for auto, and what to tell of it.
+
+    The room, whose dtype it is, is model or decode. All processes take the one that the first finds.
+    """
+    options = getattr(config, room)
+    if options.dtype != "auto":
+        return config, []
+    device = [*mesh.local_devices, *mesh.devices.flat][0]
+    dtype, reason = processes.agree(quicker_dtype(device), lambda found: found[0])
+    chosen = dataclasses.replace(config, **{room: dataclasses.replace(options, dtype=dtype)})
+    return chosen, [f"{room}.dtype=auto: {dtype} ({reason})"]
 
 
 def check_heads(model: ModelConfig, mesh: Mesh) -> None:

@@ -44,7 +44,7 @@ def train(config: Config, workdir: Path) -> bool:
         processes.refuse_unshared(workdir)
         run = build(config, workdir)
         devices = sorted(run.mesh.devices.flat, key=lambda device: device.process_index != processes.process_index())
-        peak = find_peak(devices, config.model.dtype, config.train.peak_flops)
+        peak = find_peak(devices, run.config.model.dtype, config.train.peak_flops)
         cost = Cost(functools.partial(update_flops, run.sampler.model.config), peak.flops)
         profiled = config.train.profiled() if processes.is_main_process() else range(0)
         with (

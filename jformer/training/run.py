@@ -21,7 +21,7 @@ from jformer.inference.predict import Predictor
 from jformer.inference.restore import Trained, member_config
 from jformer.parallel import processes
 from jformer.parallel.sharding import row_shards
-from jformer.tasks.build import build_sized, build_task, open_mesh
+from jformer.tasks.build import build_sized, build_task, choose_dtype, open_mesh
 from jformer.tasks.tag import refuse_scores_of_spans
 from jformer.tasks.task import CLASSES, Score, Task, make_loss
 from jformer.training.corpora import Data, fingerprints, open_data
@@ -45,7 +45,7 @@ class Run:
     checkpoints: Checkpoints
     state: TrainState
     progress: Progress
-    notes: list[str]  # where the state is from: damaged checkpoints passed over, or what was taken from elsewhere
+    notes: list[str]  # what was chosen, and where the state is from: damaged checkpoints passed over, another run
     saved_step: int  # the newest update that has a checkpoint; 0 is the beginning, which has none
 
     @property
@@ -72,6 +72,7 @@ def build_on(checkpoints: Checkpoints, config: Config, workdir: Path) -> Run:
     if saved:
         config = resume_config(saved, config)
     mesh = open_mesh(config)
+    config, chosen = choose_dtype(config, "model", mesh)
     config = checks.divide_rows(config, row_shards(mesh))
     task = build_task(config)
     with processes.main_process_first():  # process 0 makes what the others then find
@@ -102,7 +103,7 @@ def build_on(checkpoints: Checkpoints, config: Config, workdir: Path) -> Run:
         checkpoints=checkpoints,
         state=state,
         progress=progress,
-        notes=notes,
+        notes=[*chosen, *notes],
         saved_step=progress.step,
     )
 

@@ -418,6 +418,13 @@ def test_rows_divide_by_what_the_mesh_needs_and_a_resumed_run_keeps_it():
         resume.resume_config(saved, resolve(with_values({"data.row_multiple": 8})))
 
 
+def test_a_dtype_that_was_chosen_stays():
+    chosen, auto = (resolve(with_values({"model.dtype": dtype})) for dtype in ("bfloat16", "auto"))
+    assert resume.resume_config(chosen, auto) == chosen
+    with pytest.raises(UserError, match=r"^model\.dtype='float32' but this workdir was trained with 'bfloat16': "):
+        resume.resume_config(chosen, Config())
+
+
 # How the rooms name a section when they read it: `config.train.num_steps`, `c.d_model`, `options.beam_size`, …
 NAMES = {
     Config: ("config", "_config", "settings"),

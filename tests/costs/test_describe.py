@@ -135,6 +135,12 @@ def test_the_first_line_names_family_layers_and_task():
 
 
 @pytest.mark.usefixtures("without_memory")
+def test_the_dtype_is_that_of_the_devices(monkeypatch):
+    monkeypatch.setattr("jformer.tasks.build.quicker_dtype", lambda device: ("bfloat16", "of this test"))
+    assert "init glorot, bfloat16\n" in described("transformer_tiny", **{"model.dtype": "auto"})[0]
+
+
+@pytest.mark.usefixtures("without_memory")
 def test_without_a_run_vocabulary_and_classes_are_assumed():
     line = "vocabulary: 8,000 source and 8,000 target rows (assumed from data.vocab_size)\n"
     assert line in described("transformer_tiny")[0]

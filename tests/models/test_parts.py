@@ -219,6 +219,7 @@ def test_a_model_that_cannot_be_is_refused(fields, words):
 MISSPELT = {
     "norm": ("prenorm", r"model.norm='prenorm'; choose one of: post, pre, .*\(did you mean 'pre'\?\)$"),
     "activation": ("swiglo", r"model.activation='swiglo'; choose one of: relu, .*\(did you mean 'swiglu'\?\)$"),
+    "dtype": ("auto", "model.dtype='auto' is decided where a run begins: give a model float32 or bfloat16"),
     "positions": ("rope", "model.positions='rope'; choose one of: sinusoidal, learned, relative, rotary"),
 }
 

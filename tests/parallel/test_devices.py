@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from jformer.parallel.devices import find_peak, known_peak, measured_peak
+from jformer.parallel.devices import find_peak, known_peak, measured_peak, quicker_dtype
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,15 @@ def test_devices_of_a_cpu_share_what_is_measured(monkeypatch):
 
 def test_a_product_is_measured():
     assert 1e8 < measured_peak(jax.devices()[0], "float32") < 1e14
+
+
+@pytest.mark.parametrize(("gain", "dtype", "share"), [(1.4, "float32", "0.71"), (1.6, "bfloat16", "0.62")])
+def test_bfloat16_is_taken_where_its_products_are_much_quicker(monkeypatch, gain, dtype, share):
+    peaks = {"float32": 2.0, "bfloat16": 2.0 * gain}
+    monkeypatch.setattr("jformer.parallel.devices.measured_peak", lambda device, dtype: peaks[dtype])
+    reason = f"measured here: products in bfloat16 take {share} times those in float32"
+    assert quicker_dtype.__wrapped__(jax.devices()[0]) == (dtype, reason)
+
+
+def test_a_device_sold_for_bfloat16_need_not_be_measured():
+    assert quicker_dtype(Chip) == ("bfloat16", "data sheet of TPU v5 lite")

@@ -25,6 +25,7 @@ from jformer.errors import UserError
 from jformer.evaluation import records
 from jformer.evaluation.evaluate import evaluate
 from jformer.inference import predict
+from jformer.parallel.devices import QuickerDtype
 from jformer.sweep.experiment import reported
 from jformer.training import forecast, machine
 from jformer.training.corpora import fingerprints
@@ -540,6 +541,21 @@ def test_packed_bfloat16_rows_train_in_microbatches_on_four_devices(cache, tmp_p
     assert [row["step"] for row in found] == [2, 4, 6]
     assert found[-1]["loss"] < found[0]["loss"]
     assert min(row["padding_efficiency"] for row in found) > 0.8
+
+
+def test_dtype_is_chosen_once_for_a_run_and_each_time_for_its_answers(cache, tmp_path, monkeypatch):
+    def devices_prefer(dtype):
+        monkeypatch.setattr("jformer.tasks.build.quicker_dtype", lambda device: QuickerDtype(dtype, "of this test"))
+
+    devices_prefer("bfloat16")
+    config = small(cache, model__dtype="auto", decode__dtype="auto", train__num_steps=2, train__checkpoint_every=2)
+    assert train(config, tmp_path)
+    assert "model.dtype=auto: bfloat16 (of this test)" in (tmp_path / "training.log").read_text()
+    devices_prefer("float32")
+    assert train(config, tmp_path)
+    assert load_config(tmp_path / "config.json").model.dtype == "bfloat16"
+    assert evaluate(config, tmp_path)["test"]["settings"]["decode"]["dtype"] == "float32"
+    assert predict.load(tmp_path).model.config.dtype == "float32"
 
 
 def test_row_multiple_that_devices_do_not_divide_is_refused(cache, tmp_path):
