@@ -25,6 +25,7 @@ from jformer.decoding.search import Decoded, Start, Trace
 from jformer.errors import UserError
 from jformer.inference.heads import HEADS, one_pass
 from jformer.models.batch import Batch
+from jformer.models.cache import separate
 from jformer.parallel.activations import constrain_sharding
 from jformer.parallel.sharding import over_rows
 
@@ -121,9 +122,11 @@ def _begin(
 ) -> tuple[Step, Cache, Start, Rules]:
     """Return what every search begins with."""
     params = [_in_compute_dtype(tree, model.config.dtype) for model, tree in zip(models, params, strict=True)]
-    prompt, sizes, beams = batch["prompt"], batch["prompt_length"], options.hypotheses
-    cache = _prefill(models, params, batch, prompt.shape[1] - 1 + room * beams, bool(options.coverage_penalty))
-    cache = repeat_rows(cache, beams)
+    prompt, sizes, rows = batch["prompt"], batch["prompt_length"], options.hypotheses
+    together = rows if options.search == "beam" else 1  # which share their entries
+    entries = prompt.shape[1] - 1 + room * together
+    caches = _prefill(models, params, batch, entries, bool(options.coverage_penalty))
+    cache = repeat_rows(_join([separate(cache, rows // together) for cache in caches]), rows)
     step = _make_step(models, params, options.ensemble_average)
     start = Start(
         token=jnp.take_along_axis(prompt, sizes[:, None] - 1, axis=1)[:, 0],
@@ -179,8 +182,10 @@ def _in_compute_dtype(params: Any, dtype: str) -> Any:
     return params if dtype == "float32" else jax.tree_util.tree_map_with_path(cast, params)
 
 
-def _prefill(models: Sequence[Any], params: Sequence[Any], batch: SearchBatch, entries: int, coverage: bool) -> Cache:
-    """Return the joint cache of all models, one row a sentence, with all of the prompts but their last tokens."""
+def _prefill(
+    models: Sequence[Any], params: Sequence[Any], batch: SearchBatch, entries: int, coverage: bool
+) -> list[Any]:
+    """Return the cache of every model, one row a sentence, with all of the prompts but their last tokens."""
     caches, width = [], batch["prompt"].shape[1] - 1
     for model, tree in zip(models, params, strict=True):
         apply = functools.partial(model.apply, {"params": tree})
@@ -191,7 +196,7 @@ def _prefill(models: Sequence[Any], params: Sequence[Any], batch: SearchBatch, e
             before = jnp.arange(width) < batch["prompt_length"][:, None] - 1
             _, cache = apply(cache, batch["prompt"][:, :-1], before, method="extend")
         caches.append(cache)
-    return _join(caches)
+    return caches
 
 
 def _join(caches: Sequence[Cache]) -> Cache:

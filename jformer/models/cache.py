@@ -5,11 +5,13 @@ g heads of keys and values, k size of a key, u size of a value, d d_model.
 
 The beams of a sentence share its entries. A step appends one entry for each new token of each beam, at the same index
 in every sentence, and nothing is ever moved: when a row goes on from another beam's history, only the list of entries
-that it may attend to changes. So a prompt, too, is stored once for all beams.
+that it may attend to changes. So a prompt, too, is stored once for all beams. Samples, which never go on from each
+other, have entries of their own: m = b, and what a step costs does not grow with their number.
 """
 
 from typing import NamedTuple, NotRequired, TypedDict
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
@@ -94,6 +96,18 @@ def empty_cache(
             "used": jnp.int32(0),
         },
     }
+
+
+def separate(cache: Cache, copies: int) -> Cache:
+    """Return a cache in which each of so many rows of a sentence is to have entries of its own, copies of those so far.
+
+    What follows a row is not repeated here, nor what all rows of a sentence read. A recurrent cache has no entries.
+    """
+    if "entries" not in cache:
+        return cache
+    entries = cache["entries"]
+    repeated = {"layers": entries["layers"], "position": entries["position"]}
+    return {**cache, "entries": {**entries, **jax.tree.map(lambda leaf: jnp.repeat(leaf, copies, axis=0), repeated)}}
 
 
 def advance(cache: Cache, valid: Bool[Array, "b t"]) -> tuple[NewTokens, Cache]:

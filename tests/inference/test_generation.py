@@ -1,0 +1,30 @@
+"""What a search costs on the devices, of programs that are compiled and never run."""
+
+import numpy as np
+import pytest
+
+from jformer.data.tokenizers import Symbols
+from jformer.decoding.config import DecodeConfig
+from jformer.inference.generation import make_answer, prompts
+
+ROWS, LENGTH, ROOM = 2, 5, 16
+
+
+def flops_of_a_row(model, params, **options):
+    """Return the FLOPs that XLA counts of one row of a search: a pass of the encoder, and one step of the loop."""
+    vocabulary = np.ones(model.config.vocab_size, bool)
+    answer = make_answer([model], "text", DecodeConfig(**options), vocabulary, Symbols())
+    ones = np.ones((ROWS, LENGTH), np.int32)
+    batch = {
+        "source": ones, "source_segments": ones, "source_positions": np.cumsum(ones, axis=1) - 1,
+        **prompts([[4, 5]] * ROWS, ROWS, 3, Symbols()), "limit": np.full(ROWS, ROOM), "line": np.arange(ROWS),
+    }  # fmt: skip
+    costs = answer.lower([params], batch, ROOM).compile().cost_analysis()
+    return costs["flops"] / ROWS / DecodeConfig(**options).hypotheses
+
+
+@pytest.mark.parametrize("fields", [{}, {"family": "decoder"}], ids=["encdec", "decoder"])
+def test_a_sample_costs_no_more_where_there_are_more_of_them(tiny, fields):
+    model, params = tiny(**fields)
+    few, many = (flops_of_a_row(model, params, search="sample", samples=samples) for samples in (4, 32))
+    assert many <= few
