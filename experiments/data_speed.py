@@ -29,7 +29,7 @@ from absl import flags
 from jformer import main as front
 from jformer.data.config import DataConfig
 from jformer.data.corpus import Corpus, ExampleEncoder, Tokens, open_corpus
-from jformer.data.features import sequence_to_sequence
+from jformer.data.features import corrupted_spans, infilled, masked, next_token, sequence_to_sequence
 from jformer.data.pipeline import Batches, make_batches, prefetch
 from jformer.data.plan import cheapest_cuts
 from jformer.data.sources import open_split
@@ -68,7 +68,7 @@ def main() -> None:
         for limit in (128, 256):
             like_wmt = dataclasses.replace(config.data, tokens_per_update=25_000, packed_length=256)
             show_batches(f"WMT's to {limit}", random_corpus(options.pairs, limit), like_wmt)
-        print()
+        show_noise(corpus, config.data)
         show_growth(make_batches([corpus], [1.0], config.data, 0, sequence_to_sequence()), marks)
 
 
@@ -152,6 +152,25 @@ def tokens_per_second(batches: Batches) -> float:
         batch = batches[step]
         real += sum(int(np.count_nonzero(batch[f"{side}_segments"])) for side in ("source", "target"))
     return real / (time.perf_counter() - began)
+
+
+def show_noise(corpus: Corpus, config: DataConfig) -> None:
+    """Print how quickly the target side's texts become batches, plain and with each noise: tokens of them a second."""
+    texts, words = Corpus(corpus.target, corpus.target, {}, ""), 8_000
+    print(f"\n{'texts made into batches':<40}{'tokens/s':>12}")
+    for name, features in {
+        "as they are": next_token(),
+        "masks (BERT)": masked(0.15, words),
+        "corrupted spans (T5)": corrupted_spans(0.15, 3.0, words),
+        "infilled spans (BART)": infilled(0.3, 3.0, words),
+    }.items():
+        batches = make_batches([texts], [1.0], dataclasses.replace(config, batching="buckets"), 0, features)
+        steps = range(min(200, len(batches)))
+        units = np.concatenate([batches.plan.batch(step).units for step in steps])
+        tokens = int(texts.target.lengths[units[units >= 0]].sum())
+        seconds = fastest(lambda made=batches, steps=steps: [made[step] for step in steps], times=3)
+        print(f"{name:<40}{tokens / seconds:>12,.0f}")
+    print()
 
 
 def show_growth(batches: Batches, marks: tuple[int, int]) -> None:

@@ -123,7 +123,8 @@ class EvaluateConfig:
 
     weights: str = "last"  # last | best | average (of average_last checkpoints) | ema
     average_last: int = 5  # the newest regular checkpoints, or as many as the run has
-    scores: tuple[str, ...] = TEXT_SCORES  # by sacreBLEU; exact match and perplexity are always there
+    # bleu | chrf | ter, by sacreBLEU; exact match and perplexity are always there. TER takes by far the longest
+    scores: tuple[str, ...] = ("bleu", "chrf")
     # Scores of greedy answers at every evaluation while training, such as ("bleu",): of tasks in SCORES_DURING.
     during: tuple[str, ...] = ()
     during_examples: int = 500  # the first so many of data.valid

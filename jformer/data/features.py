@@ -8,12 +8,13 @@ Letters in shapes: b rows, t target positions, s source positions, n examples.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jformer.data.corpus import Tokens
+from jformer.data.draws import make_keys, ranges
 from jformer.data.noise import corrupt_spans, infill, mask_tokens, span_lengths
 from jformer.data.plan import Shape
 from jformer.data.tokenizers import NUM_SYMBOLS, Symbols
@@ -21,8 +22,8 @@ from jformer.data.tokenizers import NUM_SYMBOLS, Symbols
 Arrays = dict[str, np.ndarray]
 Lengths = tuple[np.ndarray, np.ndarray]
 OURS = Symbols()
-Noise = Callable[[np.ndarray, np.random.Generator], tuple[np.ndarray, np.ndarray]]
-"""(ids, generator) → two arrays, such as a noised source and its target."""
+Noise = Callable[[Tokens, np.ndarray], tuple[Tokens, Tokens]]
+"""(texts, their keys) → two sequences for each text, such as a noised source and its target."""
 Labels = Callable[["Rows", Tokens, Shape], Arrays]
 """(which example stands where, labels as ids, the shape) → target_out and weights; see `jformer.data.labels`."""
 
@@ -163,11 +164,6 @@ def captioned_images(height: int, width: int, channels: int, symbols: Symbols = 
     return Features(lambda source, target: (source // channels, target), arrays)
 
 
-def ranges(lengths: np.ndarray) -> np.ndarray:
-    """Return 0..n-1 for each n of lengths, joined."""
-    return np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-
-
 def _unchanged(source: np.ndarray, target: np.ndarray) -> Lengths:
     return source, target
 
@@ -188,17 +184,11 @@ def _noised(tokens: Tokens, rows: Rows, noise: Noise, seed: tuple[int, int]) -> 
 
     An example's noise depends on (seed, step, number of the row, segment), so on nothing else in the batch.
     """
-    results = []
-    for example, _, segment, number in zip(*rows, strict=True):
-        ids = tokens.values[tokens.offsets[example] : tokens.offsets[example + 1]]
-        results.append(noise(ids, np.random.default_rng([*seed, number, segment])))
-    first, second = (_joined([result[i] for result in results]) for i in range(2))
-    return first, second, rows._replace(examples=np.arange(len(results)))
-
-
-def _joined(sequences: Sequence[np.ndarray]) -> Tokens:
-    values = np.concatenate(sequences) if sequences else np.zeros(0, np.int32)  # a part of a batch may be empty
-    return Tokens(values, np.cumsum([0, *map(len, sequences)]))
+    lengths = tokens.lengths[rows.examples]
+    values = tokens.values[np.repeat(tokens.offsets[rows.examples], lengths) + ranges(lengths)]
+    texts = Tokens(values, np.concatenate([[0], np.cumsum(lengths)]))
+    first, second = noise(texts, make_keys(seed, rows.numbers, rows.segments))
+    return first, second, rows._replace(examples=np.arange(len(lengths)))
 
 
 def fill_rows(tokens: Tokens, rows: Rows, shape: Shape, length: int) -> Arrays:

@@ -1,37 +1,42 @@
-"""Noise over one example's token ids: masks, sentinels and infilled spans. No batches, and no padding.
+"""Noise over the token ids of many texts at once: masks, sentinels and infilled spans. No batches, and no padding.
 
-Every function is pure: it draws from the generator it is given. Symbols of the noise are those that the vocabulary has
-for it, or else ids past it, of which `vocab_size` is the first. How long the noised sequences are depends on the number
-of tokens alone (masks, sentinels) or never exceeds it (infilling), so batches can be planned without drawing any noise.
+Every function is pure: what it does to a text depends on the text and its key alone. Symbols of the noise are those
+that the vocabulary has for it, or else ids past it, of which `vocab_size` is the first. How long the noised sequences
+are depends on the number of tokens alone (masks, sentinels) or never exceeds it (infilling), so batches can be planned
+without drawing any noise.
 """
 
 import numpy as np
 
+from jformer.data.corpus import Tokens
+from jformer.data.draws import choose, divide, integers, other_keys, poisson, ranges, uniform
 from jformer.data.tokenizers import NUM_SYMBOLS, Symbols
 from jformer.errors import UserError
 
 OURS = Symbols()
+SURPLUS = 32  # draws of span lengths beyond twice the covered tokens: that they do not do has a chance of exp(-32)
 
 
 def mask_tokens(
-    ids: np.ndarray, rng: np.random.Generator, *, density: float, vocab_size: int, symbols: Symbols = OURS
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return ids [n] with some corrupted, and which they are, as booleans [n] (Devlin et al. 2019, section 3.1).
+    texts: Tokens, keys: np.ndarray, *, density: float, vocab_size: int, symbols: Symbols = OURS
+) -> tuple[Tokens, Tokens]:
+    """Return the texts with some tokens corrupted, and which they are, as booleans (Devlin et al. 2019, section 3.1).
 
-    A share `density` of the tokens between BOS and EOS is chosen, at least one. Of those 80 % become the mask, 10 % a
-    random ordinary token and 10 % stay as they are.
+    A share `density` of a text's tokens between BOS and EOS is chosen, at least one. Of those 80 % become the mask,
+    10 % a random ordinary token and 10 % stay as they are.
     """
+    ids = texts.values.astype(np.int32)
     candidates = np.flatnonzero((ids != symbols.bos) & (ids != symbols.eos))
-    count = max(1, round(density * len(candidates))) if len(candidates) else 0
-    picked = rng.choice(candidates, count, replace=False)
-    draws = rng.random(count)
-    random = rng.integers(0 if symbols.noise else NUM_SYMBOLS, vocab_size, count)
-    corrupted, chosen = ids.astype(np.int32), np.zeros(len(ids), bool)
-    corrupted[picked] = np.where(
-        draws < 0.8, noise_ids(symbols, vocab_size, 1)[0], np.where(draws < 0.9, random, ids[picked])
-    )
+    sizes = np.bincount(_owners(texts.lengths)[candidates], minlength=len(keys))
+    counts = np.where(sizes > 0, np.maximum(np.rint(density * sizes), 1), 0).astype(np.int64)
+    picked = candidates[choose(keys, sizes, counts)]
+    draws = uniform(other_keys(keys, 1), counts)
+    random = integers(other_keys(keys, 2), counts, 0 if symbols.noise else NUM_SYMBOLS, vocab_size)
+    mask = noise_ids(symbols, vocab_size, 1)[0]
+    chosen = np.zeros(len(ids), bool)
     chosen[picked] = True
-    return corrupted, chosen
+    ids[picked] = np.where(draws < 0.8, mask, np.where(draws < 0.9, random, ids[picked]))
+    return Tokens(ids, texts.offsets), Tokens(chosen, texts.offsets)
 
 
 def span_counts(n: np.ndarray, density: float, mean_span: float) -> tuple[np.ndarray, np.ndarray]:
@@ -48,59 +53,74 @@ def span_lengths(n: np.ndarray, density: float, mean_span: float) -> tuple[np.nd
 
 
 def corrupt_spans(
-    ids: np.ndarray,
-    rng: np.random.Generator,
+    texts: Tokens,
+    keys: np.ndarray,
     *,
     density: float,
     mean_span: float,
     vocab_size: int,
     symbols: Symbols = OURS,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return source and target of span corruption (Raffel et al. 2020, section 3.1.4 and the published code).
+) -> tuple[Tokens, Tokens]:
+    """Return sources and targets of span corruption (Raffel et al. 2020, section 3.1.4 and the published code).
 
     Kept and noise spans alternate, a kept one first. Noise span i becomes sentinel i in the source; the target is every
     sentinel followed by the tokens of its span. Both end with EOS.
     """
-    noise, spans = (int(x) for x in span_counts(np.array(len(ids)), density, mean_span))
-    if not spans:
-        return np.append(ids, symbols.eos).astype(np.int32), np.array([symbols.eos], np.int32)
-    kept, noised = _segments(len(ids) - noise, spans, rng), _segments(noise, spans, rng)
-    ends = np.cumsum(kept + noised)
-    starts = ends - noised  # of the noise
-    is_noise = np.repeat(np.tile([False, True], spans), np.stack([kept, noised], axis=1).ravel())
-    sentinels = noise_ids(symbols, vocab_size, spans)
-    source = np.insert(ids.astype(np.int32), starts, sentinels)[~np.insert(is_noise, starts, False)]
-    target = np.insert(ids[is_noise].astype(np.int32), np.cumsum(noised) - noised, sentinels)
-    end = np.int32(symbols.eos)
-    return np.append(source, end), np.append(target, end)
+    lengths = texts.lengths
+    noise, spans = span_counts(lengths, density, mean_span)
+    some = np.flatnonzero(spans > 0)
+    kept = divide(keys[some], (lengths - noise)[some], spans[some])
+    noised = divide(other_keys(keys[some], 1), noise[some], spans[some])
+    owner = np.repeat(np.arange(len(keys)), spans)  # of each span
+    begins = (np.cumsum(lengths[some]) - lengths[some])[np.repeat(np.arange(len(some)), spans[some])]
+    ends = texts.offsets[owner] + np.cumsum(kept + noised) - begins
+    starts = ends - noised
+    sentinels = noise_ids(symbols, vocab_size, int(spans.max(initial=0)))[ranges(spans)]
+
+    steps = np.zeros(len(texts.values) + 1, np.int64)
+    steps[starts] += 1
+    spans_before = np.cumsum(steps[:-1])  # of each token, its own included
+    steps[ends] -= 1
+    is_noise = np.cumsum(steps[:-1]) > 0
+
+    def spelled(picked: np.ndarray, lengths: np.ndarray) -> Tokens:
+        """Return the picked tokens of each text, with every sentinel where its span began, and EOS."""
+        before = np.cumsum(picked) - picked
+        out = np.full(lengths.sum(), symbols.eos, np.int32)
+        out[(before + spans_before + _owners(texts.lengths))[picked]] = texts.values[picked]
+        out[before[starts] + np.arange(len(starts)) + owner] = sentinels
+        return _tokens(out, lengths)
+
+    sources, targets = span_lengths(lengths, density, mean_span)
+    return spelled(~is_noise, sources), spelled(is_noise, targets)
 
 
 def infill(
-    ids: np.ndarray,
-    rng: np.random.Generator,
+    texts: Tokens,
+    keys: np.ndarray,
     *,
     density: float,
     mean_span: float,
     vocab_size: int,
     symbols: Symbols = OURS,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return source and target of text infilling (Lewis et al. 2020, section 2.2).
+) -> tuple[Tokens, Tokens]:
+    """Return sources and targets of text infilling (Lewis et al. 2020, section 2.2).
 
     Span lengths are Poisson, drawn until a share `density` of the tokens is covered, at least one; the last span is cut
     to end there. Each span becomes one mask, at a random place, and a span of no tokens inserts one.
-    There are no more masks than covered tokens (insertions beyond that are left out), so the source is never longer
-    than the target, which is the text. Both end with EOS. The paper's other noise, sentences in another order, is not
+    There are no more masks than covered tokens (insertions beyond that are left out), so a source is never longer
+    than its target, which is the text. Both end with EOS. The paper's other noise, sentences in another order, is not
     included: our examples do not know where sentences end.
     """
-    lengths = _poisson_spans(max(1, round(density * len(ids))), mean_span, rng)
-    size = len(ids) - int(lengths.sum()) + len(lengths)
-    is_mask, consumed = np.zeros(size, bool), np.ones(size, np.int64)
-    places = rng.choice(size, len(lengths), replace=False)
-    is_mask[places], consumed[places] = True, lengths
-    source = np.full(size + 1, noise_ids(symbols, vocab_size, 1)[0], np.int32)
-    source[:-1][~is_mask] = ids[(np.cumsum(consumed) - consumed)[~is_mask]]
-    source[-1] = symbols.eos
-    return source, np.append(ids, symbols.eos).astype(np.int32)
+    covered = np.maximum(np.rint(density * texts.lengths), 1).astype(np.int64)
+    spans, counts = _poisson_spans(keys, covered, mean_span)
+    sizes = texts.lengths - covered + counts
+    places = choose(other_keys(keys, 1), sizes, counts)
+    is_mask, consumed = np.zeros(sizes.sum(), bool), np.ones(sizes.sum(), np.int64)
+    is_mask[places], consumed[places] = True, spans
+    first = np.minimum(np.cumsum(consumed) - consumed, len(texts.values) - 1)  # of the tokens that a place stands for
+    source = np.where(is_mask, noise_ids(symbols, vocab_size, 1)[0], texts.values[first])
+    return _with_end(source, sizes, symbols.eos), _with_end(texts.values, texts.lengths, symbols.eos)
 
 
 def noise_ids(symbols: Symbols, vocab_size: int, count: int) -> np.ndarray:
@@ -115,17 +135,34 @@ def noise_ids(symbols: Symbols, vocab_size: int, count: int) -> np.ndarray:
     return np.array(symbols.noise[:count])
 
 
-def _poisson_spans(covered: int, mean_span: float, rng: np.random.Generator) -> np.ndarray:
-    """Return span lengths that sum to `covered`, in the order drawn; no more of them than that sum."""
-    lengths: list[int] = []
-    while sum(lengths) < covered:
-        lengths.append(min(int(rng.poisson(mean_span)), covered - sum(lengths)))
-    drawn = np.array(lengths)
-    insertions = np.flatnonzero(drawn == 0)
-    return np.delete(drawn, insertions[max(0, covered - int((drawn > 0).sum())) :])
+def _poisson_spans(keys: np.ndarray, covered: np.ndarray, mean_span: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return span lengths that sum to `covered` [n], in the order drawn, and how many: no more than that sum."""
+    draws = 2 * covered + SURPLUS
+    owner = _owners(draws)
+    lengths = poisson(keys, draws, mean_span)
+    lengths[np.cumsum(draws) - 1] = covered  # whatever is left then
+    before = np.cumsum(lengths) - lengths
+    before -= before[np.cumsum(draws) - draws][owner]
+    lengths = np.minimum(lengths, covered[owner] - before)  # 0 or less once all are covered
+    used = before < covered[owner]
+    insertion = used & (lengths == 0)
+    room = covered - np.bincount(owner[used & ~insertion], minlength=len(keys))
+    earlier = np.cumsum(insertion) - insertion
+    earlier -= earlier[np.cumsum(draws) - draws][owner]
+    kept = used & ~(insertion & (earlier >= room[owner]))
+    return lengths[kept], np.bincount(owner[kept], minlength=len(keys))
 
 
-def _segments(total: int, parts: int, rng: np.random.Generator) -> np.ndarray:
-    """Return the lengths of a random division of `total` into `parts`, none empty, all divisions being as likely."""
-    cuts = np.sort(rng.choice(total - 1, parts - 1, replace=False)) + 1
-    return np.diff(cuts, prepend=0, append=total)
+def _owners(lengths: np.ndarray) -> np.ndarray:
+    """Return the number of the text that each token belongs to."""
+    return np.repeat(np.arange(len(lengths)), lengths)
+
+
+def _tokens(values: np.ndarray, lengths: np.ndarray) -> Tokens:
+    return Tokens(values, np.concatenate([[0], np.cumsum(lengths)]))
+
+
+def _with_end(values: np.ndarray, lengths: np.ndarray, eos: int) -> Tokens:
+    out = np.full(len(values) + len(lengths), eos, np.int32)
+    out[np.arange(len(values)) + _owners(lengths)] = values
+    return _tokens(out, lengths + 1)

@@ -11,7 +11,8 @@ import numpy as np
 from jformer.data.augment import Augment, make_augment
 from jformer.data.config import DataConfig
 from jformer.data.corpus import Corpus, Tokens
-from jformer.data.features import Arrays, Features, Rows, ranges
+from jformer.data.draws import ranges
+from jformer.data.features import Arrays, Features, Rows
 from jformer.data.packing import pack, packed_shape
 from jformer.data.plan import Plan, bucket_shapes
 from jformer.errors import UserError

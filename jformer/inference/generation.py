@@ -126,7 +126,8 @@ def _begin(
     together = rows if options.search == "beam" else 1  # which share their entries
     entries = prompt.shape[1] - 1 + room * together
     caches = _prefill(models, params, batch, entries, bool(options.coverage_penalty))
-    cache = repeat_rows(_join([separate(cache, rows // together) for cache in caches]), rows)
+    separated: list[Any] = [separate(cache, rows // together) for cache in caches]
+    cache = repeat_rows(_join(separated), rows)
     step = _make_step(models, params, options.ensemble_average)
     start = Start(
         token=jnp.take_along_axis(prompt, sizes[:, None] - 1, axis=1)[:, 0],

@@ -1,7 +1,10 @@
 import numpy as np
 import pytest
 
-from jformer.data.noise import corrupt_spans, infill, mask_tokens, span_counts, span_lengths
+from jformer.data import noise
+from jformer.data.corpus import Tokens
+from jformer.data.draws import make_keys
+from jformer.data.noise import span_counts, span_lengths
 from jformer.data.tokenizers import BOS, EOS, NUM_SYMBOLS
 
 V = 1_000
@@ -9,8 +12,28 @@ T5 = {"density": 0.15, "mean_span": 3.0, "vocab_size": V}
 BART = {"density": 0.3, "mean_span": 3.0, "vocab_size": V}
 
 
-def rng(seed=0):
-    return np.random.default_rng(seed)
+def split(tokens):
+    """Return what belongs to each text."""
+    return np.split(tokens.values, tokens.offsets[1:-1])
+
+
+def of_each(function, texts, seeds, **options):
+    """Return both results of a noise for each text, all made at once."""
+    joined = Tokens(np.concatenate(texts), np.cumsum([0, *map(len, texts)]))
+    results = function(joined, make_keys((), np.array(seeds)), **options)
+    return list(zip(*map(split, results), strict=True))
+
+
+def mask_tokens(ids, seed, **options):
+    return of_each(noise.mask_tokens, [ids], [seed], **options)[0]
+
+
+def corrupt_spans(ids, seed, **options):
+    return of_each(noise.corrupt_spans, [ids], [seed], **options)[0]
+
+
+def infill(ids, seed, **options):
+    return of_each(noise.infill, [ids], [seed], **options)[0]
 
 
 def text(n):
@@ -25,7 +48,7 @@ def share(count, total, expected):
 
 def masked(n, seed=0, density=0.15):
     ids = np.array([BOS, *text(n), EOS])
-    return ids, *mask_tokens(ids, rng(seed), density=density, vocab_size=V)
+    return ids, *mask_tokens(ids, seed, density=density, vocab_size=V)
 
 
 @pytest.mark.parametrize(("n", "count"), [(1, 1), (2, 1), (3, 1), (10, 2), (11, 2), (100, 15), (256, 38), (510, 76)])
@@ -36,13 +59,13 @@ def test_fifteen_percent_of_the_tokens_are_chosen_and_at_least_one(n, count):
 
 def test_neither_bos_nor_eos_is_ever_chosen():
     ids = np.array([BOS, 7, EOS, 8, EOS])
-    chosen = sum(mask_tokens(ids, rng(seed), density=0.5, vocab_size=V)[1] for seed in range(200))
+    chosen = sum(mask_tokens(ids, seed, density=0.5, vocab_size=V)[1] for seed in range(200))
     assert chosen.tolist()[::2] == [0, 0, 0]
     assert chosen[1] > 50 < chosen[3]
 
 
 def test_a_sequence_without_text_stays_as_it_is():
-    corrupted, chosen = mask_tokens(np.array([BOS, EOS]), rng(), density=0.15, vocab_size=V)
+    corrupted, chosen = mask_tokens(np.array([BOS, EOS]), 0, density=0.15, vocab_size=V)
     assert (corrupted.tolist(), chosen.any()) == ([BOS, EOS], False)
 
 
@@ -77,7 +100,7 @@ def test_chosen_tokens_are_masked_replaced_or_kept_as_eighty_ten_ten():
 def test_spans_have_the_lengths_foretold_and_both_sides_give_the_text_back(n, density, mean_span):
     ids = text(n)
     for seed in range(5):
-        source, target = corrupt_spans(ids, rng(seed), density=density, mean_span=mean_span, vocab_size=V)
+        source, target = corrupt_spans(ids, seed, density=density, mean_span=mean_span, vocab_size=V)
         assert (len(source), len(target)) == tuple(span_lengths(np.array(n), density, mean_span))
         assert max(len(source), len(target)) <= n + 1
         assert source[-1] == EOS == target[-1]
@@ -118,7 +141,7 @@ def test_a_share_of_the_tokens_is_noise_in_spans_of_the_mean_length():
     assert (noise.tolist(), spans.tolist()) == ([30, 150], [10, 50])
     lengths, firsts = [], []
     for seed in range(300):
-        source, target = corrupt_spans(text(200), rng(seed), **T5)
+        source, target = corrupt_spans(text(200), seed, **T5)
         lengths += np.diff(np.flatnonzero(np.append(target, V) >= V)).tolist()[:-1]
         firsts.append(int(np.flatnonzero(source >= V)[0]))
     assert min(firsts) >= 1  # a kept span comes first
@@ -129,7 +152,7 @@ def test_a_share_of_the_tokens_is_noise_in_spans_of_the_mean_length():
 def test_all_divisions_into_spans_are_as_likely():
     """7 tokens, 4 of them noise in 2 spans: 3 divisions of the noise and 2 of the rest make 6 outcomes."""
     options = {"density": 4 / 7, "mean_span": 2.0, "vocab_size": V}
-    seen = [corrupt_spans(text(7), rng(seed), **options)[0].tobytes() for seed in range(1_200)]
+    seen = [corrupt_spans(text(7), seed, **options)[0].tobytes() for seed in range(1_200)]
     assert len(set(seen)) == 6
     for outcome in set(seen):
         share(seen.count(outcome), 1_200, 1 / 6)
@@ -139,7 +162,7 @@ def test_all_divisions_into_spans_are_as_likely():
 @pytest.mark.parametrize("mean_span", [1.0, 3.0])
 def test_infilling_keeps_the_order_and_covers_its_share(n, mean_span):
     for seed in range(20):
-        source, target = infill(text(n), rng(seed), density=0.3, mean_span=mean_span, vocab_size=V)
+        source, target = infill(text(n), seed, density=0.3, mean_span=mean_span, vocab_size=V)
         kept, masks = source[source < V], (source == V).sum()
         assert target.tolist() == [*text(n), EOS]
         assert kept[-1] == EOS
@@ -154,7 +177,7 @@ def test_infilled_spans_are_poisson_and_empty_ones_insert_a_mask():
     """Where masks lie apart, the tokens missing between their neighbours are the length of the span."""
     lengths = []
     for seed in range(200):
-        source, _ = infill(text(990), rng(seed), density=0.02, mean_span=3.0, vocab_size=V)
+        source, _ = infill(text(990), seed, density=0.02, mean_span=3.0, vocab_size=V)
         inner = np.concatenate([[NUM_SYMBOLS - 1], source[:-1], [NUM_SYMBOLS + 990]])
         at = np.flatnonzero(inner == V)
         alone = at[(inner[at - 1] != V) & (inner[at + 1] != V)]
@@ -166,22 +189,34 @@ def test_infilled_spans_are_poisson_and_empty_ones_insert_a_mask():
 
 
 def test_infilled_spans_stand_anywhere():
-    ends = [infill(text(30), rng(seed), **BART)[0][[0, -2]] == V for seed in range(300)]
+    ends = [infill(text(30), seed, **BART)[0][[0, -2]] == V for seed in range(300)]
     first, last = np.sum(ends, axis=0)
     assert 20 < first < 90
     assert 20 < last < 90
 
 
-@pytest.mark.parametrize(
-    "noise",
-    [
-        lambda i, r: mask_tokens(i, r, density=0.15, vocab_size=V),
-        lambda i, r: corrupt_spans(i, r, **T5),
-        lambda i, r: infill(i, r, **BART),
-    ],
-)
-def test_noise_is_a_function_of_the_generator_and_leaves_the_text_alone(noise):
-    ids = text(100).astype(np.uint16)
-    first, again, other = (np.concatenate(noise(ids, rng(seed))).tolist() for seed in (3, 3, 4))
-    assert first == again != other
-    assert ids.tolist() == text(100).tolist()
+NOISES = {
+    "masks": (noise.mask_tokens, {"density": 0.15, "vocab_size": V}),
+    "t5": (noise.corrupt_spans, T5),
+    "bart": (noise.infill, BART),
+}
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_noise_of_a_text_is_a_function_of_the_text_and_its_key(name):
+    function, options = NOISES[name]
+    texts = [text(n).astype(np.uint16) for n in (100, 1, 2, 100, 3, 40)]
+    together = of_each(function, texts, seeds := [3, 1, 2, 4, 5, 6], **options)
+    for one, seed, made in zip(texts, seeds, together, strict=True):
+        alone = of_each(function, [one], [seed], **options)[0]
+        assert [side.tolist() for side in made] == [side.tolist() for side in alone]
+    assert together[0][0].tolist() != together[3][0].tolist()  # the same text under another key
+    assert texts[0].tolist() == text(100).tolist()
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_a_part_of_a_batch_may_be_empty(name):
+    function, options = NOISES[name]
+    nothing = Tokens(np.zeros(0, np.int32), np.zeros(1, np.int64))
+    for side in function(nothing, make_keys((), np.zeros(0, np.int64)), **options):
+        assert (len(side.values), side.offsets.tolist()) == (0, [0])
