@@ -16,5 +16,5 @@ def get_config() -> ConfigDict:
     """Return the run."""
     config = multi30k_tiny.get_config()
     config.data.update(train="train", valid="val", test=("test=test_2016_flickr",))
-    config.evaluate.update(tokenize="13a")
+    config.evaluate.update(tokenize="13a", scores=("bleu", "chrf", "ter"))
     return config

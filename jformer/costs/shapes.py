@@ -58,7 +58,8 @@ def full_shape(config: Config) -> Shape:
     source, target = lengths[family]
     if data.batching == "packed":
         source, target = (side * data.packed_length // max(source, target) for side in (source, target))
-    multiple = data.rows_divide_by()
+    multiple, length_multiple = data.rows_divide_by(), data.length_multiple
+    source, target = (-(-side // length_multiple) * length_multiple if side > 1 else side for side in (source, target))
     rows = data.tokens_per_update // max(source, target) // multiple * multiple
     return Shape(max(rows, multiple), source, target)
 

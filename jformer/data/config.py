@@ -81,6 +81,8 @@ class DataConfig(SourceConfig):
     # Rows of a batch divide by it: any number of devices times train.accumulation that divides it gives the same
     # updates. 0 = the least multiple of 8 that the devices of the run's first start divide; config.json then holds it.
     row_multiple: int = 0
+    # Lengths of shapes divide by it, unless they are of labels: what devices compute in one piece, such as 8 or 128.
+    length_multiple: int = 1
     cache_dir: str = "~/.cache/jformer"  # tokenized corpora, found again by fingerprint, and compiled programs
 
     def rows_divide_by(self) -> int:
@@ -114,6 +116,11 @@ class DataConfig(SourceConfig):
             raise UserError(f"data.num_buckets={self.num_buckets} must be 1 to 8: each is a compiled shape")
         check_least("data", self, ("vocab_size", "packed_length", "tokens_per_update", "doc_stride"), 1)
         check_least("data", self, ("row_multiple", "image_size"), 0)
+        if self.length_multiple < 1 or (self.batching == "packed" and self.packed_length % self.length_multiple):
+            raise UserError(
+                f"data.length_multiple={self.length_multiple} must be at least 1 and, where rows are packed, divide "
+                f"data.packed_length={self.packed_length}"
+            )
         for name in self.augment:
             check_choice("data.augment", name, AUGMENTS)
         for key in ("max_source_length", "max_target_length"):

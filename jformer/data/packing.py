@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jformer.data.plan import LIMITS, Shape, shape_of
+from jformer.data.plan import LIMITS, Shape, shape_of, side_multiples
 from jformer.errors import UserError
 
 Cell = tuple[int, int]
@@ -28,10 +28,12 @@ DRAWS_PER_ROW = 32  # lengths drawn for one row, fitting or not; rows are as ful
 DRAWS_AT_ONCE = 512  # from the same counts, which is faster; rows are as full with 64 and with 4,096
 
 
-def packed_shape(source: np.ndarray, target: np.ndarray, length: int, tokens: int, row_multiple: int) -> Shape:
+def packed_shape(
+    source: np.ndarray, target: np.ndarray, length: int, tokens: int, row_multiple: int, length_multiple: int = 1
+) -> Shape:
     """Return the one shape of packed rows: `length` for the side with more tokens, its share for the other one.
 
-    Both sides must hold their longest sequence.
+    Both sides must hold their longest sequence, and divide by `length_multiple`.
     """
     totals = np.array([source.sum(), target.sum()])
     share = np.ceil(totals / totals.max() * length).astype(np.int64)
@@ -41,6 +43,8 @@ def packed_shape(source: np.ndarray, target: np.ndarray, length: int, tokens: in
             f"data.packed_length={length} is shorter than the longest sequence ({room.max()} tokens): raise it or "
             f"lower {LIMITS}"
         )
+    units = np.array(side_multiples(source, target, length_multiple))
+    room = -(-room // units) * units
     return shape_of(int(room[0]), int(room[1]), tokens, row_multiple, "data.packed_length")
 
 

@@ -69,7 +69,8 @@ def make_batches(
     target = _joined([corpus.target for corpus in corpora])
     part = np.repeat(np.arange(len(corpora)), [len(corpus) for corpus in corpora])
     source_lengths, target_lengths = features.lengths(source.lengths, target.lengths)
-    budget, augment = (config.tokens_per_update, config.rows_divide_by()), make_augment(config.augment)
+    budget = config.tokens_per_update, config.rows_divide_by(), config.length_multiple
+    augment = make_augment(config.augment)
     if config.batching == "packed":
         shape = packed_shape(source_lengths, target_lengths, config.packed_length, *budget)
         members, sizes, row_part = [], [], []

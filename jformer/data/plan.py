@@ -84,8 +84,14 @@ class Plan:
         return np.concatenate(drawn)
 
 
+def side_multiples(source: np.ndarray, target: np.ndarray, multiple: int) -> tuple[int, int]:
+    """Return what the lengths of shapes divide by; a side with a position an example at most, a label, is left alone."""
+    source_multiple, target_multiple = (multiple if side.max() > 1 else 1 for side in (source, target))
+    return source_multiple, target_multiple
+
+
 def bucket_shapes(
-    source: np.ndarray, target: np.ndarray, num_buckets: int, tokens: int, row_multiple: int
+    source: np.ndarray, target: np.ndarray, num_buckets: int, tokens: int, row_multiple: int, length_multiple: int = 1
 ) -> tuple[tuple[Shape, ...], np.ndarray]:
     """Return at most `num_buckets` shapes that compute few positions in one pass, and the first that fits each example.
 
@@ -93,22 +99,29 @@ def bucket_shapes(
     padded lengths is smallest. From there the limits of both sides move on their own, a token at a time, as long as an
     epoch computes fewer positions: that counts batches, so also what joins a longer shape and what stays empty.
     A batch has as many rows as its `tokens` hold of its longer side. The weights of a mixture are not looked at.
+    With `length_multiple`, all of this is done in units of so many tokens.
     """
+    units = side_multiples(source, target, length_multiple)
+    source, target = -(-source // units[0]), -(-target // units[1])
     longest = (int(source.max()), int(target.max()))
-    shape_of(*longest, tokens, row_multiple, LIMITS)  # refuses what the longest would not fit
+
+    def shape(limit: Limit) -> Shape:
+        return shape_of(limit[0] * units[0], limit[1] * units[1], tokens, row_multiple, LIMITS)
+
+    shape(longest)  # refuses what the longest would not fit
     fitting = np.zeros((longest[0] + 1, longest[1] + 1), np.int64)  # [s t] examples no longer than s and t
     np.add.at(fitting, (source, target), 1)
     fitting = fitting.cumsum(axis=0).cumsum(axis=1)
 
     def computed(limits: list[Limit]) -> int:
-        shapes = [shape_of(*limit, tokens, row_multiple, LIMITS) for limit in limits]
+        shapes = [shape(limit) for limit in limits]
         return _computed(shapes, np.diff([0, *(fitting[limit] for limit in limits)]).tolist())
 
     limits = _descend(_first_limits(source, target, num_buckets), computed)
     source_limits, target_limits = np.transpose(limits)
     first = np.maximum(np.searchsorted(source_limits, source), np.searchsorted(target_limits, target))
     used, bucket = np.unique(first, return_inverse=True)
-    return tuple(shape_of(*limits[int(i)], tokens, row_multiple, LIMITS) for i in used), bucket
+    return tuple(shape(limits[int(i)]) for i in used), bucket
 
 
 def _first_limits(source: np.ndarray, target: np.ndarray, num_buckets: int) -> list[Limit]:

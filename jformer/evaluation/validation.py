@@ -40,7 +40,7 @@ def evaluation_batches(
     features, data = task.features(*tokenizers), config.data
     longest = max(int(sizes.max()) for sizes in features.lengths(corpus.source.lengths, corpus.target.lengths))
     rows = math.lcm(data.rows_divide_by(), shards * config.train.accumulation)
-    tokens = max(data.tokens_per_update, rows * longest)
+    tokens = max(data.tokens_per_update, rows * (longest + data.length_multiple - 1))
     data = dataclasses.replace(data, batching="buckets", num_buckets=2, augment=())
     data = dataclasses.replace(data, tokens_per_update=tokens, row_multiple=rows)
     return make_batches([corpus], [1.0], data, 0, features), corpus

@@ -179,6 +179,7 @@ RANGES = [
     ("data.num_buckets", 9, "must be 1 to 8"),
     *((f"data.{key}", 0, "at least 1") for key in ("vocab_size", "num_pairs", "packed_length", "tokens_per_update")),
     ("data.row_multiple", -1, "at least 0"),
+    ("data.length_multiple", 0, "at least 1"),
     *((f"data.max_{side}_length", 1, "at least 2") for side in ("source", "target")),
     ("data.cache_dir", "gs://mine/cache", "must be a folder of a disk"),
     ("data.weight", 0.0, "above 0"),
@@ -253,6 +254,10 @@ COMBINATIONS = [
     (
         {"train.accumulation": 3, "data.row_multiple": 8},
         "train.accumulation=3 must divide data.row_multiple=8, which follows by itself where it is 0",
+    ),
+    (
+        {"data.batching": "packed", "data.packed_length": 100, "data.length_multiple": 8},
+        "data.length_multiple=8 must be at least 1 and, where rows are packed, divide data.packed_length=100",
     ),
     (
         {"train.max_minutes": 90.0, "optim.schedule": "cosine", "optim.warmup": 0.1},

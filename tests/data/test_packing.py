@@ -93,6 +93,13 @@ def test_a_packed_row_gives_the_smaller_side_its_share_and_at_least_its_longest_
     assert packed_shape(long, short, 100, 1000, 1) == (10, 100, 70)
 
 
+def test_the_smaller_side_of_a_packed_row_divides_by_a_multiple():
+    long, short = np.full(100, 20), np.full(100, 9)
+    assert packed_shape(long, short, 96, 1000, 1) == (10, 96, 44)
+    assert packed_shape(long, short, 96, 1000, 1, 16) == (10, 96, 48)
+    assert packed_shape(long, 0 * short, 96, 1000, 1, 16) == (10, 96, 0)
+
+
 @pytest.mark.parametrize("empty", [0, 1])
 def test_a_side_that_holds_nothing_takes_no_room(empty):
     sides = [captions(300)[0], np.zeros(300, np.int64)]

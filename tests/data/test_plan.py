@@ -117,6 +117,20 @@ def test_shapes_are_few_and_keep_to_the_token_budget(num_buckets, tokens, row_mu
         assert short.target_length <= long.target_length
 
 
+@pytest.mark.parametrize("multiple", [8, 7])
+def test_lengths_of_shapes_divide_by_a_multiple(multiple):
+    source, target = captions(3000)
+    shapes, bucket = bucket_shapes(source, target, 4, 8192, 8, multiple)
+    assert len(shapes) == 4
+    for index, shape in enumerate(shapes):
+        fitting = (source <= shape.source_length) & (target <= shape.target_length)
+        assert (shape.source_length % multiple, shape.target_length % multiple) == (0, 0)
+        assert fitting[bucket == index].all()
+        assert shape.rows * max(shape[1:]) <= 8192
+    shapes, _ = bucket_shapes(source, np.ones_like(source), 4, 8192, 8, multiple)
+    assert {shape.target_length for shape in shapes} == {1}  # a label is no text
+
+
 def test_more_buckets_waste_less_padding():
     source, target = captions(30_000)
     fills = []

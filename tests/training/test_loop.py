@@ -533,7 +533,8 @@ def test_mixture_adds_corpora_by_their_weights_and_test_sets_have_keys(cache, tm
 
 def test_packed_bfloat16_rows_train_in_microbatches_on_four_devices(cache, tmp_path):
     config = small(
-        cache, data__batching="packed", data__packed_length=96, model__dtype="bfloat16", train__accumulation=2,
+        cache, data__batching="packed", data__packed_length=96, data__length_multiple=16, model__dtype="bfloat16",
+        train__accumulation=2,
         mesh__data=4, train__num_steps=6, train__log_every=2, train__eval_every=6, train__checkpoint_every=6,
     )  # fmt: skip
     assert train(config, tmp_path)
