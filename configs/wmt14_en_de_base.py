@@ -16,7 +16,7 @@ from jformer.config import default_config
 def get_config() -> ConfigDict:
     """Return the run."""
     config = default_config("transformer_base")
-    config.model.update(dtype="auto")
+    config.model.update(dtype="bfloat16")  # of activations; parameters and the optimizer stay float32
     config.data.update(source="tfds", name="wmt14_translate/de-en", source_language="en", target_language="de")
     config.data.update(train="train", valid="validation", test=("test",))
     config.data.update(tokenizer="bpe", vocab_size=37_000, tokens_per_update=25_000)

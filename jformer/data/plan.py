@@ -85,7 +85,7 @@ class Plan:
 
 
 def side_multiples(source: np.ndarray, target: np.ndarray, multiple: int) -> tuple[int, int]:
-    """Return what the lengths of shapes divide by; a side with a position an example at most, a label, is left alone."""
+    """Return what the lengths of shapes divide by; a side with a position an example, a label, is left alone."""
     source_multiple, target_multiple = (multiple if side.max() > 1 else 1 for side in (source, target))
     return source_multiple, target_multiple
 
