@@ -63,7 +63,7 @@ from jformer.training.malloc import keep_freed_memory
 MODES = ("train", "evaluate", "predict", "score", "describe", "verify", "explore", "report", "serve", "export")
 TOGETHER = ("train", "evaluate", "predict", "score")  # what several processes can do
 FORMATS = ("ctranslate2", "stablehlo")
-WORTH_KEEPING = 0.5  # seconds of compiling
+WORTH_KEEPING = 0.05  # seconds of compiling
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from sacrebleu import BLEU, CHRF, TER
-from scipy.stats import rankdata
 
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
@@ -100,6 +99,8 @@ def agreement(found: Sequence[float], wanted: Sequence[float]) -> dict[str, floa
 
     A correlation with what does not vary is nan, and so is everything where a number is.
     """
+    from scipy.stats import rankdata  # takes half a second, and few runs have numbers for answers
+
     a, b = np.array(found), np.array(wanted)
     return {
         "pearson": _correlation(a, b),
