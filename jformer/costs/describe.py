@@ -81,6 +81,8 @@ def kernel_line(model: ModelConfig, platform: str) -> str:
     kernel = choose_kernel(model, platform)
     if kernel == "jax":
         why = f"jax.nn.dot_product_attention, on {platform}"
+    elif kernel == "chunked":
+        why = f"{model.execution.attention_chunk} queries at a time"
     elif model.attention_dropout:
         why = f"on {platform}: model.attention_dropout={model.attention_dropout} drops weights"
     elif model.key_size != model.value_size:

@@ -33,6 +33,7 @@ from jformer.tasks.task import Task
 
 MIB = 2**20
 NEEDED = re.compile(r"\(([\d.]+)([KMG])\) exceeds available HBM")
+CHUNK = 512  # queries that attend at once where that is proposed
 SIZES = {"K": 2**10, "M": MIB, "G": GIB}
 
 
@@ -96,6 +97,9 @@ def _changes(config: Config) -> Iterator[tuple[str, list[Any]]]:
         "model.execution.remat",
         {"none": ["dots", "full"], "dots": ["full"], "full": []}[config.model.execution.remat],
     )
+    longest = max(config.data.max_source_length, config.data.max_target_length)
+    if not config.model.execution.attention_chunk and longest > CHUNK:
+        yield "model.execution.attention_chunk", [CHUNK]
     if config.mesh.data == -1:
         yield "mesh.fsdp", [config.mesh.fsdp << i for i in range(1, 5)]
     yield "train.accumulation", [config.train.accumulation << i for i in range(1, 4)]

@@ -52,6 +52,8 @@ class ExecutionConfig:
 
     unroll: int = 0  # blocks written out per step of the loop over them; 0 = all of them on CPU, 1 elsewhere
     remat: str = "none"  # computed again in the backward pass: none | dots (all but projections) | full (whole blocks)
+    # Queries that attend at once; 0 = all. With fewer, attention takes memory linear in the length, and more time
+    attention_chunk: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,8 +179,9 @@ class ModelConfig:
         check_choice("model.head.pooling", self.head.pooling, POOLINGS)
         check_choice("model.head.pooler_activation", self.head.pooler_activation, ("tanh", "relu"))
         check_choice("model.execution.remat", self.execution.remat, REMAT)
-        if self.execution.unroll < 0:
-            raise UserError(f"model.execution.unroll={self.execution.unroll} must be 0 or more")
+        for key in ("unroll", "attention_chunk"):
+            if getattr(self.execution, key) < 0:
+                raise UserError(f"model.execution.{key}={getattr(self.execution, key)} must be 0 or more")
         self.recurrent.check(self)
         self._check_numbers()
         self._check_shapes()

@@ -27,11 +27,18 @@ from jformer.parallel.backend import target
 MAX_QUERIES_FOR_SUMS = 16
 
 
-def choose_kernel(config: ModelConfig, platform: str) -> str:
-    """Return which code attends: 'own', or 'jax' for jax.nn.dot_product_attention.
+DropWeights = Callable[[Array, int | Int[Array, ""]], Array]
+"""(weights [b h t s], the index of their first query) → weights after dropout."""
 
-    Only our own drops weights, returns them, and has values of another size than keys. On CPU both are as fast.
+
+def choose_kernel(config: ModelConfig, platform: str) -> str:
+    """Return which code attends: 'own', 'chunked', or 'jax' for jax.nn.dot_product_attention.
+
+    Only our own drops weights, returns them, and has values of another size than keys. On CPU both are as fast. In
+    chunks it never holds the weights of more than model.execution.attention_chunk queries.
     """
+    if config.execution.attention_chunk:
+        return "chunked"
     needs_own = config.attention_dropout > 0 or config.key_size != config.value_size
     return "own" if needs_own or platform == "cpu" else "jax"
 
@@ -42,7 +49,8 @@ def attend(
     mask: Bool[Array, " b #1 #t s"] | None,
     bias: Float[Array, "#b h t s"] | None = None,
     scale: float = 1.0,
-    drop_weights: Callable[[Array], Array] = lambda weights: weights,
+    drop_weights: DropWeights = lambda weights, first: weights,
+    first: int | Int[Array, ""] = 0,
 ) -> tuple[Float[Array, "b t h u"], Float[Array, "b h t s"]]:
     """Attention: softmax(scale · q·k + bias)·v, and its weights before dropout (Vaswani et al. 2017, equation 1).
 
@@ -57,10 +65,46 @@ def attend(
     scores = scores if bias is None else scores + bias
     scores = scores if mask is None else jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores)
-    kept = drop_weights(weights).astype(q.dtype)
+    kept = drop_weights(weights, first).astype(q.dtype)
     kept = kept.reshape(b, g, h // g, t, s)  # [b h t s] → [b g r t s]
     values = jnp.einsum("bgrts,bsgu->btgru", kept, kv["v"])
     return values.reshape(b, t, h, -1), weights
+
+
+def attend_in_chunks(
+    q: Float[Array, "b t h k"],
+    kv: KeyValue,
+    mask: Bool[Array, " b #1 #t s"] | None,
+    bias: Float[Array, "#b h t s"] | None,
+    scale: float,
+    drop_weights: DropWeights,
+    chunk: int,
+) -> Float[Array, "b t h u"]:
+    """Attend from so many queries at a time, and compute their weights again in the backward pass.
+
+    So memory is linear in t, for a third more computation (Rabe and Staats 2021, without their chunks of keys).
+    """
+    b, t, h, _ = q.shape
+    count = -(-t // chunk)
+
+    def chunks(x: Array, axis: int) -> Array:
+        """Cut x along its queries, the last chunk filled with zeros, and lay the chunks along a new first axis."""
+        padded = jnp.pad(x, [(0, count * chunk - t if i == axis else 0) for i in range(x.ndim)])
+        cut = padded.reshape(*x.shape[:axis], count, chunk, *x.shape[axis + 1 :])
+        return jnp.moveaxis(cut, axis, 0)
+
+    per_chunk = {"q": chunks(q, 1), "first": jnp.arange(count) * chunk}
+    per_chunk |= {} if bias is None else {"bias": chunks(bias, 2)}
+    per_chunk |= {} if mask is None or mask.shape[2] == 1 else {"mask": chunks(mask, 2)}
+
+    @jax.checkpoint
+    def one(part: dict[str, Array], kv: KeyValue) -> Array:
+        part_mask = part.get("mask", mask)
+        values, _ = attend(part["q"], kv, part_mask, part.get("bias"), scale, drop_weights, part["first"])
+        return values
+
+    values = lax.map(lambda part: one(part, kv), per_chunk)  # [c b chunk h u]
+    return values.swapaxes(0, 1).reshape(b, count * chunk, h, -1)[:, :t]
 
 
 def attend_cached(
@@ -160,12 +204,14 @@ class Attention(nn.Module):
         """
         c = self.config
 
-        def drop_weights(weights: Array) -> Array:
-            return dropout(weights, c.attention_dropout, dropout_key, self.site)
+        def drop_weights(weights: Array, first: int | Int[Array, ""]) -> Array:
+            return dropout(weights, c.attention_dropout, dropout_key, self.site, first)
 
-        q = self.queries(x, positions)
-        if choose_kernel(c, target()) == "jax":
+        q, kernel, chunk = self.queries(x, positions), choose_kernel(c, target()), c.execution.attention_chunk
+        if kernel == "jax":
             values = jax.nn.dot_product_attention(q, kv["k"], kv["v"], bias, mask, scale=self.scale)
+        elif kernel == "chunked" and chunk < x.shape[1] and not self.is_mutable_collection("intermediates"):
+            values = attend_in_chunks(q, kv, mask, bias, self.scale, drop_weights, chunk)
         else:
             values, weights = attend(q, kv, mask, bias, self.scale, drop_weights)
             self.sow("intermediates", "weights", weights)

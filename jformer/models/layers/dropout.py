@@ -53,20 +53,24 @@ def mix(x: Array) -> Array:
     return x ^ (x >> 16)
 
 
-def dropout(x: Float[Array, "b *a f"], rate: float, key: DropoutKey | None, site: Site) -> Float[Array, "b *a f"]:
+def dropout(
+    x: Float[Array, "b *a f"], rate: float, key: DropoutKey | None, site: Site, first: int | Int[Array, ""] = 0
+) -> Float[Array, "b *a f"]:
     """Zero each element with probability `rate` and scale the rest (Srivastava et al. 2014).
 
     The mask is a function of (seed, site, row of the update, index within the row), so any split of the rows over
     devices or microbatches draws the same one. Each hashed 32-bit word serves two features with 16 bits each, which
-    rounds `rate` to a multiple of 1/65,536. `key=None` is the identity.
+    rounds `rate` to a multiple of 1/65,536. `key=None` is the identity. Where x is a part of rows, `first` is its
+    first index along the axis before the features.
     """
     if key is None or rate == 0.0:
         return x
     *inner, features = x.shape[1:]
     words = mix(key.seed + jnp.uint32((site + 1) * 0x85EBCA6B % 2**32))
     words = mix(words ^ key.rows.astype(jnp.uint32) * jnp.uint32(0xC2B2AE35))  # [b]
-    for size in inner:
-        words = mix(words[..., None] + jnp.arange(size, dtype=jnp.uint32) * jnp.uint32(0x27D4EB2F))  # → [b … size]
+    for axis, size in enumerate(inner, start=1):
+        index = jnp.arange(size, dtype=jnp.uint32) + (jnp.uint32(first) if axis == len(inner) else 0)
+        words = mix(words[..., None] + index * jnp.uint32(0x27D4EB2F))  # → [b … size]
     half = (features + 1) // 2
     words = mix(words[..., None] ^ jnp.arange(half, dtype=jnp.uint32) * jnp.uint32(0x165667B1))  # → [b *a half]
     threshold = round(rate * 65_536)

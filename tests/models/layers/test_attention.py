@@ -127,7 +127,9 @@ def test_dropout_of_weights_has_the_rate_and_keeps_their_mean():
     q, identity = jnp.zeros((2, size, 1, 1)), jnp.tile(jnp.eye(size)[:, None], (2, 1, 1, 1))
     key = DropoutKey(jnp.uint32(7), jnp.arange(2))
     kv = {"k": jnp.zeros((2, size, 1, 1)), "v": identity}  # the output is the weights that were kept
-    kept, weights = attend(q, kv, everything(2, size), drop_weights=lambda w: dropout(w, rate, key, Site.SELF_WEIGHTS))
+    kept, weights = attend(
+        q, kv, everything(2, size), drop_weights=lambda w, _: dropout(w, rate, key, Site.SELF_WEIGHTS)
+    )
     np.testing.assert_allclose(weights, 1 / size, rtol=1e-6)
     assert set(np.unique(kept).tolist()) == {0.0, np.float32(1 / size / (1 - rate)).item()}
     assert abs((np.asarray(kept) == 0).mean() - rate) < 4 * (rate * (1 - rate) / kept.size) ** 0.5

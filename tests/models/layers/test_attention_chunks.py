@@ -1,0 +1,74 @@
+"""Attention from a few queries at a time is that from all of them, in less memory."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jformer.models import ExecutionConfig, build_model
+from jformer.models.layers.attention import attend, attend_in_chunks
+from jformer.models.layers.dropout import DropoutKey, Site, dropout
+from tests.conftest import make_batch, run
+
+B, T, S, H, G, K = 2, 7, 9, 4, 2, 8
+DROPPED = DropoutKey(jnp.uint32(7), jnp.arange(B))
+
+
+def drop_weights(weights, first):
+    return dropout(weights, 0.3, DROPPED, Site.SELF_WEIGHTS, first)
+
+
+def arrays():
+    keys = iter(jax.random.split(jax.random.key(0), 5))
+    q = jax.random.normal(next(keys), (B, T, H, K))
+    k, v = (jax.random.normal(next(keys), (B, S, G, K)) for _ in range(2))
+    bias = jax.random.normal(next(keys), (1, H, T, S))
+    return q, {"k": k, "v": v}, jax.random.bernoulli(next(keys), 0.6, (B, 1, T, S)).at[..., 0].set(True), bias
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 6])
+@pytest.mark.parametrize("parts", ["all", "no bias", "one mask for all queries", "no mask"])
+def test_values_and_gradients_are_those_of_all_queries_at_once(chunk, parts):
+    q, kv, mask, bias = arrays()
+    bias = None if parts == "no bias" else bias
+    mask = {"one mask for all queries": mask[:, :, :1], "no mask": None}.get(parts, mask)
+
+    def whole(q, kv, bias):
+        return jnp.sin(attend(q, kv, mask, bias, 0.3, drop_weights)[0])
+
+    def chunked(q, kv, bias):
+        return jnp.sin(attend_in_chunks(q, kv, mask, bias, 0.3, drop_weights, chunk))
+
+    np.testing.assert_allclose(jax.jit(chunked)(q, kv, bias), jax.jit(whole)(q, kv, bias), atol=2e-6)
+    found, expected = (
+        jax.jit(jax.grad(lambda *x, f=f: (f(*x) ** 2).sum(), (0, 1)))(q, kv, bias) for f in (chunked, whole)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, expected)
+
+
+def temporaries(attention, length):
+    """Return the bytes that values and gradients take beside what goes in and comes out."""
+    x = jax.ShapeDtypeStruct((1, length, 2, 8), jnp.float32)
+    gradient = jax.jit(jax.grad(lambda q, k, v: (attention(q, {"k": k, "v": v}) ** 2).sum(), (0, 1, 2)))
+    return gradient.lower(x, x, x).compile().memory_analysis().temp_size_in_bytes
+
+
+def test_memory_is_linear_in_the_length():
+    def chunked(q, kv):
+        return attend_in_chunks(q, kv, None, None, 1.0, lambda weights, _: weights, 32)
+
+    short, long = (temporaries(chunked, length) for length in (512, 1024))
+    assert long <= 2.2 * short
+    assert long < temporaries(lambda q, kv: attend(q, kv, None)[0], 1024) / 4
+
+
+@pytest.mark.parametrize("fields", [{}, {"family": "decoder", "positions": "alibi"}], ids=["encdec", "decoder"])
+def test_a_model_computes_the_same_with_all_dropout_on(tiny, fields):
+    model, params = tiny(**fields, attention_dropout=0.2, dropout=0.1)
+    execution = ExecutionConfig(unroll=1, attention_chunk=2)
+    chunked = build_model(dataclasses.replace(model.config, execution=execution))
+    batch, rngs = make_batch([7, 5], [6, 3]), {"dropout": jax.random.key(1)}
+    found, expected = (np.asarray(run(each, params, batch, True, rngs=rngs)) for each in (chunked, model))
+    np.testing.assert_allclose(found, expected, atol=2e-5)
