@@ -44,6 +44,7 @@ from jformer.inference.inputs import Inputs
 from jformer.inference.restore import Trained, decoding_mesh, restore, restore_member
 from jformer.inference.scoring import make_scorer
 from jformer.inference.search_tree import RecordedSearch, refuse_without_beam
+from jformer.models.parts import count_params
 from jformer.storage import digest_of
 
 
@@ -75,7 +76,7 @@ class Predictor:
 
     def __repr__(self) -> str:
         """Name the model and how it answers."""
-        options, size = self.config.decode, sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        options, size = self.config.decode, count_params(self.params)
         search = f"beam_size={options.beam_size}" if options.search == "beam" else f"samples={options.samples}"
         model = f"{self.config.task} with {self.config.model.family} of {size:,} parameters"
         return f"<Predictor: {model}, steps={list(self.steps)}, search={options.search!r}, {search}>"

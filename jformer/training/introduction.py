@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
-import jax
-
 from jformer.data.config import DataConfig
 from jformer.data.corpus import SIDES
 from jformer.data.plan import Plan
 from jformer.data.progress import counted
 from jformer.data.tokenizers import NUM_SYMBOLS, LabelTokenizer, NumberTokenizer, Tokenizer
+from jformer.models.parts import count_params
 from jformer.parallel.devices import Peak
 from jformer.training.forecast import say_memory
 from jformer.training.log import TrainingLog
@@ -30,10 +29,9 @@ def introduce(run: Run, log: TrainingLog, peak: Peak) -> None:
         log.say(
             f"metrics.jsonl is damaged: {run.progress.rows} rows were written until here, it has {log.rows} of them"
         )
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(run.state.params))
     # A child's vocabulary is its parent's.
     note = "" if train.init_from else unfilled(run.config.data, data.tokenizers)
-    log.say(f"vocabulary: {vocabulary(*data.tokenizers)}{note}; parameters: {parameters:,}")
+    log.say(f"vocabulary: {vocabulary(*data.tokenizers)}{note}; parameters: {count_params(run.state.params):,}")
     log.say(f"batches: {len(data.batches):,} an epoch, {shapes(plan)}")
     log.say(schedule_line(run.config, run.schedule))
     kind = run.mesh.devices.flat[0].device_kind
