@@ -267,4 +267,6 @@ def configure(options: flags.FlagValues, overrides: list[str]) -> Config:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    processes.ignore_signals()  # all is done and said: no signal may change the exit code while Python ends
+    sys.exit(code)

@@ -26,6 +26,7 @@ from jformer.parallel.processes.stop import (
     defer_stop,
     end_at_once,
     heed_signals,
+    ignore_signals,
     readers_may_leave,
     stop_requested,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "enter_phase",
     "from_flags",
     "heed_signals",
+    "ignore_signals",
     "is_main_process",
     "joined",
     "library_versions",

@@ -60,6 +60,12 @@ def end_at_once(line: str) -> None:
     _deferred, _line = False, line
 
 
+def ignore_signals() -> None:
+    """Let no signal that asks to stop do anything any longer."""
+    for number in HEEDED:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def stop_requested() -> bool:
     """Tell whether a request to stop came since it is kept."""
     return _requested.is_set()

@@ -69,6 +69,25 @@ def test_a_second_interrupt_ends_at_once_and_a_second_sigterm_changes_nothing():
     assert err == "jformer: stopped at once: what came after the last checkpoint is lost\n"
 
 
+ENDING = """
+import atexit, runpy, sys, time
+atexit.register(lambda: (print("ready", flush=True), time.sleep(1)))
+sys.argv = ["jformer", "--help"]
+runpy.run_module("jformer.main", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_after_the_last_line_does_not_change_the_exit_code(number, tmp_path):
+    with (tmp_path / "said").open("w") as said:
+        process = subprocess.Popen([sys.executable, "-c", ENDING], cwd=ROOT, stdout=said, stderr=said)
+    while not (tmp_path / "said").read_text().endswith("ready\n"):
+        assert process.poll() is None
+    process.send_signal(number)
+    process.wait(timeout=30)
+    assert (process.returncode, (tmp_path / "said").read_text()[-6:]) == (0, "ready\n")
+
+
 def test_what_nohup_ignores_stays_ignored():
     process = start(WAITING, f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{HEAD}")
     assert process.stdout.readline() == "begun\n"
