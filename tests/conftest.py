@@ -62,6 +62,7 @@ SLOW = {  # file → tests that take long and repeat whole, or for further cases
     "test_pipeline": r"takes_no_more_memory.*packed",
     "test_predict": r"asked_for_again|answered_in_pieces|ensemble_is_loaded|minimum_bayes|the_batch\[3",
     "test_processes": r"two_devices_train|half_an_output|request_to_one|refused_by_all\[faults[1-3]",
+    "test_published_sizes": r"",
     "test_recurrent": r"no_later|cached_step|(neighbours|sums_to_one).*(dot|concat)|source_is_read\[(?!additive)",
     "test_remat": r"the_same|policy_to_policy",
     "test_rules": r"exhaustive_search_finds\[(?!all)",

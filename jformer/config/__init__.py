@@ -60,7 +60,9 @@ def load_config(path: Path) -> Config:
     try:
         values = parse_json(path.read_text())
     except FileNotFoundError as error:
-        raise UserError(f"{path.parent} holds no run: name the directory of one, or train one there") from error
+        raise UserError(
+            f"{path.parent} holds no run: name the directory of one, or train one there (it has no {path.name})"
+        ) from error
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as a saved config ({error}); is this a run's directory?") from error
     if not isinstance(values, dict):
