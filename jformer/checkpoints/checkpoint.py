@@ -8,6 +8,7 @@ import contextlib
 import json
 import math
 import sys
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -24,6 +25,7 @@ from jformer.errors import UserError
 from jformer.parallel import processes
 from jformer.storage import in_bucket
 
+REMOVALS, BETWEEN_REMOVALS = 20, 0.05  # how often what a failed save has begun is removed, and the seconds between
 UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a step's folder until all of it is written
 DELETED, BROKEN = "deleted-", "broken-"  # prefixes of the names of folders that are no steps any more
 MANIFEST = "manifest"
@@ -184,8 +186,7 @@ class Checkpoints:
             self._orbax.wait_until_finished()
         except Exception as error:
             if processes.is_main_process():
-                with contextlib.suppress(Exception):  # what cannot be removed now is removed when training goes on
-                    self._remove_unfinished()
+                self._remove_failed()
             raise self._failure(step, error) from error
         self._manifests[step] = manifest
         if processes.is_main_process():
@@ -240,6 +241,19 @@ class Checkpoints:
             half = UNFINISHED in path.name or path.name.startswith(DELETED)
             if half or (in_bucket(path) and path.name.isdecimal() and not ocp.utils.is_checkpoint_finalized(path)):
                 path.rmtree(missing_ok=True)
+
+    def _remove_failed(self) -> None:
+        """Remove what a failed save has begun, into which its other threads may still write for a moment.
+
+        What cannot be removed now is removed when training goes on.
+        """
+        for _ in range(REMOVALS):
+            with contextlib.suppress(Exception):
+                self._remove_unfinished()
+            time.sleep(BETWEEN_REMOVALS)
+            with contextlib.suppress(OSError):
+                if not any(UNFINISHED in path.name for path in self._paths()):
+                    return
 
     def _failure(self, step: int, error: BaseException) -> UserError:
         try:

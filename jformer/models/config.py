@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jformer.errors import UserError, check_choice
+from jformer.errors import UserError, check_choice, check_least
 from jformer.models.recurrent_config import RecurrentConfig
 from jformer.models.vision_config import VisionConfig
 
@@ -190,6 +190,7 @@ class ModelConfig:
             raise UserError("model.norm='deepnorm' scales residuals: it needs model.residual=True")
 
     def _check_numbers(self) -> None:
+        check_least("model.relative", self.relative, ("num_buckets", "max_distance"), 1)
         for key in ("num_layers", "d_model", "d_ff", "num_heads", "max_length"):
             if getattr(self, key) < 1:
                 raise UserError(f"model.{key}={getattr(self, key)} must be at least 1")

@@ -34,6 +34,9 @@ class RecurrentConfig:
         """Raise UserError for the first option that no recurrent model can be built from, or that none would read."""
         for key, choices in CHOICES.items():
             check_choice(f"model.recurrent.{key}", getattr(self, key), choices)
+        for key in ("embedding_size", "readout_size"):
+            if getattr(self, key) < 0:
+                raise UserError(f"model.recurrent.{key}={getattr(self, key)} must be 0 (d_model) or more")
         if not self.cell:
             if self != RecurrentConfig():
                 raise UserError("model.recurrent.cell='': Transformer blocks read no model.recurrent; set a cell")
@@ -48,9 +51,6 @@ class RecurrentConfig:
                 raise UserError(f"model.{field.name}={value!r} is of Transformer blocks: a recurrent model has none")
         if model.head.transform:
             raise UserError("model.head.transform=True is of BERT: a recurrent model has none")
-        for key in ("embedding_size", "readout_size"):
-            if getattr(self, key) < 0:
-                raise UserError(f"model.recurrent.{key}={getattr(self, key)} must be 0 (d_model) or more")
         self._check_family(model)
         if model.tied_output and not model.head.num_classes and model.output_size != model.embedding_size:
             raise UserError(

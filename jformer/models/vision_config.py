@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from jformer.errors import UserError
+from jformer.errors import UserError, check_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +23,7 @@ class VisionConfig:
 
     def check(self, model: Any) -> None:
         """Raise UserError for the first option that no model of images can be built from, or that none would read."""
+        check_least("model.vision", self, ("image_size", "patch_size", "channels"), 1)
         if self.source and model.family != "encdec":
             raise UserError(f"model.vision.source=True is read by family='encdec' only, not by {model.family!r}")
         if self.source and not model.shared_embedding:
@@ -32,9 +33,7 @@ class VisionConfig:
         if not model.reads_images:
             return
         size, patch = self.image_size, self.patch_size
-        if self.channels < 1:
-            raise UserError(f"model.vision.channels={self.channels} must be at least 1")
-        if patch < 1 or size < patch or size % patch:
+        if size % patch:
             raise UserError(f"model.vision.patch_size={patch} must divide model.vision.image_size={size}")
 
 

@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import doctest
 import json
@@ -5,6 +6,7 @@ import math
 import re
 import resource
 import shutil
+import threading
 import time
 from pathlib import Path
 
@@ -151,6 +153,25 @@ def test_half_written_checkpoints_are_removed_and_not_found(tmp_path):
     assert all(half.exists() for half in halves)
     Checkpoints(tmp_path / "checkpoints").close()
     assert not any(half.exists() for half in halves)
+
+
+def test_what_threads_of_a_failed_save_write_a_moment_later_is_removed_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "BETWEEN_REMOVALS", 0.3)
+    half = tmp_path / "checkpoints" / "10.orbax-checkpoint-tmp" / "params"
+
+    def write():
+        for number in range(30):
+            with contextlib.suppress(OSError):  # its folder was removed just now
+                half.mkdir(parents=True, exist_ok=True)
+                (half / str(number)).touch()
+            time.sleep(0.005)
+
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        late = threading.Thread(target=write)
+        late.start()
+        checkpoints._remove_failed()
+        late.join()
+    assert not half.parent.exists()
 
 
 def test_reading_a_run_leaves_what_its_training_is_just_writing(tmp_path):
