@@ -67,6 +67,7 @@ SLOW = {  # file → tests that take long and repeat whole, or for further cases
     "test_remat": r"the_same|policy_to_policy",
     "test_rules": r"exhaustive_search_finds\[(?!all)",
     "test_scoring": r"several_models|attention_is_that",
+    "test_security": r"directories_of_models",
     "test_service": r"mistake_of_one",
     "test_smoke": r"a_command|a_sweep",
     "test_speed": r"takes_steps",

@@ -82,3 +82,14 @@ def test_hostile_files_are_read_or_refused_within_bounds():
     assert result["escaped"] == []
     assert result["grown"] <= 64 << 20
     assert result["ends"]["read"] + result["ends"]["refused"] == 820
+
+
+def test_hostile_directories_of_models_are_imported_or_refused():
+    """Four mutations of each file; `python -m tests.faults.hostile_models 5000 0` tries more."""
+    command = [sys.executable, "-m", "tests.faults.hostile_models", "120", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-2_000:]
+    result = json.loads(done.stdout)
+    assert result["defects"] == []
+    assert result["grown"] <= 64 << 20
+    assert result["ends"]["read"] + result["ends"]["refused"] == 120

@@ -25,7 +25,6 @@ from jformer.decoding.search import Decoded, Start, Trace
 from jformer.errors import UserError
 from jformer.inference.heads import HEADS, one_pass
 from jformer.models.batch import Batch
-from jformer.models.cache import separate
 from jformer.parallel.activations import constrain_sharding
 from jformer.parallel.sharding import over_rows
 
@@ -126,8 +125,7 @@ def _begin(
     together = rows if options.search == "beam" else 1  # which share their entries
     entries = prompt.shape[1] - 1 + room * together
     caches = _prefill(models, params, batch, entries, bool(options.coverage_penalty))
-    separated: list[Any] = [separate(cache, rows // together) for cache in caches]
-    cache = repeat_rows(_join(separated), rows)
+    cache = repeat_rows(_join([_separate(cache, rows // together) for cache in caches]), rows)
     step = _make_step(models, params, options.ensemble_average)
     start = Start(
         token=jnp.take_along_axis(prompt, sizes[:, None] - 1, axis=1)[:, 0],
@@ -198,6 +196,17 @@ def _prefill(
             _, cache = apply(cache, batch["prompt"][:, :-1], before, method="extend")
         caches.append(cache)
     return caches
+
+
+def _separate(cache: Cache, copies: int) -> Cache:
+    """Let each of so many rows of a sentence have entries of its own, copies of those so far.
+
+    What follows a row is not repeated here, nor what all rows of a sentence read. A recurrent cache has no entries.
+    """
+    if "entries" not in cache:
+        return cache
+    used, kept = cache["entries"]["used"], {key: cache["entries"][key] for key in ("layers", "position")}
+    return {**cache, "entries": {"used": used, **jax.tree.map(lambda leaf: jnp.repeat(leaf, copies, axis=0), kept)}}
 
 
 def _join(caches: Sequence[Cache]) -> Cache:

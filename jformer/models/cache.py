@@ -11,7 +11,6 @@ other, have entries of their own: m = b, and what a step costs does not grow wit
 
 from typing import NamedTuple, NotRequired, TypedDict
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
@@ -96,18 +95,6 @@ def empty_cache(
             "used": jnp.int32(0),
         },
     }
-
-
-def separate(cache: Cache, copies: int) -> Cache:
-    """Return a cache in which each of so many rows of a sentence is to have entries of its own, copies of those so far.
-
-    What follows a row is not repeated here, nor what all rows of a sentence read. A recurrent cache has no entries.
-    """
-    if "entries" not in cache:
-        return cache
-    entries = cache["entries"]
-    repeated = {"layers": entries["layers"], "position": entries["position"]}
-    return {**cache, "entries": {**entries, **jax.tree.map(lambda leaf: jnp.repeat(leaf, copies, axis=0), repeated)}}
 
 
 def advance(cache: Cache, valid: Bool[Array, "b t"]) -> tuple[NewTokens, Cache]:

@@ -15,6 +15,7 @@ from jformer.checkpoints import checkpoint
 from jformer.checkpoints.hf import generation, tables, tensors, vocabulary
 from jformer.checkpoints.hf.bart import BART, M2M100, MBART
 from jformer.checkpoints.hf.bert import BERT, DISTILBERT, ROBERTA
+from jformer.checkpoints.hf.checks import explained, refuse_missing_layers
 from jformer.checkpoints.hf.families import LOGITS_BIAS, Family, architecture, config_fields, model_config, table_of
 from jformer.checkpoints.hf.gpt2 import GPT2
 from jformer.checkpoints.hf.llama import LLAMA
@@ -62,17 +63,19 @@ def import_model(directory: Path, workdir: str, texts: Texts, mesh: Mesh | None 
     other, and a workdir that is not empty.
     """
     target = new_workdir(workdir)
-    fields = vocabulary.read_json(directory / "config.json")
-    family = find_family(fields.get("model_type"))
-    task = find_task(family, fields.get("architectures") or [])
-    source = tensors.Tensors(directory, lambda name: rename(family, name))
-    if BIAS in source.found:
-        fields[LOGITS_BIAS] = bool(source.read(BIAS).any())
-    labels = vocabulary.read_labels(fields) if task in LABELLED else []
-    model = model_config(family, fields, task, ENDS if task == "qa" else len(labels))
-    tokenizers = read_tokenizers(directory, family, fields, model, labels, texts)
-    params = read_params(family, model, task, source, mesh or make_mesh(1))
-    config, notes = make_config(directory, task, model, fields, tokenizers)
+    with explained(directory):
+        fields = vocabulary.read_json(directory / "config.json")
+        family = find_family(fields.get("model_type"))
+        task = find_task(family, fields.get("architectures") or [])
+        source = tensors.Tensors(directory, lambda name: rename(family, name))
+        if BIAS in source.found:
+            fields[LOGITS_BIAS] = bool(source.read(BIAS).any())
+        labels = vocabulary.read_labels(fields) if task in LABELLED else []
+        model = model_config(family, fields, task, ENDS if task == "qa" else len(labels))
+        refuse_missing_layers(model, source)
+        tokenizers = read_tokenizers(directory, family, fields, model, labels, texts)
+        params = read_params(family, model, task, source, mesh or make_mesh(1))
+        config, notes = make_config(directory, task, model, fields, tokenizers)
     save(target, config, tokenizers, params)
     (target / ORIGIN).write_text(json.dumps({"model_type": family.model_type}) + "\n")
     size = sum(int(np.prod(shape)) for shape in source.shapes().values())
@@ -121,7 +124,7 @@ def new_workdir(workdir: str) -> AnyPath:
 
 def find_family(model_type: Any) -> Family:
     """Return the family that config.json names."""
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise UserError(f"config.json: model_type={model_type!r}; {nearest(str(model_type), FAMILIES)}; there are: "
                         f"{', '.join(FAMILIES)}")  # fmt: skip
     return FAMILIES[model_type]

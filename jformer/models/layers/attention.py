@@ -22,6 +22,7 @@ from jformer.models.layers.matmul import query_key_scores
 from jformer.models.layers.positions import apply_rotary
 from jformer.parallel.activations import COLUMN, ROW
 from jformer.parallel.backend import target
+from jformer.parallel.chunks import map_chunks
 
 # Up to so many queries, sums of products are 2 to 4 times as fast on CPU as a matrix product: docs/decisions/0018.
 MAX_QUERIES_FOR_SUMS = 16
@@ -32,15 +33,13 @@ DropWeights = Callable[[Array, int | Int[Array, ""]], Array]
 
 
 def choose_kernel(config: ModelConfig, platform: str) -> str:
-    """Return which code attends: 'own', 'chunked', or 'jax' for jax.nn.dot_product_attention.
+    """Return which code attends: 'own', all queries at once or 'chunked', or 'jax' for jax.nn.dot_product_attention.
 
-    Only our own drops weights, returns them, and has values of another size than keys. On CPU both are as fast. In
-    chunks it never holds the weights of more than model.execution.attention_chunk queries.
+    Only our own drops weights, returns them, and has values of another size than keys. On CPU both are as fast.
     """
-    if config.execution.attention_chunk:
-        return "chunked"
     needs_own = config.attention_dropout > 0 or config.key_size != config.value_size
-    return "own" if needs_own or platform == "cpu" else "jax"
+    whole = "own" if needs_own or platform == "cpu" else "jax"
+    return "chunked" if config.execution.attention_chunk else whole
 
 
 def attend(
@@ -84,27 +83,13 @@ def attend_in_chunks(
 
     So memory is linear in t, for a third more computation (Rabe and Staats 2021, without their chunks of keys).
     """
-    b, t, h, _ = q.shape
-    count = -(-t // chunk)
 
-    def chunks(x: Array, axis: int) -> Array:
-        """Cut x along its queries, the last chunk filled with zeros, and lay the chunks along a new first axis."""
-        padded = jnp.pad(x, [(0, count * chunk - t if i == axis else 0) for i in range(x.ndim)])
-        cut = padded.reshape(*x.shape[:axis], count, chunk, *x.shape[axis + 1 :])
-        return jnp.moveaxis(cut, axis, 0)
+    def values(part: dict[str, Array], first: Int[Array, ""]) -> Array:
+        return attend(part["q"], kv, part.get("mask", mask), part.get("bias"), scale, drop_weights, first)[0]
 
-    per_chunk = {"q": chunks(q, 1), "first": jnp.arange(count) * chunk}
-    per_chunk |= {} if bias is None else {"bias": chunks(bias, 2)}
-    per_chunk |= {} if mask is None or mask.shape[2] == 1 else {"mask": chunks(mask, 2)}
-
-    @jax.checkpoint
-    def one(part: dict[str, Array], kv: KeyValue) -> Array:
-        part_mask = part.get("mask", mask)
-        values, _ = attend(part["q"], kv, part_mask, part.get("bias"), scale, drop_weights, part["first"])
-        return values
-
-    values = lax.map(lambda part: one(part, kv), per_chunk)  # [c b chunk h u]
-    return values.swapaxes(0, 1).reshape(b, count * chunk, h, -1)[:, :t]
+    arrays = {"q": (q, 1)} | ({} if bias is None else {"bias": (bias, 2)})
+    arrays |= {} if mask is None or mask.shape[2] == 1 else {"mask": (mask, 2)}
+    return map_chunks(values, arrays, chunk)
 
 
 def attend_cached(
