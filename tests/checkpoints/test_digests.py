@@ -5,7 +5,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jformer.checkpoints.digests import _digests, digests
+from jformer.checkpoints.digests import _digest_in_parts, _digests, _is_large_on_one_cpu, digests
 from jformer.parallel.mesh import make_mesh
 
 X = np.random.default_rng(0).normal(size=(4, 6, 8)).astype(np.float32)
@@ -30,6 +30,17 @@ def test_a_digest_is_the_same_on_every_mesh_and_gathers_nothing(sizes):
 def test_many_arrays_take_no_more_memory_than_one():
     arrays = [jax.ShapeDtypeStruct((256, 1024), jnp.float32)] * 8
     assert _digests.lower(arrays).compile().memory_analysis().temp_size_in_bytes < 2 * 256 * 1024 * 4
+
+
+@pytest.mark.parametrize("shape", [(16, 128, 128), (7, 37_501), (2**18 + 15,)])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_large_array_has_the_digest_that_a_mesh_computes(shape, dtype):
+    large = jax.random.normal(jax.random.key(0), shape, dtype)
+    (whole,) = _digests([large])
+    assert _is_large_on_one_cpu(large)
+    assert int(digest(large), 16) == int(whole)
+    memory = _digest_in_parts.lower(large).compile().memory_analysis().temp_size_in_bytes
+    assert memory < large.size * 4 / 8  # of all hashes, a sixteenth is written down
 
 
 def test_one_flipped_bit_changes_it():

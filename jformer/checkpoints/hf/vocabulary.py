@@ -18,6 +18,7 @@ PIECES = {"marian": ("source.spm", "target.spm"), "m2m_100": ("sentencepiece.bpe
 LANGUAGES = ("mbart", "m2m_100")  # families whose texts have a language beside them
 SPECIAL = ("pad_token", "bos_token", "eos_token", "unk_token", "cls_token", "sep_token", "mask_token")
 CLOSING = dict.fromkeys(("bert", "distilbert"), ("cls", "sep"))  # how a family calls the ends of a text
+FAR = 10  # times as many ids as tokens: lists of all ids would take the memory of the machine
 CLASSES = {"marian": "MarianTokenizer", "m2m_100": "M2M100Tokenizer"}
 PROBLEMS = {"one": "single_label_classification", "several": "multi_label_classification"}  # data.labels → theirs
 
@@ -38,6 +39,11 @@ class Vocabulary:
                 "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
             )
         self.ids = self._fast_ids() if self.fast else self._piece_ids()
+        largest = max(self.ids.values(), default=-1)
+        if not 0 <= largest < FAR * (len(self.ids) + FAR):
+            raise UserError(
+                f"{directory}: its tokenizer has {len(self.ids)} tokens and ids up to {largest}; fetch it again"
+            )
 
     def _fast_ids(self) -> dict[str, int]:
         content = (self.directory / FAST).read_text()
@@ -47,7 +53,7 @@ class Vocabulary:
             raise
         except Exception as error:  # the library raises nothing more special
             raise UserError(f"{self.directory / FAST}: is no tokenizer ({error}); fetch it again") from error
-        return {token: i for i, token in enumerate(self.probe.tokens)}
+        return self.probe.ids
 
     def _piece_ids(self) -> dict[str, int]:
         path = self.directory / "vocab.json"

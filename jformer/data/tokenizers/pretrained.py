@@ -51,12 +51,17 @@ class FastTokenizer(OneFile):
     @functools.cached_property
     def tokens(self) -> list[str]:
         """The written form of every id; ids without one are shown as such."""
-        written = _written(self._fast.get_vocab(with_added_tokens=True), self._size)
+        written = _written(self.ids, self._size)
         return [written[i] for i in self.kept] if self.kept else written
 
     @property
+    def ids(self) -> dict[str, int]:
+        """The id that the file gives to each token."""
+        return dict(self._fast.get_vocab(with_added_tokens=True))
+
+    @property
     def _size(self) -> int:
-        return max(self._fast.get_vocab(with_added_tokens=True).values()) + 1
+        return max(self.ids.values()) + 1
 
     @property
     def specials(self) -> list[int]:

@@ -130,6 +130,14 @@ def test_damaged_files_are_one_line(model_dir, tmp_path_factory, capsys, file, c
     assert says in told
 
 
+def test_an_id_far_past_all_others_is_refused_before_lists_of_all_ids_are_made(model_dir, tmp_path):
+    stored = json.loads((model_dir / "tokenizer.json").read_text())
+    stored["model"]["vocab"][next(reversed(stored["model"]["vocab"]))] = 2**31
+    (model_dir / "tokenizer.json").write_text(json.dumps(stored))
+    with pytest.raises(UserError, match=r"its tokenizer has 6 tokens and ids up to 2147483648; fetch it again"):
+        import_model(model_dir, str(tmp_path / "run"), Texts())
+
+
 def test_labels_of_a_regression_are_refused_and_those_of_several_are_named():
     assert read_labels({"id2label": {"0": "no", "1": "yes"}}) == ["no", "yes"]
     with pytest.raises(UserError, match=r"^config\.json: problem_type='regression': only classifiers with one label"):
