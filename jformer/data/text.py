@@ -1,4 +1,4 @@
-"""Text as it lies in files: opening, hashing, lines, and what may stand in a line. No pairs and no tokens here.
+"""Text as it lies in files: opening, lines, and what may stand in a line. No pairs and no tokens here.
 
 A line ends at a line feed and nowhere else. `str.splitlines` and text-mode files also break at carriage returns, form
 feeds, U+2028 and the like, which shifts one side of a corpus against the other; here those are characters of the line.
@@ -7,7 +7,6 @@ feeds, U+2028 and the like, which shifts one side of a corpus against the other;
 import codecs
 import contextlib
 import gzip
-import hashlib
 import json
 import re
 import zlib
@@ -47,17 +46,6 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
         raise UserError(f"{path}: not a whole gzip file ({error}); fetch or compress it again") from error
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; data files must be readable") from error
-
-
-def digest(path: Path) -> tuple[str, int]:
-    """Return the SHA-256 of a file's (gunzipped) bytes and its number of lines; a last line needs no line feed."""
-    sha, line_feeds, end = hashlib.sha256(), 0, b"\n"
-    with open_bytes(path) as stream:
-        while chunk := stream.read(1 << 20):
-            sha.update(chunk)
-            line_feeds += chunk.count(b"\n")
-            end = chunk[-1:]
-    return sha.hexdigest(), line_feeds + (end != b"\n")
 
 
 def read_lines(

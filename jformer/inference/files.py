@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from jformer.config.options import Config
+from jformer.data.file_digests import digest
 from jformer.data.progress import counted, told
-from jformer.data.text import digest, read_lines
+from jformer.data.text import read_lines
 from jformer.errors import UserError
 from jformer.inference.answers import Request
 from jformer.inference.formats import Question, read_asked, read_question, read_request, write_outputs, write_scored

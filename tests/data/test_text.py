@@ -1,12 +1,12 @@
 import gzip
-import hashlib
 import random
 from collections import Counter
 
 import pytest
 
 from jformer.data import text
-from jformer.data.text import admit, decode, digest, parse_json, read_lines
+from jformer.data.file_digests import digest
+from jformer.data.text import admit, decode, parse_json, read_lines
 from jformer.errors import UserError
 
 
@@ -18,22 +18,6 @@ def write(path, content):
 def read(path):
     counts = Counter()
     return list(read_lines(path, counts)), counts
-
-
-@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
-@pytest.mark.parametrize("content", [b"", b"\n", b"one", b"one\n", b"one\ntwo", b"one\n\ntwo\n\n"])
-def test_digest_counts_the_lines_that_are_read(tmp_path, name, content):
-    path = write(tmp_path / name, content)
-    lines, counts = read(path)
-    assert lines == content.decode().removesuffix("\n").split("\n")[: len(lines)]
-    assert digest(path) == (hashlib.sha256(content).hexdigest(), len(lines))
-    assert len(lines) == content.count(b"\n") + (not content.endswith(b"\n") and content != b"")
-    assert not counts
-
-
-def test_a_file_larger_than_a_chunk_is_digested_whole(tmp_path):
-    content = b"0123456\n" * (3 << 17)
-    assert digest(write(tmp_path / "a", content)) == (hashlib.sha256(content).hexdigest(), 3 << 17)
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])

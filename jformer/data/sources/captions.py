@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jformer.data.config import SourceConfig
+from jformer.data.file_digests import digest
 from jformer.data.image_files import file_of
 from jformer.data.sources.split import Pair, Split, find, fingerprint
-from jformer.data.text import digest, read_lines
+from jformer.data.text import read_lines
 from jformer.errors import UserError
 from jformer.storage import is_file
 

@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from jformer.data.config import SourceConfig
+from jformer.data.file_digests import digest
 from jformer.data.sources.split import Pair, Split, find, fingerprint
-from jformer.data.text import digest, read_lines
+from jformer.data.text import read_lines
 from jformer.errors import UserError
 
 _SHARE = re.compile(r"([^\[\]]+)(?:\[(?:(\d+)%)?:(?:(\d+)%)?\])?")

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jformer.data.config import SourceConfig
+from jformer.data.file_digests import digest
 from jformer.data.image_files import SUFFIXES, load_array, open_array
 from jformer.data.sources.split import Pair, Split, find, find_folder, fingerprint
-from jformer.data.text import digest, read_lines
+from jformer.data.text import read_lines
 from jformer.errors import UserError
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from jformer.data.config import SourceConfig
+from jformer.data.file_digests import digest
 from jformer.data.sources.split import Pair, Split, find, fingerprint
-from jformer.data.text import admit, decode, digest, open_bytes, parse_json
+from jformer.data.text import admit, decode, open_bytes, parse_json
 from jformer.errors import UserError
 
 ANSWERABLE, UNANSWERABLE = "answerable", "unanswerable"

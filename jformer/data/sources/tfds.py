@@ -19,8 +19,9 @@ import tensorflow_datasets.translate  # registers the builders that TFDS does no
 from tensorflow_datasets.core.download import download_manager, extractor
 
 from jformer.data.config import SourceConfig
+from jformer.data.file_digests import digest
 from jformer.data.sources.split import Pair, Split, fingerprint
-from jformer.data.text import admit, decode, digest
+from jformer.data.text import admit, decode
 from jformer.errors import UserError
 
 # The one format that TFDS writes and reads soundly without TensorFlow; its parquet loses examples (4.9.10).

@@ -1,0 +1,72 @@
+"""The digest of a data file: large ones are hashed once on a machine, not by every process at every start.
+
+What is remembered is found by the file's path, number, size and times. The time of change (ctime) is that of the file
+system, which no program can set back; it changes with the content, also where a copy keeps the time of modification.
+"""
+
+import hashlib
+import json
+import os
+import stat
+import time
+from pathlib import Path
+
+from jformer.data.text import open_bytes
+from jformer.errors import UserError
+from jformer.storage import digest_of, here, replace_content, with_digest, without_digest
+
+LARGE = 64 << 20  # bytes; fewer are hashed in a tenth of a second
+SETTLED = 2.0  # seconds since the last change: file systems do not tell changes apart that are closer in time
+
+
+def digest(path: Path) -> tuple[str, int]:
+    """Return the SHA-256 of a file's (gunzipped) bytes and its number of lines; a last line needs no line feed.
+
+    Raises UserError if it cannot be read to its end.
+    """
+    found = _identity(path)
+    if not found or path.stat().st_size < LARGE or not (folder := _own_folder()):
+        return _hashed(path)
+    remembered = folder / f"{digest_of(found)}.json"
+    try:
+        kept = without_digest(json.loads(remembered.read_bytes()), str(remembered))
+        return str(kept["sha256"]), int(kept["lines"])
+    except (OSError, ValueError, KeyError, TypeError, UserError):
+        pass  # it was never hashed, or what was remembered is damaged
+    sha256, lines = _hashed(path)
+    if _identity(path) == found and time.time() - path.stat().st_ctime > SETTLED:
+        replace_content(remembered, json.dumps(with_digest({"sha256": sha256, "lines": lines})).encode())
+    return sha256, lines
+
+
+def _hashed(path: Path) -> tuple[str, int]:
+    sha, line_feeds, end = hashlib.sha256(), 0, b"\n"
+    with open_bytes(path) as stream:
+        while chunk := stream.read(1 << 20):
+            sha.update(chunk)
+            line_feeds += chunk.count(b"\n")
+            end = chunk[-1:]
+    return sha.hexdigest(), line_feeds + (end != b"\n")
+
+
+def _identity(path: Path) -> list[str | int]:
+    """Return what changes with the content of a file, or nothing if there is none."""
+    try:
+        there = path.stat()
+    except OSError:
+        return []
+    return [str(path.resolve()), there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns, there.st_ctime_ns]
+
+
+def _own_folder() -> Path | None:
+    """Return a folder of this user that nobody else can write to, or None: what lies there is believed."""
+    folder = Path(here(), "hashed")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for each in (folder, folder.parent):
+            about = each.lstat()
+            if about.st_uid != os.getuid() or not stat.S_ISDIR(about.st_mode) or about.st_mode & 0o022:
+                return None
+    except OSError:
+        return None
+    return folder

@@ -1,0 +1,95 @@
+import gzip
+import hashlib
+import os
+import time
+from collections import Counter
+
+import pytest
+from etils import epath
+
+from jformer.data import file_digests
+from jformer.data.file_digests import digest
+from jformer.data.text import read_lines
+
+
+def write(path, content):
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+@pytest.fixture
+def hashed(tmp_path, monkeypatch):
+    """Let every file count as large, remember in a folder of this test, and return the files that were hashed."""
+    found = []
+    monkeypatch.setattr(file_digests, "here", lambda: epath.Path(tmp_path / "here"))
+    monkeypatch.setattr(file_digests, "LARGE", 0)
+    monkeypatch.setattr(file_digests, "SETTLED", 0.0)
+    whole = file_digests._hashed
+    monkeypatch.setattr(file_digests, "_hashed", lambda path: found.append(path.name) or whole(path))
+    return found
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+@pytest.mark.parametrize("content", [b"", b"\n", b"one", b"one\n", b"one\ntwo", b"one\n\ntwo\n\n"])
+def test_digest_counts_the_lines_that_are_read(tmp_path, name, content):
+    path = write(tmp_path / name, content)
+    counts = Counter()
+    lines = list(read_lines(path, counts))
+    assert lines == content.decode().removesuffix("\n").split("\n")[: len(lines)]
+    assert digest(path) == (hashlib.sha256(content).hexdigest(), len(lines))
+    assert len(lines) == content.count(b"\n") + (not content.endswith(b"\n") and content != b"")
+    assert not counts
+
+
+def test_a_file_larger_than_a_chunk_is_digested_whole(tmp_path):
+    content = b"0123456\n" * (3 << 17)
+    assert digest(write(tmp_path / "a", content)) == (hashlib.sha256(content).hexdigest(), 3 << 17)
+
+
+def test_a_large_file_is_hashed_once_until_anything_about_it_changes(tmp_path, hashed):
+    path = write(tmp_path / "a", b"one\n")
+    first = digest(path)
+    assert digest(path) == digest(path) == first
+    assert hashed == ["a"]
+    before = path.stat()
+    time.sleep(0.02)  # the file system's clock is coarser than ours
+    path.write_bytes(b"two\n")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # as a copy that keeps the times does
+    assert digest(path) == (hashlib.sha256(b"two\n").hexdigest(), 1) != first
+    moved = path.rename(tmp_path / "b")
+    assert digest(moved)[0] == hashlib.sha256(b"two\n").hexdigest()
+    assert hashed == ["a", "a", "b"]
+
+
+def test_what_changed_a_moment_ago_is_not_remembered(tmp_path, hashed, monkeypatch):
+    monkeypatch.setattr(file_digests, "SETTLED", 60.0)
+    path = write(tmp_path / "a", b"one\n")
+    assert digest(path) == digest(path)
+    assert hashed == ["a", "a"]
+
+
+def test_small_files_are_always_hashed(tmp_path, hashed, monkeypatch):
+    monkeypatch.setattr(file_digests, "LARGE", 5)
+    path = write(tmp_path / "a", b"one\n")
+    assert digest(path) == digest(path)
+    assert hashed == ["a", "a"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"sha256": "0", "lines": 7, "digest": "0"}'])
+def test_what_was_remembered_and_is_damaged_is_not_believed(tmp_path, hashed, damage):
+    path = write(tmp_path / "a", b"one\n")
+    first = digest(path)
+    (remembered,) = (tmp_path / "here" / "hashed").iterdir()
+    remembered.write_bytes(damage)
+    assert digest(path) == digest(path) == first
+    assert hashed == ["a", "a"]
+
+
+@pytest.mark.parametrize("folder", ["here", "here/hashed"])
+def test_a_folder_that_others_can_write_to_is_not_believed(tmp_path, hashed, folder):
+    (tmp_path / "here" / "hashed").mkdir(parents=True)
+    (tmp_path / folder).chmod(0o777)
+    path = write(tmp_path / "a", b"one\n")
+    assert digest(path) == digest(path)
+    assert hashed == ["a", "a"]
+    assert not [*(tmp_path / "here" / "hashed").iterdir()]
