@@ -42,6 +42,7 @@ class _State(NamedTuple):
     tokens: Int[Array, "t b n"]  # what each beam chose in each step
     parents: Int[Array, "t b n"]  # and the beam it came from
     done: Bool[Array, " b"]
+    cut: Bool[Array, " b"]  # those that went on until their limit
 
 
 def beam_search(
@@ -158,6 +159,7 @@ def _initial_state(cache: Cache, start: Start, rules: Rules, beams: Beams, const
         tokens=per_step,
         parents=per_step,
         done=start.limits <= 0,
+        cut=jnp.zeros_like(start.limits, bool),
     )
 
 
@@ -187,6 +189,7 @@ def _extend(
 
     largest_penalty = length_penalty(limits, beams)
     complete = is_complete(finished, num_finished, live.scores, largest_penalty, beams)
+    at_limit = state.cur_index + 1 >= limits
     weighed = Trace(~state.done, candidates.tokens, candidates.scores, *live[:3], best.parents, ends.scores)
     after = _State(
         cur_index=state.cur_index + 1,
@@ -197,7 +200,8 @@ def _extend(
         num_finished=num_finished,
         tokens=state.tokens.at[state.cur_index].set(live.tokens),
         parents=state.parents.at[state.cur_index].set(live.parents),
-        done=state.done | has_nan | complete | (state.cur_index + 1 >= limits),
+        done=state.done | has_nan | complete | at_limit,
+        cut=state.cut | (at_limit & ~state.done),
     )
     return after, weighed
 
@@ -233,24 +237,32 @@ def _append_tokens(history: Int[Array, "rows h"] | None, live: Hypotheses) -> In
 def _trace_back(
     state: _State, limits: Int[Array, " b"], rules: Rules, beams: Beams, constraints: Constraints | None
 ) -> Decoded:
-    """Rank the finished hypotheses, then those cut at the limit, and follow their parents back to the first token.
+    """Rank the finished hypotheses and those cut at the limit, and follow their parents back to the first token.
 
-    Of those cut, the ones that have met more tokens of the constraints come first.
+    Those cut come last, or among the others by their scores. With constraints they come last always, first of them the
+    ones that have met more tokens.
     """
-    scores, order = lax.top_k(state.finished.scores, beams.n_best)  # [b n] → [b k]
-    rank_among_cut = jnp.arange(beams.n_best) - (scores > -jnp.inf).sum(axis=1, keepdims=True)
-    is_finished = rank_among_cut < 0
-    cut = _rank_live(state.live, constraints)
-    cut = jnp.take_along_axis(cut, jnp.maximum(rank_among_cut, 0), axis=1)  # the beam of a cut hypothesis
-    live = state.live.scores
-    cut_scores = jnp.take_along_axis(live, cut, axis=1) / length_penalty(limits, beams)[:, None]
-    has_nan = jnp.isnan(live).any(axis=1, keepdims=True)
-    scores = jnp.where(has_nan, jnp.nan, jnp.where(is_finished, scores, cut_scores))
+    ended, order = lax.top_k(state.finished.scores, beams.size)  # [b n]
+    cut = _rank_live(state.live, constraints)  # [b n], beams
+    live = jnp.take_along_axis(state.live.scores, cut, axis=1) / length_penalty(limits, beams)[:, None]
+    scores = jnp.concatenate([ended, live], axis=1)  # → [b 2n]
+    is_ended = jnp.arange(2 * beams.size) < beams.size
+    if beams.ended_first or constraints is not None:
+        ranks = jnp.where(is_ended, jnp.where(scores > -jnp.inf, 0, 2), 1)
+    else:
+        ranks = -jnp.where(is_ended | state.cut[:, None], scores, -jnp.inf)
+    best = jnp.argsort(ranks, axis=1, stable=True)[:, : beams.n_best]  # [b 2n] → [b k]
+
+    def choose(of_ended: Int[Array, "b n"], of_cut: Int[Array, "b n"]) -> Int[Array, "b k"]:
+        every = jnp.concatenate([jnp.take_along_axis(of_ended, order, axis=1), of_cut], axis=1)
+        return jnp.take_along_axis(every, best, axis=1)
+
+    is_finished = best < beams.size
+    has_nan = jnp.isnan(state.live.scores).any(axis=1, keepdims=True)
+    scores = jnp.where(has_nan, jnp.nan, jnp.take_along_axis(scores, best, axis=1))
     exists = scores > -jnp.inf
-    lengths = jnp.take_along_axis(state.finished.lengths, order, axis=1)
-    last_beams = jnp.take_along_axis(state.finished.beams, order, axis=1)
-    lengths = jnp.where(is_finished, lengths, limits[:, None])
-    last_beams = jnp.where(is_finished, last_beams, cut)
+    lengths = choose(state.finished.lengths, jnp.broadcast_to(limits[:, None], cut.shape))
+    last_beams = choose(state.finished.beams, cut)
 
     def back(beam: Int[Array, "b k"], at: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         index, tokens, parents = at

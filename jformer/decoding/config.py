@@ -13,7 +13,8 @@ INPUTS = ("text", "jsonl")
 OUTPUTS = ("text", "tsv", "jsonl")
 OVERLONG = ("cut", "split")
 DTYPES = ("", "float32", "bfloat16", "auto")
-BEAM_ONLY = ("beam_size", "length_penalty", "length_offset", "coverage_penalty", "patience", "beam_groups", "diversity")
+BEAM_ONLY = ("beam_size", "length_penalty", "length_offset", "coverage_penalty", "patience", "ended_first",
+             "beam_groups", "diversity")  # fmt: skip
 SAMPLE_ONLY = ("samples", "temperature", "top_k", "top_p", "min_p", "epsilon", "typical", "seed")
 
 
@@ -26,6 +27,7 @@ class Beams:
     length_offset: float = 5.0  # k
     n_best: int = 1  # hypotheses asked for, at most `size`
     patience: float = 0.0  # a sentence is done once patience x size hypotheses ended; 0 = when no better one can come
+    ended_first: bool = True  # hypotheses that ended come before those cut at the limit, whatever their scores
     groups: int = 1  # that share the beams out; a divisor of `size`
     diversity: float = 0.0  # what a token costs for each beam of earlier groups that chose it in the same step
 
@@ -54,6 +56,9 @@ class DecodeConfig:
     beam_groups: int = 1  # groups of beams that are kept apart from each other (Vijayakumar et al. 2018)
     diversity: float = 0.5  # what a token costs for each beam of earlier groups that chose it; beam_groups above 1 only
     patience: float = 0.0  # a search is over once patience x beam_size outputs ended; 0 = when no better one can come
+    # Outputs that ended come before those that their limit cut, whatever their scores; False: all of them by their
+    # scores, as transformers ranks them, but for inputs with constraints.
+    ended_first: bool = True
     n_best: int = 1  # outputs for each input, best first; at most beam_size, or samples of mbr
 
     samples: int = 1  # sample: outputs for each input; mbr: the candidates, 32 or more where quality counts
@@ -101,6 +106,7 @@ class DecodeConfig:
             length_offset=self.length_offset,
             n_best=self.n_best,
             patience=self.patience,
+            ended_first=self.ended_first,
             groups=self.beam_groups,
             diversity=self.diversity,
         )
@@ -218,6 +224,7 @@ class DecodeOptions(TypedDict, total=False):
     beam_groups: int
     diversity: float
     patience: float
+    ended_first: bool
     n_best: int
     samples: int
     temperature: float

@@ -87,7 +87,7 @@ def constraint_tokens(tokens, phrases):
     )
 
 
-def patient(toy, sentence, limit, alpha, n, groups=1, diversity=0.0, enough=np.inf, **rules):
+def patient(toy, sentence, limit, alpha, n, groups=1, diversity=0.0, enough=np.inf, ended_first=True, **rules):
     """Search as beam_search does, but to the very limit, or until so many as are `enough` have ended: no safe stop."""
     size = n // groups
     live, ended = [[((), 0.0)] for _ in range(groups)], [[] for _ in range(groups)]
@@ -105,7 +105,10 @@ def patient(toy, sentence, limit, alpha, n, groups=1, diversity=0.0, enough=np.i
             live[group] = [one for one in grown if one[0][-1] != EOS][:size]
             taken += [tokens[-1] for tokens, _ in live[group]]
         if sum(map(len, ended)) >= enough:
+            live = live if length == limit else [[]]
             break
     best = [one for group in ended for one in sorted(group, key=lambda one: -one[1])[:size]]
     cut = [(tokens, score / penalty(limit, alpha)) for group in live for tokens, score in group]
+    if not ended_first:
+        return sorted(best + cut, key=lambda one: -one[1])[:n]
     return (sorted(best, key=lambda one: -one[1]) + sorted(cut, key=lambda one: -one[1]))[:n]

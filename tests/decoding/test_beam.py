@@ -134,6 +134,24 @@ def test_hypotheses_cut_at_the_limit_follow_those_that_ended(toy):
     assert found[0][1] < found[sum(ended)][1]
 
 
+@pytest.mark.parametrize(("patience", "n_best"), [(0.0, 4), (0.5, 1)])
+def test_hypotheses_cut_at_the_limit_rank_by_their_scores_where_that_is_asked_for(toy, patience, n_best):
+    model, limits = toy(11, 12, 0.3), [6, 5, 4, 3, 2, 1] * 2
+    model.table[:, :, :, EOS] -= 1.0
+    options = {"size": 4, "n_best": n_best, "length_penalty": 0.6, "ended_first": False, "patience": patience}
+    found, cut_first = model.search(beam_search, limits, **options), 0
+    for i, limit in enumerate(limits):
+        enough = patience * 4 or np.inf
+        expected = patient(model, i, limit, 0.6, 4, enough=enough, ended_first=False)
+        assert_same(hypotheses(found, i), expected[:n_best])
+        cut_first += expected[0][0][-1] != EOS and any(tokens[-1] == EOS for tokens, _ in expected)
+    assert cut_first
+    every = {"size": 121, "n_best": 1, "length_penalty": 0.6, "ended_first": False}
+    for i, limit in enumerate(limits[:6]):
+        best = max(exhaustive(model, i, limit, 0.6), key=lambda one: one[1])
+        assert_same(hypotheses(model.search(beam_search, limits, **every), i), [best])
+
+
 def test_a_limit_above_the_room_may_leave_a_sentence_undone(toy):
     model, options = toy(14, 12, 1.5), {"size": 3, "length_penalty": 0.0}
     found = model.search(beam_search, [9] * 12, **options)

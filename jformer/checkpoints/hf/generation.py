@@ -29,6 +29,7 @@ def read(fields: Mapping[str, Any], symbols: Symbols, tokens: Sequence[str]) -> 
         "length_penalty": max(penalty, 0.0) if beams > 1 else 0.0,
         "length_offset": float(before),
         "patience": 1.0 if fields.get("early_stopping") is True and beams > 1 else 0.0,
+        "ended_first": beams == 1,
         "min_length": max(0, fields.get("min_new_tokens", fields.get("min_length", 1) - 1) - before),
         "max_length": max(1, most),
         "max_extra_length": max(1, most),

@@ -1,0 +1,188 @@
+"""Texts become the ids that tokenizers of transformers make of them, and ids their texts: 20,000 hostile lines a kind.
+
+Small tokenizers of each kind that published models have, trained on this project's documents. `python -m pytest
+tests/parity/test_tokenizers.py -s` prints the counts of docs/weights.md.
+"""
+
+import io
+import json
+import random
+import unicodedata
+from pathlib import Path
+
+import pytest
+import sentencepiece
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from jformer.checkpoints.hf.vocabulary import Vocabulary
+from tests.parity.pairs import transformers
+
+LINES = 20_000
+SIZE = 600
+MARKS = (
+    *(
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "</s>",
+        "<s>",
+        "<pad>",
+        "<unk>",
+        "<mask>",
+        "<|endoftext|>",
+        "<extra_id_0>",
+        "eng_Latn",
+    ),
+    *(" ", "  ", "\t", "\u00a0", "\u2028", "\u3000", "\u200d", "\ufeff", "\r", "\x07", "\x85", "▁", "##", "Ġ"),
+    *("'s", " n't", " .", "e\u0301", "ﬁ", "Ⅷ", "½", "İ", "ß", "ẞ", "ﷺ", "👩‍👩‍👧", "🇩🇪", "𝕏", "\U0010ffff"),
+    *("नमस्ते", "ไทย", "日本語", "مرحبا"),
+)
+ROOT = Path(__file__).parents[2]
+
+
+def documents():
+    paths = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [line for path in paths for line in path.read_text().splitlines() if line.strip()]
+
+
+def hostile_lines(seed=0):
+    """Return lines of documents, of signs of all planes, and of what tokenizers take for their own, in all mixtures."""
+    draw, real = random.Random(seed), documents()
+
+    def sign():
+        while True:
+            code = draw.choice((draw.randrange(1, 0x250), draw.randrange(1, 0x3100), draw.randrange(1, 0x110000)))
+            if unicodedata.category(chr(code)) != "Cs":  # halves of surrogate pairs are no text
+                return chr(code)
+
+    def part():
+        kind = draw.random()
+        if kind < 0.4:
+            line = draw.choice(real)
+            begin = draw.randrange(len(line))
+            return line[begin : begin + draw.randrange(1, 60)]
+        if kind < 0.6:
+            return draw.choice(MARKS)
+        if kind < 0.7:
+            return unicodedata.normalize(draw.choice(("NFC", "NFD", "NFKC", "NFKD")), sign() + sign())
+        return "".join(sign() for _ in range(draw.choice((1, 2, 3, 120 if kind > 0.99 else 8))))
+
+    return [draw.choice(("", " ")).join(part() for _ in range(draw.randrange(1, 8))) for _ in range(LINES)]
+
+
+def wordpiece(folder):
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    fast = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    fast.normalizer, fast.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    fast.decoder = decoders.WordPiece()
+    fast.train_from_iterator(documents(), trainers.WordPieceTrainer(vocab_size=SIZE, special_tokens=specials))
+    fast.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    write(folder, fast, "BertTokenizer", dict(zip(names, specials, strict=True)))
+
+
+def byte_level(folder, roberta=False):
+    specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"] if roberta else ["<|endoftext|>"]
+    fast = tokenizers.Tokenizer(models.BPE())
+    fast.pre_tokenizer, fast.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=SIZE, special_tokens=specials, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    fast.train_from_iterator(documents(), trainer)
+    if roberta:
+        fast.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+        names = ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token")
+        tokens = {**dict(zip(names, specials, strict=True)), "cls_token": "<s>", "sep_token": "</s>"}
+        write(folder, fast, "RobertaTokenizer", tokens)
+    else:
+        fast.post_processor = processors.ByteLevel(trim_offsets=False)
+        write(folder, fast, "GPT2Tokenizer", dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>"))
+
+
+def unigram(folder, languages=False):
+    specials = ["<s>", "<pad>", "</s>", "<unk>"] if languages else ["<pad>", "</s>", "<unk>"]
+    processor = pieces(documents())
+    found = [(processor.id_to_piece(i), processor.get_score(i)) for i in range(2, processor.get_piece_size())]
+    scored = [*((each, 0.0) for each in specials), *found]
+    fast = tokenizers.Tokenizer(models.Unigram(scored, unk_id=specials.index("<unk>")))
+    fast.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")])
+    fast.pre_tokenizer, fast.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    fast.add_special_tokens([*specials, *(["eng_Latn", "deu_Latn", "<mask>"] if languages else ["<extra_id_0>"])])
+    ids = fast.get_vocab()
+    tokens = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    if languages:
+        first, last = ("eng_Latn", ids["eng_Latn"]), ("</s>", ids["</s>"])
+        fast.post_processor = processors.TemplateProcessing("eng_Latn $A </s>", special_tokens=[first, last])
+        tokens |= {"bos_token": "<s>", "src_lang": "eng_Latn", "mask_token": "<mask>"}
+    else:
+        fast.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", ids["</s>"])])
+    write(folder, fast, "PreTrainedTokenizerFast", tokens)
+
+
+def sentencepieces(folder):
+    models = [pieces(documents()), pieces([line[::-1] for line in documents()])]
+    for name, model in zip(("source", "target"), models, strict=True):
+        (folder / f"{name}.spm").write_bytes(model.serialized_model_proto())
+    both = {model.id_to_piece(i) for model in models for i in range(2, model.get_piece_size())}
+    ids = {piece: i for i, piece in enumerate(["</s>", "<unk>", *sorted(both), "<pad>"])}
+    (folder / "vocab.json").write_text(json.dumps(ids))
+    config = {"tokenizer_class": "MarianTokenizer", "source_lang": "en", "target_lang": "de", "eos_token": "</s>",
+              "pad_token": "<pad>", "unk_token": "<unk>"}  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def pieces(lines):
+    """Return a sentencepiece model, whose first ids are the end and the unknown piece."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=model, vocab_size=SIZE, model_type="unigram", bos_id=-1, pad_id=-1,
+        eos_id=0, unk_id=1, minloglevel=2, num_threads=1,
+    )  # fmt: skip
+    return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+
+
+def write(folder, fast, cls, tokens):
+    fast.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": cls, **tokens}))
+
+
+KINDS = {  # how it is made, model_type, language, the decoder's first token
+    "WordPiece (BERT)": (wordpiece, "bert", "", -1),
+    "byte-level BPE (GPT-2)": (byte_level, "gpt2", "", -1),
+    "byte-level BPE (RoBERTa, BART)": (lambda folder: byte_level(folder, roberta=True), "roberta", "", -1),
+    "unigram (T5)": (unigram, "t5", "", 0),
+    "unigram with languages (NLLB)": (lambda folder: unigram(folder, languages=True), "m2m_100", "eng_Latn", 2),
+    "two sentencepiece models with a list of ids (Marian)": (sentencepieces, "marian", "", -1),
+}
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Recommended. pip install sacremoses"
+)  # which its tokenizer imports and does not call
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_and_texts_are_theirs(kind, tmp_path):
+    make, model_type, language, start = KINDS[kind]
+    make(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    found = Vocabulary(tmp_path, model_type, {})
+    start = found.ids["<pad>"] if model_type == "marian" else start
+    ours = found.tokenizer("source", found.symbols("source", language, start), "")
+    lines = hostile_lines()
+    symbols = ours.symbols
+    first = (symbols.bos,) if model_type in ("bert", "roberta") else ()
+    last = () if model_type == "gpt2" else (symbols.eos, *symbols.after)
+    ids = ours.encode(lines)
+    expected = theirs(lines)["input_ids"]
+    whole = [[*first, *symbols.before, *mine, *last] for mine in ids]
+    differ = [case for case in zip(lines, whole, expected, strict=True) if case[1] != case[2]]
+    texts = [
+        (line, ours.decode(mine))
+        for line, mine in zip(lines, ids, strict=True)
+        if ours.decode(mine) != theirs.decode(mine, skip_special_tokens=True)
+    ]
+    print(
+        f"\n{kind}: of {LINES} lines ({len({*lines})} different) {len(differ)} have other ids, {len(texts)} other texts"
+    )
+    assert not differ, differ[:2]
+    assert not texts, texts[:2]
