@@ -1,19 +1,23 @@
 """What does it take to import a published model's directory: how much memory beside its parameters, how many seconds?
 
 A directory with the names and shapes of BART-large (406 million parameters, float32) and a vocabulary of words is
-written here, its numbers all the same; `python -m jformer.hf import` reads it in a process of its own. Held: the
-largest resident size of that process (ru_maxrss), JAX and our program in it: the first row, a small layer, is theirs.
+written here, its numbers all the same; `python -m jformer.hf import` reads it in a process of its own, and in several,
+which share it out. Held: the largest resident size of a process (ru_maxrss), JAX and our program in it, as the rows of
+a small layer show; pages of the file that are mapped while a tensor is read count, too.
 
-Command:  python -m experiments.import_memory [--layers=12] [--width=1024] [--smoke]
+Command:  python -m experiments.import_memory [--layers=12] [--width=1024] [--processes=8] [--smoke]
 """
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import jax
@@ -24,6 +28,7 @@ from experiments.measure import ROOT, commit, processor_name, smoke_sizes
 
 LAYERS = flags.DEFINE_integer("layers", 12, "Of the encoder, and as many of the decoder.")
 WIDTH = flags.DEFINE_integer("width", 1_024, "Numbers of a token; feed-forward layers have four times as many.")
+PROCESSES = flags.DEFINE_integer("processes", 8, "Of the last row, which share the model out.")
 VOCABULARY = flags.DEFINE_integer("vocabulary", 50_265, "Words.")
 
 
@@ -58,35 +63,48 @@ def write_model(directory: Path, layers: int, width: int, vocabulary: int) -> in
     return size // 4
 
 
-def imported(directory: Path, workdir: Path) -> tuple[float, float]:
-    """Import a directory in a process of its own and return the seconds that took and the MiB that it held."""
+def imported(directory: Path, workdir: Path, processes: int) -> tuple[float, float]:
+    """Import a directory in so many processes; return the seconds that took and the MiB that one held at most."""
     command = [sys.executable, "-m", "jformer.hf", "import", str(directory), f"--workdir={workdir}"]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = [f"--coordinator=127.0.0.1:{server.getsockname()[1]}", f"--processes={processes}"]
     start = time.perf_counter()
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        raise RuntimeError(f"{' '.join(command)} ended with {status}")
-    return time.perf_counter() - start, usage.ru_maxrss / 1024
+    started = [
+        subprocess.Popen(
+            [*command, *place, f"--process={i}"] if processes > 1 else command, cwd=ROOT, stdout=subprocess.DEVNULL
+        )
+        for i in range(processes)
+    ]
+    held = 0.0
+    for process in started:
+        _, status, usage = os.wait4(process.pid, 0)
+        if status:
+            raise RuntimeError(f"{' '.join(command)} ended with {status}")
+        held = max(held, usage.ru_maxrss / 1024)
+    return time.perf_counter() - start, held
 
 
 def main(argv: Sequence[str]) -> None:
     """Print a row for a model of one small layer, and one for that of the flags."""
     del argv
-    smoke_sizes(layers=1, width=64, vocabulary=100)
+    smoke_sizes(layers=1, width=64, vocabulary=100, processes=2)
     print(f"{commit()}, {processor_name()}")
-    print(f"{'parameters':>12}{'their size':>13}{'held':>12}{'held / size':>13}{'more / size':>13}{'seconds':>9}")
-    least = 0.0
+    columns = ("processes", "parameters", "their size", "held by one", "held / size", "more / size", "seconds")
+    print("".join(f"{name:>13}" for name in columns))
+    least: dict[int, float] = {}
     for sizes in ((1, 64, 100), (LAYERS.value, WIDTH.value, VOCABULARY.value)):
-        with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "model").mkdir()
-            count = write_model(Path(folder, "model"), *sizes)
-            seconds, held = imported(Path(folder, "model"), Path(folder, "run"))
-        size, least = count * 4 / 2**20, least or held
-        more = (held - least) / size
-        print(
-            f"{count:>12,}{size:>9,.0f} MiB{held:>8,.0f} MiB{held / size:>13.2f}{more:>13.2f}{seconds:>9.1f}",
-            flush=True,
-        )
+        for processes in (1, PROCESSES.value):
+            with tempfile.TemporaryDirectory() as folder:
+                (Path(folder) / "model").mkdir()
+                with ProcessPoolExecutor(
+                    1, get_context("spawn")
+                ) as other:  # what it holds counts for our children, too
+                    count = other.submit(write_model, Path(folder, "model"), *sizes).result()
+                seconds, held = imported(Path(folder, "model"), Path(folder, "run"), processes)
+            size = count * 4 / 2**20
+            more = (held - least.setdefault(processes, held)) / size
+            row = (f"{size:,.0f} MiB", f"{held:,.0f} MiB", f"{held / size:.2f}", f"{more:.2f}", f"{seconds:.1f}")
+            print(f"{processes:>13}{count:>13,}" + "".join(f"{cell:>13}" for cell in row), flush=True)
 
 
 if __name__ == "__main__":

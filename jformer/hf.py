@@ -1,6 +1,7 @@
 """Models of Hugging Face Transformers as runs of ours, and runs as such models; torch is not needed.
 
 python -m jformer.hf import MODEL --workdir=DIR [--prefix=TEXT] [--source_language=X --target_language=Y]
+       [--coordinator=HOST:PORT --processes=N --process=I]
 python -m jformer.hf export DIR --output=MODEL_DIR [--family=TYPE]
 python -m jformer.hf prune DIR --workdir=NEW --text FILE … [--target FILE …]
 python -m jformer.hf extend DIR --workdir=NEW --tokens FILE …
@@ -8,6 +9,7 @@ python -m jformer.hf extend DIR --workdir=NEW --tokens FILE …
 import  reads config.json, generation_config.json, the tokenizer and safetensors, never pickle, of a directory, or of
         owner/name, which huggingface_hub fetches; DIR then is a run like any other: predict, evaluate, score, verify,
         describe and export it with jformer.main, or train another run from it with --config.train.init_from=DIR.
+        Several processes, each started with its own I, share a large model out: each holds its part alone.
 export  writes what transformers loads with from_pretrained; TYPE, such as marian, chooses among families that could.
 prune   writes a run whose vocabulary keeps the special tokens and those of the files alone, one text a line.
 extend  writes a run whose vocabulary has the tokens of the files, too, one a line; it knows them when it has trained.
@@ -20,7 +22,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from jformer.errors import DONE, MISTAKE, UserError
+from jformer.errors import DONE, LOST, MISTAKE, UserError
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,6 +36,9 @@ def main(argv: list[str] | None = None) -> int:
     reading.add_argument("--workdir", required=True)
     for flag in ("prefix", "source_language", "target_language"):
         reading.add_argument(f"--{flag}", default="")
+    reading.add_argument("--coordinator")
+    for flag in ("processes", "process"):
+        reading.add_argument(f"--{flag}", type=int)
     writing.add_argument("workdir")
     writing.add_argument("--output", type=Path, required=True)
     writing.add_argument("--family", default="")
@@ -51,20 +56,26 @@ def main(argv: list[str] | None = None) -> int:
     from jformer.checkpoints.hf.extend import extend
     from jformer.checkpoints.hf.hub import find_model
     from jformer.checkpoints.hf.prune import prune
+    from jformer.parallel import processes
 
     try:
         if options.command == "import":
             texts = Texts(options.source_language, options.target_language, options.prefix)
-            print(import_model(find_model(options.model), options.workdir, texts))
+            with processes.joined(processes.from_flags(False, options.coordinator, options.processes, options.process)):
+                with processes.main_process_first():
+                    directory = find_model(options.model)
+                told = import_model(directory, options.workdir, texts)
+                if processes.is_main_process():
+                    print(told)
         elif options.command == "prune":
             print(prune(options.old, options.workdir, options.text, options.target))
         elif options.command == "extend":
             print(extend(options.old, options.workdir, options.tokens))
         else:
             print(export_model(options.workdir, options.output, options.family))
-    except UserError as error:
+    except (UserError, processes.AbsentError) as error:
         print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
-        return MISTAKE
+        return MISTAKE if isinstance(error, UserError) else LOST
     return DONE
 
 

@@ -20,10 +20,10 @@ from jformer.parallel.mesh import FSDP
 from jformer.parallel.sharding import parameter_shardings
 
 
-def abstract_params(model: Any, mesh: Mesh) -> Any:
-    """Return the shapes of a model's parameters, split over `tensor` alone: so answers need them."""
+def abstract_params(model: Any, mesh: Mesh, whole: Sequence[str] = (FSDP,)) -> Any:
+    """Return the shapes of a model's parameters, not split over `whole` axes: so answers need them."""
     shapes = jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))
-    return checkpoint.abstract_like(shapes, parameter_shardings(mesh, shapes, whole=[FSDP]))
+    return checkpoint.abstract_like(shapes, parameter_shardings(mesh, shapes, whole))
 
 
 class Weights(NamedTuple):

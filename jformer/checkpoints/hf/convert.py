@@ -29,6 +29,7 @@ from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer, LabelTokenizer,
 from jformer.data.vocabularies import load_tokenizers
 from jformer.errors import UserError, nearest
 from jformer.models import ModelConfig, build_model
+from jformer.parallel import processes
 from jformer.parallel.mesh import make_mesh
 from jformer.storage import run_path
 
@@ -56,9 +57,10 @@ class Texts:
     prefix: str = ""  # in front of every source text, such as "translate English to German: "
 
 
-def import_model(directory: Path, workdir: str, texts: Texts, mesh: Mesh | None = None) -> str:
+def import_model(directory: Path, workdir: str, texts: Texts) -> str:
     """Make a workdir of a model's directory and return what to tell the user.
 
+    All processes call it. Several share the parameters out: each reads its part of every tensor, and holds no more.
     Raises UserError for a family that we have not, a field that asks for what we have not, files that contradict each
     other, and a workdir that is not empty.
     """
@@ -74,10 +76,13 @@ def import_model(directory: Path, workdir: str, texts: Texts, mesh: Mesh | None 
         model = model_config(family, fields, task, ENDS if task == "qa" else len(labels))
         refuse_missing_layers(model, source)
         tokenizers = read_tokenizers(directory, family, fields, model, labels, texts)
-        params = read_params(family, model, task, source, mesh or make_mesh(1))
+        processes.check_same({"config.json": fields, "the shapes of the tensors": source.shapes()})
+        mesh = make_mesh(1, -1) if processes.process_count() > 1 else make_mesh(1)
+        params = read_params(family, model, task, source, mesh)
         config, notes = make_config(directory, task, model, fields, tokenizers)
     save(target, config, tokenizers, params)
-    (target / ORIGIN).write_text(json.dumps({"model_type": family.model_type}) + "\n")
+    if processes.is_main_process():
+        (target / ORIGIN).write_text(json.dumps({"model_type": family.model_type}) + "\n")
     size = sum(int(np.prod(shape)) for shape in source.shapes().values())
     also = f"; not carried over: {', '.join(notes)}" if notes else ""
     return f"{target}: {family.model_type}, {size:,} numbers, task {task}{also}"
@@ -193,7 +198,7 @@ def read_params(family: Family, model: ModelConfig, task: str, source: tensors.T
                 raise UserError(f"{copy} differs from {original}, of which config.json makes it a copy")
             if original not in source.found:
                 source.found[original] = source.found[copy]
-    return tables.from_source(table, abstract_params(build_model(model), mesh), source, family.is_unread)
+    return tables.from_source(table, abstract_params(build_model(model), mesh, whole=()), source, family.is_unread)
 
 
 def make_config(
@@ -220,14 +225,19 @@ def make_config(
 
 
 def save(workdir: AnyPath, config: Config, tokenizers: Mapping[str, Tokenizer], params: Any) -> None:
-    """Write a workdir."""
-    (workdir / "tokenizer").mkdir(parents=True, exist_ok=True)
-    for name, tokenizer in tokenizers.items():
-        tokenizer.save(workdir / "tokenizer", name)
+    """Write a workdir. All processes call it, and process 0 writes what is not shared out."""
+    processes.barrier()  # all have seen that there was nothing
+    if processes.is_main_process():
+        (workdir / "tokenizer").mkdir(parents=True, exist_ok=True)
+        for name, tokenizer in tokenizers.items():
+            tokenizer.save(workdir / "tokenizer", name)
+    processes.barrier()
+    processes.refuse_unshared(workdir)
     checkpoints = checkpoint.Checkpoints(workdir / "checkpoints")
     checkpoints.save(0, {"params": params}, {"step": 0, "config": dataclasses.asdict(config)}, None)
     checkpoints.close()
-    save_config(config, workdir / "config.json")
+    if processes.is_main_process():
+        save_config(config, workdir / "config.json")
 
 
 def sized(config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> ModelConfig:

@@ -37,13 +37,13 @@ Table = dict[str, Entry]
 
 
 class Source(Protocol):
-    """Named tensors, read one at a time."""
+    """Named tensors, read one at a time, or a part of one."""
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every tensor."""
 
-    def read(self, name: str) -> np.ndarray:
-        """Return a tensor as float32."""
+    def read(self, name: str, take: Callable[[np.ndarray], np.ndarray] = as_it_is) -> np.ndarray:
+        """Return what `take` makes of a tensor, as float32."""
 
 
 class Arrays:
@@ -56,9 +56,9 @@ class Arrays:
         """Return the shape of every tensor."""
         return {name: array.shape for name, array in self.arrays.items()}
 
-    def read(self, name: str) -> np.ndarray:
-        """Return a tensor as float32."""
-        return np.asarray(self.arrays[name], np.float32)
+    def read(self, name: str, take: Callable[[np.ndarray], np.ndarray] = as_it_is) -> np.ndarray:
+        """Return what `take` makes of a tensor, as float32."""
+        return np.asarray(take(self.arrays[name]), np.float32)
 
 
 def linear(ours: str, theirs: str, bias: bool = True) -> Table:
@@ -104,12 +104,12 @@ def from_source(table: Table, abstract: Any, source: Source, unread: Callable[[s
             if entry.value is not None:
                 return entry.value[index]
             if "{}" not in entry.theirs:
-                return entry.read(source.read(_present(entry, shapes)))[index]
+                return source.read(_present(entry, shapes), lambda array: entry.read(array)[index])
             layers = range(leaf.shape[0])[index[0]]
             sizes = [len(range(size)[part]) for size, part in zip(leaf.shape, index, strict=True)]
             array = np.empty(sizes, np.float32)
             for row, layer in enumerate(layers):
-                array[row] = entry.read(source.read(entry.theirs.format(layer)))[index[1:]]
+                array[row] = source.read(entry.theirs.format(layer), lambda whole: entry.read(whole)[index[1:]])
             return array
 
         return jax.make_array_from_callback(leaf.shape, leaf.sharding, shard)

@@ -5,6 +5,7 @@ hostile file nothing is believed: every offset must follow from the shapes, and 
 """
 
 import json
+import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ DTYPES: dict[str, Any] = {
     "BF16": np.dtype(jnp.bfloat16),
 }
 OTHERS = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1, "U16": 2, "U32": 4, "U64": 8}  # bytes; never read
+PIECE = 1 << 24  # bytes of a file that are mapped at once
 SHARD_BYTES = 5_000_000_000  # a file of an export holds no more, but for a single larger tensor
 
 
@@ -65,19 +67,38 @@ class Tensors:
         """Return the shape of every tensor."""
         return {name: tensor.shape for name, tensor in self.found.items()}
 
-    def read(self, name: str) -> np.ndarray:
-        """Return a tensor as float32. Raise UserError for other than finite floating-point numbers."""
+    def read(self, name: str, take: Callable[[np.ndarray], np.ndarray] = np.asarray) -> np.ndarray:
+        """Return what `take` makes of a tensor, a part of it, say, as float32; no more of the file is read.
+
+        Raises UserError for other than finite floating-point numbers.
+        """
         tensor = self.found[name]
         if tensor.dtype not in DTYPES:
             raise UserError(f"{tensor.path}: {name} holds {tensor.dtype}, not one of {', '.join(DTYPES)}")
-        count = int(np.prod(tensor.shape, dtype=np.int64))
-        array = np.fromfile(tensor.path, DTYPES[tensor.dtype], count, offset=tensor.begin)
-        if array.size != count:
+        if tensor.path.stat().st_size < tensor.end:
             raise UserError(f"{tensor.path}: ends within {name}; fetch it again")
-        array = array.astype(np.float32, copy=False).reshape(tensor.shape)
+        with tensor.path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        count = int(np.prod(tensor.shape, dtype=np.int64))
+        whole = np.frombuffer(mapped, DTYPES[tensor.dtype], count, tensor.begin).reshape(tensor.shape)
+        array = _copy(take(whole), mapped)
         if not np.isfinite(array).all():
             raise UserError(f"{tensor.path}: {name} holds numbers that are not finite in float32; restore the file")
         return array
+
+
+def _copy(part: np.ndarray, mapped: mmap.mmap) -> np.ndarray:
+    """Return a copy, made in pieces, of whose pages of the file none is held: columns of a table are on all of them."""
+    if not part.ndim:
+        return np.array(part, np.float32)
+    array = np.empty(part.shape, np.float32)
+    slowest = int(np.argmax(np.abs(part.strides)))
+    source, target = np.moveaxis(part, slowest, 0), np.moveaxis(array, slowest, 0)
+    rows = max(1, PIECE // max(1, abs(part.strides[slowest])))
+    for begin in range(0, len(source), rows):
+        target[begin : begin + rows] = source[begin : begin + rows]
+        mapped.madvise(mmap.MADV_DONTNEED)
+    return array
 
 
 def read_header(path: Path) -> dict[str, Tensor]:
