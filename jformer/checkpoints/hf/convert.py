@@ -231,7 +231,6 @@ def save(workdir: AnyPath, config: Config, tokenizers: Mapping[str, Tokenizer], 
         (workdir / "tokenizer").mkdir(parents=True, exist_ok=True)
         for name, tokenizer in tokenizers.items():
             tokenizer.save(workdir / "tokenizer", name)
-    processes.barrier()
     processes.refuse_unshared(workdir)
     checkpoints = checkpoint.Checkpoints(workdir / "checkpoints")
     checkpoints.save(0, {"params": params}, {"step": 0, "config": dataclasses.asdict(config)}, None)
