@@ -30,6 +30,7 @@ ARGUMENTS = {  # what a command cannot do without
     "sst2": ["--data={folder}", "--workdir={folder}/runs"],
     "tagging": ["--data={folder}", "--workdir={folder}/runs"],
     "vanishing_gradients": ["--workdir={folder}/runs"],
+    "what_attention_bought": ["--workdir={folder}/runs"],
 }
 NEEDS = {"scaling": "libtpu"}
 SMALL = {

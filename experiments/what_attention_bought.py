@@ -1,0 +1,156 @@
+"""What did attention buy, and what did the Transformer buy after it? Translation by the length of the source.
+
+Four models of as many parameters (their width follows from that), trained on as many tokens of Multi30k with the same
+loss, batches, beams and average of checkpoints: an LSTM without attention that reads the source backwards (Sutskever et
+al. 2014), a GRU with additive attention (Bahdanau et al. 2015), an LSTM with multiplicative attention and input feeding
+(Luong et al. 2015), and the Transformer. The plot is that of Bahdanau et al. 2015, figure 2. No rate was tuned.
+
+Command:  python -m experiments.what_attention_bought --data=PATH/multi30k --workdir=runs/attention
+          [--updates=1500] [--seeds=3] [--smoke]
+"""
+
+import functools
+import json
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+from absl import app, flags
+
+from configs import multi30k_tiny, quickstart
+from experiments.measure import smoke_sizes
+from experiments.runs import results_of, small_run
+from jformer.config import default_config, resolve
+from jformer.config.presets import PRESETS
+from jformer.data.sources import open_split
+from jformer.evaluation.plots import Line, lines
+from jformer.models import build_model, init_params
+from jformer.tasks.metrics import text_scores
+
+DATA = flags.DEFINE_string("data", "", "The folder of Multi30k; --smoke needs none.")
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Every run gets a directory in it, and the table and plot.", required=True
+)
+UPDATES = flags.DEFINE_integer("updates", 1_500, "Of each run.", lower_bound=1)
+SEEDS = flags.DEFINE_integer("seeds", 3, "Runs of each model, with seeds 0, 1, …", lower_bound=1)
+
+REFERENCE = "Transformer"
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # name → preset, what else is set
+    "no attention": ("luong_tiny", {"recurrent.attention": "none", "recurrent.input_feeding": False}),
+    "additive attention": ("rnnsearch_tiny", {}),
+    "multiplicative attention": ("luong_tiny", {}),
+    REFERENCE: ("transformer_tiny", {}),
+}
+RATES = {REFERENCE: 3e-3}
+RATE, CLIP = 2e-3, 1.0  # of recurrent models
+LENGTHS = ((1, 9), (10, 12), (13, 15), (16, 19), (20, 99))  # words of a source
+COLUMNS = ("d_model", "parameters", "seed", "BLEU", *(f"{low}-{high}" for low, high in LENGTHS), "tokens/s")
+HEAD = f"{'model':<26}" + "".join(f"{name:>11}" for name in COLUMNS)
+
+
+def main(_: list[str]) -> None:
+    """Train what is missing, print a row for each run, and draw the means by length."""
+    smoke_sizes(updates=2, seeds=1)
+    rows = 40 if smoke_sizes() else 10_000
+    wanted = parameters("transformer_tiny", {}, rows)
+    print(HEAD, flush=True)
+    drawn: list[Line] = []
+    for name, (preset, changes) in MODELS.items():
+        width = equal_width(preset, changes, rows, wanted)
+        scores = [score(name, preset, {**changes, "d_model": width}, seed, rows) for seed in range(SEEDS.value)]
+        middles = [(low + min(high, 24)) / 2 for low, high in LENGTHS]
+        means = [statistics.fmean(by_length) for by_length in zip(*scores, strict=True)]
+        spread = [statistics.stdev(each) if len(scores) > 1 else None for each in zip(*scores, strict=True)]
+        drawn.append(Line(name, middles, means[1:], spread[1:]))
+    picture = Path(WORKDIR.value) / "bleu_by_length.png"
+    picture.write_bytes(lines(drawn, "words of the source", "BLEU"))
+    print(f"{picture}: mean and standard deviation of {SEEDS.value} seeds by the source's length")
+
+
+def score(name: str, preset: str, changes: dict[str, Any], seed: int, rows: int) -> list[float]:
+    """Train and score one run where that was not done, print its row, and return BLEU overall and by length."""
+    options = options_of(name, preset, changes) | {"seed": seed}
+    workdir = Path(WORKDIR.value) / f"{name.replace(' ', '_')}-{seed}"
+    results_of(base(), workdir, options)
+    outputs = (workdir / "outputs" / "test.txt").read_text(encoding="utf-8").splitlines()
+    sources, references = test_set(options)
+    found = [bleu(outputs, references)]
+    for low, high in LENGTHS:
+        some = [i for i, source in enumerate(sources) if low <= len(source.split()) <= high]
+        found.append(bleu([outputs[i] for i in some], [references[i] for i in some]) if some else 0.0)
+    metrics = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    pace = statistics.median(row["tokens_per_second"] for row in metrics if row["split"] == "train")
+    cells = (changes["d_model"], f"{parameters(preset, changes, rows):,}", seed, *(f"{x:.1f}" for x in found))
+    print(f"{name:<26}" + "".join(f"{cell:>11}" for cell in (*cells, f"{pace:,.0f}")), flush=True)
+    return found
+
+
+def base() -> ModuleType:
+    """Return the config that all models change."""
+    return quickstart if smoke_sizes() else multi30k_tiny
+
+
+def test_set(options: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Return the sources and references that are scored."""
+    values = base().get_config()
+    values.data.update(dir=DATA.value, **{key: options[f"data.{key}"] for key in ("name",) if f"data.{key}" in options})
+    data = resolve(values).data
+    pairs = [*open_split(data, data.test_splits()["test"]).read(Counter())]
+    return [pair.source for pair in pairs], [pair.target for pair in pairs]
+
+
+def bleu(outputs: Sequence[str], references: Sequence[str]) -> float:
+    """Return BLEU of texts that are tokens already."""
+    return float(text_scores(outputs, [references], tokenize="none", names=("bleu",))["bleu"]["score"])
+
+
+def options_of(name: str, preset: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """Return what a model sets in the config of the Transformer's run."""
+    plain, given = (flat(each.model.to_dict()) for each in (default_config(), base().get_config()))
+    unset = {key: value for key, value in plain.items() if given[key] != value}  # what the config file sets
+    options = {f"model.{key}": value for key, value in {**unset, **flat(PRESETS[preset]), **changes}.items()}
+    options |= {"optim.warmup": 400.0, "optim.learning_rate": RATES.get(name, RATE)}
+    options |= {} if name in RATES else {"optim.clip_norm": CLIP}
+    if smoke_sizes():
+        small = {key: value for key, value in small_run(UPDATES.value).items() if not key.startswith("model.")}
+        return {**options, **small, "model.execution.unroll": 1, "data.test": "('test',)"}
+    return {**options, "data.dir": DATA.value, "train.num_steps": UPDATES.value, "train.patience": 0,
+            "train.eval_every": 126, "train.checkpoint_every": 63, "model.dtype": "auto"}  # fmt: skip
+
+
+def flat(preset: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a preset with dots between the names."""
+    return {
+        f"{key}.{inner}" if inner else key: value
+        for key, given in preset.items()
+        for inner, value in (given.items() if isinstance(given, dict) else [("", given)])
+    }
+
+
+@functools.cache
+def _count(preset: str, changes: tuple[tuple[str, Any], ...], rows: int) -> int:
+    config = default_config(preset)
+    config.model.update_from_flattened_dict(dict(changes))
+    config.model.update(vocab_size=rows, target_vocab_size=rows)
+    model = build_model(resolve(config).model)
+    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(lambda: init_params(model, jax.random.key(0)))))
+
+
+def parameters(preset: str, changes: dict[str, Any], rows: int) -> int:
+    """Return how many parameters a model has whose vocabulary has so many rows."""
+    return _count(preset, tuple(changes.items()), rows)
+
+
+def equal_width(preset: str, changes: dict[str, Any], rows: int, wanted: int) -> int:
+    """Return the width, a multiple of 4, that brings a model nearest to so many parameters."""
+    return min(
+        range(32, 257, 4), key=lambda width: abs(parameters(preset, {**changes, "d_model": width}, rows) - wanted)
+    )
+
+
+if __name__ == "__main__":
+    app.run(main)
