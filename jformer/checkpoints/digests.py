@@ -16,7 +16,8 @@ from jaxtyping import Array, UInt32
 from jformer.parallel.sharding import parameter_names
 
 LARGE = 2**18  # elements
-PARTS = 16  # into which a large array is cut where it lies on one CPU
+GOLDEN = 0x9E3779B1  # 2^32 over the golden ratio
+PARTS = 32  # into which a large array is cut where it lies on one CPU
 UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}  # by the bytes of an element
 
 
@@ -56,27 +57,26 @@ def _digest(array: Array) -> UInt32[Array, ""]:
     for axis in range(words.ndim):  # row-major, whatever the layout on the devices
         stride = math.prod(words.shape[axis + 1 :]) % 2**32
         index += lax.broadcasted_iota(jnp.uint32, words.shape, axis) * jnp.uint32(stride)
-    return _hashes(words, index).sum(dtype=jnp.uint32)
+    return _mix(words ^ _spread(index)).sum(dtype=jnp.uint32)
 
 
 @jax.jit
 def _digest_in_parts(array: Array) -> UInt32[Array, ""]:
     """Return the same sum, of parts added to each other element by element, so that XLA writes one of them down.
 
-    That is 15 instead of 3 GiB a second on 2 cores: XLA does not vectorize a sum of integers, but it does this.
+    That is 10 instead of 3 GiB a second on 2 cores: XLA does not vectorize a sum of integers, but it does this.
     """
     flat = array.reshape(-1)
     size = flat.size // PARTS
-    index = lax.iota(jnp.uint32, size)
-    total = jnp.zeros(size, jnp.uint32)
+    base, total = _spread(lax.iota(jnp.uint32, size)), jnp.zeros(size, jnp.uint32)
     for start in range(0, PARTS * size, size):
-        total += _hashes(_words(flat[start : start + size]), index + jnp.uint32(start % 2**32))
-    rest = lax.iota(jnp.uint32, flat.size - PARTS * size) + jnp.uint32(PARTS * size % 2**32)
-    return total.sum(dtype=jnp.uint32) + _hashes(_words(flat[PARTS * size :]), rest).sum(dtype=jnp.uint32)
+        total += _mix(_words(flat[start : start + size]) ^ (base + jnp.uint32(start * GOLDEN % 2**32)))
+    rest = _spread(lax.iota(jnp.uint32, flat.size - PARTS * size)) + jnp.uint32(PARTS * size * GOLDEN % 2**32)
+    return total.sum(dtype=jnp.uint32) + _mix(_words(flat[PARTS * size :]) ^ rest).sum(dtype=jnp.uint32)
 
 
-def _hashes(words: UInt32[Array, "..."], index: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
-    return _mix(words ^ ((index + 1) * jnp.uint32(0x9E3779B1)))  # the golden ratio: neighbours differ in many bits
+def _spread(index: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
+    return (index + 1) * jnp.uint32(GOLDEN)  # so that neighbours differ in many bits
 
 
 def _words(array: Array) -> UInt32[Array, "..."]:
