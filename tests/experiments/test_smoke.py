@@ -24,6 +24,7 @@ SECONDS_AS_THEY_ARE = {"house", "export_digits", "grokking"}
 ARGUMENTS = {  # what a command cannot do without
     "captions": ["--workdir={folder}/runs"],
     "export_scenes": ["--output={folder}/scenes"],
+    "finetune_imported": ["--data={folder}", "--workdir={folder}/runs"],
     "gradient_norms": ["--output={folder}"],
     "grokking": ["--workdir={folder}", "--output={folder}/accuracy.png"],
     "question_answering": ["--workdir={folder}/run"],
@@ -32,7 +33,7 @@ ARGUMENTS = {  # what a command cannot do without
     "vanishing_gradients": ["--workdir={folder}/runs"],
     "what_attention_bought": ["--workdir={folder}/runs"],
 }
-NEEDS = {"scaling": "libtpu"}
+NEEDS = {"finetune_imported": "transformers", "scaling": "libtpu"}
 SMALL = {
     "data.num_pairs": 200,
     "data.row_multiple": 0,
