@@ -30,6 +30,7 @@ def check(config: ModelConfig) -> None:
         "family": ("encdec",),
         "norm": ("post", "pre"),
         "residual": (True,),
+        "parametrization": ("standard",),
         "positions": ("sinusoidal", "learned", "relative", "rotary", "none"),
         "d_v": (0, config.key_size),
     }

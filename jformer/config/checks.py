@@ -127,6 +127,8 @@ def _check_optim(config: Config) -> None:
         raise UserError(
             f"optim.final_rate={optim.final_rate} is read by optim.schedule={' or '.join(map(repr, ENDING_SCHEDULES))}"
         )
+    if optim.optimizer == "adafactor" and config.model.parametrization == "mup":
+        raise UserError("model.parametrization='mup' divides the rates of Adam: take optim.optimizer='adam' or 'adamw'")
     if optim.weight_decay and optim.optimizer != "adamw":
         raise UserError(f"optim.weight_decay={optim.weight_decay} is read by optim.optimizer='adamw' only")
 

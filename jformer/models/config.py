@@ -3,6 +3,8 @@
 import dataclasses
 
 from jformer.errors import UserError, check_choice, check_least
+from jformer.models.head_config import HeadConfig
+from jformer.models.mup_config import MupConfig
 from jformer.models.recurrent_config import RecurrentConfig
 from jformer.models.vision_config import VisionConfig
 
@@ -18,10 +20,10 @@ CHOICES = {
     ),
     "embedding_scale": ("input", "output", "none"),
     "init": ("glorot", "he", "small", "bert", "gpt2", "t5", "vit"),
+    "parametrization": ("standard", "mup"),
     "dtype": ("float32", "bfloat16", "auto"),
 }
 REMAT = ("none", "dots", "full")
-POOLINGS = ("first", "last", "mean", "none")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,20 +32,6 @@ class RelativeConfig:
 
     num_buckets: int = 32
     max_distance: int = 128  # distances from here on share the last bucket
-
-
-@dataclasses.dataclass(frozen=True)
-class HeadConfig:
-    """What a model has beside its stacks; all but the bias is for encoders and vision models."""
-
-    num_classes: int = 0  # of a classifier; 0 = predict tokens. A task with labels fills it in
-    # What a classifier reads: first (the class token) | last | mean (of all positions) | none: classes of each position
-    pooling: str = "first"
-    pooler: bool = False  # a projection and tanh over what was pooled (Devlin et al. 2019)
-    pooler_activation: str = "tanh"  # tanh | relu (DistilBERT)
-    bias: bool = False  # added to the logits over a vocabulary (Marian; Bart); a transform always has it
-    transform: bool = False  # projection, activation and norm before the vocabulary's, which gets a bias (BERT)
-    num_segments: int = 0  # rows of the table that tells first and second text apart; 0 = no table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,12 +77,14 @@ class ModelConfig:
     shared_embedding: bool = True  # encdec: source and target read one table; needs one shared vocabulary
     tied_output: bool = True  # the projection to logits is the (target) table, transposed
     init: str = "glorot"  # glorot | he | small | bert | gpt2 | t5 | vit: see initializers
+    parametrization: str = "standard"  # standard | mup: the best learning rate stays where it is as d_model grows
     # Of activations; parameters and sums of the loss are always float32. auto: what the devices are quicker in
     dtype: str = "float32"
     relative: RelativeConfig = RelativeConfig()
     vision: VisionConfig = VisionConfig()
     head: HeadConfig = HeadConfig()
     recurrent: RecurrentConfig = RecurrentConfig()
+    mup: MupConfig = MupConfig()
     execution: ExecutionConfig = ExecutionConfig()
 
     @property
@@ -116,6 +106,25 @@ class ModelConfig:
     def value_size(self) -> int:
         """u: value size of one head."""
         return self.d_v or self.d_model // self.num_heads
+
+    @property
+    def scale_width(self) -> int:
+        """The d_model that scales of embeddings follow: with mup the base's."""
+        return self.mup.base_width if self.parametrization == "mup" else self.d_model
+
+    @property
+    def widening(self) -> float:
+        """How many times as wide as the base of mup the model is; 1 with the standard parametrization."""
+        return self.d_model / self.scale_width
+
+    @property
+    def query_scale(self) -> float:
+        """What q·k is multiplied by: 1/sqrt(k), and with mup 1/k, made equal at the base's size of a head."""
+        if self.attention_scale != "sqrt":
+            return 1.0
+        heads = self.mup.base_heads or self.num_heads
+        base = self.key_size if self.parametrization == "standard" or self.d_k else self.mup.base_width // heads
+        return base**0.5 / self.key_size
 
     @property
     def embedding_size(self) -> int:
@@ -176,13 +185,13 @@ class ModelConfig:
         """Raise UserError for the first field that no model can be built from."""
         for key, choices in CHOICES.items():
             check_choice(f"model.{key}", getattr(self, key), choices)
-        check_choice("model.head.pooling", self.head.pooling, POOLINGS)
-        check_choice("model.head.pooler_activation", self.head.pooler_activation, ("tanh", "relu"))
         check_choice("model.execution.remat", self.execution.remat, REMAT)
         for key in ("unroll", "attention_chunk"):
             if getattr(self.execution, key) < 0:
                 raise UserError(f"model.execution.{key}={getattr(self.execution, key)} must be 0 or more")
+        self.head.check(self)
         self.recurrent.check(self)
+        self.mup.check(self)
         self._check_numbers()
         self._check_shapes()
         self._check_family()
@@ -197,9 +206,6 @@ class ModelConfig:
         for key in ("vocab_size", "target_vocab_size", "num_decoder_layers", "num_kv_heads", "d_k", "d_v"):
             if getattr(self, key) < 0:
                 raise UserError(f"model.{key}={getattr(self, key)} must be 0 (the default rule) or more")
-        for key in ("num_classes", "num_segments"):
-            if getattr(self.head, key) < 0:
-                raise UserError(f"model.head.{key}={getattr(self.head, key)} must be 0 or more")
         for key in ("dropout", "attention_dropout", "activation_dropout"):
             if not 0 <= getattr(self, key) < 1:
                 raise UserError(f"model.{key}={getattr(self, key)} must be at least 0 and below 1")
@@ -233,8 +239,6 @@ class ModelConfig:
             raise UserError("model.shared_embedding=False is read by family='encdec' only: others have one vocabulary")
         if self.embedding_scale == "output" and not self.tied_output:
             raise UserError("model.embedding_scale='output' scales tied logits: it needs model.tied_output=True")
-        if self.family not in ("encoder", "vit") and self.head != HeadConfig(bias=self.head.bias):
-            raise UserError(f"model.head, but for its bias, is read by encoder and vit, not by family={self.family!r}")
         self.vision.check(self)
         if self.family == "encdec" and self.shared_embedding and self.target_vocab_size not in (0, self.vocab_size):
             raise UserError(

@@ -108,8 +108,8 @@ def schedule_line(config: Config, schedule: Schedule) -> str:
     line = f"learning rate: {options.schedule}, {peak:.3g} at update {highest:,}, {end:.3g} at update {last:,}"
     if warmup > last:
         line += f"; the warm-up of {warmup:,} updates does not end before the run"
-    if options.optimizer in ("adam", "adamw") and peak * config.model.d_model**0.5 > USUAL_PEAK:
-        usual = USUAL_PEAK * config.model.d_model**-0.5
+    if options.optimizer in ("adam", "adamw") and peak * config.model.scale_width**0.5 > USUAL_PEAK:
+        usual = USUAL_PEAK * config.model.scale_width**-0.5
         line += f"; that peak is high: up to {usual:.2g} is usual for {options.optimizer} at this width"
     return line
 
@@ -127,7 +127,7 @@ def build_optimizer(config: Config, model: Any) -> Optimizer:
     schedule = build_schedule(config)
     shapes = jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))
     frozen = frozen_parameters(shapes, config.train.freeze)
-    return Optimizer(schedule, make_optimizer(config.optim, schedule, frozen), frozen)
+    return Optimizer(schedule, make_optimizer(config.optim, schedule, frozen, config.model.widening), frozen)
 
 
 def build_schedule(config: Config) -> Schedule:
@@ -135,7 +135,7 @@ def build_schedule(config: Config) -> Schedule:
     course = Course(
         warmup=config.warmup_steps(),
         num_steps=config.train.num_steps,
-        d_model=config.model.d_model,
+        d_model=config.model.scale_width,
         decay=config.decay_steps(),
         final_rate=config.optim.final_rate,
     )
@@ -160,12 +160,14 @@ def frozen_parameters(params: Any, patterns: Sequence[str]) -> Any:
     return frozen
 
 
-def make_optimizer(options: OptimConfig, schedule: Schedule, frozen: Any = None) -> optax.GradientTransformation:
+def make_optimizer(
+    options: OptimConfig, schedule: Schedule, frozen: Any = None, widening: float = 1.0
+) -> optax.GradientTransformation:
     """Chain clipping by global norm (0 = off) and the named optimizer; frozen parameters stay as they are.
 
-    Gradients of frozen parameters do not count in the norm.
+    Gradients of frozen parameters do not count in the norm. `widening` is that of maximal update parametrization.
     """
-    core = OPTIMIZERS[options.optimizer](schedule, options)
+    core = OPTIMIZERS[options.optimizer](schedule, options, widening)
     chain = optax.chain(optax.clip_by_global_norm(options.clip_norm), core) if options.clip_norm else core
     if frozen is None:
         return chain
@@ -173,20 +175,32 @@ def make_optimizer(options: OptimConfig, schedule: Schedule, frozen: Any = None)
     return optax.multi_transform({"trained": chain, "frozen": optax.set_to_zero()}, labels)
 
 
-def _adam(schedule: Schedule, options: OptimConfig) -> optax.GradientTransformation:
-    return optax.adam(schedule, b1=options.b1, b2=options.b2, eps=options.epsilon)
+def _adam(schedule: Schedule, options: OptimConfig, widening: float) -> optax.GradientTransformation:
+    return optax.chain(_direction(options, widening), optax.scale_by_learning_rate(schedule))
 
 
-def _adamw(schedule: Schedule, options: OptimConfig) -> optax.GradientTransformation:
-    moments = {"b1": options.b1, "b2": options.b2, "eps": options.epsilon}
-    return optax.adamw(schedule, **moments, weight_decay=options.weight_decay, mask=decayed)
+def _adamw(schedule: Schedule, options: OptimConfig, widening: float) -> optax.GradientTransformation:
+    decay = optax.add_decayed_weights(options.weight_decay, decayed)
+    return optax.chain(_direction(options, widening), decay, optax.scale_by_learning_rate(schedule))
 
 
-def _adafactor(schedule: Schedule, options: OptimConfig) -> optax.GradientTransformation:
+def _direction(options: OptimConfig, widening: float) -> optax.GradientTransformation:
+    """Return Adam's updates before the learning rate; with mup those of kernels are divided by the widening."""
+    adam = optax.scale_by_adam(b1=options.b1, b2=options.b2, eps=options.epsilon)
+    return adam if widening == 1 else optax.chain(adam, optax.stateless(lambda u, _: divide_kernels(u, widening)))
+
+
+def divide_kernels(updates: Any, widening: float) -> Any:
+    """Divide the updates of what grows with the width on both sides (Yang et al. 2022, Table 3): all kernels."""
+    names = parameter_names(updates)
+    return jax.tree.map(lambda path, u: u / widening if path.endswith("kernel") else u, names, updates)
+
+
+def _adafactor(schedule: Schedule, options: OptimConfig, widening: float) -> optax.GradientTransformation:
     return per_layer(optax.adafactor(schedule))
 
 
-OPTIMIZERS: dict[str, Callable[[Schedule, OptimConfig], optax.GradientTransformation]] = {
+OPTIMIZERS: dict[str, Callable[[Schedule, OptimConfig, float], optax.GradientTransformation]] = {
     "adam": _adam,  # Kingma and Ba 2015
     "adamw": _adamw,  # Loshchilov and Hutter 2019
     "adafactor": _adafactor,  # Shazeer and Stern 2018; reads only the learning rate

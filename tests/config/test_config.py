@@ -28,7 +28,9 @@ from jformer.data import sources, tokenizers
 from jformer.data.config import NOISES, SOURCES, TOKENIZERS, DataConfig, SourceConfig
 from jformer.decoding.config import DecodeConfig
 from jformer.errors import UserError
-from jformer.models.config import HeadConfig, ModelConfig, RelativeConfig, VisionConfig
+from jformer.models.config import ModelConfig, RelativeConfig
+from jformer.models.head_config import HeadConfig
+from jformer.models.vision_config import VisionConfig
 from jformer.tasks.build import TASKS
 from jformer.tasks.denoise import NOISES as MAKE_NOISE
 
@@ -270,6 +272,10 @@ COMBINATIONS = [
     (
         {"train.max_minutes": 90.0, "optim.schedule": "cosine", "optim.warmup": 0.1},
         "train.max_minutes=90 may end the run before optim.schedule='cosine', which falls until train.num_steps",
+    ),
+    (
+        {"model.parametrization": "mup", "optim.optimizer": "adafactor"},
+        "model.parametrization='mup' divides the rates of Adam: take optim.optimizer='adam' or 'adamw'",
     ),
     ({"decode.n_best": 3, "decode.beam_size": 2}, "decode.n_best=3 is more than decode.beam_size=2: lower it or"),
     (

@@ -27,6 +27,7 @@ ARGUMENTS = {  # what a command cannot do without
     "finetune_imported": ["--data={folder}", "--workdir={folder}/runs"],
     "gradient_norms": ["--output={folder}"],
     "grokking": ["--workdir={folder}", "--output={folder}/accuracy.png"],
+    "mup": ["--workdir={folder}/runs"],
     "question_answering": ["--workdir={folder}/run"],
     "sst2": ["--data={folder}", "--workdir={folder}/runs"],
     "tagging": ["--data={folder}", "--workdir={folder}/runs"],

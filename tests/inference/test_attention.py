@@ -14,7 +14,7 @@ from jformer.inference.attention import Part, Weights, attention_maps
 from jformer.inference.predict import Predictor
 from jformer.inference.restore import Trained
 from jformer.models import ModelConfig, build_model, init_params
-from jformer.models.config import HeadConfig
+from jformer.models.head_config import HeadConfig
 from jformer.models.recurrent_config import RecurrentConfig
 from jformer.tasks.build import build_task
 

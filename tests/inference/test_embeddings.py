@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from jformer.inference.embeddings import FAR, embedding_planes, nearest, position_tables, principal_components
-from jformer.models.config import HeadConfig, RelativeConfig
+from jformer.models.config import RelativeConfig
+from jformer.models.head_config import HeadConfig
 from jformer.models.layers.positions import PositionBias, sinusoids
 from jformer.models.vision_config import VisionConfig
 from tests.inference.test_attention import ADDITIVE, FIELDS, RECURRENT, TEXT, predictor_of

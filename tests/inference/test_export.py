@@ -144,6 +144,7 @@ def test_the_program_runs_anywhere(program):
         ({"positions": "alibi"}, "model.positions='alibi'"),
         ({"d_k": 8, "d_v": 4}, "model.d_v=4"),
         ({"residual": False}, "model.residual=False"),
+        ({"parametrization": "mup"}, "model.parametrization='mup'"),
     ],
 )
 def test_what_ctranslate2_cannot_express_is_refused_by_name(fields, said):

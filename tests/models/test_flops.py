@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from jformer.models import ModelConfig, build_model, init_params
-from jformer.models.config import HeadConfig, VisionConfig
 from jformer.models.flops import Work, batch_work, forward_flops, text_work, total, update_flops, work_of
+from jformer.models.head_config import HeadConfig
 from jformer.models.layers import attention
 from jformer.models.recurrent_config import RecurrentConfig
+from jformer.models.vision_config import VisionConfig
 from tests.conftest import make_batch
 
 SMALL = {"vocab_size": 50, "target_vocab_size": 50, "num_layers": 2, "d_model": 32, "d_ff": 48, "num_heads": 4}

@@ -12,7 +12,9 @@ import pytest
 
 from jformer.errors import UserError
 from jformer.models import ModelConfig, build_model
-from jformer.models.config import CHOICES, HeadConfig, RelativeConfig, VisionConfig
+from jformer.models.config import CHOICES, RelativeConfig
+from jformer.models.head_config import HeadConfig
+from jformer.models.vision_config import VisionConfig
 from tests.conftest import TINY, run
 from tests.models.reference import GATED, PLAIN, forward, random_params
 
@@ -195,7 +197,7 @@ REFUSALS = [
         {"family": "encoder", "head": HeadConfig(pooling="max")},
         "model.head.pooling='max'; choose one of: first, last, mean, none",
     ),
-    ({"family": "encoder", "head": HeadConfig(num_classes=-1)}, "model.head.num_classes=-1 must be 0 or more"),
+    ({"family": "encoder", "head": HeadConfig(num_classes=-1)}, "model.head.num_classes=-1 must be at least 0"),
     ({"family": "vit", "head": HeadConfig(num_segments=2)}, "model.head.num_segments=2: an image has no second text"),
     ({"family": "vit", "vision": VisionConfig(patch_size=15)}, "patch_size=15 must divide model.vision.image_size=224"),
     ({"family": "vit", "vision": VisionConfig(channels=0)}, "model.vision.channels=0 must be at least 1"),

@@ -9,7 +9,7 @@ import pytest
 
 from jformer.errors import UserError
 from jformer.models import ModelConfig, build_model, init_params
-from jformer.models.config import HeadConfig
+from jformer.models.head_config import HeadConfig
 from jformer.models.layers.recurrent import CELLS, GATES, STATES, run_cell
 from jformer.models.recurrent_config import RecurrentConfig
 from tests.conftest import make_batch, run

@@ -19,7 +19,8 @@ from jformer.checkpoints.weights import abstract_params
 from jformer.config import default_config, resolve
 from jformer.config.presets import PRESETS
 from jformer.models import ModelConfig, build_model
-from jformer.models.config import RelativeConfig, VisionConfig
+from jformer.models.config import RelativeConfig
+from jformer.models.vision_config import VisionConfig
 from jformer.parallel.mesh import make_mesh
 from tests.conftest import run
 

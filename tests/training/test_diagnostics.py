@@ -7,7 +7,8 @@ import pytest
 
 from jformer.data.config import DataConfig
 from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
-from jformer.models.config import HeadConfig, VisionConfig
+from jformer.models.head_config import HeadConfig
+from jformer.models.vision_config import VisionConfig
 from jformer.tasks.build import TASKS
 from jformer.tasks.losses import cross_entropy
 from jformer.tasks.task import make_loss

@@ -14,7 +14,8 @@ from jformer.data.labels import one_label
 from jformer.data.plan import Shape
 from jformer.evaluation.validation import make_eval_step
 from jformer.models import ExecutionConfig, ModelConfig, build_model
-from jformer.models.config import HeadConfig, VisionConfig
+from jformer.models.head_config import HeadConfig
+from jformer.models.vision_config import VisionConfig
 from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import put_batch
 from jformer.tasks.batch import abstract_batch

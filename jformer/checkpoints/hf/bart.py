@@ -14,7 +14,7 @@ from jformer.checkpoints.hf.families import LOGITS_BIAS, Family, Fields, read_ac
 from jformer.checkpoints.hf.tables import Entry, Table, below, embedding, linear, norm
 from jformer.errors import UserError
 from jformer.models import ModelConfig
-from jformer.models.config import HeadConfig
+from jformer.models.head_config import HeadConfig
 
 SIDES = {"source": "encoder", "target": "decoder"}
 OFFSET = 2  # rows of positions that stand for none

@@ -5,7 +5,7 @@ from typing import Any
 from jformer.checkpoints.hf.families import Family, Fields, read_activation, write_activation
 from jformer.checkpoints.hf.tables import Entry, Table, below, embedding, linear, norm
 from jformer.models import ModelConfig
-from jformer.models.config import HeadConfig
+from jformer.models.head_config import HeadConfig
 
 SIZES = {
     "vocab_size": "vocab_size", "hidden_size": "d_model", "num_hidden_layers": "num_layers",

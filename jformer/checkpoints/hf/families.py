@@ -12,7 +12,7 @@ from typing import Any
 from jformer.checkpoints.hf.tables import Table, linear
 from jformer.errors import UserError
 from jformer.models import ModelConfig
-from jformer.models.config import HeadConfig
+from jformer.models.head_config import HeadConfig
 
 Fields = Mapping[str, Any]
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}

@@ -8,7 +8,7 @@ from jformer.checkpoints.hf.families import Family, Fields, read_activation, wri
 from jformer.checkpoints.hf.tables import Entry, Table, below, linear, norm
 from jformer.errors import UserError
 from jformer.models import ModelConfig
-from jformer.models.config import HeadConfig
+from jformer.models.head_config import HeadConfig
 from jformer.models.vision_config import VisionConfig
 
 

@@ -147,11 +147,6 @@ class Attention(nn.Module):
         c = self.config
         return Dense(size, kernel_init(c, role, self.layers, self.beta), c.bias, split=split)
 
-    @property
-    def scale(self) -> float:
-        """Scale of q·k."""
-        return self.config.key_size**-0.5 if self.config.attention_scale == "sqrt" else 1.0
-
     def rotary(self, x: Float[Array, "b t g k"], positions: Int[Array, "b t"] | None) -> Float[Array, "b t g k"]:
         """Rotate queries or keys by their positions, where positions are rotary."""
         return x if positions is None or self.config.positions != "rotary" else apply_rotary(x, positions)
@@ -194,11 +189,11 @@ class Attention(nn.Module):
 
         q, kernel, chunk = self.queries(x, positions), choose_kernel(c, target()), c.execution.attention_chunk
         if kernel == "jax":
-            values = jax.nn.dot_product_attention(q, kv["k"], kv["v"], bias, mask, scale=self.scale)
+            values = jax.nn.dot_product_attention(q, kv["k"], kv["v"], bias, mask, scale=self.config.query_scale)
         elif kernel == "chunked" and chunk < x.shape[1] and not self.is_mutable_collection("intermediates"):
-            values = attend_in_chunks(q, kv, mask, bias, self.scale, drop_weights, chunk)
+            values = attend_in_chunks(q, kv, mask, bias, self.config.query_scale, drop_weights, chunk)
         else:
-            values, weights = attend(q, kv, mask, bias, self.scale, drop_weights)
+            values, weights = attend(q, kv, mask, bias, self.config.query_scale, drop_weights)
             self.sow("intermediates", "weights", weights)
         return self.o(values.reshape(*x.shape[:-1], -1))  # [b t h u] → [b t h·u]
 
@@ -241,7 +236,7 @@ class Attention(nn.Module):
             mask = jnp.repeat(mask, r, axis=1) if mask.shape[1] > 1 else mask  # [m n·t e] → [m x e]
             mask = mask[:, None]  # → [m 1 x e]
 
-        values, weights = attend_cached(q, entries, mask, bias, self.scale)
+        values, weights = attend_cached(q, entries, mask, bias, self.config.query_scale)
         values = values.reshape(m, g, n * t, r, -1)  # [m g x u] → [m g n·t r u]
         values = values.swapaxes(1, 2)  # → [m n·t g r u]
         values = values.reshape(b, t, -1)  # → [b t h·u]

@@ -47,7 +47,7 @@ class InputEmbedding(nn.Module):
         """Scale, add positions (all below `length`) and the segments of `types`, normalise and drop out."""
         c = self.config
         if c.embedding_scale == "input":
-            x = x * c.d_model**0.5
+            x = x * c.scale_width**0.5
         if c.positions == "learned":
             x = x + self.positions(positions)
         elif c.positions == "sinusoidal":

@@ -42,7 +42,9 @@ class TokenHead(nn.Module):
             hidden = {**ACTIVATIONS, **GATES}[c.activation](self.transform(hidden))
             hidden = self.norm(hidden)
         if c.tied_output and c.embedding_scale == "output":
-            hidden = hidden * c.d_model**-0.5
+            hidden = hidden * c.scale_width**-0.5
+        if c.tied_output and c.parametrization == "mup":
+            hidden = hidden / c.widening  # a table of one's own has its learning rate divided instead
         logits = table.attend(hidden) if c.tied_output else self.output(hidden)
         return logits + self.bias if c.head.transform or c.head.bias else logits
 

@@ -16,6 +16,7 @@ from jformer.models.config import ModelConfig
 Init = Callable[..., Array]
 """(key, shape, dtype) → array."""
 
+FIXED_DEVIATION = ("bert", "gpt2")  # rules whose kernels have one deviation at every width
 RESIDUAL_OUTPUTS = ("output", "down")
 DEEPNORM_SCALED = ("value", "output", "gate", "up", "down")
 
@@ -59,7 +60,7 @@ KERNELS: dict[str, Callable[[ModelConfig, str, int], Init]] = {
     "vit": _vit,  # Dosovitskiy et al. 2021: the classifier begins at zero
 }
 
-TABLES: dict[str, dict[str, float]] = {  # deviations; what is not named has d_model^-0.5
+TABLES: dict[str, dict[str, float]] = {  # deviations; what is not named has d_model^-0.5, with mup the base's
     "bert": {"tokens": 0.02, "positions": 0.02, "segments": 0.02},
     "gpt2": {"tokens": 0.02, "positions": 0.01},
     "t5": {"tokens": 1.0},
@@ -71,10 +72,14 @@ def kernel_init(config: ModelConfig, role: str, layers: int = 1, beta: float = 1
     """Return how a kernel float32 [in out] of a stack of `layers` is drawn.
 
     With attention_scale 'one' the queries' kernel carries the 1/sqrt(k) that attention leaves out. `beta` is DeepNorm's
-    (Wang et al. 2022) and shrinks what its paper shrinks.
+    (Wang et al. 2022) and shrinks what its paper shrinks. With mup deviations go with the width^-0.5 under every rule,
+    and the projection to logits begins at zero (Yang et al. 2022, appendix D.2).
     """
+    if config.parametrization == "mup" and role == "head":
+        return nn.initializers.zeros_init()
     gain = config.key_size**-0.5 if role == "query" and config.attention_scale == "one" else 1.0
     gain *= beta if role in DEEPNORM_SCALED else 1.0
+    gain *= config.widening**-0.5 if config.init in FIXED_DEVIATION else 1.0
     draw = KERNELS[config.init](config, role, layers)
     return lambda key, shape, dtype=jnp.float32: gain * draw(key, shape, dtype)
 
@@ -82,7 +87,7 @@ def kernel_init(config: ModelConfig, role: str, layers: int = 1, beta: float = 1
 def table_init(config: ModelConfig, role: str) -> Init:
     """Return how a table float32 [rows d] is drawn: normal, truncated at two deviations where kernels are."""
     draw = nn.initializers.truncated_normal if config.init == "bert" else nn.initializers.normal
-    return draw(TABLES.get(config.init, {}).get(role, config.d_model**-0.5))
+    return draw(TABLES.get(config.init, {}).get(role, config.scale_width**-0.5))
 
 
 def bias_init(config: ModelConfig, role: str) -> Any:

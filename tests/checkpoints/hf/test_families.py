@@ -13,7 +13,9 @@ from jformer.checkpoints.weights import abstract_params
 from jformer.config import default_config, resolve
 from jformer.errors import UserError
 from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
-from jformer.models.config import HeadConfig, RelativeConfig, VisionConfig
+from jformer.models.config import RelativeConfig
+from jformer.models.head_config import HeadConfig
+from jformer.models.vision_config import VisionConfig
 from jformer.parallel.mesh import make_mesh
 
 SIZES = {"vocab_size": 50, "num_layers": 2, "d_model": 32, "d_ff": 48, "num_heads": 4, "max_length": 40}
@@ -97,6 +99,7 @@ def test_what_does_not_fit_is_told_together(name):
     ("bert", {"positions": "rotary"}), ("llama", {"positions": "learned"}), ("t5", {"attention_scale": "sqrt"}),
     ("mt5", {"tied_output": True}), ("bart", {"num_kv_heads": 2}), ("marian", {"embedding_norm": True}),
     ("marian", {"shared_embedding": False}), ("vit", {"bias": False}), ("t5", {"d_v": 4}),
+    ("gpt2", {"parametrization": "mup"}), ("bart", {"parametrization": "mup"}),
 ])  # fmt: skip
 def test_options_that_a_family_has_not_are_refused_by_name(name, change):
     task, model = CASES[name]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jformer.models import ModelConfig
-from jformer.models.config import HeadConfig
+from jformer.models.head_config import HeadConfig
 from jformer.models.layers.dropout import DropoutKey
 from jformer.models.layers.heads import Pooler, TokenHead
 from jformer.models.layers.linear import Embedding

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
-from jformer.models.config import HeadConfig
+from jformer.models.head_config import HeadConfig
 from jformer.models.layers.initializers import bias_init, deepnorm, kernel_init, table_init
 
 D, F, K = 256, 640, 32  # of the model, of the feed-forward, and of a query

@@ -1,0 +1,30 @@
+"""The options of what leaves a model: logits over a vocabulary, or over classes."""
+
+import dataclasses
+from typing import Any
+
+from jformer.errors import UserError, check_choice, check_least
+
+CHOICES = {"pooling": ("first", "last", "mean", "none"), "pooler_activation": ("tanh", "relu")}
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadConfig:
+    """What a model has beside its stacks; all but the bias is for encoders and vision models."""
+
+    num_classes: int = 0  # of a classifier; 0 = predict tokens. A task with labels fills it in
+    # What a classifier reads: first (the class token) | last | mean (of all positions) | none: classes of each position
+    pooling: str = "first"
+    pooler: bool = False  # a projection and tanh over what was pooled (Devlin et al. 2019)
+    pooler_activation: str = "tanh"  # tanh | relu (DistilBERT)
+    bias: bool = False  # added to the logits over a vocabulary (Marian; Bart); a transform always has it
+    transform: bool = False  # projection, activation and norm before the vocabulary's, which gets a bias (BERT)
+    num_segments: int = 0  # rows of the table that tells first and second text apart; 0 = no table
+
+    def check(self, model: Any) -> None:
+        """Raise UserError for the first option that no head can be built from, or that none would read."""
+        for key, choices in CHOICES.items():
+            check_choice(f"model.head.{key}", getattr(self, key), choices)
+        check_least("model.head", self, ("num_classes", "num_segments"), 0)
+        if model.family not in ("encoder", "vit") and self != HeadConfig(bias=self.bias):
+            raise UserError(f"model.head, but for its bias, is read by encoder and vit, not by family={model.family!r}")
