@@ -169,8 +169,9 @@ class Config:
 
 
 def final_scores(config: Config) -> tuple[str, ...]:
-    """Return the names of the scores that a test set of a run has."""
-    return LABEL_SCORES[config.data.labels] if config.task == "classify" else TEST_SCORES[config.task]
+    """Return the names of the scores that a test set of a run has; of the scores of texts those that were asked for."""
+    names = LABEL_SCORES[config.data.labels] if config.task == "classify" else TEST_SCORES[config.task]
+    return tuple(name for name in names if name not in TEXT_SCORES or name in config.evaluate.scores)
 
 
 def scores_during(config: Config) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jformer.config.files import as_flags, load_module, parse_keys, run_config_file, with_keys
-from jformer.config.options import LOWER_IS_BETTER, SCORES, TEXT_SCORES, Config, final_scores
+from jformer.config.options import LOWER_IS_BETTER, SCORES, TEST_SCORES, Config, final_scores
 from jformer.errors import UserError, nearest
 from jformer.sweep.space import Overrides
 
@@ -181,10 +181,11 @@ def _check_metric(metric: str, config: Config) -> None:
     (split, _, name), figures = metric.partition("/"), reported(config)
     if split not in figures:
         raise UserError(f"METRIC={metric!r}, but what the trial reports begins with {', '.join(figures)}")
-    if name.partition("/")[0] not in figures[split]:
-        raise UserError(f"METRIC={metric!r}; of {split} {nearest(name, figures[split])}")
-    if name in TEXT_SCORES and name not in (*config.evaluate.scores, *config.evaluate.during):
+    if name.partition("/")[0] in figures[split]:
+        return
+    if name in TEST_SCORES.get(config.task, ()) and split in config.data.test_splits():
         raise UserError(f"METRIC={metric!r}, but evaluate.scores={config.evaluate.scores!r}")
+    raise UserError(f"METRIC={metric!r}; of {split} {nearest(name, figures[split])}")
 
 
 def _check_arms(experiment: Experiment) -> None:
