@@ -10,7 +10,8 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Unpack
 
 from jformer.errors import UserError
-from jformer.inference.answers import Alignment, Attention, Output, Request, Scored, SearchTree
+from jformer.inference.answers import Alignment, Output, Request, Scored, SearchTree
+from jformer.inference.attended import Attended, Attention, Choice, Part
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Alignment",
+    "Attended",
     "Attention",
+    "Choice",
     "Output",
+    "Part",
     "Request",
     "Scored",
     "SearchTree",

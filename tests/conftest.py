@@ -43,7 +43,7 @@ import pytest
 from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
 
 SLOW = {  # file → tests that take long and repeat whole, or for further cases, what others test: pytest -m slow
-    "test_attention": r"three_kinds_of_attention|kernel_of_another|without_a_target|not_there",
+    "test_attention": r"three_kinds_of_attention|kernel_of_another|without_a_target",
     "test_campaign": r"the_command|guard_that|by_name\[[02468]|by_name\[1[13]",
     "test_caption": r"every_check",
     "test_contracts": r"eight_devices|by_heart"

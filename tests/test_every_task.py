@@ -18,7 +18,6 @@ from jformer.data.tokenizers import BOS, EOS
 from jformer.errors import UserError
 from jformer.evaluation.evaluate import evaluate, report_scores
 from jformer.inference.answers import Request
-from jformer.inference.attention import attention_maps
 from jformer.inference.export import export
 from jformer.inference.files import predict_file
 from jformer.inference.predict import load
@@ -234,6 +233,8 @@ def test_an_engine_of_a_server_answers_as_predict_does(trained, texts, name, rou
         objects = [dict(zip(("question", "context"), line.split("\t"), strict=True)) for line in lines]
         assert engine.answer(engine.requests(Inputs(inputs=objects))) == answers
         assert {"start", "end", "log_prob"} < answers[0]["outputs"][0].keys()
+        (looked,) = engine.look_into([(lines[0], None)])
+        assert [token["token"].partition(":")[0] for token in looked["tokens"]] == ["start", "end"]
         return
     with pytest.raises(UserError, match="reads no context: send texts"):
         engine.requests(Inputs(inputs=[{"question": "a", "context": "b"}]))
@@ -246,8 +247,9 @@ def test_an_engine_of_a_server_answers_as_predict_does(trained, texts, name, rou
     ("use", "line"),
     [
         (lambda p: p.score([("a\tb", "b")]), "has no targets to score"),
-        (lambda p: p.attention([("a\tb", "b")]), "has no targets that attend to a source"),
-        (lambda p: attention_maps(p, [("a\tb", None)]), "writes no tokens that could be looked into"),
+        (lambda p: p.attend([("a\tb", "c")]), "'c' is not in the context 'b': an answer is some words of it"),
+        (lambda p: p.attend([("a", "b")]), "'a': 0 TABs; a text is a question, one TAB, its context"),
+        (lambda p: p.attend([("a\t ", None)]), "no question or no context"),
         (lambda p: p.predict(["a"]), r"^input line 1: 0 TABs; a text is a question, one TAB, its context$"),
         (lambda p: p.generate([Request("a\tb", prefix="c")]), "spans have no prefix and no constraints"),
     ],

@@ -62,8 +62,9 @@ def test_a_run_is_trained_scored_and_answers(run):
     ((tree,),) = translator.search_trees(["a b"])
     assert isinstance(tree, jformer.SearchTree)
     assert tree.scores[tree.ranks == 1] == outputs[0][0].score
-    (attention,) = translator.attention([("a b", "b a")])
-    assert attention.weights.shape == (len(attention.target), len(attention.source))
+    (attended,) = translator.attend([("a b", "b a")])
+    assert isinstance(attended, jformer.Attended)
+    assert attended.cross.weights.shape[2:] == (len(attended.cross.rows), len(attended.cross.columns))
 
 
 def test_keyword_arguments_have_the_names_and_types_of_the_options():

@@ -20,7 +20,7 @@ from jformer.data.text import read_lines
 from jformer.errors import UserError
 from jformer.evaluation import heatmaps, page
 from jformer.inference.answers import NODE_STATES, SearchTree
-from jformer.inference.attention import Attended, Weights, attention_maps
+from jformer.inference.attended import Attended, Attention
 from jformer.inference.embeddings import Plane, Positions, embedding_planes, position_tables
 from jformer.inference.predict import Predictor, load
 from jformer.inference.search_tree import has_beam
@@ -43,8 +43,8 @@ def explore(config: Config, workdir: RunPath, source: str, output: str) -> str:
     A line is a source, or a source, a TAB and the target to look at instead of the run's own answer. An output whose
     name ends in one of `heatmaps.FORMS` is the figure of one line.
 
-    Raises UserError for an output that cannot be written, for no lines or too many, and for what `attention_maps`
-    refuses.
+    Raises UserError for an output that cannot be written, for no lines or too many, and for what
+    `Predictor.attend` refuses.
     """
     page.check_output("explore", output)
     form = Path(output).suffix.lower()
@@ -56,11 +56,13 @@ def explore(config: Config, workdir: RunPath, source: str, output: str) -> str:
         wanted = f"1 to {most} of them" if most > 1 else f"one, as {output} is a figure"
         raise UserError(f"--input={source} has {len(pairs)} lines to explore: give {wanted}")
     predictor = load(workdir, config)
-    attended = attention_maps(predictor, pairs)
+    attended = predictor.attend(pairs)
     if form in heatmaps.FORMS:
         page.write_page(output, heatmaps.draw(attended[0], form))
         return f"{output}: attention of one example"
-    longest = max((len(side) for each in attended for w in each.weights for side in (w.rows, w.columns)), default=0)
+    longest = max(
+        (len(side) for each in attended for part in each.parts for side in (part.rows, part.columns)), default=0
+    )
     shown, positions = show(predictor, pairs, attended), position_tables(predictor, longest)
     content = explorer_page(f"Attention of {workdir.name}", shown, positions)
     page.write_page(output, content.encode())
@@ -108,7 +110,7 @@ def _example(shown: Shown) -> dict[str, Any]:
         "planes": [_plane(plane) for plane in shown.planes],
         "source": attended.source,
         "target": attended.target,
-        "attention": [_maps(weights) for weights in attended.weights],
+        "attention": [_maps(part) for part in sorted(attended.parts, key=heatmaps.order)],
         "choices": [
             [choice.token, round(choice.probability, 4), [[token, round(p, 4)] for token, p in choice.likeliest]]
             for choice in attended.choices
@@ -116,17 +118,17 @@ def _example(shown: Shown) -> dict[str, Any]:
     }
 
 
-def _maps(weights: Weights) -> dict[str, Any]:
+def _maps(part: Attention) -> dict[str, Any]:
     """Return one part's weights: a string for each layer and head, row by row, and for each layer the mean of heads."""
-    rollout = weights.rollout()
+    rollout = part.rollout()
     return {
-        "name": weights.part.title,
-        "rows": weights.rows,
-        "columns": weights.columns,
-        "heads": [[_bytes(head) for head in layer] for layer in weights.values],
-        "means": [_bytes(layer.mean(axis=0)) for layer in weights.values],
+        "name": part.part.title,
+        "rows": part.rows,
+        "columns": part.columns,
+        "heads": [[_bytes(head) for head in layer] for layer in part.weights],
+        "means": [_bytes(layer.mean(axis=0)) for layer in part.weights],
         "rollout": None if rollout is None else _bytes(rollout),
-        "entropy": np.round(weights.entropy().astype(float), 3).tolist(),
+        "entropy": np.round(part.entropy().astype(float), 3).tolist(),
     }
 
 

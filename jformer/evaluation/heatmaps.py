@@ -8,7 +8,7 @@ import numpy as np
 
 from jformer.errors import UserError
 from jformer.evaluation.plots import new_figure
-from jformer.inference.attention import Attended, Part, Weights
+from jformer.inference.attended import Attended, Attention, Part
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +26,7 @@ def draw(attended: Attended, form: str) -> bytes:
     Raises UserError where the model attends to nothing, for more tokens than a figure can show, and without matplotlib.
     """
     weights = _chosen(attended)
-    layers, heads, rows, columns = weights.values.shape
+    layers, heads, rows, columns = weights.weights.shape
     width, height = (MARGIN + many * max(LEAST, TOKEN * tokens) for many, tokens in ((heads, columns), (layers, rows)))
     if max(width, height) > MOST_INCHES:
         raise UserError(
@@ -38,7 +38,7 @@ def draw(attended: Attended, form: str) -> bytes:
     grid = figure.subplots(layers, heads, squeeze=False, sharex=True, sharey=True)
     for layer, head in np.ndindex(layers, heads):
         axes: Any = grid[layer, head]
-        axes.imshow(weights.values[layer, head], vmin=0, vmax=1, cmap="Blues", aspect="auto", interpolation="nearest")
+        axes.imshow(weights.weights[layer, head], vmin=0, vmax=1, cmap="Blues", aspect="auto", interpolation="nearest")
         axes.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=7)
         _label(axes, weights, left=head == 0, below=layer == layers - 1)
     from matplotlib import rc_context
@@ -50,15 +50,19 @@ def draw(attended: Attended, form: str) -> bytes:
     return picture.getvalue()
 
 
-def _chosen(attended: Attended) -> Weights:
-    found = {weights.part: weights for weights in attended.weights}
-    for part in SHOWN_FIRST:
-        if part in found:
-            return found[part]
-    raise UserError("this model attends to nothing, so there is no figure of it")
+def _chosen(attended: Attended) -> Attention:
+    found = min(attended.parts, key=order, default=None)
+    if found is None:
+        raise UserError("this model attends to nothing, so there is no figure of it")
+    return found
 
 
-def _label(axes: "Axes", weights: Weights, left: bool, below: bool) -> None:
+def order(attention: Attention) -> int:
+    """Return where a part stands in SHOWN_FIRST."""
+    return SHOWN_FIRST.index(attention.part)
+
+
+def _label(axes: "Axes", weights: Attention, left: bool, below: bool) -> None:
     """Write the tokens at the sides of the grid."""
     columns, rows = ([token.replace("$", r"\$") for token in side] for side in (weights.columns, weights.rows))
     axes.set_xticks(range(len(columns)), columns, rotation=90)

@@ -64,14 +64,6 @@ class Alignment(NamedTuple):
     target: tuple[str, ...]
 
 
-class Attention(NamedTuple):
-    """What each token of a target attends to in its source, in the decoder's last layer, the mean of its heads."""
-
-    weights: "np.ndarray"  # f32 [t s]; a row adds up to 1
-    source: tuple[str, ...]  # tokens as the vocabulary writes them, the end symbol included
-    target: tuple[str, ...]
-
-
 Hypotheses = Sequence[tuple[Sequence[int], float]]
 """The tokens of every hypothesis of a piece with its score, in the order that the pass gave them."""
 

@@ -1,50 +1,30 @@
-"""What a model attends to, and what else it might have written: forced passes over given texts, as arrays to look at.
+"""Forced passes over given texts that show what a model attends to, and what else it might have written.
 
 Letters in shapes: l layers, h heads, t positions that attend, s positions attended to, b rows of a batch.
 """
 
-import enum
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jformer.data.sources.split import Pair
+from jformer.data.spans import END, START
 from jformer.data.tokenizers import NUM_SYMBOLS
-from jformer.errors import UserError
+from jformer.inference.answers import EncodedPair
+from jformer.inference.attended import Attended, Attention, Choice, Labels, Part
 from jformer.inference.batching import refuse_nan
-from jformer.inference.predict import Predictor
+from jformer.inference.inputs import Inputs
 from jformer.inference.scoring import showing_weights, watched_pass
-from jformer.models.batch import Batch
+from jformer.inference.spans import marked_pair
+from jformer.models.batch import Batch, causal_mask, segment_mask
+from jformer.tasks.losses import span_log_probs
 from jformer.tasks.task import CLASSES, SPAN
 
 LIKELIEST = 5  # tokens that are told for every position
-Labels = tuple[str, ...]
-
-
-class Part(enum.Enum):
-    """A part of a model that attends, and what it is called."""
-
-    ENCODER_SELF = "encoder self-attention"
-    DECODER_SELF = "decoder self-attention"
-    CROSS = "cross-attention"
-
-    @property
-    def title(self) -> str:
-        """What it is called on a page."""
-        return self.value
-
-    def labels(self, source: Labels, read: Labels, written: Labels) -> tuple[Labels, Labels]:
-        """Return the tokens that attend, and those attended to.
-
-        `written` are a target's tokens where they are predicted, `read` those that the decoder reads instead.
-        """
-        both = {Part.ENCODER_SELF: (source, source), Part.DECODER_SELF: (read, read), Part.CROSS: (written, source)}
-        return both[self]
-
-
 BLOCKS = {  # part → where the weights of a Transformer's layers are
     Part.ENCODER_SELF: ("encoder", "self_attn"),
     Part.DECODER_SELF: ("decoder", "self_attn"),
@@ -52,105 +32,139 @@ BLOCKS = {  # part → where the weights of a Transformer's layers are
 }
 
 
-class Weights(NamedTuple):
-    """How much each position of a text takes from each position that it attends to; a row sums to one."""
+class WatchedPass:
+    """A compiled forced pass that tells what it attends to, over any number of sources with their targets."""
 
-    part: Part
-    values: np.ndarray  # float32 [l h t s]
-    rows: Labels  # the token at each t; of cross-attention the token that is written there
-    columns: Labels  # the token at each s
+    def __init__(self, model: Any, inputs: Inputs) -> None:
+        """Hold what it takes, and compile nothing yet."""
+        self._model, self._inputs = model, inputs
 
-    def entropy(self) -> np.ndarray:
-        """Return the entropy of every head in nats, the mean of its rows, float32 [l h]: 0 where it sees one token."""
-        logs = np.log(np.maximum(self.values, 1e-12))
-        return -(self.values * logs).sum(axis=-1).mean(axis=-1)
+    def __call__(self, params: Any, pairs: Sequence[Pair]) -> list[Attended]:
+        """Return what is attended to in every pair, in order; of a context in windows, in the one with the answer.
 
-    def rollout(self) -> np.ndarray | None:
-        """Return what each position takes from each input through all layers, float32 [t s] (Abnar and Zuidema 2020).
-
-        Heads are averaged, and half of every layer is its residual. None for cross-attention, which is no chain.
+        Raises UserError for scores that are no numbers, and for what is no pair of the task.
         """
-        if self.part is Part.CROSS:
-            return None
-        whole = np.eye(self.values.shape[-1], dtype=np.float32)
-        for layer in self.values.mean(axis=1):
-            whole = (layer + np.eye(len(layer), dtype=np.float32)) / 2 @ whole
-        return whole
+        forced = _make_pass(showing_weights(self._model), self._inputs.task.answer)
+        found = []
+        for pair, encoded in zip(pairs, self._encoded(pairs), strict=True):
+            batch = self._inputs.pair_arrays([encoded], 1)
+            seen, masks, likely = jax.device_get(forced(params, batch))
+            refuse_nan(likely.max(axis=-1).ravel().tolist())
+            parts = {part.part: part for part in self._parts(batch, seen, masks)}
+            image = batch["image"][0] if "image" in batch else None
+            encoder, decoder, cross = (parts.get(part) for part in Part)
+            choices = self._choices(batch, likely[0])
+            found.append(Attended(pair.source, pair.target, encoder, decoder, cross, choices, image))
+        return found
+
+    def _encoded(self, pairs: Sequence[Pair]) -> list[EncodedPair]:
+        if self._inputs.task.answer == SPAN:
+            return [EncodedPair(*marked_pair(self._inputs.encoder, pair)) for pair in pairs]
+        return self._inputs.encode_pairs([(pair.source, pair.target) for pair in pairs])
+
+    def _parts(
+        self, batch: Mapping[str, np.ndarray], seen: Mapping[str, Any], masks: Mapping[str, np.ndarray]
+    ) -> Iterator[Attention]:
+        """Yield the weights of every part that attends, without padding."""
+        source, read, written = self._source(batch), self._labels(batch, "target_in"), self._labels(batch, "target_out")
+        labels = {
+            Part.ENCODER_SELF: (source, source),
+            Part.DECODER_SELF: (read, read),
+            Part.CROSS: (written, source),  # a weight stands beside the token that it helped to write
+        }
+        for part, values in _arrays(seen).items():
+            rows, columns = labels[part]
+            shown = slice(len(rows)), slice(len(columns))
+            mask = masks[part.name][0, 0][shown] if part.name in masks else np.ones((len(rows), len(columns)), bool)
+            yield Attention(part, values[:, 0][:, :, *shown], mask, rows, columns)
+
+    def _source(self, batch: Mapping[str, np.ndarray]) -> Labels:
+        if "image" not in batch:
+            return self._labels(batch, "source")
+        model = self._model.config
+        class_token = ("class",) if model.family == "vit" and model.head.pooling == "first" else ()
+        return class_token + tuple(model.vision.patch_names)
+
+    def _labels(self, batch: Mapping[str, np.ndarray], name: str) -> Labels:
+        """Return the tokens of one side of a batch's only row, as the vocabulary writes them."""
+        side = 0 if name == "source" else 1
+        segments = batch.get(f"{('source', 'target')[side]}_segments")
+        if segments is None:
+            return ()
+        return self._written(side, batch[name][0][segments[0] > 0].tolist())
+
+    def _written(self, side: int, ids: Sequence[int]) -> Labels:
+        tokens = self._inputs.tokenizers[side].tokens
+        return tuple(tokens[i] if i < len(tokens) else f"<{i}>" for i in ids)  # symbols of the task lie past them
+
+    def _choices(self, batch: Mapping[str, np.ndarray], likely: np.ndarray) -> tuple[Choice, ...]:
+        """Return the choice at every position that predicts something, or of every label, or of both ends of a span.
+
+        Classes are numbered from 0. A number was no choice among others.
+        """
+        answer, wanted = self._inputs.task.answer, batch["target_out"][0]
+        if answer == "number":
+            return ()
+        if answer == SPAN:
+            return self._ends(batch, likely)
+        places = [(int(t), int(wanted[t])) for t in np.flatnonzero(batch["weights"][0])]
+        if answer == "labels":
+            places = [(0, int(label)) for label in np.flatnonzero(wanted)]
+        first, choices = NUM_SYMBOLS if answer in CLASSES else 0, []
+        for t, target in places:
+            best = np.argsort(-likely[t])[:LIKELIEST].tolist()
+            token, *others = self._written(1, [first + i for i in (target, *best)])
+            choices.append(_choice(token, others, likely[t], target, best))
+        return tuple(choices)
+
+    def _ends(self, batch: Mapping[str, np.ndarray], likely: np.ndarray) -> tuple[Choice, ...]:
+        """Return where an answer starts and where it ends, likely f32 [s 2]; at the first position there is none."""
+        tokens = ("no answer", *self._labels(batch, "source")[1:])
+        choices = []
+        for side, (name, mark) in enumerate({"start": START, "end": END}.items()):
+            place = int(np.flatnonzero(batch["target_out"][0] & mark)[0])
+            best = np.argsort(-likely[: len(tokens), side])[:LIKELIEST].tolist()
+            others = [tokens[i] for i in best]
+            choices.append(_choice(f"{name}: {tokens[place]}", others, likely[:, side], place, best))
+        return tuple(choices)
 
 
-class Choice(NamedTuple):
-    """One token of a target, and the tokens that the model found likeliest in its place."""
-
-    token: str
-    probability: float
-    likeliest: tuple[tuple[str, float], ...]
-
-
-class Attended(NamedTuple):
-    """What a model does with one source and its target."""
-
-    source: str
-    target: str
-    weights: tuple[Weights, ...]
-    choices: tuple[Choice, ...]
-
-
-def attention_maps(predictor: Predictor, pairs: Sequence[tuple[str, str | None]]) -> list[Attended]:
-    """Return what a run attends to in each source and target; a target of None is the run's own answer.
-
-    A language model reads a target alone; without one, it goes on from the source. A label is a target.
-
-    Raises UserError for a task without answers, for an ensemble, whose members attend each by itself, and for weights
-    that give no numbers.
-    """
-    if not predictor.task.answer:
-        raise UserError(f"task={predictor.config.task!r} has no answers to look into")
-    if predictor.task.answer == SPAN:
-        raise UserError(
-            f"task={predictor.config.task!r} writes no tokens that could be looked into: use --mode=predict"
-        )
-    if predictor.members:
-        raise UserError("decode.ensemble: the members of an ensemble attend each by itself; leave it out")
-    asked = [i for i, (_, target) in enumerate(pairs) if target is None]
-    answers = dict(zip(asked, predictor.predict([pairs[i][0] for i in asked]), strict=True)) if asked else {}
-    whole = [(source, answers.get(i, target) or "") for i, (source, target) in enumerate(pairs)]
-    encoded = predictor.inputs.encode_pairs(whole)
-    forced = _make_pass(showing_weights(predictor.model), predictor.task.answer)
-    found = []
-    for texts, pair in zip(whole, encoded, strict=True):
-        batch = predictor.inputs.pair_arrays([pair], 1)
-        seen, probabilities = jax.device_get(forced(predictor.params, batch))
-        refuse_nan(probabilities.max(axis=-1).ravel().tolist())
-        weights, choices = _weights(predictor, batch, seen), _choices(predictor, batch, probabilities[0])
-        found.append(Attended(*texts, weights, choices))
-    return found
+def _choice(token: str, others: Sequence[str], likely: np.ndarray, target: int, best: Sequence[int]) -> Choice:
+    return Choice(
+        token, float(likely[target]), tuple((other, float(likely[i])) for other, i in zip(others, best, strict=True))
+    )
 
 
 @functools.cache
 def _make_pass(model: Any, answer: str) -> Any:
-    """Return the compiled (parameters, batch) → (intermediates, probabilities [b t v]).
+    """Return the compiled (parameters, batch) → (intermediates, part's name → mask [b 1 t s], probabilities [b t v]).
 
-    Probabilities of a row add up to one, but for those of several labels, each of which is there or not.
+    Probabilities of a row add up to one, but for those of several labels, each of which is there or not, and those of a
+    span [b s 2], which add up to one over the positions of either end.
     """
-    likely = jax.nn.sigmoid if answer == "labels" else jax.nn.softmax
 
-    def forced(params: Any, batch: Batch) -> tuple[Any, jax.Array]:
+    def forced(params: Any, batch: Batch) -> tuple[Any, dict[str, jax.Array], jax.Array]:
         hidden, seen = watched_pass(model, params, batch)
         logits = model.apply({"params": params}, hidden, method="logits")
-        return seen, likely(logits.astype(jnp.float32))
+        if answer == SPAN:
+            return seen, _masks(batch), jnp.exp(span_log_probs(logits, batch["target_out"]))
+        likely = jax.nn.sigmoid if answer == "labels" else jax.nn.softmax
+        return seen, _masks(batch), likely(logits.astype(jnp.float32))
 
     return jax.jit(forced)
 
 
-def _weights(predictor: Predictor, batch: Mapping[str, np.ndarray], seen: Mapping[str, Any]) -> tuple[Weights, ...]:
-    """Return the weights of every part that attends, without padding."""
-    source = _source_labels(predictor, batch)
-    read, written = _labels(predictor, batch, "target_in"), _labels(predictor, batch, "target_out")
-    found = []
-    for part, values in _arrays(seen).items():
-        rows, columns = part.labels(source, read, written)
-        found.append(Weights(part, values[:, 0, :, : len(rows), : len(columns)], rows, columns))
-    return tuple(found)
+def _masks(batch: Batch) -> dict[str, jax.Array]:
+    """Return the masks that models make of such a batch; of an image, all may attend to all of its patches."""
+    source, target = batch.get("source_segments"), batch.get("target_segments")
+    masks = {}
+    if source is not None:
+        masks[Part.ENCODER_SELF.name] = segment_mask(source, source)
+    if target is not None:
+        masks[Part.DECODER_SELF.name] = causal_mask(target)
+    if source is not None and target is not None:
+        masks[Part.CROSS.name] = segment_mask(target, source)
+    return masks
 
 
 def _arrays(seen: Mapping[str, Any]) -> dict[Part, np.ndarray]:
@@ -159,46 +173,3 @@ def _arrays(seen: Mapping[str, Any]) -> dict[Part, np.ndarray]:
         return {Part.CROSS: seen["cross_weights"][0][None, :, None]}
     blocks = {part: seen.get(stack, {}).get("block", {}).get(name, {}) for part, (stack, name) in BLOCKS.items()}
     return {part: found["weights"][0] for part, found in blocks.items() if found}
-
-
-def _source_labels(predictor: Predictor, batch: Mapping[str, np.ndarray]) -> Labels:
-    if "image" not in batch:
-        return _labels(predictor, batch, "source")
-    model = predictor.model.config
-    class_token = ("class",) if model.family == "vit" and model.head.pooling == "first" else ()
-    return class_token + model.vision.patch_names
-
-
-def _labels(predictor: Predictor, batch: Mapping[str, np.ndarray], name: str) -> Labels:
-    """Return the tokens of one side of a batch's only row, as the vocabulary writes them."""
-    side = 0 if name == "source" else 1
-    segments = batch.get(f"{('source', 'target')[side]}_segments")
-    if segments is None:
-        return ()
-    ids = batch[name][0][segments[0] > 0]
-    return tuple(_written(predictor.tokenizers[side].tokens, i) for i in ids)
-
-
-def _written(tokens: Sequence[str], i: int) -> str:
-    return tokens[i] if i < len(tokens) else f"<{i}>"  # symbols of the task lie past the vocabulary
-
-
-def _choices(predictor: Predictor, batch: Mapping[str, np.ndarray], probabilities: np.ndarray) -> tuple[Choice, ...]:
-    """Return the choice at every position that predicts something, or of every label; classes are numbered from 0.
-
-    A number was no choice among others.
-    """
-    answer, tokens = predictor.task.answer, predictor.tokenizers[1].tokens
-    if answer == "number":
-        return ()
-    wanted, weights = batch["target_out"][0], batch["weights"][0]
-    places = [(int(t), int(wanted[t])) for t in np.flatnonzero(weights)]
-    if answer == "labels":
-        places = [(0, int(label)) for label in np.flatnonzero(wanted)]
-    first, choices = NUM_SYMBOLS if answer in CLASSES else 0, []
-    for t, target in places:
-        row = probabilities[t]
-        best = np.argsort(-row)[:LIKELIEST]
-        likeliest = tuple((_written(tokens, first + int(i)), float(row[i])) for i in best)
-        choices.append(Choice(_written(tokens, first + target), float(row[target]), likeliest))
-    return tuple(choices)

@@ -12,13 +12,13 @@ from jax.sharding import Mesh
 
 from jformer.checkpoints.digests import digests
 from jformer.config.options import Config
+from jformer.data.sources.split import Pair
 from jformer.decoding.mbr import rank
 from jformer.errors import UserError
 from jformer.inference.answers import (
     CUT,
     TRUNCATED,
     Alignment,
-    Attention,
     EncodedPair,
     Output,
     Piece,
@@ -29,6 +29,8 @@ from jformer.inference.answers import (
     check_texts,
     joined,
 )
+from jformer.inference.attended import Attended
+from jformer.inference.attention import WatchedPass
 from jformer.inference.batching import (
     BatchedSearch,
     CompileClock,
@@ -65,6 +67,7 @@ class Predictor:
         limits = [model.config.max_length for model in models if model.config.positions == "learned"]
         self.inputs = Inputs(options, run.task, run.tokenizers, min(limits, default=None))
         self._scorer = functools.cache(functools.partial(make_scorer, models, options.ensemble_average, mesh))
+        self._watched = WatchedPass(run.model, self.inputs)
         self._search: BatchedSearch | None = None
         self._clock = CompileClock()  # of forced passes
         if run.task.answer:
@@ -175,37 +178,36 @@ class Predictor:
             scored.append(Scored(sum(log_probs), tuple(log_probs), written, pair.cut))
         return scored
 
-    def attention(self, pairs: Sequence[tuple[str, str]]) -> list[Attention]:
-        """Return what each token of every (source, target) pair's target attends to in its source, in order.
+    def attend(self, pairs: Sequence[tuple[str, str | None]]) -> list[Attended]:
+        """Return what the run attends to in every (source, target) pair, in order: all layers and heads of every part.
 
-        Of an image as the source these are its patches, named by their row and column, from 1.
+        A target of None is the run's own answer. A language model reads a target alone; without one, it goes on from
+        the source. A label is a target; an answer to a question is words of its context, and of several windows of it
+        the one with the answer is shown.
 
-        Raises UserError for a task whose targets are no answers to a source, for a model without attention to one, and
-        for what is no list of pairs of texts.
+        Raises UserError for a task without answers, for an ensemble, whose members attend each by itself, for what is
+        no list of pairs of texts, and for weights that give no numbers.
         """
-        if self.task.answer != "text":
-            raise UserError(f"task={self.config.task!r} has no targets that attend to a source")
-        recurrent = self.model.config.recurrent
-        if recurrent.cell and recurrent.attention == "none":
-            raise UserError("model.recurrent.attention='none' attends to no source: train a run with 'additive'")
-        self._check_pairs(pairs, "attention([('a source', 'its target')])")
-        encoded = self.inputs.encode_pairs(pairs)
-        sources, targets = (tokenizer.tokens for tokenizer in self.tokenizers)
-        patches = self.model.config.vision.patch_names if self.inputs.of_images else ()
-        return [
-            Attention(
-                row["attention"][:, : len(patches or pair.source)],
-                patches or tuple(sources[i] for i in pair.source),
-                tuple(targets[i] for i in pair.target),
-            )
-            for pair, row in zip(encoded, self._forced(encoded, attend=True), strict=True)
-        ]
+        if not self.task.answer:
+            raise UserError(f"task={self.config.task!r} has no answers to look into")
+        if self.members:
+            raise UserError("decode.ensemble: the members of an ensemble attend each by itself; leave it out")
+        self._check_pairs(pairs, "attend([('a source', 'its target'), ('another', None)])", answered=True)
+        asked = [i for i, (_, target) in enumerate(pairs) if target is None]
+        answers = iter(self.generate([pairs[i][0] for i in asked]) if asked else ())
+        whole = []
+        for source, target in pairs:
+            own = next(answers)[0] if target is None else Output(target)
+            whole.append(Pair(source, own.text, start=own.span[0] if own.span else None))
+        return self._watched(self.params, whole)
 
-    def _check_pairs(self, pairs: Sequence[tuple[str, str]], usage: str) -> None:
+    def _check_pairs(self, pairs: Sequence[tuple[str, str | None]], usage: str, answered: bool = False) -> None:
+        """Raise UserError for what is no list of pairs of texts; with `answered`, a target may be None."""
         for texts in pairs:
             if not isinstance(texts, tuple | list) or len(texts) != 2:
                 raise UserError(f"{texts!r:.60} is no pair of source and target: {usage}")
-            check_texts(texts, usage, one_line=not self.inputs.continues)
+            given: list[Any] = [text for text in texts if not answered or text is not None]
+            check_texts(given, usage, one_line=not self.inputs.continues)
 
     def _joined(self, answers: Sequence[list[Output]]) -> list[Output]:
         """Return the outputs for an input of those for its pieces."""

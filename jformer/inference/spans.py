@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jformer.data.corpus import ExampleEncoder
-from jformer.data.spans import MAY_START, SpanEncoder, Windows, fault_of, is_blank
+from jformer.data.sources.split import Pair
+from jformer.data.spans import MAY_START, START, SpanEncoder, Windows, fault_of, is_blank
 from jformer.data.tokenizers import Tokenizer
 from jformer.decoding.config import DecodeConfig
 from jformer.decoding.search import Decoded
@@ -68,6 +69,24 @@ def pieces_of_windows(encoder: ExampleEncoder, requests: Sequence[Request], coun
         counts[UNKNOWN] += any(encoder.source.symbols.unk in window.ids for window in windows)
         groups.append([Piece(window.ids, request.line, window=window) for window in windows])
     return groups
+
+
+def marked_pair(encoder: ExampleEncoder, pair: Pair) -> tuple[Sequence[int], Sequence[int], bool]:
+    """Return the tokens and marks of the window with a pair's answer, or of the first, and whether there are others.
+
+    An answer whose place is not given is where the context has it first. Raises UserError for a text that is no
+    question with its context, and for an answer that is not in the context.
+    """
+    context = pair.source.partition("\t")[2]
+    if fault := fault_of(pair.source) or ("no question or no context" if is_blank(pair.source) else ""):
+        raise UserError(f"{pair.source!r:.60}: {fault}")
+    if pair.target and pair.start is None:
+        pair = pair._replace(start=context.find(pair.target))
+        if pair.start == -1:
+            raise UserError(f"{pair.target!r:.60} is not in the context {context!r:.60}: an answer is some words of it")
+    windows = encoder.encode([pair], Counter())
+    ids, marks = next((each for each in windows if not each[1][0] & START), windows[0])
+    return ids, marks, len(windows) > 1
 
 
 def read_spans(hypotheses: Hypotheses, tokenizer: Tokenizer, piece: Piece) -> list[Output]:

@@ -13,7 +13,7 @@ from jformer.errors import UserError
 from jformer.evaluation import explorer
 from jformer.evaluation.explorer import Shown
 from jformer.inference.answers import NODE_STATES, SearchTree
-from jformer.inference.attention import Attended, Choice, Part, Weights
+from jformer.inference.attended import Attended, Attention, Choice, Part
 from jformer.inference.embeddings import Plane, Positions
 from tests import browser
 from tests.browser import HOSTILE
@@ -23,14 +23,12 @@ def example():
     rows, columns = ("ein", HOSTILE, "</s>"), ("a", HOSTILE)
     values = np.full((2, 3, 3, 2), 0.5, np.float32)
     own = np.eye(2, dtype=np.float32)[None, None].repeat(2, 0)
-    weights = (
-        Weights(Part.CROSS, values, rows, columns),
-        Weights(Part.ENCODER_SELF, own, columns, columns),
-    )
+    cross = Attention(Part.CROSS, values, np.ones((3, 2), bool), rows, columns)
+    encoder = Attention(Part.ENCODER_SELF, own, np.ones((2, 2), bool), columns, columns)
     choices = tuple(Choice(token, 0.9, ((token, 0.9), (HOSTILE, 0.05))) for token in rows)
     near = tuple(((HOSTILE, 0.25), ("b", -0.1)) for _ in columns)
     plane = Plane("embeddings", columns, np.array([[1, 0], [-1, 0.5]], np.float32), (0.8, 0.2), near)
-    return Shown(Attended(HOSTILE, "ein", weights, choices), [search()], [plane])
+    return Shown(Attended(HOSTILE, "ein", encoder, cross=cross, choices=choices), [search()], [plane])
 
 
 def search():
@@ -207,8 +205,8 @@ def test_what_is_no_number_is_never_written():
 
 def test_lines_are_sources_or_sources_with_targets(tmp_path, monkeypatch, capsys):
     asked = []
-    monkeypatch.setattr(explorer, "load", lambda workdir, config: "run")
-    monkeypatch.setattr(explorer, "attention_maps", lambda run, pairs: asked.extend(pairs) or [example().attended])
+    run = SimpleNamespace(attend=lambda pairs: asked.extend(pairs) or [example().attended])
+    monkeypatch.setattr(explorer, "load", lambda workdir, config: run)
     monkeypatch.setattr(explorer, "show", lambda run, pairs, attended: [example()])
     monkeypatch.setattr(explorer, "position_tables", lambda run, length: [])
     (tmp_path / "in.txt").write_bytes(b"\xef\xbb\xbfa b\r\nc\td e\r\n\r\n\xff\n")

@@ -9,13 +9,15 @@ from PIL import Image
 
 from jformer.errors import UserError
 from jformer.evaluation import heatmaps
-from jformer.inference.attention import Attended, Part, Weights
+from jformer.inference.attended import Attended, Attention, Part
 
 
 def attended(*parts, layers=2, heads=3, rows=("<b>", "$x^2$"), columns=("a", "b", "c")):
     values = np.zeros((layers, heads, len(rows), len(columns)), np.float32)
     values[..., 0] = 1.0
-    return Attended("a b c", "x", tuple(Weights(part, values, rows, columns) for part in parts), ())
+    mask = np.ones((len(rows), len(columns)), bool)
+    names = {Part.ENCODER_SELF: "encoder", Part.DECODER_SELF: "decoder", Part.CROSS: "cross"}
+    return Attended("a b c", "x", **{names[part]: Attention(part, values, mask, rows, columns) for part in parts})
 
 
 def test_a_figure_has_a_panel_for_every_layer_and_head_and_its_tokens_are_texts():

@@ -10,7 +10,7 @@ from jformer.config import resolve
 from jformer.data.tokenizers import learn
 from jformer.decoding.config import DecodeConfig
 from jformer.errors import UserError
-from jformer.inference.attention import Part, Weights, attention_maps
+from jformer.inference.attended import Attention, Part
 from jformer.inference.predict import Predictor
 from jformer.inference.restore import Trained
 from jformer.models import ModelConfig, build_model, init_params
@@ -36,22 +36,27 @@ def predictor_of(task, **fields):
     return Predictor(run)
 
 
-def assert_sound(weights, layers, heads):
-    assert weights.values.shape == (layers, heads, len(weights.rows), len(weights.columns))
-    np.testing.assert_allclose(weights.values.sum(-1), 1, rtol=1e-5)
+def assert_sound(found, layers, heads):
+    assert found.weights.shape == (layers, heads, len(found.rows), len(found.columns))
+    np.testing.assert_allclose(found.weights.sum(-1), 1, rtol=1e-5)
+    assert found.mask.dtype == bool
+    np.testing.assert_array_equal(found.weights > 0, np.broadcast_to(found.mask, found.weights.shape))
 
 
 def test_a_translation_shows_three_kinds_of_attention_and_what_scoring_says():
     predictor = predictor_of("translate", **FIELDS)
-    (shown,) = attention_maps(predictor, [("abc d", "fgh")])
-    assert [weights.part for weights in shown.weights] == list(Part)
-    for weights in shown.weights:
-        assert_sound(weights, 2, 2)
-    encoder, decoder, cross = shown.weights
+    (shown,) = predictor.attend([("abc d", "fgh")])
+    encoder, decoder, cross = shown.encoder, shown.decoder, shown.cross
+    assert shown.parts == (encoder, decoder, cross)
+    assert [part.part for part in shown.parts] == list(Part)
+    for part in shown.parts:
+        assert_sound(part, 2, 2)
     assert encoder.columns == cross.columns == (*"abc d", "</s>")
     assert decoder.rows == ("<s>", *"fgh")
     assert cross.rows == tuple(choice.token for choice in shown.choices) == (*"fgh", "</s>")
-    assert not np.triu(decoder.values[0, 0], 1).any()
+    np.testing.assert_array_equal(decoder.mask, np.tri(4, dtype=bool))
+    assert encoder.mask.all()
+    assert cross.mask.all()
     (scored,) = predictor.score([("abc d", "fgh")])
     np.testing.assert_allclose(np.log([c.probability for c in shown.choices]), scored.token_log_probs, atol=1e-5)
     for choice in shown.choices:
@@ -62,22 +67,21 @@ def test_a_translation_shows_three_kinds_of_attention_and_what_scoring_says():
 
 def test_without_a_target_the_runs_own_answer_is_shown():
     predictor = predictor_of("translate", **FIELDS)
-    (shown,) = attention_maps(predictor, [("abc", None)])
+    (shown,) = predictor.attend([("abc", None)])
     assert shown.target == predictor.predict(["abc"])[0]
 
 
 def test_a_language_model_shows_its_own_attention():
     predictor = predictor_of("lm", family="decoder", **FIELDS)
-    (shown,) = attention_maps(predictor, [("", "abc")])
-    (weights,) = shown.weights
-    assert weights.part is Part.DECODER_SELF
-    assert_sound(weights, 2, 2)
+    (shown,) = predictor.attend([("", "abc")])
+    assert shown.parts == (shown.decoder,)
+    assert_sound(shown.decoder, 2, 2)
 
 
 def test_a_classifier_shows_its_encoder_and_the_labels():
     predictor = predictor_of("classify", family="encoder", head=HeadConfig(num_classes=2), **FIELDS)
-    (shown,) = attention_maps(predictor, [("abc", "good")])
-    assert_sound(shown.weights[0], 2, 2)
+    (shown,) = predictor.attend([("abc", "good")])
+    assert_sound(shown.encoder, 2, 2)
     (choice,) = shown.choices
     assert choice.token == "good"
     assert {label for label, _ in choice.likeliest} == {"good", "bad"}
@@ -86,16 +90,16 @@ def test_a_classifier_shows_its_encoder_and_the_labels():
 
 def test_a_recurrent_decoder_shows_its_one_alignment():
     predictor = predictor_of("translate", **RECURRENT, recurrent=ADDITIVE)
-    (shown,) = attention_maps(predictor, [("abc d", "fgh")])
-    (weights,) = shown.weights
-    assert_sound(weights, 1, 1)
-    assert weights.rollout() is None
+    (shown,) = predictor.attend([("abc d", "fgh")])
+    assert shown.parts == (shown.cross,)
+    assert_sound(shown.cross, 1, 1)
+    assert shown.cross.rollout() is None
 
 
 def test_entropy_and_rollout_by_hand():
     """Two layers of one head over two positions: sharp, then even."""
     values = np.array([[[[1.0, 0.0], [0.0, 1.0]]], [[[0.5, 0.5], [0.5, 0.5]]]], np.float32)
-    weights = Weights(Part.ENCODER_SELF, values, ("a", "b"), ("a", "b"))
+    weights = Attention(Part.ENCODER_SELF, values, np.ones((2, 2), bool), ("a", "b"), ("a", "b"))
     np.testing.assert_allclose(weights.entropy(), [[0.0], [np.log(2)]], atol=1e-6)
     # The first layer keeps all; of the second, half is the residual: (0.5 + 1) / 2 and 0.5 / 2.
     np.testing.assert_allclose(weights.rollout(), [[0.75, 0.25], [0.25, 0.75]])
@@ -103,28 +107,22 @@ def test_entropy_and_rollout_by_hand():
 
 def test_a_task_without_answers_is_refused():
     with pytest.raises(UserError, match="has no answers to look into"):
-        attention_maps(predictor_of("mlm", family="encoder", **FIELDS), [("abc", None)])
+        predictor_of("mlm", family="encoder", **FIELDS).attend([("abc", None)])
 
 
-@pytest.mark.parametrize(
-    ("task", "fields", "message"),
-    [
-        ("denoise", FIELDS, "task='denoise' has no targets that attend to a source"),
-        ("lm", {**FIELDS, "family": "decoder"}, "task='lm' has no targets that attend to a source"),
-        (
-            "translate",
-            {**RECURRENT, "recurrent": RecurrentConfig("gru")},
-            "model.recurrent.attention='none' attends to",
-        ),
-    ],
-)
-def test_attention_to_a_source_that_is_not_there_is_refused(task, fields, message):
-    with pytest.raises(UserError, match=message):
-        predictor_of(task, **fields).attention([("abc", "d")])
+def test_a_decoder_without_attention_to_the_source_shows_none():
+    (shown,) = predictor_of("translate", **RECURRENT, recurrent=RecurrentConfig("gru")).attend([("abc", "d")])
+    assert shown.parts == ()
+    assert [choice.token for choice in shown.choices] == ["d", "</s>"]
+
+
+def test_what_is_no_pair_is_refused():
+    with pytest.raises(UserError, match=r"'abc' is no pair of source and target: attend\(\[\('a source', 'its target'"):
+        predictor_of("translate", **FIELDS).attend(["abc"])
 
 
 def test_broken_weights_are_refused():
     predictor = predictor_of("lm", family="decoder", **FIELDS)
     predictor.params = jax.tree.map(lambda x: x * np.nan, predictor.params)
     with pytest.raises(UserError, match="scores are no numbers, so its weights are broken"):
-        attention_maps(predictor, [("", "abc")])
+        predictor.attend([("", "abc")])

@@ -243,12 +243,12 @@ def test_what_is_no_list_of_texts_is_refused_and_told_how(predictor, case):
 def test_attention_has_a_row_for_every_target_token(predictor):
     p = predictor(beam_size=2, alignments=True, outputs="tsv")
     output = ask(p, ["hgfa"])[0][0]
-    (found,) = p.attention([("hgfa", output.text)])
-    assert found.source == (*"hgfa", "</s>")
-    assert found.target == (*output.text, "</s>")
-    assert found.weights.shape == (len(found.target), 5)
-    np.testing.assert_allclose(found.weights.sum(axis=1), 1, atol=1e-5)
-    likeliest = [(int(s), t) for t, s in enumerate(found.weights[: len(output.alignment.target)].argmax(axis=1))]
+    cross = p.attend([("hgfa", output.text)])[0].cross
+    assert cross.columns == (*"hgfa", "</s>")
+    assert cross.rows == (*output.text, "</s>")
+    weights = cross.weights[-1].mean(axis=0)
+    assert weights.shape == (len(cross.rows), 5)
+    likeliest = [(int(s), t) for t, s in enumerate(weights[: len(output.alignment.target)].argmax(axis=1))]
     assert output.alignment.pairs == tuple((s, t) for s, t in likeliest if s < 4)
 
 

@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jformer.data.spans import MAY_END, MAY_START, Window
+from jformer.data.sources.split import Pair
+from jformer.data.spans import END, MAY_END, MAY_START, START, SpanEncoder, Window
+from jformer.data.tokenizers import learn
 from jformer.decoding.config import DecodeConfig
 from jformer.inference.answers import Output, Piece
-from jformer.inference.spans import best_of_windows, likeliest_spans, read_spans
+from jformer.inference.spans import best_of_windows, likeliest_spans, marked_pair, read_spans
 from jformer.tasks.losses import span_log_probs
 
 RNG = np.random.default_rng(0)
@@ -92,3 +94,26 @@ def test_of_several_windows_a_span_counts_where_it_is_best_and_none_where_it_is_
     assert best(1, threshold=-1000.0) == [("Lee", -1.0)]
     assert best(4, threshold=-1000.0)[-1] == ("", -2.0)
     assert best_of_windows([], DecodeConfig()) == [Output("", log_prob=0.0)]
+
+
+@pytest.mark.parametrize("start", [None, 14])
+def test_of_several_windows_the_one_with_the_answer_is_looked_into(start):
+    pair = Pair("who\ta b c d e f g a", "a", start=start)  # the answer is in the first window, and in the last
+    letters = learn("word", ["who a b c d e f g"], 99, "identity", False)
+    encoder = SpanEncoder(letters, max_length=8, stride=2, overlong="cut")
+    ids, marks, cut = marked_pair(encoder, pair)
+    assert cut
+    (first,) = [i for i, mark in enumerate(marks) if mark & START]
+    (last,) = [i for i, mark in enumerate(marks) if mark & END]
+    assert first == last > 0
+    assert letters.decode(ids[first : last + 1]) == "a"
+    assert (first == 3) == (start is None)  # after BOS, the question and EOS
+
+
+def test_without_an_answer_the_first_window_is_looked_into():
+    letters = learn("word", ["who a b c d e f g"], 99, "identity", False)
+    encoder = SpanEncoder(letters, max_length=8, stride=2, overlong="cut")
+    ids, marks, _ = marked_pair(encoder, Pair("who\ta b c d e f g", ""))
+    assert letters.decode(ids) == letters.decode(letters.encode(["who a b c d"])[0])
+    assert marks[0] & START
+    assert marks[0] & END

@@ -15,7 +15,6 @@ from jformer.data.tokenizers import NUM_SYMBOLS, learn
 from jformer.decoding.config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, Output, Piece, Request, TaggedWord
-from jformer.inference.attention import attention_maps
 from jformer.inference.formats import write_outputs
 from jformer.inference.heads import HEADS
 from jformer.inference.predict import Predictor
@@ -116,17 +115,15 @@ def test_what_needs_a_written_target_is_refused(tagger):
         predictor.generate([Request("abc", prefix="O")])
     with pytest.raises(UserError, match="task='tag' has no targets to score"):
         predictor.score([("abc", "O")])
-    with pytest.raises(UserError, match="task='tag' has no targets that attend to a source"):
-        predictor.attention([("abc", "O")])
 
 
 def test_the_explorer_shows_the_tag_of_each_word(tagger):
-    given, own = attention_maps(tagger(), [("abc de", "O B-x"), ("abc de", None)])
+    given, own = tagger().attend([("abc de", "O B-x"), ("abc de", None)])
     assert [choice.token for choice in given.choices] == ["O", "B-x"]
     assert [choice.likeliest[0][0] for choice in given.choices] == own.target.split()
     assert sum(p for _, p in given.choices[0].likeliest) == pytest.approx(1, abs=1e-5)
     with pytest.raises(UserError, match="2 words but 1 tags"):
-        attention_maps(tagger(), [("abc de", "O")])
+        tagger().attend([("abc de", "O")])
 
 
 def test_json_has_the_tags_and_their_spans():

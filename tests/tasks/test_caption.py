@@ -15,7 +15,7 @@ from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import ImageTokenizer, learn
 from jformer.errors import UserError
 from jformer.inference import verify
-from jformer.inference.attention import Part, attention_maps
+from jformer.inference.attended import Part
 from jformer.inference.export import export
 from jformer.inference.predict import Predictor
 from jformer.inference.restore import Trained
@@ -144,15 +144,14 @@ def test_every_check_of_decoding_passes(capsys, monkeypatch):
 
 def test_a_caption_shows_what_its_words_take_from_the_patches():
     pair = build(20)["test"][0]
-    (shown,) = attention_maps(predictor(), [(pair.source, pair.target)])
-    encoder, _, cross = shown.weights
+    (shown,) = predictor().attend([(pair.source, pair.target)])
+    encoder, cross = shown.encoder, shown.cross
     assert cross.part is Part.CROSS
     assert encoder.columns == cross.columns == tuple(f"{row},{column}" for row in range(1, 5) for column in range(1, 5))
     assert cross.rows == (*pair.target.split(), "</s>")
-    np.testing.assert_allclose(cross.values.sum(-1), 1, rtol=1e-5)
-    (found,) = predictor().attention([(pair.source, pair.target)])
-    assert found.source == cross.columns
-    np.testing.assert_allclose(found.weights, cross.values[-1].mean(axis=0), atol=1e-6)
+    np.testing.assert_allclose(cross.weights.sum(-1), 1, rtol=1e-5)
+    assert shown.image.shape == (32, 32, 3)
+    np.testing.assert_array_equal(shown.image.reshape(-1), predictor().tokenizers[0].encode([pair.source])[0])
 
 
 @pytest.mark.parametrize("form", ["ctranslate2", "stablehlo"])

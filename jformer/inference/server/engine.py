@@ -11,7 +11,7 @@ from jformer.data.text import admit
 from jformer.data.tokenizers import NUM_SYMBOLS
 from jformer.errors import UserError
 from jformer.inference.answers import Request
-from jformer.inference.attention import Attended, Part, attention_maps
+from jformer.inference.attended import Attended
 from jformer.inference.batching import SMALL_BATCH
 from jformer.inference.formats import answer_record, scored_record
 from jformer.inference.heads import HEADS
@@ -99,7 +99,7 @@ class Engine:
 
     def look_into(self, pairs: Sequence[tuple[str, str | None]]) -> list[dict[str, Any]]:
         """Return the tokens of each target with the likeliest in their places, and what they take from the source."""
-        return [_watched_record(attended) for attended in attention_maps(self.predictor, pairs)]
+        return [_watched_record(attended) for attended in self.predictor.attend(pairs)]
 
     def warm_up(self) -> None:
         """Answer texts of usual lengths, one and many, so that the first clients need not wait for compilers."""
@@ -128,7 +128,7 @@ class Engine:
 
 
 def _watched_record(attended: Attended) -> dict[str, Any]:
-    cross = next((weights for weights in attended.weights if weights.part is Part.CROSS), None)
+    cross = attended.cross
     return {
         "target": attended.target,
         "tokens": [
@@ -140,5 +140,5 @@ def _watched_record(attended: Attended) -> dict[str, Any]:
             for choice in attended.choices
         ],
         "source_tokens": list(cross.columns) if cross else [],
-        "attention": np.round(cross.values.mean(axis=(0, 1)).astype(float), 3).tolist() if cross else [],
+        "attention": np.round(cross.weights.mean(axis=(0, 1)).astype(float), 3).tolist() if cross else [],
     }
