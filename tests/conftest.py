@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import zlib
 from pathlib import Path
 
@@ -14,15 +15,17 @@ os.environ["XLA_FLAGS"] = (
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
 # What one process compiles, the others find, and so do the runs that tests start and the next session.
+compiled_files = Path(__file__).parents[1] / ".pytest_cache" / "compiled"
+if sum(file.stat().st_size for file in compiled_files.rglob("*")) > 2**30:  # what older code compiled is not asked for
+    shutil.rmtree(compiled_files, ignore_errors=True)
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    cache = Path(__file__).parents[1] / ".pytest_cache" / "compiled"
-    if (
-        sum(file.stat().st_size for file in cache.glob("*")) > 2**30
-    ):  # what older code compiled is never asked for again
-        shutil.rmtree(cache, ignore_errors=True)
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(cache)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(compiled_files)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+if sys.dont_write_bytecode:  # where Python may keep no modules beside their sources, each process compiled them anew
+    sys.dont_write_bytecode, sys.pycache_prefix = False, str(compiled_files / "python")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
 for number in (signal.SIGINT, signal.SIGHUP):  # which nohup and background jobs ignore, and so would our children
     if signal.getsignal(number) is signal.SIG_IGN:
