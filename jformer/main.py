@@ -57,12 +57,13 @@ from jformer.data.progress import told
 from jformer.errors import DONE, FAILED, LOST, MISTAKE, STOPPED, UserError
 from jformer.parallel import processes
 from jformer.parallel.libtpu import silence_libtpu
-from jformer.storage import check_writable, run_path
+from jformer.storage import check_writable, run_path, unwritten
 from jformer.training.malloc import keep_freed_memory
 
 MODES = ("train", "evaluate", "predict", "score", "describe", "verify", "explore", "report", "serve", "export")
 TOGETHER = ("train", "evaluate", "predict", "score")  # what several processes can do
 FORMATS = ("ctranslate2", "stablehlo")
+REFUSALS = (errno.ENAMETOOLONG, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # by which the system means users
 WORTH_KEEPING = 0.05  # seconds of compiling
 
 
@@ -96,10 +97,19 @@ def answer(argv: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
+        if error.errno not in REFUSALS:
             raise
-        print(f"jformer: {str(error.filename)[:40]}… is longer than names of files can be: shorten it", file=sys.stderr)
+        print(f"jformer: {refusal(error)}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # what standard output did not take would fail again at the end
+            sys.stdout.flush()
         return MISTAKE
+
+
+def refusal(error: OSError) -> str:
+    """Return the line for a write that the system refused, and that no better one was said of."""
+    if error.errno == errno.ENAMETOOLONG:
+        return f"{str(error.filename)[:40]}… is longer than names of files can be: shorten it"
+    return str(unwritten(error.filename or "a file, or standard output", error))
 
 
 def compare(options: flags.FlagValues, config: Config) -> None:

@@ -3,11 +3,12 @@
 Paths are those of etils; pathlib's serve as well for what lies on a disk.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import fsspec
@@ -83,9 +84,26 @@ def replace_content(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
-    except BaseException:
+    except BaseException as error:
         new.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # which the error of a full disk does not tell
         raise
+
+
+@contextlib.contextmanager
+def writing(path: os.PathLike[str]) -> Iterator[None]:
+    """Raise UserError, naming a path, where the system refuses what is written inside: a full disk, a limit."""
+    try:
+        yield
+    except OSError as error:
+        raise unwritten(path, error) from error
+
+
+def unwritten(path: os.PathLike[str] | str, error: OSError) -> UserError:
+    """Return what to raise for a path that could not be written; NumPy's errors of a full disk have no number."""
+    reason = error.strerror or " ".join(str(error).split())
+    return UserError(f"{path}: could not be written ({reason}); make room there, then give the same command again")
 
 
 def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,7 +132,7 @@ def digest_of(content: Any) -> str:
 def seal(folder: Path) -> None:
     """Write down the SHA-256 of every file in a folder, for `damaged`."""
     found = {path.name: _sha256(path) for path in sorted(folder.iterdir()) if path.name != DIGESTS}
-    (folder / DIGESTS).write_text(json.dumps(found, indent=1) + "\n")
+    replace_content(folder / DIGESTS, (json.dumps(found, indent=1) + "\n").encode())
 
 
 def damaged(folder: Path) -> list[str]:

@@ -12,6 +12,8 @@ from jformer.config import options, save_config
 from jformer.config.options import Config
 from jformer.data import progress
 from jformer.data.config import DataConfig
+from jformer.storage import replace_content
+from tests.faults.full_disk import no_file_above
 
 ROOT = Path(__file__).parents[1]
 FILE = """
@@ -347,6 +349,32 @@ def test_who_stops_reading_the_answers_sees_no_traceback(saved):
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 0
+
+
+FULL = PIPED.replace(", flush=True", "")  # written in blocks, and the last one while Python ends
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_a_full_disk_behind_standard_output_is_one_line(saved):
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([sys.executable, "-c", FULL, str(saved)], cwd=ROOT, stdout=full, stderr=subprocess.PIPE)
+    assert done.stderr.count(b"\n") == 1
+    assert done.stderr.startswith(
+        b"jformer: a file, or standard output: could not be written (No space left on device)"
+    )
+    assert done.returncode == 2
+
+
+def test_a_full_disk_is_one_line_that_names_the_file(saved, monkeypatch, capsys):
+    def export(*_):
+        with no_file_above(100):
+            replace_content(saved / "results.json", b"x" * 1_000)
+
+    monkeypatch.setitem(sys.modules, "jformer.inference.export", SimpleNamespace(export=export))
+    assert call(f"--workdir={saved}", "--mode=export", "--format=stablehlo", f"--output={saved}/x") == 2
+    line = f"jformer: {saved}/results.json: could not be written (File too large); make room there, then"
+    assert capsys.readouterr().err.splitlines()[-1].startswith(line)
+    assert not list(saved.glob("results*"))
 
 
 def test_it_runs_as_a_module():

@@ -20,7 +20,7 @@ from jformer.data.progress import told
 from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.errors import UserError
-from jformer.storage import DIGESTS, damaged, seal
+from jformer.storage import DIGESTS, damaged, seal, writing
 
 FORMAT = 3  # raise it when the same options give other arrays or counts
 CHUNK = 2_048  # examples tokenized at a time
@@ -195,7 +195,10 @@ def open_corpus(split: Split, encoder: ExampleEncoder, cache_dir: str) -> Corpus
             print(f"{folder}: {' and '.join(names)} damaged: tokenizing {split.name} again", file=sys.stderr)
             shutil.rmtree(folder)
         if not folder.exists():
-            _build(split, encoder, folder)
+            try:
+                _build(split, encoder, folder)
+            finally:
+                shutil.rmtree(_half_made(folder), ignore_errors=True)
     counts = json.loads((folder / "counts.json").read_text())
     if not counts["examples used"]:
         raise UserError(f"{split.name}: no usable example is left ({_listed(counts)}); look at the text and the limits")
@@ -209,7 +212,7 @@ def open_corpus(split: Split, encoder: ExampleEncoder, cache_dir: str) -> Corpus
 def _build(split: Split, encoder: ExampleEncoder, folder: Path) -> None:
     """Tokenize into a folder beside the final one and rename it, so a half-written cache is never found."""
     counts: Counter[str] = Counter()
-    half_made = folder.with_suffix(".tmp")
+    half_made = _half_made(folder)
     shutil.rmtree(half_made, ignore_errors=True)
     half_made.mkdir(parents=True)
     dtypes = [_smallest_dtype(side.tokenizer) for side in (encoder.source, encoder.target)]
@@ -225,12 +228,17 @@ def _build(split: Split, encoder: ExampleEncoder, folder: Path) -> None:
                 if side.tokenizer and (unknown := int(np.count_nonzero(chunks[i][-1] == side.symbols.unk))):
                     counts["unknown tokens"] += unknown
             done.examples += len(pairs)
-    for name, values, sizes in zip(SIDES, chunks, lengths, strict=True):
-        np.save(half_made / f"{name}.values.npy", np.concatenate(values))
-        np.save(half_made / f"{name}.offsets.npy", np.cumsum([0, *sizes]))
-    (half_made / "counts.json").write_text(json.dumps({"examples used": 0, **counts}))
-    seal(half_made)
-    half_made.rename(folder)
+    with writing(folder):
+        for name, values, sizes in zip(SIDES, chunks, lengths, strict=True):
+            np.save(half_made / f"{name}.values.npy", np.concatenate(values))
+            np.save(half_made / f"{name}.offsets.npy", np.cumsum([0, *sizes]))
+        (half_made / "counts.json").write_text(json.dumps({"examples used": 0, **counts}))
+        seal(half_made)
+        half_made.rename(folder)
+
+
+def _half_made(folder: Path) -> Path:
+    return folder.with_suffix(".tmp")
 
 
 def _damaged(folder: Path) -> list[str]:

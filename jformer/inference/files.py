@@ -26,7 +26,7 @@ from jformer.data.text import read_lines
 from jformer.errors import UserError
 from jformer.inference.answers import Request
 from jformer.inference.formats import Question, read_asked, read_question, read_request, write_outputs, write_scored
-from jformer.inference.output_file import lines_to_keep, open_output, refuse_input
+from jformer.inference.output_file import lines_to_keep, open_output, refuse_input, whole_lines_only
 from jformer.inference.predict import Predictor, load
 from jformer.inference.progress import Progress
 from jformer.parallel import processes
@@ -112,7 +112,7 @@ def answer_lines(job: Job, predictor: Predictor, mode: str) -> None:
     )
     with progress.told():
         first = next(answers, [])  # before the file is opened: a mistake in the first lines leaves it as it was
-        with _opened(job, settings) as out:
+        with whole_lines_only(Path(job.target)), _opened(job, settings) as out:
             for texts in chain([first], answers):
                 out.writelines(text + "\n" for text in texts)
                 out.flush()

@@ -3,7 +3,9 @@
 What its lines depend on lies beside it, in NAME.settings.json: who made it, and whether it can be continued.
 """
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -64,6 +66,21 @@ def open_output(target: Path, resume: bool, settings: dict[str, Any]) -> IO[str]
         return target.open("a" if resume else "w", encoding="utf-8", newline="\n")
     except OSError as error:
         raise UserError(f"--output={target}: {error.strerror}; name a file in a folder that can be written") from error
+
+
+@contextlib.contextmanager
+def whole_lines_only(target: Path) -> Iterator[None]:
+    """Raise UserError where the disk does not take what is written into a file inside; a half-written line is cut off.
+
+    Another error passes, a closed pipe of standard output among them.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not target.is_file():
+            raise
+        done, again = whole_lines(target), "make room there, and --resume goes on"
+        raise UserError(f"--output={target}: full after {done} lines ({error.strerror or error}); {again}") from error
 
 
 def _record(target: Path) -> Path:

@@ -15,6 +15,7 @@ from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers import BOS, EOS, Symbols, learn
 from jformer.data.tokenizers.lists import ByteTokenizer, ListTokenizer
 from jformer.errors import UserError
+from tests.faults.full_disk import no_file_above
 
 ROOT = Path(__file__).parents[2]
 BYTES = ByteTokenizer("identity")
@@ -233,6 +234,15 @@ def test_a_text_that_cannot_be_read_leaves_no_cache_behind(tmp_path):
         with pytest.raises(UserError, match="not UTF-8"):
             open_corpus(Split("train", "text 1", read), DROPPING, str(tmp_path))
     assert len(open_corpus(Readings().split, DROPPING, str(tmp_path))) == 2
+
+
+def test_a_cache_that_has_no_room_is_one_line_and_leaves_nothing_behind(tmp_path):
+    pairs = [Pair("word " * 9, "Wort " * 9)] * 200
+    encoder = dataclasses.replace(DROPPING, source=Side(BYTES, 90), target=Side(BYTES, 90))
+    with no_file_above(5_000), pytest.raises(UserError, match=r"could not be written \(.*\); make room there"):
+        open_corpus(Readings(pairs).split, encoder, str(tmp_path))
+    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
+    assert len(open_corpus(Readings(pairs).split, encoder, str(tmp_path))) == 200
 
 
 def flip(path, rng):

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 from tests.faults.children import End, run
-from tests.faults.runs import FURTHER, Runs, command
+from tests.faults.runs import FURTHER, LONG, Runs, command
 from tests.faults.verdicts import Verdict, ending
 
 LEAST_FILE = 1 << 14  # bytes: what the child says must have room
@@ -17,22 +17,26 @@ PAGE = 4096  # bytes
 
 
 def fill(runs: Runs, draw: Random, number: int) -> tuple[str, Verdict]:
-    """Let a run go on where there is too little room, then where there is enough."""
+    """Let a run go on where there is too little room, then where there is enough.
+
+    Every fourth one goes on for long: updates go on where rows and events have no room, before anything is saved.
+    """
     log = runs.folder / "logs" / f"full_disk_{number}.txt"
+    steps = LONG if number % 4 == 1 else FURTHER
     if number % 2 or not can_mount(runs.folder / "mounted"):
         limit = round(LEAST_FILE * draw.uniform(0.7, 2))
         workdir = runs.copy(runs.folder / "full", runs.base)
-        full = run(command(runs.training(workdir, FURTHER)), log, lambda: limit_files(limit))
-        return f"no file above {limit} bytes", judge(runs, full, workdir, log)
+        full = run(command(runs.training(workdir, steps)), log, lambda: limit_files(limit))
+        return f"no file above {limit} bytes until update {steps}", judge(runs, full, workdir, steps, log)
     size = sum(-(-file.stat().st_size // PAGE) * PAGE for file in runs.base.rglob("*"))
     room = round(draw.uniform(0.0, 0.6) * size)
     with mounted(runs.folder / "mounted", size + room) as folder:
         workdir = runs.copy(folder / "run", runs.base)
         full = run(command(runs.training(workdir, FURTHER)), log)
-        return f"{room} bytes free", judge(runs, full, workdir, log)
+        return f"{room} bytes free", judge(runs, full, workdir, steps, log)
 
 
-def judge(runs: Runs, full: End, workdir: Path, log: Path) -> Verdict:
+def judge(runs: Runs, full: End, workdir: Path, steps: int, log: Path) -> Verdict:
     """Tell whether the end was one line, nothing is left behind, and the run goes on to the same bits."""
     if full.code or "Traceback" in full.said:
         verdict = ending(full, (workdir.name,))
@@ -44,7 +48,7 @@ def judge(runs: Runs, full: End, workdir: Path, log: Path) -> Verdict:
         return Verdict("left behind", " ".join(left))
     if str(workdir).startswith(str(runs.folder / "mounted")):
         mount("-o", f"remount,size={ROOMY}", str(runs.folder / "mounted"))
-    again = runs.judge(run(command(runs.training(workdir, FURTHER)), log), workdir, FURTHER)
+    again = runs.judge(run(command(runs.training(workdir, steps)), log), workdir, steps)
     if again.outcome != "unharmed" or not full.code:
         return again
     return Verdict("refused", full.said.splitlines()[-1])
@@ -53,6 +57,17 @@ def judge(runs: Runs, full: End, workdir: Path, log: Path) -> Verdict:
 def limit_files(size: int) -> None:
     """Let no file of this process grow beyond a size; Python makes an OSError of the signal."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+@contextlib.contextmanager
+def no_file_above(size: int) -> Iterator[None]:
+    """Let no file of this process grow beyond a size, as long as this lasts."""
+    before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from jformer.decoding.config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference import files, progress
 from jformer.inference.answers import Output, Scored
+from tests.faults.full_disk import no_file_above
 
 LINES = ["abc", "", "ä\u2028b", "  ", "d\te", "f" * 30, "g"]
 
@@ -124,6 +125,16 @@ def test_a_half_written_file_is_continued_to_the_byte(echo, source, tmp_path, si
     target.write_bytes(ANSWERS.encode()[:size])
     assert predict(source, target, resume=True, batch_size=5) == ANSWERS  # the sizes of batches change no answer
     assert sum(echo.windows) == len(LINES) - ANSWERS.encode()[:size].count(b"\n")
+
+
+def test_an_output_that_has_no_room_ends_with_a_whole_line_and_is_continued(echo, tmp_path):
+    source, target = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_text("some words\n" * 500)
+    with no_file_above(5_000), pytest.raises(UserError, match=r"out\.txt: full after \d+ lines \(File too large\)"):
+        predict(source, target)
+    assert 0 < target.stat().st_size <= 5_000
+    assert target.read_bytes().endswith(b"\n")
+    assert predict(source, target, resume=True) == "".join(f"{number}:some words\n" for number in range(500))
 
 
 def test_resuming_needs_a_file_that_answers_the_input(echo, source, tmp_path):

@@ -10,6 +10,7 @@ from jformer.config import options, resolve
 from jformer.errors import UserError
 from jformer.training import trackers
 from jformer.training.record import Record
+from tests.faults.full_disk import no_file_above
 
 ROWS = [
     {"step": 10, "split": "train", "loss": 2.5, "skipped": 0, "perplexity": float("nan")},
@@ -63,6 +64,22 @@ def test_a_service_that_fails_does_not_end_the_run(tmp_path, monkeypatch):
     kept.close()
     assert said == ["wandb failed and gets no further rows; metrics.jsonl has all of them: gone"]
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == len(ROWS)
+
+
+def test_a_run_goes_on_without_the_curves_and_the_text_that_have_no_room(tmp_path):
+    (tmp_path / "training.log").write_text("x" * 60_000)
+    said = []
+    kept = record(tmp_path, said=said.append)
+    with no_file_above(60_000):
+        for step in range(200):
+            kept.write({"step": step, "split": "train"} | {f"number {i}": 0.5 for i in range(8)})
+        kept.write_line("hello")
+        kept.close()
+    assert [line.partition(":")[0] for line in said] == [
+        "TensorBoard failed and gets no further rows; metrics.jsonl has all of them",
+        "training.log gets no further lines",
+    ]
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 200
 
 
 def test_a_service_that_cannot_begin_is_one_line(tmp_path, monkeypatch):

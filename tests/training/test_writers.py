@@ -8,6 +8,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from jformer.errors import UserError
 from jformer.storage import without_digest
 from jformer.training.writers import JsonlWriter, TensorBoardWriter
+from tests.faults.full_disk import no_file_above
 
 
 def write_rows(path, *rows):
@@ -101,3 +102,22 @@ def test_tensorboard_gets_every_number_and_forgets_repeated_steps(tmp_path):
     scalars = {(value.tag, event.step): value.simple_value for event in events for value in event.summary.value}
     assert scalars == {("valid/loss", 7): 0.5}
     assert [e.step for e in events if e.session_log.status == SessionLog.START] == [7]
+
+
+def test_rows_that_have_no_room_are_refused_by_the_name_of_their_file_and_once(tmp_path):
+    writer = JsonlWriter(tmp_path / "metrics.jsonl")
+    with no_file_above(400):
+        with pytest.raises(
+            UserError, match=r"metrics\.jsonl: could not be written \(File too large\); make room there"
+        ):
+            for step in range(20):
+                writer.write({"step": step, "split": "train", "loss": 0.5})
+        writer.close()
+    assert JsonlWriter.truncate_after(tmp_path / "metrics.jsonl", 20) == step
+
+
+def test_curves_that_have_no_room_are_an_error_where_they_are_written(tmp_path):
+    writer = TensorBoardWriter(tmp_path)
+    with no_file_above(4_000), pytest.raises(OSError, match="File too large"):
+        for step in range(1_000):
+            writer.write({"step": step, "split": "train", "loss": 0.5})

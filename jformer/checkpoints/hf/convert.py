@@ -31,7 +31,7 @@ from jformer.errors import UserError, nearest
 from jformer.models import ModelConfig, build_model
 from jformer.parallel import processes
 from jformer.parallel.mesh import make_mesh
-from jformer.storage import run_path
+from jformer.storage import replace_content, run_path
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
@@ -82,7 +82,7 @@ def import_model(directory: Path, workdir: str, texts: Texts) -> str:
         config, notes = make_config(directory, task, model, fields, tokenizers)
     save(target, config, tokenizers, params)
     if processes.is_main_process():
-        (target / ORIGIN).write_text(json.dumps({"model_type": family.model_type}) + "\n")
+        replace_content(target / ORIGIN, json.dumps({"model_type": family.model_type}).encode() + b"\n")
     size = sum(int(np.prod(shape)) for shape in source.shapes().values())
     also = f"; not carried over: {', '.join(notes)}" if notes else ""
     return f"{target}: {family.model_type}, {size:,} numbers, task {task}{also}"

@@ -20,7 +20,7 @@ from jformer.errors import UserError
 from jformer.models import ModelConfig, build_model
 from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import parameter_names
-from jformer.storage import run_path
+from jformer.storage import replace_content, run_path
 
 # The tables with an entry for each token, and which of their axes has it.
 TABLES = {
@@ -93,4 +93,4 @@ def write_run(
     target = run_path(new)
     save(target, resolve(plain), tokenizers, params)
     if (run.path / ORIGIN).exists():
-        (Path(target) / ORIGIN).write_text((run.path / ORIGIN).read_text())
+        replace_content(Path(target) / ORIGIN, (run.path / ORIGIN).read_bytes())

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from etils.epath import Path
 
+from jformer.storage import replace_content
+
 PAD, BOS, EOS, UNK = range(4)
 SYMBOLS = ("<pad>", "<s>", "</s>", "<unk>")
 NUM_SYMBOLS = len(SYMBOLS)
@@ -44,7 +46,7 @@ class OneFile:
 
     def save(self, directory: Path, name: str) -> None:
         """Write the file into a directory under a name."""
-        (directory / f"{name}{self._suffix}").write_bytes(self._content)
+        replace_content(directory / f"{name}{self._suffix}", self._content)
 
 
 def to_json(**content: Any) -> bytes:
