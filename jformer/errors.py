@@ -10,7 +10,8 @@ from typing import Any
 DONE = 0  # exit codes: all is done
 FAILED = 1  # a check did not pass, or trials of a sweep are not done and will not be
 MISTAKE = 2  # the user can mend it: a UserError was printed
-LOST = 75  # another process of the run died or is stuck: the same command for all goes on from the last checkpoint
+LOST = 75  # another process of the run died: the same command for all goes on from the last checkpoint
+STUCK = 76  # a process stands still, maybe this one; its stacks were shown, and the same command goes on
 ABORTED = 134  # the same, where JAX's C++ ended the process; 128 and SIGABRT, as a shell says it
 STOPPED = 143  # told to stop, by SIGTERM or SIGINT; what there was to save is saved
 

@@ -34,8 +34,8 @@ Several processes are one run (train, evaluate, predict, score) if all are start
                  JAX_PROCESS_ID say who is who, or
   --coordinator=HOST:PORT --processes=N --process=I
                  a free port of process 0's machine, how many there are, and which this is, from 0
-Exit code 75, or 134 from JAX itself, says that one of them died or was stuck: the same command for all goes on from the
-last checkpoint. docs/processes.md has the rest.
+Exit code 75, or 134 from JAX itself, says that one of them died, 76 that one was stuck: the same command for all goes
+on from the last checkpoint. docs/processes.md has the rest. A process alone that is stuck ends with 76, too.
 Exit code 143 says that a signal asked the command to stop, and what there was to save is saved.
 """
 
@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one mode and return the exit code.
 
     0 says that all is done, 1 that a check did not pass, 2 that the user can mend a mistake, 75 that another process
-    of the run is not there, and 143 that a signal asked the command to stop.
+    of the run is not there, 76 that one stands still, and 143 that a signal asked the command to stop.
     """
     argv = sys.argv if argv is None else argv
     if any(argument in ("--help", "-h", "-help") for argument in argv):
@@ -198,7 +198,8 @@ def train_or_evaluate(mode: str, config: Config, workdir: Path, folder: Path) ->
 
     if mode == "train":
         processes.end_at_once("stopped before the first update")
-        finished = train(config, workdir)
+        with processes.watched():
+            finished = train(config, workdir)
         processes.end_at_once("stopped while scoring the run; --mode=evaluate scores it again")
         if not finished or processes.agree(processes.stop_requested(), any):
             if processes.is_main_process():

@@ -4,9 +4,9 @@ python -m jformer.supervise [--processes=N] [--devices=D] [--logs=DIR] [--retrie
                             [--state=FILE] -- ARGUMENTS OF jformer.main
 
 Several processes are told where they meet; one is not. Exit codes 0 (done), 2 (a mistake that no restart mends) and all
-after a request to stop are final. After any other, such as 75 and 134 (another process was lost), the same command goes
-on from the last checkpoint, until it has failed more than R times without a new one in between. Knows nothing of what
-the processes do and imports no JAX: the devices are theirs.
+after a request to stop are final. After any other, such as 75 and 134 (a process was lost) and 76 (one was stuck), the
+same command goes on from the last checkpoint, until it has failed more than R times without a new one in between. Knows
+nothing of what the processes do and imports no JAX: the devices are theirs.
 """
 
 import argparse
@@ -23,11 +23,14 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from jformer.errors import ABORTED, DONE, LOST, MISTAKE
+from jformer.errors import ABORTED, DONE, LOST, MISTAKE, STUCK
 from jformer.parallel.processes.children import die_with_parent, free_port, send_signal, signals_to
 from jformer.storage import replace_content, run_path
 
 LOOK = 0.1  # seconds between looks at the processes
+WHY = dict.fromkeys((LOST, ABORTED), ", from the last checkpoint: a process was lost") | {
+    STUCK: ", from the last checkpoint: a process was stuck"
+}
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # Linux's
 
 
@@ -63,7 +66,10 @@ def supervise(group: "Group", options: argparse.Namespace) -> int:
     def tell(text: str) -> None:
         print(f"supervise: {text}", file=sys.stderr, flush=True)
         if options.state:
-            replace_content(options.state, f"{socket.gethostname()}: {text} (boot {boot})\n".encode())
+            try:
+                replace_content(options.state, f"{socket.gethostname()}: {text} (boot {boot})\n".encode())
+            except OSError as error:  # a full disk must not end the supervisor
+                print(f"supervise: --state={options.state}: {error}", file=sys.stderr, flush=True)
 
     tell("running")
     failures, before = 0, newest_checkpoint(options.arguments)
@@ -74,8 +80,7 @@ def supervise(group: "Group", options: argparse.Namespace) -> int:
         if failures > options.retries:
             tell(f"gave up: exit code {code}, and no new checkpoint since {options.retries} restarts")
             return code
-        lost = ", from the last checkpoint: a process was lost" if code in (LOST, ABORTED) else ""
-        tell(f"running again after exit code {code}{lost} (restart {failures} of {options.retries})")
+        tell(f"running again after exit code {code}{WHY.get(code, '')} (restart {failures} of {options.retries})")
         time.sleep(options.pause)
     tell({DONE: "done", MISTAKE: "mistake, see the log"}.get(code, "stopped as told"))
     return code
@@ -89,7 +94,7 @@ def newest_checkpoint(arguments: Sequence[str]) -> int:
     except Exception as error:  # storage that is away for a moment must not end the supervisor
         print(f"supervise: cannot look for checkpoints: {error}", file=sys.stderr, flush=True)
         return -1
-    return max((int(path.parent.name) for path in found), default=-1)
+    return max((int(path.parent.name) for path in found if path.parent.name.isdecimal()), default=-1)
 
 
 class Group:

@@ -83,12 +83,15 @@ def test_all_start_again_when_one_is_killed(supervise, tmp_path):
     assert [len(starts(tmp_path, i)) for i in range(2)] == [2, 2]
 
 
-@pytest.mark.parametrize(("end", "code"), [("os._exit(75)", 75), ("os.abort()", 134)])
-def test_a_run_that_lost_a_process_goes_on(supervise, tmp_path, end, code):
+@pytest.mark.parametrize(
+    ("end", "code", "what"),
+    [("os._exit(75)", 75, "lost"), ("os.abort()", 134, "lost"), ("os._exit(76)", 76, "stuck")],
+)
+def test_a_run_that_lost_a_process_goes_on(supervise, tmp_path, end, code, what):
     alone = f"import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); attempt or {end}"
     ended, _, err = outcome(supervise(alone))
     assert ended == 0
-    assert f"running again after exit code {code}, from the last checkpoint: a process was lost (restart 1 of 5)" in err
+    assert f"after exit code {code}, from the last checkpoint: a process was {what} (restart 1 of 5)" in err
     assert len(starts(tmp_path)) == 2
 
 
@@ -125,6 +128,18 @@ def test_failures_count_anew_after_a_checkpoint(supervise, tmp_path):
     code, _, _ = outcome(supervise("checkpoint(attempt); exit(1 if attempt < 4 else 0)", "--retries=1"))
     assert code == 0
     assert len(starts(tmp_path)) == 5
+
+
+def test_a_damaged_checkpoint_that_was_set_aside_is_none(supervise, tmp_path):
+    code, _, err = outcome(supervise("checkpoint(f'broken-{attempt}'); exit(1 if attempt < 4 else 0)", "--retries=1"))
+    assert code == 1, err
+    assert len(starts(tmp_path)) == 2
+
+
+def test_a_state_that_cannot_be_written_ends_no_run(supervise, tmp_path):
+    code, _, err = outcome(supervise("exit(0 if attempt else 1)", f"--state={tmp_path}/nowhere/state"))
+    assert code == 0
+    assert err.count("nowhere/state: ") == 3
 
 
 def test_told_to_stop_it_lets_all_save_and_starts_none_again(supervise, tmp_path):

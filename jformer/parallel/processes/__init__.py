@@ -19,6 +19,7 @@ from jformer.parallel.processes.group import (
     refuse_unshared,
     set_stall_limit,
     should_stop,
+    watched,
 )
 from jformer.parallel.processes.handshake import library_versions, saved_run
 from jformer.parallel.processes.meeting import AbsentError
@@ -57,4 +58,5 @@ __all__ = [
     "set_stall_limit",
     "should_stop",
     "stop_requested",
+    "watched",
 ]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jformer.errors import DONE, FAILED, LOST, MISTAKE, UserError
+from jformer.parallel.processes.alone import Alone
 from jformer.parallel.processes.coordinates import Coordinates
 from jformer.parallel.processes.handshake import refuse_differences, software
 from jformer.parallel.processes.meeting import meet
@@ -24,6 +25,7 @@ MEETING_SECONDS = 300.0  # in which all processes must have been started
 SHARED_SECONDS = 5.0  # until what one process wrote must be there for others
 
 _service: Service | None = None
+_alone = Alone()
 
 
 @contextlib.contextmanager
@@ -86,20 +88,22 @@ def enter_phase(phase: str, kind: Hashable = None) -> None:
     All processes enter the same phases in the same order. A phase of the same kind as one before takes about as long:
     a process that is stuck there is noticed soon, even if its processor is busy.
     """
-    if _service is not None:
-        _service.enter_phase(phase, kind)
+    (_service or _alone).enter_phase(phase, kind)
 
 
 def set_stall_limit(seconds: float) -> None:
     """Set how long a process may stand still; 0 is ten times as long as an update takes, at least a minute."""
-    if _service is not None:
-        _service.stall_seconds = seconds
+    (_service or _alone).stall_seconds = seconds
 
 
 def record_step_time(seconds: float) -> None:
     """Say how long an update takes: the limit for a stuck process follows from it."""
-    if _service is not None:
-        _service.pace.record_step_time(seconds)
+    (_service or _alone).pace.record_step_time(seconds)
+
+
+def watched() -> contextlib.AbstractContextManager[None]:
+    """End a process that is alone if it stands still in an update while this lasts; several watch each other anyway."""
+    return _alone.watched() if _service is None else contextlib.nullcontext()
 
 
 def agree(value: Any, join: Callable[[list[Any]], Any]) -> Any:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NoReturn
 
-from jformer.errors import LOST, MISTAKE
+from jformer.errors import LOST, MISTAKE, STUCK
 from jformer.parallel.processes.coordinates import Coordinates, is_loopback
 from jformer.parallel.processes.meeting import AbsentError
 from jformer.parallel.processes.stall import Pace, Status, Watch
@@ -189,7 +189,7 @@ class Service:
             if dead := watch.dead(SILENT_SECONDS + self._every, SILENT_BEATS * self._every):
                 self.end(LOST, dead)
             if stuck := watch.stuck(self.pace.limit(self.stall_seconds)):
-                self.end(LOST, stuck, stacks=True)
+                self.end(STUCK, stuck, stacks=True)
             for line in watch.slow(self.pace.median):
                 _say(line)
 

@@ -15,6 +15,7 @@ from jax._src.lib import _jax
 from jformer.errors import LOST, UserError
 from jformer.parallel import processes
 from jformer.parallel.processes import service
+from jformer.parallel.processes.alone import Alone
 from jformer.parallel.processes.coordinates import VARIABLES, Coordinates, from_flags
 from jformer.parallel.processes.handshake import STAMP, refuse_differences, saved_run, software
 from jformer.parallel.processes.stall import Pace, Status, Watch, waited_for
@@ -117,6 +118,32 @@ def test_pace_counts_a_busy_processor_as_progress_only_where_nothing_was_timed()
     clock[0] += 5
     used[0] += 0.01
     assert pace.status() == Status(entered=5, phase="there", idle=5.0)
+
+
+def test_a_process_alone_is_stuck_where_an_update_takes_long_and_nowhere_else():
+    clock = [0.0]
+    alone = Alone(lambda: clock[0])
+
+    def stands(seconds, step=1.0):
+        found = []
+        for _ in range(round(seconds / step)):
+            clock[0] += step
+            found.append(alone.stuck())
+        return next(filter(None, found), None)
+
+    alone.enter_phase("update 1", "update")
+    assert stands(200) is None  # compiling
+    for number in (2, 3, 4):
+        alone.enter_phase(f"update {number}", "update")
+        assert stands(20) is None
+        alone.pace.record_step_time(20.0)
+    assert stands(170) is None
+    assert stands(30) == "stuck at update 4 for 201 s (train.stall_seconds); the stacks are above"
+    alone.stall_seconds = 5.0
+    alone.enter_phase("update 5", "update")
+    assert stands(1_000, step=1_000) is None  # suspended, and on it goes
+    alone.enter_phase("saving update 5", None)
+    assert stands(1_000) is None
 
 
 def test_limit_is_ten_updates_at_least_a_minute_and_longer_before_one_is_known():

@@ -158,11 +158,22 @@ def test_request_to_one_saves_everywhere_and_a_death_is_told_and_one_process_goe
 
 
 @pytest.mark.slow
+def test_a_process_alone_that_is_stuck_shows_its_stacks_and_ends(cache, tmp_path):
+    options = (*LONG, cache, "--config.train.stall_seconds=4")
+    with running(tmp_path, tmp_path / "run", *options, processes=1, faults={0: "sleep:1000@12"}) as group:
+        group.end(76)
+        assert group.lines(0)[-1].startswith("jformer: stuck at update 12 for ")
+        assert group.lines(0)[-1].endswith("; the same command goes on from the last checkpoint")
+        assert "(most recent call first)" in group.said(0)
+        assert "faulty.py" in group.said(0)
+
+
+@pytest.mark.slow
 def test_stuck_process_ends_the_run_naming_it(cache, tmp_path):
     stuck = {1: "sleep:1000@12"}
     with running(tmp_path, tmp_path / "run", cache, *LONG, "--config.train.stall_seconds=4", faults=stuck) as group:
         group.wait_for(tmp_path / "run" / "metrics.jsonl", '"step": 10,')
-        group.end(75, 75)
+        group.end(76, 76)
         for i in range(2):
             assert group.lines(i)[0].startswith(f"jformer: process 1 ({HERE}) is stuck at update 12 for ")
             assert "(most recent call first)" in group.said(i)

@@ -119,7 +119,7 @@ def test_stuck_process_is_named_by_all_with_their_stacks(start, stuck):
     happens = ["nothing"] * 3
     happens[stuck] = LONG
     group = start(*happens, limit=3)
-    group.end(75, 75, 75)
+    group.end(76, 76, 76)
     for i in range(3):
         assert group.lines(i)[0].startswith(f"jformer: process {stuck} ({HERE}) is stuck at phase 19")
         assert "phases.py" in group.said(i)  # in the stack of the main thread
