@@ -107,7 +107,8 @@ class TrainConfig:
     trackers: tuple[str, ...] = ()  # services that get the rows, too: wandb, mlflow; each needs the extra of its name
     profile_steps: str = ""  # "10:13" = trace updates 10, 11, 12 and 13 into WORKDIR/profile; "" = none
     # A process that stands still so long ends the run; 0 = 10 updates, at least a minute. What was never timed
-    # (compiling, validating, saving), or took half of that, has ten times as long; a busy processor is progress there.
+    # (compiling, validating, saving), or took half of that, has ten times as long, with a busy processor as progress;
+    # a process alone is not judged there.
     stall_seconds: float = 0.0
     peak_flops: float = 0.0  # FLOPs a second of a device, which MFU is a share of; 0 = its data sheet's, or measured
 
