@@ -42,6 +42,7 @@ COLLECTIVES = {
 LONG_FILES: set[str] = set()  # over 300 lines
 LONG_FUNCTIONS: set[str] = set()  # over 60 lines
 WIDE_FUNCTIONS: set[str] = set()  # over 8 parameters
+MOST_WITHOUT_NAMES = 3  # values of a record with more than four fields: what a reader tells apart by their place
 WITHOUT_JAX = ("data", "sweep", "compare", "supervise", "storage", "errors", "config")
 
 
@@ -141,6 +142,45 @@ def test_files_and_functions_stay_short_and_functions_have_few_parameters():
     assert long == LONG_FILES
     assert {f.name for f in functions(ROOT) if f.lines > 60} == LONG_FUNCTIONS
     assert {f.name for f in functions(ROOT) if f.parameters > 8} == WIDE_FUNCTIONS
+
+
+def records():
+    """Return the records of more than four fields: (module, class)."""
+    return {
+        (module, node.name)
+        for module, tree in MODULES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and sum(isinstance(each, ast.AnnAssign) for each in node.body) > 4
+        if re.search("NamedTuple|dataclass", " ".join(map(ast.unparse, [*node.bases, *node.decorator_list])))
+    }
+
+
+def classes(module, tree):
+    """Return what a module's names of classes stand for, its own and imported ones: name → (module, class)."""
+    found = {node.name: (module, node.name) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            source = (node.module or "").removeprefix("jformer.")
+            found |= {alias.asname or alias.name: (source, alias.name) for alias in node.names}
+    return found
+
+
+def unnamed(module, tree, wide):
+    """Yield where a module makes a record of many values without saying which is which; `Record(*row)` is whole."""
+    names = classes(module, tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and names.get(node.func.id) in wide:
+            starred = [isinstance(each, ast.Starred) for each in node.args]
+            if starred != [True] and (any(starred) or len(starred) > MOST_WITHOUT_NAMES):
+                yield f"{module}:{node.lineno} {node.func.id}"
+
+
+def test_values_of_a_wide_record_have_names_where_it_is_made():
+    wide = records()
+    assert ("checkpoints.hf.families", "Family") in wide
+    assert not [place for module, tree in MODULES.items() for place in unnamed(module, tree, wide)]
+    tree = ast.parse("from jformer.costs.topology import Chip\nChip(1, 2, 3, 4)\nChip(*a)\nChip(1, *a)\nChip(1, hbm=2)")
+    assert [*unnamed("m", tree, wide)] == ["m:2 Chip", "m:4 Chip"]
 
 
 def test_floors_and_circles_are_those_of_the_arrows():

@@ -49,7 +49,10 @@ def collectives(program: Program, mesh: Mapping[str, int]) -> list[Collective]:
         if devices > 1:
             count, total, largest = found.get((kind, axes, devices), (0, 0, 0))
             found[kind, axes, devices] = count + times, total + times * size, max(largest, size)
-    listed = [Collective(kind, axes, devices, *sizes) for (kind, axes, devices), sizes in found.items()]
+    listed = [
+        Collective(kind=kind, axes=axes, devices=devices, times=times, bytes=total, largest=largest)
+        for (kind, axes, devices), (times, total, largest) in found.items()
+    ]
     return sorted(listed, key=lambda each: -each.sent)
 
 

@@ -94,7 +94,15 @@ def parse(text: str) -> Program:
         if line[:2] == "  " and (found := LINE.match(line)):
             root, name, kind, opcode, inner, attributes = found.groups()
             operands = tuple(re.findall(r"%([\w.-]+)", inner))
-            body[name] = Instruction(name, kind, opcode, operands, attributes or "", bool(root), inner)
+            body[name] = Instruction(
+                name=name,
+                type=kind,
+                opcode=opcode,
+                operands=operands,
+                attributes=attributes or "",
+                root=bool(root),
+                literal=inner,
+            )
         elif found := HEADER.match(line):
             body = computations.setdefault(found[2], {})
             entry = found[2] if found[1] else entry

@@ -79,13 +79,13 @@ def figures(compiled: Any, mesh: Mesh) -> Figures:
     """Read what a compiled program takes from what the compiler says, and from its HLO what that does not say."""
     memory, program = compiled.memory_analysis(), hlo.parse(compiled.as_text())
     return Figures(
-        memory.argument_size_in_bytes,
-        memory.output_size_in_bytes - memory.alias_size_in_bytes,
-        memory.temp_size_in_bytes,
-        memory.generated_code_size_in_bytes,
-        cost_analysis.flops(program),
-        cost_analysis.traffic(program),
-        collectives(program, dict(mesh.shape)),
+        arguments=memory.argument_size_in_bytes,
+        outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        temporaries=memory.temp_size_in_bytes,
+        code=memory.generated_code_size_in_bytes,
+        flops=cost_analysis.flops(program),
+        traffic=cost_analysis.traffic(program),
+        collectives=collectives(program, dict(mesh.shape)),
     )
 
 

@@ -34,10 +34,10 @@ class Chip(NamedTuple):
 
 
 CHIPS = {
-    "v4": Chip(3, 32 * GIB, 1_228e9, 300e9, 4_096, "megacore", cores=2),
-    "v5e": Chip(2, 16 * GIB, 819e9, 200e9, 256, type="v5litepod"),
-    "v5p": Chip(3, 95 * GIB, 2_765e9, 600e9, 6_144, cores=2),
-    "v6e": Chip(2, 32 * GIB, 1_638e9, 400e9, 256),
+    "v4": Chip(dimensions=3, hbm=32 * GIB, bandwidth=1_228e9, network=300e9, largest=4_096, config="megacore", cores=2),
+    "v5e": Chip(dimensions=2, hbm=16 * GIB, bandwidth=819e9, network=200e9, largest=256, type="v5litepod"),
+    "v5p": Chip(dimensions=3, hbm=95 * GIB, bandwidth=2_765e9, network=600e9, largest=6_144, cores=2),
+    "v6e": Chip(dimensions=2, hbm=32 * GIB, bandwidth=1_638e9, network=400e9, largest=256),
 }
 
 

@@ -97,7 +97,9 @@ def _pattern() -> re.Pattern[str]:
 
 def _parse(name: str) -> list[Shape]:
     found = [_pattern().fullmatch(part.strip()) for part in name.removeprefix(PREFIX).split(",")]
-    shapes = [Shape(each[1], each[2], each[3], int(each[4]), int(each[5])) for each in found if each]
+    shapes = [
+        Shape(size=each[1], colour=each[2], form=each[3], x=int(each[4]), y=int(each[5])) for each in found if each
+    ]
     if len(shapes) < len(found) or any(max(shape.x, shape.y) >= SIDE for shape in shapes):
         raise UserError(f"{name!r:.80} is no scene of {SIDE} x {SIDE} pixels; write it as {EXAMPLE!r}")
     return shapes

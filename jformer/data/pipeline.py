@@ -81,12 +81,34 @@ def make_batches(
             sizes.append(rows)
             row_part.append(np.full(len(rows), index))
         offsets = np.cumsum(np.concatenate([[0], *sizes]))
-        plan = Plan((shape,), np.zeros(len(offsets) - 1, np.int64), np.concatenate(row_part), tuple(weights), seed)
-        batches = Batches(plan, source, target, offsets, np.concatenate(members), features, augment)
+        plan = Plan(
+            shapes=(shape,),
+            bucket=np.zeros(len(offsets) - 1, np.int64),
+            part=np.concatenate(row_part),
+            weights=tuple(weights),
+            seed=seed,
+        )
+        batches = Batches(
+            plan=plan,
+            source=source,
+            target=target,
+            offsets=offsets,
+            members=np.concatenate(members),
+            features=features,
+            augment=augment,
+        )
     else:
         shapes, bucket = bucket_shapes(source_lengths, target_lengths, config.num_buckets, *budget)
-        plan = Plan(shapes, bucket, part, tuple(weights), seed)
-        batches = Batches(plan, source, target, np.arange(len(part) + 1), np.arange(len(part)), features, augment)
+        plan = Plan(shapes=shapes, bucket=bucket, part=part, weights=tuple(weights), seed=seed)
+        batches = Batches(
+            plan=plan,
+            source=source,
+            target=target,
+            offsets=np.arange(len(part) + 1),
+            members=np.arange(len(part)),
+            features=features,
+            augment=augment,
+        )
     if not len(batches):
         raise UserError(f"data.weight={min(weights)} of {len(part)} examples leaves none for an epoch: raise it")
     return batches

@@ -190,7 +190,16 @@ def _extend(
     largest_penalty = length_penalty(limits, beams)
     complete = is_complete(finished, num_finished, live.scores, largest_penalty, beams)
     at_limit = state.cur_index + 1 >= limits
-    weighed = Trace(~state.done, candidates.tokens, candidates.scores, *live[:3], best.parents, ends.scores)
+    weighed = Trace(
+        searched=~state.done,
+        tokens=candidates.tokens,
+        sums=candidates.scores,
+        live_sums=live.scores,
+        live_tokens=live.tokens,
+        live_parents=live.parents,
+        end_parents=best.parents,
+        end_scores=ends.scores,
+    )
     after = _State(
         cur_index=state.cur_index + 1,
         cache=reorder(cache, live.parents),

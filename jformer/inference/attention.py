@@ -54,7 +54,17 @@ class WatchedPass:
             image = batch["image"][0] if "image" in batch else None
             encoder, decoder, cross = (parts.get(part) for part in Part)
             choices = self._choices(batch, likely[0])
-            found.append(Attended(pair.source, pair.target, encoder, decoder, cross, choices, image))
+            found.append(
+                Attended(
+                    source=pair.source,
+                    target=pair.target,
+                    encoder=encoder,
+                    decoder=decoder,
+                    cross=cross,
+                    choices=choices,
+                    image=image,
+                )
+            )
         return found
 
     def _encoded(self, pairs: Sequence[Pair]) -> list[EncodedPair]:
@@ -76,7 +86,7 @@ class WatchedPass:
             rows, columns = labels[part]
             shown = slice(len(rows)), slice(len(columns))
             mask = masks[part.name][0, 0][shown] if part.name in masks else np.ones((len(rows), len(columns)), bool)
-            yield Attention(part, values[:, 0][:, :, *shown], mask, rows, columns)
+            yield Attention(part=part, weights=values[:, 0][:, :, *shown], mask=mask, rows=rows, columns=columns)
 
     def _source(self, batch: Mapping[str, np.ndarray]) -> Labels:
         if "image" not in batch:

@@ -68,11 +68,11 @@ def _plane(predictor: Predictor, name: str, ids: Sequence[int]) -> Plane:
     points, shares = principal_components(table[ids])
     kind = name.removesuffix("embedding").strip("_") if "target_embedding" in predictor.params else ""
     return Plane(
-        f"embeddings{kind and f' of the {kind}'}",
-        tuple(tokens[i] for i in ids),
-        points,
-        shares,
-        nearest(table, ids, tokens, NEAREST),
+        name=f"embeddings{kind and f' of the {kind}'}",
+        tokens=tuple(tokens[i] for i in ids),
+        points=points,
+        shares=shares,
+        neighbours=nearest(table, ids, tokens, NEAREST),
     )
 
 
@@ -134,7 +134,7 @@ def _learned(params: Any, shown: int) -> list[Positions]:
 def _encodings(name: str, table: np.ndarray) -> Positions:
     table = table[:, :MOST_FEATURES].astype(np.float32)
     rows, columns = (tuple(str(i + 1) for i in range(size)) for size in table.shape)
-    return Positions(name, ("position", "feature"), table, rows, columns)
+    return Positions(name=name, axes=("position", "feature"), values=table, rows=rows, columns=columns)
 
 
 def _relative(options: RelativeConfig, stack: str, table: Any, shown: int) -> Positions:
@@ -154,4 +154,6 @@ def _distances(shown: int, causal: bool) -> np.ndarray:
 def _biases(name: str, values: np.ndarray, distances: np.ndarray, slopes: Sequence[float] = ()) -> Positions:
     heads = tuple(f"{i + 1}" + (f", slope {slopes[i]:.4g}" if slopes else "") for i in range(len(values)))
     columns = tuple(f"{i:+d}" if i else "0" for i in distances)
-    return Positions(name, ("head", "distance"), values.astype(np.float32), heads, columns)
+    return Positions(
+        name=name, axes=("head", "distance"), values=values.astype(np.float32), rows=heads, columns=columns
+    )

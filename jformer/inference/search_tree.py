@@ -90,7 +90,8 @@ def read_tree(
         limit: the most tokens of the sentence.
         penalty: the length penalty there.
     """
-    nodes, beams = [_Node(-1, -1, 0.0, 0.0, "kept")], np.zeros(trace.live_tokens.shape[1], int)
+    nodes = [_Node(parent=-1, token=-1, sum=0.0, score=0.0, state="kept")]
+    beams = np.zeros(trace.live_tokens.shape[1], int)
     steps = np.flatnonzero(trace.searched)
     for t in steps:
         beams = _add_step(nodes, beams, Trace(*(x[t] for x in trace)), eos)
@@ -127,7 +128,7 @@ def _add_step(nodes: list[_Node], beams: np.ndarray, step: Trace, eos: int) -> n
             after[beam_of[parent, token]] = len(nodes)
         elif token == eos and parent in score_of_end:
             score, state = score_of_end[parent], "ended"
-        nodes.append(_Node(int(beams[parent]), int(token), total, score, state))
+        nodes.append(_Node(parent=int(beams[parent]), token=int(token), sum=total, score=score, state=state))
     return after
 
 

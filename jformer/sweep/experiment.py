@@ -76,7 +76,7 @@ class Experiment:
         given = {**overrides, "seed": seed} if number is None else {"trial": number, **overrides, "seed": seed}
         digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:8]
         readable = re.sub(r"[^\w.,=+-]+", "_", label_of(given).replace(", ", ","))[:NAME_LENGTH]
-        return Trial(f"{readable}-{digest}", label, overrides, seed)
+        return Trial(name=f"{readable}-{digest}", arm=label, overrides=overrides, seed=seed)
 
     def config(self, overrides: Mapping[str, Any]) -> Config:
         """Return the checked config of BASE with overrides, those of all trials first."""

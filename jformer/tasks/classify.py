@@ -122,14 +122,21 @@ def _one_label(target: Tokenizer, data: DataConfig) -> Labels:
 
 
 KINDS: Mapping[str, Kind] = {  # the keys are those of LABELS in data/config.py
-    "one": Kind("label", "label", 1, _one_label, token_loss, _score_one),
+    "one": Kind(answer="label", vocabulary="label", length=1, arrays=_one_label, loss=token_loss, score=_score_one),
     "several": Kind(
-        "labels",
-        "labels",
-        MOST_LABELS,
-        lambda target, _: several_labels(target.vocab_size - NUM_SYMBOLS),
-        several_loss,
-        _score_several,
+        answer="labels",
+        vocabulary="labels",
+        length=MOST_LABELS,
+        arrays=lambda target, _: several_labels(target.vocab_size - NUM_SYMBOLS),
+        loss=several_loss,
+        score=_score_several,
     ),
-    "number": Kind("number", "number", 1, lambda _target, _data: one_number, number_loss, _score_number),
+    "number": Kind(
+        answer="number",
+        vocabulary="number",
+        length=1,
+        arrays=lambda _target, _data: one_number,
+        loss=number_loss,
+        score=_score_number,
+    ),
 }

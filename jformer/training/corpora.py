@@ -69,9 +69,16 @@ def open_data(config: Config, task: Task, workdir: Path, learned: bool) -> Data:
     names = [f"training text{number} {split.name}" for number, split in zip(numbers, training, strict=True)]
     texts = dict(zip(names, corpora, strict=True))
     if valid is None:
-        return Data(tokenizers, corpora, batches, None, texts, [])
+        return Data(tokenizers=tokenizers, corpora=corpora, batches=batches, valid=None, texts=texts, answered=[])
     valid_batches, texts[f"validation text {valid.name}"] = evaluation_batches(config, task, tokenizers, valid)
-    return Data(tokenizers, corpora, batches, valid_batches, texts, answered_examples(config, task, valid))
+    return Data(
+        tokenizers=tokenizers,
+        corpora=corpora,
+        batches=batches,
+        valid=valid_batches,
+        texts=texts,
+        answered=answered_examples(config, task, valid),
+    )
 
 
 def refuse_empty_sets(data: DataConfig) -> None:

@@ -48,7 +48,14 @@ def update_memory(train_step: Any, state: TrainState, batch: Any) -> Memory:
     parameters, optimizer, average, rows = map(device_bytes, (state.params, state.opt_state, state.ema, batch))
     fsdp = batch["row"].sharding.mesh.shape[FSDP]  # whose devices share the rows that the traced program works on
     activations = max(map(peak_bytes, _programs(passes))) // fsdp
-    return Memory(parameters, optimizer, average, parameters, activations, rows)
+    return Memory(
+        parameters=parameters,
+        optimizer=optimizer,
+        average=average,
+        gradients=parameters,
+        activations=activations,
+        batch=rows,
+    )
 
 
 def evaluation_memory(eval_step: Any, params: Any, batch: Any) -> int:

@@ -107,13 +107,13 @@ def write(model: ModelConfig) -> dict[str, Any]:
 
 
 BART = Family(
-    "bart",
-    {"BartForConditionalGeneration": "translate"},
-    SIZES, DEFAULTS,
-    {"norm": "post", "norm_epsilon": 1e-5, "positions": "learned", "embedding_norm": True, "init": "bert"},
-    {"tie_word_embeddings": True, "normalize_before": False, "add_final_layer_norm": False,
+    model_type="bart",
+    classes={"BartForConditionalGeneration": "translate"},
+    sizes=SIZES, defaults=DEFAULTS,
+    ours={"norm": "post", "norm_epsilon": 1e-5, "positions": "learned", "embedding_norm": True, "init": "bert"},
+    theirs={"tie_word_embeddings": True, "normalize_before": False, "add_final_layer_norm": False,
      "normalize_embedding": True, "static_position_embeddings": False, "extra_pos_embeddings": OFFSET},
-    _bart, read, write,
+    table=_bart, read=read, write=write,
     copies=COPIES,
     unread=("final_logits_bias",),
 )  # fmt: skip

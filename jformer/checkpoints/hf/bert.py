@@ -111,42 +111,42 @@ def _writes(first: int) -> Any:
 
 
 BERT = Family(
-    "bert",
-    {"BertForMaskedLM": "mlm", "BertForPreTraining": "mlm", "BertForSequenceClassification": "classify",
+    model_type="bert",
+    classes={"BertForMaskedLM": "mlm", "BertForPreTraining": "mlm", "BertForSequenceClassification": "classify",
      "BertForTokenClassification": "tag", "BertForQuestionAnswering": "qa"},
-    SIZES, DEFAULTS, ENCODER, REFUSED, _bert, _reads(0), _writes(0),
+    sizes=SIZES, defaults=DEFAULTS, ours=ENCODER, theirs=REFUSED, table=_bert, read=_reads(0), write=_writes(0),
     copies={"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
             "cls.predictions.decoder.bias": "cls.predictions.bias"},
     unread=(r"bert\.embeddings\.position_ids", r"cls\.seq_relationship\..*", r"bert\.pooler\..*"),
 )  # fmt: skip
 ROBERTA = Family(
-    "roberta",
-    {"RobertaForMaskedLM": "mlm", "RobertaForSequenceClassification": "classify",
+    model_type="roberta",
+    classes={"RobertaForMaskedLM": "mlm", "RobertaForSequenceClassification": "classify",
      "RobertaForTokenClassification": "tag", "RobertaForQuestionAnswering": "qa"},
-    SIZES, {**DEFAULTS, "vocab_size": 50_265, "pad_token_id": 1}, ENCODER,
-    {**REFUSED, "pad_token_id": 1, "hidden_act": "gelu"},  # its head has gelu whatever the field says
-    _roberta, _reads(2), _writes(2),
+    sizes=SIZES, defaults={**DEFAULTS, "vocab_size": 50_265, "pad_token_id": 1}, ours=ENCODER,
+    theirs={**REFUSED, "pad_token_id": 1, "hidden_act": "gelu"},  # its head has gelu whatever the field says
+    table=_roberta, read=_reads(2), write=_writes(2),
     copies={"lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
             "lm_head.decoder.bias": "lm_head.bias"},
     unread=(r"roberta\.embeddings\.position_ids", r"roberta\.pooler\..*"),
 )  # fmt: skip
 DISTILBERT = Family(
-    "distilbert",
-    {"DistilBertForMaskedLM": "mlm", "DistilBertForSequenceClassification": "classify",
+    model_type="distilbert",
+    classes={"DistilBertForMaskedLM": "mlm", "DistilBertForSequenceClassification": "classify",
      "DistilBertForTokenClassification": "tag", "DistilBertForQuestionAnswering": "qa"},
-    {"vocab_size": "vocab_size", "dim": "d_model", "n_layers": "num_layers", "n_heads": "num_heads",
+    sizes={"vocab_size": "vocab_size", "dim": "d_model", "n_layers": "num_layers", "n_heads": "num_heads",
      "hidden_dim": "d_ff", "max_position_embeddings": "max_length", "dropout": "dropout",
      "attention_dropout": "attention_dropout"},
-    {"vocab_size": 30_522, "dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3072, "activation": "gelu",
+    defaults={"vocab_size": 30_522, "dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3072, "activation": "gelu",
      "max_position_embeddings": 512, "dropout": 0.1, "attention_dropout": 0.1},
-    {**ENCODER, "norm_epsilon": 1e-12},
-    {"tie_word_embeddings": True},
-    _distilbert,
-    lambda fields: {
+    ours={**ENCODER, "norm_epsilon": 1e-12},
+    theirs={"tie_word_embeddings": True},
+    table=_distilbert,
+    read=lambda fields: {
         "activation": read_activation(fields, "activation"),
         "head": HeadConfig(pooler=True, pooler_activation="relu", transform=True),
     },
-    lambda model: {"activation": write_activation(model.activation)},
+    write=lambda model: {"activation": write_activation(model.activation)},
     copies={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
     unread=(r"distilbert\.embeddings\.position_ids",),
 )  # fmt: skip

@@ -68,18 +68,18 @@ def _write(model: ModelConfig) -> dict[str, Any]:
 
 
 LLAMA = Family(
-    "llama",
-    {"LlamaForCausalLM": "lm"},
-    {"vocab_size": "vocab_size", "hidden_size": "d_model", "num_hidden_layers": "num_layers",
+    model_type="llama",
+    classes={"LlamaForCausalLM": "lm"},
+    sizes={"vocab_size": "vocab_size", "hidden_size": "d_model", "num_hidden_layers": "num_layers",
      "num_attention_heads": "num_heads", "intermediate_size": "d_ff", "rms_norm_eps": "norm_epsilon",
      "attention_dropout": "attention_dropout"},
-    {"vocab_size": 32_000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+    defaults={"vocab_size": 32_000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
      "intermediate_size": 11_008, "rms_norm_eps": 1e-6, "attention_dropout": 0.0, "hidden_act": "silu",
      "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False},
-    {"family": "decoder", "norm": "pre", "norm_type": "rmsnorm", "positions": "rotary", "dropout": 0.0,
+    ours={"family": "decoder", "norm": "pre", "norm_type": "rmsnorm", "positions": "rotary", "dropout": 0.0,
      "embedding_scale": "none", "init": "gpt2"},
-    {},
-    _table, _read, _write,
+    theirs={},
+    table=_table, read=_read, write=_write,
     copies={"lm_head.weight": "model.embed_tokens.weight"},
     unread=(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
 )  # fmt: skip

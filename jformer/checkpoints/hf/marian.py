@@ -50,13 +50,13 @@ def _write(model: ModelConfig) -> dict[str, Any]:
 
 
 MARIAN = Family(
-    "marian",
-    {"MarianMTModel": "translate"},
-    bart.SIZES, {**bart.DEFAULTS, "vocab_size": 58_101},
-    {"norm": "post", "norm_epsilon": 1e-5, "positions": "sinusoidal"},
-    {"tie_word_embeddings": True, "share_encoder_decoder_embeddings": True, "normalize_before": False,
+    model_type="marian",
+    classes={"MarianMTModel": "translate"},
+    sizes=bart.SIZES, defaults={**bart.DEFAULTS, "vocab_size": 58_101},
+    ours={"norm": "post", "norm_epsilon": 1e-5, "positions": "sinusoidal"},
+    theirs={"tie_word_embeddings": True, "share_encoder_decoder_embeddings": True, "normalize_before": False,
      "normalize_embedding": False, "add_final_layer_norm": False, "static_position_embeddings": True},
-    _table, _read, _write,
+    table=_table, read=_read, write=_write,
     copies=bart.COPIES,
     unread=("final_logits_bias", r"model\.(encoder|decoder)\.embed_positions\.weight"),
 )  # fmt: skip

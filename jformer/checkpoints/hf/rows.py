@@ -64,7 +64,9 @@ def read_run(workdir: str, new: str, changed: str) -> Run:
         raise UserError(f"{workdir}: has two vocabularies, and only one for both sides can be {changed}")
     if config.task in ("mlm", "denoise") and not answer.symbols.noise:
         raise UserError(f"{workdir}: its masks are no tokens of the vocabulary; it cannot be {changed}")
-    return Run(path, config, tokenizers, source, answer, sized(config, tokenizers))
+    return Run(
+        path=path, config=config, tokenizers=tokenizers, source=source, answer=answer, model=sized(config, tokenizers)
+    )
 
 
 def with_rows(params: Any, change: Callable[[np.ndarray, int], np.ndarray]) -> Any:

@@ -194,7 +194,7 @@ def _tensor(path: Path, entry: Mapping[str, Any], start: int) -> Tensor:
         size *= length
     if end - begin != size:
         raise ValueError(f"{end - begin} bytes are not {dtype} of shape {shape}")
-    return Tensor(path, dtype, tuple(shape), start + begin, start + end)
+    return Tensor(path=path, dtype=dtype, shape=tuple(shape), begin=start + begin, end=start + end)
 
 
 def _shards(tensors: Iterable[tuple[str, np.ndarray]], limit: int) -> Iterator[dict[str, np.ndarray]]:

@@ -75,16 +75,16 @@ def pixel_fields(model: ModelConfig) -> dict[str, Any]:
 
 
 VIT = Family(
-    "vit",
-    {"ViTForImageClassification": "classify"},
-    {"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
+    model_type="vit",
+    classes={"ViTForImageClassification": "classify"},
+    sizes={"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
      "intermediate_size": "d_ff", "layer_norm_eps": "norm_epsilon", "hidden_dropout_prob": "dropout",
      "attention_probs_dropout_prob": "attention_dropout"},
-    {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
+    defaults={"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
      "layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "hidden_act": "gelu",
      "image_size": 224, "patch_size": 16, "num_channels": 3},
-    {"family": "vit", "norm": "pre", "positions": "learned", "embedding_scale": "none", "init": "vit"},
-    {"qkv_bias": True},
-    _table, _read, _write,
+    ours={"family": "vit", "norm": "pre", "positions": "learned", "embedding_scale": "none", "init": "vit"},
+    theirs={"qkv_bias": True},
+    table=_table, read=_read, write=_write,
     unread=(r"vit\.pooler\..*",),
 )  # fmt: skip

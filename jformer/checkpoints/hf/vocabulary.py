@@ -103,7 +103,7 @@ class Vocabulary:
                 f"{self.directory}: neither config.json nor {CONFIG} names the tokens texts begin and end with"
             )
         pad = self._pad(self._role("pad"), bos, eos)
-        return Symbols(pad, bos, eos, self._unk(eos), noise=tuple(noise), **around)
+        return Symbols(pad=pad, bos=bos, eos=eos, unk=self._unk(eos), noise=tuple(noise), **around)
 
     def _role(self, name: str) -> int:
         """Return the id that config.json gives to "pad", "bos" or "eos", or else the tokenizer, or -1."""

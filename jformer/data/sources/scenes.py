@@ -32,5 +32,5 @@ def _draw_shapes(rng: np.random.Generator) -> tuple[Shape, ...]:
     for cell in cells:
         size, colour, form = (each[rng.integers(len(each))] for each in words)
         y, x = (CENTRES[place] + int(rng.integers(-WIGGLE, WIGGLE + 1)) for place in divmod(cell, CELLS))
-        shapes.append(Shape(size, colour, form, x, y))
+        shapes.append(Shape(size=size, colour=colour, form=form, x=x, y=y))
     return tuple(shapes)

@@ -54,7 +54,7 @@ def _of_paragraph(paragraph: Any, where: str, invalid: str, counts: Counter[str]
         source = f"{question}\t{context}"
         if found:
             (target, start), others = found[0], tuple(text for text, _ in found[1:])
-            yield Pair(source, target, ANSWERABLE, others, start)
+            yield Pair(source=source, target=target, group=ANSWERABLE, others=others, start=start)
         else:
             yield Pair(source, "", UNANSWERABLE)
 

@@ -86,7 +86,7 @@ def _checked(address: str, processes: int, process: int, *names: str) -> Coordin
         raise UserError(f"{names[1]}={processes} must be at least 1")
     if not 0 <= process < processes:
         raise UserError(f"{names[2]}={process} must be 0 to {processes - 1}: {names[1]}={processes} are counted from 0")
-    return Coordinates(host.strip("[]"), int(port), processes, process)
+    return Coordinates(host=host.strip("[]"), port=int(port), processes=processes, process=process)
 
 
 def is_loopback(host: str) -> bool:
