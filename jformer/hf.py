@@ -52,7 +52,8 @@ def main(argv: list[str] | None = None) -> int:
     extending.add_argument("--workdir", required=True)
     extending.add_argument("--tokens", type=Path, nargs="+", required=True)
     options = parser.parse_args(argv)
-    from jformer.checkpoints.hf.convert import Texts, export_model, import_model
+    from jformer.checkpoints.hf.convert import Texts, import_model
+    from jformer.checkpoints.hf.export import export_model
     from jformer.checkpoints.hf.extend import extend
     from jformer.checkpoints.hf.hub import find_model
     from jformer.checkpoints.hf.prune import prune

@@ -4,7 +4,8 @@ Axes: b sentences, v vocabulary, h tokens of history, p of a prefix or prompt, k
 
 A rule acts on the log-probabilities of the whole vocabulary. A forbidden token gets -inf and the others keep what they
 have: nothing is normalised again, so the score of an output is what the model gives when it scores the same tokens.
-Only the repetition penalty changes log-probabilities; it never raises one.
+Three rules change that where they are asked for: the repetition penalty, which never raises a log-probability, a forced
+end, which costs nothing, and `renormalize`.
 """
 
 from typing import NamedTuple
@@ -35,6 +36,8 @@ class Rules(NamedTuple):
     prefix_length: Int[Array, " b"] | None = None
     prompt: Int[Array, "b p"] | None = None  # the tokens before the search: they count for repetition only
     prompt_length: Int[Array, " b"] | None = None
+    last: Int[Array, " b"] | None = None  # the index of the token that must be the end symbol, at no cost; None = none
+    renormalize: bool = False  # after the other rules: the probabilities of what may come next sum to 1
 
     @property
     def read_history(self) -> bool:
@@ -125,7 +128,8 @@ def next_log_probs(
     tokens = np.arange(logits.shape[1])
     is_pad = tokens == rules.pad
     forbidden = is_pad if rules.allowed is None else ~rules.allowed | is_pad
-    if history is None and rules.prefix is None and not rules.min_length and forbidden.sum() <= MAX_EXCLUDED:
+    is_plain = history is None and rules.prefix is None and rules.last is None
+    if is_plain and not rules.min_length and not rules.renormalize and forbidden.sum() <= MAX_EXCLUDED:
         return LogProbs(logits, excluded=tuple(np.flatnonzero(forbidden).tolist()))
 
     logits -= jax.nn.logsumexp(logits, axis=1, keepdims=True)
@@ -135,6 +139,13 @@ def next_log_probs(
         log_probs = _penalize_repetition(log_probs, history, rules.repetition_penalty)
     if history is not None and rules.no_repeat_ngram:
         log_probs = _forbid_ngrams(log_probs, history, rules.no_repeat_ngram, rules.pad)
+    if rules.last is not None:
+        is_last = jnp.repeat(index >= rules.last, logits.shape[0] // rules.last.shape[0])  # [b] → [rows]
+        only_end = jnp.where(tokens == rules.eos, 0.0, -jnp.inf)
+        log_probs = jnp.where(is_last[:, None], only_end, log_probs)
+    if rules.renormalize:
+        log_total = jax.nn.logsumexp(log_probs, axis=1, keepdims=True)
+        log_probs -= jnp.where(log_total > -jnp.inf, log_total, 0.0)  # rules may leave nothing of a row
     if rules.prefix is not None and rules.prefix_length is not None:
         beams = logits.shape[0] // rules.prefix.shape[0]
         forced = jnp.take(rules.prefix, index, axis=1, mode="clip")  # [b p] → [b]

@@ -263,6 +263,8 @@ def _rules(
         prefix_length=batch.get("prefix_length"),
         prompt=batch["prompt"],
         prompt_length=batch["prompt_length"],
+        last=batch["limit"] - 1 if options.forced_end and "constraints" not in batch else None,
+        renormalize=options.renormalize,
     )
 
 

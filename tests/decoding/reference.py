@@ -35,8 +35,10 @@ def counts(
     repetition_penalty=1.0,
     prefix=(),
     prompt=(),
+    last=None,
+    renormalize=False,
 ):
-    """Return what each token counts after `tokens` under the rules; prefix and prompt are those of the sentence."""
+    """Return what each token counts after `tokens` under the rules; prefix, prompt, last are the sentence's."""
     log_probs = toy.log_probs(sentence, tokens)
     if len(tokens) < len(prefix):
         return np.where(np.arange(VOCABULARY) == prefix[len(tokens)], log_probs, -np.inf)
@@ -49,7 +51,9 @@ def counts(
             log_probs[token] = -np.inf
         elif token in said:
             log_probs[token] *= repetition_penalty
-    return log_probs
+    if last is not None and len(tokens) >= last:  # no matter what was forbidden
+        log_probs = np.where(np.arange(VOCABULARY) == EOS, 0.0, -np.inf)
+    return log_probs - np.logaddexp.reduce(log_probs) if renormalize and log_probs.max() > -np.inf else log_probs
 
 
 def every(toy, sentence, limit, tokens=(), score=0.0, **rules):

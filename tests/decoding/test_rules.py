@@ -20,6 +20,8 @@ RULES = {
     "bigrams after a prompt": {"no_repeat_ngram": 2, "prompt": PROMPTS},
     "penalty after a prompt": {"repetition_penalty": 1.7, "prompt": PROMPTS},
     "prefix": {"prefix": PREFIXES},
+    "forced end": {"last": (3, 2, 3, 3, 1, 0), "min_length": 2},
+    "forced end after normalising again": {"last": (3, 2, 3, 3, 1, 0), "allowed": NO_FOUR, "renormalize": True},
     "all": {
         "allowed": (False, False, True, True, True),
         "min_length": 1,
@@ -27,6 +29,7 @@ RULES = {
         "repetition_penalty": 1.3,
         "prefix": PREFIXES,
         "prompt": PROMPTS,
+        "renormalize": True,
     },
 }
 
@@ -34,6 +37,8 @@ RULES = {
 def as_arrays(rules):
     """Return the rules as a search reads them: what belongs to sentences in arrays, with its lengths."""
     found = {key: value for key, value in rules.items() if key not in ("prefix", "prompt")}
+    if "last" in rules:
+        found["last"] = np.array(rules["last"], np.int32)
     for key in ("prefix", "prompt"):
         if key in rules:
             found[key] = np.array([[*one, *[PAD] * (4 - len(one))] for one in rules[key]], np.int32)
@@ -42,7 +47,7 @@ def as_arrays(rules):
 
 
 def of_sentence(rules, i):
-    return {key: value[i] if key in ("prefix", "prompt") else value for key, value in rules.items()}
+    return {key: value[i] if key in ("prefix", "prompt", "last") else value for key, value in rules.items()}
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -21,6 +21,7 @@ from unittest import mock
 import jax
 
 from jformer.checkpoints.hf import convert, tensors
+from jformer.checkpoints.hf.export import export_model
 from jformer.errors import UserError
 from tests.checkpoints.hf import small_runs
 from tests.faults.corruptions import held
@@ -38,7 +39,7 @@ def models(folder: Path) -> Iterator[Path]:
     for name in ("bert", "marian", "bart", "t5"):
         run = getattr(small_runs, name)(folder / "runs" / name)
         shard_bytes = 4_000 if name == "bart" else tensors.SHARD_BYTES
-        convert.export_model(str(run), folder / name, shard_bytes=shard_bytes)
+        export_model(str(run), folder / name, shard_bytes=shard_bytes)
         yield folder / name
 
 

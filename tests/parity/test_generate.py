@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jformer.checkpoints.hf import generation
 from jformer.data.tokenizers import Symbols
-from jformer.decoding.config import DecodeConfig
 from jformer.inference.generation import make_answer
 from jformer.models import build_model
 from tests.parity.pairs import Pair, V, torch, transformers
@@ -23,16 +23,19 @@ FAMILIES = ("GPT2LMHeadModel", "LlamaForCausalLM", "T5ForConditionalGeneration",
             "BartForConditionalGeneration", "MBartForConditionalGeneration", "MarianMTModel",
             "M2M100ForConditionalGeneration")  # fmt: skip
 LANGUAGE = {"MBartForConditionalGeneration": 7, "M2M100ForConditionalGeneration": 7}  # the first token of a text
-SEARCHES = {  # theirs, ours
-    "greedy": ({"num_beams": 1}, {"beam_size": 1, "length_penalty": 0.0}),
-    "4 beams, early_stopping=True": ({"num_beams": 4, "early_stopping": True}, {"beam_size": 4, "patience": 1.0}),
-    "4 beams, early_stopping='never'": ({"num_beams": 4, "early_stopping": "never"}, {"beam_size": 4}),
-    "4 beams, early_stopping=False": ({"num_beams": 4, "early_stopping": False}, {"beam_size": 4}),
-    "3 beams, no bigram twice, 4 tokens or more": (
-        {"num_beams": 3, "early_stopping": "never", "no_repeat_ngram_size": 2, "min_new_tokens": 4},
-        {"beam_size": 3, "no_repeat_ngram": 2, "min_length": 4},
-    ),
-}
+SEARCHES = {  # as a generation_config.json says it
+    "greedy": {"num_beams": 1},
+    "4 beams, early_stopping=True": {"num_beams": 4, "early_stopping": True},
+    "4 beams, early_stopping='never'": {"num_beams": 4, "early_stopping": "never"},
+    "4 beams, early_stopping=False": {"num_beams": 4, "early_stopping": False},
+    "3 beams, no bigram twice, 4 tokens or more": {
+        "num_beams": 3, "early_stopping": "never", "no_repeat_ngram_size": 2, "min_new_tokens": 4,
+    },
+    "greedy, a forced end": {"num_beams": 1, "forced_eos_token_id": True},
+    "3 beams, a forced end, normalised again": {
+        "num_beams": 3, "early_stopping": True, "forced_eos_token_id": True, "renormalize_logits": True,
+    },
+}  # fmt: skip
 
 
 class Writers:
@@ -55,6 +58,19 @@ class Writers:
         later = {token for tokens in found for token in tokens[1:]} - {self.language}
         return max(sorted(later), key=lambda end: len({len(until(tokens, end)) for tokens in found}), default=self.eos)
 
+    def settings(self, options):
+        """Return the generation_config.json of a search, as a published model has it."""
+        never, before = {self.pad, self.start} - {self.eos}, int(self.language is not None)
+        known = {"length_penalty": 0.8, **options} if options["num_beams"] > 1 else dict(options)
+        if "min_new_tokens" in options:
+            known["min_new_tokens"] = options["min_new_tokens"] + before
+        if "forced_eos_token_id" in options:
+            known["forced_eos_token_id"] = self.eos
+        return known | {
+            "max_new_tokens": NEW + before, "bad_words_ids": [[i] for i in sorted(never)] or None,
+            "eos_token_id": self.eos, "forced_bos_token_id": self.language,
+        }  # fmt: skip
+
     def theirs(self, options):
         """Return the tokens of each output that `generate` writes."""
         width = max(map(len, self.inputs))
@@ -63,27 +79,22 @@ class Writers:
         for row, tokens in enumerate(self.inputs):
             place = slice(width - len(tokens), width) if self.begins else slice(len(tokens))
             rows[row, place], mask[row, place] = torch.tensor(tokens), 1
-        never, before = {self.pad, self.start} - {self.eos}, int(self.language is not None)
-        if "min_new_tokens" in options:
-            options = {**options, "min_new_tokens": options["min_new_tokens"] + before}
         config = transformers.GenerationConfig(
-            **{"length_penalty": 0.8, **options} if options["num_beams"] > 1 else options,
-            max_new_tokens=NEW + before, bad_words_ids=[[i] for i in sorted(never)] or None,
-            eos_token_id=self.eos, pad_token_id=self.pad, bos_token_id=self.start, do_sample=False,
+            **self.settings(options), pad_token_id=self.pad, bos_token_id=self.start, do_sample=False,
             use_cache=False,  # theirs fails where an encoder and its decoder have not as many layers
-            decoder_start_token_id=self.start, forced_bos_token_id=self.language,
+            decoder_start_token_id=self.start,
         )  # fmt: skip
         with torch.no_grad():
             found = self.pair.theirs.generate(rows, attention_mask=mask, generation_config=config).numpy()
-        first = width if self.begins else 1 + before
+        first = width if self.begins else 1 + int(self.language is not None)
         return [until(row[first:], self.eos) for row in found]
 
     def ours(self, options):
-        """Return the tokens of each output that our search writes."""
+        """Return the tokens of each output of our search, with the options that import makes of the settings."""
         before = () if self.language is None else (self.language,)
         symbols = Symbols(self.pad, self.start, self.eos, unk=-1, before=before)
-        known = {"length_penalty": 0.8, "ended_first": False, "length_offset": float(len(before)), **options}
-        options = DecodeConfig(**known, n_best=1)
+        options, notes = generation.read(self.settings(options), symbols, list(map(str, range(V))))
+        assert not notes
         allowed = np.ones(self.pair.fields["vocab_size"], bool)
         allowed[[i for i in {self.pad, self.start} - {self.eos} if i < len(allowed)]] = False
         inputs = self.inputs if self.begins else [np.array([self.start, *before])] * INPUTS
@@ -126,11 +137,11 @@ def writers(name, i, directory):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tokens_are_theirs(name, search, tmp_path_factory):
     same, lengths = 0, set()
-    theirs, ours = SEARCHES[search]
+    settings = SEARCHES[search]
     for i in range(3):
         both = writers(name, i, str(tmp_path_factory.getbasetemp() / f"writes-{name}-{i}"))
-        expected = both.theirs(theirs)
-        same += sum(map(list.__eq__, expected, both.ours(ours)))
+        expected = both.theirs(settings)
+        same += sum(map(list.__eq__, expected, both.ours(settings)))
         lengths |= {*map(len, expected)}
     print(f"\n{name}, {search}: {same} of {3 * INPUTS} alike, lengths {sorted(lengths)}")
     assert len(lengths) > 1

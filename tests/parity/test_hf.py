@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from jformer.checkpoints.hf import convert, tables, tensors
+from jformer.checkpoints.hf import convert, export, tables, tensors
 from jformer.checkpoints.hf.families import LOGITS_BIAS, table_of
 from jformer.checkpoints.weights import abstract_params
 from jformer.models import build_model
@@ -190,7 +190,7 @@ def in_file(path):
 
 @every_case
 def test_parameters_and_fields_go_back_and_forth(subject, name, i, tmp_path):
-    family, fields = convert.express(subject.task, subject.model, tmp_path, subject.fields["model_type"])
+    family, fields = export.express(subject.task, subject.model, tmp_path, subject.fields["model_type"])
     fields.pop(LOGITS_BIAS, None)
     symbols = {key: subject.fields.get(key) for key in ("pad_token_id", "decoder_start_token_id", "num_labels")}
     symbols |= {"id2label": {str(n): f"L{n}" for n in range(subject.model.head.num_classes)} or None}

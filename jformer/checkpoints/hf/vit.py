@@ -59,9 +59,12 @@ def _write(model: ModelConfig) -> dict[str, Any]:
     }
 
 
+PIXELS = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": 0.5, "image_std": 0.5}
+
+
 def check_pixels(fields: Fields) -> None:
     """Raise UserError unless pixels become -1 to 1, as ours do."""
-    for key, value in {"image_mean": 0.5, "image_std": 0.5}.items():
+    for key, value in PIXELS.items():
         found = fields.get(key, value)
         if {*found} != {value} if isinstance(found, list) else found != value:
             raise UserError(f"preprocessor_config.json: {key}={found} is not implemented: only {value}")

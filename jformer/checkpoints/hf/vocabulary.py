@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jformer.data.text import parse_json
 from jformer.data.tokenizers.pretrained import FastTokenizer, PiecesTokenizer
 from jformer.data.tokenizers.symbols import Symbols
 from jformer.errors import UserError
@@ -199,10 +200,10 @@ def read_json(path: Path, otherwise: dict[str, Any] | None = None) -> dict[str, 
     if otherwise is not None and not path.is_file():
         return otherwise
     try:
-        found = json.loads(path.read_text())
+        found = parse_json(path.read_text())
     except FileNotFoundError as error:
         raise UserError(f"{path}: is not there; name the folder of a model") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path}: is no JSON ({error}); fetch it again") from error
     if not isinstance(found, dict):
         raise UserError(f"{path}: must be a JSON object; fetch it again")

@@ -10,12 +10,15 @@ import pytest
 from etils.epath import Path
 
 from jformer.checkpoints.checkpoint import Checkpoints
-from jformer.checkpoints.hf.convert import Texts, export_model, import_model, symbol_fields
+from jformer.checkpoints.hf import generation
+from jformer.checkpoints.hf.convert import Texts, import_model
+from jformer.checkpoints.hf.export import export_model, symbol_fields
 from jformer.checkpoints.hf.vocabulary import read_labels
 from jformer.config import default_config, load_config, resolve, save_config
-from jformer.data.tokenizers import learn
+from jformer.data.tokenizers import Symbols, learn
 from jformer.data.tokenizers.pretrained import FastTokenizer
 from jformer.errors import UserError
+from jformer.evaluation.evaluate import evaluate
 from jformer.hf import main
 from jformer.models import ExecutionConfig, build_model, init_params
 from tests.checkpoints.hf import small_runs
@@ -115,6 +118,7 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing_behind(model_dir, tmp_p
 
 @pytest.mark.parametrize(("file", "content", "says"), [
     ("config.json", "[]", "must be a JSON object"), ("config.json", "{", "is no JSON"),
+    ("config.json", '{"d_ff": 1, "d_ff": 2}', "the key 'd_ff' stands twice"),
     ("tokenizer.json", "{}", "is no tokenizer"), ("config.json", None, "is not there"),
     ("tokenizer.json", None, "has no tokenizer.json"), ("model.safetensors", None, "has neither"),
 ])  # fmt: skip
@@ -172,6 +176,51 @@ def test_settings_that_we_have_not_are_told(model_dir, tmp_path_factory):
     decode = load_config(Path(target) / "config.json").decode
     assert (decode.beam_size, decode.patience, decode.length_penalty, decode.length_offset) == (3, 1.0, 1.0, 0.0)
     assert decode.min_length == 3  # theirs counts the first token
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"eos_token_id": [1, 2]}, "eos_token_id=[1, 2]"),
+        ({"forced_bos_token_id": 5}, "forced_bos_token_id=5"),
+        ({"forced_eos_token_id": 4}, "forced_eos_token_id=4"),
+        ({"sequence_bias": {"3": -1.0}}, "sequence_bias={'3': -1.0}"),
+        ({"force_words_ids": [[3]]}, "force_words_ids=[[3]]"),
+        ({"eos_token_id": [1], "forced_eos_token_id": 1, "renormalize_logits": True}, ""),
+    ],
+)
+def test_no_setting_of_a_search_is_dropped_without_a_word(settings, told):
+    options, notes = generation.read({"num_beams": 2, **settings}, Symbols(0, 0, 1, 2), WORDS)
+    assert notes == [told] * bool(told)
+    assert options.forced_end == options.renormalize == (not told)
+    fields, notes = generation.write(options, Symbols(0, 0, 1, 2), {word: i for i, word in enumerate(WORDS)})
+    assert (fields.get("forced_eos_token_id"), fields.get("renormalize_logits")) == ((None,) * 2 if told else (1, True))
+    assert notes == []
+
+
+def test_options_that_theirs_has_no_place_for_are_told(workdir, tmp_path):
+    config = load_config(Path(workdir) / "config.json")
+    decode = dataclasses.replace(config.decode, beam_size=2, length_penalty=0.6, repetition_penalty=1.5)
+    symbols, ids = Symbols(0, 0, 1, 2), {word: i for i, word in enumerate(WORDS)}
+    assert generation.write(decode, symbols, ids)[1] == [
+        "decode.repetition_penalty=1.5", "decode.length_offset=5.0, theirs is 0", "decode.ended_first=True",
+    ]  # fmt: skip
+    sampled = dataclasses.replace(config.decode, search="sample", temperature=0.5)
+    assert generation.write(sampled, symbols, ids)[1] == ["decode.search='sample'"]
+
+
+def test_an_imported_run_is_scored_and_its_tokenizer_is_guarded(exported, tmp_path):
+    import_model(exported, str(tmp_path / "run"), Texts())
+    (tmp_path / "test.tsv").write_text("a house\tred house\nred\ta\n")
+    config = load_config(Path(tmp_path / "run") / "config.json")
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=str(tmp_path)))
+    results = evaluate(config, Path(tmp_path / "run"))
+    assert results["test"]["examples"] == 2
+    assert (results["run"]["updates"], results["run"]["data"]) == (0, [])
+    (saved,) = (tmp_path / "run" / "tokenizer").glob("shared.*")
+    saved.write_bytes(saved.read_bytes().replace(b"house", b"mouse"))
+    with pytest.raises(UserError, match=f"{saved.name} is damaged"):
+        evaluate(config, Path(tmp_path / "run"))
 
 
 def test_a_run_that_finds_answers_goes_there_and_comes_back(tmp_path):

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import jformer
-from jformer.checkpoints.hf.convert import Texts, export_model, import_model
+from jformer.checkpoints.hf.convert import Texts, import_model
+from jformer.checkpoints.hf.export import export_model
 from jformer.checkpoints.hf.extend import extend
 from jformer.checkpoints.hf.prune import prune
 from jformer.checkpoints.hf.rows import TABLES

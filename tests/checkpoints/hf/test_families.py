@@ -2,13 +2,15 @@
 
 import dataclasses
 import functools
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from jformer.checkpoints.hf import convert, tables
+from jformer.checkpoints.hf import convert, export, tables
 from jformer.checkpoints.hf.families import LOGITS_BIAS, config_fields, model_config, table_of
+from jformer.checkpoints.hf.vit import check_pixels
 from jformer.checkpoints.weights import abstract_params
 from jformer.config import default_config, resolve
 from jformer.errors import UserError
@@ -165,6 +167,50 @@ def test_positions_that_are_computed_may_not_have_been_trained():
 
 def test_a_run_that_no_family_has_says_why(tmp_path):
     with pytest.raises(UserError, match=r"gpt2: model\.norm='sandwich'.*llama: "):
-        convert.express("lm", preset("gpt2", norm="sandwich"), tmp_path)
+        export.express("lm", preset("gpt2", norm="sandwich"), tmp_path)
     with pytest.raises(UserError, match="model_type='gpt3'; did you mean gpt2"):
-        convert.express("lm", ModelConfig(), tmp_path, "gpt3")
+        export.express("lm", ModelConfig(), tmp_path, "gpt3")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("do_normalize", False), ("do_rescale", False), ("rescale_factor", 1.0), ("image_mean", [0.4] * 3)],
+)
+def test_pixels_that_ours_would_read_otherwise_are_refused(key, value):
+    check_pixels({"do_rescale": True, "rescale_factor": 0.00392156862745098, "image_std": [0.5] * 3})
+    with pytest.raises(UserError, match=f"{key}=.* is not implemented"):
+        check_pixels({key: value})
+
+
+class Reading(dict):
+    """The fields of a config.json that remember which of them were asked for."""
+
+    def __init__(self, fields):
+        super().__init__(fields)
+        self.asked = set()
+
+    def __getitem__(self, key):
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key, otherwise=None):
+        self.asked.add(key)
+        return super().get(key, otherwise)
+
+
+def row_of(name):
+    """Return the row of docs/weights.md about a family: the fields that are read, and those of which one value is."""
+    family = convert.FAMILIES[name]
+    task, model = CASES["mbart" if name == "m2m_100" else name]
+    model = dataclasses.replace(model, embedding_norm=model.embedding_norm and name != "m2m_100")
+    fields = Reading({**family.defaults, **config_fields(family, model, task)})
+    family.read(fields)
+    read = {*family.sizes, *fields.asked} - {*family.theirs, LOGITS_BIAS}
+    fixed = ", ".join(f"`{key}={value!r}`" for key, value in sorted(family.theirs.items()))
+    return f"| `{name}` | {', '.join(f'`{key}`' for key in sorted(read))} | {fixed} |"
+
+
+def test_the_page_lists_the_fields_that_are_read():
+    page = (Path(__file__).parents[3] / "docs" / "weights.md").read_text(encoding="utf-8")
+    missing = [row for row in map(row_of, convert.FAMILIES) if row not in page]
+    assert not missing, "rows of docs/weights.md should be:\n" + "\n".join(missing)

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jformer.checkpoints.hf.convert import Texts, export_model, import_model
+from jformer.checkpoints.hf.convert import Texts, import_model
+from jformer.checkpoints.hf.export import export_model
 from tests.checkpoints.hf import small_runs
 
 ROOT = Path(__file__).parents[3]

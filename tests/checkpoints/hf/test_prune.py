@@ -11,7 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from jformer.checkpoints.hf.convert import Texts, export_model, import_model
+from jformer.checkpoints.hf.convert import Texts, import_model
+from jformer.checkpoints.hf.export import export_model
 from jformer.checkpoints.hf.prune import prune
 from jformer.config import load_config
 from jformer.data.vocabularies import load_tokenizers
