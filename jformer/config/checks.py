@@ -178,6 +178,7 @@ def _check_task(config: Config) -> None:
         raise UserError(f"data.source='conll' has words and their tags: task='tag' learns them, not {config.task!r}")
     if config.task == "classify" and model.head.pooling == "none":
         raise UserError("model.head.pooling='none' gives every position a class: task='classify' has one for all")
+    _check_pooling(config)
     if data.piece_start == "previous" and (config.task != "lm" or data.overlong != "split"):
         raise UserError(
             f"data.piece_start='previous' is about the pieces of long texts: it needs task='lm' and data.overlong="
@@ -210,6 +211,17 @@ def _check_task(config: Config) -> None:
             raise UserError(f"train.{side}_vectors: model.family={model.family!r} embeds no {side} tokens")
     if train.source_vectors and train.target_vectors and model.shared_embedding:
         raise UserError("train.source_vectors and train.target_vectors: one shared embedding begins with one of them")
+
+
+def _check_pooling(config: Config) -> None:
+    """Raise UserError where a classifier would read a recurrent state that has not read the text, or look for one."""
+    model, pooling = config.model, config.model.head.pooling
+    two = model.recurrent.bidirectional
+    if config.task == "classify" and model.recurrent.cell and (pooling == "first" or (pooling == "last" and two)):
+        which = "of a direction that has read one token" if two else "that has read one token"
+        raise UserError(f"model.head.pooling={pooling!r} reads a recurrent state {which}: use 'final', or 'mean'")
+    if pooling == "final" and not model.recurrent.cell:
+        raise UserError("model.head.pooling='final' is of recurrent models: set model.recurrent.cell, or use 'last'")
 
 
 def _check_questions(config: Config) -> None:

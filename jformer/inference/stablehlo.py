@@ -84,7 +84,7 @@ def _with_table(model: Any, params: Mapping[str, Any], longest: int) -> tuple[An
 
     Learned positions are the same table, added to the embeddings in the same way.
     """
-    if model.config.positions != "sinusoidal":
+    if model.config.positions != "sinusoidal" or model.config.recurrent.cell:
         return model, params
     table = {"positions": {"embedding": sinusoids(longest, model.config.d_model)}}
     inputs = {name: {**params.get(name, {}), **table} for name in ("source_input", "target_input")}

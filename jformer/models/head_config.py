@@ -5,7 +5,7 @@ from typing import Any
 
 from jformer.errors import UserError, check_choice, check_least
 
-CHOICES = {"pooling": ("first", "last", "mean", "none"), "pooler_activation": ("tanh", "relu")}
+CHOICES = {"pooling": ("first", "last", "final", "mean", "none"), "pooler_activation": ("tanh", "relu")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,6 +14,7 @@ class HeadConfig:
 
     num_classes: int = 0  # of a classifier; 0 = predict tokens. A task with labels fills it in
     # What a classifier reads: first (the class token) | last | mean (of all positions) | none: classes of each position
+    # final: what a recurrent stack ends with, of two directions what each of them ends with, side by side
     pooling: str = "first"
     pooler: bool = False  # a projection and tanh over what was pooled (Devlin et al. 2019)
     pooler_activation: str = "tanh"  # tanh | relu (DistilBERT)

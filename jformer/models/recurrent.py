@@ -52,7 +52,7 @@ class RecurrentEncoderDecoder(SequenceToSequence):
 
     def hidden(self, batch: Batch, train: bool = False) -> Float[Array, "b t r"]:
         """Return the decoder's output at every target position, before the projection to the vocabulary."""
-        cache = self.start(self.encode(batch, train), len(batch["target_in"]), 0)
+        cache = self.start(self.encode(batch, train), batch["target_in"].shape[0], 0)
         dropout_key = self.dropout_key(batch, train)
         x = tokens_in(self.config, self.target_table, batch["target_in"], dropout_key)
         hidden, _, weights = self.decoder(x, batch["target_segments"] > 0, cache["self"], cache["memory"], dropout_key)
@@ -66,7 +66,7 @@ class RecurrentEncoderDecoder(SequenceToSequence):
         dropout_key, real = self.dropout_key(batch, train), segments > 0
         tokens = reverse(batch["source"], real) if c.recurrent.reverse_source else batch["source"]
         x = tokens_in(c, self.source_embedding, tokens, dropout_key)
-        hidden, last, _ = self.encoder(x, real, self.encoder.blank(len(x)), {}, dropout_key)
+        hidden, last, _ = self.encoder(x, real, self.encoder.blank(x.shape[0]), {}, dropout_key)
         hidden = reverse(hidden, real) if c.recurrent.reverse_source else hidden
         return {"hidden": hidden, "segments": segments, "state": self.bridged(last["layers"])}
 
@@ -79,7 +79,7 @@ class RecurrentEncoderDecoder(SequenceToSequence):
         c = self.config
         if c.recurrent.bridge == "copy":
             return last
-        blank = jnp.zeros((len(last), c.decoder_layers, *last.shape[2:]))
+        blank = jnp.zeros((last.shape[0], c.decoder_layers, *last.shape[2:]))
         if c.recurrent.bridge == "zeros":
             return blank
         top = last[:, -1, 0].astype(c.dtype)
@@ -129,7 +129,7 @@ class RecurrentLanguageModel(LanguageModel):
         """Return the stack's output at every position, before the projection to the vocabulary."""
         dropout_key = make_dropout_key(self.make_rng("dropout"), batch["row"]) if train else None
         x = tokens_in(self.config, self.embedding, batch["target_in"], dropout_key)
-        return self.decoder(x, batch["target_segments"] > 0, self.decoder.blank(len(x)), {}, dropout_key)[0]
+        return self.decoder(x, batch["target_segments"] > 0, self.decoder.blank(x.shape[0]), {}, dropout_key)[0]
 
     def start(self, memory: Memory, batch_size: int, length: int) -> Cache:
         """Return the cache of `batch_size` texts; a state needs no room for `length` entries."""
@@ -160,4 +160,4 @@ class RecurrentEncoder(SourceModel):
     def states(self, batch: Batch, dropout_key: DropoutKey | None) -> Float[Array, "b s d"]:
         """Run the stack."""
         x = tokens_in(self.config, self.embedding, batch["source"], dropout_key)
-        return self.encoder(x, batch["source_segments"] > 0, self.encoder.blank(len(x)), {}, dropout_key)[0]
+        return self.encoder(x, batch["source_segments"] > 0, self.encoder.blank(x.shape[0]), {}, dropout_key)[0]

@@ -246,6 +246,8 @@ def test_a_value_that_cannot_work_is_refused_by_key_value_and_remedy(key, value,
     assert remedy in text
 
 
+CLASSIFIES = {"task": "classify", "model.family": "encoder", "data.source": "labelled"}
+TWO_ENDS = {"tied_output": False, "recurrent.cell": "gru", "recurrent.bidirectional": True, "head.pooling": "last"}
 COMBINATIONS = [
     ({"model.num_heads": 7, "model.d_k": 64}, "model.num_heads=7 must divide model.d_model=512"),
     ({"model.d_model": 9, "model.num_heads": 3}, "model.d_model=9 must be even"),
@@ -302,6 +304,18 @@ COMBINATIONS = [
     (
         {"task": "classify", "model.family": "encoder", "model.head.pooling": "none", "data.source": "labelled"},
         "model.head.pooling='none' gives every position a class: task='classify' has one for all",
+    ),
+    (
+        {**CLASSIFIES, "model.recurrent.cell": "lstm"},
+        "model.head.pooling='first' reads a recurrent state that has read one token: use 'final', or 'mean'",
+    ),
+    (
+        {**CLASSIFIES, **{f"model.{key}": value for key, value in TWO_ENDS.items()}},
+        "model.head.pooling='last' reads a recurrent state of a direction that has read one token: use 'final', or",
+    ),
+    (
+        {**CLASSIFIES, "model.head.pooling": "final"},
+        "model.head.pooling='final' is of recurrent models: set model.recurrent.cell, or use 'last'",
     ),
     (
         {"data.mixture": ({"source": "web"},)},

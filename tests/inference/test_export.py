@@ -24,6 +24,7 @@ from jformer.errors import UserError
 from jformer.inference.export import export
 from jformer.inference.predict import load
 from jformer.models import ModelConfig, build_model, init_params
+from jformer.models.recurrent_config import RecurrentConfig
 from tests.conftest import TINY, run
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="export needs: pip install ctranslate2 flatbuffers")
@@ -42,6 +43,11 @@ VARIANTS = {
     "llama": {"positions": "rotary", "num_kv_heads": 2, "activation": "swiglu", "tied_output": False, "bias": False},
     "two tables": {"shared_embedding": False, "target_vocab_size": 40, "activation": "glu"},
 }
+RECURRENT = {
+    "none": RecurrentConfig("lstm", reverse_source=True, bridge="copy"),
+    "additive": RecurrentConfig("gru", bidirectional=True, attention="additive", bridge="dense", readout_size=6),
+    "general": RecurrentConfig("rnn", attention="general", input_feeding=True),
+}
 
 
 def draw(config, seed=0):
@@ -55,13 +61,17 @@ def draw(config, seed=0):
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
     """Write the run of an untrained model."""
-    directory = tmp_path_factory.mktemp("run")
+    return write_run(tmp_path_factory.mktemp("run"), TINY)
+
+
+def write_run(directory, fields):
+    """Write the run of an untrained model with these fields, and return its directory."""
     tokenizer = learn("bpe", TEXTS * 4, 60, "identity", False)
-    fields = {**TINY, "vocab_size": tokenizer.vocab_size + 6, "tied_output": False}  # rows that are never written
+    fields = {**fields, "vocab_size": tokenizer.vocab_size + 6, "tied_output": False}  # rows that are never written
     decoding = DecodeConfig(beam_size=3, batch_size=4, max_extra_length=6)
     settings = resolve({"data": {"max_source_length": 32}})
     settings = dataclasses.replace(settings, model=ModelConfig(**fields), decode=decoding)
-    (directory / "tokenizer").mkdir()
+    (directory / "tokenizer").mkdir(parents=True)
     tokenizer.save(directory / "tokenizer", "shared")
     save_config(settings, directory / "config.json")
     checkpoints = Checkpoints(directory / "checkpoints")
@@ -119,8 +129,12 @@ def test_ctranslate2_writes_greedily_what_the_run_writes(workdir, tmp_path, deco
 
 @pytest.fixture(scope="module")
 def program(workdir, tmp_path_factory):
+    """Export a program."""
+    return program_of(workdir, tmp_path_factory.mktemp("program"))
+
+
+def program_of(workdir, target):
     """Export a program. The checks of the test session take a symbolic size for no int."""
-    target = tmp_path_factory.mktemp("program")
     jaxtyping.config.update("jaxtyping_disable", True)
     export(settings_of(workdir), workdir, "stablehlo", target)
     jaxtyping.config.update("jaxtyping_disable", False)
@@ -129,6 +143,14 @@ def program(workdir, tmp_path_factory):
 
 def test_the_program_writes_what_the_run_writes(workdir, program):
     assert answers_of(LOADERS[1], program) == load(workdir, settings_of(workdir)).predict(TEXTS)
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_the_program_of_a_recurrent_model_answers_as_its_run(name, tmp_path):
+    workdir = write_run(tmp_path / "run", {"num_layers": 2, "d_model": 16, "recurrent": RECURRENT[name]})
+    answers = load(workdir, settings_of(workdir)).predict(TEXTS)
+    assert answers_of(LOADERS[1], program_of(workdir, tmp_path / "program")) == answers
+    assert len({*answers}) > 3
 
 
 def test_the_program_runs_anywhere(program):

@@ -195,7 +195,7 @@ REFUSALS = [
     ({"head": HeadConfig(num_segments=2)}, "model.head, but for its bias, is read by .* not by family='encdec'"),
     (
         {"family": "encoder", "head": HeadConfig(pooling="max")},
-        "model.head.pooling='max'; choose one of: first, last, mean, none",
+        "model.head.pooling='max'; choose one of: first, last, final, mean, none",
     ),
     ({"family": "encoder", "head": HeadConfig(num_classes=-1)}, "model.head.num_classes=-1 must be at least 0"),
     ({"family": "vit", "head": HeadConfig(num_segments=2)}, "model.head.num_segments=2: an image has no second text"),

@@ -10,7 +10,7 @@ import pytest
 from jformer.errors import UserError
 from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.head_config import HeadConfig
-from jformer.models.layers.recurrent import CELLS, GATES, STATES, run_cell
+from jformer.models.layers.recurrent import CELLS, GATES, STATES, RecurrentLayer, run_cell
 from jformer.models.recurrent_config import RecurrentConfig
 from tests.conftest import make_batch, run
 from tests.models.contracts import check_cache, check_causality, check_padding
@@ -130,6 +130,21 @@ def test_the_last_position_can_be_what_a_classifier_reads():
     changed = {**short, "source": short["source"].copy()}
     changed["source"][0, 4] = 5
     assert np.abs(run(model, params, changed) - run(model, params, short)).max() > 1e-4
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_what_each_direction_ends_with_can_be_what_a_classifier_reads(bidirectional):
+    """The states of the loop itself after the last token it reads, whatever padding and neighbours there are."""
+    fields = {"family": "encoder", "num_layers": 1, "head": HeadConfig(num_classes=3, pooling="final")}
+    model, params = built(RecurrentConfig("lstm", bidirectional=bidirectional), **fields)
+    batch = jax.tree.map(jnp.asarray, make_batch([7, 5, 2], [3, 3, 3], source_size=12))
+    found = model.apply({"params": params}, batch, method="hidden")[:, 0]
+    x, real = params["embedding"]["embedding"][batch["source"]], batch["source_segments"] > 0
+    ends = []
+    for name, reverse in (("forward_0", False), ("backward_0", True))[: 1 + bidirectional]:
+        layer = RecurrentLayer("lstm", 16)
+        ends.append(layer.apply({"params": params["encoder"][name]}, x, real, reverse=reverse)[1][:, 0])
+    np.testing.assert_allclose(found, jnp.concatenate(ends, axis=-1), atol=1e-6)
 
 
 @pytest.mark.parametrize(

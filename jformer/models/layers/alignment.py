@@ -46,8 +46,8 @@ class Alignment(nn.Module):
         mask: Bool[Array, "m s"],
     ) -> tuple[Float[Array, "b e"], Float[Array, "b s"]]:
         """Return the context of every row and its weights; softmax in float32, over the positions in the mask."""
-        beams = len(query) // len(keys)
-        query = query.reshape(len(keys), beams, -1)  # [b d] → [m n d]
+        rows, sentences = query.shape[0], keys.shape[0]
+        query = query.reshape(sentences, rows // sentences, -1)  # [b d] → [m n d]
         if self.score in ("additive", "concat"):
             compared = jnp.tanh(self.query(query)[:, :, None] + keys[:, None])  # [m n s a]
             scores = self.vector(compared)[..., 0]
@@ -56,4 +56,4 @@ class Alignment(nn.Module):
         scores = jnp.where(mask[:, None], scores.astype(jnp.float32), jnp.finfo(jnp.float32).min)
         weights = jax.nn.softmax(scores)
         context = jnp.einsum("mns,mse->mne", weights.astype(values.dtype), values)
-        return context.reshape(len(keys) * beams, -1), weights.reshape(len(keys) * beams, -1)
+        return context.reshape(rows, -1), weights.reshape(rows, -1)

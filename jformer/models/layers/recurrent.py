@@ -127,6 +127,11 @@ def _run_backward(cell: str, unroll: int, saved: tuple[Array, ...], gradient: Ar
 run_cell.defvjp(_run_forward, _run_backward)
 
 
+def in_turn(unroll: int, length: Any) -> int:
+    """Return how many positions a turn of the loop takes; one where a program is exported for every length."""
+    return 1 if jax.export.is_symbolic_dim(length) else unroll
+
+
 class RecurrentLayer(nn.Module):
     """One direction of one layer."""
 
@@ -162,11 +167,12 @@ class RecurrentLayer(nn.Module):
         self, x: Float[Array, "b t e"], real: Bool[Array, "b t"], state: State | None = None, reverse: bool = False
     ) -> tuple[Float[Array, "b t d"], State]:
         """Run over all positions; return the outputs, and the state of every row after its last real token."""
-        state = jnp.zeros((len(x), STATES[self.cell], self.features)) if state is None else state
+        state = jnp.zeros((x.shape[0], STATES[self.cell], self.features)) if state is None else state
         inputs, real = self.input(x).swapaxes(0, 1), real.T  # [b t z] → [t b z]
         if reverse:
             inputs, real = inputs[::-1], real[::-1]
-        states = run_cell(self.cell, self.unroll, inputs, self.state_kernel, self.bias, state, real)
+        unroll = in_turn(self.unroll, x.shape[1])
+        states = run_cell(self.cell, unroll, inputs, self.state_kernel, self.bias, state, real)
         outputs = states[::-1, :, 0] if reverse else states[:, :, 0]
         return outputs.swapaxes(0, 1).astype(x.dtype), states[-1]
 

@@ -18,7 +18,7 @@ from jformer.models.config import ModelConfig
 from jformer.models.layers.alignment import Alignment
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.linear import Dense, Embedding
-from jformer.models.layers.recurrent import GATES, STATES, RecurrentLayer
+from jformer.models.layers.recurrent import GATES, STATES, RecurrentLayer, in_turn
 from jformer.parallel.backend import target
 
 States = dict[str, Any]
@@ -132,7 +132,7 @@ class AttentiveDecoder(nn.Module):
     def begin(self, state: Float[Array, "b l n d"]) -> States:
         """Return the first states; what is fed begins at zero."""
         c = self.config
-        fed = {"fed": jnp.zeros((len(state), c.readout_size), c.dtype)} if c.recurrent.input_feeding else {}
+        fed = {"fed": jnp.zeros((state.shape[0], c.readout_size), c.dtype)} if c.recurrent.input_feeding else {}
         return {"layers": state, **fed}
 
     def read(self, memory: Float[Array, "m s e"]) -> Source:
@@ -161,7 +161,7 @@ class AttentiveDecoder(nn.Module):
             split_rngs={"params": False},
             in_axes=1,
             out_axes=1,
-            unroll=positions_in_turn(self.config.d_model),
+            unroll=in_turn(positions_in_turn(self.config.d_model), x.shape[1]),
         )
         states, (outputs, weights) = over_positions(self, states, (gates, x, real, kept))
         return dropout(outputs, self.config.dropout, dropout_key, Site.READOUT), states, weights
