@@ -4,14 +4,18 @@ Four models of as many parameters (their width follows from that), trained on as
 loss, batches, beams and average of checkpoints: an LSTM without attention that reads the source backwards (Sutskever et
 al. 2014), a GRU with additive attention (Bahdanau et al. 2015), an LSTM with multiplicative attention and input feeding
 (Luong et al. 2015), and the Transformer. The plot is that of Bahdanau et al. 2015, figure 2. No rate was tuned.
+Decoding's speed is that of the first 256 test sentences, once all is compiled, for each second that a CPU worked on
+them, which others on the machine disturb little; training's is by the clock, the median over a run.
 
 Command:  python -m experiments.what_attention_bought --data=PATH/multi30k --workdir=runs/attention
-          [--updates=1500] [--seeds=3] [--smoke]
+          [--updates=600] [--tokens=2048] [--vocabulary=3000] [--seeds=3] [--smoke]
 """
 
 import functools
+import itertools
 import json
 import statistics
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +25,7 @@ from typing import Any
 import jax
 from absl import app, flags
 
+import jformer
 from configs import multi30k_tiny, quickstart
 from experiments.measure import smoke_sizes
 from experiments.runs import results_of, small_run
@@ -28,6 +33,7 @@ from jformer.config import default_config, resolve
 from jformer.config.presets import PRESETS
 from jformer.data.sources import open_split
 from jformer.evaluation.plots import Line, lines
+from jformer.evaluation.statistics import estimate
 from jformer.models import build_model, init_params
 from jformer.tasks.metrics import text_scores
 
@@ -35,7 +41,9 @@ DATA = flags.DEFINE_string("data", "", "The folder of Multi30k; --smoke needs no
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "Every run gets a directory in it, and the table and plot.", required=True
 )
-UPDATES = flags.DEFINE_integer("updates", 1_500, "Of each run.", lower_bound=1)
+UPDATES = flags.DEFINE_integer("updates", 600, "Of each run.", lower_bound=1)
+TOKENS = flags.DEFINE_integer("tokens", 2_048, "Of an update, padding included.", lower_bound=1)
+VOCABULARY = flags.DEFINE_integer("vocabulary", 3_000, "Entries of the joint BPE.", lower_bound=1)
 SEEDS = flags.DEFINE_integer("seeds", 3, "Runs of each model, with seeds 0, 1, …", lower_bound=1)
 
 REFERENCE = "Transformer"
@@ -43,36 +51,55 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # name → preset, what else 
     "no attention": ("luong_tiny", {"recurrent.attention": "none", "recurrent.input_feeding": False}),
     "additive attention": ("rnnsearch_tiny", {}),
     "multiplicative attention": ("luong_tiny", {}),
-    REFERENCE: ("transformer_tiny", {}),
+    REFERENCE: ("transformer_tiny", {"num_layers": 2}),
 }
 RATES = {REFERENCE: 3e-3}
 RATE, CLIP = 2e-3, 1.0  # of recurrent models
 LENGTHS = ((1, 9), (10, 12), (13, 15), (16, 19), (20, 99))  # words of a source
-COLUMNS = ("d_model", "parameters", "seed", "BLEU", *(f"{low}-{high}" for low, high in LENGTHS), "tokens/s")
+SCORES = ("BLEU", *(f"{low}-{high}" for low, high in LENGTHS))
+SPEEDS = ("tokens/s", "decoded/s")  # target tokens that are trained on; sentences that are written
+COLUMNS = ("d_model", "parameters", "seed", *SCORES, *SPEEDS)
+TIMED = 256  # sentences
 HEAD = f"{'model':<26}" + "".join(f"{name:>11}" for name in COLUMNS)
 
 
 def main(_: list[str]) -> None:
     """Train what is missing, print a row for each run, and draw the means by length."""
     smoke_sizes(updates=2, seeds=1)
-    rows = 40 if smoke_sizes() else 10_000
-    wanted = parameters("transformer_tiny", {}, rows)
+    rows = 40 if smoke_sizes() else VOCABULARY.value
+    wanted = parameters(*MODELS[REFERENCE], rows)
     print(HEAD, flush=True)
-    drawn: list[Line] = []
-    for name, (preset, changes) in MODELS.items():
-        width = equal_width(preset, changes, rows, wanted)
-        scores = [score(name, preset, {**changes, "d_model": width}, seed, rows) for seed in range(SEEDS.value)]
+    table, drawn, means = [",".join(("model", *COLUMNS))], [], []
+    widths = {name: equal_width(preset, changes, rows, wanted) for name, (preset, changes) in MODELS.items()}
+    found: dict[str, list[list[float]]] = {name: [] for name in MODELS}
+    for seed, name in itertools.product(range(SEEDS.value), MODELS):  # all models of a seed, then the next one
+        preset, changes = MODELS[name]
+        sized = {**changes, "d_model": widths[name]}
+        found[name].append(score(name, preset, sized, seed))
+        cells = (widths[name], parameters(preset, sized, rows), seed)
+        print(row(name, (*cells, *(f"{x:,.1f}" for x in found[name][-1]))), flush=True)
+        table.append(",".join(map(str, (name, *cells, *(f"{x:.6g}" for x in found[name][-1])))))
+    for name, scores in found.items():
+        each = [estimate(values) for values in zip(*scores, strict=True)]
+        means.append(row(name, ("", "", "mean", *(f"{x.mean:,.1f}" for x in each))))
+        means.append(row("  95 %", ("", "", "±", *(f"{x.margin or 0:,.1f}" for x in each))))
         middles = [(low + min(high, 24)) / 2 for low, high in LENGTHS]
-        means = [statistics.fmean(by_length) for by_length in zip(*scores, strict=True)]
-        spread = [statistics.stdev(each) if len(scores) > 1 else None for each in zip(*scores, strict=True)]
-        drawn.append(Line(name, middles, means[1:], spread[1:]))
-    picture = Path(WORKDIR.value) / "bleu_by_length.png"
-    picture.write_bytes(lines(drawn, "words of the source", "BLEU"))
-    print(f"{picture}: mean and standard deviation of {SEEDS.value} seeds by the source's length")
+        by_length = each[1 : len(SCORES)]
+        drawn.append(Line(name, middles, [x.mean for x in by_length], [x.margin for x in by_length]))
+    folder = Path(WORKDIR.value)
+    (folder / "runs.csv").write_text("\n".join(table) + "\n")
+    (folder / "bleu_by_length.png").write_bytes(lines(drawn, "words of the source", "BLEU"))
+    print("\n".join(("", HEAD, *means)))
+    print(f"{folder}: runs.csv, bleu_by_length.png; means of {SEEDS.value} seeds with 95 % t intervals")
 
 
-def score(name: str, preset: str, changes: dict[str, Any], seed: int, rows: int) -> list[float]:
-    """Train and score one run where that was not done, print its row, and return BLEU overall and by length."""
+def row(name: str, cells: Sequence[object]) -> str:
+    """Return a line of the table."""
+    return f"{name:<26}" + "".join(f"{cell:>11}" for cell in cells)
+
+
+def score(name: str, preset: str, changes: dict[str, Any], seed: int) -> list[float]:
+    """Train and score one run where that was not done; return BLEU overall and by length, and both speeds."""
     options = options_of(name, preset, changes) | {"seed": seed}
     workdir = Path(WORKDIR.value) / f"{name.replace(' ', '_')}-{seed}"
     results_of(base(), workdir, options)
@@ -84,9 +111,19 @@ def score(name: str, preset: str, changes: dict[str, Any], seed: int, rows: int)
         found.append(bleu([outputs[i] for i in some], [references[i] for i in some]) if some else 0.0)
     metrics = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
     pace = statistics.median(row["tokens_per_second"] for row in metrics if row["split"] == "train")
-    cells = (changes["d_model"], f"{parameters(preset, changes, rows):,}", seed, *(f"{x:.1f}" for x in found))
-    print(f"{name:<26}" + "".join(f"{cell:>11}" for cell in (*cells, f"{pace:,.0f}")), flush=True)
-    return found
+    return [*found, pace, decoded_a_second(workdir, sources[:TIMED])]
+
+
+def decoded_a_second(workdir: Path, sources: Sequence[str]) -> float:
+    """Return how many sentences a run writes in a second of the CPU's time, measured once."""
+    path = workdir / "decoded_a_second.json"
+    if not path.exists():
+        predictor = jformer.load(workdir)
+        predictor.predict(sources)  # compiles
+        began = time.process_time()
+        predictor.predict(sources)
+        path.write_text(json.dumps(len(sources) / (time.process_time() - began)))
+    return float(json.loads(path.read_text()))
 
 
 def base() -> ModuleType:
@@ -113,13 +150,16 @@ def options_of(name: str, preset: str, changes: dict[str, Any]) -> dict[str, Any
     plain, given = (flat(each.model.to_dict()) for each in (default_config(), base().get_config()))
     unset = {key: value for key, value in plain.items() if given[key] != value}  # what the config file sets
     options = {f"model.{key}": value for key, value in {**unset, **flat(PRESETS[preset]), **changes}.items()}
-    options |= {"optim.warmup": 400.0, "optim.learning_rate": RATES.get(name, RATE)}
+    options |= {"model.dropout": 0.1, "optim.warmup": 150.0, "optim.learning_rate": RATES.get(name, RATE)}
     options |= {} if name in RATES else {"optim.clip_norm": CLIP}
     if smoke_sizes():
         small = {key: value for key, value in small_run(UPDATES.value).items() if not key.startswith("model.")}
         return {**options, **small, "model.execution.unroll": 1, "data.test": "('test',)"}
-    return {**options, "data.dir": DATA.value, "train.num_steps": UPDATES.value, "train.patience": 0,
-            "train.eval_every": 126, "train.checkpoint_every": 63, "model.dtype": "auto"}  # fmt: skip
+    updates = UPDATES.value
+    return {**options, "data.dir": DATA.value, "train.num_steps": updates, "train.patience": 0,
+            "train.eval_every": updates // 2, "train.checkpoint_every": updates // 20, "model.dtype": "auto",
+            "data.tokens_per_update": TOKENS.value, "data.vocab_size": VOCABULARY.value, "data.num_buckets": 3,
+            "evaluate.average_last": 5}  # fmt: skip
 
 
 def flat(preset: dict[str, Any]) -> dict[str, Any]:

@@ -152,6 +152,8 @@ def _check_evaluate(config: Config) -> None:
 
 
 def _check_decode(config: Config) -> None:
+    if config.decode.outputs == "conll" and config.task != "tag":
+        raise UserError(f"decode.outputs='conll' has a line for each word and its tag: task={config.task!r} has none")
     if config.decode.ensemble and config.task in ONE_PASS:
         raise UserError(f"decode.ensemble is of searches: task={config.task!r} answers by one pass; leave it out")
     if config.decode.alignments and config.model.vision.source:

@@ -27,7 +27,8 @@ class SourceConfig:
     source: str = "files"
     dir: str = ""  # the folder of the texts or images; tfds: its data_dir ("" = the TFDS default)
     # tfds: builder[/config]; generated: quickstart | copy | reverse | sort | reverse_numbers | scan |
-    # modular_division | scenes (pictures, for captions) | facts (questions, for qa)
+    # modular_division | scenes (pictures, for captions) | facts (questions, for qa) | parts_of_speech (for tag) |
+    # subjects, likeness (several labels, a number: for classify)
     name: str = ""
     source_language: str = "en"  # files: the suffix or the JSON key of the source side; tfds: its feature
     target_language: str = "de"
@@ -36,7 +37,7 @@ class SourceConfig:
     labels: str = "one"  # classify: an example has one label | several, commas between them, or none | a number
     invalid: str = "refuse"  # characters that are no text (bytes that are no UTF-8, NUL): refuse | replace, counted
     train: str = "train"  # the split's name: a file stem, or with a share of it (text, tfds), as in "train[:10%]"
-    num_pairs: int = 20_000  # generated copy/reverse/sort/reverse_numbers/scenes/facts: the training pairs to draw
+    num_pairs: int = 20_000  # generated, but for quickstart, scan and modular_division: the training pairs to draw
     weight: float = 1.0  # passes over this corpus in one epoch: 2.0 = twice, 0.5 = another random half each time
 
 

@@ -10,7 +10,7 @@ SEARCHES = ("beam", "sample", "mbr")
 UTILITIES = ("chrf", "bleu")
 AVERAGES = ("probability", "log_probability")
 INPUTS = ("text", "jsonl")
-OUTPUTS = ("text", "tsv", "jsonl")
+OUTPUTS = ("text", "tsv", "jsonl", "conll")
 OVERLONG = ("cut", "split")
 DTYPES = ("", "float32", "bfloat16", "auto")
 BEAM_ONLY = ("beam_size", "length_penalty", "length_offset", "coverage_penalty", "patience", "ended_first",
@@ -92,7 +92,9 @@ class DecodeConfig:
     ensemble_average: str = "probability"  # probability | log_probability: what is averaged
 
     inputs: str = "text"  # predict reads lines of text | jsonl: {"source", "prefix", "constraints"}, and "target"
-    outputs: str = "text"  # predict writes text | tsv | jsonl: with scores, n-best and alignments if asked for
+    outputs: str = (
+        "text"  # predict writes text | conll (tags) | tsv | jsonl: with scores, n-best, alignments if asked for
+    )
     scores: bool = False  # predict writes scores; tsv and jsonl
     alignments: bool = False  # predict writes source-target pairs of tokens in Pharaoh format; tsv and jsonl, encdec
     # What becomes of an input over the model's limit: cut | split into pieces (tagged words always); both counted.
@@ -206,10 +208,12 @@ class DecodeConfig:
             raise UserError(f"decode.min_length={self.min_length} is more than decode.max_length={self.max_length}")
 
     def _check_outputs(self) -> None:
-        if self.outputs == "text":
+        if self.outputs in ("text", "conll"):
             for key, asked in (("scores", self.scores), ("alignments", self.alignments)):
                 if asked:
-                    raise UserError(f"decode.{key}=True has no place in decode.outputs='text': use tsv or jsonl")
+                    raise UserError(
+                        f"decode.{key}=True has no place in decode.outputs={self.outputs!r}: use tsv or jsonl"
+                    )
         if self.overlong == "split" and self.returned > 1:
             raise UserError(f"decode.overlong='split' joins one output of each piece, not {self.returned}: use 'cut'")
 

@@ -60,8 +60,10 @@ def predict_file(settings: Config, workdir: Path, source: str, target: str, resu
     an output that is the input or was begun under other settings.
     """
     options = settings.decode
-    if options.outputs == "text" and options.returned > 1:
-        raise UserError(f"decode.outputs='text' has no place for {options.returned} outputs a line: use tsv or jsonl")
+    if options.outputs in ("text", "conll") and options.returned > 1:
+        raise UserError(
+            f"decode.outputs={options.outputs!r} has no place for {options.returned} outputs a line: use tsv or jsonl"
+        )
     predictor = _open_run(settings, workdir, source, target, resume)
 
     def read(line: Line, counts: Counter[str]) -> Request:

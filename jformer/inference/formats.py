@@ -70,9 +70,10 @@ def read_question(line: str, form: str, continues: bool, counts: Counter[str]) -
 
 
 def write_outputs(outputs: Sequence[Output], form: str, scores: bool, alignments: bool) -> str:
-    """Return the line that answers a request.
+    """Return the line, or lines, that answer a request, without the last line feed.
 
     text   the best output
+    conll  each word, a TAB and its tag in a line of its own, and an empty line after them
     tsv    text, the number it is ranked by and its alignment if asked for, and the same again for each further output
     jsonl  {"outputs": [{"text", "score" | "log_prob" | "utility", "labels", "alignment", "tokens"}], "source_tokens"};
            an answer in a context has "start" and "end", its first character there and the one after its last
@@ -85,6 +86,8 @@ def write_outputs(outputs: Sequence[Output], form: str, scores: bool, alignments
     """
     if form == "text":
         return one_line(outputs[0].text)
+    if form == "conll":
+        return "".join(f"{word.word}\t{word.tag}\n" for word in outputs[0].tags or ())
     if form == "jsonl":
         return _json(answer_record(outputs, scores, alignments))
     columns: list[Any] = []

@@ -24,9 +24,10 @@ def refuse_input(source: Path, target: Path) -> None:
 
 
 def lines_to_keep(target: Path, settings: dict[str, Any]) -> int:
-    """Count the whole lines of a half-written file, and cut off what follows the last line feed.
+    """Count the whole answers in a half-written file, and cut off what follows the last one.
 
-    Raises UserError where they were not written under the same settings, or nothing tells.
+    An answer is a line, but of decode.outputs='conll' what an empty line ends. Raises UserError where they were not
+    written under the same settings, or nothing tells.
     """
     if not target.is_file() or not target.stat().st_size:
         return 0
@@ -43,16 +44,17 @@ def lines_to_keep(target: Path, settings: dict[str, Any]) -> int:
                 f"--resume: {target} was begun with {key}={before.get(key)!r}, this command has {now.get(key)!r}: "
                 f"{'take that run' if key == 'model' else 'set it back'}, or leave out --resume to overwrite the file"
             )
-    return whole_lines(target)
+    return whole_lines(target, last="\n" if settings.get("decode.outputs") == "conll" else "")
 
 
-def whole_lines(path: Path) -> int:
-    """Count the lines of a half-written file, and cut off what follows the last line feed."""
-    count = end = 0
+def whole_lines(path: Path, last: str = "") -> int:
+    """Count the lines of a half-written file, or those that are `last`, and cut off what follows the last of them."""
+    count = read = end = 0
     with path.open("rb+") as file:
         for line in file:
-            if line.endswith(b"\n"):
-                count, end = count + 1, end + len(line)
+            read += len(line)
+            if line == last.encode() if last else line.endswith(b"\n"):
+                count, end = count + 1, read
         file.truncate(end)
     return count
 

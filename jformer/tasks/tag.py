@@ -25,8 +25,11 @@ def tag(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
     """
     refuse("tag", data, tokenizer="image")
     for part in (data, *data.mixture):
-        if part.source != "conll":
-            raise UserError(f"data.source={part.source!r} has no tags for words: task='tag' needs 'conll'")
+        if part.source != "conll" and (part.source, part.name) != ("generated", "parts_of_speech"):
+            raise UserError(
+                f"data.source={part.source!r} has no tags for words: task='tag' needs 'conll', or 'generated' with "
+                "data.name='parts_of_speech'"
+            )
 
     def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> TagEncoder:
         words = Side(source, data.max_source_length, begin=True)

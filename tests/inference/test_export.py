@@ -1,7 +1,6 @@
 """What leaves as a directory answers as the run does, without jformer."""
 
 import dataclasses
-import itertools
 import json
 import re
 import subprocess
@@ -14,25 +13,21 @@ import jaxtyping
 import numpy as np
 import pytest
 
-from jformer.checkpoints.checkpoint import Checkpoints
 from jformer.checkpoints.ctranslate2 import build_spec
-from jformer.config import load_config, resolve, save_config
-from jformer.data.tokenizers import learn
 from jformer.data.tokenizers.symbols import BOS, EOS, PAD, SYMBOLS
-from jformer.decoding.config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference.export import export
 from jformer.inference.predict import load
-from jformer.models import ModelConfig, build_model, init_params
+from jformer.models import ModelConfig
 from jformer.models.recurrent_config import RecurrentConfig
 from tests.conftest import TINY, run
+from tests.inference.untrained import TEXTS, draw, settings_of, write_run
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="export needs: pip install ctranslate2 flatbuffers")
 pytest.importorskip("flatbuffers", reason="export needs: pip install ctranslate2 flatbuffers")
 
 LOADERS = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs/serving.md").read_text(), re.DOTALL)
 WITHOUT = 'import sys\n\nsys.modules["jformer"] = None  # an import of it fails\n'
-TEXTS = ["the cat sat", "", "on the mat and the hat", "xyz?", "a", "that that that that"]
 WORDS = [*SYMBOLS, *(f"w{i}" for i in range(4, 50))]
 T5 = {"positions": "relative", "norm": "pre", "norm_type": "rmsnorm", "bias": False, "attention_scale": "one"}
 VARIANTS = {
@@ -50,39 +45,10 @@ RECURRENT = {
 }
 
 
-def draw(config, seed=0):
-    """Return a model whose every parameter is drawn, so that each of them matters to the output."""
-    model, numbers = build_model(config), itertools.count(seed)
-    params = jax.jit(lambda key: init_params(model, key))(jax.random.key(seed))
-    noise = lambda x: 0.3 * jax.random.normal(jax.random.key(next(numbers)), x.shape)  # noqa: E731
-    return model, jax.tree.map(lambda x: x + noise(x), params)
-
-
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
     """Write the run of an untrained model."""
     return write_run(tmp_path_factory.mktemp("run"), TINY)
-
-
-def write_run(directory, fields):
-    """Write the run of an untrained model with these fields, and return its directory."""
-    tokenizer = learn("bpe", TEXTS * 4, 60, "identity", False)
-    fields = {**fields, "vocab_size": tokenizer.vocab_size + 6, "tied_output": False}  # rows that are never written
-    decoding = DecodeConfig(beam_size=3, batch_size=4, max_extra_length=6)
-    settings = resolve({"data": {"max_source_length": 32}})
-    settings = dataclasses.replace(settings, model=ModelConfig(**fields), decode=decoding)
-    (directory / "tokenizer").mkdir(parents=True)
-    tokenizer.save(directory / "tokenizer", "shared")
-    save_config(settings, directory / "config.json")
-    checkpoints = Checkpoints(directory / "checkpoints")
-    checkpoints.save(1, {"params": draw(settings.model)[1]}, {"step": 1}, None)
-    checkpoints.close()
-    return directory
-
-
-def settings_of(workdir, **decode):
-    saved = load_config(workdir / "config.json")
-    return dataclasses.replace(saved, decode=dataclasses.replace(saved.decode, **decode))
 
 
 def answers_of(loader, directory):

@@ -6,7 +6,10 @@ from collections import Counter
 
 import pytest
 
-from jformer.inference.answers import Alignment, Output, Request, Scored
+from jformer.data.config import SourceConfig
+from jformer.data.sources import open_split
+from jformer.data.sources.split import Pair
+from jformer.inference.answers import Alignment, Output, Request, Scored, TaggedWord
 from jformer.inference.formats import Question, read_question, read_request, write_outputs, write_scored
 
 LINKS = Alignment(((0, 0), (2, 1)), ("the", "old", "house"), ("das", "Haus"))
@@ -42,6 +45,15 @@ def test_a_request_is_a_line_or_a_json_object():
 def test_what_is_no_request_says_why(line, said):
     with pytest.raises(ValueError, match=said):
         read_request(0, line, "jsonl", Counter())
+
+
+def test_tagged_words_are_written_as_conll_reads_them(tmp_path):
+    words = (("Ada", "B-person"), ("#", "O"), ("sleeps", "O"))
+    tagged = Output("B-person O O", (), tags=tuple(TaggedWord(*word, 0.5) for word in words))
+    answers = [write_outputs([output], "conll", False, False) for output in (tagged, Output("", ()), tagged)]
+    (tmp_path / "train.conll").write_text("".join(answer + "\n" for answer in answers))
+    split = open_split(SourceConfig(source="conll", dir=str(tmp_path)), "train")
+    assert [*split.read(Counter())] == [Pair("Ada # sleeps", "B-person O O")] * 2
 
 
 def test_a_question_has_one_target_or_several():

@@ -5,16 +5,16 @@ Of both the same kinds of facts are told, so that only the name tells the answer
 contexts learns it there first, and long ones alone it does not. Splits share parts of names, but no whole name.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from jformer.data.sources.split import Pair
+from jformer.data.sources.templates import HELD_OUT, Draws, one
 
 T = TypeVar("T")
 
-HELD_OUT = {"valid": 500, "test": 1_000}
 UNANSWERABLE = 0.15  # of the questions ask what the context does not tell of a person that it names
 PEOPLE, MOST_FACTS = 2, 3  # of a context, and of each of its people
 
@@ -69,10 +69,6 @@ KINDS = {
 }
 
 
-Draws = Iterator[float]
-"""Random numbers from 0 to 1: drawn many at a time, as a call of the generator takes longer than its numbers."""
-
-
 def build(num_pairs: int) -> dict[str, list[Pair]]:
     """Return so many training pairs, and those held out; the first ones do not depend on how many there are."""
     rng = np.random.default_rng(0)
@@ -82,19 +78,19 @@ def build(num_pairs: int) -> dict[str, list[Pair]]:
 
 def _pair(draws: Draws, sums: Sequence[int]) -> Pair:
     """Draw people who share no part of their names, facts of each and a question about one of them."""
-    total = _one(draws, sums)
+    total = one(draws, sums)
     numbers = _some(draws, range(len(FIRST_NAMES)), PEOPLE)
     names = [f"{FIRST_NAMES[i]} {FAMILY_NAMES[(total - i) % len(FAMILY_NAMES)]}" for i in numbers]
     told = _some(draws, list(KINDS), 1 + int(next(draws) * MOST_FACTS))
     facts = [(name, kind, _what(draws, kind)) for name in names for kind in told]
     facts = _some(draws, facts, len(facts))
-    sentences = [_one(draws, KINDS[kind].told).format(who=name, what=what) for name, kind, what in facts]
+    sentences = [one(draws, KINDS[kind].told).format(who=name, what=what) for name, kind, what in facts]
     number = int(next(draws) * len(facts))
     who, kind, what = facts[number]
     unanswerable = next(draws) < UNANSWERABLE
     if unanswerable:
-        kind = _one(draws, [each for each in KINDS if each not in told])
-    source = f"{_one(draws, KINDS[kind].asked).format(who=who)}\t{' '.join(sentences)}"
+        kind = one(draws, [each for each in KINDS if each not in told])
+    source = f"{one(draws, KINDS[kind].asked).format(who=who)}\t{' '.join(sentences)}"
     if unanswerable:
         return Pair(source, "", "unanswerable")
     before = sum(len(sentence) + 1 for sentence in sentences[:number])
@@ -105,12 +101,8 @@ def _what(draws: Draws, kind: str) -> str:
     if kind == "year":
         return str(1850 + int(next(draws) * 150))
     if kind == "town":
-        return _one(draws, TOWN_BEFORE) + _one(draws, TOWN_STARTS) + _one(draws, TOWN_ENDS)
-    return _one(draws, JOBS if kind == "job" else THINGS)
-
-
-def _one(draws: Draws, choices: Sequence[T]) -> T:
-    return choices[int(next(draws) * len(choices))]
+        return one(draws, TOWN_BEFORE) + one(draws, TOWN_STARTS) + one(draws, TOWN_ENDS)
+    return one(draws, JOBS if kind == "job" else THINGS)
 
 
 def _some(draws: Draws, choices: Sequence[T], count: int) -> list[T]:

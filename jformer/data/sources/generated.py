@@ -14,7 +14,7 @@ import numpy as np
 
 from jformer.data import drawings
 from jformer.data.config import SourceConfig
-from jformer.data.sources import facts, modular, quickstart, scan, scenes
+from jformer.data.sources import facts, judged, modular, parts_of_speech, quickstart, scan, scenes
 from jformer.data.sources.split import Pair, Split, fingerprint
 from jformer.errors import UserError, check_choice
 
@@ -89,6 +89,9 @@ CORPORA: dict[str, Callable[[int], dict[str, list[Pair]]]] = {
     "facts": facts.build,
     "modular_division": lambda _num_pairs: modular.build(),
     "scenes": scenes.build,
+    "parts_of_speech": parts_of_speech.build,
+    "subjects": judged.subjects,
+    "likeness": judged.likeness,
 }
 """data.name → function of data.num_pairs that makes the pairs of every split."""
 
