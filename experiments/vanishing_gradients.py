@@ -24,7 +24,7 @@ from absl import app, flags
 
 import jformer
 from experiments.measure import smoke_sizes
-from jformer.evaluation.plots import Line, lines
+from jformer.evaluation.plots import Line, curves
 from jformer.evaluation.statistics import estimate
 from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
 from jformer.models.recurrent_config import RecurrentConfig
@@ -65,7 +65,7 @@ def main(_: list[str]) -> None:
     write(folder, found)
     print(f"{'gradient at distance':<22}" + "".join(f"{distance:>10}" for distance in TOLD))
     for name, norms in found.items():
-        shares = np.exp(np.log(norms / norms[:, :1] + 1e-30).mean(0))
+        shares = np.exp(np.log(norms / norms[:, :1] + 1e-37).mean(0))
         print(f"{name:<22}" + "".join(f"{shares[distance]:>10.1e}" for distance in TOLD))
     print(f"\n{'first letter, accuracy':<22}{'letters':>8}{'clip':>6}{'mean':>9}   each seed; largest gradient norm")
     for length in map(int, LENGTHS.value):
@@ -125,7 +125,8 @@ def of_states(model: Any, params: Any, text: jax.Array) -> jax.Array:
     def of_place(place: jax.Array) -> jax.Array:
         _, state = read(begin["self"]["layers"], places <= place)
         gradient = jax.grad(lambda state: last_loss(apply(read(state, places > place)[0], method="logits")))(state)
-        return jnp.linalg.norm(gradient)
+        largest = jnp.abs(gradient).max()  # squares of what has vanished are no float32
+        return largest * jnp.linalg.norm(gradient / jnp.maximum(largest, 1e-37))
 
     return jax.lax.map(of_place, places)
 
@@ -151,12 +152,12 @@ def write(folder: Path, found: dict[str, np.ndarray]) -> None:
     """Write the norms [seeds READ] by distance over those of the last state, and draw them with their intervals."""
     rows, drawn = ["kind,tokens ago,log10 of the norm,95 %"], []
     for name, norms in found.items():
-        logs = np.log10(norms / norms[:, :1] + 1e-30)
+        logs = np.log10(norms / norms[:, :1] + 1e-37)
         each = [estimate(column.tolist()) for column in logs.T]
         rows += [f"{name},{ago},{one.mean:.4f},{one.margin or 0:.4f}" for ago, one in enumerate(each)]
         drawn.append(Line(name, range(1, READ), [one.mean for one in each[1:]], [one.margin for one in each[1:]]))
     (folder / "gradients.csv").write_text("\n".join(rows) + "\n")
-    (folder / "gradients.png").write_bytes(lines(drawn, "tokens ago", "log10 of the gradient's norm, last state = 0"))
+    (folder / "gradients.png").write_bytes(curves(drawn, "tokens ago", "log10 of the norm, last state 0"))
 
 
 def make_texts(folder: Path, length: int) -> Path:

@@ -22,9 +22,11 @@ STARTED_BY_OTHERS = {"speed_worker", "decode_worker", "process_faults_worker", "
 # They know no --smoke; tests/data/sources/test_images.py has the digits.
 SECONDS_AS_THEY_ARE = {"house", "export_digits", "grokking"}
 ARGUMENTS = {  # what a command cannot do without
+    "alignments": ["--workdir={folder}/run"],
     "captions": ["--workdir={folder}/runs"],
     "export_scenes": ["--output={folder}/scenes"],
     "finetune_imported": ["--data={folder}", "--workdir={folder}/runs"],
+    "generated_labels": ["--workdir={folder}/runs"],
     "gradient_norms": ["--output={folder}"],
     "grokking": ["--workdir={folder}", "--output={folder}/accuracy.png"],
     "mup": ["--workdir={folder}/runs"],
