@@ -7,29 +7,28 @@ is no page is copied as it is. A link that leads nowhere ends the build.
 """
 
 import argparse
-import dataclasses
 import importlib
 import inspect
-import io
 import json
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import tokenize
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from option_table import options_page
 
 ROOT = Path(__file__).resolve().parents[1]
 OPTIONS, LIBRARY = "docs/options.md", "docs/api.md"  # the generated pages
 NAVIGATION = {
-    "Begin": ["README.md", "docs/walkthrough.md", "docs/tasks.md", "docs/recipes.md"],
+    "Begin": ["README.md", "docs/tutorials.md", "docs/walkthrough.md", "docs/tasks.md", "docs/recipes.md"],
     "Use": ["docs/guide.md", "docs/library.md", "docs/weights.md", "docs/serving.md"],
     "Scale": ["docs/performance.md", "docs/processes.md", "docs/scaling.md", "docs/tpu.md", "docs/reliability.md"],
     "Look up": [OPTIONS, LIBRARY, "docs/reference.md", "docs/glossary.md"],
     "Lab book": ["experiments/README.md"],
+    "Decisions": [f"docs/decisions/{path.name}" for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))],
     "Take part": ["docs/map.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"],
 }
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)|<img src=\"([^\"]+)\"")
@@ -60,8 +59,6 @@ def collect(pages: Path) -> None:
         for page in section:
             if page not in (OPTIONS, LIBRARY):
                 copy(ROOT / page, pages)
-    for record in (ROOT / "docs" / "decisions").glob("*.md"):
-        copy(record, pages)
     (pages / OPTIONS).write_text(options_page())
     (pages / LIBRARY).write_text(library_page())
 
@@ -101,51 +98,6 @@ def settings() -> str:
             "",
         ]
     )
-
-
-def options_page() -> str:
-    """Return a table of every option for each section: its key, its default, what it is and where it comes from."""
-    from jformer.config.options import Config
-
-    parts = ["# Options", "Set one with `--config.KEY=VALUE`, or in a config file with `config.KEY = VALUE`."]
-    for prefix, section in sections(Config()):
-        rows = ["| key | default | what it is |", "|---|---|---|"]
-        said = comments(type(section))
-        for field in dataclasses.fields(section):
-            value = getattr(section, field.name)
-            if not dataclasses.is_dataclass(value):
-                cells = (f"`{prefix}{field.name}`", f"`{value!r}`", said.get(field.name, ""))
-                rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        about = inspect.cleandoc(type(section).__doc__ or "")
-        parts += [f"## {prefix.rstrip('.') or 'config'}", about, "\n".join(rows)]
-    return "\n\n".join(parts) + "\n"
-
-
-def sections(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield a dataclass of options and all within it, each with what its keys begin with."""
-    yield prefix, section
-    for field in dataclasses.fields(section):
-        if dataclasses.is_dataclass(value := getattr(section, field.name)):
-            yield from sections(value, f"{prefix}{field.name}.")
-
-
-def comments(section: type) -> dict[str, str]:
-    """Return what is said of each field of a dataclass: comments in the lines above it, then that behind it."""
-    said: dict[str, str] = {}
-    for base in reversed(section.__mro__[:-1]):
-        above: list[str] = []
-        name = ""  # of the field that comments behind it are of
-        for token in tokenize.generate_tokens(io.StringIO(inspect.getsource(base)).readline):
-            alone = token.line.strip().startswith("#")
-            if token.type == tokenize.COMMENT and alone:
-                above.append(token.string.strip("# "))
-            elif token.type == tokenize.COMMENT and name:
-                said[name] = f"{said[name]} {token.string.strip('# ')}".strip()
-            elif token.type == tokenize.NAME and re.match(r"    \w+\s*:", token.line) and token.start[1] == 4:
-                name, said[token.string], above = token.string, " ".join(above), []
-            elif not token.line.strip():
-                above = []
-    return said
 
 
 def library_page() -> str:

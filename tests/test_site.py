@@ -2,7 +2,7 @@
 
 import dataclasses
 import html
-import importlib.util
+import importlib
 import re
 import subprocess
 import sys
@@ -13,28 +13,52 @@ import pytest
 
 import jformer
 from jformer.config.options import Config, flatten
+from jformer.models.config import CHOICES
 
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
 def site():
-    spec = importlib.util.spec_from_file_location("jformer_site", ROOT / "docs" / "build_site.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "docs")
+        return importlib.import_module("build_site")
 
 
-def test_every_option_has_a_row_with_its_default_and_what_is_said_of_it(site):
-    page = site.options_page()
-    rows = dict(re.findall(r"^\| `([\w.]+)` \| `(.*?)` \|", page, re.MULTILINE))
+@pytest.fixture(scope="module")
+def table(site):
+    """The cells of each row of the page of options, by its key."""
+    rows = [
+        re.split(r" (?<!\\)\| ", f" {row[2:-1]}") for row in site.options_page().splitlines() if row.startswith("| `")
+    ]
+    return {row[0].strip(" `"): [cell.strip().replace("\\|", "|") for cell in row[1:]] for row in rows}
+
+
+def test_every_option_has_a_row_with_its_default_and_what_is_said_of_it(site, table):
     defaults = flatten(dataclasses.asdict(Config()))
-    assert rows.keys() == defaults.keys()
-    assert all(rows[key].replace("\\|", "|") == repr(value) for key, value in defaults.items())
-    assert "| `seed` | `0` | of parameters, dropout and the order of the data |" in page
-    said = next(line for line in page.splitlines() if line.startswith("| `decode.no_answer_threshold`"))
-    assert "must be so much above that of there being none" in said  # in the lines above the field
-    assert "whole run" in page  # the docstring of a section
+    assert table.keys() == defaults.keys()
+    assert {key: default for key, (default, *_) in table.items()} == {key: f"`{d!r}`" for key, d in defaults.items()}
+    assert not [key for key, (_, _, words, _) in table.items() if not words]
+    assert table["seed"][2] == "of parameters, dropout and the order of the data"
+    assert "must be so much above that of there being none" in table["decode.no_answer_threshold"][2]  # lines above it
+    assert "whole run" in site.options_page()  # the docstring of a section
+
+
+def test_options_with_few_values_have_those_that_the_check_takes(table):
+    assert table["model.norm"][1] == ", ".join(f"`{choice!r}`" for choice in CHOICES["norm"])
+    assert table["data.augment"][1].startswith("some of: `'flip'`")
+    assert table["decode.search"][1] == "`'beam'`, `'sample'`, `'mbr'`"
+    assert table["model.residual"][1] == "`True`, `False`"
+    assert not table["data.dir"][1]
+    assert sum(bool(choices) for _, choices, _, _ in table.values()) > 50
+
+
+def test_papers_stand_in_a_column_of_their_own(table):
+    assert table["model.norm_type"][3] == "Ba et al. 2016; Zhang and Sennrich 2019"
+    assert (
+        table["model.dropout"][3] == "Vaswani et al. 2017, section 5.4"
+    )  # the section's paper, the field's place in it
+    assert not table["train.samples"][3]
 
 
 def test_all_that_is_public_has_a_section(site):
@@ -47,7 +71,7 @@ def test_all_that_is_public_has_a_section(site):
 
 def test_every_document_is_on_the_navigation(site):
     listed = {page for section in site.NAVIGATION.values() for page in section}
-    assert {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} < listed
+    assert {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")} < listed
 
 
 def test_pages_bring_what_they_link_to(site, tmp_path):

@@ -74,11 +74,12 @@ class OptimConfig:
     warmup: float = 4_000.0  # updates; below 1, a share of train.num_steps. t5: updates at the peak, before it falls
     decay: float = 0.1  # warmup_stable_decay: updates in which the rate falls, at the end; below 1, their share
     final_rate: float = 0.0  # cosine, linear, warmup_stable_decay: the rate just after the end, as a share of the peak
-    b1: float = 0.9
-    b2: float = 0.98
-    epsilon: float = 1e-9
+    b1: float = 0.9  # adam, adamw: what remains of the mean gradient at an update (Kingma and Ba 2015, algorithm 1)
+    b2: float = 0.98  # the same of the mean of its square; Adam's own 0.999 forgets twenty times as slowly
+    epsilon: float = 1e-9  # added to the root of that mean before it divides, so that no step is endless
     weight_decay: float = 0.0  # adamw, on matrices only
     clip_norm: float = 1.0  # of the global gradient norm; 0 = off. It costs nothing and keeps runs that one batch loses
+    # The share of probability that targets give to all classes alike: it costs perplexity and gains BLEU (section 5.4).
     label_smoothing: float = 0.1
 
 
@@ -86,10 +87,10 @@ class OptimConfig:
 class TrainConfig:
     """How long to train, what to keep and what to start from. Counts are updates."""
 
-    num_steps: int = 100_000
+    num_steps: int = 100_000  # updates of the whole run, those before a restart included
     num_epochs: float = 0.0  # passes over the training text: num_steps becomes their updates, and is their limit
     max_minutes: float = 0.0  # of training, over all restarts: then it ends as after num_steps; 0 = no limit
-    log_every: int = 100
+    log_every: int = 100  # a row of metrics.jsonl, and a line, are of so many updates
     eval_every: int = 1_000  # validation loss and sample translations; 0 = never
     checkpoint_every: int = 1_000  # must divide eval_every, so that the best evaluation has a checkpoint
     checkpoint_minutes: float = 0.0  # save too, with a row, once the last save is so long ago; 0 = by updates alone
@@ -130,7 +131,7 @@ class EvaluateConfig:
     during: tuple[str, ...] = ()
     during_examples: int = 500  # the first so many of data.valid
     tokenize: str = "13a"  # sacreBLEU's tokenization; "none" for text that is tokenized already
-    lowercase: bool = False
+    lowercase: bool = False  # BLEU and chrF compare without case, as some papers do; the signature says so
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,7 +31,7 @@ class SourceConfig:
     # subjects, likeness (several labels, a number: for classify)
     name: str = ""
     source_language: str = "en"  # files: the suffix or the JSON key of the source side; tfds: its feature
-    target_language: str = "de"
+    target_language: str = "de"  # the same of the target side
     document: str = "line"  # text: an example is a line | a paragraph (between empty lines) | the whole file
     share_of: str = "lines"  # text: what the share in a split's name is of: lines | characters, of a whole file
     labels: str = "one"  # classify: an example has one label | several, commas between them, or none | a number
@@ -45,7 +45,7 @@ class SourceConfig:
 class DataConfig(SourceConfig):
     """The training corpus, its evaluation splits, its tokens and its batches."""
 
-    valid: str = "valid"
+    valid: str = "valid"  # the split, named as `train` is, that is scored while training; never trained on
     test: tuple[str, ...] = ("test",)  # "split" or "key=split"; the key names the row in results.json
     mixture: tuple[SourceConfig, ...] = ()  # further training corpora; evaluation stays with this one
 
@@ -63,7 +63,7 @@ class DataConfig(SourceConfig):
     augment: tuple[str, ...] = ()  # at random to images of training, in this order: flip | crop | color | randaugment
 
     max_source_length: int = 256  # tokens, the end symbol included
-    max_target_length: int = 256
+    max_target_length: int = 256  # the same of the target side
     # qa: a context that a window of max_source_length has no room for is read in several; the tokens from the start of
     # one to the start of the next, at most all of a window (Devlin et al. 2019 take 128 in their published code)
     doc_stride: int = 128

@@ -49,7 +49,7 @@ class DecodeConfig:
     """How text is generated; the defaults are those of Vaswani et al. 2017, section 6.1. Lengths are in tokens."""
 
     search: str = "beam"  # beam (beam_size=1 is greedy) | sample | mbr: the best of some samples by their agreement
-    beam_size: int = 4
+    beam_size: int = 4  # hypotheses of an input that are kept at every step; 1 = greedy, the quickest
     length_penalty: float = 0.6  # alpha of Wu et al. 2016, equation 14: ((k + length) / (k + 1)) ** alpha; 0 = none
     length_offset: float = 5.0  # k of that equation; 0 divides by length ** alpha, as transformers does
     coverage_penalty: float = 0.0  # beta of the same equation: for source tokens with little attention; encdec

@@ -30,7 +30,7 @@ REMAT = ("none", "dots", "full")
 class RelativeConfig:
     """Relative position buckets (Raffel et al. 2020, section 2.1); positions='relative' only."""
 
-    num_buckets: int = 32
+    num_buckets: int = 32  # of distances; each has a learned bias for each head, added to the scores
     max_distance: int = 128  # distances from here on share the last bucket
 
 
@@ -53,15 +53,15 @@ class ModelConfig:
     target_vocab_size: int = 0  # encdec: the same for the target side; with a shared embedding both are one
     num_layers: int = 6  # N; of the encoder where there are two stacks
     num_decoder_layers: int = 0  # encdec: N of the decoder; 0 = num_layers
-    d_model: int = 512
-    d_ff: int = 2048
-    num_heads: int = 8
+    d_model: int = 512  # features of a position, in and out of every sublayer; wider takes more of everything
+    d_ff: int = 2048  # features between the two projections of the feed-forward (section 3.3): the paper's 4 d_model
+    num_heads: int = 8  # attentions side by side, each of d_model / num_heads features (section 3.2.2)
     num_kv_heads: int = 0  # heads of keys and values, each serving a group of query heads; 0 = num_heads
     d_k: int = 0  # query and key size of one head; 0 = d_model / num_heads
     d_v: int = 0  # value size of one head; 0 = d_model / num_heads
     norm: str = "post"  # post | pre | sandwich | deepnorm | none: see transformer.Block
     norm_type: str = "layernorm"  # layernorm (Ba et al. 2016) | rmsnorm (Zhang and Sennrich 2019)
-    norm_epsilon: float = 1e-6
+    norm_epsilon: float = 1e-6  # added to the variance, by whose root a norm divides; published models differ in it
     residual: bool = True  # False: sublayers replace their input instead of adding to it, for ablations
     attention_scale: str = "sqrt"  # sqrt: 1/sqrt(k) | one: folded into the initial queries (T5) | off: ablation
     positions: str = "sinusoidal"  # sinusoidal | learned | relative | rotary | alibi | none: see positions
