@@ -218,7 +218,7 @@ def _build(split: Split, encoder: ExampleEncoder, folder: Path) -> None:
     dtypes = [_smallest_dtype(side.tokenizer) for side in (encoder.source, encoder.target)]
     chunks = [[np.zeros(0, dtype)] for dtype in dtypes]
     lengths: list[list[int]] = [[], []]
-    with told(f"tokenizing {split.name}") as done:
+    with told(f"tokenizing {split.name}", split.size) as done:
         for pairs in _in_chunks(split.read(counts), CHUNK):
             examples = encoder.encode(pairs, counts)
             for i, side in enumerate((encoder.source, encoder.target)):

@@ -3,11 +3,14 @@
 import contextlib
 import dataclasses
 import math
+import os
 import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+
+from tqdm import tqdm
 
 BARS = "▁▂▃▄▅▆▇█"
 SILENCE = (2.0, 30.0)  # most seconds between two lines about it: on a terminal, elsewhere
@@ -39,18 +42,21 @@ def told(what: str, total: int = 0, quiet: bool = False) -> Iterator[Done]:
         count = f"{many}, " if done.examples else ""
         return f"{what}: {count}{seconds // 60}:{seconds % 60:02}"
 
-    with contextlib.nullcontext() if quiet else telling(line):
+    with contextlib.nullcontext() if quiet else telling(line, lambda: done.examples / total if total else None):
         yield done
 
 
 @contextlib.contextmanager
-def telling(line: Callable[[], str]) -> Iterator[None]:
-    """Show the line of the moment every so often, from a thread, as long as this lasts; a terminal shows one only."""
+def telling(line: Callable[[], str], share: Callable[[], float | None] = lambda: None) -> Iterator[None]:
+    """Show the line of the moment every so often, from a thread, as long as this lasts.
+
+    A terminal shows one only, with a bar before it where the share that is done is known.
+    """
     over, terminal = threading.Event(), sys.stderr.isatty()
 
     def tell() -> None:
         while not over.wait(SILENCE[0 if terminal else 1]):
-            show(line(), "" if terminal else "\n")
+            show(with_bar(line(), share()) if terminal else line(), "" if terminal else "\n")
 
     teller = threading.Thread(target=tell, name="progress", daemon=True)
     teller.start()
@@ -61,6 +67,22 @@ def telling(line: Callable[[], str]) -> Iterator[None]:
         teller.join()
         if terminal:
             show("", "")
+
+
+def with_bar(text: str, share: float | None) -> str:
+    """Return a line with a bar of a share before it, as wide as the terminal; without a share the line alone.
+
+    >>> with_bar("answering test", 0.5)[:5]
+    ' 50%|'
+    """
+    if share is None:
+        return text
+    try:
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
+    except OSError:  # no terminal
+        columns = 80
+    form = "{percentage:3.0f}%|{bar}| {desc}"
+    return str(tqdm.format_meter(min(share, 1.0), 1.0, 0, ncols=max(columns - 1, 20), prefix=text, bar_format=form))
 
 
 def show(text: str, end: str) -> None:

@@ -29,7 +29,7 @@ class Progress:
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
         """Tell how far it is, every so often, as long as this lasts; of several processes one speaks."""
-        with telling(self.line) if processes.is_main_process() else contextlib.nullcontext():
+        with telling(self.line, self.share) if processes.is_main_process() else contextlib.nullcontext():
             yield
 
     def read(self, size: int, skipped: bool) -> None:
@@ -64,12 +64,20 @@ class Progress:
         seconds = time.monotonic() - self._began
         if not self._written + self._answered:
             return f"no line is answered yet, {seconds:.0f} s"
-        share = min(1.0, self._answered / max(1, self._reading))
-        at = self._finished + share * (self._read - self._finished)
+        at = self._at()
         if not self._size or at <= self._skipped:
             return self._done()
         left = max(0, self._size - at) / (at - self._skipped) * max(0.0, seconds - self._compiling())
         return f"{self._done()}, {int(left) // 60}:{int(left) % 60:02} left"
+
+    def share(self) -> float | None:
+        """Return how much of the input is answered; None where nobody knows how long it is."""
+        return self._at() / self._size if self._size else None
+
+    def _at(self) -> float:
+        """Return the byte of the input that is answered, of a window in which some inputs are: about."""
+        share = min(1.0, self._answered / max(1, self._reading))
+        return self._finished + share * (self._read - self._finished)
 
     def _done(self) -> str:
         lines, compiling = self._written + self._answered, self._compiling()

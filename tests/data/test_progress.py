@@ -1,9 +1,12 @@
 """Long preparations are told while they last, short ones not at all."""
 
 import math
+import re
+import sys
 import time
 
 from jformer.data import progress
+from tests import terminal
 
 
 def test_what_takes_long_is_told_with_its_count_and_time(monkeypatch, capsys):
@@ -30,6 +33,23 @@ def test_a_total_is_told_and_one_of_several_processes_speaks(monkeypatch, capsys
             time.sleep(0.1)
         said = capsys.readouterr().err.splitlines()
         assert set(said) == (set() if quiet else {"answering test: 1,005 of 2,000 examples, 0:00"})
+
+
+def test_a_terminal_sees_a_bar_of_what_has_a_total_and_no_colours(monkeypatch):
+    monkeypatch.setattr(progress, "SILENCE", (0.01, 0.01))
+    with terminal.standard_error(monkeypatch, columns=80) as said:
+        for total in (2_000, 0):
+            with progress.told("tokenizing train", total) as done:
+                done.count(1_000)
+                time.sleep(0.1)
+        print("the line after it", file=sys.stderr)
+    shown = said[0].split("\r")
+    assert "\x1b[K 50%|████████████████▌                | tokenizing train: 1,000 of 2,000 examples, 0:00" in [
+        re.sub("█+.?( +)", "████████████████▌                ", line) for line in shown
+    ]
+    assert "\x1b[Ktokenizing train: 1,000 examples, 0:00" in shown
+    assert "\x1b[Kthe line after it" in shown or "\x1b[K" + "the line after it" in said[0]
+    assert terminal.sequences(said[0]) <= terminal.MOVES
 
 
 def test_a_curve_has_no_more_bars_than_asked_for_and_leaves_out_what_is_no_number():

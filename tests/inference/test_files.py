@@ -21,6 +21,7 @@ from jformer.decoding.config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference import files, progress
 from jformer.inference.answers import Output, Scored
+from tests import terminal
 from tests.faults.full_disk import no_file_above
 
 LINES = ["abc", "", "ä\u2028b", "  ", "d\te", "f" * 30, "g"]
@@ -262,6 +263,27 @@ def test_silence_is_broken_while_lines_are_answered(echo, source, tmp_path, monk
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "no line is answered yet, 0 s"
     assert re.fullmatch(r"5 lines, [\d.]+ a second, 0:00 left", said[-2])
+
+
+def test_a_terminal_sees_a_bar_as_wide_as_it_is_and_no_colours(echo, source, tmp_path, monkeypatch):
+    monkeypatch.setattr(data_progress, "SILENCE", (0.01, 0.01))
+    answer = echo.generate
+    monkeypatch.setattr(echo, "generate", lambda requests: [time.sleep(0.1), answer(requests)][1])
+    with terminal.standard_error(monkeypatch, columns=90) as said:
+        predict(source, tmp_path / "out.txt")
+    bars = re.findall(r"( *\d+)%\|([^|]*)\| ([^\r]*)\r", said[0])
+    shares = [int(share) for share, _, _ in bars]
+    assert shares == sorted(shares)
+    assert shares[0] == 0
+    assert 30 < shares[-1] < 50  # of the characters: most are in the last lines
+    assert any("█" in drawn for _, drawn, _ in bars)
+    assert max(len(f"{share}%|{drawn}| {line}") for share, drawn, line in bars) == 89
+    assert any(re.match(r"5 lines, [\d.]+ a second, 0:00 left", line) for _, _, line in bars)
+    assert terminal.sequences(said[0]) <= terminal.MOVES
+
+
+def test_of_a_pipe_nobody_knows_the_share(echo, monkeypatch, tmp_path):
+    assert progress.Progress(tmp_path, lambda: 0.0).share() is None
 
 
 def test_windows_grow_to_what_takes_some_seconds(monkeypatch):

@@ -1,14 +1,11 @@
 """What a run says, and when: rows without what was skipped or compiled, and a sign of life in every silence."""
 
-import contextlib
 import dataclasses
 import json
 import os
-import pty
 import re
 import subprocess
 import sys
-import termios
 import time
 
 import numpy as np
@@ -26,7 +23,7 @@ from jformer.training.heartbeat import Heartbeat
 from jformer.training.log import AHEAD, Cost, TrainingLog
 from jformer.training.state import Progress
 from jformer.training.step import Metrics
-from tests import small_run
+from tests import small_run, terminal
 from tests.watching import wait_until
 
 WORK = Work(*([8] * len(Work._fields)))
@@ -62,13 +59,13 @@ def test_time_of_compiling_does_not_count_in_the_time_left(tmp_path, monkeypatch
 
 
 def test_a_terminal_shows_the_loss_as_a_curve_too_and_nobody_else_does(tmp_path, monkeypatch, capsys):
-    for terminal in (True, False):
-        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
-        with opened(tmp_path / str(terminal)) as log:
+    for seen in (True, False):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda seen=seen: seen)
+        with opened(tmp_path / str(seen)) as log:
             for step, loss in enumerate((8.0, 4.0, 2.0, 1.0), start=1):
                 collect(log, step, loss=loss)
                 log.flush(step)
-        assert ("loss █▄▂▁ 1.000, " in capsys.readouterr().err) == terminal
+        assert ("loss █▄▂▁ 1.000, " in capsys.readouterr().err) == seen
 
 
 def test_the_first_time_of_every_shape_is_compiling(tmp_path):
@@ -170,26 +167,14 @@ def test_the_config_is_told_as_far_as_it_is_no_default(tmp_path, capsys):
 def test_a_terminal_sees_a_bar_and_no_colours_and_a_pipe_plain_lines(tmp_path):
     said = {}
     for kind in ("terminal", "pipe"):
-        reader, writer = pty.openpty() if kind == "terminal" else os.pipe()
-        if kind == "terminal":
-            termios.tcsetwinsize(writer, (24, 120))
+        reader, writer = terminal.opened() if kind == "terminal" else os.pipe()
         options = [f"--workdir={tmp_path / kind}", "--config.train.num_steps=20", "--config.data.test=()"]
         command = [sys.executable, "-m", "jformer.main", f"--config={small_run.__file__}", *options]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=writer) as run:
             os.close(writer)
-            said[kind] = read_all(reader)
+            said[kind] = terminal.read_all(reader)
         assert run.returncode == 0
     assert "| 20/20 [" in said["terminal"]
     assert re.search("loss [▁▂▃▄▅▆▇█]+ ", said["terminal"])
-    assert set(re.findall(r"\x1b\[\d*[A-Za-z]", said["terminal"])) <= {"\x1b[K", "\x1b[A"}  # moves and deletes alone
+    assert terminal.sequences(said["terminal"]) <= terminal.MOVES
     assert not re.search("[\x1b\r▁▂▃▄▅▆▇█]", said["pipe"])
-
-
-def read_all(reader):
-    """Read what a process says until it has ended; a terminal then raises an error."""
-    said = b""
-    with contextlib.suppress(OSError):
-        while part := os.read(reader, 65_536):
-            said += part
-    os.close(reader)
-    return said.decode()

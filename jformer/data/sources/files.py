@@ -32,7 +32,7 @@ def open_files(config: SourceConfig, split: str) -> Split:
         sides = " but ".join(f"{path} has {count} lines" for path, count in zip(paths, lines, strict=True))
         raise UserError(f"{sides}: line n of one must translate line n of the other")
     identity = fingerprint("files 2", digests, languages, config.invalid)
-    return Split(split, identity, _reader(paths, languages, config.invalid))
+    return Split(split, identity, _reader(paths, languages, config.invalid), size=lines[0])
 
 
 def _reader(
@@ -90,8 +90,9 @@ def open_labelled(config: SourceConfig, split: str) -> Split:
     """Open SPLIT.tsv or SPLIT.jsonl: one or two texts, then a label."""
     languages = (config.source_language, config.target_language)
     (path,) = find(config.dir, split, [[f"{split}.tsv"], [f"{split}.jsonl"]])
-    identity = fingerprint("labelled 2", digest(path)[0], languages, config.invalid)
-    return Split(split, identity, functools.partial(_read_labelled, path, languages, config))
+    sha256, lines = digest(path)
+    identity = fingerprint("labelled 2", sha256, languages, config.invalid)
+    return Split(split, identity, functools.partial(_read_labelled, path, languages, config), size=lines)
 
 
 def _read_labelled(

@@ -46,7 +46,7 @@ def open_split(config: SourceConfig, split: str) -> Split:
     drawn = [drawings.digest()] if config.name == "scenes" else []  # what is trained on are pixels, and not these names
     starts = [pair.start for pair in pairs if pair.start is not None]
     more = [*drawn, *([starts] if starts else [])]
-    return Split(split, fingerprint("generated", [pair[:3] for pair in pairs], *more), read)
+    return Split(split, fingerprint("generated", [pair[:3] for pair in pairs], *more), read, size=len(pairs))
 
 
 @functools.lru_cache(maxsize=1)  # a run opens train, valid and test one after the other

@@ -39,7 +39,7 @@ def open_split(config: SourceConfig, split: str) -> Split:
         counts.update(met)
         return iter(pairs)
 
-    return Split(split, fingerprint("images 1", digests, [pair.target for pair in pairs]), read)
+    return Split(split, fingerprint("images 1", digests, [pair.target for pair in pairs]), read, size=len(pairs))
 
 
 def _array_pairs(array: Path, config: SourceConfig, split: str, counts: Counter[str]) -> list[Pair]:

@@ -36,11 +36,13 @@ class Split:
 
     `fingerprint` is a SHA-256 over all that the pairs depend on. `read` starts anew at each call, yields every pair in
     order, and counts by reason what it altered or met; it raises UserError at the first text that cannot be used.
+    `size` is how many pairs it will be, 0 where that is not known before they are read.
     """
 
     name: str
     fingerprint: str
     read: Callable[[Counter[str]], Iterator[Pair]]
+    size: int = 0
 
 
 def fingerprint(*parts: object) -> str:
