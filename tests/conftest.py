@@ -79,7 +79,6 @@ SLOW = {  # file → tests that take long and repeat whole, or for further cases
     "test_storage": r"is_that_in_a_directory|opened_from_anywhere|half_written|begin_with_one",
     "test_tpu": r"",
     "test_verify": r"broken|every_check",
-    "test_walkthrough": r"",
 }
 LONGEST = ("test_smoke", "test_contracts", "test_loop", "test_every_task", "test_processes", "test_parts")
 TINY = {

@@ -8,16 +8,11 @@ import dataclasses
 import fnmatch
 import importlib
 import re
-import shlex
 import textwrap
 from pathlib import Path
 
-import jax
-
-from jformer.config import resolve
 from jformer.config.options import Config, flatten
-from jformer.config.overrides import override
-from jformer.main import MODES, read_flags
+from jformer.main import MODES
 from jformer.models.config import CHOICES
 
 ROOT = Path(__file__).parents[1]
@@ -123,51 +118,6 @@ def test_code_that_is_quoted_is_that_of_the_file():
     assert quoted
     for file, code in quoted:
         assert textwrap.indent(code, "    ") in (ROOT / file).read_text(encoding="utf-8"), f"{file} reads otherwise now"
-
-
-def blocks(page, needle):
-    """Run the blocks of Python of a page that hold the needle, without computing, and return the names of each."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    found = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if needle in block]
-    names = [{} for _ in found]
-    for code, each in zip(found, names, strict=True):
-        jax.eval_shape(lambda code=code, each=each: exec(compile(code, page, "exec"), each))
-    return names
-
-
-def guide_block(needle):
-    """Return the names of the guide's one block that holds the needle."""
-    (names,) = blocks("guide.md", needle)
-    return names
-
-
-def test_the_guides_config_is_a_config():
-    assert resolve(guide_block("def get_config")["get_config"]()).data.target_language == "fr"
-
-
-def test_the_recipes_configs_are_configs_also_with_the_keys_of_their_commands():
-    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-    configs = [names["get_config"]() for names in blocks("recipes.md", "def get_config")]
-    assert len(configs) == 3
-    for config in configs:
-        resolve(config)
-    commands = re.findall(r"^python -m jformer\.main .*?[^\\]$", page, re.MULTILINE | re.DOTALL)
-    assert len(commands) > 4
-    for command in commands:
-        words = shlex.split(command.replace("\\\n", " "), comments=True)[3:]
-        keys = [word for word in words if word.startswith("--config.")]
-        read_flags(["jformer", *words])
-        resolve(override(configs[1].copy_and_resolve_references(), keys))
-
-
-def test_the_guides_experiment_has_arms_of_known_keys():
-    names = guide_block("def sweep")
-    assert len(names["sweep"]()) == 4
-    assert {*names["FIXED"], *(key for arm in names["sweep"]() for key in arm)} <= KEYS
-
-
-def test_the_guides_model_has_parameters():
-    assert {"encoder", "decoder"} <= guide_block("build_model")["params"].keys()
 
 
 def test_the_maps_drawing_has_the_floors_of_its_table():

@@ -87,10 +87,14 @@ function drawLine(svg, line, x, y) {
 function readable(svg, drawn, x, readout, told) {
   const steps = [...new Set(drawn.flatMap((line) => line.points.map((point) => point[0])))].sort((a, b) => a - b);
   let chosen = steps.length - 1;
-  const nearest = (among, pixel) => among.reduce((a, b) => (Math.abs(x.pixel(b) - pixel) < Math.abs(x.pixel(a) - pixel) ? b : a));
+  const nearest = (among, pixel) =>
+    among.reduce((a, b) => (Math.abs(x.pixel(b) - pixel) < Math.abs(x.pixel(a) - pixel) ? b : a));
   const read = (step) => {
     const of = (line) => {
-      const found = nearest(line.points.map((point) => point[0]), x.pixel(step));
+      const found = nearest(
+        line.points.map((point) => point[0]),
+        x.pixel(step),
+      );
       return `${named(line)} at ${found}: ${short(line.points.find((point) => point[0] === found)[1])}`;
     };
     readout.textContent = drawn.map(of).join("; ");
@@ -99,7 +103,9 @@ function readable(svg, drawn, x, readout, told) {
     const box = svg.getBoundingClientRect();
     read(nearest(steps, ((event.clientX - box.left) / box.width) * WIDTH));
   });
-  svg.addEventListener("pointerleave", () => (readout.textContent = told));
+  svg.addEventListener("pointerleave", () => {
+    readout.textContent = told;
+  });
   svg.addEventListener("keydown", (event) => {
     const move = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 }[event.key];
     if (!move) return;
@@ -118,8 +124,18 @@ function draw(chart) {
   const readout = element("p", { class: "readout" }, told || "no value is above zero, as a logarithmic axis needs");
   if (drawn.length) {
     const all = drawn.flatMap((line) => line.points);
-    const x = scale(all.map((point) => point[0]), state.logX, LEFT, WIDTH - RIGHT);
-    const y = scale(all.map((point) => point[1]), state.logY, HEIGHT - BOTTOM, 8);
+    const x = scale(
+      all.map((point) => point[0]),
+      state.logX,
+      LEFT,
+      WIDTH - RIGHT,
+    );
+    const y = scale(
+      all.map((point) => point[1]),
+      state.logY,
+      HEIGHT - BOTTOM,
+      8,
+    );
     drawAxes(svg, x, y);
     for (const line of drawn) drawLine(svg, line, x, y);
     readable(svg, drawn, x, readout, told);
@@ -144,7 +160,8 @@ function control(label, attributes, change) {
 
 function legend() {
   const made = element("p", { class: "legend" });
-  for (const run of runs.slice(0, COLOURS.length)) made.append(element("span", { style: `border-color: ${colour(run)}` }, run));
+  for (const run of runs.slice(0, COLOURS.length))
+    made.append(element("span", { style: `border-color: ${colour(run)}` }, run));
   if (runs.length > COLOURS.length) {
     made.append(element("span", { style: `border-color: ${OTHERS}` }, `${runs.length - COLOURS.length} others`));
   }
@@ -163,9 +180,15 @@ if (charts.length) {
     element(
       "div",
       { class: "controls" },
-      control("smoothing", { type: "range", min: 0, max: 0.99, step: 0.01, value: 0 }, (input) => (state.smoothing = Number(input.value))),
-      control("updates on a logarithmic axis", { type: "checkbox" }, (input) => (state.logX = input.checked)),
-      control("values on a logarithmic axis", { type: "checkbox" }, (input) => (state.logY = input.checked)),
+      control("smoothing", { type: "range", min: 0, max: 0.99, step: 0.01, value: 0 }, (input) => {
+        state.smoothing = Number(input.value);
+      }),
+      control("updates on a logarithmic axis", { type: "checkbox" }, (input) => {
+        state.logX = input.checked;
+      }),
+      control("values on a logarithmic axis", { type: "checkbox" }, (input) => {
+        state.logY = input.checked;
+      }),
     ),
     legend(),
     element("p", {}, "Point at a chart, or go there with Tab and use the arrow keys, to read its values."),

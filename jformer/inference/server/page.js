@@ -112,7 +112,8 @@ function choose(found, buttons, chosen) {
 async function begin() {
   facts = await (await fetch("/v1/health")).json();
   const languages = facts.languages.length ? `, ${facts.languages.join(" to ")}` : "";
-  place("facts").textContent = `${facts.family} for ${facts.task}${languages}, after ${facts.updates.join(", ")} updates`;
+  place("facts").textContent =
+    `${facts.family} for ${facts.task}${languages}, after ${facts.updates.join(", ")} updates`;
   const asks = facts.task === "qa";
   if (asks) document.querySelector("label[for=source]").textContent = "A question, and below it its context";
   const example = JSON.stringify({ inputs: [asks ? { question: "a question", context: "a text" } : "a text"] });

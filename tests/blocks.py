@@ -1,0 +1,96 @@
+"""The blocks of code in the documents: what there is of them, and what runs them with trainings of a few updates."""
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(str(path.relative_to(ROOT)) for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+BLOCK = re.compile(
+    r"^```(?P<language>python|bash)\n(?P<code>.*?)^```\n(?:\n```text\n(?P<shown>.*?)^```\n)?", re.MULTILINE | re.DOTALL
+)
+UPDATES = re.compile(r"(num_steps|\w+_every)(\"?[=:] ?)([\d_]+)")
+SHORTER = 100  # times
+INSTALLS = re.compile(r"^(?:pip install|python3 -m venv) .*\n", re.MULTILINE)  # needs an index of packages
+FILES = ("def get_config", "def sweep")  # what a block with them defines is in the page's file mine.py
+SMALL = " ".join(
+    f"--config.{option}"
+    for option in (
+        *("train.num_steps=4", "train.num_epochs=0"),
+        *("train.log_every=2", "train.eval_every=4", "train.checkpoint_every=4"),
+        *("model.num_layers=1", "model.d_model=32", "model.d_ff=32", "model.num_heads=2"),
+        *("data.num_pairs=300", "data.vocab_size=300", "decode.max_length=6"),
+    )
+)
+
+
+class Block(NamedTuple):
+    """One block of a page."""
+
+    page: str
+    line: int  # of the page, of its first line
+    language: str
+    code: str
+    shown: str  # what the page says that it prints
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks(page):
+    """Return the blocks of a page in their order."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = BLOCK.finditer(text)
+    return [
+        Block(page, text.count("\n", 0, each.start("code")) + 1, each["language"], each["code"], each["shown"] or "")
+        for each in found
+    ]
+
+
+def shortened(code):
+    """Return a block whose trainings have a hundredth of their updates, and at least one; configs are tiny."""
+    code = UPDATES.sub(lambda found: f"{found[1]}{found[2]}{-(-int(found[3]) // SHORTER)}", INSTALLS.sub("", code))
+    return re.sub(r"(--config=(?:configs/\w+|mine)\.py)", rf"\1 {SMALL}", code)
+
+
+class Reader:
+    """Somebody who types the blocks of a page, one after the other, in a folder."""
+
+    def __init__(self, folder, home):
+        """Begin; beside the folder's own files there are those of a checkout that commands read."""
+        self.folder, self.names = folder, {}
+        commands = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.environment = {**os.environ, "HOME": str(home), "PATH": commands, "PYTHONPATH": str(ROOT)}
+        self.environment |= {"XLA_FLAGS": "--xla_backend_optimization_level=0", "JAX_PLATFORMS": "cpu"}
+        for name in ("configs", "experiments"):
+            if not (folder / name).exists():
+                (folder / name).symlink_to(ROOT / name)
+
+    def run(self, block, whole=False):
+        """Run a block, shortened or whole, and return what it printed; AssertionError if a command of it fails."""
+        began, code = time.monotonic(), block.code if whole else shortened(block.code)
+        printed = self.python(block, code) if block.language == "python" else self.bash(block, code)
+        print(f"{block}: {time.monotonic() - began:.0f} s", flush=True)
+        return printed
+
+    def python(self, block, code):
+        """Run code of a block in this process, in the names of those before it."""
+        if any(what in code for what in FILES):
+            (self.folder / "mine.py").write_text(code, encoding="utf-8")
+        above = "\n" * (block.line - 1)  # so that a traceback names the page's line
+        with contextlib.chdir(self.folder), contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(above + code, ROOT / block.page, "exec"), self.names)
+        return printed.getvalue()
+
+    def bash(self, block, code):
+        """Run code of a block as a script that ends where a command fails, in a pipe too."""
+        command = ["bash", "-e", "-o", "pipefail", "-c", code]
+        done = subprocess.run(command, cwd=self.folder, env=self.environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"{block}\n{code}{done.stdout[-2_000:]}{done.stderr[-4_000:]}"
+        return done.stdout
