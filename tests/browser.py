@@ -1,5 +1,6 @@
-"""A page in a real browser, where there is one."""
+"""A page in a real browser, where there is one: drawn, searched for what keeps people out, and used by keyboard."""
 
+import contextlib
 import html
 import importlib.util
 import json
@@ -69,3 +70,72 @@ def visit(address: str, *options: str) -> Drawn:
         command = [CHROMIUM, *OPTIONS, *options, f"--user-data-dir={folder}/profile", "--dump-dom", address]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     return Drawn(done.stdout, re.findall(r"CONSOLE.*", done.stderr))
+
+
+# What can be reached by keyboard, numbered in the order of the page.
+NUMBERED = """() => {
+  const places = "a[href], button, input, select, textarea, summary, [tabindex]";
+  const reachable = (place) => place.tabIndex >= 0 && !place.disabled && place.checkVisibility();
+  const found = [...document.querySelectorAll(places)].filter(reachable);
+  found.forEach((place, i) => place.setAttribute("data-place", i));
+  return found.map((place) => place.outerHTML.slice(0, 120));
+}"""
+FOCUSED = """() => {
+  const place = document.activeElement;
+  const { outlineStyle, outlineWidth } = getComputedStyle(place);
+  const seen = place.matches(":focus-visible") && outlineStyle !== "none" && parseFloat(outlineWidth) > 0;
+  return [place.getAttribute("data-place"), seen];
+}"""
+
+
+@contextlib.contextmanager
+def used(page, width=1200):
+    """Open an address, or a page's text, and give the page of playwright to press keys on; skip the test without one.
+
+    Fails if the page complains, or asks for anything that is not its own.
+    """
+    api = pytest.importorskip("playwright.sync_api", reason="no playwright here: the extra pages has it")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here: apt-get install chromium, to use the pages by keyboard")
+    with tempfile.TemporaryDirectory() as folder, api.sync_playwright() as playwright:
+        address = page
+        if not page.startswith("http"):
+            Path(folder, "page.html").write_text(page, encoding="utf-8")
+            address = f"file://{folder}/page.html"
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        tab = browser.new_page(viewport={"width": width, "height": 800})
+        complaints, asked = [], []
+        tab.on("console", lambda message: complaints.append(message.text))
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.on("request", lambda request: asked.append(request.url))
+        tab.goto(address)
+        yield tab
+        browser.close()
+    own = ("data:", "blob:", address if page == address else "file://")
+    assert complaints == []
+    assert [url for url in asked if not url.startswith(own)] == []
+
+
+def tabbed(tab):
+    """Press Tab until everything was reached that can be; AssertionError for what is not, or is not seen to be."""
+    places = tab.evaluate(NUMBERED)
+    reached, unseen = set(), []
+    tab.evaluate("() => document.activeElement.blur()")
+    for _ in range(2 * len(places) + 5):
+        tab.keyboard.press("Tab")
+        place, seen = tab.evaluate(FOCUSED)
+        if place is not None:
+            reached.add(int(place))
+            unseen += [places[int(place)]] * (not seen)
+    assert not unseen, f"no outline shows where the keyboard is: {unseen}"
+    assert not [each for i, each in enumerate(places) if i not in reached], "Tab does not reach these"
+    return places
+
+
+def go_to(tab, selector):
+    """Press Tab until the keyboard is at an element."""
+    for _ in range(200):
+        if tab.evaluate("(selector) => document.activeElement.matches(selector)", selector):
+            return
+        tab.keyboard.press("Tab")
+    raise AssertionError(f"Tab does not reach {selector}")

@@ -182,6 +182,26 @@ def test_nothing_keeps_anybody_out(page):
     assert browser.barriers(page) == []
 
 
+def test_everything_is_reached_and_used_by_keyboard(page):
+    with browser.used(page) as tab:
+        assert len(browser.tabbed(tab)) > 8
+        before = tab.inner_text("#where")
+        browser.go_to(tab, '.head[aria-pressed="false"]')
+        tab.keyboard.press("Enter")
+        assert tab.evaluate("() => document.activeElement.getAttribute('aria-pressed')") == "true"
+        tab.wait_for_function("(before) => document.querySelector('#where').innerText !== before", arg=before)
+        browser.go_to(tab, "#map svg")
+        before = tab.inner_text("output")
+        tab.keyboard.press("ArrowRight")
+        assert tab.inner_text("output") != before
+        browser.go_to(tab, "#search summary")
+        tab.keyboard.press("Enter")
+        browser.go_to(tab, "#search svg")
+        chosen = tab.inner_text("#search output")
+        tab.keyboard.press("ArrowRight")
+        assert tab.inner_text("#search output") != chosen
+
+
 def test_the_page_asks_for_nothing():
     page = explorer.explorer_page("x", [example()], POSITIONS)
     assert not re.search(r"(src|href)=\"?https?:|@import|url\(", page)

@@ -214,6 +214,18 @@ def test_nothing_keeps_anybody_out(run):
     assert browser.barriers(written(run)) == []
 
 
+def test_everything_is_reached_and_used_by_keyboard(run):
+    with browser.used(written(run)) as tab:
+        assert len(browser.tabbed(tab)) > 5
+        browser.go_to(tab, "figure svg")
+        before = tab.inner_text("figure >> nth=0")
+        tab.keyboard.press("ArrowLeft")
+        assert tab.inner_text("figure >> nth=0") != before
+        browser.go_to(tab, "input[type=checkbox]")
+        tab.keyboard.press("Space")
+        assert tab.is_checked("input[type=checkbox] >> nth=0")
+
+
 def test_as_many_runs_as_there_are_can_be_drawn():
     steps = list(range(1, 1_001))
     lines = [{"run": str(i), "split": "valid", "steps": steps, "values": steps} for i in range(150)]

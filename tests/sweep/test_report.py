@@ -262,7 +262,10 @@ def test_names_cannot_run_anything(sweep):
 def test_nothing_on_the_page_keeps_anybody_out(sweep):
     experiment, _, workdir = sweep(FACTORS, SEEDS=(0, 1), PLOTS=[("optim.warmup", "model.norm")])
     report(experiment, finish_all(experiment.planned(), workdir), workdir, workdir / "report")
-    assert browser.barriers((workdir / "report" / "index.html").read_text()) == []
+    page = (workdir / "report" / "index.html").read_text()
+    assert browser.barriers(page) == []
+    with browser.used(page) as tab:
+        assert len(browser.tabbed(tab)) > 2
 
 
 def test_a_thousand_trials_make_a_short_report(sweep):

@@ -294,3 +294,17 @@ def test_the_page_asks_and_shows_what_is_answered_as_text(predictor, monkeypatch
     assert "<img" not in drawn.html
     still = re.sub("<script.*?</script>", "", drawn.html).replace("</head>", f"<style>{style}</style></head>")
     assert browser.barriers(still) == []
+
+
+def test_the_page_is_used_by_keyboard(predictor):
+    with served(Engine(predictor, LIMITS)) as port, browser.used(f"http://127.0.0.1:{port}/") as tab:
+        tab.keyboard.type("abc")  # which the page is ready for when it opens
+        tab.wait_for_selector("#answers button")
+        browser.go_to(tab, "#answers button")
+        tab.keyboard.press("Enter")  # to look inside
+        tab.wait_for_selector("#tokens button")
+        browser.tabbed(tab)
+        browser.go_to(tab, '#tokens button[aria-pressed="false"]')
+        tab.keyboard.press("Enter")
+        assert tab.evaluate("() => document.activeElement.getAttribute('aria-pressed')") == "true"
+        assert tab.inner_text("#likeliest")
