@@ -18,12 +18,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import by_hand
 from option_table import options_page
 
 ROOT = Path(__file__).resolve().parents[1]
-OPTIONS, LIBRARY = "docs/options.md", "docs/api.md"  # the generated pages
+OPTIONS, LIBRARY, BY_HAND = "docs/options.md", "docs/api.md", "docs/by_hand.md"  # the generated pages
 NAVIGATION = {
-    "Begin": ["README.md", "docs/tutorials.md", "docs/walkthrough.md", "docs/tasks.md", "docs/recipes.md"],
+    "Begin": ["README.md", "docs/tutorials.md", "docs/walkthrough.md", BY_HAND, "docs/tasks.md", "docs/recipes.md"],
     "Use": ["docs/guide.md", "docs/library.md", "docs/weights.md", "docs/serving.md"],
     "Scale": ["docs/performance.md", "docs/processes.md", "docs/scaling.md", "docs/tpu.md", "docs/reliability.md"],
     "Look up": [OPTIONS, LIBRARY, "docs/reference.md", "docs/glossary.md"],
@@ -57,10 +58,12 @@ def collect(pages: Path) -> None:
     """Put all pages into a folder, and all files that they link to."""
     for section in NAVIGATION.values():
         for page in section:
-            if page not in (OPTIONS, LIBRARY):
+            if page not in (OPTIONS, LIBRARY, BY_HAND):
                 copy(ROOT / page, pages)
     (pages / OPTIONS).write_text(options_page())
     (pages / LIBRARY).write_text(library_page())
+    (pages / BY_HAND).write_text(by_hand.by_hand_page())
+    (pages / BY_HAND).with_name(by_hand.EXPLORER).write_text(by_hand.explorer())
 
 
 def copy(page: Path, pages: Path) -> None:

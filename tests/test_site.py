@@ -14,6 +14,7 @@ import pytest
 import jformer
 from jformer.config.options import Config, flatten
 from jformer.models.config import CHOICES
+from tests import browser
 
 ROOT = Path(__file__).parents[1]
 
@@ -59,6 +60,27 @@ def test_papers_stand_in_a_column_of_their_own(table):
         table["model.dropout"][3] == "Vaswani et al. 2017, section 5.4"
     )  # the section's paper, the field's place in it
     assert not table["train.samples"][3]
+
+
+def test_attention_by_hand_has_the_numbers_of_the_walkthrough(site):
+    page, walkthrough = site.by_hand.by_hand_page(), (ROOT / "docs" / "walkthrough.md").read_text()
+    (rows,) = re.findall(r"^weights\n\[(.*?)\]\noutput for The \[(.*?)\]$", walkthrough, re.MULTILINE | re.DOTALL)
+    weights, output = [re.findall(r"\d\.\d{4}", each) for each in rows]
+    assert len(weights) == 9
+    for word, row in zip(("The", "cat", "sat"), (weights[:3], weights[3:6], weights[6:]), strict=True):
+        assert f"| {word} | {' | '.join(row)} |" in page
+    assert f"| The | {' | '.join(output)} |" in page
+
+
+def test_attention_by_hand_is_drawn_and_read_by_keyboard(site):
+    with browser.used(site.by_hand.explorer()) as tab:
+        for example, takes in ("0", "0.15"), ("2", "0.33"):
+            tab.select_option("#example", example)
+            tab.select_option("#part", label="encoder self-attention")
+            tab.wait_for_selector("#map svg")
+            browser.go_to(tab, "#map svg")
+            tab.keyboard.press("ArrowRight")
+            assert tab.inner_text("output").startswith(f"The takes {takes}")
 
 
 def test_all_that_is_public_has_a_section(site):
