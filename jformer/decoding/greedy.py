@@ -3,16 +3,16 @@
 Axes: b sentences, v vocabulary, h tokens of history, t tokens; rows = b·n, the n hypotheses of a sentence side by side.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jformer.decoding.cache import Cache, Step
 from jformer.decoding.rules import LogProbs, Rules, append_token, initial_history, next_log_probs
-from jformer.decoding.search import Decoded, Start
+from jformer.decoding.search import Decoded, Parts, Settled, Start
 
 # (log-probabilities under the rules, logits, index of the token) → (what the score gains, the token) of every row
 Choose = Callable[[LogProbs, Float[Array, "rows v"], Int[Array, ""]], tuple[Float[Array, " rows"], Int[Array, " rows"]]]
@@ -29,7 +29,7 @@ class _State(NamedTuple):
     done: Bool[Array, " rows"]
 
 
-def greedy(step: Step, cache: Cache, start: Start, rules: Rules) -> Decoded:
+def greedy(step: Step, cache: Cache, start: Start, rules: Rules) -> Parts:
     """Choose the most probable token again and again until every sentence has ended or reached its limit.
 
     For use inside jit. The score is the sum of the log-probabilities, without a length penalty; there is one
@@ -46,7 +46,7 @@ def greedy(step: Step, cache: Cache, start: Start, rules: Rules) -> Decoded:
     ...     return jnp.log(probs[cache["position"]]), {**cache, "position": cache["position"] + 1}
     >>> cache = {"position": jnp.zeros(1, jnp.int32), "self": {}}
     >>> start = Start(token=jnp.array([1]), limits=jnp.array([2]), room=2)
-    >>> found = greedy(step, cache, start, Rules(eos=2, pad=0))
+    >>> found = greedy(step, cache, start, Rules(eos=2, pad=0)).run()
     >>> found.tokens.tolist(), round(jnp.exp(found.scores).item(), 3)  # 0.6 · 0.5
     ([[[3, 2]]], 0.3)
     """
@@ -57,14 +57,16 @@ def greedy(step: Step, cache: Cache, start: Start, rules: Rules) -> Decoded:
         values, tokens = log_probs.top_k(1)
         return values[:, 0], tokens[:, 0]
 
-    return decode(step, cache, start, rules, most_probable, hypotheses=1)
+    return one_by_one(step, cache, start, rules, most_probable, hypotheses=1)
 
 
-def decode(step: Step, cache: Cache, start: Start, rules: Rules, choose: Choose, hypotheses: int) -> Decoded:
+def one_by_one(step: Step, cache: Cache, start: Start, rules: Rules, choose: Choose, hypotheses: int) -> Parts:
     """Let `choose` append tokens to so many hypotheses a sentence until all have ended or reached their limits."""
     limits = jnp.repeat(start.limits, hypotheses)  # [b] → [rows]
     first = jnp.repeat(start.token, hypotheses)
-    state = _initial_state(cache, start, rules, first, limits)
+
+    def begin() -> _State:
+        return _initial_state(cache, start, rules, first, limits)
 
     def unfinished(state: _State) -> Bool[Array, ""]:
         return (state.cur_index < start.room) & ((~state.done).sum() > start.max_unfinished)
@@ -88,11 +90,18 @@ def decode(step: Step, cache: Cache, start: Start, rules: Rules, choose: Choose,
             done=state.done | failed | (last == rules.eos) | (lengths >= limits),
         )
 
-    state = lax.while_loop(unfinished, extend, state)
+    def settled(state: _State) -> Settled:
+        """Nothing that was chosen is taken back; of several hypotheses it is the first."""
+        return Settled(state.tokens[:, ::hypotheses].T, state.lengths[::hypotheses])
+
+    return Parts(begin, unfinished, extend, settled, functools.partial(_result, start, rules))
+
+
+def _result(start: Start, rules: Rules, state: _State) -> Decoded:
     exists = state.scores > -jnp.inf
     tokens = jnp.where(exists, state.tokens, rules.pad).T  # [t rows] → [rows t]
     lengths = jnp.where(exists, state.lengths, 0)
-    shape = start.limits.shape[0], hypotheses
+    shape = start.limits.shape[0], state.lengths.shape[0] // start.limits.shape[0]
     return Decoded(
         tokens=tokens.reshape(*shape, start.room),  # → [b n t]
         scores=state.scores.reshape(shape),

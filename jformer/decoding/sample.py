@@ -13,15 +13,13 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jformer.decoding.cache import Cache, Step
 from jformer.decoding.config import Filters
-from jformer.decoding.greedy import decode
+from jformer.decoding.greedy import one_by_one
 from jformer.decoding.rules import LogProbs, Rules
-from jformer.decoding.search import Decoded, Start
+from jformer.decoding.search import Parts, Start
 from jformer.decoding.top_k import CHUNK
 
 
-def sample(
-    step: Step, cache: Cache, start: Start, rules: Rules, filters: Filters, keys: Key[Array, " rows"]
-) -> Decoded:
+def sample(step: Step, cache: Cache, start: Start, rules: Rules, filters: Filters, keys: Key[Array, " rows"]) -> Parts:
     """Draw one sample for every key.
 
     For use inside jit. The score is the summed log-probability of the tokens under the model itself, not under what the
@@ -41,7 +39,7 @@ def sample(
     >>> cache = {"position": jnp.zeros(40, jnp.int32), "self": {}}
     >>> start = Start(token=jnp.array([1]), limits=jnp.array([2]), room=2)
     >>> keys = jax.random.split(jax.random.key(0), 40)
-    >>> found = sample(step, cache, start, Rules(eos=2, pad=0), Filters(), keys)
+    >>> found = sample(step, cache, start, Rules(eos=2, pad=0), Filters(), keys).run()
     >>> sorted({tuple(tokens) for tokens in found.tokens[0].tolist()})
     [(3, 2), (4, 2)]
     """
@@ -57,7 +55,7 @@ def sample(
         nothing_allowed = jnp.isneginf(allowed).all(axis=1)
         return jnp.where(nothing_allowed, -jnp.inf, gain), tokens
 
-    return decode(step, cache, start, rules, draw, hypotheses=keys.shape[0] // start.limits.shape[0])
+    return one_by_one(step, cache, start, rules, draw, hypotheses=keys.shape[0] // start.limits.shape[0])
 
 
 def apply_filters(log_probs: Float[Array, "rows v"], filters: Filters) -> Float[Array, "rows v"]:

@@ -1,10 +1,12 @@
-"""What every search is given and what it returns. No search here.
+"""What every search is given and what it returns, and how its parts are run: to the end, or some steps at a time.
 
 Axes: b sentences, n hypotheses of a sentence, t tokens, k continuations of a hypothesis.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 
@@ -32,6 +34,32 @@ class Decoded(NamedTuple):
     scores: Float[Array, "b n"]  # summed log-probabilities, divided by the length penalty if the search has one
     lengths: Int[Array, "b n"]  # tokens, the end symbol included
     done: Bool[Array, " b"]  # False: the search had no more room, and would have gone on
+
+
+class Settled(NamedTuple):
+    """How the best hypothesis of every sentence that is not done begins, whatever the search will find."""
+
+    tokens: Int[Array, "b t"]
+    lengths: Int[Array, " b"]
+
+
+class Parts(NamedTuple):
+    """A search in parts, for use inside jit. A state has `cur_index`, of the token to choose, and `done`."""
+
+    begin: Callable[[], Any]
+    goes_on: Callable[[Any], Bool[Array, ""]]
+    extend: Callable[[Any], Any]  # by one token
+    settled: Callable[[Any], Settled]
+    result: Callable[[Any], Decoded]
+
+    def run(self) -> Decoded:
+        """Search to the end."""
+        return self.result(lax.while_loop(self.goes_on, self.extend, self.begin()))
+
+    def advance(self, state: Any, steps: Int[Array, ""]) -> Any:
+        """Go on from a state for so many steps, or until the end: the same steps as those of `run`."""
+        until = state.cur_index + steps
+        return lax.while_loop(lambda at: self.goes_on(at) & (at.cur_index < until), self.extend, state)
 
 
 class Trace(NamedTuple):

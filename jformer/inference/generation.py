@@ -21,7 +21,7 @@ from jformer.decoding.cache import FOLLOW_BEAMS, Cache, Step, repeat_rows
 from jformer.decoding.config import DecodeConfig
 from jformer.decoding.rules import Rules
 from jformer.decoding.sample import sample
-from jformer.decoding.search import Decoded, Start, Trace
+from jformer.decoding.search import Decoded, Parts, Start, Trace
 from jformer.errors import UserError
 from jformer.inference.heads import HEADS, one_pass
 from jformer.models.batch import Batch
@@ -58,7 +58,10 @@ def make_answer(
     if answer in HEADS:
         respond: Any = functools.partial(one_pass, models[0], HEADS[answer], options)
     else:
-        respond = functools.partial(generate, tuple(models), options, vocabulary, symbols)
+        parts = functools.partial(search, tuple(models), options, vocabulary, symbols)
+
+        def respond(params: Sequence[Any], batch: SearchBatch, room: int) -> Decoded:
+            return parts(params, batch, room).run()
 
     return _compiled(respond, mesh)
 
@@ -72,7 +75,7 @@ def make_recorder(
 ) -> Any:
     """Return the compiled (parameters of every model, batch, room) → (Decoded, Trace) of a beam search.
 
-    It decodes what `generate` does, and tells all that was weighed on the way.
+    It decodes what `search` does, and tells all that was weighed on the way.
     """
 
     def record(params: Sequence[Any], batch: SearchBatch, room: int) -> tuple[Decoded, Trace]:
@@ -91,7 +94,7 @@ def _compiled(respond: Any, mesh: Mesh | None) -> Any:
     return jax.jit(on_mesh, static_argnums=2)
 
 
-def generate(
+def search(
     models: Sequence[Any],
     options: DecodeConfig,
     vocabulary: Bool[np.ndarray, " v"],
@@ -99,8 +102,8 @@ def generate(
     params: Sequence[Any],
     batch: SearchBatch,
     room: int,
-) -> Decoded:
-    """Return the outputs for every row of a batch, at most `room` tokens; rows whose limit is 0 give none.
+) -> Parts:
+    """Return the search for the outputs of every row of a batch, at most `room` tokens; a row of limit 0 has none.
 
     A row whose limit is above `room` may be left unfinished, and so may the last `max_unfinished` rows.
     """
@@ -120,7 +123,7 @@ def _begin(
     room: int,
 ) -> tuple[Step, Cache, Start, Rules]:
     """Return what every search begins with."""
-    params = [_in_compute_dtype(tree, model.config.dtype) for model, tree in zip(models, params, strict=True)]
+    params = [in_compute_dtype(tree, model.config.dtype) for model, tree in zip(models, params, strict=True)]
     prompt, sizes, rows = batch["prompt"], batch["prompt_length"], options.hypotheses
     together = rows if options.search == "beam" else 1  # which share their entries
     entries = prompt.shape[1] - 1 + room * together
@@ -172,7 +175,7 @@ def prompts(sequences: Sequence[Sequence[int]], rows: int, width: int, symbols: 
     return {"prompt": prompt, "prompt_length": sizes}
 
 
-def _in_compute_dtype(params: Any, dtype: str) -> Any:
+def in_compute_dtype(params: Any, dtype: str) -> Any:
     """Round kernels and embeddings to the compute dtype, once instead of in every step."""
 
     def cast(path: Any, leaf: Array) -> Array:

@@ -63,19 +63,19 @@ class Predictor:
         self.model, self.params, self.steps = run.model, run.params, run.steps
         self.members, self.mesh = members, mesh
         self.on_answered: Callable[[int], None] = _ignore  # is told how many inputs, or pieces of them, were answered
-        options, models = run.config.decode, (run.model, *(member.model for member in members))
-        limits = [model.config.max_length for model in models if model.config.positions == "learned"]
+        options, self.models = run.config.decode, (run.model, *(member.model for member in members))
+        limits = [model.config.max_length for model in self.models if model.config.positions == "learned"]
         self.inputs = Inputs(options, run.task, run.tokenizers, min(limits, default=None))
-        self._scorer = functools.cache(functools.partial(make_scorer, models, options.ensemble_average, mesh))
+        self._scorer = functools.cache(functools.partial(make_scorer, self.models, options.ensemble_average, mesh))
         self._watched = WatchedPass(run.model, self.inputs)
         self._search: BatchedSearch | None = None
         self._clock = CompileClock()  # of forced passes
         if run.task.answer:
             searched = run.task.answer not in HEADS
-            vocabulary = writable(run.tokenizers[1], options) if searched else np.ones(0, bool)
-            answer = make_answer(models, run.task.answer, options, vocabulary, self.inputs.symbols, mesh)
+            self.vocabulary = writable(run.tokenizers[1], options) if searched else np.ones(0, bool)  # that is written
+            answer = make_answer(self.models, run.task.answer, options, self.vocabulary, self.inputs.symbols, mesh)
             self._search = BatchedSearch(answer, self.inputs, mesh)
-            self._recorded = RecordedSearch(models, vocabulary, self.inputs, mesh)
+            self._recorded = RecordedSearch(self.models, self.vocabulary, self.inputs, mesh)
 
     def __repr__(self) -> str:
         """Name the model and how it answers."""
@@ -108,10 +108,11 @@ class Predictor:
     def fingerprint(self) -> str:
         """Return what identifies the parameters and vocabularies that answers depend on, those of members too."""
         own = [tokenizer.fingerprint for tokenizer in self.tokenizers]
-        return digest_of([*own, *(digests(params) for params in self._params)])
+        return digest_of([*own, *(digests(params) for params in self.all_params)])
 
     @property
-    def _params(self) -> tuple[Any, ...]:
+    def all_params(self) -> tuple[Any, ...]:
+        """The parameters of each of `models`."""
         return (self.params, *(member.params for member in self.members))
 
     def predict(self, texts: Sequence[str]) -> list[str]:
@@ -138,7 +139,11 @@ class Predictor:
             raise UserError(f"task={self.config.task!r} has no answer to a text; --mode=evaluate scores it")
         groups = self.inputs.pieces(asked)
         pieces = [piece for group in groups for piece in group]
-        hypotheses = self._search(self._params, pieces, self.on_answered)
+        return self.answers(groups, self._search(self.all_params, pieces, self.on_answered))
+
+    def answers(self, groups: Sequence[Sequence[Piece]], hypotheses: Sequence[Hypotheses]) -> list[list[Output]]:
+        """Return the outputs for every request, given as its pieces, of what a search found for all pieces in turn."""
+        pieces = [piece for group in groups for piece in group]
         outputs = [self._outputs(piece, each) for piece, each in zip(pieces, hypotheses, strict=True)]
         if self.config.decode.alignments:
             outputs = list(self._align(pieces, outputs))
@@ -154,7 +159,7 @@ class Predictor:
         refuse_without_beam(self.task.answer, self.config.decode)
         usage = "search_trees(['a text', jformer.Request('another', prefix='begins so')])"
         groups = self.inputs.pieces(check_requests(requests, usage, one_line=not self.inputs.continues))
-        trees = iter(self._recorded(self._params, [piece for group in groups for piece in group]))
+        trees = iter(self._recorded(self.all_params, [piece for group in groups for piece in group]))
         return [[next(trees) for _ in group] for group in groups]
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> list[Scored]:
@@ -269,7 +274,7 @@ class Predictor:
         for indices in sorted_batches([max(len(pair.source), len(pair.target)) for pair in pairs], rows):
             batch = self.inputs.pair_arrays([pairs[i] for i in indices], rows)
             with self._clock.batch((attend, *shapes_of(batch))):
-                arrays = jax.device_get(self._scorer(attend=attend)(self._params, batch))
+                arrays = jax.device_get(self._scorer(attend=attend)(self.all_params, batch))
             for row, i in enumerate(indices):
                 results[i] = {name: values[row, : len(pairs[i].target)] for name, values in arrays.items()}
             self.on_answered(0 if attend else len(indices))

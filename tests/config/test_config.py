@@ -495,7 +495,7 @@ def test_every_key_is_read_beyond_the_config():
     found = {pair for path in files for pair in reads(path)}
     by_name = {"scores", "tokenize", "lowercase"}  # predict.build_task hands these on by their names
     by_name |= {"source_vectors", "target_vectors"}  # warm_start.put_vectors reads those of a side
-    by_name |= {"temperature", "top_k", "top_p", "min_p", "epsilon", "typical"}  # and generation.generate these
+    by_name |= {"temperature", "top_k", "top_p", "min_p", "epsilon", "typical"}  # and generation.search these
     by_name |= {"diversity", "patience"}
     for kind, names in NAMES.items():
         read = {attribute for name, attribute in found if name in names}

@@ -12,7 +12,7 @@ import pytest
 
 from jformer.decoding.config import Beams, Filters
 from jformer.decoding.rules import Rules
-from jformer.decoding.search import Start
+from jformer.decoding.search import Parts, Start
 
 PAD, BOS, EOS, VOCABULARY, LENGTH = 0, 1, 2, 5, 6
 
@@ -94,7 +94,8 @@ def compiled(function: Callable, options: tuple, rules: tuple) -> Callable:
         fixed = {key: np.array(value) if key == "allowed" else value for key, value in rules}
         own = {**dict(options), **arrays}
         start = Start(jnp.full(len(table), BOS), limits, LENGTH, own.pop("max_unfinished", 0))
-        return function(step, cache, start, Rules(EOS, PAD, **fixed, **rule_arrays), *search_arguments(own))
+        found = function(step, cache, start, Rules(EOS, PAD, **fixed, **rule_arrays), *search_arguments(own))
+        return found.run() if isinstance(found, Parts) else found
 
     return jax.jit(run)
 

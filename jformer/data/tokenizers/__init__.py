@@ -47,6 +47,7 @@ class Tokenizer(Protocol):
     """A vocabulary and the rule that cuts text into its tokens."""
 
     symbols: Symbols
+    mends_spaces: bool  # whether decoding takes away the space before a mark
 
     @property
     def vocab_size(self) -> int:

@@ -36,7 +36,7 @@ class FastTokenizer(OneFile):
         super().__init__(
             ".json", to_json(kind="fast", content=content, symbols=symbols, prefix=prefix, cleanup=cleanup, **few)
         )
-        self.content, self._prefix, self._cleanup, self.kept = content, prefix, cleanup, kept
+        self.content, self._prefix, self.mends_spaces, self.kept = content, prefix, cleanup, kept
         self._places = {i: place for place, i in enumerate(kept)}
         self.symbols = read_symbols(symbols)
         self._fast = _library().Tokenizer.from_str(content)
@@ -87,13 +87,13 @@ class FastTokenizer(OneFile):
         """Return the text; special tokens are left out."""
         theirs = [self.kept[int(i)] if self.kept else int(i) for i in ids]
         text = self._fast.decode(theirs, skip_special_tokens=True)
-        return clean_up(text) if self._cleanup else text
+        return clean_up(text) if self.mends_spaces else text
 
     def pruned(self, ids: Sequence[int]) -> "FastTokenizer":
         """Return a tokenizer that cuts texts as this one does, and knows only some ids, which it numbers anew."""
         kept = [self.kept[i] for i in ids] if self.kept else list(ids)
         symbols = _renumbered(self.symbols, ids, self.vocab_size)
-        return FastTokenizer(self.content, symbols._asdict(), self._prefix, self._cleanup, kept)
+        return FastTokenizer(self.content, symbols._asdict(), self._prefix, self.mends_spaces, kept)
 
     def extended(self, tokens: Sequence[str], before: int, rows: int) -> "FastTokenizer":
         """Return a tokenizer with further tokens, wherever they stand in a text; tables had and have so many rows."""
@@ -102,7 +102,7 @@ class FastTokenizer(OneFile):
         # What was pruned before has its number there still.
         kept = [*self.kept, *map(fast.token_to_id, tokens)] if self.kept else ()
         symbols = _past(self.symbols, before, rows)
-        return FastTokenizer(fast.to_str(), symbols._asdict(), self._prefix, self._cleanup, kept)
+        return FastTokenizer(fast.to_str(), symbols._asdict(), self._prefix, self.mends_spaces, kept)
 
 
 class PiecesTokenizer(OneFile):

@@ -35,6 +35,7 @@ class OneFile:
     """A tokenizer is one file, and that file identifies it."""
 
     symbols = Symbols()
+    mends_spaces = False
 
     def __init__(self, suffix: str, content: bytes) -> None:
         self._suffix, self._content = suffix, content

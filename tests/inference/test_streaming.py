@@ -1,0 +1,125 @@
+"""Answers that are told while they grow are those of the whole search, and nothing that was told is taken back."""
+
+import dataclasses
+import functools
+import random
+
+import pytest
+
+from jformer.config import resolve
+from jformer.data.tokenizers import NUM_SYMBOLS, learn
+from jformer.decoding.config import DecodeConfig
+from jformer.errors import UserError
+from jformer.inference.answers import Request
+from jformer.inference.predict import Predictor
+from jformer.inference.restore import Trained
+from jformer.inference.streaming import Streamer, settled_text
+from jformer.tasks.build import build_task
+
+TOKENIZER = learn("char", ["abcdefgh "], 99, "identity", False)
+MODEL = {"num_layers": 1, "d_model": 32, "d_ff": 48, "num_heads": 4, "tied_output": False}
+REQUESTS = [
+    Request("abc", line=0),
+    Request("", line=1),
+    Request("hgfedcba hgfedcba hgfe", line=2),
+    Request("b", "ab", line=3),
+    Request("cab", line=4),
+]
+
+
+@pytest.fixture(scope="module")
+def predictor(tiny):
+    """Return a function: task, decode options → Predictor of an untrained model that does write something."""
+
+    @functools.cache
+    def build(task="translate", max_source_length=64, **options):
+        family = {"family": "decoder"} if task == "lm" else {}
+        model, params = tiny(vocab_size=TOKENIZER.vocab_size + 6, **MODEL, **family)
+        data = {"max_source_length": max_source_length, "max_target_length": max_source_length}
+        config = resolve({"task": task, "data": data, **({"model": family} if family else {})})
+        config = dataclasses.replace(config, decode=DecodeConfig(**{"batch_size": 4, "max_extra_length": 9, **options}))
+        tokenizers = (TOKENIZER, TOKENIZER)
+        run = Trained(config=config, task=build_task(config), tokenizers=tokenizers, model=model, params=params)
+        return Predictor(run)
+
+    return build
+
+
+def told(streaming):
+    """Return the texts that are told of each request, one after the other, and the outputs of each."""
+    texts, outputs = {}, {}
+    while streaming.running:
+        for update in streaming.advance():
+            texts.setdefault(update.request, []).append(update.text)
+            if update.outputs:
+                assert update.request not in outputs
+                outputs[update.request] = update.outputs
+    return texts, [outputs[i] for i in sorted(outputs)]
+
+
+def started(predictor, requests=REQUESTS):
+    return Streamer(predictor).start(predictor.inputs.pieces(requests))
+
+
+CASES = {
+    "greedy": {"beam_size": 1},
+    "beams": {"beam_size": 3, "n_best": 2},
+    "samples": {"search": "sample", "samples": 2, "top_k": 3},
+    "a language model": {"task": "lm", "beam_size": 1},
+    "in pieces": {"beam_size": 1, "max_source_length": 8, "overlong": "split"},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_answers_are_those_of_the_whole_and_what_was_told_stays(predictor, name):
+    model = predictor(**CASES[name])
+    texts, outputs = told(started(model))
+    expected = model.generate(REQUESTS)
+    assert [[each.ids for each in some] for some in outputs] == [[each.ids for each in some] for some in expected]
+    assert [some[0].text for some in outputs] == [some[0].text for some in expected]
+    for some, other in zip(outputs, expected, strict=True):
+        assert some[0].rank == pytest.approx(other[0].rank, abs=1e-4)
+    for i, growing in texts.items():
+        assert all(after.startswith(before) for before, after in zip(growing, growing[1:], strict=False))
+        assert growing[-1] == expected[i][0].text
+    assert sum(map(len, texts.values())) > 2 * len(REQUESTS)
+
+
+def test_nothing_is_computed_for_those_who_leave(predictor):
+    model = predictor(beam_size=1)
+    streaming = started(model)
+    streaming.advance()
+    for i in (0, 2, 3):
+        streaming.leave(i)
+    texts, outputs = told(streaming)
+    assert texts.keys() <= {1, 4}
+    assert outputs[-1][0].text == model.predict(["cab"])[0]
+    alone = started(model, REQUESTS[2:3])
+    alone.advance()
+    alone.leave(0)
+    assert not alone.running
+    assert alone.advance() == []
+
+
+@pytest.mark.parametrize("options", [{"search": "mbr", "samples": 4}, {"task": "lm", "beam_size": 1, "answer": "label"}])
+def test_answers_without_a_beginning_are_refused(predictor, options, monkeypatch):
+    answer = options.pop("answer", None)
+    model = predictor(**options)
+    if answer:
+        monkeypatch.setattr(model, "task", model.task._replace(answer=answer))
+    with pytest.raises(UserError, match="stream"):
+        Streamer(model)
+
+
+LINES = ["Grüße, sagte er: „don't“ (5 €)", "naïve – 東京 😀 A. B! c's 'tis"] * 9
+
+
+@pytest.mark.parametrize("kind", ["char", "byte", "word", "bpe", "unigram"])
+def test_the_settled_text_of_any_tokens_stays_whatever_follows(kind):
+    tokenizer, chance = learn(kind, LINES, 80, "identity", False), random.Random(0)
+    for _ in range(200):
+        ids = chance.choices(range(NUM_SYMBOLS - 1, tokenizer.vocab_size), k=12)
+        ids = chance.choice([ids, *tokenizer.encode(LINES[:2])])
+        whole = tokenizer.decode(ids)
+        assert all(whole.startswith(settled_text(tokenizer, ids[:k])) for k in range(len(ids)))
+    assert settled_text(tokenizer, tokenizer.encode(["Grüße"])[0]) == "Grüße"
