@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import random
 
 import pytest
@@ -80,7 +81,7 @@ def test_answers_are_those_of_the_whole_and_what_was_told_stays(predictor, name)
     for some, other in zip(outputs, expected, strict=True):
         assert some[0].rank == pytest.approx(other[0].rank, abs=1e-4)
     for i, growing in texts.items():
-        assert all(after.startswith(before) for before, after in zip(growing, growing[1:], strict=False))
+        assert all(after.startswith(before) for before, after in itertools.pairwise(growing))
         assert growing[-1] == expected[i][0].text
     assert sum(map(len, texts.values())) > 2 * len(REQUESTS)
 
@@ -101,7 +102,9 @@ def test_nothing_is_computed_for_those_who_leave(predictor):
     assert alone.advance() == []
 
 
-@pytest.mark.parametrize("options", [{"search": "mbr", "samples": 4}, {"task": "lm", "beam_size": 1, "answer": "label"}])
+@pytest.mark.parametrize(
+    "options", [{"search": "mbr", "samples": 4}, {"task": "lm", "beam_size": 1, "answer": "label"}]
+)
 def test_answers_without_a_beginning_are_refused(predictor, options, monkeypatch):
     answer = options.pop("answer", None)
     model = predictor(**options)

@@ -9,7 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from jformer.inference.server.limits import Limits
 
@@ -18,6 +18,14 @@ RATES, ENOUGH = 8, 3  # batches of which the pace is known, and from how many on
 
 Answer = Callable[[Sequence[Any]], Sequence[Any]]
 """Items → what answers each, in order. It is called in another thread, for one batch at a time."""
+
+
+class _HasItems(Protocol):
+    @property
+    def items(self) -> Sequence[Any]: ...
+
+
+T = TypeVar("T", bound=_HasItems)
 
 
 class BusyError(Exception):
@@ -60,7 +68,9 @@ class Batcher:
         """Answer until it is cancelled. Callers that do not wait any more are left out."""
         loop = asyncio.get_running_loop()
         while True:
-            jobs = [job for job in await self._gather() if not job.answers.done()]
+            most = min(AHEAD * self._full, self._within(self._limits.answer_seconds / 6))
+            gathered = await gather(self._queue, most, self._limits.gather_seconds)
+            jobs = [job for job in gathered if not job.answers.done()]
             if not jobs:
                 continue
             self.on_batch(sum(len(job.items) for job in jobs))
@@ -86,19 +96,6 @@ class Batcher:
         rate = max(self._rates) if len(self._rates) >= ENOUGH else math.inf
         return min(self._limits.waiting, rate * seconds)
 
-    async def _gather(self) -> list[_Job]:
-        """Wait for a job, and a moment for those that come with it."""
-        jobs = [await self._queue.get()]
-        until = asyncio.get_running_loop().time() + self._limits.gather_seconds
-        most = min(AHEAD * self._full, self._within(self._limits.answer_seconds / 6))
-        while sum(len(job.items) for job in jobs) < most:
-            try:
-                async with asyncio.timeout_at(until):
-                    jobs.append(await self._queue.get())
-            except TimeoutError:
-                break
-        return jobs
-
     def _answer_all(self, groups: Sequence[Sequence[Any]]) -> list[list[Any] | Exception]:
         """Return the answers of each group, or why it has none; one that fails is parted from the others."""
         try:
@@ -109,3 +106,16 @@ class Batcher:
                 return [error]
             half = len(groups) // 2
             return self._answer_all(groups[:half]) + self._answer_all(groups[half:])
+
+
+async def gather(queue: "asyncio.Queue[T]", most: float, seconds: float) -> list[T]:
+    """Wait for something that has items, and some seconds for more that comes with it, until there are `most` items."""
+    found = [await queue.get()]
+    until = asyncio.get_running_loop().time() + seconds
+    while sum(len(each.items) for each in found) < most:
+        try:
+            async with asyncio.timeout_at(until):
+                found.append(await queue.get())
+        except TimeoutError:
+            break
+    return found

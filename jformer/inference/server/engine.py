@@ -1,5 +1,6 @@
 """A Predictor as a server uses it: what clients send to requests, what it answers to plain JSON, the first programs."""
 
+import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from jformer.data.spans import joined_text
 from jformer.data.text import admit
 from jformer.data.tokenizers import NUM_SYMBOLS
 from jformer.errors import UserError
-from jformer.inference.answers import Request
+from jformer.inference.answers import Output, Piece, Request
 from jformer.inference.attended import Attended
 from jformer.inference.batching import SMALL_BATCH
 from jformer.inference.formats import answer_record, scored_record
@@ -18,6 +19,7 @@ from jformer.inference.heads import HEADS
 from jformer.inference.predict import Predictor
 from jformer.inference.server import schema
 from jformer.inference.server.limits import Limits
+from jformer.inference.streaming import Streamer, Streaming, refuse_streaming
 from jformer.tasks.task import SPAN
 
 ROUTES = {  # a task's answer → its path
@@ -33,7 +35,7 @@ WARM_LENGTHS = (4, 20, 30)  # tokens of texts that are answered before any clien
 
 
 class Engine:
-    """Answers, scores and looks into texts; one thread at a time."""
+    """Answers, scores and looks into texts. What grows is grown by one thread, and all else done by others."""
 
     def __init__(self, predictor: Predictor, limits: Limits) -> None:
         """Hold a model; raise UserError for a task without answers, and for one whose inputs are files."""
@@ -46,6 +48,14 @@ class Engine:
         self.route = ROUTES[predictor.task.answer]
         self.continues = predictor.task.answer == "continuation"
         self.scores = predictor.task.answer not in HEADS  # given targets
+        self._streamer: Streamer | None = None
+        with contextlib.suppress(UserError):
+            self._streamer = Streamer(predictor)
+
+    @property
+    def streams(self) -> bool:
+        """Whether answers can be sent while they grow."""
+        return self._streamer is not None
 
     def facts(self) -> dict[str, Any]:
         """Return what the model is."""
@@ -57,6 +67,7 @@ class Engine:
             "languages": [language for language in languages if language],
             "family": config.model.family,
             "updates": list(self.predictor.steps),
+            "streams": self.streams,
         }
 
     def requests(self, body: schema.Inputs) -> list[Request]:
@@ -89,9 +100,24 @@ class Engine:
         return self._text(body.source), None if body.target is None else self._text(body.target)
 
     def answer(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
-        """Answer requests, each as --mode=predict does with decode.outputs=jsonl and decode.scores."""
-        alignments = self.predictor.config.decode.alignments
-        return [answer_record(outputs, True, alignments) for outputs in self.predictor.generate(requests)]
+        """Answer requests."""
+        return [self.record(outputs) for outputs in self.predictor.generate(requests)]
+
+    def streamed(self, requests: Sequence[Request]) -> list[list[Piece]]:
+        """Return requests as `grow` takes them; raise UserError for what cannot be answered, or not be streamed."""
+        refuse_streaming(self.predictor.task.answer, self.predictor.config.decode)
+        if len(requests) > self._limits.streams:
+            raise UserError(f"{len(requests)} texts are more than the {self._limits.streams} of a stream; send several")
+        return self.predictor.inputs.pieces(requests)
+
+    def grow(self, groups: Sequence[Sequence[Piece]]) -> Streaming:
+        """Begin to answer requests, of which each is its pieces, while others read what is settled."""
+        assert self._streamer
+        return self._streamer.start(groups)
+
+    def record(self, outputs: Sequence[Output]) -> dict[str, Any]:
+        """Return an answer as --mode=predict writes it with decode.outputs=jsonl and decode.scores."""
+        return answer_record(outputs, True, self.predictor.config.decode.alignments)
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
         """Score pairs, each as --mode=score does with decode.scores."""

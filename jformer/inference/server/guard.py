@@ -17,7 +17,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN = ("/", "/page.js", "/page.css", "/v1/health", "/openapi.json")  # for those without the token, too
+OPEN = ("/", "/page.js", "/page.css", "/docs", "/v1/health", "/openapi.json")  # for those without the token, too
 HEADERS = (  # of every answer: a page that loads nothing from elsewhere and is shown within no other
     (b"content-security-policy", b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'"),
     (b"x-content-type-options", b"nosniff"),

@@ -13,7 +13,8 @@ class Limits(NamedTuple):
     phrase: int = 100  # characters of a phrase
     body: int = 1 << 20  # bytes of a request
     waiting: int = 4_096  # texts that are not answered yet, of all clients; further requests are told to come back
-    read_seconds: float = 30.0  # until a request has arrived
+    streams: int = 64  # texts whose answers are being sent while they grow, of all clients
+    read_seconds: float = 30.0  # until a request has arrived, and until a client takes on what is sent to it
     answer_seconds: float = 60.0  # until it is answered
     stop_seconds: float = 30.0  # for requests that are being answered when the server is to stop
     gather_seconds: float = 0.005  # that the first text waits for others, to be answered together

@@ -2,6 +2,7 @@
 // Asks the server for the answers to what is typed, a moment after the last key, and shows what it attends to.
 
 const PAUSE = 250; // milliseconds without a key
+const STREAMED = 8; // inputs whose answers are shown while they grow: they share the smallest batch
 const place = (id) => document.getElementById(id);
 let [facts, timer, asking] = [{}, 0, new AbortController()];
 
@@ -12,14 +13,31 @@ function element(name, attributes = {}, ...children) {
   return made;
 }
 
-async function post(path, body) {
+async function send(path, body) {
   const headers = { "Content-Type": "application/json" };
   if (place("token").value) headers.Authorization = `Bearer ${place("token").value}`;
   const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(body), signal: asking.signal });
   place("locked").hidden = answer.status !== 401 && !place("token").value;
-  const content = await answer.json();
-  if (!answer.ok) throw new Error(content.detail ?? `status ${answer.status}`);
-  return content;
+  if (!answer.ok) throw new Error((await answer.json()).detail ?? `status ${answer.status}`);
+  return answer;
+}
+
+const post = async (path, body) => (await send(path, body)).json();
+
+/** Call `heard` with the name and the content of each event of an answer as it comes. */
+async function listen(path, body, heard) {
+  const reader = (await send(path, body)).body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const events = (rest + value).split("\n\n");
+    rest = events.pop();
+    for (const event of events) {
+      const [, name, data] = /^(?:event: (\w+)\n)?data: (.*)$/.exec(event);
+      heard(name ?? "", JSON.parse(data));
+    }
+  }
 }
 
 function say(text, error = false) {
@@ -56,6 +74,19 @@ function inputsOf(text) {
   return lines.length > 1 ? [{ question: lines[0], context: lines.slice(1).join(" ") }] : [];
 }
 
+/** Show answers while they grow. */
+async function grow(inputs) {
+  const texts = inputs.map(() => "");
+  const growing = (text) => element("div", { class: "answer", "aria-busy": "true" }, element("span", { dir: "auto" }, text));
+  place("answers").replaceChildren(...texts.map(growing));
+  await listen(facts.route, { inputs, stream: true }, (name, { input, text, detail, ...answer }) => {
+    if (name === "error") throw new Error(detail);
+    if (!name) texts[input] += text;
+    const shown = name === "answer" ? show(inputs[input], answer) : growing(texts[input]);
+    place("answers").children[input].replaceWith(shown);
+  });
+}
+
 async function answer() {
   asking.abort();
   asking = new AbortController();
@@ -69,8 +100,11 @@ async function answer() {
   const began = performance.now();
   say("…");
   try {
-    const { answers } = await post(facts.route, { inputs });
-    place("answers").replaceChildren(...answers.map((each, i) => show(inputs[i], each)));
+    if (facts.streams && inputs.length <= STREAMED) await grow(inputs);
+    else {
+      const { answers } = await post(facts.route, { inputs });
+      place("answers").replaceChildren(...answers.map((each, i) => show(inputs[i], each)));
+    }
     say(`${Math.round(performance.now() - began)} ms`);
   } catch (error) {
     if (error.name !== "AbortError") say(error.message, true);

@@ -1,4 +1,4 @@
-"""What clients send, checked; from it comes the description of the interface, /openapi.json."""
+"""What clients send, checked, and what they are told of mistakes; /openapi.json is made of it."""
 
 from typing import Annotated
 
@@ -30,6 +30,7 @@ class Inputs(Body):
     """Texts to answer."""
 
     inputs: Annotated[list[str | Asked | InContext], Field(min_length=1, description="texts, or objects that say more")]
+    stream: Annotated[bool, Field(description="send answers while they grow, as server-sent events")] = False
 
 
 class Pair(Body):
@@ -50,3 +51,9 @@ class Watched(Body):
 
     source: str
     target: str | None = None
+
+
+class Mistake(BaseModel):
+    """Why a request has no answer."""
+
+    detail: Annotated[str, Field(description="a line")]

@@ -36,9 +36,8 @@ def serve(config: Config, workdir: Path, host: str, port: int, limits: Limits | 
     Raises UserError where the extra is missing, for a run that cannot be served, and for an address that is not ours.
     """
     try:
-        import uvicorn
-
         from jformer.inference.server.app import build_app
+        from jformer.inference.server.connections import make_server
         from jformer.inference.server.guard import Access
     except ImportError as error:
         raise UserError(f'--mode=serve needs {error.name}: pip install "jformer[serve]"') from error
@@ -50,19 +49,11 @@ def serve(config: Config, workdir: Path, host: str, port: int, limits: Limits | 
         name, own_port = listener.getsockname()[:2]
         local = ipaddress.ip_address(name).is_loopback
         app = build_app(engine, limits, Access(token, (*LOCAL, name) if local else ()))
-        options = uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            lifespan="on",
-            timeout_graceful_shutdown=int(limits.stop_seconds),
-        )
         processes.defer_stop()  # there are requests to end
         print(introduction(workdir, f"{name}:{own_port}", engine.route), file=sys.stderr, flush=True)
         if not (token or local):
             print(f"whoever reaches this machine may ask: set {TOKEN} to answer those who send it", file=sys.stderr)
-        with running(uvicorn.Server(options), listener) as thread:
+        with running(make_server(app, limits), listener) as thread:
             while thread.is_alive() and not processes.stop_requested():
                 thread.join(LONGEST_WAIT)
     return processes.stop_requested()

@@ -1,75 +1,30 @@
 """A server of a small model on the loopback: every request gets one answer, the model's own or why there is none."""
 
-import contextlib
-import dataclasses
-import http.client
 import json
-import re
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import uvicorn
 
-from jformer.config import resolve
-from jformer.data.tokenizers import learn
-from jformer.decoding.config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference.answers import Request
-from jformer.inference.predict import Predictor
-from jformer.inference.restore import Trained
-from jformer.inference.server.app import build_app
 from jformer.inference.server.engine import Engine
 from jformer.inference.server.guard import Access
-from jformer.inference.server.limits import Limits
-from jformer.inference.server.serve import LOCAL, opened, running
-from jformer.tasks.build import build_task
-from tests import browser
+from jformer.inference.server.serve import LOCAL, opened
+from tests.inference.server.serving import LIMITS, PATH, ask, served, small_predictor
 from tests.watching import wait_until
-
-TOKENIZER = learn("char", ["abcdefgh "], 99, "identity", False)
-MODEL = {"num_layers": 1, "d_model": 32, "d_ff": 48, "num_heads": 4, "tied_output": False}
-PATH = "/v1/translate"
-LIMITS = Limits(texts=20, characters=60, prefix=50, body=20_000, read_seconds=1.0, answer_seconds=30.0)
 
 
 @pytest.fixture(scope="module")
 def predictor(tiny):
-    model, params = tiny(vocab_size=TOKENIZER.vocab_size + 6, **MODEL)
-    decode = DecodeConfig(batch_size=8, beam_size=2, n_best=2, max_extra_length=6)
-    config = dataclasses.replace(resolve({"data": {"max_source_length": 64}}), decode=decode)
-    run = Trained(config=config, task=build_task(config), tokenizers=(TOKENIZER, TOKENIZER), model=model, params=params)
-    return Predictor(run)
-
-
-@contextlib.contextmanager
-def served(engine, limits=LIMITS, access=Access()):  # noqa: B008  # it is a tuple
-    """Serve at a free port of the loopback, and yield the port."""
-    app = build_app(engine, limits, access)
-    with contextlib.closing(opened("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on", timeout_graceful_shutdown=10))
-        with running(server, listener) as thread:
-            wait_until(lambda: server.started or not thread.is_alive())
-            yield listener.getsockname()[1]
+    return small_predictor(tiny)
 
 
 @pytest.fixture(scope="module")
 def port(predictor):
     with served(Engine(predictor, LIMITS), access=Access(hosts=LOCAL)) as port:
         yield port
-
-
-def ask(port, path=PATH, body=None, method=None, headers=None):
-    """Return (status, content) of a request; a body that is no bytes is sent as JSON."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json"} | (headers or {})
-    connection.request(method or ("GET" if body is None else "POST"), path, data, headers)
-    answer = connection.getresponse()
-    content, kind = answer.read(), answer.headers["content-type"]
-    connection.close()
-    return answer.status, json.loads(content) if "json" in kind else content.decode()
 
 
 def test_answers_are_those_of_predict_whoever_asks_at_the_same_time(port, predictor):
@@ -279,32 +234,3 @@ def test_a_port_that_is_taken_is_one_line(port):
         opened("127.0.0.1", port)
     with pytest.raises(UserError, match="cannot be listened at"):
         opened("no.such.host.invalid", 0)
-
-
-def test_the_page_asks_and_shows_what_is_answered_as_text(predictor, monkeypatch):
-    engine = Engine(predictor, LIMITS)
-    answered = [{"outputs": [{"text": browser.HOSTILE, "score": -1.0}, {"text": "second", "score": -2.0}]}]
-    monkeypatch.setattr(engine, "answer", lambda requests: answered * len(requests))
-    with served(engine) as port:
-        drawn = browser.visit(f"http://127.0.0.1:{port}/#abc")
-        style = ask(port, "/page.css")[1]
-    assert drawn.console == []
-    assert "second" in drawn.html
-    assert "&lt;img src=x onerror" in drawn.html
-    assert "<img" not in drawn.html
-    still = re.sub("<script.*?</script>", "", drawn.html).replace("</head>", f"<style>{style}</style></head>")
-    assert browser.barriers(still) == []
-
-
-def test_the_page_is_used_by_keyboard(predictor):
-    with served(Engine(predictor, LIMITS)) as port, browser.used(f"http://127.0.0.1:{port}/") as tab:
-        tab.keyboard.type("abc")  # which the page is ready for when it opens
-        tab.wait_for_selector("#answers button")
-        browser.go_to(tab, "#answers button")
-        tab.keyboard.press("Enter")  # to look inside
-        tab.wait_for_selector("#tokens button")
-        browser.tabbed(tab)
-        browser.go_to(tab, '#tokens button[aria-pressed="false"]')
-        tab.keyboard.press("Enter")
-        assert tab.evaluate("() => document.activeElement.getAttribute('aria-pressed')") == "true"
-        assert tab.inner_text("#likeliest")

@@ -1,0 +1,87 @@
+"""The server's pages in a real browser: what is answered is shown as text, and nothing comes from elsewhere."""
+
+import re
+import types
+
+import pytest
+
+from jformer.inference.server.engine import Engine
+from tests import browser
+from tests.inference.server.serving import LIMITS, PATH, ask, served, small_predictor
+
+
+@pytest.fixture(scope="module")
+def predictor(tiny):
+    return small_predictor(tiny)
+
+
+ANSWER = {"outputs": [{"text": browser.HOSTILE, "score": -1.0}, {"text": "second", "score": -2.0}]}
+
+
+class Growing:
+    """Tells one half of an answer, then all of it."""
+
+    def __init__(self, groups):
+        self.running = True
+        self._told = [(browser.HOSTILE[:-9], None), (browser.HOSTILE, ANSWER)]
+
+    def advance(self):
+        text, outputs = self._told.pop(0)
+        self.running = bool(self._told)
+        return [types.SimpleNamespace(request=0, text=text, outputs=outputs)]
+
+    def leave(self, request):
+        self.running = False
+
+
+@pytest.mark.parametrize("streams", [True, False], ids=["while they grow", "at once"])
+def test_the_page_asks_and_shows_what_is_answered_as_text(predictor, monkeypatch, streams):
+    engine = Engine(predictor, LIMITS)
+    monkeypatch.setattr(engine, "answer", lambda requests: [ANSWER] * len(requests))
+    monkeypatch.setattr(engine, "grow", Growing)
+    monkeypatch.setattr(engine, "record", lambda outputs: outputs)
+    facts = {**engine.facts(), "streams": streams}
+    monkeypatch.setattr(engine, "facts", lambda: facts)
+    with served(engine) as port:
+        drawn = browser.visit(f"http://127.0.0.1:{port}/#abc")
+        style = ask(port, "/page.css")[1]
+        streamed = [line for line in ask(port, "/metrics")[1].splitlines() if "jformer_batch_texts_count" in line]
+    assert drawn.console == []
+    assert "second" in drawn.html
+    assert "&lt;img src=x onerror" in drawn.html
+    assert "<img" not in drawn.html
+    assert streamed == [f"jformer_batch_texts_count {float(not streams)}"]
+    assert browser.barriers(still(drawn.html, style)) == []
+
+
+def still(page, style):
+    """Return a page without programs, and with its style in it."""
+    return re.sub("<script.*?</script>", "", page).replace("</head>", f"<style>{style}</style></head>")
+
+
+def test_the_interface_is_a_page_that_names_every_path_and_field_and_loads_nothing_from_elsewhere(predictor):
+    with served(Engine(predictor, LIMITS)) as port:
+        status, page = ask(port, "/docs")
+        drawn = browser.visit(f"http://127.0.0.1:{port}/docs")
+        described, style = ask(port, "/openapi.json")[1], ask(port, "/page.css")[1]
+    assert (status, drawn.console) == (200, [])
+    assert all(f" {path}<" in page for path in described["paths"])
+    for schema in described["components"]["schemas"].values():
+        assert all(f"<code>{field}</code>" in page for field in schema.get("properties", ()))
+    assert f"POST {PATH}" in page
+    assert not re.search(r"(src|href)=.(?!/|#)", page)
+    assert browser.barriers(still(page, style)) == []
+
+
+def test_the_page_is_used_by_keyboard(predictor):
+    with served(Engine(predictor, LIMITS)) as port, browser.used(f"http://127.0.0.1:{port}/") as tab:
+        tab.keyboard.type("abc")  # which the page is ready for when it opens
+        tab.wait_for_selector("#answers button")
+        browser.go_to(tab, "#answers button")
+        tab.keyboard.press("Enter")  # to look inside
+        tab.wait_for_selector("#tokens button")
+        browser.tabbed(tab)
+        browser.go_to(tab, '#tokens button[aria-pressed="false"]')
+        tab.keyboard.press("Enter")
+        assert tab.evaluate("() => document.activeElement.getAttribute('aria-pressed')") == "true"
+        assert tab.inner_text("#likeliest")
