@@ -94,7 +94,8 @@ def one_by_one(step: Step, cache: Cache, start: Start, rules: Rules, choose: Cho
         """Nothing that was chosen is taken back; of several hypotheses it is the first."""
         return Settled(state.tokens[:, ::hypotheses].T, state.lengths[::hypotheses])
 
-    return Parts(begin, unfinished, extend, settled, functools.partial(_result, start, rules))
+    result = functools.partial(_result, start, rules)
+    return Parts(begin=begin, goes_on=unfinished, extend=extend, settled=settled, result=result)
 
 
 def _result(start: Start, rules: Rules, state: _State) -> Decoded:
