@@ -77,7 +77,8 @@ function inputsOf(text) {
 /** Show answers while they grow. */
 async function grow(inputs) {
   const texts = inputs.map(() => "");
-  const growing = (text) => element("div", { class: "answer", "aria-busy": "true" }, element("span", { dir: "auto" }, text));
+  const growing = (text) =>
+    element("div", { class: "answer", "aria-busy": "true" }, element("span", { dir: "auto" }, text));
   place("answers").replaceChildren(...texts.map(growing));
   await listen(facts.route, { inputs, stream: true }, (name, { input, text, detail, ...answer }) => {
     if (name === "error") throw new Error(detail);
