@@ -15,10 +15,11 @@ from jformer.config.checks import divide_rows
 from jformer.config.options import Config
 from jformer.costs.programs import estimate
 from jformer.costs.shapes import full_shape, mesh_sizes, sized_model
+from jformer.data.plan import Shape
 from jformer.evaluation.tables import aligned
 from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.flops import forward_flops, text_work, update_flops, work_of
-from jformer.models.layers.attention import choose_kernel
+from jformer.models.layers.kernels import Call, choose_kernel
 from jformer.models.parts import parameter_rows
 from jformer.parallel.devices import known_peak
 from jformer.parallel.mesh import make_mesh
@@ -49,7 +50,11 @@ def describe(config: Config, workdir: Path | None = None) -> str:
     cells = [["part", "shapes", "parameters", "share"]]
     cells += [[name, shape, f"{count:,}", f"{count / total:.1%}"] for name, shape, count in rows]
     cells += [["total", "", f"{total:,}", f"{1:.1%}"]]
-    lines = [*summary(config), *_size_lines(config, model, task, saved), kernel_line(model, jax.default_backend())]
+    lines = [
+        *summary(config),
+        *_size_lines(config, model, task, saved),
+        kernel_line(model, jax.default_backend(), full_shape(config)),
+    ]
     lines += [*update_lines(config, model), memory_line(config, task, model)]
     return "\n".join([*lines, "", *aligned(cells, 2), "", *aligned(flops_table(config, model), 1)])
 
@@ -74,21 +79,13 @@ def summary(config: Config) -> Iterator[str]:
     yield schedule_line(config, build_schedule(config)) + epochs
 
 
-def kernel_line(model: ModelConfig, platform: str) -> str:
-    """Return which code attends on a platform, and why."""
+def kernel_line(model: ModelConfig, platform: str, shape: Shape) -> str:
+    """Return which code attends on a platform to the longer side in training, and why."""
     if model.recurrent.cell:
         return f"recurrent layers: {model.recurrent.cell}, attention: {model.recurrent.attention}"
-    kernel = choose_kernel(model, platform)
-    if kernel == "jax":
-        why = f"jax.nn.dot_product_attention, on {platform}"
-    elif kernel == "chunked":
-        why = f"{model.execution.attention_chunk} queries at a time"
-    elif model.attention_dropout:
-        why = f"on {platform}: model.attention_dropout={model.attention_dropout} drops weights"
-    elif model.key_size != model.value_size:
-        why = f"on {platform}: keys of {model.key_size} and values of {model.value_size}"
-    else:
-        why = f"on {platform}, where the other is no quicker"
+    length = model.num_patches if model.family == "vit" else max(shape[1:])
+    biased, drops = model.positions in ("relative", "alibi"), model.attention_dropout > 0
+    kernel, why, _ = choose_kernel(model, platform, Call(model.dtype, length, length, biased=biased, drops=drops))
     return f"attention kernel: {kernel} ({why})"
 
 

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jformer.config import as_config_dict, resolve
 from jformer.config.checks import divide_rows
 from jformer.config.options import Config
-from jformer.costs.describe import summary
+from jformer.costs.describe import kernel_line, summary
 from jformer.costs.programs import Figures, compile_answer, compile_update, estimate
 from jformer.costs.roofline import ASSUMPTIONS, Bound, bound
 from jformer.costs.shapes import answer_shape, full_shape, mesh_sizes, sized_model
@@ -53,6 +53,7 @@ def describe_slice(config: Config, workdir: Path | None, topology: str, price: f
     model, _ = sized_model(config, task, workdir)
     shape, axes = full_shape(config), " x ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
     yield from summary(config)
+    yield kernel_line(model, chips.platform, shape)
     yield f"slice: {chips.name}, {len(chips.devices):,} chips of {chips.chip.hbm / GIB:.0f} GiB; mesh {axes}"
     lengths = " + ".join(f"{length:,}" for length in shape[1:] if length)
     yield f"\nupdate: {shape.rows:,} full rows of {lengths}, {shape.rows // row_shards(mesh):,} for a chip"

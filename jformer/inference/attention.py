@@ -18,7 +18,7 @@ from jformer.inference.answers import EncodedPair
 from jformer.inference.attended import Attended, Attention, Choice, Labels, Part
 from jformer.inference.batching import refuse_nan
 from jformer.inference.inputs import Inputs
-from jformer.inference.scoring import showing_weights, watched_pass
+from jformer.inference.scoring import watched_pass
 from jformer.inference.spans import marked_pair
 from jformer.models.batch import Batch, causal_mask, segment_mask
 from jformer.tasks.losses import span_log_probs
@@ -44,7 +44,7 @@ class WatchedPass:
 
         Raises UserError for scores that are no numbers, and for what is no pair of the task.
         """
-        forced = _make_pass(showing_weights(self._model), self._inputs.task.answer)
+        forced = _make_pass(self._model, self._inputs.task.answer)
         found = []
         for pair, encoded in zip(pairs, self._encoded(pairs), strict=True):
             batch = self._inputs.pair_arrays([encoded], 1)

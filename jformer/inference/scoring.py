@@ -3,7 +3,6 @@
 Letters in shapes: b rows of a batch, t target positions, s source positions, d d_model, v entries of the vocabulary.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from jformer.models import build_model
 from jformer.models.batch import Batch
 from jformer.parallel.activations import constrain_sharding
 from jformer.parallel.sharding import over_rows
@@ -30,7 +28,6 @@ def make_scorer(models: Sequence[Any], average: str, mesh: Mesh | None = None, a
     they do in a search. With `attend`, a token's attention is what the decoder's last layer attends to in the source
     when it predicts the token, the mean of heads and models. On a mesh, rows are split over data and fsdp.
     """
-    models = [showing_weights(model) for model in models] if attend else models
 
     def score(params: Sequence[Any], batch: Batch) -> dict[str, Array]:
         passes = [_forced(model, tree, batch, attend) for model, tree in zip(models, params, strict=True)]
@@ -59,7 +56,7 @@ def _forced(model: Any, params: Any, batch: Batch, attend: bool) -> tuple[Float[
 
 
 def watched_pass(model: Any, params: Any, batch: Batch) -> tuple[Float[Array, "b t d"], Any]:
-    """Return the hidden states of given targets, and what a model of `showing_weights` shows on the way."""
+    """Return the hidden states of given targets, and what a model shows on the way, the weights of its attention."""
     hidden, seen = model.apply({"params": params}, batch, method="hidden", mutable=["intermediates"])
     return hidden, seen.get("intermediates", {})
 
@@ -80,13 +77,3 @@ def _mean(each: Sequence[Float[Array, "t _"]], average: str) -> Float[Array, "t 
     if average == "probability":
         return jax.nn.logsumexp(rows, axis=0) - jnp.log(float(len(each)))
     return jax.nn.log_softmax(rows.mean(axis=0))
-
-
-def showing_weights(model: Any) -> Any:
-    """Return the model with the attention that shows its weights, whatever the machine: the one that can drop them.
-
-    Nothing is dropped where no noise is given. A recurrent model has but one, which shows them.
-    """
-    if model.config.recurrent.cell:
-        return model
-    return build_model(dataclasses.replace(model.config, attention_dropout=model.config.attention_dropout or 0.1))

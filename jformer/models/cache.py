@@ -131,3 +131,10 @@ def advance(cache: Cache, valid: Bool[Array, "b t"]) -> tuple[NewTokens, Cache]:
         "entries": {**entries, "position": entry_positions, "used": entries["used"] + t * n},
     }
     return new, after
+
+
+def write_entries(entries: KeyValue, new: KeyValue, first: Int[Array, ""]) -> KeyValue:
+    """Return the entries of a cache with new ones from number `first` on."""
+    k = lax.dynamic_update_slice_in_dim(entries["k"], new["k"], first, axis=3)
+    v = lax.dynamic_update_slice_in_dim(entries["v"], new["v"], first, axis=2)
+    return {"k": k, "v": v}

@@ -24,6 +24,7 @@ CHOICES = {
     "dtype": ("float32", "bfloat16", "auto"),
 }
 REMAT = ("none", "dots", "full")
+KERNELS = ("auto", "own")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +41,8 @@ class ExecutionConfig:
 
     unroll: int = 0  # blocks written out per step of the loop over them; 0 = all of them on CPU, 1 elsewhere
     remat: str = "none"  # computed again in the backward pass: none | dots (all but projections) | full (whole blocks)
-    # Queries that attend at once; 0 = all. With fewer, attention takes memory linear in the length, and more time
+    attention_kernel: str = "auto"  # auto: a fused one where its limits hold, else our own or XLA's | own
+    # Queries that attend at once, where no fused kernel does, in less memory; 0 = 512 over 2,048 x 2,048 pairs, or all
     attention_chunk: int = 0
 
 
@@ -69,7 +71,7 @@ class ModelConfig:
     activation: str = "relu"  # relu | gelu | gelu_tanh | silu, or gated: glu | reglu | geglu | geglu_tanh | swiglu
     bias: bool = True  # of projections and layer norms
     dropout: float = 0.1  # on every sublayer's output and on the embedded input (section 5.4)
-    attention_dropout: float = 0.0  # on attention weights; takes our own attention kernel
+    attention_dropout: float = 0.0  # on attention weights; no fused kernel does that
     activation_dropout: float = 0.0  # between the two projections of the feed-forward
     output_dropout: bool = False  # at the rate of `dropout` also on what a stack gives, after its last norm (T5)
     embedding_scale: str = "input"  # input: times sqrt(d_model) (section 3.4) | output: tied logits over it (T5) | none
@@ -186,6 +188,7 @@ class ModelConfig:
         for key, choices in CHOICES.items():
             check_choice(f"model.{key}", getattr(self, key), choices)
         check_choice("model.execution.remat", self.execution.remat, REMAT)
+        check_choice("model.execution.attention_kernel", self.execution.attention_kernel, KERNELS)
         for key in ("unroll", "attention_chunk"):
             if getattr(self.execution, key) < 0:
                 raise UserError(f"model.execution.{key}={getattr(self.execution, key)} must be 0 or more")

@@ -12,6 +12,7 @@ from jformer.models.config import ModelConfig
 from jformer.models.layers.dropout import make_dropout_key
 from jformer.models.layers.embeddings import InputEmbedding, token_table
 from jformer.models.layers.heads import TokenHead
+from jformer.models.layers.kernels import Segments
 from jformer.models.layers.transformer import AttentionContext, Stack
 
 
@@ -61,7 +62,9 @@ class Decoder(LanguageModel):
         tokens, positions, segments = batch["target_in"], batch["target_positions"], batch["target_segments"]
         dropout_key = make_dropout_key(self.make_rng("dropout"), batch["row"]) if train else None
         x = self.input(self.embedding(tokens), positions, tokens.shape[1], dropout_key)
-        return self.decoder(x, None, AttentionContext(positions, causal_mask(segments)), dropout_key)
+        own = Segments(segments, segments, causal=True)
+        context = AttentionContext(positions, causal_mask(segments), self_segments=own)
+        return self.decoder(x, None, context, dropout_key)
 
     def start(self, memory: Memory, batch_size: int, length: int) -> Cache:
         """Return an empty cache for `batch_size` texts, with room for `length` entries each."""

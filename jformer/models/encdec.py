@@ -17,6 +17,7 @@ from jformer.models.config import ModelConfig
 from jformer.models.layers.dropout import DropoutKey, make_dropout_key
 from jformer.models.layers.embeddings import InputEmbedding, token_table
 from jformer.models.layers.heads import TokenHead
+from jformer.models.layers.kernels import Segments
 from jformer.models.layers.linear import Embedding
 from jformer.models.layers.patches import patch_projection, to_patches
 from jformer.models.layers.transformer import AttentionContext, Stack
@@ -91,7 +92,14 @@ class EncoderDecoder(SequenceToSequence):
         dropout_key = self.dropout_key(batch, train)
         x = self.target_table(tokens)
         x = self.target_input(x, positions, tokens.shape[1], dropout_key)
-        context = AttentionContext(positions, causal_mask(segments), segment_mask(segments, memory["segments"]))
+        source = memory["segments"]
+        context = AttentionContext(
+            positions,
+            causal_mask(segments),
+            segment_mask(segments, source),
+            self_segments=Segments(segments, segments, causal=True),
+            cross_segments=Segments(segments, source),
+        )
         return self.decoder(x, memory["hidden"], context, dropout_key)
 
     def encode(self, batch: Batch, train: bool = False) -> Memory:
@@ -105,7 +113,9 @@ class EncoderDecoder(SequenceToSequence):
             x = self.source_embedding(batch["source"])
             positions, segments = batch["source_positions"], batch["source_segments"]
         x = self.source_input(x, positions, x.shape[1], dropout_key)
-        hidden = self.encoder(x, None, AttentionContext(positions, segment_mask(segments, segments)), dropout_key)
+        own = Segments(segments, segments)
+        context = AttentionContext(positions, segment_mask(segments, segments), self_segments=own)
+        hidden = self.encoder(x, None, context, dropout_key)
         return {"hidden": hidden, "segments": segments}
 
     def start(self, memory: Memory, batch_size: int, length: int) -> Cache:

@@ -12,6 +12,7 @@ from jformer.models.config import ModelConfig
 from jformer.models.layers.dropout import DropoutKey, make_dropout_key
 from jformer.models.layers.embeddings import InputEmbedding, token_table
 from jformer.models.layers.heads import Pooler, TokenHead, class_head
+from jformer.models.layers.kernels import Segments
 from jformer.models.layers.transformer import AttentionContext, Stack
 
 
@@ -74,4 +75,6 @@ class Encoder(SourceModel):
         tokens, positions, segments = batch["source"], batch["source_positions"], batch["source_segments"]
         types = batch.get("source_types", 0 * tokens)
         x = self.input(self.embedding(tokens), positions, tokens.shape[1], dropout_key, types)
-        return self.encoder(x, None, AttentionContext(positions, segment_mask(segments, segments)), dropout_key)
+        own = Segments(segments, segments)
+        context = AttentionContext(positions, segment_mask(segments, segments), self_segments=own)
+        return self.encoder(x, None, context, dropout_key)

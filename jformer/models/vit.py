@@ -12,6 +12,7 @@ from jformer.models.config import ModelConfig
 from jformer.models.layers.dropout import make_dropout_key
 from jformer.models.layers.embeddings import InputEmbedding
 from jformer.models.layers.heads import Pooler, class_head
+from jformer.models.layers.kernels import Segments
 from jformer.models.layers.patches import patch_projection, to_patches
 from jformer.models.layers.transformer import AttentionContext, Stack
 
@@ -52,7 +53,9 @@ class VisionTransformer(nn.Module):
         positions = jnp.broadcast_to(jnp.arange(self.length), (rows, self.length))
         x = self.input(x, positions, self.length, dropout_key)
         real = jnp.ones((rows, self.length), bool)  # an image has no padding
-        hidden = self.encoder(x, None, AttentionContext(positions, real[:, None, None]), dropout_key)
+        one = real.astype(jnp.int32)
+        context = AttentionContext(positions, real[:, None, None], self_segments=Segments(one, one))
+        hidden = self.encoder(x, None, context, dropout_key)
         return self.pooler(hidden, real, dropout_key)
 
     def logits(self, hidden: Float[Array, "b 1 d"]) -> Float[Array, "b 1 v"]:

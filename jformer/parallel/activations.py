@@ -3,17 +3,19 @@
 A model calls this because a compiler that is left to guess would rather move activations than parameters. The mesh is
 made in `mesh`; where parameters and batches lie is said in `sharding`.
 
-Letters in shapes: b rows, d inputs and f outputs of a kernel, v vocabulary, · whatever axes follow.
+Letters in shapes: b rows, d inputs and f outputs of a kernel, v vocabulary, t positions, h heads, k size of a head, ·
+whatever axes follow.
 """
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from jaxtyping import Array
 
-from jformer.parallel.mesh import FSDP, TENSOR
+from jformer.parallel.mesh import DATA, FSDP, TENSOR
 
 # How a kernel [d f] is split over `tensor`, in the words of Shoeybi et al. 2019: by its outputs f, or by its inputs d.
 COLUMN, ROW = "column", "row"
@@ -63,6 +65,22 @@ def look_up(table: Array, ids: Array) -> Array:
     offsets = jnp.arange(0, len(table), len(table) // parts(TENSOR), dtype=ids.dtype)
     partial = look_up_parts(table, offsets, ids)  # [devices of tensor, b · d]
     return constrain_rows(partial.sum(axis=0))
+
+
+def over_rows_and_heads(function: Callable[..., Array], *arrays: Array) -> Array:
+    """Return function(*arrays), each device working on its own rows of [b ·] and heads of [b t h k]; so is the result.
+
+    The compiler cannot split what is written for a device itself, not even over an axis of one device: every axis that
+    is left to it is handled here.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    own = {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto}
+    if not own:
+        return function(*arrays)
+    rows, heads = tuple(axis for axis in (DATA, FSDP) if axis in own), TENSOR if TENSOR in own else None
+    specs = tuple(PartitionSpec(rows, *((None, heads) if x.ndim == 4 else ())) for x in arrays)
+    split = jax.shard_map(function, in_specs=specs, out_specs=specs[0], axis_names=own, check_vma=False)
+    return split(*arrays)
 
 
 def kernel_axes(split: str | None) -> tuple[str | None, str | None]:

@@ -371,7 +371,7 @@ ALLOWED = {
     "evaluate.during", "evaluate.during_examples",
     *(f"decode.{field.name}" for field in dataclasses.fields(DecodeConfig)),
     "mesh.data", "mesh.fsdp", "mesh.tensor", "model.execution.remat", "model.execution.unroll",
-    "model.execution.attention_chunk",
+    "model.execution.attention_chunk", "model.execution.attention_kernel",
 }  # fmt: skip
 
 

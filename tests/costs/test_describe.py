@@ -8,6 +8,7 @@ from jformer.config.options import Config
 from jformer.config.presets import PRESETS
 from jformer.costs.describe import describe, kernel_line, summary
 from jformer.costs.shapes import full_shape
+from jformer.data.plan import Shape
 from jformer.data.sources.split import Pair, Split
 from jformer.data.vocabularies import learn_tokenizers
 from jformer.models import ModelConfig
@@ -55,11 +56,14 @@ def test_rows_name_parts_and_sublayers_with_their_layers():
 
 def test_the_kernel_that_attends_is_named_with_the_reason():
     plain, dropping = ModelConfig(**SMALL), ModelConfig(**SMALL, attention_dropout=0.1)
-    assert kernel_line(plain, "gpu") == "attention kernel: jax (jax.nn.dot_product_attention, on gpu)"
-    assert kernel_line(plain, "cpu") == "attention kernel: own (on cpu, where the other is no quicker)"
+    short, long = Shape(8, 32, 32), Shape(8, 128, 4_096)
+    assert kernel_line(plain, "gpu", short) == "attention kernel: jax (cuDNN's has no float32)"
+    assert kernel_line(plain, "cpu", short) == "attention kernel: own (on cpu there is no fused one)"
     why = "model.attention_dropout=0.1 drops weights"
-    assert kernel_line(dropping, "tpu") == f"attention kernel: own (on tpu: {why})"
-    assert kernel_line(MODELS["sizes of its own"], "gpu").endswith("own (on gpu: keys of 6 and values of 10)")
+    assert kernel_line(dropping, "tpu", short) == f"attention kernel: own ({why})"
+    assert kernel_line(dropping, "tpu", long) == f"attention kernel: chunked (512 queries at a time; {why})"
+    assert kernel_line(plain, "tpu", long) == "attention kernel: splash (on tpu: scores stay beside the cores)"
+    assert kernel_line(MODELS["sizes of its own"], "gpu", short).endswith("own (keys of 6 and values of 10)")
 
 
 def table(text):

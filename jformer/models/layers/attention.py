@@ -10,19 +10,20 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jformer.models.cache import KeyValue
 from jformer.models.config import ModelConfig
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.initializers import kernel_init
+from jformer.models.layers.kernels import Call, Segments, attend_cudnn, attend_splash, choose_kernel
 from jformer.models.layers.linear import Dense
 from jformer.models.layers.matmul import query_key_scores
 from jformer.models.layers.positions import apply_rotary
-from jformer.parallel.activations import COLUMN, ROW
+from jformer.parallel.activations import COLUMN, ROW, parts
 from jformer.parallel.backend import target
 from jformer.parallel.chunks import map_chunks
+from jformer.parallel.mesh import TENSOR
 
 # Up to so many queries, sums of products are 2 to 4 times as fast on CPU as a matrix product: docs/decisions/0018.
 MAX_QUERIES_FOR_SUMS = 16
@@ -30,16 +31,6 @@ MAX_QUERIES_FOR_SUMS = 16
 
 DropWeights = Callable[[Array, int | Int[Array, ""]], Array]
 """(weights [b h t s], the index of their first query) → weights after dropout."""
-
-
-def choose_kernel(config: ModelConfig, platform: str) -> str:
-    """Return which code attends: 'own', all queries at once or 'chunked', or 'jax' for jax.nn.dot_product_attention.
-
-    Only our own drops weights, returns them, and has values of another size than keys. On CPU both are as fast.
-    """
-    needs_own = config.attention_dropout > 0 or config.key_size != config.value_size
-    whole = "own" if needs_own or platform == "cpu" else "jax"
-    return "chunked" if config.execution.attention_chunk else whole
 
 
 def attend(
@@ -119,13 +110,6 @@ def attend_cached(
     return values, weights
 
 
-def write_entries(entries: KeyValue, new: KeyValue, first: Int[Array, ""]) -> KeyValue:
-    """Return the entries of a cache with new ones from number `first` on."""
-    k = lax.dynamic_update_slice_in_dim(entries["k"], new["k"], first, axis=3)
-    v = lax.dynamic_update_slice_in_dim(entries["v"], new["v"], first, axis=2)
-    return {"k": k, "v": v}
-
-
 class Attention(nn.Module):
     """Multi-head attention with separate key and value sizes (Vaswani et al. 2017, section 3.2.2)."""
 
@@ -171,6 +155,7 @@ class Attention(nn.Module):
         positions: Int[Array, "b t"] | None = None,
         bias: Float[Array, "#b h t s"] | None = None,
         dropout_key: DropoutKey | None = None,
+        segments: Segments | None = None,
     ) -> Float[Array, "b t d"]:
         """Attend from x to keys and values; True in the mask = may attend.
 
@@ -181,19 +166,35 @@ class Attention(nn.Module):
             positions: of x, for rotary positions.
             bias: of positions, added to the scores.
             dropout_key: what the mask that drops weights depends on; None drops nothing.
+            segments: what the mask says, where they can say it.
         """
         c = self.config
 
         def drop_weights(weights: Array, first: int | Int[Array, ""]) -> Array:
             return dropout(weights, c.attention_dropout, dropout_key, self.site, first)
 
-        q, kernel, chunk = self.queries(x, positions), choose_kernel(c, target()), c.execution.attention_chunk
-        if kernel == "jax":
-            values = jax.nn.dot_product_attention(q, kv["k"], kv["v"], bias, mask, scale=self.config.query_scale)
-        elif kernel == "chunked" and chunk < x.shape[1] and not self.is_mutable_collection("intermediates"):
-            values = attend_in_chunks(q, kv, mask, bias, self.config.query_scale, drop_weights, chunk)
+        q, scale = self.queries(x, positions), c.query_scale
+        call = Call(
+            q.dtype.name,
+            q.shape[1],
+            kv["k"].shape[1],
+            segmented=segments is not None,
+            biased=bias is not None,
+            drops=dropout_key is not None and c.attention_dropout > 0,
+            shows=self.is_mutable_collection("intermediates"),
+            tensor=parts(TENSOR),
+        )
+        kernel, _, chunk = choose_kernel(c, target(), call)
+        if kernel == "splash" and segments is not None:
+            values = attend_splash(q, kv, segments, scale)
+        elif kernel == "cudnn":
+            values = attend_cudnn(q, kv, mask, bias, scale)
+        elif kernel == "jax":
+            values = jax.nn.dot_product_attention(q, kv["k"], kv["v"], bias, mask, scale=scale)
+        elif kernel == "chunked":
+            values = attend_in_chunks(q, kv, mask, bias, scale, drop_weights, chunk)
         else:
-            values, weights = attend(q, kv, mask, bias, self.config.query_scale, drop_weights)
+            values, weights = attend(q, kv, mask, bias, scale, drop_weights)
             self.sow("intermediates", "weights", weights)
         return self.o(values.reshape(*x.shape[:-1], -1))  # [b t h u] → [b t h·u]
 

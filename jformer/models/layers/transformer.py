@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from jformer.models.cache import Cache, KeyValue
+from jformer.models.cache import Cache, KeyValue, write_entries
 from jformer.models.config import ModelConfig
-from jformer.models.layers.attention import Attention, write_entries
+from jformer.models.layers.attention import Attention
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.feed_forward import FeedForward
 from jformer.models.layers.initializers import deepnorm
+from jformer.models.layers.kernels import Segments
 from jformer.models.layers.norms import make_norm
 from jformer.models.layers.positions import PositionBias
 from jformer.parallel.backend import target
@@ -36,6 +37,8 @@ class AttentionContext(NamedTuple):
     self_mask: Bool[Array, "b 1 #t s"] | Bool[Array, "m n e"]  # of whole sequences; of the entries of a cache
     cross_mask: Bool[Array, "b 1 #t s"] | Bool[Array, "m 1 s"] | None = None  # where there is a memory
     bias: Float[Array, "#b h t s"] | None = None  # added to the scores of self-attention; the stack fills it in
+    self_segments: Segments | None = None  # what the masks say, of whole sequences
+    cross_segments: Segments | None = None
 
 
 class Block(nn.Module):
@@ -95,12 +98,12 @@ class Block(nn.Module):
 
         y = self.before("self_attn", x)
         kv = self.self_attn.kv(y, context.positions)
-        y = self.self_attn(y, kv, context.self_mask, context.positions, context.bias, key)
+        y = self.self_attn(y, kv, context.self_mask, context.positions, context.bias, key, context.self_segments)
         x = self.after("self_attn", x, y, key)
         if memory is not None:
             y = self.before("cross_attn", x)
             kv = self.cross_attn.kv(memory)
-            y = self.cross_attn(y, kv, context.cross_mask, dropout_key=key)
+            y = self.cross_attn(y, kv, context.cross_mask, dropout_key=key, segments=context.cross_segments)
             x = self.after("cross_attn", x, y, key)
         y = self.before("feed_forward", x)
         y = self.feed_forward(y, key)

@@ -12,7 +12,7 @@ import pytest
 from jformer.decoding.cache import repeat_rows
 from jformer.models import ModelConfig, build_model
 from jformer.models.batch import causal_mask
-from jformer.models.layers.attention import MAX_QUERIES_FOR_SUMS, Attention, attend, attend_cached, choose_kernel
+from jformer.models.layers.attention import MAX_QUERIES_FOR_SUMS, Attention, attend, attend_cached
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.matmul import query_key_scores
 from tests.conftest import TINY, make_batch
@@ -144,15 +144,6 @@ def test_dropped_weights_of_a_row_ignore_its_neighbours():
 
     np.testing.assert_allclose(output(2, 0), output(0, 1, 2)[[2, 0]], atol=1e-6)
     assert np.abs(output(0) - output(0, rate=0.0)).max() > 0.1
-
-
-@pytest.mark.parametrize(
-    ("fields", "elsewhere"),
-    [({}, "jax"), ({"num_kv_heads": 2}, "jax"), ({"d_k": 16}, "own"), ({"attention_dropout": 0.1}, "own")],
-)
-def test_only_ours_drops_weights_and_has_values_of_another_size(fields, elsewhere):
-    config = ModelConfig(**fields)
-    assert [choose_kernel(config, platform) for platform in ("cpu", "gpu", "tpu")] == ["own", elsewhere, elsewhere]
 
 
 def test_the_kernel_of_another_platform_gives_the_same_output(monkeypatch):

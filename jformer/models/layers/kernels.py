@@ -1,0 +1,135 @@
+"""Which code attends, and the fused kernels of others, which keep scores beside the cores: splash attention and cuDNN.
+
+Axes: b rows, t query positions, s key positions, h query heads, g heads of keys and values, k size of a head.
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jformer.models.cache import KeyValue
+from jformer.models.config import ModelConfig
+from jformer.parallel.activations import over_rows_and_heads
+
+MAX_PAIRS = 2_048**2  # of a query and a key in a row; ours takes more than that in chunks: docs/decisions/0033
+CHUNK = 512  # queries of such a chunk
+LEAST_PAIRS = 512**2  # for which splash attention pays, where a block costs a third of a microsecond: the same record
+LANES = 128  # positions that splash attention takes at least, and whole multiples of
+BLOCKS = (512, 256, LANES)  # of positions, the largest that divides the length
+FUSED = {"tpu": "splash", "gpu": "cudnn"}
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["query", "key"], meta_fields=["causal"])
+@dataclasses.dataclass(frozen=True)
+class Segments:
+    """What a mask says in few numbers, for kernels that make it themselves: a query attends to keys of its segment."""
+
+    query: Int[Array, "b t"]
+    key: Int[Array, "b s"]
+    causal: bool = False  # and to none that come later
+
+
+class Call(NamedTuple):
+    """What is known of an attention before it runs."""
+
+    dtype: str
+    queries: int
+    keys: int
+    segmented: bool = True  # its mask is known as `Segments`
+    biased: bool = False
+    drops: bool = False  # weights, now
+    shows: bool = False  # its weights
+    tensor: int = 1  # devices that share the heads
+
+
+class Choice(NamedTuple):
+    """Which code attends, and why."""
+
+    kernel: str  # own (all queries at once) | chunked | jax (jax.nn's, of XLA) | splash | cudnn
+    why: str
+    chunk: int = 0  # queries at a time
+
+
+def choose_kernel(config: ModelConfig, platform: str, call: Call) -> Choice:
+    """Return which code attends: a fused kernel where its limits hold, else in chunks where scores would be many.
+
+    Only our own drops weights, returns them, and has values of another size than keys. On CPU it is as fast as XLA's.
+    """
+    refused = _refusal(config, platform, call)
+    if not refused:
+        return Choice(FUSED[platform], f"on {platform}: scores stay beside the cores")
+    chunk = config.execution.attention_chunk or (CHUNK if call.queries * call.keys > MAX_PAIRS else 0)
+    if 0 < chunk < call.queries and not call.shows:
+        return Choice("chunked", f"{chunk} queries at a time; {refused}", chunk)
+    needs_own = call.drops or call.shows or config.key_size != config.value_size
+    forced = config.execution.attention_kernel == "own" or platform == "cpu"
+    return Choice("own" if needs_own or forced else "jax", refused)
+
+
+def _refusal(config: ModelConfig, platform: str, call: Call) -> str:
+    """Return why no fused kernel attends, or '' where one can."""
+    size, lengths = config.key_size, f"{call.queries:,} queries and {call.keys:,} keys"
+    cudnn, splash = platform == "gpu", platform == "tpu"
+    reasons = {
+        "model.execution.attention_kernel=own": config.execution.attention_kernel == "own",
+        f"on {platform} there is no fused one": platform not in FUSED,
+        "its weights are shown": call.shows,
+        f"model.attention_dropout={config.attention_dropout} drops weights": call.drops,
+        f"keys of {size} and values of {config.value_size}": size != config.value_size,
+        # jax.experimental.pallas.ops.tpu.splash_attention
+        f"positions={config.positions} add to the scores": splash and call.biased,
+        "its mask is not one of segments": splash and not call.segmented,
+        f"{lengths}: {LANES} do not divide them": splash and bool(call.queries % LANES or call.keys % LANES),
+        f"{lengths}: few enough to store their scores": splash and call.queries * call.keys < LEAST_PAIRS,
+        f"mesh.tensor={call.tensor} does not divide the heads": splash and bool(config.kv_heads % call.tensor),
+        # jax.nn.dot_product_attention: check_layout and check_is_flash_attention of its cuDNN
+        f"cuDNN's has no {call.dtype}": cudnn and call.dtype not in ("bfloat16", "float16"),
+        f"cuDNN's has no heads of {size}: up to 128, multiples of 8": cudnn and bool(size > 128 or size % 8),
+        f"cuDNN's takes no mask for {lengths}: they must be even": cudnn and bool((call.queries | call.keys) % 2),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def attend_cudnn(
+    q: Float[Array, "b t h k"],
+    kv: KeyValue,
+    mask: Bool[Array, " b #1 #t s"] | None,
+    bias: Float[Array, "#b h t s"] | None,
+    scale: float,
+) -> Float[Array, "b t h k"]:
+    """Attend by cuDNN, which reads the mask as a bias of every row. It was never run: no GPU was at hand."""
+    mask = None if mask is None else jnp.broadcast_to(mask, (*mask.shape[:2], q.shape[1], mask.shape[3]))
+    bias = None if bias is None else bias.astype(q.dtype)
+    return jax.nn.dot_product_attention(q, kv["k"], kv["v"], bias, mask, scale=scale, implementation="cudnn")
+
+
+def attend_splash(
+    q: Float[Array, "b t h k"], kv: KeyValue, segments: Segments, scale: float, interpret: bool = False
+) -> Float[Array, "b t h k"]:
+    """Attend by the splash kernel of JAX for TPUs: a block at a time, without those that the mask hides.
+
+    Padding attends to padding, where our own attends to nothing; no other position reads it. `interpret` runs the
+    kernel step by step on any platform, for tests.
+    """
+    from jax.experimental.pallas.ops.tpu.splash_attention import (  # takes a third of a second
+        splash_attention_kernel as splash,
+    )
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    t, s = q.shape[1], kv["k"].shape[1]
+    rows, columns = (next(block for block in BLOCKS if length % block == 0) for length in (t, s))
+    sizes = splash.BlockSizes(rows, columns, columns, rows, columns, columns, rows, columns)
+    mask = (masks.CausalMask if segments.causal else masks.FullMask)((t, s))
+
+    def attend(q: Array, k: Array, v: Array, query: Array, key: Array) -> Array:
+        heads = masks.MultiHeadMask([mask] * q.shape[2])
+        kernel = splash.make_splash_mha(heads, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret)
+        q, k, v = (x.swapaxes(1, 2) for x in (q * scale, k, v))  # [b t h k] → [b h t k]
+        values = jax.vmap(kernel)(q, k, v, splash.SegmentIds(query, key))
+        return values.swapaxes(1, 2)  # → [b t h k]
+
+    return over_rows_and_heads(attend, q, kv["k"], kv["v"], segments.query, segments.key)
