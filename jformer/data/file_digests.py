@@ -25,7 +25,7 @@ def digest(path: Path) -> tuple[str, int]:
     Raises UserError if it cannot be read to its end.
     """
     found = _identity(path)
-    if not found or path.stat().st_size < LARGE or not (folder := _own_folder()):
+    if not found or path.stat().st_size < LARGE or not (folder := own_folder("hashed")):
         return _hashed(path)
     remembered = folder / f"{digest_of(found)}.json"
     try:
@@ -58,9 +58,9 @@ def _identity(path: Path) -> list[str | int]:
     return [str(path.resolve()), there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns, there.st_ctime_ns]
 
 
-def _own_folder() -> Path | None:
+def own_folder(name: str) -> Path | None:
     """Return a folder of this user that nobody else can write to, or None: what lies there is believed."""
-    folder = Path(here(), "hashed")
+    folder = Path(here(), name)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for each in (folder, folder.parent):

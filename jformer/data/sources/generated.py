@@ -14,7 +14,7 @@ import numpy as np
 
 from jformer.data import drawings
 from jformer.data.config import SourceConfig
-from jformer.data.sources import facts, judged, modular, parts_of_speech, quickstart, scan, scenes
+from jformer.data.sources import facts, judged, kept, modular, parts_of_speech, quickstart, scan, scenes
 from jformer.data.sources.split import Pair, Split, fingerprint
 from jformer.errors import UserError, check_choice
 
@@ -32,21 +32,39 @@ TASKS: dict[str, Callable[[str], str]] = {
 
 
 def open_split(config: SourceConfig, split: str) -> Split:
-    """Generate a corpus and open one split of it. The fingerprint is that of the pairs themselves."""
+    """Open one split of a generated corpus, which is made once on a machine (see `kept`).
+
+    The fingerprint is that of the pairs themselves.
+    """
     check_choice("data.name", config.name, tuple(CORPORA))
-    pairs = _longer(config.name, split) or _generate(config.name, config.num_pairs).get(split)
-    if not pairs:
-        longer = f", or lengths such as {MAX_LETTERS + 1}-{2 * MAX_LETTERS}" if config.name in TASKS else ""
-        names = ", ".join(_generate(config.name, config.num_pairs))
-        raise UserError(f"data.name={config.name!r} has no split {split!r}; choose one of: {names}{longer}")
+    asked = config.name, config.num_pairs, split
 
     def read(_counts: Counter[str]) -> Iterator[Pair]:
-        return iter(pairs)
+        found = kept.find(asked)
+        return found.pairs() if found else iter(_make(config.name, config.num_pairs, split)[split])
 
-    drawn = [drawings.digest()] if config.name == "scenes" else []  # what is trained on are pixels, and not these names
+    found = kept.find(asked)
+    if found:
+        return Split(split, found.fingerprint, read, found.size)
+    made = {name: (_identity(config.name, pairs), pairs) for name, pairs in _make(*asked).items()}
+    for name, (identity, pairs) in made.items():
+        kept.keep((config.name, config.num_pairs, name), identity, pairs)
+    return Split(split, made[split][0], read, len(made[split][1]))
+
+
+def _make(name: str, num_pairs: int, split: str) -> dict[str, list[Pair]]:
+    """Generate a split with those that are made at once, or raise UserError where there is no such split."""
+    made = {split: longer} if (longer := _longer(name, split)) else _generate(name, num_pairs)
+    if not made.get(split):
+        more = f", or lengths such as {MAX_LETTERS + 1}-{2 * MAX_LETTERS}" if name in TASKS else ""
+        raise UserError(f"data.name={name!r} has no split {split!r}; choose one of: {', '.join(made)}{more}")
+    return made
+
+
+def _identity(name: str, pairs: list[Pair]) -> str:
+    drawn = [drawings.digest()] if name == "scenes" else []  # what is trained on are pixels, and not these names
     starts = [pair.start for pair in pairs if pair.start is not None]
-    more = [*drawn, *([starts] if starts else [])]
-    return Split(split, fingerprint("generated", [pair[:3] for pair in pairs], *more), read, size=len(pairs))
+    return fingerprint("generated", [pair[:3] for pair in pairs], *drawn, *([starts] if starts else []))
 
 
 @functools.lru_cache(maxsize=1)  # a run opens train, valid and test one after the other

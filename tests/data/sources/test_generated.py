@@ -3,8 +3,16 @@ from collections import Counter
 import pytest
 
 from jformer.data.config import SourceConfig
-from jformer.data.sources import generated, open_split, quickstart
+from jformer.data.sources import generated, kept, open_split, quickstart
 from jformer.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path, monkeypatch):
+    """A machine that has generated nothing yet."""
+    monkeypatch.setattr(kept, "own_folder", lambda name: tmp_path)
+    generated._generate.cache_clear()
+    return tmp_path
 
 
 def opened(name, split, num_pairs=2_000):
@@ -72,7 +80,6 @@ def test_a_generated_split_named_after_its_lengths_is_longer_than_training():
 )
 def test_lengths_that_no_generated_split_has_are_refused(name, split, monkeypatch):
     monkeypatch.setattr(quickstart, "build", lambda: dict.fromkeys(("train", "valid", "test"), ()))
-    generated._generate.cache_clear()
     with pytest.raises(UserError, match=rf"no split '{split}'; choose one of: ([a-z]+, )*test"):
         opened(name, split, 9)
     generated._generate.cache_clear()
@@ -86,3 +93,46 @@ def test_the_quickstart_is_grouped_by_family(monkeypatch):
     generated._generate.cache_clear()
     assert {pair.group for pair in splits["train"]} == set(quickstart.FAMILIES)
     assert [pair.source for pair in splits["test"]] == [example.source for example in build(size=2_000)["test"]]
+
+
+def test_a_corpus_is_generated_once_on_a_machine(machine, monkeypatch):
+    first = {split: opened("facts", split, 20) for split in ("train", "test")}
+    pairs = {split: list(each.read(Counter())) for split, each in first.items()}
+    assert len({path.name for path in machine.iterdir()}) == 3
+    assert any(pair.start is None for pair in pairs["train"])
+    generated._generate.cache_clear()
+    monkeypatch.setitem(generated.CORPORA, "facts", None)  # which cannot be called
+    again = {split: opened("facts", split, 20) for split in first}
+    same = [[(each.fingerprint, each.size) for each in splits.values()] for splits in (first, again)]
+    assert same[0] == same[1]
+    assert {split: list(each.read(Counter())) for split, each in again.items()} == pairs
+    with pytest.raises(TypeError):
+        opened("facts", "train", 21)
+
+
+def test_other_code_and_damage_make_a_corpus_anew(machine, monkeypatch):
+    split = opened("modular_division", "valid")
+    pairs = list(split.read(Counter()))
+    for path in machine.iterdir():
+        path.write_bytes(path.read_bytes().replace(b" / 9", b" / 8", 1))
+    assert kept.find(("modular_division", 2_000, "valid")) is None
+    assert list(split.read(Counter())) == pairs
+    assert opened("modular_division", "valid").fingerprint == split.fingerprint
+    assert kept.find(("modular_division", 2_000, "valid"))
+    monkeypatch.setattr(kept, "code", lambda: "other")
+    assert kept.find(("modular_division", 2_000, "valid")) is None
+
+
+def test_a_machine_that_keeps_nothing_generates(monkeypatch):
+    monkeypatch.setattr(kept, "own_folder", lambda name: None)
+    assert len(list(opened("modular_division", "valid").read(Counter()))) == 4_656
+
+
+def test_the_code_of_a_corpus_is_told_by_its_files(tmp_path, monkeypatch):
+    before = kept.code()
+    assert before == kept.code()
+    kept.code.cache_clear()
+    monkeypatch.setattr(kept, "__file__", str(tmp_path / "kept.py"))
+    (tmp_path / "kept.py").write_text("x = 1")
+    assert kept.code() != before
+    kept.code.cache_clear()

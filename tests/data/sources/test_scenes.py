@@ -9,7 +9,7 @@ from jformer.data import drawings
 from jformer.data.config import SourceConfig
 from jformer.data.drawings import COLOURS, EXAMPLE, Shape, caption_of, draw, name_of
 from jformer.data.image_files import read_images
-from jformer.data.sources import open_split
+from jformer.data.sources import kept, open_split
 from jformer.data.sources.scenes import build
 from jformer.errors import UserError
 
@@ -73,6 +73,7 @@ def test_scenes_are_read_like_images():
 
 def test_other_drawings_are_another_corpus(monkeypatch):
     opened = functools.partial(open_split, SourceConfig(source="generated", name="scenes", num_pairs=10))
+    monkeypatch.setattr(kept, "own_folder", lambda name: None)
     before = opened("valid").fingerprint
     assert before == opened("valid").fingerprint
     monkeypatch.setitem(drawings.SIZES, "small", 2.0)

@@ -1,0 +1,80 @@
+"""Generated corpora are made once on a machine: their pairs lie in a file for each split, beside what identifies them.
+
+A file is found by what was asked for and by the code that generates: all files of this folder, the drawings of scenes,
+and the versions of what they draw with. Other code makes it anew; the fingerprint of a split stays that of its pairs.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+from jformer.data import drawings
+from jformer.data.file_digests import own_folder
+from jformer.data.sources.split import Pair
+from jformer.errors import UserError
+from jformer.storage import digest_of, replace_content, with_digest, without_digest
+
+LIBRARIES = ("numpy", "babel")
+
+
+class Kept(NamedTuple):
+    """A split: what identifies it, and its pairs, which are read when they are asked for."""
+
+    fingerprint: str
+    size: int  # pairs
+    pairs: Callable[[], Iterator[Pair]]
+
+
+def find(asked: Sequence[str | int]) -> Kept | None:
+    """Return the split that was kept as what is asked for, or None where there is none or it is damaged."""
+    path = _path(asked)
+    if path is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            head = without_digest(json.loads(file.readline()), str(path))
+            if hashlib.file_digest(file, "sha256").hexdigest() != head["sha256"]:
+                return None
+        return Kept(str(head["fingerprint"]), int(head["size"]), functools.partial(_read, path))
+    except (OSError, ValueError, KeyError, TypeError, UserError):
+        return None
+
+
+def keep(asked: Sequence[str | int], fingerprint: str, pairs: Sequence[Pair]) -> None:
+    """Keep a split as what is asked for; a machine without room makes it anew."""
+    path = _path(asked)
+    if path is None:
+        return
+    body = b"".join(json.dumps(pair).encode() + b"\n" for pair in pairs)
+    sha256 = hashlib.sha256(body).hexdigest()
+    head = with_digest({"fingerprint": fingerprint, "size": len(pairs), "sha256": sha256})
+    with contextlib.suppress(OSError):
+        replace_content(path, json.dumps(head).encode() + b"\n" + body)
+
+
+@functools.cache
+def code() -> str:
+    """Return the digest of all code that generates, and the versions of what it draws with."""
+    folder = Path(__file__).parent
+    files = sorted([*folder.rglob("*.py"), Path(drawings.__file__)])
+    contents = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return digest_of([contents, platform.python_version(), *map(version, LIBRARIES)])
+
+
+def _path(asked: Sequence[str | int]) -> Path | None:
+    folder = own_folder("generated")
+    return folder and folder / f"{digest_of([*asked, code()])}.jsonl"
+
+
+def _read(path: Path) -> Iterator[Pair]:
+    with path.open("rb") as file:
+        next(file)
+        for line in file:
+            source, target, group, others, start = json.loads(line)
+            yield Pair(source, target, group, tuple(others), start)
