@@ -15,7 +15,7 @@ from jformer.models.cache import KeyValue
 from jformer.models.config import ModelConfig
 from jformer.parallel.activations import over_rows_and_heads
 
-MAX_PAIRS = 2_048**2  # of a query and a key in a row; ours takes more than that in chunks: docs/decisions/0033
+MAX_PAIRS = 2_048**2  # of a query and a key in a row; ours takes more than that in chunks: docs/decisions/0034
 CHUNK = 512  # queries of such a chunk
 LEAST_PAIRS = 512**2  # for which splash attention pays, where a block costs a third of a microsecond: the same record
 LANES = 128  # positions that splash attention takes at least, and whole multiples of
