@@ -100,21 +100,51 @@ def byte_level(folder, roberta=False):
         write(folder, fast, "GPT2Tokenizer", dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>"))
 
 
-def unigram(folder, languages=False):
+def byte_fallback(folder):
+    """Write BPE over text whose spaces are signs, and bytes for signs that no piece has (Llama)."""
+    specials, octets = ["<unk>", "<s>", "</s>"], [f"<0x{octet:02X}>" for octet in range(256)]
+    text = [line.replace(" ", "▁") for line in documents()]
+    learned = tokenizers.Tokenizer(models.BPE())
+    learned.train_from_iterator(text, trainers.BpeTrainer(vocab_size=SIZE, max_token_length=8, limit_alphabet=90))
+    stored = json.loads(learned.to_str())["model"]
+    ids = {piece: i for i, piece in enumerate([*specials, *octets, *stored["vocab"]])}
+    merges = [tuple(each) for each in stored["merges"]]
+    fast = tokenizers.Tokenizer(models.BPE(ids, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    fast.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    spaces = decoders.Replace("▁", " ")
+    fast.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    fast.add_special_tokens(specials)
+    fast.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    write(folder, fast, "PreTrainedTokenizerFast", names)
+
+
+def charsmap():
+    """Return how sentencepiece normalises by itself, the form in which T5's and mBART's tokenizer.json have it."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    stored = sentencepiece_model_pb2.ModelProto()
+    stored.ParseFromString(pieces(documents()).serialized_model_proto())
+    return normalizers.Precompiled(stored.normalizer_spec.precompiled_charsmap)
+
+
+def unigram(folder, languages=(), after=False, normalizer=None):
     specials = ["<s>", "<pad>", "</s>", "<unk>"] if languages else ["<pad>", "</s>", "<unk>"]
     processor = pieces(documents())
     found = [(processor.id_to_piece(i), processor.get_score(i)) for i in range(2, processor.get_piece_size())]
     scored = [*((each, 0.0) for each in specials), *found]
     fast = tokenizers.Tokenizer(models.Unigram(scored, unk_id=specials.index("<unk>")))
-    fast.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")])
+    spaces = normalizers.Replace(tokenizers.Regex(" {2,}"), " ")
+    fast.normalizer = normalizers.Sequence([normalizer or normalizers.NFKC(), spaces])
     fast.pre_tokenizer, fast.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    fast.add_special_tokens([*specials, *(["eng_Latn", "deu_Latn", "<mask>"] if languages else ["<extra_id_0>"])])
+    fast.add_special_tokens([*specials, *([*languages, "<mask>"] if languages else ["<extra_id_0>"])])
     ids = fast.get_vocab()
     tokens = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
     if languages:
-        first, last = ("eng_Latn", ids["eng_Latn"]), ("</s>", ids["</s>"])
-        fast.post_processor = processors.TemplateProcessing("eng_Latn $A </s>", special_tokens=[first, last])
-        tokens |= {"bos_token": "<s>", "src_lang": "eng_Latn", "mask_token": "<mask>"}
+        around = [(token, ids[token]) for token in (languages[0], "</s>")]
+        template = f"$A </s> {languages[0]}" if after else f"{languages[0]} $A </s>"
+        fast.post_processor = processors.TemplateProcessing(template, special_tokens=around)
+        tokens |= {"bos_token": "<s>", "src_lang": languages[0], "mask_token": "<mask>"}
     else:
         fast.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", ids["</s>"])])
     write(folder, fast, "PreTrainedTokenizerFast", tokens)
@@ -130,6 +160,19 @@ def sentencepieces(folder):
     config = {"tokenizer_class": "MarianTokenizer", "source_lang": "en", "target_lang": "de", "eos_token": "</s>",
               "pad_token": "<pad>", "unk_token": "<unk>"}  # fmt: skip
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def many_languages(folder):
+    """Write one sentencepiece model with a list of ids, past which the languages lie (M2M-100)."""
+    model = pieces(documents())
+    (folder / "pieces.model").write_bytes(model.serialized_model_proto())
+    found = (model.id_to_piece(i) for i in range(2, model.get_piece_size()))
+    ids = {piece: i for i, piece in enumerate(["<s>", "<pad>", "</s>", "<unk>", *found])}
+    (folder / "ids.json").write_text(json.dumps(ids))
+    paths = str(folder / "ids.json"), str(folder / "pieces.model")
+    theirs = transformers.M2M100Tokenizer(*paths, src_lang="en", tgt_lang="de")
+    theirs.save_pretrained(folder)
+    assert Vocabulary(folder, "m2m_100", {}).ids.items() >= theirs.lang_token_to_id.items()
 
 
 def pieces(lines):
@@ -152,9 +195,19 @@ KINDS = {  # how it is made, model_type, language, the decoder's first token
     "byte-level BPE (GPT-2)": (byte_level, "gpt2", "", -1),
     "byte-level BPE (RoBERTa, BART)": (lambda folder: byte_level(folder, roberta=True), "roberta", "", -1),
     "unigram (T5)": (unigram, "t5", "", 0),
-    "unigram with languages (NLLB)": (lambda folder: unigram(folder, languages=True), "m2m_100", "eng_Latn", 2),
+    "unigram with sentencepiece's own normaliser (T5)": (
+        lambda folder: unigram(folder, normalizer=charsmap()), "t5", "", 0,
+    ),
+    "unigram with languages in front (NLLB)": (
+        lambda folder: unigram(folder, ("eng_Latn", "deu_Latn")), "m2m_100", "eng_Latn", 2,
+    ),
+    "unigram with languages at the end (mBART)": (
+        lambda folder: unigram(folder, ("en_XX", "de_DE"), after=True, normalizer=charsmap()), "mbart", "en_XX", -1,
+    ),
+    "BPE with bytes for unknown signs (Llama)": (byte_fallback, "llama", "", -1),
+    "a sentencepiece model with a list of ids and languages (M2M-100)": (many_languages, "m2m_100", "en", 2),
     "two sentencepiece models with a list of ids (Marian)": (sentencepieces, "marian", "", -1),
-}
+}  # fmt: skip
 
 
 @pytest.mark.filterwarnings(
@@ -170,8 +223,8 @@ def test_ids_and_texts_are_theirs(kind, tmp_path):
     ours = found.tokenizer("source", found.symbols("source", language, start), "")
     lines = hostile_lines()
     symbols = ours.symbols
-    first = (symbols.bos,) if model_type in ("bert", "roberta") else ()
-    last = () if model_type == "gpt2" else (symbols.eos, *symbols.after)
+    first = (symbols.bos,) if model_type in ("bert", "roberta", "llama") else ()
+    last = () if model_type in ("gpt2", "llama") else (symbols.eos, *symbols.after)
     ids = ours.encode(lines)
     expected = theirs(lines)["input_ids"]
     whole = [[*first, *symbols.before, *mine, *last] for mine in ids]

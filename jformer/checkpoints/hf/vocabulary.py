@@ -21,6 +21,12 @@ SPECIAL = ("pad_token", "bos_token", "eos_token", "unk_token", "cls_token", "sep
 CLOSING = dict.fromkeys(("bert", "distilbert"), ("cls", "sep"))  # how a family calls the ends of a text
 FAR = 10  # times as many ids as tokens: lists of all ids would take the memory of the machine
 CLASSES = {"marian": "MarianTokenizer", "m2m_100": "M2M100Tokenizer"}
+# The languages that a tokenizer_config.json of transformers 5 has by a name alone, in the order of their ids.
+LANGUAGE_CODES = {
+    "m2m100": "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr "
+    "ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa "
+    "pl ps pt ro ru sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu"
+}
 PROBLEMS = {"one": "single_label_classification", "several": "multi_label_classification"}  # data.labels → theirs
 
 Tokenizer = FastTokenizer | PiecesTokenizer
@@ -62,8 +68,13 @@ class Vocabulary:
         if not ids or not all(type(i) is int and i >= 0 for i in ids.values()):
             raise UserError(f"{path}: must map pieces to ids; fetch it again")
         size = len(ids)
-        languages = self.config.get("additional_special_tokens") or self.config.get("extra_special_tokens") or []
-        return {**{str(token): size + i for i, token in enumerate(languages) if token not in ids}, **ids}
+        return {**{str(token): size + i for i, token in enumerate(self._listed()) if token not in ids}, **ids}
+
+    def _listed(self) -> list[str]:
+        """Return the special tokens beside those with a role: languages."""
+        listed = self.config.get("additional_special_tokens") or self.config.get("extra_special_tokens")
+        codes = LANGUAGE_CODES.get(str(self.config.get("language_codes")), "")
+        return listed or [f"__{code}__" for code in codes.split()]
 
     def special(self, name: str) -> int:
         """Return the id of a special token such as 'cls_token', or -1."""
@@ -73,7 +84,7 @@ class Vocabulary:
 
     def language(self, name: str, flag: str) -> int:
         """Return the id of a language."""
-        for token in (name, f"__{name}__"):
+        for token in (f"__{name}__", name):  # in this order: "en" is also an ordinary piece of many vocabularies
             if name and token in self.ids:
                 return self.ids[token]
         raise UserError(f"--{flag}={name!r} is no language of this vocabulary, which writes them as its tokenizer does")
@@ -140,8 +151,7 @@ class Vocabulary:
             raise UserError(f"{path}: is no sentencepiece model ({error}); fetch it again") from error
 
     def _is_special(self, token: str) -> bool:
-        listed = self.config.get("additional_special_tokens") or self.config.get("extra_special_tokens") or []
-        return token in listed or self.ids[token] in [self.special(name) for name in SPECIAL]
+        return token in self._listed() or self.ids[token] in [self.special(name) for name in SPECIAL]
 
 
 def write(directory: Path, model_type: str, tokenizers: tuple[Any, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from jformer.checkpoints.checkpoint import Checkpoints
 from jformer.checkpoints.hf import generation
 from jformer.checkpoints.hf.convert import Texts, import_model
 from jformer.checkpoints.hf.export import export_model, symbol_fields
-from jformer.checkpoints.hf.vocabulary import read_labels
+from jformer.checkpoints.hf.vocabulary import Vocabulary, read_labels
 from jformer.config import default_config, load_config, resolve, save_config
 from jformer.data.tokenizers import Symbols, learn
 from jformer.data.tokenizers.pretrained import FastTokenizer
@@ -140,6 +140,13 @@ def test_an_id_far_past_all_others_is_refused_before_lists_of_all_ids_are_made(m
     (model_dir / "tokenizer.json").write_text(json.dumps(stored))
     with pytest.raises(UserError, match=r"its tokenizer has 6 tokens and ids up to 2147483648; fetch it again"):
         import_model(model_dir, str(tmp_path / "run"), Texts())
+
+
+def test_a_language_is_not_the_piece_that_is_spelt_as_its_code():
+    vocabulary = Vocabulary.__new__(Vocabulary)
+    vocabulary.ids = {"en": 5, "__en__": 9, "deu_Latn": 7}
+    assert vocabulary.language("en", "source_language") == 9
+    assert vocabulary.language("deu_Latn", "target_language") == 7
 
 
 def test_labels_of_a_regression_are_refused_and_those_of_several_are_named():
