@@ -79,7 +79,8 @@ def inputs_of(name, texts):
 def small(preset, texts, task=None, **data):
     """Return the config of a run of seconds."""
     config = default_config(preset)
-    config.model.update({**SMALL, "num_layers": 1, "num_decoder_layers": 0})
+    sizes = {"num_layers": 1, "d_model": 16} if preset == "lstm_medium" else SMALL
+    config.model.update({**sizes, "num_decoder_layers": 0})
     config.task = task or config.task
     config.data.update(dir=str(texts), cache_dir=str(texts / "cache"), source="text", tokenizer="word", num_buckets=1)
     config.data.update(max_source_length=32, max_target_length=32, tokens_per_update=256)
@@ -99,6 +100,7 @@ def splits(name):
 PACKED = {"batching": "packed", "packed_length": 32}
 RUNS = {  # name → (preset, options of the data, whether it gives answers)
     "lm": ("gpt2", PACKED, True),
+    "lm_lstm": ("lstm_medium", {}, True),
     "mlm": ("bert_base", {}, False),
     "t5": ("t5_small", {}, False),
     "classify": ("bert_base", {"source": "labelled"}, True),
