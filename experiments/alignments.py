@@ -21,8 +21,10 @@ from absl import app, flags
 import jformer
 from experiments.measure import smoke_sizes
 from experiments.runs import results_of, small_run
+from jformer.data.config import DataConfig
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
+from jformer.inference.predict import Predictor
 
 WORKDIR = flags.DEFINE_string("workdir", None, "A trained translator; --smoke trains one.", required=True)
 DATA = flags.DEFINE_string("data", "", "The folder of its text.")
@@ -47,7 +49,7 @@ def main(_: list[str]) -> None:
     train, valid, test = (pairs_of(data, split) for split in read.values())
     linked = model_1(train, ITERATIONS.value)
     heads = agreement(predictor, valid[: SENTENCES.value], linked)
-    best = np.unravel_index(heads.argmax(), heads.shape)
+    best = np.unravel_index(np.argmax(heads), heads.shape)
     print(f"validation, agreement of each head with model 1, a layer a line:\n{np.round(heads, 3)}")
     some = test[: SENTENCES.value]
     print(f"test: layer {best[0] + 1}, head {best[1] + 1}: {agreement(predictor, some, linked)[best]:.3f}")
@@ -55,7 +57,7 @@ def main(_: list[str]) -> None:
     print(f"test: the word at the same place: {np.mean(np.concatenate([a == b for a, b in both])):.3f}")
 
 
-def pairs_of(data: jformer.Config, split: str) -> list[Pair]:
+def pairs_of(data: DataConfig, split: str) -> list[Pair]:
     """Return the pairs of a split that have words on both sides."""
     return [pair for pair in open_split(data, split).read(Counter()) if all(words_of(pair))]
 
@@ -96,18 +98,19 @@ def model_1(pairs: Sequence[Pair], iterations: int) -> Linker:
     return link
 
 
-def agreement(predictor: jformer.Predictor, pairs: Sequence[Pair], linked: Linker) -> np.ndarray:
+def agreement(predictor: Predictor, pairs: Sequence[Pair], linked: Linker) -> np.ndarray:
     """Return the share [l h] of target words that every head links as `linked` does."""
     same, count = np.zeros(1), 0
     for attended, pair in zip(predictor.attend([pair[:2] for pair in pairs]), pairs, strict=True):
-        (cross,) = (each for each in attended.weights if each.part.name == "CROSS")
+        cross = attended.cross
+        assert cross is not None
         source, target = words_of(pair)
         columns, rows = (
             np.cumsum([piece.startswith(WORD) for piece in side]) - 1 for side in (cross.columns, cross.rows)
         )
         if columns[-1] + 1 != len(source) or rows[-1] + 1 != len(target):
             continue  # a side that was cut, or a word that holds the mark
-        of_words = cross.values[..., :-1, :-1] @ (columns[:-1, None] == np.arange(len(source)))  # without EOS
+        of_words = cross.weights[..., :-1, :-1] @ (columns[:-1, None] == np.arange(len(source)))  # without EOS
         of_words = np.einsum("tw,lhts->lhws", rows[:-1, None] == np.arange(len(target)), of_words)
         same = same + (of_words.argmax(-1) == linked(source, target)).sum(-1)
         count += len(target)

@@ -53,7 +53,7 @@ def main(_: list[str]) -> None:
         minutes = ", ".join(f"{result['run']['wall_seconds'] / 60:.1f}" for result in found)
         for key in names:
             print(f"{baseline:<42}{key:<16}{told[key]['score']:>8.4f}")
-            mean, margin, _ = estimate([result["test"][key]["score"] for result in found])
+            mean, margin, _n = estimate([result["test"][key]["score"] for result in found])
             print(f"{name:<42}{key:<16}{mean:>8.4f}{margin or 0:>8.4f}   {minutes}", flush=True)
 
 
