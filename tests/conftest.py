@@ -68,6 +68,7 @@ SLOW = {  # file → tests that take long and repeat whole, or for further cases
     "test_processes": r"two_devices_train|half_an_output|request_to_one|refused_by_all\[faults[1-3]",
     "test_published_sizes": r"",
     "test_recurrent": r"no_later|cached_step|(neighbours|sums_to_one).*(dot|concat)|source_is_read\[(?!additive)",
+    "test_recurrent_searches": r"likeliest_token|samples_are",
     "test_remat": r"the_same|policy_to_policy",
     "test_rules": r"exhaustive_search_finds\[(?!all)",
     "test_scoring": r"several_models|attention_is_that",
