@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections import Counter
 
 import jax
 import numpy as np
@@ -14,6 +15,8 @@ import pytest
 
 from jformer.config import as_config_dict, default_config, resolve
 from jformer.config.options import MeshConfig, final_scores
+from jformer.data.config import SourceConfig
+from jformer.data.sources import open_split
 from jformer.data.tokenizers import BOS, EOS
 from jformer.errors import UserError
 from jformer.evaluation.evaluate import evaluate, report_scores
@@ -293,6 +296,24 @@ def test_scores_of_spans_do_not_depend_on_devices_or_microbatches(trained, tmp_p
     found = evaluate(dataclasses.replace(config, mesh=mesh, train=shared), workdir, tmp_path)["test"]
     for name in final_scores(config):
         assert found[name]["score"] == pytest.approx(results["test"][name]["score"], rel=1e-4)
+
+
+def test_tags_are_written_as_conll_and_go_on_after_whole_sentences(trained, tmp_path):
+    workdir = trained("tag")[0]
+    predictor, lines = load(workdir), [*LINES[:2], "", LINES[2]]
+    options = dataclasses.replace(predictor.config.decode, outputs="conll")
+    config, target = dataclasses.replace(predictor.config, decode=options), tmp_path / "tagged.conll"
+    (tmp_path / "lines").write_text("".join(f"{line}\n" for line in lines))
+    predict_file(config, workdir, str(tmp_path / "lines"), str(target))
+    written = target.read_text()
+    split = open_split(SourceConfig(source="conll", dir=str(tmp_path)), "tagged")
+    answers = predictor.predict(lines)
+    assert [(pair.source, pair.target) for pair in split.read(Counter())] == [
+        (line, answer) for line, answer in zip(lines, answers, strict=True) if line
+    ]
+    target.write_text(written[: written.index("\n\n") + 9])  # one sentence, and some of the next
+    predict_file(config, workdir, str(tmp_path / "lines"), str(target), resume=True)
+    assert target.read_text() == written
 
 
 def test_questions_are_answered_from_files(trained, texts, tmp_path):
