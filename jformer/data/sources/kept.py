@@ -77,4 +77,4 @@ def _read(path: Path) -> Iterator[Pair]:
         next(file)
         for line in file:
             source, target, group, others, start = json.loads(line)
-            yield Pair(source, target, group, tuple(others), start)
+            yield Pair(source, target, group, others=tuple(others), start=start)
