@@ -57,7 +57,10 @@ SLOW = {  # file → tests that take long and repeat whole, or for further cases
     "test_every_task": r"answers\[(?!lm)|begins_with_a_masked|word_vectors_and_say",
     "test_export": r"same_log_probabilities\[(?!2017)|writes_greedily|what_the_run_writes|runs_anywhere"
     r"|answers_as_its_run\[(?!general)",
+    "test_exported": r"\[(?!marian)",
     "test_faults": r"sleeps_longer.*process|arms-10",
+    "test_generate": r"\[(?!(GPT2LMHeadModel|MarianMTModel)-greedy\])",
+    "test_hf": r"\[(?!(BertForMaskedLM|MarianMTModel)-0)",
     "test_library": r"is_trained|another_folder|given_wrong",
     "test_loop": r"test_mixture|test_average_and_ema|bfloat16|scored_in_the_course|reader_leaves|a_row_speaks"
     r"|warm_start_takes|trace_of_updates",
@@ -78,7 +81,9 @@ SLOW = {  # file → tests that take long and repeat whole, or for further cases
     "test_speed": r"takes_steps",
     "test_step": r"whole_batch\[(?!2x2x2)|sgd_update|drops_something_else",
     "test_storage": r"is_that_in_a_directory|opened_from_anywhere|half_written|begin_with_one",
+    "test_tokenizers": r"\[(?!WordPiece)",
     "test_tpu": r"",
+    "test_transformers": r"\[(?!(gpt2|marian))",
     "test_verify": r"broken|every_check",
 }
 LONGEST = ("test_smoke", "test_contracts", "test_loop", "test_every_task", "test_processes", "test_parts")
