@@ -69,6 +69,11 @@ def build(config: Config, workdir: Path) -> Run:
 def build_on(checkpoints: Checkpoints, config: Config, workdir: Path) -> Run:
     """Return the run that goes on from these checkpoints, or begins."""
     saved = saved_config(workdir, checkpoints)
+    if checkpoints.steps() == [0]:  # import, prune and extend write that: parameters without an optimizer's state
+        raise UserError(
+            f"{workdir} holds parameters that no run trained: begin with them in a --workdir of its own, with "
+            f"--config.train.init_from={workdir}"
+        )
     if saved:
         config = resume_config(saved, config)
     mesh = open_mesh(config)

@@ -21,6 +21,7 @@ from jformer.errors import UserError
 from jformer.evaluation.evaluate import evaluate
 from jformer.hf import main
 from jformer.models import ExecutionConfig, build_model, init_params
+from jformer.training.loop import train
 from tests.checkpoints.hf import small_runs
 
 tokenizers = pytest.importorskip("tokenizers", reason="the extra hf is not installed")
@@ -216,7 +217,7 @@ def test_options_that_theirs_has_no_place_for_are_told(workdir, tmp_path):
     assert generation.write(sampled, symbols, ids)[1] == ["decode.search='sample'"]
 
 
-def test_an_imported_run_is_scored_and_its_tokenizer_is_guarded(exported, tmp_path):
+def test_an_imported_run_is_scored_not_trained_in_place_and_its_tokenizer_is_guarded(exported, tmp_path):
     import_model(exported, str(tmp_path / "run"), Texts())
     (tmp_path / "test.tsv").write_text("a house\tred house\nred\ta\n")
     config = load_config(Path(tmp_path / "run") / "config.json")
@@ -224,6 +225,8 @@ def test_an_imported_run_is_scored_and_its_tokenizer_is_guarded(exported, tmp_pa
     results = evaluate(config, Path(tmp_path / "run"))
     assert results["test"]["examples"] == 2
     assert (results["run"]["updates"], results["run"]["data"]) == (0, [])
+    with pytest.raises(UserError, match=r"begin with them in a --workdir of its own, with --config.train.init_from="):
+        train(config, Path(tmp_path / "run"))
     (saved,) = (tmp_path / "run" / "tokenizer").glob("shared.*")
     saved.write_bytes(saved.read_bytes().replace(b"house", b"mouse"))
     with pytest.raises(UserError, match=f"{saved.name} is damaged"):
