@@ -24,7 +24,8 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
   --watch    report: seconds after which the page is written anew, and loaded by a browser, until the run is scored
   --host     serve: the address to listen at; 127.0.0.1, which only this machine reaches, if it is not given
   --port     serve: the port; 8000 if it is not given, 0 for any that is free
-  --format   export: ctranslate2 or stablehlo
+  --format   export: ctranslate2 or stablehlo; explore: html, a page, or png or svg, a figure of one line (default: by
+             the name of --output)
   --topology describe: what the run would take of a TPU slice, such as v5e:16x16 or v5litepod-256; exit code 2 if it
              does not fit. Needs pip install -e ".[tpu-aot]", and a minute or two
   --price    describe with --topology: dollars for an hour of a chip, to tell the cost
@@ -62,7 +63,7 @@ from jformer.training.malloc import keep_freed_memory
 
 MODES = ("train", "evaluate", "predict", "score", "describe", "verify", "explore", "report", "serve", "export")
 TOGETHER = ("train", "evaluate", "predict", "score")  # what several processes can do
-FORMATS = ("ctranslate2", "stablehlo")
+FORMATS = {"export": ("ctranslate2", "stablehlo"), "explore": ("html", "png", "svg")}
 REFUSALS = (errno.ENAMETOOLONG, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # by which the system means users
 WORTH_KEEPING = 0.05  # seconds of compiling
 
@@ -156,7 +157,7 @@ def run(options: flags.FlagValues, config: Config) -> int:
         from jformer.evaluation.explorer import explore
 
         with told("exploring"):
-            line = explore(config, workdir, options.input, options.output)
+            line = explore(config, workdir, options.input, options.output, options.format)
         print(line)
     elif options.mode == "serve":
         from jformer.inference.server.serve import serve
@@ -234,7 +235,7 @@ def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:
     flags.DEFINE_float("watch", 0.0, "Seconds.", lower_bound=0.0, flag_values=options)
     flags.DEFINE_string("host", "127.0.0.1", "Where to listen.", flag_values=options)
     flags.DEFINE_integer("port", 8000, "A port.", lower_bound=0, upper_bound=65535, flag_values=options)
-    flags.DEFINE_enum("format", None, FORMATS, "What to export to.", flag_values=options)
+    flags.DEFINE_string("format", None, "What to write.", flag_values=options)
     flags.DEFINE_string("topology", "", "A TPU slice.", flag_values=options)
     flags.DEFINE_float("price", 0.0, "Dollars for an hour of a chip.", lower_bound=0.0, flag_values=options)
     flags.DEFINE_bool("distributed", False, "One of several processes, as the cluster says.", flag_values=options)
@@ -250,6 +251,12 @@ def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:
         raise UserError(f"unexpected argument {rest[1]!r}: options are written --name=value; see --help")
     if not options.workdir and options.mode != "describe":
         raise UserError("--workdir is missing: name the directory of the run")
+    formats = FORMATS.get(options.mode, ())
+    if options.format and options.format not in formats:
+        known = (
+            f"is none of {', '.join(formats)}" if formats else f"has no effect on --mode={options.mode}, leave it out"
+        )
+        raise UserError(f"--format={options.format} {known}")
     if options.mode == "export" and (not options.format or options.output == "-"):
         raise UserError("--mode=export needs --format and a folder as --output; see --help")
     return options, overrides

@@ -4,17 +4,24 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const { examples } = data;
 const main = document.getElementById("explorer");
-const CELL = 18; // pixels of a weight in the large map
+const THUMBNAIL = 168; // pixels of a small map at most
 const MOST_LINES = 80; // tokens a side up to which lines are drawn
 const state = { example: 0, part: 0, layer: 0, head: "mean", row: 0, column: 0 };
+const waiting = []; // small maps that are not drawn before the large one
+let drawings = 0; // of the large map, so that an older one that comes late is not shown
 
 const part = () => examples[state.example].attention[state.part];
 
+/** Return how many pixels a weight has in the large map: the fewer, the more there are. */
+const cellOf = ({ rows, columns }) =>
+  Math.min(18, Math.max(4, Math.floor(1400 / Math.max(rows.length, columns.length))));
+
 /** Return the weights of a head, of "mean" or of "rollout", as a table of bytes. */
-function weights(layer, head) {
-  const { rows, columns, rollout, means, heads } = part();
+async function weights(layer, head) {
+  const { rows, columns, side, firstPatch, mask, rollout, means, heads } = part();
   const found = head === "rollout" ? rollout : head === "mean" ? means[layer] : heads[layer][head];
-  return { rows, columns, values: bytes(found), cell: CELL };
+  const [values, open] = await Promise.all([unpack(found), mask === null ? null : unpack(mask)]);
+  return { rows, columns, side, firstPatch, values, mask: open, shares: SHARES, cell: cellOf(part()) };
 }
 
 const lazily = new IntersectionObserver((entries) => {
@@ -22,7 +29,8 @@ const lazily = new IntersectionObserver((entries) => {
     if (!isIntersecting) continue;
     lazily.unobserve(target);
     const head = target.dataset.head;
-    paint(target, weights(Number(target.dataset.layer), /^\d+$/.test(head) ? Number(head) : head));
+    const found = weights(Number(target.dataset.layer), /^\d+$/.test(head) ? Number(head) : head);
+    found.then((table) => paint(target, shrunk(table, THUMBNAIL)));
   }
 });
 
@@ -40,7 +48,7 @@ function headButton(layer, head) {
     for (const other of main.querySelectorAll(".head")) other.setAttribute("aria-pressed", other === button);
     showDetail();
   });
-  lazily.observe(canvas);
+  waiting.push(canvas);
   return button;
 }
 
@@ -60,44 +68,81 @@ function showGrid() {
   }
 }
 
-function lines({ rows, columns, values }) {
+function lines({ rows, columns, values, shares }) {
   if (Math.max(rows.length, columns.length) > MOST_LINES) {
     return element("p", {}, `Lines are drawn up to ${MOST_LINES} tokens a side.`);
   }
+  const step = 18;
   const [left, right] = [labelWidth(rows), labelWidth(columns)];
-  const [width, height] = [left + right + 160, CELL * Math.max(rows.length, columns.length) + 10];
+  const [width, height] = [left + right + 160, step * Math.max(rows.length, columns.length) + 10];
   const drawing = element("svg", { width, height, role: "img" });
   drawing.setAttribute("aria-label", "Lines from each token to those it attends to; the heat map has the same weights");
   rows.forEach((token, i) => {
-    drawing.append(element("text", { x: left - 5, y: CELL * i + 17, "text-anchor": "end" }, token));
+    drawing.append(element("text", { x: left - 5, y: step * i + 17, "text-anchor": "end" }, token));
     columns.forEach((_, j) => {
-      const share = values[i * columns.length + j] / 255;
+      const share = shares[values[i * columns.length + j]];
       if (share < 0.02) return;
-      const ends = { x1: left, y1: CELL * i + 13, x2: left + 160, y2: CELL * j + 13 };
-      drawing.append(element("line", { class: "link", ...ends, "stroke-opacity": share, "stroke-width": 1 + 2 * share }));
+      const ends = { x1: left, y1: step * i + 13, x2: left + 160, y2: step * j + 13 };
+      drawing.append(
+        element("line", { class: "link", ...ends, "stroke-opacity": share, "stroke-width": 1 + 2 * share }),
+      );
     });
   });
-  columns.forEach((token, j) => drawing.append(element("text", { x: left + 165, y: CELL * j + 17 }, token)));
+  columns.forEach((token, j) => drawing.append(element("text", { x: left + 165, y: step * j + 17 }, token)));
   return drawing;
 }
 
-function showDetail() {
-  const table = weights(state.layer, state.head);
-  const said = main.querySelector("output");
-  const tell = (row, column) => {
-    const share = table.values[row * table.columns.length + column] / 255;
-    said.textContent = `${table.rows[row]} takes ${share.toFixed(3)} from ${table.columns[column]}`;
-  };
+/** Return what the colours say, and how much of the map is masked. */
+function legend({ rows, columns, masked }) {
+  const entry = (kind, text) =>
+    element("span", {}, element("span", { class: `swatch ${kind}`, "aria-hidden": "true" }), text);
+  const shown = element("p", { class: "legend" }, entry("scale", "weight, from 0 to 1"));
+  if (masked) {
+    const of = `${masked.toLocaleString("en")} of ${(rows.length * columns.length).toLocaleString("en")} pairs`;
+    shown.append(entry("hatched", `masked, no weight at all: may not attend (${of})`));
+  }
+  return shown;
+}
+
+async function showDetail() {
+  const mine = ++drawings;
   const head = typeof state.head === "number" ? `head ${state.head + 1}` : state.head;
   const where = state.head === "rollout" ? "rollout of all layers" : `layer ${state.layer + 1}, ${head}`;
+  const image = examples[state.example].image;
+  const seen = part().side ? pixelsOf({ ...image, values: await unpack(image.bytes) }) : null;
+  const table = await weights(state.layer, state.head);
+  if (mine !== drawings) return;
+  const said = main.querySelector("output");
+  let pictured = -1; // the row that the picture is of
+  const tell = (row, column) => {
+    const at = row * table.columns.length + column;
+    const pair = [table.rows[row], table.columns[column]];
+    said.textContent =
+      table.mask && !table.mask[at]
+        ? `${pair[0]} may not attend to ${pair[1]}: masked`
+        : `${pair[0]} takes ${number(SHARES[table.values[at]])} from ${pair[1]}`;
+    if (!seen || row === pictured) return;
+    pictured = row;
+    const chosen = (other) => {
+      state.row = other;
+      showDetail().then(() => main.querySelector('.strip [aria-pressed="true"]').focus());
+    };
+    main.querySelector("#lines").replaceChildren(...pictures(seen, table, row, chosen));
+  };
   main.querySelector("#where").textContent = `${part().name}: ${where}`;
+  main.querySelector("#legend").replaceChildren(legend(part()));
+  if (!seen) main.querySelector("#lines").replaceChildren(lines(table));
   main.querySelector("#map").replaceChildren(heatMap(table, state, tell));
-  main.querySelector("#lines").replaceChildren(lines(table));
 }
 
 function showChoices() {
   const rows = examples[state.example].choices.map(([token, probability, likeliest]) => {
-    const number = element("span", {}, element("span", { class: "bar", style: `width: ${5 * probability}em` }), probability.toFixed(3));
+    const number = element(
+      "span",
+      {},
+      element("span", { class: "bar", style: `width: ${5 * probability}em` }),
+      probability.toFixed(3),
+    );
     const others = likeliest.filter(([other]) => other !== token).map(([other, p]) => `${other} ${p.toFixed(3)}`);
     return [token, number, others.join(" · ")];
   });
@@ -111,19 +156,22 @@ function choose(name, label, options, then) {
   return element("div", {}, element("label", { for: name }, label), document.createElement("br"), select);
 }
 
-function showPart(index) {
+/** Show a part of the model: the large map first, then the small ones, as they come into view. */
+async function showPart(index) {
   Object.assign(state, { part: index, layer: 0, row: 0, column: 0 });
   state.head = part().heads[0].length > 1 ? "mean" : 0;
+  waiting.length = 0;
   showGrid();
-  showDetail();
+  await showDetail();
+  for (const canvas of waiting.splice(0)) lazily.observe(canvas);
 }
 
 function showExample(index) {
   state.example = index;
   const { source, target, attention } = examples[index];
-  main.querySelector("#texts").replaceChildren(
-    ...[source, target].filter(Boolean).map((text) => element("p", { class: "text" }, text)),
-  );
+  main
+    .querySelector("#texts")
+    .replaceChildren(...[source, target].filter(Boolean).map((text) => element("p", { class: "text" }, text)));
   const names = attention.map(({ name }) => name);
   main.querySelector("#parts").replaceChildren(choose("part", "Attention", names, showPart));
   showChoices();
@@ -134,19 +182,32 @@ function showExample(index) {
   }
 }
 
-const sections = [ // each with whether there is something in it
-  [section("search", "The beam search, step by step", () => searches(examples[state.example].trees)), () => examples[state.example].trees.length],
-  [section("embeddings", "Tokens as their embeddings lie", () => planes(examples[state.example].planes)), () => examples[state.example].planes.length],
+const sections = [
+  // each with whether there is something in it
+  [
+    section("search", "The beam search, step by step", () => searches(examples[state.example].trees)),
+    () => examples[state.example].trees.length,
+  ],
+  [
+    section("embeddings", "Tokens as their embeddings lie", () => planes(examples[state.example].planes)),
+    () => examples[state.example].planes.length,
+  ],
   [section("positions", "Positions", positions), () => data.positions.length],
 ];
 
 const titles = examples.map(({ source, target }, i) => `${i + 1}: ${(source || target).slice(0, 60)}`);
 main.append(
-  element("div", { class: "controls" }, choose("example", "Example", titles, showExample), element("div", { id: "parts" })),
+  element(
+    "div",
+    { class: "controls" },
+    choose("example", "Example", titles, showExample),
+    element("div", { id: "parts" }),
+  ),
   element("div", { id: "texts" }),
   element("h2", {}, "Layers and heads"),
   element("div", { id: "grid" }),
   element("h2", { id: "where" }),
+  element("div", { id: "legend" }),
   element("output", { "aria-live": "polite" }),
   element("div", { class: "views" }, element("div", { id: "map", class: "scroll" }), scrolled("lines")),
   element("h2", {}, "What it wrote, and what else it might have"),
@@ -155,4 +216,4 @@ main.append(
 );
 showExample(0);
 const asked = document.getElementById(decodeURIComponent(location.hash.slice(1)));
-if (asked && asked.refresh) asked.open = true;
+if (asked?.refresh) asked.open = true;

@@ -1,7 +1,7 @@
 """One page that shows what a trained run attends to, how it searched, and how its tokens and positions lie.
 
-The page holds all it shows and asks for nothing. Weights are stored in 256 steps and drawn when they come into view;
-searches, embeddings and positions are drawn when somebody opens them.
+The page holds all it shows and asks for nothing. Weights are stored in 256 steps, deflated, and unpacked and drawn when
+they come into view; searches, embeddings and positions are drawn when somebody opens them.
 """
 
 import base64
@@ -20,13 +20,13 @@ from jformer.data.text import read_lines
 from jformer.errors import UserError
 from jformer.evaluation import heatmaps, page
 from jformer.inference.answers import NODE_STATES, SearchTree
-from jformer.inference.attended import Attended, Attention
+from jformer.inference.attended import Attended, Attention, Part
 from jformer.inference.embeddings import Plane, Positions, embedding_planes, position_tables
 from jformer.inference.predict import Predictor, load
 from jformer.inference.search_tree import has_beam
 
 MOST_EXAMPLES = 50  # of one page; each takes up to layers × heads × tokens² bytes
-PROGRAMS = ("explorer_drawing", "explorer_tree", "explorer_tables", "explorer")
+PROGRAMS = ("explorer_drawing", "explorer_picture", "explorer_tree", "explorer_tables", "explorer")
 
 
 class Shown(NamedTuple):
@@ -37,28 +37,28 @@ class Shown(NamedTuple):
     planes: Sequence[Plane] = ()
 
 
-def explore(config: Config, workdir: RunPath, source: str, output: str) -> str:
+def explore(config: Config, workdir: RunPath, source: str, output: str, form: str | None = None) -> str:
     """Write the page of the lines of a file (or of standard input, as "-"), and return what was written.
 
-    A line is a source, or a source, a TAB and the target to look at instead of the run's own answer. An output whose
-    name ends in one of `heatmaps.FORMS` is the figure of one line.
+    A line is a source, or a source, a TAB and the target to look at instead of the run's own answer; a question and its
+    context, with a TAB between them, are a source. A `form` of png or svg, or an output named so, asks for the
+    figure of one line.
 
     Raises UserError for an output that cannot be written, for no lines or too many, and for what
     `Predictor.attend` refuses.
     """
     page.check_output("explore", output)
-    form = Path(output).suffix.lower()
-    if form not in ("", ".html", ".htm", *heatmaps.FORMS):
-        raise UserError(f"--output={output}: a page ends in .html, a figure in {' or '.join(heatmaps.FORMS)}")
-    most = 1 if form in heatmaps.FORMS else MOST_EXAMPLES
-    pairs = _read_pairs(Path("/dev/stdin" if source == "-" else source))
-    if not 1 <= len(pairs) <= most:
+    figure = _figure_form(form, output)
+    most = 1 if figure else MOST_EXAMPLES
+    lines = _read_lines(Path("/dev/stdin" if source == "-" else source))
+    if not 1 <= len(lines) <= most:
         wanted = f"1 to {most} of them" if most > 1 else f"one, as {output} is a figure"
-        raise UserError(f"--input={source} has {len(pairs)} lines to explore: give {wanted}")
+        raise UserError(f"--input={source} has {len(lines)} lines to explore: give {wanted}")
     predictor = load(workdir, config)
+    pairs = [_pair(line, predictor.config.task == "qa") for line in lines]
     attended = predictor.attend(pairs)
-    if form in heatmaps.FORMS:
-        page.write_page(output, heatmaps.draw(attended[0], form))
+    if figure:
+        page.write_page(output, heatmaps.draw(attended[0], figure))
         return f"{output}: attention of one example"
     longest = max(
         (len(side) for each in attended for part in each.parts for side in (part.rows, part.columns)), default=0
@@ -69,18 +69,33 @@ def explore(config: Config, workdir: RunPath, source: str, output: str) -> str:
     return f"{output}: {counted(len(shown), 'examples')}, {len(content) / 1e3:,.0f} kB; open it in a browser"
 
 
-def _read_pairs(path: Path) -> list[tuple[str, str | None]]:
-    """Return the pairs of all lines that have text, read as --mode=predict reads its input."""
+def _figure_form(form: str | None, output: str) -> str:
+    """Return which of heatmaps.FORMS is asked for, "" for a page; raise UserError for another, and for two at once."""
+    forms = {".html": "html", ".htm": "html", **{form: form.removeprefix(".") for form in heatmaps.FORMS}}
+    suffix = Path(output).suffix.lower()
+    named = forms.get(suffix)
+    if form is None and suffix and named is None:
+        raise UserError(f"--output={output}: a page ends in .html, a figure in {' or '.join(heatmaps.FORMS)}")
+    if form and named and form != named:
+        raise UserError(f"--output={output} is the name of another --format than {form}: leave one of them out")
+    chosen = f".{form or named or 'html'}"
+    return chosen if chosen in heatmaps.FORMS else ""
+
+
+def _read_lines(path: Path) -> list[str]:
+    """Return all lines that have text, read as --mode=predict reads its input."""
 
     def warn(line: int, reason: str) -> None:
         progress.show(f"{path}:{line}: {reason}, replaced by U+FFFD", "\n")
 
-    return [_pair(line) for line in read_lines(path, Counter(), invalid="replace", warn=warn) if line.strip()]
+    return [line for line in read_lines(path, Counter(), invalid="replace", warn=warn) if line.strip()]
 
 
-def _pair(line: str) -> tuple[str, str | None]:
-    source, tab, target = line.partition("\t")
-    return source, target if tab else None
+def _pair(line: str, of_question: bool) -> tuple[str, str | None]:
+    """Return the source and the target of a line; a question and its context are a source."""
+    parts = line.split("\t", 1 + of_question)
+    sources = 1 + of_question
+    return "\t".join(parts[:sources]), parts[sources] if len(parts) > sources else None
 
 
 def show(predictor: Predictor, pairs: Sequence[tuple[str, str | None]], attended: Sequence[Attended]) -> list[Shown]:
@@ -95,22 +110,27 @@ def show(predictor: Predictor, pairs: Sequence[tuple[str, str | None]], attended
 
 def explorer_page(title: str, shown: Sequence[Shown], positions: Sequence[Positions] = ()) -> str:
     """Return the whole page. Texts stand in it as data, and are never read as HTML or as a program."""
+    packed: list[str] = []
     data = {
-        "examples": [_example(each) for each in shown],
+        "examples": [_example(each, packed) for each in shown],
         "positions": [_positions(each) for each in positions],
         "states": NODE_STATES,
     }
-    return page.page(title, ['<div id="explorer"></div>'], PROGRAMS, data)
+    return page.page(title, ['<div id="explorer"></div>'], PROGRAMS, data, packed=packed)
 
 
-def _example(shown: Shown) -> dict[str, Any]:
+def _example(shown: Shown, packed: list[str]) -> dict[str, Any]:
     attended = shown.attended
     return {
         "trees": [_tree(tree) for tree in shown.trees],
         "planes": [_plane(plane) for plane in shown.planes],
         "source": attended.source,
         "target": attended.target,
-        "attention": [_maps(part) for part in sorted(attended.parts, key=heatmaps.order)],
+        "image": None if attended.image is None else _image(attended.image, packed),
+        "attention": [
+            _maps(part, heatmaps.patches_of(attended, part), packed)
+            for part in sorted(attended.parts, key=heatmaps.order)
+        ],
         "choices": [
             [choice.token, round(choice.probability, 4), [[token, round(p, 4)] for token, p in choice.likeliest]]
             for choice in attended.choices
@@ -118,23 +138,43 @@ def _example(shown: Shown) -> dict[str, Any]:
     }
 
 
-def _maps(part: Attention) -> dict[str, Any]:
-    """Return one part's weights: a string for each layer and head, row by row, and for each layer the mean of heads."""
+def _image(image: np.ndarray, packed: list[str]) -> dict[str, Any]:
+    """Return an image [height width channels] whose bytes are packed."""
+    return {"width": image.shape[1], "height": image.shape[0], "bytes": _packed(image, packed)}
+
+
+def _maps(part: Attention, side: int, packed: list[str]) -> dict[str, Any]:
+    """Return one part's weights: the number of a packed text for each layer and head, and for each layer their mean.
+
+    `side` tells how many patches a side of the image has, 0 for texts.
+    """
     rollout = part.rollout()
+    mask = None if part.mask.all() else _packed(part.mask, packed)  # what the page shows first is packed first
+    means = [_packed(_steps(layer.mean(axis=0)), packed) for layer in part.weights]
     return {
         "name": part.part.title,
         "rows": part.rows,
         "columns": part.columns,
-        "heads": [[_bytes(head) for head in layer] for layer in part.weights],
-        "means": [_bytes(layer.mean(axis=0)) for layer in part.weights],
-        "rollout": None if rollout is None else _bytes(rollout),
+        "side": side,
+        "firstPatch": len(part.rows) - side**2 if part.part is Part.ENCODER_SELF else len(part.rows),
+        "mask": mask,
+        "masked": int(part.mask.size - part.mask.sum()),
+        "means": means,
+        "rollout": None if rollout is None else _packed(_steps(rollout), packed),
+        "heads": [[_packed(_steps(head), packed) for head in layer] for layer in part.weights],
         "entropy": np.round(part.entropy().astype(float), 3).tolist(),
     }
 
 
-def _bytes(weights: np.ndarray) -> str:
-    """Return weights [t s] from 0 to 1 as a byte each, in base64."""
-    return base64.b64encode(np.round(weights * 255).astype(np.uint8).tobytes()).decode()
+def _steps(weights: np.ndarray) -> np.ndarray:
+    """Return weights from 0 to 1 in 256 steps of their square roots, so that small ones differ: 0.002 is 11 of 255."""
+    return np.round(np.sqrt(weights) * 255)
+
+
+def _packed(values: np.ndarray, packed: list[str]) -> int:
+    """Add an array of bytes to what is packed, and return its number there."""
+    packed.append(page.pack(values))
+    return len(packed) - 1
 
 
 def _tree(tree: SearchTree) -> dict[str, Any]:

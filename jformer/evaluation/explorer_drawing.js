@@ -2,7 +2,9 @@
 // What the parts of the explorer draw with: elements, maps of numbers, sections. Texts are set as text, never as HTML.
 
 function element(name, attributes = {}, ...children) {
-  const svg = ["svg", "text", "line", "rect", "image", "g", "path", "circle", "title"].includes(name);
+  const svg = ["svg", "text", "line", "rect", "image", "g", "path", "circle", "title", "defs", "pattern"].includes(
+    name,
+  );
   const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
   made.append(...children);
@@ -12,6 +14,37 @@ function element(name, attributes = {}, ...children) {
 /** Return the bytes that a text in base64 stands for. */
 const bytes = (text) => Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
 
+/** Return the element under a number once the page has been read as far as behind it. */
+function arrived(i) {
+  const found = document.getElementById(`packed${i}`);
+  if (found?.nextElementSibling) return found;
+  return new Promise((done) => {
+    const reading = new MutationObserver(() => {
+      reading.disconnect();
+      done(arrived(i));
+    });
+    reading.observe(document.body, { childList: true });
+  });
+}
+
+/** Return the bytes that the page has packed under a number. */
+async function unpack(i) {
+  const packed = bytes((await arrived(i)).textContent);
+  const given = new ReadableStream({
+    start(controller) {
+      controller.enqueue(packed);
+      controller.close();
+    },
+  });
+  const unpacked = new Response(given.pipeThrough(new DecompressionStream("deflate")));
+  return new Uint8Array(await unpacked.arrayBuffer());
+}
+
+const SHARES = Float64Array.from({ length: 256 }, (_, i) => (i / 255) ** 2); // weights are kept as their square roots
+const SIGNED = Float64Array.from({ length: 256 }, (_, i) => (i - 128) / 127);
+/** Return a weight as a short text: two digits are what its 256 steps tell. */
+const number = (share) => (share ? String(Number(share.toPrecision(2))) : "0");
+
 /** Return how wide the longest of some tokens is, about, in pixels. */
 const labelWidth = (tokens) => Math.min(160, 8 + 7 * Math.max(...tokens.map((token) => token.length)));
 
@@ -19,24 +52,67 @@ function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).split(",").map(Number);
 }
 
-/** Draw bytes into a canvas, one pixel each: 0 is nothing and 255 is all or, if signed, 128 is nothing. */
-function paint(canvas, { rows, columns, values, signed }) {
-  [canvas.width, canvas.height] = [columns.length, rows.length];
+/** Return a mixture of two colours as a canvas stores a pixel. */
+function pixel(from, to, share) {
+  const [red, green, blue] = [0, 1, 2].map((c) => Math.round(from[c] + (to[c] - from[c]) * share));
+  return (255 << 24) | (blue << 16) | (green << 8) | red;
+}
+
+/** Draw a table of bytes into a canvas, one pixel each; what is masked is chequered. */
+function paint(canvas, { rows, columns, values, shares, mask }) {
+  const [height, width] = [rows.length, columns.length];
+  Object.assign(canvas, { width, height });
   const context = canvas.getContext("2d");
-  const pixels = context.createImageData(canvas.width, canvas.height);
-  const [none, most, least] = ["--low", "--high", "--negative"].map(color);
-  values.forEach((value, i) => {
-    const share = signed ? (value - 128) / 127 : value / 255;
-    const end = share < 0 ? least : most;
-    for (let c = 0; c < 3; c++) pixels.data[4 * i + c] = none[c] + (end[c] - none[c]) * Math.abs(share);
-    pixels.data[4 * i + 3] = 255;
+  const image = context.createImageData(width, height);
+  const pixels = new Int32Array(image.data.buffer);
+  const [none, most, least, masked] = ["--low", "--high", "--negative", "--masked"].map(color);
+  const colors = Int32Array.from(shares, (share) => pixel(none, share < 0 ? least : most, Math.abs(share)));
+  const chequers = [0.25, 0.6].map((share) => pixel(none, masked, share));
+  for (let i = 0; i < pixels.length; i++) {
+    pixels[i] = mask && !mask[i] ? chequers[(Math.floor(i / width) + (i % width)) % 2] : colors[values[i]];
+  }
+  context.putImageData(image, 0, 0);
+}
+
+/** Return a table of at most so many rows and columns: of each block its largest weight, masked where all of it is. */
+function shrunk(table, most) {
+  const { rows, columns, values, mask } = table;
+  const step = Math.ceil(Math.max(rows.length, columns.length) / most);
+  if (step === 1) return table;
+  const [high, wide] = [rows, columns].map((labels) => Math.ceil(labels.length / step));
+  const made = { ...table, rows: { length: high }, columns: { length: wide }, values: new Uint8Array(high * wide) };
+  if (mask) made.mask = new Uint8Array(high * wide);
+  for (let row = 0, i = 0; row < rows.length; row++) {
+    const start = Math.floor(row / step) * wide;
+    for (let column = 0; column < columns.length; column++, i++) {
+      const at = start + Math.floor(column / step);
+      if (values[i] > made.values[at]) made.values[at] = values[i];
+      if (mask) made.mask[at] |= mask[i];
+    }
+  }
+  return made;
+}
+
+/** Return hatching over all that is masked, as many cells of a row as there are at once. */
+function hatching({ rows, columns, mask, cell }, left, top) {
+  const lines = element("path", { d: "M0 6L6 0", class: "hatch" });
+  const pattern = element("pattern", { id: "hatch", width: 6, height: 6, patternUnits: "userSpaceOnUse" }, lines);
+  const runs = rows.flatMap((_, row) => {
+    const cells = [...mask.subarray(row * columns.length, (row + 1) * columns.length)].join("");
+    return [...cells.matchAll(/0+/g)].map(
+      ({ index, 0: { length } }) =>
+        `M${left + cell * index} ${top + cell * row}h${cell * length}v${cell}h${-cell * length}z`,
+    );
   });
-  context.putImageData(pixels, 0, 0);
+  return [element("defs", {}, pattern), element("path", { d: runs.join(""), fill: "url(#hatch)", class: "masked" })];
 }
 
 /** Return the names of rows and columns beside a map, as many as there is room for. */
 function mapLabels({ rows, columns, cell }, left, top) {
-  const step = Math.max(Math.ceil((cell < 14 ? 28 : 14) / cell), Math.ceil(Math.max(rows.length, columns.length) / 600));
+  const step = Math.max(
+    Math.ceil((cell < 14 ? 28 : 14) / cell),
+    Math.ceil(Math.max(rows.length, columns.length) / 600),
+  );
   const shown = (labels) => labels.map((label, i) => [label, i]).filter(([, i]) => i % step === 0);
   const beside = shown(rows).map(([label, i]) =>
     element("text", { x: left - 5, y: top + cell * (i + 0.5) + 4, "text-anchor": "end" }, label),
@@ -54,13 +130,13 @@ function heatMap(table, place, moved) {
   const [left, top] = [labelWidth(rows), labelWidth(columns)];
   const [width, height] = [left + cell * columns.length, top + cell * rows.length];
   const canvas = document.createElement("canvas");
-  paint(canvas, table);
+  paint(canvas, { ...table, mask: null });
   const map = element("svg", { class: "map", width, height, tabindex: 0, role: "application" });
   map.setAttribute("aria-label", "Heat map; the arrow keys move from number to number");
   const area = { x: left, y: top, width: width - left, height: height - top, preserveAspectRatio: "none" };
   const cursor = element("rect", { class: "cursor", width: cell, height: cell });
   const picture = element("image", { ...area, href: canvas.toDataURL(), style: "image-rendering: pixelated" });
-  map.append(picture, ...mapLabels(table, left, top), cursor);
+  map.append(picture, ...(table.mask ? hatching(table, left, top) : []), ...mapLabels(table, left, top), cursor);
   const move = (row, column) => {
     place.row = Math.max(0, Math.min(rows.length - 1, row));
     place.column = Math.max(0, Math.min(columns.length - 1, column));

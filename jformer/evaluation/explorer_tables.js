@@ -8,7 +8,8 @@ function placeLabels(points, tokens) {
   const placed = [];
   for (const [i, [cx, cy]] of [...points.entries()].sort(([, a], [, b]) => a[1] - b[1])) {
     const label = { i, x: cx + 7, y: cy + 4, width: 5 + 7 * tokens[i].length };
-    const over = (other) => Math.abs(other.y - label.y) < 12 && other.x < label.x + label.width && label.x < other.x + other.width;
+    const over = (other) =>
+      Math.abs(other.y - label.y) < 12 && other.x < label.x + label.width && label.x < other.x + other.width;
     while (placed.some(over)) label.y += 3;
     placed.push(label);
   }
@@ -18,7 +19,10 @@ function placeLabels(points, tokens) {
 /** Return a plane's points as a drawing; the table beside it has the same tokens. */
 function drawPlane({ tokens, points }) {
   const drawing = element("svg", { class: "plane", viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img" });
-  drawing.setAttribute("aria-label", "Tokens on the first two principal components of their embeddings; the table lists their neighbours");
+  drawing.setAttribute(
+    "aria-label",
+    "Tokens on the first two principal components of their embeddings; the table lists their neighbours",
+  );
   const place = (axis, size) => {
     const along = points.map((point) => point[axis]);
     const [least, most] = [Math.min(...along), Math.max(...along)];
@@ -39,8 +43,13 @@ function drawPlane({ tokens, points }) {
 function planes(found) {
   return found.flatMap((plane, i) => {
     const shares = plane.shares.map((share) => `${Math.round(100 * share)} %`).join(" and ");
-    const near = plane.neighbours.map((each) => each.map(([token, cosine]) => `${token} ${cosine.toFixed(2)}`).join(" · "));
-    const table = tableOf(["token", "nearest by cosine"], plane.tokens.map((token, row) => [token, near[row]]));
+    const near = plane.neighbours.map((each) =>
+      each.map(([token, cosine]) => `${token} ${cosine.toFixed(2)}`).join(" · "),
+    );
+    const table = tableOf(
+      ["token", "nearest by cosine"],
+      plane.tokens.map((token, row) => [token, near[row]]),
+    );
     const told = `The ${plane.tokens.length} tokens on two principal components, which show ${shares} of their variance.`;
     const drawn = element("div", { class: "scroll" }, drawPlane(plane));
     const views = element("div", { class: "views" }, drawn, scrolled(`neighbours${i}`, table));
@@ -51,9 +60,9 @@ function planes(found) {
 function positions() {
   return data.positions.flatMap(({ name, axes, rows, columns, most, values }) => {
     const said = element("output", { "aria-live": "polite" });
-    const table = { rows, columns, values: bytes(values), signed: true, cell: axes[0] === "head" ? 18 : 7 };
+    const table = { rows, columns, values: bytes(values), shares: SIGNED, cell: axes[0] === "head" ? 18 : 7 };
     const tell = (row, column) => {
-      const value = ((table.values[row * columns.length + column] - 128) / 127) * most;
+      const value = SIGNED[table.values[row * columns.length + column]] * most;
       said.textContent = `${axes[0]} ${rows[row]}, ${axes[1]} ${columns[column]}: ${value.toPrecision(2).replace("-", "−")}`;
     };
     const map = element("div", { class: "scroll" }, heatMap(table, { row: 0, column: 0 }, tell));

@@ -9,8 +9,16 @@ const nats = (thousandths) => (thousandths / 1000).toFixed(3).replace("-", "−"
 function treeNodes(tree, withDropped) {
   const states = Object.keys(data.states);
   const nodes = tree.parent.map((parent, i) => ({
-    parent, i, token: tree.tokens[tree.token[i]], logProb: tree.logProb[i], score: tree.score[i],
-    state: states[tree.state[i]], rank: tree.rank[i], children: [], best: tree.rank[i] || Infinity, sum: 0,
+    parent,
+    i,
+    token: tree.tokens[tree.token[i]],
+    logProb: tree.logProb[i],
+    score: tree.score[i],
+    state: states[tree.state[i]],
+    rank: tree.rank[i],
+    children: [],
+    best: tree.rank[i] || Infinity,
+    sum: 0,
   }));
   for (const node of nodes.slice(1)) {
     [node.up, node.depth] = [nodes[node.parent], (nodes[node.parent].depth || 0) + 1];
@@ -57,7 +65,9 @@ function drawNode(node) {
   group.append(element("rect", { class: "box", x: node.x, y, width: node.width, height: 19, rx: 5 }));
   if (!node.depth) return group;
   const probable = Math.exp(node.logProb / 1000) * (node.width - 8);
-  group.append(element("rect", { class: "share", x: node.x + 4, y: y + 15, width: Math.min(probable, node.width - 8), height: 2 }));
+  group.append(
+    element("rect", { class: "share", x: node.x + 4, y: y + 15, width: Math.min(probable, node.width - 8), height: 2 }),
+  );
   group.append(element("text", { x: node.x + 7, y: y + 12 }, [...node.label].slice(0, 24).join("")));
   return group;
 }
@@ -75,7 +85,10 @@ function describeNode(node) {
 function drawTree(nodes, say) {
   const [width, height] = layOut(nodes);
   const drawing = element("svg", { class: "map tree", width, height, tabindex: 0, role: "application" });
-  drawing.setAttribute("aria-label", "Tree of the search: left and right go along a hypothesis, up and down between those of a step");
+  drawing.setAttribute(
+    "aria-label",
+    "Tree of the search: left and right go along a hypothesis, up and down between those of a step",
+  );
   const choose = (node) => {
     if (!node || !node.depth) return;
     for (const other of drawing.querySelectorAll(".chosen")) other.classList.remove("chosen");
@@ -94,7 +107,12 @@ function drawTree(nodes, say) {
   }
   drawing.addEventListener("keydown", (event) => {
     const at = drawing.chosen;
-    const to = { ArrowLeft: () => at.up, ArrowRight: () => at.children[0], ArrowUp: () => beside(at, -1), ArrowDown: () => beside(at, 1) };
+    const to = {
+      ArrowLeft: () => at.up,
+      ArrowRight: () => at.children[0],
+      ArrowUp: () => beside(at, -1),
+      ArrowDown: () => beside(at, 1),
+    };
     if (!to[event.key]) return;
     event.preventDefault();
     choose(to[event.key]());
@@ -114,10 +132,22 @@ function tokensTo(node) {
 function hypotheses(nodes) {
   const over = nodes.filter(({ state }) => ["ended", "cut", "left"].includes(state));
   const order = ({ rank, state, score }) => [rank || Infinity, state === "left", -score];
-  const before = (a, b) => order(a).map((value, i) => [value, order(b)[i]]).find(([x, y]) => x !== y);
-  over.sort((a, b) => { const differ = before(a, b); return differ ? (differ[0] < differ[1] ? -1 : 1) : 0; });
+  const before = (a, b) =>
+    order(a)
+      .map((value, i) => [value, order(b)[i]])
+      .find(([x, y]) => x !== y);
+  over.sort((a, b) => {
+    const differ = before(a, b);
+    return differ ? (differ[0] < differ[1] ? -1 : 1) : 0;
+  });
   const score = (node) => (node.state === "left" ? "" : nats(node.score));
-  const rows = over.map((node) => [String(node.rank || ""), tokensTo(node), nats(node.sum), score(node), data.states[node.state]]);
+  const rows = over.map((node) => [
+    String(node.rank || ""),
+    tokensTo(node),
+    nats(node.sum),
+    score(node),
+    data.states[node.state],
+  ]);
   return tableOf(["rank", "tokens", "log-probability", "score", "what became of it"], rows);
 }
 
@@ -126,7 +156,12 @@ function searches(trees) {
   return trees.flatMap((tree, piece) => {
     const [said, scroll] = [element("output", { "aria-live": "polite" }), element("div", { class: "scroll" })];
     const box = element("input", { type: "checkbox", id: `dropped${piece}` });
-    const show = () => scroll.replaceChildren(drawTree(treeNodes(tree, box.checked), (text) => { said.textContent = text; }));
+    const show = () =>
+      scroll.replaceChildren(
+        drawTree(treeNodes(tree, box.checked), (text) => {
+          said.textContent = text;
+        }),
+      );
     box.addEventListener("change", show);
     const label = ` show what was dropped: of ${tree.dropped} candidates the best of each step`;
     const control = element("p", {}, box, element("label", { for: box.id }, label));

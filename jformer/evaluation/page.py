@@ -8,10 +8,12 @@ import json
 import os
 import pathlib
 import urllib.parse
+import zlib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
 from etils.epath import Path
 
 from jformer.errors import UserError
@@ -19,13 +21,19 @@ from jformer.storage import in_bucket, replace_content
 
 
 def page(
-    title: str, parts: Sequence[str], programs: tuple[str, ...] = (), data: Any = None, refresh: float = 0.0
+    title: str,
+    parts: Sequence[str],
+    programs: tuple[str, ...] = (),
+    data: Any = None,
+    refresh: float = 0.0,
+    packed: Sequence[str] = (),
 ) -> str:
     """Return a whole HTML file of parts made by the functions below; it asks for nothing.
 
     Of programs that are named, each PROGRAM.js beside this file is in the page, in this order, to draw the data into
     the parts, in the style of the last one's PROGRAM.css; no other program runs. Texts stand in the page as data, and
-    are never read as HTML or as a program. A browser loads the page again every `refresh` seconds, if that is not 0.
+    are never read as HTML or as a program. Each of `packed`, from `pack`, is read when a program asks for its number,
+    so that large data cost little at first. A browser loads the page again every `refresh` seconds, if that is not 0.
     Raises ValueError for a number that is not finite.
     """
     again = f'<meta http-equiv="refresh" content="{refresh:g}">\n' if refresh else ""
@@ -38,9 +46,12 @@ def page(
         policy += f"; script-src 'sha256-{digest}'"
         text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         text = text.replace("<", "\\u003c")  # so that no text can end the script element that holds it
+        apart = "\n".join(f'<script type="text/plain" id="packed{i}">{each}</script>' for i, each in enumerate(packed))
         drawing = f"""<noscript><p>This page draws with JavaScript, which is switched off.</p></noscript>
 <script type="application/json" id="data">{text}</script>
-<script>{script}</script>"""
+<script>{script}</script>
+{apart}
+<span hidden></span>"""
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
@@ -52,6 +63,11 @@ def page(
 {drawing}
 </body></html>
 """
+
+
+def pack(values: np.ndarray) -> str:
+    """Return an array of bytes as a text for `page`: deflated (RFC 1950), in base64."""
+    return base64.b64encode(zlib.compress(values.astype(np.uint8).tobytes())).decode()
 
 
 def heading(text: str) -> str:

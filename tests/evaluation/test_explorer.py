@@ -12,6 +12,7 @@ from etils.epath import Path
 from jformer.errors import UserError
 from jformer.evaluation import explorer
 from jformer.evaluation.explorer import Shown
+from jformer.evaluation.page import pack
 from jformer.inference.answers import NODE_STATES, SearchTree
 from jformer.inference.attended import Attended, Attention, Choice, Part
 from jformer.inference.embeddings import Plane, Positions
@@ -25,10 +26,12 @@ def example():
     own = np.eye(2, dtype=np.float32)[None, None].repeat(2, 0)
     cross = Attention(Part.CROSS, values, np.ones((3, 2), bool), rows, columns)
     encoder = Attention(Part.ENCODER_SELF, own, np.ones((2, 2), bool), columns, columns)
+    mask = np.tri(3, dtype=bool)
+    decoder = Attention(Part.DECODER_SELF, (mask / mask.sum(-1, keepdims=True))[None, None], mask, rows, rows)
     choices = tuple(Choice(token, 0.9, ((token, 0.9), (HOSTILE, 0.05))) for token in rows)
     near = tuple(((HOSTILE, 0.25), ("b", -0.1)) for _ in columns)
     plane = Plane("embeddings", columns, np.array([[1, 0], [-1, 0.5]], np.float32), (0.8, 0.2), near)
-    return Shown(Attended(HOSTILE, "ein", encoder, cross=cross, choices=choices), [search()], [plane])
+    return Shown(Attended(HOSTILE, "ein", encoder, decoder, cross, choices), [search()], [plane])
 
 
 def search():
@@ -167,7 +170,8 @@ def test_every_head_and_the_mean_of_each_layer_can_be_chosen(drawn):
         for layer in (1, 2)
         for head in ("mean", *(f"head {i} · 0.69 nats of entropy" for i in (1, 2, 3)))
     ]
-    assert "ein takes 0.502 from a" in drawn.html
+    assert "ein takes 0.5 from a" in drawn.html
+    assert "masked" not in drawn.html.partition('id="legend"')[2].partition("</output>")[0]
 
 
 def test_texts_stay_texts_and_nothing_goes_wrong(drawn):
@@ -204,15 +208,18 @@ def test_everything_is_reached_and_used_by_keyboard(page):
 
 def test_the_page_asks_for_nothing():
     page = explorer.explorer_page("x", [example()], POSITIONS)
-    assert not re.search(r"(src|href)=\"?https?:|@import|url\(", page)
+    assert not re.search(r"(src|href)=\"?https?:|@import|url\((?!#)", page)
     assert "default-src 'none'" in page
-    assert page.count("<script") == 2
+    kinds = re.findall(r"<script([^>]*)>", page)
+    assert kinds[:2] == [' type="application/json" id="data"', ""]
+    assert {kind.partition(" id=")[0] for kind in kinds[2:]} == {' type="text/plain"'}
 
 
 def test_every_part_has_its_name():
     page = explorer.explorer_page("x", [Shown(example().attended)])
     assert re.findall(r'"name":"([^"]*)"', page) == [
         "cross-attention",
+        "decoder self-attention",
         "encoder self-attention",
     ]
 
@@ -225,7 +232,8 @@ def test_what_is_no_number_is_never_written():
 
 def test_lines_are_sources_or_sources_with_targets(tmp_path, monkeypatch, capsys):
     asked = []
-    run = SimpleNamespace(attend=lambda pairs: asked.extend(pairs) or [example().attended])
+    attend = lambda pairs: asked.extend(pairs) or [example().attended]  # noqa: E731
+    run = SimpleNamespace(attend=attend, config=SimpleNamespace(task="translate"))
     monkeypatch.setattr(explorer, "load", lambda workdir, config: run)
     monkeypatch.setattr(explorer, "show", lambda run, pairs, attended: [example()])
     monkeypatch.setattr(explorer, "position_tables", lambda run, length: [])
@@ -243,6 +251,7 @@ def test_lines_are_sources_or_sources_with_targets(tmp_path, monkeypatch, capsys
         ("a\n", "-", "name a file as --output"),
         ("\n", "out.html", "has 0 lines to explore: give 1 to 50"),
         (51 * "a\n", "out.html", "has 51 lines to explore"),
+        ("a\nb\n", "out.svg", "has 2 lines to explore: give one, as out.svg is a figure"),
         (None, "out.html", "in.txt: No such file"),
         ("a\n", "nowhere/out.html", "--output=nowhere/out.html: cannot be written; name a file"),
         ("a\n", ".", "--output=.: cannot be written; name a file"),
@@ -255,6 +264,99 @@ def test_what_cannot_be_explored_is_refused(tmp_path, text, output, message):
         explorer.explore(None, Path("runs/x"), str(tmp_path / "in.txt"), output)
 
 
-def test_a_figure_of_another_kind_is_refused_before_the_run_is_read(tmp_path):
-    with pytest.raises(UserError, match=r"figure\.pdf: a page ends in \.html, a figure in \.png or \.svg"):
-        explorer.explore(None, Path(tmp_path / "none"), "-", str(tmp_path / "figure.pdf"))
+@pytest.mark.parametrize(
+    ("output", "form", "message"),
+    [
+        ("figure.pdf", None, r"figure\.pdf: a page ends in \.html, a figure in \.png or \.svg"),
+        ("figure.png", "svg", r"figure\.png is the name of another --format than svg: leave one of them out"),
+        ("page.html", "png", r"page\.html is the name of another --format than png"),
+    ],
+)
+def test_a_figure_of_another_kind_is_refused_before_the_run_is_read(tmp_path, output, form, message):
+    with pytest.raises(UserError, match=message):
+        explorer.explore(None, Path(tmp_path / "none"), "-", str(tmp_path / output), form)
+
+
+@pytest.mark.parametrize(
+    ("output", "form", "begins"),
+    [
+        ("a.PNG", None, b"\x89PNG"),
+        ("a", "png", b"\x89PNG"),
+        ("a.figure", "svg", b"<?xml"),
+        ("a.figure", "html", b"<!do"),
+    ],
+)
+def test_the_format_is_that_of_the_flag_or_of_the_name(tmp_path, monkeypatch, output, form, begins):
+    run = SimpleNamespace(attend=lambda pairs: [example().attended], config=SimpleNamespace(task="translate"))
+    monkeypatch.setattr(explorer, "load", lambda workdir, config: run)
+    monkeypatch.setattr(explorer, "show", lambda run, pairs, attended: [example()])
+    monkeypatch.setattr(explorer, "position_tables", lambda run, length: [])
+    (tmp_path / "in.txt").write_text("a\n")
+    explorer.explore(None, Path("runs/x"), str(tmp_path / "in.txt"), str(tmp_path / output), form)
+    assert (tmp_path / output).read_bytes().startswith(begins)
+
+
+def test_a_question_has_its_context_before_the_answer():
+    assert explorer._pair("who\ta cat", True) == ("who\ta cat", None)
+    assert explorer._pair("who\ta cat\tcat", True) == ("who\ta cat", "cat")
+    assert explorer._pair("a\tb", False) == ("a", "b")
+
+
+def choosing(page, part):
+    """Return the page with a program that chooses a part of the model, by its number."""
+    program = f"const s = document.getElementById('part'); s.value = {part}; s.dispatchEvent(new Event('change'))"
+    open_to_programs = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
+    return open_to_programs.replace("</body>", f"<script>setTimeout(() => {{ {program} }}, 500)</script></body>")
+
+
+def test_a_masked_pair_looks_and_reads_unlike_a_weight_of_zero(page):
+    steps = "document.querySelector('#map svg').dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowRight' }))"
+    moving = f"<script>setTimeout(() => {{ {steps} }}, 1500)</script></body>"
+    drawn = browser.draw(choosing(page, 1).replace("</body>", moving))
+    assert drawn.console == []
+    shown = html.unescape(drawn.html.partition('id="legend"')[2].partition('id="lines"')[0])
+    assert "masked, no weight at all: may not attend (3 of 9 pairs)" in shown
+    assert f"ein may not attend to {HOSTILE}: masked" in shown
+    # The first row has two cells that are masked, the second one, the last none: a run of hatching each.
+    (hatched,) = re.findall(r'<path d="([^"]*)" fill="url\(#hatch\)"', shown)
+    assert [int(width) // 18 for width in re.findall(r"h(\d+)v", hatched)] == [2, 1]
+
+
+def pictured():
+    """Return what a caption's words take from an image of 2 by 2 patches: the first all of the last patch."""
+    patches = ("1,1", "1,2", "2,1", "2,2")
+    weights = np.array([[[[0, 0, 0, 1], [0.25] * 4]]], np.float32)
+    cross = Attention(Part.CROSS, weights, np.ones((2, 4), bool), ("1,2", "</s>"), patches)
+    own = Attention(Part.ENCODER_SELF, np.full((1, 1, 4, 4), 0.25, np.float32), np.ones((4, 4), bool), patches, patches)
+    image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    return Attended("image.png", "1,2", own, None, cross, (), image)
+
+
+def test_patches_are_shown_over_the_picture():
+    page = explorer.explorer_page("x", [Shown(pictured())])
+    drawn = browser.draw(page)
+    assert drawn.console == []
+    shown = drawn.html.partition('id="lines"')[2].partition("</section>")[0]
+    assert re.findall(r'aria-label="([^"]*)"', shown)[:3] == [
+        "The image",
+        told := "1,2 takes most from the patches 2,2 (1), 1,1 (0), 1,2 (0), by row and column",
+        f"1,2: {told}",
+    ]
+    assert shown.count('<button class="head"') == 2  # a word and the end, though a word may look like a patch
+    assert browser.barriers(page) == []
+    own = browser.draw(choosing(page, 1)).html.partition('id="lines"')[2]
+    assert '<button class="head"' not in own
+    assert "1,1 takes most from the patches 1,1 (0.25), 1,2 (0.25), 2,1 (0.25), by row and column" in own
+
+
+def test_small_weights_are_kept_apart():
+    steps = explorer._steps(np.array([0.0, 1 / 512, 2 / 512, 0.5, 1.0], np.float32))
+    np.testing.assert_allclose((steps / 255) ** 2, [0, 1 / 512, 2 / 512, 0.5, 1], atol=4e-3)
+    assert len(set(steps.tolist())) == 5
+
+
+def test_the_largest_page_asked_for_is_small():
+    """512 tokens, of twelve layers and heads: one head here, and 144 times as much of noise would be under 60 MB."""
+    scores = 2 * np.random.default_rng(0).normal(size=(512, 512))
+    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    assert 144 * len(pack(explorer._steps(weights))) < 60e6

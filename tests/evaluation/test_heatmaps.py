@@ -50,5 +50,44 @@ def test_a_figure_is_the_same_every_time():
 def test_what_cannot_be_drawn_is_one_line():
     with pytest.raises(UserError, match="attends to nothing"):
         heatmaps.draw(attended(), ".png")
-    with pytest.raises(UserError, match="500 x 3 tokens of 2 layers and 3 heads are too many for a figure"):
+    with pytest.raises(UserError, match="2 x 3 panels of 80 x 1 inches are too many for a figure"):
         heatmaps.draw(attended(Part.CROSS, rows=("x",) * 500), ".png")
+
+
+def test_masked_pairs_are_hatched_and_explained():
+    found = attended(Part.DECODER_SELF, rows=("a", "b"), columns=("a", "b"))
+    assert "masked" not in heatmaps.draw(found, ".svg").decode()
+    causal = found.decoder._replace(mask=np.tri(2, dtype=bool))
+    svg = heatmaps.draw(found._replace(decoder=causal), ".svg").decode()
+    assert "masked: may not attend" in svg
+    assert svg.count("fill: url(#") == 7  # of two layers with three heads, and of what explains it
+
+
+def test_patches_are_drawn_over_the_picture():
+    """A class token that takes all from the last patch: it is orange, and the others are gray."""
+    weights = np.zeros((1, 1, 5, 5), np.float32)
+    weights[..., 4] = 1
+    names = ("class", "1,1", "1,2", "2,1", "2,2")
+    part = Attention(Part.ENCODER_SELF, weights, np.ones((5, 5), bool), names, names)
+    image = np.full((4, 4, 1), 128, np.uint8)
+    picture = Image.open(io.BytesIO(heatmaps.draw(Attended("x", "", part, image=image), ".png"))).convert("RGB")
+    colors = np.asarray(picture).astype(int)
+    orange = np.argwhere(colors[..., 0] - colors[..., 2] > 60)
+    gray = np.argwhere((np.ptp(colors, axis=-1) == 0) & (abs(colors[..., 0] - 128) < 10))
+    assert len(gray) > 2 * len(orange) > 0
+    assert (orange.min(axis=0) > gray.min(axis=0)).all()
+
+
+def test_of_a_caption_every_word_has_a_picture():
+    names = ("1,1", "1,2", "2,1", "2,2")
+    part = Attention(
+        Part.CROSS, np.full((2, 3, 3, 4), 0.25, np.float32), np.ones((3, 4), bool), ("a", "$b", "c"), names
+    )
+    svg = heatmaps.draw(Attended("x", "", cross=part, image=np.zeros((4, 4, 3), np.uint8)), ".svg").decode()
+    texts = [
+        "".join(each.itertext()).strip()
+        for each in xml.etree.ElementTree.fromstring(svg).iter()
+        if each.tag.endswith("}text")
+    ]
+    assert [text for text in texts if text in ("a", "$b", "c")] == ["a", "$b", "c"]
+    assert texts.count("most 0.25") == 3

@@ -63,8 +63,8 @@ def test_what_is_not_looked_at_costs(generate, workdirs):
     common = [key for key in covering if key in plain and key[1] == (*encode([covering[key].text])[0], EOS)]
     assert common  # which ended, and whose texts are cut into the tokens that were written
     for key in common:
-        (attention,) = predictor.attention([(key[0], covering[key].text)])
-        looked = attention.weights.sum(0)
+        (attended,) = predictor.attend([(key[0], covering[key].text)])
+        looked = attended.cross.weights[0, 0].sum(0)
         expected = 0.4 * np.log(np.clip(looked, 1e-9, 1)).sum()
         assert covering[key].score - plain[key].score == pytest.approx(expected, abs=1e-3)
         assert expected < -1e-3
