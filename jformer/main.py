@@ -40,11 +40,28 @@ on from the last checkpoint. docs/processes.md has the rest. A process alone tha
 Exit code 143 says that a signal asked the command to stop, and what there was to save is saved.
 """
 
+import os
+import signal
+import sys
+from types import FrameType
+
+from jformer.errors import DONE, FAILED, LOST, MISTAKE, STOPPED, UserError
+
+
+def stop_early(number: int, frame: FrameType | None) -> None:
+    """End the process with a line: nothing has begun yet, or all is over."""
+    os.write(2, b"jformer: stopped\n")
+    os._exit(STOPPED)
+
+
+if __name__ == "__main__":  # before what takes seconds to import; `heed_signals` takes over
+    for heeded in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(heeded) != signal.SIG_IGN:  # as nohup wants it
+            signal.signal(heeded, stop_early)
+
 import contextlib
 import dataclasses
 import errno
-import os
-import sys
 from pathlib import Path
 
 from absl import flags
@@ -55,7 +72,6 @@ from jformer.config.options import Config, flatten
 from jformer.config.overrides import override
 from jformer.config.resume import resume_config
 from jformer.data.progress import told
-from jformer.errors import DONE, FAILED, LOST, MISTAKE, STOPPED, UserError
 from jformer.parallel import processes
 from jformer.parallel.libtpu import silence_libtpu
 from jformer.storage import check_writable, run_path, unwritten

@@ -88,6 +88,18 @@ def test_a_signal_after_the_last_line_does_not_change_the_exit_code(number, tmp_
     assert (process.returncode, (tmp_path / "said").read_text()[-6:]) == (0, "ready\n")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_while_the_command_imports_is_one_line(number, tmp_path):
+    (tmp_path / "absl.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-m", "jformer.main"], env=environment, cwd=ROOT, **pipes) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        assert process.communicate(timeout=30)[1] == "jformer: stopped\n"
+    assert process.returncode == 143
+
+
 def test_what_nohup_ignores_stays_ignored():
     process = start(WAITING, f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{HEAD}")
     assert process.stdout.readline() == "begun\n"
