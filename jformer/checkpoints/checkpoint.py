@@ -19,7 +19,7 @@ import orbax.checkpoint as ocp
 from etils.epath import Path
 
 from jformer.checkpoints.manifest import DamagedError, Manifest, entries, refuse_damage, refuse_mismatch
-from jformer.checkpoints.reading import explain, first_line, read_together
+from jformer.checkpoints.reading import explain, first_line, on_host, prove, read_together
 from jformer.checkpoints.twice import say_failures_once
 from jformer.errors import UserError
 from jformer.parallel import processes
@@ -104,7 +104,7 @@ class Checkpoints:
             self._orbax.save(self.directory / str(step), args=ocp.args.Composite(**items), force=True)
         except (OSError, ValueError, RuntimeError) as error:
             raise self._failure(step, error) from error
-        self._saving = self._thread.submit(self._finish, step, manifest)
+        self._saving = self._thread.submit(self._finish, step, manifest, on_host(state))
 
     def check_save(self) -> None:
         """Raise UserError if the save that was running has failed; does not wait for one that still runs."""
@@ -180,32 +180,40 @@ class Checkpoints:
                 raise explain(error, where) from error
         return self._manifests[step]
 
-    def _finish(self, step: int, manifest: Manifest) -> None:
-        """Wait in a thread for a save; once it is on disk, delete the steps that are needed no more."""
+    def _finish(self, step: int, manifest: Manifest, abstract: Mapping[str, Any]) -> None:
+        """Wait in a thread for a save; once it is proven on disk, delete the steps that are needed no more."""
         try:
             self._orbax.wait_until_finished()
         except Exception as error:
             if processes.is_main_process():
                 self._remove_failed()
             raise self._failure(step, error) from error
-        self._manifests[step] = manifest
         if processes.is_main_process():
             try:
+                self._own_manifest(step)  # as it is on disk
+                if self._steps_to_delete() and processes.process_count() == 1 and not in_bucket(self.directory):
+                    prove(self.directory / str(step), manifest, abstract)
                 self._delete_old()
+            except DamagedError as error:  # it must not push out one that can be restored
+                self._quarantine(step)
+                raise self._failure(step, error) from error
             except Exception as error:  # this step is saved, whatever a disk or a bucket makes of the old ones
                 line = f"{self.directory}: old checkpoints could not be deleted ({first_line(error)})"
                 print(f"jformer: {line}; the next save tries again", file=sys.stderr)
 
     def _delete_old(self) -> None:
         """Delete the steps that are needed no more; raise if a step cannot be read just now, before any is deleted."""
+        for step in self._steps_to_delete():
+            self._delete(step)
+
+    def _steps_to_delete(self) -> set[int]:
         costs: dict[int, float | None] = {}
         for step in self._own_steps():
             try:
                 costs[step] = self._own_manifest(step).selection_cost
             except DamagedError:  # a step that cannot be restored must not push out one that can
                 self._quarantine(step)
-        for step in costs.keys() - kept_steps(costs, self._every, self._keep_last):
-            self._delete(step)
+        return costs.keys() - kept_steps(costs, self._every, self._keep_last)
 
     def _set_aside(self, step: int, prefix: str) -> Path:
         """Rename a step, in one move, so that nobody takes it for one any more; return where it lies now."""

@@ -6,12 +6,15 @@ libraries take a file that they were not allowed to look at for one that is miss
 """
 
 import re
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
+import jax
+import orbax.checkpoint as ocp
 from etils.epath import Path
+from jax.sharding import SingleDeviceSharding
 
-from jformer.checkpoints.manifest import DamagedError
+from jformer.checkpoints.manifest import DamagedError, Manifest, refuse_damage
 from jformer.errors import UserError
 from jformer.parallel import processes
 
@@ -38,6 +41,31 @@ def read_together(read: Callable[[], T], where: Path) -> T:
         damaged, text = failure
         raise (DamagedError if damaged else UserError)(text) from cause
     return values[0]
+
+
+def on_host(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the shapes and dtypes of a state's arrays, to be read into the memory of this machine."""
+    place = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+    return {
+        name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree)
+        for name, tree in state.items()
+    }
+
+
+def prove(where: Path, manifest: Manifest, abstract: Mapping[str, Any]) -> None:
+    """Read back the step at `where`, an item at a time, as large as a copy while it is saved.
+
+    A reader of its own does it: the one that wrote has in its cache what should be on disk.
+
+    Raises DamagedError if it is not what was saved, UserError if it cannot be read just now.
+    """
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
+        for name, tree in abstract.items():
+            try:
+                items = reader.restore(where, args=ocp.args.Composite(**{name: ocp.args.StandardRestore(tree)}))
+            except Exception as error:  # as above
+                raise explain(error, where) from error
+            refuse_damage(manifest.arrays[name], items[name], str(where / name))
 
 
 def explain(error: Exception, where: Path) -> UserError:

@@ -20,6 +20,7 @@ from jax.sharding import SingleDeviceSharding
 from jformer.checkpoints import checkpoint
 from jformer.checkpoints.checkpoint import Checkpoints, abstract_like, kept_steps, open_run
 from jformer.checkpoints.manifest import DamagedError, Manifest
+from jformer.checkpoints.reading import on_host
 from jformer.errors import UserError
 from jformer.parallel import processes
 from jformer.parallel.mesh import make_mesh
@@ -296,6 +297,27 @@ def test_a_step_that_cannot_be_read_never_pushes_out_one_that_can(copied):
         assert run.steps() == [20, 41]
 
 
+@pytest.mark.parametrize("item", ["params", "rest", "manifest"])
+def test_a_new_step_that_is_damaged_on_disk_pushes_out_none(copied, monkeypatch, item):
+    """With keep_last=1 the newest step was all that was left, unread."""
+    with Checkpoints(copied / "checkpoints", every=10, keep_last=1) as run:
+        written = run._orbax.wait_until_finished
+
+        def damaged():
+            written()
+            if (copied / "checkpoints" / "40").exists():  # not the wait at the beginning
+                for path in (copied / "checkpoints" / "40" / item).rglob("*"):
+                    if path.is_file() and ("/d/" in str(path) or item == "manifest"):
+                        path.write_bytes(bytes(byte ^ 4 for byte in path.read_bytes()))
+
+        monkeypatch.setattr(run._orbax, "wait_until_finished", damaged)
+        run.save(40, state(40), {}, None)
+        with pytest.raises(UserError, match=r"/40: could not be written \(.*\); step 33 is the last that is saved"):
+            run.wait()
+        assert run.steps() == [20, 30, 33]
+    assert newest(copied).step == 33
+
+
 def test_arrays_of_another_model_are_refused_by_path_with_both_sides(finished):
     wrong = {
         "shape": (jnp.zeros((2, 4)), r"/33/params: has float32\[2 3\] for w, this model needs float32\[2 4\]"),
@@ -412,7 +434,7 @@ def test_a_save_that_fails_where_nothing_can_be_listed_is_one_line(copied, monke
             broken.setattr(run._orbax, "wait_until_finished", refuse)
             broken.setattr(run, "_paths", refuse)
             with pytest.raises(UserError, match=r"/50: could not be written \(stale file handle\); which steps"):
-                run._finish(50, run.manifest(40))
+                run._finish(50, run.manifest(40), on_host(state(50)))
 
 
 def with_another_process(monkeypatch, answer):
