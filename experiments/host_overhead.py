@@ -64,7 +64,7 @@ def timed_run(folder: Path) -> Config:
 
 def bare(run: Run, steps: int) -> float:
     """Return seconds of an update when nothing but updates is asked for."""
-    made = feed(run.data.batches, run.progress.step, run.config.train.accumulation, run.mesh)
+    made = feed(run, run.progress.step)
     batches = [batch for batch, _ in itertools.islice(made, steps)]
     jax.block_until_ready((run.state, batches))
     began = time.perf_counter()

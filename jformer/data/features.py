@@ -18,6 +18,7 @@ from jformer.data.draws import make_keys, ranges
 from jformer.data.noise import corrupt_spans, infill, mask_tokens, span_lengths
 from jformer.data.plan import Shape
 from jformer.data.tokenizers import NUM_SYMBOLS, Symbols
+from jformer.errors import UserError
 
 Arrays = dict[str, np.ndarray]
 Lengths = tuple[np.ndarray, np.ndarray]
@@ -162,6 +163,21 @@ def captioned_images(height: int, width: int, channels: int, symbols: Symbols = 
         return {"image": image, **_target(target, rows, shape, symbols.bos)}
 
     return Features(lambda source, target: (source // channels, target), arrays)
+
+
+def refuse_foreign_ids(arrays: Arrays, sizes: dict[str, int], where: str) -> None:
+    """Raise UserError for a token that is not in the vocabulary of an array; `sizes` has their entries, by array.
+
+    On a device such an id would be cut to the nearest one there is, and nobody told.
+    """
+    for name, size in sizes.items():
+        ids = arrays.get(name)
+        if ids is not None and ids.size and (ids.min() < 0 or ids.max() >= size):
+            bad = int(ids[(ids < 0) | (ids >= size)][0])
+            raise UserError(
+                f"{where}: {name} holds the token id {bad}, the model's vocabulary the ids 0 to {size - 1}: "
+                "delete data.cache_dir and restore the run's tokenizer"
+            )
 
 
 def _unchanged(source: np.ndarray, target: np.ndarray) -> Lengths:

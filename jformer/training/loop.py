@@ -17,7 +17,8 @@ from jax.sharding import Mesh
 
 from jformer.config import save_config
 from jformer.config.options import Config
-from jformer.data.pipeline import Batches, prefetch
+from jformer.data.features import refuse_foreign_ids
+from jformer.data.pipeline import prefetch
 from jformer.models.flops import Work, batch_work, update_flops
 from jformer.parallel import processes
 from jformer.parallel.devices import find_peak
@@ -75,7 +76,7 @@ def loop(run: Run, log: TrainingLog, profile: Profile) -> None:
     """
     train, progress = run.config.train, run.progress
     clock = Clock(train, progress.seconds)
-    for batch, work in log.waiting(prefetch(feed(run.data.batches, progress.step, train.accumulation, run.mesh))):
+    for batch, work in log.waiting(prefetch(feed(run, progress.step))):
         step = progress.step + 1
         shapes = tuple(array.shape for array in jax.tree.leaves(batch))
         processes.enter_phase(f"update {step}", kind=shapes)
@@ -110,15 +111,20 @@ def loop(run: Run, log: TrainingLog, profile: Profile) -> None:
             return
 
 
-def feed(batches: Batches, start: int, accumulation: int, mesh: Mesh) -> Iterator[tuple[Batch, tuple[Work, Work]]]:
+def feed(run: Run, start: int) -> Iterator[tuple[Batch, tuple[Work, Work]]]:
     """Yield the device arrays [a b …] of every update from `start` on, and the work of its texts and of its rows.
 
-    Of several processes each makes, and counts, its own rows alone.
+    Of several processes each makes, and counts, its own rows alone. Raises UserError for ids that the model has not.
     """
+    batches, accumulation, mesh = run.data.batches, run.config.train.accumulation, run.mesh
+    model = run.sampler.model.config
+    target = model.target_vocab_size if model.family == "encdec" else model.vocab_size
+    sizes = {"source": model.vocab_size, "target_in": target}
     for step in itertools.count(start):
         rows = batches.plan.batch(step).shape.rows // accumulation
         mine = local_rows(mesh, rows)
         arrays = batches.rows(step, np.add.outer(rows * np.arange(accumulation), mine).ravel())
+        refuse_foreign_ids(arrays, sizes, f"update {step + 1}")
         split = {name: x.reshape(accumulation, -1, *x.shape[1:]) for name, x in arrays.items()}
         counted = np.tile(first_holder(mesh, rows)[mine] == jax.process_index(), accumulation)
         yield cast(Batch, put_batch(mesh, split, rows)), batch_work({name: x[counted] for name, x in arrays.items()})

@@ -7,6 +7,7 @@ from jformer.data.features import Rows
 from jformer.data.labels import one_label
 from jformer.data.plan import Shape
 from jformer.data.tokenizers import BOS, EOS
+from jformer.errors import UserError
 
 V = 50
 MAKERS = {
@@ -157,3 +158,12 @@ def test_images_come_in_their_shape_and_a_pixel_is_a_position():
     assert batch["image"].dtype == np.uint8
     assert batch["target_out"].tolist() == [[0], [0], [2], [0]]
     assert batch["weights"].ravel().tolist() == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("bad", [50, 49, -1])
+def test_a_token_that_the_model_has_not_is_refused_on_the_host(bad):
+    arrays = {"source": np.array([[4, 5], [49, 0]]), "target_in": np.array([[4, bad], [5, 0]])}
+    sizes = {"source": 50, "target_in": 49}
+    with pytest.raises(UserError, match=f"update 3: target_in holds the token id {bad}, .* the ids 0 to 48: delete"):
+        features.refuse_foreign_ids(arrays, sizes, "update 3")
+    features.refuse_foreign_ids(arrays, {"source": 50}, "update 3")

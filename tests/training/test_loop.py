@@ -1,5 +1,6 @@
 """A run trains, survives kill -9 and SIGTERM to the bit, and refuses to become another run."""
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -317,6 +318,16 @@ def test_a_row_speaks_of_the_updates_that_were_applied(cache, tmp_path):
     assert {key: skipping[key] for key in ("loss", "accuracy", "grad_norm")} == {
         key: written(tmp_path / "stops")[key] for key in ("loss", "accuracy", "grad_norm")
     }
+
+
+def test_a_token_that_the_model_has_not_ends_a_run_before_its_update(cache, tmp_path):
+    run = build(small(cache, train__num_steps=4, train__eval_every=0), tmp_path)
+    batches = run.data.batches
+    foreign = np.full_like(batches.source.values, run.sampler.model.config.vocab_size)
+    source = dataclasses.replace(batches.source, values=foreign)
+    run.data = dataclasses.replace(run.data, batches=dataclasses.replace(batches, source=source))
+    with pytest.raises(UserError, match="update 1: source holds the token id "):
+        trained(run, tmp_path)
 
 
 def test_an_error_in_the_loop_loses_no_save_that_was_begun(cache, tmp_path, monkeypatch):
