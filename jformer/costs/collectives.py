@@ -7,7 +7,6 @@ all-reduce-scatter is a reduce-scatter, and an asynchronous collective is writte
 import itertools
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -41,10 +40,8 @@ class Collective(NamedTuple):
 
 def collectives(program: Program, mesh: Mapping[str, int]) -> list[Collective]:
     """Return the collectives of a program on a mesh of axes and their sizes, those that send most first."""
-    counts = runs(program)
     found: dict[tuple[Any, ...], tuple[int, int, int]] = {}
-    for key, (times, size) in _seen(program, counts).items():
-        kind, instruction = key[0], key[-1]
+    for (kind, _, instruction), (times, size) in instances(program).items():
         axes, devices = groups_of(instruction, mesh)
         if devices > 1:
             count, total, largest = found.get((kind, axes, devices), (0, 0, 0))
@@ -97,11 +94,12 @@ def _along(mesh: Mapping[str, str], axes: Sequence[tuple[str, str, str]]) -> np.
     return numbers.reshape(-1, math.prod(size for _, size in cuts.values()))
 
 
-def _seen(program: Program, counts: Counter[str]) -> dict[tuple[Any, ...], tuple[int, int]]:
-    """Return, for every collective, how often it runs and its bytes.
+def instances(program: Program) -> dict[tuple[str, str, Instruction], tuple[int, int]]:
+    """Return, for every collective (its kind, its computation and itself), how often it runs and its bytes.
 
     Those of one channel in fusions that the same computation calls are one.
     """
+    counts = runs(program)
     callers = {
         called: name
         for name, computation in program.computations.items()

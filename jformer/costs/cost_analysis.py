@@ -6,10 +6,13 @@ import re
 from collections.abc import Iterator, Mapping
 
 from jformer.costs.hlo import CONTROL, Computation, Instruction, Leaf, Program, runs
+from jformer.models.layers.kernels import block_of
 
 FREE = {  # moves nothing, or what its counterpart has moved
     *CONTROL, "after-all", "bitcast", "constant", "get-tuple-element", "iota", "parameter", "partition-id", "tuple",
 }  # fmt: skip
+KERNEL = re.compile(r"splash_\w+?_(fwd|dkv|dq)_")  # as JAX calls the kernels of splash attention
+PRODUCTS = {"fwd": 2, "dkv": 4, "dq": 3}  # of a query and a key, each as long as a head
 SLICES = ("dynamic-slice", "slice", "gather", "slice-start")  # read as much as they give
 
 
@@ -17,15 +20,18 @@ def flops(program: Program) -> float:
     """Return the FLOPs of all products of matrices; multiply and add are two."""
     counts = runs(program)
     return sum(
-        counts[name] * _product(computation, each)
+        counts[name] * (_attended(computation, each)[0] if kernel_of(each) else _product(computation, each))
         for name, computation in program.computations.items()
         for each in computation.values()
-        if each.opcode in ("dot", "convolution")
+        if each.opcode in ("dot", "convolution") or kernel_of(each)
     )
 
 
 def traffic(program: Program) -> float:
-    """Return the bytes that kernels read from HBM and write to it, each input and output of a kernel once."""
+    """Return the bytes that kernels read from HBM and write to it, each input and output of a kernel once.
+
+    Splash attention reads one side once for every block of the other.
+    """
     counts = runs(program, kernels=False)
     return sum(
         count * _moved(program, program.computations[name], each)
@@ -33,6 +39,30 @@ def traffic(program: Program) -> float:
         for each in program.computations[name].values()
         if each.opcode not in FREE and not each.opcode.endswith("-done")
     )
+
+
+def kernel_of(each: Instruction) -> str:
+    """Return which kernel of splash attention an instruction is: fwd, dkv or dq; '' for all others."""
+    found = each.opcode == "custom-call" and KERNEL.match(each.name)
+    return found[1] if found else ""
+
+
+def _attended(computation: Computation, each: Instruction) -> tuple[int, int]:
+    """Return FLOPs and bytes of a kernel of splash attention; a causal one leaves out the blocks above the diagonal."""
+    leaves = [leaf for name in each.operands for leaf in computation[name].leaves]
+    wide = [leaf for leaf in leaves if len(leaf.dims) == 4]
+    q, k, v = wide[:3]
+    (b, h, t, size), s = q.dims, k.dims[2]
+    rows, columns = block_of(t), block_of(s)
+    causal = any(leaf.dtype == "s32" and len(leaf.dims) == 2 for leaf in leaves)  # positions, for its mask
+    starts = [(i, j) for i in range(t // rows) for j in range(s // columns)]
+    visited = sum(not causal or (i + 1) * rows > j * columns for i, j in starts)
+    kernel = kernel_of(each)
+    again = [wide[0], *wide[3:]] if kernel == "dkv" else [k, v]  # for every block of the other side
+    times = visited / (t // rows if kernel == "dkv" else s // columns)
+    once = sum(leaf.bytes for leaf in (*leaves, *each.leaves)) - sum(leaf.bytes for leaf in again)
+    moved = once + sum(leaf.bytes for leaf in again) * max(times, 1.0)
+    return 2 * b * h * visited * rows * columns * size * PRODUCTS[kernel], int(moved)
 
 
 def _product(computation: Computation, each: Instruction) -> int:
@@ -68,6 +98,8 @@ def _moved(program: Program, computation: Computation, each: Instruction) -> int
     """Return the bytes that a kernel moves; of an array that it slices or writes a slice of, only the slice."""
     if each.opcode == "fusion":
         return sum(_moved_by_fusion(program, computation, each))
+    if kernel_of(each):
+        return _attended(computation, each)[1]
     operands = [computation[name] for name in each.operands]
     if each.opcode in SLICES:
         return 2 * _slow(each.leaves[:1])

@@ -123,13 +123,33 @@ def runs(program: Program, kernels: bool = True) -> Counter[str]:
 
 
 def trips(program: Program, loop: Instruction) -> int:
-    """Return how often the body of a loop runs, at most: what XLA knows, else what its counter is compared with."""
+    """Return how often the body of a loop runs, at most: what XLA knows, else what its counter is compared with.
+
+    A loop that the compiler has unrolled counts in larger steps.
+    """
     known = TRIPS.search(loop.attributes)
     if known:
         return int(known[1])
     condition = program.computations[loop.attribute("condition")]
     parts = [condition, *(program.computations[name] for each in condition.values() for name in each.calls)]
-    return max((int(each.literal) for part in parts for each in part.values() if _is_limit(each)), default=1)
+    limit = max((int(each.literal) for part in parts for each in part.values() if _is_limit(each)), default=1)
+    return -(-limit // _step(condition, program.computations[loop.attribute("body")]))
+
+
+def _step(condition: Computation, body: Computation) -> int:
+    """Return what a loop's body adds to the counter that its condition reads; 1 where that is not seen."""
+    (result,) = (each for each in body.values() if each.root)
+    read = [each.attribute("index") for each in condition.values() if each.opcode == "get-tuple-element"]
+    if len(read) != 1 or result.opcode != "tuple":
+        return 1
+    step, value = 0, body[result.operands[int(read[0])]]
+    while value.opcode == "add":
+        amounts = {name: body[name].literal for name in value.operands if body[name].opcode == "constant"}
+        others = [name for name in value.operands if name not in amounts]
+        if len(amounts) != 1 or len(others) != 1:
+            return 1
+        step, value = step + int(*amounts.values()), body[others[0]]
+    return step if value.opcode == "get-tuple-element" and step > 0 else 1
 
 
 def _is_limit(each: Instruction) -> bool:

@@ -10,6 +10,7 @@ from jformer.checkpoints.weights import abstract_params
 from jformer.config.options import Config
 from jformer.costs import cost_analysis, hlo
 from jformer.costs.collectives import Collective, collectives
+from jformer.costs.judged import Overlap, gathered_twice, ideal_traffic, overlap
 from jformer.costs.shapes import mesh_sizes
 from jformer.data.plan import Shape
 from jformer.data.tokenizers import Symbols
@@ -35,6 +36,9 @@ class Figures(NamedTuple):
     flops: float
     traffic: float  # between HBM and the cores
     collectives: list[Collective]
+    ideal: float = 0.0  # of traffic: see `judged`
+    overlap: Overlap = Overlap(0, 0, 0)
+    gathered_twice: tuple[str, ...] = ()
 
     @property
     def memory(self) -> int:
@@ -77,7 +81,7 @@ def compile_answer(config: Config, task: Task, model: ModelConfig, shape: Shape,
 
 def figures(compiled: Any, mesh: Mesh) -> Figures:
     """Read what a compiled program takes from what the compiler says, and from its HLO what that does not say."""
-    memory, program = compiled.memory_analysis(), hlo.parse(compiled.as_text())
+    memory, program, axes = compiled.memory_analysis(), hlo.parse(compiled.as_text()), dict(mesh.shape)
     return Figures(
         arguments=memory.argument_size_in_bytes,
         outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
@@ -85,7 +89,10 @@ def figures(compiled: Any, mesh: Mesh) -> Figures:
         code=memory.generated_code_size_in_bytes,
         flops=cost_analysis.flops(program),
         traffic=cost_analysis.traffic(program),
-        collectives=collectives(program, dict(mesh.shape)),
+        collectives=collectives(program, axes),
+        ideal=ideal_traffic(program, memory.argument_size_in_bytes),
+        overlap=overlap(program),
+        gathered_twice=tuple(gathered_twice(program, axes)),
     )
 
 

@@ -83,6 +83,7 @@ def test_fsdp_moves_parts_of_parameters_and_gradients_and_no_whole_gradient():
     (between,) = over(figures, "data")
     assert between.kind == "all-reduce"
     assert gradients / 4 <= between.bytes < 1.3 * gradients / 4
+    assert not figures.gathered_twice
 
 
 @needs_libtpu
@@ -132,7 +133,14 @@ def test_the_page_says_what_a_run_takes_of_a_slice():
     text = "\n".join(describe_slice(config, None, "v5litepod-4", 1.2))
     assert "slice: v5e:2x2, 4 chips of 16 GiB; mesh data=4 x fsdp=1 x tensor=1" in text
     assert "update: 32 full rows of 32 + 32, 8 for a chip" in text
-    for words in ("memory by estimate: ", "memory by the compiler: ", "all-reduce", "MFU at most ", "target tokens/s"):
+    for words in (
+        "memory by estimate: ",
+        "memory by the compiler: ",
+        "all-reduce",
+        "MFU at most ",
+        "target tokens/s",
+        "of the ideal",
+    ):
         assert words in text
     assert re.search(r"\$[\d.e-]+ to \$[\d.e-]+ for a million such tokens", text)
     assert "for 5,000 updates" in text

@@ -94,6 +94,11 @@ def _refusal(config: ModelConfig, platform: str, call: Call) -> str:
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
+def block_of(length: int) -> int:
+    """Return how many positions of a length splash attention takes at a time."""
+    return next(block for block in BLOCKS if length % block == 0)
+
+
 def attend_cudnn(
     q: Float[Array, "b t h k"],
     kv: KeyValue,
@@ -121,7 +126,7 @@ def attend_splash(
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     t, s = q.shape[1], kv["k"].shape[1]
-    rows, columns = (next(block for block in BLOCKS if length % block == 0) for length in (t, s))
+    rows, columns = block_of(t), block_of(s)
     sizes = splash.BlockSizes(rows, columns, columns, rows, columns, columns, rows, columns)
     mask = (masks.CausalMask if segments.causal else masks.FullMask)((t, s))
 
