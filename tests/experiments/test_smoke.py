@@ -36,7 +36,7 @@ ARGUMENTS = {  # what a command cannot do without
     "vanishing_gradients": ["--workdir={folder}/runs"],
     "what_attention_bought": ["--workdir={folder}/runs"],
 }
-NEEDS = {"finetune_imported": "transformers", "scaling": "libtpu"}
+NEEDS = {"finetune_imported": "transformers", "scaling": "libtpu", "programs": "libtpu"}
 SMALL = {
     "data.num_pairs": 200,
     "data.row_multiple": 0,
