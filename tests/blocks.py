@@ -24,7 +24,7 @@ SMALL = " ".join(
     for option in (
         *("train.num_steps=4", "train.num_epochs=0"),
         *("train.log_every=2", "train.eval_every=4", "train.checkpoint_every=4"),
-        *("model.num_layers=1", "model.d_model=32", "model.d_ff=32", "model.num_heads=2"),
+        *("model.num_layers=1", "model.d_model=32"),
         *("data.num_pairs=300", "data.vocab_size=300", "decode.max_length=6"),
     )
 )
