@@ -41,7 +41,7 @@ SWEEP = '''"""Does the norm belong before or after the sublayer?"""
 
 from jformer.sweep import product
 
-BASE = "configs/letters.py"
+BASE = "tests/small_run.py"
 METRIC = "valid/loss"
 SEEDS = (0, 1)
 FIXED = {"data.test": (), "train.num_steps": 40}

@@ -21,7 +21,15 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "expe
 FOLDERS = ("jformer", "configs", "experiments", "tests", "docs", ".ci")
 FILES = sorted(str(path.relative_to(ROOT)) for folder in FOLDERS for path in (ROOT / folder).rglob("*.*"))
 ANSWERS = ("text", "continuation", "label", "tags", "span")  # keys of a table of tasks, not of a file
-INVENTED = ("mine.py", "dates.py", "parts.py", "X.py", "NAME.py", "models.py")  # of examples, and of flax examples/wmt
+INVENTED = (
+    "mine.py",
+    "dates.py",
+    "parts.py",
+    "X.py",
+    "NAME.py",
+    "NAME.md",
+    "models.py",
+)  # of examples, and of flax examples/wmt
 KEYS = {*flatten(dataclasses.asdict(Config())), *vars(Config())}
 SECTIONS = "|".join(name for name, value in vars(Config()).items() if dataclasses.is_dataclass(value))
 
