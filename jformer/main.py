@@ -16,16 +16,14 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
              report    write a page, --output, of the run: curves, scores, worst answers, settings; also while it trains
              serve     answer over HTTP at --host and --port: a page to type into, JSON for programs
              export    write the run to the folder --output as --format, to be served without jformer
-  --input    predict, score, explore: a text file, or - for standard input (the default); of several processes a plain
-             file
+  --input    predict, score, explore: a text file (of several processes a plain one), or - for standard input (default)
   --output   predict, score: a file, or - for standard output (the default); export: a folder; explore, report: a page;
              evaluate: a folder for results.json and the outputs, DIR itself if it is not given
   --resume   predict, score: go on with a half-written --output
   --watch    report: seconds after which the page is written anew, and loaded by a browser, until the run is scored
   --host     serve: the address to listen at; 127.0.0.1, which only this machine reaches, if it is not given
-  --port     serve: the port; 8000 if it is not given, 0 for any that is free
-  --format   export: ctranslate2 or stablehlo; explore: html, a page, or png or svg, a figure of one line (default: by
-             the name of --output)
+  --port     serve: the port (default: 8000), 0 for any that is free
+  --format   export: ctranslate2, stablehlo; explore: html, or png or svg of one line (default: as --output is named)
   --topology describe: what the run would take of a TPU slice, such as v5e:16x16 or v5litepod-256; exit code 2 if it
              does not fit. Needs pip install -e ".[tpu-aot]", and a minute or two
   --price    describe with --topology: dollars for an hour of a chip, to tell the cost
@@ -267,12 +265,8 @@ def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:
         raise UserError(f"unexpected argument {rest[1]!r}: options are written --name=value; see --help")
     if not options.workdir and options.mode != "describe":
         raise UserError("--workdir is missing: name the directory of the run")
-    formats = FORMATS.get(options.mode, ())
-    if options.format and options.format not in formats:
-        known = (
-            f"is none of {', '.join(formats)}" if formats else f"has no effect on --mode={options.mode}, leave it out"
-        )
-        raise UserError(f"--format={options.format} {known}")
+    if options.format and options.format not in FORMATS.get(options.mode, ()):
+        raise UserError(f"--format={options.format} is nothing that --mode={options.mode} writes; see --help")
     if options.mode == "export" and (not options.format or options.output == "-"):
         raise UserError("--mode=export needs --format and a folder as --output; see --help")
     return options, overrides

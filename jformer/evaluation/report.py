@@ -18,6 +18,7 @@ from jformer.data.sources.split import Pair
 from jformer.data.tokenizers.lists import NORMALIZATIONS, label_set
 from jformer.errors import UserError
 from jformer.evaluation import page, records
+from jformer.evaluation.intervals import intervals
 from jformer.evaluation.tables import formatted, scored_sets
 from jformer.tasks.metrics import answer_scores, text_metric
 
@@ -83,7 +84,7 @@ def report(config: Config, run: Path, refresh: float = 0.0) -> str:
     its files cannot be read as what it is.
     """
     results, rows, name = records.results(run), records.rows(run), run.name or str(run)
-    parts = [page.paragraph(state(config, rows, results)), CHARTS, *scores(results)]
+    parts = [page.paragraph(state(config, rows, results)), CHARTS, *scores(results, intervals(config, run, results))]
     for key in scored_sets(results):
         parts += worst_answers(config, run, key)
     parts += answers_over_updates(records.samples(run))
@@ -105,16 +106,32 @@ def state(config: Config, rows: Rows, results: Mapping[str, Any]) -> str:
     return f"task {config.task}, data {data}: {done:,}{until} updates in the rows of metrics.jsonl, {scored}"
 
 
-def scores(results: Mapping[str, Any]) -> list[str]:
-    """Return the table of all scores, with their groups and signatures; nothing for a run that has none."""
+def scores(results: Mapping[str, Any], margins: Mapping[tuple[str, str], float]) -> list[str]:
+    """Return the table of all scores, with their groups, signatures and intervals; nothing for a run that has none."""
     rows = [["test set", "score", "value", "signature"]]
     for key, found in scored_sets(results).items():
         for name, score in found.items():
-            label = name.replace("_", " ")
-            rows.append([key, label, formatted(name, score["score"]), score.get("signature", "")])
+            label, value = name.replace("_", " "), formatted(name, score["score"])
+            if (key, name) in margins:
+                value += f" ± {formatted(name, margins[key, name])}"
+            rows.append([key, label, value, score.get("signature", "")])
             groups = score.get("by_group", {}).items()
             rows += [[key, f"{label}: {group}", formatted(name, value), ""] for group, value in groups]
-    return [page.heading("Scores"), page.table(rows, left=4)] if rows[1:] else []
+    told = [page.paragraph("± 95 %, by bootstrap over sentences: what other sentences would give, not other seeds")]
+    return [page.heading("Scores"), page.table(rows, left=4), *(told if margins else [])] if rows[1:] else []
+
+
+def write_own(config: Config, run: Path) -> str:
+    """Write the page of a scored run beside its results, and return a line that names it, or says why there is none.
+
+    Whatever goes wrong is told in that line alone: a page is no reason for a run to fail.
+    """
+    path = run / "report.html"
+    try:
+        page.write_page(str(path), report(config, run).encode())
+    except Exception as error:
+        return f"{path} is not written ({type(error).__name__}: {' '.join(str(error).split()):.200})"
+    return f"its curves, scores and worst answers, as a page: {path}"
 
 
 def worst_answers(config: Config, run: Path, key: str) -> list[str]:

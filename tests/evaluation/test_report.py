@@ -233,3 +233,12 @@ def test_as_many_runs_as_there_are_can_be_drawn():
     assert drawn.console == []
     assert drawn.html.count("<path") == 150
     assert "143 others" in drawn.html
+
+
+def test_a_page_of_its_own_never_makes_a_run_fail(run, tmp_path, monkeypatch):
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    config = records.saved_config(copy)
+    assert report.write_own(config, copy).endswith(f"as a page: {copy}/report.html")
+    assert "<title>Run run</title>" in (copy / "report.html").read_text()
+    monkeypatch.setattr(report, "report", lambda *_: 1 / 0)
+    assert report.write_own(config, copy) == f"{copy}/report.html is not written (ZeroDivisionError: division by zero)"
