@@ -3,13 +3,15 @@
 They are the test set of the UCI Optical Recognition of Handwritten Digits. Every tenth image of a label goes to the
 validation split and two of ten to the test split, drawn with seed 0: 1,257 train, 180 valid, 360 test.
 
-Command:  python -m experiments.export_digits --output=DIR
+Command:  python -m experiments.export_digits --output=DIR [--smoke]
 """
 
 from pathlib import Path
 
 import numpy as np
 from absl import app, flags
+
+from experiments.measure import smoke_sizes
 
 OUTPUT = flags.DEFINE_string("output", None, "The folder to write into.", required=True)
 
@@ -21,12 +23,14 @@ def main(_: list[str]) -> None:
     except ImportError:
         raise SystemExit('The digits come with scikit-learn: pip install -e ".[experiments]"') from None
     digits = load_digits()
-    images = (15 * digits.images).astype(np.uint8)  # 17 levels of gray, 0 to 16
+    few = 200 if smoke_sizes() else None
+    images = (15 * digits.images[:few]).astype(np.uint8)  # 17 levels of gray, 0 to 16
+    labels = digits.target[:few]
     output = Path(OUTPUT.value)
     output.mkdir(parents=True, exist_ok=True)
-    for split, rows in stratify(digits.target).items():
+    for split, rows in stratify(labels).items():
         np.save(output / f"{split}.npy", images[rows])
-        (output / f"{split}.labels.txt").write_text("".join(f"{label}\n" for label in digits.target[rows]))
+        (output / f"{split}.labels.txt").write_text("".join(f"{label}\n" for label in labels[rows]))
         print(f"{split}: {len(rows):,} images")
 
 

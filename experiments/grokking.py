@@ -5,7 +5,7 @@ Claim:    Power et al. 2022 (Grokking), Figures 1 and 2: on division modulo 97 w
 Design:   the config's model with a decay of 1, and with none as the control. The metric is the accuracy on the half
           that was not trained on, after as many updates for both.
 Command:  python -m jformer.sweep --experiment=experiments/grokking.py --workdir=runs/grokking --workers=2
-          python -m experiments.grokking --workdir=runs/grokking --output=accuracy.png
+          python -m experiments.grokking --workdir=runs/grokking --output=accuracy.png [--smoke]
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,6 +14,7 @@ from pathlib import Path
 from absl import app, flags
 
 from experiments.contrasts import values, versus
+from experiments.measure import smoke_sizes
 from jformer.evaluation import plots, records
 from jformer.evaluation.comparison import mean_curve
 from jformer.sweep import Trial
@@ -43,10 +44,13 @@ def conclude(trials: Sequence[Trial]) -> Iterator[str]:
     yield from versus(trials, "decay 1", BASELINE)
 
 
-def lines(workdir: Path) -> list[plots.Line]:
-    """Return accuracy over updates, for each arm and half the mean of its seeds; arms without a row have no line."""
+def lines(workdir: Path, most: int | None = None) -> list[plots.Line]:
+    """Return accuracy over updates, for each arm and half the mean of its seeds; arms without a row have no line.
+
+    Of the sweep's trials, `most` are read.
+    """
     runs: dict[str, list[Path]] = {}
-    for config in sorted(workdir.glob("trials/*/config.json")):
+    for config in sorted(workdir.glob("trials/*/config.json"))[:most]:
         decay = records.saved_config(config.parent).optim.weight_decay
         arm = next(label for label, keys in sweep().items() if keys["optim.weight_decay"] == decay)
         runs.setdefault(arm, []).append(config.parent)
@@ -61,7 +65,7 @@ def lines(workdir: Path) -> list[plots.Line]:
 
 def main(_: Sequence[str]) -> None:
     """Draw the curves of a sweep, and print when each of them comes to KNOWN, and where it ends."""
-    found = lines(Path(WORKDIR.value))
+    found = lines(Path(WORKDIR.value), 1 if smoke_sizes() else None)
     Path(OUTPUT.value).write_bytes(plots.curves(found, "updates", "accuracy", logarithmic=True))
     for line in found:
         first = next((step for step, accuracy in zip(line.x, line.y, strict=True) if accuracy >= KNOWN), None)

@@ -72,7 +72,8 @@ def supervise(group: "Group", options: argparse.Namespace) -> int:
                 print(f"supervise: --state={options.state}: {error}", file=sys.stderr, flush=True)
 
     tell("running")
-    failures, before = 0, newest_checkpoint(options.arguments)
+    failures = 0
+    before = newest_checkpoint(options.arguments)
     while (code := group.run()) not in (DONE, MISTAKE) and not group.asked:
         after = newest_checkpoint(options.arguments)
         failures = failures + 1 if after == before else 1

@@ -43,7 +43,8 @@ def _digests(arrays: list[Array]) -> list[UInt32[Array, ""]]:
 
     Older XLA (JAX 0.10) drops the barriers first, and holds those of all arrays.
     """
-    found, last = [], jnp.uint32(0)
+    found = []
+    last = jnp.uint32(0)
     for array in arrays:
         waited, last = lax.optimization_barrier((array, last))
         last = _digest(waited)

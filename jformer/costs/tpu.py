@@ -42,7 +42,8 @@ def describe_slice(config: Config, workdir: Path | None, topology: str, price: f
 
     Raises UserError, at the end, where it does not fit: with what would.
     """
-    chips, task = open_slice(topology), build_task(config)
+    chips = open_slice(topology)
+    task = build_task(config)
     mesh = open_mesh(config, chips.devices)
     if mesh.size != len(chips.devices):
         raise UserError(
@@ -51,7 +52,8 @@ def describe_slice(config: Config, workdir: Path | None, topology: str, price: f
     config, _ = choose_dtype(config, "model", mesh)
     asked, config = config, divide_rows(config, row_shards(mesh))
     model, _ = sized_model(config, task, workdir)
-    shape, axes = full_shape(config), " x ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+    shape = full_shape(config)
+    axes = " x ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
     yield from summary(config)
     yield kernel_line(model, chips.platform, shape)
     yield f"slice: {chips.name}, {len(chips.devices):,} chips of {chips.chip.hbm / GIB:.0f} GiB; mesh {axes}"
@@ -148,7 +150,9 @@ def _program_lines(figures: Figures, chips: Slice) -> Iterator[str]:
 
 def _update_lines(config: Config, model: ModelConfig, figures: Figures, chips: Slice, price: float) -> Iterator[str]:
     """Say how long an update takes at least, the share of the peak that is then used, and the cost."""
-    shape, count, least = full_shape(config), len(chips.devices), bound(figures, chips)
+    shape = full_shape(config)
+    count = len(chips.devices)
+    least = bound(figures, chips)
     useful = update_flops(model, work_of(*(np.full(shape.rows, length) for length in shape[1:])))
     yield f"  {useful / count:.3g} FLOPs are the model's; what is computed twice is not"
     yield _time_line(least)

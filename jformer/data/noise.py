@@ -65,6 +65,14 @@ def corrupt_spans(
 
     Kept and noise spans alternate, a kept one first. Noise span i becomes sentinel i in the source; the target is every
     sentinel followed by the tokens of its span. Both end with EOS.
+
+    Args:
+        texts: without symbols.
+        keys: of each text, what its noise is drawn from.
+        density: share of the tokens that are noise.
+        mean_span: tokens of a noise span, on average.
+        vocab_size: ids that are no sentinels; without `symbols.noise`, sentinels follow after them.
+        symbols: EOS, and the sentinels of an imported vocabulary.
     """
     lengths = texts.lengths
     noise, spans = span_counts(lengths, density, mean_span)

@@ -98,8 +98,14 @@ def bucket_shapes(
     Examples are ordered by their longer side; a dynamic program cuts that order where the sum over both sides of
     padded lengths is smallest. From there the limits of both sides move on their own, a token at a time, as long as an
     epoch computes fewer positions: that counts batches, so also what joins a longer shape and what stays empty.
-    A batch has as many rows as its `tokens` hold of its longer side. The weights of a mixture are not looked at.
-    With `length_multiple`, all of this is done in units of so many tokens.
+    The weights of a mixture are not looked at.
+
+    Args:
+        source, target: tokens of each example, on either side.
+        num_buckets: shapes, at most.
+        tokens: of a batch; it has as many rows as they hold of its longer side.
+        row_multiple: rows of a batch divide by it.
+        length_multiple: all of this is done in units of so many tokens.
     """
     units = side_multiples(source, target, length_multiple)
     source, target = -(-source // units[0]), -(-target // units[1])

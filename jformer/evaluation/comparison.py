@@ -129,7 +129,8 @@ def resampled(baseline: Path, others: Sequence[Path], metric: str) -> list[Resam
     Raises UserError where the references are not those of the scores any more, or the outputs do not give them.
     """
     key, _, name = metric.partition("/")
-    runs, options = [baseline, *others], records.saved_config(baseline).evaluate
+    runs = [baseline, *others]
+    options = records.saved_config(baseline).evaluate
     references = records.references(baseline, key)
     entries = [records.results(run)[key] for run in runs]
     outputs = [records.outputs(run, key) for run in runs]

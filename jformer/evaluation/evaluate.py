@@ -42,7 +42,9 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
     """
     processes.enter_phase("opening the trained run")
     config = with_findings(config, load_config(workdir / "config.json"))
-    mesh, folder, quiet = open_mesh(config), folder or workdir, not processes.is_main_process()
+    mesh = open_mesh(config)
+    folder = folder or workdir
+    quiet = not processes.is_main_process()
     config, _ = choose_dtype(config, "decode", mesh)
     with told("opening the trained run", quiet=quiet):
         predictor = load(workdir, config, mesh)

@@ -37,7 +37,9 @@ def page(
     Raises ValueError for a number that is not finite.
     """
     again = f'<meta http-equiv="refresh" content="{refresh:g}">\n' if refresh else ""
-    drawing, style, policy = "", "", "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    drawing = ""
+    style = ""
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     if programs:
         here = files("jformer.evaluation")
         script = "\n".join(here.joinpath(f"{program}.js").read_text("utf-8") for program in programs)

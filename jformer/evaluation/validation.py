@@ -37,7 +37,8 @@ def evaluation_batches(
     rows that divide among so many shards, be they other ones than training had, and among the microbatches of training.
     """
     corpus = open_corpus(split, task.encoder(*tokenizers, evaluating=True), config.data.cache_dir)
-    features, data = task.features(*tokenizers), config.data
+    features = task.features(*tokenizers)
+    data = config.data
     longest = max(int(sizes.max()) for sizes in features.lengths(corpus.source.lengths, corpus.target.lengths))
     rows = math.lcm(data.rows_divide_by(), shards * config.train.accumulation)
     tokens = max(data.tokens_per_update, rows * (longest + data.length_multiple - 1))

@@ -111,7 +111,8 @@ def position_tables(predictor: Predictor, length: int) -> list[Positions]:
 
     Of an image, learned positions are those of its patches.
     """
-    config, shown = predictor.model.config, min(length, MOST_POSITIONS)
+    config = predictor.model.config
+    shown = min(length, MOST_POSITIONS)
     if config.recurrent.cell:
         return []
     if config.positions == "sinusoidal":

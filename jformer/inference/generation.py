@@ -52,8 +52,8 @@ def make_answer(
 ) -> Any:
     """Return the compiled (parameters of every model, batch, room) → Decoded that a task's answers are read from.
 
-    What is not searched for is what `heads.HEADS` makes of one pass. `vocabulary` tells of every id whether it may be
-    written. On a mesh, rows are split over data and fsdp.
+    What is not searched for is what `heads.HEADS` makes of one pass, of the first model. On a mesh, rows are split over
+    data and fsdp. The other arguments are those of `generate`.
     """
     if answer in HEADS:
         respond: Any = functools.partial(one_pass, models[0], HEADS[answer], options)
@@ -106,6 +106,12 @@ def search(
     """Return the search for the outputs of every row of a batch, at most `room` tokens; a row of limit 0 has none.
 
     A row whose limit is above `room` may be left unfinished, and so may the last `max_unfinished` rows.
+
+    Args:
+        models, params: an ensemble, whose probabilities are averaged, and the parameters of each.
+        vocabulary, symbols: of every id, whether it may be written, and the ids that begin, end and fill an output.
+        batch: what the models read, with each row's limit of tokens, and line, which samples are drawn by.
+        room: tokens of an output that the cache has entries for.
     """
     begun = _begin(models, options, vocabulary, symbols, params, batch, room)
     if options.search == "beam":

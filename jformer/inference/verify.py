@@ -66,7 +66,8 @@ class Subject:
 
     def _random(self) -> list[list[int]]:
         """Return sources, or beginnings to go on from, that say nothing: tokens, or the pixels of images."""
-        rng, source = np.random.default_rng(0), self.tokenizers[0]
+        rng = np.random.default_rng(0)
+        source = self.tokenizers[0]
         if isinstance(source, ImageTokenizer):
             return [rng.integers(0, source.vocab_size, source.length).tolist() for _ in range(SENTENCES)]
         texts = [rng.integers(NUM_SYMBOLS, source.vocab_size, rng.integers(3, 20)).tolist() for _ in range(SENTENCES)]
@@ -115,7 +116,8 @@ def verify(config: Config, workdir: Path) -> bool:
         predictor = load(workdir, dataclasses.replace(config, decode=options), make_mesh(1))
     if predictor.task.answer not in ("text", "continuation"):
         raise UserError(f"task={config.task!r} generates nothing: there is no decoding to verify")
-    subject, dtype = Subject(predictor, options), predictor.model.config.dtype
+    subject = Subject(predictor, options)
+    dtype = predictor.model.config.dtype
     print(f"{counted(len(subject.pieces), 'inputs')} ({subject.origin}), {dtype} on {jax.default_backend()}")
     passed = [report(check, subject, TOLERANCE[dtype]) for check in CHECKS]
     print(f"{sum(passed)} of {len(passed)} checks passed")

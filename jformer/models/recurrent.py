@@ -62,8 +62,10 @@ class RecurrentEncoderDecoder(SequenceToSequence):
 
     def encode(self, batch: Batch, train: bool = False) -> RecurrentMemory:
         """Encode the source side of a batch: its outputs at every position, and what the decoder begins with."""
-        c, segments = self.config, batch["source_segments"]
-        dropout_key, real = self.dropout_key(batch, train), segments > 0
+        c = self.config
+        segments = batch["source_segments"]
+        dropout_key = self.dropout_key(batch, train)
+        real = segments > 0
         tokens = reverse(batch["source"], real) if c.recurrent.reverse_source else batch["source"]
         x = tokens_in(c, self.source_embedding, tokens, dropout_key)
         hidden, last, _ = self.encoder(x, real, self.encoder.blank(x.shape[0]), {}, dropout_key)

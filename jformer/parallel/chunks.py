@@ -1,4 +1,7 @@
-"""A function over a few positions at a time, so that what it holds in between is small, whatever the device."""
+"""A function over a few positions at a time, so that what it holds in between is small, whatever the device.
+
+Letters in shapes: b rows, t positions, c positions of a chunk, ... whatever axes follow.
+"""
 
 from collections.abc import Callable, Mapping
 

@@ -81,7 +81,7 @@ def parameter_shardings(mesh: Mesh, params: Any, whole: Sequence[str] = ()) -> A
     Raises UserError for a parameter that does not divide.
     """
 
-    def place(path: Any, leaf: Any, spec: PartitionSpec) -> NamedSharding:
+    def sharding_of(path: Any, leaf: Any, spec: PartitionSpec) -> NamedSharding:
         axes = [None if axis in whole or (axis and mesh.shape[axis] == 1) else axis for axis in spec]
         for size, axis in zip(leaf.shape, axes, strict=False):
             if axis is not None and size % mesh.shape[axis]:
@@ -93,7 +93,7 @@ def parameter_shardings(mesh: Mesh, params: Any, whole: Sequence[str] = ()) -> A
             axes.pop()
         return NamedSharding(mesh, PartitionSpec(*axes))
 
-    return jax.tree_util.tree_map_with_path(place, params, parameter_specs(params))
+    return jax.tree_util.tree_map_with_path(sharding_of, params, parameter_specs(params))
 
 
 def state_shardings(mesh: Mesh, state: Any) -> Any:
@@ -102,15 +102,15 @@ def state_shardings(mesh: Mesh, state: Any) -> Any:
     So do moments and moving averages; the rest, counters and statistics of rows and columns, is everywhere.
     """
     shapes = jax.tree_util.tree_leaves_with_path(state.params)
-    places = jax.tree.leaves(parameter_shardings(mesh, state.params))
-    known = {(_name(path), leaf.shape): place for (path, leaf), place in zip(shapes, places, strict=True)}
+    shardings = jax.tree.leaves(parameter_shardings(mesh, state.params))
+    known = {(_name(path), leaf.shape): sharding for (path, leaf), sharding in zip(shapes, shardings, strict=True)}
 
-    def place(path: Any, leaf: Any) -> NamedSharding:
+    def like_its_parameter(path: Any, leaf: Any) -> NamedSharding:
         parts = _name(path).split("/")
         names = ("/".join(parts[start:]) for start in range(len(parts)))
         return next((known[name, leaf.shape] for name in names if (name, leaf.shape) in known), replicated(mesh))
 
-    return jax.tree_util.tree_map_with_path(place, state)
+    return jax.tree_util.tree_map_with_path(like_its_parameter, state)
 
 
 def local_rows(mesh: Mesh, rows: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from jformer.evaluation.plots import Line, is_number
 from jformer.evaluation.statistics import estimate
 from jformer.sweep.experiment import Experiment, Trial
 
-WIDE = 16  # factor between the ends of an axis from which on it is logarithmic
+LOGARITHMIC_FROM = 16  # largest value over smallest: four doublings, which crowd at one end of a linear axis
 
 
 def draw(
@@ -70,7 +70,7 @@ def factor(experiment: Experiment, done: Sequence[Trial], x: str, lines: str) ->
         found.append(Line(label, positions, [at[p].mean for p in xs], [at[p].margin for p in xs]))
     if not numeric or len(places) == 1:
         return plots.bars([str(place) for place in places], found, x, experiment.metric)
-    logarithmic = min(places) > 0 and max(places) >= WIDE * min(places)
+    logarithmic = min(places) > 0 and max(places) >= LOGARITHMIC_FROM * min(places)
     return plots.lines(found, x, experiment.metric, logarithmic)
 
 

@@ -115,7 +115,9 @@ class Worker:
 
     def _watch(self, claim: Claim, process: subprocess.Popen[bytes]) -> int | str:
         """Wait for the end of the trial's process, and say all the while that we are there."""
-        began, beat, overtaken = time.monotonic(), 0.0, False
+        began = time.monotonic()
+        beat = 0.0
+        overtaken = False
         prune = began if self._experiment.pruner != "none" else math.inf
         while process.poll() is None:
             time.sleep(LOOK)

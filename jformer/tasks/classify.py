@@ -1,6 +1,8 @@
 """Classification: what a text, a pair of texts (a TAB between them) or an image is labelled with.
 
 That is one label of those trained on, several of them, or a number: `data.labels` says which.
+
+Letters in shapes: b rows of a batch, t positions (one: a text has one answer), d d_model, v entries of the vocabulary.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +45,8 @@ class Kind(NamedTuple):
 def classify(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
     """Return the task (Devlin et al. 2019, section 4.1; Dosovitskiy et al. 2021)."""
     refuse("classify", data, overlong="split", batching="packed", source="captions")
-    images, kind = data.tokenizer == "image", KINDS[data.labels]
+    images = data.tokenizer == "image"
+    kind = KINDS[data.labels]
     for part in (data, *data.mixture):
         if (part.source == "images") != images:
             raise UserError(f"data.tokenizer={data.tokenizer!r} does not fit source={part.source!r}: images take both")

@@ -24,10 +24,15 @@ def text_scores(
 ) -> dict[str, dict[str, Any]]:
     """Score a corpus with sacreBLEU; each name gets its score (0 to 100) and the signature that makes it comparable.
 
-    `references` holds one or several whole texts, as `reference_texts` gives them. `tokenize` is that of BLEU; "none"
-    takes text as it is tokenized already. `lowercase` is for BLEU and chrF: TER, as sacreBLEU defines it, ignores case
-    anyway. Raises UserError for a tokenization that is not to be had, ValueError for lists that are empty or do not
-    belong together.
+    Args:
+        hypotheses: one a line.
+        references: one or several whole texts, as `reference_texts` gives them.
+        tokenize: that of BLEU; "none" takes text as it is tokenized already.
+        lowercase: for BLEU and chrF: TER, as sacreBLEU defines it, ignores case anyway.
+        names: of the scores.
+
+    Raises UserError for a tokenization that is not to be had, ValueError for lists that are empty or do not belong
+    together.
     """
     for text in references:
         _check_lengths(hypotheses, text)

@@ -1,4 +1,7 @@
-"""Look inside a model for one batch: how large gradients and activations are, layer by layer. It trains nothing."""
+"""Look inside a model for one batch: how large gradients and activations are, layer by layer. It trains nothing.
+
+Letters in shapes: b rows of a batch, t positions, d d_model, l layers, · whatever axes follow.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

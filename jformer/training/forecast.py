@@ -65,7 +65,8 @@ def say_memory(run: Run, log: TrainingLog) -> None:
 
 def longest_batch(run: Run, batches: Batches) -> Any:
     """Return the shapes of the longest batch, placed."""
-    model, answer = run.sampler.model.config, run.sampler.task.answer
+    model = run.sampler.model.config
+    answer = run.sampler.task.answer
     return abstract_batch(model, answer, batches.plan.shapes[-1], run.mesh, run.config.train.accumulation)
 
 

@@ -24,26 +24,27 @@ def adopt(parent: Any, fresh: Any, origin: str) -> tuple[Any, list[str]]:
     Raise UserError naming the first other parameter that the parent has in another shape, or not at all.
     """
     have = dict(zip(jax.tree.leaves(parameter_names(parent)), jax.tree.leaves(parent), strict=True))
-    names, notes = parameter_names(fresh), []
+    leaves, tree = jax.tree.flatten(fresh)
+    names = jax.tree.leaves(parameter_names(fresh))
+    taken = [_taken(name, have.get(name), new, origin) for name, new in zip(names, leaves, strict=True)]
+    notes = [note for _, note in taken if note]
+    unused = [f"{name} has no use here" for name in have if name not in names]
+    notes = [f"{counted(len(leaves) - len(notes), 'parameters')} taken over", *notes, *unused]
+    return tree.unflatten([leaf for leaf, _ in taken]), [f"init_from {origin}: {note}" for note in notes]
 
-    def take(name: str, new: jax.Array) -> jax.Array:
-        old = have.pop(name, None)
-        if old is not None and old.shape == new.shape:
-            return old
-        if name.partition("/")[0] in HEADS:
-            notes.append(f"{name} begins anew")
-            return new
-        if old is None or not name.endswith("embedding") or old.shape[1:] != new.shape[1:]:
-            found = "nothing" if old is None else old.shape
-            raise UserError(f"train.init_from={origin!r} has {found} for {name}, this model needs {new.shape}")
-        rows = min(len(old), len(new))
-        notes.append(f"{name}: {rows:,} of {len(new):,} rows taken over, of {len(old):,}")
-        return new.at[:rows].set(old[:rows])
 
-    adopted = jax.tree.map(take, names, fresh)
-    whole = len(jax.tree.leaves(names)) - len(notes)
-    notes = [f"{counted(whole, 'parameters')} taken over", *notes, *(f"{name} has no use here" for name in have)]
-    return adopted, [f"init_from {origin}: {note}" for note in notes]
+def _taken(name: str, old: jax.Array | None, new: jax.Array, origin: str) -> tuple[jax.Array, str]:
+    """Return what a parameter begins with, and a note where that is not all of the parent's."""
+    if old is not None and old.shape == new.shape:
+        return old, ""
+    if name.partition("/")[0] in HEADS:
+        return new, f"{name} begins anew"
+    if old is None or not name.endswith("embedding") or old.shape[1:] != new.shape[1:]:
+        found = "nothing" if old is None else old.shape
+        raise UserError(f"train.init_from={origin!r} has {found} for {name}, this model needs {new.shape}")
+    rows = min(len(old), len(new))
+    note = f"{name}: {rows:,} of {len(new):,} rows taken over, of {len(old):,}"
+    return new.at[:rows].set(old[:rows]), note
 
 
 def put_vectors(config: Config, tokenizers: Sequence[Tokenizer], params: Any) -> tuple[Any, list[str]]:

@@ -19,11 +19,10 @@ from tests.stored_run import store_run
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments").glob("*.py"))
 STARTED_BY_OTHERS = {"speed_worker", "decode_worker", "process_faults_worker", "recurrent_worker"}
-# They know no --smoke; tests/data/sources/test_images.py has the digits.
-SECONDS_AS_THEY_ARE = {"house", "export_digits", "grokking"}
 ARGUMENTS = {  # what a command cannot do without
     "alignments": ["--workdir={folder}/run"],
     "captions": ["--workdir={folder}/runs"],
+    "export_digits": ["--output={folder}/digits"],
     "export_scenes": ["--output={folder}/scenes"],
     "finetune_imported": ["--data={folder}", "--workdir={folder}/runs"],
     "generated_labels": ["--workdir={folder}/runs"],
@@ -36,7 +35,12 @@ ARGUMENTS = {  # what a command cannot do without
     "vanishing_gradients": ["--workdir={folder}/runs"],
     "what_attention_bought": ["--workdir={folder}/runs"],
 }
-NEEDS = {"finetune_imported": "transformers", "scaling": "libtpu", "programs": "libtpu"}
+NEEDS = {
+    "export_digits": "sklearn",
+    "finetune_imported": "transformers",
+    "programs": "libtpu",
+    "scaling": "libtpu",
+}
 SMALL = {
     "data.num_pairs": 200,
     "data.row_multiple": 0,
@@ -82,20 +86,19 @@ def test_no_experiment_hides_a_package_from_scripts_that_are_run_by_their_path()
 
 
 def test_every_command_can_be_tried():
-    assert set(COMMANDS) > STARTED_BY_OTHERS | SECONDS_AS_THEY_ARE
+    assert set(COMMANDS) > STARTED_BY_OTHERS
     for stem in set(COMMANDS) - STARTED_BY_OTHERS:
         assert f"python -m experiments.{stem}" in ast.get_docstring(TREES[stem])
-        assert ("--smoke" in ast.get_docstring(TREES[stem])) != (stem in SECONDS_AS_THEY_ARE), stem
+        assert "--smoke" in ast.get_docstring(TREES[stem]), stem
 
 
-@pytest.mark.parametrize("stem", sorted(set(COMMANDS) - STARTED_BY_OTHERS - {"export_digits"}))
+@pytest.mark.parametrize("stem", sorted(set(COMMANDS) - STARTED_BY_OTHERS))
 def test_a_command_works(stem, folder):
     if stem in NEEDS:
         pytest.importorskip(NEEDS[stem])
     arguments = [argument.format(folder=folder) for argument in ARGUMENTS.get(stem, ())]
-    smoke = [] if stem in SECONDS_AS_THEY_ARE else ["--smoke"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": "--xla_backend_optimization_level=0"}
-    command = [sys.executable, "-m", f"experiments.{stem}", *smoke, *arguments]
+    command = [sys.executable, "-m", f"experiments.{stem}", "--smoke", *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) > 1 or stem == "describe_speed", done.stdout

@@ -26,6 +26,7 @@ def explained(directory: Path) -> Iterator[None]:
 
 def refuse_missing_layers(model: ModelConfig, source: Tensors) -> None:
     """Raise UserError for a config.json with more layers than there are tensors, before any of them is made."""
-    layers, found = max(model.num_layers, model.num_decoder_layers), len(source.found)
+    layers = max(model.num_layers, model.num_decoder_layers)
+    found = len(source.found)
     if layers > found:
         raise UserError(f"config.json asks for {layers:,} layers, and there are {found:,} tensors: fetch both again")

@@ -18,7 +18,7 @@ FAST, CONFIG, SPECIALS = "tokenizer.json", "tokenizer_config.json", "special_tok
 PIECES = {"marian": ("source.spm", "target.spm"), "m2m_100": ("sentencepiece.bpe.model",) * 2}  # of source, of target
 LANGUAGES = ("mbart", "m2m_100")  # families whose texts have a language beside them
 SPECIAL = ("pad_token", "bos_token", "eos_token", "unk_token", "cls_token", "sep_token", "mask_token")
-CLOSING = dict.fromkeys(("bert", "distilbert"), ("cls", "sep"))  # how a family calls the ends of a text
+NAMES_OF_ENDS = dict.fromkeys(("bert", "distilbert"), ("cls", "sep"))  # family → what begins and ends a text
 FAR = 10  # times as many ids as tokens: lists of all ids would take the memory of the machine
 CLASSES = {"marian": "MarianTokenizer", "m2m_100": "M2M100Tokenizer"}
 # The languages that a tokenizer_config.json of transformers 5 has by a name alone, in the order of their ids.
@@ -93,8 +93,8 @@ class Vocabulary:
         """Return the symbols of the texts of one side."""
         bos, eos = (self._role(name) for name in ("bos", "eos"))
         noise = [self.special("mask_token")] if self.special("mask_token") >= 0 else []
-        if self.model_type in CLOSING:
-            bos, eos = (self.special(f"{name}_token") for name in CLOSING[self.model_type])
+        if self.model_type in NAMES_OF_ENDS:
+            bos, eos = (self.special(f"{name}_token") for name in NAMES_OF_ENDS[self.model_type])
         elif self.model_type in ("t5", "mt5"):
             noise = [self.ids[token] for i in range(100) if (token := f"<extra_id_{i}>") in self.ids]
         around: dict[str, tuple[int, ...]] = {}
@@ -184,7 +184,7 @@ def write(directory: Path, model_type: str, tokenizers: tuple[Any, Any]) -> dict
 
 
 def _named(model_type: str, symbols: Symbols) -> dict[str, int]:
-    first, last = CLOSING.get(model_type, ("bos", "eos"))
+    first, last = NAMES_OF_ENDS.get(model_type, ("bos", "eos"))
     mask = {"mask": symbols.noise[0]} if len(symbols.noise) == 1 else {}
     return {"pad": symbols.pad, first: symbols.bos, last: symbols.eos, "unk": symbols.unk, **mask}
 

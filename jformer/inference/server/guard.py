@@ -53,15 +53,8 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, status = time.monotonic(), 500
-
-        async def sending(message: MutableMapping[str, Any]) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message.get("headers", ()), *HEADERS]
-            await send(message)
-
+        began = time.monotonic()
+        sending = _Sending(send)
         try:
             self._check_access(scope)
             body = await self._body(receive)
@@ -70,7 +63,7 @@ class Guard:
             await JSONResponse({"detail": str(error)}, error.status)(scope, receive, sending)
         finally:
             path = scope["path"] if scope["path"] in self._paths else "other"
-            self._meters.note_request(path, status, time.monotonic() - began)
+            self._meters.note_request(path, sending.status, time.monotonic() - began)
 
     def _check_access(self, scope: Scope) -> None:
         headers, (token, hosts) = dict(scope["headers"]), self._access
@@ -101,13 +94,23 @@ class Guard:
 
 def _replay(body: bytes, receive: Receive) -> Receive:
     """Return what gives the body once, and then what the connection has to tell."""
-    given = False
+    whole = iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def replayed() -> MutableMapping[str, Any]:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return next(whole, None) or await receive()
 
     return replayed
+
+
+class _Sending:
+    """Sends an answer with the headers that all have, and remembers its status: 500 until there is one."""
+
+    def __init__(self, send: Send) -> None:
+        self.status = 500
+        self._send = send
+
+    async def __call__(self, message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), *HEADERS]
+        await self._send(message)

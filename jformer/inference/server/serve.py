@@ -41,7 +41,8 @@ def serve(config: Config, workdir: Path, host: str, port: int, limits: Limits | 
         from jformer.inference.server.guard import Access
     except ImportError as error:
         raise UserError(f'--mode=serve needs {error.name}: pip install "jformer[serve]"') from error
-    limits, token = limits or Limits(), os.environ.get(TOKEN, "")
+    limits = limits or Limits()
+    token = os.environ.get(TOKEN, "")
     with contextlib.closing(opened(host, port)) as listener:
         engine = Engine(load(workdir, config), limits)
         with told("compiling what the first clients need"):

@@ -173,7 +173,8 @@ class Attention(nn.Module):
         def drop_weights(weights: Array, first: int | Int[Array, ""]) -> Array:
             return dropout(weights, c.attention_dropout, dropout_key, self.site, first)
 
-        q, scale = self.queries(x, positions), c.query_scale
+        q = self.queries(x, positions)
+        scale = c.query_scale
         call = Call(
             q.dtype.name,
             q.shape[1],

@@ -5,7 +5,7 @@ Both are called with (embedded tokens, which of them are real, states, what ther
 `layers` float32 [b l n d], and `fed` [b r] where a step reads the output of the one before it.
 
 Letters: b rows, m sentences, t target and s source positions, e features of an embedded token, d of a state, z of
-all gates side by side, r of the output, l layers, n arrays of a state.
+all gates side by side, r of the output, a of a key that alignment compares, l layers, n arrays of a state.
 """
 
 from typing import Any
@@ -49,7 +49,8 @@ def tokens_in(
 
 def reverse(x: Array, real: Bool[Array, "b s"]) -> Array:
     """Return x [b s ·] with the real positions of every row, which come first, in reverse order."""
-    positions, lengths = jnp.arange(x.shape[1]), real.sum(axis=1, keepdims=True)
+    positions = jnp.arange(x.shape[1])
+    lengths = real.sum(axis=1, keepdims=True)
     order = jnp.where(positions < lengths, lengths - 1 - positions, positions)
     return jnp.take_along_axis(x, order.reshape(*order.shape, *(1,) * (x.ndim - 2)), axis=1)
 
@@ -92,7 +93,8 @@ class RecurrentStack(nn.Module):
 
         The states of two directions are those of the backward one: after the first token, it has read all of them.
         """
-        rate, last = self.config.dropout, []
+        rate = self.config.dropout
+        last = []
         for i, layer in enumerate(self.forward):
             x = dropout(x, rate if i else 0.0, dropout_key and dropout_key.at_layer(jnp.int32(i)), Site.LAYER)
             y, state = layer(x, real, states["layers"][:, i])
@@ -117,7 +119,8 @@ class AttentiveDecoder(nn.Module):
 
     def setup(self) -> None:
         """Make the layers, what attends, and what comes out."""
-        c, init = self.config, nn.initializers.xavier_uniform()
+        c = self.config
+        init = nn.initializers.xavier_uniform()
         self.layers = [make_layer(c) for _ in range(c.decoder_layers)]
         self.alignment = Alignment(c.recurrent.attention, c.d_model)
         if self.additive or c.recurrent.input_feeding:

@@ -158,8 +158,10 @@ class Stack(nn.Module):
 
     def setup(self) -> None:
         """Lift the block over the layer axis of its parameters."""
-        c, on_cpu = self.config, target() == "cpu"
-        shared, policy = nn.broadcast, REMAT[c.execution.remat]
+        c = self.config
+        on_cpu = target() == "cpu"
+        shared = nn.broadcast
+        policy = REMAT[c.execution.remat]
         lift = nn.scan(
             nn.remat(Block, policy=policy) if policy else Block,
             variable_axes={"params": 0, "intermediates": 0},

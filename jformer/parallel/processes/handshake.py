@@ -11,7 +11,7 @@ from jformer.errors import UserError
 
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "sentencepiece", "sacrebleu")
 PACKAGE = Path(__file__).parents[2]
-FEW = 4  # values, and processes of a value, that are listed
+MOST_LISTED = 4  # values, and processes of a value: a line of a terminal has room for about four
 LOCAL = ("config.data.cache_dir", "config.data.dir")  # every machine may have its own: texts are compared themselves
 STAMP = "_CHECKPOINT_METADATA"  # a checkpoint's file that says when it was written
 
@@ -46,7 +46,9 @@ def refuse_differences(fields: Sequence[Mapping[str, Any]], names: Sequence[str]
         for process, each in enumerate(fields):
             groups.setdefault(repr(each.get(field)), []).append(process)
         if len(groups) > 1:
-            listed = "; ".join(f"{value} on {_listed(members, names)}" for value, members in [*groups.items()][:FEW])
+            listed = "; ".join(
+                f"{value} on {_listed(members, names)}" for value, members in [*groups.items()][:MOST_LISTED]
+            )
             raise UserError(f"the processes differ in {field}: {listed}; start the same command, code and data for all")
 
 
@@ -58,5 +60,7 @@ def _digest(folder: Path, paths: Iterable[Path]) -> str:
 
 
 def _listed(processes: Sequence[int], names: Sequence[str]) -> str:
-    listed = ", ".join(f"{i} ({names[i]})" for i in processes[:FEW]) + (", …" if len(processes) > FEW else "")
+    listed = ", ".join(f"{i} ({names[i]})" for i in processes[:MOST_LISTED]) + (
+        ", …" if len(processes) > MOST_LISTED else ""
+    )
     return f"process {listed}"
