@@ -107,11 +107,8 @@ def search(
 
     A row whose limit is above `room` may be left unfinished, and so may the last `max_unfinished` rows.
 
-    Args:
-        models, params: an ensemble, whose probabilities are averaged, and the parameters of each.
-        vocabulary, symbols: of every id, whether it may be written, and the ids that begin, end and fill an output.
-        batch: what the models read, with each row's limit of tokens, and line, which samples are drawn by.
-        room: tokens of an output that the cache has entries for.
+    `models` and `params` are an ensemble, whose probabilities are averaged; `vocabulary` tells of every id whether it
+    may be written, `symbols` what begins, ends and fills an output; the cache has entries for `room` tokens of it.
     """
     begun = _begin(models, options, vocabulary, symbols, params, batch, room)
     if options.search == "beam":

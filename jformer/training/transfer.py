@@ -30,7 +30,7 @@ def adopt(parent: Any, fresh: Any, origin: str) -> tuple[Any, list[str]]:
     notes = [note for _, note in taken if note]
     unused = [f"{name} has no use here" for name in have if name not in names]
     notes = [f"{counted(len(leaves) - len(notes), 'parameters')} taken over", *notes, *unused]
-    return tree.unflatten([leaf for leaf, _ in taken]), [f"init_from {origin}: {note}" for note in notes]
+    return jax.tree.unflatten(tree, [leaf for leaf, _ in taken]), [f"init_from {origin}: {note}" for note in notes]
 
 
 def _taken(name: str, old: jax.Array | None, new: jax.Array, origin: str) -> tuple[jax.Array, str]:
