@@ -59,7 +59,6 @@ if __name__ == "__main__":  # before what takes seconds to import; `heed_signals
 
 import contextlib
 import dataclasses
-import errno
 from pathlib import Path
 
 from absl import flags
@@ -72,13 +71,12 @@ from jformer.config.resume import resume_config
 from jformer.data.progress import told
 from jformer.parallel import processes
 from jformer.parallel.libtpu import silence_libtpu
-from jformer.storage import check_writable, run_path, unwritten
+from jformer.storage import check_writable, refusal, run_path
 from jformer.training.malloc import keep_freed_memory
 
 MODES = ("train", "evaluate", "predict", "score", "describe", "verify", "explore", "report", "serve", "export")
 TOGETHER = ("train", "evaluate", "predict", "score")  # what several processes can do
 FORMATS = {"export": ("ctranslate2", "stablehlo"), "explore": ("html", "png", "svg")}
-REFUSALS = (errno.ENAMETOOLONG, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # by which the system means users
 WORTH_KEEPING = 0.05  # seconds of compiling
 
 
@@ -112,19 +110,12 @@ def answer(argv: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except OSError as error:
-        if error.errno not in REFUSALS:
+        if not (line := refusal(error)):
             raise
-        print(f"jformer: {refusal(error)}", file=sys.stderr)
+        print(f"jformer: {line}", file=sys.stderr)
         with contextlib.suppress(OSError):  # what standard output did not take would fail again at the end
             sys.stdout.flush()
         return MISTAKE
-
-
-def refusal(error: OSError) -> str:
-    """Return the line for a write that the system refused, and that no better one was said of."""
-    if error.errno == errno.ENAMETOOLONG:
-        return f"{str(error.filename)[:40]}… is longer than names of files can be: shorten it"
-    return str(unwritten(error.filename or "a file, or standard output", error))
 
 
 def compare(options: flags.FlagValues, config: Config) -> None:

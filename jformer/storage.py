@@ -4,6 +4,7 @@ Paths are those of etils; pathlib's serve as well for what lies on a disk.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ from etils.epath import Path
 from jformer.errors import UserError
 
 BUCKET = "gs://"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # of a disk, a quota or a limit; one that only reads
 DIGESTS, DIGEST = "digests.json", "digest"  # a file of a folder's digests; the key of a JSON object's own
 fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False  # other processes write there, too
 
@@ -104,6 +106,15 @@ def unwritten(path: os.PathLike[str] | str, error: OSError) -> UserError:
     """Return what to raise for a path that could not be written; NumPy's errors of a full disk have no number."""
     reason = error.strerror or " ".join(str(error).split())
     return UserError(f"{path}: could not be written ({reason}); make room there, then give the same command again")
+
+
+def refusal(error: OSError) -> str:
+    """Return the line for what the system refused, where no better one was said; "" for a defect of ours."""
+    if error.errno == errno.ENAMETOOLONG:
+        return f"{str(error.filename)[:40]}… is longer than names of files can be: shorten it"
+    if error.errno in FULL:
+        return str(unwritten(error.filename or "a file, or standard output", error))
+    return ""
 
 
 def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
