@@ -39,6 +39,12 @@ def runs(request, tmp_path_factory):
     return request.param, run, directory / "extended", said
 
 
+@pytest.fixture(scope="module")
+def nllb(tmp_path_factory):
+    """Return a run that nothing writes into."""
+    return small_runs.nllb(tmp_path_factory.mktemp("nllb") / "run")
+
+
 def tables_of(run):
     """Return the tables of tokens, name → array with tokens first."""
     params = load(run).params
@@ -164,8 +170,7 @@ def test_training_goes_on_from_an_extended_run(tmp_path):
         ([], r"has no tokens"),
     ],
 )
-def test_what_is_no_new_token_is_one_line(tmp_path, lines, message):
-    run = small_runs.nllb(tmp_path / "run")
+def test_what_is_no_new_token_is_one_line(nllb, tmp_path, lines, message):
     with pytest.raises(UserError, match=message):
-        extend(str(run), str(tmp_path / "new"), [write_lines(tmp_path / "tokens", lines)])
+        extend(str(nllb), str(tmp_path / "new"), [write_lines(tmp_path / "tokens", lines)])
     assert not (tmp_path / "new").exists()
