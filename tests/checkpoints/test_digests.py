@@ -22,8 +22,16 @@ def test_a_digest_is_the_same_on_every_mesh_and_gathers_nothing(sizes):
     for spec in (P(), P(None, "fsdp", "tensor"), P("data")):
         if all(X.shape[i] % mesh.shape[axis] == 0 for i, axis in enumerate(spec) if axis):
             placed = jax.device_put(X, NamedSharding(mesh, spec))
-            assert digest(placed) == digest(X)
+            (computed,) = _digests([placed])
+            assert digest(placed) == digest(X) == f"{int(computed):08x}"
             assert "all-gather" not in _digests.lower([placed]).compile().as_text()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32, jnp.int8, bool, "key"])
+def test_a_small_array_has_the_digest_that_devices_compute(dtype):
+    small = jax.random.split(jax.random.key(3), 4) if dtype == "key" else jnp.arange(-3, 9).reshape(3, 4).astype(dtype)
+    (computed,) = _digests([small])
+    assert digests({"x": small}) == {"x": f"{int(computed):08x}"}
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="XLA of older JAX drops the barriers before it schedules")
