@@ -6,7 +6,8 @@ python -m jformer.compare RUN RUN ... [--metric=test/bleu] [--output=DIR] [--des
              the first of all is what the others are compared with
   --metric   what is tested for differences: SET/NAME of results.json, or SPLIT/NAME of metrics.jsonl (default: the
              first score of the first test set)
-  --output   a folder for learning curves and a page with all of this
+  --output   a folder for learning curves and a page with all of this; of two runs also with the answers that
+             differ most. Runs that still train cannot be compared: jformer.main --mode=report --watch=10 shows one
   --despite  compares in spite of different signature (of a score), data (tested or trained on), budget (how many
              tokens were trained on, or what a token is)
 """
@@ -26,6 +27,7 @@ from jformer.errors import UserError, nearest
 from jformer.evaluation import page, records
 from jformer.evaluation.comparison import Arm, compare_arms, learning_curves, table
 from jformer.evaluation.report import CHARTS, curves
+from jformer.evaluation.side_by_side import side_by_side
 from jformer.evaluation.statistics import estimate
 from jformer.evaluation.tables import aligned, scored_sets
 from jformer.storage import run_path
@@ -97,7 +99,12 @@ def compare(paths: Sequence[str], metric: str = "", output: str = "", despite: s
     if output:
         curve = metric if metric.startswith(("train/", "valid/")) else "valid/loss"
         charts = curves({name: records.rows(run.path) for name, run in zip(_names(runs), runs, strict=True)})
-        page.write(run_path(output), files(tables, notes, charts, learning_curves(arms, curve)))
+        common = [
+            key for key in scored_sets(runs[0].results) if len(groups) == 2 and key in scored_sets(runs[-1].results)
+        ]
+        pair = [group[0] for group in groups.values()]
+        apart = [part for key in common for part in side_by_side(pair[0].config, pair[0].path, pair[1].path, key)]
+        page.write(run_path(output), files(tables, notes, charts, learning_curves(arms, curve), apart))
     parts = ["\n".join([f"{name}:", *aligned(rows, 1)]) for name, rows in tables.items()]
     return "\n\n".join([*parts, "\n".join(notes)])
 
@@ -198,16 +205,20 @@ def settings(groups: Mapping[str, Sequence[Run]]) -> list[list[str]]:
 
 
 def files(
-    tables: Mapping[str, Sequence[Sequence[str]]], notes: Sequence[str], charts: Any, picture: bytes
+    tables: Mapping[str, Sequence[Sequence[str]]],
+    notes: Sequence[str],
+    charts: Any,
+    picture: bytes,
+    apart: Sequence[str],
 ) -> dict[str, str | bytes]:
-    """Return a page with the curves of all runs, and the picture of the learning curves also as a file."""
+    """Return a page with all curves and then the parts `apart`, and the picture of the learning curves as a file."""
     parts = []
     for name, rows in tables.items():
         parts += [page.heading(name), page.table(rows)]
     parts += [page.paragraph("\n".join(notes)), page.heading("curves")]
     pictures = {"curves.png": picture} if picture else {}
     parts += [page.image(png, "learning curves of the metric, with intervals over seeds") for png in pictures.values()]
-    return {"index.html": page.page("Runs compared", [*parts, CHARTS], ("report",), charts), **pictures}
+    return {"index.html": page.page("Runs compared", [*parts, CHARTS, *apart], ("report",), charts), **pictures}
 
 
 def _trained_on(run: Run) -> str:

@@ -1,0 +1,53 @@
+"""Answers of two runs to one test set, line by line, where they differ most. No JAX."""
+
+from etils.epath import Path
+
+from jformer.config.options import Config
+from jformer.data.sources.split import Pair
+from jformer.errors import UserError
+from jformer.evaluation import page, records
+from jformer.evaluation.report import WORST, kind_of_answers
+from jformer.tasks.metrics import answer_scores, text_metric
+
+NAMES = {"text": "chrF", "qa": "F1"}  # kind of answers → the score of a line; others are right, 100, or wrong, 0
+
+
+def side_by_side(config: Config, first: Path, other: Path, key: str) -> list[str]:
+    """Return parts of a page: the lines that the other run answers worse than the first, and those it answers better.
+
+    The largest difference comes first. Texts are scored by sentence chrF (Popović 2015), spans by F1. Where answers or
+    data are not there, a line says so.
+    """
+    title = page.heading(f"Answers to {key} side by side")
+    try:
+        pairs, answers = (
+            records.examples(first, key, config.data),
+            [records.outputs(run, key) for run in (first, other)],
+        )
+    except (UserError, OSError) as error:
+        return [title, page.paragraph(f"cannot be shown: {error}")]
+    if any(len(each) != len(pairs) for each in answers):
+        return [title, page.paragraph("cannot be shown: not as many answers as examples; score the runs again")]
+    kind, found = kind_of_answers(config), []
+    for number, (pair, ours, theirs) in enumerate(zip(pairs, *answers, strict=True), start=1):
+        if ours != theirs:
+            scores = [line_score(kind, answer, pair) for answer in (ours, theirs)]
+            found.append((scores[1] - scores[0], number, (pair.source, pair.target, ours, theirs), scores))
+    head = ["line", "source", "reference", first.name, other.name, NAMES.get(kind, "right"), "", "difference"]
+    parts = [title, page.paragraph(f"{len(found):,} of {len(pairs):,} lines are answered differently")]
+    for told, sign in (("worse", 1), ("better", -1)):
+        shown = sorted((each for each in found if each[0] * sign < 0), key=lambda each: (each[0] * sign, each[1]))[
+            :WORST
+        ]
+        cells = [[str(n), *texts, *(f"{s:.1f}" for s in scores), f"{gap:+.1f}"] for gap, n, texts, scores in shown]
+        if cells:
+            parts += [page.paragraph(f"{other.name} is {told} than {first.name}:"), page.table([head, *cells], left=5)]
+    return parts
+
+
+def line_score(kind: str, answer: str, pair: Pair) -> float:
+    """Return how good an answer is, 0 to 100."""
+    wanted = [pair.target, *pair.others]
+    if kind == "text":
+        return float(text_metric("chrf", "13a", lowercase=False).sentence_score(answer, wanted).score)
+    return 100 * float(answer_scores([answer], [pair])["f1"]["score"] if kind == "qa" else answer in wanted)
