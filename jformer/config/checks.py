@@ -172,7 +172,8 @@ def _check_task(config: Config) -> None:
     model, data, train = config.model, config.data, config.train
     if model.family not in TASKS[config.task]:
         able = ", ".join(task for task, families in TASKS.items() if model.family in families)
-        raise UserError(f"task={config.task!r} is not for model.family={model.family!r}, which learns {able}")
+        known = f"model.family={model.family!r}, which learns {able}"
+        raise UserError(f"task={config.task!r} is not for {known}: set one of these, or another family")
     if config.task != "classify" and (data.labels != "one" or data.label_weights != "none"):
         key = "labels" if data.labels != "one" else "label_weights"
         raise UserError(f"data.{key}={getattr(data, key)!r} is read by task='classify' only, not by {config.task!r}")
