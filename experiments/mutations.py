@@ -155,6 +155,8 @@ def main(argv: list[str]) -> None:
         subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
         files = [root / "jformer" / "data" / "text.py"] if smoke else sorted((root / "jformer").rglob("*.py"))
         drawn = sorted((each for file in files for each in mutations(file)), key=Mutation.rank)
+        if OWN.value:
+            drawn = [each for each in drawn if tests_of(each.path, root)[0]]
         found = []
         for each in drawn[: NUMBER.value]:
             steps = tests_of(each.path, root)
