@@ -3,10 +3,11 @@
 Command:  python -m experiments.server_load --workdir=RUN --source=FILE
           python -m experiments.server_load --smoke
 
-The lines of the file are answered by Predictor.predict alone first, in one call. Then the same run is served, by a
-process of its own, to clients that each send a line, wait for its answer and send the next one. At last come requests
-that are none, clients that leave in the middle, and the memory that the server holds before and after. Clients take
-part of the same cores. With --smoke, or without a run, a model of letters is trained for some updates.
+A run is served, by a process of its own, to clients that each send a line, wait for its answer and send the next one.
+Before and after each count of clients, Predictor.predict answers the lines of the file alone, in one call: what else
+the machine does is in both. Then clients stream, others are slow or silent, some send requests that are none, and some
+leave in the middle; --again repeats the first load, to see whether the memory that the server holds goes on growing.
+Clients take part of the same cores. With --smoke, or without a run, a model of letters is trained for some updates.
 """
 
 import asyncio
@@ -22,12 +23,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from absl import app, flags, logging
 
 import jformer
 from experiments.measure import ROOT, commit, processor_name, smoke_sizes
+from experiments.server_clients import Asked, Client, load, slowly, streamed
+from jformer.inference.predict import Predictor
 
 WORKDIR = flags.DEFINE_string("workdir", None, "A trained run that translates.")
 SOURCE = flags.DEFINE_string("source", None, "A text file, an input a line.")
@@ -37,45 +40,9 @@ CLIENTS = flags.DEFINE_list(
 )
 MALFORMED = flags.DEFINE_integer("malformed", 1_000, "Requests that are none.")
 VANISHING = flags.DEFINE_integer("vanishing", 200, "Clients that leave before their answer, half of them amid asking.")
+SLOW_CLIENTS = flags.DEFINE_integer("slow", 60, "Slow clients, of each kind a third.")
+AGAIN = flags.DEFINE_integer("again", 1, "How often the first load comes again, the memory told after each.")
 OPTIONS = flags.DEFINE_multi_string("option", [], "An option of decoding, such as beam_size=1.")
-
-
-class Asked(NamedTuple):
-    """What became of a request."""
-
-    status: int
-    content: Any
-    seconds: float
-
-
-class Client:
-    """A connection that is kept, over which one request follows the other."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-
-    async def ask(self, body: bytes, path: str = "/v1/translate", method: str = "POST") -> Asked:
-        """Send a request and wait for its answer."""
-        began = time.perf_counter()
-        if self._streams is None:
-            self._streams = await asyncio.open_connection("127.0.0.1", self._port)
-        reader, writer = self._streams
-        head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        lines = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-        length = re.search(r"content-length: (\d+)", lines)
-        content = await reader.readexactly(int(length[1]) if length else 0)
-        if "connection: close" in lines:
-            self.leave()
-        seconds = time.perf_counter() - began
-        return Asked(int(lines.split()[1]), json.loads(content) if b"{" in content[:1] else content.decode(), seconds)
-
-    def leave(self) -> None:
-        """Close the connection."""
-        if self._streams:
-            self._streams[1].close()
-        self._streams = None
 
 
 @contextlib.contextmanager
@@ -91,21 +58,6 @@ def served(workdir: Path, options: Sequence[str]) -> Iterator[tuple[int, int]]:
         finally:
             server.terminate()
             print(f"the server ended with {server.wait()}: {server.stderr.read().strip()}")
-
-
-async def load(port: int, texts: Sequence[str], clients: int) -> list[Asked]:
-    """Let clients ask for all texts, each as soon as its last one is answered; return what became of each, in order."""
-    found: list[Asked | None] = [None] * len(texts)
-    turns = iter(range(len(texts)))
-
-    async def work() -> None:
-        client = Client(port)
-        for i in turns:
-            found[i] = await client.ask(json.dumps({"inputs": [texts[i]]}).encode())
-        client.leave()
-
-    await asyncio.gather(*(work() for _ in range(clients)))
-    return [asked for asked in found if asked]
 
 
 def malformed(chance: random.Random) -> bytes:
@@ -146,7 +98,7 @@ def resident(process: int) -> float:
     return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
 
-def tell(name: str, asked: Sequence[Asked], wanted: Sequence[str], seconds: float, plain: float) -> None:
+def tell(name: str, asked: Sequence[Asked], wanted: Sequence[str], seconds: float, plain: float = 0.0) -> None:
     """Print how many were answered, how soon, and whether as predict answers."""
     right = [each for each in asked if each.status == 200]
     other = sum(
@@ -156,39 +108,72 @@ def tell(name: str, asked: Sequence[Asked], wanted: Sequence[str], seconds: floa
     cuts = statistics.quantiles([each.seconds for each in asked], n=100)
     times = ", ".join(f"p{at} {1e3 * cuts[at - 1]:,.0f} ms" for at in (50, 95, 99))
     rate = len(asked) / seconds
+    share = f" ({rate / plain:.0%} of predict, {plain:,.0f})" if plain else ""
     print(
-        f"{name:>11}: {len(right):,} of {len(wanted):,} answered, {other} not as predict; "
-        f"{rate:,.0f} a second ({rate / plain:.0%} of predict), {times}",
+        f"{name:>14}: {len(right):,} of {len(wanted):,} answered, {other} not as predict; "
+        f"{rate:,.0f} a second{share}, {times}",
         flush=True,
     )
+
+
+def load_beside_predict(
+    port: int, clients: int, count: int, texts: Sequence[str], answers: Sequence[str], predictor: Predictor
+) -> None:
+    """Let clients ask so many times, and tell their pace beside that of predict before and after."""
+    paces = [pace(predictor, texts)]
+    some, wanted = ([each[i % len(texts)] for i in range(count)] for each in (texts, answers))
+    began = time.perf_counter()
+    asked = asyncio.run(load(port, some, clients))
+    seconds = time.perf_counter() - began
+    paces.append(pace(predictor, texts))
+    tell(f"{clients} clients", asked, wanted, seconds, statistics.mean(paces))
+
+
+def pace(predictor: Predictor, texts: Sequence[str]) -> float:
+    """Return how many lines predict answers a second."""
+    began = time.perf_counter()
+    predictor.predict(texts)
+    return len(texts) / (time.perf_counter() - began)
 
 
 def measure(workdir: Path, texts: list[str]) -> None:
     """Print all of it for one run."""
     values = {key: type_of(value) for key, _, value in (option.partition("=") for option in OPTIONS.value)}
     predictor = jformer.load(workdir, **values)
-    predictor.predict(texts)  # compiles
-    began = time.perf_counter()
-    answers = predictor.predict(texts)
-    plain = len(texts) / (time.perf_counter() - began)
-    print(f"{commit()}; {processor_name()}; {predictor!r}\n    predict: {plain:,.0f} lines a second", flush=True)
-    del predictor
+    answers = predictor.predict(texts)  # compiles
+    print(f"{commit()}; {processor_name()}; {predictor!r}", flush=True)
     with served(workdir, OPTIONS.value) as (port, process):
         counts = [int(number) for number in CLIENTS.value]
         for clients in counts:  # what is compiled on the way is not timed
             asyncio.run(load(port, texts[: 2 * clients], clients))
-        held = resident(process)
-        for clients in counts:
-            count = min(REQUESTS.value, max(100, 10 * clients))
-            some, wanted = ([each[i % len(texts)] for i in range(count)] for each in (texts, answers))
-            began = time.perf_counter()
-            asked = asyncio.run(load(port, some, clients))
-            tell(f"{clients} clients", asked, wanted, time.perf_counter() - began, plain)
-        print(f"  malformed: {dict(asyncio.run(misuse(port)))}; {VANISHING.value} clients left")
+        print(f"        memory: {resident(process):,.0f} MiB", flush=True)
+        for turn in range(AGAIN.value + 1):
+            for clients in counts[: 1 if turn else None]:
+                count = min(REQUESTS.value, max(100, 10 * clients))
+                load_beside_predict(port, clients, count, texts, answers, predictor)
+            print(f"        memory: {resident(process):,.0f} MiB", flush=True)
+        some, begins, ends = asyncio.run(streamed(port, texts[:100], 8))
+        other = sum(one != another for one, another in zip(some, answers, strict=False))
+        print(
+            f"     8 streams: {len(some)} answered, {other} not as predict; begun after "
+            f"{1e3 * statistics.median(begins):,.0f} ms, whole after {1e3 * statistics.median(ends):,.0f} ms (medians)"
+        )
+        asyncio.run(beside_slow_ones(port, texts, answers))
+        print(f"     malformed: {dict(asyncio.run(misuse(port)))}; {VANISHING.value} clients left")
         health = asyncio.run(Client(port).ask(b"", "/v1/health", "GET"))
-        asked = asyncio.run(load(port, texts[:100], 16))
-        tell("afterwards", asked, answers[:100], sum(each.seconds for each in asked) / 16, plain)
-        print(f"     memory: {held:,.0f} MiB before, {resident(process):,.0f} MiB after; health {health.content}")
+        print(f"         after: {resident(process):,.0f} MiB; health {health.content}")
+
+
+async def beside_slow_ones(port: int, texts: Sequence[str], answers: Sequence[str]) -> None:
+    """Print what 16 quick clients get without and beside slow ones, and what became of those."""
+    for name in ("16, alone", "16 beside slow"):
+        slow = asyncio.create_task(slowly(port, texts[0], answers[0], SLOW_CLIENTS.value)) if "slow" in name else None
+        await asyncio.sleep(0.2)
+        began = time.perf_counter()
+        asked = await load(port, texts[:100], 16)
+        tell(name, asked, answers[:100], time.perf_counter() - began)
+        if slow:
+            print(f"  slow clients: {dict(await slow)}", flush=True)
 
 
 def type_of(value: str) -> Any:
@@ -212,7 +197,7 @@ def letters(folder: Path) -> tuple[Path, list[str]]:
 def main(argv: list[str]) -> None:
     """Measure a run, or a small one."""
     logging.set_verbosity(logging.ERROR)
-    smoke_sizes(requests=200, clients=["8", "1"], malformed=50, vanishing=10)
+    smoke_sizes(requests=200, clients=["8", "1"], malformed=50, vanishing=10, slow=2)
     with tempfile.TemporaryDirectory() as folder:
         if WORKDIR.value and SOURCE.value:
             lines = Path(SOURCE.value).read_text(encoding="utf-8").split("\n")
