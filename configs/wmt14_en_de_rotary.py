@@ -4,7 +4,7 @@ Paper:    RoFormer (Su et al. 2021), which compares it with the base model on th
           learned positions, which it finds as good as sinusoidal ones.
 Data:     that of configs/wmt14_en_de_base.py.
 Model:    that of configs/wmt14_en_de_base.py with rotary positions, or
-          --config.model.positions=learned, relative, alibi.
+          --config.model.positions=learned, relative, alibi, transformer_xl.
 Command:  python -m jformer.main --config=configs/wmt14_en_de_rotary.py --workdir=runs/wmt14_rotary
           --config.data.dir=PATH/tensorflow_datasets
 Expected: BLEU no worse than the base model's; not trained here yet. At toy size: experiments/positions.py.

@@ -32,6 +32,7 @@ def check(config: ModelConfig) -> None:
         "residual": (True,),
         "parametrization": ("standard",),
         "positions": ("sinusoidal", "learned", "relative", "rotary", "none"),
+        "embedding_scale": ("input", "output", "none"),
         "d_v": (0, config.key_size),
     }
     for key, values in needed.items():

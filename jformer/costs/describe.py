@@ -84,7 +84,7 @@ def kernel_line(model: ModelConfig, platform: str, shape: Shape) -> str:
     if model.recurrent.cell:
         return f"recurrent layers: {model.recurrent.cell}, attention: {model.recurrent.attention}"
     length = model.num_patches if model.family == "vit" else max(shape[1:])
-    biased, drops = model.positions in ("relative", "alibi"), model.attention_dropout > 0
+    biased, drops = model.positions in ("relative", "alibi", "transformer_xl"), model.attention_dropout > 0
     kernel, why, _ = choose_kernel(model, platform, Call(model.dtype, length, length, biased=biased, drops=drops))
     return f"attention kernel: {kernel} ({why})"
 

@@ -107,7 +107,7 @@ def nearest(
 
 
 def position_tables(predictor: Predictor, length: int) -> list[Positions]:
-    """Return what a model knows of positions, up to `length` tokens: none where it rotates them, or has none at all.
+    """Return what a model knows of positions, up to `length` tokens: none if it has none, rotates or projects them.
 
     Of an image, learned positions are those of its patches.
     """

@@ -13,12 +13,12 @@ CHOICES = {
     "norm": ("post", "pre", "sandwich", "deepnorm", "none"),
     "norm_type": ("layernorm", "rmsnorm"),
     "attention_scale": ("sqrt", "one", "off"),
-    "positions": ("sinusoidal", "learned", "relative", "rotary", "alibi", "none"),
+    "positions": ("sinusoidal", "learned", "relative", "rotary", "alibi", "transformer_xl", "none"),
     "activation": (
         *("relu", "gelu", "gelu_tanh", "silu"),
         *("glu", "reglu", "geglu", "geglu_tanh", "swiglu"),
     ),
-    "embedding_scale": ("input", "output", "none"),
+    "embedding_scale": ("input", "output", "positions", "none"),
     "init": ("glorot", "he", "small", "bert", "gpt2", "t5", "vit"),
     "parametrization": ("standard", "mup"),
     "dtype": ("float32", "bfloat16", "auto"),
@@ -66,7 +66,7 @@ class ModelConfig:
     norm_epsilon: float = 1e-6  # added to the variance, by whose root a norm divides; published models differ in it
     residual: bool = True  # False: sublayers replace their input instead of adding to it, for ablations
     attention_scale: str = "sqrt"  # sqrt: 1/sqrt(k) | one: folded into the initial queries (T5) | off: ablation
-    positions: str = "sinusoidal"  # sinusoidal | learned | relative | rotary | alibi | none: see positions
+    positions: str = "sinusoidal"  # sinusoidal | learned | relative | rotary | alibi | transformer_xl | none
     max_length: int = 512  # learned positions only: the longest sequence the table can place
     activation: str = "relu"  # relu | gelu | gelu_tanh | silu, or gated: glu | reglu | geglu | geglu_tanh | swiglu
     bias: bool = True  # of projections and layer norms
@@ -74,7 +74,9 @@ class ModelConfig:
     attention_dropout: float = 0.0  # on attention weights; no fused kernel does that
     activation_dropout: float = 0.0  # between the two projections of the feed-forward
     output_dropout: bool = False  # at the rate of `dropout` also on what a stack gives, after its last norm (T5)
-    embedding_scale: str = "input"  # input: times sqrt(d_model) (section 3.4) | output: tied logits over it (T5) | none
+    # input: times sqrt(d_model) (section 3.4) | output: tied logits over it (T5) | positions: added positions over it
+    # (Csordás et al. 2021, section 3.1) | none
+    embedding_scale: str = "input"
     embedding_norm: bool = False  # a norm over the embedded input (BERT, BART)
     shared_embedding: bool = True  # encdec: source and target read one table; needs one shared vocabulary
     tied_output: bool = True  # the projection to logits is the (target) table, transposed
@@ -224,8 +226,8 @@ class ModelConfig:
             )
         if self.num_heads % self.kv_heads:
             raise UserError(f"model.num_kv_heads={self.num_kv_heads} must divide model.num_heads={self.num_heads}")
-        if self.positions == "sinusoidal" and self.d_model % 2:
-            raise UserError(f"model.d_model={self.d_model} must be even: sinusoidal positions pair their features")
+        if self.positions in ("sinusoidal", "transformer_xl") and self.d_model % 2:
+            raise UserError(f"model.d_model={self.d_model} must be even: {self.positions} positions pair its features")
         if self.positions == "rotary" and self.key_size % 2:
             raise UserError(f"model.d_k={self.key_size} must be even: rotary positions turn pairs of features")
         buckets = self.relative.num_buckets

@@ -120,7 +120,10 @@ def _patches(model: ModelConfig, images: int) -> dict[str, int]:
 def _block(model: ModelConfig, tokens: int, pairs: int) -> int:
     """Count self-attention and feed-forward of one layer."""
     matrices = 3 if model.activation in GATES else 2
-    return _attention(model, tokens, tokens, pairs) + 2 * tokens * matrices * model.d_model * model.d_ff
+    # Twice as many distances as positions; that these are projected once a batch is in no text's account.
+    distances = 2 * 2 * pairs * model.num_heads * model.key_size if model.positions == "transformer_xl" else 0
+    feed_forward = 2 * tokens * matrices * model.d_model * model.d_ff
+    return _attention(model, tokens, tokens, pairs) + distances + feed_forward
 
 
 def _attention(model: ModelConfig, queries: int, keys: int, pairs: int) -> int:

@@ -24,8 +24,8 @@ EVERY_ROW = PartitionSpec((DATA, FSDP))
 
 # A regular expression over a parameter's path → the mesh axes of its last axes. The axis of layers is never split.
 PARAMETER_AXES = (
-    (r"/(q|k|v|gate|up)/kernel$", kernel_axes(COLUMN)),
-    (r"/(q|k|v|gate|up)/bias$", (TENSOR,)),
+    (r"/(q|k|v|distance|gate|up)/kernel$", kernel_axes(COLUMN)),
+    (r"/(q|k|v|gate|up)/bias$|/distance/(content|distance)_bias$", (TENSOR,)),
     (r"/(o|down)/kernel$", kernel_axes(ROW)),
     (r"^(source_|target_)?embedding/embedding$", (TENSOR, FSDP)),
     (r"^head/output/kernel$", kernel_axes(COLUMN)),

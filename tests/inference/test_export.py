@@ -130,6 +130,8 @@ def test_the_program_runs_anywhere(program):
     [
         ({"norm": "deepnorm"}, "model.norm='deepnorm'"),
         ({"positions": "alibi"}, "model.positions='alibi'"),
+        ({"positions": "transformer_xl"}, "model.positions='transformer_xl'"),
+        ({"embedding_scale": "positions"}, "model.embedding_scale='positions'"),
         ({"d_k": 8, "d_v": 4}, "model.d_v=4"),
         ({"residual": False}, "model.residual=False"),
         ({"parametrization": "mup"}, "model.parametrization='mup'"),

@@ -84,10 +84,11 @@ def enter(c, p, x, types=None):
     """Return the stack's input: scaled embeddings plus positions plus segments, normalised where asked."""
     if c.embedding_scale == "input":
         x = x * math.sqrt(c.d_model)
+    over = math.sqrt(c.d_model) if c.embedding_scale == "positions" else 1
     if c.positions == "learned":
-        x = x + p["positions"]["embedding"][: len(x)]
+        x = x + p["positions"]["embedding"][: len(x)] / over
     if c.positions == "sinusoidal":
-        x = x + np.array([[sinusoid(t, i, c.d_model) for i in range(c.d_model)] for t in range(len(x))])
+        x = x + np.array([[sinusoid(t, i, c.d_model) for i in range(c.d_model)] for t in range(len(x))]) / over
     if c.head.num_segments:
         x = x + p["segments"]["embedding"][types]
     return norm(c, p["norm"], x) if c.embedding_norm else x
@@ -111,7 +112,7 @@ def stack(c, p, x, memory=None, causal=False):
 def layer(c, p, x, memory, bias):
     """Run the two or three sublayers."""
     a = alpha(c, memory is not None)
-    x = sublayer(c, p, "self_attn", a, x, lambda y: attention(c, p["self_attn"], y, y, bias, c.positions == "rotary"))
+    x = sublayer(c, p, "self_attn", a, x, lambda y: attention(c, p["self_attn"], y, y, bias, c.positions))
     if memory is not None:
         x = sublayer(c, p, "cross_attn", a, x, lambda y: attention(c, p["cross_attn"], y, memory))
     return sublayer(c, p, "feed_forward", a, x, lambda y: feed_forward(c, p["feed_forward"], y))
@@ -153,20 +154,31 @@ def dense(p, x):
     return x @ p["kernel"] + p.get("bias", 0)
 
 
-def attention(c, p, x, y, bias=None, rotary=False):
+def attention(c, p, x, y, bias=None, positions=None):
     """Attend from x [t d] to y [s d], head by head; neighbouring heads may share keys and values."""
     keys, values = c.d_k or c.d_model // c.num_heads, c.d_v or c.d_model // c.num_heads
     sizes = keys, keys, values
     q, k, v = (heads(dense(p[name], z), size) for name, z, size in zip("qkv", (x, y, y), sizes, strict=True))
-    q, k = ([turn(z) for z in zs] if rotary else zs for zs in (q, k))
+    q, k = ([turn(z) for z in zs] if positions == "rotary" else zs for zs in (q, k))
     found = []
     for i in range(c.num_heads):
         j = i * (c.num_kv_heads or c.num_heads) // c.num_heads
-        scores = q[i] @ k[j].T / (math.sqrt(keys) if c.attention_scale == "sqrt" else 1)
+        scores = by_distance(c, p["distance"], i, q[i], k[j]) if positions == "transformer_xl" else q[i] @ k[j].T
+        scores = scores / (math.sqrt(keys) if c.attention_scale == "sqrt" else 1)
         scores = scores if bias is None else scores + bias[..., i]
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         found.append(weights / weights.sum(-1, keepdims=True) @ v[j])
     return dense(p["o"], np.concatenate(found, axis=-1))
+
+
+def by_distance(c, p, head, q, k):
+    """Return the scores [t s] of a head, pair by pair: Dai et al. 2019, section 3.3, the four terms (a) to (d)."""
+    part, scores = slice(head * q.shape[-1], (head + 1) * q.shape[-1]), np.zeros((len(q), len(k)))
+    u, v, w = p["content_bias"][part], p["distance_bias"][part], p["kernel"][:, part]
+    for i, j in np.ndindex(*scores.shape):
+        r = np.array([sinusoid(i - j, n, c.d_model) for n in range(c.d_model)]) @ w
+        scores[i, j] = q[i] @ k[j] + q[i] @ r + u @ k[j] + v @ r
+    return scores
 
 
 def heads(x, size):

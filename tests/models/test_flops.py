@@ -97,6 +97,18 @@ def test_flops_are_those_of_the_products_the_model_makes(name):
     assert all(flops.values())
 
 
+def test_distances_are_projected_once_a_batch():
+    """Dai et al. 2019: what their projection costs is in no text's account, all else is."""
+    model = ModelConfig(**SMALL, positions="transformer_xl", num_kv_heads=2)
+    flops = sum(forward_flops(model, text_work(5, 9)).values())
+    projected = 2 * model.num_layers * 2 * (5 + 9) * model.d_model * model.d_model
+    for rows in (1, 3):
+        assert rows * flops + projected == rows * traced_flops(model, 5, 9, rows)
+    assert flops - sum(forward_flops(ModelConfig(**SMALL, num_kv_heads=2), text_work(5, 9)).values()) == (
+        2 * 2 * 2 * (5 * 5 + 9 * 9) * model.d_model
+    )
+
+
 def test_another_attention_kernel_makes_the_same_products(monkeypatch):
     monkeypatch.setattr(attention, "choose_kernel", lambda config, platform, call: Choice("jax", ""))
     monkeypatch.delattr(attention, "attend")

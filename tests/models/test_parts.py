@@ -183,6 +183,7 @@ REFUSALS = [
     ({"num_kv_heads": 3}, "model.num_kv_heads=3 must divide model.num_heads=8"),
     ({"num_kv_heads": 16}, "model.num_kv_heads=16 must divide model.num_heads=8"),
     ({"d_model": 9, "num_heads": 1}, "model.d_model=9 must be even: sinusoidal"),
+    ({"d_model": 9, "num_heads": 1, "positions": "transformer_xl"}, "model.d_model=9 must be even: transformer_xl"),
     ({"positions": "rotary", "d_k": 5}, "model.d_k=5 must be even: rotary"),
     ({"positions": "relative", "relative": RelativeConfig(6, 128)}, "model.relative.num_buckets=6 must be a multiple"),
     ({"positions": "relative", "relative": RelativeConfig(0, 128)}, "model.relative.num_buckets=0 must be"),

@@ -145,3 +145,19 @@ def test_a_run_goes_on_with_another_mesh_and_is_the_same_run(tmp_path):
     states = [build(small(tmp_path / "cache", **o), tmp_path / "moved").state for o in (options, {**options, **axes})]
     for leaf, other in zip(*map(jax.tree.leaves, states), strict=True):
         np.testing.assert_array_equal(leaf, other)  # the same bits wherever they lie
+
+
+def test_devices_share_the_scores_of_distances_by_heads(tiny):
+    model, params = tiny(**WIDE, positions="transformer_xl")
+    found = []
+    for sizes in ((1, 1, 1), (2, 2, 2)):
+        mesh = make_mesh(*sizes)
+        placed = jax.device_put(params, parameter_shardings(mesh, params))
+        kernel = placed["encoder"]["block"]["self_attn"]["distance"]["kernel"]
+        assert kernel.sharding.shard_shape(kernel.shape) == (2, 64 // sizes[1], 64 // sizes[2])
+        batch = put_batch(mesh, {name: x[None] for name, x in BATCH.items()})
+        gradient = make_gradient(make_loss(model, SimpleNamespace(loss=token_loss(0.1))), mesh)
+        found.append(jax.device_get(jax.jit(gradient)(placed, batch, jax.random.key(0))))
+    norm = np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(found[0][0])))
+    for one, shared in zip(*map(jax.tree.leaves, found), strict=True):
+        np.testing.assert_allclose(one, shared, rtol=1e-5, atol=1e-6 * norm)

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jformer.models.cache import KeyValue
 from jformer.models.config import ModelConfig
+from jformer.models.layers.distances import Distances
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.initializers import kernel_init
 from jformer.models.layers.kernels import Call, Segments, attend_cudnn, attend_splash, choose_kernel
@@ -101,8 +102,7 @@ def attend_cached(
         scores = products.sum(3)
     else:
         scores = jnp.einsum("mgxk,mgke->mgxe", q, k, preferred_element_type=jnp.float32)
-    scores = scores * scale
-    scores = scores + (0.0 if bias is None else bias)
+    scores = scores * scale + (0.0 if bias is None else bias)
     scores = scores if mask is None else jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores)
     kept = weights.astype(q.dtype)
@@ -125,6 +125,8 @@ class Attention(nn.Module):
         self.k = self.projection(c.kv_heads * c.key_size, "key", COLUMN)
         self.v = self.projection(c.kv_heads * c.value_size, "value", COLUMN)
         self.o = self.projection(c.d_model, "output", ROW)
+        if c.positions == "transformer_xl" and self.site == Site.SELF_WEIGHTS:
+            self.distance = Distances(c, self.layers)
 
     def projection(self, size: int, role: str, split: str) -> Dense:
         """Build one projection; the devices of a mesh share its heads."""
@@ -163,7 +165,7 @@ class Attention(nn.Module):
             x: what asks.
             kv: what is attended to, from `kv`.
             mask: which keys each query may attend to; None = all.
-            positions: of x, for rotary positions.
+            positions: of x where it attends to itself, for rotary positions.
             bias: of positions, added to the scores.
             dropout_key: what the mask that drops weights depends on; None drops nothing.
             segments: what the mask says, where they can say it.
@@ -173,8 +175,9 @@ class Attention(nn.Module):
         def drop_weights(weights: Array, first: int | Int[Array, ""]) -> Array:
             return dropout(weights, c.attention_dropout, dropout_key, self.site, first)
 
-        q = self.queries(x, positions)
-        scale = c.query_scale
+        q, scale = self.queries(x, positions), c.query_scale
+        if positions is not None and c.positions == "transformer_xl":
+            q, bias = self.distance(q)
         call = Call(
             q.dtype.name,
             q.shape[1],
@@ -217,6 +220,7 @@ class Attention(nn.Module):
         mask: Bool[Array, " m #n e"] | None,
         positions: Int[Array, "b t"] | None = None,
         bias: Float[Array, "b h t e"] | None = None,
+        distance: Int[Array, "b t e"] | None = None,
     ) -> tuple[Float[Array, "b t d"], Float[Array, "b t e"]]:
         """Attend from the beams of each sentence to its entries; also return the mean weights of the heads.
 
@@ -227,16 +231,15 @@ class Attention(nn.Module):
         n, r = b // m, self.config.num_heads // g
 
         q = self.queries(x, positions)  # [b t h k]
-        q = q.reshape(m, n * t, g, r, -1)  # → [m n·t g r k]
-        q = q.swapaxes(1, 2)  # → [m g n·t r k]
+        q, bias = (q, bias) if distance is None else self.distance.of_entries(q, distance)
+        q = q.reshape(m, n * t, g, r, -1).swapaxes(1, 2)  # → [m n·t g r k] → [m g n·t r k]
         q = q.reshape(m, g, n * t * r, -1)  # → [m g x k]
         if bias is not None:
             bias = bias.reshape(m, n, g, r, t, -1)  # [b h t e] → [m n g r t e]
             bias = bias.transpose(0, 2, 1, 4, 3, 5)  # → [m g n t r e]
             bias = bias.reshape(m, g, n * t * r, -1)  # → [m g x e]
-        if mask is not None:
-            mask = jnp.repeat(mask, r, axis=1) if mask.shape[1] > 1 else mask  # [m n·t e] → [m x e]
-            mask = mask[:, None]  # → [m 1 x e]
+        if mask is not None:  # [m n·t e] → [m x e] → [m 1 x e]
+            mask = (jnp.repeat(mask, r, axis=1) if mask.shape[1] > 1 else mask)[:, None]
 
         values, weights = attend_cached(q, entries, mask, bias, self.config.query_scale)
         values = values.reshape(m, g, n * t, r, -1)  # [m g x u] → [m g n·t r u]

@@ -48,10 +48,11 @@ class InputEmbedding(nn.Module):
         c = self.config
         if c.embedding_scale == "input":
             x = x * c.scale_width**0.5
+        smaller = c.scale_width**-0.5 if c.embedding_scale == "positions" else 1.0
         if c.positions == "learned":
-            x = x + self.positions(positions)
+            x = x + self.positions(positions) * smaller
         elif c.positions == "sinusoidal":
-            x = x + jnp.asarray(sinusoids(length, c.d_model))[positions]
+            x = x + jnp.asarray(sinusoids(length, c.d_model) * smaller)[positions]
         if c.head.num_segments and types is not None:
             x = x + self.segments(types)
         x = x.astype(c.dtype)

@@ -5,6 +5,7 @@
     relative    a learned bias for each head and bucket of distances, shared by all layers (Raffel et al. 2020)
     rotary      queries and keys rotated by their position (Su et al. 2021)
     alibi       a fixed bias that falls with the distance (Press et al. 2022)
+    transformer_xl  sinusoids of the distance as further keys, in each layer (Dai et al. 2019): see distances
     none        no position at all; a causal stack still knows order through its mask (Haviv et al. 2022)
 
 Only self-attention knows positions; between decoder and encoder there is no distance.
@@ -23,14 +24,14 @@ from jformer.models.config import ModelConfig
 from jformer.models.layers.initializers import table_init
 
 
-def sinusoids(length: int, d_model: int) -> np.ndarray:
-    """Return the table float32 [length d_model] of Vaswani et al. 2017, section 3.5.
+def sinusoids(length: int, d_model: int, first: int = 0) -> np.ndarray:
+    """Return the table float32 [length d_model] of Vaswani et al. 2017, section 3.5, from position `first` on.
 
     Feature 2i of position p is sin(p / 10000^(2i / d_model)), feature 2i + 1 its cosine: sines and cosines
     alternate, unlike implementations that put all sines first.
     """
     rates = 10_000.0 ** (-np.arange(0, d_model, 2) / d_model)
-    angles = np.arange(length)[:, None] * rates
+    angles = np.arange(first, first + length)[:, None] * rates
     return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, d_model).astype(np.float32)
 
 

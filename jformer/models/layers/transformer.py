@@ -39,6 +39,7 @@ class AttentionContext(NamedTuple):
     bias: Float[Array, "#b h t s"] | None = None  # added to the scores of self-attention; the stack fills it in
     self_segments: Segments | None = None  # what the masks say, of whole sequences
     cross_segments: Segments | None = None
+    distance: Int[Array, "b t e"] | None = None  # from queries to entries of a cache; the stack fills it in
 
 
 class Block(nn.Module):
@@ -131,7 +132,8 @@ class Block(nn.Module):
         y = self.before("self_attn", x)
         new = self.self_attn.entries(y, entries["k"].shape[0], context.positions)
         entries = write_entries(entries, new, first)
-        y, _ = self.self_attn.attend_cached(y, entries, context.self_mask, context.positions, context.bias)
+        where = context.positions, context.bias, context.distance
+        y, _ = self.self_attn.attend_cached(y, entries, context.self_mask, *where)
         x = self.after("self_attn", x, y, None)
         weights = None
         if memory_kv is not None:
@@ -233,6 +235,8 @@ class Stack(nn.Module):
         Return the hidden states, the entries of all layers, and the last layer's mean weights of cross-attention.
         """
         context = self.with_position_bias(context, context.positions, entry_positions)
+        if self.config.positions == "transformer_xl":
+            context = context._replace(distance=entry_positions[:, None] - context.positions[..., None])
         entries = list(cache["entries"]["layers"])
         memory_kv = cache["memory"].get("layers", (None,) * self.num_layers)
         weights = None

@@ -98,7 +98,7 @@ def test_alibi_falls_with_the_distance_on_either_side(family):
 
 
 # How a bias and turned keys are placed in a cache; the positions that presets have are in test_contracts.
-@pytest.mark.parametrize("positions", ["rotary", "alibi"])
+@pytest.mark.parametrize("positions", ["rotary", "alibi", "transformer_xl"])
 def test_ragged_cached_steps_equal_the_reference(positions):
     model = build_model(ModelConfig(**TINY, positions=positions, num_kv_heads=2))
     params, batch = random_params(model), make_batch([7, 5], [6, 4])
