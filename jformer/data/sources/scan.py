@@ -5,10 +5,17 @@
     motion    verb | turned | turned with "opposite" or "around" before its side
     turned    verb side | turn side
 
-All 20,910 commands follow from it; what is held out of training decides what is asked of a model.
+All 20,910 commands follow from it; what is held out of training decides what is asked of a model. Of each split there
+is a training and a test part, such as "simple_train" and "simple_test":
+
+    simple    a random fifth is held out; the draw is ours (Experiment 1 of the paper)
+    length    commands of more than 22 actions are held out (Experiment 2)
+    length26  of more than 26, and so for every number of actions that there is from 22 on (Csordás et al. 2021)
+    jump      all that "jump" is combined with is held out (Experiment 3)
 """
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,25 +23,21 @@ from jformer.data.sources.split import Pair
 
 VERBS = ("walk", "look", "run", "jump")
 SIDES = ("left", "right")
-LONGEST = 22  # actions of a training pair of the length split (Experiment 2 of the paper)
-TRAINING_SHARE = 0.8  # of the simple split (Experiment 1)
-JUMP_SHARE = 0.1  # of the training pairs of the jump split is the one command of "jump" alone (Experiment 3)
+LONGEST = 22  # actions of a training pair of the length split
+TRAINING_SHARE = 0.8  # of the simple split
+JUMP_SHARE = 0.1  # of the training pairs of the jump split is the one command of "jump" alone
 
 Command = tuple[str, tuple[str, ...]]
 """Its words, and its actions."""
 
 
 def build() -> dict[str, list[Pair]]:
-    """Return the training and test pairs of the simple, the length and the jump split; of simple, the draw is ours."""
+    """Return the training and test pairs of every split."""
     pairs = [Pair(words, " ".join(actions)) for words, actions in commands()]
     order = np.random.default_rng(0).permutation(len(pairs)).tolist()
     shuffled = [pairs[i] for i in order]
     border = int(TRAINING_SHARE * len(pairs))
     simple = {"simple_train": shuffled[:border], "simple_test": shuffled[border:]}
-    length = {
-        "length_train": [pair for pair in pairs if len(pair.target.split()) <= LONGEST],
-        "length_test": [pair for pair in pairs if len(pair.target.split()) > LONGEST],
-    }
     without = [pair for pair in pairs if "jump" not in pair.source]
     alone = [pair for pair in pairs if pair.source == "jump"]
     times = round(JUMP_SHARE / (1 - JUMP_SHARE) * len(without))
@@ -42,7 +45,18 @@ def build() -> dict[str, list[Pair]]:
         "jump_train": without + alone * times,
         "jump_test": [pair for pair in pairs if "jump" in pair.source and pair.source != "jump"],
     }
-    return {**simple, **length, **jump}
+    return {**simple, **_by_length(pairs), **jump}
+
+
+def _by_length(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
+    lengths = [len(pair.target.split()) for pair in pairs]
+    splits = {}
+    for cutoff in sorted(set(lengths) - {max(lengths)}):
+        if cutoff >= LONGEST:
+            name = "length" if cutoff == LONGEST else f"length{cutoff}"
+            splits[f"{name}_train"] = [pair for pair, length in zip(pairs, lengths, strict=True) if length <= cutoff]
+            splits[f"{name}_test"] = [pair for pair, length in zip(pairs, lengths, strict=True) if length > cutoff]
+    return splits
 
 
 def commands() -> list[Command]:
