@@ -28,7 +28,7 @@ from jformer.inference.predict import Predictor, load
 from jformer.models.parts import count_params, parameter_rows
 from jformer.parallel import processes
 from jformer.parallel.sharding import row_shards
-from jformer.tasks.build import build_sized, build_task, choose_dtype, open_mesh
+from jformer.tasks.build import build_sized, build_task, choose_decoding_dtype, open_mesh
 from jformer.tasks.task import CLASSES, SPAN, make_loss
 
 COMPARED = ("text", SPAN, *CLASSES)  # answers that have a reference to be compared with
@@ -45,7 +45,7 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
     mesh = open_mesh(config)
     folder = folder or workdir
     quiet = not processes.is_main_process()
-    config, _ = choose_dtype(config, "decode", mesh)
+    config = choose_decoding_dtype(config, mesh)
     with told("opening the trained run", quiet=quiet):
         predictor = load(workdir, config, mesh)
     model = build_sized(config, predictor.task, predictor.tokenizers)  # decode.dtype is for answers alone
@@ -94,6 +94,8 @@ def provenance(config: Config, workdir: Path, predictor: Predictor) -> dict[str,
         "data": progress["data"],
         "seed": config.seed,
         "weights": config.evaluate.weights,
+        "training_dtype": config.model.dtype,
+        "decoding_dtype": config.decode.dtype or config.model.dtype,
         "tokens_per_update": config.data.tokens_per_update,
         "updates": progress["step"],
         "parameters": count_params(predictor.params),
@@ -102,6 +104,7 @@ def provenance(config: Config, workdir: Path, predictor: Predictor) -> dict[str,
         "hardware": f"{jax.device_count()} x {device.device_kind} ({platform.machine()})",
         "wall_seconds": round(progress["seconds"], 1),
         "libraries": processes.library_versions(),
+        "code": processes.code_version(),
     }
 
 

@@ -15,7 +15,7 @@ from jformer.data.vocabularies import load_tokenizers
 from jformer.errors import UserError
 from jformer.parallel.mesh import make_mesh
 from jformer.storage import run_path
-from jformer.tasks.build import build_sized, build_task, check_heads, choose_dtype, open_mesh
+from jformer.tasks.build import build_sized, build_task, check_heads, choose_decoding_dtype, open_mesh
 from jformer.tasks.task import Task
 
 
@@ -93,7 +93,7 @@ def decoding_mesh(config: Config | None) -> Mesh:
 
 
 def _restore(workdir: Path, config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokenizer], mesh: Mesh) -> Trained:
-    config, _ = choose_dtype(config, "decode", mesh)
+    config = choose_decoding_dtype(config, mesh)
     dtype = config.decode.dtype or config.model.dtype
     computing = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
     model = build_sized(computing, task, tokenizers)

@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 
 from jformer.config.options import Config
 from jformer.data.config import DataConfig
+from jformer.data.progress import show
 from jformer.data.tokenizers import ImageTokenizer, Tokenizer
 from jformer.errors import UserError
 from jformer.models import ModelConfig, build_model
@@ -92,6 +93,15 @@ def choose_dtype(config: Config, room: str, mesh: Mesh) -> tuple[Config, list[st
     dtype, reason = processes.agree(quicker_dtype(device), lambda found: found[0])
     chosen = dataclasses.replace(config, **{room: dataclasses.replace(options, dtype=dtype)})
     return chosen, [f"{room}.dtype=auto: {dtype} ({reason})"]
+
+
+def choose_decoding_dtype(config: Config, mesh: Mesh) -> Config:
+    """Do so for decode.dtype, and say it on standard error."""
+    config, chosen = choose_dtype(config, "decode", mesh)
+    if processes.is_main_process():
+        for note in chosen:
+            show(note, "\n")
+    return config
 
 
 def check_heads(model: ModelConfig, mesh: Mesh) -> None:

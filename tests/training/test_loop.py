@@ -172,6 +172,8 @@ def test_finished_run_leaves_what_the_interface_promises(unbroken):
     assert results["test"]["counts"] == {"examples read": 500, "empty examples dropped": 0, "examples used": 500}
     assert results["run"]["updates"] == 40
     assert set(results["run"]) >= {"config", "data", "seed", "tokens_per_update", "parameters", "hardware", "libraries"}
+    assert (results["run"]["training_dtype"], results["run"]["decoding_dtype"]) == ("float32", "float32")
+    assert re.match(r"[0-9a-f]{40}|\d+\.", results["run"]["code"])
     train_rows = rows(unbroken, "train")
     assert [row["step"] for row in train_rows] == list(range(5, 41, 5))
     figures = {figure for figure in records.metrics(unbroken) if not figure.startswith("run/")}
@@ -555,7 +557,7 @@ def test_packed_bfloat16_rows_train_in_microbatches_on_four_devices(cache, tmp_p
     assert min(row["padding_efficiency"] for row in found) > 0.8
 
 
-def test_dtype_is_chosen_once_for_a_run_and_each_time_for_its_answers(cache, tmp_path, monkeypatch):
+def test_dtype_is_chosen_once_for_a_run_and_each_time_for_its_answers(cache, tmp_path, monkeypatch, capsys):
     def devices_prefer(dtype):
         monkeypatch.setattr("jformer.tasks.build.quicker_dtype", lambda device: QuickerDtype(dtype, "of this test"))
 
@@ -566,8 +568,13 @@ def test_dtype_is_chosen_once_for_a_run_and_each_time_for_its_answers(cache, tmp
     devices_prefer("float32")
     assert train(config, tmp_path)
     assert load_config(tmp_path / "config.json").model.dtype == "bfloat16"
-    assert evaluate(config, tmp_path)["test"]["settings"]["decode"]["dtype"] == "float32"
+    capsys.readouterr()
+    results = evaluate(config, tmp_path)
+    assert results["test"]["settings"]["decode"]["dtype"] == "float32"
+    assert (results["run"]["training_dtype"], results["run"]["decoding_dtype"]) == ("bfloat16", "float32")
+    assert capsys.readouterr().err.count("decode.dtype=auto: float32 (of this test)\n") == 1
     assert predict.load(tmp_path).model.config.dtype == "float32"
+    assert capsys.readouterr().err.count("decode.dtype=auto: float32 (of this test)\n") == 1
 
 
 def test_row_multiple_that_devices_do_not_divide_is_refused(cache, tmp_path):

@@ -21,7 +21,7 @@ from jformer.parallel.processes.group import (
     should_stop,
     watched,
 )
-from jformer.parallel.processes.handshake import library_versions, saved_run
+from jformer.parallel.processes.handshake import code_version, library_versions, saved_run
 from jformer.parallel.processes.meeting import AbsentError
 from jformer.parallel.processes.stop import (
     defer_stop,
@@ -38,6 +38,7 @@ __all__ = [
     "agree",
     "barrier",
     "check_same",
+    "code_version",
     "compile_together",
     "defer_stop",
     "end_at_once",

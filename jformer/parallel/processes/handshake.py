@@ -2,6 +2,7 @@
 
 import hashlib
 import platform
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +25,23 @@ def software() -> dict[str, str]:
 def library_versions() -> dict[str, str]:
     """Return the versions of Python and of the libraries that results depend on."""
     return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
+
+
+def code_version(package: Path = PACKAGE) -> str:
+    """Return the commit of the clone that the package lies in, "-dirty" where files are not the commit's.
+
+    Outside of a clone, or without git, it is the version that is installed.
+    """
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", package, *arguments], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")  # another project's clone may hold our installation
+        return git("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
+    except (OSError, subprocess.CalledProcessError):
+        return version("jformer")
 
 
 def saved_run(workdir: Path) -> dict[str, str]:

@@ -1,9 +1,12 @@
 """What needs no second process: coordinates, what must be the same, who is dead, stuck or slow."""
 
 import itertools
+import os
 import re
+import subprocess
 import threading
 import time
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +20,7 @@ from jformer.parallel import processes
 from jformer.parallel.processes import service
 from jformer.parallel.processes.alone import Alone
 from jformer.parallel.processes.coordinates import VARIABLES, Coordinates, from_flags
-from jformer.parallel.processes.handshake import STAMP, refuse_differences, saved_run, software
+from jformer.parallel.processes.handshake import STAMP, code_version, refuse_differences, saved_run, software
 from jformer.parallel.processes.stall import Pace, Status, Watch, waited_for
 
 SLURM = {
@@ -302,3 +305,27 @@ def test_service_of_jax_that_does_not_start_is_one_line(monkeypatch):
         processes.AbsentError, match=r"^coordinator a:1: .*\(UNKNOWN: Failed to start RPC server\): .*$"
     ):
         service._connect(Coordinates("a", 1, 2, 0))
+
+
+def test_the_code_is_named_by_its_commit_or_else_by_its_version(tmp_path, monkeypatch):
+    def git(*arguments):
+        names = {f"GIT_{who}_{what}": "x" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+        return subprocess.run(
+            ["git", "-C", tmp_path, *arguments], check=True, capture_output=True, text=True, env={**os.environ, **names}
+        ).stdout.strip()
+
+    package, installed = tmp_path / "package", tmp_path / "env" / "package"
+    for folder in (package, installed):
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").touch()
+    assert code_version(package) == version("jformer")
+    git("init")
+    git("add", "package")
+    git("commit", "-m", "x")
+    git("tag", "v1")
+    assert code_version(package) == git("rev-parse", "HEAD")
+    (package / "__init__.py").write_text("changed")
+    assert code_version(package) == git("rev-parse", "HEAD") + "-dirty"
+    assert code_version(installed) == version("jformer")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert code_version(package) == version("jformer")
