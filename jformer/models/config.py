@@ -74,9 +74,7 @@ class ModelConfig:
     attention_dropout: float = 0.0  # on attention weights; no fused kernel does that
     activation_dropout: float = 0.0  # between the two projections of the feed-forward
     output_dropout: bool = False  # at the rate of `dropout` also on what a stack gives, after its last norm (T5)
-    # input: times sqrt(d_model) (section 3.4) | output: tied logits over it (T5) | positions: added positions over it
-    # (Csordás et al. 2021, section 3.1) | none
-    embedding_scale: str = "input"
+    embedding_scale: str = "input"  # times sqrt(d_model): input (3.4) | over it: output (T5), positions | none
     embedding_norm: bool = False  # a norm over the embedded input (BERT, BART)
     shared_embedding: bool = True  # encdec: source and target read one table; needs one shared vocabulary
     tied_output: bool = True  # the projection to logits is the (target) table, transposed
