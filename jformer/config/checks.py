@@ -95,12 +95,25 @@ def _are_updates(steps: str, count: int) -> bool:
     return found is not None and 1 <= int(found[1]) <= int(found[2]) <= count
 
 
+def _check_r_drop(config: Config) -> None:
+    said = f"optim.r_drop={config.optim.r_drop} compares"
+    if config.optim.r_drop and (config.task == "qa" or config.data.labels != "one"):
+        raise UserError(f"{said} one prediction a token or text, which this task has not: set it to 0.0")
+    model = config.model
+    if config.optim.r_drop and not (model.dropout or model.attention_dropout or model.activation_dropout):
+        raise UserError(
+            f"{said} two passes with dropout, and this model drops nothing: set model.dropout, or it to 0.0"
+        )
+
+
 def _check_optim(config: Config) -> None:
     optim, steps = config.optim, config.train.num_steps
     check_choice("optim.optimizer", optim.optimizer, OPTIMIZERS)
     check_choice("optim.schedule", optim.schedule, SCHEDULES)
     check_range("optim", optim, ("b1", "b2", "label_smoothing"), 0, 1)
-    check_least("optim", optim, ("warmup", "decay", "weight_decay", "clip_norm", "learning_rate", "epsilon"), 0)
+    least = ("warmup", "decay", "weight_decay", "clip_norm", "learning_rate", "epsilon", "r_drop")
+    check_least("optim", optim, least, 0)
+    _check_r_drop(config)
     for key in ("b1", "b2"):
         value = getattr(optim, key)
         if np.float32(value) == 1:

@@ -81,6 +81,12 @@ class OptimConfig:
     clip_norm: float = 1.0  # of the global gradient norm; 0 = off. It costs nothing and keeps runs that one batch loses
     # The share of probability that targets give to all classes alike: it costs perplexity and gains BLEU (section 5.4).
     label_smoothing: float = 0.1
+    r_drop: float = 0.0  # alpha of R-Drop: two passes with dropout of their own shall agree (Liang et al. 2021)
+
+    @property
+    def passes(self) -> int:
+        """Passes of an update over each of its rows, forward and backward."""
+        return 2 if self.r_drop else 1
 
 
 @dataclasses.dataclass(frozen=True)

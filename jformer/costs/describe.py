@@ -93,7 +93,7 @@ def update_lines(config: Config, model: ModelConfig) -> Iterator[str]:
     """Say what an update without any padding costs, and how long it takes where the peak of the devices is known."""
     shape = full_shape(config)
     kind = jax.devices()[0].device_kind
-    flops = update_flops(model, work_of(*(np.full(shape.rows, length) for length in shape[1:])))
+    flops = config.optim.passes * update_flops(model, work_of(*(np.full(shape.rows, length) for length in shape[1:])))
     lengths = " + ".join(f"{length:,}" for length in shape[1:] if length)
     units = {"vit": "pixels"}.get(model.family, "pixels + tokens" if model.reads_images else "tokens")
     yield f"update: {shape.rows:,} full rows of {lengths} {units}: {flops:.3g} FLOPs forward and backward"

@@ -153,7 +153,7 @@ def _update_lines(config: Config, model: ModelConfig, figures: Figures, chips: S
     shape = full_shape(config)
     count = len(chips.devices)
     least = bound(figures, chips)
-    useful = update_flops(model, work_of(*(np.full(shape.rows, length) for length in shape[1:])))
+    useful = config.optim.passes * update_flops(model, work_of(*(np.full(shape.rows, length) for length in shape[1:])))
     yield f"  {useful / count:.3g} FLOPs are the model's; what is computed twice is not"
     yield _time_line(least)
     shares = (f"{useful / count / seconds / chips.peak:.1%}" for seconds in (least.overlapped, least.apart))

@@ -14,8 +14,9 @@ from jaxtyping import Array, Float, Int
 from jformer.data.spans import END, MAY_END, MAY_START, START
 from jformer.parallel.activations import parts
 from jformer.parallel.backend import target
+from jformer.parallel.chunks import map_chunks
 from jformer.parallel.mesh import FSDP, TENSOR
-from jformer.tasks.sums import Sum, Sums
+from jformer.tasks.sums import Scalar, Sum, Sums
 
 Project = Callable[[Array], Array]
 """The projection of hidden states [b t d] to logits [b t v]."""
@@ -103,8 +104,7 @@ def chunked_cross_entropy(
     """
     b, t, _ = hidden.shape
     vocabulary = jax.eval_shape(project, hidden[:, :1]).shape[-1]
-    chunk = CHUNK.get(target(), LARGE_CHUNK) * parts(FSDP, TENSOR)
-    length = min(max(chunk // (b * vocabulary), 1), t)
+    length = _positions_at_once(b, t, vocabulary)
     projects, params = _hoisted(project, hidden, (length, t % length))
 
     @jax.custom_vjp
@@ -129,6 +129,29 @@ def chunked_cross_entropy(
 
     total.defvjp(forward, backward)
     return total(hidden, params, targets, weights)
+
+
+def divergence(
+    first: Float[Array, "b t d"], second: Float[Array, "b t d"], project: Project, weights: Float[Array, "b t"]
+) -> Scalar:
+    """Return KL(p‖q) + KL(q‖p) of what two passes predict, p and q, in nats, summed over the positions with weight.
+
+    A few positions of all rows are projected at a time, and again in the backward pass.
+    """
+    b, t, _ = first.shape
+    vocabulary = jax.eval_shape(project, first[:, :1]).shape[-1]
+
+    def of_chunk(part: dict[str, Array], _: Array) -> Array:
+        p, q = (jax.nn.log_softmax(project(part[name]).astype(jnp.float32)) for name in ("first", "second"))
+        return ((jnp.exp(p) - jnp.exp(q)) * (p - q)).sum(axis=-1)
+
+    arrays = {"first": (first, 1), "second": (second, 1)}
+    return jnp.sum(map_chunks(of_chunk, arrays, _positions_at_once(b, t, vocabulary)) * weights)
+
+
+def _positions_at_once(rows: int, positions: int, vocabulary: int) -> int:
+    chunk = CHUNK.get(target(), LARGE_CHUNK) * parts(FSDP, TENSOR)
+    return min(max(chunk // (rows * vocabulary), 1), positions)
 
 
 def _sums_and_slope(logits: Array, targets: Array, weights: Array, smoothing: float) -> tuple[Sums, Array]:

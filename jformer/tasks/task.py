@@ -6,6 +6,7 @@ Letters in shapes: b rows of a batch, t positions, d d_model.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import jax
 from jaxtyping import Array, Float, Key
 
 from jformer.data.config import DataConfig
@@ -17,9 +18,9 @@ from jformer.data.vocabularies import Vocabulary
 from jformer.errors import UserError
 from jformer.models import ModelConfig
 from jformer.models.batch import Batch
-from jformer.tasks.losses import Project, chunked_cross_entropy
+from jformer.tasks.losses import Project, chunked_cross_entropy, divergence
 from jformer.tasks.metrics import exact_match, reference_texts, text_scores
-from jformer.tasks.sums import Sums, summarize
+from jformer.tasks.sums import Sum, Sums, summarize
 
 TaskLoss = Callable[[Array, Project, Batch], Sums]
 """(hidden states [b t d], projection to logits, batch) → sums; that of `loss` is differentiated."""
@@ -59,13 +60,29 @@ class Task(NamedTuple):
     score: Score
 
 
-def make_loss(model: Any, task: Task) -> LossFn:
-    """Join a model and a task's loss; the task sees hidden states and the projection, never a model."""
+def make_loss(model: Any, task: Task, r_drop: float = 0.0) -> LossFn:
+    """Join a model and a task's loss; the task sees hidden states and the projection, never a model.
+
+    `r_drop` is alpha of R-Drop (Liang et al. 2021, equation 4), in training: two passes with dropout of their own,
+    whose losses are averaged, plus alpha/2 times the mean of their divergences KL(p‖q) and KL(q‖p). That is half of the
+    paper's loss, so that the gradient of alpha 0 is that of one pass.
+    """
 
     def loss(params: Any, batch: Batch, key: Key[Array, ""] | None) -> Sums:
-        rngs = {} if key is None else {"dropout": key}
-        hidden = model.apply({"params": params}, batch, key is not None, rngs=rngs, method="hidden")
-        return task.loss(hidden, lambda h: model.apply({"params": params}, h, method="logits"), batch)
+        def project(hidden: Array) -> Array:
+            return model.apply({"params": params}, hidden, method="logits")
+
+        def hidden(key: Key[Array, ""] | None) -> Array:
+            rngs = {} if key is None else {"dropout": key}
+            return model.apply({"params": params}, batch, key is not None, rngs=rngs, method="hidden")
+
+        if key is None or not r_drop:
+            return task.loss(hidden(key), project, batch)
+        first, second = map(hidden, jax.random.split(key))
+        losses = (task.loss(each, project, batch) for each in (first, second))
+        sums = jax.tree.map(lambda a, b: (a + b) / 2, *losses)
+        apart = divergence(first, second, project, batch["weights"])
+        return {**sums, "loss": Sum(sums["loss"].total + r_drop / 4 * apart, sums["loss"].count)}
 
     return loss
 

@@ -5,7 +5,6 @@ What is said before the first update is in `introduction`, what a validation doe
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterator
 from typing import cast
@@ -46,7 +45,8 @@ def train(config: Config, workdir: Path) -> bool:
         run = build(config, workdir)
         devices = sorted(run.mesh.devices.flat, key=lambda device: device.process_index != processes.process_index())
         peak = find_peak(devices, run.config.model.dtype, config.train.peak_flops)
-        cost = Cost(functools.partial(update_flops, run.sampler.model.config), peak.flops)
+        passes = run.config.optim.passes
+        cost = Cost(lambda work: passes * update_flops(run.sampler.model.config, work), peak.flops)
         profiled = config.train.profiled() if processes.is_main_process() else range(0)
         with (
             run.checkpoints,

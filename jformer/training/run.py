@@ -92,7 +92,7 @@ def build_on(checkpoints: Checkpoints, config: Config, workdir: Path) -> Run:
         state, progress, notes = open_state(config, mesh, model, data.tokenizers, make, checkpoints)
     refuse_other_text(data, progress, workdir)
     progress.config = dataclasses.asdict(config)
-    loss = make_loss(model, task)
+    loss = make_loss(model, task, config.optim.r_drop)
     trained = Trained(config=config, task=task, tokenizers=data.tokenizers, model=model, params=state.params)
     return Run(
         config=config,

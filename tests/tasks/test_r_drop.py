@@ -1,0 +1,78 @@
+"""R-Drop: the loss is the paper's formula over two passes, and that of one pass where nothing is dropped."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jformer.config import resolve
+from jformer.errors import UserError
+from jformer.tasks import losses
+from jformer.tasks.task import make_loss, token_loss
+from tests.conftest import make_batch
+
+KEY = jax.random.key(3)
+TASK = SimpleNamespace(loss=token_loss(0.1))
+
+
+def log_probs(logits):
+    z = np.asarray(logits, np.float64)
+    z = z - z.max(axis=-1, keepdims=True)
+    return z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
+
+
+@pytest.mark.parametrize("chunk", [2**21, 300], ids=["at once", "a few positions at a time"])
+def test_the_loss_is_half_of_the_papers(tiny, monkeypatch, chunk):
+    """Liang et al. 2021, equations 1 to 4, with the smoothed loss in place of the first term."""
+    monkeypatch.setitem(losses.CHUNK, "cpu", chunk)
+    model, params = tiny(dropout=0.4)
+    batch, alpha = make_batch([7, 5], [6, 4]), 5.0
+    apply = jax.jit(lambda params, batch, key: model.apply({"params": params}, batch, True, rngs={"dropout": key}))
+    p, q = (log_probs(apply(params, batch, key)) for key in jax.random.split(KEY))
+    assert np.abs(p - q).max() > 0.1
+    kl = (np.exp(p) * (p - q)).sum(-1) / 2 + (np.exp(q) * (q - p)).sum(-1) / 2
+    right = np.eye(p.shape[-1])[batch["target_out"]] * 0.9 + 0.1 / p.shape[-1]
+    expected = (((-right * (p + q)).sum(-1) + alpha * kl) * batch["weights"]).sum() / 2
+    sums = jax.jit(make_loss(model, TASK, alpha))(params, batch, KEY)
+    np.testing.assert_allclose(sums["loss"].total, expected, rtol=2e-5)
+    assert sums["loss"].count == batch["weights"].sum()
+
+
+def test_without_dropout_both_passes_agree(tiny):
+    model, params = tiny(dropout=0.0)
+    batch = jax.tree.map(jnp.asarray, make_batch([7, 5], [6, 4]))
+
+    def gradient(alpha):
+        return jax.jit(jax.value_and_grad(lambda p: make_loss(model, TASK, alpha)(p, batch, KEY)["loss"].total))(params)
+
+    for one, both in zip(*map(jax.tree.leaves, (gradient(0.0), gradient(5.0))), strict=True):
+        np.testing.assert_allclose(one, both, rtol=1e-5, atol=1e-5)
+
+
+def test_the_gradient_is_that_of_differences(tiny):
+    model, params = tiny(dropout=0.4)
+    batch = jax.tree.map(jnp.asarray, make_batch([7, 5], [6, 4]))
+    loss = jax.jit(lambda p: make_loss(model, TASK, 5.0)(p, batch, KEY)["loss"].total)
+    slope = jax.jit(jax.grad(loss))(params)
+    norm = np.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(slope)))
+    ahead, behind = (jax.tree.map(lambda p, g, s=s: p + s * 1e-2 / norm * g, params, slope) for s in (1, -1))
+    assert float(loss(ahead) - loss(behind)) / 2e-2 == pytest.approx(norm, rel=2e-2)
+
+
+def test_evaluation_makes_one_pass(tiny):
+    model, params = tiny(dropout=0.4)
+    batch = make_batch([7, 5], [6, 4])
+    plain, r_drop = (jax.jit(make_loss(model, TASK, alpha))(params, batch, None)["loss"].total for alpha in (0.0, 5.0))
+    assert plain == r_drop
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"optim": {"r_drop": -1.0}}, r"optim\.r_drop=-1\.0 must be"),
+    ({"data": {"labels": "several"}, "optim": {"r_drop": 5.0}}, r"optim\.r_drop=5\.0 compares one prediction"),
+    ({"model": {"dropout": 0.0}, "optim": {"r_drop": 5.0}}, r"optim\.r_drop=5\.0 compares two passes with dropout"),
+])  # fmt: skip
+def test_what_cannot_be_compared_is_refused(options, said):
+    with pytest.raises(UserError, match=said):
+        resolve(options)
