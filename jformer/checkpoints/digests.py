@@ -37,8 +37,9 @@ def digests(tree: Any) -> dict[str, str]:
     return {name: f"{int(total):08x}" for name, total in jax.device_get(found).items()}
 
 
-def _is_small_on_this_host(array: Array) -> bool:
-    return array.size < LARGE and array.is_fully_addressable and jax.default_backend() == "cpu"
+def _is_small_on_this_host(array: Array | np.ndarray) -> bool:
+    here = isinstance(array, np.ndarray) or array.is_fully_addressable
+    return array.size < LARGE and here and jax.default_backend() == "cpu"
 
 
 def _digest_on_host(array: Array) -> int:
@@ -54,9 +55,10 @@ def _digest_on_host(array: Array) -> int:
     return int((words ^ (words >> 16)).sum(dtype=np.uint32))
 
 
-def _is_large_on_one_cpu(array: Array) -> bool:
+def _is_large_on_one_cpu(array: Array | np.ndarray) -> bool:
     numbers = jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize <= 4
-    return numbers and array.size >= LARGE and len(array.devices()) == 1 and jax.default_backend() == "cpu"
+    on_one = isinstance(array, np.ndarray) or len(array.devices()) == 1
+    return numbers and array.size >= LARGE and on_one and jax.default_backend() == "cpu"
 
 
 @jax.jit

@@ -248,6 +248,8 @@ class DecodeOptions(TypedDict, total=False):
     max_extra_length: int
     no_repeat_ngram: int
     repetition_penalty: float
+    forced_end: bool
+    renormalize: bool
     forbid: Sequence[str]
     only: Sequence[str]
     max_answer_length: int

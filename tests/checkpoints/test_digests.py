@@ -34,6 +34,12 @@ def test_a_small_array_has_the_digest_that_devices_compute(dtype):
     assert digests({"x": small}) == {"x": f"{int(computed):08x}"}
 
 
+@pytest.mark.parametrize("shape", [(3, 4), (2**18 + 15,)])
+def test_an_array_of_numpy_has_the_digest_that_it_has_on_a_device(shape):
+    array = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    assert digests({"x": array}) == digests({"x": jnp.asarray(array)})
+
+
 @pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="XLA of older JAX drops the barriers before it schedules")
 def test_many_arrays_take_no_more_memory_than_one():
     arrays = [jax.ShapeDtypeStruct((256, 1024), jnp.float32)] * 8

@@ -93,9 +93,12 @@ def watch(opened: set[tuple[str, bool]]) -> None:
 
 
 def outside(path: str, folder: Path, writes: bool) -> bool:
-    """Tell whether a file that was opened lies neither in the folder nor, to be read, among the libraries."""
+    """Tell whether a file that was opened lies neither in the folder nor, to be read, among the libraries.
+
+    Python may keep what it compiled of a library in a folder of its own.
+    """
     place = str(Path(path).resolve())
-    if place.startswith((str(folder), "/dev/null")):
+    if place.startswith((str(folder), "/dev/null", *filter(None, [sys.pycache_prefix]))):
         return False
     return writes or not place.startswith(LIBRARIES)
 

@@ -36,7 +36,7 @@ def test_what_takes_long_before_training_is_told(tmp_path, monkeypatch):
     told = []
 
     @contextlib.contextmanager
-    def telling(line):
+    def telling(line, share):
         yield
         told.append(line())
 

@@ -17,7 +17,7 @@ from jformer.models.config import ModelConfig
 from jformer.models.layers.distances import Distances
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.initializers import kernel_init
-from jformer.models.layers.kernels import Call, Segments, attend_cudnn, attend_splash, choose_kernel
+from jformer.models.layers.kernels import Call, Segments, attend_cudnn, attend_splash, choose_kernel, known_length
 from jformer.models.layers.linear import Dense
 from jformer.models.layers.matmul import query_key_scores
 from jformer.models.layers.positions import apply_rotary
@@ -180,8 +180,8 @@ class Attention(nn.Module):
             q, bias = self.distance(q)
         call = Call(
             q.dtype.name,
-            q.shape[1],
-            kv["k"].shape[1],
+            known_length(q.shape[1]),
+            known_length(kv["k"].shape[1]),
             segmented=segments is not None,
             biased=bias is not None,
             drops=dropout_key is not None and c.attention_dropout > 0,

@@ -5,7 +5,7 @@ Axes: b rows, t query positions, s key positions, h query heads, g heads of keys
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,11 @@ class Choice(NamedTuple):
     kernel: str  # own (all queries at once) | chunked | jax (jax.nn's, of XLA) | splash | cudnn
     why: str
     chunk: int = 0  # queries at a time
+
+
+def known_length(length: Any) -> int:
+    """Return a length, or 1 where an exported program leaves it open: then no kernel is chosen for its sake."""
+    return length if isinstance(length, int) else 1
 
 
 def choose_kernel(config: ModelConfig, platform: str, call: Call) -> Choice:
