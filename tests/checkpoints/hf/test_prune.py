@@ -21,6 +21,7 @@ from jformer.hf import main
 from jformer.inference.answers import UNKNOWN
 from jformer.inference.predict import load
 from jformer.inference.restore import saved_config
+from jformer.storage import DIGESTS
 from tests.checkpoints.hf import small_runs
 from tests.checkpoints.hf.small_runs import FURTHER, LINES
 
@@ -164,6 +165,7 @@ def test_what_cannot_be_pruned_is_one_line(tmp_path, capsys):
     with pytest.raises(UserError, match="--target is for"):
         prune(str(bert), str(tmp_path / "new"), [text], [text])
     stored = run / "tokenizer" / "source.json"
+    (stored.parent / DIGESTS).unlink()  # what follows is no damage
     content = json.loads(stored.read_text())
     stored.write_text(json.dumps({**content, "symbols": {**content["symbols"], "unk": -1}}))
     with pytest.raises(UserError, match="has no unknown token"):
