@@ -23,6 +23,14 @@ with processes.heed_signals("stopped before all"):
 BUSY = "    hashlib.pbkdf2_hmac('sha256', b'x', b'y', 200_000_000)"  # minutes in C, without a line of Python
 
 
+@pytest.fixture(autouse=True)
+def _children_heed_signals():
+    """What ignores a signal hands that down to the programs that it starts: no test before these may."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def start(body, head=HEAD, **streams):
     """Start a program, and return it once it says that it is ready."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **streams}
