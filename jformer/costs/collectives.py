@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jformer.costs.hlo import Computation, Instruction, Program, runs
+from jformer.costs.hlo import Computation, Instruction, Program, fusion_callers, runs
 
 KINDS = ("all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute", "reduce-scatter")
 HIDDEN = "all-reduce-scatter"
@@ -100,13 +100,7 @@ def instances(program: Program) -> dict[tuple[str, str, Instruction], tuple[int,
     Those of one channel in fusions that the same computation calls are one.
     """
     counts = runs(program)
-    callers = {
-        called: name
-        for name, computation in program.computations.items()
-        for instruction in computation.values()
-        if instruction.opcode == "fusion"
-        for called in instruction.calls
-    }
+    callers = fusion_callers(program)
     found, channels = {}, set()
     for name, computation in program.computations.items():
         for instruction in computation.values():

@@ -110,6 +110,17 @@ def parse(text: str) -> Program:
     return Program(computations)
 
 
+def fusion_callers(program: Program) -> dict[str, str]:
+    """Return, for every computation that a fusion calls, the computation that holds the fusion."""
+    return {
+        called: name
+        for name, computation in program.computations.items()
+        for each in computation.values()
+        if each.opcode == "fusion"
+        for called in each.calls
+    }
+
+
 def runs(program: Program, kernels: bool = True) -> Counter[str]:
     """Return how often each computation runs; without `kernels`, only of those whose instructions are kernels."""
     counts = Counter({program.entry: 1})

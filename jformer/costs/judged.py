@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from jformer.costs.collectives import KINDS, groups_of, instances
 from jformer.costs.cost_analysis import kernel_of
-from jformer.costs.hlo import Computation, Instruction, Program, runs
+from jformer.costs.hlo import Computation, Instruction, Program, fusion_callers, runs
 from jformer.parallel.mesh import FSDP
 
 PASS = "jvp"  # in the names of what autodiff makes, forward and backward
@@ -53,13 +53,7 @@ def gathered_twice(program: Program, mesh: Mapping[str, int]) -> list[str]:
     One gather for each pass is what sharded parameters cost; the first of a loop may stand before it. Those that are
     spelled as permutes around a product, from neighbour to neighbour, are not looked at.
     """
-    callers = {
-        called: name
-        for name, computation in program.computations.items()
-        for each in computation.values()
-        if each.opcode == "fusion"
-        for called in each.calls
-    }
+    callers = fusion_callers(program)
     found: Counter[tuple[str, str]] = Counter()
     for kind, name, each in instances(program):
         while name in callers:
