@@ -6,7 +6,7 @@ single flipped bit always changes the digest; other damage, such as two swapped 
 """
 
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jformer.parallel.sharding import parameter_names
 LARGE = 2**18  # elements
 GOLDEN = 0x9E3779B1  # 2^32 over the golden ratio
 PARTS = 32  # into which a large array is cut where it lies on one CPU
+Words = TypeVar("Words", Array, np.ndarray)  # uint32 [...], on devices or here
 UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}  # by the bytes of an element
 
 
@@ -50,9 +51,7 @@ def _digest_on_host(array: Array) -> int:
     unsigned = np.dtype(UNSIGNED[min(host.dtype.itemsize, 4)])
     words: np.ndarray = host.view(unsigned).astype(np.uint32)  # of 64 bits two each
     words ^= np.arange(1, words.size + 1, dtype=np.uint32) * np.uint32(GOLDEN)
-    words = (words ^ (words >> 16)) * np.uint32(0x85EBCA6B)
-    words = (words ^ (words >> 13)) * np.uint32(0xC2B2AE35)
-    return int((words ^ (words >> 16)).sum(dtype=np.uint32))
+    return int(_mix(words).sum(dtype=np.uint32))
 
 
 def _is_large_on_one_cpu(array: Array | np.ndarray) -> bool:
@@ -113,8 +112,8 @@ def _words(array: Array) -> UInt32[Array, "..."]:
     return lax.bitcast_convert_type(array, UNSIGNED[min(array.dtype.itemsize, 4)]).astype(jnp.uint32)
 
 
-def _mix(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
+def _mix(x: Words) -> Words:
     """Let every bit of a word depend on all others: the finalizer of MurmurHash3 (Appleby 2011)."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
     return x ^ (x >> 16)
