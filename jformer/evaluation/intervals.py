@@ -48,9 +48,8 @@ def _resampled(config: Config, name: str, outputs: list[str], pairs: list[Pair])
         return first.score, first.margin
     if name in SHARES:
         right = np.array([out in (pair.target, *pair.others) for out, pair in zip(outputs, pairs, strict=True)])
-        drawn = np.random.default_rng(SEED).binomial(len(right), right.mean(), SAMPLES) / len(
-            right
-        )  # lines, with return
+        count = len(right)
+        drawn = np.random.default_rng(SEED).binomial(count, right.mean(), SAMPLES) / count  # lines drawn with return
         low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
         return float(right.mean()), float(high - low) / 2
     return math.nan, math.nan
