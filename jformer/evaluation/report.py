@@ -4,6 +4,7 @@ It reads files only, also of a run that is still training, and changes none. Lik
 shows and asks for nothing.
 """
 
+import functools
 import itertools
 import math
 import time
@@ -186,19 +187,19 @@ def graded(
 ) -> list[tuple[float, int, tuple[str, str, str], str]]:
     """Return (grade, line, (source, reference, answer), grade as text) of the wrong answers, the worst first."""
     kind = kind_of_answers(config)
-    chrf = text_metric("chrf", "13a", lowercase=False)
     labels = config.task == "classify"
     normalize = NORMALIZATIONS[config.data.normalization] if labels else str  # as scores of labels are made
     found = []
     for number, (answer, pair) in enumerate(zip(answers, pairs, strict=True), start=1):
         wanted = [normalize(pair.target), *pair.others]
-        f1 = answer_scores([answer], [pair])["f1"]["score"] if kind == "qa" else 0.0
-        if answer in wanted or f1 == 1 or (kind == "several" and {*label_set(answer)} == {*label_set(wanted[0])}):
+        if answer in wanted or (kind == "several" and {*label_set(answer)} == {*label_set(wanted[0])}):
             continue
         grade, told = 0.0, "wrong"
         if kind in ("text", "qa"):
-            grade = chrf.sentence_score(answer, wanted).score if kind == "text" else 100 * f1
+            grade = line_score(kind, answer, pair)
             told = f"{grade:.1f}"
+            if kind == "qa" and grade == 100:
+                continue
         elif kind == "tags":
             tags = wanted[0].split()
             right = sum(map(str.__eq__, answer.split(), tags))
@@ -208,6 +209,19 @@ def graded(
             told = f"{-grade:.3g}"
         found.append((grade, number, (pair.source, pair.target, answer), told))
     return sorted(found)
+
+
+def line_score(kind: str, answer: str, pair: Pair) -> float:
+    """Return how good an answer of a kind of GRADES is, 0 to 100: sentence chrF of a text, F1 of a span, else right."""
+    wanted = [pair.target, *pair.others]
+    if kind == "text":
+        return float(_chrf().sentence_score(answer, wanted).score)
+    return 100 * float(answer_scores([answer], [pair])["f1"]["score"] if kind == "qa" else answer in wanted)
+
+
+@functools.cache
+def _chrf() -> Any:
+    return text_metric("chrf", "13a", lowercase=False)
 
 
 def settings(config: Config) -> list[list[str]]:

@@ -3,11 +3,9 @@
 from etils.epath import Path
 
 from jformer.config.options import Config
-from jformer.data.sources.split import Pair
 from jformer.errors import UserError
 from jformer.evaluation import page, records
-from jformer.evaluation.report import WORST, kind_of_answers
-from jformer.tasks.metrics import answer_scores, text_metric
+from jformer.evaluation.report import WORST, kind_of_answers, line_score
 
 NAMES = {"text": "chrF", "qa": "F1"}  # kind of answers → the score of a line; others are right, 100, or wrong, 0
 
@@ -43,11 +41,3 @@ def side_by_side(config: Config, first: Path, other: Path, key: str) -> list[str
         if cells:
             parts += [page.paragraph(f"{other.name} is {told} than {first.name}:"), page.table([head, *cells], left=5)]
     return parts
-
-
-def line_score(kind: str, answer: str, pair: Pair) -> float:
-    """Return how good an answer is, 0 to 100."""
-    wanted = [pair.target, *pair.others]
-    if kind == "text":
-        return float(text_metric("chrf", "13a", lowercase=False).sentence_score(answer, wanted).score)
-    return 100 * float(answer_scores([answer], [pair])["f1"]["score"] if kind == "qa" else answer in wanted)
