@@ -44,6 +44,16 @@ def pair(request):
     return layer, params, module
 
 
+def through_torch(module, x, weights):
+    """Return the input with its gradient, the outputs and the last state of rows of LENGTHS."""
+    theirs = torch.tensor(x, requires_grad=True)
+    packed = torch.nn.utils.rnn.pack_padded_sequence(theirs, LENGTHS, batch_first=True, enforce_sorted=False)
+    outputs, last = module(packed)
+    outputs, _ = torch.nn.utils.rnn.pad_packed_sequence(outputs, batch_first=True)
+    (outputs * torch.tensor(weights)).sum().backward()
+    return theirs, outputs, last
+
+
 def test_outputs_and_gradients_are_those_of_pytorch(pair):
     layer, params, module = pair
     rng = np.random.default_rng(1)
@@ -51,11 +61,7 @@ def test_outputs_and_gradients_are_those_of_pytorch(pair):
     real = np.arange(T) < np.array(LENGTHS)[:, None]
     weights = rng.normal(size=(B, T, H)).astype(np.float32) * real[..., None]
 
-    theirs = torch.tensor(x, requires_grad=True)
-    packed = torch.nn.utils.rnn.pack_padded_sequence(theirs, LENGTHS, batch_first=True, enforce_sorted=False)
-    outputs, last = module(packed)
-    outputs, _ = torch.nn.utils.rnn.pad_packed_sequence(outputs, batch_first=True)
-    (outputs * torch.tensor(weights)).sum().backward()
+    theirs, outputs, last = through_torch(module, x, weights)
 
     def total(params, x):
         outputs, state = layer.apply({"params": params}, x, jnp.asarray(real))
@@ -99,11 +105,7 @@ def test_stacks_of_layers_are_those_of_pytorch(cell, two):
     x = rng.normal(size=(B, T, D)).astype(np.float32)
     real = np.arange(T) < np.array(LENGTHS)[:, None]
     weights = rng.normal(size=(B, T, H * (1 + two))).astype(np.float32) * real[..., None]
-    theirs = torch.tensor(x, requires_grad=True)
-    packed = torch.nn.utils.rnn.pack_padded_sequence(theirs, LENGTHS, batch_first=True, enforce_sorted=False)
-    outputs, last = module(packed)
-    outputs, _ = torch.nn.utils.rnn.pad_packed_sequence(outputs, batch_first=True)
-    (outputs * torch.tensor(weights)).sum().backward()
+    theirs, outputs, last = through_torch(module, x, weights)
 
     def total(params, x):
         outputs, states, _ = stack.apply({"params": params}, x, jnp.asarray(real), blank, {}, None)
