@@ -14,7 +14,7 @@ from jformer.inference.predict import load
 from tests.checkpoints.hf import small_runs
 from tests.parity.pairs import torch, transformers
 
-PREFIX = {"marian": "", "bart": "", "t5": "a mat: "}  # what the run puts in front of every source
+PREFIX = {"marian": "", "bart": "", "learned": "", "t5": "a mat: "}  # what the run puts in front of every source
 
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")  # imported and not called

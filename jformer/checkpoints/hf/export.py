@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from etils.epath import Path as AnyPath
 
-from jformer.checkpoints.hf import generation, tables, tensors, vocabulary
+from jformer.checkpoints.hf import generation, learned, tables, tensors, vocabulary
 from jformer.checkpoints.hf.convert import BIAS, FAMILIES, LABELLED, ORIGIN, find_family, not_carried, sized
 from jformer.checkpoints.hf.families import LOGITS_BIAS, Family, architecture, config_fields, table_of
 from jformer.checkpoints.hf.vit import VIT, pixel_fields
@@ -41,7 +41,8 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
     params = load_weights(path, config, build_model(model), make_mesh(1)).params
     target.mkdir(parents=True, exist_ok=True)
     text = tokenizers[0] if config.task in LABELLED else tokenizers[1]  # the other one of a classifier is its labels
-    named = vocabulary.write(target, family.model_type, (tokenizers[0], text))
+    mask = config.task == "mlm" and not text.symbols.noise
+    named = vocabulary.write(target, family.model_type, (tokenizers[0], text), model.family, mask)
     logits_bias = fields.pop(LOGITS_BIAS, None)
     fields |= symbol_fields(config, tokenizers) | {"architectures": [architecture(family, config.task)]}
     written = tables.to_tensors(table_of(family, model, config.task), params)
@@ -49,7 +50,7 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
         written = itertools.chain(written, [(BIAS, np.zeros((1, model.vocab_size), np.float32))])
     size = tensors.write(target, written, shard_bytes)
     (target / "config.json").write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
-    notes = write_settings(target, config, tokenizers)
+    notes = [*write_settings(target, config, tokenizers), *learned.told(text)]
     without = "" if named or family is VIT else "; without a tokenizer, for theirs has none like it"
     return f"{target}: {family.model_type}, {size / 1e6:,.1f} MB{without}{not_carried(notes)}"
 

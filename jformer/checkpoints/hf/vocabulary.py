@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jformer.checkpoints.hf import learned
 from jformer.data.text import parse_json
 from jformer.data.tokenizers.pretrained import FastTokenizer, PiecesTokenizer
 from jformer.data.tokenizers.symbols import Symbols
@@ -141,7 +142,9 @@ class Vocabulary:
         stored = symbols._asdict()
         if self.fast:
             cleanup = bool(self.config.get("clean_up_tokenization_spaces", False))
-            return FastTokenizer((self.directory / FAST).read_text(), stored, prefix, cleanup)
+            split = bool(self.config.get("split_special_tokens", False))
+            content = (self.directory / FAST).read_text()
+            return FastTokenizer(content, stored, prefix, cleanup, split_specials=split)
         path = self.directory / PIECES[self.model_type][side == "target"]
         specials = [token for token in self.ids if self._is_special(token)]
         try:
@@ -154,10 +157,12 @@ class Vocabulary:
         return token in self._listed() or self.ids[token] in [self.special(name) for name in SPECIAL]
 
 
-def write(directory: Path, model_type: str, tokenizers: tuple[Any, Any]) -> dict[str, Any]:
-    """Write the tokenizer files of a run and return its special tokens for config.json.
+def write(
+    directory: Path, model_type: str, tokenizers: tuple[Any, Any], family: str = "", mask: bool = False
+) -> dict[str, Any]:
+    """Write the tokenizer files of a run and return its tokenizer_config.json; {} if theirs has nothing like it.
 
-    Raises UserError for a tokenizer of ours, which theirs cannot express.
+    Of a tokenizer that jformer learned, `family` is that of the model, and `mask` as in `learned.to_json`.
     """
     source, target = tokenizers
     kinds = {FastTokenizer: "fast", PiecesTokenizer: "pieces"}
@@ -167,9 +172,14 @@ def write(directory: Path, model_type: str, tokenizers: tuple[Any, Any]) -> dict
     named = {
         f"{name}_token": written[i] for name, i in _named(model_type, target.symbols).items() if 0 <= i < len(written)
     }
-    if kind == "fast":
-        (directory / FAST).write_text(target.content)
+    content = target.content if kind == "fast" else None if kind or other else learned.to_json(target, family, mask)
+    if content:
+        (directory / FAST).write_text(content)
         config = {**named, "tokenizer_class": "PreTrainedTokenizerFast"}
+        if kind != "fast" or target.split_specials:
+            config["split_special_tokens"] = True
+        if kind != "fast" and mask:
+            config["mask_token"] = learned.MASK
     elif kind == "pieces":
         files = PIECES[model_type]
         for file, tokenizer in zip(files, (source, target), strict=True):

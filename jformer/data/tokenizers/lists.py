@@ -43,7 +43,7 @@ class ListTokenizer(OneFile):
 
     def __init__(self, kind: str, normalization: str, tokens: Sequence[str]) -> None:
         super().__init__(".json", to_json(kind=kind, normalization=normalization, tokens=tokens))
-        self._kind = kind
+        self.kind, self.normalization = kind, normalization
         self._split, self._join = RULES[kind]
         self._normalize = NORMALIZATIONS[normalization]
         self._tokens = tokens
@@ -76,6 +76,7 @@ class ByteTokenizer(OneFile):
 
     def __init__(self, normalization: str) -> None:
         super().__init__(".json", to_json(kind="byte", normalization=normalization))
+        self.normalization = normalization
         self._normalize = NORMALIZATIONS[normalization]
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
@@ -106,7 +107,7 @@ class LabelTokenizer(ListTokenizer):
             known = ", ".join(map(repr, self.tokens[NUM_SYMBOLS:][:LABELS_SHOWN]))
             more = self.vocab_size - NUM_SYMBOLS - LABELS_SHOWN
             raise UserError(
-                f"{self._kind.removesuffix('s')} {label!r} is none of those trained on: {known}"
+                f"{self.kind.removesuffix('s')} {label!r} is none of those trained on: {known}"
                 f"{f' and {more} more' if more > 0 else ''}; mend the data, or train with it"
             )
         return ids

@@ -27,12 +27,15 @@ class FastTokenizer(OneFile):
         prefix: str = "",
         cleanup: bool = False,
         kept: Sequence[int] = (),
+        split_specials: bool = False,
     ) -> None:
         """Hold the content of a tokenizer.json, its symbols, and what is put in front of every text.
 
-        Where some ids are `kept`, ours are their places in that list, and all others are the unknown one.
+        Where some ids are `kept`, ours are their places in that list, and all others are the unknown one. Special
+        tokens that are spelt in a text are themselves, or text like any other where they are split.
         """
-        few = {"kept": list(kept)} if kept else {}
+        few: dict[str, Any] = {"kept": list(kept)} if kept else {}
+        few |= {"split_specials": True} if split_specials else {}
         super().__init__(
             ".json", to_json(kind="fast", content=content, symbols=symbols, prefix=prefix, cleanup=cleanup, **few)
         )
@@ -42,6 +45,7 @@ class FastTokenizer(OneFile):
         self._fast = _library().Tokenizer.from_str(content)
         self._fast.no_truncation()
         self._fast.no_padding()
+        self._fast.encode_special_tokens = self.split_specials = split_specials
 
     @property
     def vocab_size(self) -> int:
@@ -93,7 +97,7 @@ class FastTokenizer(OneFile):
         """Return a tokenizer that cuts texts as this one does, and knows only some ids, which it numbers anew."""
         kept = [self.kept[i] for i in ids] if self.kept else list(ids)
         symbols = _renumbered(self.symbols, ids, self.vocab_size)
-        return FastTokenizer(self.content, symbols._asdict(), self._prefix, self.mends_spaces, kept)
+        return self._changed(self.content, symbols, kept)
 
     def extended(self, tokens: Sequence[str], before: int, rows: int) -> "FastTokenizer":
         """Return a tokenizer with further tokens, wherever they stand in a text; tables had and have so many rows."""
@@ -102,7 +106,10 @@ class FastTokenizer(OneFile):
         # What was pruned before has its number there still.
         kept = [*self.kept, *map(fast.token_to_id, tokens)] if self.kept else ()
         symbols = _past(self.symbols, before, rows)
-        return FastTokenizer(fast.to_str(), symbols._asdict(), self._prefix, self.mends_spaces, kept)
+        return self._changed(fast.to_str(), symbols, kept)
+
+    def _changed(self, content: str, symbols: Symbols, kept: Sequence[int]) -> "FastTokenizer":
+        return FastTokenizer(content, symbols._asdict(), self._prefix, self.mends_spaces, kept, self.split_specials)
 
 
 class PiecesTokenizer(OneFile):

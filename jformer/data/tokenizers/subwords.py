@@ -1,8 +1,10 @@
 """Subwords: sentencepiece models, BPE and unigram, learned so that no character of the text is lost."""
 
+import functools
 import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import sentencepiece
 
@@ -32,6 +34,28 @@ class SubwordTokenizer(OneFile):
     def tokens(self) -> list[str]:
         """The pieces, ▁ standing for a space."""
         return self._processor.id_to_piece(list(range(self.vocab_size)))
+
+    @property
+    def scores(self) -> list[float]:
+        """What sentencepiece holds every piece for: unigram log-probabilities, or the order of merges."""
+        return [self._processor.get_score(i) for i in range(self.vocab_size)]
+
+    @functools.cached_property
+    def _stored(self) -> Any:
+        from sentencepiece import sentencepiece_model_pb2
+
+        read: Any = sentencepiece_model_pb2  # its classes are made when it is imported
+        return read.ModelProto.FromString(self._content)
+
+    @property
+    def kind(self) -> str:
+        """How it was learned: bpe or unigram."""
+        return ("unigram", "bpe")[self._stored.trainer_spec.model_type - 1]
+
+    @property
+    def normalization(self) -> str:
+        """What is done to a text before it is cut."""
+        return str(self._stored.normalizer_spec.name)
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """Cut the texts into pieces, on all cores."""

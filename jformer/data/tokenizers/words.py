@@ -14,7 +14,7 @@ _LETTER = rf"[^\s{_MARK}]"
 _CLITIC = rf"(?<={_LETTER})(?i:n['’]t|['’](?:s|re|ve|ll|d|m))(?!{_LETTER})"
 _INNER = rf"[-'’.&@](?={_LETTER})|(?<=\d)[,:](?=\d)"  # T-shirt, O'Brien, z.B, AT&T, 3.50, 1,000, 12:30
 _WORD = rf"-?{_LETTER}(?:(?!{_CLITIC})(?:{_LETTER}|{_INNER}))*(?:-(?![-\w]))?"  # -5, Rad- und Fußweg
-_TOKEN = re.compile(rf"{_CLITIC}|{_WORD}|\.{{2,}}|-{{2,}}|\S")
+TOKEN = re.compile(rf"{_CLITIC}|{_WORD}|\.{{2,}}|-{{2,}}|\S")
 
 _NO_SPACE_BEFORE = re.compile(r"(?i:n['’]t|['’](?:s|re|ve|ll|d|m))|\.{2,}|[.,;:!?%)\]}…”’»/、。，！？：；）]")
 _NO_SPACE_AFTER = frozenset("([{„‚«$£#¿¡/（")
@@ -28,7 +28,7 @@ def split(text: str) -> list[str]:
     White space only separates. Hyphens stay with their words, and so do marks inside a word or number; a run of
     periods or of hyphens is one token, every other mark is a token of its own.
     """
-    return _TOKEN.findall(text)
+    return TOKEN.findall(text)
 
 
 def join(tokens: Iterable[str]) -> str:

@@ -16,7 +16,7 @@ from etils.epath import Path
 
 from jformer.checkpoints.hf.convert import ORIGIN, save
 from jformer.config import default_config, resolve
-from jformer.data.tokenizers import LabelTokenizer
+from jformer.data.tokenizers import LabelTokenizer, learn
 from jformer.data.tokenizers.pretrained import FastTokenizer, PiecesTokenizer
 from jformer.models import ExecutionConfig, build_model, init_params
 
@@ -73,6 +73,15 @@ def marian(directory, spare=3):
     decode = {**DECODE, "forbid": ("h", "z")}
     run = write_run(directory, "marian", "translate", tokenizers, decode, vocab_size=len(ids) + spare,
                     target_vocab_size=len(ids) + spare, seed=21, head={"bias": True})  # fmt: skip
+    (run / ORIGIN).write_text(json.dumps({"model_type": "marian"}))
+    return run
+
+
+def learned(directory):
+    """Return a run of Marian's shape with subwords that jformer learned itself."""
+    shared = learn("bpe", [*LINES, *FURTHER], 70, "identity", False)
+    rows = {"vocab_size": shared.vocab_size, "target_vocab_size": shared.vocab_size}
+    run = write_run(directory, "marian", "translate", {"shared": shared}, DECODE, **rows, head={"bias": True})
     (run / ORIGIN).write_text(json.dumps({"model_type": "marian"}))
     return run
 
