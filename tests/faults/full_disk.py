@@ -19,10 +19,10 @@ PAGE = 4096  # bytes
 def fill(runs: Runs, draw: Random, number: int) -> tuple[str, Verdict]:
     """Let a run go on where there is too little room, then where there is enough.
 
-    Every fourth one goes on for long: updates go on where rows and events have no room, before anything is saved.
+    Every second one goes on for long: updates go on where rows and events have no room, before anything is saved.
     """
     log = runs.folder / "logs" / f"full_disk_{number}.txt"
-    steps = LONG if number % 4 == 1 else FURTHER
+    steps = LONG if number % 4 in (1, 2) else FURTHER
     if number % 2 or not can_mount(runs.folder / "mounted"):
         limit = round(LEAST_FILE * draw.uniform(0.7, 2))
         workdir = runs.copy(runs.folder / "full", runs.base)
@@ -32,8 +32,8 @@ def fill(runs: Runs, draw: Random, number: int) -> tuple[str, Verdict]:
     room = round(draw.uniform(0.0, 0.6) * size)
     with mounted(runs.folder / "mounted", size + room) as folder:
         workdir = runs.copy(folder / "run", runs.base)
-        full = run(command(runs.training(workdir, FURTHER)), log)
-        return f"{room} bytes free", judge(runs, full, workdir, steps, log)
+        full = run(command(runs.training(workdir, steps)), log)
+        return f"{room} bytes free until update {steps}", judge(runs, full, workdir, steps, log)
 
 
 def judge(runs: Runs, full: End, workdir: Path, steps: int, log: Path) -> Verdict:
