@@ -9,6 +9,7 @@ Command:  python -m experiments.host_overhead [--size=base|tiny] [--steps=10] [-
 """
 
 import dataclasses
+import functools
 import itertools
 import os
 import statistics
@@ -28,7 +29,7 @@ from jformer.config.options import Config
 from jformer.evaluation import records
 from jformer.models.flops import update_flops
 from jformer.training.log import Cost, TrainingLog
-from jformer.training.loop import feed, loop, save
+from jformer.training.loop import explain, feed, loop, save
 from jformer.training.profile import Profile
 from jformer.training.run import Run, build
 
@@ -79,7 +80,7 @@ def looped(run: Run, folder: Path, steps: int) -> float:
     cost = Cost(lambda work: update_flops(run.sampler.model.config, work), 1e12)
     train = dataclasses.replace(run.config.train, num_steps=run.progress.step + steps)
     run.config = dataclasses.replace(run.config, train=train)
-    with TrainingLog(folder, run.config, run.progress, run.schedule, cost) as log:
+    with TrainingLog(folder, run.config, run.progress, run.schedule, cost, functools.partial(explain, run)) as log:
         loop(run, log, Profile(folder, range(0), log.say))
     return records.rows(folder)[-1]["seconds_per_update"]
 

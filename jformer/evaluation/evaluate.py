@@ -66,7 +66,7 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
         with processes.main_process_first():
             batches, corpus = evaluation_batches(config, predictor.task, predictor.tokenizers, split, row_shards(mesh))
         with told(f"scoring {key}", quiet=quiet):
-            sums = split_sums(eval_step, predictor.params, batches, mesh, config.train.accumulation)
+            sums = split_sums(eval_step, predictor.params, batches, mesh, model.config, config.train.accumulation)
             scores = predictor.task.score(outputs, examples, sums)
         counts = {"examples": len(examples), "counts": corpus.counts, "checksum": split.fingerprint}
         found[key] = {**scores, **counts, results.SETTINGS: settings}

@@ -12,13 +12,15 @@ from jax.sharding import PartitionSpec as P
 
 from jformer.config.options import Config
 from jformer.data.corpus import Corpus, open_corpus
+from jformer.data.features import refuse_foreign_ids
 from jformer.data.pipeline import Batches, make_batches
 from jformer.data.sources.split import Split
 from jformer.data.tokenizers import Tokenizer
+from jformer.models import ModelConfig
 from jformer.parallel import processes
 from jformer.parallel.mesh import DATA
 from jformer.parallel.sharding import ROWS, local_rows, put_batch, sum_over_data
-from jformer.tasks.batch import Batch, sum_over_microbatches
+from jformer.tasks.batch import Batch, id_limits, sum_over_microbatches
 from jformer.tasks.sums import Sums, add_up
 from jformer.tasks.task import LossFn, Task
 
@@ -47,17 +49,20 @@ def evaluation_batches(
     return make_batches([corpus], [1.0], data, 0, features), corpus
 
 
-def split_sums(eval_step: EvalStep, params: Any, batches: Batches, mesh: Mesh, accumulation: int = 1) -> Sums:
+def split_sums(
+    eval_step: EvalStep, params: Any, batches: Batches, mesh: Mesh, model: ModelConfig, accumulation: int = 1
+) -> Sums:
     """Return the sums of the loss, nll and correct predictions over one pass of the batches, as floats.
 
     Each batch is computed in so many microbatches, which take as much memory as those of an update. Few batches lie on
-    the devices at a time.
+    the devices at a time. Raises UserError for ids that the model has not.
     """
 
     def put(number: int) -> Batch:
         rows = batches.plan.batch(number).shape.rows // accumulation
         mine = np.add.outer(rows * np.arange(accumulation), local_rows(mesh, rows)).ravel()
         arrays = batches.rows(number, mine)
+        refuse_foreign_ids(arrays, id_limits(model), f"batch {number + 1} of what is scored")
         split = {name: x.reshape(accumulation, -1, *x.shape[1:]) for name, x in arrays.items()}
         return cast(Batch, put_batch(mesh, split, rows))
 

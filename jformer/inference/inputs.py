@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jformer.data.corpus import Side, Tokens
-from jformer.data.features import Rows
+from jformer.data.features import Rows, refuse_foreign_ids
 from jformer.data.plan import Shape
 from jformer.data.tokenizers import ImageTokenizer, Tokenizer
 from jformer.decoding.config import DecodeConfig
@@ -24,7 +24,7 @@ from jformer.inference.heads import HEADS
 from jformer.inference.words import marks, tagged_pair
 from jformer.models import ModelConfig
 from jformer.parallel.sharding import EVERY_ROW, replicated
-from jformer.tasks.batch import abstract_batch
+from jformer.tasks.batch import abstract_batch, id_limits
 from jformer.tasks.task import Task
 
 PADDED_LENGTHS = (16, 24, 32, 48, *(1 << i for i in range(6, 31)))  # of sequences: few shapes to compile
@@ -47,13 +47,21 @@ class Inputs:
     """How texts become pieces and pieces arrays, for one task, its tokenizers and the options of decoding."""
 
     def __init__(
-        self, options: DecodeConfig, task: Task, tokenizers: tuple[Tokenizer, Tokenizer], max_positions: int | None
+        self,
+        options: DecodeConfig,
+        task: Task,
+        tokenizers: tuple[Tokenizer, Tokenizer],
+        models: Sequence[ModelConfig],
     ) -> None:
-        """Hold what it takes; `max_positions` is the longest sequence that the models have positions for, if any is.
+        """Hold what it takes, among it the longest sequence that all models have positions for, and their ids.
 
         Raises UserError for decode.overlong='split' where answers cannot be joined.
         """
-        self.options, self.task, self.tokenizers, self.max_positions = options, task, tokenizers, max_positions
+        self.options, self.task, self.tokenizers = options, task, tokenizers
+        placed = [model.max_length for model in models if model.positions == "learned"]
+        self.max_positions = min(placed, default=None)
+        limits = [*map(id_limits, models)]
+        self._id_limits = {name: min(each[name] for each in limits) for name in limits[0]}
         if options.overlong == "split" and task.answer not in ("", "text", "tags"):
             raise UserError(f"decode.overlong='split' joins translations, not a {task.answer}: use 'cut'")
         self.counts: Counter[str] = Counter()
@@ -154,6 +162,7 @@ class Inputs:
         batch["limit"] = np.where(np.arange(rows) < len(pieces), limit, 0).astype(np.int32)
         batch["max_unfinished"] = np.array(rows // UNFINISHED_SHARE if short else 0, np.int32)
         batch["line"] = _filled([piece.line for piece in pieces], (rows,), 0)
+        refuse_foreign_ids(batch, self._id_limits, "the text to answer")
         return {**batch, **_phrases(pieces, rows, self.symbols.pad)}, room
 
     def without_few_long(self, pieces: Sequence[Piece], indices: Sequence[int], few: int) -> Sequence[int]:
@@ -192,7 +201,10 @@ class Inputs:
         longest = _padded(max(max(self.length(pair.source), len(pair.target)) for pair in pairs))
         target = longest if self.max_positions is None else min(longest, self.max_positions)
         sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
-        return self._features(sources, targets, Shape(rows, min(longest, self.encoder.source.max_length), target))
+        shape = Shape(rows, min(longest, self.encoder.source.max_length), target)
+        arrays = self._features(sources, targets, shape)
+        refuse_foreign_ids(arrays, self._id_limits, "the text to score")
+        return arrays
 
     def length(self, source: Sequence[int]) -> int:
         """Return how many tokens of a source a batch must have room for: of an image none."""

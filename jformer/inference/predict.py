@@ -64,8 +64,7 @@ class Predictor:
         self.members, self.mesh = members, mesh
         self.on_answered: Callable[[int], None] = _ignore  # is told how many inputs, or pieces of them, were answered
         options, self.models = run.config.decode, (run.model, *(member.model for member in members))
-        limits = [model.config.max_length for model in self.models if model.config.positions == "learned"]
-        self.inputs = Inputs(options, run.task, run.tokenizers, min(limits, default=None))
+        self.inputs = Inputs(options, run.task, run.tokenizers, [model.config for model in self.models])
         self._scorer = functools.cache(functools.partial(make_scorer, self.models, options.ensemble_average, mesh))
         self._watched = WatchedPass(run.model, self.inputs)
         self._search: BatchedSearch | None = None

@@ -15,7 +15,7 @@ from jformer.models import ModelConfig
 from jformer.models.batch import Batch
 from jformer.parallel.sharding import EVERY_ROW
 
-__all__ = ["Batch", "abstract_batch", "sum_over_microbatches"]
+__all__ = ["Batch", "abstract_batch", "id_limits", "sum_over_microbatches"]
 
 T = TypeVar("T")
 
@@ -45,6 +45,14 @@ def abstract_batch(
         name: jax.ShapeDtypeStruct((*lead, *length), dtypes.get(name, jnp.int32), sharding=sharding)
         for name, length in lengths.items()
     }
+
+
+def id_limits(model: ModelConfig) -> dict[str, int]:
+    """Return array → how many ids there are to choose from; of classes, marks and numbers nothing is said."""
+    target = model.target_vocab_size if model.family == "encdec" else model.vocab_size
+    limits = {"source": model.vocab_size, "target_in": target, "prompt": target}
+    limits |= {} if model.head.num_classes else {"target_out": target}
+    return {name: limit for name, limit in limits.items() if limit}  # a model of images may have no vocabulary
 
 
 def sum_over_microbatches(function: Callable[[Batch], T], batch: Batch) -> T:

@@ -44,8 +44,19 @@ class Cost(NamedTuple):
 class TrainingLog:
     """Collects what every update tells, fetches it when a row is due, and shows where the run is."""
 
-    def __init__(self, workdir: Path, config: Config, progress: Progress, schedule: Schedule, cost: Cost) -> None:
-        """Open the files, dropping rows of later updates that a killed run wrote and its restart repeats."""
+    def __init__(
+        self,
+        workdir: Path,
+        config: Config,
+        progress: Progress,
+        schedule: Schedule,
+        cost: Cost,
+        explain: Callable[[int], str],
+    ) -> None:
+        """Open the files, dropping rows of later updates that a killed run wrote and its restart repeats.
+
+        `explain` says of an update, skipped not long ago, what of it was not finite.
+        """
         start = progress.step
         self._record = Record(workdir, config, start, self.say) if processes.is_main_process() else None
         self._config, self._schedule, self._cost = config, schedule, cost
@@ -57,6 +68,8 @@ class TrainingLog:
         self._start, self._aside = start, 0.0  # seconds of validating and saving since update `start`
         self._compiled: set[Any] = set()  # shapes of batches
         self.skipped_in_row = 0  # updates, at the newest row
+        self._explain = explain
+        self._explained, self._reason = 0, ""  # an update that was skipped, and what of it was not finite
         hidden = not (processes.is_main_process() and sys.stderr.isatty())
         self._bar = tqdm(total=config.train.num_steps, initial=start, unit="update", disable=hidden, leave=False)
         self._losses: list[float] = []  # of the rows, which the bar draws
@@ -130,9 +143,20 @@ class TrainingLog:
         if len(self._pending) > AHEAD:
             in_row = int(self._pending[-1 - AHEAD].skipped_in_row)  # waits for that update
             self.heartbeat.step = step - AHEAD
+            if in_row and not self._explained:
+                self._look_at(step - AHEAD)
             if in_row >= self._config.train.max_skipped:
                 self.flush(step)  # raises
         self._bar.update()
+
+    def _look_at(self, update: int) -> None:
+        """Say of an update that was skipped what of it was not finite; that is no time of training."""
+        began = time.monotonic()
+        self.heartbeat.enter(f"looking for what was not finite in update {update}")
+        self._explained, self._reason = update, self._explain(update)
+        self.say(f"update {update} is skipped: {self._reason}")
+        self.heartbeat.enter(UPDATING)
+        self._since += time.monotonic() - began
 
     def flush(self, step: int) -> None:
         """Wait for the devices and write one row for all updates since the last; those that were skipped count not.
@@ -162,10 +186,14 @@ class TrainingLog:
         self.heartbeat.step, self.heartbeat.loss = step, row["loss"]
         self.skipped_in_row = int(last.skipped_in_row)
         most, at = max((int(update.skipped_in_row), at) for at, update in enumerate(fetched, step + 1 - len(fetched)))
-        if most >= self._config.train.max_skipped:
+        too_many = most >= self._config.train.max_skipped
+        if most and (not self._explained or (too_many and self._explained <= at - most)):  # or of an earlier row
+            self._look_at(at - most + 1)
+        if too_many:
             raise UserError(
                 f"update {at}: number {most} in a row that was not finite and changed nothing "
-                f"(train.max_skipped={self._config.train.max_skipped}); lower optim.learning_rate or raise the warmup"
+                f"(train.max_skipped={self._config.train.max_skipped}): {self._reason}; "
+                "lower optim.learning_rate or raise the warmup"
             )
 
     def _speed(self, seconds: float) -> dict[str, float]:

@@ -5,6 +5,7 @@ What is said before the first update is in `introduction`, what a validation doe
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import cast
@@ -22,7 +23,7 @@ from jformer.models.flops import Work, batch_work, update_flops
 from jformer.parallel import processes
 from jformer.parallel.devices import find_peak
 from jformer.parallel.sharding import local_rows, put_batch
-from jformer.tasks.batch import Batch
+from jformer.tasks.batch import Batch, id_limits
 from jformer.training.clock import Clock
 from jformer.training.heartbeat import UPDATING
 from jformer.training.introduction import introduce
@@ -51,7 +52,7 @@ def train(config: Config, workdir: Path) -> bool:
         with (
             run.checkpoints,
             processes.readers_may_leave(),
-            TrainingLog(workdir, run.config, run.progress, run.schedule, cost) as log,
+            TrainingLog(workdir, run.config, run.progress, run.schedule, cost, functools.partial(explain, run)) as log,
             Profile(workdir / "profile", profiled, log.say) as profile,
         ):
             introduce(run, log, peak)
@@ -112,22 +113,31 @@ def loop(run: Run, log: TrainingLog, profile: Profile) -> None:
 
 
 def feed(run: Run, start: int) -> Iterator[tuple[Batch, tuple[Work, Work]]]:
-    """Yield the device arrays [a b …] of every update from `start` on, and the work of its texts and of its rows.
+    """Yield the device arrays [a b …] of every update from `start` on, and the work of its texts and of its rows."""
+    yield from (put_update(run, step) for step in itertools.count(start))
+
+
+def put_update(run: Run, step: int) -> tuple[Batch, tuple[Work, Work]]:
+    """Return the device arrays [a b …] of batch number `step`, and the work of its texts and of its rows.
 
     Of several processes each makes, and counts, its own rows alone. Raises UserError for ids that the model has not.
     """
     batches, accumulation, mesh = run.data.batches, run.config.train.accumulation, run.mesh
-    model = run.sampler.model.config
-    target = model.target_vocab_size if model.family == "encdec" else model.vocab_size
-    sizes = {"source": model.vocab_size, "target_in": target}
-    for step in itertools.count(start):
-        rows = batches.plan.batch(step).shape.rows // accumulation
-        mine = local_rows(mesh, rows)
-        arrays = batches.rows(step, np.add.outer(rows * np.arange(accumulation), mine).ravel())
-        refuse_foreign_ids(arrays, sizes, f"update {step + 1}")
-        split = {name: x.reshape(accumulation, -1, *x.shape[1:]) for name, x in arrays.items()}
-        counted = np.tile(first_holder(mesh, rows)[mine] == jax.process_index(), accumulation)
-        yield cast(Batch, put_batch(mesh, split, rows)), batch_work({name: x[counted] for name, x in arrays.items()})
+    rows = batches.plan.batch(step).shape.rows // accumulation
+    mine = local_rows(mesh, rows)
+    arrays = batches.rows(step, np.add.outer(rows * np.arange(accumulation), mine).ravel())
+    refuse_foreign_ids(arrays, id_limits(run.sampler.model.config), f"update {step + 1}")
+    split = {name: x.reshape(accumulation, -1, *x.shape[1:]) for name, x in arrays.items()}
+    counted = np.tile(first_holder(mesh, rows)[mine] == jax.process_index(), accumulation)
+    return cast(Batch, put_batch(mesh, split, rows)), batch_work({name: x[counted] for name, x in arrays.items()})
+
+
+def explain(run: Run, update: int) -> str:
+    """Return what of an update that was skipped was not finite, by the parameters of now."""
+    processes.enter_phase(f"looking for what was not finite in update {update}")
+    batch, _ = put_update(run, update - 1)
+    processes.compile_together(run.examination.program, run.state, batch, update - 1)
+    return run.examination(run.state, batch, update - 1)
 
 
 def first_holder(mesh: Mesh, rows: int) -> np.ndarray:

@@ -25,9 +25,10 @@ from jformer.tasks.build import build_sized, build_task, choose_dtype, open_mesh
 from jformer.tasks.tag import refuse_scores_of_spans
 from jformer.tasks.task import CLASSES, Score, Task, make_loss
 from jformer.training.corpora import Data, fingerprints, open_data
+from jformer.training.finiteness import Examination
 from jformer.training.optim import Schedule, build_optimizer
 from jformer.training.state import Progress, TrainState, create_state, open_state
-from jformer.training.step import TrainStep, make_train_step
+from jformer.training.step import TrainStep, make_train_step, trained_loss
 
 
 @dataclasses.dataclass
@@ -39,6 +40,7 @@ class Run:
     data: Data
     schedule: Schedule
     train_step: TrainStep
+    examination: Examination  # of updates that are skipped
     eval_step: EvalStep
     sampler: Predictor
     scoring: Score  # of answers in the course of training
@@ -93,15 +95,15 @@ def build_on(checkpoints: Checkpoints, config: Config, workdir: Path) -> Run:
     refuse_other_text(data, progress, workdir)
     progress.config = dataclasses.asdict(config)
     loss = make_loss(model, task, config.optim.r_drop)
+    tx, passes = optimizer.transform, config.optim.passes
     trained = Trained(config=config, task=task, tokenizers=data.tokenizers, model=model, params=state.params)
     return Run(
         config=config,
         mesh=mesh,
         data=data,
         schedule=optimizer.schedule,
-        train_step=make_train_step(
-            loss, optimizer.transform, mesh, config.seed, config.train.ema_decay, optimizer.frozen
-        ),
+        train_step=make_train_step(loss, tx, mesh, config.seed, config.train.ema_decay, optimizer.frozen),
+        examination=Examination(model, trained_loss(loss, optimizer.frozen), tx, mesh, config.seed, passes),
         eval_step=make_eval_step(loss, mesh),
         sampler=greedy_predictor(trained, min(max(1, len(data.answered)), config.decode.batch_size), mesh),
         scoring=build_task(scored_during(config)).score,

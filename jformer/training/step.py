@@ -81,6 +81,15 @@ def make_gradient(loss: LossFn, mesh: Mesh) -> GradientFn:
     return gradient
 
 
+def trained_loss(loss: LossFn, frozen: Any) -> LossFn:
+    """Return a loss that has no gradient in the parameters that are marked in `frozen`, if that is a tree at all."""
+
+    def stopped(params: Any, rows: Batch, key: Key[Array, ""] | None) -> Sums:
+        return loss(jax.tree.map(lambda p, fixed: jax.lax.stop_gradient(p) if fixed else p, params, frozen), rows, key)
+
+    return loss if frozen is None else stopped
+
+
 def moving_average(average: Any, params: Any, decay: float, updates: jax.Array) -> Any:
     """Return the average one update later.
 
@@ -104,13 +113,7 @@ def make_train_step(
     `frozen` is a tree of booleans: parameters marked there have no gradient, none that counts in the norm either.
     An update whose loss, gradient or new parameters are not finite changes nothing but the counters.
     """
-
-    def trained_loss(params: Any, rows: Batch, key: Key[Array, ""] | None) -> Sums:
-        if frozen is not None:
-            params = jax.tree.map(lambda p, fixed: jax.lax.stop_gradient(p) if fixed else p, params, frozen)
-        return loss(params, rows, key)
-
-    gradient = make_gradient(trained_loss, mesh)
+    gradient = make_gradient(trained_loss(loss, frozen), mesh)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
@@ -120,7 +123,7 @@ def make_train_step(
         params = optax.apply_updates(state.params, updates)
         ema = None if state.ema is None else moving_average(state.ema, params, ema_decay, state.step - state.skipped)
         # A finite gradient can still end in NaN: by epsilon or a learning rate that float32 cannot hold.
-        finite = jnp.isfinite(norm) & jnp.isfinite(sums["loss"].total) & all_finite(params)
+        finite = all_finite((norm, sums["loss"].total, params))
         kept = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old),
             {"params": params, "opt_state": opt_state, "ema": ema},

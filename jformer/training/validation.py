@@ -44,7 +44,8 @@ def validate(run: Run, log: TrainingLog) -> float:
 def sums_of(run: Run, params: Any) -> Sums:
     """Return the sums of some parameters over the validation text."""
     assert run.data.valid is not None
-    return split_sums(run.eval_step, params, run.data.valid, run.mesh, run.config.train.accumulation)
+    model = run.sampler.model.config
+    return split_sums(run.eval_step, params, run.data.valid, run.mesh, model, run.config.train.accumulation)
 
 
 def note_best(progress: Progress, value: float, best_by: str) -> None:

@@ -1,5 +1,7 @@
 """What is asked becomes pieces and arrays within every limit, and what cannot be written is refused by name."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -7,10 +9,10 @@ from jformer.config import resolve
 from jformer.data.tokenizers import BOS, EOS, PAD, UNK, learn
 from jformer.decoding.config import DecodeConfig
 from jformer.errors import UserError
-from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, Piece, Request
+from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, EncodedPair, Piece, Request
 from jformer.inference.generation import writable
 from jformer.inference.inputs import Attempt, Inputs
-from jformer.tasks.build import build_task
+from jformer.tasks.build import build_sized, build_task
 
 TOKENIZER = learn("char", ["abcdefgh "], 99, "identity", False)
 A = TOKENIZER.encode(["abcdefgh"])[0][0]
@@ -24,7 +26,11 @@ def inputs(task="translate", max_positions=None, limit=64, **options):
     model = {"family": {"translate": "encdec", "lm": "decoder", "classify": "encoder"}[task]}
     data = {"max_source_length": limit, "max_target_length": limit}
     config = resolve({"task": task, "model": model, "data": {**data, "tokenizer": "char"}})
-    return Inputs(DecodeConfig(**options), build_task(config), (TOKENIZER, TOKENIZER), max_positions)
+    made = build_task(config)
+    sized = build_sized(config, made, (TOKENIZER, TOKENIZER)).config
+    if max_positions:
+        sized = dataclasses.replace(sized, positions="learned", max_length=max_positions)
+    return Inputs(DecodeConfig(**options), made, (TOKENIZER, TOKENIZER), [sized])
 
 
 def pieces(reader, *texts):
@@ -168,3 +174,13 @@ def test_only_and_forbid_say_what_may_be_written():
         written(only=("xyz",))
     with pytest.raises(UserError, match=r"decode\.beam_size=3 is more than the 2 entries"):
         writable(TOKENIZER, DecodeConfig(beam_size=3, only=("a",)))
+
+
+def test_a_token_that_the_model_has_not_is_refused_before_the_search():
+    foreign = TOKENIZER.vocab_size
+    with pytest.raises(UserError, match=f"the text to answer: source holds the token id {foreign}, "):
+        inputs().arrays([Piece([foreign, EOS], 0)], 1)
+    with pytest.raises(UserError, match=f"the text to answer: prompt holds the token id {foreign}, "):
+        inputs("lm").arrays([Piece([A, foreign], 0)], 1)
+    with pytest.raises(UserError, match="the text to score: target_out holds the token id -1, "):
+        inputs().pair_arrays([EncodedPair([A], [-1], cut=False)], 1)

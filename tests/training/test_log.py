@@ -35,8 +35,12 @@ def collect(log, step, skipped_in_row=0, loss=2.0):
     log.collect(step, Metrics(sums, np.float32(1), zero + skipped_in_row, zero + skipped_in_row), (WORK, WORK))
 
 
+def explain(update):
+    return f"what is not finite in {update}"
+
+
 def opened(folder, config=None):
-    return TrainingLog(folder, config or resolve({}), Progress(), lambda step: 0.1, Cost(lambda work: 1, 1.0))
+    return TrainingLog(folder, config or resolve({}), Progress(), lambda step: 0.1, Cost(lambda work: 1, 1.0), explain)
 
 
 def test_time_of_compiling_does_not_count_as_training(tmp_path):
@@ -82,7 +86,7 @@ def test_as_many_skipped_updates_as_are_allowed_end_the_run_wherever_they_lie(tm
     config = resolve({})
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, max_skipped=1))
     first = skipped.index(1) + 1
-    said = rf"update {first}: number 1 in a row that was not finite and changed nothing \(train\.max_skipped=1\)"
+    said = rf"update {first}: number 1 in a row .* \(train\.max_skipped=1\): what is not finite in {first}; lower "
     with opened(tmp_path, config) as log, pytest.raises(UserError, match=said):
         for step, in_row in enumerate(skipped, start=1):
             ended = step
@@ -91,6 +95,17 @@ def test_as_many_skipped_updates_as_are_allowed_end_the_run_wherever_they_lie(tm
     assert ended == min(first + AHEAD, 4)
     (row,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert json.loads(row)["step"] == ended
+
+
+def test_what_is_not_finite_is_looked_for_at_the_first_update_that_is_skipped_and_at_the_row_that_ends_the_run(
+    tmp_path, capfd
+):
+    config = resolve({})
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, max_skipped=3))
+    with opened(tmp_path, config) as log, pytest.raises(UserError, match=r"update 12: .*: what is not finite in 8; "):
+        for step, in_row in enumerate([0, 1, 0, 1, 2, 0, 0, 1, 2, 3, 4, 5], start=1):
+            collect(log, step, in_row)
+    assert re.findall(r"what is not finite in (\d+)", capfd.readouterr().err) == ["2", "8"]
 
 
 def test_skipped_updates_that_are_allowed_write_no_row_of_their_own(tmp_path):
@@ -150,7 +165,7 @@ def test_time_beside_the_updates_counts_in_the_time_left(tmp_path, monkeypatch, 
 def test_samples_after_the_update_gone_on_from_are_dropped(tmp_path):
     for start, answer in ((0, "a"), (0, "b")):  # the second one begins anew, as nothing was saved
         with TrainingLog(
-            tmp_path, resolve({}), Progress(step=start), lambda step: 0.1, Cost(lambda work: 1, 1.0)
+            tmp_path, resolve({}), Progress(step=start), lambda step: 0.1, Cost(lambda work: 1, 1.0), explain
         ) as log:
             log.show_samples(10, [Pair("source", "target")], [answer])
     rows = records.samples(Path(tmp_path))

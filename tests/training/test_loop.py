@@ -25,6 +25,7 @@ from jformer.config.files import run_config_file
 from jformer.errors import UserError
 from jformer.evaluation import records
 from jformer.evaluation.evaluate import evaluate
+from jformer.evaluation.validation import split_sums
 from jformer.inference import predict
 from jformer.parallel.devices import QuickerDtype
 from jformer.sweep.experiment import reported
@@ -32,7 +33,7 @@ from jformer.training import forecast, machine
 from jformer.training.corpora import fingerprints
 from jformer.training.lock import sole_trainer
 from jformer.training.log import AHEAD, Cost, TrainingLog
-from jformer.training.loop import loop, train
+from jformer.training.loop import explain, loop, train
 from jformer.training.machine import Available
 from jformer.training.profile import Profile
 from jformer.training.run import build, refuse_other_text
@@ -278,13 +279,14 @@ def written(workdir: Path) -> dict:
 
 def poison(run, first: int) -> None:
     """Let the losses of a run be no numbers from update `first` on."""
-    step = run.train_step
+    batches = run.data.batches
 
-    def poisoned(state, batch):
-        bad = run.progress.step + 1 >= first
-        return step(state, {**batch, "weights": batch["weights"] * (np.nan if bad else 1.0)})
+    def poisoned(*arguments):
+        arrays, (_, step) = batches.features.arrays(*arguments), arguments[-1]
+        return {**arrays, "weights": arrays["weights"] * np.float32(np.nan if step + 1 >= first else 1)}
 
-    run.train_step = poisoned
+    features = batches.features._replace(arrays=poisoned)
+    run.data = dataclasses.replace(run.data, batches=dataclasses.replace(batches, features=features))
 
 
 def trained(run, workdir: Path) -> TrainingLog:
@@ -292,18 +294,21 @@ def trained(run, workdir: Path) -> TrainingLog:
     cost = Cost(lambda work: work.tokens, 1e9)
     with (
         run.checkpoints,
-        TrainingLog(workdir, run.config, run.progress, run.schedule, cost) as log,
+        TrainingLog(workdir, run.config, run.progress, run.schedule, cost, functools.partial(explain, run)) as log,
     ):
         loop(run, log, Profile(workdir, range(0), log.say))
     return log
 
 
-def test_skipped_updates_end_a_run_soon_and_push_no_checkpoint_out(cache, tmp_path):
+def test_skipped_updates_end_a_run_soon_with_the_reason_and_push_no_checkpoint_out(cache, tmp_path):
     few = {"train__keep_last": 2, "train__checkpoint_every": 2, "train__eval_every": 2, "train__samples": 0}
     run = build(small(cache, **few, train__max_skipped=8, train__log_every=1_000), tmp_path)
     poison(run, 5)
-    with pytest.raises(UserError, match=r"in a row that was not finite and changed nothing \(train\.max_skipped=8\)"):
+    reason = "the first that is not finite is the loss, or the logits it is of"
+    said = rf"in a row that was not finite and changed nothing \(train\.max_skipped=8\): {reason}; lower"
+    with pytest.raises(UserError, match=said):
         trained(run, tmp_path)
+    assert (tmp_path / "training.log").read_text().count(f"update 5 is skipped: {reason}\n") == 1
     assert 12 <= run.progress.step + 1 <= 12 + AHEAD
     assert open_run(tmp_path).steps() == [2, 4]
     assert [row["step"] for row in rows(tmp_path, "valid")] == [2, 4]
@@ -322,12 +327,17 @@ def test_a_row_speaks_of_the_updates_that_were_applied(cache, tmp_path):
     }
 
 
-def test_a_token_that_the_model_has_not_ends_a_run_before_its_update(cache, tmp_path):
-    run = build(small(cache, train__num_steps=4, train__eval_every=0), tmp_path)
-    batches = run.data.batches
-    foreign = np.full_like(batches.source.values, run.sampler.model.config.vocab_size)
-    source = dataclasses.replace(batches.source, values=foreign)
-    run.data = dataclasses.replace(run.data, batches=dataclasses.replace(batches, source=source))
+def test_a_token_that_the_model_has_not_ends_a_run_before_its_update_and_its_validation(cache, tmp_path):
+    run = build(small(cache, train__num_steps=4), tmp_path)
+    model = run.sampler.model.config
+
+    def foreign(batches):
+        source = dataclasses.replace(batches.source, values=np.full_like(batches.source.values, model.vocab_size))
+        return dataclasses.replace(batches, source=source)
+
+    with pytest.raises(UserError, match="batch 1 of what is scored: source holds the token id "):
+        split_sums(run.eval_step, run.state.params, foreign(run.data.valid), run.mesh, model)
+    run.data = dataclasses.replace(run.data, batches=foreign(run.data.batches))
     with pytest.raises(UserError, match="update 1: source holds the token id "):
         trained(run, tmp_path)
 

@@ -27,6 +27,7 @@ REMAT: dict[str, Any] = {  # what a block keeps for the backward pass, where not
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # the projections, but no attention
     "full": jax.checkpoint_policies.nothing_saveable,  # its input
 }
+FINITE = "finite"  # the collection of what is told of outputs when somebody looks for what is not finite
 SITES = {"self_attn": Site.SELF_ATTN, "cross_attn": Site.CROSS_ATTN, "feed_forward": Site.FEED_FORWARD}
 
 
@@ -166,7 +167,7 @@ class Stack(nn.Module):
         policy = REMAT[c.execution.remat]
         lift = nn.scan(
             nn.remat(Block, policy=policy) if policy else Block,
-            variable_axes={"params": 0, "intermediates": 0},
+            variable_axes={"params": 0, "intermediates": 0, FINITE: 0},
             split_rngs={"params": True},
             length=self.num_layers,
             unroll=min(c.execution.unroll or (self.num_layers if on_cpu else 1), self.num_layers),

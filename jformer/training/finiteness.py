@@ -1,0 +1,185 @@
+"""Which part of an update is the first that is not finite: looked for once an update was skipped, never before.
+
+The update is computed again, with the output of every module looked at on the way; what is trained stays as it is.
+
+Letters in shapes: a microbatches, l layers of a stack, · whatever axes follow.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Key
+
+from jformer.models.layers.transformer import FINITE
+from jformer.parallel.mesh import DATA
+from jformer.parallel.sharding import ROWS, sum_over_data
+from jformer.tasks.batch import Batch
+from jformer.tasks.sums import Scalar, Sums
+from jformer.tasks.task import LossFn
+from jformer.training.state import TrainState
+
+FLAG = "is_finite"  # of a module's output
+STACKED = "block"  # whose parameters and flags have an axis of layers in front
+
+Module = tuple[str, ...]
+"""The path of a module, such as ('encoder', 'block', 'self_attn', 'q')."""
+
+
+class Broken(NamedTuple):
+    """What of an update is not finite, as booleans by path: one, or one for each layer of a stack [l]."""
+
+    parameters: Any
+    activations: Any  # [a ·] outputs of modules
+    loss: Array  # [a]
+    gradients: Any  # [a ·] of each microbatch
+    norm: Array  # of the whole gradient
+    updated: Any  # the parameters after it
+
+
+class Examination:
+    """The search for what is not finite in an update, compiled when it is first asked for."""
+
+    def __init__(
+        self, model: Any, loss: LossFn, tx: optax.GradientTransformation, mesh: Mesh, seed: int, passes: int = 1
+    ) -> None:
+        """Hold what an update is made of; see `make_train_step`. `passes` have dropout of their own."""
+        self._model, self._loss, self._tx, self._mesh = model, loss, tx, mesh
+        self._seed, self._passes = seed, passes
+        self._calls: list[Module] = []  # modules in the order in which they are done, as tracing finds it
+        self.program = jax.jit(self._examine)
+
+    def __call__(self, state: TrainState, batch: Batch, step: int) -> str:
+        """Say what is the first that is not finite in the update that state and batch [a b …] would make.
+
+        `step` counts from 0; its dropout is that of the update.
+        """
+        broken = jax.device_get(self.program(state, batch, step))
+        return f"the first that is not finite is {self._first(broken)}"
+
+    def _examine(self, state: TrainState, batch: Batch, step: Array) -> Broken:
+        key = jax.random.fold_in(jax.random.key(self._seed), step)
+        over_data = jax.shard_map(
+            self._microbatches,
+            mesh=self._mesh,
+            in_specs=(P(), ROWS, P()),
+            out_specs=P(),
+            axis_names={DATA},
+            check_vma=False,
+        )
+        total, count, (activations, loss, gradients) = over_data(state.params, batch, key)
+        gradient = jax.tree.map(lambda g: g / jnp.maximum(count, 1.0), total)
+        updates, _ = self._tx.update(gradient, state.opt_state, state.params)
+        return Broken(
+            parameters=by_layer(state.params),
+            activations=jax.tree.map(lambda parts: parts > 0, activations),
+            loss=loss > 0,
+            gradients=jax.tree.map(lambda parts: parts > 0, gradients),
+            norm=~jnp.isfinite(optax.tree.norm(gradient)),
+            updated=by_layer(optax.apply_updates(state.params, updates)),
+        )
+
+    def _microbatches(self, params: Any, batch: Batch, key: Key[Array, ""]) -> tuple[Any, Array, Any]:
+        """Return the gradient of the summed loss, what it is divided by, and on how many parts what is broken [a ·]."""
+
+        def total_loss(params: Any, rows: Batch) -> tuple[Scalar, Sums]:
+            sums = self._loss(params, rows, key)
+            return sums["loss"].total, sums
+
+        def add(sum_so_far: Any, rows: Batch) -> tuple[Any, Any]:
+            gradient, sums = jax.grad(total_loss, has_aux=True)(params, rows)
+            added = jax.tree.map(jnp.add, sum_so_far, (gradient, sums["loss"].count))
+            flags = self._outputs(params, rows, key), ~jnp.isfinite(sums["loss"].total), by_layer(gradient)
+            return added, jax.tree.map(lambda flag: flag.astype(jnp.int32), flags)
+
+        begin = jax.tree.map(jnp.zeros_like, params), jnp.zeros(())
+        (gradient, count), flags = jax.lax.scan(add, begin, batch)
+        return sum_over_data((gradient, count, flags), self._mesh)
+
+    def _outputs(self, params: Any, rows: Batch, key: Key[Array, ""]) -> Any:
+        """Return which outputs of the modules before the head are not finite."""
+
+        def note(call: Callable[..., Any], arguments: Any, named: Any, context: nn.module.InterceptorContext) -> Any:
+            output, module = call(*arguments, **named), cast(Any, context.module)
+            arrays = [x for x in jax.tree.leaves(output) if isinstance(x, jax.Array)]
+            floats = [x for x in arrays if jnp.issubdtype(x.dtype, jnp.floating)]
+            if context.method_name == "__call__" and floats:
+                flag = jnp.stack([~jnp.isfinite(x).all() for x in floats]).any()
+                if module.sow(FINITE, FLAG, flag, init_fn=lambda: False, reduce_fn=jnp.logical_or):
+                    self._calls.append(module.path)
+            return output
+
+        keys = [key] if self._passes == 1 else jax.random.split(key, self._passes)
+        with nn.intercept_methods(note):
+            found = [
+                self._model.apply(
+                    {"params": params}, rows, True, rngs={"dropout": each}, method="hidden", mutable=[FINITE]
+                )[1]
+                for each in keys
+            ]
+        return functools.reduce(functools.partial(jax.tree.map, jnp.logical_or), found)[FINITE]
+
+    def _first(self, broken: Broken) -> str:
+        """Name what the update met first: parameters, outputs in their order, gradients in theirs, which is back."""
+        if named := self._named(broken.parameters):
+            return f"the parameter {named[0]}"
+        count = len(broken.loss)
+        for number in range(count):
+            where = f", in microbatch {number + 1} of {count}" if count > 1 else ""
+            activations, gradients = (
+                jax.tree.map(lambda flags, number=number: flags[number], tree)
+                for tree in (broken.activations, broken.gradients)
+            )
+            if named := self._named(activations):
+                return f"the output of {named[0]}{where}"
+            if broken.loss[number]:
+                return f"the loss, or the logits it is of{where}"
+            if named := self._named(gradients):
+                return f"the gradient of {named[-1]}{where}"
+        if broken.norm:
+            return "the norm of the whole gradient"
+        if named := self._named(broken.updated):
+            return f"the new value of {named[0]}"
+        return "not there again: parameters have changed since"
+
+    def _named(self, tree: Any) -> list[str]:
+        """Return what is broken in a tree of booleans, in the order in which modules are called, layer after layer."""
+        found = []
+        for path, flags in jax.tree_util.tree_leaves_with_path(tree):
+            name = tuple(key.key for key in path if key.key != FLAG)
+            module = name if len(name) < len(path) else name[:-1]
+            for layer in np.flatnonzero(flags):
+                in_stack = f" in layer {layer + 1}" if np.ndim(flags) else ""
+                found.append((self._place(module, int(layer)), "/".join(name) + in_stack))
+        return [name for _, name in sorted(found)]
+
+    def _place(self, module: Module, layer: int) -> tuple[int, int, int]:
+        """Return a key to sort by: when a module's stack is first done, the layer, when the module itself is."""
+        own = _first_of(self._calls, [module[:end] for end in range(len(module), 0, -1)])
+        if STACKED not in module:
+            return own, layer, own
+        stack = module[: module.index(STACKED) + 1]
+        return next(i for i, call in enumerate(self._calls) if call[: len(stack)] == stack), layer, own
+
+
+def by_layer(tree: Any) -> Any:
+    """Return which leaves of a tree are not finite: a boolean each, or one for each layer of a stack [l]."""
+
+    def broken(path: Any, leaf: Array) -> Array:
+        stacked = any(key.key == STACKED for key in path)
+        return ~jnp.isfinite(leaf).all(axis=tuple(range(1 if stacked else 0, leaf.ndim)))
+
+    return jax.tree_util.tree_map_with_path(broken, tree)
+
+
+def _first_of(calls: Sequence[Module], modules: Sequence[Module]) -> int:
+    """Return the number of the first call of the first of these modules that was called, or that after all."""
+    numbers: Iterator[int] = (calls.index(module) for module in modules if module in calls)
+    return next(numbers, len(calls))
