@@ -6,10 +6,8 @@ that was trained already is not trained again.
 Command:  python -m experiments.sst2 --data=PATH/sst2 --workdir=runs/sst2 [--seeds=3] [--smoke]
 """
 
-import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from absl import app, flags
 
 from configs import sst2_bert
 from experiments.measure import smoke_sizes
+from experiments.naive_bayes import naive_bayes
 from experiments.runs import results_of, small_training
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
@@ -54,26 +53,6 @@ def read(split: str) -> list[Pair]:
     config = sst2_bert.get_config()
     config.data.dir = DATA.value
     return list(open_split(config.data, split).read(Counter()))
-
-
-def naive_bayes(train: Sequence[Pair], test: Sequence[Pair]) -> float:
-    """Return the accuracy of multinomial naive Bayes with add-one smoothing (Manning et al. 2008, figure 13.2).
-
-    Words are what spaces separate; one that training did not hold says nothing.
-    """
-    labels = Counter(pair.target for pair in train)
-    counts: dict[str, Counter[str]] = {label: Counter() for label in labels}
-    for pair in train:
-        counts[pair.target].update(pair.source.split())
-    vocabulary = set().union(*counts.values())
-    totals = {label: words.total() + len(vocabulary) for label, words in counts.items()}
-
-    def score(text: str, label: str) -> float:
-        known = [word for word in text.split() if word in vocabulary]
-        return math.log(labels[label]) + sum(math.log((counts[label][word] + 1) / totals[label]) for word in known)
-
-    right = sum(max(labels, key=lambda label: score(pair.source, label)) == pair.target for pair in test)
-    return right / len(test)
 
 
 if __name__ == "__main__":

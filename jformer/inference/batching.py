@@ -20,7 +20,9 @@ from jformer.parallel.sharding import fill_rows
 
 CONCURRENT_BATCHES = 2  # a step of decoding is too small to keep several cores busy: two at once took 2/3 of the time
 SMALL_BATCH = 8  # rows for so few pieces, as when somebody types them: they do not wait for a whole batch
-MOSTLY = 1 / 4  # where more outputs than this share had no room in the short attempt, there is none from then on
+MOSTLY = 1 / 4  # where more outputs than this share had no room in short attempts, there are none for a while:
+EVIDENCE = 64  # pieces, at least, that short attempts were made at before they are judged
+WHILE = 4_096  # pieces; then their likes may have changed, and it is learned anew
 
 Search = Callable[[Sequence[Any], Mapping[str, np.ndarray], int], Decoded]
 """(parameters of every model, batch, most tokens of an output) → the outputs of every row."""
@@ -61,12 +63,29 @@ class BatchedSearch:
         self.inputs = inputs
         self._search, self._mesh = search, mesh
         self._concurrent = concurrent_batches(mesh)
-        self._outputs_are_short = not inputs.continues  # as far as is known
         self.clock = CompileClock()
+        self.forget()
 
     def forget(self) -> None:
         """Begin anew to learn whether outputs are short."""
-        self._outputs_are_short = not self.inputs.continues
+        self._tried = self._unfinished = 0  # pieces that a short attempt was made at, and those it had no room for
+        self._left = 0  # pieces that are answered without one, before it is learned anew
+
+    @property
+    def outputs_are_short(self) -> bool:
+        """Whether short attempts pay, as far as is known."""
+        return not self.inputs.continues and not self._left
+
+    def _learn(self, short: bool, tried: int, unfinished: int) -> None:
+        """Note how an attempt went."""
+        if not short:
+            self._left = max(0, self._left - tried)
+            return
+        self._tried += tried
+        self._unfinished += unfinished
+        if self._tried >= EVIDENCE:
+            self._left = WHILE if self._unfinished > self._tried * MOSTLY else 0
+            self._tried = self._unfinished = 0
 
     def __call__(
         self, params: Sequence[Any], pieces: Sequence[Piece], on_answered: Callable[[int], None]
@@ -78,13 +97,13 @@ class BatchedSearch:
         no numbers.
         """
         rows = batch_rows(len(pieces), self.inputs.options.batch_size, self._mesh)
-        first = Attempt(short=self._outputs_are_short and rows > SMALL_BATCH)
+        first = Attempt(short=self.outputs_are_short and rows > SMALL_BATCH)
         done: dict[int, Hypotheses] = {}
         for some in self._attempt(params, pieces, range(len(pieces)), rows, first):
             done |= some
             on_answered(len(some))
         unfinished = [i for i in range(len(pieces)) if i not in done]
-        self._outputs_are_short &= len(unfinished) <= len(pieces) * MOSTLY
+        self._learn(first.short, len(pieces), len(unfinished))
         if unfinished:
             rows = batch_rows(SMALL_BATCH, self.inputs.options.batch_size, self._mesh)
             for some in self._attempt(params, pieces, unfinished, rows, Attempt(min_length=LONG_INPUT)):

@@ -29,7 +29,7 @@ from jformer.tasks.task import Task
 
 PADDED_LENGTHS = (16, 24, 32, 48, *(1 << i for i in range(6, 31)))  # of sequences: few shapes to compile
 LONG_INPUT = 64  # tokens; from here on there is room for the longest output at the first attempt
-UNFINISHED_SHARE = 32  # a short attempt ends when all but one row in so many have ended
+UNFINISHED_SHARE = 32  # a short attempt ends when all but one piece in so many have ended
 PHRASE_MULTIPLE = 8  # prefixes and constraints are padded to multiples of this
 
 
@@ -160,7 +160,7 @@ class Inputs:
             room = min(room, self.max_positions)
             limit = np.minimum(limit, self.max_positions + 1 - batch["prompt_length"])
         batch["limit"] = np.where(np.arange(rows) < len(pieces), limit, 0).astype(np.int32)
-        batch["max_unfinished"] = np.array(rows // UNFINISHED_SHARE if short else 0, np.int32)
+        batch["max_unfinished"] = np.array(len(pieces) // UNFINISHED_SHARE if short else 0, np.int32)
         batch["line"] = _filled([piece.line for piece in pieces], (rows,), 0)
         refuse_foreign_ids(batch, self._id_limits, "the text to answer")
         return {**batch, **_phrases(pieces, rows, self.symbols.pad)}, room

@@ -31,6 +31,7 @@ ARGUMENTS = {  # what a command cannot do without
     "mup": ["--workdir={folder}/runs"],
     "question_answering": ["--workdir={folder}/run"],
     "sst2": ["--data={folder}", "--workdir={folder}/runs"],
+    "sst2_learning_curves": ["--data={folder}", "--workdir={folder}/runs"],
     "tagging": ["--data={folder}", "--workdir={folder}/runs"],
     "vanishing_gradients": ["--workdir={folder}/runs"],
     "what_attention_bought": ["--workdir={folder}/runs"],
@@ -71,9 +72,11 @@ def folder(tmp_path):
     for name in ("train", "val", "test_2016_flickr"):
         (tmp_path / f"{name}.lc.norm.tok.en").write_text(40 * LINE)
     (tmp_path / "input.txt").write_text(200 * LINE)
+    (tmp_path / "sst2").mkdir()
     for split in ("train", "dev", "test"):
         (tmp_path / f"{split}.conll").write_text(20 * "in\tO\nNew\tB-place\nYork\tI-place\n\n")
-        (tmp_path / f"{split}.tsv").write_text(20 * "a fine film\tpositive\na dull film\tnegative\n")
+        for labelled in (tmp_path / f"{split}.tsv", tmp_path / "sst2" / f"{split}.tsv"):
+            labelled.write_text(20 * "a fine film\tpositive\na dull film\tnegative\n")
     run = store_run(tmp_path / "trials" / "0", scored=False)
     rows = [{"step": 10, "split": split, "accuracy": 0.5} for split in ("train", "valid")]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,6 +1,8 @@
-"""How many batches are computed at a time depends on what computes them."""
+"""How many batches are computed at a time, and when a first attempt with little room is made."""
 
-from jformer.inference.batching import concurrent_batches
+import types
+
+from jformer.inference.batching import WHILE, BatchedSearch, concurrent_batches
 from jformer.parallel.backend import compiling_for
 from jformer.parallel.mesh import make_mesh
 
@@ -10,3 +12,26 @@ def test_two_batches_at_once_keep_a_cpu_busy_and_nothing_else():
     assert concurrent_batches(make_mesh(2)) == 1
     with compiling_for("gpu"):
         assert concurrent_batches(None) == 1
+
+
+def searched(continues=False):
+    return BatchedSearch(lambda: None, types.SimpleNamespace(continues=continues), None)
+
+
+def test_long_outputs_of_a_few_pieces_end_no_short_attempts():
+    search = searched()
+    search._learn(short=True, tried=16, unfinished=16)
+    assert search.outputs_are_short
+    search._learn(short=True, tried=100, unfinished=5)  # 21 of 116
+    assert search.outputs_are_short
+    assert not searched(continues=True).outputs_are_short
+
+
+def test_short_attempts_begin_again_after_a_while():
+    search = searched()
+    search._learn(short=True, tried=1_000, unfinished=300)
+    assert not search.outputs_are_short
+    search._learn(short=False, tried=WHILE - 1, unfinished=0)
+    assert not search.outputs_are_short
+    search._learn(short=False, tried=1, unfinished=0)
+    assert search.outputs_are_short

@@ -114,6 +114,14 @@ def test_a_short_attempt_has_room_for_half_as_much_again():
         assert reader.arrays(pieces, 1, Attempt(min_length=64))[0]["source"].shape == (1, 64)
 
 
+def test_a_short_attempt_leaves_a_share_of_its_pieces_and_not_of_the_rows_that_fill_the_batch():
+    reader, short = inputs(), Attempt(short=True)
+    pieces = [Piece([5] * 3, 0)] * 64
+    left = [int(reader.arrays(pieces[:count], 64, short)[0]["max_unfinished"]) for count in (64, 32, 16)]
+    assert left == [2, 1, 0]
+    assert reader.arrays(pieces, 64, Attempt())[0]["max_unfinished"] == 0
+
+
 def test_any_corpus_needs_eight_shapes_at_most():
     reader = inputs(limit=256)
     first = {reader.arrays([Piece([5] * n, 0)], 16, Attempt(short=True))[0]["source"].shape for n in range(1, 257)}

@@ -111,11 +111,12 @@ class Batcher:
 async def gather(queue: "asyncio.Queue[T]", most: float, seconds: float) -> list[T]:
     """Wait for something that has items, and some seconds for more that comes with it, until there are `most` items."""
     found = [await queue.get()]
-    until = asyncio.get_running_loop().time() + seconds
-    while sum(len(each.items) for each in found) < most:
+    count, until = len(found[0].items), asyncio.get_running_loop().time() + seconds
+    while count < most:
         try:
             async with asyncio.timeout_at(until):
                 found.append(await queue.get())
         except TimeoutError:
             break
+        count += len(found[-1].items)
     return found

@@ -69,10 +69,10 @@ def test_an_answer_is_looked_into(port):
 
 
 def test_warming_up_tells_nothing_of_how_long_outputs_are(predictor):
-    before = predictor._search._outputs_are_short
-    predictor._search._outputs_are_short = False
+    predictor._search._learn(short=True, tried=100, unfinished=100)
+    assert not predictor._search.outputs_are_short
     Engine(predictor, LIMITS).warm_up()
-    assert (before, predictor._search._outputs_are_short, dict(predictor.counts)) == (True, True, {})
+    assert (predictor._search.outputs_are_short, dict(predictor.counts)) == (True, {})
 
 
 def test_health_says_what_is_served(port):
