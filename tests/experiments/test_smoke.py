@@ -25,6 +25,7 @@ ARGUMENTS = {  # what a command cannot do without
     "export_digits": ["--output={folder}/digits"],
     "export_scenes": ["--output={folder}/scenes"],
     "finetune_imported": ["--data={folder}", "--workdir={folder}/runs"],
+    "finetune_marian": ["--data={folder}", "--workdir={folder}/runs"],
     "generated_labels": ["--workdir={folder}/runs"],
     "gradient_norms": ["--output={folder}"],
     "grokking": ["--workdir={folder}", "--output={folder}/accuracy.png"],
@@ -39,6 +40,7 @@ ARGUMENTS = {  # what a command cannot do without
 NEEDS = {
     "export_digits": "sklearn",
     "finetune_imported": "transformers",
+    "finetune_marian": "safetensors",
     "programs": "libtpu",
     "scaling": "libtpu",
 }
@@ -70,7 +72,8 @@ COMMANDS = [stem for stem, tree in TREES.items() if any(isinstance(node, ast.If)
 def folder(tmp_path):
     """Return a folder with the files that sweeps and commands read, in few lines."""
     for name in ("train", "val", "test_2016_flickr"):
-        (tmp_path / f"{name}.lc.norm.tok.en").write_text(40 * LINE)
+        for ending in (".lc.norm.tok.en", ".lc.norm.tok.de", ".en", ".de"):
+            (tmp_path / f"{name}{ending}").write_text(40 * LINE)
     (tmp_path / "input.txt").write_text(200 * LINE)
     (tmp_path / "sst2").mkdir()
     for split in ("train", "dev", "test"):
