@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jformer.checkpoints.hf.families import LOGITS_BIAS, Family, Fields, read_activation, write_activation
+from jformer.checkpoints.hf.families import LOGITS_BIAS, Family, Fields
 from jformer.checkpoints.hf.tables import Entry, Table, below, embedding, linear, norm
 from jformer.errors import UserError
 from jformer.models import ModelConfig
@@ -86,7 +86,6 @@ def read(fields: Fields) -> dict[str, Any]:
             raise UserError(f"config.json: encoder_{key}={one} and decoder_{key}={other}: ours has one number for both")
     return {
         "num_decoder_layers": fields["decoder_layers"],
-        "activation": read_activation(fields, "activation_function"),
         "embedding_scale": "input" if fields["scale_embedding"] else "none",
         "max_length": fields["max_position_embeddings"],
         "head": HeadConfig(bias=fields.get(LOGITS_BIAS, False)),
@@ -99,7 +98,6 @@ def write(model: ModelConfig) -> dict[str, Any]:
         "decoder_layers": model.decoder_layers,
         "decoder_attention_heads": model.num_heads,
         "decoder_ffn_dim": model.d_ff,
-        "activation_function": write_activation(model.activation),
         "scale_embedding": model.embedding_scale == "input",
         "max_position_embeddings": model.max_length,
         LOGITS_BIAS: model.head.bias,
@@ -113,7 +111,7 @@ BART = Family(
     ours={"norm": "post", "norm_epsilon": 1e-5, "positions": "learned", "embedding_norm": True, "init": "bert"},
     theirs={"tie_word_embeddings": True, "normalize_before": False, "add_final_layer_norm": False,
      "normalize_embedding": True, "static_position_embeddings": False, "extra_pos_embeddings": OFFSET},
-    table=_bart, read=read, write=write,
+    table=_bart, activation="activation_function", read=read, write=write,
     copies=COPIES,
     unread=("final_logits_bias",),
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jformer.checkpoints.hf.families import Family, Fields, read_activation, write_activation
+from jformer.checkpoints.hf.families import Family
 from jformer.checkpoints.hf.tables import Entry, Table, below, embedding, linear, norm
 from jformer.models import ModelConfig
 from jformer.models.head_config import HeadConfig
@@ -11,6 +11,7 @@ SIZES = {
     "vocab_size": "vocab_size", "hidden_size": "d_model", "num_hidden_layers": "num_layers",
     "num_attention_heads": "num_heads", "intermediate_size": "d_ff", "layer_norm_eps": "norm_epsilon",
     "hidden_dropout_prob": "dropout", "attention_probs_dropout_prob": "attention_dropout",
+    "max_position_embeddings": "max_length", "type_vocab_size": "head.num_segments",
 }  # fmt: skip
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 30_522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
@@ -19,8 +20,9 @@ DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 ENCODER: dict[str, Any] = {
     "family": "encoder", "norm": "post", "positions": "learned", "embedding_scale": "none", "embedding_norm": True,
-    "init": "bert",
+    "init": "bert", "head": HeadConfig(pooler=True, transform=True),
 }  # fmt: skip
+FIRST = 2  # rows of RoBERTa's positions that stand for none
 REFUSED = {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute",
            "tie_word_embeddings": True}  # fmt: skip
 
@@ -63,7 +65,7 @@ def _bert(model: ModelConfig) -> Table:
 
 
 def _roberta(model: ModelConfig) -> Table:
-    table = _inputs("roberta", model.head.num_segments, first=2) | _stack("roberta")
+    table = _inputs("roberta", model.head.num_segments, FIRST) | _stack("roberta")
     if model.head.num_classes:
         return table | _classifier(model, "classifier.dense", "classifier.out_proj")
     table |= linear("head/transform", "lm_head.dense") | norm("head/norm", "lm_head.layer_norm")
@@ -88,33 +90,11 @@ def _distilbert(model: ModelConfig) -> Table:
     return table | {"head/bias": Entry("vocab_projector.bias")}
 
 
-def _reads(first: int) -> Any:
-    def read(fields: Fields) -> dict[str, Any]:
-        return {
-            "activation": read_activation(fields, "hidden_act"),
-            "max_length": fields["max_position_embeddings"] - first,
-            "head": HeadConfig(pooler=True, transform=True, num_segments=fields["type_vocab_size"]),
-        }
-
-    return read
-
-
-def _writes(first: int) -> Any:
-    def write(model: ModelConfig) -> dict[str, Any]:
-        return {
-            "hidden_act": write_activation(model.activation),
-            "max_position_embeddings": model.max_length + first,
-            "type_vocab_size": model.head.num_segments,
-        }
-
-    return write
-
-
 BERT = Family(
     model_type="bert",
     classes={"BertForMaskedLM": "mlm", "BertForPreTraining": "mlm", "BertForSequenceClassification": "classify",
      "BertForTokenClassification": "tag", "BertForQuestionAnswering": "qa"},
-    sizes=SIZES, defaults=DEFAULTS, ours=ENCODER, theirs=REFUSED, table=_bert, read=_reads(0), write=_writes(0),
+    sizes=SIZES, defaults=DEFAULTS, ours=ENCODER, theirs=REFUSED, table=_bert, activation="hidden_act",
     copies={"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
             "cls.predictions.decoder.bias": "cls.predictions.bias"},
     unread=(r"bert\.embeddings\.position_ids", r"cls\.seq_relationship\..*", r"bert\.pooler\..*"),
@@ -125,7 +105,9 @@ ROBERTA = Family(
      "RobertaForTokenClassification": "tag", "RobertaForQuestionAnswering": "qa"},
     sizes=SIZES, defaults={**DEFAULTS, "vocab_size": 50_265, "pad_token_id": 1}, ours=ENCODER,
     theirs={**REFUSED, "pad_token_id": 1, "hidden_act": "gelu"},  # its head has gelu whatever the field says
-    table=_roberta, read=_reads(2), write=_writes(2),
+    table=_roberta, activation="hidden_act",
+    read=lambda fields: {"max_length": fields["max_position_embeddings"] - FIRST},
+    write=lambda model: {"max_position_embeddings": model.max_length + FIRST},
     copies={"lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
             "lm_head.decoder.bias": "lm_head.bias"},
     unread=(r"roberta\.embeddings\.position_ids", r"roberta\.pooler\..*"),
@@ -139,14 +121,10 @@ DISTILBERT = Family(
      "attention_dropout": "attention_dropout"},
     defaults={"vocab_size": 30_522, "dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3072, "activation": "gelu",
      "max_position_embeddings": 512, "dropout": 0.1, "attention_dropout": 0.1},
-    ours={**ENCODER, "norm_epsilon": 1e-12},
+    ours={**ENCODER, "norm_epsilon": 1e-12,
+     "head": HeadConfig(pooler=True, pooler_activation="relu", transform=True)},
     theirs={"tie_word_embeddings": True},
-    table=_distilbert,
-    read=lambda fields: {
-        "activation": read_activation(fields, "activation"),
-        "head": HeadConfig(pooler=True, pooler_activation="relu", transform=True),
-    },
-    write=lambda model: {"activation": write_activation(model.activation)},
+    table=_distilbert, activation="activation",
     copies={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
     unread=(r"distilbert\.embeddings\.position_ids",),
 )  # fmt: skip

@@ -38,13 +38,17 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
     tokenizers = load_tokenizers(path / "tokenizer")
     model = sized(config, tokenizers)
     family, fields = express(config.task, model, path, model_type)
+    symbols = symbol_fields(config, tokenizers)
+    for key, value in family.theirs.items():
+        if symbols.get(key, value) != value:
+            raise UserError(f"{workdir}: {key}={symbols[key]} in its vocabulary, and {family.model_type} needs {value}")
     params = load_weights(path, config, build_model(model), make_mesh(1)).params
     target.mkdir(parents=True, exist_ok=True)
     text = tokenizers[0] if config.task in LABELLED else tokenizers[1]  # the other one of a classifier is its labels
     mask = config.task == "mlm" and not text.symbols.noise
     named = vocabulary.write(target, family.model_type, (tokenizers[0], text), model.family, mask)
     logits_bias = fields.pop(LOGITS_BIAS, None)
-    fields |= symbol_fields(config, tokenizers) | {"architectures": [architecture(family, config.task)]}
+    fields |= symbols | {"architectures": [architecture(family, config.task)]}
     written = tables.to_tensors(table_of(family, model, config.task), params)
     if logits_bias is False:
         written = itertools.chain(written, [(BIAS, np.zeros((1, model.vocab_size), np.float32))])

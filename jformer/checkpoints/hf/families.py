@@ -5,6 +5,7 @@ ours needs no further rules: the fields that are written, read back, must give t
 """
 
 import dataclasses
+import operator
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,6 +19,7 @@ Fields = Mapping[str, Any]
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 ACTIVATIONS |= {"silu": "silu", "swish": "silu"}
 LOGITS_BIAS = "_logits_bias"  # no field of theirs: whether the stored bias of the logits is other than zero
+PLAIN = ModelConfig()  # what options are where nothing is said of them
 TRAINING_ONLY = ("init", "dropout", "attention_dropout", "activation_dropout", "output_dropout", "dtype", "execution")
 
 
@@ -27,11 +29,13 @@ class Family:
 
     model_type: str  # as config.json has it
     classes: Mapping[str, str]  # architecture → our task; the first of a task is what we write
-    sizes: Mapping[str, str]  # their field → the option of ours with the same value
+    sizes: Mapping[str, str]  # their field → the option of ours with the same value, as `d_ff`, `vision.patch_size`
     defaults: Fields  # what their fields are where config.json leaves them out
     ours: Mapping[str, Any]  # options that the architecture fixes
     theirs: Fields  # fields that must have these values
     table: Callable[[ModelConfig], Table]
+    activation: str = ""  # their field of it, "" where `read` and `write` know better
+    activations: Mapping[str, str] = dataclasses.field(default_factory=lambda: ACTIVATIONS)  # its values → ours
     read: Callable[[Fields], dict[str, Any]] = lambda fields: {}  # noqa: E731, RUF100
     write: Callable[[ModelConfig], dict[str, Any]] = lambda model: {}  # noqa: E731, RUF100
     copies: Mapping[str, str] = dataclasses.field(default_factory=dict)  # a tensor that repeats another one
@@ -49,20 +53,20 @@ def table_of(family: Family, model: ModelConfig, task: str) -> Table:
     return table | linear("classifier", "qa_outputs") if task == "qa" else table
 
 
-def read_activation(fields: Fields, key: str, gated: Mapping[str, str] | None = None) -> str:
+def _read_activation(family: Family, fields: Fields) -> dict[str, Any]:
     """Return our name of an activation. Raise UserError for one that we have not."""
-    known = gated or ACTIVATIONS
+    key, known = family.activation, family.activations
     if fields[key] not in known:
         raise UserError(f"config.json: {key}={fields[key]!r} is not implemented; known: {', '.join(known)}")
-    return known[fields[key]]
+    return {"activation": known[fields[key]]}
 
 
-def write_activation(name: str, gated: Mapping[str, str] | None = None) -> str:
+def _write_activation(family: Family, name: str) -> dict[str, Any]:
     """Return their name of an activation."""
-    theirs = {ours: their for their, ours in reversed([*(gated or ACTIVATIONS).items()])}
+    theirs = {ours: their for their, ours in reversed([*family.activations.items()])}
     if name not in theirs:
         raise UserError(f"model.activation={name!r}: the architecture has only {', '.join(theirs)}")
-    return theirs[name]
+    return {family.activation: theirs[name]}
 
 
 def model_config(family: Family, fields: Fields, task: str, num_classes: int = 0) -> ModelConfig:
@@ -74,12 +78,16 @@ def model_config(family: Family, fields: Fields, task: str, num_classes: int = 0
                 f"config.json: {key}={fields[key]!r} is not implemented for {family.model_type}: only {value!r}"
             )
     for key in family.sizes:
-        wanted = type(ModelConfig.__dataclass_fields__[family.sizes[key]].default)
+        wanted = type(operator.attrgetter(family.sizes[key])(PLAIN))
         number = fields.get(key)
         if isinstance(number, bool) or not isinstance(number, (int, float) if wanted is float else int):
             raise UserError(f"config.json: {key}={number!r} must be a number")
-    options = {ours: fields[theirs] for theirs, ours in family.sizes.items()}
-    options = {**family.ours, **options, **family.read(fields)}
+    options = dict(family.ours)
+    for theirs, ours in family.sizes.items():
+        name, _, inner = ours.partition(".")
+        group = options.get(name, getattr(PLAIN, name))
+        options[name] = dataclasses.replace(group, **{inner: fields[theirs]}) if inner else fields[theirs]
+    options |= (_read_activation(family, fields) if family.activation else {}) | family.read(fields)
     head = dataclasses.replace(options.pop("head", HeadConfig()), num_classes=num_classes)
     if task in ("tag", "qa"):  # classes of every position
         head = dataclasses.replace(head, pooling="none", pooler=False)
@@ -90,9 +98,11 @@ def model_config(family: Family, fields: Fields, task: str, num_classes: int = 0
 
 def config_fields(family: Family, model: ModelConfig, task: str) -> dict[str, Any]:
     """Return the config.json of a model of ours. Raise UserError for the first option the family cannot express."""
-    fields = {**family.theirs, **{theirs: getattr(_normal(model), ours) for theirs, ours in family.sizes.items()}}
+    normal = _normal(model)
+    fields = {**family.theirs, **{key: operator.attrgetter(ours)(normal) for key, ours in family.sizes.items()}}
+    fields |= _write_activation(family, model.activation) if family.activation else {}
     fields |= {key: value for key, value in family.write(model).items() if value is not None}
-    back, wanted = _normal(model_config(family, fields, task, model.head.num_classes)), _normal(model)
+    back, wanted = _normal(model_config(family, fields, task, model.head.num_classes)), normal
     for field in dataclasses.fields(ModelConfig):
         ours, theirs = getattr(wanted, field.name), getattr(back, field.name)
         if ours != theirs and field.name not in TRAINING_ONLY:
@@ -109,7 +119,7 @@ def architecture(family: Family, task: str) -> str:
 
 
 def _typed(key: str, value: Any) -> Any:
-    return float(value) if type(ModelConfig.__dataclass_fields__[key].default) is float else value
+    return float(value) if type(getattr(PLAIN, key)) is float else value
 
 
 def _normal(model: ModelConfig) -> ModelConfig:

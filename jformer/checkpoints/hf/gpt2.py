@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from jformer.checkpoints.hf.families import Family, Fields, read_activation, write_activation
+from jformer.checkpoints.hf.families import Family, Fields
 from jformer.checkpoints.hf.tables import Entry, Table, below, embedding, norm
 from jformer.models import ModelConfig
 
@@ -42,16 +42,11 @@ def _table(model: ModelConfig) -> Table:
 
 
 def _read(fields: Fields) -> dict[str, Any]:
-    d_ff = fields.get("n_inner") or 4 * fields["n_embd"]
-    return {"d_ff": d_ff, "activation": read_activation(fields, "activation_function")}
+    return {"d_ff": fields.get("n_inner") or 4 * fields["n_embd"]}
 
 
 def _write(model: ModelConfig) -> dict[str, Any]:
-    return {
-        "n_inner": model.d_ff,
-        "activation_function": write_activation(model.activation),
-        "embd_pdrop": model.dropout,
-    }
+    return {"n_inner": model.d_ff, "embd_pdrop": model.dropout}
 
 
 GPT2 = Family(
@@ -65,7 +60,7 @@ GPT2 = Family(
     ours={"family": "decoder", "norm": "pre", "positions": "learned", "embedding_scale": "none", "init": "gpt2"},
     theirs={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False,
      "add_cross_attention": False, "tie_word_embeddings": True},
-    table=_table, read=_read, write=_write,
+    table=_table, activation="activation_function", read=_read, write=_write,
     copies={"lm_head.weight": "transformer.wte.weight"},
     unread=(r"transformer\.h\.\d+\.attn\.(masked_)?bias",),
     prefix="transformer.",

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jformer.checkpoints.hf.families import Family, Fields, read_activation, write_activation
+from jformer.checkpoints.hf.families import Family, Fields
 from jformer.checkpoints.hf.tables import Table, below, embedding, linear, norm
 from jformer.errors import UserError
 from jformer.models import ModelConfig
@@ -46,7 +46,6 @@ def _read(fields: Fields) -> dict[str, Any]:
         raise UserError("config.json: attention_bias and mlp_bias differ, and ours has biases everywhere or nowhere")
     size = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
     return {
-        "activation": read_activation(fields, "hidden_act", GATES),
         "num_kv_heads": fields.get("num_key_value_heads") or fields["num_attention_heads"],
         "d_k": size,
         "d_v": size,
@@ -57,7 +56,6 @@ def _read(fields: Fields) -> dict[str, Any]:
 
 def _write(model: ModelConfig) -> dict[str, Any]:
     return {
-        "hidden_act": write_activation(model.activation, GATES),
         "num_key_value_heads": model.kv_heads,
         "head_dim": model.key_size,
         "attention_bias": model.bias,
@@ -79,7 +77,7 @@ LLAMA = Family(
     ours={"family": "decoder", "norm": "pre", "norm_type": "rmsnorm", "positions": "rotary", "dropout": 0.0,
      "embedding_scale": "none", "init": "gpt2"},
     theirs={},
-    table=_table, read=_read, write=_write,
+    table=_table, activation="hidden_act", activations=GATES, read=_read, write=_write,
     copies={"lm_head.weight": "model.embed_tokens.weight"},
     unread=(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
 )  # fmt: skip

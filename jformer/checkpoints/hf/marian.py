@@ -56,7 +56,7 @@ MARIAN = Family(
     ours={"norm": "post", "norm_epsilon": 1e-5, "positions": "sinusoidal"},
     theirs={"tie_word_embeddings": True, "share_encoder_decoder_embeddings": True, "normalize_before": False,
      "normalize_embedding": False, "add_final_layer_norm": False, "static_position_embeddings": True},
-    table=_table, read=_read, write=_write,
+    table=_table, activation="activation_function", read=_read, write=_write,
     copies=bart.COPIES,
     unread=("final_logits_bias", r"model\.(encoder|decoder)\.embed_positions\.weight"),
 )  # fmt: skip

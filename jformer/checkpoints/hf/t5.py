@@ -7,10 +7,9 @@ its own and no scale. `scale_decoder_outputs`, newer than the models, says the s
 import dataclasses
 from typing import Any
 
-from jformer.checkpoints.hf.families import Family, Fields, read_activation, write_activation
+from jformer.checkpoints.hf.families import Family, Fields
 from jformer.checkpoints.hf.tables import Table, below, embedding, linear, norm
 from jformer.models import ModelConfig
-from jformer.models.config import RelativeConfig
 
 FEED_FORWARDS = {
     "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "silu",
@@ -50,10 +49,8 @@ def _table(model: ModelConfig) -> Table:
 def _read(fields: Fields) -> dict[str, Any]:
     scaled = fields.get("scale_decoder_outputs", fields["tie_word_embeddings"])
     return {
-        "activation": read_activation(fields, "feed_forward_proj", FEED_FORWARDS),
         "num_decoder_layers": fields.get("num_decoder_layers") or fields["num_layers"],
         "d_v": fields["d_kv"],
-        "relative": RelativeConfig(fields["relative_attention_num_buckets"], fields["relative_attention_max_distance"]),
         "attention_dropout": float(fields["dropout_rate"]),
         "activation_dropout": float(fields["dropout_rate"]),
         "embedding_scale": "output" if scaled else "none",
@@ -63,10 +60,7 @@ def _read(fields: Fields) -> dict[str, Any]:
 
 def _write(model: ModelConfig) -> dict[str, Any]:
     return {
-        "feed_forward_proj": write_activation(model.activation, FEED_FORWARDS),
         "num_decoder_layers": model.decoder_layers,
-        "relative_attention_num_buckets": model.relative.num_buckets,
-        "relative_attention_max_distance": model.relative.max_distance,
         "tie_word_embeddings": model.tied_output,
     }
 
@@ -76,14 +70,16 @@ T5 = Family(
     model_type="t5",
     classes={"T5ForConditionalGeneration": "translate"},
     sizes={"vocab_size": "vocab_size", "d_model": "d_model", "d_kv": "d_k", "d_ff": "d_ff", "num_layers": "num_layers",
-     "num_heads": "num_heads", "dropout_rate": "dropout", "layer_norm_epsilon": "norm_epsilon"},
+     "num_heads": "num_heads", "dropout_rate": "dropout", "layer_norm_epsilon": "norm_epsilon",
+     "relative_attention_num_buckets": "relative.num_buckets",
+     "relative_attention_max_distance": "relative.max_distance"},
     defaults={"vocab_size": 32_128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8,
      "dropout_rate": 0.1, "layer_norm_epsilon": 1e-6, "feed_forward_proj": "relu", "tie_word_embeddings": True,
      "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128},
     ours={"norm": "pre", "norm_type": "rmsnorm", "attention_scale": "one", "positions": "relative", "bias": False,
      "output_dropout": True, "init": "t5"},
     theirs={},
-    table=_table, read=_read, write=_write,
+    table=_table, activation="feed_forward_proj", activations=FEED_FORWARDS, read=_read, write=_write,
     copies={**dict.fromkeys(("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight"),
             "lm_head.weight": "shared.weight"},
     unread=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),

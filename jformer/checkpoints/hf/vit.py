@@ -4,12 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from jformer.checkpoints.hf.families import Family, Fields, read_activation, write_activation
+from jformer.checkpoints.hf.families import Family, Fields
 from jformer.checkpoints.hf.tables import Entry, Table, below, linear, norm
 from jformer.errors import UserError
 from jformer.models import ModelConfig
-from jformer.models.head_config import HeadConfig
-from jformer.models.vision_config import VisionConfig
 
 
 def _table(model: ModelConfig) -> Table:
@@ -45,20 +43,6 @@ def _table(model: ModelConfig) -> Table:
     }
 
 
-def _read(fields: Fields) -> dict[str, Any]:
-    vision = VisionConfig(fields["image_size"], fields["patch_size"], fields["num_channels"])
-    return {"activation": read_activation(fields, "hidden_act"), "vision": vision, "head": HeadConfig()}
-
-
-def _write(model: ModelConfig) -> dict[str, Any]:
-    return {
-        "hidden_act": write_activation(model.activation),
-        "image_size": model.vision.image_size,
-        "patch_size": model.vision.patch_size,
-        "num_channels": model.vision.channels,
-    }
-
-
 PIXELS = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": 0.5, "image_std": 0.5}
 
 
@@ -82,12 +66,13 @@ VIT = Family(
     classes={"ViTForImageClassification": "classify"},
     sizes={"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
      "intermediate_size": "d_ff", "layer_norm_eps": "norm_epsilon", "hidden_dropout_prob": "dropout",
-     "attention_probs_dropout_prob": "attention_dropout"},
+     "attention_probs_dropout_prob": "attention_dropout", "image_size": "vision.image_size",
+     "patch_size": "vision.patch_size", "num_channels": "vision.channels"},
     defaults={"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
      "layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "hidden_act": "gelu",
      "image_size": 224, "patch_size": 16, "num_channels": 3},
     ours={"family": "vit", "norm": "pre", "positions": "learned", "embedding_scale": "none", "init": "vit"},
     theirs={"qkv_bias": True},
-    table=_table, read=_read, write=_write,
+    table=_table, activation="hidden_act",
     unread=(r"vit\.pooler\..*",),
 )  # fmt: skip

@@ -118,6 +118,8 @@ def test_options_that_a_family_has_not_are_refused_by_name(name, change):
     ("bert", {"hidden_size": "768"}, "hidden_size='768' must be a number"),
     ("bert", {"num_attention_heads": 5}, "num_heads=5 must divide"),
     ("roberta", {"pad_token_id": 0}, "pad_token_id=0"),
+    ("bert", {"type_vocab_size": 0.5}, "type_vocab_size=0.5 must be a number"),
+    ("vit", {"patch_size": "4"}, "patch_size='4' must be a number"),
     ("llama", {"rope_theta": 500_000.0}, "rotary positions"),
     ("llama", {"attention_bias": True}, "attention_bias and mlp_bias differ"),
     ("bart", {"decoder_ffn_dim": 7}, "decoder_ffn_dim=7"),
@@ -206,7 +208,7 @@ def row_of(name):
     model = dataclasses.replace(model, embedding_norm=model.embedding_norm and name != "m2m_100")
     fields = Reading({**family.defaults, **config_fields(family, model, task)})
     family.read(fields)
-    read = {*family.sizes, *fields.asked} - {*family.theirs, LOGITS_BIAS}
+    read = {*family.sizes, family.activation, *fields.asked} - {*family.theirs, LOGITS_BIAS}
     fixed = ", ".join(f"`{key}={value!r}`" for key, value in sorted(family.theirs.items()))
     return f"| `{name}` | {', '.join(f'`{key}`' for key in sorted(read))} | {fixed} |"
 

@@ -12,6 +12,7 @@ from jformer.checkpoints.hf.convert import Texts, import_model
 from jformer.checkpoints.hf.export import export_model
 from jformer.config import load_config
 from jformer.data.tokenizers import SYMBOLS, UNK, learn
+from jformer.errors import UserError
 from jformer.inference.predict import load
 from tests.checkpoints.hf import small_runs
 from tests.hostile_texts import documents, hostile_lines
@@ -82,6 +83,8 @@ def test_a_mask_that_had_no_name_has_one(tmp_path):
     head = {"transform": True, "num_segments": 2, "pooler": True}
     run = small_runs.write_run(tmp_path / "run", "bert_base", "mlm", {"shared": text}, data={"source": "text"},
                                head=head, max_length=32, vocab_size=text.vocab_size + 1)  # fmt: skip
+    with pytest.raises(UserError, match="pad_token_id=0 in its vocabulary, and roberta needs 1"):
+        export_model(str(run), tmp_path / "theirs", "roberta")
     export_model(str(run), tmp_path / "theirs")
     config = json.loads((tmp_path / "theirs" / vocabulary.CONFIG).read_text())
     content = (tmp_path / "theirs" / vocabulary.FAST).read_text()
