@@ -106,7 +106,9 @@ class TrainConfig:
     accumulation: int = 1  # microbatches of one update, for batches that do not fit the memory at once
     ema_decay: float = 0.0  # moving average of parameters beside the trained ones; 0 = off
     max_skipped: int = 10  # stop after so many updates in a row that were not finite
-    init_from: str = ""  # another run's workdir: start from its parameters, with a fresh optimizer and head
+    # Another run's workdir: start from its parameters with a fresh optimizer, and a fresh head where that has other
+    # shapes, as that of another task or of more labels has.
+    init_from: str = ""
     source_vectors: str = ""  # a file of word vectors (word2vec, GloVe) that the source embedding begins with
     target_vectors: str = ""  # the same for the target embedding; one table that both sides share takes either
     freeze: tuple[str, ...] = ()  # regular expressions over parameter names; what they match is not trained

@@ -69,7 +69,7 @@ def match(tokens: Sequence[str], path: Path, size: int) -> Matched:
     Args:
         tokens: the surface form of every id.
         path: the file of vectors.
-        size: numbers of a vector, the model's d_model.
+        size: numbers of a vector, as the model embeds tokens.
 
     Raises:
         UserError: the file cannot be used (see `read_vectors`), or has no vector for any token.
@@ -198,8 +198,8 @@ def _check_first(place: str, line: bytes, size: int) -> None:
 def _check_size(place: str, stored: int, size: int) -> None:
     if stored != size:
         raise UserError(
-            f"{place} has vectors of {stored} numbers, model.d_model={size}: "
-            f"take a file with vectors of {size}, or set model.d_model={stored}"
+            f"{place} has vectors of {stored} numbers, the model's are of {size}: take a file with vectors of {size}, "
+            f"or set model.d_model (of a recurrent model, model.recurrent.embedding_size) to {stored}"
         )
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Int
 from jformer.decoding.cache import Cache
 from jformer.decoding.candidates import Hypotheses
 from jformer.decoding.config import Beams
-from jformer.decoding.constraints import Constraints, initial_progress, tokens_met
+from jformer.decoding.constraints import Constraints, has_phrases, initial_progress, tokens_met
 from jformer.decoding.finished import Finished, length_penalty
 from jformer.decoding.rules import Rules, initial_history
 from jformer.decoding.search import Decoded, Settled, Start
@@ -66,18 +66,19 @@ def ranked(
 ) -> Decoded:
     """Rank the finished hypotheses and those cut at the limit, and follow their parents back to the first token.
 
-    Those cut come last, or among the others by their scores. With constraints they come last always, first of them the
-    ones that have met more tokens.
+    Those cut come last, or among the others by their scores. Where a sentence has constraints they come last always,
+    first of them the ones that have met more tokens.
     """
     ended, order = lax.top_k(state.finished.scores, beams.size)  # [b n]
     cut = _rank_live(state.live, constraints)  # [b n], beams
     live = jnp.take_along_axis(state.live.scores, cut, axis=1) / length_penalty(limits, beams)[:, None]
     scores = jnp.concatenate([ended, live], axis=1)  # → [b 2n]
     is_ended = jnp.arange(2 * beams.size) < beams.size
-    if beams.ended_first or constraints is not None:
-        ranks = jnp.where(is_ended, jnp.where(scores > -jnp.inf, 0, 2), 1)
-    else:
-        ranks = -jnp.where(is_ended | state.cut[:, None], scores, -jnp.inf)
+    ranks = jnp.where(is_ended, jnp.where(scores > -jnp.inf, 0.0, 2.0), 1.0)
+    if not beams.ended_first:
+        by_score = -jnp.where(is_ended | state.cut[:, None], scores, -jnp.inf)
+        asked = jnp.zeros_like(state.cut) if constraints is None else has_phrases(constraints.phrases, constraints.pad)
+        ranks = jnp.where(asked[:, None], ranks, by_score)
     best = jnp.argsort(ranks, axis=1, stable=True)[:, : beams.n_best]  # [b 2n] → [b k]
 
     def choose(of_ended: Int[Array, "b n"], of_cut: Int[Array, "b n"]) -> Int[Array, "b k"]:

@@ -35,6 +35,15 @@ def make_constraints(phrases: Int[Array, "b p l"], pad: int) -> Constraints:
     return Constraints(phrases, (phrases != pad).sum(axis=2), pad)
 
 
+def has_phrases(phrases: Int[Array, "b p l"], pad: int) -> Bool[Array, " b"]:
+    """Tell of every sentence whether it has a phrase: others may share a batch with those that have.
+
+    >>> has_phrases(jnp.array([[[5, 6], [0, 0]], [[0, 0], [0, 0]]]), pad=0).tolist()
+    [True, False]
+    """
+    return (phrases != pad).any(axis=(1, 2))
+
+
 class Progress(NamedTuple):
     """How much of each phrase every hypothesis has."""
 

@@ -187,36 +187,45 @@ def graded(
 ) -> list[tuple[float, int, tuple[str, str, str], str]]:
     """Return (grade, line, (source, reference, answer), grade as text) of the wrong answers, the worst first."""
     kind = kind_of_answers(config)
-    labels = config.task == "classify"
-    normalize = NORMALIZATIONS[config.data.normalization] if labels else str  # as scores of labels are made
     found = []
     for number, (answer, pair) in enumerate(zip(answers, pairs, strict=True), start=1):
-        wanted = [normalize(pair.target), *pair.others]
-        if answer in wanted or (kind == "several" and {*label_set(answer)} == {*label_set(wanted[0])}):
+        if is_right(config, answer, pair):
             continue
         grade, told = 0.0, "wrong"
         if kind in ("text", "qa"):
-            grade = line_score(kind, answer, pair)
+            grade = line_score(config, answer, pair)
             told = f"{grade:.1f}"
             if kind == "qa" and grade == 100:
                 continue
         elif kind == "tags":
-            tags = wanted[0].split()
+            tags = pair.target.split()
             right = sum(map(str.__eq__, answer.split(), tags))
             grade, told = right / len(tags), f"{right} of {len(tags)}"
         elif kind == "number":
-            grade = -abs(float(answer or "nan") - float(wanted[0]))
+            grade = line_score(config, answer, pair)
             told = f"{-grade:.3g}"
         found.append((grade, number, (pair.source, pair.target, answer), told))
     return sorted(found)
 
 
-def line_score(kind: str, answer: str, pair: Pair) -> float:
-    """Return how good an answer of a kind of GRADES is, 0 to 100: sentence chrF of a text, F1 of a span, else right."""
-    wanted = [pair.target, *pair.others]
+def is_right(config: Config, answer: str, pair: Pair) -> bool:
+    """Tell whether an answer is a reference; labels are normalized as for their scores, and several have no order."""
+    normalize = NORMALIZATIONS[config.data.normalization] if config.task == "classify" else str
+    wanted = normalize(pair.target)
+    several = kind_of_answers(config) == "several" and {*label_set(answer)} == {*label_set(wanted)}
+    return several or answer in (wanted, *pair.others)
+
+
+def line_score(config: Config, answer: str, pair: Pair) -> float:
+    """Return how good an answer is, 0 to 100: sentence chrF of a text, F1 of a span, else right; of a number -error."""
+    kind = kind_of_answers(config)
     if kind == "text":
-        return float(_chrf().sentence_score(answer, wanted).score)
-    return 100 * float(answer_scores([answer], [pair])["f1"]["score"] if kind == "qa" else answer in wanted)
+        return float(_chrf().sentence_score(answer, [pair.target, *pair.others]).score)
+    if kind == "number":
+        return -abs(float(answer or "nan") - float(pair.target))
+    return 100 * float(
+        answer_scores([answer], [pair])["f1"]["score"] if kind == "qa" else is_right(config, answer, pair)
+    )
 
 
 @functools.cache

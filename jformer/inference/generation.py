@@ -19,6 +19,7 @@ from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.decoding.beam import Coverage, beam_search, record_beams
 from jformer.decoding.cache import FOLLOW_BEAMS, Cache, Step, repeat_rows
 from jformer.decoding.config import DecodeConfig
+from jformer.decoding.constraints import has_phrases
 from jformer.decoding.rules import Rules
 from jformer.decoding.sample import sample
 from jformer.decoding.search import Decoded, Parts, Start, Trace
@@ -53,7 +54,7 @@ def make_answer(
     """Return the compiled (parameters of every model, batch, room) → Decoded that a task's answers are read from.
 
     What is not searched for is what `heads.HEADS` makes of one pass, of the first model. On a mesh, rows are split over
-    data and fsdp. The other arguments are those of `generate`.
+    data and fsdp. The other arguments are those of `search`.
     """
     if answer in HEADS:
         respond: Any = functools.partial(one_pass, models[0], HEADS[answer], options)
@@ -105,10 +106,9 @@ def search(
 ) -> Parts:
     """Return the search for the outputs of every row of a batch, at most `room` tokens; a row of limit 0 has none.
 
-    A row whose limit is above `room` may be left unfinished, and so may the last `max_unfinished` rows.
-
-    `models` and `params` are an ensemble, whose probabilities are averaged; `vocabulary` tells of every id whether it
-    may be written, `symbols` what begins, ends and fills an output; the cache has entries for `room` tokens of it.
+    A row whose limit is above `room` may be left unfinished, and so may the last `max_unfinished` rows. `models` and
+    `params` are an ensemble, whose probabilities are averaged; `vocabulary` tells of every id whether it may be
+    written, `symbols` what begins, ends and fills an output; the cache has entries for `room` tokens of it.
     """
     begun = _begin(models, options, vocabulary, symbols, params, batch, room)
     if options.search == "beam":
@@ -162,8 +162,7 @@ def writable(tokenizer: Tokenizer, options: DecodeConfig) -> Bool[np.ndarray, " 
     mask[[ids[word] for word in options.forbid]] = False
     if options.search == "beam" and options.beam_size > mask.sum():
         raise UserError(
-            f"decode.beam_size={options.beam_size} is more than the {mask.sum()} entries of the vocabulary that may "
-            "be written: lower it"
+            f"decode.beam_size={options.beam_size} is more than the {mask.sum()} entries that may be written: lower it"
         )
     return mask
 
@@ -258,6 +257,7 @@ def _rules(
 ) -> Rules:
     """Return what may be written. Rows of a model past the vocabulary never are."""
     width = max(model.config.target_vocab_size or model.config.vocab_size for model in models)
+    is_cut = has_phrases(batch["constraints"], symbols.pad) if "constraints" in batch else 0  # in place of a forced end
     return Rules(
         eos=symbols.eos,
         pad=symbols.pad,
@@ -269,7 +269,7 @@ def _rules(
         prefix_length=batch.get("prefix_length"),
         prompt=batch["prompt"],
         prompt_length=batch["prompt_length"],
-        last=batch["limit"] - 1 if options.forced_end and "constraints" not in batch else None,
+        last=batch["limit"] - 1 + is_cut if options.forced_end else None,
         renormalize=options.renormalize,
     )
 

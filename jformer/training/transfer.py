@@ -56,7 +56,7 @@ def put_vectors(config: Config, tokenizers: Sequence[Tokenizer], params: Any) ->
     for side, tokenizer in zip(("source", "target"), tokenizers, strict=True):
         path = getattr(config.train, f"{side}_vectors")
         if path:
-            matched = match(tokenizer.tokens, Path(path), config.model.d_model)
+            matched = match(tokenizer.tokens, Path(path), config.model.embedding_size)
             name = table_of(config, side)
             table = params[name]["embedding"].at[matched.ids].set(jnp.asarray(matched.vectors))
             params = {**params, name: {**params[name], "embedding": table}}

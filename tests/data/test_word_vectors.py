@@ -129,7 +129,8 @@ def test_text_is_recognised_even_where_its_first_entry_is_odd(tmp_path, first):
 def test_vectors_of_another_size_are_refused(tmp_path, form, size):
     message = refused(tmp_path / "a", encode(ENTRIES, form), size=size)
     assert message == (
-        f":1 has vectors of 3 numbers, model.d_model={size}: take a file with vectors of {size}, or set model.d_model=3"
+        f":1 has vectors of 3 numbers, the model's are of {size}: take a file with vectors of {size}, or set "
+        "model.d_model (of a recurrent model, model.recurrent.embedding_size) to 3"
     )
 
 

@@ -68,6 +68,19 @@ def test_phrases_go_with_groups_and_rules(toy):
         assert tokens[0] == 4 or i == 1
 
 
+def test_a_sentence_without_phrases_is_ranked_as_if_its_batch_had_none(toy):
+    model, phrases = toy(11, 12, 0.3), [[], [(4,)]] * 6
+    model.table[:, :, :, EOS] -= 2.0
+    options = {"size": 4, "n_best": 4, "length_penalty": 0.6, "ended_first": False}
+    alone = model.search(beam_search, [3] * 12, **options)
+    mixed = model.search(beam_search, [3] * 12, **options, constraints=as_array(phrases))
+    for i in range(0, 12, 2):
+        assert_same(hypotheses(mixed, i), hypotheses(alone, i))
+    firsts = [hypotheses(mixed, i)[0][0] for i in range(12)]
+    assert any(tokens[-1] != EOS for tokens in firsts[::2])  # cut at the limit, and better than what ended
+    assert all(4 in tokens for tokens in firsts[1::2])
+
+
 def test_progress_is_what_reading_the_tokens_again_finds():
     rng = np.random.default_rng(0)
     phrases = [[tuple(rng.integers(3, 5, rng.integers(0, 4))) for _ in range(3)] for _ in range(40)]

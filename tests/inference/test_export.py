@@ -43,6 +43,8 @@ RECURRENT = {
     "additive": RecurrentConfig("gru", bidirectional=True, attention="additive", bridge="dense", readout_size=6),
     "general": RecurrentConfig("rnn", attention="general", input_feeding=True),
 }
+OTHERS = {name: {"num_layers": 2, "d_model": 16, "recurrent": options} for name, options in RECURRENT.items()}
+OTHERS["distances"] = {"num_layers": 1, "d_model": 16, "d_ff": 24, "num_heads": 2, "positions": "transformer_xl"}
 
 
 @pytest.fixture(scope="module")
@@ -111,9 +113,9 @@ def test_the_program_writes_what_the_run_writes(workdir, program):
     assert answers_of(LOADERS[1], program) == load(workdir, settings_of(workdir)).predict(TEXTS)
 
 
-@pytest.mark.parametrize("name", RECURRENT)
-def test_the_program_of_a_recurrent_model_answers_as_its_run(name, tmp_path):
-    workdir = write_run(tmp_path / "run", {"num_layers": 2, "d_model": 16, "recurrent": RECURRENT[name]})
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_program_of_another_model_answers_as_its_run(name, tmp_path):
+    workdir = write_run(tmp_path / "run", OTHERS[name])
     answers = load(workdir, settings_of(workdir)).predict(TEXTS)
     assert answers_of(LOADERS[1], program_of(workdir, tmp_path / "program")) == answers
     assert len({*answers}) > 3

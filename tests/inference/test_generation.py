@@ -1,11 +1,16 @@
-"""What a search costs on the devices, of programs that are compiled and never run."""
+"""What a search costs on the devices, of programs that are compiled and never run; what a batch makes of its rules."""
 
+from types import SimpleNamespace
+
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jformer.data.tokenizers import Symbols
 from jformer.decoding.config import DecodeConfig
+from jformer.inference import generation
 from jformer.inference.generation import make_answer, prompts
+from jformer.models import ModelConfig
 
 ROWS, LENGTH, ROOM = 2, 5, 16
 
@@ -28,3 +33,12 @@ def test_a_sample_costs_no_more_where_there_are_more_of_them(tiny, fields):
     model, params = tiny(**fields)
     few, many = (flops_of_a_row(model, params, search="sample", samples=samples) for samples in (4, 32))
     assert many <= few
+
+
+def test_an_end_is_forced_on_inputs_without_phrases_whatever_others_of_the_batch_ask_for():
+    batch = {**prompts([[]] * 2, 2, 1, Symbols()), "limit": np.array([5, 7])}
+    batch["constraints"] = jnp.array([[[4, 5], [6, 0]], [[0, 0], [0, 0]]])
+    models = [SimpleNamespace(config=ModelConfig(vocab_size=9))]
+    rules = generation._rules(DecodeConfig(forced_end=True), np.ones(9, bool), Symbols(), models, batch)
+    assert (rules.last >= batch["limit"]).tolist() == [True, False]  # of a limit of 5, no token is number 5
+    assert rules.last[1] == 6

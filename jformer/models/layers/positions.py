@@ -14,6 +14,7 @@ Axes: b rows, t query positions, s key positions, h heads, k size of a query and
 """
 
 import math
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -24,15 +25,17 @@ from jformer.models.config import ModelConfig
 from jformer.models.layers.initializers import table_init
 
 
-def sinusoids(length: int, d_model: int, first: int = 0) -> np.ndarray:
+def sinusoids(length: int, d_model: int, first: int = 0) -> Any:
     """Return the table float32 [length d_model] of Vaswani et al. 2017, section 3.5, from position `first` on.
 
     Feature 2i of position p is sin(p / 10000^(2i / d_model)), feature 2i + 1 its cosine: sines and cosines
-    alternate, unlike implementations that put all sines first.
+    alternate, unlike implementations that put all sines first. It is NumPy's, but where an exported program leaves the
+    length open.
     """
+    xp: Any = np if isinstance(length, int) else jnp
     rates = 10_000.0 ** (-np.arange(0, d_model, 2) / d_model)
-    angles = np.arange(first, first + length)[:, None] * rates
-    return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, d_model).astype(np.float32)
+    angles = (xp.arange(length) + first)[:, None] * rates
+    return xp.stack([xp.sin(angles), xp.cos(angles)], axis=-1).reshape(length, d_model).astype(np.float32)
 
 
 def apply_rotary(x: Float[Array, "b t h k"], positions: Int[Array, "b t"]) -> Float[Array, "b t h k"]:
