@@ -136,7 +136,7 @@ def test_vectors_of_another_size_are_refused(tmp_path, form, size):
 
 def test_a_header_that_tells_another_size_than_its_entries_have_is_refused(tmp_path):
     message = refused(tmp_path / "a", b"1 3\nthe 1 2 3 4\n")
-    assert message.startswith(":2 has vectors of 4 numbers, model.d_model=3")
+    assert message.startswith(":2 has vectors of 4 numbers, the model's are of 3")
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"The house is small.\n", b"3 3\n", b"\x93NUMPY\1\0 x y z", b"0 3\n"])

@@ -34,7 +34,7 @@ async function listen(path, body, heard) {
     const events = (rest + value).split("\n\n");
     rest = events.pop();
     for (const event of events) {
-      const [, name, data] = /^(?:event: (\w+)\n)?data: (.*)$/.exec(event);
+      const [, name, data] = /^(?:event: (\w+)\n)?data: (.*)$/s.exec(event); // s: U+2028 is a character, too
       heard(name ?? "", JSON.parse(data));
     }
   }

@@ -15,7 +15,8 @@ def predictor(tiny):
     return small_predictor(tiny)
 
 
-ANSWER = {"outputs": [{"text": browser.HOSTILE, "score": -1.0}, {"text": "second", "score": -2.0}]}
+TEXT = f"two\u2028lines{browser.HOSTILE}"  # a line separator, which JSON leaves as it is
+ANSWER = {"outputs": [{"text": TEXT, "score": -1.0}, {"text": "second", "score": -2.0}]}
 
 
 class Growing:
@@ -23,7 +24,7 @@ class Growing:
 
     def __init__(self, groups):
         self.running = True
-        self._told = [(browser.HOSTILE[:-9], None), (browser.HOSTILE, ANSWER)]
+        self._told = [(TEXT[:-9], None), (TEXT, ANSWER)]
 
     def advance(self):
         text, outputs = self._told.pop(0)
@@ -43,7 +44,8 @@ def test_the_page_asks_and_shows_what_is_answered_as_text(predictor, monkeypatch
     facts = {**engine.facts(), "streams": streams}
     monkeypatch.setattr(engine, "facts", lambda: facts)
     with served(engine) as port:
-        drawn = browser.visit(f"http://127.0.0.1:{port}/#abc")
+        # The browser's clock does not wait for what a stream still brings.
+        drawn = browser.visit(f"http://127.0.0.1:{port}/#abc", "--virtual-time-budget=30000")
         style = ask(port, "/page.css")[1]
         streamed = [line for line in ask(port, "/metrics")[1].splitlines() if "jformer_batch_texts_count" in line]
     assert drawn.console == []
