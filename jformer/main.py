@@ -200,6 +200,7 @@ def train_or_evaluate(mode: str, config: Config, workdir: Path, folder: Path) ->
     """Score the run, once it is trained; the scores go into a folder, the run's own or another."""
     with told("loading JAX", quiet=not processes.is_main_process()):
         from jformer.evaluation.evaluate import evaluate, report_scores
+        from jformer.evaluation.report import write_own
         from jformer.training.loop import train
 
     if mode == "train":
@@ -215,7 +216,8 @@ def train_or_evaluate(mode: str, config: Config, workdir: Path, folder: Path) ->
             return STOPPED
     results = evaluate(config, workdir, folder)
     if processes.is_main_process():
-        print(report_scores(results, config, workdir, folder))
+        page = write_own(config, workdir) if folder == workdir else ""
+        print(report_scores(results, config, workdir, folder, page))
     return DONE
 
 

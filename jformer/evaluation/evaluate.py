@@ -20,7 +20,6 @@ from jformer.data.progress import told
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
 from jformer.evaluation import results
-from jformer.evaluation.report import write_own
 from jformer.evaluation.tables import score_table
 from jformer.evaluation.validation import evaluation_batches, make_eval_step, split_sums
 from jformer.inference.formats import one_line
@@ -118,12 +117,10 @@ PREDICT = {  # task → what --mode=predict is for
 }
 
 
-def report_scores(scored: dict[str, Any], config: Config, workdir: Path, folder: Path | None = None) -> str:
-    """Return the table of scores, where they were written, and what to try next, as commands to copy.
-
-    A run whose scores lie in its own directory gets its page there, too.
-    """
-    own = f"\n{write_own(config, workdir)}" if folder in (None, workdir) else ""
+def report_scores(
+    scored: dict[str, Any], config: Config, workdir: Path, folder: Path | None = None, page: str = ""
+) -> str:
+    """Return the table of scores, where they and the run's `page` were written, and what to try next, to copy."""
     answer = build_task(config).answer
     tries = [("--mode=predict < TEXT", PREDICT[config.task])] if answer else []
     if answer == "text" and config.decode.search == "beam":
@@ -135,6 +132,6 @@ def report_scores(scored: dict[str, Any], config: Config, workdir: Path, folder:
     return f"""
 {score_table(scored)}
 
-scores and their provenance: {folder or workdir}/results.json{outputs}{own}
+scores and their provenance: {folder or workdir}/results.json{outputs}{page and f"{chr(10)}{page}"}
 Try next:
 {chr(10).join(lines)}"""

@@ -17,6 +17,7 @@ from jformer.config.options import Config
 from jformer.data import progress
 from jformer.data.progress import counted
 from jformer.data.text import read_lines
+from jformer.data.tokenizers import Tokenizer
 from jformer.errors import UserError
 from jformer.evaluation import heatmaps, page
 from jformer.inference.answers import NODE_STATES, SearchTree
@@ -41,8 +42,8 @@ def explore(config: Config, workdir: RunPath, source: str, output: str, form: st
     """Write the page of the lines of a file (or of standard input, as "-"), and return what was written.
 
     A line is a source, or a source, a TAB and the target to look at instead of the run's own answer; a question and its
-    context, with a TAB between them, are a source. A `form` of png or svg, or an output named so, asks for the
-    figure of one line.
+    context, or two texts of a classifier, with a TAB between them, are a source. A `form` of png or svg, or an output
+    named so, asks for the figure of one line.
 
     Raises UserError for an output that cannot be written, for no lines or too many, and for what
     `Predictor.attend` refuses.
@@ -55,7 +56,7 @@ def explore(config: Config, workdir: RunPath, source: str, output: str, form: st
         wanted = f"1 to {most} of them" if most > 1 else f"one, as {output} is a figure"
         raise UserError(f"--input={source} has {len(lines)} lines to explore: give {wanted}")
     predictor = load(workdir, config)
-    pairs = [_pair(line, predictor.config.task == "qa") for line in lines]
+    pairs = _pairs(lines, predictor)
     attended = predictor.attend(pairs)
     if figure:
         page.write_page(output, heatmaps.draw(attended[0], figure))
@@ -91,11 +92,31 @@ def _read_lines(path: Path) -> list[str]:
     return [line for line in read_lines(path, Counter(), invalid="replace", warn=warn) if line.strip()]
 
 
-def _pair(line: str, of_question: bool) -> tuple[str, str | None]:
-    """Return the source and the target of a line; a question and its context are a source."""
-    parts = line.split("\t", 1 + of_question)
-    sources = 1 + of_question
-    return "\t".join(parts[:sources]), parts[sources] if len(parts) > sources else None
+def _pairs(lines: Sequence[str], predictor: Predictor) -> list[tuple[str, str | None]]:
+    """Return the source and the target of every line.
+
+    A question and its context are a source. So are the two texts of a classifier: what stands last is a target of its
+    if it is a label.
+    """
+    task = predictor.config.task
+
+    def pair(line: str) -> tuple[str, str | None]:
+        if task == "classify":
+            texts, tab, last = line.rpartition("\t")
+            return (texts, last) if tab and _is_label(last, predictor.tokenizers[1]) else (line, None)
+        sources = 2 if task == "qa" else 1
+        parts = line.split("\t", sources)
+        return "\t".join(parts[:sources]), parts[sources] if len(parts) > sources else None
+
+    return [pair(line) for line in lines]
+
+
+def _is_label(text: str, labels: Tokenizer) -> bool:
+    try:
+        labels.encode([text])
+    except UserError:
+        return False
+    return True
 
 
 def show(predictor: Predictor, pairs: Sequence[tuple[str, str | None]], attended: Sequence[Attended]) -> list[Shown]:

@@ -54,10 +54,8 @@ def span_scores(found: Sequence[Sequence[str]], wanted: Sequence[Sequence[str]])
     """
     of_found, of_wanted, right = Counter[str](), Counter[str](), Counter[str]()
     for one, other in zip(found, wanted, strict=True):
-        spans, references = find_spans(one), find_spans(other)
-        of_found.update(span.type for span in spans)
-        of_wanted.update(span.type for span in references)
-        right.update(span.type for span in {*spans} & {*references})
+        for total, counted in zip((right, of_found, of_wanted), span_counts(one, other), strict=True):
+            total.update(counted)
     types = sorted({*of_found, *of_wanted})
     f1 = _share(2 * right.total(), of_found.total() + of_wanted.total())
     by_type = {each: _share(2 * right[each], of_found[each] + of_wanted[each]) for each in types}
@@ -66,6 +64,15 @@ def span_scores(found: Sequence[Sequence[str]], wanted: Sequence[Sequence[str]])
         "span_precision": {"score": _share(right.total(), of_found.total())},
         "span_recall": {"score": _share(right.total(), of_wanted.total())},
     }
+
+
+def span_counts(found: Sequence[str], wanted: Sequence[str]) -> tuple[Counter[str], Counter[str], Counter[str]]:
+    """Return how many spans of each type are right in a sentence, given as tags, how many were found, and wanted."""
+    spans, references = find_spans(found), find_spans(wanted)
+    right, of_found, of_wanted = (
+        Counter(s.type for s in each) for each in ({*spans} & {*references}, spans, references)
+    )
+    return right, of_found, of_wanted
 
 
 def _share(part: int, whole: int) -> float:

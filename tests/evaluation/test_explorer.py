@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from etils.epath import Path
 
+from jformer.data.tokenizers import LabelTokenizer
+from jformer.data.tokenizers.numbers import NumberTokenizer
 from jformer.errors import UserError
 from jformer.evaluation import explorer
 from jformer.evaluation.explorer import Shown
@@ -297,9 +299,21 @@ def test_the_format_is_that_of_the_flag_or_of_the_name(tmp_path, monkeypatch, ou
 
 
 def test_a_question_has_its_context_before_the_answer():
-    assert explorer._pair("who\ta cat", True) == ("who\ta cat", None)
-    assert explorer._pair("who\ta cat\tcat", True) == ("who\ta cat", "cat")
-    assert explorer._pair("a\tb", False) == ("a", "b")
+    run = SimpleNamespace(config=SimpleNamespace(task="qa"))
+    assert explorer._pairs(["who\ta cat", "who\ta cat\tcat"], run) == [("who\ta cat", None), ("who\ta cat", "cat")]
+    run = SimpleNamespace(config=SimpleNamespace(task="translate"))
+    assert explorer._pairs(["a\tb", "a"], run) == [("a", "b"), ("a", None)]
+
+
+@pytest.mark.parametrize(
+    ("labels", "label"),
+    [(LabelTokenizer("label", "identity", ["yes", "no"]), "no"), (NumberTokenizer(0.0, 1.0), "2.5")],
+)
+def test_the_second_text_of_a_classifier_is_no_label(labels, label):
+    run = SimpleNamespace(config=SimpleNamespace(task="classify"), tokenizers=(None, labels))
+    lines = ["a cat", f"a cat\t{label}", "a cat\ta dog", f"a cat\ta dog\t{label}"]
+    expected = [("a cat", None), ("a cat", label), ("a cat\ta dog", None), ("a cat\ta dog", label)]
+    assert explorer._pairs(lines, run) == expected
 
 
 def choosing(page, part):

@@ -1,0 +1,126 @@
+"""How heavy is a page before anything is in it, and how soon is the largest one open?
+
+Programs, style and frame of each page, in kB, and deflated as servers do; pages that are named, of runs of yours, stand
+in further rows. With --tokens, an explorer's page of a model with all three parts that attend, 12 layers and 12 heads,
+is made of softmax over Gaussian scores (deviation 2, nothing that deflates well) and opened in Chromium with Playwright:
+seconds until the first large map is there, and until all is read, and what the browser's processes hold more than with
+an empty tab (proportional set size).
+
+Command:  python -m experiments.page_weights [PAGE.html ...] [--tokens=512] [--layers=12] [--smoke]
+"""
+
+import gzip
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+from absl import app, flags
+
+from experiments.measure import smoke_sizes
+from jformer.evaluation import page
+from jformer.evaluation.explorer import Shown, explorer_page
+from jformer.evaluation.report import CHARTS, curves
+from jformer.inference.attended import Attended, Attention, Part
+
+TOKENS = flags.DEFINE_integer("tokens", 0, "Of source and target; 0 = no such page is made.")
+LAYERS = flags.DEFINE_integer("layers", 12, "Of encoder and decoder.")
+HEADS = 12
+FIRST_MAP, PATIENCE = "svg image", 120_000  # of a head enlarged; milliseconds
+
+
+def empty_pages() -> dict[str, bytes]:
+    """Return every page without what a run puts into it. The server's is three files that a browser asks for."""
+    charts = page.page("", [CHARTS], ("report",), curves({"": []}))
+    served = files("jformer.inference.server")
+    pages = {"explorer": explorer_page("", []), "report, comparison": charts, "report of a sweep": page.page("", [])}
+    parts = [served.joinpath(f"page.{ending}").read_bytes() for ending in ("html", "js", "css")]
+    return {name: text.encode() for name, text in pages.items()} | {"server": b"".join(parts)}
+
+
+def largest_page(tokens: int, layers: int) -> str:
+    """Return the page of one source and target of so many tokens, all parts there."""
+    draw, words = np.random.default_rng(0), tuple(f"token{i}" for i in range(tokens))
+
+    def attention(part: Part) -> Attention:
+        mask = np.ones((tokens, tokens), bool)
+        mask = np.tril(mask) if part is Part.DECODER_SELF else mask
+        weights = np.empty((layers, HEADS, tokens, tokens), np.float32)
+        for layer in weights:
+            layer[:] = np.exp(2 * draw.standard_normal(layer.shape, np.float32)) * mask
+            layer /= layer.sum(axis=-1, keepdims=True)
+        return Attention(part, weights, mask, words, words)
+
+    text = " ".join(words)
+    return explorer_page("Large", [Shown(Attended(text, text, *map(attention, Part)))])
+
+
+def held(process: int) -> float:
+    """Return the MB that a process and all below it hold, what is shared divided by those that share it."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parents.setdefault(int((entry / "stat").read_text().rpartition(")")[2].split()[1]), []).append(
+                int(entry.name)
+            )
+        except OSError:
+            continue
+    found, below = [], [process]
+    while below:
+        one = below.pop()
+        found.append(one)
+        below += parents.get(one, [])
+    total = 0
+    for one in found:
+        try:
+            lines = Path(f"/proc/{one}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total / 1e3
+
+
+def opened(path: Path) -> str:
+    """Open a page in Chromium and say how long that took and what it holds."""
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        tab = browser.new_page(viewport={"width": 1150, "height": 900})
+        tab.goto("about:blank")
+        empty = held(os.getpid())
+        began = time.perf_counter()
+        tab.goto(f"file://{path}", wait_until="commit", timeout=PATIENCE)
+        tab.wait_for_selector(FIRST_MAP, state="attached", timeout=PATIENCE)
+        first, then = time.perf_counter() - began, held(os.getpid()) - empty
+        tab.wait_for_load_state("load", timeout=PATIENCE)
+        tab.wait_for_timeout(1_000)
+        whole, after = time.perf_counter() - began - 1, held(os.getpid()) - empty
+        browser.close()
+    return f"first large map {first:.2f} s, {then:.0f} MB more; read to its end {whole:.2f} s, {after:.0f} MB more"
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print a row for each page, and what opening the largest takes."""
+    smoke_sizes(tokens=8, layers=1)
+    print(f"{'page':<24}{'kB':>10}{'deflated':>10}")
+    for name, content in (empty_pages() | {path: Path(path).read_bytes() for path in argv[1:]}).items():
+        print(f"{name:<24}{len(content) / 1e3:>10.1f}{len(gzip.compress(content)) / 1e3:>10.1f}")
+    if TOKENS.value:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "large.html")
+            path.write_text(largest_page(TOKENS.value, LAYERS.value))
+            size = (
+                f"{TOKENS.value} tokens, 3 x {LAYERS.value} layers of {HEADS} heads: {path.stat().st_size / 1e6:.1f} MB"
+            )
+            there = shutil.which("chromium") or shutil.which("google-chrome")
+            print(f"{size}; {opened(path) if there else 'no Chromium here to open it'}", flush=True)
+
+
+if __name__ == "__main__":
+    app.run(main)
