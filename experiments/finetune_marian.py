@@ -6,7 +6,7 @@ other pairs, tokenised and lower-cased, that is another spelling: from that run,
 their own. What was done already is not done again.
 
 Command:  python -m experiments.finetune_marian --data=PATH/multi30k --workdir=runs/finetune_marian
-          [--parent_pairs=20000] [--pairs=4000] [--parent_updates=600] [--updates=100] [--seeds=2] [--smoke]
+          [--parent_pairs=20000] [--pairs=4000] [--parent_updates=600] [--updates=100] [--test_pairs=1000] [--seeds=2] [--smoke]
 """
 
 import importlib.util
@@ -31,6 +31,7 @@ PARENT_PAIRS = flags.DEFINE_integer("parent_pairs", 20_000, "The first of the tr
 PAIRS = flags.DEFINE_integer("pairs", 4_000, "The next ones, for the children.")
 PARENT_UPDATES = flags.DEFINE_integer("parent_updates", 600, "Of the parent.")
 UPDATES = flags.DEFINE_integer("updates", 100, "Of a child.")
+TEST_PAIRS = flags.DEFINE_integer("test_pairs", 1_000, "The first of test_2016, which everything is scored by.")
 SEEDS = flags.DEFINE_integer("seeds", 2, "Children of each kind, with seeds 0, 1, …")
 
 RAW, TOKENISED = "", ".lc.norm.tok"  # what the two spellings of the texts add to their files' names
@@ -84,7 +85,7 @@ def text_options(folder: Path, spelling: str) -> dict[str, Any]:
     if smoke_sizes():
         first, last = 0, PAIRS.value
     names = {"train": "train", "valid": "val", "test": TEST}
-    for split, (begin, end) in {"train": (first, last), "valid": (0, None), "test": (0, None)}.items():
+    for split, (begin, end) in {"train": (first, last), "valid": (0, None), "test": (0, TEST_PAIRS.value)}.items():
         for language in ("en", "de"):
             name = f"{names[split]}{spelling}.{language}"
             found = next(path for path in (Path(DATA.value, name), Path(DATA.value, f"{name}.gz")) if path.exists())

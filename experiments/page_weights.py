@@ -2,7 +2,7 @@
 
 Programs, style and frame of each page, in kB, and deflated as servers do; pages that are named, of runs of yours, stand
 in further rows. With --tokens, an explorer's page of a model with all three parts that attend, 12 layers and 12 heads,
-is made of softmax over Gaussian scores (deviation 2, nothing that deflates well) and opened in Chromium with Playwright:
+is made of softmax over Gaussian scores (deviation 2, nothing that deflates well) and opened in Chromium (Playwright):
 seconds until the first large map is there, and until all is read, and what the browser's processes hold more than with
 an empty tab (proportional set size).
 
@@ -56,7 +56,8 @@ def largest_page(tokens: int, layers: int) -> str:
         return Attention(part, weights, mask, words, words)
 
     text = " ".join(words)
-    return explorer_page("Large", [Shown(Attended(text, text, *map(attention, Part)))])
+    encoder, decoder, cross = map(attention, Part)
+    return explorer_page("Large", [Shown(Attended(text, text, encoder, decoder, cross))])
 
 
 def held(process: int) -> float:
