@@ -83,7 +83,9 @@ def kernel_line(model: ModelConfig, platform: str, shape: Shape) -> str:
     """Return which code attends on a platform to the longer side in training, and why."""
     if model.recurrent.cell:
         return f"recurrent layers: {model.recurrent.cell}, attention: {model.recurrent.attention}"
-    length = model.num_patches if model.family == "vit" else max(shape[1:])
+    source = model.num_patches if model.reads_images else shape.source_length
+    with_class = model.family == "vit" and model.head.pooling == "first"
+    length = max(source + with_class, shape.target_length)
     biased, drops = model.positions in ("relative", "alibi", "transformer_xl"), model.attention_dropout > 0
     kernel, why, _ = choose_kernel(model, platform, Call(model.dtype, length, length, biased=biased, drops=drops))
     return f"attention kernel: {kernel} ({why})"

@@ -1,3 +1,4 @@
+import dataclasses
 import re
 
 import jax
@@ -13,7 +14,9 @@ from jformer.data.sources.split import Pair, Split
 from jformer.data.vocabularies import learn_tokenizers
 from jformer.models import ModelConfig
 from jformer.models.flops import forward_flops, text_work
+from jformer.models.head_config import HeadConfig
 from jformer.models.parts import parameter_rows
+from jformer.models.vision_config import VisionConfig
 from jformer.tasks.build import build_task
 from tests.config.test_presets import EXPECTED
 from tests.models.test_flops import MODELS, SMALL, shapes
@@ -64,6 +67,16 @@ def test_the_kernel_that_attends_is_named_with_the_reason():
     assert kernel_line(dropping, "tpu", long) == f"attention kernel: chunked (512 queries at a time; {why})"
     assert kernel_line(plain, "tpu", long) == "attention kernel: splash (on tpu: scores stay beside the cores)"
     assert kernel_line(MODELS["sizes of its own"], "gpu", short).endswith("own (keys of 6 and values of 10)")
+
+
+def test_images_attend_by_their_patches_and_the_class_token():
+    size = {"vision": VisionConfig(image_size=64, patch_size=4), "num_heads": 4, "d_model": 32, "dtype": "bfloat16"}
+    vit, mean = (ModelConfig("vit", **size, head=HeadConfig(pooling=pooling)) for pooling in ("first", "mean"))
+    assert "257 queries and 257 keys: they must be even" in kernel_line(vit, "gpu", Shape(8, 64 * 64, 0))
+    assert kernel_line(mean, "gpu", Shape(8, 64 * 64, 0)).startswith("attention kernel: cudnn")
+    source = dataclasses.replace(size["vision"], source=True)
+    captions = dataclasses.replace(mean, family="encdec", vision=source, head=HeadConfig())
+    assert kernel_line(captions, "cpu", Shape(8, 64 * 64, 32)).startswith("attention kernel: own (")
 
 
 def table(text):
