@@ -77,9 +77,11 @@ class DecodeConfig:
     no_repeat_ngram: int = 0  # no run of so many tokens appears twice in an output; 0 = off (Paulus et al. 2018)
     repetition_penalty: float = 1.0  # multiplies the log-probability of earlier tokens (Keskar et al. 2019)
     # An output that comes to its limit ends there: its last token is the end symbol and costs nothing, as with
-    # forced_eos_token_id of transformers. Inputs with constraints are cut instead.
+    # forced_eos_token_id of transformers. Inputs with constraints are cut instead. Samples have the log-probability
+    # that the model itself gives to that token, and to all others.
     forced_end: bool = False
-    renormalize: bool = False  # probabilities of the tokens that all other rules leave sum to 1, as in transformers
+    # Probabilities of the tokens that all other rules leave sum to 1, as in transformers. Samples are drawn so anyway.
+    renormalize: bool = False
     forbid: tuple[str, ...] = ()  # entries of the vocabulary that are never written, such as "<unk>"
     only: tuple[str, ...] = ()  # if any: the only ones that are, beside the end symbol
 
