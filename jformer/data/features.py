@@ -30,12 +30,12 @@ Labels = Callable[["Rows", Tokens, Shape], Arrays]
 
 
 class Rows(NamedTuple):
-    """Which example stands where; those that share a row are neighbours here, and numbered from 1."""
+    """Which example stands where. Those that share a row follow each other, with the segments 1, 2, …"""
 
-    examples: np.ndarray  # [n]
-    rows: np.ndarray  # of the arrays that are made
-    segments: np.ndarray
-    numbers: np.ndarray  # of these rows in the whole batch, of which the arrays may be a part
+    examples: np.ndarray  # [n] numbers of the examples
+    rows: np.ndarray  # [n] the row of each in the arrays that are made, in any order
+    segments: np.ndarray  # [n] its place among the examples of its row: 1, 2, …
+    numbers: np.ndarray  # [n] the number of that row in the whole batch, of which the arrays may be a part
 
 
 class Features(NamedTuple):
@@ -208,16 +208,23 @@ def _noised(tokens: Tokens, rows: Rows, noise: Noise, seed: tuple[int, int]) -> 
 
 
 def fill_rows(tokens: Tokens, rows: Rows, shape: Shape, length: int) -> Arrays:
-    """Put the examples' tokens side by side into rows of a length: `tokens`, `segments` and `positions` [b length]."""
-    lengths = tokens.offsets[rows.examples + 1] - tokens.offsets[rows.examples]
-    within = ranges(lengths)
-    before = np.cumsum(lengths) - lengths
-    start = before - before[np.searchsorted(rows.rows, rows.rows)]  # tokens already in the row
-    cell = np.repeat(rows.rows * length + start, lengths) + within
+    """Put the examples' tokens side by side into rows of a length: `tokens`, `segments` and `positions` [b length].
+
+    Raise ValueError for a row that cannot hold its examples: the rest would stand in the next one.
+    """
+    begins = tokens.offsets[rows.examples]  # [n]
+    lengths = tokens.offsets[rows.examples + 1] - begins
+    before = np.cumsum(lengths) - lengths  # tokens of all examples before
+    first = np.maximum.accumulate(np.where(rows.segments == 1, np.arange(len(lengths)), 0))  # [n] of the same row
+    columns = before - before[first]
+    if (columns + lengths > length).any():
+        raise ValueError(f"examples of {(columns + lengths).max()} tokens share a row of {length}")
+    within = ranges(lengths)  # from here on token by token
+    places = np.repeat(rows.rows * length + columns, lengths) + within
     out = {name: np.zeros((shape.rows, length), np.int32) for name in ("tokens", "segments", "positions")}
-    out["tokens"].flat[cell] = tokens.values[np.repeat(tokens.offsets[rows.examples], lengths) + within]
-    out["segments"].flat[cell] = np.repeat(rows.segments, lengths)
-    out["positions"].flat[cell] = within
+    out["tokens"].flat[places] = tokens.values[np.repeat(begins, lengths) + within]
+    out["segments"].flat[places] = np.repeat(rows.segments, lengths)
+    out["positions"].flat[places] = within
     return out
 
 

@@ -45,6 +45,17 @@ def test_rows_that_hold_nothing_weigh_nothing(name):
     assert batch["weights"][2].any()
 
 
+def test_examples_that_share_a_row_follow_each_other_in_rows_of_any_order():
+    rows = Rows(np.array([3, 0, 2]), np.array([2, 0, 0]), np.array([1, 1, 2]), np.array([2, 0, 0]))
+    for key, array in arrays("pairs", rows=rows).items():
+        np.testing.assert_array_equal(array, arrays("pairs")[key])
+
+
+def test_a_row_that_cannot_hold_its_examples_is_refused():
+    with pytest.raises(ValueError, match="10 tokens share a row of 9"):
+        MAKERS["pairs"].arrays(PACKED, TEXTS, TEXTS, Shape(3, 13, 9), SEED)
+
+
 @pytest.mark.parametrize("name", MAKERS)
 def test_segments_tell_the_examples_of_a_row_apart_and_positions_start_anew(name):
     batch = arrays(name)

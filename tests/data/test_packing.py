@@ -1,8 +1,11 @@
+import doctest
+import hashlib
 import time
 
 import numpy as np
 import pytest
 
+from jformer.data import packing
 from jformer.data.packing import pack, packed_shape
 from jformer.data.plan import Shape
 from jformer.errors import UserError
@@ -70,6 +73,22 @@ def test_time_grows_with_the_different_lengths_and_not_with_the_corpus():
         pack(np.tile(source, times), np.tile(target, times), shape, 0)
         seconds.append(time.process_time() - began)
     assert seconds[1] < 8 * seconds[0] + 0.5
+
+
+def test_the_worked_examples_hold():
+    assert doctest.testmod(packing).failed == 0
+
+
+def test_packing_stays_what_it_was():
+    """A run that is resumed with a newer jformer finds its rows again. The digest is of the rows of 2026-11-24."""
+    source, target = np.random.default_rng(0).integers(2, 60, (2, 1_500))
+    packed = np.concatenate(pack(source, target, Shape(1, 128, 128), 0))
+    assert hashlib.sha256(packed.astype("<i8").tobytes()).hexdigest()[:16] == "7885635c84d34d8d"
+
+
+def test_an_example_without_a_token_is_refused():
+    with pytest.raises(ValueError, match="2 examples have no token"):
+        pack(np.array([0, 3, 0]), np.array([0, 3, 0]), Shape(1, 8, 8), 0)
 
 
 def test_an_example_does_not_keep_itself_company():
