@@ -6,19 +6,21 @@ t tokens; rows = b·n, the beams of a sentence side by side.
 A sentence has n live hypotheses, one in each beam, and slots for n finished ones. A hypothesis finishes when its end
 is among the n best continuations of the sentence; the beams go on with the n best continuations that do not end, so
 the search never narrows. What a beam chose in a step is stored as (token, parent beam): only these two numbers move,
-and the tokens of the results are traced back once, at the end. A search that is recorded runs the same steps, and keeps
-what the others forget: what each step weighed.
+and the tokens of the results are traced back once, at the end.
+
+`_extend` is one step, in its order, and `SearchLoop` (search.py) the loop around it. `expand` and `select`
+(candidates.py) choose the continuations, finished.py ranks the ends, beam_state.py reads the outputs from a state.
 """
 
-import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jformer.decoding.beam_state import State, initial_state, ranked, settled
+from jformer.decoding.beam_state import State, initial_state, ranked, stable_prefix
 from jformer.decoding.cache import Cache, Step, reorder
 from jformer.decoding.candidates import Hypotheses, expand, select
 from jformer.decoding.config import Beams
@@ -26,7 +28,7 @@ from jformer.decoding.constraints import Constraints, make_constraints
 from jformer.decoding.finished import Finished, is_complete, keep_best, length_penalty
 from jformer.decoding.greedy import greedy
 from jformer.decoding.rules import Rules, append_token, next_log_probs
-from jformer.decoding.search import Decoded, Parts, Start, Trace
+from jformer.decoding.search import Decoded, SearchLoop, Start, Trace
 
 Coverage = Callable[[Cache], Float[Array, " rows"]]
 """The cache after the step that ends a hypothesis → what is added to its score: a number that is not positive."""
@@ -40,7 +42,7 @@ def beam_search(
     beams: Beams,
     constraints: Int[Array, "b p l"] | None = None,
     coverage: Coverage | None = None,
-) -> Parts:
+) -> SearchLoop:
     """Search for the hypotheses whose log-probability, divided by the length penalty, is largest.
 
     For use inside jit. Hypotheses that were cut at the limit follow after all that ended. Equal scores: the one found
@@ -65,25 +67,31 @@ def beam_search(
     ([[[4, 2, 0]]], 0.4)
     """
     if beams.size == 1 and constraints is None:
-        parts = greedy(step, cache, start, rules)
-        return parts._replace(result=lambda state: _penalized(parts.result(state), beams))
+        return _with_length_penalty(greedy(step, cache, start, rules), beams)
 
     required = None if constraints is None else make_constraints(constraints, rules.pad)
 
-    def extend(state: State) -> State:
-        return _extend(state, step, start.limits, rules, beams, required, coverage)[0]
+    def body(state: State) -> State:
+        after, _ = _extend(state, step, start.limits, rules, beams, required, coverage)
+        return after
 
-    return Parts(
-        begin=lambda: initial_state(cache, start, rules, beams, required),
-        goes_on=functools.partial(_goes_on, start),
-        extend=extend,
-        settled=lambda state: settled(state, start.limits, rules, beams),
+    return SearchLoop(
+        init=initial_state(cache, start, rules, beams, required),
+        cond=start.goes_on,
+        body=body,
         result=lambda state: ranked(state, start.limits, rules, beams, required),
+        stable_prefix=lambda state: stable_prefix(state, start.limits, rules, beams),
     )
 
 
-def _penalized(best: Decoded, beams: Beams) -> Decoded:
-    return best._replace(scores=best.scores / length_penalty(best.lengths, beams))
+def _with_length_penalty(loop: SearchLoop, beams: Beams) -> SearchLoop:
+    """Let a search divide the scores of its results by the length penalty."""
+
+    def result(state: Any) -> Decoded:
+        found = loop.result(state)
+        return found._replace(scores=found.scores / length_penalty(found.lengths, beams))
+
+    return loop._replace(result=result)
 
 
 def record_beams(
@@ -111,24 +119,23 @@ def record_beams(
     [0.6, 0.4]
     """
     required = None if constraints is None else make_constraints(constraints, rules.pad)
-    extend = functools.partial(
-        _extend, step=step, limits=start.limits, rules=rules, beams=beams, constraints=required, coverage=coverage
-    )
 
-    def record(both: tuple[State, Trace]) -> tuple[State, Trace]:
+    def extend(state: State) -> tuple[State, Trace]:
+        return _extend(state, step, start.limits, rules, beams, required, coverage)
+
+    def cond(both: tuple[State, Trace]) -> Bool[Array, ""]:
+        return start.goes_on(both[0])
+
+    def body(both: tuple[State, Trace]) -> tuple[State, Trace]:
         state, trace = both
-        after, weighed = extend(state)
-        return after, jax.tree.map(lambda every, one: every.at[:, state.cur_index].set(one), trace, weighed)
+        after, of_step = extend(state)
+        return after, jax.tree.map(lambda every, one: every.at[:, state.cur_index].set(one), trace, of_step)
 
-    state = initial_state(cache, start, rules, beams, required)
-    of_step = jax.eval_shape(lambda state: extend(state)[1], state)
+    init = initial_state(cache, start, rules, beams, required)
+    of_step = jax.eval_shape(lambda state: extend(state)[1], init)
     trace = jax.tree.map(lambda x: jnp.zeros((x.shape[0], start.room, *x.shape[1:]), x.dtype), of_step)
-    state, trace = lax.while_loop(lambda both: _goes_on(start, both[0]), record, (state, trace))
+    state, trace = lax.while_loop(cond, body, (init, trace))
     return ranked(state, start.limits, rules, beams, required), trace
-
-
-def _goes_on(start: Start, state: State) -> Bool[Array, ""]:
-    return (state.cur_index < start.room) & ((~state.done).sum() > start.max_unfinished)
 
 
 def _extend(
@@ -140,34 +147,28 @@ def _extend(
     constraints: Constraints | None,
     coverage: Coverage | None,
 ) -> tuple[State, Trace]:
-    """Append one token to every live hypothesis, and store those that end; also return what was weighed."""
-    shape = state.live.tokens.shape
+    """Append one token to every live hypothesis, and store those that end; also return what was chosen from what."""
+    # 1. The model tells how probable each token is after each live hypothesis, and the rules forbid some of them.
     logits, cache = step(state.cache, state.live.tokens.reshape(-1))  # [b n] → [rows]
     log_probs = next_log_probs(rules, logits, state.history, state.cur_index)
-    candidates = expand(state.live, log_probs, rules.eos, constraints)
-    has_nan = jnp.isnan(candidates.scores).any(axis=(1, 2))
-    best, live = select(candidates, rules.eos, beams, constraints)
 
-    bonus = jnp.zeros(shape) if coverage is None else coverage(cache).reshape(shape)  # [rows] → [b n]
-    ends = _ends(state, best, bonus, beams, rules.eos)
+    # 2. The n best continuations, ends among them, and the n best that do not end: these go on.
+    candidates = expand(state.live, log_probs, rules.eos, constraints)
+    best, chosen = select(candidates, rules.eos, beams, constraints)
+    has_nan = jnp.isnan(candidates.scores).any(axis=(1, 2))
+    live = _next_live(state, chosen, has_nan)
+
+    # 3. Those of the best that end compete with the ones that have ended before.
+    coverages = None if coverage is None else coverage(cache).reshape(live.scores.shape)  # [rows] → [b n]
+    ends = _ends(state, best, coverages, beams, rules.eos)
     finished = keep_best(state.finished, ends, beams.groups)
     num_finished = state.num_finished + ((best.tokens == rules.eos) & (best.scores > -jnp.inf)).sum(axis=1)
-    live = live._replace(scores=jnp.where(has_nan[:, None], jnp.nan, live.scores))
-    live = _keep_done(state, live)
 
-    largest_penalty = length_penalty(limits, beams)
-    complete = is_complete(finished, num_finished, live.scores, largest_penalty, beams)
+    # 4. A sentence is done when nothing better can come, at its limit, or when its scores are no numbers.
+    complete = is_complete(finished, num_finished, live.scores, length_penalty(limits, beams), beams)
     at_limit = state.cur_index + 1 >= limits
-    weighed = Trace(
-        searched=~state.done,
-        tokens=candidates.tokens,
-        sums=candidates.scores,
-        live_sums=live.scores,
-        live_tokens=live.tokens,
-        live_parents=live.parents,
-        end_parents=best.parents,
-        end_scores=ends.scores,
-    )
+
+    # 5. What belongs to a beam, its cache and its history, follows the hypothesis that the beam went on from.
     after = State(
         cur_index=state.cur_index + 1,
         cache=reorder(cache, live.parents),
@@ -180,26 +181,46 @@ def _extend(
         done=state.done | has_nan | complete | at_limit,
         cut=state.cut | (at_limit & ~state.done),
     )
-    return after, weighed
+    return after, _trace(state, candidates, live, best, ends)
 
 
-def _ends(state: State, best: Hypotheses, bonus: Float[Array, "b n"], beams: Beams, eos: int) -> Finished:
-    """Return the ends among the best candidates; all else has the score -inf."""
-    ends = (best.tokens == eos) & ~state.done[:, None]
-    scores = best.scores / length_penalty(state.cur_index + 1, beams)
-    scores += jnp.take_along_axis(bonus, best.parents, axis=1)
-    scores = jnp.where(ends, scores, -jnp.inf)
-    lengths = jnp.full_like(best.parents, state.cur_index)
-    return Finished(scores, lengths, best.parents)
+def _next_live(state: State, chosen: Hypotheses, has_nan: Bool[Array, " b"]) -> Hypotheses:
+    """Return the hypotheses that go on, with the score nan if one was; those of done sentences stay as they are."""
 
-
-def _keep_done(state: State, live: Hypotheses) -> Hypotheses:
-    """Leave the hypotheses of sentences that are done as they were."""
-
-    def keep(old: Array, new: Array) -> Array:
+    def keep_done(old: Array, new: Array) -> Array:
         return jnp.where(state.done.reshape(-1, *[1] * (new.ndim - 1)), old, new)
 
-    return jax.tree.map(keep, state.live, live)
+    scores = jnp.where(has_nan[:, None], jnp.nan, chosen.scores)
+    return jax.tree.map(keep_done, state.live, chosen._replace(scores=scores))
+
+
+def _ends(state: State, best: Hypotheses, coverages: Float[Array, "b n"] | None, beams: Beams, eos: int) -> Finished:
+    """Return the ends among the best candidates, with their final scores; all else has the score -inf.
+
+    The end symbol has the index `cur_index`: so many tokens stand before it, and with it the length is one more.
+    """
+    scores = best.scores / length_penalty(state.cur_index + 1, beams)
+    if coverages is not None:
+        scores += jnp.take_along_axis(coverages, best.parents, axis=1)
+    is_end = (best.tokens == eos) & ~state.done[:, None]
+    return Finished(
+        scores=jnp.where(is_end, scores, -jnp.inf),
+        lengths=jnp.full_like(best.parents, state.cur_index),
+        beams=best.parents,
+    )
+
+
+def _trace(state: State, candidates: Hypotheses, live: Hypotheses, best: Hypotheses, ends: Finished) -> Trace:
+    return Trace(
+        searched=~state.done,
+        tokens=candidates.tokens,
+        sums=candidates.scores,
+        live_sums=live.scores,
+        live_tokens=live.tokens,
+        live_parents=live.parents,
+        end_parents=best.parents,
+        end_scores=ends.scores,
+    )
 
 
 def _append_tokens(history: Int[Array, "rows h"] | None, live: Hypotheses) -> Int[Array, "rows h"] | None:

@@ -16,7 +16,7 @@ from jformer.decoding.config import Beams
 from jformer.decoding.constraints import Constraints, has_phrases, initial_progress, tokens_met
 from jformer.decoding.finished import Finished, length_penalty
 from jformer.decoding.rules import Rules, initial_history
-from jformer.decoding.search import Decoded, Settled, Start
+from jformer.decoding.search import Decoded, Start
 
 
 class State(NamedTuple):
@@ -27,11 +27,11 @@ class State(NamedTuple):
     history: Int[Array, "rows h"] | None  # what rules read
     live: Hypotheses
     finished: Finished
-    num_finished: Int[Array, " b"]  # also those that were too bad to keep
+    num_finished: Int[Array, " b"]  # all that have ended, also those that were too bad for a slot of `finished`
     tokens: Int[Array, "t b n"]  # what each beam chose in each step
     parents: Int[Array, "t b n"]  # and the beam it came from
-    done: Bool[Array, " b"]
-    cut: Bool[Array, " b"]  # those that went on until their limit
+    done: Bool[Array, " b"]  # no step changes these: complete (`finished.is_complete`), at the limit, or failed (nan)
+    cut: Bool[Array, " b"]  # searched up to the limit, so that live hypotheses count as outputs, if the worst
 
 
 def initial_state(cache: Cache, start: Start, rules: Rules, beams: Beams, constraints: Constraints | None) -> State:
@@ -96,10 +96,12 @@ def ranked(
     return Decoded(tokens, scores, jnp.where(exists, lengths + is_finished, 0), state.done)
 
 
-def settled(state: State, limits: Int[Array, " b"], rules: Rules, beams: Beams) -> Settled:
-    """Return what all hypotheses begin with that can still become the best output.
+def stable_prefix(
+    state: State, limits: Int[Array, " b"], rules: Rules, beams: Beams
+) -> tuple[Int[Array, "b t"], Int[Array, " b"]]:
+    """Return the tokens that all hypotheses begin with which can still become the best output, and how many these are.
 
-    These are the best one that has ended, and those live ones that may yet beat it, by the bound of
+    Such hypotheses are the best one that has ended, and those live ones that may yet beat it, by the bound of
     `finished.is_complete`.
     """
     ended = state.finished.scores.argmax(axis=1)[:, None]  # [b 1]
@@ -116,7 +118,7 @@ def settled(state: State, limits: Int[Array, " b"], rules: Rules, beams: Beams) 
     first = jnp.take_along_axis(tokens, exists.argmax(axis=1)[:, None, None], axis=1)  # [b 1 t], of one that exists
     inside = jnp.arange(tokens.shape[-1]) < lengths[..., None]  # [b 1+n t]
     agreed = (((tokens == first) & inside) | ~exists[..., None]).all(axis=1) & exists.any(axis=1)[:, None]  # [b t]
-    return Settled(first[:, 0], jnp.cumprod(agreed, axis=1, dtype=jnp.int32).sum(axis=1))
+    return first[:, 0], jnp.cumprod(agreed, axis=1, dtype=jnp.int32).sum(axis=1)
 
 
 def _follow(state: State, beams: Int[Array, "b k"], lengths: Int[Array, "b k"], pad: int) -> Int[Array, "b k t"]:

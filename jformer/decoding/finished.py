@@ -17,12 +17,14 @@ class Finished(NamedTuple):
     """The n best hypotheses of every sentence that have ended."""
 
     scores: Float[Array, "b n"]  # with the length penalty, best first in each group; -inf in an empty slot
-    lengths: Int[Array, "b n"]  # tokens before the end symbol
+    lengths: Int[Array, "b n"]  # tokens before the end symbol, which is the index of that symbol
     beams: Int[Array, "b n"]  # the beam that held those tokens
 
 
 def length_penalty(lengths: Int[Array, " *b"], beams: Beams) -> Float[Array, " *b"]:
     """Return ((k + length) / (k + 1)) ** alpha (Wu et al. 2016, equation 14, where k is 5).
+
+    The end symbol counts as a token of the length; a hypothesis that was cut has none.
 
     >>> length_penalty(jnp.array([1, 7]), Beams(size=1, length_penalty=1.0)).tolist()
     [1.0, 2.0]

@@ -3,7 +3,6 @@
 Axes: b sentences, v vocabulary, h tokens of history, t tokens; rows = b·n, the n hypotheses of a sentence side by side.
 """
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jformer.decoding.cache import Cache, Step
 from jformer.decoding.rules import LogProbs, Rules, append_token, initial_history, next_log_probs
-from jformer.decoding.search import Decoded, Parts, Settled, Start
+from jformer.decoding.search import Decoded, SearchLoop, Start
 
 # (log-probabilities under the rules, logits, index of the token) → (what the score gains, the token) of every row
 Choose = Callable[[LogProbs, Float[Array, "rows v"], Int[Array, ""]], tuple[Float[Array, " rows"], Int[Array, " rows"]]]
@@ -29,7 +28,7 @@ class _State(NamedTuple):
     done: Bool[Array, " rows"]
 
 
-def greedy(step: Step, cache: Cache, start: Start, rules: Rules) -> Parts:
+def greedy(step: Step, cache: Cache, start: Start, rules: Rules) -> SearchLoop:
     """Choose the most probable token again and again until every sentence has ended or reached its limit.
 
     For use inside jit. The score is the sum of the log-probabilities, without a length penalty; there is one
@@ -60,18 +59,12 @@ def greedy(step: Step, cache: Cache, start: Start, rules: Rules) -> Parts:
     return one_by_one(step, cache, start, rules, most_probable, hypotheses=1)
 
 
-def one_by_one(step: Step, cache: Cache, start: Start, rules: Rules, choose: Choose, hypotheses: int) -> Parts:
+def one_by_one(step: Step, cache: Cache, start: Start, rules: Rules, choose: Choose, hypotheses: int) -> SearchLoop:
     """Let `choose` append tokens to so many hypotheses a sentence until all have ended or reached their limits."""
     limits = jnp.repeat(start.limits, hypotheses)  # [b] → [rows]
     first = jnp.repeat(start.token, hypotheses)
 
-    def begin() -> _State:
-        return _initial_state(cache, start, rules, first, limits)
-
-    def unfinished(state: _State) -> Bool[Array, ""]:
-        return (state.cur_index < start.room) & ((~state.done).sum() > start.max_unfinished)
-
-    def extend(state: _State) -> _State:
+    def append(state: _State) -> _State:
         logits, cache = step(state.cache, state.last)
         log_probs = next_log_probs(rules, logits, state.history, state.cur_index)
         gain, chosen = choose(log_probs, logits, state.cur_index)
@@ -90,12 +83,17 @@ def one_by_one(step: Step, cache: Cache, start: Start, rules: Rules, choose: Cho
             done=state.done | failed | (last == rules.eos) | (lengths >= limits),
         )
 
-    def settled(state: _State) -> Settled:
+    def stable_prefix(state: _State) -> tuple[Int[Array, "b t"], Int[Array, " b"]]:
         """Nothing that was chosen is taken back; of several hypotheses it is the first."""
-        return Settled(state.tokens[:, ::hypotheses].T, state.lengths[::hypotheses])
+        return state.tokens[:, ::hypotheses].T, state.lengths[::hypotheses]
 
-    result = functools.partial(_result, start, rules)
-    return Parts(begin=begin, goes_on=unfinished, extend=extend, settled=settled, result=result)
+    return SearchLoop(
+        init=_initial_state(cache, start, rules, first, limits),
+        cond=start.goes_on,
+        body=append,
+        result=lambda state: _result(start, rules, state),
+        stable_prefix=stable_prefix,
+    )
 
 
 def _result(start: Start, rules: Rules, state: _State) -> Decoded:

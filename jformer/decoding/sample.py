@@ -15,11 +15,13 @@ from jformer.decoding.cache import Cache, Step
 from jformer.decoding.config import Filters
 from jformer.decoding.greedy import one_by_one
 from jformer.decoding.rules import LogProbs, Rules
-from jformer.decoding.search import Parts, Start
+from jformer.decoding.search import SearchLoop, Start
 from jformer.decoding.top_k import CHUNK
 
 
-def sample(step: Step, cache: Cache, start: Start, rules: Rules, filters: Filters, keys: Key[Array, " rows"]) -> Parts:
+def sample(
+    step: Step, cache: Cache, start: Start, rules: Rules, filters: Filters, keys: Key[Array, " rows"]
+) -> SearchLoop:
     """Draw one sample for every key.
 
     For use inside jit. The score is the summed log-probability of the tokens under the model itself, not under what the

@@ -1,4 +1,4 @@
-"""What every search is given and what it returns, and how its parts are run: to the end, or some steps at a time.
+"""What every search is given and what it returns, and its loop: run to the end, or some steps at a time.
 
 Axes: b sentences, n hypotheses of a sentence, t tokens, k continuations of a hypothesis.
 """
@@ -22,6 +22,10 @@ class Start(NamedTuple):
     room: int  # the most tokens to choose for any sentence; the cache has room for them
     max_unfinished: int | Int[Array, ""] = 0
 
+    def goes_on(self, state: Any) -> Bool[Array, ""]:
+        """Tell whether there is room for a token and enough that is not done: the condition of every search's loop."""
+        return (state.cur_index < self.room) & ((~state.done).sum() > self.max_unfinished)
+
 
 class Decoded(NamedTuple):
     """The n hypotheses of every sentence: of a search best first, of samples in the order of their keys.
@@ -36,40 +40,37 @@ class Decoded(NamedTuple):
     done: Bool[Array, " b"]  # False: the search had no more room, and would have gone on
 
 
-class Settled(NamedTuple):
-    """How the best hypothesis of every sentence that is not done begins, whatever the search will find."""
+class SearchLoop(NamedTuple):
+    """A search as what `lax.while_loop` takes, and what can be read from a state of it. For use inside jit.
 
-    tokens: Int[Array, "b t"]
-    lengths: Int[Array, " b"]
+    A state has `cur_index`, of the token to choose next, and `done`: which sentences (or rows) no step changes.
+    """
 
-
-class Parts(NamedTuple):
-    """A search in parts, for use inside jit. A state has `cur_index`, of the token to choose, and `done`."""
-
-    begin: Callable[[], Any]
-    goes_on: Callable[[Any], Bool[Array, ""]]
-    extend: Callable[[Any], Any]  # by one token
-    settled: Callable[[Any], Settled]
-    result: Callable[[Any], Decoded]
+    init: Any  # the state before the first token
+    cond: Callable[[Any], Bool[Array, ""]]  # whether there is something left to do
+    body: Callable[[Any], Any]  # appends one token
+    result: Callable[[Any], Decoded]  # what was found, in any state: `done` says of which sentences it is final
+    stable_prefix: Callable[[Any], tuple[Int[Array, "b t"], Int[Array, " b"]]]
+    """The tokens that the best hypothesis of every sentence begins with, however the search goes on, and how many."""
 
     def run(self) -> Decoded:
         """Search to the end."""
-        return self.result(lax.while_loop(self.goes_on, self.extend, self.begin()))
+        return self.result(lax.while_loop(self.cond, self.body, self.init))
 
     def advance(self, state: Any, steps: Int[Array, ""]) -> Any:
         """Go on from a state for so many steps, or until the end: the same steps as those of `run`."""
         until = state.cur_index + steps
-        return lax.while_loop(lambda at: self.goes_on(at) & (at.cur_index < until), self.extend, state)
+        return lax.while_loop(lambda at: self.cond(at) & (at.cur_index < until), self.body, state)
 
 
 class Trace(NamedTuple):
-    """What a beam search weighed and chose: of one step as it is made, or of all of them, step after step.
+    """The candidates of a beam search and its choice: of one step, or of all of them, step after step.
 
     Summed log-probabilities and scores are -inf in an empty slot.
     """
 
     searched: Bool[Array, " b *t"]  # False: the sentence was done before this step, and nothing else here is of it
-    tokens: Int[Array, "b *t n k"]  # every continuation that was weighed, of the n hypotheses that were live
+    tokens: Int[Array, "b *t n k"]  # the candidates: continuations of the n hypotheses that were live
     sums: Float[Array, "b *t n k"]  # their summed log-probabilities
     live_sums: Float[Array, "b *t n"]  # of those that go on, one in each beam
     live_tokens: Int[Array, "b *t n"]

@@ -22,7 +22,7 @@ from jformer.decoding.config import DecodeConfig
 from jformer.decoding.constraints import has_phrases
 from jformer.decoding.rules import Rules
 from jformer.decoding.sample import sample
-from jformer.decoding.search import Decoded, Parts, Start, Trace
+from jformer.decoding.search import Decoded, SearchLoop, Start, Trace
 from jformer.errors import UserError
 from jformer.inference.heads import HEADS, one_pass
 from jformer.models.batch import Batch
@@ -103,7 +103,7 @@ def search(
     params: Sequence[Any],
     batch: SearchBatch,
     room: int,
-) -> Parts:
+) -> SearchLoop:
     """Return the search for the outputs of every row of a batch, at most `room` tokens; a row of limit 0 has none.
 
     A row whose limit is above `room` may be left unfinished, and so may the last `max_unfinished` rows. `models` and

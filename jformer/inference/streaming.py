@@ -1,6 +1,6 @@
-"""Answers as they grow: the searches of `generation`, advanced a few steps at a time, and what is settled after each.
+"""Answers as they grow: the searches of `generation`, advanced a few steps at a time, and the stable prefix after each.
 
-No HTTP here, and no threads. A search in parts takes the same steps as the whole, so its answers are the same.
+No HTTP here, and no threads. A search that is advanced takes the same steps as the whole, so its answers are the same.
 """
 
 import functools
@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Int
 
 from jformer.data.tokenizers import Tokenizer
 from jformer.decoding.config import DecodeConfig
-from jformer.decoding.search import Decoded, Settled
+from jformer.decoding.search import Decoded, SearchLoop
 from jformer.errors import UserError
 from jformer.inference.answers import Output, Piece
 from jformer.inference.batching import Hypotheses, batch_rows, refuse_nan
@@ -46,24 +46,27 @@ def refuse_streaming(answer: str, options: DecodeConfig) -> None:
 
 
 class Streamer:
-    """The compiled parts of a model's search."""
+    """A model's search as two compiled programs: one that makes the first state, one that goes on from a state."""
 
     def __init__(self, predictor: Predictor) -> None:
         """Hold what it takes, and compile nothing yet. Raises UserError as `refuse_streaming`."""
         refuse_streaming(predictor.task.answer, predictor.config.decode)
         self.predictor, inputs = predictor, predictor.inputs
-        parts = functools.partial(search, predictor.models, inputs.options, predictor.vocabulary, inputs.symbols)
+
+        def loop(params: Sequence[Any], batch: SearchBatch, room: int) -> SearchLoop:
+            models, vocabulary = predictor.models, predictor.vocabulary
+            return search(models, inputs.options, vocabulary, inputs.symbols, params, batch, room)
 
         def begin(params: Sequence[Any], batch: SearchBatch, room: int) -> Any:
-            return parts(params, batch, room).begin()
+            return loop(params, batch, room).init
 
         def advance(
             params: Sequence[Any], batch: SearchBatch, room: int, state: Any, left: Bool[Array, " b"]
-        ) -> tuple[Any, Settled, Decoded]:
-            whole = parts(params, batch, room)
+        ) -> tuple[Any, tuple[Int[Array, "b t"], Int[Array, " b"]], Decoded]:
+            searching = loop(params, batch, room)
             left = jnp.repeat(left, state.done.shape[0] // left.shape[0])  # [b] → [b], or [rows]
-            state = whole.advance(state._replace(done=state.done | left), jnp.int32(STEPS))
-            return state, whole.settled(state), whole.result(state)
+            state = searching.advance(state._replace(done=state.done | left), jnp.int32(STEPS))
+            return state, searching.stable_prefix(state), searching.result(state)
 
         self._cast = functools.cache(lambda: _cast(predictor))
         self.begin = jax.jit(begin, static_argnums=2)
@@ -93,7 +96,7 @@ class Streaming:
         self._owners = [i for i, group in enumerate(groups) for _ in group]  # of every row that is a piece
         self._open = set(range(len(groups)))
         self._texts = [""] * len(groups)  # that were told
-        self._settled: list[Sequence[int]] = [()] * len(self._owners)
+        self._stable: list[Sequence[int]] = [()] * len(self._owners)
         self._found: dict[int, Hypotheses] = {}  # by row
         pieces = [piece for group in groups for piece in group]
         if pieces:
@@ -119,19 +122,21 @@ class Streaming:
         """Go on for some tokens; return what is new. Raises UserError for scores that are no numbers."""
         if self._owners and self.running:
             arguments = self._streamer.params, self._batch, self._room, self._state, self._left
-            self._state, *told = self._streamer.advance(*arguments)
-            self._read(*jax.device_get(told))
+            self._state, *found = self._streamer.advance(*arguments)
+            (tokens, lengths), decoded = jax.device_get(found)
+            self._read(tokens, lengths, decoded)
         return [update for i in sorted(self._open) if (update := self._update(i))]
 
-    def _read(self, settled: Settled, decoded: Decoded) -> None:
+    def _read(self, tokens: np.ndarray, lengths: np.ndarray, decoded: Decoded) -> None:
+        """Take note of the stable prefixes [b t], so many tokens [b] of them, and of what is done."""
         for row, owner in enumerate(self._owners):
             if owner not in self._open or row in self._found:
                 continue
-            self._settled[row] = settled.tokens[row, : settled.lengths[row]].tolist()
+            self._stable[row] = tokens[row, : lengths[row]].tolist()
             if decoded.done[row]:
                 each = zip(decoded.tokens[row], decoded.lengths[row], strict=True)
-                tokens = [ids[:length].tolist() for ids, length in each]
-                self._found[row] = Hypotheses(tokens, refuse_nan(decoded.scores[row].tolist()))
+                hypotheses = [ids[:length].tolist() for ids, length in each]
+                self._found[row] = Hypotheses(hypotheses, refuse_nan(decoded.scores[row].tolist()))
 
     def _update(self, request: int) -> Update | None:
         rows = [row for row, owner in enumerate(self._owners) if owner == request]
@@ -146,17 +151,17 @@ class Streaming:
         return Update(request, text)
 
     def _beginning(self, rows: Sequence[int], pieces: Sequence[Piece]) -> str:
-        """Return the texts of the pieces up to the first one that is not answered, of which it is what is settled."""
+        """Return the texts of the pieces up to the first one that is not answered, of that one what is stable."""
         texts, tokenizer = list[str](), self._predictor.tokenizers[1]
         for row, piece in zip(rows, pieces, strict=True):
             prompt = piece.ids if self._predictor.inputs.continues else ()
             if row not in self._found:
-                return " ".join([*texts, settled_text(tokenizer, [*prompt, *self._settled[row]])])
+                return " ".join([*texts, stable_text(tokenizer, [*prompt, *self._stable[row]])])
             texts.append(tokenizer.decode([*prompt, *self._found[row].tokens[0]]))
         return " ".join(texts)
 
 
-def settled_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+def stable_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """Return that part of the text of some tokens which stays as it is, whatever tokens follow."""
     text = tokenizer.decode(ids)
     if tokenizer.mends_spaces:  # before a mark that follows

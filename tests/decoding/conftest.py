@@ -12,7 +12,7 @@ import pytest
 
 from jformer.decoding.config import Beams, Filters
 from jformer.decoding.rules import Rules
-from jformer.decoding.search import Parts, Start
+from jformer.decoding.search import SearchLoop, Start
 
 PAD, BOS, EOS, VOCABULARY, LENGTH = 0, 1, 2, 5, 6
 
@@ -95,7 +95,7 @@ def compiled(function: Callable, options: tuple, rules: tuple) -> Callable:
         own = {**dict(options), **arrays}
         start = Start(jnp.full(len(table), BOS), limits, LENGTH, own.pop("max_unfinished", 0))
         found = function(step, cache, start, Rules(EOS, PAD, **fixed, **rule_arrays), *search_arguments(own))
-        return found.run() if isinstance(found, Parts) else found
+        return found.run() if isinstance(found, SearchLoop) else found
 
     return jax.jit(run)
 

@@ -35,5 +35,5 @@ def test_every_public_function_has_an_example(module):
         "initial_state",
         "one_by_one",
         "ranked",
-        "settled",
+        "stable_prefix",
     }  # parts of searches, which are the examples

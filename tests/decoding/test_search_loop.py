@@ -1,4 +1,4 @@
-"""A search some steps at a time finds what it finds at once, and what it calls settled is never taken back."""
+"""A search some steps at a time finds what it finds at once, and its stable prefix is never taken back."""
 
 import jax
 import jax.numpy as jnp
@@ -27,21 +27,21 @@ CASES = {
 
 
 def step_by_step(function):
-    """Return a search that also tells, after each step, what was settled and which sentences were done."""
+    """Return a search that also tells, after each step, the stable prefixes and which sentences were done."""
 
     def search(*arguments):
-        parts = function(*arguments)
-        state, told = parts.begin(), []
+        loop = function(*arguments)
+        state, told = loop.init, []
         for _ in range(max(LIMITS)):
-            state = parts.advance(state, jnp.int32(1))
-            told.append((parts.settled(state), parts.result(state).done))
-        return parts.result(state), told
+            state = loop.advance(state, jnp.int32(1))
+            told.append((*loop.stable_prefix(state), loop.result(state).done))
+        return loop.result(state), told
 
     return search
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_settled_stays_and_the_results_are_those_of_the_whole(toy, name):
+def test_stable_prefixes_stay_and_the_results_are_those_of_the_whole(toy, name):
     function, options = CASES[name]
     model = toy(5, len(LIMITS), 2.0)
     whole = model.search(function, LIMITS, **options)
@@ -51,7 +51,7 @@ def test_what_is_settled_stays_and_the_results_are_those_of_the_whole(toy, name)
     early = 0
     for i in range(len(LIMITS)):
         best = whole.tokens[i, 0, : whole.lengths[i, 0]].tolist()
-        beginnings = [settled.tokens[i, : settled.lengths[i]].tolist() for settled, done in told if not done[i]]
+        beginnings = [tokens[i, : lengths[i]].tolist() for tokens, lengths, done in told if not done[i]]
         assert all(best[: len(beginning)] == beginning for beginning in beginnings)
         assert [*map(len, beginnings)] == sorted(map(len, beginnings))
         early += any(beginnings)

@@ -14,7 +14,7 @@ from jformer.errors import UserError
 from jformer.inference.answers import Request
 from jformer.inference.predict import Predictor
 from jformer.inference.restore import Trained
-from jformer.inference.streaming import Streamer, settled_text
+from jformer.inference.streaming import Streamer, stable_text
 from jformer.tasks.build import build_task
 
 TOKENIZER = learn("char", ["abcdefgh "], 99, "identity", False)
@@ -118,11 +118,11 @@ LINES = ["Grüße, sagte er: „don't“ (5 €)", "naïve – 東京 😀 A. B!
 
 
 @pytest.mark.parametrize("kind", ["char", "byte", "word", "bpe", "unigram"])
-def test_the_settled_text_of_any_tokens_stays_whatever_follows(kind):
+def test_the_stable_text_of_any_tokens_stays_whatever_follows(kind):
     tokenizer, chance = learn(kind, LINES, 80, "identity", False), random.Random(0)
     for _ in range(200):
         ids = chance.choices(range(NUM_SYMBOLS - 1, tokenizer.vocab_size), k=12)
         ids = chance.choice([ids, *tokenizer.encode(LINES[:2])])
         whole = tokenizer.decode(ids)
-        assert all(whole.startswith(settled_text(tokenizer, ids[:k])) for k in range(len(ids)))
-    assert settled_text(tokenizer, tokenizer.encode(["Grüße"])[0]) == "Grüße"
+        assert all(whole.startswith(stable_text(tokenizer, ids[:k])) for k in range(len(ids)))
+    assert stable_text(tokenizer, tokenizer.encode(["Grüße"])[0]) == "Grüße"

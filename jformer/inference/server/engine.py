@@ -111,7 +111,7 @@ class Engine:
         return self.predictor.inputs.pieces(requests)
 
     def grow(self, groups: Sequence[Sequence[Piece]]) -> Streaming:
-        """Begin to answer requests, of which each is its pieces, while others read what is settled."""
+        """Begin to answer requests, of which each is its pieces, while others read what is stable."""
         assert self._streamer
         return self._streamer.start(groups)
 
