@@ -106,7 +106,7 @@ def coordinates(model: Any, seed: int) -> np.ndarray:
     ones, places = jnp.ones((ROWS, LENGTH), jnp.int32), jnp.broadcast_to(jnp.arange(LENGTH), (ROWS, LENGTH))
     batch = {**tokens, "source_segments": ones, "target_segments": ones}
     batch |= {"source_positions": places, "target_positions": places}
-    tx = make_optimizer(OptimConfig(clip_norm=0.0), lambda step: RATE, None, model.config.widening)
+    tx = make_optimizer(OptimConfig(clip_norm=0.0), lambda step: RATE, None, model.config.mup_width_ratio)
 
     def loss(params: Any) -> Any:
         logits = model.apply({"params": params}, batch)

@@ -48,7 +48,7 @@ def build_step(
     """
     model, mesh = build_model(config), make_mesh(1)
     params = jax.jit(lambda key: init_params(model, key))(jax.random.key(0))
-    schedule = optim.make_schedule("noam", 1.0, optim.Course(warmup, 100_000, config.d_model))
+    schedule = optim.make_schedule("noam", 1.0, optim.ScheduleParams(warmup, 100_000, config.d_model))
     tx = optim.make_optimizer(OptimConfig(clip_norm=0.0), schedule)
     task = task or TASKS["translate"](DataConfig(), label_smoothing=0.1, scores=(), tokenize="none", lowercase=False)
     state = jax.device_put(create_state(params, tx, ema=False), replicated(mesh))  # as an update leaves it

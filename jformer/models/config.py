@@ -115,7 +115,7 @@ class ModelConfig:
         return self.mup.base_width if self.parametrization == "mup" else self.d_model
 
     @property
-    def widening(self) -> float:
+    def mup_width_ratio(self) -> float:
         """How many times as wide as the base of mup the model is; 1 with the standard parametrization."""
         return self.d_model / self.scale_width
 

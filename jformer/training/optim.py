@@ -18,12 +18,12 @@ Schedule = Callable[[Any], Any]
 """Updates applied so far → learning rate of the next one."""
 
 # Of Adam's peak times sqrt(d_model). The recipes in configs/ lie below (Multi30k's is 0.057, that of 2017 is 0.016); a
-# run at 0.1 ended in a model that says one word.
+# run at 0.1 ended in a model that gives the same word as every output.
 USUAL_PEAK = 0.06
 
 
-class Course(NamedTuple):
-    """What the course of a learning rate depends on."""
+class ScheduleParams(NamedTuple):
+    """What the learning rate of an update depends on, beside its number."""
 
     warmup: int  # updates
     num_steps: int
@@ -32,58 +32,60 @@ class Course(NamedTuple):
     final_rate: float = 0.0  # just after the last update, as a share of the peak
 
 
-def _noam(s: Any, course: Course) -> Any:
+def _noam(step: Any, params: ScheduleParams) -> Any:
     """Vaswani et al. 2017, equation 3."""
-    slope = max(course.warmup, 1) ** -1.5
-    return course.d_model**-0.5 * jnp.minimum((s + 1.0) ** -0.5, (s + 1.0) * slope)
+    slope = max(params.warmup, 1) ** -1.5
+    return params.d_model**-0.5 * jnp.minimum((step + 1.0) ** -0.5, (step + 1.0) * slope)
 
 
-def _inverse_square_root(s: Any, course: Course) -> Any:
+def _inverse_square_root(step: Any, params: ScheduleParams) -> Any:
     """Noam's shape, with its peak at the learning rate."""
-    return _ramp(s, course) * _t5(s, course)
+    return _warmup_factor(step, params) * _t5(step, params)
 
 
-def _t5(s: Any, course: Course) -> Any:
+def _t5(step: Any, params: ScheduleParams) -> Any:
     """Raffel et al. 2020, section 3.1.2: the peak for `warmup` updates, then the inverse square root."""
-    flat = max(course.warmup, 1)
-    return jnp.sqrt(flat / jnp.maximum(s + 1.0, flat))
+    flat = max(params.warmup, 1)
+    return jnp.sqrt(flat / jnp.maximum(step + 1.0, flat))
 
 
-def _constant(s: Any, course: Course) -> Any:
-    return _ramp(s, course)
+def _constant(step: Any, params: ScheduleParams) -> Any:
+    return _warmup_factor(step, params)
 
 
-def _cosine(s: Any, course: Course) -> Any:
+def _cosine(step: Any, params: ScheduleParams) -> Any:
     """Loshchilov and Hutter 2017, one period."""
-    progress = _progress(s, course, course.num_steps - course.warmup)
-    return _ramp(s, course) * _towards(course.final_rate, 0.5 * (1 + jnp.cos(jnp.pi * progress)))
+    cosine = 0.5 * (1 + jnp.cos(jnp.pi * _decay_progress(step, params, params.num_steps - params.warmup)))
+    return _warmup_factor(step, params) * _interpolate_to_final(params.final_rate, cosine)
 
 
-def _linear(s: Any, course: Course) -> Any:
-    return _ramp(s, course) * _towards(course.final_rate, 1 - _progress(s, course, course.num_steps - course.warmup))
+def _linear(step: Any, params: ScheduleParams) -> Any:
+    line = 1 - _decay_progress(step, params, params.num_steps - params.warmup)
+    return _warmup_factor(step, params) * _interpolate_to_final(params.final_rate, line)
 
 
-def _warmup_stable_decay(s: Any, course: Course) -> Any:
+def _warmup_stable_decay(step: Any, params: ScheduleParams) -> Any:
     """Hu et al. 2024, section 4.1, with a linear decay."""
-    return _ramp(s, course) * _towards(course.final_rate, 1 - _progress(s, course, course.decay))
+    line = 1 - _decay_progress(step, params, params.decay)
+    return _warmup_factor(step, params) * _interpolate_to_final(params.final_rate, line)
 
 
-def _ramp(s: Any, course: Course) -> Any:
+def _warmup_factor(step: Any, params: ScheduleParams) -> Any:
     """Rise from 1/warmup at the first update to 1 at number `warmup`."""
-    return jnp.minimum((s + 1.0) / max(course.warmup, 1), 1.0)
+    return jnp.minimum((step + 1.0) / max(params.warmup, 1), 1.0)
 
 
-def _progress(s: Any, course: Course, updates: int) -> Any:
+def _decay_progress(step: Any, params: ScheduleParams, updates: int) -> Any:
     """Go from 0 to 1, which is just after the last update, so that every one of the last `updates` moves."""
-    return jnp.clip((s + 1.0 - (course.num_steps - updates)) / (updates + 1), 0.0, 1.0)
+    return jnp.clip((step + 1.0 - (params.num_steps - updates)) / (updates + 1), 0.0, 1.0)
 
 
-def _towards(final: float, factor: Any) -> Any:
-    """Return what goes from 1 to `final` as a factor goes from 1 to 0."""
-    return final + (1 - final) * factor
+def _interpolate_to_final(final_rate: float, factor: Any) -> Any:
+    """Return 1 where the factor is 1, `final_rate` where it is 0, and what lies between in proportion."""
+    return final_rate + (1 - final_rate) * factor
 
 
-SCHEDULES: dict[str, Callable[[Any, Course], Any]] = {
+SCHEDULES: dict[str, Callable[[Any, ScheduleParams], Any]] = {
     "noam": _noam,
     "inverse_square_root": _inverse_square_root,
     "t5": _t5,
@@ -92,16 +94,16 @@ SCHEDULES: dict[str, Callable[[Any, Course], Any]] = {
     "linear": _linear,
     "warmup_stable_decay": _warmup_stable_decay,
 }
-"""Name → (updates applied so far, course) → factor of the learning rate."""
+"""Name → (updates applied so far, what else it depends on) → factor of the learning rate."""
 
 
-def make_schedule(name: str, learning_rate: float, course: Course) -> Schedule:
+def make_schedule(name: str, learning_rate: float, params: ScheduleParams) -> Schedule:
     """Return the named schedule; all of them but t5 warm up linearly."""
-    return lambda s: learning_rate * SCHEDULES[name](s, course)
+    return lambda step: learning_rate * SCHEDULES[name](step, params)
 
 
 def schedule_line(config: Config, schedule: Schedule) -> str:
-    """Say in one line how the learning rate of a run goes, what its peak is, and whether that is out of the usual."""
+    """Say in one line a run's schedule, its learning rate at the peak and at the end, and whether that peak is high."""
     options, last, warmup = config.optim, config.train.num_steps, config.warmup_steps()
     highest = min(max(warmup, 1), last)
     peak, end = (float(schedule(step - 1)) for step in (highest, last))
@@ -127,19 +129,19 @@ def build_optimizer(config: Config, model: Any) -> Optimizer:
     schedule = build_schedule(config)
     shapes = jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))
     frozen = frozen_parameters(shapes, config.train.freeze)
-    return Optimizer(schedule, make_optimizer(config.optim, schedule, frozen, config.model.widening), frozen)
+    return Optimizer(schedule, make_optimizer(config.optim, schedule, frozen, config.model.mup_width_ratio), frozen)
 
 
 def build_schedule(config: Config) -> Schedule:
     """Return the learning-rate schedule of a run."""
-    course = Course(
+    params = ScheduleParams(
         warmup=config.warmup_steps(),
         num_steps=config.train.num_steps,
         d_model=config.model.scale_width,
         decay=config.decay_steps(),
         final_rate=config.optim.final_rate,
     )
-    return make_schedule(config.optim.schedule, config.optim.learning_rate, course)
+    return make_schedule(config.optim.schedule, config.optim.learning_rate, params)
 
 
 def frozen_parameters(params: Any, patterns: Sequence[str]) -> Any:
@@ -161,13 +163,13 @@ def frozen_parameters(params: Any, patterns: Sequence[str]) -> Any:
 
 
 def make_optimizer(
-    options: OptimConfig, schedule: Schedule, frozen: Any = None, widening: float = 1.0
+    options: OptimConfig, schedule: Schedule, frozen: Any = None, mup_width_ratio: float = 1.0
 ) -> optax.GradientTransformation:
     """Chain clipping by global norm (0 = off) and the named optimizer; frozen parameters stay as they are.
 
-    Gradients of frozen parameters do not count in the norm. `widening` is that of maximal update parametrization.
+    Gradients of frozen parameters do not count in the norm. `mup_width_ratio` is `ModelConfig.mup_width_ratio`.
     """
-    core = OPTIMIZERS[options.optimizer](schedule, options, widening)
+    core = OPTIMIZERS[options.optimizer](schedule, options, mup_width_ratio)
     chain = optax.chain(optax.clip_by_global_norm(options.clip_norm), core) if options.clip_norm else core
     if frozen is None:
         return chain
@@ -175,28 +177,31 @@ def make_optimizer(
     return optax.multi_transform({"trained": chain, "frozen": optax.set_to_zero()}, labels)
 
 
-def _adam(schedule: Schedule, options: OptimConfig, widening: float) -> optax.GradientTransformation:
-    return optax.chain(_direction(options, widening), optax.scale_by_learning_rate(schedule))
+def _adam(schedule: Schedule, options: OptimConfig, mup_width_ratio: float) -> optax.GradientTransformation:
+    return optax.chain(_direction(options, mup_width_ratio), optax.scale_by_learning_rate(schedule))
 
 
-def _adamw(schedule: Schedule, options: OptimConfig, widening: float) -> optax.GradientTransformation:
-    decay = optax.add_decayed_weights(options.weight_decay, decayed)
-    return optax.chain(_direction(options, widening), decay, optax.scale_by_learning_rate(schedule))
+def _adamw(schedule: Schedule, options: OptimConfig, mup_width_ratio: float) -> optax.GradientTransformation:
+    decay = optax.add_decayed_weights(options.weight_decay, weight_decay_mask)
+    return optax.chain(_direction(options, mup_width_ratio), decay, optax.scale_by_learning_rate(schedule))
 
 
-def _direction(options: OptimConfig, widening: float) -> optax.GradientTransformation:
-    """Return Adam's updates before the learning rate; with mup those of kernels are divided by the widening."""
+def _direction(options: OptimConfig, mup_width_ratio: float) -> optax.GradientTransformation:
+    """Return Adam's updates before the learning rate; with mup those of kernels are divided by the ratio of widths."""
     adam = optax.scale_by_adam(b1=options.b1, b2=options.b2, eps=options.epsilon)
-    return adam if widening == 1 else optax.chain(adam, optax.stateless(lambda u, _: divide_kernels(u, widening)))
+    if mup_width_ratio == 1:
+        return adam
+    return optax.chain(adam, optax.stateless(lambda updates, _: divide_kernels(updates, mup_width_ratio)))
 
 
-def divide_kernels(updates: Any, widening: float) -> Any:
+def divide_kernels(updates: Any, mup_width_ratio: float) -> Any:
     """Divide the updates of what grows with the width on both sides (Yang et al. 2022, Table 3): all kernels."""
     names = parameter_names(updates)
-    return jax.tree.map(lambda path, u: u / widening if path.endswith("kernel") else u, names, updates)
+    return jax.tree.map(lambda name, u: u / mup_width_ratio if _is_kernel(name) else u, names, updates)
 
 
-def _adafactor(schedule: Schedule, options: OptimConfig, widening: float) -> optax.GradientTransformation:
+def _adafactor(schedule: Schedule, options: OptimConfig, mup_width_ratio: float) -> optax.GradientTransformation:
+    """Return Adafactor, which has no place for mup's rates and weight decay: `config.checks` refuses both with it."""
     return per_layer(optax.adafactor(schedule))
 
 
@@ -207,9 +212,13 @@ OPTIMIZERS: dict[str, Callable[[Schedule, OptimConfig, float], optax.GradientTra
 }
 
 
-def decayed(params: Any) -> Any:
-    """Mark what weight decay shrinks: matrices, not biases and norm scales."""
-    return jax.tree.map(lambda path: path.endswith(("kernel", "embedding")), parameter_names(params))
+def weight_decay_mask(params: Any) -> Any:
+    """Return a tree of booleans, True for what weight decay shrinks: matrices, not biases and norm scales."""
+    return jax.tree.map(lambda name: _is_kernel(name) or name.endswith("embedding"), parameter_names(params))
+
+
+def _is_kernel(name: str) -> bool:
+    return name.endswith("kernel")
 
 
 def per_layer(tx: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -228,7 +237,8 @@ def per_layer(tx: optax.GradientTransformation) -> optax.GradientTransformation:
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         names = parameter_names(updates)
         treedef: Any = jax.tree.structure(names)
-        columns = [treedef.flatten_up_to(tree) for tree in (names, updates, state, params)]
+        trees = (names, updates, state) if params is None else (names, updates, state, params)
+        columns = [treedef.flatten_up_to(tree) for tree in trees]
         results = [apply(tx.update, *leaves) for leaves in zip(*columns, strict=True)]
         return treedef.unflatten([u for u, _ in results]), treedef.unflatten([s for _, s in results])
 

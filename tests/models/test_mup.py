@@ -39,7 +39,7 @@ def batch():
 def trained(model, seed=0):
     """Return the logits before the first of a few updates and after the last, and the parameters there."""
     params, data = init_params(model, jax.random.key(seed)), batch()
-    tx = make_optimizer(OptimConfig(clip_norm=0.0), lambda step: RATE, None, model.config.widening)
+    tx = make_optimizer(OptimConfig(clip_norm=0.0), lambda step: RATE, None, model.config.mup_width_ratio)
 
     def loss(params):
         logits = model.apply({"params": params}, data)
@@ -88,7 +88,7 @@ def test_updates_change_logits_as_much_at_every_width(changes):
 
 def test_scales_are_those_of_the_paper():
     c = model_of(4 * BASE).config
-    assert (c.widening, c.scale_width) == (4.0, BASE)
+    assert (c.mup_width_ratio, c.scale_width) == (4.0, BASE)
     assert c.query_scale == pytest.approx((BASE / HEADS) ** 0.5 / (4 * BASE / HEADS))  # 1/k
     more_heads = dataclasses.replace(c, num_heads=4 * HEADS, mup=MupConfig(BASE, HEADS))
     assert more_heads.query_scale == pytest.approx((BASE / HEADS) ** -0.5)  # heads of the base's size: its scale
@@ -118,12 +118,12 @@ def test_kernels_learn_slower_and_decay_as_fast_as_in_the_base():
     params = init_params(model, jax.random.key(0))
     ones = jax.tree.map(jnp.ones_like, params)
 
-    def first_update(widening, gradients, decay):
+    def first_update(mup_width_ratio, gradients, decay):
         options = OptimConfig(optimizer="adamw", weight_decay=decay, clip_norm=0.0)
-        tx = make_optimizer(options, lambda step: RATE, None, widening)
+        tx = make_optimizer(options, lambda step: RATE, None, mup_width_ratio)
         return tx.update(gradients, tx.init(params), params)[0]
 
-    base, wide = (first_update(widening, ones, 0.0)["decoder"]["block"] for widening in (1.0, 4.0))
+    base, wide = (first_update(mup_width_ratio, ones, 0.0)["decoder"]["block"] for mup_width_ratio in (1.0, 4.0))
     kernel, scale = (block["feed_forward"]["up"]["kernel"] for block in (base, wide)), wide["self_attn_norm"]["scale"]
     assert np.ptp([float(array.mean()) for array in kernel]) == pytest.approx(RATE * 3 / 4, rel=1e-4)
     np.testing.assert_allclose(scale, -RATE, rtol=1e-4)

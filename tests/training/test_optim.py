@@ -14,13 +14,13 @@ from jformer.parallel.sharding import parameter_names
 from jformer.tasks.build import TASKS
 from jformer.training import optim
 from jformer.training.optim import (
-    Course,
-    decayed,
+    ScheduleParams,
     frozen_parameters,
     make_optimizer,
     make_schedule,
     per_layer,
     schedule_line,
+    weight_decay_mask,
 )  # fmt: skip
 
 ADAM = {"b1": 0.9, "b2": 0.98, "epsilon": 1e-9, "weight_decay": 0.0, "clip_norm": 0.0}
@@ -37,7 +37,7 @@ def gradients(params, seed=0, scale=1.0):
 
 
 def constant(rate):
-    return make_schedule("constant", rate, Course(0, 100, 512))
+    return make_schedule("constant", rate, ScheduleParams(0, 100, 512))
 
 
 def optimizer(name, schedule, params, freeze=(), **values):
@@ -59,7 +59,7 @@ def same(a, b, **tolerances):
 
 def rates(name, rate, warmup, num_steps, updates, **course):
     """Return the rates of updates numbered from 1, as papers count them."""
-    schedule = make_schedule(name, rate, Course(warmup, num_steps, **{"d_model": 512, **course}))
+    schedule = make_schedule(name, rate, ScheduleParams(warmup, num_steps, **{"d_model": 512, **course}))
     return [float(schedule(update - 1)) for update in updates]
 
 
@@ -114,7 +114,7 @@ def line(**changes):
     config.optim.update(changes.pop("optim", {}))
     config.train.update(changes)
     settings = resolve(config)
-    course = Course(settings.warmup_steps(), settings.train.num_steps, settings.model.d_model)
+    course = ScheduleParams(settings.warmup_steps(), settings.train.num_steps, settings.model.d_model)
     return schedule_line(settings, make_schedule(settings.optim.schedule, settings.optim.learning_rate, course))
 
 
@@ -157,7 +157,7 @@ def test_only_decaying_schedules_depend_on_the_number_of_steps(name):
 
 
 def test_adam_is_the_algorithm_of_the_paper():
-    schedule = make_schedule("linear", 0.01, Course(2, 10, 512))
+    schedule = make_schedule("linear", 0.01, ScheduleParams(2, 10, 512))
     params, m, v = 0.5, 0.0, 0.0
     tx = optimizer("adam", schedule, {"w": 0.0}, **ADAM)
     state, found = tx.init({"w": jnp.float32(0.5)}), {"w": jnp.float32(0.5)}
@@ -202,7 +202,7 @@ def test_parameters_are_named_by_their_path():
 
 
 def test_weight_decay_pulls_on_matrices_only():
-    assert decayed(PARAMS) == {
+    assert weight_decay_mask(PARAMS) == {
         "encoder": {"block": {"q": {"kernel": True, "bias": False}}},
         "source_embedding": {"embedding": True},
         "norm": {"scale": False, "bias": False},
@@ -211,7 +211,7 @@ def test_weight_decay_pulls_on_matrices_only():
         updated(optimizer("adamw", constant(0.1), PARAMS, **{**ADAM, "weight_decay": decay}), PARAMS)
         for decay in (0.0, 0.2)
     )
-    expected = jax.tree.map(lambda p, old, d: p - 0.1 * 0.2 * old * d, plain, PARAMS, decayed(PARAMS))
+    expected = jax.tree.map(lambda p, old, d: p - 0.1 * 0.2 * old * d, plain, PARAMS, weight_decay_mask(PARAMS))
     same(pulled, expected, rtol=1e-6)
 
 
@@ -276,6 +276,13 @@ def test_adafactor_sees_parameters_outside_of_blocks_whole():
     start, whole = {"embedding": large_layers(9)}, optax.adafactor(constant(0.01))
     found, expected = (three_updates(tx, start, lambda g: {"embedding": g}) for tx in (per_layer(whole), whole))
     same(found, expected, rtol=1e-6)
+
+
+def test_a_transform_that_reads_no_parameters_needs_none_layer_by_layer():
+    updates = {"encoder": {"block": {"kernel": jnp.ones((2, 3))}}}
+    tx = per_layer(optax.scale(0.5))
+    halved, _ = tx.update(updates, jax.tree.map(lambda _: optax.EmptyState(), updates))
+    same(halved, jax.tree.map(lambda u: u / 2, updates), rtol=0)
 
 
 def test_average_is_the_mean_of_every_parameter():

@@ -44,7 +44,7 @@ class TokenHead(nn.Module):
         if c.tied_output and c.embedding_scale == "output":
             hidden = hidden * c.scale_width**-0.5
         if c.tied_output and c.parametrization == "mup":
-            hidden = hidden / c.widening  # a table of one's own has its learning rate divided instead
+            hidden = hidden / c.mup_width_ratio  # a table of one's own has its learning rate divided instead
         logits = table.attend(hidden) if c.tied_output else self.output(hidden)
         return logits + self.bias if c.head.transform or c.head.bias else logits
 

@@ -79,7 +79,7 @@ def kernel_init(config: ModelConfig, role: str, layers: int = 1, beta: float = 1
         return nn.initializers.zeros_init()
     gain = config.key_size**-0.5 if role == "query" and config.attention_scale == "one" else 1.0
     gain *= beta if role in DEEPNORM_SCALED else 1.0
-    gain *= config.widening**-0.5 if config.init in FIXED_DEVIATION else 1.0
+    gain *= config.mup_width_ratio**-0.5 if config.init in FIXED_DEVIATION else 1.0
     draw = KERNELS[config.init](config, role, layers)
     return lambda key, shape, dtype=jnp.float32: gain * draw(key, shape, dtype)
 
