@@ -13,7 +13,7 @@ from jformer.data.tokenizers import NUM_SYMBOLS
 from jformer.data.vocabularies import load_tokenizers
 from jformer.models import ModelConfig
 from jformer.parallel.mesh import fill_axes
-from jformer.parallel.sharding import fill_rows
+from jformer.parallel.sharding import round_up_rows
 from jformer.tasks.task import CLASSES, Task, sized
 
 
@@ -33,7 +33,7 @@ def answer_shape(config: Config, task: Task, mesh: Mesh) -> Shape:
     room = min(room, decode.max_length or room)
     if config.model.positions == "learned":
         length, room = min(length, config.model.max_length), min(room, config.model.max_length)
-    return Shape(fill_rows(decode.batch_size, mesh), length, room)
+    return Shape(round_up_rows(decode.batch_size, mesh), length, room)
 
 
 ASSUMED_CLASSES = 2

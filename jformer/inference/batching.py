@@ -16,7 +16,7 @@ from jformer.errors import UserError
 from jformer.inference.answers import Piece
 from jformer.inference.inputs import LONG_INPUT, Attempt, Inputs
 from jformer.parallel.backend import target
-from jformer.parallel.sharding import fill_rows
+from jformer.parallel.sharding import round_up_rows
 
 CONCURRENT_BATCHES = 2  # a step of decoding is too small to keep several cores busy: two at once took 2/3 of the time
 SMALL_BATCH = 8  # rows for so few pieces, as when somebody types them: they do not wait for a whole batch
@@ -171,7 +171,7 @@ def concurrent_batches(mesh: Mesh | None) -> int:
 def batch_rows(count: int, batch_size: int, mesh: Mesh | None) -> int:
     """Return the rows of the batches for so many pieces: few for few pieces, and what the mesh divides evenly."""
     rows = min(SMALL_BATCH, batch_size) if count <= SMALL_BATCH else batch_size
-    return fill_rows(rows, mesh) if mesh else rows
+    return round_up_rows(rows, mesh) if mesh else rows
 
 
 def sorted_batches(lengths: Sequence[int], rows: int) -> Iterator[Sequence[int]]:

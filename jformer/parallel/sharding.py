@@ -16,24 +16,34 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jformer.errors import UserError
-from jformer.parallel.activations import COLUMN, ROW, kernel_axes
 from jformer.parallel.mesh import DATA, FSDP, TENSOR
 
 ROWS = PartitionSpec(None, DATA)  # of batch leaves [a b …], as far as steps split them by hand
 EVERY_ROW = PartitionSpec((DATA, FSDP))
 
-# A regular expression over a parameter's path → the mesh axes of its last axes. The axis of layers is never split.
-PARAMETER_AXES = (
-    (r"/(q|k|v|distance|gate|up)/kernel$", kernel_axes(COLUMN)),
-    (r"/(q|k|v|gate|up)/bias$|/distance/(content|distance)_bias$", (TENSOR,)),
-    (r"/(o|down)/kernel$", kernel_axes(ROW)),
+# A regular expression over a parameter's path → the mesh axes that its last axes are split over; the axis of layers, in
+# front of them, is never split. The first row that matches counts. A kernel [inputs outputs] is split over `tensor` as
+# matmul.py multiplies by it, so that a block needs one sum over devices for attention and one for the feed-forward
+# (Shoeybi et al. 2019, section 3): q, k, v and up by their outputs, o and down by their inputs.
+PARAMETER_AXES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (r"/(q|k|v|distance|gate|up)/kernel$", (FSDP, TENSOR)),
+    (r"/(q|k|v|gate|up)/bias$", (TENSOR,)),
+    (r"/distance/(content|distance)_bias$", (TENSOR,)),
+    (r"/(o|down)/kernel$", (TENSOR, FSDP)),
     (r"^(source_|target_)?embedding/embedding$", (TENSOR, FSDP)),
-    (r"^head/output/kernel$", kernel_axes(COLUMN)),
+    (r"^head/output/kernel$", (FSDP, TENSOR)),
     (r"^head/bias$", (TENSOR,)),
     # What is small lies whole on every device.
-    (r"/(o|down)/bias$|norm/(scale|bias)$|(positions|segments|position_bias)/embedding$", ()),
-    (r"^(encoder|decoder)/((forward|backward|layers)_\d+|alignment|feed|readout)/|^bridge_\d+/", ()),  # recurrent
-    (r"^head/transform/|^(pooler/dense|classifier|patches)/(kernel|bias)$|^class_token$", ()),
+    (r"/(o|down)/bias$", ()),
+    (r"norm/(scale|bias)$", ()),
+    (r"(positions|segments|position_bias)/embedding$", ()),
+    (r"^head/transform/", ()),
+    (r"^(pooler/dense|classifier|patches)/(kernel|bias)$", ()),
+    (r"^class_token$", ()),
+    # And so do recurrent models.
+    (r"^(encoder|decoder)/(forward|backward|layers)_\d+/", ()),
+    (r"^(encoder|decoder)/(alignment|feed|readout)/", ()),
+    (r"^bridge_\d+/", ()),
 )
 
 
@@ -42,7 +52,7 @@ def row_shards(mesh: Mesh) -> int:
     return mesh.shape[DATA] * mesh.shape[FSDP]
 
 
-def fill_rows(rows: int, mesh: Mesh) -> int:
+def round_up_rows(rows: int, mesh: Mesh) -> int:
     """Return the least number of rows, so many or more, that the mesh splits evenly."""
     return -(-rows // row_shards(mesh)) * row_shards(mesh)
 
@@ -60,19 +70,24 @@ def parameter_names(params: Any) -> Any:
 def parameter_specs(params: Any) -> Any:
     """Return where each parameter (or its shape) lies, as PartitionSpecs; its gradient and moments lie there too.
 
-    Raises UserError for a parameter that the table does not know.
+    Raises ValueError for a parameter that the table does not know, or that has fewer axes than its row there.
     """
 
     def spec(path: Any, leaf: Any) -> PartitionSpec:
-        name = _name(path)
-        axes = next((axes for pattern, axes in PARAMETER_AXES if re.search(pattern, name)), None)
-        if axes is None:
-            raise UserError(
-                f"parameter {name}: jformer.parallel.sharding.PARAMETER_AXES does not say where it lies; add a row"
-            )
-        return PartitionSpec(*(None,) * (len(leaf.shape) - len(axes)), *axes) if axes else PartitionSpec()
+        axes = _axes_of(_name(path))
+        in_front = len(leaf.shape) - len(axes)
+        if in_front < 0:
+            raise ValueError(f"parameter {_name(path)} {leaf.shape} has fewer axes than PARAMETER_AXES splits: {axes}")
+        return PartitionSpec(*(None,) * in_front, *axes) if axes else PartitionSpec()
 
     return jax.tree_util.tree_map_with_path(spec, params)
+
+
+def _axes_of(name: str) -> tuple[str, ...]:
+    for pattern, axes in PARAMETER_AXES:
+        if re.search(pattern, name):
+            return axes
+    raise ValueError(f"parameter {name}: PARAMETER_AXES in jformer/parallel/sharding.py does not say where it lies")
 
 
 def parameter_shardings(mesh: Mesh, params: Any, whole: Sequence[str] = ()) -> Any:
@@ -89,7 +104,9 @@ def parameter_shardings(mesh: Mesh, params: Any, whole: Sequence[str] = ()) -> A
                     f"mesh.{axis}={mesh.shape[axis]} does not divide {size} of parameter {_name(path)} "
                     f"[{' '.join(map(str, leaf.shape))}]: choose a divisor of it, or another size of the model"
                 )
-        while axes and axes[-1] is None:  # jit's results come so, and a program is compiled again for another spelling
+        # jit gives its results shardings that do not end in None. Those of a first state must be written the same way:
+        # the step is compiled once for each way of writing.
+        while axes and axes[-1] is None:
             axes.pop()
         return NamedSharding(mesh, PartitionSpec(*axes))
 
@@ -97,9 +114,10 @@ def parameter_shardings(mesh: Mesh, params: Any, whole: Sequence[str] = ()) -> A
 
 
 def state_shardings(mesh: Mesh, state: Any) -> Any:
-    """Return the shardings of a state with `params`: what has a parameter's name and shape lies as that does.
+    """Return the shardings of a state with `params`: moments and moving averages are split as their parameters are.
 
-    So do moments and moving averages; the rest, counters and statistics of rows and columns, is everywhere.
+    They are found by their paths, which end in the whole path of a parameter, and by its shape. The rest is on every
+    device: counters, and Adafactor's statistics of rows and columns, which have a parameter's path but other shapes.
     """
     shapes = jax.tree_util.tree_leaves_with_path(state.params)
     shardings = jax.tree.leaves(parameter_shardings(mesh, state.params))
@@ -107,8 +125,11 @@ def state_shardings(mesh: Mesh, state: Any) -> Any:
 
     def like_its_parameter(path: Any, leaf: Any) -> NamedSharding:
         parts = _name(path).split("/")
-        names = ("/".join(parts[start:]) for start in range(len(parts)))
-        return next((known[name, leaf.shape] for name in names if (name, leaf.shape) in known), replicated(mesh))
+        for start in range(len(parts)):  # the longest end first: no parameter is taken for one within another
+            name = "/".join(parts[start:])
+            if (name, leaf.shape) in known:
+                return known[name, leaf.shape]
+        return replicated(mesh)
 
     return jax.tree_util.tree_map_with_path(like_its_parameter, state)
 

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from jformer.config.options import OptimConfig
 from jformer.errors import UserError
+from jformer.parallel.activations import COLUMN, ROW, kernel_axes
 from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import (
     local_rows,
@@ -54,10 +55,19 @@ def test_kernels_are_split_over_tensor_by_their_heads_and_over_fsdp_the_other_wa
 
 
 def test_parameter_without_a_place_is_refused_by_name():
-    with pytest.raises(
-        UserError, match=r"^parameter encoder/mystery: jformer.parallel.sharding.PARAMETER_AXES does not say"
-    ):
+    with pytest.raises(ValueError, match=r"^parameter encoder/mystery: PARAMETER_AXES in .* does not say"):
         parameter_specs({"encoder": {"mystery": jnp.ones(3)}})
+
+
+def test_a_parameter_with_fewer_axes_than_its_row_splits_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"^parameter encoder/up/kernel \(4,\) has fewer axes"):
+        parameter_specs({"encoder": {"up": {"kernel": jnp.ones(4)}}})
+
+
+def test_kernels_are_stored_as_they_are_multiplied():
+    stored = by_name(parameter_specs(PARAMS))
+    assert stored["self_attn/q/kernel"] == P(None, *kernel_axes(COLUMN))
+    assert stored["self_attn/o/kernel"] == P(None, *kernel_axes(ROW))
 
 
 def test_parameter_that_does_not_divide_is_refused_by_name():
