@@ -10,7 +10,8 @@ import pytest
 
 from jformer.decoding.cache import reorder, repeat_rows
 from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
-from tests.conftest import make_batch, run
+from jformer.models.layers.transformer import AttentionContext, Stack
+from tests.conftest import TINY, make_batch, run
 
 ARRANGEMENTS = [  # what no preset has; the others are in test_contracts.py, and every pair of options in test_parts.py
     {
@@ -30,6 +31,14 @@ def test_feed_forward_of_the_paper_has_2_099_712_parameters():
     shapes = jax.eval_shape(functools.partial(init_params, build_model(ModelConfig(vocab_size=8))), jax.random.key(0))
     leaves = jax.tree.leaves(shapes["encoder"]["block"]["feed_forward"])
     assert sum(leaf.size for leaf in leaves) == 6 * 2_099_712
+
+
+@pytest.mark.parametrize("cross", [True, False])
+def test_a_stack_without_the_memory_it_needs_or_with_one_it_would_not_read_is_refused(cross):
+    stack, x = Stack(ModelConfig(**TINY), 2, cross=cross, causal=True), jnp.ones((1, 3, 32))
+    context = AttentionContext(jnp.arange(3)[None], jnp.ones((1, 1, 3, 3), bool))
+    with pytest.raises(AssertionError, match="a memory is for stacks with cross-attention"):
+        stack.init(jax.random.key(0), x, None if cross else x, context, None)
 
 
 @every_arrangement

@@ -1,8 +1,8 @@
-"""Multi-head attention. Keys and values are data: `kv` projects them once, `__call__` attends, nothing is hidden.
+"""Multi-head attention. Keys and values are data: `project_kv` makes them, `__call__` attends, nothing is hidden.
 
 Axes: b rows, t query positions, s key positions, d d_model, h query heads, g heads of keys and values, r = h / g query
 heads of a group, k size of a query and key, u size of a value. In a cache: m sentences, n = b / m beams of each,
-e entries, x = n·t·r queries that attend to the keys of one sentence and group.
+e entries, q = n·t·r queries that attend to the keys of one sentence and group.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,6 @@ from jformer.parallel.mesh import TENSOR
 # Up to so many queries, sums of products are 2 to 4 times as fast on CPU as a matrix product: docs/decisions/0018.
 MAX_QUERIES_FOR_SUMS = 16
 
-
 DropWeights = Callable[[Array, int | Int[Array, ""]], Array]
 """(weights [b h t s], the index of their first query) → weights after dropout."""
 
@@ -50,7 +49,7 @@ def attend(
     """
     b, t, h, _ = q.shape
     s, g = kv["k"].shape[1:3]
-    q = (q * scale).reshape(b, t, g, h // g, -1)  # [b t h k] → [b t g r k]
+    q = (q * scale).reshape(b, t, g, h // g, -1)  # [b t h k] → [b t g r k]; here, for scores are many more than queries
     scores = query_key_scores(q, kv["k"])  # [b g r t s], float32
     scores = scores.reshape(b, h, t, s)
     scores = scores if bias is None else scores + bias
@@ -84,29 +83,29 @@ def attend_in_chunks(
     return map_chunks(values, arrays, chunk)
 
 
-def attend_cached(
-    q: Float[Array, "m g x k"],
-    entries: KeyValue,
-    mask: Bool[Array, " m #g #x e"] | None,
-    bias: Float[Array, "m g x e"] | None = None,
+def attend_few_queries(
+    q: Float[Array, "m g q k"],
+    cached_kv: KeyValue,
+    mask: Bool[Array, " m #g #q e"] | None,
+    bias: Float[Array, "m g q e"] | None = None,
     scale: float = 1.0,
-) -> tuple[Float[Array, "m g x u"], Float[Array, "m g x e"]]:
-    """Attend from few queries to the entries of a cache; see `attend`.
+) -> tuple[Float[Array, "m g q u"], Float[Array, "m g q e"]]:
+    """Attend from few queries to the keys [m g k e] and values [m g e u] of a cache; see `attend`.
 
     So few rows are slow as a matrix product on CPU, and fast as sums of products, which XLA fuses.
     """
-    k, v = entries["k"], entries["v"]
+    k, v = cached_kv["k"], cached_kv["v"]
     as_sums = q.shape[2] <= MAX_QUERIES_FOR_SUMS and target() == "cpu"
     if as_sums:
-        products = q[..., None].astype(jnp.float32) * k[:, :, None].astype(jnp.float32)  # [m g x k e]
+        products = q[..., None].astype(jnp.float32) * k[:, :, None].astype(jnp.float32)  # [m g q k e]
         scores = products.sum(3)
     else:
-        scores = jnp.einsum("mgxk,mgke->mgxe", q, k, preferred_element_type=jnp.float32)
-    scores = scores * scale + (0.0 if bias is None else bias)
+        scores = jnp.einsum("mgqk,mgke->mgqe", q, k, preferred_element_type=jnp.float32)
+    scores = scores * scale + (0.0 if bias is None else bias)  # float32, as here queries may be bfloat16
     scores = scores if mask is None else jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores)
     kept = weights.astype(q.dtype)
-    values = (kept[..., None] * v[:, :, None]).sum(3) if as_sums else jnp.einsum("mgxe,mgeu->mgxu", kept, v)
+    values = (kept[..., None] * v[:, :, None]).sum(3) if as_sums else jnp.einsum("mgqe,mgeu->mgqu", kept, v)
     return values, weights
 
 
@@ -142,7 +141,7 @@ class Attention(nn.Module):
         q = self.q(x).reshape(*x.shape[:-1], self.config.num_heads, -1)  # [b t h·k] → [b t h k]
         return self.rotary(q, positions)
 
-    def kv(self, y: Float[Array, "b s d"], positions: Int[Array, "b s"] | None = None) -> KeyValue:
+    def project_kv(self, y: Float[Array, "b s d"], positions: Int[Array, "b s"] | None = None) -> KeyValue:
         """Project keys and values; with positions, rotary keys are rotated."""
         heads = (*y.shape[:-1], self.config.kv_heads, -1)
         k = self.k(y).reshape(heads)  # [b s g·k] → [b s g k]
@@ -162,13 +161,13 @@ class Attention(nn.Module):
         """Attend from x to keys and values; True in the mask = may attend.
 
         Args:
-            x: what asks.
-            kv: what is attended to, from `kv`.
+            x: the hidden states that queries are projected from.
+            kv: the keys and values that they attend to, from `project_kv`.
             mask: which keys each query may attend to; None = all.
             positions: of x where it attends to itself, for rotary positions.
             bias: of positions, added to the scores.
             dropout_key: what the mask that drops weights depends on; None drops nothing.
-            segments: what the mask says, where they can say it.
+            segments: the same as the mask, for kernels that mask by segments; None where the mask is no such one.
         """
         c = self.config
 
@@ -177,7 +176,7 @@ class Attention(nn.Module):
 
         q, scale = self.queries(x, positions), c.query_scale
         if positions is not None and c.positions == "transformer_xl":
-            q, bias = self.distance(q)
+            q, bias = self.distance(q)  # a bias of its own: the stack makes one of other position schemes only
         call = Call(
             q.dtype.name,
             known_length(q.shape[1]),
@@ -188,25 +187,28 @@ class Attention(nn.Module):
             shows=self.is_mutable_collection("intermediates"),
             tensor=parts(TENSOR),
         )
-        kernel, _, chunk = choose_kernel(c, target(), call)
-        if kernel == "splash" and segments is not None:
+        choice = choose_kernel(c, target(), call)
+        # Where `call.drops`, `choose_kernel` takes no kernel that drops no weights, and without segments no splash.
+        if choice.kernel == "splash" and segments is not None:
             values = attend_splash(q, kv, segments, scale)
-        elif kernel == "cudnn":
+        elif choice.kernel == "cudnn":
             values = attend_cudnn(q, kv, mask, bias, scale)
-        elif kernel == "jax":
+        elif choice.kernel == "jax":
             values = jax.nn.dot_product_attention(q, kv["k"], kv["v"], bias, mask, scale=scale)
-        elif kernel == "chunked":
-            values = attend_in_chunks(q, kv, mask, bias, scale, drop_weights, chunk)
+        elif choice.kernel == "chunked":
+            values = attend_in_chunks(q, kv, mask, bias, scale, drop_weights, choice.chunk)
         else:
             values, weights = attend(q, kv, mask, bias, scale, drop_weights)
             self.sow("intermediates", "weights", weights)
         return self.o(values.reshape(*x.shape[:-1], -1))  # [b t h u] → [b t h·u]
 
-    def entries(self, y: Float[Array, "b t d"], sentences: int, positions: Int[Array, "b t"] | None = None) -> KeyValue:
-        """Project keys and values as a cache has them: token by token, the beams of a sentence side by side."""
-        kv = self.kv(y, positions)
-        k = kv["k"].reshape(sentences, -1, *kv["k"].shape[1:])  # [b t g k] → [m n t g k]
-        v = kv["v"].reshape(sentences, -1, *kv["v"].shape[1:])
+    def project_for_cache(
+        self, y: Float[Array, "b t d"], m: int, positions: Int[Array, "b t"] | None = None
+    ) -> KeyValue:
+        """Project keys and values as a cache of m sentences has them: token by token, the beams of one side by side."""
+        kv = self.project_kv(y, positions)
+        k = kv["k"].reshape(m, -1, *kv["k"].shape[1:])  # [b t g k] → [m n t g k]
+        v = kv["v"].reshape(m, -1, *kv["v"].shape[1:])
         k = jnp.einsum("mntgk->mgktn", k)
         v = jnp.einsum("mntgu->mgtnu", v)
         k = k.reshape(*k.shape[:3], -1)  # → [m g k e]
@@ -216,35 +218,33 @@ class Attention(nn.Module):
     def attend_cached(
         self,
         x: Float[Array, "b t d"],
-        entries: KeyValue,
+        cached_kv: KeyValue,
         mask: Bool[Array, " m #n e"] | None,
         positions: Int[Array, "b t"] | None = None,
         bias: Float[Array, "b h t e"] | None = None,
         distance: Int[Array, "b t e"] | None = None,
     ) -> tuple[Float[Array, "b t d"], Float[Array, "b t e"]]:
-        """Attend from the beams of each sentence to its entries; also return the mean weights of the heads.
+        """Attend from the beams of each sentence to its cache; also return the mean weights of the heads.
 
         The mask has a row for each of a sentence's n·t queries, a beam's tokens side by side, or one for all.
         """
         b, t, _ = x.shape
-        m, g = entries["k"].shape[:2]
+        m, g = cached_kv["k"].shape[:2]
         n, r = b // m, self.config.num_heads // g
-
         q = self.queries(x, positions)  # [b t h k]
         q, bias = (q, bias) if distance is None else self.distance.of_entries(q, distance)
         q = q.reshape(m, n * t, g, r, -1).swapaxes(1, 2)  # → [m n·t g r k] → [m g n·t r k]
-        q = q.reshape(m, g, n * t * r, -1)  # → [m g x k]
+        q = q.reshape(m, g, n * t * r, -1)  # → [m g q k]
         if bias is not None:
             bias = bias.reshape(m, n, g, r, t, -1)  # [b h t e] → [m n g r t e]
             bias = bias.transpose(0, 2, 1, 4, 3, 5)  # → [m g n t r e]
-            bias = bias.reshape(m, g, n * t * r, -1)  # → [m g x e]
-        if mask is not None:  # [m n·t e] → [m x e] → [m 1 x e]
+            bias = bias.reshape(m, g, n * t * r, -1)  # → [m g q e]
+        if mask is not None:  # [m n·t e] → [m q e] → [m 1 q e]
             mask = (jnp.repeat(mask, r, axis=1) if mask.shape[1] > 1 else mask)[:, None]
-
-        values, weights = attend_cached(q, entries, mask, bias, self.config.query_scale)
-        values = values.reshape(m, g, n * t, r, -1)  # [m g x u] → [m g n·t r u]
+        values, weights = attend_few_queries(q, cached_kv, mask, bias, self.config.query_scale)
+        values = values.reshape(m, g, n * t, r, -1)  # [m g q u] → [m g n·t r u]
         values = values.swapaxes(1, 2)  # → [m n·t g r u]
         values = values.reshape(b, t, -1)  # → [b t h·u]
-        weights = weights.reshape(m, g, n * t, r, -1)  # [m g x e] → [m g n·t r e]
+        weights = weights.reshape(m, g, n * t, r, -1)  # [m g q e] → [m g n·t r e]
         weights = weights.mean((1, 3))  # → [m n·t e]
         return self.o(values), weights.reshape(b, t, -1)

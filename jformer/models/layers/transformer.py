@@ -35,10 +35,10 @@ class AttentionContext(NamedTuple):
     """Positions, attention masks and position bias, shared by all blocks. In masks True = may attend."""
 
     positions: Int[Array, "b t"]
-    self_mask: Bool[Array, "b 1 #t s"] | Bool[Array, "m n e"]  # of whole sequences; of the entries of a cache
+    self_mask: Bool[Array, "b 1 #t s"] | Bool[Array, "m n e"]  # in __call__; in extend, of the entries of a cache
     cross_mask: Bool[Array, "b 1 #t s"] | Bool[Array, "m 1 s"] | None = None  # where there is a memory
     bias: Float[Array, "#b h t s"] | None = None  # added to the scores of self-attention; the stack fills it in
-    self_segments: Segments | None = None  # what the masks say, of whole sequences
+    self_segments: Segments | None = None  # the same as the masks, for kernels that mask whole sequences by segments
     cross_segments: Segments | None = None
     distance: Int[Array, "b t e"] | None = None  # from queries to entries of a cache; the stack fills it in
 
@@ -51,6 +51,8 @@ class Block(nn.Module):
     sandwich  x + norm'(f(norm(x)))       Ding et al. 2021 (CogView); the stack ends with one norm
     deepnorm  norm(alpha · x + f(x))      Wang et al. 2022
     none      x + f(x)
+
+    Without `config.residual` nothing is added to f(x), whatever the norms.
     """
 
     config: ModelConfig
@@ -99,12 +101,12 @@ class Block(nn.Module):
         key = dropout_key.at_layer(layer) if dropout_key else None
 
         y = self.before("self_attn", x)
-        kv = self.self_attn.kv(y, context.positions)
+        kv = self.self_attn.project_kv(y, context.positions)
         y = self.self_attn(y, kv, context.self_mask, context.positions, context.bias, key, context.self_segments)
         x = self.after("self_attn", x, y, key)
         if memory is not None:
             y = self.before("cross_attn", x)
-            kv = self.cross_attn.kv(memory)
+            kv = self.cross_attn.project_kv(memory)
             y = self.cross_attn(y, kv, context.cross_mask, dropout_key=key, segments=context.cross_segments)
             x = self.after("cross_attn", x, y, key)
         y = self.before("feed_forward", x)
@@ -116,25 +118,26 @@ class Block(nn.Module):
 
     def memory_kv(self, memory: Float[Array, "m s d"]) -> KeyValue:
         """Project the memory's keys and values, once for a whole decode."""
-        return self.cross_attn.entries(memory, memory.shape[0])
+        return self.cross_attn.project_for_cache(memory, memory.shape[0])
 
     def extend(
         self,
         x: Float[Array, "b t d"],
-        entries: KeyValue,
+        cached_kv: KeyValue,
         memory_kv: KeyValue | None,
         context: AttentionContext,
         first: Int[Array, ""],
     ) -> tuple[Float[Array, "b t d"], KeyValue, Float[Array, "b t s"] | None]:
-        """Run the block on new positions only, and write their entries into the cache from number `first` on.
+        """Run the block on new positions only, and write their keys and values into the cache from entry `first` on.
 
         Also return the mean weights of cross-attention, if there is one.
         """
         y = self.before("self_attn", x)
-        new = self.self_attn.entries(y, entries["k"].shape[0], context.positions)
-        entries = write_entries(entries, new, first)
-        where = context.positions, context.bias, context.distance
-        y, _ = self.self_attn.attend_cached(y, entries, context.self_mask, *where)
+        new_kv = self.self_attn.project_for_cache(y, cached_kv["k"].shape[0], context.positions)
+        cached_kv = write_entries(cached_kv, new_kv, first)
+        y, _ = self.self_attn.attend_cached(
+            y, cached_kv, context.self_mask, positions=context.positions, bias=context.bias, distance=context.distance
+        )
         x = self.after("self_attn", x, y, None)
         weights = None
         if memory_kv is not None:
@@ -144,7 +147,7 @@ class Block(nn.Module):
         y = self.before("feed_forward", x)
         y = self.feed_forward(y)
         x = self.after("feed_forward", x, y, None)
-        return x, entries, weights
+        return x, cached_kv, weights
 
 
 class Stack(nn.Module):
@@ -198,6 +201,7 @@ class Stack(nn.Module):
         dropout_key: DropoutKey | None,
     ) -> Float[Array, "b t d"]:
         """Run every block on whole sequences."""
+        assert (memory is not None) == self.cross, "a memory is for stacks with cross-attention, and they need one"
         # Within a text, indices differ as positions do: one bias serves all rows, also those that several texts share.
         indices = jnp.arange(x.shape[1])[None]  # [1 t]
         context = self.with_position_bias(context, indices, indices)

@@ -12,7 +12,7 @@ import pytest
 from jformer.decoding.cache import repeat_rows
 from jformer.models import ModelConfig, build_model
 from jformer.models.batch import causal_mask
-from jformer.models.layers.attention import MAX_QUERIES_FOR_SUMS, Attention, attend, attend_cached
+from jformer.models.layers.attention import MAX_QUERIES_FOR_SUMS, Attention, attend, attend_few_queries
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.matmul import query_key_scores
 from tests.conftest import TINY, make_batch
@@ -28,7 +28,9 @@ def attention(params, x, y, key=None, rate=0.0):
     """Return the output of one head that attends from x to y, without biases, and its weights."""
     config = ModelConfig(d_model=4, num_heads=1, bias=False, attention_dropout=rate)
     mask = everything(*y.shape[:2])
-    run = nn.apply(lambda m: m(x, m.kv(y), mask, dropout_key=key), Attention(config, Site.SELF_WEIGHTS), mutable=True)
+    run = nn.apply(
+        lambda m: m(x, m.project_kv(y), mask, dropout_key=key), Attention(config, Site.SELF_WEIGHTS), mutable=True
+    )
     output, sown = jax.jit(run)({"params": params})
     return output, sown["intermediates"]["weights"][0]
 
@@ -107,7 +109,7 @@ def test_scores_are_float32_where_activations_are_bfloat16():
 @pytest.mark.parametrize("queries", [3, MAX_QUERIES_FOR_SUMS + 1])
 def test_scores_of_a_cache_are_float32_where_activations_are_bfloat16(queries):
     half, full = bfloat16_inputs((2, 2, queries, 16), (2, 2, 16, 7), (2, 2, 7, 16))
-    weights = [attend_cached(q, {"k": k, "v": v}, None, scale=0.25)[1] for q, k, v in (half, full)]
+    weights = [attend_few_queries(q, {"k": k, "v": v}, None, scale=0.25)[1] for q, k, v in (half, full)]
     np.testing.assert_allclose(*weights, atol=1e-6)
 
 
