@@ -58,7 +58,8 @@ def id_limits(model: ModelConfig) -> dict[str, int]:
 def sum_over_microbatches(function: Callable[[Batch], T], batch: Batch) -> T:
     """Return the sum of function(rows [b …]) over the microbatches of a batch [a b …], computed one after another.
 
-    The function is compiled once, however many microbatches there are: their sum begins with zeros.
+    The function is compiled once, however many microbatches there are: their sum begins with zeros. It has the dtype of
+    what the function returns; a loss and its gradient are float32.
     """
     first = jax.tree.map(lambda x: x[0], batch)
     if len(jax.tree.leaves(batch)[0]) == 1:

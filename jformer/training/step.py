@@ -39,11 +39,11 @@ class Metrics(NamedTuple):
     skipped_in_row: Array  # the last ones of them; 0 after an update that changed something
 
 
-GradientFn = Callable[[Any, Batch, Key[Array, ""]], tuple[Sums, Any]]
-"""(parameters, batch [a b …], dropout key) → sums, and the gradient of the mean loss over the whole batch."""
+GradientFn = Callable[[Any, Batch, Key[Array, ""]], tuple[Any, Sums]]
+"""(parameters, batch [a b …], dropout key) → the gradient of the mean loss over the whole batch, and the sums."""
 
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
-"""(state, batch [a b …]) → state and metrics. It is compiled, and reuses the memory of the state that it is given."""
+"""(state, batch [a b …]) → state and metrics. It is compiled, and the state is donated: do not use it afterwards."""
 
 
 def make_gradient(loss: LossFn, mesh: Mesh) -> GradientFn:
@@ -51,34 +51,41 @@ def make_gradient(loss: LossFn, mesh: Mesh) -> GradientFn:
 
     Each part of the `data` axis differentiates the sum over its own rows, a microbatch at a time. Gradients and sums
     are added over the axis in one psum and divided by the global count: never a mean of means, so devices and
-    microbatches with uneven padding count as they should. Within a part, over `fsdp` and `tensor`, the compiler
-    exchanges what the model's shardings ask for. Every gradient gets the sharding of its parameter, so only shards of
-    gradients cross the `data` axis.
+    microbatches with uneven padding count as they should. They are float32, as parameters are. Within a part, over
+    `fsdp` and `tensor`, the compiler exchanges what the model's shardings ask for.
     """
 
-    def sum_gradients(params: Any, batch: Batch, key: Key[Array, ""]) -> tuple[Any, Sums]:
-        def total_loss(params: Any, rows: Batch) -> tuple[Scalar, Sums]:
-            sums = loss(params, rows, key)
-            return sums["loss"].total, sums
+    def total_loss(params: Any, rows: Batch, key: Key[Array, ""]) -> tuple[Scalar, Sums]:
+        sums = loss(params, rows, key)
+        return sums["loss"].total, sums
 
+    def add_up_part(params: Any, batch: Batch, key: Key[Array, ""]) -> tuple[Any, Sums]:
+        """Return the gradient of the total loss over all devices, and the sums, from this part's rows."""
+
+        # All microbatches and parts have the same key: what is drawn for a row depends on the row's number in the whole
+        # update, too (batch["row"]), so it is the same however the rows are split.
         def differentiate(rows: Batch) -> tuple[Any, Sums]:
-            gradient, sums = jax.grad(total_loss, has_aux=True)(params, rows)
-            sharded = jax.tree.map(lambda g, spec: constrain_sharding(g, *spec), gradient, parameter_specs(params))
-            return sharded, sums
+            gradient, sums = jax.grad(total_loss, has_aux=True)(params, rows, key)
+            return _shard_as_parameters(gradient, params), sums
 
         return sum_over_data(sum_over_microbatches(differentiate, batch), mesh)
 
     # With check_vma=True the gradients of replicated parameters would arrive summed already, and psum again.
-    over_data = jax.shard_map(
-        sum_gradients, mesh=mesh, in_specs=(P(), ROWS, P()), out_specs=P(), axis_names={DATA}, check_vma=False
+    add_up = jax.shard_map(
+        add_up_part, mesh=mesh, in_specs=(P(), ROWS, P()), out_specs=P(), axis_names={DATA}, check_vma=False
     )
 
-    def gradient(params: Any, batch: Batch, key: Key[Array, ""]) -> tuple[Sums, Any]:
-        total, sums = over_data(params, batch, key)
+    def mean_gradient(params: Any, batch: Batch, key: Key[Array, ""]) -> tuple[Any, Sums]:
+        total, sums = add_up(params, batch, key)
         count = jnp.maximum(sums["loss"].count, 1.0)
-        return sums, jax.tree.map(lambda g: g / count, total)
+        return jax.tree.map(lambda g: g / count, total), sums
 
-    return gradient
+    return mean_gradient
+
+
+def _shard_as_parameters(gradient: Any, params: Any) -> Any:
+    """Let each gradient be sharded as its parameter, so that only shards of gradients cross the `data` axis."""
+    return jax.tree.map(lambda g, spec: constrain_sharding(g, *spec), gradient, parameter_specs(params))
 
 
 def trained_loss(loss: LossFn, frozen: Any) -> LossFn:
@@ -113,13 +120,13 @@ def make_train_step(
     `frozen` is a tree of booleans: parameters marked there have no gradient, none that counts in the norm either.
     An update whose loss, gradient or new parameters are not finite changes nothing but the counters.
     """
-    gradient = make_gradient(trained_loss(loss, frozen), mesh)
+    mean_gradient = make_gradient(trained_loss(loss, frozen), mesh)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
-        sums, grads = gradient(state.params, batch, key)
-        norm = optax.tree.norm(grads)
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        gradient, sums = mean_gradient(state.params, batch, key)
+        norm = optax.tree.norm(gradient)
+        updates, opt_state = tx.update(gradient, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         ema = None if state.ema is None else moving_average(state.ema, params, ema_decay, state.step - state.skipped)
         # A finite gradient can still end in NaN: by epsilon or a learning rate that float32 cannot hold.

@@ -137,7 +137,7 @@ def test_eight_devices_give_the_gradient_of_one_with_dropout_on(config):
     batch = batch_for(config, [7, 3, 5, 6], [6, 6, 2, 5])
     batch["weights"][3] = 0  # the last device has nothing
     found = [jax.device_get(gradient(config, *s)(params, batch, jax.random.key(3))) for s in ((1,), (2, 2, 2))]
-    (one, expected), (eight, got) = found
+    (expected, one), (got, eight) = found
     assert abs(float(eight["loss"].total) / float(one["loss"].total) - 1) < 1e-6
     difference = jax.tree.map(np.subtract, got, expected)
     assert float(optax.tree.norm(difference) / optax.tree.norm(expected)) < 1e-6
@@ -165,7 +165,7 @@ def test_a_tiny_batch_is_learned_by_heart(config):
     leaves, step, wrong = next(updates), 0, True
     while wrong and step < 600:
         for key in range(step, step + 50):
-            _, grads = gradient(config, 1)(tree.unflatten(leaves), batch, jax.random.key(key))
+            grads, _ = gradient(config, 1)(tree.unflatten(leaves), batch, jax.random.key(key))
             leaves = updates.send(jax.tree.leaves(jax.device_get(grads)))
         step += 50
         guesses = np.asarray(run(model, tree.unflatten(leaves), batch)).argmax(-1)

@@ -82,7 +82,7 @@ def test_gradient_is_that_of_the_mean_over_the_whole_batch(noisy, reference, sha
     mesh = make_mesh(*shape)
     params = jax.device_put(params, parameter_shardings(mesh, params))
     gradient = jax.jit(make_gradient(make_loss(model, SMOOTHED), mesh))
-    sums, found = gradient(params, on(mesh, UNEVEN, microbatches), key)
+    found, sums = gradient(params, on(mesh, UNEVEN, microbatches), key)
     assert float(sums["loss"].count) == UNEVEN["weights"].sum()
     assert abs(float(sums["loss"].total / sums["loss"].count) / float(loss) - 1) < 1e-6
     assert distance(found, expected) < 1e-6
@@ -191,7 +191,7 @@ def test_batch_without_tokens_has_no_gradient_and_no_nan(noisy):
     model, params = noisy
     mesh = make_mesh(1)
     empty = {**UNEVEN, "weights": np.zeros_like(UNEVEN["weights"])}
-    sums, gradient = jax.jit(make_gradient(make_loss(model, SMOOTHED), mesh))(
+    gradient, sums = jax.jit(make_gradient(make_loss(model, SMOOTHED), mesh))(
         params, on(mesh, empty), jax.random.key(0)
     )
     assert float(sums["loss"].total) == float(sums["loss"].count) == 0
