@@ -68,7 +68,7 @@ from jformer.config.files import run_config_file
 from jformer.config.options import Config, flatten
 from jformer.config.overrides import override
 from jformer.config.resume import resume_config
-from jformer.data.progress import told
+from jformer.data.progress import show_progress
 from jformer.parallel import processes
 from jformer.parallel.libtpu import silence_libtpu
 from jformer.storage import check_writable, refusal, run_path
@@ -161,7 +161,7 @@ def run(options: flags.FlagValues, config: Config) -> int:
     elif options.mode == "explore":
         from jformer.evaluation.explorer import explore
 
-        with told("exploring"):
+        with show_progress("exploring"):
             line = explore(config, workdir, options.input, options.output, options.format)
         print(line)
     elif options.mode == "serve":
@@ -174,7 +174,7 @@ def run(options: flags.FlagValues, config: Config) -> int:
     elif options.mode == "export":
         from jformer.inference.export import export
 
-        with told("exporting"):
+        with show_progress("exporting"):
             line = export(config, workdir, options.format, Path(options.output))
         print(line)
     else:
@@ -198,7 +198,7 @@ def show(options: flags.FlagValues, config: Config, workdir: Path | None) -> int
 
 def train_or_evaluate(mode: str, config: Config, workdir: Path, folder: Path) -> int:
     """Score the run, once it is trained; the scores go into a folder, the run's own or another."""
-    with told("loading JAX", quiet=not processes.is_main_process()):
+    with show_progress("loading JAX", quiet=not processes.is_main_process()):
         from jformer.evaluation.evaluate import evaluate, report_scores
         from jformer.evaluation.report import write_own
         from jformer.training.loop import train

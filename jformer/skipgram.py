@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from jformer.data.progress import counted, told
+from jformer.data.progress import counted, show_progress
 from jformer.data.text import read_lines
 from jformer.data.tokenizers import words
 from jformer.errors import DONE, MISTAKE, UserError
@@ -121,7 +121,7 @@ def read(texts: list[Path], min_count: int) -> tuple[list[str], list[np.ndarray]
     """Return the words that some files hold often enough, the most frequent first, and their ids i32, line by line."""
     met: Counter[str] = Counter()
     split: list[list[str]] = []
-    with told("reading the text") as done:
+    with show_progress("reading the text") as done:
         for path in texts:
             for line in read_lines(path, Counter(), invalid="replace"):
                 split.append(words.split(line))

@@ -23,7 +23,7 @@ def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
     return {key: (before[key], after[key]) for key in before if before[key] != after[key]}
 
 
-def with_findings(given: Config, saved: Config) -> Config:
+def with_saved_config(given: Config, saved: Config) -> Config:
     """Return a config with what the saved run found out itself, where the config leaves it open.
 
     That is data.row_multiple, the dtype of model.dtype=auto, and the updates of the same train.num_epochs.
@@ -41,7 +41,7 @@ def resume_config(saved: Config, given: Config) -> Config:
 
     Raise UserError for a change that would make it another run.
     """
-    given = with_findings(given, saved)
+    given = with_saved_config(given, saved)
     ends = saved.optim.schedule in ENDING_SCHEDULES or 0 < saved.optim.warmup < 1
     for key, (old, new) in differences(saved, given).items():
         moved = key == "data.mixture" and _without_folders(old) == _without_folders(new)

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from jformer.data.progress import told
+from jformer.data.progress import show_progress
 from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.errors import UserError
@@ -218,7 +218,7 @@ def _build(split: Split, encoder: ExampleEncoder, folder: Path) -> None:
     dtypes = [_smallest_dtype(side.tokenizer) for side in (encoder.source, encoder.target)]
     chunks = [[np.zeros(0, dtype)] for dtype in dtypes]
     lengths: list[list[int]] = [[], []]
-    with told(f"tokenizing {split.name}", split.size) as done:
+    with show_progress(f"tokenizing {split.name}", split.size) as done:
         for pairs in _in_chunks(split.read(counts), CHUNK):
             examples = encoder.encode(pairs, counts)
             for i, side in enumerate((encoder.source, encoder.target)):
@@ -266,7 +266,7 @@ def _locked(path: Path, waiting: str) -> Iterator[None]:
     """Hold a lock that the operating system frees when its holder dies; tell what is waited for."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
-        with told(waiting):
+        with show_progress(waiting):
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

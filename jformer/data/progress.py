@@ -32,7 +32,7 @@ class Done:
 
 
 @contextlib.contextmanager
-def told(what: str, total: int = 0, quiet: bool = False) -> Iterator[Done]:
+def show_progress(what: str, total: int = 0, quiet: bool = False) -> Iterator[Done]:
     """Tell what is done, for how long and with how many examples (of a total, if it is known), as long as it lasts."""
     done, began = Done(), time.monotonic()
 

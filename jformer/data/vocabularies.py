@@ -10,7 +10,7 @@ from typing import NamedTuple
 from etils.epath import Path
 
 from jformer.data.config import DataConfig
-from jformer.data.progress import told
+from jformer.data.progress import show_progress
 from jformer.data.sources.split import Split
 from jformer.data.tokenizers import Tokenizer, learn, load
 from jformer.errors import UserError
@@ -107,7 +107,7 @@ def _has_shared(directory: Path) -> bool:
 def _learn(config: DataConfig, splits: Sequence[Split], vocabulary: Vocabulary) -> Tokenizer:
     size = config.image_size if vocabulary.kind == "image" else config.vocab_size
     options = (size, config.normalization, config.split_digits)
-    with told(f"learning the {vocabulary.kind} tokenizer"):
+    with show_progress(f"learning the {vocabulary.kind} tokenizer"):
         return learn(vocabulary.kind, _texts(splits, vocabulary), *options)
 
 

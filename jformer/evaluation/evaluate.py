@@ -6,7 +6,7 @@ import json
 import platform
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,22 +15,22 @@ from etils.epath import Path
 from jformer.checkpoints import checkpoint
 from jformer.config import load_config
 from jformer.config.options import Config
-from jformer.config.resume import with_findings
-from jformer.data.progress import told
+from jformer.config.resume import with_saved_config
+from jformer.data.progress import show_progress
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
 from jformer.evaluation import results
 from jformer.evaluation.tables import score_table
 from jformer.evaluation.validation import evaluation_batches, make_eval_step, split_sums
 from jformer.inference.formats import one_line
-from jformer.inference.predict import Predictor, load
+from jformer.inference.predict import Predictor, ignore, load
 from jformer.models.parts import count_params, parameter_rows
 from jformer.parallel import processes
 from jformer.parallel.sharding import row_shards
 from jformer.tasks.build import build_sized, build_task, choose_decoding_dtype, open_mesh
 from jformer.tasks.task import CLASSES, SPAN, make_loss
 
-COMPARED = ("text", SPAN, *CLASSES)  # answers that have a reference to be compared with
+ANSWERS_WITH_REFERENCES = ("text", SPAN, *CLASSES)
 
 
 def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[str, Any]:
@@ -40,46 +40,49 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
     the main one writes them and tells how far it is.
     """
     processes.enter_phase("opening the trained run")
-    config = with_findings(config, load_config(workdir / "config.json"))
+    config = with_saved_config(config, load_config(workdir / "config.json"))
     mesh = open_mesh(config)
     folder = folder or workdir
     quiet = not processes.is_main_process()
     config = choose_decoding_dtype(config, mesh)
-    with told("opening the trained run", quiet=quiet):
+    with show_progress("opening the trained run", quiet=quiet):
         predictor = load(workdir, config, mesh)
     model = build_sized(config, predictor.task, predictor.tokenizers)  # decode.dtype is for answers alone
     eval_step = make_eval_step(make_loss(model, predictor.task), mesh)
     settings = results.settings_of(config, predictor.steps)
-    found: dict[str, Any] = {"schema": results.SCHEMA}
+    scored: dict[str, Any] = {"schema": results.SCHEMA}
     for key, name in config.data.test_splits().items():
         split = open_split(config.data, name)
         processes.check_same({f"the text of {name}": split.fingerprint})
         processes.enter_phase(f"answering {key}")
         examples = list(split.read(Counter()))
-        with told(f"answering {key}", len(examples), quiet) as done:
-            predictor.on_answered = done.count
-            outputs = answer(predictor, examples)
+        with show_progress(f"answering {key}", len(examples), quiet) as done:
+            outputs = answer(predictor, examples, done.count)
         if outputs and not quiet:
             results.save_outputs(folder, key, outputs)
         processes.enter_phase(f"scoring {key}")
         with processes.main_process_first():
             batches, corpus = evaluation_batches(config, predictor.task, predictor.tokenizers, split, row_shards(mesh))
-        with told(f"scoring {key}", quiet=quiet):
+        with show_progress(f"scoring {key}", quiet=quiet):
             sums = split_sums(eval_step, predictor.params, batches, mesh, model.config, config.train.accumulation)
             scores = predictor.task.score(outputs, examples, sums)
         counts = {"examples": len(examples), "counts": corpus.counts, "checksum": split.fingerprint}
-        found[key] = {**scores, **counts, results.SETTINGS: settings}
-    found["run"] = provenance(config, workdir, predictor)
+        scored[key] = {**scores, **counts, results.SETTINGS: settings}
+    scored["run"] = provenance(config, workdir, predictor)
     if not quiet:
-        results.save(folder, found)
-    return found
+        results.save(folder, scored)
+    return scored
 
 
-def answer(predictor: Predictor, examples: Sequence[Pair]) -> list[str]:
-    """Return the answers that have a reference, a line each; none for other tasks."""
-    if predictor.task.answer not in COMPARED:
+def answer(predictor: Predictor, examples: Sequence[Pair], count: Callable[[int], None]) -> list[str]:
+    """Return the answers that have a reference, a line each; none for other tasks. `count` is told how many more."""
+    if predictor.task.answer not in ANSWERS_WITH_REFERENCES:
         return []
-    return [one_line(text) for text in predictor.predict([pair.source for pair in examples])]
+    predictor.on_answered = count
+    try:
+        return [one_line(text) for text in predictor.predict([pair.source for pair in examples])]
+    finally:
+        predictor.on_answered = ignore
 
 
 def provenance(config: Config, workdir: Path, predictor: Predictor) -> dict[str, Any]:
@@ -128,7 +131,7 @@ def report_scores(
     quoted = shlex.quote(str(workdir))
     lines = [f"  python -m jformer.main --workdir={quoted} {flags}   # {purpose}" for flags, purpose in tries]
     lines += [f"  tensorboard --logdir={quoted}   # the curves (pip install tensorboard)"]
-    outputs = f"; the outputs: {folder or workdir}/outputs/" if answer in COMPARED else ""
+    outputs = f"; the outputs: {folder or workdir}/outputs/" if answer in ANSWERS_WITH_REFERENCES else ""
     return f"""
 {score_table(scored)}
 

@@ -5,6 +5,7 @@ Imports no JAX.
 
 import dataclasses
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,8 @@ def merge(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """Return the new results with the old ones of other test sets, and of the same ones under other settings.
 
     The newest entry of a test set has its key; older ones are in the list `earlier`, each with its key as `set`.
+    `run` is that of the newest scoring. What an older entry was made with, such as the checkpoints of its weights, is in
+    its own settings.
     """
     earlier = list(before.get("earlier", []))
     kept = {key: entry for key, entry in before.items() if isinstance(entry, Mapping) and key != "run"}
@@ -46,13 +49,15 @@ def merge(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
 def save(folder: Path, now: Mapping[str, Any]) -> dict[str, Any]:
     """Merge new results, test sets and `run`, into a folder's results.json, and return what it holds now.
 
-    A file that cannot be read as results is replaced.
+    A file that cannot be read as results is replaced, and standard error says so.
     """
     try:
         before = records.results(folder)
     except UserError:
+        print(f"{folder / 'results.json'}: cannot be read; the new scores replace all that it held", file=sys.stderr)
         before = {}
-    results = merge(before, json.loads(json.dumps(now)))
+    as_read_again = json.loads(json.dumps(now))  # tuples become lists, so that settings equal those of the file
+    results = merge(before, as_read_again)
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(with_digest(results), indent=2, ensure_ascii=False) + "\n"
     replace_content(folder / "results.json", text.encode())

@@ -21,7 +21,7 @@ from typing import IO, Any, NamedTuple
 
 from jformer.config.options import Config
 from jformer.data.file_digests import digest
-from jformer.data.progress import counted, told
+from jformer.data.progress import counted, show_progress
 from jformer.data.text import read_lines
 from jformer.errors import UserError
 from jformer.inference.answers import Request
@@ -177,7 +177,7 @@ def _open_run(settings: Config, workdir: Path, source: str, target: str, resume:
             )
         processes.check_same({"the text of --input": digest(Path(source))[0]})
     processes.enter_phase("opening the trained run")
-    with told("opening the trained run", quiet=not processes.is_main_process()):
+    with show_progress("opening the trained run", quiet=not processes.is_main_process()):
         return load(workdir, settings)
 
 

@@ -62,7 +62,7 @@ class Predictor:
         self.config, self.task, self.tokenizers = run.config, run.task, run.tokenizers
         self.model, self.params, self.steps = run.model, run.params, run.steps
         self.members, self.mesh = members, mesh
-        self.on_answered: Callable[[int], None] = _ignore  # is told how many inputs, or pieces of them, were answered
+        self.on_answered: Callable[[int], None] = ignore  # is told how many inputs, or pieces of them, were answered
         options, self.models = run.config.decode, (run.model, *(member.model for member in members))
         self.inputs = Inputs(options, run.task, run.tokenizers, [model.config for model in self.models])
         self._scorer = functools.cache(functools.partial(make_scorer, self.models, options.ensemble_average, mesh))
@@ -280,8 +280,8 @@ class Predictor:
         return results
 
 
-def _ignore(count: int) -> None:
-    pass
+def ignore(count: int) -> None:
+    """Do not count answers: what `Predictor.on_answered` is where nobody asks."""
 
 
 def load(workdir: str | os.PathLike[str], overrides: Config | None = None, mesh: Mesh | None = None) -> Predictor:

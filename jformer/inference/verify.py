@@ -16,7 +16,7 @@ from etils.epath import Path
 from jaxtyping import Array, Float
 
 from jformer.config.options import Config
-from jformer.data.progress import counted, told
+from jformer.data.progress import counted, show_progress
 from jformer.data.sources import open_split
 from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer
 from jformer.decoding.config import DecodeConfig
@@ -112,7 +112,7 @@ def verify(config: Config, workdir: Path) -> bool:
         length_offset=config.decode.length_offset,
         dtype=config.decode.dtype,
     )
-    with told("loading the run"):
+    with show_progress("loading the run"):
         predictor = load(workdir, dataclasses.replace(config, decode=options), make_mesh(1))
     if predictor.task.answer not in ("text", "continuation"):
         raise UserError(f"task={config.task!r} generates nothing: there is no decoding to verify")
@@ -126,7 +126,7 @@ def verify(config: Config, workdir: Path) -> bool:
 
 def report(check: Check, subject: Subject, tolerance: float) -> bool:
     """Run a check, print its row and return whether it passed; a deviation that is no number does not."""
-    with told(f"checking: {check.name}"):
+    with show_progress(f"checking: {check.name}"):
         deviation = check.run(subject)
     passed = deviation <= tolerance
     row = (

@@ -31,7 +31,7 @@ def text_scores(
         lowercase: for BLEU and chrF: TER, as sacreBLEU defines it, ignores case anyway.
         names: of the scores.
 
-    Raises UserError for a tokenization that is not to be had, ValueError for lists that are empty or do not belong
+    Raises UserError for a tokenization that is not available, ValueError for lists that are empty or do not belong
     together.
     """
     for text in references:
@@ -51,7 +51,11 @@ def text_scores(
 
 
 def reference_texts(examples: Sequence[Pair]) -> list[list[str]]:
-    """Return the targets of all examples, and then each further reference of them, text by text."""
+    """Return the targets of all examples, and then each further reference of them, text by text.
+
+    Sources of texts see to it that all examples have as many; answers to questions may have more or fewer, and are
+    scored by `answer_scores`.
+    """
     return [[pair.target for pair in examples], *map(list, zip(*(pair.others for pair in examples), strict=True))]
 
 
@@ -62,7 +66,7 @@ def check_scores(names: Sequence[str], tokenize: str, lowercase: bool) -> None:
 
 
 def text_metric(name: str, tokenize: str, lowercase: bool) -> Any:
-    """Return sacreBLEU's metric of that name; raise UserError for a tokenization that is not to be had."""
+    """Return sacreBLEU's metric of that name; raise UserError for a tokenization that is not available."""
     if name == "chrf":
         return CHRF(lowercase=lowercase)
     if name == "ter":
@@ -75,7 +79,7 @@ def text_metric(name: str, tokenize: str, lowercase: bool) -> Any:
         return BLEU(lowercase=lowercase, tokenize=tokenize, force=tokenize == "none")
     except (ImportError, OSError, RuntimeError) as error:  # some need another package or a download
         reason = " ".join(str(error).split())
-        raise UserError(f"evaluate.tokenize={tokenize!r} is not to be had here: {reason}") from error
+        raise UserError(f"evaluate.tokenize={tokenize!r} is not available here: {reason}") from error
 
 
 def exact_match(

@@ -11,7 +11,7 @@ from jformer.config.options import Config
 from jformer.data.config import DataConfig
 from jformer.data.corpus import SIDES, Corpus, open_corpus
 from jformer.data.pipeline import Batches, make_batches
-from jformer.data.progress import told
+from jformer.data.progress import show_progress
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers import Tokenizer
@@ -50,7 +50,7 @@ def open_data(config: Config, task: Task, workdir: Path, learned: bool) -> Data:
     """
     data = config.data
     parts = (data, *data.mixture)
-    with told("reading the text"):
+    with show_progress("reading the text"):
         training = [open_split(part, part.train) for part in parts]
         refuse_empty_sets(data)
         valid = open_split(data, data.valid) if config.train.eval_every else None
@@ -63,7 +63,7 @@ def open_data(config: Config, task: Task, workdir: Path, learned: bool) -> Data:
         tokenizers = learn_tokenizers(directory, *text)
     encoder, features = task.encoder(*tokenizers), task.features(*tokenizers)
     corpora = [open_corpus(split, encoder, data.cache_dir) for split in training]
-    with told("planning the batches"):
+    with show_progress("planning the batches"):
         batches = make_batches(corpora, [part.weight for part in parts], data, config.seed, features)
     numbers = [f" {i + 1}" if len(parts) > 1 else "" for i in range(len(parts))]  # of a mixture, names may be the same
     names = [f"training text{number} {split.name}" for number, split in zip(numbers, training, strict=True)]

@@ -11,7 +11,7 @@ from jformer.checkpoints.checkpoint import Checkpoints
 from jformer.config import checks, load_config, resolve
 from jformer.config.options import TEXT_SCORES, Config
 from jformer.config.resume import resume_config
-from jformer.data.progress import told
+from jformer.data.progress import show_progress
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Split
 from jformer.data.tokenizers import Tokenizer
@@ -90,7 +90,7 @@ def build_on(checkpoints: Checkpoints, config: Config, workdir: Path) -> Run:
     model = build_sized(config, task, data.tokenizers)
     optimizer = build_optimizer(config, model)
     make = functools.partial(create_state, tx=optimizer.transform, ema=bool(config.train.ema_decay))
-    with told("loading the parameters", quiet=not processes.is_main_process()):
+    with show_progress("loading the parameters", quiet=not processes.is_main_process()):
         state, progress, notes = open_state(config, mesh, model, data.tokenizers, make, checkpoints)
     refuse_other_text(data, progress, workdir)
     progress.config = dataclasses.asdict(config)

@@ -11,7 +11,7 @@ from tests import terminal
 
 def test_what_takes_long_is_told_with_its_count_and_time(monkeypatch, capsys):
     monkeypatch.setattr(progress, "SILENCE", (0.01, 0.01))
-    with progress.told("tokenizing train") as done:
+    with progress.show_progress("tokenizing train") as done:
         done.examples = 1_234
         time.sleep(0.2)
     lines = capsys.readouterr().err.splitlines()
@@ -19,7 +19,7 @@ def test_what_takes_long_is_told_with_its_count_and_time(monkeypatch, capsys):
 
 
 def test_what_is_done_soon_is_not_told(capsys):
-    with progress.told("learning the bpe tokenizer"):
+    with progress.show_progress("learning the bpe tokenizer"):
         pass
     assert capsys.readouterr().err == ""
 
@@ -27,7 +27,7 @@ def test_what_is_done_soon_is_not_told(capsys):
 def test_a_total_is_told_and_one_of_several_processes_speaks(monkeypatch, capsys):
     monkeypatch.setattr(progress, "SILENCE", (0.01, 0.01))
     for quiet in (False, True):
-        with progress.told("answering test", 2_000, quiet) as done:
+        with progress.show_progress("answering test", 2_000, quiet) as done:
             done.count(1_000)
             done.count(5)
             time.sleep(0.1)
@@ -39,7 +39,7 @@ def test_a_terminal_sees_a_bar_of_what_has_a_total_and_no_colours(monkeypatch):
     monkeypatch.setattr(progress, "SILENCE", (0.01, 0.01))
     with terminal.standard_error(monkeypatch, columns=80) as said:
         for total in (2_000, 0):
-            with progress.told("tokenizing train", total) as done:
+            with progress.show_progress("tokenizing train", total) as done:
                 done.count(1_000)
                 time.sleep(0.1)
         print("the line after it", file=sys.stderr)

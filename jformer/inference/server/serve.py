@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from etils.epath import Path
 
 from jformer.config.options import Config
-from jformer.data.progress import told
+from jformer.data.progress import show_progress
 from jformer.errors import UserError
 from jformer.inference.predict import load
 from jformer.inference.server.engine import Engine
@@ -45,7 +45,7 @@ def serve(config: Config, workdir: Path, host: str, port: int, limits: Limits | 
     token = os.environ.get(TOKEN, "")
     with contextlib.closing(opened(host, port)) as listener:
         engine = Engine(load(workdir, config), limits)
-        with told("compiling what the first clients need"):
+        with show_progress("compiling what the first clients need"):
             engine.warm_up()
         name, own_port = listener.getsockname()[:2]
         local = ipaddress.ip_address(name).is_loopback
