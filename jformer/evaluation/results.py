@@ -34,8 +34,8 @@ def merge(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """Return the new results with the old ones of other test sets, and of the same ones under other settings.
 
     The newest entry of a test set has its key; older ones are in the list `earlier`, each with its key as `set`.
-    `run` is that of the newest scoring. What an older entry was made with, such as the checkpoints of its weights, is in
-    its own settings.
+    `run` is that of the newest scoring. What an older entry was made with, such as the checkpoints of its weights,
+    is in its own settings.
     """
     earlier = list(before.get("earlier", []))
     kept = {key: entry for key, entry in before.items() if isinstance(entry, Mapping) and key != "run"}
