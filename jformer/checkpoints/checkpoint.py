@@ -29,7 +29,7 @@ REMOVALS, BETWEEN_REMOVALS = 20, 0.05  # how often what a failed save has begun 
 UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a step's folder until all of it is written
 DELETED, BROKEN = "deleted-", "broken-"  # prefixes of the names of folders that are no steps any more
 MANIFEST = "manifest"
-say_failures_once()
+say_failures_once()  # here, as whoever uses Orbax imports this module
 
 
 class Restored(NamedTuple):
@@ -47,11 +47,11 @@ class Checkpoints:
     def __init__(self, directory: Path, every: int = 1, keep_last: int = 1, clean: bool = True) -> None:
         """Open the folder, which the first save creates; `every` and `keep_last` are those of `kept_steps`.
 
-        `clean` removes the half-written checkpoints of a killed run. Who only reads must not clean: a run that is
-        still training may be writing one.
+        `clean` lets it remove the half-written checkpoints of a killed run, and set damaged ones aside. Who only reads
+        must not clean: a run that is still training may be writing one.
         """
         self.directory = Path(directory if in_bucket(directory) else directory.absolute())
-        self._every, self._keep_last, self._writes = every, keep_last, clean
+        self._every, self._keep_last, self._clean = every, keep_last, clean
         self._manifests: dict[int, Manifest] = {}  # those that were read or written
         self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
         self._thread = ThreadPoolExecutor(1, "checkpoint")
@@ -95,6 +95,7 @@ class Checkpoints:
         a validation at this very step it can become the best. Raises UserError if it, or the save before it, fails.
         """
         self.wait()
+        self._manifests.pop(step, None)  # of an older save of this step
         manifest = Manifest.of(state, progress, selection_cost)
         items = {name: ocp.args.StandardSave(tree) for name, tree in state.items()}
         items[MANIFEST] = ocp.args.JsonSave(manifest.to_json())
@@ -156,7 +157,7 @@ class Checkpoints:
             except DamagedError as error:
                 skipped[step] = f"skipped a damaged checkpoint: {error}"
                 continue
-            if self._writes and processes.is_main_process():
+            if self._clean and processes.is_main_process():
                 for damaged in skipped:
                     self._quarantine(damaged)
             return restored
@@ -176,7 +177,7 @@ class Checkpoints:
             try:
                 content = json.loads((where / MANIFEST / "metadata").read_bytes())
                 self._manifests[step] = Manifest.from_json(content, str(where / MANIFEST))
-            except Exception as error:  # as above
+            except Exception as error:  # those of buckets are not all OSErrors
                 raise explain(error, where) from error
         return self._manifests[step]
 
@@ -191,9 +192,12 @@ class Checkpoints:
         if processes.is_main_process():
             try:
                 self._own_manifest(step)  # as it is on disk
-                if self._steps_to_delete() and processes.process_count() == 1 and not in_bucket(self.directory):
+                costs = self._selection_costs()
+                old = costs.keys() - kept_steps(costs, self._every, self._keep_last)
+                if old and processes.process_count() == 1 and not in_bucket(self.directory):
                     prove(self.directory / str(step), manifest, abstract)
-                self._delete_old()
+                for each in old:
+                    self._delete(each)
             except DamagedError as error:  # it must not push out one that can be restored
                 self._quarantine(step)
                 raise self._failure(step, error) from error
@@ -201,19 +205,15 @@ class Checkpoints:
                 line = f"{self.directory}: old checkpoints could not be deleted ({first_line(error)})"
                 print(f"jformer: {line}; the next save tries again", file=sys.stderr)
 
-    def _delete_old(self) -> None:
-        """Delete the steps that are needed no more; raise if a step cannot be read just now, before any is deleted."""
-        for step in self._steps_to_delete():
-            self._delete(step)
-
-    def _steps_to_delete(self) -> set[int]:
+    def _selection_costs(self) -> dict[int, float | None]:
+        """Return the selection costs of all steps; set damaged ones aside, and raise for one that cannot be read now."""
         costs: dict[int, float | None] = {}
         for step in self._own_steps():
             try:
                 costs[step] = self._own_manifest(step).selection_cost
             except DamagedError:  # a step that cannot be restored must not push out one that can
                 self._quarantine(step)
-        return costs.keys() - kept_steps(costs, self._every, self._keep_last)
+        return costs
 
     def _set_aside(self, step: int, prefix: str) -> Path:
         """Rename a step, in one move, so that nobody takes it for one any more; return where it lies now."""

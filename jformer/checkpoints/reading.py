@@ -55,7 +55,8 @@ def on_host(state: Mapping[str, Any]) -> dict[str, Any]:
 def prove(where: Path, manifest: Manifest, abstract: Mapping[str, Any]) -> None:
     """Read back the step at `where`, an item at a time, as large as a copy while it is saved.
 
-    A reader of its own does it: the one that wrote has in its cache what should be on disk.
+    A reader of its own does it: the one that wrote has in its cache what should be on disk. It is for one process and
+    a disk: of several processes none can read all arrays alone, and those of a bucket come over the network.
 
     Raises DamagedError if it is not what was saved, UserError if it cannot be read just now.
     """
@@ -63,7 +64,7 @@ def prove(where: Path, manifest: Manifest, abstract: Mapping[str, Any]) -> None:
         for name, tree in abstract.items():
             try:
                 items = reader.restore(where, args=ocp.args.Composite(**{name: ocp.args.StandardRestore(tree)}))
-            except Exception as error:  # as above
+            except Exception as error:  # those of buckets are not all OSErrors
                 raise explain(error, where) from error
             refuse_damage(manifest.arrays[name], items[name], str(where / name))
 

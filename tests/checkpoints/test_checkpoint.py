@@ -103,6 +103,16 @@ def test_every_item_comes_back_bit_for_bit(finished):
     run.close()
 
 
+def test_a_step_that_is_saved_again_is_what_was_saved_last(tmp_path):
+    """Also where the first one was read: a run may go back to an older step and come by again."""
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        for value in (1, 2):
+            checkpoints.save(10, state(value), {"step": value}, None)
+            checkpoints.wait()
+            assert checkpoints.progress(10) == {"step": value}
+            same_bits(checkpoints.restore(10, abstract()), state(value))
+
+
 def test_parameters_are_read_without_the_rest(finished):
     run = open_run(finished)
     same_bits(run.restore(30, abstract(["params"])), {"params": state(30)["params"]})
