@@ -206,7 +206,7 @@ class Checkpoints:
                 print(f"jformer: {line}; the next save tries again", file=sys.stderr)
 
     def _selection_costs(self) -> dict[int, float | None]:
-        """Return the selection costs of all steps; set damaged ones aside, and raise for one that cannot be read now."""
+        """Return the selection costs of all steps; set damaged ones aside, raise for one that cannot be read now."""
         costs: dict[int, float | None] = {}
         for step in self._own_steps():
             try:
