@@ -108,7 +108,7 @@ def _make_rows(counts: np.ndarray, room: Lengths, rng: np.random.Generator) -> I
     remaining = counts.copy()
     sampler = _LengthSampler(remaining, rng)
     for longest in _longest_first(counts, room):
-        while remaining[longest]:
+        while remaining[longest]:  # steps 1 to 4 of the module's docstring
             row = _make_row(longest, room, remaining, sampler)
             used = Counter(row)
             repeats = min(int(remaining[lengths]) // number for lengths, number in used.items())
@@ -140,11 +140,16 @@ def _make_row(first: Lengths, room: Lengths, remaining: np.ndarray, sampler: "_L
             break
         if _fits(lengths, room) and remaining[lengths]:  # those drawn some rows ago may be used up
             add(lengths)
-    while not (closing := _closing(remaining, room)) and (largest := _largest(remaining, room)):
+    while True:
+        closing = _closing(remaining, room)
+        if closing:
+            for lengths in closing:
+                add(lengths)
+            return row
+        largest = _largest(remaining, room)
+        if largest is None:
+            return row
         add(largest)
-    for lengths in closing:
-        add(lengths)
-    return row
 
 
 class _LengthSampler:
