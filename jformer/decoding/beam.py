@@ -46,8 +46,8 @@ def beam_search(
     """Search for the hypotheses whose log-probability, divided by the length penalty, is largest.
 
     For use inside jit; the result's `run()` is `result(lax.while_loop(cond, body, init))`. Hypotheses that were cut at
-    the limit follow after all that ended. Equal scores: the one found first, then the better beam, comes first. One beam
-    without constraints is greedy search.
+    the limit follow after all that ended. Equal scores: the one found first, then the better beam, comes first.
+    One beam without constraints is greedy search.
 
     Args:
         step: (cache, last tokens) → (logits, cache).
