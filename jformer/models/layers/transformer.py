@@ -50,9 +50,7 @@ class Block(nn.Module):
     pre       x + f(norm(x))              Xiong et al. 2020; the stack ends with one norm
     sandwich  x + norm'(f(norm(x)))       Ding et al. 2021 (CogView); the stack ends with one norm
     deepnorm  norm(alpha · x + f(x))      Wang et al. 2022
-    none      x + f(x)
-
-    Without `config.residual` nothing is added to f(x), whatever the norms.
+    none      x + f(x)                    whatever the norms: without `config.residual`, nothing is added to f(x)
     """
 
     config: ModelConfig
