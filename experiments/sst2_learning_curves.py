@@ -131,7 +131,8 @@ def sentences() -> Iterator[str]:
 
 def labelled(path: Path) -> list[Pair]:
     """Return the sentences of a file and their labels."""
-    return [Pair(*line.rsplit("\t", 1)) for line in path.read_text().splitlines()]
+    rows = (line.rsplit("\t", 1) for line in path.read_text().splitlines())
+    return [Pair(text, label) for text, label in rows]
 
 
 def gain(sizes: Sequence[int], found: Sequence[Estimate]) -> float:
