@@ -24,6 +24,7 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
   --host     serve: the address to listen at; 127.0.0.1, which only this machine reaches, if it is not given
   --port     serve: the port (default: 8000), 0 for any that is free
   --format   export: ctranslate2, stablehlo; explore: html, or png or svg of one line (default: as --output is named)
+  --deterministic  on GPUs: operations alone that give the same bits every time, which are slower
   --topology describe: what the run would take of a TPU slice, such as v5e:16x16 or v5litepod-256; exit code 2 if it
              does not fit. Needs pip install -e ".[tpu-aot]", and a minute or two
   --price    describe with --topology: dollars for an hour of a chip, to tell the cost
@@ -70,6 +71,7 @@ from jformer.config.overrides import override
 from jformer.config.resume import resume_config
 from jformer.data.progress import show_progress
 from jformer.parallel import processes
+from jformer.parallel.deterministic import choose_deterministic, deterministic_line
 from jformer.parallel.libtpu import silence_libtpu
 from jformer.storage import check_writable, refusal, run_path
 from jformer.training.malloc import keep_freed_memory
@@ -99,6 +101,8 @@ def answer(argv: list[str]) -> int:
     """Do what the flags say and return the exit code; a mistake of the user becomes one line."""
     try:
         options, overrides = read_flags(argv)
+        if options.deterministic:
+            choose_deterministic()
         with processes.joined(coordinates(options)):
             config = configure(options, overrides)
             compare(options, config)
@@ -120,7 +124,7 @@ def answer(argv: list[str]) -> int:
 
 def compare(options: flags.FlagValues, config: Config) -> None:
     """Raise UserError, as `check_same` does, where processes were started differently or see different runs."""
-    given = {f"--{name}": options[name].value for name in ("mode", "workdir", "resume")}
+    given = {f"--{name}": options[name].value for name in ("mode", "workdir", "resume", "deterministic")}
     processes.check_same({**given, **flatten(dataclasses.asdict(config), "config.")})
     if options.mode != "train" and processes.process_count() > 1:  # what trains sees to it that there is one workdir
         for workdir in (options.workdir, *config.decode.ensemble):
@@ -145,6 +149,8 @@ def run(options: flags.FlagValues, config: Config) -> int:
     if options.mode == "train":
         keep_freed_memory()
     keep_compiled(config)
+    if options.deterministic and processes.is_main_process():
+        print(deterministic_line(), file=sys.stderr)
     processes.set_stall_limit(config.train.stall_seconds)
     if options.mode == "predict":
         from jformer.inference.files import predict_file
@@ -240,6 +246,7 @@ def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:
     flags.DEFINE_string("output", "-", "Where answers go.", flag_values=options)
     flags.DEFINE_bool("resume", False, "Go on with a half-written output.", flag_values=options)
     flags.DEFINE_float("watch", 0.0, "Seconds.", lower_bound=0.0, flag_values=options)
+    flags.DEFINE_bool("deterministic", False, "Deterministic operations on GPUs.", flag_values=options)
     flags.DEFINE_string("host", "127.0.0.1", "Where to listen.", flag_values=options)
     flags.DEFINE_integer("port", 8000, "A port.", lower_bound=0, upper_bound=65535, flag_values=options)
     flags.DEFINE_string("format", None, "What to write.", flag_values=options)

@@ -6,6 +6,7 @@
                  token cache, metrics.jsonl, results.json
   --stops        SIGTERM or Ctrl-C at a random moment of the real command
   --full         a disk that is full, and files that may not grow
+  --resumes      going on from every one of 60 updates of a run: packed and in buckets, in float32 and in bfloat16
   --configs      mistakes in a config: typos, wrong types, numbers that cannot be
   --out          a folder for the runs, cases.jsonl and table.md; the same command goes on in it
   --without      a guard of GUARDS to do without, to see which cases notice
@@ -37,6 +38,7 @@ KINDS = {
     "corruptions": "damage to one file",
     "stops": "SIGTERM or SIGINT at a random moment",
     "full": "a full disk, or a limit of files",
+    "resumes": "going on from an update of a run of three epochs",
     "configs": "a mistake in a config",
 }
 for name in KINDS:
@@ -65,7 +67,8 @@ def main(_: Sequence[str]) -> None:
     with guards.without(WITHOUT.value) if WITHOUT.value else contextlib.nullcontext():
         for kind, case in cases.items():
             go_through(kind, case, runs)
-        corrupt(runs)
+        in_children("corruptions", corrupt, runs)
+        in_children("resumes", resume, runs)
     lines = table(read(folder))
     (folder / "table.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
@@ -95,30 +98,35 @@ def note(folder: Path, kind: str, number: int, fault: str, verdict: Verdict) -> 
         print(f"{kind} {number}: {fault}: {verdict.outcome}: {verdict.said}", flush=True)
 
 
-def corrupt(runs: Runs) -> None:
-    """Do all corruptions in one child, or in one more for each that ends it."""
-    while True:
-        log, patience = runs.folder / "logs" / "corruptions.txt", PATIENCE + PATIENCE * flags.FLAGS.corruptions / 10
-        end = run(lambda: corrupt_in_child(runs), log, patience=patience)
+def in_children(kind: str, work: Callable[[Runs], None], runs: Runs) -> None:
+    """Do the cases of a kind that compute in one child, or in one more for each that ends it."""
+    while flags.FLAGS[kind].value:
+        log, patience = runs.folder / "logs" / f"{kind}.txt", PATIENCE + PATIENCE * flags.FLAGS[kind].value / 10
+        end = run(lambda: work(runs) or 0, log, patience=patience)
         print(end.said, end="")
         if not end.code:
             return
-        number = 1 + max((row["number"] for row in read(runs.folder) if row["kind"] == "corruptions"), default=-1)
-        note(runs.folder, "corruptions", number, "", Verdict(f"exit code {end.code}", end.said[-400:]))
+        number = 1 + max((row["number"] for row in read(runs.folder) if row["kind"] == kind), default=-1)
+        note(runs.folder, kind, number, "", Verdict(f"exit code {end.code}", end.said[-400:]))
 
 
-def corrupt_in_child(runs: Runs) -> int:
+def corrupt(runs: Runs) -> None:
     """Do the corruptions that are not done yet."""
     from jformer import main
     from tests.faults.corruptions import Damaged
 
-    if flags.FLAGS.corruptions:
-        (folder := runs.folder / "corrupted").mkdir(exist_ok=True)
-        arguments = [*runs.training(folder / "run", SAVED), f"--config.data.cache_dir={folder / 'cache'}"]
-        config = main.configure(*main.read_flags(["jformer", *arguments]))
-        damaged = Damaged(runs.base, runs.cache, config, folder)
-        go_through("corruptions", lambda runs, draw, number: damaged.corrupt(draw, number), runs)
-    return 0
+    (folder := runs.folder / "corrupted").mkdir(exist_ok=True)
+    arguments = [*runs.training(folder / "run", SAVED), f"--config.data.cache_dir={folder / 'cache'}"]
+    config = main.configure(*main.read_flags(["jformer", *arguments]))
+    damaged = Damaged(runs.base, runs.cache, config, folder)
+    go_through("corruptions", lambda runs, draw, number: damaged.corrupt(draw, number), runs)
+
+
+def resume(runs: Runs) -> None:
+    """Go on with runs where that is not done yet."""
+    from tests.faults.resumes import resume
+
+    go_through("resumes", resume, runs)
 
 
 def read(folder: Path) -> list[dict[str, Any]]:

@@ -1,7 +1,11 @@
-"""Guards between a fault and its harm, each with what the code does without it: their cases must go red then."""
+"""Guards between a fault and its harm, each with what the code does without it: their cases must go red then.
+
+As a plugin of pytest it takes one away: python -m pytest -p tests.faults.guards --without="one trainer of a run" …
+"""
 
 import contextlib
 import importlib
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +19,7 @@ class Guard(NamedTuple):
     place: str
     instead: Callable[..., Any]
     kinds: tuple[str, ...] = ()
+    test: str = ""  # a file below tests/, and the name of a test in it that must fail without
 
 
 class Anything(str):
@@ -47,7 +52,7 @@ def swallow(checkpoints: Any) -> None:
         saving.exception()
 
 
-def count_rows(path: Path, step: int) -> int:
+def count_rows(path: Path, step: int, *_: Any) -> int:
     """Leave all rows where they are."""
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
@@ -55,6 +60,37 @@ def count_rows(path: Path, step: int) -> int:
 def newest_only(checkpoints: Any) -> list[int]:
     """Let older steps go unseen."""
     return checkpoints._own_steps()[-1:]
+
+
+def take_anything(progress: Any, value: float, best_by: str) -> None:
+    """Take a value that is not finite for the best one, if it comes first."""
+    if progress.best is None or value < progress.best or math.isnan(value):
+        progress.best, progress.best_step, progress.since_best = value, progress.step, 0
+
+
+def call_it_finite(tree: Any) -> Any:
+    """Call everything finite."""
+    import jax.numpy as jnp
+
+    return jnp.bool_(True)
+
+
+def let_in(workdir: Any) -> contextlib.AbstractContextManager[None]:
+    """Let in as many trainers as come."""
+    return contextlib.nullcontext()
+
+
+def pytest_addoption(parser: Any) -> None:
+    """Know the option of the plugin."""
+    parser.addoption("--without", default="", help="a guard to do without")
+
+
+def pytest_configure(config: Any) -> None:
+    """Take the guard away, before any test is imported."""
+    if name := config.getoption("--without"):
+        taken = contextlib.ExitStack()
+        taken.enter_context(without(name))
+        config.add_cleanup(taken.close)
 
 
 CHECKPOINT = "jformer.checkpoints.checkpoint"
@@ -71,10 +107,61 @@ GUARDS = {
         "jformer.evaluation.records.without_digest", unchecked, ("metrics.jsonl", "results.json")
     ),
     "rows after the checkpoint are dropped": Guard(
-        "jformer.training.writers.JsonlWriter.truncate_after", staticmethod(count_rows)
+        "jformer.training.writers.JsonlWriter.truncate_after",
+        staticmethod(count_rows),
+        test="training/test_writers.py::test_a_half_written_last_line_is_dropped",
     ),
-    "the result of every save is looked at": Guard(f"{CHECKPOINT}.Checkpoints.wait", swallow),
-    "half-written steps are removed": Guard(f"{CHECKPOINT}.Checkpoints._remove_unfinished", nothing),
+    "the result of every save is looked at": Guard(
+        f"{CHECKPOINT}.Checkpoints.wait",
+        swallow,
+        test="checkpoints/test_checkpoint.py::test_a_disk_that_is_full_is_one_line_and_old_steps_stay_valid",
+    ),
+    "half-written steps are removed": Guard(
+        f"{CHECKPOINT}.Checkpoints._remove_unfinished",
+        nothing,
+        test="checkpoints/test_checkpoint.py::test_half_written_checkpoints_are_removed_and_not_found",
+    ),
+    "updates that are not finite are skipped": Guard(
+        "jformer.training.step.all_finite",
+        call_it_finite,
+        test="training/test_step.py::test_update_that_is_not_finite_changes_nothing_and_is_counted",
+    ),
+    "the best validation is finite": Guard(
+        "jformer.training.validation.note_best",
+        take_anything,
+        test="training/test_loop.py::test_validation_that_is_not_finite_is_never_the_best",
+    ),
+    "an output is not the input": Guard(
+        "jformer.inference.output_file.refuse_input",
+        nothing,
+        test="inference/test_files.py::test_an_output_that_is_the_input_is_refused",
+    ),
+    "one trainer of a run": Guard(
+        "jformer.training.lock.sole_trainer",
+        let_in,
+        test="training/test_loop.py::test_second_trainer_of_a_workdir_is_refused",
+    ),
+    "places can be written, before the work": Guard(
+        "jformer.storage.check_writable",
+        nothing,
+        test="test_main.py::test_a_place_that_cannot_be_written_is_named_before_the_work",
+    ),
+    "a process that stands still is ended": Guard(
+        "jformer.parallel.processes.alone.Alone.stuck",
+        nothing,
+        test="parallel/processes/test_parts.py::"
+        "test_a_process_alone_is_stuck_where_an_update_takes_long_and_nowhere_else",
+    ),
+    "no other text on resume": Guard(
+        "jformer.training.run.refuse_other_text",
+        nothing,
+        test="training/test_loop.py::test_changed_validation_text_is_refused",
+    ),
+    "no ids that a model has not": Guard(
+        "jformer.data.features.refuse_foreign_ids",
+        nothing,
+        test="inference/test_inputs.py::test_a_token_that_the_model_has_not_is_refused_before_the_search",
+    ),
 }
 
 

@@ -34,7 +34,7 @@ def stop(runs: Runs, draw: Random, number: int) -> tuple[str, Verdict]:
         moment = wait_for_moment(draw, workdir, child, runs.seconds_of_command)
         fault, end, seconds = ask_to_stop(child, draw, moment)
         if end.code:
-            return fault, judge_training(runs, end, seconds)
+            return fault, judge_training(workdir, end, seconds)
         verdict = runs.judge(end, workdir, LONG)
         shutil.rmtree(workdir)
         if verdict.outcome != "unharmed":
@@ -49,6 +49,8 @@ def stop_preparation(runs: Runs, draw: Random) -> tuple[str, Verdict]:
     options = (f"--config.data.num_pairs={PAIRS}", f"--config.data.cache_dir={cache}")
     child = Child(runs.arguments(workdir, LONG, *options), runs.folder / "logs" / "stops.txt")
     fault, end, seconds = ask_to_stop(child, draw, wait(draw, runs.seconds_of_command))
+    if rows_until(workdir):  # on a quick or idle machine it was training already
+        return f"training, {fault}", judge_training(workdir, end, seconds)
     found = [str(path) for path in (workdir / "checkpoints", workdir / "config.json") if path.exists()]
     verdict = judge_stop(end, seconds)
     if verdict.outcome == "stopped" and found:
@@ -105,9 +107,8 @@ def catches(pid: int, number: int) -> bool:
     return bool(caught) and bool(int(caught[0], 16) >> (number - 1) & 1)
 
 
-def judge_training(runs: Runs, end: End, seconds: float) -> Verdict:
+def judge_training(workdir: Path, end: End, seconds: float) -> Verdict:
     """Tell whether a training command that was asked to stop did so as it should, and lost nothing."""
-    workdir = runs.folder / "stopped"
     lost = rows_until(workdir) - max(saved_steps(workdir), default=0)
     verdict = judge_stop(end, seconds)
     if verdict.outcome == "stopped" and lost > 1 and "saved" in verdict.said:

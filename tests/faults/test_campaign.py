@@ -62,6 +62,14 @@ def test_a_guard_that_is_missing_is_noticed(damaged, name):
         assert any(verdict.outcome not in GOOD for _, verdict in cases)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, guard in GUARDS.items() if guard.test])
+def test_a_test_fails_without_its_guard(name):
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "tests.faults.guards", f"--without={name}"]
+    done = subprocess.run([*command, f"tests/{GUARDS[name].test}"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout + done.stderr
+
+
 def test_what_is_damaged_is_never_what_it_was(tmp_path):
     for seed in range(300):
         path = tmp_path / "file"
