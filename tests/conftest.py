@@ -171,6 +171,6 @@ def tiny():
     @functools.cache
     def build(**fields):
         model = build_model(ModelConfig(**{**TINY, **fields}))
-        return model, jax.jit(lambda key: init_params(model, key))(jax.random.key(0))
+        return model, init_params(model, jax.random.key(0))
 
     return build

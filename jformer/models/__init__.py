@@ -6,11 +6,14 @@ composition. Models that generate also have `encode(batch)` → memory, `start(m
 no jax.
 """
 
+import functools
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 from jformer.errors import UserError
 from jformer.models.config import ExecutionConfig, ModelConfig
+from jformer.models.model import Model
 
 MODULES = {
     "Attention": "layers.attention",
@@ -37,7 +40,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'jformer.models' has no attribute {name!r}")
 
 
-def build_model(config: ModelConfig) -> Any:
+def build_model(config: ModelConfig) -> Model:
     """Build the model of a config whose vocabulary, or number of classes, is known.
 
     Raises UserError for a config that no model can be built from, as the command does.
@@ -48,11 +51,23 @@ def build_model(config: ModelConfig) -> Any:
     if config.family == "vit" and not config.head.num_classes:
         raise UserError("model.head.num_classes=0: a vision model needs classes to tell apart")
     families = RECURRENT if config.recurrent.cell else FAMILIES
-    return __getattr__(families[config.family])(config)
+    model: Model = __getattr__(families[config.family])(config)
+    return model
 
 
-def init_params(model: Any, key: Any) -> Any:
+def init_params(model: Model, key: Any) -> Any:
     """Draw a model's parameters; under `jax.eval_shape` only their shapes."""
+    return _draw()(model, key)
+
+
+@functools.cache
+def _draw() -> Callable[[Model, Any], Any]:
+    """Return (model, key) → parameters as one program, traced once for equal models, however often they are asked for.
+
+    Tracing takes a fifth of a second; a run asks for shapes, for their shardings and for values.
+    """
+    import jax
+
     from jformer.models.batch import example_batch
 
-    return model.init(key, example_batch(model.config))["params"]
+    return jax.jit(lambda model, key: model.init(key, example_batch(model.config))["params"], static_argnums=0)

@@ -30,7 +30,7 @@ def predictor_of(task, **fields):
     config = resolve({"task": task, "model": {"family": fields.get("family", "encdec")}, "data": {"dir": "nowhere"}})
     config = dataclasses.replace(config, decode=DecodeConfig(max_extra_length=3))
     model = build_model(ModelConfig(**{"vocab_size": TEXT.vocab_size, **fields}))
-    params = jax.jit(lambda key: init_params(model, key))(jax.random.key(0))
+    params = init_params(model, jax.random.key(0))
     tokenizers = (TEXT, LABELS if task == "classify" else TEXT)
     run = Trained(config=config, task=build_task(config), tokenizers=tokenizers, model=model, params=params)
     return Predictor(run)

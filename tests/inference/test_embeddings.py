@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -102,7 +103,8 @@ def test_biases_are_those_that_the_model_adds(positions):
         causal = stack == "decoder" or positions == "alibi"
         params = {"params": predictor.params[stack]["position_bias"]} if positions == "relative" else {}
         keys = jnp.arange(length)[None]
-        bias = PositionBias(predictor.model.config, causal).apply(params, jnp.array([[FAR]]), keys)  # [1 h 1 s]
+        module = PositionBias(predictor.model.config, causal)
+        bias = jax.jit(module.apply)(params, jnp.array([[FAR]]), keys)  # [1 h 1 s]
         expected = bias[0, :, 0, : FAR + 1] if causal else bias[0, :, 0]
         np.testing.assert_allclose(found.values, expected, rtol=1e-6)
         assert found.columns[FAR - 1 : FAR + 1] == ("-1", "0")

@@ -67,7 +67,7 @@ def test_every_check_passes_on_a_recurrent_model(capsys):
     model = build_model(
         ModelConfig(vocab_size=TOKENIZER.vocab_size, num_layers=1, d_model=16, tied_output=False, recurrent=feeding)
     )
-    params = jax.jit(lambda key: init_params(model, key))(jax.random.key(0))
+    params = init_params(model, jax.random.key(0))
     config = resolve({"data": {"dir": "nowhere"}, "decode": {"max_extra_length": 5}})
     sound = subject_of(config, model, params)
     for check in verify.CHECKS:

@@ -17,7 +17,7 @@ TEXTS = ["the cat sat", "", "on the mat and the hat", "xyz?", "a", "that that th
 def draw(config, seed=0):
     """Return a model whose every parameter is drawn, so that each of them matters to the output."""
     model, numbers = build_model(config), itertools.count(seed)
-    params = jax.jit(lambda key: init_params(model, key))(jax.random.key(seed))
+    params = init_params(model, jax.random.key(seed))
     noise = lambda x: 0.3 * jax.random.normal(jax.random.key(next(numbers)), x.shape)  # noqa: E731
     return model, jax.tree.map(lambda x: x + noise(x), params)
 

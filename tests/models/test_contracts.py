@@ -79,7 +79,7 @@ def every_architecture(contract):
 @functools.cache
 def built(config):
     model = build_model(config)
-    return model, jax.jit(functools.partial(init_params, model))(jax.random.key(0))
+    return model, init_params(model, jax.random.key(0))
 
 
 def batch_for(config, source_lengths, target_lengths, **options):

@@ -30,7 +30,7 @@ def built(recurrent, **fields):
     config = ModelConfig(**{**TINY, **fields}, recurrent=recurrent)
     config.check()
     model = build_model(config)
-    return model, jax.jit(functools.partial(init_params, model))(jax.random.key(0))
+    return model, init_params(model, jax.random.key(0))
 
 
 # What presets have is held to the contracts in test_contracts.py; here is what none of them has.

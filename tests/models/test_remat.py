@@ -1,7 +1,5 @@
 """What is computed again changes nothing but memory."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,7 +24,7 @@ def full_batch(vocabulary, rows, length):
 def loss_of(remat, unroll=0):
     model = build_model(ModelConfig(**FIELDS, execution=ExecutionConfig(unroll=unroll, remat=remat)))
     batch = full_batch(FIELDS["vocab_size"], rows=8, length=16)
-    params = jax.jit(functools.partial(init_params, model))(jax.random.key(0))
+    params = init_params(model, jax.random.key(0))
 
     def loss(params):
         logits = model.apply({"params": params}, batch, True, rngs={"dropout": jax.random.key(1)})

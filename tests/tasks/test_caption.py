@@ -43,7 +43,7 @@ def predictor():
     words = learn("word", [pair.target for pair in build(20)["train"]], 100, "identity", False)
     task, tokenizers = build_task(config), (ImageTokenizer((32, 32, 3)), words)
     model = build_sized(config, task, tokenizers)
-    params = jax.jit(functools.partial(init_params, model))(jax.random.key(0))
+    params = init_params(model, jax.random.key(0))
     return Predictor(Trained(config=config, task=task, tokenizers=tokenizers, model=model, params=params))
 
 

@@ -5,7 +5,6 @@ A vocabulary learns from LINES and FURTHER; of both, LINES alone are the corpus 
 
 import base64
 import dataclasses
-import functools
 import io
 import json
 
@@ -45,7 +44,7 @@ def write_run(directory, preset, task, tokenizers, decode=None, data=None, seed=
     values.decode.update(decode or {})
     config = resolve(values)
     sized = dataclasses.replace(config.model, execution=ExecutionConfig(unroll=1))
-    params = jax.jit(functools.partial(init_params, build_model(sized)))(jax.random.key(0))
+    params = init_params(build_model(sized), jax.random.key(0))
     rng = np.random.default_rng(seed)
     params = jax.tree.map(lambda leaf: leaf + rng.standard_normal(leaf.shape).astype(np.float32), params)
     if "bias" in params.get("head", {}) and task == "translate":

@@ -1,7 +1,6 @@
 """A run of ours becomes a directory of theirs and comes back as a run; what does not fit together is refused."""
 
 import dataclasses
-import functools
 import json
 
 import jax
@@ -49,7 +48,7 @@ def workdir(tmp_path_factory):
     values.decode.update(beam_size=1, length_penalty=0.0, max_extra_length=5, max_length=6)
     config = resolve(values)
     model = build_model(dataclasses.replace(config.model, execution=ExecutionConfig(unroll=1), target_vocab_size=6))
-    params = jax.jit(functools.partial(init_params, model))(jax.random.key(0))
+    params = init_params(model, jax.random.key(0))
     (directory / "tokenizer").mkdir()
     tokenizer().save(directory / "tokenizer", "shared")
     checkpoints = Checkpoints(directory / "checkpoints")

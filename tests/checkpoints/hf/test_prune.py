@@ -3,8 +3,10 @@
 `python -m pytest tests/checkpoints/hf/test_prune.py -s -k shrink` prints the sizes of docs/weights.md.
 """
 
+import functools
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import jax
@@ -50,13 +52,20 @@ def runs(request, tmp_path_factory):
     return run, directory / "pruned", said
 
 
+@functools.cache
+def predictor(run, **decode):
+    """Return what answers with a run, loaded and compiled once for all tests."""
+    return load(run, saved_config(run, **decode))
+
+
 def size_of(run):
-    return sum(leaf.size for leaf in jax.tree.leaves(load(run).params))
+    return sum(leaf.size for leaf in jax.tree.leaves(predictor(run).params))
 
 
 def answers(run, lines, **decode):
-    predictor = load(run, saved_config(run, **decode))
-    return predictor.generate(lines), predictor.counts
+    found = predictor(run, **decode)
+    found.forget()
+    return found.generate(lines), Counter(found.counts)
 
 
 @pytest.mark.parametrize("beams", [1, 3])

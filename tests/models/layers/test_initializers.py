@@ -1,7 +1,6 @@
 """Parameters are drawn as the papers say: measured deviations, DeepNorm's numbers, one layer at a time."""
 
 import dataclasses
-import functools
 import math
 
 import jax
@@ -135,7 +134,7 @@ def drawn(**fields):
             **fields,
         )
     )
-    return jax.device_get(jax.jit(functools.partial(init_params, model))(jax.random.key(0)))
+    return jax.device_get(init_params(model, jax.random.key(0)))
 
 
 def test_initialisers_see_one_layer_and_the_beta_of_its_stack():

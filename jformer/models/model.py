@@ -1,0 +1,24 @@
+"""What a model is to the other rooms: a config, and methods that are applied to parameters. Without JAX."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from jformer.models.config import ModelConfig
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A Linen module of this room."""
+
+    def __hash__(self) -> int:
+        """Equal for models of equal configs, whose programs are the same."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """How it is built."""
+
+    def init(self, rngs: Any, *args: Any) -> Any:
+        """Return variables for inputs like these, drawn from a key."""
+
+    def apply(self, variables: Mapping[str, Any], *args: Any, **options: Any) -> Any:
+        """Return what a method, `__call__` unless another is named, gives with these variables."""
