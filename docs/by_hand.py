@@ -11,7 +11,7 @@ import numpy as np
 
 from jformer.evaluation.explorer import Shown, explorer_page
 from jformer.inference.attended import Attended, Attention, Part
-from jformer.models.layers.attention import attend
+from jformer.models.layers.dot_product import attend
 
 WORDS = ("The", "cat", "sat")
 EMBEDDINGS = np.array([[1, 0, 1, 0], [0, 1, 0, 1], [1, 1, 1, 1]], np.float32)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from absl import app, flags
 
 from experiments.measure import median_and_range, seconds_in_turns, smoke_sizes
-from jformer.models.layers.attention import attend
+from jformer.models.layers.dot_product import attend
 
 LENGTH = flags.DEFINE_integer("length", 32, "Tokens of a row.")
 ROWS = flags.DEFINE_integer("rows", 64, "Rows.")

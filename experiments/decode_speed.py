@@ -134,8 +134,8 @@ def prepare(folder: Path) -> Work:
     # Marian's norms have one epsilon, which its config.json does not say; the peers are told ours.
     fields = config_fields(MARIAN, dataclasses.replace(model.config, norm_epsilon=1e-5), "translate")
     fields |= {"pad_token_id": PAD, "decoder_start_token_id": BOS, "eos_token_id": EOS, "forced_eos_token_id": None}
-    options = {"config": {key: value for key, value in fields.items() if key != LOGITS_BIAS}}
-    options["epsilon"] = model.config.norm_epsilon
+    stated = {key: value for key, value in fields.items() if key != LOGITS_BIAS}
+    options = {"config": stated, "epsilon": model.config.norm_epsilon}
     state = dict(tables.to_tensors(MARIAN.table(model.config), params))
     state["final_logits_bias"] = np.zeros((1, model.config.vocab_size), np.float32)
     np.savez(folder / "state.npz", **state)  # type: ignore[arg-type]

@@ -23,10 +23,10 @@ from jax.sharding import SingleDeviceSharding
 
 from experiments.measure import commit, processor_name, seconds_in_turns, smoke_sizes
 from jformer.checkpoints import manifest
-from jformer.checkpoints.checkpoint import Checkpoints, abstract_like
+from jformer.checkpoints.checkpoint import Checkpoints
 from jformer.config import default_config, resolve
 from jformer.models import build_model, init_params
-from jformer.parallel.sharding import parameter_names
+from jformer.parallel.sharding import abstract_like, parameter_names
 
 PRESET = flags.DEFINE_string("preset", "transformer_base", "Of the shapes.")
 TURNS = flags.DEFINE_integer("turns", 7, "Savings and restorings of each kind.")

@@ -18,7 +18,8 @@ from experiments.measure import commit, median_and_range, processor_name, second
 from experiments.speed_shapes import model_config
 from jformer.data.tokenizers import Symbols
 from jformer.decoding.config import DecodeConfig
-from jformer.inference.generation import make_answer, prompts
+from jformer.inference.generation import make_answer
+from jformer.inference.inputs import prompts
 from jformer.models import build_model, init_params
 
 SAMPLES = flags.DEFINE_list("samples", ["8", "32", "128"], "Of a sentence.")
@@ -52,7 +53,9 @@ def search(model: Any, params: Any, samples: int) -> tuple[Any, float]:
         "limit": np.full(SENTENCES, ROOM, np.int32), "line": np.arange(SENTENCES, dtype=np.int32),
     }  # fmt: skip
     compiled = answer.lower([params], batch, ROOM).compile()
-    return functools.partial(compiled, [params], batch), compiled.cost_analysis()["flops"]
+    costs = compiled.cost_analysis()
+    assert costs
+    return functools.partial(compiled, [params], batch), costs["flops"]
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-import jax
 import orbax.checkpoint as ocp
 from etils.epath import Path
+from jaxtyping import PyTree
 
 from jformer.checkpoints.manifest import DamagedError, Manifest, entries, refuse_damage, refuse_mismatch
 from jformer.checkpoints.reading import explain, first_line, on_host, prove, read_together
@@ -36,7 +36,7 @@ class Restored(NamedTuple):
     """What the newest intact step holds."""
 
     step: int
-    items: dict[str, Any]
+    items: dict[str, PyTree]
     progress: dict[str, Any]
     skipped: list[str]  # why newer steps were not taken
 
@@ -88,7 +88,9 @@ class Checkpoints:
                 return self.progress(step)
         raise UserError(f"{self.directory}: no checkpoint is readable")
 
-    def save(self, step: int, state: Mapping[str, Any], progress: dict[str, Any], selection_cost: float | None) -> None:
+    def save(
+        self, step: int, state: Mapping[str, PyTree], progress: dict[str, Any], selection_cost: float | None
+    ) -> None:
         """Start writing a checkpoint; returns once the arrays are copied, before they are on disk.
 
         The state is a mapping of items ('params' among them); `progress` is plain JSON. With the selection cost of
@@ -126,7 +128,7 @@ class Checkpoints:
             self._thread.shutdown()
             self._orbax.close()
 
-    def restore(self, step: int, abstract: Mapping[str, Any]) -> dict[str, Any]:
+    def restore(self, step: int, abstract: Mapping[str, PyTree]) -> dict[str, PyTree]:
         """Return the items named in `abstract`, with its shardings, proven to be what was saved.
 
         Raises UserError for another shape, dtype or name in `abstract` than was saved, DamagedError for a step that
@@ -144,7 +146,7 @@ class Checkpoints:
             refuse_damage(manifest.arrays[name], tree, str(where / name))
         return items
 
-    def restore_newest(self, abstract: Mapping[str, Any]) -> Restored:
+    def restore_newest(self, abstract: Mapping[str, PyTree]) -> Restored:
         """Return the items of the newest intact step, and why newer ones were skipped.
 
         Where the folder was opened to train, what was skipped is renamed, out of the way of what will be saved.
@@ -181,7 +183,7 @@ class Checkpoints:
                 raise explain(error, where) from error
         return self._manifests[step]
 
-    def _finish(self, step: int, manifest: Manifest, abstract: Mapping[str, Any]) -> None:
+    def _finish(self, step: int, manifest: Manifest, abstract: Mapping[str, PyTree]) -> None:
         """Wait in a thread for a save; once it is proven on disk, delete the steps that are needed no more."""
         try:
             self._orbax.wait_until_finished()
@@ -284,11 +286,6 @@ def kept_steps(costs: Mapping[int, float | None], every: int, count: int) -> set
     regular = [step for step in sorted(costs) if step % every == 0]
     scored = [(cost, step) for step, cost in costs.items() if cost is not None and math.isfinite(cost)]
     return {*sorted(costs)[-1:], *regular[-count:], *(step for _, step in sorted(scored)[:1])}
-
-
-def abstract_like(tree: Any, shardings: Any) -> Any:
-    """Return shapes and dtypes of a tree of arrays, each with its own sharding."""
-    return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree, shardings)
 
 
 def open_run(workdir: Path) -> Checkpoints:

@@ -6,13 +6,13 @@ single flipped bit always changes the digest; other damage, such as two swapped 
 """
 
 import math
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, UInt32
+from jaxtyping import Array, PyTree, UInt32
 
 from jformer.parallel.sharding import parameter_names
 
@@ -23,7 +23,7 @@ Words = TypeVar("Words", Array, np.ndarray)  # uint32 [...], on devices or here
 UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}  # by the bytes of an element
 
 
-def digests(tree: Any) -> dict[str, str]:
+def digests(tree: PyTree) -> dict[str, str]:
     """Return the path of every array of a tree → its digest, 8 hexadecimal digits."""
     named = dict(zip(jax.tree.leaves(parameter_names(tree)), jax.tree.leaves(tree), strict=True))
     large = {name: array for name, array in named.items() if _is_large_on_one_cpu(array)}

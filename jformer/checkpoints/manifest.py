@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 import jax
+from jaxtyping import PyTree
 
 from jformer.checkpoints.digests import digests
 from jformer.errors import UserError
@@ -44,7 +45,7 @@ class Manifest:
     arrays: Entries
 
     @classmethod
-    def of(cls, items: Mapping[str, Any], progress: dict[str, Any], selection_cost: float | None) -> Self:
+    def of(cls, items: Mapping[str, PyTree], progress: dict[str, Any], selection_cost: float | None) -> Self:
         """Describe what is about to be saved. All processes call it: each adds up its own shards."""
         arrays = {name: entries(tree) for name, tree in items.items()}
         for name, tree in items.items():
@@ -73,7 +74,7 @@ class Manifest:
             raise DamagedError(f"{where}: is no manifest of a checkpoint") from error
 
 
-def entries(tree: Any) -> dict[str, ArrayEntry]:
+def entries(tree: PyTree) -> dict[str, ArrayEntry]:
     """Return the path of every array, or shape of one, in a tree → its shape and dtype."""
     paths = jax.tree.leaves(parameter_names(tree))
     leaves = jax.tree.leaves(tree)
@@ -91,7 +92,7 @@ def refuse_mismatch(saved: Mapping[str, ArrayEntry], wanted: Mapping[str, ArrayE
             )
 
 
-def refuse_damage(saved: Mapping[str, ArrayEntry], tree: Any, where: str) -> None:
+def refuse_damage(saved: Mapping[str, ArrayEntry], tree: PyTree, where: str) -> None:
     """Raise DamagedError for the first array whose bits are not those that were saved. All processes call it."""
     for path, digest in digests(tree).items():
         if digest != saved[path].digest:

@@ -7,12 +7,13 @@ libraries take a file that they were not allowed to look at for one that is miss
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import orbax.checkpoint as ocp
 from etils.epath import Path
 from jax.sharding import SingleDeviceSharding
+from jaxtyping import PyTree
 
 from jformer.checkpoints.manifest import DamagedError, Manifest, refuse_damage
 from jformer.errors import UserError
@@ -43,7 +44,7 @@ def read_together(read: Callable[[], T], where: Path) -> T:
     return values[0]
 
 
-def on_host(state: Mapping[str, Any]) -> dict[str, Any]:
+def on_host(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
     """Return the shapes and dtypes of a state's arrays, to be read into the memory of this machine."""
     place = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
     return {
@@ -52,7 +53,7 @@ def on_host(state: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def prove(where: Path, manifest: Manifest, abstract: Mapping[str, Any]) -> None:
+def prove(where: Path, manifest: Manifest, abstract: Mapping[str, PyTree]) -> None:
     """Read back the step at `where`, an item at a time, as large as a copy while it is saved.
 
     A reader of its own does it: the one that wrote has in its cache what should be on disk. It is for one process and

@@ -3,37 +3,39 @@
 import functools
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from etils.epath import Path
 from jax.sharding import Mesh
+from jaxtyping import PyTree
 
 from jformer.checkpoints import checkpoint
 from jformer.config.options import Config
 from jformer.data.progress import counted
 from jformer.errors import UserError
 from jformer.models import init_params
+from jformer.models.model import Model
 from jformer.parallel import processes
 from jformer.parallel.mesh import FSDP
-from jformer.parallel.sharding import parameter_shardings
+from jformer.parallel.sharding import abstract_like, parameter_shardings
 
 
-def abstract_params(model: Any, mesh: Mesh, whole: Sequence[str] = (FSDP,)) -> Any:
+def abstract_params(model: Model, mesh: Mesh, whole: Sequence[str] = (FSDP,)) -> PyTree:
     """Return the shapes of a model's parameters, not split over `whole` axes: so answers need them."""
     shapes = jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))
-    return checkpoint.abstract_like(shapes, parameter_shardings(mesh, shapes, whole))
+    return abstract_like(shapes, parameter_shardings(mesh, shapes, whole))
 
 
 class Weights(NamedTuple):
     """Parameters, and the steps of the checkpoints that they are from."""
 
-    params: Any
+    params: PyTree
     steps: tuple[int, ...]
 
 
-def load_weights(workdir: Path, settings: Config, model: Any, mesh: Mesh) -> Weights:
+def load_weights(workdir: Path, settings: Config, model: Model, mesh: Mesh) -> Weights:
     """Return the parameters that `evaluate.weights` names, as answers need them.
 
     The last ones, and their moving average, are those of the newest intact checkpoint; what was skipped for it
@@ -73,7 +75,7 @@ def average_steps(steps: Sequence[int], every: int, count: int) -> list[int]:
     return regular[-count:]
 
 
-def average(trees: Iterable[Any]) -> Any:
+def average(trees: Iterable[PyTree]) -> PyTree:
     """Return the mean of several parameter trees, summed in float32 on their devices, one in memory at a time."""
     total, count = None, 0
     for tree in trees:

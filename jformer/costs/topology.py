@@ -7,7 +7,7 @@ import math
 import os
 import re
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax.experimental import topologies
@@ -46,7 +46,7 @@ class Slice(NamedTuple):
 
     name: str  # family:AxB or family:AxBxC
     chip: Chip
-    devices: list[Any]  # one a chip, in the order of JAX; programs can be compiled for them
+    devices: list[jax.Device]  # one a chip, in the order of JAX; programs can be compiled for them
 
     @property
     def platform(self) -> str:

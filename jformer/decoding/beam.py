@@ -104,9 +104,14 @@ def record_beams(
     constraints: Int[Array, "b p l"] | None = None,
     coverage: Coverage | None = None,
 ) -> tuple[Decoded, Trace]:
-    """Search as `beam_search` does, with the same arguments, and also return what each of `start.room` steps weighed.
+    """Search as `beam_search` does, and also return what each of `start.room` steps weighed.
 
     For use inside jit. One beam is searched as any other number, and so may end otherwise than greedy search.
+
+    Args:
+        step: (cache, last tokens) → (logits, cache).
+        cache: of n rows a sentence, with room for `start.room` tokens.
+        start, rules, beams, constraints, coverage: those of `beam_search`.
 
     >>> probs = jnp.zeros((5, 5)).at[[1, 1, 3, 3, 4], [3, 4, 2, 3, 2]].set(jnp.array([0.6, 0.4, 0.5, 0.5, 1]))
     >>> def step(cache, last):  # as in the example of beam_search

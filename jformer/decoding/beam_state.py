@@ -35,7 +35,15 @@ class State(NamedTuple):
 
 
 def initial_state(cache: Cache, start: Start, rules: Rules, beams: Beams, constraints: Constraints | None) -> State:
-    """Begin with one live hypothesis, the empty one, in the first beam of every group."""
+    """Begin with one live hypothesis, the empty one, in the first beam of every group.
+
+    Args:
+        cache: of n rows a sentence, before the first step.
+        start: the tokens to go on from, and the limits.
+        rules: whose history begins with a prompt.
+        beams: how many there are, and of how many groups.
+        constraints: phrases that a hypothesis must contain to end, none of them met yet.
+    """
     sentences = start.limits.shape[0]
     shape = sentences, beams.size
     zeros = jnp.zeros(shape, jnp.int32)

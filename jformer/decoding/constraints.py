@@ -73,7 +73,14 @@ def add_constraint_tokens(
 ) -> tuple[Float[Array, "b n c"], Int[Array, "b n c"]]:
     """Add the next token of every unmet phrase to the k candidates of each beam.
 
-    A token that is a candidate already is added with -inf. The log-probability of padding must be -inf.
+    A token that is a candidate already is added with -inf.
+
+    Args:
+        constraints: the phrases of every sentence.
+        progress: how far each beam has come with them.
+        log_probs: of every token after each beam; that of padding must be -inf.
+        values: what `log_probs` has for the candidates.
+        tokens: the candidates.
 
     >>> constraints = make_constraints(jnp.array([[[3]]]), pad=0)
     >>> log_probs = jnp.array([[[-jnp.inf, -0.1, -3.0, -4.0]]])

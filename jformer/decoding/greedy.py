@@ -60,7 +60,16 @@ def greedy(step: Step, cache: Cache, start: Start, rules: Rules) -> SearchLoop:
 
 
 def one_by_one(step: Step, cache: Cache, start: Start, rules: Rules, choose: Choose, hypotheses: int) -> SearchLoop:
-    """Let `choose` append tokens to so many hypotheses a sentence until all have ended or reached their limits."""
+    """Append tokens to the hypotheses of every sentence until all have ended or reached their limits.
+
+    Args:
+        step: (cache, last tokens) → (logits, cache).
+        cache: of one row a hypothesis, with room for `start.room` tokens.
+        start: the tokens to go on from, and the limits, of the sentences.
+        rules: which tokens may come next.
+        choose: what picks the next token of every row.
+        hypotheses: how many each sentence has.
+    """
     limits = jnp.repeat(start.limits, hypotheses)  # [b] → [rows]
     first = jnp.repeat(start.token, hypotheses)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 
 class Start(NamedTuple):
@@ -22,7 +22,7 @@ class Start(NamedTuple):
     room: int  # the most tokens to choose for any sentence; the cache has room for them
     max_unfinished: int | Int[Array, ""] = 0
 
-    def goes_on(self, state: Any) -> Bool[Array, ""]:
+    def goes_on(self, state: PyTree) -> Bool[Array, ""]:
         """Tell whether there is room for a token and enough that is not done: the condition of every search's loop."""
         return (state.cur_index < self.room) & ((~state.done).sum() > self.max_unfinished)
 
@@ -49,7 +49,7 @@ class SearchLoop(NamedTuple):
     init: Any  # the state before the first token
     cond: Callable[[Any], Bool[Array, ""]]  # whether there is something left to do
     body: Callable[[Any], Any]  # appends one token
-    result: Callable[[Any], Decoded]  # what was found, in any state: `done` says of which sentences it is final
+    result: Callable[[PyTree], Decoded]  # what was found, in any state: `done` says of which sentences it is final
     stable_prefix: Callable[[Any], tuple[Int[Array, "b t"], Int[Array, " b"]]]
     """The tokens that the best hypothesis of every sentence begins with, however the search goes on, and how many."""
 
@@ -57,7 +57,7 @@ class SearchLoop(NamedTuple):
         """Search to the end."""
         return self.result(lax.while_loop(self.cond, self.body, self.init))
 
-    def advance(self, state: Any, steps: Int[Array, ""]) -> Any:
+    def advance(self, state: PyTree, steps: Int[Array, ""]) -> PyTree:
         """Go on from a state for so many steps, or until the end: the same steps as those of `run`."""
         until = state.cur_index + steps
         return lax.while_loop(lambda at: self.cond(at) & (at.cur_index < until), self.body, state)

@@ -3,12 +3,13 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from jaxtyping import PyTree
 
 from jformer.config.options import Config
 from jformer.data.corpus import Corpus, open_corpus
@@ -26,7 +27,7 @@ from jformer.tasks.task import LossFn, Task
 
 BATCHES_AHEAD = 3  # being computed or waiting for it, so that the devices never wait for the host
 
-EvalStep = Callable[[Any, Batch], Sums]
+EvalStep = Callable[[PyTree, Batch], Sums]
 """(parameters, batch [a b …]) → sums over all rows, without dropout."""
 
 
@@ -50,7 +51,7 @@ def evaluation_batches(
 
 
 def split_sums(
-    eval_step: EvalStep, params: Any, batches: Batches, mesh: Mesh, model: ModelConfig, accumulation: int = 1
+    eval_step: EvalStep, params: PyTree, batches: Batches, mesh: Mesh, model: ModelConfig, accumulation: int = 1
 ) -> Sums:
     """Return the sums of the loss, nll and correct predictions over one pass of the batches, as floats.
 
@@ -81,7 +82,7 @@ def split_sums(
 def make_eval_step(loss: LossFn, mesh: Mesh) -> EvalStep:
     """Return the compiled step that evaluates a batch."""
 
-    def local(params: Any, batch: Batch) -> Sums:
+    def local(params: PyTree, batch: Batch) -> Sums:
         return sum_over_data(sum_over_microbatches(lambda rows: loss(params, rows, None), batch), mesh)
 
     sharded = jax.shard_map(local, mesh=mesh, in_specs=(P(), ROWS), out_specs=P(), axis_names={DATA}, check_vma=False)

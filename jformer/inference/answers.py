@@ -140,7 +140,7 @@ def check_requests(requests: Sequence[Request | str], usage: str, one_line: bool
     return asked
 
 
-def check_texts(texts: Sequence[str], usage: str, one_line: bool) -> None:
+def check_texts(texts: Sequence[object], usage: str, one_line: bool) -> None:
     """Raise UserError for one text in place of a list, for what is no text and, if asked for, for a line break."""
     if isinstance(texts, str):
         raise UserError(f"{texts[:40]!r} is one text, not a list of texts: {usage}")

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from jformer.data.sources.split import Pair
 from jformer.data.spans import END, START
@@ -21,6 +22,7 @@ from jformer.inference.inputs import Inputs
 from jformer.inference.scoring import watched_pass
 from jformer.inference.spans import marked_pair
 from jformer.models.batch import Batch, causal_mask, segment_mask
+from jformer.models.model import Model
 from jformer.tasks.losses import span_log_probs
 from jformer.tasks.task import CLASSES, SPAN
 
@@ -35,11 +37,11 @@ BLOCKS = {  # part → where the weights of a Transformer's layers are
 class WatchedPass:
     """A compiled forced pass that tells what it attends to, over any number of sources with their targets."""
 
-    def __init__(self, model: Any, inputs: Inputs) -> None:
+    def __init__(self, model: Model, inputs: Inputs) -> None:
         """Hold what it takes, and compile nothing yet."""
         self._model, self._inputs = model, inputs
 
-    def __call__(self, params: Any, pairs: Sequence[Pair]) -> list[Attended]:
+    def __call__(self, params: PyTree, pairs: Sequence[Pair]) -> list[Attended]:
         """Return what is attended to in every pair, in order; of a context in windows, in the one with the answer.
 
         Raises UserError for scores that are no numbers, and for what is no pair of the task.
@@ -146,14 +148,14 @@ def _choice(token: str, others: Sequence[str], likely: np.ndarray, target: int, 
 
 
 @functools.cache
-def _make_pass(model: Any, answer: str) -> Any:
+def _make_pass(model: Model, answer: str) -> Any:
     """Return the compiled (parameters, batch) → (intermediates, part's name → mask [b 1 t s], probabilities [b t v]).
 
     Probabilities of a row add up to one, but for those of several labels, each of which is there or not, and those of a
     span [b s 2], which add up to one over the positions of either end.
     """
 
-    def forced(params: Any, batch: Batch) -> tuple[Any, dict[str, jax.Array], jax.Array]:
+    def forced(params: PyTree, batch: Batch) -> tuple[Any, dict[str, jax.Array], jax.Array]:
         hidden, seen = watched_pass(model, params, batch)
         logits = model.apply({"params": params}, hidden, method="logits")
         if answer == SPAN:

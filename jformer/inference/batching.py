@@ -3,13 +3,14 @@
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import PyTree
 
 from jformer.decoding.search import Decoded
 from jformer.errors import UserError
@@ -24,7 +25,7 @@ MOSTLY = 1 / 4  # where more outputs than this share had no room in short attemp
 EVIDENCE = 64  # pieces, at least, that short attempts were made at before they are judged
 WHILE = 4_096  # pieces; then their likes may have changed, and it is learned anew
 
-Search = Callable[[Sequence[Any], Mapping[str, np.ndarray], int], Decoded]
+Search = Callable[[Sequence[PyTree], Mapping[str, np.ndarray], int], Decoded]
 """(parameters of every model, batch, most tokens of an output) → the outputs of every row."""
 
 
@@ -40,10 +41,10 @@ class CompileClock:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self._known: set[tuple[Any, ...]] = set()
+        self._known: set[Hashable] = set()
 
     @contextlib.contextmanager
-    def batch(self, shapes: tuple[Any, ...]) -> Iterator[bool]:
+    def batch(self, shapes: Hashable) -> Iterator[bool]:
         """Time what is done inside if a batch of these shapes is the first one, and tell whether it is."""
         first, began = shapes not in self._known, time.monotonic()
         yield first
@@ -88,7 +89,7 @@ class BatchedSearch:
             self._tried = self._unfinished = 0
 
     def __call__(
-        self, params: Sequence[Any], pieces: Sequence[Piece], on_answered: Callable[[int], None]
+        self, params: Sequence[PyTree], pieces: Sequence[Piece], on_answered: Callable[[int], None]
     ) -> list[Hypotheses]:
         """Return the hypotheses for every piece, in order; `on_answered` is told how many more are done, now and then.
 
@@ -112,7 +113,7 @@ class BatchedSearch:
         return [done[i] for i in range(len(pieces))]
 
     def _attempt(
-        self, params: Sequence[Any], pieces: Sequence[Piece], indices: Sequence[int], rows: int, attempt: Attempt
+        self, params: Sequence[PyTree], pieces: Sequence[Piece], indices: Sequence[int], rows: int, attempt: Attempt
     ) -> Iterator[dict[int, Hypotheses]]:
         """Yield index → hypotheses, batch by batch, of those pieces that had enough room."""
         for batch, decoded in self._decode_all(params, pieces, indices, rows, attempt):
@@ -125,7 +126,7 @@ class BatchedSearch:
 
     def _decode_all(
         self,
-        params: Sequence[Any],
+        params: Sequence[PyTree],
         pieces: Sequence[Piece],
         indices: Sequence[int],
         rows: int,
@@ -150,11 +151,11 @@ class BatchedSearch:
             for indices_done, finished in running:
                 yield indices_done, finished.result()
 
-    def _decode(self, params: Sequence[Any], arrays: Mapping[str, np.ndarray], longest: int) -> Decoded:
+    def _decode(self, params: Sequence[PyTree], arrays: Mapping[str, np.ndarray], longest: int) -> Decoded:
         return jax.device_get(self._search(params, arrays, longest))
 
 
-def shapes_of(arrays: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
+def shapes_of(arrays: Mapping[str, np.ndarray]) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Return what a program for a batch is compiled for."""
     return tuple((name, array.shape) for name, array in arrays.items())
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from jformer.inference.answers import EncodedPair
 from jformer.inference.predict import Predictor
@@ -126,7 +127,7 @@ def position_tables(predictor: Predictor, length: int) -> list[Positions]:
     return [_relative(config.relative, stack, table, shown) for stack, table in tables.items() if table]
 
 
-def _learned(params: Any, shown: int) -> list[Positions]:
+def _learned(params: PyTree, shown: int) -> list[Positions]:
     sides = {"input": "", "source_input": " of the source", "target_input": " of the target"}
     tables = {side: params[name]["positions"]["embedding"] for name, side in sides.items() if name in params}
     return [_encodings(f"learned positions{side}", np.asarray(table)[:shown]) for side, table in tables.items()]

@@ -6,14 +6,14 @@ input, rows = b·n, v entries of the vocabulary.
 
 import difflib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.decoding.beam import Coverage, beam_search, record_beams
@@ -26,6 +26,7 @@ from jformer.decoding.search import Decoded, SearchLoop, Start, Trace
 from jformer.errors import UserError
 from jformer.inference.heads import HEADS, one_pass
 from jformer.models.batch import Batch
+from jformer.models.model import Model
 from jformer.parallel.activations import constrain_sharding
 from jformer.parallel.sharding import over_rows
 
@@ -44,71 +45,78 @@ class SearchBatch(Batch, total=False):
 
 
 def make_answer(
-    models: Sequence[Any],
+    models: Sequence[Model],
     answer: str,
     options: DecodeConfig,
     vocabulary: Bool[np.ndarray, " v"],
     symbols: Symbols,
     mesh: Mesh | None = None,
-) -> Any:
+) -> jax.stages.Wrapped:
     """Return the compiled (parameters of every model, batch, room) → Decoded that a task's answers are read from.
 
-    What is not searched for is what `heads.HEADS` makes of one pass, of the first model. On a mesh, rows are split over
-    data and fsdp. The other arguments are those of `search`.
+    Args:
+        models, options, vocabulary, symbols: those of `search`.
+        answer: what the task's answers are; those of `heads.HEADS` are read from one pass of the first model.
+        mesh: over whose data and fsdp the rows are split.
     """
     if answer in HEADS:
-        respond: Any = functools.partial(one_pass, models[0], HEADS[answer], options)
+        respond: Callable[..., PyTree] = functools.partial(one_pass, models[0], HEADS[answer], options)
     else:
         parts = functools.partial(search, tuple(models), options, vocabulary, symbols)
 
-        def respond(params: Sequence[Any], batch: SearchBatch, room: int) -> Decoded:
+        def respond(params: Sequence[PyTree], batch: SearchBatch, room: int) -> Decoded:
             return parts(params, batch, room).run()
 
     return _compiled(respond, mesh)
 
 
 def make_recorder(
-    models: Sequence[Any],
+    models: Sequence[Model],
     options: DecodeConfig,
     vocabulary: Bool[np.ndarray, " v"],
     symbols: Symbols,
     mesh: Mesh | None = None,
-) -> Any:
+) -> jax.stages.Wrapped:
     """Return the compiled (parameters of every model, batch, room) → (Decoded, Trace) of a beam search.
 
     It decodes what `search` does, and tells all that was weighed on the way.
     """
 
-    def record(params: Sequence[Any], batch: SearchBatch, room: int) -> tuple[Decoded, Trace]:
+    def record(params: Sequence[PyTree], batch: SearchBatch, room: int) -> tuple[Decoded, Trace]:
         begun = _begin(models, options, vocabulary, symbols, params, batch, room)
         return record_beams(*begun, options.beams, batch.get("constraints"), _coverage_of(options))
 
     return _compiled(record, mesh)
 
 
-def _compiled(respond: Any, mesh: Mesh | None) -> Any:
+def _compiled(respond: Callable[..., PyTree], mesh: Mesh | None) -> jax.stages.Wrapped:
     """Return (parameters, batch, room) → what `respond` makes of them, compiled, with the rows split over a mesh."""
 
-    def on_mesh(params: Sequence[Any], batch: SearchBatch, room: int) -> Any:
+    def on_mesh(params: Sequence[PyTree], batch: SearchBatch, room: int) -> PyTree:
         return over_rows(functools.partial(respond, room=room), mesh)(params, batch)
 
     return jax.jit(on_mesh, static_argnums=2)
 
 
 def search(
-    models: Sequence[Any],
+    models: Sequence[Model],
     options: DecodeConfig,
     vocabulary: Bool[np.ndarray, " v"],
     symbols: Symbols,
-    params: Sequence[Any],
+    params: Sequence[PyTree],
     batch: SearchBatch,
     room: int,
 ) -> SearchLoop:
     """Return the search for the outputs of every row of a batch, at most `room` tokens; a row of limit 0 has none.
 
-    A row whose limit is above `room` may be left unfinished, and so may the last `max_unfinished` rows. `models` and
-    `params` are an ensemble, whose probabilities are averaged; `vocabulary` tells of every id whether it may be
-    written, `symbols` what begins, ends and fills an output; the cache has entries for `room` tokens of it.
+    Args:
+        models: an ensemble, whose probabilities are averaged.
+        options: how is searched.
+        vocabulary: of every id, whether it may be written.
+        symbols: what begins, ends and fills an output.
+        params: of every model.
+        batch: a row whose limit is above `room` may be left unfinished, and so may the last `max_unfinished` rows.
+        room: the most tokens that the cache has entries for.
     """
     begun = _begin(models, options, vocabulary, symbols, params, batch, room)
     if options.search == "beam":
@@ -117,11 +125,11 @@ def search(
 
 
 def _begin(
-    models: Sequence[Any],
+    models: Sequence[Model],
     options: DecodeConfig,
     vocabulary: Bool[np.ndarray, " v"],
     symbols: Symbols,
-    params: Sequence[Any],
+    params: Sequence[PyTree],
     batch: SearchBatch,
     room: int,
 ) -> tuple[Step, Cache, Start, Rules]:
@@ -167,17 +175,7 @@ def writable(tokenizer: Tokenizer, options: DecodeConfig) -> Bool[np.ndarray, " 
     return mask
 
 
-def prompts(sequences: Sequence[Sequence[int]], rows: int, width: int, symbols: Symbols) -> dict[str, np.ndarray]:
-    """Return `prompt` and `prompt_length` of `rows` rows: BOS, then the given ids."""
-    prompt = np.full((rows, width), symbols.pad, np.int32)
-    prompt[:, 0] = symbols.bos
-    for row, sequence in enumerate(sequences):
-        prompt[row, 1 : 1 + len(sequence)] = sequence
-    sizes = np.array([1 + len(sequence) for sequence in sequences] + [1] * (rows - len(sequences)), np.int32)
-    return {"prompt": prompt, "prompt_length": sizes}
-
-
-def in_compute_dtype(params: Any, dtype: str) -> Any:
+def in_compute_dtype(params: PyTree, dtype: str) -> PyTree:
     """Round kernels and embeddings to the compute dtype, once instead of in every step."""
 
     def cast(path: Any, leaf: Array) -> Array:
@@ -187,7 +185,7 @@ def in_compute_dtype(params: Any, dtype: str) -> Any:
 
 
 def _prefill(
-    models: Sequence[Any], params: Sequence[Any], batch: SearchBatch, entries: int, coverage: bool
+    models: Sequence[Model], params: Sequence[PyTree], batch: SearchBatch, entries: int, coverage: bool
 ) -> list[Any]:
     """Return the cache of every model, one row a sentence, with all of the prompts but their last tokens."""
     caches, width = [], batch["prompt"].shape[1] - 1
@@ -221,7 +219,7 @@ def _join(caches: Sequence[Cache]) -> Cache:
     return {"position": caches[0]["position"], "self": own, "shared": rest}
 
 
-def _make_step(models: Sequence[Any], params: Sequence[Any], average: str) -> Step:
+def _make_step(models: Sequence[Model], params: Sequence[PyTree], average: str) -> Step:
     """Return the step of all models together: the logits of one, or the mean of several."""
 
     def step(cache: Cache, tokens: Int[Array, " rows"]) -> tuple[Float[Array, "rows v"], Cache]:
@@ -252,7 +250,7 @@ def _rules(
     options: DecodeConfig,
     vocabulary: Bool[np.ndarray, " v"],
     symbols: Symbols,
-    models: Sequence[Any],
+    models: Sequence[Model],
     batch: SearchBatch,
 ) -> Rules:
     """Return what may be written. Rows of a model past the vocabulary never are."""

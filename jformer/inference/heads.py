@@ -8,13 +8,13 @@ Letters in shapes: b inputs, v classes, n hypotheses of an input.
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from jformer.data.corpus import ExampleEncoder
 from jformer.data.tokenizers import NUM_SYMBOLS, Tokenizer
@@ -24,6 +24,7 @@ from jformer.inference import spans
 from jformer.inference.answers import Hypotheses, Output, Piece, Request
 from jformer.inference.words import likeliest_tags, pieces_of_words, read_tags
 from jformer.models.batch import Batch
+from jformer.models.model import Model
 from jformer.tasks.task import SPAN
 
 Cut = Callable[[ExampleEncoder, Sequence[Request], Counter[str]], list[list[Piece]]]
@@ -44,7 +45,9 @@ class Head(NamedTuple):
     join: Join | None = None  # what becomes of several pieces, where their texts are not put one after the other
 
 
-def one_pass(model: Any, head: Head, options: DecodeConfig, params: Sequence[Any], batch: Batch, room: int) -> Decoded:
+def one_pass(
+    model: Model, head: Head, options: DecodeConfig, params: Sequence[PyTree], batch: Batch, room: int
+) -> Decoded:
     """Return the hypotheses of a batch; `room` is a search's and means nothing here."""
     return head.respond(model.apply({"params": params[0]}, batch).astype(jnp.float32), batch, options)
 

@@ -15,11 +15,10 @@ from jax.sharding import Mesh, NamedSharding
 from jformer.data.corpus import Side, Tokens
 from jformer.data.features import Rows, refuse_foreign_ids
 from jformer.data.plan import Shape
-from jformer.data.tokenizers import ImageTokenizer, Tokenizer
+from jformer.data.tokenizers import ImageTokenizer, Symbols, Tokenizer
 from jformer.decoding.config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, EncodedPair, Piece, Request
-from jformer.inference.generation import prompts
 from jformer.inference.heads import HEADS
 from jformer.inference.words import marks, tagged_pair
 from jformer.models import ModelConfig
@@ -268,3 +267,13 @@ def answer_batch(model: ModelConfig, task: Task, shape: Shape, mesh: Mesh) -> di
         name: jax.ShapeDtypeStruct(sizes, dtype, sharding=split if sizes else whole)
         for name, (sizes, dtype) in shapes.items()
     }
+
+
+def prompts(sequences: Sequence[Sequence[int]], rows: int, width: int, symbols: Symbols) -> dict[str, np.ndarray]:
+    """Return `prompt` and `prompt_length` of `rows` rows: BOS, then the given ids."""
+    prompt = np.full((rows, width), symbols.pad, np.int32)
+    prompt[:, 0] = symbols.bos
+    for row, sequence in enumerate(sequences):
+        prompt[row, 1 : 1 + len(sequence)] = sequence
+    sizes = np.array([1 + len(sequence) for sequence in sequences] + [1] * (rows - len(sequences)), np.int32)
+    return {"prompt": prompt, "prompt_length": sizes}

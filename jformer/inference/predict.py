@@ -4,11 +4,11 @@ import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import PyTree
 
 from jformer.checkpoints.digests import digests
 from jformer.config.options import Config
@@ -110,7 +110,7 @@ class Predictor:
         return digest_of([*own, *(digests(params) for params in self.all_params)])
 
     @property
-    def all_params(self) -> tuple[Any, ...]:
+    def all_params(self) -> tuple[PyTree, ...]:
         """The parameters of each of `models`."""
         return (self.params, *(member.params for member in self.members))
 
@@ -210,7 +210,7 @@ class Predictor:
         for texts in pairs:
             if not isinstance(texts, tuple | list) or len(texts) != 2:
                 raise UserError(f"{texts!r:.60} is no pair of source and target: {usage}")
-            given: list[Any] = [text for text in texts if not answered or text is not None]
+            given = [text for text in texts if not answered or text is not None]
             check_texts(given, usage, one_line=not self.inputs.continues)
 
     def _joined(self, answers: Sequence[list[Output]]) -> list[Output]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from etils.epath import Path
 from jax.sharding import Mesh
+from jaxtyping import PyTree
 
 from jformer.checkpoints.weights import load_weights
 from jformer.config import load_config, resolve
@@ -13,6 +14,7 @@ from jformer.config.options import Config
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.vocabularies import load_tokenizers
 from jformer.errors import UserError
+from jformer.models.model import Model
 from jformer.parallel.mesh import make_mesh
 from jformer.storage import run_path
 from jformer.tasks.build import build_sized, build_task, check_heads, choose_decoding_dtype, open_mesh
@@ -26,8 +28,8 @@ class Trained:
     config: Config
     task: Task
     tokenizers: tuple[Tokenizer, Tokenizer]  # of the source and of the target
-    model: Any  # a Linen module
-    params: Any  # its parameters
+    model: Model  # a Linen module
+    params: PyTree  # its parameters
     steps: tuple[int, ...] = ()  # of the checkpoints that the parameters are from
 
 

@@ -10,17 +10,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from jformer.models.batch import Batch
+from jformer.models.model import Model
 from jformer.parallel.activations import constrain_sharding
 from jformer.parallel.sharding import over_rows
 
-Scorer = Callable[[Sequence[Any], Mapping[str, np.ndarray]], dict[str, Array]]
+Scorer = Callable[[Sequence[PyTree], Mapping[str, np.ndarray]], dict[str, Array]]
 TOKENS = 1_024  # projected to the vocabulary at a time: logits of a whole batch would be its largest array by far
 
 
-def make_scorer(models: Sequence[Any], average: str, mesh: Mesh | None = None, attend: bool = False) -> Scorer:
+def make_scorer(models: Sequence[Model], average: str, mesh: Mesh | None = None, attend: bool = False) -> Scorer:
     """Return the compiled (parameters of each model, batch) → {"log_probs": f32 [b t], "attention": f32 [b t s]}.
 
     The batch has both sides as in training. A token's log-probability is given all before it, over the whole
@@ -29,7 +30,7 @@ def make_scorer(models: Sequence[Any], average: str, mesh: Mesh | None = None, a
     when it predicts the token, the mean of heads and models. On a mesh, rows are split over data and fsdp.
     """
 
-    def score(params: Sequence[Any], batch: Batch) -> dict[str, Array]:
+    def score(params: Sequence[PyTree], batch: Batch) -> dict[str, Array]:
         passes = [_forced(model, tree, batch, attend) for model, tree in zip(models, params, strict=True)]
         hidden = [states for states, _ in passes]
 
@@ -47,7 +48,7 @@ def make_scorer(models: Sequence[Any], average: str, mesh: Mesh | None = None, a
     return jax.jit(over_rows(score, mesh))
 
 
-def _forced(model: Any, params: Any, batch: Batch, attend: bool) -> tuple[Float[Array, "b t d"], Any]:
+def _forced(model: Any, params: PyTree, batch: Batch, attend: bool) -> tuple[Float[Array, "b t d"], Any]:
     """Return the hidden states, and f32 [b t s], the weights of the last layer's attention to the source, or None."""
     if not attend:
         return model.apply({"params": params}, batch, method="hidden"), None
@@ -55,13 +56,13 @@ def _forced(model: Any, params: Any, batch: Batch, attend: bool) -> tuple[Float[
     return hidden, model.cross_weights(seen)
 
 
-def watched_pass(model: Any, params: Any, batch: Batch) -> tuple[Float[Array, "b t d"], Any]:
+def watched_pass(model: Model, params: PyTree, batch: Batch) -> tuple[Float[Array, "b t d"], PyTree]:
     """Return the hidden states of given targets, and what a model shows on the way, the weights of its attention."""
     hidden, seen = model.apply({"params": params}, batch, method="hidden", mutable=["intermediates"])
     return hidden, seen.get("intermediates", {})
 
 
-def _log_probs(model: Any, params: Any, hidden: Float[Array, "t d"]) -> Float[Array, "t v"]:
+def _log_probs(model: Model, params: PyTree, hidden: Float[Array, "t d"]) -> Float[Array, "t v"]:
     logits = model.apply({"params": params}, hidden[None], method="logits")[0]
     return jax.nn.log_softmax(
         constrain_sharding(logits.astype(jnp.float32))

@@ -4,12 +4,13 @@ Letters in shapes: t steps, n beams, k continuations of a beam that are weighed;
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import PyTree
 
 from jformer.decoding.config import DecodeConfig
 from jformer.decoding.finished import length_penalty
@@ -20,17 +21,18 @@ from jformer.inference.batching import Hypotheses, batch_rows, refuse_nan, sorte
 from jformer.inference.generation import make_recorder
 from jformer.inference.heads import HEADS
 from jformer.inference.inputs import Inputs
+from jformer.models.model import Model
 
 
 class RecordedSearch:
     """A compiled beam search that tells all it weighed, over any number of pieces."""
 
-    def __init__(self, models: Sequence[Any], vocabulary: np.ndarray, inputs: Inputs, mesh: Mesh | None) -> None:
+    def __init__(self, models: Sequence[Model], vocabulary: np.ndarray, inputs: Inputs, mesh: Mesh | None) -> None:
         """Hold what it takes, and compile nothing yet; `vocabulary`, bool [v], tells what may be written."""
         self._inputs, self._mesh = inputs, mesh
         self._search = make_recorder(models, inputs.options, vocabulary, inputs.symbols, mesh)
 
-    def __call__(self, params: Sequence[Any], pieces: Sequence[Piece]) -> list[SearchTree]:
+    def __call__(self, params: Sequence[PyTree], pieces: Sequence[Piece]) -> list[SearchTree]:
         """Return the tree of every piece, in order; raise UserError for scores that are no numbers.
 
         Batches have as many rows as those of answers, so that the numbers in them are those of answers, too.

@@ -14,7 +14,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, PyTree
 
 from jformer.config.options import Config
 from jformer.data.tokenizers.symbols import Symbols
@@ -22,14 +22,15 @@ from jformer.errors import UserError
 from jformer.inference.generation import SearchBatch, search
 from jformer.models import build_model
 from jformer.models.layers.positions import sinusoids
+from jformer.models.model import Model
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 def build_program(
     config: Config,
-    model: Any,
-    params: Mapping[str, Any],
+    model: Model,
+    params: Mapping[str, PyTree],
     longest: int,
     vocabulary: Bool[np.ndarray, " v"],
     symbols: Symbols,
@@ -79,7 +80,7 @@ def build_program(
     return save
 
 
-def _with_table(model: Any, params: Mapping[str, Any], longest: int) -> tuple[Any, Mapping[str, Any]]:
+def _with_table(model: Model, params: Mapping[str, PyTree], longest: int) -> tuple[Any, Mapping[str, Any]]:
     """Return a model whose sinusoids, if it has any, are a table among the parameters: a program knows no length.
 
     Learned positions are the same table, added to the embeddings in the same way.
@@ -92,7 +93,7 @@ def _with_table(model: Any, params: Mapping[str, Any], longest: int) -> tuple[An
     return build_model(config), {**params, **inputs}
 
 
-def _flatten(params: Mapping[str, Any], path: str = "") -> dict[str, np.ndarray]:
+def _flatten(params: Mapping[str, PyTree], path: str = "") -> dict[str, np.ndarray]:
     """Return a tree as names such as encoder/block/self_attn/q/kernel → arrays."""
     named: dict[str, np.ndarray] = {}
     for name, below in params.items():
@@ -101,7 +102,7 @@ def _flatten(params: Mapping[str, Any], path: str = "") -> dict[str, np.ndarray]
 
 
 def _unflatten(named: Mapping[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
+    tree: dict[str, PyTree] = {}
     for name, leaf in named.items():
         *parents, last = name.split("/")
         inner = tree

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, PyTree
 
 from jformer.data.tokenizers import Tokenizer
 from jformer.decoding.config import DecodeConfig
@@ -53,15 +53,15 @@ class Streamer:
         refuse_streaming(predictor.task.answer, predictor.config.decode)
         self.predictor, inputs = predictor, predictor.inputs
 
-        def loop(params: Sequence[Any], batch: SearchBatch, room: int) -> SearchLoop:
+        def loop(params: Sequence[PyTree], batch: SearchBatch, room: int) -> SearchLoop:
             models, vocabulary = predictor.models, predictor.vocabulary
             return search(models, inputs.options, vocabulary, inputs.symbols, params, batch, room)
 
-        def begin(params: Sequence[Any], batch: SearchBatch, room: int) -> Any:
+        def begin(params: Sequence[PyTree], batch: SearchBatch, room: int) -> Any:
             return loop(params, batch, room).init
 
         def advance(
-            params: Sequence[Any], batch: SearchBatch, room: int, state: Any, left: Bool[Array, " b"]
+            params: Sequence[PyTree], batch: SearchBatch, room: int, state: PyTree, left: Bool[Array, " b"]
         ) -> tuple[Any, tuple[Int[Array, "b t"], Int[Array, " b"]], Decoded]:
             searching = loop(params, batch, room)
             left = jnp.repeat(left, state.done.shape[0] // left.shape[0])  # [b] → [b], or [rows]
@@ -73,7 +73,7 @@ class Streamer:
         self.advance = jax.jit(advance, static_argnums=2, donate_argnums=3)
 
     @property
-    def params(self) -> Sequence[Any]:
+    def params(self) -> Sequence[PyTree]:
         """The parameters as they compute, which is made of them once and not at each look."""
         return self._cast()
 
@@ -82,7 +82,7 @@ class Streamer:
         return Streaming(self, groups)
 
 
-def _cast(predictor: Predictor) -> Sequence[Any]:
+def _cast(predictor: Predictor) -> Sequence[PyTree]:
     both = zip(predictor.models, predictor.all_params, strict=True)
     return [in_compute_dtype(params, model.config.dtype) for model, params in both]
 

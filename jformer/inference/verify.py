@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from etils.epath import Path
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from jformer.config.options import Config
 from jformer.data.progress import counted, show_progress
@@ -27,6 +27,7 @@ from jformer.inference.batching import refuse_nan
 from jformer.inference.generation import make_answer, writable
 from jformer.inference.predict import Predictor, load
 from jformer.inference.scoring import make_scorer
+from jformer.models.model import Model
 from jformer.parallel.mesh import make_mesh
 
 SENTENCES, BEAMS = 16, 4
@@ -145,7 +146,7 @@ def cached_and_uncached_logits(subject: Subject) -> float:
     return _largest((np.asarray(full, np.float32) - np.asarray(stepped, np.float32))[batch["weights"] > 0])
 
 
-def _stepwise(model: Any, params: Any, batch: dict[str, Array]) -> Float[Array, "b t v"]:
+def _stepwise(model: Model, params: PyTree, batch: dict[str, Array]) -> Float[Array, "b t v"]:
     def apply(*args: Any, method: str) -> Any:
         return model.apply({"params": params}, *args, method=method)
 

@@ -5,11 +5,10 @@ a readout), v vocabulary.
 """
 
 import dataclasses
-from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jformer.models.batch import Batch, causal_mask, segment_mask
 from jformer.models.cache import Cache, Memory, MemoryKeyValue, advance, empty_cache
@@ -141,7 +140,7 @@ class EncoderDecoder(SequenceToSequence):
         return hidden, after
 
     @staticmethod
-    def cross_weights(intermediates: Any) -> Float[Array, "b t s"]:
+    def cross_weights(intermediates: PyTree) -> Float[Array, "b t s"]:
         """Return what each target position attends to in the last layer, the mean of its heads.
 
         It takes the intermediates of `hidden`, from attention that shows its weights: see `layers.attention`.

@@ -4,14 +4,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+from jaxtyping import PyTree
 
 
-def count_params(params: Any) -> int:
+def count_params(params: PyTree) -> int:
     """Return how many numbers there are."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def parameter_rows(params: Mapping[str, Any]) -> list[tuple[str, str, int]]:
+def parameter_rows(params: Mapping[str, PyTree]) -> list[tuple[str, str, int]]:
     """Return (part, shapes, count) of every table, norm, projection and sublayer; stacks begin with their layers."""
     rows = []
     for name, part in _parts(params):
@@ -22,7 +23,7 @@ def parameter_rows(params: Mapping[str, Any]) -> list[tuple[str, str, int]]:
     return rows
 
 
-def _parts(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+def _parts(tree: PyTree, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     """Yield (name, parameters) of what has no parts of its own; a block's sublayers count as such."""
     inner = isinstance(tree, Mapping) and any(isinstance(part, Mapping) for part in tree.values())
     if inner and "block" not in path[:-1]:

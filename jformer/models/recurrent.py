@@ -6,11 +6,11 @@ Letters: b rows (in a search the beams of m sentences side by side), t target an
 state (d_model), e of an embedded token, r of what is projected to the vocabulary, l layers, n arrays of a state.
 """
 
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jformer.models.batch import Batch
 from jformer.models.cache import Memory
@@ -112,7 +112,7 @@ class RecurrentEncoderDecoder(SequenceToSequence):
         return hidden, {**cache, "position": cache["position"] + valid.sum(1, dtype=jnp.int32), "self": after}
 
     @staticmethod
-    def cross_weights(intermediates: Any) -> Float[Array, "b t s"]:
+    def cross_weights(intermediates: PyTree) -> Float[Array, "b t s"]:
         """Return what each target position attends to, from the intermediates of `hidden`."""
         (weights,) = intermediates["cross_weights"]
         return weights

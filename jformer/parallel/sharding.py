@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
 
 from jformer.errors import UserError
 from jformer.parallel.mesh import DATA, FSDP, TENSOR
@@ -62,12 +63,12 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def parameter_names(params: Any) -> Any:
+def parameter_names(params: PyTree) -> PyTree:
     """Return the tree with every leaf replaced by its path, such as 'encoder/block/self_attn/q/kernel'."""
     return jax.tree_util.tree_map_with_path(lambda path, _: _name(path), params)
 
 
-def parameter_specs(params: Any) -> Any:
+def parameter_specs(params: PyTree) -> PyTree:
     """Return where each parameter (or its shape) lies, as PartitionSpecs; its gradient and moments lie there too.
 
     Raises ValueError for a parameter that the table does not know, or that has fewer axes than its row there.
@@ -90,7 +91,7 @@ def _axes_of(name: str) -> tuple[str, ...]:
     raise ValueError(f"parameter {name}: PARAMETER_AXES in jformer/parallel/sharding.py does not say where it lies")
 
 
-def parameter_shardings(mesh: Mesh, params: Any, whole: Sequence[str] = ()) -> Any:
+def parameter_shardings(mesh: Mesh, params: PyTree, whole: Sequence[str] = ()) -> PyTree:
     """Return the sharding of each parameter; over the axes in `whole` none is split.
 
     Raises UserError for a parameter that does not divide.
@@ -113,7 +114,7 @@ def parameter_shardings(mesh: Mesh, params: Any, whole: Sequence[str] = ()) -> A
     return jax.tree_util.tree_map_with_path(sharding_of, params, parameter_specs(params))
 
 
-def state_shardings(mesh: Mesh, state: Any) -> Any:
+def state_shardings(mesh: Mesh, state: PyTree) -> PyTree:
     """Return the shardings of a state with `params`: moments and moving averages are split as their parameters are.
 
     They are found by their paths, which end in the whole path of a parameter, and by its shape. The rest is on every
@@ -132,6 +133,11 @@ def state_shardings(mesh: Mesh, state: Any) -> Any:
         return replicated(mesh)
 
     return jax.tree_util.tree_map_with_path(like_its_parameter, state)
+
+
+def abstract_like(tree: PyTree, shardings: PyTree) -> PyTree:
+    """Return shapes and dtypes of a tree of arrays, each with its own sharding."""
+    return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree, shardings)
 
 
 def local_rows(mesh: Mesh, rows: int) -> np.ndarray:
@@ -159,7 +165,7 @@ def put_batch(mesh: Mesh, batch: dict[str, np.ndarray], rows: int | None = None)
     return jax.tree.map(put, batch)
 
 
-def over_rows(function: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
+def over_rows(function: Callable[..., PyTree], mesh: Mesh | None) -> Callable[..., PyTree]:
     """Return function(parameters, batch), each part of a mesh working on its own rows; the results are everywhere.
 
     Arrays of the batch have the rows first, scalars are for all. Nothing is exchanged on the way over data and fsdp,
@@ -169,7 +175,7 @@ def over_rows(function: Callable[..., Any], mesh: Mesh | None) -> Callable[..., 
     if mesh is None or mesh.size == 1:
         return function
 
-    def run(params: Any, batch: dict[str, Any]) -> Any:
+    def run(params: PyTree, batch: PyTree) -> PyTree:
         rows = jax.tree.map(lambda x: EVERY_ROW if np.ndim(x) else PartitionSpec(), batch)
         split = jax.shard_map(
             function,
@@ -184,7 +190,7 @@ def over_rows(function: Callable[..., Any], mesh: Mesh | None) -> Callable[..., 
     return run
 
 
-def sum_over_data(tree: Any, mesh: Mesh) -> Any:
+def sum_over_data(tree: PyTree, mesh: Mesh) -> PyTree:
     """Add up what the parts of the `data` axis have; XLA knows no such sum where there is one part and other axes."""
     return jax.lax.psum(tree, DATA) if mesh.shape[DATA] > 1 else tree
 
@@ -193,6 +199,6 @@ def _name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def device_bytes(tree: Any) -> int:
+def device_bytes(tree: PyTree) -> int:
     """Return the bytes of placed arrays, or of their shapes, that lie on one device."""
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))

@@ -2,8 +2,9 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
+import jax
 from jax.sharding import Mesh
 
 from jformer.config.options import Config
@@ -12,6 +13,7 @@ from jformer.data.progress import show
 from jformer.data.tokenizers import ImageTokenizer, Tokenizer
 from jformer.errors import UserError
 from jformer.models import ModelConfig, build_model
+from jformer.models.model import Model
 from jformer.parallel import processes
 from jformer.parallel.devices import quicker_dtype
 from jformer.parallel.mesh import TENSOR, make_mesh
@@ -58,7 +60,7 @@ def build_task(config: Config) -> Task:
     )
 
 
-def build_sized(config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokenizer]) -> Any:
+def build_sized(config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokenizer]) -> Model:
     """Return the model with the sizes that the tokenizers and the task give it.
 
     Raises UserError where the images of the run are not those of the model.
@@ -74,7 +76,7 @@ def build_sized(config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokeniz
     return build_model(sized(config.model, task, source.vocab_size, target.vocab_size, own_noise))
 
 
-def open_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
+def open_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Lay out the devices as the config says; raise UserError where the model cannot be shared so."""
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
     check_heads(config.model, mesh)

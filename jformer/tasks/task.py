@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Key, PyTree
 
 from jformer.data.config import DataConfig
 from jformer.data.corpus import ExampleEncoder, Side
@@ -18,6 +18,7 @@ from jformer.data.vocabularies import Vocabulary
 from jformer.errors import UserError
 from jformer.models import ModelConfig
 from jformer.models.batch import Batch
+from jformer.models.model import Model
 from jformer.tasks.losses import Project, chunked_cross_entropy, divergence
 from jformer.tasks.metrics import exact_match, reference_texts, text_scores
 from jformer.tasks.sums import Sum, Sums, summarize
@@ -25,7 +26,7 @@ from jformer.tasks.sums import Sum, Sums, summarize
 TaskLoss = Callable[[Array, Project, Batch], Sums]
 """(hidden states [b t d], projection to logits, batch) → sums; that of `loss` is differentiated."""
 
-LossFn = Callable[[Any, Batch, Key[Array, ""] | None], Sums]
+LossFn = Callable[[PyTree, Batch, Key[Array, ""] | None], Sums]
 """(parameters, batch of rows, dropout key or None) → sums: a task's loss joined with a model."""
 
 Scores = dict[str, dict[str, Any]]
@@ -60,7 +61,7 @@ class Task(NamedTuple):
     score: Score
 
 
-def make_loss(model: Any, task: Task, r_drop: float = 0.0) -> LossFn:
+def make_loss(model: Model, task: Task, r_drop: float = 0.0) -> LossFn:
     """Join a model and a task's loss; the task sees hidden states and the projection, never a model.
 
     `r_drop` is alpha of R-Drop (Liang et al. 2021, equation 4), in training: two passes with dropout of their own,
@@ -68,7 +69,7 @@ def make_loss(model: Any, task: Task, r_drop: float = 0.0) -> LossFn:
     paper's loss, so that the gradient of alpha 0 is that of one pass.
     """
 
-    def loss(params: Any, batch: Batch, key: Key[Array, ""] | None) -> Sums:
+    def loss(params: PyTree, batch: Batch, key: Key[Array, ""] | None) -> Sums:
         def project(hidden: Array) -> Array:
             return model.apply({"params": params}, hidden, method="logits")
 

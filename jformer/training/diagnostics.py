@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from jformer.errors import UserError
+from jformer.models.model import Model
 from jformer.tasks.batch import Batch
 from jformer.tasks.task import LossFn
 
@@ -25,7 +26,7 @@ class Norms(NamedTuple):
     activations: dict[str, Array]  # 'encoder' → root mean square of the block's output, over positions with text
 
 
-def make_norms(model: Any, loss: LossFn) -> Callable[..., Norms]:
+def make_norms(model: Model, loss: LossFn) -> Callable[..., Norms]:
     """Return the compiled (parameters, batch [b …], dropout key or None) → norms, for one device.
 
     Gradients are those of the mean loss over the batch, before any clipping. At initialisation they are what Xiong et
@@ -36,11 +37,11 @@ def make_norms(model: Any, loss: LossFn) -> Callable[..., Norms]:
     if model.config.recurrent.cell:
         raise UserError("norms by layer are those of Transformer blocks: a recurrent model has none")
 
-    def mean_loss(params: Any, batch: Batch, key: Array | None) -> Array:
+    def mean_loss(params: PyTree, batch: Batch, key: Array | None) -> Array:
         total, count = loss(params, batch, key)["loss"]
         return total / jnp.maximum(count, 1.0)
 
-    def norms(params: Any, batch: Batch, key: Array | None = None) -> Norms:
+    def norms(params: PyTree, batch: Batch, key: Array | None = None) -> Norms:
         squares = squared_norms(jax.grad(mean_loss)(params, batch, key))
         totals: dict[str, Array] = {}
         for path, square in squares.items():
@@ -61,7 +62,7 @@ def make_norms(model: Any, loss: LossFn) -> Callable[..., Norms]:
     return jax.jit(norms)
 
 
-def squared_norms(gradients: Mapping[str, Any]) -> dict[str, Array]:
+def squared_norms(gradients: Mapping[str, PyTree]) -> dict[str, Array]:
     """Return stack/sublayer/…/parameter → squared norm of its gradient in every layer, float32 [l]."""
     blocks = {stack: gradients[stack]["block"] for stack in SEGMENTS if stack in gradients}
     leaves = jax.tree_util.tree_flatten_with_path(blocks)[0]

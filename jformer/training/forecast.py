@@ -4,8 +4,9 @@ What an update takes by itself is in `memory`, what there is in `machine`. Where
 counts: the program and its libraries, the text, the state, and what compiling and saving need beside them.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import jax
 from jax.sharding import Mesh
 
 from jformer.config.options import Config
@@ -63,7 +64,7 @@ def say_memory(run: Run, log: TrainingLog) -> None:
             log.say(f"warning: {warning}")
 
 
-def longest_batch(run: Run, batches: Batches) -> Any:
+def longest_batch(run: Run, batches: Batches) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shapes of the longest batch, placed."""
     model = run.sampler.model.config
     answer = run.sampler.task.answer

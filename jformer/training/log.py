@@ -8,7 +8,7 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -66,7 +66,7 @@ class TrainingLog:
         self._work: list[tuple[Work, Work]] = []  # of their texts and of their rows
         self._waited = 0.0
         self._start, self._aside = start, 0.0  # seconds of validating and saving since update `start`
-        self._compiled: set[Any] = set()  # shapes of batches
+        self._compiled: set[Hashable] = set()  # shapes of batches
         self.skipped_in_row = 0  # updates, at the newest row
         self._explain = explain
         self._explained, self._reason = 0, ""  # an update that was skipped, and what of it was not finite
@@ -114,7 +114,7 @@ class TrainingLog:
             yield item
 
     @contextlib.contextmanager
-    def timing(self, step: int, shapes: Any) -> Iterator[bool]:
+    def timing(self, step: int, shapes: Hashable) -> Iterator[bool]:
         """Dispatch update `step` inside; told is whether it is the first of its shapes, which is compiled first.
 
         Compiling does not count as training, and leaves memory that is given back.

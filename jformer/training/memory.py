@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from jax.extend.core import Literal
+from jaxtyping import PyTree
 
 from jformer.parallel.mesh import FSDP
 from jformer.parallel.sharding import device_bytes
@@ -38,7 +39,7 @@ class Memory(NamedTuple):
         return f"{sum(self) / 2**20:,.1f} MiB a device: " + ", ".join(parts)
 
 
-def update_memory(train_step: Any, state: TrainState, batch: Any) -> Memory:
+def update_memory(train_step: Any, state: TrainState, batch: PyTree) -> Memory:
     """Return what the compiled update of `make_train_step` will take; state and batch may be shapes only, but placed.
 
     Tracing is shared with the first update of these shapes and shardings, so that a run pays for it only once. What
@@ -58,7 +59,7 @@ def update_memory(train_step: Any, state: TrainState, batch: Any) -> Memory:
     )
 
 
-def evaluation_memory(eval_step: Any, params: Any, batch: Any) -> int:
+def evaluation_memory(eval_step: Any, params: PyTree, batch: PyTree) -> int:
     """Return the bytes on each device that a batch of `make_eval_step` takes beside the parameters."""
     (passes,) = _equations(eval_step.trace(params, batch).jaxpr.jaxpr, "shard_map")
     fsdp = batch["row"].sharding.mesh.shape[FSDP]

@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import PyTree
 
 from jformer.config.options import Config, OptimConfig
 from jformer.errors import UserError
 from jformer.models import init_params
+from jformer.models.model import Model
 from jformer.parallel.sharding import parameter_names
 
 Schedule = Callable[[Any], Any]
@@ -121,10 +123,10 @@ class Optimizer(NamedTuple):
 
     schedule: Schedule
     transform: optax.GradientTransformation
-    frozen: Any  # a tree of booleans, True for parameters that stay as they are; None if all are trained
+    frozen: PyTree  # a tree of booleans, True for parameters that stay as they are; None if all are trained
 
 
-def build_optimizer(config: Config, model: Any) -> Optimizer:
+def build_optimizer(config: Config, model: Model) -> Optimizer:
     """Return the optimizer of a run."""
     schedule = build_schedule(config)
     shapes = jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))
@@ -144,7 +146,7 @@ def build_schedule(config: Config) -> Schedule:
     return make_schedule(config.optim.schedule, config.optim.learning_rate, params)
 
 
-def frozen_parameters(params: Any, patterns: Sequence[str]) -> Any:
+def frozen_parameters(params: PyTree, patterns: Sequence[str]) -> PyTree:
     """Mark the parameters (arrays or shapes) whose names one of the regular expressions matches; None without any.
 
     Raise UserError for a pattern that matches no parameter, or patterns that leave none to train.
@@ -163,7 +165,7 @@ def frozen_parameters(params: Any, patterns: Sequence[str]) -> Any:
 
 
 def make_optimizer(
-    options: OptimConfig, schedule: Schedule, frozen: Any = None, mup_width_ratio: float = 1.0
+    options: OptimConfig, schedule: Schedule, frozen: PyTree = None, mup_width_ratio: float = 1.0
 ) -> optax.GradientTransformation:
     """Chain clipping by global norm (0 = off) and the named optimizer; frozen parameters stay as they are.
 
@@ -194,7 +196,7 @@ def _direction(options: OptimConfig, mup_width_ratio: float) -> optax.GradientTr
     return optax.chain(adam, optax.stateless(lambda updates, _: divide_kernels(updates, mup_width_ratio)))
 
 
-def divide_kernels(updates: Any, mup_width_ratio: float) -> Any:
+def divide_kernels(updates: PyTree, mup_width_ratio: float) -> PyTree:
     """Divide the updates of what grows with the width on both sides (Yang et al. 2022, Table 3): all kernels."""
     names = parameter_names(updates)
     return jax.tree.map(lambda name, u: u / mup_width_ratio if _is_kernel(name) else u, names, updates)
@@ -212,7 +214,7 @@ OPTIMIZERS: dict[str, Callable[[Schedule, OptimConfig, float], optax.GradientTra
 }
 
 
-def weight_decay_mask(params: Any) -> Any:
+def weight_decay_mask(params: PyTree) -> Any:
     """Return a tree of booleans, True for what weight decay shrinks: matrices, not biases and norm scales."""
     return jax.tree.map(lambda name: _is_kernel(name) or name.endswith("embedding"), parameter_names(params))
 
@@ -231,10 +233,10 @@ def per_layer(tx: optax.GradientTransformation) -> optax.GradientTransformation:
     def apply(function: Callable[..., Any], path: str, *leaves: Any) -> Any:
         return jax.vmap(function)(*leaves) if "/block/" in path else function(*leaves)
 
-    def init(params: Any) -> Any:
+    def init(params: PyTree) -> PyTree:
         return jax.tree.map(lambda path, p: apply(tx.init, path, p), parameter_names(params), params)
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         names = parameter_names(updates)
         treedef: Any = jax.tree.structure(names)
         trees = (names, updates, state) if params is None else (names, updates, state, params)

@@ -13,14 +13,16 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
+from jaxtyping import PyTree
 
-from jformer.checkpoints.checkpoint import Checkpoints, abstract_like
+from jformer.checkpoints.checkpoint import Checkpoints
 from jformer.config.options import Config
 from jformer.data.tokenizers import Tokenizer
 from jformer.errors import UserError
 from jformer.inference.restore import restore
 from jformer.models import init_params
-from jformer.parallel.sharding import device_bytes, state_shardings
+from jformer.models.model import Model
+from jformer.parallel.sharding import abstract_like, device_bytes, state_shardings
 from jformer.training.machine import refuse_state
 from jformer.training.transfer import adopt, put_vectors
 
@@ -31,9 +33,9 @@ class TrainState(flax.struct.PyTreeNode):
     """All that the next update depends on, beside config and data."""
 
     step: jax.Array  # updates tried, which is also the number of the next batch
-    params: Any
+    params: PyTree
     opt_state: optax.OptState
-    ema: Any  # exponential moving average of the parameters, or None
+    ema: PyTree  # exponential moving average of the parameters, or None
     skipped: jax.Array  # updates not applied because they were not finite
     skipped_in_row: jax.Array
 
@@ -62,7 +64,7 @@ class Progress:
         return cls(**content)
 
 
-def create_state(params: Any, tx: optax.GradientTransformation, ema: bool) -> TrainState:
+def create_state(params: PyTree, tx: optax.GradientTransformation, ema: bool) -> TrainState:
     """Return the state before the first update."""
     zeros = [jnp.zeros((), jnp.int32) for _ in range(3)]  # three buffers: a step that reuses memory needs its own
     copy = jax.tree.map(jnp.copy, params) if ema else None
@@ -74,9 +76,9 @@ def create_state(params: Any, tx: optax.GradientTransformation, ema: bool) -> Tr
 def open_state(
     config: Config,
     mesh: Mesh,
-    model: Any,
+    model: Model,
     tokenizers: tuple[Tokenizer, Tokenizer],
-    make: Callable[[Any], TrainState],
+    make: Callable[[PyTree], TrainState],
     checkpoints: Checkpoints,
 ) -> tuple[TrainState, Progress, list[str]]:
     """Return the newest checkpoint's state, or a new one, and notes on where it is from.
@@ -103,13 +105,13 @@ def open_state(
     return jax.jit(make, out_shardings=shardings)(params), Progress(), notes + coverage
 
 
-def as_items(state: TrainState) -> dict[str, Any]:
+def as_items(state: TrainState) -> dict[str, PyTree]:
     """Return the state as checkpoint items: all its fields, with parameters apart, to be read without the rest."""
     rest = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
     apart = {name: rest.pop(name) for name in APART}
     return {"rest": rest} | {name: tree for name, tree in apart.items() if tree is not None}
 
 
-def from_items(state: TrainState, items: Mapping[str, Any]) -> TrainState:
+def from_items(state: TrainState, items: Mapping[str, PyTree]) -> TrainState:
     """Return the state with what `as_items` made of it, and was restored."""
     return state.replace(**{name: items[name] for name in APART if name in items}, **items["rest"])

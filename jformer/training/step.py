@@ -15,14 +15,14 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Key
+from jaxtyping import Array, Key, PyTree
 
-from jformer.checkpoints.checkpoint import abstract_like
 from jformer.config.options import Config
 from jformer.models import init_params
+from jformer.models.model import Model
 from jformer.parallel.activations import constrain_sharding
 from jformer.parallel.mesh import DATA
-from jformer.parallel.sharding import ROWS, parameter_specs, replicated, state_shardings, sum_over_data
+from jformer.parallel.sharding import ROWS, abstract_like, parameter_specs, replicated, state_shardings, sum_over_data
 from jformer.tasks.batch import Batch, sum_over_microbatches
 from jformer.tasks.sums import Scalar, Sums
 from jformer.tasks.task import LossFn, Task, make_loss
@@ -55,16 +55,16 @@ def make_gradient(loss: LossFn, mesh: Mesh) -> GradientFn:
     `fsdp` and `tensor`, the compiler exchanges what the model's shardings ask for.
     """
 
-    def total_loss(params: Any, rows: Batch, key: Key[Array, ""]) -> tuple[Scalar, Sums]:
+    def total_loss(params: PyTree, rows: Batch, key: Key[Array, ""]) -> tuple[Scalar, Sums]:
         sums = loss(params, rows, key)
         return sums["loss"].total, sums
 
-    def add_up_part(params: Any, batch: Batch, key: Key[Array, ""]) -> tuple[Any, Sums]:
+    def add_up_part(params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[PyTree, Sums]:
         """Return the gradient of the total loss over all devices, and the sums, from this part's rows."""
 
         # All microbatches and parts have the same key: what is drawn for a row depends on the row's number in the whole
         # update, too (batch["row"]), so it is the same however the rows are split.
-        def differentiate(rows: Batch) -> tuple[Any, Sums]:
+        def differentiate(rows: Batch) -> tuple[PyTree, Sums]:
             gradient, sums = jax.grad(total_loss, has_aux=True)(params, rows, key)
             return _shard_as_parameters(gradient, params), sums
 
@@ -75,7 +75,7 @@ def make_gradient(loss: LossFn, mesh: Mesh) -> GradientFn:
         add_up_part, mesh=mesh, in_specs=(P(), ROWS, P()), out_specs=P(), axis_names={DATA}, check_vma=False
     )
 
-    def mean_gradient(params: Any, batch: Batch, key: Key[Array, ""]) -> tuple[Any, Sums]:
+    def mean_gradient(params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[PyTree, Sums]:
         total, sums = add_up(params, batch, key)
         count = jnp.maximum(sums["loss"].count, 1.0)
         return jax.tree.map(lambda g: g / count, total), sums
@@ -83,21 +83,21 @@ def make_gradient(loss: LossFn, mesh: Mesh) -> GradientFn:
     return mean_gradient
 
 
-def _shard_as_parameters(gradient: Any, params: Any) -> Any:
+def _shard_as_parameters(gradient: Any, params: PyTree) -> Any:
     """Let each gradient be sharded as its parameter, so that only shards of gradients cross the `data` axis."""
     return jax.tree.map(lambda g, spec: constrain_sharding(g, *spec), gradient, parameter_specs(params))
 
 
-def trained_loss(loss: LossFn, frozen: Any) -> LossFn:
+def trained_loss(loss: LossFn, frozen: PyTree) -> LossFn:
     """Return a loss that has no gradient in the parameters that are marked in `frozen`, if that is a tree at all."""
 
-    def stopped(params: Any, rows: Batch, key: Key[Array, ""] | None) -> Sums:
+    def stopped(params: PyTree, rows: Batch, key: Key[Array, ""] | None) -> Sums:
         return loss(jax.tree.map(lambda p, fixed: jax.lax.stop_gradient(p) if fixed else p, params, frozen), rows, key)
 
     return loss if frozen is None else stopped
 
 
-def moving_average(average: Any, params: Any, decay: float, updates: jax.Array) -> Any:
+def moving_average(average: PyTree, params: PyTree, decay: float, updates: jax.Array) -> PyTree:
     """Return the average one update later.
 
     In the beginning the decay is lower, (1 + n) / (10 + n) at most after n updates, so that the average does not hold
@@ -113,7 +113,7 @@ def make_train_step(
     mesh: Mesh,
     seed: int,
     ema_decay: float = 0.0,
-    frozen: Any = None,
+    frozen: PyTree = None,
 ) -> TrainStep:
     """Return the compiled update.
 
@@ -146,12 +146,12 @@ def make_train_step(
     return jax.jit(step, donate_argnums=0)
 
 
-def all_finite(tree: Any) -> jax.Array:
+def all_finite(tree: PyTree) -> jax.Array:
     """Tell whether no array of a tree holds a NaN or an infinity."""
     return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
 
 
-def abstract_update(config: Config, task: Task, model: Any, mesh: Mesh) -> tuple[TrainStep, TrainState]:
+def abstract_update(config: Config, task: Task, model: Model, mesh: Mesh) -> tuple[TrainStep, TrainState]:
     """Return the compiled update of a run and the shapes of its state, with their shardings; nothing is allocated."""
     optimizer = build_optimizer(config, model)
     ema_decay = config.train.ema_decay

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from jformer.config.options import Config
 from jformer.data.progress import counted
@@ -17,7 +17,7 @@ from jformer.parallel.sharding import parameter_names
 HEADS = ("head", "pooler", "classifier")  # belong to a task: one that the parent did not learn begins anew
 
 
-def adopt(parent: Any, fresh: Any, origin: str) -> tuple[Any, list[str]]:
+def adopt(parent: PyTree, fresh: PyTree, origin: str) -> tuple[PyTree, list[str]]:
     """Return the parent's parameters where it has them and fresh ones for a new head, and what was not one to one.
 
     Tables may have other numbers of rows (a task's symbols lie past the vocabulary): their common rows are taken over.
@@ -47,7 +47,7 @@ def _taken(name: str, old: jax.Array | None, new: jax.Array, origin: str) -> tup
     return new.at[:rows].set(old[:rows]), note
 
 
-def put_vectors(config: Config, tokenizers: Sequence[Tokenizer], params: Any) -> tuple[Any, list[str]]:
+def put_vectors(config: Config, tokenizers: Sequence[Tokenizer], params: PyTree) -> tuple[PyTree, list[str]]:
     """Return the parameters with the embeddings of known tokens replaced by word vectors, and the coverage.
 
     Raise UserError for a file that does not fit, or in which no token has a vector.

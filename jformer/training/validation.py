@@ -6,6 +6,8 @@ How the loss of a split is computed is said in evaluation/validation.
 import math
 from typing import Any
 
+from jaxtyping import PyTree
+
 from jformer.config.options import LOWER_IS_BETTER
 from jformer.evaluation.validation import split_sums
 from jformer.parallel import processes
@@ -41,7 +43,7 @@ def validate(run: Run, log: TrainingLog) -> float:
     return row[best_by] if best_by in LOWER_IS_BETTER else -row[best_by]
 
 
-def sums_of(run: Run, params: Any) -> Sums:
+def sums_of(run: Run, params: PyTree) -> Sums:
     """Return the sums of some parameters over the validation text."""
     assert run.data.valid is not None
     model = run.sampler.model.config

@@ -18,13 +18,13 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from jformer.checkpoints import checkpoint
-from jformer.checkpoints.checkpoint import Checkpoints, abstract_like, kept_steps, open_run
+from jformer.checkpoints.checkpoint import Checkpoints, kept_steps, open_run
 from jformer.checkpoints.manifest import DamagedError, Manifest
 from jformer.checkpoints.reading import on_host
 from jformer.errors import UserError
 from jformer.parallel import processes
 from jformer.parallel.mesh import make_mesh
-from jformer.parallel.sharding import replicated
+from jformer.parallel.sharding import abstract_like, replicated
 
 
 def kept(every, count, *steps, **costs):

@@ -56,7 +56,8 @@ def go_on(folder: Path) -> int:
     import numpy as np
     from jax.sharding import SingleDeviceSharding
 
-    from jformer.checkpoints.checkpoint import Checkpoints, abstract_like
+    from jformer.checkpoints.checkpoint import Checkpoints
+    from jformer.parallel.sharding import abstract_like
 
     here = SingleDeviceSharding(jax.devices()[0])
     abstract = abstract_like(state(0), jax.tree.map(lambda _: here, state(0)))

@@ -9,7 +9,8 @@ import pytest
 from jformer.data.tokenizers import Symbols
 from jformer.decoding.config import DecodeConfig
 from jformer.inference import generation
-from jformer.inference.generation import make_answer, prompts
+from jformer.inference.generation import make_answer
+from jformer.inference.inputs import prompts
 from jformer.models import ModelConfig
 
 ROWS, LENGTH, ROOM = 2, 5, 16

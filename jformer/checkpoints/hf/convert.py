@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from etils.epath import Path as AnyPath
 from jax.sharding import Mesh
+from jaxtyping import PyTree
 
 from jformer.checkpoints import checkpoint
 from jformer.checkpoints.hf import generation, tables, tensors, vocabulary
@@ -160,7 +161,7 @@ def read_tokenizers(
     return {"shared": sides["target"]} if same else sides
 
 
-def read_params(family: Family, model: ModelConfig, task: str, source: tensors.Tensors, mesh: Mesh) -> Any:
+def read_params(family: Family, model: ModelConfig, task: str, source: tensors.Tensors, mesh: Mesh) -> PyTree:
     """Return the parameters, each read to its place on the mesh."""
     table = table_of(family, model, task)
     for copy, original in family.copies.items():
@@ -195,7 +196,7 @@ def make_config(
     return resolve(plain), notes
 
 
-def save(workdir: AnyPath, config: Config, tokenizers: Mapping[str, Tokenizer], params: Any) -> None:
+def save(workdir: AnyPath, config: Config, tokenizers: Mapping[str, Tokenizer], params: PyTree) -> None:
     """Write a workdir. All processes call it, and process 0 writes what is not shared out."""
     processes.barrier()  # all have seen that there was nothing
     if processes.is_main_process():

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 from etils.epath import Path as AnyPath
+from jaxtyping import PyTree
 
 from jformer.checkpoints.hf.convert import LABELLED, ORIGIN, new_workdir, save, sized
 from jformer.checkpoints.weights import load_weights
@@ -41,7 +42,7 @@ class Run:
     answer: Changeable  # of those that it writes; of a classifier, which writes none, it is the source's
     model: ModelConfig  # with the rows that its parameters have
 
-    def read_params(self) -> Any:
+    def read_params(self) -> PyTree:
         """Return its parameters: a large model's are read when all that was asked for has been checked."""
         return load_weights(self.path, self.config, build_model(self.model), make_mesh(1)).params
 
@@ -69,7 +70,7 @@ def read_run(workdir: str, new: str, changed: str) -> Run:
     )
 
 
-def with_rows(params: Any, change: Callable[[np.ndarray, int], np.ndarray]) -> Any:
+def with_rows(params: PyTree, change: Callable[[np.ndarray, int], np.ndarray]) -> PyTree:
     """Return parameters whose tables of tokens are what `change` makes of (table, the axis of its tokens)."""
 
     def changed(name: str, leaf: jax.Array) -> np.ndarray:
@@ -79,7 +80,7 @@ def with_rows(params: Any, change: Callable[[np.ndarray, int], np.ndarray]) -> A
 
 
 def write_run(
-    run: Run, new: str, sides: tuple[Changeable, Changeable], rows: int, params: Any, decode: dict[str, Any]
+    run: Run, new: str, sides: tuple[Changeable, Changeable], rows: int, params: PyTree, decode: dict[str, Any]
 ) -> None:
     """Write what a run became: its tokenizers, `rows` for tokens, parameters, and what is new in `config.decode`."""
     source, answer = sides

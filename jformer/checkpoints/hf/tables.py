@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from jformer.errors import UserError
 from jformer.parallel.sharding import parameter_names
@@ -89,7 +90,7 @@ def below(ours: str, theirs: str, *tables: Table) -> Table:
     return {f"{ours}/{path}": entry._replace(theirs=f"{theirs}.{entry.theirs}") for path, entry in rows}
 
 
-def from_source(table: Table, abstract: Any, source: Source, unread: Callable[[str], bool]) -> Any:
+def from_source(table: Table, abstract: PyTree, source: Source, unread: Callable[[str], bool]) -> PyTree:
     """Return our parameters with the shapes and places of `abstract`, each read straight to where it lies.
 
     `unread` tells of their tensors that hold nothing of the model. Raises UserError listing what does not fit.
@@ -117,7 +118,7 @@ def from_source(table: Table, abstract: Any, source: Source, unread: Callable[[s
     return jax.tree.map(load, names, abstract)
 
 
-def to_tensors(table: Table, params: Any) -> Iterator[tuple[str, np.ndarray]]:
+def to_tensors(table: Table, params: PyTree) -> Iterator[tuple[str, np.ndarray]]:
     """Yield their tensors, one at a time. Raise UserError where we changed what theirs computes."""
     leaves = dict(zip(jax.tree.leaves(parameter_names(params)), jax.tree.leaves(params), strict=True))
     together: dict[str, list[str]] = {}
@@ -137,7 +138,7 @@ def to_tensors(table: Table, params: Any) -> Iterator[tuple[str, np.ndarray]]:
             yield theirs.format(layer), np.concatenate(written, axis=-1) if len(written) > 1 else written[0]
 
 
-def _present(entry: Entry, shapes: Mapping[str, Any]) -> str:
+def _present(entry: Entry, shapes: Mapping[str, PyTree]) -> str:
     return entry.theirs if entry.theirs in shapes or not entry.otherwise else entry.otherwise
 
 

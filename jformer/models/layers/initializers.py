@@ -5,7 +5,6 @@ patches, pooler, or head (to logits). A table's role is tokens, positions, segme
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -90,7 +89,7 @@ def table_init(config: ModelConfig, role: str) -> Init:
     return draw(TABLES.get(config.init, {}).get(role, config.scale_width**-0.5))
 
 
-def bias_init(config: ModelConfig, role: str) -> Any:
+def bias_init(config: ModelConfig, role: str) -> nn.initializers.Initializer:
     """Return how a bias is drawn: zeros, but for the feed-forward of ViT."""
     tiny = config.init == "vit" and role in ("up", "down")
     return nn.initializers.normal(1e-6) if tiny else nn.initializers.zeros_init()

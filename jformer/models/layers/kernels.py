@@ -5,7 +5,7 @@ Axes: b rows, t query positions, s key positions, h query heads, g heads of keys
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +54,7 @@ class Choice(NamedTuple):
     chunk: int = 0  # queries at a time
 
 
-def known_length(length: Any) -> int:
+def known_length(length: object) -> int:
     """Return a length, or 1 where an exported program leaves it open: then no kernel is chosen for its sake."""
     return length if isinstance(length, int) else 1
 

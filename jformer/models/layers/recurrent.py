@@ -19,6 +19,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from jformer.models.layers.linear import Dense
@@ -148,12 +149,12 @@ class RecurrentLayer(nn.Module):
         has_bias = self.cell == "gru"
         self.state_bias = self.param("state_bias", nn.initializers.zeros_init(), (gates,)) if has_bias else None
 
-    def input_bias(self, key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+    def input_bias(self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
         """Return zeros, but ones for an LSTM's forget gate: it begins by keeping (Jozefowicz et al. 2015)."""
         bias = jnp.zeros(shape, dtype)
         return bias.at[self.features : 2 * self.features].set(1) if self.cell == "lstm" else bias
 
-    def orthogonal(self, key: Array, shape: tuple[int, int], dtype: Any = jnp.float32) -> Array:
+    def orthogonal(self, key: Array, shape: tuple[int, int], dtype: DTypeLike = jnp.float32) -> Array:
         """Draw an orthogonal matrix for each gate."""
         draw, square = nn.initializers.orthogonal(), (shape[0], shape[0])
         return jnp.concatenate([draw(k, square, dtype) for k in jax.random.split(key, GATES[self.cell])], axis=1)

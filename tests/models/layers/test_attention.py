@@ -12,7 +12,8 @@ import pytest
 from jformer.decoding.cache import repeat_rows
 from jformer.models import ModelConfig, build_model
 from jformer.models.batch import causal_mask
-from jformer.models.layers.attention import MAX_QUERIES_FOR_SUMS, Attention, attend, attend_few_queries
+from jformer.models.layers.attention import Attention
+from jformer.models.layers.dot_product import MAX_QUERIES_FOR_SUMS, attend, attend_few_queries
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.matmul import query_key_scores
 from tests.conftest import TINY, make_batch

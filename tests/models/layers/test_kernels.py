@@ -13,7 +13,7 @@ from jformer.costs.topology import open_slice
 from jformer.models import ExecutionConfig, ModelConfig, build_model
 from jformer.models.batch import causal_mask, segment_mask
 from jformer.models.layers import attention, kernels
-from jformer.models.layers.attention import attend
+from jformer.models.layers.dot_product import attend
 from jformer.models.layers.kernels import (
     CHUNK,
     MAX_PAIRS,

@@ -1,0 +1,117 @@
+"""Attention as functions of queries, keys and values: of all queries at once, of some at a time, and of a cache.
+
+Axes: b rows, t query positions, s key positions, h query heads, g heads of keys and values, r = h / g query heads of a
+group, k size of a query and key, u size of a value. In a cache: m sentences, e entries, q queries that attend to the
+keys of one sentence and group.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jformer.models.cache import KeyValue
+from jformer.models.layers.matmul import query_key_scores
+from jformer.parallel.backend import target
+from jformer.parallel.chunks import map_chunks
+
+# Up to so many queries, sums of products are 2 to 4 times as fast on CPU as a matrix product: docs/decisions/0018.
+MAX_QUERIES_FOR_SUMS = 16
+
+DropWeights = Callable[[Array, int | Int[Array, ""]], Array]
+"""(weights [b h t s], the index of their first query) → weights after dropout."""
+
+
+def attend(
+    q: Float[Array, "b t h k"],
+    kv: KeyValue,
+    mask: Bool[Array, " b #1 #t s"] | None,
+    bias: Float[Array, "#b h t s"] | None = None,
+    scale: float = 1.0,
+    drop_weights: DropWeights = lambda weights, first: weights,
+    first: int | Int[Array, ""] = 0,
+) -> tuple[Float[Array, "b t h u"], Float[Array, "b h t s"]]:
+    """Attention: softmax(scale · q·k + bias)·v, and its weights before dropout (Vaswani et al. 2017, equation 1).
+
+    Each of the g heads of keys and values serves r neighbouring heads of queries (Ainslie et al. 2023). Scores and
+    softmax are float32. A row that may attend to nothing gets finite, meaningless weights.
+
+    Args:
+        q: of h heads.
+        kv: of g heads, a divisor of h.
+        mask: True where a query may attend to a key; None: everywhere.
+        bias: what is added to the scaled scores.
+        scale: what queries are multiplied with, usually 1 / √k.
+        drop_weights: dropout of the weights that values are summed with, given the index of their first query.
+        first: that index, where q is a part of all queries.
+    """
+    b, t, h, _ = q.shape
+    s, g = kv["k"].shape[1:3]
+    q = (q * scale).reshape(b, t, g, h // g, -1)  # [b t h k] → [b t g r k]; here, for scores are many more than queries
+    scores = query_key_scores(q, kv["k"])  # [b g r t s], float32
+    scores = scores.reshape(b, h, t, s)
+    scores = scores if bias is None else scores + bias
+    scores = scores if mask is None else jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
+    weights = jax.nn.softmax(scores)
+    kept = drop_weights(weights, first).astype(q.dtype)
+    kept = kept.reshape(b, g, h // g, t, s)  # [b h t s] → [b g r t s]
+    values = jnp.einsum("bgrts,bsgu->btgru", kept, kv["v"])
+    return values.reshape(b, t, h, -1), weights
+
+
+def attend_in_chunks(
+    q: Float[Array, "b t h k"],
+    kv: KeyValue,
+    mask: Bool[Array, " b #1 #t s"] | None,
+    bias: Float[Array, "#b h t s"] | None,
+    scale: float,
+    drop_weights: DropWeights,
+    chunk: int,
+) -> Float[Array, "b t h u"]:
+    """Attend from so many queries at a time, and compute their weights again in the backward pass.
+
+    So memory is linear in t, for a third more computation (Rabe and Staats 2021, without their chunks of keys).
+
+    Args:
+        q, kv, mask, bias, scale, drop_weights: those of `attend`.
+        chunk: the queries that are attended from at a time; they need not divide t.
+    """
+
+    def values(part: dict[str, Array], first: Int[Array, ""]) -> Array:
+        return attend(part["q"], kv, part.get("mask", mask), part.get("bias"), scale, drop_weights, first)[0]
+
+    arrays = {"q": (q, 1)} | ({} if bias is None else {"bias": (bias, 2)})
+    arrays |= {} if mask is None or mask.shape[2] == 1 else {"mask": (mask, 2)}
+    return map_chunks(values, arrays, chunk)
+
+
+def attend_few_queries(
+    q: Float[Array, "m g q k"],
+    cached_kv: KeyValue,
+    mask: Bool[Array, " m #g #q e"] | None,
+    bias: Float[Array, "m g q e"] | None = None,
+    scale: float = 1.0,
+) -> tuple[Float[Array, "m g q u"], Float[Array, "m g q e"]]:
+    """Attend from few queries to the entries of a cache; also return the weights.
+
+    So few rows are slow as a matrix product on CPU, and fast as sums of products, which XLA fuses.
+
+    Args:
+        q: of one sentence and group: its beams, their new tokens, and the heads that share its keys.
+        cached_kv: keys [m g k e] and values [m g e u].
+        mask, bias, scale: those of `attend`.
+    """
+    k, v = cached_kv["k"], cached_kv["v"]
+    as_sums = q.shape[2] <= MAX_QUERIES_FOR_SUMS and target() == "cpu"
+    if as_sums:
+        products = q[..., None].astype(jnp.float32) * k[:, :, None].astype(jnp.float32)  # [m g q k e]
+        scores = products.sum(3)
+    else:
+        scores = jnp.einsum("mgqk,mgke->mgqe", q, k, preferred_element_type=jnp.float32)
+    scores = scores * scale + (0.0 if bias is None else bias)  # float32, as here queries may be bfloat16
+    scores = scores if mask is None else jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
+    weights = jax.nn.softmax(scores)
+    kept = weights.astype(q.dtype)
+    values = (kept[..., None] * v[:, :, None]).sum(3) if as_sums else jnp.einsum("mgqe,mgeu->mgqu", kept, v)
+    return values, weights
