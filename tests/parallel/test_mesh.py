@@ -158,6 +158,6 @@ def test_devices_share_the_scores_of_distances_by_heads(tiny):
         batch = put_batch(mesh, {name: x[None] for name, x in BATCH.items()})
         gradient = make_gradient(make_loss(model, SimpleNamespace(loss=token_loss(0.1))), mesh)
         found.append(jax.device_get(jax.jit(gradient)(placed, batch, jax.random.key(0))))
-    norm = np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(found[0][1])))
+    norm = np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(found[0][0])))
     for one, shared in zip(*map(jax.tree.leaves, found), strict=True):
         np.testing.assert_allclose(one, shared, rtol=1e-5, atol=1e-6 * norm)
