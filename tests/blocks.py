@@ -19,12 +19,13 @@ UPDATES = re.compile(r"(num_steps|\w+_every)(\"?[=:] ?)([\d_]+)")
 SHORTER = 100  # times
 INSTALLS = re.compile(r"^(?:pip install|python3 -m venv) .*\n", re.MULTILINE)  # needs an index of packages
 FILES = ("def get_config", "def sweep")  # what a block with them defines is in the page's file mine.py
+WIDTH = 32
 SMALL = " ".join(
     f"--config.{option}"
     for option in (
         *("train.num_steps=4", "train.num_epochs=0"),
         *("train.log_every=2", "train.eval_every=4", "train.checkpoint_every=4"),
-        *("model.num_layers=1", "model.d_model=32"),
+        *("model.num_layers=1", f"model.d_model={WIDTH}"),
         *("data.num_pairs=300", "data.vocab_size=300", "decode.max_length=6"),
     )
 )
@@ -54,8 +55,12 @@ def blocks(page):
 
 
 def shortened(code):
-    """Return a block whose trainings have a hundredth of their updates, and at least one; configs are tiny."""
+    """Return a block whose trainings have a hundredth of their updates, and at least one; configs are tiny.
+
+    Word vectors are as small as the models that begin with them.
+    """
     code = UPDATES.sub(lambda found: f"{found[1]}{found[2]}{-(-int(found[3]) // SHORTER)}", INSTALLS.sub("", code))
+    code = re.sub(r"(jformer\.skipgram .*--size=)\d+", rf"\g<1>{WIDTH}", code)
     return re.sub(r"(--config=(?:configs/\w+|mine)\.py)", rf"\1 {SMALL}", code)
 
 

@@ -54,6 +54,7 @@ SMALL = {
     "train.eval_every": 2,
     "train.checkpoint_every": 2,
 }
+UNVALIDATED = {"scan"}  # whose data has no split for it: see the config
 LINE = "two dogs run along the beach and a man in a red shirt reads\n"
 
 
@@ -116,6 +117,7 @@ def test_a_sweep_has_its_metric_after_two_updates(stem, folder, monkeypatch):
     experiment = load_experiment(ROOT / "experiments" / f"{stem}.py")
     flags = [f"--config={experiment.base}", *experiment.flags(experiment.planned()[0])]
     small = {**SMALL, "data.dir": folder, "data.cache_dir": folder / "cache"}
+    small |= {"train.eval_every": 0} if stem in UNVALIDATED else {}
     flags += [f"--workdir={folder}/run", *(f"--config.{key}={value}" for key, value in small.items())]
     assert main.main(["jformer", *flags]) == 0
     assert math.isfinite(experiment.value(records.metrics(folder / "run")))
