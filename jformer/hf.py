@@ -24,6 +24,11 @@ from pathlib import Path
 
 from jformer.errors import DONE, LOST, MISTAKE, UserError
 
+EXTRA = (
+    "safetensors",
+    "tokenizers",
+)  # packages of the extra `hf`, without which some models can be read, and none written
+
 
 def main(argv: list[str] | None = None) -> int:
     """Convert a model and return the exit code: 0, or 2 for a mistake that the user can mend."""
@@ -77,6 +82,11 @@ def main(argv: list[str] | None = None) -> int:
     except (UserError, processes.AbsentError) as error:
         print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
         return MISTAKE if isinstance(error, UserError) else LOST
+    except ImportError as error:
+        if error.name not in EXTRA:
+            raise
+        print(f"jformer: this needs the package {error.name}: pip install 'jformer[hf]'", file=sys.stderr)
+        return MISTAKE
     return DONE
 
 

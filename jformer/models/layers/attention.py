@@ -136,7 +136,7 @@ class Attention(nn.Module):
         self,
         x: Float[Array, "b t d"],
         cached_kv: KeyValue,
-        mask: Bool[Array, " m #nt e"] | None,
+        mask: Bool[Array, " m _ e"] | None,
         positions: Int[Array, "b t"] | None = None,
         bias: Float[Array, "b h t e"] | None = None,
         distance: Int[Array, "b t e"] | None = None,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 
 import jax
 import numpy as np
@@ -247,3 +248,13 @@ def test_a_run_that_finds_answers_goes_there_and_comes_back(tmp_path):
     asked = ["what did the cat eat?\tthe cat sat on the mat, a hat and rats", "what?\tthings"]
     assert after.generate(asked) == before.generate(asked)
     assert any(answers[0].text for answers in after.generate(asked))
+
+
+def test_a_missing_package_is_named_with_what_installs_it(tmp_path, capsys, monkeypatch):
+    def export(*given):
+        import tokenizers  # noqa: F401
+
+    monkeypatch.setattr("jformer.checkpoints.hf.export.export_model", export)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    assert main(["export", str(tmp_path), f"--output={tmp_path}/model"]) == 2
+    assert capsys.readouterr().err == "jformer: this needs the package tokenizers: pip install 'jformer[hf]'\n"
