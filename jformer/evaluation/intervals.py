@@ -59,8 +59,7 @@ def _resampled(config: Config, name: str, outputs: list[str], pairs: list[Pair])
         right = np.array([out in (pair.target, *pair.others) for out, pair in zip(outputs, pairs, strict=True)])
         count = len(right)
         drawn = np.random.default_rng(SEED).binomial(count, right.mean(), SAMPLES) / count  # lines drawn with return
-        low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-        return float(right.mean()), float(high - low) / 2
+        return float(right.mean()), _half_width(drawn)
     return math.nan, math.nan
 
 
@@ -84,5 +83,9 @@ def _of_sums(parts: Sequence[float], wholes: Sequence[float]) -> tuple[float, fl
     for _ in range(SAMPLES):
         lines = draw.integers(0, len(part), len(part))
         drawn.append(float(part[lines].sum()) / max(float(whole[lines].sum()), 1.0))
+    return float(part.sum()) / max(float(whole.sum()), 1.0), _half_width(drawn)
+
+
+def _half_width(drawn: np.ndarray | Sequence[float]) -> float:
     low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return float(part.sum()) / max(float(whole.sum()), 1.0), float(high - low) / 2
+    return float(high - low) / 2
