@@ -3,25 +3,22 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import cast
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import PyTree
 
 from jformer.config.options import Config
 from jformer.data.corpus import Corpus, open_corpus
-from jformer.data.features import refuse_foreign_ids
 from jformer.data.pipeline import Batches, make_batches
 from jformer.data.sources.split import Split
 from jformer.data.tokenizers import Tokenizer
 from jformer.models import ModelConfig
 from jformer.parallel import processes
 from jformer.parallel.mesh import DATA
-from jformer.parallel.sharding import ROWS, local_rows, put_batch, sum_over_data
-from jformer.tasks.batch import Batch, id_limits, sum_over_microbatches
+from jformer.parallel.sharding import ROWS, sum_over_data
+from jformer.tasks.batch import Batch, place_batch, sum_over_microbatches
 from jformer.tasks.sums import Sums, add_up
 from jformer.tasks.task import LossFn, Task
 
@@ -59,18 +56,12 @@ def split_sums(
     the devices at a time. Raises UserError for ids that the model has not.
     """
 
-    def put(number: int) -> Batch:
-        rows = batches.plan.batch(number).shape.rows // accumulation
-        mine = np.add.outer(rows * np.arange(accumulation), local_rows(mesh, rows)).ravel()
-        arrays = batches.rows(number, mine)
-        refuse_foreign_ids(arrays, id_limits(model), f"batch {number + 1} of what is scored")
-        split = {name: x.reshape(accumulation, -1, *x.shape[1:]) for name, x in arrays.items()}
-        return cast(Batch, put_batch(mesh, split, rows))
-
     found: list[Sums] = []
     compiled = set()
     for number in range(len(batches)):
-        batch, shape = put(number), batches.plan.batch(number).shape
+        name = f"batch {number + 1} of what is scored"
+        batch, *_ = place_batch(batches, number, model, mesh, accumulation, name)
+        shape = batches.plan.batch(number).shape
         if shape not in compiled:
             processes.compile_together(eval_step, params, batch)
             compiled.add(shape)

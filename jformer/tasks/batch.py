@@ -1,21 +1,24 @@
-"""The arrays of a batch: their shapes, by family, and a sum over its microbatches.
+"""The arrays of a batch: their shapes, by family, their way to the devices, and a sum over its microbatches.
 
 Letters in shapes: a microbatches of an update, b rows.
 """
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jformer.data.features import refuse_foreign_ids
+from jformer.data.pipeline import Batches
 from jformer.data.plan import Shape
 from jformer.models import ModelConfig
 from jformer.models.batch import Batch
-from jformer.parallel.sharding import EVERY_ROW
+from jformer.parallel.sharding import EVERY_ROW, local_rows, put_batch
 
-__all__ = ["Batch", "abstract_batch", "id_limits", "sum_over_microbatches"]
+__all__ = ["Batch", "abstract_batch", "id_limits", "place_batch", "sum_over_microbatches"]
 
 T = TypeVar("T")
 
@@ -53,6 +56,22 @@ def id_limits(model: ModelConfig) -> dict[str, int]:
     limits = {"source": model.vocab_size, "target_in": target, "prompt": target}
     limits |= {} if model.head.num_classes else {"target_out": target}
     return {name: limit for name, limit in limits.items() if limit}  # a model of images may have no vocabulary
+
+
+def place_batch(
+    batches: Batches, number: int, model: ModelConfig, mesh: Mesh, accumulation: int, name: str
+) -> tuple[Batch, dict[str, np.ndarray], np.ndarray]:
+    """Return batch `number` on the devices [a b …], and what of it this process made: arrays, rows of a microbatch.
+
+    Of several processes each makes its own rows alone: those of the first microbatch, then of the next. Raises
+    UserError, with the batch's name, for ids that the model has not.
+    """
+    rows = batches.plan.batch(number).shape.rows // accumulation
+    mine = local_rows(mesh, rows)
+    arrays = batches.rows(number, np.add.outer(rows * np.arange(accumulation), mine).ravel())
+    refuse_foreign_ids(arrays, id_limits(model), name)
+    split = {key: x.reshape(accumulation, -1, *x.shape[1:]) for key, x in arrays.items()}
+    return cast(Batch, put_batch(mesh, split, rows)), arrays, mine
 
 
 def sum_over_microbatches(function: Callable[[Batch], T], batch: Batch) -> T:

@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator
-from typing import cast
 
 import jax
 import numpy as np
@@ -17,13 +16,11 @@ from jax.sharding import Mesh
 
 from jformer.config import save_config
 from jformer.config.options import Config
-from jformer.data.features import refuse_foreign_ids
 from jformer.data.pipeline import prefetch
 from jformer.models.flops import Work, batch_work, update_flops
 from jformer.parallel import processes
 from jformer.parallel.devices import find_peak
-from jformer.parallel.sharding import local_rows, put_batch
-from jformer.tasks.batch import Batch, id_limits
+from jformer.tasks.batch import Batch, place_batch
 from jformer.training.clock import Clock
 from jformer.training.heartbeat import UPDATING
 from jformer.training.introduction import introduce
@@ -123,13 +120,11 @@ def put_update(run: Run, step: int) -> tuple[Batch, tuple[Work, Work]]:
     Of several processes each makes, and counts, its own rows alone. Raises UserError for ids that the model has not.
     """
     batches, accumulation, mesh = run.data.batches, run.config.train.accumulation, run.mesh
+    model, name = run.sampler.model.config, f"update {step + 1}"
+    batch, arrays, mine = place_batch(batches, step, model, mesh, accumulation, name)
     rows = batches.plan.batch(step).shape.rows // accumulation
-    mine = local_rows(mesh, rows)
-    arrays = batches.rows(step, np.add.outer(rows * np.arange(accumulation), mine).ravel())
-    refuse_foreign_ids(arrays, id_limits(run.sampler.model.config), f"update {step + 1}")
-    split = {name: x.reshape(accumulation, -1, *x.shape[1:]) for name, x in arrays.items()}
     counted = np.tile(first_holder(mesh, rows)[mine] == jax.process_index(), accumulation)
-    return cast(Batch, put_batch(mesh, split, rows)), batch_work({name: x[counted] for name, x in arrays.items()})
+    return batch, batch_work({name: x[counted] for name, x in arrays.items()})
 
 
 def explain(run: Run, update: int) -> str:
