@@ -10,7 +10,6 @@ Command:  python -m experiments.finetune_imported --data=PATH/sst2 --workdir=run
 
 import statistics
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,8 @@ from absl import app, flags
 
 from configs import sst2_bert
 from experiments.measure import smoke_sizes
-from experiments.runs import results_of, small_training
+from experiments.runs import read_split, results_of, small_training
 from jformer.checkpoints.hf.convert import Texts, import_model
-from jformer.data.sources import open_split
 
 DATA = flags.DEFINE_string("data", None, "The folder of train.tsv, dev.tsv and test.tsv.", required=True)
 WORKDIR = flags.DEFINE_string("workdir", None, "What is trained gets directories in it.", required=True)
@@ -59,9 +57,7 @@ def pretrain(folder: Path) -> None:
     import torch
     import transformers
 
-    config = sst2_bert.get_config()
-    config.data.dir = DATA.value
-    lines = [pair.source for pair in open_split(config.data, "train").read(Counter())]
+    lines = [pair.source for pair in read_split(sst2_bert, DATA.value, "train")]
     fast = tokenizers.BertWordPieceTokenizer()
     fast.train_from_iterator(lines, vocab_size=VOCABULARY, special_tokens=list(SPECIALS), show_progress=False)
     sentences = [fast.encode(line).ids[:LONGEST] for line in lines]
@@ -111,8 +107,7 @@ def score(folder: Path, kind: str, seed: int) -> float:
     options: dict[str, Any] = {"data.dir": DATA.value, "seed": seed, "train.init_from": folder / f"{kind}-imported"}
     options |= {f"model.{key}": value for key, value in CHILD.items()} | {"optim.learning_rate": 3e-4}
     if smoke_sizes():
-        small = {key: value for key, value in small_training().items() if key.startswith("train.")}
-        options |= {**small, "train.eval_every": 2}
+        options |= {**small_training("train"), "train.eval_every": 2}
     results = results_of(sst2_bert, folder / f"{kind}-{seed}", options)
     return 100 * float(results["test"]["accuracy"]["score"])
 

@@ -2,10 +2,14 @@
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from jformer.data.sources import open_split
+from jformer.data.sources.split import Pair
 
 
 def processes_with(*words: str, within: str = "") -> list[int]:
@@ -37,9 +41,17 @@ def results_of(config: ModuleType, workdir: Path, options: Mapping[str, object])
     return found
 
 
-def small_training() -> dict[str, object]:
-    """Return what of `small_run` is not about the quickstart's data and scores."""
-    return {key: value for key, value in small_run(2).items() if key.startswith(("model.", "optim.", "train."))}
+def read_split(config: ModuleType, folder: str | Path, split: str) -> list[Pair]:
+    """Return the examples of a split, as a config reads them from a folder."""
+    options = config.get_config()
+    options.data.dir = str(folder)
+    return list(open_split(options.data, split).read(Counter()))
+
+
+def small_training(*sections: str) -> dict[str, object]:
+    """Return what of `small_run` is not about the quickstart's data and scores, or its options of some sections."""
+    kept = tuple(f"{section}." for section in sections or ("model", "optim", "train"))
+    return {key: value for key, value in small_run(2).items() if key.startswith(kept)}
 
 
 def small_run(steps: int) -> dict[str, object]:

@@ -7,7 +7,6 @@ Command:  python -m experiments.sst2 --data=PATH/sst2 --workdir=runs/sst2 [--see
 """
 
 import statistics
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ from absl import app, flags
 from configs import sst2_bert
 from experiments.measure import smoke_sizes
 from experiments.naive_bayes import naive_bayes
-from experiments.runs import results_of, small_training
-from jformer.data.sources import open_split
-from jformer.data.sources.split import Pair
+from experiments.runs import read_split, results_of, small_training
 
 SMOKE = {"train.eval_every": 2, "data.tokenizer": "char", "data.num_buckets": 1}
 DATA = flags.DEFINE_string("data", None, "The folder of train.tsv, dev.tsv and test.tsv.", required=True)
@@ -33,7 +30,8 @@ def main(_: list[str]) -> None:
     results = [train(seed, workdir) for seed, workdir in enumerate(workdirs)]
     accuracies = [result["test"]["accuracy"]["score"] for result in results]
     print(f"{'test accuracy':<28}{'percent':>8}{'minutes':>10}")
-    print(f"{'naive Bayes':<28}{100 * naive_bayes(*(read(split) for split in ('train', 'test'))):>8.2f}")
+    known, asked = (read_split(sst2_bert, DATA.value, split) for split in ("train", "test"))
+    print(f"{'naive Bayes':<28}{100 * naive_bayes(known, asked):>8.2f}")
     for seed, (accuracy, result) in enumerate(zip(accuracies, results, strict=True)):
         minutes = result["run"]["wall_seconds"] / 60
         print(f"{f'sst2_bert, seed {seed}':<28}{100 * accuracy:>8.2f}{minutes:>10.1f}")
@@ -46,13 +44,6 @@ def train(seed: int, workdir: Path) -> dict[str, Any]:
     """Return the results of one run, by its own command where it is not trained yet."""
     options = {**small_training(), **SMOKE} if smoke_sizes() else {}
     return results_of(sst2_bert, workdir, {"data.dir": DATA.value, "seed": seed, **options})
-
-
-def read(split: str) -> list[Pair]:
-    """Return the sentences of a split and their labels."""
-    config = sst2_bert.get_config()
-    config.data.dir = DATA.value
-    return list(open_split(config.data, split).read(Counter()))
 
 
 if __name__ == "__main__":

@@ -20,8 +20,7 @@ from absl import app, flags
 from configs import multi30k_mlm, sst2_bert
 from experiments.measure import smoke_sizes
 from experiments.naive_bayes import naive_bayes
-from experiments.runs import results_of, small_training
-from jformer.data.sources.split import Pair
+from experiments.runs import read_split, results_of, small_training
 from jformer.evaluation import plots
 from jformer.evaluation.statistics import Estimate, estimate
 
@@ -39,6 +38,7 @@ TEXTS = {
     "wnut17": "train.conll",
     "sst2": "train.tsv",
 }
+SMOKE = {"data.tokenizer": "char", "data.num_buckets": 1}
 KINDS = NAIVE_BAYES, SCRATCH, PRETRAINED = "naive Bayes", "sst2_bert, from scratch", "BERT, pretrained"
 
 
@@ -79,15 +79,14 @@ def accuracies(folder: Path, kind: str, size: int) -> list[float]:
     """Return the test accuracy of each seed; naive Bayes has one."""
     data = folder / "data" / str(size)
     if kind == NAIVE_BAYES:
-        return [naive_bayes(labelled(data / "train.tsv"), labelled(data / "test.tsv"))]
+        return [naive_bayes(*(read_split(sst2_bert, data, split) for split in ("train", "test")))]
     options: dict[str, object] = {"data.dir": data}
     if kind == PRETRAINED:
         options |= {"train.init_from": pretrained(folder), "optim.learning_rate": 3e-4, "model.dropout": 0.3}
         options |= {"model.norm": "post", "model.embedding_norm": True, "model.head.num_segments": 2}
         options |= {f"model.{key}": value for key, value in BERT.items()}
     if smoke_sizes():
-        small = {key: value for key, value in small_training().items() if key.startswith("train.")}
-        options |= {**small, "train.eval_every": 2, "data.tokenizer": "char", "data.num_buckets": 1}
+        options |= {**SMOKE, **small_training("train"), "train.eval_every": 2}
     name = "scratch" if kind == SCRATCH else "pretrained"
     runs = [
         results_of(sst2_bert, folder / f"{name}-{size}-{seed}", {**options, "seed": seed})
@@ -101,15 +100,14 @@ def pretrained(folder: Path) -> Path:
     text = folder / "data" / "text"
     text.mkdir(exist_ok=True)
     (text / "train").write_text("\n".join(sentences()) + "\n")
-    dev = labelled(Path(DATA.value) / "sst2" / "dev.tsv")
+    dev = read_split(sst2_bert, Path(DATA.value) / "sst2", "dev")
     (text / "valid").write_text("\n".join(pair.source for pair in dev) + "\n")
     options: dict[str, object] = {"data.dir": text, "data.train": "train", "data.valid": "valid", "data.test": "()"}
     options |= {f"model.{key}": value for key, value in BERT.items()} | {"data.overlong": "cut"}
     options |= {"model.dtype": "auto", "data.vocab_size": 8_000, "data.max_source_length": BERT["max_length"]}
     options |= {"train.num_steps": UPDATES.value, "train.checkpoint_every": 500, "train.eval_every": 500}
     if smoke_sizes():
-        small = {key: value for key, value in small_training().items() if key.startswith("train.")}
-        options |= {**small, "data.tokenizer": "char", "data.num_buckets": 1}
+        options |= {**SMOKE, **small_training("train")}
     results_of(multi30k_mlm, folder / "mlm", options)
     return folder / "mlm"
 
@@ -125,14 +123,8 @@ def sentences() -> Iterator[str]:
             text = text.replace("\n\n", "\0").replace("\n", " ").replace("\0", "\n")
             text = "\n".join(" ".join(line.split()[::2]) for line in text.splitlines())
         elif path.suffix == ".tsv":
-            text = "\n".join(pair.source for pair in labelled(path))
+            text = "\n".join(pair.source for pair in read_split(sst2_bert, path.parent, "train"))
         yield from (line.lower() for line in text.splitlines() if line.strip())
-
-
-def labelled(path: Path) -> list[Pair]:
-    """Return the sentences of a file and their labels."""
-    rows = (line.rsplit("\t", 1) for line in path.read_text().splitlines())
-    return [Pair(text, label) for text, label in rows]
 
 
 def gain(sizes: Sequence[int], found: Sequence[Estimate]) -> float:
