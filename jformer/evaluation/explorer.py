@@ -56,7 +56,7 @@ def explore(config: Config, workdir: RunPath, source: str, output: str, form: st
         wanted = f"1 to {most} of them" if most > 1 else f"one, as {output} is a figure"
         raise UserError(f"--input={source} has {len(lines)} lines to explore: give {wanted}")
     predictor = load(workdir, config)
-    pairs = _pairs(lines, predictor)
+    pairs = [_pair(line, predictor) for line in lines]
     attended = predictor.attend(pairs)
     if figure:
         page.write_page(output, heatmaps.draw(attended[0], figure))
@@ -92,23 +92,19 @@ def _read_lines(path: Path) -> list[str]:
     return [line for line in read_lines(path, Counter(), invalid="replace", warn=warn) if line.strip()]
 
 
-def _pairs(lines: Sequence[str], predictor: Predictor) -> list[tuple[str, str | None]]:
-    """Return the source and the target of every line.
+def _pair(line: str, predictor: Predictor) -> tuple[str, str | None]:
+    """Return the source and the target of a line.
 
     A question and its context are a source. So are the two texts of a classifier: what stands last is a target of its
     if it is a label.
     """
     task = predictor.config.task
-
-    def pair(line: str) -> tuple[str, str | None]:
-        if task == "classify":
-            texts, tab, last = line.rpartition("\t")
-            return (texts, last) if tab and _is_label(last, predictor.tokenizers[1]) else (line, None)
-        sources = 2 if task == "qa" else 1
-        parts = line.split("\t", sources)
-        return "\t".join(parts[:sources]), parts[sources] if len(parts) > sources else None
-
-    return [pair(line) for line in lines]
+    if task == "classify":
+        texts, tab, last = line.rpartition("\t")
+        return (texts, last) if tab and _is_label(last, predictor.tokenizers[1]) else (line, None)
+    sources = 2 if task == "qa" else 1
+    parts = line.split("\t", sources)
+    return "\t".join(parts[:sources]), parts[sources] if len(parts) > sources else None
 
 
 def _is_label(text: str, labels: Tokenizer) -> bool:

@@ -300,9 +300,12 @@ def test_the_format_is_that_of_the_flag_or_of_the_name(tmp_path, monkeypatch, ou
 
 def test_a_question_has_its_context_before_the_answer():
     run = SimpleNamespace(config=SimpleNamespace(task="qa"))
-    assert explorer._pairs(["who\ta cat", "who\ta cat\tcat"], run) == [("who\ta cat", None), ("who\ta cat", "cat")]
+    assert [explorer._pair(line, run) for line in ("who\ta cat", "who\ta cat\tcat")] == [
+        ("who\ta cat", None),
+        ("who\ta cat", "cat"),
+    ]
     run = SimpleNamespace(config=SimpleNamespace(task="translate"))
-    assert explorer._pairs(["a\tb", "a"], run) == [("a", "b"), ("a", None)]
+    assert [explorer._pair(line, run) for line in ("a\tb", "a")] == [("a", "b"), ("a", None)]
 
 
 @pytest.mark.parametrize(
@@ -313,7 +316,7 @@ def test_the_second_text_of_a_classifier_is_no_label(labels, label):
     run = SimpleNamespace(config=SimpleNamespace(task="classify"), tokenizers=(None, labels))
     lines = ["a cat", f"a cat\t{label}", "a cat\ta dog", f"a cat\ta dog\t{label}"]
     expected = [("a cat", None), ("a cat", label), ("a cat\ta dog", None), ("a cat\ta dog", label)]
-    assert explorer._pairs(lines, run) == expected
+    assert [explorer._pair(line, run) for line in lines] == expected
 
 
 def choosing(page, part):
