@@ -132,9 +132,10 @@ def report_scores(
     lines = [f"  python -m jformer.main --workdir={quoted} {flags}   # {purpose}" for flags, purpose in tries]
     lines += [f"  tensorboard --logdir={quoted}   # the curves (pip install tensorboard)"]
     outputs = f"; the outputs: {folder or workdir}/outputs/" if answer in ANSWERS_WITH_REFERENCES else ""
+    own = f"\n{page}" if page else ""
     return f"""
 {score_table(scored)}
 
-scores and their provenance: {folder or workdir}/results.json{outputs}{page and f"{chr(10)}{page}"}
+scores and their provenance: {folder or workdir}/results.json{outputs}{own}
 Try next:
 {chr(10).join(lines)}"""
