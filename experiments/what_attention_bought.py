@@ -9,6 +9,7 @@ them, which others on the machine disturb little; training's is by the clock, th
 
 Command:  python -m experiments.what_attention_bought --data=PATH/multi30k --workdir=runs/attention
           [--updates=600] [--tokens=2048] [--vocabulary=3000] [--seeds=3] [--smoke]
+          What WORKDIR/runs.csv tells of already is not trained again.
 """
 
 import functools
@@ -72,11 +73,12 @@ def main(_: list[str]) -> None:
     table, drawn, means = [",".join(("model", *COLUMNS))], [], []
     widths = {name: equal_width(preset, changes, rows, wanted) for name, (preset, changes) in MODELS.items()}
     found: dict[str, list[list[float]]] = {name: [] for name in MODELS}
+    known = known_scores(Path(WORKDIR.value) / "runs.csv")
     for seed, name in itertools.product(range(SEEDS.value), MODELS):  # all models of a seed, then the next one
         preset, changes = MODELS[name]
         sized = {**changes, "d_model": widths[name]}
-        found[name].append(score(name, preset, sized, seed))
         cells = (widths[name], parameters(preset, sized, rows), seed)
+        found[name].append(known.get((name, *map(str, cells))) or score(name, preset, sized, seed))
         print(row(name, (*cells, *(f"{x:,.1f}" for x in found[name][-1]))), flush=True)
         table.append(",".join(map(str, (name, *cells, *(f"{x:.6g}" for x in found[name][-1])))))
     for name, scores in found.items():
@@ -91,6 +93,13 @@ def main(_: list[str]) -> None:
     (folder / "bleu_by_length.png").write_bytes(lines(drawn, "words of the source", "BLEU"))
     print("\n".join(("", HEAD, *means)))
     print(f"{folder}: runs.csv, bleu_by_length.png; means of {SEEDS.value} seeds with 95 % t intervals")
+
+
+def known_scores(path: Path) -> dict[tuple[str, ...], list[float]]:
+    """Return the scores of an earlier table of this command, which say the same of (model, d_model, parameters, seed)."""
+    lines = path.read_text().splitlines()[1:] if path.exists() else []
+    cells = [line.split(",") for line in lines]
+    return {tuple(row[:4]): [float(cell) for cell in row[4:]] for row in cells}
 
 
 def row(name: str, cells: Sequence[object]) -> str:
