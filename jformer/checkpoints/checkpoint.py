@@ -26,6 +26,7 @@ from jformer.parallel import processes
 from jformer.storage import in_bucket
 
 REMOVALS, BETWEEN_REMOVALS = 20, 0.05  # how often what a failed save has begun is removed, and the seconds between
+SETTLED = 8  # so many times in a row nothing of it has come back: its threads have ended
 UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a step's folder until all of it is written
 DELETED, BROKEN = "deleted-", "broken-"  # prefixes of the names of folders that are no steps any more
 MANIFEST = "manifest"
@@ -257,13 +258,15 @@ class Checkpoints:
 
         What cannot be removed now is removed when training goes on.
         """
+        gone = 0
         for _ in range(REMOVALS):
             with contextlib.suppress(Exception):
                 self._remove_unfinished()
             time.sleep(BETWEEN_REMOVALS)
             with contextlib.suppress(OSError):
-                if not any(UNFINISHED in path.name for path in self._paths()):
-                    return
+                gone = 0 if any(UNFINISHED in path.name for path in self._paths()) else gone + 1
+            if gone == SETTLED:
+                return
 
     def _failure(self, step: int, error: BaseException) -> UserError:
         try:
