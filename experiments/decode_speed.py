@@ -31,20 +31,18 @@ from absl import app, flags, logging
 
 from experiments.decode_worker import THREADS
 from experiments.measure import commit, processor_name, smoke_sizes
+from experiments.untrained import write_untrained
 from experiments.worker import Worker
-from jformer.checkpoints.checkpoint import Checkpoints
 from jformer.checkpoints.hf import tables
 from jformer.checkpoints.hf.families import LOGITS_BIAS, config_fields
 from jformer.checkpoints.hf.marian import MARIAN
 from jformer.checkpoints.weights import load_weights
-from jformer.config import default_config, load_config, resolve, save_config
-from jformer.config.options import Config
+from jformer.config import load_config
 from jformer.data.tokenizers import Tokenizer
-from jformer.data.tokenizers.lists import ListTokenizer
 from jformer.data.tokenizers.symbols import BOS, EOS, NUM_SYMBOLS, PAD
 from jformer.data.vocabularies import load_tokenizers
 from jformer.inference.export import export
-from jformer.models import ModelConfig, init_params
+from jformer.models import ModelConfig
 from jformer.parallel.mesh import make_mesh
 from jformer.tasks.build import build_sized, build_task
 
@@ -119,7 +117,8 @@ def main(argv: list[str]) -> None:
 
 def prepare(folder: Path) -> Work:
     """Write a run if there is none, its weights for the peers, and what is to be translated."""
-    workdir = Path(WORKDIR.value) if WORKDIR.value else write_run(folder / "run")
+    size = "base" if ONE.value or LONG.value else SIZE.value
+    workdir = Path(WORKDIR.value) if WORKDIR.value else write_untrained(folder / "run", size, VOCABULARY)
     settings, tokenizers = load_config(workdir / "config.json"), load_tokenizers(workdir / "tokenizer")
     model = build_sized(settings, build_task(settings), tokenizers)
     params = jax.tree.map(np.asarray, load_weights(workdir, settings, model, make_mesh(1)).params)
@@ -149,22 +148,15 @@ def prepare(folder: Path) -> Work:
     size = "base" if model.config.d_model >= 512 else "tiny"
     told |= {"extra": settings.decode.max_extra_length, "patience": PATIENCE.value}
     total = sum(map(len, sources))
-    return Work(model.config, tokenizers, told, len(lines), 0 if SOURCE.value else TOKENS, total, size)
-
-
-def write_run(workdir: Path) -> Path:
-    """Write a run of random weights whose vocabulary is 9,996 characters."""
-    values = default_config("transformer_base" if ONE.value or LONG.value else f"transformer_{SIZE.value}")
-    settings: Config = resolve(values)
-    tokenizer = ListTokenizer("char", "identity", [chr(0x4E00 + i) for i in range(VOCABULARY - NUM_SYMBOLS)])
-    (workdir / "tokenizer").mkdir(parents=True)
-    tokenizer.save(workdir / "tokenizer", "shared")
-    save_config(settings, workdir / "config.json")
-    model = build_sized(settings, build_task(settings), (tokenizer, tokenizer))
-    checkpoints = Checkpoints(workdir / "checkpoints")
-    checkpoints.save(1, {"params": init_params(model, jax.random.key(0))}, {"step": 1}, None)
-    checkpoints.close()
-    return workdir
+    return Work(
+        model.config,
+        tokenizers,
+        told,
+        len(lines),
+        0 if SOURCE.value else TOKENS,
+        total,
+        "base" if model.config.d_model >= 512 else "tiny",
+    )
 
 
 def open_side(name: str, work: Work) -> Side:

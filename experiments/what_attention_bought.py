@@ -96,7 +96,7 @@ def main(_: list[str]) -> None:
 
 
 def known_scores(path: Path) -> dict[tuple[str, ...], list[float]]:
-    """Return the scores of an earlier table of this command, which say the same of (model, d_model, parameters, seed)."""
+    """Return the scores of an earlier table by (model, d_model, parameters, seed)."""
     lines = path.read_text().splitlines()[1:] if path.exists() else []
     cells = [line.split(",") for line in lines]
     return {tuple(row[:4]): [float(cell) for cell in row[4:]] for row in cells}

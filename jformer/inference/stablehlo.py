@@ -37,7 +37,6 @@ def build_program(
 ) -> Callable[[str], None]:
     """Return a function that writes the program and its parameters into a directory.
 
-
     The program maps (parameters by name, tokens i32 [b s] with EOS, lengths i32 [b]) to (tokens i32 [b n t], scores
     f32 [b n], lengths i32 [b n]), best first; t is s + decode.max_extra_length. A row of length 0 is left empty.
     `vocabulary` tells of every id whether it may be written. Raises UserError for a search that draws random numbers.
@@ -45,13 +44,12 @@ def build_program(
     options = config.decode
     if options.search != "beam":
         raise UserError(f"decode.search={options.search!r} cannot be exported to StableHLO: only 'beam' can")
-    model, params = _with_table(model, params, longest)
-    named = _flatten(params)
-    most = min(
-        options.max_length or longest, model.config.max_length if model.config.positions == "learned" else longest
-    )
-
     prompt = np.array([symbols.bos, *symbols.before], np.int32)
+    before = len(symbols.before)  # these take positions, too
+    model, params = _with_table(model, params, longest + before)
+    named = _flatten(params)
+    placed = model.config.max_length - before if model.config.positions == "learned" else longest
+    most = min(options.max_length or longest, placed)
 
     def run(named: Mapping[str, Array], tokens: Int[Array, "b s"], lengths: Int[Array, " b"]) -> tuple[Array, ...]:
         rows, length = tokens.shape
