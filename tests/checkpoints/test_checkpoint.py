@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
+from jformer.checkpoints import checkpoint
 from jformer.checkpoints.checkpoint import Checkpoints, kept_steps, open_run
 from jformer.checkpoints.manifest import DamagedError, Manifest
 from jformer.checkpoints.reading import on_host
