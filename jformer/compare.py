@@ -211,7 +211,15 @@ def files(
     picture: bytes,
     apart: Sequence[str],
 ) -> dict[str, str | bytes]:
-    """Return a page with all curves and then the parts `apart`, and the picture of the learning curves as a file."""
+    """Return file name → content: a page of all this, and the picture of the learning curves once more, by itself.
+
+    Args:
+        tables: heading → rows, the first of which is the head.
+        notes: a line each, below the tables.
+        charts: the data that the program of the page draws curves from.
+        picture: the learning curves as PNG; b"" where there are none.
+        apart: HTML that follows the curves.
+    """
     parts = []
     for name, rows in tables.items():
         parts += [page.heading(name), page.table(rows)]

@@ -49,7 +49,15 @@ def check_least(section: str, values: Any, keys: tuple[str, ...], least: float) 
 
 
 def check_range(section: str, values: Any, keys: tuple[str, ...], low: float, high: float) -> None:
-    """Raise UserError for the first of a section's keys whose value is not in [low, high)."""
+    """Raise UserError for the first of a section's keys whose value is out of range.
+
+    Args:
+        section: what the message has before the key, such as "optim".
+        values: the record that has the keys as fields, all of them numbers.
+        keys: those that are looked at, in this order.
+        low: the least value that is allowed.
+        high: what every value must be below.
+    """
     for key in keys:
         if not low <= getattr(values, key) < high:
             raise UserError(f"{section}.{key}={getattr(values, key)} must be at least {low} and below {high}")

@@ -14,6 +14,7 @@ from experiments.house import (
     imports,
     in_circles,
     ours,
+    parameters,
     room_of,
     trees,
 )
@@ -42,6 +43,7 @@ COLLECTIVES = {
 LONG_FILES: set[str] = set()  # over 300 lines
 LONG_FUNCTIONS: set[str] = set()  # over 60 lines
 WIDE_FUNCTIONS: set[str] = set()  # over 8 parameters
+LISTED_FROM = 5  # parameters of a public function, which its docstring lists then
 MOST_WITHOUT_NAMES = 3  # values of a record with more than four fields: what a reader tells apart by their place
 WITHOUT_JAX = ("data", "sweep", "compare", "supervise", "storage", "errors", "config")
 
@@ -142,6 +144,28 @@ def test_files_and_functions_stay_short_and_functions_have_few_parameters():
     assert long == LONG_FILES
     assert {f.name for f in functions(ROOT) if f.lines > 60} == LONG_FUNCTIONS
     assert {f.name for f in functions(ROOT) if f.parameters > 8} == WIDE_FUNCTIONS
+
+
+def public_functions():
+    """Yield the functions that other files may call, at the top of a file or methods: (its name, its definition)."""
+    for module, tree in MODULES.items():
+        for place in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]:
+            for node in place.body:
+                if isinstance(node, ast.FunctionDef) and "_" not in (node.name[0], getattr(place, "name", "")[:1]):
+                    yield f"{module}.{node.name}", node
+
+
+def listed(node):
+    """Return the parameters in the section Args of a function's docstring; a line may be about several of them."""
+    section = (ast.get_docstring(node) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
+    return [name for names in re.findall(r"^ {4}(\w[\w, ]*):", section, re.MULTILINE) for name in names.split(", ")]
+
+
+def test_a_public_function_of_many_parameters_says_what_each_of_them_is():
+    for name, node in public_functions():
+        if parameters(node.args) >= LISTED_FROM:
+            named = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            assert sorted(listed(node)) == sorted({*named} - {"self", "cls"}), name
 
 
 def records():

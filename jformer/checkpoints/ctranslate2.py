@@ -52,9 +52,16 @@ def build_spec(
 ) -> Any:
     """Return the TransformerSpec of a model, ready to be saved.
 
-    `vocabularies` are the written forms of the source and target ids, `longest` is the most positions either side has
-    where they come from sinusoids. `symbols` are those of the target, `never` the ids that are not written. With other
-    symbols than ours, sources come with all that stands around them. Raises UserError for what CTranslate2 lacks.
+    Args:
+        config: one that `check` lets through.
+        params: the parameters of that model, the layers of a stack on the first axis.
+        vocabularies: the written forms of the source and target ids. Rows of a table past them are left out.
+        longest: the most positions of either side, where no table of the model says how many there are.
+        symbols: those of the target. With others than ours, sources come with all that stands around them.
+        never: the ids that are not written.
+
+    Raises:
+        UserError: for an option that CTranslate2's Transformer lacks, or a symbol that it needs and the target lacks.
     """
     from ctranslate2.specs import transformer_spec
 

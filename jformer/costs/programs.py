@@ -52,7 +52,19 @@ class Figures(NamedTuple):
 
 
 def estimate(config: Config, task: Task, model: ModelConfig, shape: Shape, devices: int, platform: str) -> Memory:
-    """Return the memory that the update of a run takes of each of so many devices, none of which need be here."""
+    """Return the memory that the update of a run takes of each of so many devices, none of which need be here.
+
+    Args:
+        config: which optimizer there is, what is recomputed, and how many microbatches an update has.
+        task: what is learned: the loss is traced with the model.
+        model: the options of the model with the sizes of its vocabularies or classes.
+        shape: rows of the whole update and positions of a row.
+        devices: how many the mesh of the config is laid out over.
+        platform: whose programs are traced: "cpu", "gpu" or "tpu".
+
+    Raises:
+        UserError: the devices, the rows or the parameters do not divide as the config wants it.
+    """
     sizes = mesh_sizes(config, devices)
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), AUTO)
     with compiling_for(platform):
@@ -61,14 +73,24 @@ def estimate(config: Config, task: Task, model: ModelConfig, shape: Shape, devic
 
 
 def compile_update(config: Config, task: Task, model: ModelConfig, shape: Shape, mesh: Mesh) -> Figures:
-    """Compile the update of a run for batches of a shape."""
+    """Compile the update of a run for batches of a shape.
+
+    Args:
+        config, task, model, shape: those of `estimate`.
+        mesh: of the devices that are compiled for; a topology describes those that are not here.
+    """
     with compiling_for(_platform(mesh)):
         step, arguments = _update(config, task, model, shape, mesh)
         return figures(_compile(step.lower(*arguments)), mesh)
 
 
 def compile_answer(config: Config, task: Task, model: ModelConfig, shape: Shape, mesh: Mesh) -> Figures:
-    """Compile the program that answers a batch of a shape (see `answer_shape`): the whole search, or the classes."""
+    """Compile the program that answers a batch: the whole search, or the classes.
+
+    Args:
+        config, task, model, mesh: those of `compile_update`.
+        shape: from `answer_shape`: rows of a batch, positions of a source, and the most tokens of an output.
+    """
     room = shape.target_length
     batch = answer_batch(model, task, shape, mesh)
     vocabulary = np.ones(model.target_vocab_size or model.vocab_size, bool)

@@ -74,7 +74,15 @@ def describe_slice(config: Config, workdir: Path | None, topology: str, price: f
 
 
 def ways_to_fit(config: Config, task: Task, model: ModelConfig, chips: Slice, ratio: float) -> str:
-    """Return the changes to the config with which an update fits, each alone; `ratio` is of real to estimated bytes."""
+    """Return the changes to the config with which an update fits, each alone, or what to combine if none does.
+
+    Args:
+        config: as it was asked for, before its rows were divided over the chips.
+        task: what is learned.
+        model: the options of the model with the sizes of its vocabularies or classes.
+        chips: those that the update is to fit.
+        ratio: of the bytes that the compiler counted to those that were estimated, of the update that does not fit.
+    """
 
     def fits(key: str, value: object) -> bool:
         changed, devices = as_config_dict(config), len(chips.devices)

@@ -22,8 +22,14 @@ def mask_tokens(
 ) -> tuple[Tokens, Tokens]:
     """Return the texts with some tokens corrupted, and which they are, as booleans (Devlin et al. 2019, section 3.1).
 
-    A share `density` of a text's tokens between BOS and EOS is chosen, at least one. Of those 80 % become the mask,
-    10 % a random ordinary token and 10 % stay as they are.
+    Of the tokens that are chosen 80 % become the mask, 10 % a random ordinary token and 10 % stay as they are.
+
+    Args:
+        texts: with BOS and EOS, which are never chosen.
+        keys: of each text, what its noise is drawn from.
+        density: share of a text's other tokens that is chosen; at least one is.
+        vocab_size: ids that random tokens are drawn from; without `symbols.noise`, the mask follows after them.
+        symbols: BOS, EOS, and the mask of an imported vocabulary.
     """
     ids = texts.values.astype(np.int32)
     candidates = np.flatnonzero((ids != symbols.bos) & (ids != symbols.eos))
@@ -114,11 +120,19 @@ def infill(
 ) -> tuple[Tokens, Tokens]:
     """Return sources and targets of text infilling (Lewis et al. 2020, section 2.2).
 
-    Span lengths are Poisson, drawn until a share `density` of the tokens is covered, at least one; the last span is cut
-    to end there. Each span becomes one mask, at a random place, and a span of no tokens inserts one.
-    There are no more masks than covered tokens (insertions beyond that are left out), so a source is never longer
-    than its target, which is the text. Both end with EOS. The paper's other noise, sentences in another order, is not
-    included: our examples do not know where sentences end.
+    Span lengths are Poisson, drawn until enough tokens are covered; the last span is cut to end there. Each span
+    becomes one mask, at a random place, and a span of no tokens inserts one. There are no more masks than covered
+    tokens (insertions beyond that are left out), so a source is never longer than its target, which is the text. Both
+    end with EOS. The paper's other noise, sentences in another order, is not included: our examples do not know where
+    sentences end.
+
+    Args:
+        texts: without symbols.
+        keys: of each text, what its noise is drawn from.
+        density: share of a text's tokens that spans cover; at least one is covered.
+        mean_span: tokens of a span, on average.
+        vocab_size: without `symbols.noise`, the id of the mask.
+        symbols: EOS, and the mask of an imported vocabulary.
     """
     covered = np.maximum(np.rint(density * texts.lengths), 1).astype(np.int64)
     spans, counts = _poisson_spans(keys, covered, mean_span)

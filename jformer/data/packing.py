@@ -43,9 +43,18 @@ DRAWS_AT_ONCE = 512  # from the same counts, which is faster; rows are as full w
 def packed_shape(
     source: np.ndarray, target: np.ndarray, length: int, tokens: int, row_multiple: int, length_multiple: int = 1
 ) -> Shape:
-    """Return the one shape of packed rows: `length` for the side with more tokens, its share for the other one.
+    """Return the one shape of packed rows, both of whose sides fill up at once.
 
-    Both sides must hold their longest sequence, and divide by `length_multiple`.
+    Args:
+        source, target: tokens of each example [n] on either side.
+        length: positions of a row on the side with more tokens; the other side has its share of that, or as many as
+            its longest sequence.
+        tokens: of a batch; it has as many rows as they hold of its longer side.
+        row_multiple: rows of a batch divide by it.
+        length_multiple: both lengths are raised to multiples of it, but for a side with one position an example.
+
+    Raises:
+        UserError: a sequence is longer than `length`, or `tokens` hold too few rows.
 
     >>> packed_shape(np.array([20, 20, 20]), np.array([10, 10, 10]), length=100, tokens=1000, row_multiple=1)
     Shape(rows=10, source_length=100, target_length=50)

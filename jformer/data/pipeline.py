@@ -4,7 +4,7 @@ import dataclasses
 import queue
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from jformer.data.corpus import Corpus, Tokens
 from jformer.data.draws import ranges
 from jformer.data.features import Arrays, Features, Rows
 from jformer.data.packing import pack, packed_shape
-from jformer.data.plan import Plan, bucket_shapes
+from jformer.data.plan import Plan, Shape, bucket_shapes
 from jformer.errors import UserError
 
 T = TypeVar("T")
@@ -61,57 +61,79 @@ class Batches:
 def make_batches(
     corpora: Sequence[Corpus], weights: Sequence[float], config: DataConfig, seed: int, features: Features
 ) -> Batches:
-    """Plan the batches of a mixture of corpora, each passed over `weight` times an epoch; images are augmented.
+    """Plan the batches of a mixture of corpora; images are augmented.
 
-    Raise UserError for sizes that hold no batch, or weights that leave none.
+    Args:
+        corpora: the parts of the mixture, which have the same tokenizers.
+        weights: how often an epoch passes over each part; a broken number draws a share of it anew in every epoch.
+        config: tokens of a batch, and whether rows hold one example or several.
+        seed: what all that is drawn depends on, with the number of the epoch or the batch.
+        features: how many positions an example takes on either side, and the arrays that rows of them become.
+
+    Raises:
+        UserError: for sizes that hold no batch, or weights that leave none.
     """
     source = _joined([corpus.source for corpus in corpora])
     target = _joined([corpus.target for corpus in corpora])
     part = np.repeat(np.arange(len(corpora)), [len(corpus) for corpus in corpora])
-    source_lengths, target_lengths = features.lengths(source.lengths, target.lengths)
-    budget = config.tokens_per_update, config.rows_divide_by(), config.length_multiple
-    augment = make_augment(config.augment)
-    if config.batching == "packed":
-        shape = packed_shape(source_lengths, target_lengths, config.packed_length, *budget)
-        members, sizes, row_part = [], [], []
-        for index in range(len(corpora)):  # a row holds one corpus only, so that weights can count rows
-            examples = np.flatnonzero(part == index)
-            packed, rows = pack(source_lengths[examples], target_lengths[examples], shape, seed)
-            members.append(examples[packed])
-            sizes.append(rows)
-            row_part.append(np.full(len(rows), index))
-        offsets = np.cumsum(np.concatenate([[0], *sizes]))
-        plan = Plan(
-            shapes=(shape,),
-            bucket=np.zeros(len(offsets) - 1, np.int64),
-            part=np.concatenate(row_part),
-            weights=tuple(weights),
-            seed=seed,
-        )
-        batches = Batches(
-            plan=plan,
-            source=source,
-            target=target,
-            offsets=offsets,
-            members=np.concatenate(members),
-            features=features,
-            augment=augment,
-        )
-    else:
-        shapes, bucket = bucket_shapes(source_lengths, target_lengths, config.num_buckets, *budget)
-        plan = Plan(shapes=shapes, bucket=bucket, part=part, weights=tuple(weights), seed=seed)
-        batches = Batches(
-            plan=plan,
-            source=source,
-            target=target,
-            offsets=np.arange(len(part) + 1),
-            members=np.arange(len(part)),
-            features=features,
-            augment=augment,
-        )
+    lengths = features.lengths(source.lengths, target.lengths)
+    units = _packed(lengths, part, config, seed) if config.batching == "packed" else _single(lengths, part, config)
+    plan = Plan(shapes=units.shapes, bucket=units.bucket, part=units.part, weights=tuple(weights), seed=seed)
+    batches = Batches(
+        plan=plan,
+        source=source,
+        target=target,
+        offsets=units.offsets,
+        members=units.members,
+        features=features,
+        augment=make_augment(config.augment),
+    )
     if not len(batches):
         raise UserError(f"data.weight={min(weights)} of {len(part)} examples leaves none for an epoch: raise it")
     return batches
+
+
+class _Units(NamedTuple):
+    """What fills the rows: shapes, bucket and part as a `Plan` has them, offsets and members as `Batches`."""
+
+    shapes: tuple[Shape, ...]
+    bucket: np.ndarray
+    part: np.ndarray
+    offsets: np.ndarray
+    members: np.ndarray
+
+
+def _single(lengths: tuple[np.ndarray, np.ndarray], part: np.ndarray, config: DataConfig) -> _Units:
+    """Give each example a row of its own."""
+    shapes, bucket = bucket_shapes(*lengths, config.num_buckets, *_budget(config))
+    members = np.arange(len(part))
+    return _Units(shapes=shapes, bucket=bucket, part=part, offsets=np.arange(len(part) + 1), members=members)
+
+
+def _packed(lengths: tuple[np.ndarray, np.ndarray], part: np.ndarray, config: DataConfig, seed: int) -> _Units:
+    """Fill rows of one shape with several examples each."""
+    source, target = lengths
+    shape = packed_shape(source, target, config.packed_length, *_budget(config))
+    members, sizes, row_part = [], [], []
+    for index in np.unique(part):  # a row holds one corpus only, so that weights can count rows
+        examples = np.flatnonzero(part == index)
+        packed, rows = pack(source[examples], target[examples], shape, seed)
+        members.append(examples[packed])
+        sizes.append(rows)
+        row_part.append(np.full(len(rows), index))
+    offsets = np.cumsum(np.concatenate([[0], *sizes]))
+    return _Units(
+        shapes=(shape,),
+        bucket=np.zeros(len(offsets) - 1, np.int64),
+        part=np.concatenate(row_part),
+        offsets=offsets,
+        members=np.concatenate(members),
+    )
+
+
+def _budget(config: DataConfig) -> tuple[int, int, int]:
+    """Return the tokens of a batch, and what its rows and its lengths divide by."""
+    return config.tokens_per_update, config.rows_divide_by(), config.length_multiple
 
 
 def _joined(sides: Sequence[Tokens]) -> Tokens:

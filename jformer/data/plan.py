@@ -184,7 +184,17 @@ def cheapest_cuts(cost: np.ndarray, count: np.ndarray, parts: int) -> np.ndarray
 
 
 def shape_of(source_length: int, target_length: int, tokens: int, row_multiple: int, lower: str) -> Shape:
-    """Return the shape with as many rows as `tokens` hold of its longer side, or say what to `lower`."""
+    """Return the shape with as many rows as a batch can have.
+
+    Args:
+        source_length, target_length: positions of a row on either side.
+        tokens: of a batch, counted on the longer side.
+        row_multiple: rows divide by it.
+        lower: the options that the error names, for rows that are too long.
+
+    Raises:
+        UserError: the tokens do not hold `row_multiple` rows.
+    """
     longer = max(source_length, target_length)
     rows = tokens // longer // row_multiple * row_multiple
     if not rows:

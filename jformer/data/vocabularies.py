@@ -50,6 +50,16 @@ def copy_tokenizers(
 
     Where it has but a shared one, that serves for a single side too; where it has two that cut texts in two ways into
     one vocabulary (Marian, NLLB), they are the shared one. Labels, tags and images are learned anew.
+
+    Args:
+        parent: the directory of the other run's tokenizers.
+        directory: where they are saved; what was there is removed.
+        config: the options of what is learned anew.
+        training: the text that it is learned from.
+        vocabularies: file name → which tokenizer the task wants there.
+
+    Raises:
+        UserError: there is no such run, its files are damaged, or it has two vocabularies where one table is wanted.
     """
     if not parent.is_dir():
         raise UserError(f"{parent}: no such directory; train.init_from must name the workdir of a run")

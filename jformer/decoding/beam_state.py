@@ -76,6 +76,13 @@ def ranked(
 
     Those cut come last, or among the others by their scores. Where a sentence has constraints they come last always,
     first of them the ones that have met more tokens.
+
+    Args:
+        state: after the last step.
+        limits: the length of what was cut in each sentence.
+        rules: the ids of the end and of padding.
+        beams: how many there are, how many are asked for, and whether those that ended come first.
+        constraints: phrases of the sentences; None where the search had none.
     """
     ended, order = lax.top_k(state.finished.scores, beams.size)  # [b n]
     cut = _rank_live(state.live, constraints)  # [b n], beams

@@ -123,7 +123,15 @@ PREDICT = {  # task → what --mode=predict is for
 def report_scores(
     scored: dict[str, Any], config: Config, workdir: Path, folder: Path | None = None, page: str = ""
 ) -> str:
-    """Return the table of scores, where they and the run's `page` were written, and what to try next, to copy."""
+    """Return the table of scores, where they and the run's page were written, and what to try next, to copy.
+
+    Args:
+        scored: the content of results.json, as `evaluate` returns it.
+        config: of the run, with the options of decoding that it was scored with.
+        workdir: what the commands to try next are told.
+        folder: where the scores were written; None = the workdir.
+        page: the line that says where the page is; "" = none was written.
+    """
     answer = build_task(config).answer
     tries = [("--mode=predict < TEXT", PREDICT[config.task])] if answer else []
     if answer == "text" and config.decode.search == "beam":

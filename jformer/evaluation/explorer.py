@@ -39,14 +39,20 @@ class Shown(NamedTuple):
 
 
 def explore(config: Config, workdir: RunPath, source: str, output: str, form: str | None = None) -> str:
-    """Write the page of the lines of a file (or of standard input, as "-"), and return what was written.
+    """Write what a run attends to in the lines of a file, and return what was written.
 
     A line is a source, or a source, a TAB and the target to look at instead of the run's own answer; a question and its
-    context, or two texts of a classifier, with a TAB between them, are a source. A `form` of png or svg, or an output
-    named so, asks for the figure of one line.
+    context, or two texts of a classifier, with a TAB between them, are a source.
 
-    Raises UserError for an output that cannot be written, for no lines or too many, and for what
-    `Predictor.attend` refuses.
+    Args:
+        config: what takes the place of the run's own, to decode otherwise.
+        workdir: of the run.
+        source: the file of lines; "-" = standard input.
+        output: the file to write, a page of HTML or the figure of one line, by its suffix.
+        form: "html", or "png" or "svg" for the figure; None = what the output's suffix says.
+
+    Raises:
+        UserError: an output that cannot be written, no lines or too many, and what `Predictor.attend` refuses.
     """
     page.check_output("explore", output)
     figure = _figure_form(form, output)

@@ -30,11 +30,21 @@ def page(
 ) -> str:
     """Return a whole HTML file of parts made by the functions below; it asks for nothing.
 
-    Of programs that are named, each PROGRAM.js beside this file is in the page, in this order, to draw the data into
-    the parts, in the style of the last one's PROGRAM.css; no other program runs. Texts stand in the page as data, and
-    are never read as HTML or as a program. Each of `packed`, from `pack`, is read when a program asks for its number,
-    so that large data cost little at first. A browser loads the page again every `refresh` seconds, if that is not 0.
-    Raises ValueError for a number that is not finite.
+    No other programs run in it than those that are named. Texts stand in it as data, and are never read as HTML or as
+    a program.
+
+    Args:
+        title: of the window, and the heading; any text.
+        parts: HTML, one below the other.
+        programs: those that draw the data into the parts, in this order: each is the PROGRAM.js beside this file, and
+            the last one's PROGRAM.css is their style.
+        data: anything that JSON has.
+        refresh: seconds after which a browser loads the page again; 0 = never.
+        packed: further data, from `pack`; each is read when a program asks for its number, so that large ones cost
+            little at first.
+
+    Raises:
+        ValueError: for a number in the data that is not finite.
     """
     again = f'<meta http-equiv="refresh" content="{refresh:g}">\n' if refresh else ""
     drawing = ""

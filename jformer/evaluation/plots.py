@@ -84,9 +84,16 @@ def bars(categories: Sequence[str], groups: Sequence[Line], xlabel: str, ylabel:
 def intervals(
     labels: Sequence[str], means: Sequence[float], margins: Sequence[float | None], xlabel: str, reference: float
 ) -> bytes:
-    """Draw a mean and its interval on each line, the first at the top, and a rule at the reference, unless that is nan.
+    """Draw a mean and its interval on each line, and a rule to compare them with, as PNG.
 
     Past MAX_NAMED of them, the first few have their names and the others share the room below, all in grey.
+
+    Args:
+        labels: of the lines, the first at the top.
+        means: of each line; what is not finite is not drawn.
+        margins: half the width of each interval; None where there is none.
+        xlabel: what the numbers are.
+        reference: where the rule is; nan = there is none.
     """
     named = len(labels) if len(labels) <= MAX_NAMED else len(PALETTE)
     names = [_label(label) for label in labels[:named]]

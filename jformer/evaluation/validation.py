@@ -34,7 +34,14 @@ def evaluation_batches(
     """Return batches that hold every usable example of a split once, and its tokens.
 
     They have two shapes, whatever training uses, room for any example the limits let through, images as they are, and
-    rows that divide among so many shards, be they other ones than training had, and among the microbatches of training.
+    rows that divide among the shards, be they other ones than training had, and among the microbatches of training.
+
+    Args:
+        config: the run's: limits and tokens of its data, and the microbatches of an update.
+        task: how examples become tokens, and tokens the arrays of a batch.
+        tokenizers: of source and target.
+        split: what is evaluated, opened.
+        shards: parts of the mesh that share the rows of a batch.
     """
     corpus = open_corpus(split, task.encoder(*tokenizers, evaluating=True), config.data.cache_dir)
     features = task.features(*tokenizers)
@@ -52,8 +59,18 @@ def split_sums(
 ) -> Sums:
     """Return the sums of the loss, nll and correct predictions over one pass of the batches, as floats.
 
-    Each batch is computed in so many microbatches, which take as much memory as those of an update. Few batches lie on
-    the devices at a time. Raises UserError for ids that the model has not.
+    Few batches lie on the devices at a time.
+
+    Args:
+        eval_step: from `make_eval_step` for this mesh.
+        params: placed on the mesh.
+        batches: from `evaluation_batches`.
+        mesh: over which rows are split.
+        model: what says how many ids there are.
+        accumulation: microbatches of a batch; with those of an update they take as much memory as it.
+
+    Raises:
+        UserError: for ids that the model has not.
     """
 
     found: list[Sums] = []

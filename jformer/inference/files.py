@@ -55,9 +55,17 @@ class Job(NamedTuple):
 def predict_file(settings: Config, workdir: Path, source: str, target: str, resume: bool = False) -> None:
     """Answer a file or standard input ('-') into another or standard output: a line for a line, in order.
 
-    With `resume` a half-written output file is continued: its whole lines stay, and as many lines of the input are
-    skipped. Without it the file is overwritten. Raises UserError with file:line for a line that cannot be read, and for
-    an output that is the input or was begun under other settings.
+    Args:
+        settings: what takes the place of the run's own config, to decode otherwise.
+        workdir: of the run.
+        source: the file of inputs; "-" = standard input.
+        target: the file of outputs; "-" = standard output.
+        resume: a half-written output file is continued: its whole lines stay, and as many lines of the input are
+            skipped. Without it the file is overwritten.
+
+    Raises:
+        UserError: with file:line for a line that cannot be read, and for an output that is the input or was begun
+            under other settings.
     """
     options = settings.decode
     if options.outputs in ("text", "conll") and options.returned > 1:
@@ -81,7 +89,12 @@ def predict_file(settings: Config, workdir: Path, source: str, target: str, resu
 
 
 def score_file(settings: Config, workdir: Path, source: str, target: str, resume: bool = False) -> None:
-    """Score the targets in a file or standard input ('-'), and write as `predict_file` does."""
+    """Score the targets in a file or standard input, and write a line for a line, in order.
+
+    Args:
+        settings, workdir, target, resume: those of `predict_file`, which also says what is raised.
+        source: the file of questions, as `read_question` reads them; "-" = standard input.
+    """
     options = settings.decode
     predictor = _open_run(settings, workdir, source, target, resume)
 

@@ -23,10 +23,17 @@ class Question(NamedTuple):
 
 
 def read_request(number: int, line: str, form: str, counts: Counter[str], continues: bool = False) -> Request:
-    """Read the request in line `number` (from 0): the line itself, or {"source", "prefix", "constraints"} in JSON.
+    """Read the request in a line: the line itself, or {"source", "prefix", "constraints"} in JSON.
 
-    A text in JSON that a model `continues` keeps its line breaks. Raises ValueError for what is no such object; the
-    caller adds the file and the line.
+    Args:
+        number: of the line, from 0; random draws depend on it.
+        line: without its line feed.
+        form: "text" or "jsonl".
+        counts: what is altered in the texts of JSON is added here, by reason.
+        continues: whether the model goes on with texts: then those in JSON keep their line breaks.
+
+    Raises:
+        ValueError: for what is no such object; the caller adds the file and the line.
     """
     if form == "text":
         return Request(line, line=number)

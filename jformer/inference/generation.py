@@ -79,7 +79,8 @@ def make_recorder(
 ) -> jax.stages.Wrapped:
     """Return the compiled (parameters of every model, batch, room) → (Decoded, Trace) of a beam search.
 
-    It decodes what `search` does, and tells all that was weighed on the way.
+    Args:
+        models, options, vocabulary, symbols, mesh: those of `make_answer`, which decodes the same but tells no more.
     """
 
     def record(params: Sequence[PyTree], batch: SearchBatch, room: int) -> tuple[Decoded, Trace]:

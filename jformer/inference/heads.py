@@ -48,7 +48,16 @@ class Head(NamedTuple):
 def one_pass(
     model: Model, head: Head, options: DecodeConfig, params: Sequence[PyTree], batch: Batch, room: int
 ) -> Decoded:
-    """Return the hypotheses of a batch; `room` is a search's and means nothing here."""
+    """Return the hypotheses of a batch.
+
+    Args:
+        model: whose logits are read.
+        head: what makes hypotheses of them.
+        options: of decoding; where answers are spans, how many are asked for and how long they may be.
+        params: of an ensemble, whose first model alone answers.
+        batch: what the model reads.
+        room: that of a search, which has the same parameters; it means nothing here.
+    """
     return head.respond(model.apply({"params": params[0]}, batch).astype(jnp.float32), batch, options)
 
 

@@ -39,7 +39,16 @@ def build_program(
 
     The program maps (parameters by name, tokens i32 [b s] with EOS, lengths i32 [b]) to (tokens i32 [b n t], scores
     f32 [b n], lengths i32 [b n]), best first; t is s + decode.max_extra_length. A row of length 0 is left empty.
-    `vocabulary` tells of every id whether it may be written. Raises UserError for a search that draws random numbers.
+
+    Args:
+        config: how is searched, and the longest source.
+        model, params: what is exported; its parameters become arguments of the program.
+        longest: positions of the table that sinusoids become, the longest source or output.
+        vocabulary: of every id, whether it may be written.
+        symbols: those of the target; what stands before an output is in the program.
+
+    Raises:
+        UserError: for a search that draws random numbers.
     """
     options = config.decode
     if options.search != "beam":

@@ -79,7 +79,15 @@ class NewTokens(NamedTuple):
 def empty_cache(
     config: ModelConfig, blocks: tuple[PyTree, ...], memory: MemoryKeyValue, sentences: int, length: int
 ) -> Cache:
-    """Return a cache for `sentences` rows, one beam each, of up to `length` entries."""
+    """Return a cache without entries.
+
+    Args:
+        config: the number of layers and heads, their sizes and dtype.
+        blocks: from `Stack.blocks`.
+        memory: what the layers read of the source; {} without one.
+        sentences: how many there are; each has one row, which may become n beams.
+        length: how many entries each has room for: one for every token of every beam.
+    """
     heads = (sentences, config.kv_heads)
     k = jnp.zeros((*heads, config.key_size, length), config.dtype)
     v = jnp.zeros((*heads, length, config.value_size), config.dtype)

@@ -76,7 +76,6 @@ class Decoder(LanguageModel):
         """Append each row's valid tokens to its cache and return their hidden states; the others mean nothing."""
         new, after = advance(cache, valid)
         x = self.input(self.embedding(tokens), new.positions, new.entry_positions.shape[1], None)
-        context = AttentionContext(new.positions, new.mask)
-        hidden, layers, _ = self.decoder.extend(x, cache, context, new.entry_positions, new.first)
+        hidden, layers, _ = self.decoder.extend(x, cache, new)
         after["entries"]["layers"] = layers
         return hidden, after

@@ -132,8 +132,7 @@ class EncoderDecoder(SequenceToSequence):
         new, after = advance(cache, valid)
         x = self.target_table(tokens)
         x = self.target_input(x, new.positions, new.entry_positions.shape[1], None)
-        context = AttentionContext(new.positions, new.mask, cache["memory"]["mask"][:, None])
-        hidden, layers, weights = self.decoder.extend(x, cache, context, new.entry_positions, new.first)
+        hidden, layers, weights = self.decoder.extend(x, cache, new)
         after["entries"]["layers"] = layers
         if weights is not None and "coverage" in cache["self"]:
             after["self"]["coverage"] += jnp.where(valid[..., None], weights, 0).sum(1)  # [b t s] → [b s]

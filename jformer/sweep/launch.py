@@ -136,9 +136,17 @@ def _part(members: list[T], i: int, n: int) -> list[T]:
 
 
 def submit(folder: Path, command: Sequence[str], workers: int, options: str, cluster: str = "slurm") -> list[str]:
-    """Submit workers as jobs of Slurm and return their numbers; `options` are submitit's, "timeout_min=60,…".
+    """Submit workers as jobs of Slurm and return their numbers.
 
-    Their logs go into a folder of a disk that the jobs see.
+    Args:
+        folder: for their logs, on a disk that the jobs see.
+        command: what starts a worker, but for --worker.
+        workers: how many jobs.
+        options: submitit's, as "timeout_min=60,slurm_partition=…"; what is all digits is a number.
+        cluster: "slurm", or what else submitit has, such as "local" or "debug".
+
+    Raises:
+        UserError: submitit is missing, or refuses the options.
     """
     try:
         import submitit

@@ -26,7 +26,15 @@ T = TypeVar("T")
 def abstract_batch(
     model: ModelConfig, answer: str, shape: Shape, mesh: Mesh, accumulation: int = 1
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shapes [a b …] of a batch as a task of such answers makes them, with the shardings of `put_batch`."""
+    """Return the shapes [a b …] of a batch as a task makes them, with the shardings of `put_batch`.
+
+    Args:
+        model: its family says which arrays there are.
+        answer: what the task gives, as `Task.answer` has it; of "labels" every class is predicted.
+        shape: b of all microbatches together, and the positions of either side.
+        mesh: over which b is split.
+        accumulation: a, which divides the rows.
+    """
     lengths: dict[str, tuple[int, ...]] = {"row": ()}
     if model.family in ("encdec", "encoder") and not model.reads_images:
         lengths |= dict.fromkeys(("source", "source_segments", "source_positions"), (shape.source_length,))
@@ -63,8 +71,18 @@ def place_batch(
 ) -> tuple[Batch, dict[str, np.ndarray], np.ndarray]:
     """Return batch `number` on the devices [a b …], and what of it this process made: arrays, rows of a microbatch.
 
-    Of several processes each makes its own rows alone: those of the first microbatch, then of the next. Raises
-    UserError, with the batch's name, for ids that the model has not.
+    Of several processes each makes its own rows alone: those of the first microbatch, then of the next.
+
+    Args:
+        batches: those of training, or of one evaluation pass.
+        number: which of them, counted over all epochs.
+        model: what says how many ids there are.
+        mesh: over which b is split.
+        accumulation: a, which divides the rows of every batch.
+        name: what the error calls the batch.
+
+    Raises:
+        UserError: for ids that the model has not.
     """
     rows = batches.plan.batch(number).shape.rows // accumulation
     mine = local_rows(mesh, rows)

@@ -21,8 +21,14 @@ SOURCES = ("captions", "generated")
 def caption(data: DataConfig, *, label_smoothing: float, scores: Sequence[str], tokenize: str, lowercase: bool) -> Task:
     """Return the task: label-smoothed cross-entropy of the caption, given the image.
 
-    It is scored as a translation is, and by CIDEr-D; an exact match is one of any reference. Raises UserError for
-    options that need a text as the source.
+    It is scored as a translation is, and by CIDEr-D; an exact match is one of any reference.
+
+    Args:
+        data: where images and captions are, the tokenizer of captions, and the longest one.
+        label_smoothing, scores, tokenize, lowercase: those of `translate`.
+
+    Raises:
+        UserError: for scores or a tokenization that sacreBLEU has not, and for options that need a text as the source.
     """
     refuse("caption", data, overlong="split", batching="packed", tokenizer="image")
     for part in (data, *data.mixture):

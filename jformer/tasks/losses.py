@@ -101,6 +101,13 @@ def chunked_cross_entropy(
     They are computed, scored and differentiated a few positions of all rows at a time, at least one. Their gradient is
     carried back at once, to the hidden states and the parameters that `project` closes over, so that nothing the size
     of a vocabulary waits for the backward pass and nothing is computed twice. Only the sum of `loss` has a gradient.
+
+    Args:
+        hidden: what the model gives at every position.
+        project: (hidden states of some positions) → their logits; each position by itself.
+        targets: the id of the vocabulary, or the class, at each position.
+        weights: of each position; 0 where nothing is predicted.
+        smoothing: the share of a target's probability that is spread over the vocabulary.
     """
     b, t, _ = hidden.shape
     vocabulary = jax.eval_shape(project, hidden[:, :1]).shape[-1]

@@ -93,7 +93,11 @@ def sized(
 ) -> ModelConfig:
     """Return the model config with the sizes that the tokenizers and the task give it.
 
-    `own_noise`: the vocabulary itself has the symbols of the task's noise.
+    Args:
+        model_config: as it was asked for, with the rows of its tables left open.
+        task: which answers it has, and how many ids its noise needs.
+        source_vocab, target_vocab: ids of the tokenizers; the target's may be those of labels.
+        own_noise: the vocabulary itself has the symbols of the task's noise, so that it needs no further ids.
     """
     if task.answer == SPAN:
         return model_config.with_vocabulary(source_vocab, source_vocab).with_classes(2, each=True)

@@ -18,7 +18,15 @@ def translate(
 ) -> Task:
     """Return the task: label-smoothed cross-entropy (Vaswani et al. 2017, section 5.4), scored by sacreBLEU.
 
-    Raises UserError for scores or a tokenization that sacreBLEU has not, and for options that need one-sided text.
+    Args:
+        data: which vocabularies are learned, and the longest source and target.
+        label_smoothing: the share of the probability that is spread over the vocabulary, from 0 to below 1.
+        scores: names of `TEXT_SCORES`, without exact matches, which are always counted.
+        tokenize: that of BLEU, by sacreBLEU's name.
+        lowercase: whether BLEU and chrF are blind to case.
+
+    Raises:
+        UserError: for scores or a tokenization that sacreBLEU has not, and for options that need one-sided text.
     """
     refuse("translate", data, overlong="split", tokenizer="image", source=("images", "captions"))
     check_scores(scores, tokenize, lowercase)

@@ -74,7 +74,12 @@ def longest_batch(run: Run, batches: Batches) -> dict[str, jax.ShapeDtypeStruct]
 def forecast(update: Memory, evaluation: int, there: Available, mesh: Mesh, layers: int) -> Forecast:
     """Return what a device will hold or, of devices of a CPU, which share one memory, the whole process.
 
-    The compiled program has so many layers.
+    Args:
+        update: bytes of the longest update on each device.
+        evaluation: bytes of the longest validation batch on each device, beside the state; 0 = there is none.
+        there: what is held already.
+        mesh: its devices of this process count.
+        layers: of the compiled program, which say how much compiling takes.
     """
     count = len(mesh.local_devices)
     updating = max(update.gradients + update.activations + update.batch, evaluation)

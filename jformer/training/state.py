@@ -83,8 +83,19 @@ def open_state(
 ) -> tuple[TrainState, Progress, list[str]]:
     """Return the newest checkpoint's state, or a new one, and notes on where it is from.
 
-    A new one is drawn from the seed, or begins with the run or the word vectors that the config names. `make` turns
-    parameters into a state.
+    A new one is drawn from the seed, or begins with the run or the word vectors that the config names.
+
+    Args:
+        config: the seed, and what to begin with.
+        mesh: where the state is placed, in parts where parameters are split.
+        model: whose parameters it holds.
+        tokenizers: of source and target, whose tokens word vectors are looked up for.
+        make: parameters → the state before the first update; it is traced.
+        checkpoints: the run's; those that are damaged are passed over, and the notes say so.
+
+    Raises:
+        UserError: the state is larger than the memory, no checkpoint can be read, or what the config names does not fit
+            the model.
     """
     draw = functools.partial(init_params, model)
     key = jax.random.key(config.seed)

@@ -117,8 +117,16 @@ def make_train_step(
 ) -> TrainStep:
     """Return the compiled update.
 
-    `frozen` is a tree of booleans: parameters marked there have no gradient, none that counts in the norm either.
     An update whose loss, gradient or new parameters are not finite changes nothing but the counters.
+
+    Args:
+        loss: of a task joined with a model, from `make_loss`.
+        tx: the optimizer, whose state the train state holds.
+        mesh: over which rows are split, and parameters where it says so.
+        seed: with the number of the update, what dropout draws its masks from.
+        ema_decay: of the moving average, from 0 to below 1; it matters only where the state has one.
+        frozen: a tree of booleans: parameters marked there have no gradient, none that counts in the norm either.
+            None = all are trained.
     """
     mean_gradient = make_gradient(trained_loss(loss, frozen), mesh)
 

@@ -130,7 +130,19 @@ def rename(family: Family, name: str) -> str:
 def read_tokenizers(
     directory: Path, family: Family, fields: dict[str, Any], model: ModelConfig, labels: list[str], texts: Texts
 ) -> dict[str, Tokenizer]:
-    """Return the tokenizers under the names of their files. Raise UserError where they do not fit the model."""
+    """Return the tokenizers under the names of their files: "shared", or "source" and "target".
+
+    Args:
+        directory: the model's, with the files of its tokenizer or, of one that reads pictures, how they are prepared.
+        family: which files these are, and what stands around a text.
+        fields: those of config.json.
+        model: what they must fit: no tokenizer has more ids than it has rows.
+        labels: the names of the classes in their order; empty where the model writes tokens.
+        texts: what the files leave open, as a model of many languages does.
+
+    Raises:
+        UserError: they are of another model, or lack what is asked for; pictures are prepared in another way than ours.
+    """
     kind = "tag" if model.head.pooling == "none" else "label"
     named = LabelTokenizer(kind, "identity", labels) if labels else None
     if family is VIT:
@@ -162,7 +174,18 @@ def read_tokenizers(
 
 
 def read_params(family: Family, model: ModelConfig, task: str, source: tensors.Tensors, mesh: Mesh) -> PyTree:
-    """Return the parameters, each read to its place on the mesh."""
+    """Return the parameters, each read to its place on the mesh.
+
+    Args:
+        family: how its tensors are named, and which of them are copies of others.
+        model: which parameters there are, of which shapes.
+        task: what stands at the end of the model.
+        source: the tensors. Where only the copy of a tensor is there, it is read in its place.
+        mesh: each process reads what its own devices hold.
+
+    Raises:
+        UserError: a tensor is missing, has another shape or no place, or differs from what it is to be a copy of.
+    """
     table = table_of(family, model, task)
     for copy, original in family.copies.items():
         if copy in source.found and copy not in {entry.theirs for entry in table.values()}:
@@ -176,7 +199,15 @@ def read_params(family: Family, model: ModelConfig, task: str, source: tensors.T
 def make_config(
     directory: Path, task: str, model: ModelConfig, fields: Mapping[str, Any], tokenizers: Mapping[str, Tokenizer]
 ) -> tuple[Config, list[str]]:
-    """Return the config of the run, and what ours has no option for."""
+    """Return the config of the run, and what ours has no option for.
+
+    Args:
+        directory: the model's, where generation_config.json goes before what `fields` say of generation.
+        task: what decides on the options of the data, and whether there are some for decoding.
+        model: the options of the model, as they will stand in the config.
+        fields: those of config.json.
+        tokenizers: from `read_tokenizers`, whose symbols and tokens the fields speak of by ids.
+    """
     longest = min(model.max_length, LONGEST) if model.positions == "learned" and model.family != "vit" else LONGEST
     data = {"max_source_length": longest, "max_target_length": longest, "vocab_shared": True, "source": "files"}
     data |= {"lm": {"source": "text", "overlong": "split"}, "mlm": {"source": "text"}, "tag": {"source": "conll"},

@@ -82,7 +82,16 @@ def with_rows(params: PyTree, change: Callable[[np.ndarray, int], np.ndarray]) -
 def write_run(
     run: Run, new: str, sides: tuple[Changeable, Changeable], rows: int, params: PyTree, decode: dict[str, Any]
 ) -> None:
-    """Write what a run became: its tokenizers, `rows` for tokens, parameters, and what is new in `config.decode`."""
+    """Write what a run became.
+
+    Args:
+        run: what it was. Its config is kept but for what follows from the other arguments.
+        new: the workdir to write to, which `read_run` found empty.
+        sides: the tokenizers of source and target; they are written as one where they are equal.
+        rows: how many entries the tables of tokens have now.
+        params: the parameters with tables of so many rows.
+        decode: the options of `config.decode` that are others now.
+    """
     source, answer = sides
     tokenizers: dict[str, Tokenizer] = {"source": source, "target": answer}
     if run.config.task in LABELLED:

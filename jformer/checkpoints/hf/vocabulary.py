@@ -162,7 +162,12 @@ def write(
 ) -> dict[str, Any]:
     """Write the tokenizer files of a run and return its tokenizer_config.json; {} if theirs has nothing like it.
 
-    Of a tokenizer that jformer learned, `family` is that of the model, and `mask` as in `learned.to_json`.
+    Args:
+        directory: of the exported model, beside its config.json.
+        model_type: their name of the architecture, which says how the files are called.
+        tokenizers: the source's, and the one of the texts that are written or, by a classifier, read.
+        family: ours, of the model; it matters for a tokenizer that jformer learned, and so does `mask`.
+        mask: as in `learned.to_json`.
     """
     source, target = tokenizers
     kinds = {FastTokenizer: "fast", PiecesTokenizer: "pieces"}

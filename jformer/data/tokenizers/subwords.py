@@ -71,7 +71,18 @@ class SubwordTokenizer(OneFile):
 def learn_subwords(
     model_type: str, lines: Iterable[str], vocab_size: int, normalization: str, split_digits: bool
 ) -> SubwordTokenizer:
-    """Learn a "bpe" or "unigram" model. Raise UserError if `vocab_size` is below what the characters need."""
+    """Learn a model of subwords; the same text gives the same bytes.
+
+    Args:
+        model_type: "bpe" or "unigram".
+        lines: the training text, read once.
+        vocab_size: the most ids, the four symbols included; a small text may not hold so many pieces.
+        normalization: "identity" or "nfkc", applied to each text before it is cut, also later.
+        split_digits: each digit is a piece of its own.
+
+    Raises:
+        UserError: `vocab_size` is below what the characters need.
+    """
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(

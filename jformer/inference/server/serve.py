@@ -33,7 +33,15 @@ def serve(config: Config, workdir: Path, host: str, port: int, limits: Limits | 
 
     Returns False if it stopped by itself, which it says why on standard error.
 
-    Raises UserError where the extra is missing, for a run that cannot be served, and for an address that is not ours.
+    Args:
+        config: what takes the place of the run's own, to decode otherwise.
+        workdir: of the run.
+        host: a name or an IPv4 address of this machine.
+        port: 0 = any that is free; what is printed has its number.
+        limits: of requests and connections; None = the usual ones.
+
+    Raises:
+        UserError: the extra is missing, the run cannot be served, or the address is not ours to listen at.
     """
     try:
         from jformer.inference.server.app import build_app

@@ -143,7 +143,12 @@ class Attention(nn.Module):
     ) -> tuple[Float[Array, "b t d"], Float[Array, "b t e"]]:
         """Attend from the beams of each sentence to its cache; also return the mean weights of the heads.
 
-        The mask has a row for each of a sentence's n·t queries, a beam's tokens side by side, or one for all.
+        Args:
+            x: the hidden states of new tokens.
+            cached_kv: keys [m g k e] and values [m g e u], those of the new tokens among them.
+            mask: a row for each of a sentence's n·t queries, a beam's tokens side by side, or one for all; None = all.
+            positions, bias: those of `__call__`.
+            distance: from queries to entries, for the positions of Transformer-XL.
         """
         b, t, _ = x.shape
         m, g = cached_kv["k"].shape[:2]

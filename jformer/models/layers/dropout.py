@@ -59,9 +59,14 @@ def dropout(
     """Zero each element with probability `rate` and scale the rest (Srivastava et al. 2014).
 
     The mask is a function of (seed, site, row of the update, index within the row), so any split of the rows over
-    devices or microbatches draws the same one. Each hashed 32-bit word serves two features with 16 bits each, which
-    rounds `rate` to a multiple of 1/65,536. `key=None` is the identity. Where x is a part of rows, `first` is its
-    first index along the axis before the features.
+    devices or microbatches draws the same one. Each hashed 32-bit word serves two features with 16 bits each.
+
+    Args:
+        x: elements of some rows.
+        rate: rounded to a multiple of 1/65,536.
+        key: None = nothing is dropped.
+        site: where in a layer this is, so that no two places draw the same mask.
+        first: where x is a part of its rows, its first index along the axis before the features.
     """
     if key is None or rate == 0.0:
         return x

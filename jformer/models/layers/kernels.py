@@ -111,7 +111,11 @@ def attend_cudnn(
     bias: Float[Array, "#b h t s"] | None,
     scale: float,
 ) -> Float[Array, "b t h k"]:
-    """Attend by cuDNN, which reads the mask as a bias of every row. It was never run: no GPU was at hand."""
+    """Attend by cuDNN, which reads the mask as a bias of every row. It was never run: no GPU was at hand.
+
+    Args:
+        q, kv, mask, bias, scale: those of `dot_product.attend`.
+    """
     mask = None if mask is None else jnp.broadcast_to(mask, (*mask.shape[:2], q.shape[1], mask.shape[3]))
     bias = None if bias is None else bias.astype(q.dtype)
     return jax.nn.dot_product_attention(q, kv["k"], kv["v"], bias, mask, scale=scale, implementation="cudnn")
@@ -122,8 +126,12 @@ def attend_splash(
 ) -> Float[Array, "b t h k"]:
     """Attend by the splash kernel of JAX for TPUs: a block at a time, without those that the mask hides.
 
-    Padding attends to padding, where our own attends to nothing; no other position reads it. `interpret` runs the
-    kernel step by step on any platform, for tests.
+    Padding attends to padding, where our own attends to nothing; no other position reads it.
+
+    Args:
+        q, kv, scale: those of `dot_product.attend`, with t and s multiples of 128.
+        segments: in place of its mask.
+        interpret: run the kernel step by step on any platform, for tests.
     """
     from jax.experimental.pallas.ops.tpu.splash_attention import (  # takes a third of a second
         splash_attention_kernel as splash,

@@ -51,10 +51,10 @@ GATES = {"rnn": 1, "lstm": 4, "gru": 3}
 STATES = {"rnn": 1, "lstm": 2, "gru": 1}  # n
 
 
-def cell_step(
-    cell: str, inputs: Float[Array, "b z"], recurrent: Float[Array, "b z"], state: State, real: Array
+def _next_state(
+    cell: str, inputs: Float[Array, "b z"], recurrent: Float[Array, "b z"], state: State, real: Bool[Array, " b"]
 ) -> State:
-    """Return the next state of every row; that of a row without a real token [b] stays."""
+    """Return the next state of every row; that of a row without a real token stays."""
     return jnp.where(real[:, None, None], CELLS[cell](inputs, recurrent, state), state)
 
 
@@ -68,7 +68,7 @@ def _scan(
 ) -> tuple[Any, ...]:
     def step(state: State, now: tuple[Array, Array]) -> tuple[State, tuple[State, Array]]:
         recurrent = _multiply(state[:, 0], kernel, inputs.dtype) + bias
-        state = cell_step(cell, now[0].astype(jnp.float32), recurrent, state, now[1])
+        state = _next_state(cell, now[0].astype(jnp.float32), recurrent, state, now[1])
         return state, (state, recurrent)
 
     return jax.lax.scan(step, state, (inputs, real), unroll=unroll)[1]
@@ -109,7 +109,7 @@ def _run_forward(cell: str, unroll: int, *arguments: Array) -> tuple[Array, tupl
 def _run_backward(cell: str, unroll: int, saved: tuple[Array, ...], gradient: Array) -> tuple[Any, ...]:
     inputs, kernel, _, state, real, states, recurrent = saved
     before = jnp.concatenate([state[None], states[:-1]])
-    one_step = functools.partial(cell_step, cell)
+    one_step = functools.partial(_next_state, cell)
 
     def step(later: State, now: tuple[Array, ...]) -> tuple[State, tuple[Array, Array]]:
         gradient, inputs, recurrent, state, real = now
@@ -180,4 +180,4 @@ class RecurrentLayer(nn.Module):
     def step(self, inputs: Float[Array, "b z"], state: State, real: Bool[Array, " b"]) -> State:
         """Return the next state from the gates' part that the inputs make."""
         recurrent = _multiply(state[:, 0], self.state_kernel, inputs.dtype) + self.bias
-        return cell_step(self.cell, inputs.astype(jnp.float32), recurrent, state, real)
+        return _next_state(self.cell, inputs.astype(jnp.float32), recurrent, state, real)

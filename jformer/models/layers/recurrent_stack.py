@@ -8,7 +8,7 @@ Letters: b rows, m sentences, t target and s source positions, e features of an 
 all gates side by side, r of the output, a of a key that alignment compares, l layers, n arrays of a state.
 """
 
-from typing import Any
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -21,9 +21,18 @@ from jformer.models.layers.linear import Dense, Embedding
 from jformer.models.layers.recurrent import GATES, STATES, RecurrentLayer, in_turn
 from jformer.parallel.backend import target
 
-States = dict[str, Any]
-Source = dict[str, Any]
+States = dict[str, Array]
+Source = dict[str, Array]
 """{'keys': [m s a], 'values': [m s e], 'mask': bool [m s]}, or less where nothing attends."""
+
+
+class Token(NamedTuple):
+    """One token of every row, or with a further axis of t all of them."""
+
+    gates: Float[Array, "b *t z"]  # its part of the first layer's
+    x: Float[Array, "b *t e"]
+    real: Bool[Array, " b *t"]
+    kept: tuple[Array, ...]  # dropout's factors of what each layer but the first reads
 
 
 def positions_in_turn(features: int) -> int:
@@ -151,12 +160,10 @@ class AttentiveDecoder(nn.Module):
         dropout_key: DropoutKey | None,
     ) -> tuple[Float[Array, "b t r"], States, Float[Array, "b t s"]]:
         """Take a step for every position."""
-        gates, kept = self.layers[0].input(x), self._kept(x, dropout_key)
+        tokens = Token(self.layers[0].input(x), x, real, self._kept(x, dropout_key))
 
-        def step(
-            decoder: "AttentiveDecoder", states: States, now: tuple[Any, ...]
-        ) -> tuple[States, tuple[Array, Array]]:
-            return decoder.step(source, states, *now)
+        def step(decoder: "AttentiveDecoder", states: States, token: Token) -> tuple[States, tuple[Array, Array]]:
+            return decoder.step(source, states, token)
 
         over_positions = nn.scan(
             step,
@@ -166,55 +173,43 @@ class AttentiveDecoder(nn.Module):
             out_axes=1,
             unroll=in_turn(positions_in_turn(self.config.d_model), x.shape[1]),
         )
-        states, (outputs, weights) = over_positions(self, states, (gates, x, real, kept))
+        states, (outputs, weights) = over_positions(self, states, tokens)
         return dropout(outputs, self.config.dropout, dropout_key, Site.READOUT), states, weights
 
     def step(
-        self,
-        source: Source,
-        states: States,
-        gates: Float[Array, "b z"],
-        x: Float[Array, "b e"],
-        real: Bool[Array, " b"],
-        kept: tuple[Array, ...],
+        self, source: Source, states: States, token: Token
     ) -> tuple[States, tuple[Float[Array, "b r"], Float[Array, "b s"]]]:
-        """Read one token of every row: its part of the first layer's gates, itself, and dropout's factors by layer."""
-        if self.additive:
-            return self._attend_first(source, states, gates, x, real, kept)
-        return self._attend_last(source, states, gates, real, kept)
+        """Read one token of every row; return the states, what comes out, and what was attended to."""
+        return (self._attend_first if self.additive else self._attend_last)(source, states, token)
 
-    def _attend_first(
-        self, source: Source, states: States, gates: Array, x: Array, real: Array, kept: tuple[Array, ...]
-    ) -> tuple[States, tuple[Array, Array]]:
+    def _attend_first(self, source: Source, states: States, token: Token) -> tuple[States, tuple[Array, Array]]:
         """Attend with the state before the step; the layers read the context."""
-        top = states["layers"][:, -1, 0].astype(x.dtype)
+        top = states["layers"][:, -1, 0].astype(token.x.dtype)
         context, weights = self.alignment(top, **source)
-        output = self.maxout(jnp.concatenate([top, x, context], axis=-1))
-        after = self._run_layers(gates + self.feed(context), states["layers"], real, kept)
+        output = self.maxout(jnp.concatenate([top, token.x, context], axis=-1))
+        after = self._run_layers(token._replace(gates=token.gates + self.feed(context)), states["layers"])
         return {"layers": after}, (output, weights)
 
-    def _attend_last(
-        self, source: Source, states: States, gates: Array, real: Array, kept: tuple[Array, ...]
-    ) -> tuple[States, tuple[Array, Array]]:
+    def _attend_last(self, source: Source, states: States, token: Token) -> tuple[States, tuple[Array, Array]]:
         """Attend with the state after the step; with input feeding, the next step reads what comes out."""
         feeding = self.config.recurrent.input_feeding
-        after = self._run_layers(gates + self.feed(states["fed"]) if feeding else gates, states["layers"], real, kept)
+        gates = token.gates + self.feed(states["fed"]) if feeding else token.gates
+        after = self._run_layers(token._replace(gates=gates), states["layers"])
         top = after[:, -1, 0].astype(gates.dtype)
         context, weights = self.alignment(top, **source)
         output = jnp.tanh(self.readout(jnp.concatenate([context, top], axis=-1)))
-        fed = {"fed": jnp.where(real[:, None], output, states["fed"])} if feeding else {}
+        fed = {"fed": jnp.where(token.real[:, None], output, states["fed"])} if feeding else {}
         return {"layers": after, **fed}, (output, weights)
 
-    def _run_layers(
-        self, gates: Float[Array, "b z"], before: Float[Array, "b l n d"], real: Array, kept: tuple[Array, ...]
-    ) -> Float[Array, "b l n d"]:
+    def _run_layers(self, token: Token, before: Float[Array, "b l n d"]) -> Float[Array, "b l n d"]:
         """Return the state of every layer after one token."""
         after: list[Array] = []
+        gates = token.gates
         for i, layer in enumerate(self.layers):
             if i:
                 top = after[-1][:, 0].astype(gates.dtype)
-                gates = layer.input(top * kept[i - 1] if kept else top)
-            after.append(layer.step(gates, before[:, i], real))
+                gates = layer.input(top * token.kept[i - 1] if token.kept else top)
+            after.append(layer.step(gates, before[:, i], token.real))
         return jnp.stack(after, axis=1)
 
     def _kept(self, x: Float[Array, "b t e"], dropout_key: DropoutKey | None) -> tuple[Float[Array, "b t d"], ...]:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from jformer.models.cache import Cache, KeyValue, write_entries
+from jformer.models.cache import Cache, KeyValue, NewTokens, write_entries
 from jformer.models.config import ModelConfig
 from jformer.models.layers.attention import Attention
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
@@ -126,9 +126,14 @@ class Block(nn.Module):
         context: AttentionContext,
         first: Int[Array, ""],
     ) -> tuple[Float[Array, "b t d"], KeyValue, Float[Array, "b t s"] | None]:
-        """Run the block on new positions only, and write their keys and values into the cache from entry `first` on.
+        """Run the block on new positions; return its output, entries, and mean weights of cross-attention or None.
 
-        Also return the mean weights of cross-attention, if there is one.
+        Args:
+            x: what the block before gave at the new positions.
+            cached_kv: the entries [m g k e] and [m g e u] of this layer.
+            memory_kv: from `memory_kv`; None without cross-attention.
+            context: whose masks, bias and distances are of the entries.
+            first: the entry from which on the new keys and values are written.
         """
         y = self.before("self_attn", x)
         new_kv = self.self_attn.project_for_cache(y, cached_kv["k"].shape[0], context.positions)
@@ -144,8 +149,7 @@ class Block(nn.Module):
             x = self.after("cross_attn", x, y, None)
         y = self.before("feed_forward", x)
         y = self.feed_forward(y)
-        x = self.after("feed_forward", x, y, None)
-        return x, cached_kv, weights
+        return self.after("feed_forward", x, y, None), cached_kv, weights
 
 
 class Stack(nn.Module):
@@ -226,24 +230,21 @@ class Stack(nn.Module):
         return tuple(self.apply_block(params, memory, method="memory_kv") for params in self.blocks())
 
     def extend(
-        self,
-        x: Float[Array, "b t d"],
-        cache: Cache,
-        context: AttentionContext,
-        entry_positions: Int[Array, "b e"],
-        first: Int[Array, ""],
+        self, x: Float[Array, "b t d"], cache: Cache, new: NewTokens
     ) -> tuple[Float[Array, "b t d"], tuple[KeyValue, ...], Float[Array, "b t s"] | None]:
-        """Run every block on new positions, whose entries are written from number `first` on.
+        """Run every block on new tokens, which `advance` made room for.
 
         Return the hidden states, the entries of all layers, and the last layer's mean weights of cross-attention.
         """
-        context = self.with_position_bias(context, context.positions, entry_positions)
+        cross_mask = cache["memory"]["mask"][:, None] if self.cross else None  # [m s] → [m 1 s]
+        context = AttentionContext(new.positions, new.mask, cross_mask)
+        context = self.with_position_bias(context, new.positions, new.entry_positions)
         if self.config.positions == "transformer_xl":
-            context = context._replace(distance=entry_positions[:, None] - context.positions[..., None])
+            context = context._replace(distance=new.entry_positions[:, None] - new.positions[..., None])
         entries = list(cache["entries"]["layers"])
         memory_kv = cache["memory"].get("layers", (None,) * self.num_layers)
         weights = None
         for i, params in enumerate(cache["blocks"]):
-            args = x, entries[i], memory_kv[i], context, first
+            args = x, entries[i], memory_kv[i], context, new.first
             x, entries[i], weights = self.apply_block(params, *args, method="extend")
         return self.finish(x), tuple(entries), weights
