@@ -207,7 +207,7 @@ def settings(groups: Mapping[str, Sequence[Run]]) -> list[list[str]]:
 def files(
     tables: Mapping[str, Sequence[Sequence[str]]],
     notes: Sequence[str],
-    charts: Any,
+    charts: object,
     picture: bytes,
     apart: Sequence[str],
 ) -> dict[str, str | bytes]:

@@ -5,7 +5,6 @@ Every room may raise a UserError; only commands catch it.
 
 import difflib
 from collections.abc import Collection, Iterable
-from typing import Any
 
 DONE = 0  # exit codes: all is done
 FAILED = 1  # a check did not pass, or trials of a sweep are not done and will not be
@@ -41,14 +40,14 @@ def check_choice(key: str, value: str, choices: Collection[str]) -> None:
     raise UserError(f"{key}={value!r}; choose one of: {', '.join(choices)}{hint}")
 
 
-def check_least(section: str, values: Any, keys: tuple[str, ...], least: float) -> None:
+def check_least(section: str, values: object, keys: tuple[str, ...], least: float) -> None:
     """Raise UserError for the first of a section's keys whose value is below a bound, or no number."""
     for key in keys:
         if not getattr(values, key) >= least:
             raise UserError(f"{section}.{key}={getattr(values, key)} must be at least {least}")
 
 
-def check_range(section: str, values: Any, keys: tuple[str, ...], low: float, high: float) -> None:
+def check_range(section: str, values: object, keys: tuple[str, ...], low: float, high: float) -> None:
     """Raise UserError for the first of a section's keys whose value is out of range.
 
     Args:

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from jformer.data.text import read_lines
 from jformer.data.tokenizers import words
 from jformer.errors import DONE, MISTAKE, UserError
 from jformer.storage import check_writable, replace_content
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float, Int
 
 CHUNK = 20_000  # lines whose pairs are shuffled together
 LARGEST, SMALLEST = 4_096, 64  # pairs of an update
@@ -227,11 +230,15 @@ def _begin(count: int, options: Options, updates: int) -> tuple[Any, Any, Any]:
     return params, optimizer.init(params), update
 
 
-def negative_sampling(params: Any, center: Any, context: Any, drawn: Any) -> Any:
+def negative_sampling(
+    params: "tuple[Float[Array, 'v d'], Float[Array, 'v d']]",
+    center: "Int[Array, ' b']",
+    context: "Int[Array, ' b']",
+    drawn: "Int[Array, 'b n']",
+) -> "Float[Array, '']":
     """Return the mean loss of pairs: -log σ(u·v) of a word and what it predicts, -log σ(-u·v) of it and each drawn one.
 
-    Equation 4 of Mikolov et al. 2013. `params` are the vectors v [v d] and those of predicted words u [v d]; `center`
-    and `context` [b], `drawn` [b n].
+    Equation 4 of Mikolov et al. 2013. `params` are the vectors of words, and those of predicted words.
     """
     import jax
     import jax.numpy as jnp

@@ -117,7 +117,7 @@ def refusal(error: OSError) -> str:
     return ""
 
 
-def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
+def with_digest(content: Mapping[str, object]) -> dict[str, object]:
     """Return a JSON object with a digest of itself as its last key, for `without_digest`."""
     return {**content, DIGEST: digest_of(content)}
 
@@ -135,7 +135,7 @@ def without_digest(content: Any, where: str) -> Any:
     return rest
 
 
-def digest_of(content: Any) -> str:
+def digest_of(content: object) -> str:
     """Return the digest of plain JSON, 16 hexadecimal digits; the order of keys does not matter."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 

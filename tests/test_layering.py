@@ -43,6 +43,10 @@ COLLECTIVES = {
 LONG_FILES: set[str] = set()  # over 300 lines
 LONG_FUNCTIONS: set[str] = set()  # over 60 lines
 WIDE_FUNCTIONS: set[str] = set()  # over 8 parameters
+TYPED = ("decoding", "models", "parallel", "tasks")  # rooms of arrays: their public signatures say of which kind
+UNTYPED = {  # may take Any: the config that has these as its parts, and so imports them
+    "models.mup_config.check", "models.recurrent_config.check", "models.vision_config.check",
+}  # fmt: skip
 LISTED_FROM = 5  # parameters of a public function, which its docstring lists then
 MOST_WITHOUT_NAMES = 3  # values of a record with more than four fields: what a reader tells apart by their place
 WITHOUT_JAX = ("data", "sweep", "compare", "supervise", "storage", "errors", "config")
@@ -153,6 +157,17 @@ def public_functions():
             for node in place.body:
                 if isinstance(node, ast.FunctionDef) and "_" not in (node.name[0], getattr(place, "name", "")[:1]):
                     yield f"{module}.{node.name}", node
+
+
+def hints(node):
+    """Return the names in a function's annotations, also in those that are written as text."""
+    found = [node.returns, *(each.annotation for each in ast.walk(node.args) if isinstance(each, ast.arg))]
+    return set(re.findall(r"\w+", " ".join(map(ast.unparse, filter(None, found)))))
+
+
+def test_public_functions_of_arrays_take_and_return_no_any():
+    rooms = [(name, node) for name, node in public_functions() if room_of(name) in TYPED]
+    assert {name for name, node in rooms if "Any" in hints(node)} == UNTYPED
 
 
 def listed(node):

@@ -90,7 +90,7 @@ class Checkpoints:
         raise UserError(f"{self.directory}: no checkpoint is readable")
 
     def save(
-        self, step: int, state: Mapping[str, PyTree], progress: dict[str, Any], selection_cost: float | None
+        self, step: int, state: Mapping[str, PyTree], progress: Mapping[str, object], selection_cost: float | None
     ) -> None:
         """Start writing a checkpoint; returns once the arrays are copied, before they are on disk.
 

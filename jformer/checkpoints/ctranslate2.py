@@ -6,20 +6,24 @@ the logits that no model outweighs; rows past the tokenizer's vocabulary are lef
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import PyTree
 
 from jformer.data.tokenizers.symbols import BOS, PAD, Symbols
 from jformer.errors import UserError
 from jformer.models.config import ModelConfig
 from jformer.models.layers.positions import sinusoids
 
+if TYPE_CHECKING:
+    from ctranslate2.specs.transformer_spec import TransformerSpec
+
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
 GATES = {"glu": "Sigmoid", "reglu": "RELU", "geglu": "GELU", "geglu_tanh": "GELUTanh", "swiglu": "SWISH"}
 NEVER = -1e4  # added to the logits of what is never written
 
-Layer = Mapping[str, Any]  # the parameters of one block
+Layer = Mapping[str, PyTree]  # the parameters of one block
 
 
 def check(config: ModelConfig) -> None:
@@ -44,12 +48,12 @@ def check(config: ModelConfig) -> None:
 
 def build_spec(
     config: ModelConfig,
-    params: Mapping[str, Any],
+    params: Mapping[str, PyTree],
     vocabularies: tuple[Sequence[str], Sequence[str]],
     longest: int,
     symbols: Symbols = Symbols(),  # noqa: B008  # a tuple, which nobody changes
     never: Sequence[int] = (PAD, BOS),
-) -> Any:
+) -> "TransformerSpec":
     """Return the TransformerSpec of a model, ready to be saved.
 
     Args:
@@ -108,7 +112,7 @@ def _options(config: ModelConfig) -> dict[str, Any]:
 
 
 def _fill_side(
-    config: ModelConfig, params: Mapping[str, Any], spec: Any, side: str, embeddings: Any, rows: int, longest: int
+    config: ModelConfig, params: Mapping[str, PyTree], spec: Any, side: str, embeddings: Any, rows: int, longest: int
 ) -> None:
     """Fill the encoder (side "source") or the decoder ("target") but for the logits."""
     table = "source" if config.shared_embedding else side
@@ -154,7 +158,9 @@ def _fill_block(config: ModelConfig, spec: Any, block: Layer) -> None:
     _fill_norm(spec.ffn.layer_norm, block["feed_forward_norm"])
 
 
-def _fill_logits(config: ModelConfig, params: Mapping[str, Any], decoder: Any, rows: int, never: Sequence[int]) -> None:
+def _fill_logits(
+    config: ModelConfig, params: Mapping[str, PyTree], decoder: Any, rows: int, never: Sequence[int]
+) -> None:
     """Fill the projection to the vocabulary."""
     if config.tied_output:
         decoder.projection.weight = decoder.embeddings.weight

@@ -45,15 +45,15 @@ class Manifest:
     arrays: Entries
 
     @classmethod
-    def of(cls, items: Mapping[str, PyTree], progress: dict[str, Any], selection_cost: float | None) -> Self:
+    def of(cls, items: Mapping[str, PyTree], progress: Mapping[str, object], selection_cost: float | None) -> Self:
         """Describe what is about to be saved. All processes call it: each adds up its own shards."""
         arrays = {name: entries(tree) for name, tree in items.items()}
         for name, tree in items.items():
             for path, digest in digests(tree).items():
                 arrays[name][path] = dataclasses.replace(arrays[name][path], digest=digest)
-        return cls(progress, selection_cost, arrays)
+        return cls(dict(progress), selection_cost, arrays)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the manifest as plain JSON, with its own digest."""
         return with_digest(dataclasses.asdict(self))
 

@@ -37,7 +37,7 @@ def default_config(preset: str = "transformer_base") -> ConfigDict:
     return config
 
 
-def resolve(config: ConfigDict | Config | Mapping[str, Any]) -> Config:
+def resolve(config: ConfigDict | Config | Mapping[str, object]) -> Config:
     """Return the frozen, checked config; raise UserError naming the first key that cannot work."""
     if isinstance(config, Config):
         config = dataclasses.asdict(config)

@@ -74,14 +74,14 @@ def _in_short(error: Exception) -> str:
     return str(error) if isinstance(error, SyntaxError | TypeError) else f"{type(error).__name__}: {error}"
 
 
-def check_keys(keys: Iterable[str], known: Mapping[str, Any]) -> None:
+def check_keys(keys: Iterable[str], known: Mapping[str, object]) -> None:
     """Raise UserError for the first dotted key that is no key of a config, naming the nearest one."""
     for key in keys:
         if key not in known:
             raise UserError(f"unknown config key {key}; {nearest_key(key, known)}")
 
 
-def nearest_key(key: str, known: Mapping[str, Any]) -> str:
+def nearest_key(key: str, known: Mapping[str, object]) -> str:
     """Return the end of an error's line: the key or section that was probably meant, or else the sections there are."""
     sections = dict.fromkeys(name.partition(".")[0] for name in known if "." in name)
     # A key is known by its own name, too: of two sections' the first one's, which comes last here.
@@ -91,7 +91,7 @@ def nearest_key(key: str, known: Mapping[str, Any]) -> str:
     return f"did you mean {meant[close[0]]}?" if close else f"the sections are {', '.join(sections)}"
 
 
-def with_keys(config: ConfigDict, overrides: Mapping[str, Any]) -> Config:
+def with_keys(config: ConfigDict, overrides: Mapping[str, object]) -> Config:
     """Return the checked config with dotted keys set to values of Python."""
     values = config.to_dict()
     check_keys(overrides, options.flatten(values))
@@ -118,6 +118,6 @@ def parse_keys(config: ConfigDict, arguments: Iterable[str]) -> dict[str, Any]:
     return overrides
 
 
-def as_flags(overrides: Mapping[str, Any]) -> list[str]:
+def as_flags(overrides: Mapping[str, object]) -> list[str]:
     """Return the arguments of jformer.main that set dotted keys."""
     return [f"--config.{key}={value}" for key, value in overrides.items()]

@@ -189,13 +189,13 @@ def scores_during(config: Config) -> tuple[str, ...]:
     return SCORES_DURING.get(config.data.labels if config.task == "classify" else config.task, ())
 
 
-def changed(config: Config) -> dict[str, tuple[Any, Any]]:
+def changed(config: Config) -> dict[str, tuple[object, object]]:
     """Return dotted key → (value, default) of the options of a config that are not the default."""
     own, default = (flatten(dataclasses.asdict(each)) for each in (config, Config()))
     return {key: (value, default.get(key, "")) for key, value in own.items() if value != default.get(key)}
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(tree: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
     """Return a nested mapping as dotted key → value."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():

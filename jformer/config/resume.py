@@ -17,7 +17,7 @@ MAY_CHANGE = (
 )
 
 
-def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
+def differences(old: Config, new: Config) -> dict[str, tuple[object, object]]:
     """Return dotted key → (old, new) where two configs differ."""
     before, after = flatten(dataclasses.asdict(old)), flatten(dataclasses.asdict(new))
     return {key: (before[key], after[key]) for key in before if before[key] != after[key]}

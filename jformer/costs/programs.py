@@ -3,6 +3,7 @@
 import warnings
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
@@ -101,9 +102,12 @@ def compile_answer(config: Config, task: Task, model: ModelConfig, shape: Shape,
         return figures(_compile(answer.lower((params,), batch, room)), mesh)
 
 
-def figures(compiled: Any, mesh: Mesh) -> Figures:
+def figures(compiled: jax.stages.Compiled, mesh: Mesh) -> Figures:
     """Read what a compiled program takes from what the compiler says, and from its HLO what that does not say."""
-    memory, program, axes = compiled.memory_analysis(), hlo.parse(compiled.as_text()), dict(mesh.shape)
+    memory, text, axes = compiled.memory_analysis(), compiled.as_text(), dict(mesh.shape)
+    assert memory is not None
+    assert text is not None
+    program = hlo.parse(text)
     return Figures(
         arguments=memory.argument_size_in_bytes,
         outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
@@ -124,7 +128,7 @@ def _update(config: Config, task: Task, model: ModelConfig, shape: Shape, mesh: 
     return step, (state, abstract_batch(model, task.answer, shape, mesh, config.train.accumulation))
 
 
-def _compile(lowered: Any) -> Any:
+def _compile(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     """Compile anew: JAX keeps programs for devices that are not here, but cannot read them again."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Error reading persistent compilation cache")

@@ -4,7 +4,7 @@ Axes: b sentences, n hypotheses of a sentence, t tokens, k continuations of a hy
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
@@ -46,11 +46,11 @@ class SearchLoop(NamedTuple):
     A state has `cur_index`, of the token to choose next, and `done`: which sentences (or rows) no step changes.
     """
 
-    init: Any  # the state before the first token
-    cond: Callable[[Any], Bool[Array, ""]]  # whether there is something left to do
-    body: Callable[[Any], Any]  # appends one token
+    init: PyTree  # the state before the first token
+    cond: Callable[[PyTree], Bool[Array, ""]]  # whether there is something left to do
+    body: Callable[[PyTree], PyTree]  # appends one token
     result: Callable[[PyTree], Decoded]  # what was found, in any state: `done` says of which sentences it is final
-    stable_prefix: Callable[[Any], tuple[Int[Array, "b t"], Int[Array, " b"]]]
+    stable_prefix: Callable[[PyTree], tuple[Int[Array, "b t"], Int[Array, " b"]]]
     """The tokens that the best hypothesis of every sentence begins with, however the search goes on, and how many."""
 
     def run(self) -> Decoded:

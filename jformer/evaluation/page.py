@@ -11,7 +11,6 @@ import urllib.parse
 import zlib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from typing import Any
 
 import numpy as np
 from etils.epath import Path
@@ -24,7 +23,7 @@ def page(
     title: str,
     parts: Sequence[str],
     programs: tuple[str, ...] = (),
-    data: Any = None,
+    data: object = None,
     refresh: float = 0.0,
     packed: Sequence[str] = (),
 ) -> str:

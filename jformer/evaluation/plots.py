@@ -9,7 +9,7 @@ import math
 import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from jformer.errors import UserError
 
@@ -115,7 +115,7 @@ def intervals(
     return _finished(figure, axes, xlabel, "", others=0)
 
 
-def parallel(columns: Mapping[str, Sequence[Any]], values: Sequence[float], name: str, descending: bool) -> bytes:
+def parallel(columns: Mapping[str, Sequence[object]], values: Sequence[float], name: str, descending: bool) -> bytes:
     """Draw a line for each row through an axis for each column, and through its value, whose axis is the last.
 
     Columns may be numbers, on a logarithmic axis where they span more than a factor of 30, or anything else, which is
@@ -145,7 +145,7 @@ def parallel(columns: Mapping[str, Sequence[Any]], values: Sequence[float], name
     return _finished(figure, axes, "", "", others=0)
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     """Return whether a value belongs on an axis of numbers; True and False do not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 

@@ -6,10 +6,13 @@ sacreBLEU's bootstrap is for the sentences of a test set, which stand for all th
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy import special
+
+if TYPE_CHECKING:
+    from sacrebleu.metrics.base import Metric
 
 CONFIDENCE = 0.95
 SAMPLES = 1_000  # of a bootstrap
@@ -124,7 +127,7 @@ def power_law(x: Sequence[float], y: Sequence[float], offset: bool = False) -> P
 
 
 def paired_bootstrap(
-    metric: Any, baseline: Sequence[str], systems: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
+    metric: "Metric", baseline: Sequence[str], systems: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
 ) -> list[Resampled]:
     """Score the baseline and then every system by one of sacreBLEU's metrics, resampling sentences (Koehn 2004).
 

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Generic, NamedTuple, TypeVar
 
 from jformer.config.options import Config
 from jformer.data.file_digests import digest
@@ -38,18 +38,19 @@ CHARACTERS = 1 << 22  # of a window: the line that goes over it is the last one
 FLATTENED = "outputs with line breaks written as spaces, which decode.outputs=jsonl keeps"
 HEAD = 1 << 16  # bytes of an input that tell it from another one
 
+Asked = TypeVar("Asked")  # what is read of a line: a request to answer, or a question to score
 Line = tuple[int, str]
 """Its number, from 0, and its text."""
 
 
-class Job(NamedTuple):
+class Job(NamedTuple, Generic[Asked]):
     """What is done with every line of an input."""
 
     source: str  # a path, or '-' for standard input
     target: str  # a path, or '-' for standard output
     resume: bool
-    read: Callable[[Line, Counter[str]], Any]  # a line → its request
-    answer: Callable[[list[Any]], list[str]]  # several requests → their lines in the output
+    read: Callable[[Line, Counter[str]], Asked]  # a line → its request
+    answer: Callable[[list[Asked]], list[str]]  # several requests → their lines in the output
 
 
 def predict_file(settings: Config, workdir: Path, source: str, target: str, resume: bool = False) -> None:
@@ -113,7 +114,7 @@ def score_file(settings: Config, workdir: Path, source: str, target: str, resume
     answer_lines(Job(source=source, target=target, resume=resume, read=read, answer=answer), predictor, "score")
 
 
-def answer_lines(job: Job, predictor: Predictor, mode: str) -> None:
+def answer_lines(job: Job[Asked], predictor: Predictor, mode: str) -> None:
     """Do a job, and tell how far it is and what was altered on the way."""
     path, counts = _path(job.source), Counter[str]()
     settings = settings_of(predictor, mode, path)
@@ -135,7 +136,7 @@ def answer_lines(job: Job, predictor: Predictor, mode: str) -> None:
     progress.end({**counts, **predictor.counts, "lines kept": done})
 
 
-def _lines_to_keep(job: Job, settings: dict[str, Any]) -> int:
+def _lines_to_keep(job: Job[Asked], settings: dict[str, object]) -> int:
     """Return how many lines of the output are there; all processes raise what the main one finds wrong with them."""
     own = (0, "")
     if job.resume and processes.is_main_process():
@@ -149,7 +150,7 @@ def _lines_to_keep(job: Job, settings: dict[str, Any]) -> int:
     return done
 
 
-def _opened(job: Job, settings: dict[str, Any]) -> contextlib.AbstractContextManager[IO[str]]:
+def _opened(job: Job[Asked], settings: dict[str, object]) -> contextlib.AbstractContextManager[IO[str]]:
     """Open the output; all processes answer every line together, and one of them writes."""
     if not processes.is_main_process():
         return Path(os.devnull).open("w")
@@ -158,7 +159,7 @@ def _opened(job: Job, settings: dict[str, Any]) -> contextlib.AbstractContextMan
     )
 
 
-def settings_of(predictor: Predictor, mode: str, path: Path) -> dict[str, Any]:
+def settings_of(predictor: Predictor, mode: str, path: Path) -> dict[str, object]:
     """Return what the lines of an output depend on, as plain JSON; the sizes of batches are not among it."""
     decode = dataclasses.asdict(predictor.config.decode)
     del decode["batch_size"]
@@ -198,7 +199,7 @@ def _path(source: str) -> Path:
     return Path("/dev/stdin" if source == "-" else source)
 
 
-def _answer(window: list[Line], path: Path, job: Job, counts: Counter[str]) -> list[str]:
+def _answer(window: list[Line], path: Path, job: Job[Asked], counts: Counter[str]) -> list[str]:
     """Return the answers to a window; raise UserError naming the line that cannot be read."""
     size = sum(len(text) for _, text in window).bit_length()
     processes.enter_phase(f"lines {window[0][0] + 1} to {window[-1][0] + 1}", kind=(len(window), size))

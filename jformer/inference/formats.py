@@ -97,18 +97,18 @@ def write_outputs(outputs: Sequence[Output], form: str, scores: bool, alignments
         return "".join(f"{word.word}\t{word.tag}\n" for word in outputs[0].tags or ())
     if form == "jsonl":
         return _json(answer_record(outputs, scores, alignments))
-    columns: list[Any] = []
+    columns: list[object] = []
     for output in outputs:
         number = [_number(output.rank)] if scores else []
         columns += [output.text, *number, *([_links(output)] if alignments else [])]
     return _columns(columns)
 
 
-def answer_record(outputs: Sequence[Output], scores: bool, alignments: bool) -> dict[str, Any]:
+def answer_record(outputs: Sequence[Output], scores: bool, alignments: bool) -> dict[str, object]:
     """Return what answers a request as the object that `write_outputs` writes in JSON."""
     records = []
     for output in outputs:
-        record: dict[str, Any] = {"text": output.text}
+        record: dict[str, object] = {"text": output.text}
         if output.tags is not None:
             record |= _tagged(output.tags, scores)
         if output.span:
@@ -118,7 +118,7 @@ def answer_record(outputs: Sequence[Output], scores: bool, alignments: bool) -> 
         if alignments:
             record |= {"alignment": _links(output), "tokens": output.alignment.target if output.alignment else []}
         records.append(record)
-    answer: dict[str, Any] = {"outputs": records}
+    answer: dict[str, object] = {"outputs": records}
     if alignments:
         answer["source_tokens"] = outputs[0].alignment.source if outputs[0].alignment else []
     return answer
@@ -137,16 +137,16 @@ def write_scored(question: Question, scored: Sequence[Scored], form: str, token_
         return str(_number(scored[0].log_prob))
     records = []
     for text, one in sorted(zip(question.targets, scored, strict=True), key=lambda pair: -pair[1].log_prob):
-        record: dict[str, Any] = {"text": text} if question.ranked else {}
+        record: dict[str, object] = {"text": text} if question.ranked else {}
         records.append(record | scored_record(one, token_scores))
     if form == "tsv":
         return _columns([value for record in records for key, value in record.items() if key not in IN_JSON])
     return _json({"outputs": records} if question.ranked else records[0])
 
 
-def scored_record(scored: Scored, token_scores: bool) -> dict[str, Any]:
+def scored_record(scored: Scored, token_scores: bool) -> dict[str, object]:
     """Return what a target scored as the object that `write_scored` writes in JSON."""
-    record: dict[str, Any] = {"log_prob": _number(scored.log_prob), "length": len(scored.tokens)}
+    record: dict[str, object] = {"log_prob": _number(scored.log_prob), "length": len(scored.tokens)}
     if token_scores:
         record |= {"log_probs": [_number(each) for each in scored.token_log_probs], "tokens": scored.tokens}
     return record | ({"cut": True} if scored.cut else {})
@@ -178,17 +178,17 @@ def _links(output: Output) -> str:
     return " ".join(f"{s}-{t}" for s, t in output.alignment.pairs) if output.alignment else ""
 
 
-def _columns(values: Sequence[Any]) -> str:
+def _columns(values: Sequence[object]) -> str:
     return "\t".join(map(_column, values))
 
 
-def _column(value: Any) -> str:
+def _column(value: object) -> str:
     if isinstance(value, list):
         return " ".join(map(str, value))
     return one_line(" ".join(value.split("\t"))) if isinstance(value, str) else str(value)
 
 
-def _json(record: Mapping[str, Any]) -> str:
+def _json(record: Mapping[str, object]) -> str:
     return json.dumps(record, ensure_ascii=False)
 
 

@@ -5,9 +5,9 @@ What its lines depend on lies beside it, in NAME.settings.json: who made it, and
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from etils import epath
 
@@ -23,7 +23,7 @@ def refuse_input(source: Path, target: Path) -> None:
         raise UserError(f"--output={target} is the input itself, which would be destroyed: name another file")
 
 
-def lines_to_keep(target: Path, settings: dict[str, Any]) -> int:
+def lines_to_keep(target: Path, settings: Mapping[str, object]) -> int:
     """Count the whole answers in a half-written file, and cut off what follows the last one.
 
     An answer is a line, but of decode.outputs='conll' what an empty line ends. Raises UserError where they were not
@@ -59,7 +59,7 @@ def whole_lines(path: Path, last: str = "") -> int:
     return count
 
 
-def open_output(target: Path, resume: bool, settings: dict[str, Any]) -> IO[str]:
+def open_output(target: Path, resume: bool, settings: Mapping[str, object]) -> IO[str]:
     """Open a file to append lines to it, or to overwrite it; its record is written before its first line."""
     try:
         if not resume or not _record(target).exists():

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-from typing import Any
 
 from etils.epath import Path
 from jax.sharding import Mesh
@@ -33,7 +32,7 @@ class Trained:
     steps: tuple[int, ...] = ()  # of the checkpoints that the parameters are from
 
 
-def saved_config(workdir: str | os.PathLike[str], **decode: Any) -> Config:
+def saved_config(workdir: str | os.PathLike[str], **decode: object) -> Config:
     """Return the config of a run with some options of decoding replaced; raise UserError for one that cannot work.
 
     Outputs are not limited to text: alignments, for example, may be asked for.

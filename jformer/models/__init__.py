@@ -9,11 +9,14 @@ no jax.
 import functools
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jformer.errors import UserError
 from jformer.models.config import ExecutionConfig, ModelConfig
 from jformer.models.model import Model
+
+if TYPE_CHECKING:
+    import jaxtyping
 
 MODULES = {
     "Attention": "layers.attention",
@@ -55,13 +58,13 @@ def build_model(config: ModelConfig) -> Model:
     return model
 
 
-def init_params(model: Model, key: Any) -> Any:
+def init_params(model: Model, key: "jaxtyping.Array") -> "jaxtyping.PyTree":
     """Draw a model's parameters; under `jax.eval_shape` only their shapes."""
     return _draw()(model, key)
 
 
 @functools.cache
-def _draw() -> Callable[[Model, Any], Any]:
+def _draw() -> "Callable[[Model, jaxtyping.Array], jaxtyping.PyTree]":
     """Return (model, key) → parameters as one program, traced once for equal models, however often they are asked for.
 
     Tracing takes a fifth of a second; a run asks for shapes, for their shardings and for values.

@@ -192,7 +192,7 @@ class ModelConfig:
         for key in ("unroll", "attention_chunk"):
             if getattr(self.execution, key) < 0:
                 raise UserError(f"model.execution.{key}={getattr(self.execution, key)} must be 0 or more")
-        self.head.check(self)
+        self.head.check(self.family)
         self.recurrent.check(self)
         self.mup.check(self)
         self._check_numbers()

@@ -1,7 +1,6 @@
 """The options of what leaves a model: logits over a vocabulary, or over classes."""
 
 import dataclasses
-from typing import Any
 
 from jformer.errors import UserError, check_choice, check_least
 
@@ -22,10 +21,10 @@ class HeadConfig:
     transform: bool = False  # projection, activation and norm before the vocabulary's, which gets a bias (BERT)
     num_segments: int = 0  # rows of the table that tells first and second text apart; 0 = no table
 
-    def check(self, model: Any) -> None:
+    def check(self, family: str) -> None:
         """Raise UserError for the first option that no head can be built from, or that none would read."""
         for key, choices in CHOICES.items():
             check_choice(f"model.head.{key}", getattr(self, key), choices)
         check_least("model.head", self, ("num_classes", "num_segments"), 0)
-        if model.family not in ("encoder", "vit") and self != HeadConfig(bias=self.bias):
-            raise UserError(f"model.head, but for its bias, is read by encoder and vit, not by family={model.family!r}")
+        if family not in ("encoder", "vit") and self != HeadConfig(bias=self.bias):
+            raise UserError(f"model.head, but for its bias, is read by encoder and vit, not by family={family!r}")

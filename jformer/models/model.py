@@ -1,9 +1,11 @@
 """What a model is to the other rooms: a config, and methods that are applied to parameters. Without JAX."""
 
-from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from jformer.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    import jaxtyping
 
 
 @runtime_checkable
@@ -17,8 +19,8 @@ class Model(Protocol):
     def config(self) -> ModelConfig:
         """How it is built."""
 
-    def init(self, rngs: Any, *args: Any) -> Any:
+    def init(self, rngs: "jaxtyping.Array", *args: "jaxtyping.PyTree") -> "jaxtyping.PyTree":
         """Return variables for inputs like these, drawn from a key."""
 
-    def apply(self, variables: Mapping[str, Any], *args: Any, **options: Any) -> Any:
+    def apply(self, variables: "jaxtyping.PyTree", *args: "jaxtyping.PyTree", **options: object) -> "jaxtyping.PyTree":
         """Return what a method, `__call__` unless another is named, gives with these variables."""

@@ -8,12 +8,15 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jformer.config.files import as_flags, load_module, parse_keys, run_config_file, with_keys
 from jformer.config.options import LOWER_IS_BETTER, SCORES, TEST_SCORES, Config, final_scores
 from jformer.errors import UserError, nearest
 from jformer.sweep.space import Overrides
+
+if TYPE_CHECKING:
+    import optuna
 
 GOALS = {  # what a metric's name says of it, unless the experiment file does
     **dict.fromkeys(LOWER_IS_BETTER, "min"),
@@ -61,7 +64,7 @@ class Experiment:
     baseline: str  # the arm that others are compared with
     plots: tuple[tuple[str, str], ...]  # (key along x, key that lines are for, or "")
     environment: dict[str, str]  # of every trial's process
-    search: Callable[[Any], Overrides] | None  # an Optuna trial → overrides
+    search: "Callable[[optuna.Trial], Overrides] | None"  # an Optuna trial → overrides
     trials: int  # of a search
     sampler: str
     pruner: str
@@ -78,7 +81,7 @@ class Experiment:
         readable = re.sub(r"[^\w.,=+-]+", "_", label_of(given).replace(", ", ","))[:NAME_LENGTH]
         return Trial(name=f"{readable}-{digest}", arm=label, overrides=overrides, seed=seed)
 
-    def config(self, overrides: Mapping[str, Any]) -> Config:
+    def config(self, overrides: Mapping[str, object]) -> Config:
         """Return the checked config of BASE with overrides, those of all trials first."""
         return with_keys(self._base, {**self.fixed, **overrides})
 

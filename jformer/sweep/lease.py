@@ -3,13 +3,22 @@
 import os
 import socket
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 PROC = Path("/proc")  # Linux's
 
 
-def owner() -> dict[str, Any]:
-    """Return what tells this process from every other, on this machine and elsewhere."""
+class Owner(TypedDict):
+    """A process, told from every other."""
+
+    host: str
+    machine: str  # this start of it, and who numbers its processes; "" where that cannot be known
+    pid: int
+    started: str  # as the kernel counts
+
+
+def owner() -> Owner:
+    """Return this process, as others of this machine and elsewhere know it."""
     boot = PROC / "sys/kernel/random/boot_id"
     return {
         "host": socket.gethostname(),
@@ -19,7 +28,7 @@ def owner() -> dict[str, Any]:
     }
 
 
-def is_gone(other: dict[str, Any]) -> bool:
+def is_gone(other: Owner) -> bool:
     """Return whether an owner is known to have ended: one of this machine whose process is not there any more."""
     here = owner()
     return bool(here["machine"]) and other["machine"] == here["machine"] and _started(other["pid"]) != other["started"]
@@ -39,9 +48,9 @@ class Silence:
 
     def __init__(self) -> None:
         """Nobody has been listened to."""
-        self._heard: dict[int, tuple[Any, float]] = {}
+        self._heard: dict[int, tuple[object, float]] = {}
 
-    def seconds(self, row: int, beat: Any, now: float) -> float:
+    def seconds(self, row: int, beat: object, now: float) -> float:
         """Return for how long the beat of a row, read after `now`, has been the same since it was asked for first."""
         if row not in self._heard or self._heard[row][0] != beat:
             self._heard[row] = (beat, now)

@@ -8,7 +8,7 @@ from typing import Any
 Overrides = dict[str, Any]
 
 
-def product(*factors: Mapping[str, Sequence[Any]] | Sequence[Overrides]) -> list[Overrides]:
+def product(*factors: Mapping[str, Sequence[object]] | Sequence[Overrides]) -> list[Overrides]:
     """Return all combinations: of the values of each key of a mapping, and of the members of each list.
 
     The last factor changes fastest. `product({"model.norm": ["pre", "post"]}, zipped({…}))` has every norm with every
@@ -23,7 +23,7 @@ def product(*factors: Mapping[str, Sequence[Any]] | Sequence[Overrides]) -> list
     return [_merged(parts) for parts in itertools.product(*axes)]
 
 
-def zipped(factors: Mapping[str, Sequence[Any]]) -> list[Overrides]:
+def zipped(factors: Mapping[str, Sequence[object]]) -> list[Overrides]:
     """Return a row for each place in the lists, which are equally long: the first values, the second, …"""
     return [dict(zip(factors, row, strict=True)) for row in zip(*factors.values(), strict=True)]
 

@@ -9,7 +9,7 @@ from jformer.evaluation import comparison
 from jformer.evaluation.comparison import Standing
 from jformer.sweep.experiment import Experiment, Trial
 
-Rows = list[list[Any]]
+Rows = list[list[object]]
 FIELDS = ("name", "arm", "seed", "state", "value", "seconds", "attempts", "error")
 SHOWN = 50  # arms
 BEST = 10  # trials of a search

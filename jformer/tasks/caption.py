@@ -11,9 +11,9 @@ from jformer.data.tokenizers import ImageTokenizer, Tokenizer
 from jformer.data.vocabularies import Vocabulary
 from jformer.errors import UserError
 from jformer.tasks.cider import SIGNATURE, cider_d
-from jformer.tasks.metrics import check_scores, reference_texts
+from jformer.tasks.metrics import Scores, check_scores, reference_texts
 from jformer.tasks.sums import Sums
-from jformer.tasks.task import Scores, Task, refuse, score_texts, token_loss
+from jformer.tasks.task import Task, refuse, score_texts, token_loss
 
 SOURCES = ("captions", "generated")
 
@@ -45,8 +45,7 @@ def caption(data: DataConfig, *, label_smoothing: float, scores: Sequence[str], 
         return features.captioned_images(*_image(source).shape, target.symbols)
 
     def score(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
-        options = {"tokenize": tokenize, "lowercase": lowercase, "names": scores}
-        found = score_texts(outputs, examples, sums, **options)
+        found = score_texts(outputs, examples, sums, tokenize=tokenize, lowercase=lowercase, names=scores)
         values = cider_d(outputs, list(zip(*reference_texts(examples), strict=True)))
         return found | {"cider": {"score": sum(values) / len(values), "signature": SIGNATURE}}
 

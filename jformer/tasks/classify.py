@@ -24,9 +24,9 @@ from jformer.data.vocabularies import Vocabulary
 from jformer.errors import UserError
 from jformer.models.batch import Batch
 from jformer.tasks.losses import Project, binary_cross_entropy, squared_error
-from jformer.tasks.metrics import agreement, exact_match, f1_scores
+from jformer.tasks.metrics import Scores, agreement, exact_match, f1_scores
 from jformer.tasks.sums import Sums
-from jformer.tasks.task import Scores, Task, TaskLoss, refuse, token_loss, token_scores
+from jformer.tasks.task import Task, TaskLoss, refuse, token_loss, token_scores
 
 MOST_LABELS = 1_000  # that an example may have
 

@@ -12,8 +12,9 @@ from jformer.data.noise import span_counts
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.vocabularies import Vocabulary
+from jformer.tasks.metrics import Scores
 from jformer.tasks.sums import Sums
-from jformer.tasks.task import NOTHING, Scores, Task, refuse, token_loss, token_scores
+from jformer.tasks.task import NOTHING, Task, refuse, token_loss, token_scores
 
 NOISES = {"t5": features.corrupted_spans, "bart": features.infilled}
 

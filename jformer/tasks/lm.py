@@ -9,8 +9,9 @@ from jformer.data.corpus import Encoder, Side
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.vocabularies import Vocabulary
+from jformer.tasks.metrics import Scores
 from jformer.tasks.sums import Sums
-from jformer.tasks.task import NOTHING, Scores, Task, refuse, token_loss, token_scores
+from jformer.tasks.task import NOTHING, Task, refuse, token_loss, token_scores
 
 
 def lm(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:

@@ -5,13 +5,36 @@ import re
 import string
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence, Set
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import numpy as np
 from sacrebleu import BLEU, CHRF, TER
+from sacrebleu.metrics.base import Metric
+from sacrebleu.metrics.bleu import BLEUScore
 
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
+
+
+class ScoreEntry(TypedDict):
+    """A score as results.json has it."""
+
+    score: float
+    signature: NotRequired[str]  # of a score of texts: what makes it comparable
+    details: NotRequired[str]
+    by_group: NotRequired[dict[str, float]]  # where examples, or what is found in them, are of several kinds
+
+
+Scores = dict[str, ScoreEntry]
+"""Name of a score → its entry in results.json."""
+
+
+class TextOptions(TypedDict, total=False):
+    """How texts are scored."""
+
+    tokenize: str  # that of BLEU; "none" takes text as it is tokenized already
+    lowercase: bool  # for BLEU and chrF: TER, as sacreBLEU defines it, ignores case anyway
+    names: Sequence[str]  # of the scores
 
 
 def text_scores(
@@ -21,7 +44,7 @@ def text_scores(
     tokenize: str = "13a",
     lowercase: bool = False,
     names: Sequence[str] = ("bleu", "chrf", "ter"),
-) -> dict[str, dict[str, Any]]:
+) -> Scores:
     """Score a corpus with sacreBLEU; each name gets its score (0 to 100) and the signature that makes it comparable.
 
     Args:
@@ -38,12 +61,12 @@ def text_scores(
         _check_lengths(hypotheses, text)
     if not hypotheses:
         raise ValueError("no text to score")
-    scores: dict[str, dict[str, Any]] = {}
+    scores: Scores = {}
     for name in names:
         metric = text_metric(name, tokenize, lowercase)
         result = metric.corpus_score(hypotheses, references)
         scores[name] = {"score": result.score, "signature": str(metric.get_signature())}
-        if name == "bleu":
+        if isinstance(result, BLEUScore):
             precisions = "/".join(f"{precision:.1f}" for precision in result.precisions)
             lengths = f"hyp_len = {result.sys_len} ref_len = {result.ref_len}"
             scores[name]["details"] = f"{precisions} (BP = {result.bp:.3f} ratio = {result.ratio:.3f} {lengths})"
@@ -65,7 +88,7 @@ def check_scores(names: Sequence[str], tokenize: str, lowercase: bool) -> None:
         text_metric(name, tokenize, lowercase)
 
 
-def text_metric(name: str, tokenize: str, lowercase: bool) -> Any:
+def text_metric(name: str, tokenize: str, lowercase: bool) -> Metric:
     """Return sacreBLEU's metric of that name; raise UserError for a tokenization that is not available."""
     if name == "chrf":
         return CHRF(lowercase=lowercase)
@@ -84,7 +107,7 @@ def text_metric(name: str, tokenize: str, lowercase: bool) -> Any:
 
 def exact_match(
     hypotheses: Sequence[str], references: Sequence[str], groups: Sequence[str] | None = None
-) -> dict[str, Any]:
+) -> ScoreEntry:
     """Return the fraction of hypotheses that equal their references, overall and in each group of lines."""
     _check_lengths(hypotheses, references)
     right = [hypothesis == reference for hypothesis, reference in zip(hypotheses, references, strict=True)]
@@ -124,7 +147,7 @@ def _correlation(a: np.ndarray, b: np.ndarray) -> float:
     return float(a @ b) / norm if norm else math.nan
 
 
-def answer_scores(answers: Sequence[str], examples: Sequence[Pair]) -> dict[str, dict[str, Any]]:
+def answer_scores(answers: Sequence[str], examples: Sequence[Pair]) -> Scores:
     """Return SQuAD's exact match and F1 (Rajpurkar et al. 2016, section 6; 2018 for questions without an answer).
 
     Both are means over examples of the best value over an example's answers, overall and in each group of examples
@@ -167,9 +190,9 @@ def token_f1(answer: str, reference: str) -> float:
     return 2 * (Counter(said) & Counter(right)).total() / (len(said) + len(right))
 
 
-def _in_groups(values: Sequence[float], groups: Sequence[str] | None) -> dict[str, Any]:
+def _in_groups(values: Sequence[float], groups: Sequence[str] | None) -> ScoreEntry:
     """Return the mean of the values, and of those of each group where they have groups."""
-    found: dict[str, Any] = {"score": _mean(values)}
+    found: ScoreEntry = {"score": _mean(values)}
     if groups is not None:
         members: defaultdict[str, list[float]] = defaultdict(list)
         for group, value in zip(groups, values, strict=True):

@@ -13,9 +13,9 @@ from jformer.data.vocabularies import Vocabulary
 from jformer.errors import UserError
 from jformer.models.batch import Batch
 from jformer.tasks.losses import Project, span_cross_entropy
-from jformer.tasks.metrics import answer_scores
+from jformer.tasks.metrics import Scores, answer_scores
 from jformer.tasks.sums import Sums
-from jformer.tasks.task import SPAN, Scores, Task, refuse, token_scores
+from jformer.tasks.task import SPAN, Task, refuse, token_scores
 
 LEAST_LENGTH = 16  # tokens of a window: symbols around both texts, some of the question and some of the context
 

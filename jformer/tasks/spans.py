@@ -7,7 +7,9 @@ is the last word of one and S-X a span of one word.
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from jformer.tasks.metrics import Scores
 
 TAG_OF_SPANS = re.compile(r"O|[BIES]-.+")
 
@@ -46,7 +48,7 @@ def find_spans(tags: Sequence[str]) -> list[Span]:
     return spans
 
 
-def span_scores(found: Sequence[Sequence[str]], wanted: Sequence[Sequence[str]]) -> dict[str, dict[str, Any]]:
+def span_scores(found: Sequence[Sequence[str]], wanted: Sequence[Sequence[str]]) -> Scores:
     """Return precision, recall and their harmonic mean of the spans of all sentences, given as tags.
 
     A span is right if its type, its first and its last word are. `by_group` has each type. What has no span to be

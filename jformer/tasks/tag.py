@@ -12,10 +12,10 @@ from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import NUM_SYMBOLS, Tokenizer
 from jformer.data.vocabularies import Vocabulary
 from jformer.errors import UserError
-from jformer.tasks.metrics import exact_match, f1_scores
+from jformer.tasks.metrics import Scores, exact_match, f1_scores
 from jformer.tasks.spans import mark_spans, span_scores
 from jformer.tasks.sums import Sums
-from jformer.tasks.task import Scores, Task, refuse, token_loss, token_scores
+from jformer.tasks.task import Task, refuse, token_loss, token_scores
 
 
 def tag(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:

@@ -4,7 +4,7 @@ Letters in shapes: b rows of a batch, t positions, d d_model.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Unpack
 
 import jax
 from jaxtyping import Array, Float, Key, PyTree
@@ -20,7 +20,7 @@ from jformer.models import ModelConfig
 from jformer.models.batch import Batch
 from jformer.models.model import Model
 from jformer.tasks.losses import Project, chunked_cross_entropy, divergence
-from jformer.tasks.metrics import exact_match, reference_texts, text_scores
+from jformer.tasks.metrics import Scores, TextOptions, exact_match, reference_texts, text_scores
 from jformer.tasks.sums import Sum, Sums, summarize
 
 TaskLoss = Callable[[Array, Project, Batch], Sums]
@@ -28,9 +28,6 @@ TaskLoss = Callable[[Array, Project, Batch], Sums]
 
 LossFn = Callable[[PyTree, Batch, Key[Array, ""] | None], Sums]
 """(parameters, batch of rows, dropout key or None) → sums: a task's loss joined with a model."""
-
-Scores = dict[str, dict[str, Any]]
-"""Name of a score → its entry in results.json, `score` among its keys."""
 
 Score = Callable[[Sequence[str], Sequence[Pair], Sums], Scores]
 """(outputs, examples, sums of the split's losses) → scores."""
@@ -94,10 +91,13 @@ def sized(
     """Return the model config with the sizes that the tokenizers and the task give it.
 
     Args:
-        model_config: as it was asked for, with the rows of its tables left open.
+        model_config: as it was asked for; what it leaves at 0 is filled in.
         task: which answers it has, and how many ids its noise needs.
         source_vocab, target_vocab: ids of the tokenizers; the target's may be those of labels.
         own_noise: the vocabulary itself has the symbols of the task's noise, so that it needs no further ids.
+
+    Raises:
+        UserError: it asks for fewer rows than there are ids, or for another number of classes.
     """
     if task.answer == SPAN:
         return model_config.with_vocabulary(source_vocab, source_vocab).with_classes(2, each=True)
@@ -126,13 +126,13 @@ def token_scores(sums: Sums, accuracy: str = "token_accuracy") -> Scores:
     return {"perplexity": {"score": means["perplexity"]}, accuracy: {"score": means["accuracy"]}}
 
 
-def score_texts(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums, **options: Any) -> Scores:
+def score_texts(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums, **options: Unpack[TextOptions]) -> Scores:
     """Return what generated texts are scored with: sacreBLEU's metrics, exact matches, and the scores of tokens.
 
-    `options` are those of `text_scores`. An output is matched by whichever reference it equals.
+    An output is matched by whichever reference it equals.
     """
     answers, groups = list(outputs), [pair.group for pair in examples]
-    found: Scores = text_scores(answers, reference_texts(examples), **options)
+    found = text_scores(answers, reference_texts(examples), **options)
     matched = [answer if answer in pair.others else pair.target for answer, pair in zip(answers, examples, strict=True)]
     found["exact_match"] = exact_match(answers, matched, groups=groups if any(groups) else None)
     return found | token_scores(sums)

@@ -8,9 +8,9 @@ from jformer.data.corpus import Encoder, Side
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.vocabularies import Vocabulary
-from jformer.tasks.metrics import check_scores
+from jformer.tasks.metrics import Scores, check_scores
 from jformer.tasks.sums import Sums
-from jformer.tasks.task import Scores, Task, refuse, score_texts, token_loss
+from jformer.tasks.task import Task, refuse, score_texts, token_loss
 
 
 def translate(
@@ -37,8 +37,7 @@ def translate(
         return Encoder(Side(source, data.max_source_length), Side(target, data.max_target_length), data.overlong)
 
     def score(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
-        options = {"tokenize": tokenize, "lowercase": lowercase, "names": scores}
-        return score_texts(outputs, examples, sums, **options)
+        return score_texts(outputs, examples, sums, tokenize=tokenize, lowercase=lowercase, names=scores)
 
     return Task(
         vocabularies={"shared": both} if data.vocab_shared else apart,

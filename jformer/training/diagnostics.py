@@ -4,11 +4,11 @@ Letters in shapes: b rows of a batch, t positions, d d_model, l layers, · whate
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from jformer.errors import UserError
 from jformer.models.model import Model
@@ -72,7 +72,7 @@ def squared_norms(gradients: Mapping[str, PyTree]) -> dict[str, Array]:
     }
 
 
-def root_mean_square(x: Float[Array, "l b t d"], segments: Any) -> Float[Array, " l"]:
+def root_mean_square(x: Float[Array, "l b t d"], segments: Int[Array, "b t"] | None) -> Float[Array, " l"]:
     """Return the root mean square over features and positions that are no padding; without segments [b t], over all."""
     weights = jnp.ones(x.shape[1:3]) if segments is None else segments > 0
     squares = jnp.square(x.astype(jnp.float32)).mean(axis=-1) * weights

@@ -16,9 +16,10 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Key
+from jaxtyping import Array, Key, PyTree
 
 from jformer.models.layers.transformer import FINITE
+from jformer.models.model import Model
 from jformer.parallel.mesh import DATA
 from jformer.parallel.sharding import ROWS, sum_over_data
 from jformer.tasks.batch import Batch
@@ -36,19 +37,19 @@ Module = tuple[str, ...]
 class Broken(NamedTuple):
     """What of an update is not finite, as booleans by path: one, or one for each layer of a stack [l]."""
 
-    parameters: Any
-    activations: Any  # [a ·] outputs of modules
+    parameters: PyTree
+    activations: PyTree  # [a ·] outputs of modules
     loss: Array  # [a]
-    gradients: Any  # [a ·] of each microbatch
+    gradients: PyTree  # [a ·] of each microbatch
     norm: Array  # of the whole gradient
-    updated: Any  # the parameters after it
+    updated: PyTree  # the parameters after it
 
 
 class Examination:
     """The search for what is not finite in an update, compiled when it is first asked for."""
 
     def __init__(
-        self, model: Any, loss: LossFn, tx: optax.GradientTransformation, mesh: Mesh, seed: int, passes: int = 1
+        self, model: Model, loss: LossFn, tx: optax.GradientTransformation, mesh: Mesh, seed: int, passes: int = 1
     ) -> None:
         """Hold what an update is made of; see `make_train_step`. `passes` have dropout of their own."""
         self._model, self._loss, self._tx, self._mesh = model, loss, tx, mesh
@@ -86,14 +87,14 @@ class Examination:
             updated=by_layer(optax.apply_updates(state.params, updates)),
         )
 
-    def _microbatches(self, params: Any, batch: Batch, key: Key[Array, ""]) -> tuple[Any, Array, Any]:
+    def _microbatches(self, params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[PyTree, Array, PyTree]:
         """Return the gradient of the summed loss, what it is divided by, and on how many parts what is broken [a ·]."""
 
-        def total_loss(params: Any, rows: Batch) -> tuple[Scalar, Sums]:
+        def total_loss(params: PyTree, rows: Batch) -> tuple[Scalar, Sums]:
             sums = self._loss(params, rows, key)
             return sums["loss"].total, sums
 
-        def add(sum_so_far: Any, rows: Batch) -> tuple[Any, Any]:
+        def add(sum_so_far: PyTree, rows: Batch) -> tuple[PyTree, PyTree]:
             gradient, sums = jax.grad(total_loss, has_aux=True)(params, rows)
             added = jax.tree.map(jnp.add, sum_so_far, (gradient, sums["loss"].count))
             flags = self._outputs(params, rows, key), ~jnp.isfinite(sums["loss"].total), by_layer(gradient)
@@ -103,7 +104,7 @@ class Examination:
         (gradient, count), flags = jax.lax.scan(add, begin, batch)
         return sum_over_data((gradient, count, flags), self._mesh)
 
-    def _outputs(self, params: Any, rows: Batch, key: Key[Array, ""]) -> Any:
+    def _outputs(self, params: PyTree, rows: Batch, key: Key[Array, ""]) -> PyTree:
         """Return which outputs of the modules before the head are not finite."""
 
         def note(call: Callable[..., Any], arguments: Any, named: Any, context: nn.module.InterceptorContext) -> Any:
@@ -149,7 +150,7 @@ class Examination:
             return f"the new value of {named[0]}"
         return "not there again: parameters have changed since"
 
-    def _named(self, tree: Any) -> list[str]:
+    def _named(self, tree: PyTree) -> list[str]:
         """Return what is broken in a tree of booleans, in the order in which modules are called, layer after layer."""
         found = []
         for path, flags in jax.tree_util.tree_leaves_with_path(tree):
@@ -169,7 +170,7 @@ class Examination:
         return next(i for i, call in enumerate(self._calls) if call[: len(stack)] == stack), layer, own
 
 
-def by_layer(tree: Any) -> Any:
+def by_layer(tree: PyTree) -> PyTree:
     """Return which leaves of a tree are not finite: a boolean each, or one for each layer of a stack [l]."""
 
     def broken(path: Any, leaf: Array) -> Array:

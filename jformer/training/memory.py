@@ -7,15 +7,18 @@ the program does not show; docs/performance.md has the ratio to what it says of 
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, cast
 
-from jax.extend.core import Literal
+import jax
+from jax.extend.core import Jaxpr, Literal
 from jaxtyping import PyTree
 
+from jformer.evaluation.validation import EvalStep
 from jformer.parallel.mesh import FSDP
 from jformer.parallel.sharding import device_bytes
 from jformer.training.state import TrainState
+from jformer.training.step import TrainStep
 
 LOOPS = ("scan", "while")
 STORED = {  # primitives whose results no later one is fused with
@@ -39,13 +42,13 @@ class Memory(NamedTuple):
         return f"{sum(self) / 2**20:,.1f} MiB a device: " + ", ".join(parts)
 
 
-def update_memory(train_step: Any, state: TrainState, batch: PyTree) -> Memory:
+def update_memory(train_step: TrainStep, state: TrainState, batch: PyTree) -> Memory:
     """Return what the compiled update of `make_train_step` will take; state and batch may be shapes only, but placed.
 
     Tracing is shared with the first update of these shapes and shardings, so that a run pays for it only once. What
     the axis `tensor` of the mesh saves of activations is not taken off.
     """
-    (passes,) = _equations(train_step.trace(state, batch).jaxpr.jaxpr, "shard_map")
+    (passes,) = _equations(_traced(train_step, state, batch), "shard_map")
     parameters, optimizer, average, rows = map(device_bytes, (state.params, state.opt_state, state.ema, batch))
     fsdp = batch["row"].sharding.mesh.shape[FSDP]  # whose devices share the rows that the traced program works on
     activations = max(map(peak_bytes, _programs(passes))) // fsdp
@@ -59,14 +62,14 @@ def update_memory(train_step: Any, state: TrainState, batch: PyTree) -> Memory:
     )
 
 
-def evaluation_memory(eval_step: Any, params: PyTree, batch: PyTree) -> int:
+def evaluation_memory(eval_step: EvalStep, params: PyTree, batch: PyTree) -> int:
     """Return the bytes on each device that a batch of `make_eval_step` takes beside the parameters."""
-    (passes,) = _equations(eval_step.trace(params, batch).jaxpr.jaxpr, "shard_map")
+    (passes,) = _equations(_traced(eval_step, params, batch), "shard_map")
     fsdp = batch["row"].sharding.mesh.shape[FSDP]
     return max(map(peak_bytes, _programs(passes))) // fsdp + device_bytes(batch)
 
 
-def peak_bytes(program: Any) -> int:
+def peak_bytes(program: Jaxpr) -> int:
     """Return the most bytes that values made by a jaxpr take at once; its inputs are not counted.
 
     What is made element by element and read once is fused into its reader: it takes no memory, but what it is made from
@@ -88,6 +91,11 @@ def peak_bytes(program: Any) -> int:
             if last.get(var, at) == at:
                 total -= alive.pop(var)
     return peak
+
+
+def _traced(step: Callable[..., object], *arguments: PyTree) -> Jaxpr:
+    """Return the program of a compiled step."""
+    return cast(jax.stages.Wrapped, step).trace(*arguments).jaxpr.jaxpr
 
 
 def _kept(equation: Any) -> float:

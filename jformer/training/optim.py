@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from jformer.config.options import Config, OptimConfig
 from jformer.errors import UserError
@@ -16,8 +16,9 @@ from jformer.models import init_params
 from jformer.models.model import Model
 from jformer.parallel.sharding import parameter_names
 
-Schedule = Callable[[Any], Any]
-"""Updates applied so far → learning rate of the next one."""
+Count = int | Array  # of the updates applied so far
+Schedule = Callable[[Count], Array]
+"""Updates applied so far → learning rate of the next one, a number."""
 
 # Of Adam's peak times sqrt(d_model). The recipes in configs/ lie below (Multi30k's is 0.057, that of 2017 is 0.016); a
 # run at 0.1 ended in a model that gives the same word as every output.
@@ -34,60 +35,60 @@ class ScheduleParams(NamedTuple):
     final_rate: float = 0.0  # just after the last update, as a share of the peak
 
 
-def _noam(step: Any, params: ScheduleParams) -> Any:
+def _noam(step: Count, params: ScheduleParams) -> Array:
     """Vaswani et al. 2017, equation 3."""
     slope = max(params.warmup, 1) ** -1.5
     return params.d_model**-0.5 * jnp.minimum((step + 1.0) ** -0.5, (step + 1.0) * slope)
 
 
-def _inverse_square_root(step: Any, params: ScheduleParams) -> Any:
+def _inverse_square_root(step: Count, params: ScheduleParams) -> Array:
     """Noam's shape, with its peak at the learning rate."""
     return _warmup_factor(step, params) * _t5(step, params)
 
 
-def _t5(step: Any, params: ScheduleParams) -> Any:
+def _t5(step: Count, params: ScheduleParams) -> Array:
     """Raffel et al. 2020, section 3.1.2: the peak for `warmup` updates, then the inverse square root."""
     flat = max(params.warmup, 1)
     return jnp.sqrt(flat / jnp.maximum(step + 1.0, flat))
 
 
-def _constant(step: Any, params: ScheduleParams) -> Any:
+def _constant(step: Count, params: ScheduleParams) -> Array:
     return _warmup_factor(step, params)
 
 
-def _cosine(step: Any, params: ScheduleParams) -> Any:
+def _cosine(step: Count, params: ScheduleParams) -> Array:
     """Loshchilov and Hutter 2017, one period."""
     cosine = 0.5 * (1 + jnp.cos(jnp.pi * _decay_progress(step, params, params.num_steps - params.warmup)))
     return _warmup_factor(step, params) * _interpolate_to_final(params.final_rate, cosine)
 
 
-def _linear(step: Any, params: ScheduleParams) -> Any:
+def _linear(step: Count, params: ScheduleParams) -> Array:
     line = 1 - _decay_progress(step, params, params.num_steps - params.warmup)
     return _warmup_factor(step, params) * _interpolate_to_final(params.final_rate, line)
 
 
-def _warmup_stable_decay(step: Any, params: ScheduleParams) -> Any:
+def _warmup_stable_decay(step: Count, params: ScheduleParams) -> Array:
     """Hu et al. 2024, section 4.1, with a linear decay."""
     line = 1 - _decay_progress(step, params, params.decay)
     return _warmup_factor(step, params) * _interpolate_to_final(params.final_rate, line)
 
 
-def _warmup_factor(step: Any, params: ScheduleParams) -> Any:
+def _warmup_factor(step: Count, params: ScheduleParams) -> Array:
     """Rise from 1/warmup at the first update to 1 at number `warmup`."""
     return jnp.minimum((step + 1.0) / max(params.warmup, 1), 1.0)
 
 
-def _decay_progress(step: Any, params: ScheduleParams, updates: int) -> Any:
+def _decay_progress(step: Count, params: ScheduleParams, updates: int) -> Array:
     """Go from 0 to 1, which is just after the last update, so that every one of the last `updates` moves."""
     return jnp.clip((step + 1.0 - (params.num_steps - updates)) / (updates + 1), 0.0, 1.0)
 
 
-def _interpolate_to_final(final_rate: float, factor: Any) -> Any:
+def _interpolate_to_final(final_rate: float, factor: Array) -> Array:
     """Return 1 where the factor is 1, `final_rate` where it is 0, and what lies between in proportion."""
     return final_rate + (1 - final_rate) * factor
 
 
-SCHEDULES: dict[str, Callable[[Any, ScheduleParams], Any]] = {
+SCHEDULES: dict[str, Callable[[Count, ScheduleParams], Array]] = {
     "noam": _noam,
     "inverse_square_root": _inverse_square_root,
     "t5": _t5,
@@ -214,7 +215,7 @@ OPTIMIZERS: dict[str, Callable[[Schedule, OptimConfig, float], optax.GradientTra
 }
 
 
-def weight_decay_mask(params: PyTree) -> Any:
+def weight_decay_mask(params: PyTree) -> PyTree:
     """Return a tree of booleans, True for what weight decay shrinks: matrices, not biases and norm scales."""
     return jax.tree.map(lambda name: _is_kernel(name) or name.endswith("embedding"), parameter_names(params))
 

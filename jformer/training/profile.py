@@ -3,10 +3,11 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import jax
 from etils.epath import Path
+from jaxtyping import PyTree
 
 from jformer.errors import UserError
 from jformer.storage import in_bucket
@@ -31,7 +32,7 @@ class Profile:
             self._stop()
 
     @contextlib.contextmanager
-    def update(self, number: int, state: Callable[[], Any]) -> Iterator[None]:
+    def update(self, number: int, state: Callable[[], PyTree]) -> Iterator[None]:
         """Trace what is done here if update `number` is one of those asked for.
 
         The devices are waited for, by way of the newest `state()`, before the first of them and after the last, so a

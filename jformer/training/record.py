@@ -3,7 +3,6 @@
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from etils.epath import Path
 
@@ -41,7 +40,7 @@ class Record:
         self._metrics, self._samples = JsonlWriter(path), JsonlWriter(samples)
         self._text: AppendedFile | None = AppendedFile(workdir / "training.log")
 
-    def write(self, row: Mapping[str, Any]) -> None:
+    def write(self, row: Mapping[str, object]) -> None:
         """Add a row."""
         self._metrics.write(row)
         self._tell(lambda tracker: tracker.write(row))

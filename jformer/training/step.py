@@ -8,7 +8,7 @@ Letters in shapes: a microbatches of an update, b rows, · whatever axes follow.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ class Metrics(NamedTuple):
     skipped_in_row: Array  # the last ones of them; 0 after an update that changed something
 
 
-GradientFn = Callable[[Any, Batch, Key[Array, ""]], tuple[Any, Sums]]
+GradientFn = Callable[[PyTree, Batch, Key[Array, ""]], tuple[PyTree, Sums]]
 """(parameters, batch [a b …], dropout key) → the gradient of the mean loss over the whole batch, and the sums."""
 
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
@@ -83,7 +83,7 @@ def make_gradient(loss: LossFn, mesh: Mesh) -> GradientFn:
     return mean_gradient
 
 
-def _shard_as_parameters(gradient: Any, params: PyTree) -> Any:
+def _shard_as_parameters(gradient: PyTree, params: PyTree) -> PyTree:
     """Let each gradient be sharded as its parameter, so that only shards of gradients cross the `data` axis."""
     return jax.tree.map(lambda g, spec: constrain_sharding(g, *spec), gradient, parameter_specs(params))
 

@@ -12,7 +12,8 @@ import os
 import tempfile
 import uuid
 from collections.abc import Mapping
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Protocol
 
 from etils.epath import Path
 
@@ -28,7 +29,7 @@ LONGEST_PARAMETER = 500  # characters, MLflow's limit
 class Tracker(Protocol):
     """A service."""
 
-    def write(self, row: Mapping[str, Any]) -> None:
+    def write(self, row: Mapping[str, object]) -> None:
         """Send a row; `step` and `split` are among it."""
 
     def keep(self) -> None:
@@ -55,7 +56,7 @@ def open_tracker(name: str, workdir: Path, config: Config) -> Tracker:
 class WeightsAndBiases:
     """A run of wandb."""
 
-    def __init__(self, wandb: Any, workdir: Path, config: Config) -> None:
+    def __init__(self, wandb: ModuleType, workdir: Path, config: Config) -> None:
         """Begin it; its files lie in WORKDIR/wandb, of a run in a bucket in a temporary folder."""
         own = _known(workdir).get("wandb") or _note(workdir, "wandb", uuid.uuid4().hex[:12])
         self._run = wandb.init(
@@ -68,7 +69,7 @@ class WeightsAndBiases:
             settings=wandb.Settings(silent=True, console="off"),
         )
 
-    def write(self, row: Mapping[str, Any]) -> None:
+    def write(self, row: Mapping[str, object]) -> None:
         """Send a row; rows that a restart repeats are dropped there."""
         self._run.log(_numbers(row), step=row["step"])
 
@@ -83,7 +84,7 @@ class WeightsAndBiases:
 class MLflow:
     """A run of MLflow."""
 
-    def __init__(self, mlflow: Any, workdir: Path, config: Config) -> None:
+    def __init__(self, mlflow: ModuleType, workdir: Path, config: Config) -> None:
         """Begin it in the experiment that the environment names."""
         for name, value in PATIENCE.items():  # its own would hold up training for minutes
             os.environ.setdefault(f"MLFLOW_HTTP_REQUEST_{name}", value)
@@ -101,7 +102,7 @@ class MLflow:
         self._client.update_run(own, status="RUNNING")
         self._own = own
 
-    def write(self, row: Mapping[str, Any]) -> None:
+    def write(self, row: Mapping[str, object]) -> None:
         """Send a row; of one that a restart repeats MLflow keeps both, which are the same."""
         numbers = _numbers(row).items()
         self._client.log_batch(
@@ -119,7 +120,7 @@ class MLflow:
 TRACKERS: dict[str, type[WeightsAndBiases] | type[MLflow]] = {"wandb": WeightsAndBiases, "mlflow": MLflow}
 
 
-def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+def _numbers(row: Mapping[str, object]) -> dict[str, float]:
     """Return the finite numbers of a row as `split/name`."""
     return {
         f"{row['split']}/{name}": value

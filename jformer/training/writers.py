@@ -66,7 +66,7 @@ class JsonlWriter:
         """Open the file to append to, with its folder."""
         self._lines = AppendedFile(path)
 
-    def write(self, row: Mapping[str, Any]) -> None:
+    def write(self, row: Mapping[str, object]) -> None:
         """Append one row."""
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         self._lines.append(json.dumps(with_digest(finite), ensure_ascii=False, allow_nan=False))
@@ -114,7 +114,7 @@ class TensorBoardWriter:
             self._add(Event(step=purge_step, session_log=SessionLog(status=SessionLog.START)))
         self._flushed = time.monotonic()
 
-    def write(self, row: Mapping[str, Any]) -> None:
+    def write(self, row: Mapping[str, object]) -> None:
         """Add every number of a row."""
         for name, value in row.items():
             if name != "step" and isinstance(value, int | float):

@@ -99,7 +99,7 @@ def new_workdir(workdir: str) -> AnyPath:
     return target
 
 
-def find_family(model_type: Any) -> Family:
+def find_family(model_type: object) -> Family:
     """Return the family that config.json names."""
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise UserError(f"config.json: model_type={model_type!r}; {nearest(str(model_type), FAMILIES)}; there are: "

@@ -5,10 +5,13 @@ to us; there `split_special_tokens` of tokenizer_config.json must say so, and no
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jformer.data.tokenizers import SYMBOLS, UNK, ByteTokenizer, ListTokenizer, SubwordTokenizer, Tokenizer
 from jformer.data.tokenizers.words import TOKEN
+
+if TYPE_CHECKING:
+    from tokenizers.normalizers import Normalizer
 
 SPACE = "▁"  # as sentencepiece writes it
 NEVER = -1e6  # log-probability: below that of any other way to cut a symbol's name
@@ -100,7 +103,7 @@ def merges(pieces: Sequence[str]) -> list[tuple[str, str]]:
     return found
 
 
-def unmatched(pieces: Sequence[str]) -> list[Any]:
+def unmatched(pieces: Sequence[str]) -> "list[Normalizer]":
     """Return rules that spell the names of symbols otherwise in a text, where a character of theirs is unknown.
 
     An unknown character costs more than `NEVER`, so the name as a whole would be matched; another unknown character in

@@ -2,9 +2,8 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -80,7 +79,7 @@ def with_rows(params: PyTree, change: Callable[[np.ndarray, int], np.ndarray]) -
 
 
 def write_run(
-    run: Run, new: str, sides: tuple[Changeable, Changeable], rows: int, params: PyTree, decode: dict[str, Any]
+    run: Run, new: str, sides: tuple[Changeable, Changeable], rows: int, params: PyTree, decode: Mapping[str, object]
 ) -> None:
     """Write what a run became.
 

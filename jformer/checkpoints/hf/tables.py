@@ -31,7 +31,7 @@ class Entry(NamedTuple):
     part: int = 0  # of several of ours that theirs has side by side, along its last axis
     parts: int = 1
     otherwise: str = ""  # the name to read where theirs is not there
-    value: Any = None  # theirs computes it and stores nothing
+    value: np.ndarray | None = None  # theirs computes it and stores nothing
 
 
 Table = dict[str, Entry]

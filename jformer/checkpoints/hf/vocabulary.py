@@ -7,10 +7,11 @@ import base64
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from jformer.checkpoints.hf import learned
 from jformer.data.text import parse_json
+from jformer.data.tokenizers import Tokenizer
 from jformer.data.tokenizers.pretrained import FastTokenizer, PiecesTokenizer
 from jformer.data.tokenizers.symbols import Symbols
 from jformer.errors import UserError
@@ -30,7 +31,7 @@ LANGUAGE_CODES = {
 }
 PROBLEMS = {"one": "single_label_classification", "several": "multi_label_classification"}  # data.labels → theirs
 
-Tokenizer = FastTokenizer | PiecesTokenizer
+Pretrained = FastTokenizer | PiecesTokenizer
 
 
 class Vocabulary:
@@ -137,7 +138,7 @@ class Vocabulary:
     def _mbart50(self) -> bool:
         return str(self.config.get("tokenizer_class", "")).startswith("MBart50")
 
-    def tokenizer(self, side: str, symbols: Symbols, prefix: str) -> Tokenizer:
+    def tokenizer(self, side: str, symbols: Symbols, prefix: str) -> Pretrained:
         """Return the tokenizer of one side ("source" or "target")."""
         stored = symbols._asdict()
         if self.fast:
@@ -158,7 +159,7 @@ class Vocabulary:
 
 
 def write(
-    directory: Path, model_type: str, tokenizers: tuple[Any, Any], family: str = "", mask: bool = False
+    directory: Path, model_type: str, tokenizers: tuple[Tokenizer, Tokenizer], family: str = "", mask: bool = False
 ) -> dict[str, Any]:
     """Write the tokenizer files of a run and return its tokenizer_config.json; {} if theirs has nothing like it.
 
@@ -169,7 +170,7 @@ def write(
         family: ours, of the model; it matters for a tokenizer that jformer learned, and so does `mask`.
         mask: as in `learned.to_json`.
     """
-    source, target = tokenizers
+    source, target = cast(tuple[Any, Any], tokenizers)  # what each kind holds is its own
     kinds = {FastTokenizer: "fast", PiecesTokenizer: "pieces"}
     other = getattr(target, "kept", ()) or getattr(target, "added", ())  # ids or texts that theirs has no place for
     kind = "" if other else kinds.get(type(target))

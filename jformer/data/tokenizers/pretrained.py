@@ -23,7 +23,7 @@ class FastTokenizer(OneFile):
     def __init__(
         self,
         content: str,
-        symbols: Mapping[str, Any],
+        symbols: Mapping[str, object],
         prefix: str = "",
         cleanup: bool = False,
         kept: Sequence[int] = (),
@@ -119,7 +119,7 @@ class PiecesTokenizer(OneFile):
         self,
         model: str,
         ids: Mapping[str, int],
-        symbols: Mapping[str, Any],
+        symbols: Mapping[str, object],
         specials: Sequence[str],
         prefix: str = "",
         added: Sequence[str] = (),
@@ -217,7 +217,7 @@ def _written(ids: Mapping[str, int], size: int) -> list[str]:
     return tokens
 
 
-def read_symbols(stored: Mapping[str, Any]) -> Symbols:
+def read_symbols(stored: Mapping[str, object]) -> Symbols:
     """Return symbols as they were stored."""
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
     return Symbols(**values)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from etils.epath import Path
 
@@ -50,7 +50,7 @@ class OneFile:
         replace_content(directory / f"{name}{self._suffix}", self._content)
 
 
-def to_json(**content: Any) -> bytes:
+def to_json(**content: object) -> bytes:
     """Return the content of a tokenizer's file."""
     return json.dumps(content, ensure_ascii=False, indent=0).encode()
 

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from jformer.inference.server.guard import Guard
 from jformer.inference.server.limits import Limits
 
 if TYPE_CHECKING:
     from asyncio import Transport
 
 
-def make_server(app: Any, limits: Limits) -> uvicorn.Server:
+def make_server(app: Guard, limits: Limits) -> uvicorn.Server:
     """Return a server of an application whose connections wait no longer than the limits say."""
     options = uvicorn.Config(
         app,

@@ -57,7 +57,7 @@ class Engine:
         """Whether answers can be sent while they grow."""
         return self._streamer is not None
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Return what the model is."""
         config = self.predictor.config
         languages = (config.data.source_language, config.data.target_language) if self.route == "translate" else ()
@@ -99,7 +99,7 @@ class Engine:
         """Return what is to be looked into; raise UserError as `requests` does."""
         return self._text(body.source), None if body.target is None else self._text(body.target)
 
-    def answer(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
+    def answer(self, requests: Sequence[Request]) -> list[dict[str, object]]:
         """Answer requests."""
         return [self.record(outputs) for outputs in self.predictor.generate(requests)]
 
@@ -115,15 +115,15 @@ class Engine:
         assert self._streamer
         return self._streamer.start(groups)
 
-    def record(self, outputs: Sequence[Output]) -> dict[str, Any]:
+    def record(self, outputs: Sequence[Output]) -> dict[str, object]:
         """Return an answer as --mode=predict writes it with decode.outputs=jsonl and decode.scores."""
         return answer_record(outputs, True, self.predictor.config.decode.alignments)
 
-    def score(self, pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+    def score(self, pairs: Sequence[tuple[str, str]]) -> list[dict[str, object]]:
         """Score pairs, each as --mode=score does with decode.scores."""
         return [scored_record(each, token_scores=True) for each in self.predictor.score(pairs)]
 
-    def look_into(self, pairs: Sequence[tuple[str, str | None]]) -> list[dict[str, Any]]:
+    def look_into(self, pairs: Sequence[tuple[str, str | None]]) -> list[dict[str, object]]:
         """Return the tokens of each target with the likeliest in their places, and what they take from the source."""
         return [_watched_record(attended) for attended in self.predictor.attend(pairs)]
 

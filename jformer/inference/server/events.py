@@ -14,7 +14,7 @@ from jformer.inference.server.streams import Stream, Streams
 
 LOG = logging.getLogger("uvicorn.error")
 KIND = "text/event-stream"
-Record = Callable[[Sequence[Output]], Mapping[str, Any]]
+Record = Callable[[Sequence[Output]], Mapping[str, object]]
 
 
 class Events(StreamingResponse):

@@ -25,7 +25,7 @@ from jformer.models.config import ModelConfig
 from jformer.models.layers.initializers import table_init
 
 
-def sinusoids(length: int, d_model: int, first: int = 0) -> Any:
+def sinusoids(length: int, d_model: int, first: int = 0) -> np.ndarray | Array:
     """Return the table float32 [length d_model] of Vaswani et al. 2017, section 3.5, from position `first` on.
 
     Feature 2i of position p is sin(p / 10000^(2i / d_model)), feature 2i + 1 its cosine: sines and cosines

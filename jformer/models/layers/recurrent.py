@@ -65,7 +65,7 @@ def _multiply(x: Float[Array, "b d"], kernel: Float[Array, "d z"], dtype: jnp.dt
 
 def _scan(
     cell: str, unroll: int, inputs: Array, kernel: Array, bias: Array, state: State, real: Array
-) -> tuple[Any, ...]:
+) -> tuple[Array, Array]:
     def step(state: State, now: tuple[Array, Array]) -> tuple[State, tuple[State, Array]]:
         recurrent = _multiply(state[:, 0], kernel, inputs.dtype) + bias
         state = _next_state(cell, now[0].astype(jnp.float32), recurrent, state, now[1])
@@ -128,7 +128,7 @@ def _run_backward(cell: str, unroll: int, saved: tuple[Array, ...], gradient: Ar
 run_cell.defvjp(_run_forward, _run_backward)
 
 
-def in_turn(unroll: int, length: Any) -> int:
+def in_turn(unroll: int, length: object) -> int:
     """Return how many positions a turn of the loop takes; one where a program is exported for every length."""
     return 1 if jax.export.is_symbolic_dim(length) else unroll
 

@@ -4,7 +4,8 @@ Axes: b rows, t query positions, s key positions, d d_model, h heads. In a cache
 beams, e entries.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -22,7 +23,7 @@ from jformer.models.layers.norms import make_norm
 from jformer.models.layers.positions import PositionBias
 from jformer.parallel.backend import target
 
-REMAT: dict[str, Any] = {  # what a block keeps for the backward pass, where not all of it
+REMAT: dict[str, Callable[..., bool] | None] = {  # what a block keeps for the backward pass, where not all of it
     "none": None,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # the projections, but no attention
     "full": jax.checkpoint_policies.nothing_saveable,  # its input
@@ -220,7 +221,7 @@ class Stack(nn.Module):
         stacked = self.block.variables["params"]
         return tuple(jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(self.num_layers))
 
-    def apply_block(self, params: PyTree, *args: Any, method: str) -> Any:
+    def apply_block(self, params: PyTree, *args: PyTree, method: str) -> PyTree:
         """Run a block with its own parameters."""
         block = Block(self.config, self.num_layers, self.cross, parent=None)
         return block.apply({"params": params}, *args, method=method)

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 from jformer.errors import DONE, FAILED, LOST, MISTAKE, UserError
 from jformer.parallel.processes.alone import Alone
@@ -21,6 +21,10 @@ from jformer.parallel.processes.handshake import refuse_differences, software
 from jformer.parallel.processes.meeting import meet
 from jformer.parallel.processes.service import Service
 
+if TYPE_CHECKING:
+    import jax
+
+Value, Joined = TypeVar("Value"), TypeVar("Joined")
 MEETING_SECONDS = 300.0  # in which all processes must have been started
 SHARED_SECONDS = 5.0  # until what one process wrote must be there for others
 
@@ -106,7 +110,7 @@ def watched() -> contextlib.AbstractContextManager[None]:
     return _alone.watched() if _service is None else contextlib.nullcontext()
 
 
-def agree(value: Any, join: Callable[[list[Any]], Any]) -> Any:
+def agree(value: Value, join: Callable[[list[Value]], Joined]) -> Joined:
     """Return what process 0 makes of the values of all processes, as plain JSON. All call it in the same order."""
     return join([value]) if _service is None else _service.agree(value, join)
 
@@ -116,14 +120,14 @@ def barrier() -> None:
     agree(None, len)
 
 
-def compile_together(program: Any, *arguments: Any) -> None:
+def compile_together(program: Callable[..., object], *arguments: object) -> None:
     """Compile a jitted program in all processes before one of them runs it; one process alone compiles as it runs.
 
     The devices of several processes wait for each other in a program, on CPUs for no more than Gloo's 30 seconds. One
     process may well compile that much longer than another; it takes what is compiled here from JAX's cache.
     """
     if _service is not None:
-        program.lower(*arguments).compile()
+        cast("jax.stages.Wrapped", program).lower(*arguments).compile()
         barrier()
 
 
@@ -154,7 +158,7 @@ def end_all(code: int, line: str) -> NoReturn:
     os._exit(code)
 
 
-def check_same(fields: Mapping[str, Any]) -> None:
+def check_same(fields: Mapping[str, object]) -> None:
     """Raise UserError, in process 0, if a field is not the same in all; `joined` ends the others with its message."""
     if _service is not None:
         names = _service.machines

@@ -6,7 +6,6 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from jformer.errors import UserError
 
@@ -55,7 +54,7 @@ def saved_run(workdir: Path) -> dict[str, str]:
     }
 
 
-def refuse_differences(fields: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+def refuse_differences(fields: Sequence[Mapping[str, object]], names: Sequence[str]) -> None:
     """Raise UserError naming the first field whose values differ between processes, the values and the processes."""
     for field in dict.fromkeys(field for each in fields for field in each):
         if field in LOCAL:

@@ -35,7 +35,7 @@ class Hello(NamedTuple):
     process: int
     processes: int
     machine: str
-    fields: dict[str, Any]  # what must be the same in all processes
+    fields: dict[str, object]  # what must be the same in all processes
 
 
 Came = dict[int, tuple[socket.socket | None, Hello]]  # process → its connection, and what it said
@@ -45,7 +45,7 @@ class AbsentError(Exception):
     """A process of the run did not come, or process 0 is not there or cannot serve."""
 
 
-def meet(own: Coordinates, fields: Mapping[str, Any], seconds: float) -> list[str]:
+def meet(own: Coordinates, fields: Mapping[str, object], seconds: float) -> list[str]:
     """Return the machines of all processes, once all are there.
 
     Raises AbsentError if that takes longer than so many seconds; UserError if two say that they are the same one, they

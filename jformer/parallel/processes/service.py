@@ -15,13 +15,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from jformer.errors import LOST, MISTAKE, STUCK
 from jformer.parallel.processes.coordinates import Coordinates, is_loopback
 from jformer.parallel.processes.meeting import AbsentError
 from jformer.parallel.processes.stall import Pace, Status, Watch
 
+Value, Joined = TypeVar("Value"), TypeVar("Joined")
 BEAT_SECONDS = 1.0
 BEATS_PER_SECOND = 500  # of all processes together, to spare process 0: 1,000 processes beat every two seconds
 SILENT_SECONDS = 6.0  # and a beat, after which a process is dead: before JAX, which tells no phase and takes 10 to 20 s
@@ -62,7 +63,7 @@ class Service:
         """Say what this process begins to do; see `stall.Pace`."""
         self.pace.enter(phase, kind, self.pace.limit(self.stall_seconds))
 
-    def agree(self, value: Any, join: Callable[[list[Any]], Any]) -> Any:
+    def agree(self, value: Value, join: Callable[[list[Value]], Joined]) -> Joined:
         """Return what process 0 makes of everybody's value, as plain JSON; all call this in the same order."""
         self._turn += 1
         turn = f"agree/{self._turn}"
