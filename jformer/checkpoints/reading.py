@@ -37,7 +37,8 @@ def read_together(read: Callable[[], T], where: Path) -> T:
     except Exception as error:  # Orbax, TensorStore and those of buckets raise whatever they meet
         cause = error
     own = explain(cause, where) if cause else None
-    failure = processes.agree(own and [isinstance(own, DamagedError), str(own)], _worst)
+    told: list[bool | str] | None = [isinstance(own, DamagedError), str(own)] if own else None
+    failure = processes.agree(told, _worst)
     if failure:
         damaged, text = failure
         raise (DamagedError if damaged else UserError)(text) from cause

@@ -1,7 +1,6 @@
 """What a saved run may go on with: options that change nothing of what it computes, and what it found out itself."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jformer.config.options import ENDING_SCHEDULES, Config, flatten
@@ -52,5 +51,5 @@ def resume_config(saved: Config, given: Config) -> Config:
     return given
 
 
-def _without_folders(mixture: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _without_folders(mixture: Any) -> list[dict[str, Any]]:
     return [{key: value for key, value in corpus.items() if key != "dir"} for corpus in mixture]

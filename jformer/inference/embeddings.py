@@ -117,7 +117,7 @@ def position_tables(predictor: Predictor, length: int) -> list[Positions]:
     if config.recurrent.cell:
         return []
     if config.positions == "sinusoidal":
-        return [_encodings("sinusoids", sinusoids(shown, config.d_model))]
+        return [_encodings("sinusoids", np.asarray(sinusoids(shown, config.d_model)))]
     if config.positions == "learned":
         return _learned(predictor.params, shown)
     if config.positions == "alibi":

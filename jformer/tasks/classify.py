@@ -6,7 +6,7 @@ Letters in shapes: b rows of a batch, t positions (one: a text has one answer), 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import jax.numpy as jnp
 from jax import lax
@@ -102,7 +102,7 @@ def number_loss(label_smoothing: float) -> TaskLoss:
 
 def _score_one(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
     labels, groups = [pair.target for pair in examples], [pair.group for pair in examples]
-    accuracy: dict[str, Any] = exact_match(outputs, labels, groups if any(groups) else None)
+    accuracy = exact_match(outputs, labels, groups if any(groups) else None)
     macro = f1_scores([{output} for output in outputs], [{label} for label in labels])["macro_f1"]
     return {"accuracy": accuracy, "macro_f1": {"score": macro}, "perplexity": token_scores(sums)["perplexity"]}
 

@@ -4,7 +4,7 @@ Letters in shapes: b rows of a batch, t positions, d d_model, l layers, · whate
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,11 @@ from jformer.models.model import Model
 from jformer.tasks.batch import Batch
 from jformer.tasks.task import LossFn
 
-SEGMENTS = {"encoder": "source_segments", "decoder": "target_segments"}  # stack → what it reads; 0 is padding
+# Stack → what it reads; 0 is padding.
+SEGMENTS: dict[str, Literal["source_segments", "target_segments"]] = {
+    "encoder": "source_segments",
+    "decoder": "target_segments",
+}
 
 
 class Norms(NamedTuple):

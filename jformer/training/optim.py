@@ -15,10 +15,11 @@ from jformer.errors import UserError
 from jformer.models import init_params
 from jformer.models.model import Model
 from jformer.parallel.sharding import parameter_names
+from jformer.tasks.sums import Scalar
 
 Count = int | Array  # of the updates applied so far
-Schedule = Callable[[Count], Array]
-"""Updates applied so far → learning rate of the next one, a number."""
+Schedule = Callable[[Count], Scalar]
+"""Updates applied so far → learning rate of the next one."""
 
 # Of Adam's peak times sqrt(d_model). The recipes in configs/ lie below (Multi30k's is 0.057, that of 2017 is 0.016); a
 # run at 0.1 ended in a model that gives the same word as every output.

@@ -103,7 +103,7 @@ def merges(pieces: Sequence[str]) -> list[tuple[str, str]]:
     return found
 
 
-def unmatched(pieces: Sequence[str]) -> "list[Normalizer]":
+def unmatched(pieces: Sequence[str]) -> "Sequence[Normalizer]":
     """Return rules that spell the names of symbols otherwise in a text, where a character of theirs is unknown.
 
     An unknown character costs more than `NEVER`, so the name as a whole would be matched; another unknown character in

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ class ImageTokenizer(OneFile):
         """The values of an image."""
         return math.prod(self.shape)
 
-    def encode(self, lines: Sequence[str]) -> list[np.ndarray]:
+    def encode(self, lines: Sequence[str]) -> list[Any]:
         """Return the u8 [h·w·c] of the images that stand at some places, row by row and channels last."""
         return [self._values(place, image) for place, image in zip(lines, read_images(lines), strict=True)]
 

@@ -130,7 +130,7 @@ run_cell.defvjp(_run_forward, _run_backward)
 
 def in_turn(unroll: int, length: object) -> int:
     """Return how many positions a turn of the loop takes; one where a program is exported for every length."""
-    return 1 if jax.export.is_symbolic_dim(length) else unroll
+    return unroll if isinstance(length, int) else 1
 
 
 class RecurrentLayer(nn.Module):

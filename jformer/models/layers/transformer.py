@@ -168,7 +168,6 @@ class Stack(nn.Module):
     def setup(self) -> None:
         """Lift the block over the layer axis of its parameters."""
         c = self.config
-        on_cpu = target() == "cpu"
         shared = nn.broadcast
         policy = REMAT[c.execution.remat]
         lift = nn.scan(
@@ -176,7 +175,7 @@ class Stack(nn.Module):
             variable_axes={"params": 0, "intermediates": 0, FINITE: 0},
             split_rngs={"params": True},
             length=self.num_layers,
-            unroll=min(c.execution.unroll or (self.num_layers if on_cpu else 1), self.num_layers),
+            unroll=min(c.execution.unroll or (self.num_layers if target() == "cpu" else 1), self.num_layers),
             in_axes=(0, shared, shared, shared),
         )
         self.block = lift(c, self.num_layers, self.cross)

@@ -24,7 +24,8 @@ from jformer.parallel.processes.service import Service
 if TYPE_CHECKING:
     import jax
 
-Value, Joined = TypeVar("Value"), TypeVar("Joined")
+Value = TypeVar("Value")
+Joined = TypeVar("Joined")
 MEETING_SECONDS = 300.0  # in which all processes must have been started
 SHARED_SECONDS = 5.0  # until what one process wrote must be there for others
 

@@ -22,7 +22,8 @@ from jformer.parallel.processes.coordinates import Coordinates, is_loopback
 from jformer.parallel.processes.meeting import AbsentError
 from jformer.parallel.processes.stall import Pace, Status, Watch
 
-Value, Joined = TypeVar("Value"), TypeVar("Joined")
+Value = TypeVar("Value")
+Joined = TypeVar("Joined")
 BEAT_SECONDS = 1.0
 BEATS_PER_SECOND = 500  # of all processes together, to spare process 0: 1,000 processes beat every two seconds
 SILENT_SECONDS = 6.0  # and a beat, after which a process is dead: before JAX, which tells no phase and takes 10 to 20 s
