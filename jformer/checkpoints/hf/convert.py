@@ -4,7 +4,6 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from etils.epath import Path as AnyPath
@@ -16,7 +15,7 @@ from jformer.checkpoints.hf import generation, tables, tensors, vocabulary
 from jformer.checkpoints.hf.bart import BART, M2M100, MBART
 from jformer.checkpoints.hf.bert import BERT, DISTILBERT, ROBERTA
 from jformer.checkpoints.hf.checks import explained, refuse_missing_layers
-from jformer.checkpoints.hf.families import LOGITS_BIAS, Family, model_config, table_of
+from jformer.checkpoints.hf.families import LOGITS_BIAS, Family, Fields, model_config, table_of
 from jformer.checkpoints.hf.gpt2 import GPT2
 from jformer.checkpoints.hf.llama import LLAMA
 from jformer.checkpoints.hf.marian import MARIAN
@@ -128,7 +127,7 @@ def rename(family: Family, name: str) -> str:
 
 
 def read_tokenizers(
-    directory: Path, family: Family, fields: dict[str, Any], model: ModelConfig, labels: list[str], texts: Texts
+    directory: Path, family: Family, fields: Fields, model: ModelConfig, labels: list[str], texts: Texts
 ) -> dict[str, Tokenizer]:
     """Return the tokenizers under the names of their files: "shared", or "source" and "target".
 
@@ -197,7 +196,7 @@ def read_params(family: Family, model: ModelConfig, task: str, source: tensors.T
 
 
 def make_config(
-    directory: Path, task: str, model: ModelConfig, fields: Mapping[str, Any], tokenizers: Mapping[str, Tokenizer]
+    directory: Path, task: str, model: ModelConfig, fields: Fields, tokenizers: Mapping[str, Tokenizer]
 ) -> tuple[Config, list[str]]:
     """Return the config of the run, and what ours has no option for.
 

@@ -16,6 +16,8 @@ from jformer.models import ModelConfig
 from jformer.models.head_config import HeadConfig
 
 Fields = Mapping[str, Any]
+"""Their config.json, or what else of theirs is a JSON object."""
+
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 ACTIVATIONS |= {"silu": "silu", "swish": "silu"}
 LOGITS_BIAS = "_logits_bias"  # no field of theirs: whether the stored bias of the logits is other than zero

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jformer.checkpoints.hf.families import Fields
 from jformer.data.tokenizers.symbols import Symbols
 from jformer.decoding.config import DecodeConfig
 
@@ -14,7 +15,7 @@ UNLIKE = {"repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "encoder
 OURS_ALONE = ("coverage_penalty", "beam_groups", "repetition_penalty", "only", "ensemble")  # theirs means another thing
 
 
-def read(fields: Mapping[str, Any], symbols: Symbols, tokens: Sequence[str]) -> tuple[DecodeConfig, list[str]]:
+def read(fields: Fields, symbols: Symbols, tokens: Sequence[str]) -> tuple[DecodeConfig, list[str]]:
     """Return options of ours for a generation_config.json (and config.json), and what ours has no option for.
 
     Their lengths count the first token and the language, ours neither.

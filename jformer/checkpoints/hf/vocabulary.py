@@ -5,11 +5,11 @@ Which ids surround a text follows from the family: its decoder's first token, an
 
 import base64
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from jformer.checkpoints.hf import learned
+from jformer.checkpoints.hf.families import Fields
 from jformer.data.text import parse_json
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.tokenizers.pretrained import FastTokenizer, PiecesTokenizer
@@ -37,7 +37,7 @@ Pretrained = FastTokenizer | PiecesTokenizer
 class Vocabulary:
     """What a directory says of its tokenizer."""
 
-    def __init__(self, directory: Path, model_type: str, fields: Mapping[str, Any]) -> None:
+    def __init__(self, directory: Path, model_type: str, fields: Fields) -> None:
         """Read the files. Raise UserError where there are none that we can read."""
         self.directory, self.model_type, self.fields = directory, model_type, fields
         self.config = {**read_json(directory / SPECIALS, {}), **read_json(directory / CONFIG, {})}
@@ -205,7 +205,7 @@ def _named(model_type: str, symbols: Symbols) -> dict[str, int]:
     return {"pad": symbols.pad, first: symbols.bos, last: symbols.eos, "unk": symbols.unk, **mask}
 
 
-def read_labels(fields: Mapping[str, Any]) -> list[str]:
+def read_labels(fields: Fields) -> list[str]:
     """Return the labels of a classifier in the order of their classes."""
     if fields.get("problem_type") not in (None, PROBLEMS["one"]):
         raise UserError(

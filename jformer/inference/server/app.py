@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
 from jformer.errors import UserError
-from jformer.inference.server.batcher import Batcher, BusyError
+from jformer.inference.server.batcher import Batcher, BusyError, Item, Reply
 from jformer.inference.server.engine import Engine
 from jformer.inference.server.events import KIND, Events
 from jformer.inference.server.guard import Access, Guard
@@ -44,7 +44,8 @@ class Work:
         """Start no task yet."""
         self._model, self.growing = ThreadPoolExecutor(1, "model"), ThreadPoolExecutor(1, "stream")
         full, self._limits = engine.predictor.config.decode.batch_size, limits
-        self.answers, self.scores = (Batcher(each, self._model, full, limits) for each in (engine.answer, engine.score))
+        self.answers = Batcher(engine.answer, self._model, full, limits)
+        self.scores = Batcher(engine.score, self._model, full, limits)
         self.views = Batcher(engine.look_into, self._model, 1, limits)
         self.streams = Streams(engine.grow, self.growing, full, limits)
 
@@ -53,7 +54,7 @@ class Work:
         """Texts that are not answered yet."""
         return sum(each.waiting for each in (self.answers, self.scores, self.views, self.streams))
 
-    async def ask(self, batcher: Batcher, items: Sequence[Any]) -> list[Any]:
+    async def ask(self, batcher: Batcher[Item, Reply], items: Sequence[Item]) -> list[Reply]:
         """Return what answers some items; raise TimeoutError where that takes too long."""
         async with asyncio.timeout(self._limits.answer_seconds):
             return await batcher.ask(items)

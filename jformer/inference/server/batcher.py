@@ -9,20 +9,22 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from jformer.inference.server.limits import Limits
 
 AHEAD = 16  # full batches are gathered at most: sorted by length, they are that many batches
 RATES, ENOUGH = 8, 3  # batches of which the pace is known, and from how many on
 
-Answer = Callable[[Sequence[Any]], Sequence[Any]]
+Item = TypeVar("Item")
+Reply = TypeVar("Reply")
+Answer = Callable[[Sequence[Item]], Sequence[Reply]]
 """Items → what answers each, in order. It is called in another thread, for one batch at a time."""
 
 
 class _HasItems(Protocol):
     @property
-    def items(self) -> Sequence[Any]: ...
+    def items(self) -> Sequence[object]: ...
 
 
 T = TypeVar("T", bound=_HasItems)
@@ -32,23 +34,23 @@ class BusyError(Exception):
     """More items wait than the server takes on."""
 
 
-class _Job(NamedTuple):
-    items: Sequence[Any]
-    answers: asyncio.Future[list[Any]]
+class _Job(NamedTuple, Generic[Item, Reply]):
+    items: Sequence[Item]
+    answers: asyncio.Future[list[Reply]]
 
 
-class Batcher:
+class Batcher(Generic[Item, Reply]):
     """Gathers the items of several callers, and gives each the answers to its own."""
 
-    def __init__(self, answer: Answer, executor: Executor, full: int, limits: Limits) -> None:
+    def __init__(self, answer: Answer[Item, Reply], executor: Executor, full: int, limits: Limits) -> None:
         """Gather up to AHEAD times what fills a batch; `run` must be running to answer them."""
         self._answer, self._executor, self._full, self._limits = answer, executor, full, limits
-        self._queue: asyncio.Queue[_Job] = asyncio.Queue()
+        self._queue: asyncio.Queue[_Job[Item, Reply]] = asyncio.Queue()
         self._rates: deque[float] = deque(maxlen=RATES)  # items answered in a second, of the newest full batches
         self.waiting = 0  # items that are not answered yet
         self.on_batch: Callable[[int], None] = lambda size: None  # is told how many items are answered together
 
-    async def ask(self, items: Sequence[Any]) -> list[Any]:
+    async def ask(self, items: Sequence[Item]) -> list[Reply]:
         """Return the answers to some items, in order.
 
         Raises BusyError if more wait already than can be answered in time, and what `answer` raises for these items
@@ -56,7 +58,7 @@ class Batcher:
         """
         if self.waiting and self.waiting + len(items) > self._within(self._limits.answer_seconds / 2):
             raise BusyError
-        job = _Job(items, asyncio.get_running_loop().create_future())
+        job: _Job[Item, Reply] = _Job(items, asyncio.get_running_loop().create_future())
         self.waiting += len(items)
         try:
             self._queue.put_nowait(job)
@@ -96,7 +98,7 @@ class Batcher:
         rate = max(self._rates) if len(self._rates) >= ENOUGH else math.inf
         return min(self._limits.waiting, rate * seconds)
 
-    def _answer_all(self, groups: Sequence[Sequence[Any]]) -> list[list[Any] | Exception]:
+    def _answer_all(self, groups: Sequence[Sequence[Item]]) -> list[list[Reply] | Exception]:
         """Return the answers of each group, or why it has none; one that fails is parted from the others."""
         try:
             answers = iter(self._answer([item for items in groups for item in items]))

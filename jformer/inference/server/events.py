@@ -8,19 +8,21 @@ from typing import Any
 from starlette.responses import StreamingResponse
 
 from jformer.errors import UserError
-from jformer.inference.answers import Output
+from jformer.inference.answers import Output, Piece
 from jformer.inference.server.guard import Receive, Scope, Send
 from jformer.inference.server.streams import Stream, Streams
+from jformer.inference.streaming import Update
 
 LOG = logging.getLogger("uvicorn.error")
 KIND = "text/event-stream"
+Asked = Sequence[Piece]  # a request, as a stream has it
 Record = Callable[[Sequence[Output]], Mapping[str, object]]
 
 
 class Events(StreamingResponse):
     """A stream as a response. The stream is closed at the end, or when the client leaves."""
 
-    def __init__(self, streams: Streams, stream: Stream, record: Record) -> None:
+    def __init__(self, streams: Streams[Asked, Update], stream: Stream[Asked, Update], record: Record) -> None:
         """Send what is told of a stream, whole answers as `record` writes them."""
         super().__init__(_events(stream, record), media_type=KIND)
         self._close = lambda: streams.close(stream)
@@ -33,7 +35,7 @@ class Events(StreamingResponse):
             self._close()
 
 
-async def _events(stream: Stream, record: Record) -> AsyncIterator[str]:
+async def _events(stream: Stream[Asked, Update], record: Record) -> AsyncIterator[str]:
     """Yield the events of a stream.
 
     One without a name has the text that is new of an input, `answer` has the whole answer, and `error` says why there
