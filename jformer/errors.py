@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 DONE = 0  # exit codes: all is done
 FAILED = 1  # a check did not pass, or trials of a sweep are not done and will not be
 MISTAKE = 2  # the user can mend it: a UserError was printed
-LOST = 75  # another process of the run died: the same command for all goes on from the last checkpoint
+LOST = 75  # another process of the run died, or storage could not be read: the same command may well go on
 STUCK = 76  # a process stands still, maybe this one; its stacks were shown, and the same command goes on
 ABORTED = 134  # the same, where JAX's C++ ended the process; 128 and SIGABRT, as a shell says it
 STOPPED = 143  # told to stop, by SIGTERM or SIGINT; what there was to save is saved
@@ -19,8 +19,16 @@ class UserError(ValueError):
     """A mistake in a config, a data file or a run directory.
 
     Its text is one line that names the key or file:line, the value and the remedy; `main` prints it without a
-    traceback and exits with code 2. Anything else that escapes is a defect of ours and keeps its traceback.
+    traceback and exits with its code. Anything else that escapes is a defect of ours and keeps its traceback.
     """
+
+    code = MISTAKE
+
+
+class UnavailableError(UserError):
+    """What cannot be read just now: nothing is wrong with it as far as we know, and the same command may succeed."""
+
+    code = LOST
 
 
 def nearest(name: str, choices: Iterable[str], otherwise: str = "") -> str:

@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
             print(export_model(options.workdir, options.output, options.family))
     except (UserError, processes.AbsentError) as error:
         print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
-        return MISTAKE if isinstance(error, UserError) else LOST
+        return error.code if isinstance(error, UserError) else LOST
     except ImportError as error:
         if error.name not in EXTRA:
             raise

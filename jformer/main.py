@@ -35,7 +35,8 @@ Several processes are one run (train, evaluate, predict, score) if all are start
   --coordinator=HOST:PORT --processes=N --process=I
                  a free port of process 0's machine, how many there are, and which this is, from 0
 Exit code 75, or 134 from JAX itself, says that one of them died, 76 that one was stuck: the same command for all goes
-on from the last checkpoint. docs/processes.md has the rest. A process alone that is stuck ends with 76, too.
+on from the last checkpoint. docs/processes.md has the rest. A process alone that is stuck ends with 76, too, and 75
+says also that a checkpoint cannot be read just now.
 Exit code 143 says that a signal asked the command to stop, and what there was to save is saved.
 """
 
@@ -83,11 +84,7 @@ WORTH_KEEPING = 0.05  # seconds of compiling
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one mode and return the exit code.
-
-    0 says that all is done, 1 that a check did not pass, 2 that the user can mend a mistake, 75 that another process
-    of the run is not there, 76 that one stands still, and 143 that a signal asked the command to stop.
-    """
+    """Run one mode and return the exit code, one of those that `errors` lists with what they say."""
     argv = sys.argv if argv is None else argv
     if any(argument in ("--help", "-h", "-help") for argument in argv):
         print(__doc__)
@@ -109,7 +106,7 @@ def answer(argv: list[str]) -> int:
             return run(options, config)
     except (UserError, processes.AbsentError) as error:
         print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
-        return MISTAKE if isinstance(error, UserError) else LOST
+        return error.code if isinstance(error, UserError) else LOST
     except BrokenPipeError:  # who read our output has left, as head does; what is still to be flushed goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE

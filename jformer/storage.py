@@ -40,6 +40,11 @@ def in_bucket(path: Path) -> bool:
     return str(path).startswith(BUCKET)
 
 
+def is_step(name: str) -> bool:
+    """Tell whether a folder of checkpoints is a step by its name: its number, as we write it; 0099 is another's."""
+    return name.isdecimal() and name == str(int(name))
+
+
 def lock_of(path: Path) -> Path:
     """Return the file that is locked while a process trains a run; for a bucket it speaks for this machine alone."""
     if not in_bucket(path):

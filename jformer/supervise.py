@@ -4,9 +4,9 @@ python -m jformer.supervise [--processes=N] [--devices=D] [--logs=DIR] [--retrie
                             [--state=FILE] -- ARGUMENTS OF jformer.main
 
 Several processes are told where they meet; one is not. Exit codes 0 (done), 2 (a mistake that no restart mends) and all
-after a request to stop are final. After any other, such as 75 and 134 (a process was lost) and 76 (one was stuck), the
-same command goes on from the last checkpoint, until it has failed more than R times without a new one in between. Knows
-nothing of what the processes do and imports no JAX: the devices are theirs.
+after a request to stop are final. After any other, such as 75 and 134 (a process was lost, or a checkpoint could not be
+read) and 76 (a process was stuck), the same command goes on from the last checkpoint, until it has failed more than R
+times without a new one in between. Knows nothing of what the processes do and imports no JAX: the devices are theirs.
 """
 
 import argparse
@@ -25,11 +25,13 @@ from typing import IO
 
 from jformer.errors import ABORTED, DONE, LOST, MISTAKE, STUCK
 from jformer.parallel.processes.children import die_with_parent, free_port, send_signal, signals_to
-from jformer.storage import replace_content, run_path
+from jformer.storage import is_step, replace_content, run_path
 
 LOOK = 0.1  # seconds between looks at the processes
-WHY = dict.fromkeys((LOST, ABORTED), ", from the last checkpoint: a process was lost") | {
-    STUCK: ", from the last checkpoint: a process was stuck"
+WHY = {
+    LOST: ", from the last checkpoint: a process was lost, or a checkpoint could not be read",
+    ABORTED: ", from the last checkpoint: a process was lost",
+    STUCK: ", from the last checkpoint: a process was stuck",
 }
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # Linux's
 
@@ -95,7 +97,7 @@ def newest_checkpoint(arguments: Sequence[str]) -> int:
     except Exception as error:  # storage that is away for a moment must not end the supervisor
         print(f"supervise: cannot look for checkpoints: {error}", file=sys.stderr, flush=True)
         return -1
-    return max((int(path.parent.name) for path in found if path.parent.name.isdecimal()), default=-1)
+    return max((int(path.parent.name) for path in found if is_step(path.parent.name)), default=-1)
 
 
 class Group:

@@ -85,7 +85,11 @@ def test_all_start_again_when_one_is_killed(supervise, tmp_path):
 
 @pytest.mark.parametrize(
     ("end", "code", "what"),
-    [("os._exit(75)", 75, "lost"), ("os.abort()", 134, "lost"), ("os._exit(76)", 76, "stuck")],
+    [
+        ("os._exit(75)", 75, "lost, or a checkpoint could not be read"),
+        ("os.abort()", 134, "lost"),
+        ("os._exit(76)", 76, "stuck"),
+    ],
 )
 def test_a_run_that_lost_a_process_goes_on(supervise, tmp_path, end, code, what):
     alone = f"import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); attempt or {end}"
@@ -132,6 +136,12 @@ def test_failures_count_anew_after_a_checkpoint(supervise, tmp_path):
 
 def test_a_damaged_checkpoint_that_was_set_aside_is_none(supervise, tmp_path):
     code, _, err = outcome(supervise("checkpoint(f'broken-{attempt}'); exit(1 if attempt < 4 else 0)", "--retries=1"))
+    assert code == 1, err
+    assert len(starts(tmp_path)) == 2
+
+
+def test_a_folder_that_is_no_step_is_no_new_checkpoint(supervise, tmp_path):
+    code, _, err = outcome(supervise("checkpoint(f'00{attempt}'); exit(1 if attempt < 4 else 0)", "--retries=1"))
     assert code == 1, err
     assert len(starts(tmp_path)) == 2
 

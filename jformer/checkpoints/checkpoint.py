@@ -8,9 +8,9 @@ import contextlib
 import json
 import math
 import sys
-import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -18,17 +18,14 @@ import orbax.checkpoint as ocp
 from etils.epath import Path
 from jaxtyping import PyTree
 
+from jformer.checkpoints.folders import delete, quarantine, remove_failed, remove_unfinished, saved_steps
 from jformer.checkpoints.manifest import DamagedError, Manifest, entries, refuse_damage, refuse_mismatch
 from jformer.checkpoints.reading import explain, first_line, on_host, prove, read_together
 from jformer.checkpoints.twice import say_failures_once
-from jformer.errors import UserError
+from jformer.errors import UnavailableError, UserError
 from jformer.parallel import processes
 from jformer.storage import in_bucket
 
-REMOVALS, BETWEEN_REMOVALS = 20, 0.05  # how often what a failed save has begun is removed, and the seconds between
-SETTLED = 8  # so many times in a row nothing of it has come back: its threads have ended
-UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a step's folder until all of it is written
-DELETED, BROKEN = "deleted-", "broken-"  # prefixes of the names of folders that are no steps any more
 MANIFEST = "manifest"
 say_failures_once()  # here, as whoever uses Orbax imports this module
 
@@ -58,7 +55,7 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._saving: Future[None] | None = None
         if clean and processes.is_main_process():
-            self._remove_unfinished()
+            remove_unfinished(self.directory)
 
     def __enter__(self) -> Self:
         return self
@@ -133,8 +130,8 @@ class Checkpoints:
         """Return the items named in `abstract`, with its shardings, proven to be what was saved.
 
         Raises UserError for another shape, dtype or name in `abstract` than was saved, DamagedError for a step that
-        is proven not to be what was saved, and UserError for one that cannot be read just now. All processes call it;
-        all raise what one does.
+        is proven not to be what was saved, and UnavailableError for one that cannot be read just now. All processes
+        call it; all raise what one does.
         """
         where, manifest = self.directory / str(step), self.manifest(step)
         for name, tree in abstract.items():
@@ -142,9 +139,9 @@ class Checkpoints:
                 raise UserError(f"{where}: has no {name}, only {', '.join(manifest.arrays)}")
             refuse_mismatch(manifest.arrays[name], entries(tree), str(where / name))
         args = ocp.args.Composite(**{name: ocp.args.StandardRestore(tree) for name, tree in abstract.items()})
-        items = read_together(lambda: dict(self._orbax.restore(where, args=args)), where)
-        for name, tree in items.items():
-            refuse_damage(manifest.arrays[name], tree, str(where / name))
+        items = read_together(lambda: self._own_items(where, args), where)
+        for name, tree in items.items():  # one after the other: digests of an item add up what all processes hold
+            read_together(partial(refuse_damage, manifest.arrays[name], tree, str(where / name)), where)
         return items
 
     def restore_newest(self, abstract: Mapping[str, PyTree]) -> Restored:
@@ -162,16 +159,18 @@ class Checkpoints:
                 continue
             if self._clean and processes.is_main_process():
                 for damaged in skipped:
-                    self._quarantine(damaged)
+                    quarantine(self.directory, damaged)
             return restored
         raise UserError(f"{self.directory}: no checkpoint is intact; {'; '.join(skipped.values()) or 'there is none'}")
 
     def _own_steps(self) -> list[int]:
         """Return the steps that this process sees; raise UserError where it cannot look."""
         try:
-            return sorted(int(path.name) for path in self._paths() if path.name.isdecimal() and self._is_saved(path))
+            return saved_steps(self.directory)
         except Exception as error:  # those of buckets are not all OSErrors
-            raise UserError(f"{self.directory}: cannot be listed just now ({first_line(error)}); try again") from error
+            raise UnavailableError(
+                f"{self.directory}: cannot be listed just now ({first_line(error)}); try again"
+            ) from error
 
     def _own_manifest(self, step: int) -> Manifest:
         """Return the manifest as this process reads it, without Orbax, which would wait for the other processes."""
@@ -184,25 +183,35 @@ class Checkpoints:
                 raise explain(error, where) from error
         return self._manifests[step]
 
+    def _own_items(self, where: Path, args: ocp.args.Composite) -> dict[str, PyTree]:
+        """Return the items as this process reads them: Orbax's checkpointers wait in the end for the other processes.
+
+        Where one has failed, the others would wait in vain; their handlers wait for nobody.
+        """
+        self._orbax.wait_until_finished()
+        return dict(self._orbax.handler.restore(where, args=args))
+
     def _finish(self, step: int, manifest: Manifest, abstract: Mapping[str, PyTree]) -> None:
         """Wait in a thread for a save; once it is proven on disk, delete the steps that are needed no more."""
         try:
             self._orbax.wait_until_finished()
         except Exception as error:
             if processes.is_main_process():
-                self._remove_failed()
+                remove_failed(self.directory)
             raise self._failure(step, error) from error
         if processes.is_main_process():
             try:
                 self._own_manifest(step)  # as it is on disk
                 costs = self._selection_costs()
-                old = costs.keys() - kept_steps(costs, self._every, self._keep_last)
-                if old and processes.process_count() == 1 and not in_bucket(self.directory):
+                provable = processes.process_count() == 1 and not in_bucket(self.directory)
+                keep_last = self._keep_last if provable else max(2, self._keep_last)  # one more than may be damaged
+                old = costs.keys() - kept_steps(costs, self._every, keep_last)
+                if old and provable:
                     prove(self.directory / str(step), manifest, abstract)
                 for each in old:
-                    self._delete(each)
+                    delete(self.directory, each)
             except DamagedError as error:  # it must not push out one that can be restored
-                self._quarantine(step)
+                quarantine(self.directory, step)
                 raise self._failure(step, error) from error
             except Exception as error:  # this step is saved, whatever a disk or a bucket makes of the old ones
                 line = f"{self.directory}: old checkpoints could not be deleted ({first_line(error)})"
@@ -215,58 +224,8 @@ class Checkpoints:
             try:
                 costs[step] = self._own_manifest(step).selection_cost
             except DamagedError:  # a step that cannot be restored must not push out one that can
-                self._quarantine(step)
+                quarantine(self.directory, step)
         return costs
-
-    def _set_aside(self, step: int, prefix: str) -> Path:
-        """Rename a step, in one move, so that nobody takes it for one any more; return where it lies now."""
-        self._manifests.pop(step, None)
-        new = self.directory / f"{prefix}{step}"
-        if new.exists():
-            new.rmtree()
-        return (self.directory / str(step)).rename(new)
-
-    def _delete(self, step: int) -> None:
-        """Delete a step, under another name first: a killed process must not leave half of it as a step."""
-        (self.directory / str(step) if in_bucket(self.directory) else self._set_aside(step, DELETED)).rmtree()
-
-    def _quarantine(self, step: int) -> None:
-        """Keep a damaged step under another name; in a bucket, where nothing is renamed, delete it."""
-        if in_bucket(self.directory):
-            self._delete(step)
-        else:
-            self._set_aside(step, BROKEN)
-
-    def _paths(self) -> list[Path]:
-        try:
-            return list(self.directory.iterdir())
-        except FileNotFoundError:  # and no other: a folder that may not be looked into is not an empty one
-            return []
-
-    def _is_saved(self, path: Path) -> bool:
-        """Tell a saved step from an empty folder, and from one in a bucket that is still being written."""
-        return path.is_dir() and any(path.iterdir()) and ocp.utils.is_checkpoint_finalized(path)
-
-    def _remove_unfinished(self) -> None:
-        for path in self._paths():
-            half = UNFINISHED in path.name or path.name.startswith(DELETED)
-            if half or (in_bucket(path) and path.name.isdecimal() and not ocp.utils.is_checkpoint_finalized(path)):
-                path.rmtree(missing_ok=True)
-
-    def _remove_failed(self) -> None:
-        """Remove what a failed save has begun, into which its other threads may still write for a moment.
-
-        What cannot be removed now is removed when training goes on.
-        """
-        gone = 0
-        for _ in range(REMOVALS):
-            with contextlib.suppress(Exception):
-                self._remove_unfinished()
-            time.sleep(BETWEEN_REMOVALS)
-            with contextlib.suppress(OSError):
-                gone = 0 if any(UNFINISHED in path.name for path in self._paths()) else gone + 1
-            if gone == SETTLED:
-                return
 
     def _failure(self, step: int, error: BaseException) -> UserError:
         try:

@@ -16,19 +16,21 @@ from jax.sharding import SingleDeviceSharding
 from jaxtyping import PyTree
 
 from jformer.checkpoints.manifest import DamagedError, Manifest, refuse_damage
-from jformer.errors import UserError
+from jformer.errors import UnavailableError, UserError
 from jformer.parallel import processes
 
 T = TypeVar("T")
 STATUS = re.compile(r"[A-Z_]{4,}(?=: )")  # how TensorStore begins the text of every ValueError of its own
 DAMAGE_STATUS = ("NOT_FOUND", "DATA_LOSS", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "OUT_OF_RANGE")
+KINDS = (UserError, UnavailableError, DamagedError)  # of several failures the first counts: what is in doubt must stay
 MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 def read_together(read: Callable[[], T], where: Path) -> T:
     """Return what `read` returns. All processes call it; if it fails in one, all raise the same.
 
-    Raises DamagedError for a step that is proven damaged, UserError for one that cannot be read just now.
+    Raises DamagedError for a step that is proven damaged, UnavailableError for one that cannot be read just now. What
+    `read` does must not wait for the other processes where it can fail in one alone.
     """
     values: list[T] = []
     cause: Exception | None = None
@@ -37,11 +39,11 @@ def read_together(read: Callable[[], T], where: Path) -> T:
     except Exception as error:  # Orbax, TensorStore and those of buckets raise whatever they meet
         cause = error
     own = explain(cause, where) if cause else None
-    told: list[bool | str] | None = [isinstance(own, DamagedError), str(own)] if own else None
-    failure = processes.agree(told, _worst)
+    told = (max(i for i, kind in enumerate(KINDS) if isinstance(own, kind)), str(own)) if own else None
+    failure = processes.agree(told, _first)
     if failure:
-        damaged, text = failure
-        raise (DamagedError if damaged else UserError)(text) from cause
+        kind, text = failure
+        raise KINDS[kind](text) from cause
     return values[0]
 
 
@@ -60,7 +62,7 @@ def prove(where: Path, manifest: Manifest, abstract: Mapping[str, PyTree]) -> No
     A reader of its own does it: the one that wrote has in its cache what should be on disk. It is for one process and
     a disk: of several processes none can read all arrays alone, and those of a bucket come over the network.
 
-    Raises DamagedError if it is not what was saved, UserError if it cannot be read just now.
+    Raises DamagedError if it is not what was saved, UnavailableError if it cannot be read just now.
     """
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
         for name, tree in abstract.items():
@@ -84,7 +86,7 @@ def explain(error: Exception, where: Path) -> UserError:
             error = refusal
         else:
             return DamagedError(f"{where}: {first_line(error)}")
-    return UserError(
+    return UnavailableError(
         f"{where}: cannot be read just now ({first_line(error)}); try again, or move it away if it stays so"
     )
 
@@ -118,6 +120,6 @@ def _open_all(folder: Path) -> None:
                 file.read(1)
 
 
-def _worst(failures: list[list[bool | str] | None]) -> list[bool | str] | None:
-    """Return the first failure that proves no damage, or else the first: what is in doubt must not be deleted."""
-    return min(filter(None, failures), key=lambda failure: bool(failure[0]), default=None)
+def _first(failures: list[tuple[int, str] | None]) -> tuple[int, str] | None:
+    """Return the failure, its place in KINDS and its text, whose kind stands first there, or None if there is none."""
+    return min(filter(None, failures), key=lambda failure: failure[0], default=None)

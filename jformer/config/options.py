@@ -100,7 +100,9 @@ class TrainConfig:
     eval_every: int = 1_000  # validation loss and sample translations; 0 = never
     checkpoint_every: int = 1_000  # must divide eval_every, so that the best evaluation has a checkpoint
     checkpoint_minutes: float = 0.0  # save too, with a row, once the last save is so long ago; 0 = by updates alone
-    keep_last: int = 5  # newest checkpoints kept, never fewer than evaluate.average_last; the best one is kept too
+    # Newest checkpoints kept, never fewer than evaluate.average_last; the best one is kept too. In a bucket, and of
+    # several processes, at least 2: a new one is not read back there, and might be damaged.
+    keep_last: int = 5
     patience: int = 0  # stop after so many evaluations in a row without a better one; 0 = never
     best_by: str = "loss"  # what makes an evaluation better: loss | accuracy | a score of evaluate.during
     accumulation: int = 1  # microbatches of one update, for batches that do not fit the memory at once

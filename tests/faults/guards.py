@@ -117,7 +117,7 @@ GUARDS = {
         test="checkpoints/test_checkpoint.py::test_a_disk_that_is_full_is_one_line_and_old_steps_stay_valid",
     ),
     "half-written steps are removed": Guard(
-        f"{CHECKPOINT}.Checkpoints._remove_unfinished",
+        f"{CHECKPOINT}.remove_unfinished",
         nothing,
         test="checkpoints/test_checkpoint.py::test_half_written_checkpoints_are_removed_and_not_found",
     ),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
-from jformer.errors import DONE, FAILED, LOST, MISTAKE, UserError
+from jformer.errors import DONE, FAILED, LOST, UserError
 from jformer.parallel.processes.alone import Alone
 from jformer.parallel.processes.coordinates import Coordinates
 from jformer.parallel.processes.handshake import refuse_differences, software
@@ -37,7 +37,7 @@ _alone = Alone()
 def joined(own: Coordinates | None, seconds: float = MEETING_SECONDS) -> Iterator[None]:
     """Be one of the processes of a run while this lasts; None is a run of one process, which needs nothing.
 
-    However it ends, it ends for all: a mistake of the user in one process is told by all with exit code 2, one whose
+    However it ends, it ends for all: a UserError in one process is told by all with its exit code, one whose
     output nobody reads any longer ends all without a word, and any other error ends the others with 75. Raises
     AbsentError and UserError if the processes do not come together.
     """
@@ -57,7 +57,7 @@ def joined(own: Coordinates | None, seconds: float = MEETING_SECONDS) -> Iterato
         if _from_jax(error):
             service.wait_for_cause()
             service.end(LOST, line)
-        service.end(MISTAKE, line)
+        service.end(error.code, line)
     except BrokenPipeError:  # who read the answers has left, as head does
         service.end(DONE)
     except BaseException as error:
