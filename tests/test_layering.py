@@ -155,7 +155,8 @@ def public_functions():
     for module, tree in MODULES.items():
         for place in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]:
             for node in place.body:
-                if isinstance(node, ast.FunctionDef) and "_" not in (node.name[0], getattr(place, "name", "")[:1]):
+                hidden = isinstance(place, ast.ClassDef) and place.name.startswith("_")
+                if isinstance(node, ast.FunctionDef) and not hidden and re.match("[^_]|__init__", node.name):
                     yield f"{module}.{node.name}", node
 
 

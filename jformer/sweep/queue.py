@@ -35,7 +35,15 @@ class Queue:
     """The trials of an experiment."""
 
     def __init__(self, experiment: Experiment, workdir: Path, storage: str = "", name: str = "", lease: float = 60.0):
-        """Open the study, which is made if need be; `lease` is how many seconds an owner may say nothing."""
+        """Open the study, which is made if need be.
+
+        Args:
+            experiment: whose trials these are.
+            workdir: of the sweep; without `storage`, the trials are kept in a file there.
+            storage: a URL of Optuna's, such as that of a database.
+            name: of the study; "" = that of the experiment's file.
+            lease: seconds that the owner of a trial may say nothing before others take it.
+        """
         self.experiment, self.lease = experiment, lease
         self._planned = experiment.planned()
         self._where = storage or str(workdir / JOURNAL)

@@ -51,7 +51,13 @@ class Examination:
     def __init__(
         self, model: Model, loss: LossFn, tx: optax.GradientTransformation, mesh: Mesh, seed: int, passes: int = 1
     ) -> None:
-        """Hold what an update is made of; see `make_train_step`. `passes` have dropout of their own."""
+        """Hold what an update is made of.
+
+        Args:
+            model: whose modules are looked at.
+            loss, tx, mesh, seed: those of `make_train_step`.
+            passes: of the model over each row in the loss, each with dropout of its own: two with R-Drop.
+        """
         self._model, self._loss, self._tx, self._mesh = model, loss, tx, mesh
         self._seed, self._passes = seed, passes
         self._calls: list[Module] = []  # modules in the order in which they are done, as tracing finds it

@@ -25,9 +25,14 @@ class Heartbeat:
     """Writes {step, time, loss, phase} when any of them changes; `time` is when step or phase last changed."""
 
     def __init__(self, path: Path, step: int, total: int, show: Callable[[str], None], terminal: bool) -> None:
-        """Say nothing yet. `show` is called with what goes on, and on a terminal with "" when that is over.
+        """Say nothing yet.
 
-        `total` is how many updates there will be.
+        Args:
+            path: of the file.
+            step: how many updates there have been.
+            total: how many there will be.
+            show: called with what goes on, and on a terminal with "" when that is over.
+            terminal: whether a person looks on, who is told sooner.
         """
         self.step, self.loss, self._total = step, math.nan, total
         self._path, self._show = path, show

@@ -55,7 +55,13 @@ class TrainingLog:
     ) -> None:
         """Open the files, dropping rows of later updates that a killed run wrote and its restart repeats.
 
-        `explain` says of an update, skipped not long ago, what of it was not finite.
+        Args:
+            workdir: of the run.
+            config: how many updates there will be, for how long, and how many may be skipped in a row.
+            progress: what was done before this process, counted into what is shown.
+            schedule: the learning rate of every update.
+            cost: what makes FLOPs of work, and shares of FLOPs.
+            explain: says of an update, skipped not long ago, what of it was not finite.
         """
         start = progress.step
         self._record = Record(workdir, config, start, self.say) if processes.is_main_process() else None

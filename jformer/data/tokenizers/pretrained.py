@@ -29,10 +29,15 @@ class FastTokenizer(OneFile):
         kept: Sequence[int] = (),
         split_specials: bool = False,
     ) -> None:
-        """Hold the content of a tokenizer.json, its symbols, and what is put in front of every text.
+        """Hold what the tokenizer does beside cutting texts.
 
-        Where some ids are `kept`, ours are their places in that list, and all others are the unknown one. Special
-        tokens that are spelt in a text are themselves, or text like any other where they are split.
+        Args:
+            content: of a tokenizer.json.
+            symbols: as `Symbols` has them, which `read_symbols` reads.
+            prefix: put in front of every text.
+            cleanup: decoding takes spaces away, as `clean_up` does.
+            kept: if there are any, ours are the places of these ids in the list, and all others are the unknown one.
+            split_specials: special tokens that are spelt in a text are text like any other, not themselves.
         """
         few: dict[str, Any] = {"kept": list(kept)} if kept else {}
         few |= {"split_specials": True} if split_specials else {}
@@ -124,9 +129,15 @@ class PiecesTokenizer(OneFile):
         prefix: str = "",
         added: Sequence[str] = (),
     ) -> None:
-        """Hold a model in base64, the id of every piece, the symbols, and which entries stand for no text.
+        """Hold what the tokenizer is made of.
 
-        Entries that were `added` are no pieces of the model, but texts.
+        Args:
+            model: sentencepiece's, in base64.
+            ids: entry → its id, of all entries.
+            symbols: as `Symbols` has them, which `read_symbols` reads.
+            specials: entries that stand for no text.
+            prefix: put in front of every text.
+            added: entries that are no pieces of the model, but texts.
         """
         more = {"added": list(added)} if added else {}
         super().__init__(

@@ -45,7 +45,15 @@ class Guard:
     """An ASGI application around another one, which gets only requests that have arrived whole."""
 
     def __init__(self, app: App, limits: Limits, access: Access, paths: tuple[str, ...], meters: Meters) -> None:
-        """Let pass whom `access` does; `paths` are those counted by their names."""
+        """Stand before an application.
+
+        Args:
+            app: what answers the requests that are let pass.
+            limits: of bodies, and of the time until one is there.
+            access: who may ask.
+            paths: those that are counted by their names; all others are one.
+            meters: what requests and their times are told to.
+        """
         self._app, self._limits, self._access, self._paths, self._meters = app, limits, access, paths, meters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
