@@ -60,8 +60,8 @@ def test_gradients_written_by_hand_are_those_of_autodiff(cell):
         inputs, state = jnp.asarray(inputs), jnp.asarray(state)
         states = []
         for now, alive in zip(inputs, real, strict=True):
-            after = CELLS[cell](now, state[:, 0] @ kernel + bias, state)
-            state = jnp.where(alive[:, None, None], after, state)
+            after = CELLS[cell](now, state[:, 0] @ kernel + bias, jnp.unstack(state, axis=1))
+            state = jnp.where(alive[:, None, None], jnp.stack(after, axis=1), state)
             states.append(state)
         return jnp.stack(states)
 

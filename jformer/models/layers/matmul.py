@@ -48,7 +48,7 @@ def matmul(
 
 
 def _matmul_forward(x: Array, w: Array, split: str | None, dtype: str | None) -> tuple[Array, tuple[Array, Array]]:
-    x = _materialized(x)
+    x = materialized(x)
     return _multiply(x, w, split, dtype), (
         x,
         w,
@@ -57,7 +57,7 @@ def _matmul_forward(x: Array, w: Array, split: str | None, dtype: str | None) ->
 
 def _matmul_backward(split: str | None, dtype: str | None, saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     x, w = saved
-    g = _materialized(_output(g.astype(x.dtype), split))
+    g = materialized(_output(g.astype(x.dtype), split))
     rows = tuple(range(x.ndim - 1))
     dx = jnp.einsum("...f,df->...d", g, _gathered(w.astype(g.dtype), split))
     # Not with preferred_element_type=float32: XLA:CPU runs no product of two bfloat16 arrays into float32.
@@ -65,8 +65,8 @@ def _matmul_backward(split: str | None, dtype: str | None, saved: tuple[Array, A
     return _input(dx, split), constrain_sharding(dw.astype(w.dtype), *kernel_axes(split))
 
 
-def _materialized(x: Array) -> Array:
-    """Have x computed before it is multiplied.
+def materialized(x: Array) -> Array:
+    """Have x computed, transposed or not, before it is multiplied.
 
     XLA:CPU would fuse its computation into the transposing copy that the weight gradient takes, which then reads and
     writes a few bytes at a time. Elsewhere products read either order, and there is nothing to mend.

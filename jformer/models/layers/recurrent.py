@@ -23,39 +23,43 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from jformer.models.layers.linear import Dense
+from jformer.models.layers.matmul import materialized
 
 State = Float[Array, "b n d"]
+Parts = tuple[Float[Array, "b d"], ...]
+"""The n arrays of a state apart: XLA:CPU computes what is stacked within a loop one number at a time."""
 
 
-def _rnn(inputs: Float[Array, "b z"], recurrent: Float[Array, "b z"], state: State) -> State:
-    return jnp.tanh(inputs + recurrent)[:, None]
+def _rnn(inputs: Float[Array, "b z"], recurrent: Float[Array, "b z"], state: Parts) -> Parts:
+    return (jnp.tanh(inputs + recurrent),)
 
 
-def _lstm(inputs: Float[Array, "b z"], recurrent: Float[Array, "b z"], state: State) -> State:
+def _lstm(inputs: Float[Array, "b z"], recurrent: Float[Array, "b z"], state: Parts) -> Parts:
     input_gate, forget, candidate, output = jnp.split(inputs + recurrent, 4, axis=-1)
-    cell = nn.sigmoid(forget) * state[:, 1] + nn.sigmoid(input_gate) * jnp.tanh(candidate)
-    return jnp.stack([nn.sigmoid(output) * jnp.tanh(cell), cell], axis=1)
+    cell = nn.sigmoid(forget) * state[1] + nn.sigmoid(input_gate) * jnp.tanh(candidate)
+    return nn.sigmoid(output) * jnp.tanh(cell), cell
 
 
-def _gru(inputs: Float[Array, "b z"], recurrent: Float[Array, "b z"], state: State) -> State:
+def _gru(inputs: Float[Array, "b z"], recurrent: Float[Array, "b z"], state: Parts) -> Parts:
     reset_x, update_x, candidate_x = jnp.split(inputs, 3, axis=-1)
     reset_h, update_h, candidate_h = jnp.split(recurrent, 3, axis=-1)
     update = nn.sigmoid(update_x + update_h)
     candidate = jnp.tanh(candidate_x + nn.sigmoid(reset_x + reset_h) * candidate_h)
-    return ((1 - update) * candidate + update * state[:, 0])[:, None]
+    return ((1 - update) * candidate + update * state[0],)
 
 
-CELLS: dict[str, Callable[..., State]] = {"rnn": _rnn, "lstm": _lstm, "gru": _gru}
+CELLS: dict[str, Callable[..., Parts]] = {"rnn": _rnn, "lstm": _lstm, "gru": _gru}
 """cell → (gates of the input, gates of the state, state) → the next state; all in float32."""
 GATES = {"rnn": 1, "lstm": 4, "gru": 3}
 STATES = {"rnn": 1, "lstm": 2, "gru": 1}  # n
 
 
 def _next_state(
-    cell: str, inputs: Float[Array, "b z"], recurrent: Float[Array, "b z"], state: State, real: Bool[Array, " b"]
-) -> State:
+    cell: str, inputs: Float[Array, "b z"], recurrent: Float[Array, "b z"], state: Parts, real: Bool[Array, " b"]
+) -> Parts:
     """Return the next state of every row; that of a row without a real token stays."""
-    return jnp.where(real[:, None, None], CELLS[cell](inputs, recurrent, state), state)
+    after = CELLS[cell](inputs, recurrent, state)
+    return tuple(jnp.where(real[:, None], new, old) for new, old in zip(after, state, strict=True))
 
 
 def _multiply(x: Float[Array, "b d"], kernel: Float[Array, "d z"], dtype: jnp.dtype) -> Float[Array, "b z"]:
@@ -66,12 +70,13 @@ def _multiply(x: Float[Array, "b d"], kernel: Float[Array, "d z"], dtype: jnp.dt
 def _scan(
     cell: str, unroll: int, inputs: Array, kernel: Array, bias: Array, state: State, real: Array
 ) -> tuple[Array, Array]:
-    def step(state: State, now: tuple[Array, Array]) -> tuple[State, tuple[State, Array]]:
-        recurrent = _multiply(state[:, 0], kernel, inputs.dtype) + bias
+    def step(state: Parts, now: tuple[Array, Array]) -> tuple[Parts, tuple[Parts, Array]]:
+        recurrent = _multiply(state[0], kernel, inputs.dtype) + bias
         state = _next_state(cell, now[0].astype(jnp.float32), recurrent, state, now[1])
         return state, (state, recurrent)
 
-    return jax.lax.scan(step, state, (inputs, real), unroll=unroll)[1]
+    states, recurrent = jax.lax.scan(step, jnp.unstack(state, axis=1), (inputs, real), unroll=unroll)[1]
+    return jnp.stack(states, axis=2), recurrent
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -110,19 +115,22 @@ def _run_backward(cell: str, unroll: int, saved: tuple[Array, ...], gradient: Ar
     inputs, kernel, _, state, real, states, recurrent = saved
     before = jnp.concatenate([state[None], states[:-1]])
     one_step = functools.partial(_next_state, cell)
+    transposed = materialized(kernel.T)
 
-    def step(later: State, now: tuple[Array, ...]) -> tuple[State, tuple[Array, Array]]:
+    def step(later: Parts, now: tuple[Any, ...]) -> tuple[Parts, tuple[Array, Array]]:
         gradient, inputs, recurrent, state, real = now
         _, pull = jax.vjp(functools.partial(one_step, real=real), inputs.astype(jnp.float32), recurrent, state)
-        d_inputs, d_recurrent, d_state = pull(gradient + later)
-        d_output = _multiply(d_recurrent, kernel.T, inputs.dtype)
-        return d_state.at[:, 0].add(d_output), (d_inputs.astype(inputs.dtype), d_recurrent)
+        d_inputs, d_recurrent, (d_output, *others) = pull(tuple(map(jnp.add, gradient, later)))
+        d_output += _multiply(d_recurrent, transposed, inputs.dtype)
+        return (d_output, *others), (d_inputs.astype(inputs.dtype), d_recurrent)
 
-    now = (gradient, inputs, recurrent, before, real)
-    d_state, (d_inputs, d_recurrent) = jax.lax.scan(step, jnp.zeros_like(state), now, reverse=True, unroll=unroll)
+    now = (jnp.unstack(gradient, axis=2), inputs, recurrent, jnp.unstack(before, axis=2), real)
+    blank = jnp.unstack(jnp.zeros_like(state), axis=1)
+    d_state, (d_inputs, d_recurrent) = jax.lax.scan(step, blank, now, reverse=True, unroll=unroll)
     outputs, d_gates = before[:, :, 0].astype(inputs.dtype), d_recurrent.astype(inputs.dtype)
     d_kernel = jnp.tensordot(outputs, d_gates, axes=((0, 1), (0, 1))).astype(kernel.dtype)
-    return d_inputs, d_kernel, d_recurrent.sum((0, 1)), d_state, np.zeros(real.shape, jax.dtypes.float0)
+    absent = np.zeros(real.shape, jax.dtypes.float0)
+    return d_inputs, d_kernel, d_recurrent.sum((0, 1)), jnp.stack(d_state, axis=1), absent
 
 
 run_cell.defvjp(_run_forward, _run_backward)
@@ -180,4 +188,5 @@ class RecurrentLayer(nn.Module):
     def step(self, inputs: Float[Array, "b z"], state: State, real: Bool[Array, " b"]) -> State:
         """Return the next state from the gates' part that the inputs make."""
         recurrent = _multiply(state[:, 0], self.state_kernel, inputs.dtype) + self.bias
-        return _next_state(self.cell, inputs.astype(jnp.float32), recurrent, state, real)
+        parts = _next_state(self.cell, inputs.astype(jnp.float32), recurrent, jnp.unstack(state, axis=1), real)
+        return jnp.stack(parts, axis=1)
