@@ -36,7 +36,7 @@ def _rnn(inputs: Float[Array, "b z"], recurrent: Float[Array, "b z"], state: Par
 
 def _lstm(inputs: Float[Array, "b z"], recurrent: Float[Array, "b z"], state: Parts) -> Parts:
     # All gates in one pass, computed once for both results: tanh(x) is 2 sigmoid(2x) - 1.
-    factors = np.repeat(np.float32([1, 1, 2, 1]), state[0].shape[-1])
+    factors = np.repeat(np.array([1, 1, 2, 1], np.float32), state[0].shape[-1])
     gates = materialized(nn.sigmoid((inputs + recurrent) * factors))
     input_gate, forget, candidate, output = jnp.split(gates, 4, axis=-1)
     cell = forget * state[1] + input_gate * (2 * candidate - 1)
