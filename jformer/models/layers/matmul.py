@@ -49,10 +49,8 @@ def matmul(
 
 def _matmul_forward(x: Array, w: Array, split: str | None, dtype: str | None) -> tuple[Array, tuple[Array, Array]]:
     x = materialized(x)
-    return _multiply(x, w, split, dtype), (
-        x,
-        w,
-    )  # not `matmul`, which a policy of rematerialisation could not look into
+    # Not `matmul`, which a policy of rematerialisation could not look into.
+    return _multiply(x, w, split, dtype), (x, w)
 
 
 def _matmul_backward(split: str | None, dtype: str | None, saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:

@@ -26,8 +26,7 @@ from jformer.models.layers.linear import Dense
 from jformer.models.layers.matmul import materialized
 
 State = Float[Array, "b n d"]
-Parts = tuple[Float[Array, "b d"], ...]
-"""The n arrays of a state apart: XLA:CPU computes what is stacked within a loop one number at a time."""
+Parts = tuple[Float[Array, "b d"], ...]  # of a state: stacked in a loop, XLA:CPU computes one number at a time
 
 
 def _rnn(inputs: Float[Array, "b z"], recurrent: Float[Array, "b z"], state: Parts) -> Parts:
@@ -35,9 +34,8 @@ def _rnn(inputs: Float[Array, "b z"], recurrent: Float[Array, "b z"], state: Par
 
 
 def _lstm(inputs: Float[Array, "b z"], recurrent: Float[Array, "b z"], state: Parts) -> Parts:
-    # All gates in one pass, computed once for both results: tanh(x) is 2 sigmoid(2x) - 1.
-    factors = np.repeat(np.array([1, 1, 2, 1], np.float32), state[0].shape[-1])
-    gates = materialized(nn.sigmoid((inputs + recurrent) * factors))
+    factors = np.repeat(np.array([1, 1, 2, 1], np.float32), state[0].shape[-1])  # tanh(x) is 2 sigmoid(2x) - 1
+    gates = materialized(nn.sigmoid((inputs + recurrent) * factors))  # in one pass, and once for both results
     input_gate, forget, candidate, output = jnp.split(gates, 4, axis=-1)
     cell = forget * state[1] + input_gate * (2 * candidate - 1)
     return output * jnp.tanh(cell), cell
@@ -57,11 +55,9 @@ GATES = {"rnn": 1, "lstm": 4, "gru": 3}
 STATES = {"rnn": 1, "lstm": 2, "gru": 1}  # n
 
 
-def _next_state(
-    cell: str, inputs: Float[Array, "b z"], recurrent: Float[Array, "b z"], state: Parts, real: Bool[Array, " b"]
-) -> Parts:
+def _next_state(cell: str, inputs: Array, recurrent: Array, state: Parts, real: Bool[Array, " b"]) -> Parts:
     """Return the next state of every row; that of a row without a real token stays."""
-    after = CELLS[cell](inputs, recurrent, state)
+    after = CELLS[cell](inputs.astype(jnp.float32), recurrent, state)
     return tuple(jnp.where(real[:, None], new, old) for new, old in zip(after, state, strict=True))
 
 
@@ -75,7 +71,7 @@ def _scan(
 ) -> tuple[Array, Array]:
     def step(state: Parts, now: tuple[Array, Array]) -> tuple[Parts, tuple[Parts, Array]]:
         recurrent = _multiply(state[0], kernel, inputs.dtype) + bias
-        state = _next_state(cell, now[0].astype(jnp.float32), recurrent, state, now[1])
+        state = _next_state(cell, now[0], recurrent, state, now[1])
         return state, (state, recurrent)
 
     states, recurrent = jax.lax.scan(step, jnp.unstack(state, axis=1), (inputs, real), unroll=unroll)[1]
@@ -117,23 +113,21 @@ def _run_forward(cell: str, unroll: int, *arguments: Array) -> tuple[Array, tupl
 def _run_backward(cell: str, unroll: int, saved: tuple[Array, ...], gradient: Array) -> tuple[Any, ...]:
     inputs, kernel, _, state, real, states, recurrent = saved
     before = jnp.concatenate([state[None], states[:-1]])
-    one_step = functools.partial(_next_state, cell)
     transposed = materialized(kernel.T)
 
     def step(later: Parts, now: tuple[Any, ...]) -> tuple[Parts, tuple[Array, Array]]:
         gradient, inputs, recurrent, state, real = now
-        _, pull = jax.vjp(functools.partial(one_step, real=real), inputs.astype(jnp.float32), recurrent, state)
+        _, pull = jax.vjp(functools.partial(_next_state, cell, real=real), inputs, recurrent, state)
         d_inputs, d_recurrent, (d_output, *others) = pull(tuple(map(jnp.add, gradient, later)))
         d_output += _multiply(d_recurrent, transposed, inputs.dtype)
-        return (d_output, *others), (d_inputs.astype(inputs.dtype), d_recurrent)
+        return (d_output, *others), (d_inputs, d_recurrent)
 
     now = (jnp.unstack(gradient, axis=2), inputs, recurrent, jnp.unstack(before, axis=2), real)
     blank = jnp.unstack(jnp.zeros_like(state), axis=1)
     d_state, (d_inputs, d_recurrent) = jax.lax.scan(step, blank, now, reverse=True, unroll=unroll)
     outputs, d_gates = before[:, :, 0].astype(inputs.dtype), d_recurrent.astype(inputs.dtype)
     d_kernel = jnp.tensordot(outputs, d_gates, axes=((0, 1), (0, 1))).astype(kernel.dtype)
-    absent = np.zeros(real.shape, jax.dtypes.float0)
-    return d_inputs, d_kernel, d_recurrent.sum((0, 1)), jnp.stack(d_state, axis=1), absent
+    return d_inputs, d_kernel, d_recurrent.sum((0, 1)), jnp.stack(d_state, axis=1), None
 
 
 run_cell.defvjp(_run_forward, _run_backward)
@@ -191,5 +185,4 @@ class RecurrentLayer(nn.Module):
     def step(self, inputs: Float[Array, "b z"], state: State, real: Bool[Array, " b"]) -> State:
         """Return the next state from the gates' part that the inputs make."""
         recurrent = _multiply(state[:, 0], self.state_kernel, inputs.dtype) + self.bias
-        parts = _next_state(self.cell, inputs.astype(jnp.float32), recurrent, jnp.unstack(state, axis=1), real)
-        return jnp.stack(parts, axis=1)
+        return jnp.stack(_next_state(self.cell, inputs, recurrent, jnp.unstack(state, axis=1), real), axis=1)
