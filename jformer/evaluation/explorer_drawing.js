@@ -12,27 +12,29 @@ function element(name, attributes = {}, ...children) {
 }
 
 /** Return the bytes that a text in base64 stands for. */
-const bytes = (text) => Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+const bytes = (text) =>
+  Uint8Array.fromBase64?.(text) ?? Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
 
-/** Return the element under a number once the page has been read as far as behind it. */
-function arrived(i) {
-  const found = document.getElementById(`packed${i}`);
-  if (found?.nextElementSibling) return found;
-  return new Promise((done) => {
-    const reading = new MutationObserver(() => {
-      reading.disconnect();
-      done(arrived(i));
-    });
-    reading.observe(document.body, { childList: true });
-  });
+const packed = []; // by number, what the page has packed and was read so far
+const awaiting = []; // to be called when more of the page was read
+
+/** Take what was read out of the page: its text would stay in memory, and is a third larger than its bytes. */
+function take() {
+  const next = () => document.getElementById(`packed${packed.length}`);
+  for (let found = next(); found?.nextElementSibling; found = next()) {
+    packed.push(bytes(found.textContent)); // whole, as something follows it
+    found.remove();
+  }
+  for (const go of awaiting.splice(0)) go();
 }
+new MutationObserver(take).observe(document.body, { childList: true });
 
-/** Return the bytes that the page has packed under a number. */
+/** Return the bytes that the page has packed under a number, as soon as it was read as far as that. */
 async function unpack(i) {
-  const packed = bytes((await arrived(i)).textContent);
+  while (i >= packed.length) await new Promise((go) => awaiting.push(go));
   const given = new ReadableStream({
     start(controller) {
-      controller.enqueue(packed);
+      controller.enqueue(packed[i]);
       controller.close();
     },
   });
