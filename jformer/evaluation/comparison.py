@@ -1,7 +1,8 @@
 """Runs that differ in nothing but their seed, taken together as an arm, and arms compared with one of them.
 
-Seeds are compared by Student's t, in pairs. Scores of text are compared by sacreBLEU's paired bootstrap instead, on the
-runs' outputs. This module knows no sweep; `compare` and the report of a sweep show its results.
+Seeds are compared by Student's t, in pairs. Scores of text, and F1, are compared by a paired bootstrap of the runs'
+outputs instead (Koehn 2004), and so are shares of right lines where one seed leaves nothing else. This module knows no
+sweep; `compare` and the report of a sweep show its results.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ from jformer.config.options import TEXT_SCORES
 from jformer.errors import UserError
 from jformer.evaluation import plots, records
 from jformer.evaluation.plots import Line
+from jformer.evaluation.resampling import SHARES, is_resampled, resample
 from jformer.evaluation.statistics import (
     SAMPLES,
     Difference,
@@ -22,10 +24,8 @@ from jformer.evaluation.statistics import (
     Resampled,
     estimate,
     holm,
-    paired_bootstrap,
     paired_difference,
 )
-from jformer.tasks.metrics import text_metric
 
 MOST_RESAMPLED = 60  # runs; a tenth of a second to a second each
 NO_DIFFERENCE = Difference(math.nan, None, None)
@@ -124,21 +124,19 @@ def mean_curve(label: str, runs: Sequence[Path], name: str) -> Line:
 
 
 def resampled(baseline: Path, others: Sequence[Path], metric: str) -> list[Resampled]:
-    """Return the paired bootstrap of a text score, "SET/NAME", for the baseline and the other runs.
+    """Return the paired bootstrap of a score, "SET/NAME", for the baseline and the other runs.
 
     Raises UserError where the references are not those of the scores any more, or the outputs do not give them.
     """
     key, _, name = metric.partition("/")
     runs = [baseline, *others]
-    options = records.saved_config(baseline).evaluate
-    references = records.references(baseline, key)
+    pairs = records.examples(baseline, key)
     entries = [records.results(run)[key] for run in runs]
     outputs = [records.outputs(run, key) for run in runs]
     for run, entry, lines in zip(runs, entries, outputs, strict=True):
-        if entry["checksum"] != entries[0]["checksum"] or len(lines) != len(references[0]):
+        if entry["checksum"] != entries[0]["checksum"] or len(lines) != len(pairs):
             raise UserError(f"{run}: was scored with another test set {key!r} than {baseline}")
-    score = text_metric(name, options.tokenize, options.lowercase)
-    found = paired_bootstrap(score, outputs[0], outputs[1:], references)
+    found = resample(records.saved_config(baseline), name, outputs, pairs)
     for run, entry, again in zip(runs, entries, found, strict=True):
         if not math.isclose(entry[name]["score"], again.score, abs_tol=1e-6):
             raise UserError(
@@ -160,8 +158,11 @@ def _tests(
 ) -> tuple[dict[str, float], str]:
     """Return label → p, and what gives it."""
     student = {label: found.p for label, found in differences.items() if found.p is not None}
-    test = "p of paired t tests"
-    if metric.rpartition("/")[2] not in TEXT_SCORES:
+    test, (key, _, name) = "p of paired t tests", metric.partition("/")
+    run = next(iter(base.runs.values()), None)
+    if not run or key not in records.results(run) or not is_resampled(records.saved_config(run), name):
+        return student, test
+    if name in SHARES and student:
         return student, test
     if sum(len(arm.runs) for arm in others) > MOST_RESAMPLED:
         return student, f"{test}, for so many runs, in place of bootstraps of their outputs"
@@ -169,8 +170,9 @@ def _tests(
         found = _resampled_over_seeds(base, others, metric)
     except UserError as error:
         return student, f"{test}, in place of bootstraps of the outputs: {error}"
+    whose = "sacreBLEU's paired bootstrap" if name in TEXT_SCORES else "a paired bootstrap"
     return found, (
-        f"p of sacreBLEU's paired bootstrap of the outputs ({SAMPLES:,} samples), the largest of the seeds', or 1 "
+        f"p of {whose} of the outputs ({SAMPLES:,} samples), the largest of the seeds', or 1 "
         "where seeds disagree about which is better: intervals speak of other seeds, p of other sentences"
     )
 

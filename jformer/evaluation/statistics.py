@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.95
 SAMPLES = 1_000  # of a bootstrap
+SEED = 12_345  # of its samples: sacreBLEU's
 
 
 class Estimate(NamedTuple):
@@ -59,6 +60,26 @@ class Resampled(NamedTuple):
     score: float
     margin: float
     p: float
+
+
+class Ratios(NamedTuple):
+    """A score that is a ratio of sums over lines, or the mean of several such ratios, one for each class.
+
+    Letter in shapes: e entries of the sums, any number of a line.
+    """
+
+    lines: np.ndarray  # int [e]: the line that an entry is of, from 0
+    classes: np.ndarray  # int [e], from 0
+    parts: np.ndarray  # f64 [e]
+    wholes: np.ndarray  # f64 [e]
+    empty: float = 0.0  # the score where no class has anything to be divided by; otherwise such classes are left out
+
+    def score(self, times: np.ndarray) -> float:
+        """Return the score where each line stands so many times in the test set."""
+        weights = times[self.lines]
+        parts, wholes = (np.bincount(self.classes, weights * each) for each in (self.parts, self.wholes))
+        met = wholes > 0
+        return float((parts[met] / wholes[met]).mean()) if met.any() else self.empty
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -143,6 +164,26 @@ def paired_bootstrap(
     return [Resampled(first.score, float(first.ci), 1.0)] + [
         Resampled(other.score, float(other.ci), 1.0 if other.score == first.score else other.p_value)
         for other in others
+    ]
+
+
+def paired_bootstrap_of_ratios(lines: int, systems: Sequence[Ratios]) -> list[Resampled]:
+    """Score systems by ratios of sums, and resample their lines as `paired_bootstrap` does: the same samples and test.
+
+    The first system is the baseline.
+    """
+    draw, drawn = np.random.default_rng(SEED), np.empty((SAMPLES, len(systems)))
+    for sample in drawn:
+        times = np.bincount(draw.integers(0, lines, lines), minlength=lines)
+        sample[:] = [system.score(times) for system in systems]
+    scores = [system.score(np.ones(lines)) for system in systems]
+    ordered, cut = np.sort(drawn, axis=0), SAMPLES // 40  # 2.5 % at either end
+    margins = (ordered[SAMPLES - cut - 1] - ordered[cut]) / 2
+    gaps = np.abs(drawn - drawn[:, :1])
+    larger = (gaps - gaps.mean(axis=0) > np.abs(np.subtract(scores, scores[0]))).sum(axis=0)
+    return [
+        Resampled(score, float(margin), 1.0 if score == scores[0] else float(count + 1) / (SAMPLES + 1))
+        for score, margin, count in zip(scores, margins, larger, strict=True)
     ]
 
 

@@ -150,8 +150,16 @@ def _correlation(a: np.ndarray, b: np.ndarray) -> float:
 def answer_scores(answers: Sequence[str], examples: Sequence[Pair]) -> Scores:
     """Return SQuAD's exact match and F1 (Rajpurkar et al. 2016, section 6; 2018 for questions without an answer).
 
-    Both are means over examples of the best value over an example's answers, overall and in each group of examples
-    where there are several. Answers of which normalizing leaves nothing do not count beside others.
+    Both are means over examples of `answer_values`, overall and in each group of examples where there are several.
+    """
+    groups = [pair.group for pair in examples] if len({pair.group for pair in examples}) > 1 else None
+    return {name: _in_groups(values, groups) for name, values in answer_values(answers, examples).items()}
+
+
+def answer_values(answers: Sequence[str], examples: Sequence[Pair]) -> dict[str, list[float]]:
+    """Return exact match and F1 of every answer: the best value over an example's answers.
+
+    Those of which normalizing leaves nothing do not count beside others.
     """
     _check_lengths(answers, [pair.target for pair in examples])
     references = [[text for text in (pair.target, *pair.others) if normalized(text)] or [""] for pair in examples]
@@ -159,12 +167,8 @@ def answer_scores(answers: Sequence[str], examples: Sequence[Pair]) -> Scores:
         "exact_match": lambda answer, reference: float(normalized(answer) == normalized(reference)),
         "f1": token_f1,
     }
-    groups = [pair.group for pair in examples] if len({pair.group for pair in examples}) > 1 else None
     return {
-        name: _in_groups(
-            [max(measure(answer, each) for each in texts) for answer, texts in zip(answers, references, strict=True)],
-            groups,
-        )
+        name: [max(measure(answer, each) for each in texts) for answer, texts in zip(answers, references, strict=True)]
         for name, measure in measures.items()
     }
 

@@ -1,0 +1,106 @@
+"""Scores of a test set, made again from a run's outputs and from those that a bootstrap draws (Koehn 2004). No JAX."""
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+import numpy as np
+
+from jformer.config.options import TEXT_SCORES, Config
+from jformer.data.sources.split import Pair
+from jformer.data.tokenizers.lists import NORMALIZATIONS, label_set
+from jformer.evaluation.statistics import Ratios, Resampled, paired_bootstrap, paired_bootstrap_of_ratios
+from jformer.tasks.cider import cider_d
+from jformer.tasks.metrics import answer_values, reference_texts, text_metric
+from jformer.tasks.spans import span_counts
+
+SHARES = ("exact_match", "accuracy")  # of lines, or of words, that are right
+OF_LABELS = ("micro_f1", "macro_f1")
+OF_SPANS: Mapping[str, tuple[int, ...]] = {  # name → which of found and wanted spans it is divided by
+    "span_f1": (1, 2),
+    "span_precision": (1,),
+    "span_recall": (2,),
+}
+RESAMPLED = (*TEXT_SCORES, "cider", "f1", *OF_LABELS, *OF_SPANS, *SHARES)
+
+
+def is_resampled(config: Config, name: str) -> bool:
+    """Tell whether a score of the config's task is made of outputs, line by line."""
+    return name in RESAMPLED and config.task != "mlm"  # whose accuracy is of tokens, and no line is written
+
+
+def resample(config: Config, name: str, outputs: Sequence[Sequence[str]], pairs: Sequence[Pair]) -> list[Resampled]:
+    """Return a score of several runs' outputs for one test set, with its interval and p against the first of them.
+
+    It is of the task and by the options of a config. Returns nothing for a score that such outputs do not give.
+    """
+    if name in TEXT_SCORES:
+        metric = text_metric(name, config.evaluate.tokenize, config.evaluate.lowercase)
+        return paired_bootstrap(metric, outputs[0], outputs[1:], reference_texts(pairs))
+    systems = [ratios for each in outputs if (ratios := ratios_of(config, name, each, pairs))]
+    return paired_bootstrap_of_ratios(len(pairs), systems) if len(systems) == len(outputs) else []
+
+
+def ratios_of(config: Config, name: str, outputs: Sequence[str], pairs: Sequence[Pair]) -> Ratios | None:
+    """Return what the lines of a test set add to a score of the config's task; None for one that is no such sum."""
+    if name == "cider":  # how rare words are in the references stays what the whole test set says
+        return _mean(cider_d(outputs, list(zip(*reference_texts(pairs), strict=True))))
+    if config.task == "qa":
+        values = answer_values(outputs, pairs)
+        return _mean(values[name]) if name in values else None
+    if config.task == "tag":
+        return _of_tags(name, [text.split() for text in outputs], [pair.target.split() for pair in pairs])
+    if config.task == "classify":
+        normalize = NORMALIZATIONS[config.data.normalization]
+        return _of_labels(config.data.labels, name, outputs, [normalize(pair.target) for pair in pairs])
+    if name in SHARES:
+        return _mean([out in (pair.target, *pair.others) for out, pair in zip(outputs, pairs, strict=True)])
+    return None
+
+
+def _of_labels(kind: str, name: str, outputs: Sequence[str], targets: Sequence[str]) -> Ratios | None:
+    parted = (lambda text: set(label_set(text))) if kind == "several" else (lambda text: {text})
+    found, wanted = [parted(text) for text in outputs], [parted(text) for text in targets]
+    if name in SHARES:
+        return _mean([ours == theirs for ours, theirs in zip(found, wanted, strict=True)])
+    if name in OF_LABELS and kind != "number":
+        return _f1(name, [[labels] for labels in found], [[labels] for labels in wanted])
+    return None
+
+
+def _of_tags(name: str, found: Sequence[Sequence[str]], wanted: Sequence[Sequence[str]]) -> Ratios | None:
+    both = list(zip(found, wanted, strict=True))
+    if name == "exact_match":
+        return _mean([ours == theirs for ours, theirs in both])
+    if name == "accuracy":
+        right = [sum(map(str.__eq__, ours, theirs)) for ours, theirs in both]
+        return _ratio(right, [len(theirs) for _, theirs in both])
+    if name in OF_LABELS:
+        return _f1(name, *([[{tag} for tag in tags] for tags in side] for side in (found, wanted)))
+    if name in OF_SPANS:
+        by = OF_SPANS[name]
+        counts = [[each.total() for each in span_counts(ours, theirs)] for ours, theirs in both]
+        return _ratio([len(by) * each[0] for each in counts], [sum(each[i] for i in by) for each in counts])
+    return None
+
+
+def _f1(name: str, found: Sequence[Sequence[AbstractSet[str]]], wanted: Sequence[Sequence[AbstractSet[str]]]) -> Ratios:
+    """Return F1 of labels: of each line as many sets as it has things with labels, such as words."""
+    entries = [
+        (line, label, label in ours & theirs)
+        for line, sets in enumerate(zip(found, wanted, strict=True))
+        for ours, theirs in zip(*sets, strict=True)
+        for label in (*ours, *theirs)
+    ]
+    lines, labels, shared = zip(*entries, strict=True) if entries else ((), (), ())
+    number = {label: i for i, label in enumerate(dict.fromkeys(labels))}
+    classes = [number[label] if name == "macro_f1" else 0 for label in labels]
+    return Ratios(np.array(lines, int), np.array(classes, int), np.array(shared, float), np.ones(len(lines)), 1.0)
+
+
+def _mean(values: Sequence[float]) -> Ratios:
+    return _ratio(values, np.ones(len(values)))
+
+
+def _ratio(parts: Sequence[float], wholes: Sequence[float] | np.ndarray) -> Ratios:
+    lines = np.arange(len(parts))
+    return Ratios(lines, np.zeros_like(lines), np.array(parts, float), np.asarray(wholes, float))
