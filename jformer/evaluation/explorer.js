@@ -4,7 +4,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const { examples } = data;
 const main = document.getElementById("explorer");
-const THUMBNAIL = 168; // pixels of a small map at most
+const THUMBNAIL = Math.min(168, Math.ceil(84 * devicePixelRatio)); // pixels of a small map at most: those of the screen
 const MOST_LINES = 80; // tokens a side up to which lines are drawn
 const state = { example: 0, part: 0, layer: 0, head: "mean", row: 0, column: 0 };
 const waiting = []; // small maps that are not drawn before the large one
@@ -136,7 +136,9 @@ async function showDetail() {
 }
 
 function showChoices() {
-  const rows = examples[state.example].choices.map(([token, probability, likeliest]) => {
+  const { choices } = examples[state.example];
+  const hidden = choices.some(([, , , read]) => read);
+  const rows = choices.map(([token, probability, likeliest, read]) => {
     const number = element(
       "span",
       {},
@@ -144,9 +146,13 @@ function showChoices() {
       probability.toFixed(3),
     );
     const others = likeliest.filter(([other]) => other !== token).map(([other, p]) => `${other} ${p.toFixed(3)}`);
-    return [token, number, others.join(" · ")];
+    return [...(hidden ? [read] : []), token, number, others.join(" · ")];
   });
-  main.querySelector("#choices").replaceChildren(tableOf(["token", "probability", "likeliest others"], rows));
+  main.querySelector("#chosen").textContent = hidden
+    ? "What was hidden, and what it might be"
+    : "What it wrote, and what else it might have";
+  const names = [...(hidden ? ["read"] : []), "token", "probability", "likeliest others"];
+  main.querySelector("#choices").replaceChildren(tableOf(names, rows));
 }
 
 function choose(name, label, options, then) {
@@ -210,7 +216,7 @@ main.append(
   element("div", { id: "legend" }),
   element("output", { "aria-live": "polite" }),
   element("div", { class: "views" }, element("div", { id: "map", class: "scroll" }), scrolled("lines")),
-  element("h2", {}, "What it wrote, and what else it might have"),
+  element("h2", { id: "chosen" }),
   scrolled("choices"),
   ...sections.map(([details]) => details),
 );

@@ -26,6 +26,7 @@ from jformer.inference.embeddings import Plane, Positions, embedding_planes, pos
 from jformer.inference.predict import Predictor, load
 from jformer.inference.search_tree import has_beam
 
+RESTORING = ("mlm", "denoise")  # tasks whose only text is hidden in part
 MOST_EXAMPLES = 50  # of one page; each takes up to layers × heads × tokens² bytes
 PROGRAMS = ("explorer_drawing", "explorer_picture", "explorer_tree", "explorer_tables", "explorer")
 
@@ -42,7 +43,8 @@ def explore(config: Config, workdir: RunPath, source: str, output: str, form: st
     """Write what a run attends to in the lines of a file, and return what was written.
 
     A line is a source, or a source, a TAB and the target to look at instead of the run's own answer; a question and its
-    context, or two texts of a classifier, with a TAB between them, are a source.
+    context, or two texts of a classifier, with a TAB between them, are a source; of runs of mlm and denoise all of it is
+    a text, of which they hide some.
 
     Args:
         config: what takes the place of the run's own, to decode otherwise.
@@ -105,6 +107,8 @@ def _pair(line: str, predictor: Predictor) -> tuple[str, str | None]:
     if it is a label.
     """
     task = predictor.config.task
+    if task in RESTORING:
+        return line, None
     if task == "classify":
         texts, tab, last = line.rpartition("\t")
         return (texts, last) if tab and _is_label(last, predictor.tokenizers[1]) else (line, None)
@@ -123,7 +127,8 @@ def _is_label(text: str, labels: Tokenizer) -> bool:
 
 def show(predictor: Predictor, pairs: Sequence[tuple[str, str | None]], attended: Sequence[Attended]) -> list[Shown]:
     """Return what the page shows of each pair: the search where the target is the run's own answer, found by a beam."""
-    planes = embedding_planes(predictor, [(each.source, each.target) for each in attended])
+    texts = [(each.source if predictor.task.answer else each.target, each.target) for each in attended]
+    planes = embedding_planes(predictor, texts)
     answered = [i for i, (_, target) in enumerate(pairs) if target is None]
     trees: dict[int, list[SearchTree]] = {}
     if answered and has_beam(predictor.task.answer, predictor.config.decode):
@@ -155,8 +160,8 @@ def _example(shown: Shown, packed: list[str]) -> dict[str, Any]:
             for part in sorted(attended.parts, key=heatmaps.order)
         ],
         "choices": [
-            [choice.token, round(choice.probability, 4), [[token, round(p, 4)] for token, p in choice.likeliest]]
-            for choice in attended.choices
+            [each.token, round(each.probability, 4), [[token, round(p, 4)] for token, p in each.likeliest], each.read]
+            for each in attended.choices
         ],
     }
 

@@ -62,6 +62,7 @@ class Choice(NamedTuple):
     token: str
     probability: float
     likeliest: tuple[tuple[str, float], ...]
+    read: str = ""  # what the model read in its place, where some tokens of a text are hidden
 
 
 class Attended(NamedTuple):

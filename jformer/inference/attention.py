@@ -15,6 +15,7 @@ from jaxtyping import PyTree
 from jformer.data.sources.split import Pair
 from jformer.data.spans import END, START
 from jformer.data.tokenizers import NUM_SYMBOLS
+from jformer.errors import UserError
 from jformer.inference.answers import EncodedPair
 from jformer.inference.attended import Attended, Attention, Choice, Labels, Part
 from jformer.inference.batching import refuse_nan
@@ -27,6 +28,7 @@ from jformer.tasks.losses import span_log_probs
 from jformer.tasks.task import CLASSES, SPAN
 
 LIKELIEST = 5  # tokens that are told for every position
+MASK, SENTINEL = "<mask>", "<extra_id_{}>"  # as BART and T5 call theirs: what noise puts in past the vocabulary
 BLOCKS = {  # part → where the weights of a Transformer's layers are
     Part.ENCODER_SELF: ("encoder", "self_attn"),
     Part.DECODER_SELF: ("decoder", "self_attn"),
@@ -48,8 +50,7 @@ class WatchedPass:
         """
         forced = _make_pass(self._model, self._inputs.task.answer)
         found = []
-        for pair, encoded in zip(pairs, self._encoded(pairs), strict=True):
-            batch = self._inputs.pair_arrays([encoded], 1)
+        for pair, batch in zip(pairs, self._batches(pairs), strict=True):
             seen, masks, likely = jax.device_get(forced(params, batch))
             refuse_nan(likely.max(axis=-1).ravel().tolist())
             parts = {part.part: part for part in self._parts(batch, seen, masks)}
@@ -69,10 +70,16 @@ class WatchedPass:
             )
         return found
 
-    def _encoded(self, pairs: Sequence[Pair]) -> list[EncodedPair]:
+    def _batches(self, pairs: Sequence[Pair]) -> Iterator[dict[str, np.ndarray]]:
+        """Yield a batch for every pair; where a task has no answers, noise hides some of its target."""
+        if not self._inputs.task.answer:
+            yield from (self._inputs.noised_arrays(pair.target) for pair in pairs)
+            return
         if self._inputs.task.answer == SPAN:
-            return [EncodedPair(*marked_pair(self._inputs.encoder, pair)) for pair in pairs]
-        return self._inputs.encode_pairs([(pair.source, pair.target) for pair in pairs])
+            encoded = [EncodedPair(*marked_pair(self._inputs.encoder, pair)) for pair in pairs]
+        else:
+            encoded = self._inputs.encode_pairs([(pair.source, pair.target) for pair in pairs])
+        yield from (self._inputs.pair_arrays([each], 1) for each in encoded)
 
     def _parts(
         self, batch: Mapping[str, np.ndarray], seen: Mapping[str, Any], masks: Mapping[str, np.ndarray]
@@ -106,13 +113,16 @@ class WatchedPass:
         return self._written(side, batch[name][0][segments[0] > 0].tolist())
 
     def _written(self, side: int, ids: Sequence[int]) -> Labels:
-        tokens = self._inputs.tokenizers[side].tokens
-        return tuple(tokens[i] if i < len(tokens) else f"<{i}>" for i in ids)  # symbols of the task lie past them
+        tokens, symbols = self._inputs.tokenizers[side].tokens, self._inputs.task.symbols
+        names = [MASK] if symbols == 1 else [SENTINEL.format(i) for i in range(symbols)]
+        written = (*tokens, *names)
+        return tuple(written[i] if i < len(written) else f"<{i}>" for i in ids)  # a model may have rows past them
 
     def _choices(self, batch: Mapping[str, np.ndarray], likely: np.ndarray) -> tuple[Choice, ...]:
         """Return the choice at every position that predicts something, or of every label, or of both ends of a span.
 
-        Classes are numbered from 0. A number was no choice among others.
+        Classes are numbered from 0. A number was no choice among others. Without a target, what is predicted is hidden
+        in the source.
         """
         answer, wanted = self._inputs.task.answer, batch["target_out"][0]
         if answer == "number":
@@ -123,10 +133,12 @@ class WatchedPass:
         if answer == "labels":
             places = [(0, int(label)) for label in np.flatnonzero(wanted)]
         first, choices = NUM_SYMBOLS if answer in CLASSES else 0, []
+        read = self._labels(batch, "source") if not answer and "target_segments" not in batch else ()
         for t, target in places:
             best = np.argsort(-likely[t])[:LIKELIEST].tolist()
             token, *others = self._written(1, [first + i for i in (target, *best)])
-            choices.append(_choice(token, others, likely[t], target, best))
+            choice = _choice(token, others, likely[t], target, best)
+            choices.append(choice._replace(read=read[t]) if read else choice)
         return tuple(choices)
 
     def _ends(self, batch: Mapping[str, np.ndarray], likely: np.ndarray) -> tuple[Choice, ...]:
@@ -139,6 +151,17 @@ class WatchedPass:
             others = [tokens[i] for i in best]
             choices.append(_choice(f"{name}: {tokens[place]}", others, likely[:, side], place, best))
         return tuple(choices)
+
+
+def to_restore(pairs: Sequence[tuple[str | None, str | None]]) -> list[Pair]:
+    """Return texts that are given as sources as what a task that hides some of them has to restore, its targets.
+
+    Raises UserError for an empty one, and where there is a target.
+    """
+    for text, target in pairs:
+        if target is not None or not (text or "").strip():
+            raise UserError("a run of mlm or denoise restores a text: attend([('a text', None)]), and no target")
+    return [Pair("", text or "") for text, _ in pairs]
 
 
 def _choice(token: str, others: Sequence[str], likely: np.ndarray, target: int, best: Sequence[int]) -> Choice:

@@ -44,6 +44,7 @@ def embedding_planes(predictor: Predictor, pairs: Sequence[tuple[str, str]]) -> 
     """Return for each source and target the planes of their tokens, one for each table that they are read from.
 
     The axes are the principal components of the example's own tokens (Pearson 1901). Images and labels are in no table.
+    Of a task that restores a text, source and target are that text.
     """
     found = []
     for pair in predictor.inputs.encode_pairs(pairs):
@@ -55,7 +56,7 @@ def _read(predictor: Predictor, pair: EncodedPair) -> dict[str, list[int]]:
     """Return the distinct tokens, in order, that a model reads from each of its tables."""
     inputs, tables = predictor.inputs, predictor.params
     source = () if inputs.of_images or inputs.continues else pair.source
-    target = pair.target if predictor.task.answer in ("text", "continuation") else ()
+    target = pair.target if predictor.task.answer in ("text", "continuation", "") else ()
     sides = {"source_embedding": source, "target_embedding": target}
     if "target_embedding" not in tables:  # one table for both, whatever its name
         sides = dict.fromkeys(("source_embedding", "embedding"), (*source, *target))

@@ -205,6 +205,19 @@ class Inputs:
         refuse_foreign_ids(arrays, self._id_limits, "the text to score")
         return arrays
 
+    def noised_arrays(self, text: str) -> dict[str, np.ndarray]:
+        """Return the batch of one text of which the task's noise hides some: what it hides is the same each time."""
+        (pair,) = self.encode_pairs([(text, text)])  # a side either reads it or holds nothing
+        sizes = self.features.lengths(np.array([len(pair.source)]), np.array([len(pair.target)]))
+        needed, most = (
+            max(int(size[0]) for size in sizes),
+            max(self.encoder.source.max_length, self.encoder.target.max_length),
+        )
+        length = max(needed, min(_padded(needed), most))  # there may be no positions past it
+        arrays = self._features([pair.source], [pair.target], Shape(1, length, length))
+        refuse_foreign_ids(arrays, self._id_limits, "the text to look into")
+        return arrays
+
     def length(self, source: Sequence[int]) -> int:
         """Return how many tokens of a source a batch must have room for: of an image none."""
         return 0 if self.of_images else len(source)

@@ -30,7 +30,7 @@ from jformer.inference.answers import (
     joined,
 )
 from jformer.inference.attended import Attended
-from jformer.inference.attention import WatchedPass
+from jformer.inference.attention import WatchedPass, to_restore
 from jformer.inference.batching import (
     BatchedSearch,
     CompileClock,
@@ -187,16 +187,17 @@ class Predictor:
 
         A target of None is the run's own answer. A language model reads a target alone; without one, it goes on from
         the source. A label is a target; an answer to a question is words of its context, and of several windows of it
-        the one with the answer is shown.
+        the one with the answer is shown. A run of mlm or denoise reads a source alone, of which noise hides some, the
+        same each time; the text that it is to restore is its target.
 
-        Raises UserError for a task without answers, for an ensemble, whose members attend each by itself, for what is
-        no list of pairs of texts, and for weights that give no numbers.
+        Raises UserError for an ensemble, whose members attend each by itself, for what is no list of pairs of texts,
+        and for weights that give no numbers.
         """
-        if not self.task.answer:
-            raise UserError(f"task={self.config.task!r} has no answers to look into")
         if self.members:
             raise UserError("decode.ensemble: the members of an ensemble attend each by itself; leave it out")
         self._check_pairs(pairs, "attend([('a source', 'its target'), ('another', None)])", answered=True)
+        if not self.task.answer:
+            return self._watched(self.params, to_restore(pairs))
         asked = [i for i, (_, target) in enumerate(pairs) if target is None]
         answers = iter(self.generate([pairs[i][0] for i in asked]) if asked else ())
         whole = []

@@ -298,6 +298,21 @@ def test_the_format_is_that_of_the_flag_or_of_the_name(tmp_path, monkeypatch, ou
     assert (tmp_path / output).read_bytes().startswith(begins)
 
 
+def test_hidden_tokens_stand_beside_what_was_read_in_their_places():
+    choice = Choice("a", 0.9, (("a", 0.9), (HOSTILE, 0.05)), read=HOSTILE)
+    attended = example().attended
+    drawn = browser.draw(explorer.explorer_page("x", [Shown(attended._replace(choices=(choice,)))]))
+    assert drawn.console == []
+    assert '<h2 id="chosen">What was hidden, and what it might be</h2>' in drawn.html
+    assert f"<td>{html.escape(HOSTILE, quote=False)}</td><td>a</td>" in drawn.html
+    assert '<th scope="col">read</th>' not in browser.draw(explorer.explorer_page("x", [Shown(attended)])).html
+
+
+@pytest.mark.parametrize("task", ["mlm", "denoise"])
+def test_all_of_a_line_is_a_text_to_restore(task):
+    assert explorer._pair("a\tb", SimpleNamespace(config=SimpleNamespace(task=task))) == ("a\tb", None)
+
+
 def test_a_question_has_its_context_before_the_answer():
     run = SimpleNamespace(config=SimpleNamespace(task="qa"))
     assert [explorer._pair(line, run) for line in ("who\ta cat", "who\ta cat\tcat")] == [

@@ -17,6 +17,7 @@ from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.head_config import HeadConfig
 from jformer.models.recurrent_config import RecurrentConfig
 from jformer.tasks.build import build_task
+from jformer.tasks.task import make_loss
 
 TEXT = learn("char", ["abcdefgh "], 99, "identity", False)
 LABELS = learn("label", ["good", "bad"], 99, "identity", False)
@@ -25,9 +26,10 @@ RECURRENT = {"num_layers": 1, "d_model": 16, "tied_output": False}
 ADDITIVE = RecurrentConfig("gru", attention="additive")
 
 
-def predictor_of(task, **fields):
+def predictor_of(task, data=None, **fields):
     """Return an untrained run."""
-    config = resolve({"task": task, "model": {"family": fields.get("family", "encdec")}, "data": {"dir": "nowhere"}})
+    data = {"dir": "nowhere", **(data or {})}
+    config = resolve({"task": task, "model": {"family": fields.get("family", "encdec")}, "data": data})
     config = dataclasses.replace(config, decode=DecodeConfig(max_extra_length=3))
     model = build_model(ModelConfig(**{"vocab_size": TEXT.vocab_size, **fields}))
     params = init_params(model, jax.random.key(0))
@@ -105,9 +107,59 @@ def test_entropy_and_rollout_by_hand():
     np.testing.assert_allclose(weights.rollout(), [[0.75, 0.25], [0.25, 0.75]])
 
 
-def test_a_task_without_answers_is_refused():
-    with pytest.raises(UserError, match="has no answers to look into"):
-        predictor_of("mlm", family="encoder", **FIELDS).attend([("abc", None)])
+RESTORED = "abcdefgh hgfedcb"  # as many characters as the shortest batch has places
+
+
+def loss_of(predictor, text):
+    """Return the loss that training has of a text, in nats, all that is hidden together."""
+    loss = make_loss(predictor.model, predictor.task)
+    return float(loss(predictor.params, predictor.inputs.noised_arrays(text), None)["nll"].total)
+
+
+def test_masked_tokens_are_shown_with_what_the_run_takes_them_for():
+    predictor = predictor_of("mlm", family="encoder", **FIELDS | {"vocab_size": TEXT.vocab_size + 1})
+    shown, again = predictor.attend([(RESTORED, None)] * 2)
+    assert shown.parts == (shown.encoder,)
+    assert_sound(shown.encoder, 2, 2)
+    columns = shown.encoder.columns
+    assert shown.encoder.rows == columns == again.encoder.columns
+    assert (columns[0], columns[-1], len(columns)) == ("<s>", "</s>", 18)
+    hidden = [i for i, (ours, wanted) in enumerate(zip(columns[1:-1], RESTORED, strict=True)) if ours != wanted]
+    assert 0 < len(hidden) <= len(shown.choices) == 2  # 15 % of 16; one in ten stays what it is
+    assert [choice.token for choice in shown.choices if choice.token != choice.read] == [RESTORED[i] for i in hidden]
+    assert "<mask>" in [choice.read for choice in shown.choices]
+    told = sum(-np.log(choice.probability) for choice in shown.choices)
+    assert told == pytest.approx(loss_of(predictor, RESTORED), rel=1e-5)
+
+
+@pytest.mark.parametrize("noise", ["t5", "bart"])
+def test_denoising_is_shown_from_the_noised_source_to_what_restores_it(noise):
+    fields = FIELDS | {"vocab_size": TEXT.vocab_size + 200}
+    predictor = predictor_of("denoise", data={"noise": noise}, **fields)
+    (shown,) = predictor.attend([(RESTORED, None)])
+    assert shown.parts == (shown.encoder, shown.decoder, shown.cross)
+    for part in shown.parts:
+        assert_sound(part, 2, 2)
+    source, target = "".join(shown.cross.columns), "".join(shown.cross.rows)
+    if noise == "t5":
+        kept, back = (
+            source.removesuffix("</s>").split("<extra_id_0>"),
+            target.removesuffix("</s>").split("<extra_id_0>"),
+        )
+        assert back[1].join(kept) == RESTORED
+    else:
+        assert target == f"{RESTORED}</s>"
+        assert "<mask>" in shown.encoder.columns
+    assert tuple(choice.token for choice in shown.choices) == shown.cross.rows
+    told = sum(-np.log(choice.probability) for choice in shown.choices)
+    assert told == pytest.approx(loss_of(predictor, RESTORED), rel=1e-5)
+
+
+@pytest.mark.parametrize("pair", [("abc", "d"), (" ", None)])
+def test_a_text_to_restore_has_no_target(pair):
+    predictor = predictor_of("mlm", family="encoder", **FIELDS | {"vocab_size": TEXT.vocab_size + 1})
+    with pytest.raises(UserError, match="restores a text: attend"):
+        predictor.attend([pair])
 
 
 def test_a_decoder_without_attention_to_the_source_shows_none():
