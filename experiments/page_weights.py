@@ -4,7 +4,7 @@ Programs, style and frame of each page, in kB, and deflated as servers do; pages
 in further rows. With --tokens, an explorer's page of a model with all three parts that attend, 12 layers and 12 heads,
 is made of softmax over Gaussian scores (deviation 2, nothing that deflates well) and opened in Chromium (Playwright):
 seconds until the first large map is there, and until all is read, and what the browser's processes hold more than with
-an empty tab (proportional set size).
+an empty tab (proportional set size), later and with its garbage collected, too.
 
 Command:  python -m experiments.page_weights [PAGE.html ...] [--tokens=512] [--layers=12] [--smoke]
 """
@@ -102,8 +102,16 @@ def opened(path: Path) -> str:
         tab.wait_for_load_state("load", timeout=PATIENCE)
         tab.wait_for_timeout(1_000)
         whole, after = time.perf_counter() - began - 1, held(os.getpid()) - empty
+        tab.wait_for_timeout(3_000)
+        later = held(os.getpid()) - empty
+        tab.context.new_cdp_session(tab).send("HeapProfiler.collectGarbage")
+        tab.wait_for_timeout(500)
+        collected = held(os.getpid()) - empty
         browser.close()
-    return f"first large map {first:.2f} s, {then:.0f} MB more; read to its end {whole:.2f} s, {after:.0f} MB more"
+    return (
+        f"first large map {first:.2f} s, {then:.0f} MB more; read to its end {whole:.2f} s, {after:.0f} MB more, "
+        f"{later:.0f} MB 3 s later, {collected:.0f} MB once garbage is collected"
+    )
 
 
 def main(argv: Sequence[str]) -> None:

@@ -23,6 +23,7 @@ function take() {
   const next = () => document.getElementById(`packed${packed.length}`);
   for (let found = next(); found?.nextElementSibling; found = next()) {
     packed.push(bytes(found.textContent)); // whole, as something follows it
+    for (const text of found.childNodes) text.data = ""; // a node that is removed keeps its text for a while
     found.remove();
   }
   for (const go of awaiting.splice(0)) go();

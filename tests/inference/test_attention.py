@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -113,7 +114,9 @@ RESTORED = "abcdefgh hgfedcb"  # as many characters as the shortest batch has pl
 def loss_of(predictor, text):
     """Return the loss that training has of a text, in nats, all that is hidden together."""
     loss = make_loss(predictor.model, predictor.task)
-    return float(loss(predictor.params, predictor.inputs.noised_arrays(text), None)["nll"].total)
+    return float(
+        loss(predictor.params, jax.tree.map(jnp.asarray, predictor.inputs.noised_arrays(text)), None)["nll"].total
+    )
 
 
 def test_masked_tokens_are_shown_with_what_the_run_takes_them_for():
