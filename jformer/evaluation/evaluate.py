@@ -22,8 +22,9 @@ from jformer.data.sources.split import Pair
 from jformer.evaluation import results
 from jformer.evaluation.tables import score_table
 from jformer.evaluation.validation import evaluation_batches, make_eval_step, split_sums
+from jformer.inference.batching import ignore
 from jformer.inference.formats import one_line
-from jformer.inference.predict import Predictor, ignore, load
+from jformer.inference.predict import Predictor, load
 from jformer.models.parts import count_params, parameter_rows
 from jformer.parallel import processes
 from jformer.parallel.sharding import row_shards

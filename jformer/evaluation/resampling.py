@@ -94,7 +94,13 @@ def _f1(name: str, found: Sequence[Sequence[AbstractSet[str]]], wanted: Sequence
     lines, labels, shared = zip(*entries, strict=True) if entries else ((), (), ())
     number = {label: i for i, label in enumerate(dict.fromkeys(labels))}
     classes = [number[label] if name == "macro_f1" else 0 for label in labels]
-    return Ratios(np.array(lines, int), np.array(classes, int), np.array(shared, float), np.ones(len(lines)), 1.0)
+    return Ratios(
+        lines=np.array(lines, int),
+        classes=np.array(classes, int),
+        parts=np.array(shared, float),
+        wholes=np.ones(len(lines)),
+        empty=1.0,
+    )
 
 
 def _mean(values: Sequence[float]) -> Ratios:
@@ -103,4 +109,9 @@ def _mean(values: Sequence[float]) -> Ratios:
 
 def _ratio(parts: Sequence[float], wholes: Sequence[float] | np.ndarray) -> Ratios:
     lines = np.arange(len(parts))
-    return Ratios(lines, np.zeros_like(lines), np.array(parts, float), np.asarray(wholes, float))
+    return Ratios(
+        lines=lines,
+        classes=np.zeros_like(lines),
+        parts=np.array(parts, float),
+        wholes=np.asarray(wholes, float),
+    )

@@ -154,6 +154,14 @@ def check_texts(texts: Sequence[object], usage: str, one_line: bool) -> None:
             )
 
 
+def check_pairs(pairs: Sequence[tuple[str, str | None]], usage: str, one_line: bool, answered: bool = False) -> None:
+    """Raise UserError for what is no list of pairs of texts; with `answered`, a target may be None."""
+    for texts in pairs:
+        if not isinstance(texts, tuple | list) or len(texts) != 2:
+            raise UserError(f"{texts!r:.60} is no pair of source and target: {usage}")
+        check_texts([text for text in texts if not answered or text is not None], usage, one_line)
+
+
 def joined(answers: Sequence[list[Output]], eos: int) -> list[Output]:
     """Return the outputs for a whole input: none is an empty one, and the best ones of several pieces become one."""
     if len(answers) < 2:

@@ -3,8 +3,9 @@
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import accumulate
 from typing import NamedTuple
 
 import jax
@@ -90,8 +91,10 @@ class BatchedSearch:
 
     def __call__(
         self, params: Sequence[PyTree], pieces: Sequence[Piece], on_answered: Callable[[int], None]
-    ) -> list[Hypotheses]:
-        """Return the hypotheses for every piece, in order; `on_answered` is told how many more are done, now and then.
+    ) -> Iterator[dict[int, Hypotheses]]:
+        """Yield number of a piece → its hypotheses, batch by batch, while the next batches are being computed.
+
+        `on_answered` is told how many more are done.
 
         A first attempt has room for outputs of usual length only. The few that need more would hold up all others in
         their batches, so they are searched again, in small batches of their own. Raises UserError for scores that are
@@ -99,18 +102,19 @@ class BatchedSearch:
         """
         rows = batch_rows(len(pieces), self.inputs.options.batch_size, self._mesh)
         first = Attempt(short=self.outputs_are_short and rows > SMALL_BATCH)
-        done: dict[int, Hypotheses] = {}
+        missing = dict.fromkeys(range(len(pieces)))
         for some in self._attempt(params, pieces, range(len(pieces)), rows, first):
-            done |= some
+            for i in some:
+                del missing[i]
             on_answered(len(some))
-        unfinished = [i for i in range(len(pieces)) if i not in done]
+            yield some
+        unfinished = [*missing]
         self._learn(first.short, len(pieces), len(unfinished))
         if unfinished:
             rows = batch_rows(SMALL_BATCH, self.inputs.options.batch_size, self._mesh)
             for some in self._attempt(params, pieces, unfinished, rows, Attempt(min_length=LONG_INPUT)):
-                done |= some
                 on_answered(len(some))
-        return [done[i] for i in range(len(pieces))]
+                yield some
 
     def _attempt(
         self, params: Sequence[PyTree], pieces: Sequence[Piece], indices: Sequence[int], rows: int, attempt: Attempt
@@ -155,6 +159,24 @@ class BatchedSearch:
         return jax.device_get(self._search(params, arrays, longest))
 
 
+def of_groups(
+    groups: Sequence[Sequence[Piece]], found: Iterable[Mapping[int, Hypotheses]]
+) -> Iterator[dict[int, list[Hypotheses]]]:
+    """Yield number of a group → the hypotheses of its pieces, as soon as all are found; first those without pieces.
+
+    `found` has those of all groups' pieces, numbered one group after the other.
+    """
+    owners = [number for number, group in enumerate(groups) for _ in group]
+    pieces = [[*range(end - len(group), end)] for group, end in zip(groups, accumulate(map(len, groups)), strict=True)]
+    yield {number: [] for number, members in enumerate(pieces) if not members}
+    there: dict[int, Hypotheses] = {}
+    for some in found:
+        there |= some
+        touched = dict.fromkeys(owners[piece] for piece in some)
+        ready = [number for number in touched if all(piece in there for piece in pieces[number])]
+        yield {number: [there.pop(piece) for piece in pieces[number]] for number in ready}
+
+
 def shapes_of(arrays: Mapping[str, np.ndarray]) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Return what a program for a batch is compiled for."""
     return tuple((name, array.shape) for name, array in arrays.items())
@@ -180,6 +202,10 @@ def sorted_batches(lengths: Sequence[int], rows: int) -> Iterator[Sequence[int]]
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     for start in range(0, len(order), rows):
         yield order[start : start + rows]
+
+
+def ignore(count: int) -> None:
+    """Do not count answers: what is told of them where nobody asks."""
 
 
 def refuse_nan(scores: list[float]) -> list[float]:

@@ -25,6 +25,7 @@ from jformer.inference.answers import (
     Request,
     Scored,
     SearchTree,
+    check_pairs,
     check_requests,
     check_texts,
     joined,
@@ -36,6 +37,8 @@ from jformer.inference.batching import (
     CompileClock,
     Hypotheses,
     batch_rows,
+    ignore,
+    of_groups,
     refuse_nan,
     shapes_of,
     sorted_batches,
@@ -132,13 +135,22 @@ class Predictor:
 
         Raises UserError for a task that has no answers, phrases that cannot be written, and scores that are no numbers.
         """
+        found: dict[int, list[Output]] = {}
+        for some in self.arriving(requests):
+            found |= some
+        return [found[i] for i in range(len(requests))]
+
+    def arriving(self, requests: Sequence[Request | str]) -> Iterator[dict[int, list[Output]]]:
+        """Yield number of a request → its outputs, batch by batch, in any order; raise as `generate` does."""
         usage = "generate(['a text', jformer.Request('another', prefix='begins so')])"
         asked = check_requests(requests, usage, one_line=not self.inputs.continues)
         if self._search is None:
             raise UserError(f"task={self.config.task!r} has no answer to a text; --mode=evaluate scores it")
         groups = self.inputs.pieces(asked)
         pieces = [piece for group in groups for piece in group]
-        return self.answers(groups, self._search(self.all_params, pieces, self.on_answered))
+        for some in of_groups(groups, self._search(self.all_params, pieces, self.on_answered)):
+            answers = self.answers([groups[i] for i in some], [each for found in some.values() for each in found])
+            yield dict(zip(some, answers, strict=True))
 
     def answers(self, groups: Sequence[Sequence[Piece]], hypotheses: Sequence[Hypotheses]) -> list[list[Output]]:
         """Return the outputs for every request, given as its pieces, of what a search found for all pieces in turn."""
@@ -169,7 +181,7 @@ class Predictor:
         Raises UserError for a task without targets, for what is no list of pairs of texts, and for scores that are no
         numbers.
         """
-        self._check_pairs(pairs, "score([('a source', 'its target')])")
+        check_pairs(pairs, "score([('a source', 'its target')])", not self.inputs.continues)
         if self.task.answer not in ("text", "continuation"):
             raise UserError(f"task={self.config.task!r} has no targets to score; --mode=evaluate scores its test sets")
         if self.config.decode.overlong == "split":
@@ -195,24 +207,16 @@ class Predictor:
         """
         if self.members:
             raise UserError("decode.ensemble: the members of an ensemble attend each by itself; leave it out")
-        self._check_pairs(pairs, "attend([('a source', 'its target'), ('another', None)])", answered=True)
+        usage = "attend([('a source', 'its target'), ('another', None)])"
+        check_pairs(pairs, usage, not self.inputs.continues, answered=True)
         if not self.task.answer:
             return self._watched(self.params, to_restore(pairs))
-        asked = [i for i, (_, target) in enumerate(pairs) if target is None]
-        answers = iter(self.generate([pairs[i][0] for i in asked]) if asked else ())
+        answers = iter(self.generate([source for source, target in pairs if target is None]))
         whole = []
         for source, target in pairs:
             own = next(answers)[0] if target is None else Output(target)
             whole.append(Pair(source, own.text, start=own.span[0] if own.span else None))
         return self._watched(self.params, whole)
-
-    def _check_pairs(self, pairs: Sequence[tuple[str, str | None]], usage: str, answered: bool = False) -> None:
-        """Raise UserError for what is no list of pairs of texts; with `answered`, a target may be None."""
-        for texts in pairs:
-            if not isinstance(texts, tuple | list) or len(texts) != 2:
-                raise UserError(f"{texts!r:.60} is no pair of source and target: {usage}")
-            given = [text for text in texts if not answered or text is not None]
-            check_texts(given, usage, one_line=not self.inputs.continues)
 
     def _joined(self, answers: Sequence[list[Output]]) -> list[Output]:
         """Return the outputs for an input of those for its pieces."""
@@ -279,10 +283,6 @@ class Predictor:
                 results[i] = {name: values[row, : len(pairs[i].target)] for name, values in arrays.items()}
             self.on_answered(0 if attend else len(indices))
         return results
-
-
-def ignore(count: int) -> None:
-    """Do not count answers: what `Predictor.on_answered` is where nobody asks."""
 
 
 def load(workdir: str | os.PathLike[str], overrides: Config | None = None, mesh: Mesh | None = None) -> Predictor:

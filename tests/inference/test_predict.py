@@ -154,7 +154,7 @@ def test_minimum_bayes_risk_ranks_the_samples(predictor):
 
 def test_samples_that_are_all_empty_are_an_empty_answer(predictor, monkeypatch):
     p = predictor(search="mbr", samples=2)
-    monkeypatch.setattr(p, "_search", lambda params, pieces, on_answered: [Hypotheses([(), ()], [0.0, 0.0])])
+    monkeypatch.setattr(p, "_search", lambda params, pieces, on_answered: iter([{0: Hypotheses([(), ()], [0.0, 0.0])}]))
     assert p.predict(["abc"]) == [""]
 
 

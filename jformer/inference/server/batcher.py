@@ -1,15 +1,17 @@
 """Requests that come at about the same time are answered together, as a model answers many texts as fast as a few.
 
-While the model answers, what comes in the meantime waits, and is the next batch: the busier, the larger. How texts are
-sorted by length and padded is the Predictor's own business. Knows nothing of HTTP and nothing of models.
+While the model answers, what comes in the meantime waits, and is the next batch: the busier, the larger. Answers are
+given as soon as they are there, before the rest of their batch. How texts are sorted by length and padded is the
+Predictor's own business. Knows nothing of HTTP and nothing of models.
 """
 
 import asyncio
+import contextlib
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from jformer.inference.server.limits import Limits
 
@@ -18,13 +20,13 @@ RATES, ENOUGH = 8, 3  # batches of which the pace is known, and from how many on
 
 Item = TypeVar("Item")
 Reply = TypeVar("Reply")
-Answer = Callable[[Sequence[Item]], Sequence[Reply]]
-"""Items → what answers each, in order. It is called in another thread, for one batch at a time."""
+Answer = Callable[[Sequence[Item]], Iterable[Mapping[int, Reply]]]
+"""Items → number of an item → what answers it, some at a time. It is called in another thread, once at a time."""
 
 
 class _HasItems(Protocol):
     @property
-    def items(self) -> Sequence[object]: ...
+    def items(self) -> Sequence[Any]: ...
 
 
 T = TypeVar("T", bound=_HasItems)
@@ -34,9 +36,21 @@ class BusyError(Exception):
     """More items wait than the server takes on."""
 
 
-class _Job(NamedTuple, Generic[Item, Reply]):
-    items: Sequence[Item]
-    answers: asyncio.Future[list[Reply]]
+class _Job(Generic[Item, Reply]):
+    """The items of one caller, and what answers them."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self.items, self.found = items, dict[int, Reply]()  # number of an item → its answer, as far as it is there
+        self.answers: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
+
+    def tell(self, error: Exception | None = None) -> None:
+        """Give the caller its answers, or why it has none, if it still waits."""
+        if self.answers.done():
+            return
+        if error:
+            self.answers.set_exception(error)
+        else:
+            self.answers.set_result([self.found[number] for number in range(len(self.items))])
 
 
 class Batcher(Generic[Item, Reply]):
@@ -58,7 +72,7 @@ class Batcher(Generic[Item, Reply]):
         """
         if self.waiting and self.waiting + len(items) > self._within(self._limits.answer_seconds / 2):
             raise BusyError
-        job: _Job[Item, Reply] = _Job(items, asyncio.get_running_loop().create_future())
+        job: _Job[Item, Reply] = _Job(items)
         self.waiting += len(items)
         try:
             self._queue.put_nowait(job)
@@ -77,17 +91,10 @@ class Batcher(Generic[Item, Reply]):
                 continue
             self.on_batch(sum(len(job.items) for job in jobs))
             began = loop.time()
-            results = await loop.run_in_executor(self._executor, self._answer_all, [job.items for job in jobs])
+            await loop.run_in_executor(self._executor, self._answer_all, jobs, loop)
             size = sum(len(job.items) for job in jobs)
             if size >= self._full:
                 self._rates.append(size / max(loop.time() - began, 1e-6))
-            for job, result in zip(jobs, results, strict=True):
-                if job.answers.done():
-                    continue
-                if isinstance(result, Exception):
-                    job.answers.set_exception(result)
-                else:
-                    job.answers.set_result(result)
 
     def _within(self, seconds: float) -> float:
         """Return how many items can be answered in some seconds, at the pace of full batches.
@@ -98,16 +105,43 @@ class Batcher(Generic[Item, Reply]):
         rate = max(self._rates) if len(self._rates) >= ENOUGH else math.inf
         return min(self._limits.waiting, rate * seconds)
 
-    def _answer_all(self, groups: Sequence[Sequence[Item]]) -> list[list[Reply] | Exception]:
-        """Return the answers of each group, or why it has none; one that fails is parted from the others."""
+    def _answer_all(self, jobs: Sequence[_Job[Item, Reply]], loop: asyncio.AbstractEventLoop) -> None:
+        """Give jobs their answers, or why they have none; one that fails is parted from the others.
+
+        So some are sent, and the next requests read, while the model computes the rest.
+        """
+        owners = [(job, number) for job in jobs for number in range(len(job.items))]
+        left = dict.fromkeys(jobs)
+        for job in jobs:
+            job.found.clear()
         try:
-            answers = iter(self._answer([item for items in groups for item in items]))
-            return [[next(answers) for _ in items] for items in groups]
+            for some in self._answer([item for job in jobs for item in job.items]):
+                whole = []
+                for at, answer in some.items():
+                    job, number = owners[at]
+                    job.found[number] = answer
+                    if len(job.found) == len(job.items):
+                        whole.append(job)
+                        del left[job]
+                _tell(loop, whole)
         except Exception as error:  # whatever it is, its callers are told, and the others are answered
-            if len(groups) == 1:
-                return [error]
-            half = len(groups) // 2
-            return self._answer_all(groups[:half]) + self._answer_all(groups[half:])
+            rest, half = list(left), len(left) // 2
+            if len(rest) == 1:
+                _tell(loop, rest, error)
+            elif rest:
+                self._answer_all(rest[:half], loop)
+                self._answer_all(rest[half:], loop)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, jobs: Sequence[_Job[Any, Any]], error: Exception | None = None) -> None:
+    """Give callers their answers, or why they have none, in a loop's thread, unless it has ended with its server."""
+
+    def tell() -> None:
+        for job in jobs:
+            job.tell(error)
+
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(tell)
 
 
 async def gather(queue: "asyncio.Queue[T]", most: float, seconds: float) -> list[T]:
@@ -115,10 +149,13 @@ async def gather(queue: "asyncio.Queue[T]", most: float, seconds: float) -> list
     found = [await queue.get()]
     count, until = len(found[0].items), asyncio.get_running_loop().time() + seconds
     while count < most:
-        try:
-            async with asyncio.timeout_at(until):
-                found.append(await queue.get())
-        except TimeoutError:
-            break
+        if not queue.empty():  # a timer for each of many would take as long as they do
+            found.append(queue.get_nowait())
+        else:
+            try:
+                async with asyncio.timeout_at(until):
+                    found.append(await queue.get())
+            except TimeoutError:
+                break
         count += len(found[-1].items)
     return found

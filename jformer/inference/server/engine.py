@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,9 +99,10 @@ class Engine:
         """Return what is to be looked into; raise UserError as `requests` does."""
         return self._text(body.source), None if body.target is None else self._text(body.target)
 
-    def answer(self, requests: Sequence[Request]) -> list[dict[str, object]]:
-        """Answer requests."""
-        return [self.record(outputs) for outputs in self.predictor.generate(requests)]
+    def answer(self, requests: Sequence[Request]) -> Iterator[dict[int, dict[str, object]]]:
+        """Yield number of a request → its answer, batch by batch."""
+        for some in self.predictor.arriving(requests):
+            yield {number: self.record(outputs) for number, outputs in some.items()}
 
     def streamed(self, requests: Sequence[Request]) -> list[list[Piece]]:
         """Return requests as `grow` takes them; raise UserError for what cannot be answered, or not be streamed."""
@@ -119,13 +120,13 @@ class Engine:
         """Return an answer as --mode=predict writes it with decode.outputs=jsonl and decode.scores."""
         return answer_record(outputs, True, self.predictor.config.decode.alignments)
 
-    def score(self, pairs: Sequence[tuple[str, str]]) -> list[dict[str, object]]:
-        """Score pairs, each as --mode=score does with decode.scores."""
-        return [scored_record(each, token_scores=True) for each in self.predictor.score(pairs)]
+    def score(self, pairs: Sequence[tuple[str, str]]) -> Iterator[dict[int, dict[str, object]]]:
+        """Yield number of a pair → its score, as --mode=score has it with decode.scores."""
+        yield dict(enumerate(scored_record(each, token_scores=True) for each in self.predictor.score(pairs)))
 
-    def look_into(self, pairs: Sequence[tuple[str, str | None]]) -> list[dict[str, object]]:
-        """Return the tokens of each target with the likeliest in their places, and what they take from the source."""
-        return [_watched_record(attended) for attended in self.predictor.attend(pairs)]
+    def look_into(self, pairs: Sequence[tuple[str, str | None]]) -> Iterator[dict[int, dict[str, object]]]:
+        """Yield number of a pair → its target's tokens, the likeliest in their places, what they take of the source."""
+        yield dict(enumerate(map(_watched_record, self.predictor.attend(pairs))))
 
     def warm_up(self) -> None:
         """Answer texts of usual lengths, one and many, so that the first clients need not wait for compilers."""

@@ -12,7 +12,7 @@ from jformer.inference.server.limits import Limits
 
 
 class Model:
-    """Doubles numbers, keeps what was asked together, and fails at a word."""
+    """Doubles numbers, one at a time, keeps what was asked together, and fails at a word."""
 
     def __init__(self):
         self.batches = []
@@ -24,7 +24,8 @@ class Model:
         assert self.may_answer.wait(10)
         if "bad" in items:
             raise KeyError("bad")
-        return [2 * item for item in items]
+        for at, item in enumerate(items):
+            yield {at: 2 * item}
 
 
 def gathered(model, ask, full=100, **limits):
@@ -98,6 +99,44 @@ def test_who_does_not_wait_any_more_is_left_out():
     model = Model()
     assert gathered(model, ask) == (([2], [6]), 0)
     assert model.batches == [[1], [3]]
+
+
+def test_an_answer_is_given_before_the_rest_of_its_batch_is_there():
+    class Slow(Model):
+        def __call__(self, items):
+            yield {0: "first"}
+            assert self.may_answer.wait(10)
+            yield {1: "second"}
+
+    async def ask(batcher):
+        model.may_answer.clear()
+        first, second = (asyncio.create_task(batcher.ask([item])) for item in (1, 2))
+        found = await asyncio.wait_for(first, 10), second.done(), batcher.waiting
+        model.may_answer.set()
+        return found, await second
+
+    model = Slow()
+    assert gathered(model, ask) == (((["first"], False, 1), ["second"]), 0)
+
+
+def test_what_was_answered_before_a_mistake_is_not_asked_again():
+    class Failing(Model):
+        def __call__(self, items):
+            self.batches.append(list(items))
+            for at, item in enumerate(items):
+                if item == "bad":
+                    raise KeyError(item)
+                yield {at: item}
+
+    async def ask(batcher):
+        asked = [[1, 2], [3, "bad"], [5, 6]]
+        return await asyncio.gather(*map(batcher.ask, asked), return_exceptions=True)
+
+    model = Failing()
+    answers, waiting = gathered(model, ask)
+    assert (answers[0], answers[2], waiting) == ([1, 2], [5, 6], 0)
+    assert isinstance(answers[1], KeyError)
+    assert model.batches == [[1, 2, 3, "bad", 5, 6], [3, "bad"], [5, 6]]
 
 
 def test_a_mistake_among_many_is_found_in_few_calls():
