@@ -43,8 +43,8 @@ def explore(config: Config, workdir: RunPath, source: str, output: str, form: st
     """Write what a run attends to in the lines of a file, and return what was written.
 
     A line is a source, or a source, a TAB and the target to look at instead of the run's own answer; a question and its
-    context, or two texts of a classifier, with a TAB between them, are a source; of runs of mlm and denoise all of it is
-    a text, of which they hide some.
+    context, or two texts of a classifier, with a TAB between them, are a source; of runs of mlm and denoise all of it
+    is a text, of which they hide some.
 
     Args:
         config: what takes the place of the run's own, to decode otherwise.
