@@ -26,7 +26,7 @@ Answer = Callable[[Sequence[Item]], Iterable[Mapping[int, Reply]]]
 
 class _HasItems(Protocol):
     @property
-    def items(self) -> Sequence[Any]: ...
+    def items(self) -> Sequence[object]: ...
 
 
 T = TypeVar("T", bound=_HasItems)
