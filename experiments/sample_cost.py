@@ -18,8 +18,8 @@ from experiments.measure import commit, median_and_range, processor_name, second
 from experiments.speed_shapes import model_config
 from jformer.data.tokenizers import Symbols
 from jformer.decoding.config import DecodeConfig
-from jformer.inference.generation import make_answer
 from jformer.inference.inputs import prompts
+from jformer.inference.programs import make_answer, make_key
 from jformer.models import build_model, init_params
 
 SAMPLES = flags.DEFINE_list("samples", ["8", "32", "128"], "Of a sentence.")
@@ -45,7 +45,7 @@ def search(model: Any, params: Any, samples: int) -> tuple[Any, float]:
     """Return the compiled search for so many samples of each sentence, and the FLOPs of a step."""
     size, source = model.config.vocab_size, np.full((SENTENCES, LENGTH), 5, np.int32)
     options = DecodeConfig(search="sample", samples=samples, min_length=ROOM)
-    answer = make_answer([model], "text", options, np.ones(size, bool), Symbols())
+    answer = make_answer(make_key([model], options, np.ones(size, bool), Symbols()), "text")
     batch = {
         "source": source, "source_segments": np.ones_like(source),
         "source_positions": np.tile(np.arange(LENGTH, dtype=np.int32), (SENTENCES, 1)),

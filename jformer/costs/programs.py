@@ -15,8 +15,8 @@ from jformer.costs.judged import Overlap, gathered_twice, ideal_traffic, overlap
 from jformer.costs.shapes import mesh_sizes
 from jformer.data.plan import Shape
 from jformer.data.tokenizers import Symbols
-from jformer.inference.generation import make_answer
 from jformer.inference.inputs import answer_batch
+from jformer.inference.programs import make_answer, make_key
 from jformer.models import ModelConfig, build_model
 from jformer.parallel.backend import compiling_for
 from jformer.tasks.batch import abstract_batch
@@ -98,7 +98,7 @@ def compile_answer(config: Config, task: Task, model: ModelConfig, shape: Shape,
     with compiling_for(_platform(mesh)):
         built = build_model(model)
         params = abstract_params(built, mesh)
-        answer = make_answer([built], task.answer, config.decode, vocabulary, Symbols(), mesh)
+        answer = make_answer(make_key([built], config.decode, vocabulary, Symbols(), mesh), task.answer)
         return figures(_compile(answer.lower((params,), batch, room)), mesh)
 
 

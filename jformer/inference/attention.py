@@ -20,6 +20,7 @@ from jformer.inference.answers import EncodedPair
 from jformer.inference.attended import Attended, Attention, Choice, Labels, Part
 from jformer.inference.batching import refuse_nan
 from jformer.inference.inputs import Inputs
+from jformer.inference.programs import KEPT
 from jformer.inference.scoring import watched_pass
 from jformer.inference.spans import marked_pair
 from jformer.models.batch import Batch, causal_mask, segment_mask
@@ -170,7 +171,7 @@ def _choice(token: str, others: Sequence[str], likely: np.ndarray, target: int, 
     )
 
 
-@functools.cache
+@functools.lru_cache(KEPT)
 def _make_pass(model: Model, answer: str) -> Any:
     """Return the compiled (parameters, batch) → (intermediates, part's name → mask [b 1 t s], probabilities [b t v]).
 

@@ -1,4 +1,4 @@
-"""What models answer to a batch of inputs: tokens by a search, or what one pass tells. Arrays in, arrays out.
+"""What models write for a batch of inputs, by a search. Arrays in, arrays out; `programs` compiles it.
 
 Letters in shapes: b inputs, p tokens of a prompt or prefix, c phrases, l tokens of a phrase, n beams or samples of an
 input, rows = b·n, v entries of the vocabulary.
@@ -6,13 +6,12 @@ input, rows = b·n, v entries of the vocabulary.
 
 import difflib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from jformer.data.tokenizers import Symbols, Tokenizer
@@ -24,11 +23,9 @@ from jformer.decoding.rules import Rules
 from jformer.decoding.sample import sample
 from jformer.decoding.search import Decoded, SearchLoop, Start, Trace
 from jformer.errors import UserError
-from jformer.inference.heads import HEADS, one_pass
 from jformer.models.batch import Batch
 from jformer.models.model import Model
 from jformer.parallel.activations import constrain_sharding
-from jformer.parallel.sharding import over_rows
 
 
 class SearchBatch(Batch, total=False):
@@ -42,61 +39,6 @@ class SearchBatch(Batch, total=False):
     prefix: Int[Array, "b p"]  # the beginning of the output
     prefix_length: Int[Array, " b"]
     constraints: Int[Array, "b p l"]  # phrases in the output
-
-
-def make_answer(
-    models: Sequence[Model],
-    answer: str,
-    options: DecodeConfig,
-    vocabulary: Bool[np.ndarray, " v"],
-    symbols: Symbols,
-    mesh: Mesh | None = None,
-) -> jax.stages.Wrapped:
-    """Return the compiled (parameters of every model, batch, room) → Decoded that a task's answers are read from.
-
-    Args:
-        models, options, vocabulary, symbols: those of `search`.
-        answer: what the task's answers are; those of `heads.HEADS` are read from one pass of the first model.
-        mesh: over whose data and fsdp the rows are split.
-    """
-    if answer in HEADS:
-        respond: Callable[..., PyTree] = functools.partial(one_pass, models[0], HEADS[answer], options)
-    else:
-        parts = functools.partial(search, tuple(models), options, vocabulary, symbols)
-
-        def respond(params: Sequence[PyTree], batch: SearchBatch, room: int) -> Decoded:
-            return parts(params, batch, room).run()
-
-    return _compiled(respond, mesh)
-
-
-def make_recorder(
-    models: Sequence[Model],
-    options: DecodeConfig,
-    vocabulary: Bool[np.ndarray, " v"],
-    symbols: Symbols,
-    mesh: Mesh | None = None,
-) -> jax.stages.Wrapped:
-    """Return the compiled (parameters of every model, batch, room) → (Decoded, Trace) of a beam search.
-
-    Args:
-        models, options, vocabulary, symbols, mesh: those of `make_answer`, which decodes the same but tells no more.
-    """
-
-    def record(params: Sequence[PyTree], batch: SearchBatch, room: int) -> tuple[Decoded, Trace]:
-        begun = _begin(models, options, vocabulary, symbols, params, batch, room)
-        return record_beams(*begun, options.beams, batch.get("constraints"), _coverage_of(options))
-
-    return _compiled(record, mesh)
-
-
-def _compiled(respond: Callable[..., PyTree], mesh: Mesh | None) -> jax.stages.Wrapped:
-    """Return (parameters, batch, room) → what `respond` makes of them, compiled, with the rows split over a mesh."""
-
-    def on_mesh(params: Sequence[PyTree], batch: SearchBatch, room: int) -> PyTree:
-        return over_rows(functools.partial(respond, room=room), mesh)(params, batch)
-
-    return jax.jit(on_mesh, static_argnums=2)
 
 
 def search(
@@ -123,6 +65,24 @@ def search(
     if options.search == "beam":
         return beam_search(*begun, options.beams, batch.get("constraints"), _coverage_of(options))
     return sample(*begun, options.filters, _keys(options.seed, batch["line"], options.hypotheses))
+
+
+def record(
+    models: Sequence[Model],
+    options: DecodeConfig,
+    vocabulary: Bool[np.ndarray, " v"],
+    symbols: Symbols,
+    params: Sequence[PyTree],
+    batch: SearchBatch,
+    room: int,
+) -> tuple[Decoded, Trace]:
+    """Return what a beam search finds, and all that was weighed on the way.
+
+    Args:
+        models, options, vocabulary, symbols, params, batch, room: those of `search`, which finds the same.
+    """
+    begun = _begin(models, options, vocabulary, symbols, params, batch, room)
+    return record_beams(*begun, options.beams, batch.get("constraints"), _coverage_of(options))
 
 
 def _begin(

@@ -43,9 +43,10 @@ from jformer.inference.batching import (
     shapes_of,
     sorted_batches,
 )
-from jformer.inference.generation import make_answer, writable
+from jformer.inference.generation import writable
 from jformer.inference.heads import HEADS
 from jformer.inference.inputs import Inputs
+from jformer.inference.programs import make_answer, make_key
 from jformer.inference.restore import Trained, decoding_mesh, restore, restore_member
 from jformer.inference.scoring import make_scorer
 from jformer.inference.search_tree import RecordedSearch, refuse_without_beam
@@ -68,16 +69,16 @@ class Predictor:
         self.on_answered: Callable[[int], None] = ignore  # is told how many inputs, or pieces of them, were answered
         options, self.models = run.config.decode, (run.model, *(member.model for member in members))
         self.inputs = Inputs(options, run.task, run.tokenizers, [model.config for model in self.models])
-        self._scorer = functools.cache(functools.partial(make_scorer, self.models, options.ensemble_average, mesh))
+        self._scorer = functools.partial(make_scorer, self.models, options.ensemble_average, mesh)
         self._watched = WatchedPass(run.model, self.inputs)
         self._search: BatchedSearch | None = None
         self._clock = CompileClock()  # of forced passes
         if run.task.answer:
             searched = run.task.answer not in HEADS
             self.vocabulary = writable(run.tokenizers[1], options) if searched else np.ones(0, bool)  # that is written
-            answer = make_answer(self.models, run.task.answer, options, self.vocabulary, self.inputs.symbols, mesh)
-            self._search = BatchedSearch(answer, self.inputs, mesh)
-            self._recorded = RecordedSearch(self.models, self.vocabulary, self.inputs, mesh)
+            key = make_key(self.models, options, self.vocabulary, self.inputs.symbols, mesh)
+            self._search = BatchedSearch(make_answer(key, run.task.answer), self.inputs, mesh)
+            self._recorded = RecordedSearch(key, self.inputs)
 
     def __repr__(self) -> str:
         """Name the model and how it answers."""

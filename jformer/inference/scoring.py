@@ -3,6 +3,7 @@
 Letters in shapes: b rows of a batch, t target positions, s source positions, d d_model, v entries of the vocabulary.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,24 +13,35 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PyTree
 
+from jformer.inference.programs import KEPT
 from jformer.models.batch import Batch
 from jformer.models.model import Model
 from jformer.parallel.activations import constrain_sharding
+from jformer.parallel.backend import target
 from jformer.parallel.sharding import over_rows
 
 Scorer = Callable[[Sequence[PyTree], Mapping[str, np.ndarray]], dict[str, Array]]
 TOKENS = 1_024  # projected to the vocabulary at a time: logits of a whole batch would be its largest array by far
 
 
-def make_scorer(models: Sequence[Model], average: str, mesh: Mesh | None = None, attend: bool = False) -> Scorer:
+def make_scorer(
+    models: Sequence[Model], average: str, mesh: Mesh | None = None, attend: bool = False, tokens: int = TOKENS
+) -> Scorer:
     """Return the compiled (parameters of each model, batch) → {"log_probs": f32 [b t], "attention": f32 [b t s]}.
 
     The batch has both sides as in training. A token's log-probability is given all before it, over the whole
     vocabulary; several models decide together, by the mean of their probabilities or of their log-probabilities, as
     they do in a search. With `attend`, a token's attention is what the decoder's last layer attends to in the source
-    when it predicts the token, the mean of heads and models. On a mesh, rows are split over data and fsdp.
+    when it predicts the token, the mean of heads and models. On a mesh, rows are split over data and fsdp. So many
+    `tokens` are projected to the vocabulary at a time. Who asks for an equal one again gets the same.
     """
+    return _make_scorer(tuple(models), average, mesh, attend, tokens, target())
 
+
+@functools.lru_cache(KEPT)
+def _make_scorer(
+    models: tuple[Model, ...], average: str, mesh: Mesh | None, attend: bool, tokens: int, platform: str
+) -> Scorer:
     def score(params: Sequence[PyTree], batch: Batch) -> dict[str, Array]:
         passes = [_forced(model, tree, batch, attend) for model, tree in zip(models, params, strict=True)]
         hidden = [states for states, _ in passes]
@@ -39,7 +51,7 @@ def make_scorer(models: Sequence[Model], average: str, mesh: Mesh | None = None,
             each = [_log_probs(*member) for member in zip(models, params, states, strict=True)]
             return jnp.take_along_axis(_mean(each, average), targets[:, None], axis=-1)[:, 0]
 
-        log_probs = jax.lax.map(row, (hidden, batch["target_out"]), batch_size=max(1, TOKENS // hidden[0].shape[1]))
+        log_probs = jax.lax.map(row, (hidden, batch["target_out"]), batch_size=max(1, tokens // hidden[0].shape[1]))
         scores = {"log_probs": jnp.where(batch["weights"] > 0, log_probs, 0.0)}
         if attend:
             scores["attention"] = jnp.mean(jnp.stack([weights for _, weights in passes]), axis=0)

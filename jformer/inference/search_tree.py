@@ -9,7 +9,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from jformer.decoding.config import DecodeConfig
@@ -18,19 +17,17 @@ from jformer.decoding.search import Decoded, Trace
 from jformer.errors import UserError
 from jformer.inference.answers import Piece, SearchTree
 from jformer.inference.batching import Hypotheses, batch_rows, refuse_nan, sorted_batches
-from jformer.inference.generation import make_recorder
 from jformer.inference.heads import HEADS
 from jformer.inference.inputs import Inputs
-from jformer.models.model import Model
+from jformer.inference.programs import ProgramKey, make_recorder
 
 
 class RecordedSearch:
     """A compiled beam search that tells all it weighed, over any number of pieces."""
 
-    def __init__(self, models: Sequence[Model], vocabulary: np.ndarray, inputs: Inputs, mesh: Mesh | None) -> None:
-        """Hold what it takes, and compile nothing yet; `vocabulary`, bool [v], tells what may be written."""
-        self._inputs, self._mesh = inputs, mesh
-        self._search = make_recorder(models, inputs.options, vocabulary, inputs.symbols, mesh)
+    def __init__(self, key: ProgramKey, inputs: Inputs) -> None:
+        """Hold what it takes, and compile nothing yet."""
+        self._inputs, self._mesh, self._search = inputs, key.mesh, make_recorder(key)
 
     def __call__(self, params: Sequence[PyTree], pieces: Sequence[Piece]) -> list[SearchTree]:
         """Return the tree of every piece, in order; raise UserError for scores that are no numbers.

@@ -6,24 +6,23 @@ No HTTP here, and no threads. A search that is advanced takes the same steps as 
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, PyTree
+from jaxtyping import PyTree
 
 from jformer.data.tokenizers import Tokenizer
 from jformer.decoding.config import DecodeConfig
-from jformer.decoding.search import Decoded, SearchLoop
+from jformer.decoding.search import Decoded
 from jformer.errors import UserError
 from jformer.inference.answers import Output, Piece
 from jformer.inference.batching import Hypotheses, batch_rows, refuse_nan
-from jformer.inference.generation import SearchBatch, in_compute_dtype, search
+from jformer.inference.generation import in_compute_dtype
 from jformer.inference.heads import HEADS
 from jformer.inference.predict import Predictor
+from jformer.inference.programs import make_key, make_stream
 
-STEPS = 2  # tokens between two looks: each look costs a fraction of a step of a small model
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # the bytes of a character so far
 
 
@@ -53,24 +52,9 @@ class Streamer:
         refuse_streaming(predictor.task.answer, predictor.config.decode)
         self.predictor, inputs = predictor, predictor.inputs
 
-        def loop(params: Sequence[PyTree], batch: SearchBatch, room: int) -> SearchLoop:
-            models, vocabulary = predictor.models, predictor.vocabulary
-            return search(models, inputs.options, vocabulary, inputs.symbols, params, batch, room)
-
-        def begin(params: Sequence[PyTree], batch: SearchBatch, room: int) -> Any:
-            return loop(params, batch, room).init
-
-        def advance(
-            params: Sequence[PyTree], batch: SearchBatch, room: int, state: PyTree, left: Bool[Array, " b"]
-        ) -> tuple[Any, tuple[Int[Array, "b t"], Int[Array, " b"]], Decoded]:
-            searching = loop(params, batch, room)
-            left = jnp.repeat(left, state.done.shape[0] // left.shape[0])  # [b] → [b], or [rows]
-            state = searching.advance(state._replace(done=state.done | left), jnp.int32(STEPS))
-            return state, searching.stable_prefix(state), searching.result(state)
-
+        key = make_key(predictor.models, inputs.options, predictor.vocabulary, inputs.symbols)
+        self.begin, self.advance = make_stream(key)
         self._cast = functools.cache(lambda: _cast(predictor))
-        self.begin = jax.jit(begin, static_argnums=2)
-        self.advance = jax.jit(advance, static_argnums=2, donate_argnums=3)
 
     @property
     def params(self) -> Sequence[PyTree]:

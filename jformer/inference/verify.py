@@ -24,8 +24,9 @@ from jformer.decoding.finished import length_penalty
 from jformer.errors import UserError
 from jformer.inference.answers import EncodedPair, Piece, Request
 from jformer.inference.batching import refuse_nan
-from jformer.inference.generation import make_answer, writable
+from jformer.inference.generation import writable
 from jformer.inference.predict import Predictor, load
+from jformer.inference.programs import make_answer, make_key
 from jformer.inference.scoring import make_scorer
 from jformer.models.model import Model
 from jformer.parallel.mesh import make_mesh
@@ -81,7 +82,8 @@ class Subject:
         Raises UserError for a model whose logits are no numbers.
         """
         options = dataclasses.replace(self.options, beam_size=beam_size, n_best=beam_size)
-        search = make_answer((self.model,) * copies, self.task.answer, options, self.mask, self.inputs.symbols)
+        key = make_key((self.model,) * copies, options, self.mask, self.inputs.symbols)
+        search = make_answer(key, self.task.answer)
         found: Answers = []
         pieces = self.pieces[::order]
         for start in range(0, len(pieces), rows):

@@ -9,8 +9,8 @@ import pytest
 from jformer.data.tokenizers import Symbols
 from jformer.decoding.config import DecodeConfig
 from jformer.inference import generation
-from jformer.inference.generation import make_answer
 from jformer.inference.inputs import prompts
+from jformer.inference.programs import make_answer, make_key
 from jformer.models import ModelConfig
 
 ROWS, LENGTH, ROOM = 2, 5, 16
@@ -19,7 +19,7 @@ ROWS, LENGTH, ROOM = 2, 5, 16
 def flops_of_a_row(model, params, **options):
     """Return the FLOPs that XLA counts of one row of a search: a pass of the encoder, and one step of the loop."""
     vocabulary = np.ones(model.config.vocab_size, bool)
-    answer = make_answer([model], "text", DecodeConfig(**options), vocabulary, Symbols())
+    answer = make_answer(make_key([model], DecodeConfig(**options), vocabulary, Symbols()), "text")
     ones = np.ones((ROWS, LENGTH), np.int32)
     batch = {
         "source": ones, "source_segments": ones, "source_positions": np.cumsum(ones, axis=1) - 1,

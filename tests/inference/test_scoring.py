@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 
-from jformer.inference import scoring
 from jformer.inference.scoring import make_scorer
 from jformer.parallel.backend import compiling_for
 from tests.conftest import make_batch, run
@@ -37,12 +36,11 @@ def score(members, average="probability", **options):
     return jax.device_get(make_scorer(models, average, **options)(params, BATCH))
 
 
-def test_log_probs_are_those_of_the_whole_pass(members, monkeypatch):
+def test_log_probs_are_those_of_the_whole_pass(members):
     expected = log_probs(*members[0])
     assert np.abs(expected).max() > 1
     for tokens in (1_024, 16):  # sentences projected together: all, two
-        monkeypatch.setattr(scoring, "TOKENS", tokens)
-        found = score(members[:1])
+        found = score(members[:1], tokens=tokens)
         assert set(found) == {"log_probs"}
         np.testing.assert_allclose(found["log_probs"], expected, atol=1e-5)
 

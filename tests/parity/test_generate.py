@@ -13,7 +13,7 @@ import pytest
 
 from jformer.checkpoints.hf import generation
 from jformer.data.tokenizers import Symbols
-from jformer.inference.generation import make_answer
+from jformer.inference.programs import make_answer, make_key
 from jformer.models import build_model
 from tests.parity.pairs import Pair, V, torch, transformers
 from tests.parity.test_hf import MODELS
@@ -104,7 +104,7 @@ class Writers:
             "limit": jnp.full(INPUTS, NEW),
             "line": jnp.arange(INPUTS),
         }
-        answer = make_answer([build_model(self.pair.model)], "text", options, allowed, symbols)
+        answer = make_answer(make_key([build_model(self.pair.model)], options, allowed, symbols), "text")
         found = answer([self.pair.params], batch, NEW)
         return [until(tokens[0], self.eos) for tokens in np.asarray(found.tokens).reshape(INPUTS, -1, NEW)]
 
