@@ -1,6 +1,7 @@
 """The loss of a model on a split. Letters in shapes: a microbatches, b rows of each."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
@@ -16,12 +17,14 @@ from jformer.data.sources.split import Split
 from jformer.data.tokenizers import Tokenizer
 from jformer.models import ModelConfig
 from jformer.parallel import processes
+from jformer.parallel.backend import target
 from jformer.parallel.mesh import DATA
 from jformer.parallel.sharding import ROWS, sum_over_data
 from jformer.tasks.batch import Batch, place_batch, sum_over_microbatches
 from jformer.tasks.sums import Sums, add_up
 from jformer.tasks.task import LossFn, Task
 
+KEPT = 8  # compiled steps
 BATCHES_AHEAD = 3  # being computed or waiting for it, so that the devices never wait for the host
 
 EvalStep = Callable[[PyTree, Batch], Sums]
@@ -88,8 +91,12 @@ def split_sums(
 
 
 def make_eval_step(loss: LossFn, mesh: Mesh) -> EvalStep:
-    """Return the compiled step that evaluates a batch."""
+    """Return the compiled step that evaluates a batch: the same one for the same loss and an equal mesh."""
+    return _make_eval_step(loss, mesh, target())
 
+
+@functools.lru_cache(KEPT)
+def _make_eval_step(loss: LossFn, mesh: Mesh, platform: str) -> EvalStep:
     def local(params: PyTree, batch: Batch) -> Sums:
         return sum_over_data(sum_over_microbatches(lambda rows: loss(params, rows, None), batch), mesh)
 

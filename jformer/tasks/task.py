@@ -3,6 +3,7 @@
 Letters in shapes: b rows of a batch, t positions, d d_model.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, Unpack
 
@@ -35,6 +36,8 @@ Score = Callable[[Sequence[str], Sequence[Pair], Sums], Scores]
 CLASSES = ("label", "labels", "number", "tags")  # of a classifier: one label, several, a number, one for each word
 SPAN = "span"  # the answer that is some words of its context
 
+KEPT = 16  # losses that are kept for whoever asks for an equal one
+
 NOTHING = Side(None, max_length=1)  # a side without text
 
 
@@ -63,9 +66,14 @@ def make_loss(model: Model, task: Task, r_drop: float = 0.0) -> LossFn:
 
     `r_drop` is alpha of R-Drop (Liang et al. 2021, equation 4), in training: two passes with dropout of their own,
     whose losses are averaged, plus alpha/2 times the mean of their divergences KL(p‖q) and KL(q‖p). That is half of the
-    paper's loss, so that the gradient of alpha 0 is that of one pass.
+    paper's loss, so that the gradient of alpha 0 is that of one pass. Equal models and tasks get one and the same loss,
+    so that what is compiled for it serves the next run, too.
     """
+    return _make_loss(model, task.loss, r_drop)
 
+
+@functools.lru_cache(KEPT)
+def _make_loss(model: Model, task_loss: TaskLoss, r_drop: float) -> LossFn:
     def loss(params: PyTree, batch: Batch, key: Key[Array, ""] | None) -> Sums:
         def project(hidden: Array) -> Array:
             return model.apply({"params": params}, hidden, method="logits")
@@ -75,9 +83,9 @@ def make_loss(model: Model, task: Task, r_drop: float = 0.0) -> LossFn:
             return model.apply({"params": params}, batch, key is not None, rngs=rngs, method="hidden")
 
         if key is None or not r_drop:
-            return task.loss(hidden(key), project, batch)
+            return task_loss(hidden(key), project, batch)
         first, second = map(hidden, jax.random.split(key))
-        losses = (task.loss(each, project, batch) for each in (first, second))
+        losses = (task_loss(each, project, batch) for each in (first, second))
         sums = jax.tree.map(lambda a, b: (a + b) / 2, *losses)
         apart = divergence(first, second, project, batch["weights"])
         return {**sums, "loss": Sum(sums["loss"].total + r_drop / 4 * apart, sums["loss"].count)}
@@ -111,6 +119,7 @@ def sized(
     return model_config.with_vocabulary(source_vocab + symbols, target_vocab + symbols)
 
 
+@functools.lru_cache(KEPT)
 def token_loss(label_smoothing: float) -> TaskLoss:
     """Return label-smoothed cross-entropy over the tokens of `target_out` that have weight."""
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree
 
-from jformer.config.options import Config, OptimConfig
+from jformer.config.options import ENDING_SCHEDULES, Config, OptimConfig
 from jformer.errors import UserError
 from jformer.models import init_params
 from jformer.models.model import Model
@@ -24,6 +24,8 @@ Schedule = Callable[[Count], Scalar]
 # Of Adam's peak times sqrt(d_model). The recipes in configs/ lie below (Multi30k's is 0.057, that of 2017 is 0.016); a
 # run at 0.1 ended in a model that gives the same word as every output.
 USUAL_PEAK = 0.06
+
+KEPT = 16  # optimizers that are kept for whoever asks for an equal one
 
 
 class ScheduleParams(NamedTuple):
@@ -129,23 +131,33 @@ class Optimizer(NamedTuple):
 
 
 def build_optimizer(config: Config, model: Model) -> Optimizer:
-    """Return the optimizer of a run."""
-    schedule = build_schedule(config)
+    """Return the optimizer of a run: the same one for equal runs, so that what is compiled with it serves them all."""
+    return _build_optimizer(model, config.optim, schedule_params(config), tuple(config.train.freeze))
+
+
+@functools.lru_cache(KEPT)
+def _build_optimizer(model: Model, options: OptimConfig, params: ScheduleParams, freeze: Sequence[str]) -> Optimizer:
+    schedule = make_schedule(options.schedule, options.learning_rate, params)
     shapes = jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))
-    frozen = frozen_parameters(shapes, config.train.freeze)
-    return Optimizer(schedule, make_optimizer(config.optim, schedule, frozen, config.model.mup_width_ratio), frozen)
+    frozen = frozen_parameters(shapes, freeze)
+    return Optimizer(schedule, make_optimizer(options, schedule, frozen, model.config.mup_width_ratio), frozen)
 
 
 def build_schedule(config: Config) -> Schedule:
     """Return the learning-rate schedule of a run."""
-    params = ScheduleParams(
+    return make_schedule(config.optim.schedule, config.optim.learning_rate, schedule_params(config))
+
+
+def schedule_params(config: Config) -> ScheduleParams:
+    """Return what the learning rates of a run depend on; those of a schedule without an end, not on its length."""
+    ends = config.optim.schedule in ENDING_SCHEDULES
+    return ScheduleParams(
         warmup=config.warmup_steps(),
-        num_steps=config.train.num_steps,
+        num_steps=config.train.num_steps if ends else 0,
         d_model=config.model.scale_width,
-        decay=config.decay_steps(),
+        decay=config.decay_steps() if ends else 0,
         final_rate=config.optim.final_rate,
     )
-    return make_schedule(config.optim.schedule, config.optim.learning_rate, params)
 
 
 def frozen_parameters(params: PyTree, patterns: Sequence[str]) -> PyTree:

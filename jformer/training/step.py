@@ -21,6 +21,7 @@ from jformer.config.options import Config
 from jformer.models import init_params
 from jformer.models.model import Model
 from jformer.parallel.activations import constrain_sharding
+from jformer.parallel.backend import target
 from jformer.parallel.mesh import DATA
 from jformer.parallel.sharding import ROWS, abstract_like, parameter_specs, replicated, state_shardings, sum_over_data
 from jformer.tasks.batch import Batch, sum_over_microbatches
@@ -28,6 +29,8 @@ from jformer.tasks.sums import Scalar, Sums
 from jformer.tasks.task import LossFn, Task, make_loss
 from jformer.training.optim import build_optimizer
 from jformer.training.state import TrainState, create_state
+
+KEPT = 8  # compiled updates
 
 
 class Metrics(NamedTuple):
@@ -117,7 +120,8 @@ def make_train_step(
 ) -> TrainStep:
     """Return the compiled update.
 
-    An update whose loss, gradient or new parameters are not finite changes nothing but the counters.
+    An update whose loss, gradient or new parameters are not finite changes nothing but the counters. Who asks for the
+    same again gets the same program.
 
     Args:
         loss: of a task joined with a model, from `make_loss`.
@@ -128,6 +132,22 @@ def make_train_step(
         frozen: a tree of booleans: parameters marked there have no gradient, none that counts in the norm either.
             None = all are trained.
     """
+    marks, tree = jax.tree.flatten(frozen)
+    return _make_train_step(loss, tx, mesh, seed, ema_decay, (tuple(marks), tree), target())
+
+
+@functools.lru_cache(KEPT)
+def _make_train_step(
+    loss: LossFn,
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    seed: int,
+    ema_decay: float,
+    frozen_leaves: tuple[tuple[bool, ...], Any],
+    platform: str,
+) -> TrainStep:
+    marks, tree = frozen_leaves
+    frozen = jax.tree.unflatten(tree, marks)
     mean_gradient = make_gradient(trained_loss(loss, frozen), mesh)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
