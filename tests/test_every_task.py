@@ -1,6 +1,7 @@
 """Every task from files to scores and answers: trained for some updates, evaluated, asked; and what begins warm."""
 
 import dataclasses
+import functools
 import json
 import re
 import signal
@@ -13,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from jformer.config import as_config_dict, default_config, resolve
+from jformer.config import as_config_dict, default_config, load_config, resolve
 from jformer.config.options import MeshConfig, final_scores
 from jformer.data.config import SourceConfig
 from jformer.data.sources import open_split
@@ -90,6 +91,7 @@ def small(preset, texts, task=None, **data):
     config.data.update(data)
     config.optim.update(schedule="constant", learning_rate=1e-2, warmup=0)
     config.train.update(num_steps=30, log_every=10, eval_every=30, checkpoint_every=30, samples=1)
+    config.train.update(peak_flops=1e9)  # which would be measured
     config.decode.update(beam_size=1, batch_size=4, max_extra_length=6)
     config.mesh.update(data=1)
     return config
@@ -140,14 +142,30 @@ def trained(texts, tmp_path_factory):
     return get
 
 
+@pytest.fixture(scope="module")
+def loaded(trained):
+    """Return a function: name of a run → its Predictor on one device, loaded once, that has answered nothing yet."""
+
+    @functools.cache
+    def read(name):
+        workdir, _ = trained(name)
+        return load(workdir, load_config(workdir / "config.json"))
+
+    def get(name):
+        read(name).forget()
+        return read(name)
+
+    return get
+
+
 @pytest.mark.parametrize("name", RUNS)
-def test_a_task_trains_scores_and_answers(trained, texts, name):
+def test_a_task_trains_scores_and_answers(trained, loaded, texts, name):
     workdir, results = trained(name)
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in rows if row["split"] == "train"]
     assert losses[-1] < losses[0]
     assert all(0 < row["padding_efficiency"] <= 1 for row in rows if row["split"] == "train")
-    predictor, inputs = load(workdir), inputs_of(name, texts)
+    predictor, inputs = loaded(name), inputs_of(name, texts)
     scores = {key for key, entry in results["test"].items() if isinstance(entry, dict) and "score" in entry}
     assert scores == set(final_scores(predictor.config))
     assert "Try next" in report_scores(results, predictor.config, workdir)
@@ -160,8 +178,8 @@ def test_a_task_trains_scores_and_answers(trained, texts, name):
             predictor.predict(inputs)
 
 
-def test_an_empty_line_among_paths_of_images_has_an_empty_answer(trained, texts):
-    answers = load(trained("vit")[0]).predict([f"{texts}/test.npy#3", "", f"{texts}/test.npy#5"])
+def test_an_empty_line_among_paths_of_images_has_an_empty_answer(loaded, texts):
+    answers = loaded("vit").predict([f"{texts}/test.npy#3", "", f"{texts}/test.npy#5"])
     assert [bool(answer) for answer in answers] == [True, False, True]
 
 
@@ -171,19 +189,19 @@ def test_a_number_needs_no_list_of_all_numbers(trained, monkeypatch):
     assert load(trained("number")[0]).predict([LINES[0]])
 
 
-def test_several_labels_are_those_more_probable_than_not_and_a_number_is_near(trained):
-    (outputs,) = load(trained("several")[0]).generate(["red cat sat"])
+def test_several_labels_are_those_more_probable_than_not_and_a_number_is_near(loaded):
+    (outputs,) = loaded("several").generate(["red cat sat"])
     assert set(outputs[0].labels) == {"red", "blue", "cat", "dog", "bird"}
     chosen = {label for label, probability in outputs[0].labels.items() if probability > 0.5}
     assert set(filter(None, outputs[0].text.split(","))) == chosen
     assert sum(outputs[0].labels.values()) != pytest.approx(1)
-    numbers = [float(text) for text in load(trained("number")[0]).predict(LINES)]
+    numbers = [float(text) for text in loaded("number").predict(LINES)]
     assert np.corrcoef(numbers, [len(line) / 2 for line in LINES])[0, 1] > 0.5
     assert 4 < np.mean(numbers) < 8  # of 5.5 to 7: in their own unit again
 
 
-def test_a_continuation_is_what_greedy_search_without_a_cache_gives(trained):
-    predictor = load(trained("lm")[0])
+def test_a_continuation_is_what_greedy_search_without_a_cache_gives(loaded):
+    predictor = loaded("lm")
     tokenizer, limit = predictor.tokenizers[1], predictor.config.decode.max_extra_length
     apply = jax.jit(predictor.model.apply)
     prompts = ["red", "blue cat", "", "green bird saw"]
@@ -226,8 +244,8 @@ def test_a_run_of_another_task_is_no_member_before_the_first_update(trained, tex
         ("qa", "answer"),
     ],
 )
-def test_an_engine_of_a_server_answers_as_predict_does(trained, texts, name, route):
-    predictor, lines = load(trained(name)[0]), inputs_of(name, texts)
+def test_an_engine_of_a_server_answers_as_predict_does(loaded, texts, name, route):
+    predictor, lines = loaded(name), inputs_of(name, texts)
     engine = Engine(predictor, Limits())
     engine.warm_up()
     assert engine.facts()["route"] == f"/v1/{route}"
@@ -259,31 +277,31 @@ def test_an_engine_of_a_server_answers_as_predict_does(trained, texts, name, rou
         (lambda p: p.generate([Request("a\tb", prefix="c")]), "spans have no prefix and no constraints"),
     ],
 )
-def test_what_a_span_cannot_do_is_refused_in_one_line(trained, use, line):
+def test_what_a_span_cannot_do_is_refused_in_one_line(loaded, use, line):
     with pytest.raises(UserError, match=line) as error:
-        use(load(trained("qa")[0]))
+        use(loaded("qa"))
     assert "\n" not in str(error.value)
 
 
-def test_a_run_of_spans_is_neither_verified_nor_exported(trained, tmp_path):
-    workdir, config = trained("qa")[0], load(trained("qa")[0]).config
+def test_a_run_of_spans_is_neither_verified_nor_exported(trained, loaded, tmp_path):
+    workdir, config = trained("qa")[0], loaded("qa").config
     with pytest.raises(UserError, match="task='qa' generates nothing: there is no decoding to verify"):
         verify(config, workdir)
     with pytest.raises(UserError, match="task='qa' cannot be exported"):
         export(config, workdir, "stablehlo", tmp_path / "out")
 
 
-def test_an_answer_does_not_depend_on_the_batch_on_windows_or_on_devices(trained, texts):
-    workdir, config = trained("qa")[0], load(trained("qa")[0]).config
+def test_an_answer_does_not_depend_on_the_batch_on_windows_or_on_devices(trained, loaded, texts):
+    workdir, predictor = trained("qa")[0], loaded("qa")
     lines = [*inputs_of("qa", texts), f"who sat\t{' '.join(LINES)}", "", "who\t"]
-    whole = load(workdir).generate(lines)
-    alone = [load(workdir).generate([line])[0] for line in lines]
-    config = dataclasses.replace(config, mesh=MeshConfig(data=2, fsdp=2))
+    whole = predictor.generate(lines)
+    alone = [predictor.generate([line])[0] for line in lines]
+    config = dataclasses.replace(predictor.config, mesh=MeshConfig(data=2, fsdp=2))
     for others in (alone, load(workdir, config, open_mesh(config)).generate(lines)):
         for outputs, same in zip(whole, others, strict=True):
             assert [(output.text, output.span) for output in outputs] == [(output.text, output.span) for output in same]
             assert outputs[0].log_prob == pytest.approx(same[0].log_prob, abs=1e-4)
-    assert len(load(workdir).inputs.pieces([Request(lines[2])])[0]) > 5
+    assert len(predictor.inputs.pieces([Request(lines[2])])[0]) > 5
     assert [outputs[0].text for outputs in whole[3:]] == ["", ""]
     text, span = whole[2][0].text, whole[2][0].span
     assert text == lines[2].split("\t")[1][slice(*span)]
@@ -291,16 +309,16 @@ def test_an_answer_does_not_depend_on_the_batch_on_windows_or_on_devices(trained
 
 def test_scores_of_spans_do_not_depend_on_devices_or_microbatches(trained, tmp_path):
     workdir, results = trained("qa")
-    config = load(workdir).config
+    config = load_config(workdir / "config.json")
     mesh, shared = MeshConfig(data=2, fsdp=2), dataclasses.replace(config.train, accumulation=2)
     found = evaluate(dataclasses.replace(config, mesh=mesh, train=shared), workdir, tmp_path)["test"]
     for name in final_scores(config):
         assert found[name]["score"] == pytest.approx(results["test"][name]["score"], rel=1e-4)
 
 
-def test_tags_are_written_as_conll_and_go_on_after_whole_sentences(trained, tmp_path):
+def test_tags_are_written_as_conll_and_go_on_after_whole_sentences(trained, loaded, tmp_path):
     workdir = trained("tag")[0]
-    predictor, lines = load(workdir), [*LINES[:2], "", LINES[2]]
+    predictor, lines = loaded("tag"), [*LINES[:2], "", LINES[2]]
     options = dataclasses.replace(predictor.config.decode, outputs="conll")
     config, target = dataclasses.replace(predictor.config, decode=options), tmp_path / "tagged.conll"
     (tmp_path / "lines").write_text("".join(f"{line}\n" for line in lines))
@@ -316,9 +334,9 @@ def test_tags_are_written_as_conll_and_go_on_after_whole_sentences(trained, tmp_
     assert target.read_text() == written
 
 
-def test_questions_are_answered_from_files(trained, texts, tmp_path):
+def test_questions_are_answered_from_files(trained, loaded, texts, tmp_path):
     workdir = trained("qa")[0]
-    predictor, lines = load(workdir), inputs_of("qa", texts)
+    predictor, lines = loaded("qa"), inputs_of("qa", texts)
     options = dataclasses.replace(
         predictor.config.decode, outputs="jsonl", inputs="jsonl", scores=True, n_best=2, beam_size=2
     )
@@ -345,9 +363,9 @@ def test_questions_are_answered_from_files(trained, texts, tmp_path):
 @pytest.mark.parametrize(
     ("name", "line"), [("mlm", "has no answer to a text"), *((name, "which no client may name") for name in OF_IMAGES)]
 )
-def test_a_run_that_cannot_be_served_is_refused(trained, name, line):
+def test_a_run_that_cannot_be_served_is_refused(loaded, name, line):
     with pytest.raises(UserError, match=line):
-        Engine(load(trained(name)[0]), Limits())
+        Engine(loaded(name), Limits())
 
 
 def test_the_command_serves_until_a_signal_asks_to_stop(trained):
@@ -361,15 +379,17 @@ def test_the_command_serves_until_a_signal_asks_to_stop(trained):
         assert (server.wait(60), server.stderr.read()) == (143, "stopped\n")
 
 
-def test_a_prompt_over_the_limit_loses_its_beginning_and_is_counted(trained):
-    predictor = load(trained("lm")[0])
+def test_a_prompt_over_the_limit_loses_its_beginning_and_is_counted(loaded):
+    predictor = loaded("lm")
     long = " ".join(["red cat sat"] * 20)
     kept = " ".join(long.split()[-31:])
     assert predictor.predict([long]) == predictor.predict([kept])
     assert predictor.cut == 1
 
 
-def test_a_classifier_begins_with_a_masked_language_model_and_a_head_of_its_own(trained, texts, tmp_path, capfd):
+def test_a_classifier_begins_with_a_masked_language_model_and_a_head_of_its_own(
+    trained, loaded, texts, tmp_path, capfd
+):
     parent, _ = trained("mlm")
     config = small("bert_base", texts, "classify", source="labelled")
     config.train.update(init_from=str(parent), num_steps=10, eval_every=10, checkpoint_every=10)
@@ -379,7 +399,7 @@ def test_a_classifier_begins_with_a_masked_language_model_and_a_head_of_its_own(
     said = capfd.readouterr().err
     assert "classifier/kernel begins anew" in said
     assert "head/transform/kernel has no use here" in said
-    child, old = load(tmp_path), load(parent)
+    child, old = load(tmp_path), loaded("mlm")
     kernel = "encoder", "block", "feed_forward", "up", "kernel"
     for name in (kernel, ("input", "positions", "embedding")):
         new, before = child.params, old.params

@@ -201,11 +201,13 @@ def test_nothing_is_allocated():
     assert sum(count for _, _, count in rows) > 10**11
 
 
+@pytest.mark.usefixtures("without_memory")
 def test_the_default_is_the_base_model_of_the_paper():
     text = describe(Config())
     assert table(text)[-1][1] == 44_138_496 + 8_000 * 512
 
 
+@pytest.mark.usefixtures("without_memory")
 def test_an_update_of_full_rows_is_priced_and_timed_where_the_peak_is_known():
     options = {"data.max_source_length": 64, "data.max_target_length": 48, "data.tokens_per_update": 1_000}
     text, config = described("transformer_tiny", **options)
@@ -233,6 +235,7 @@ def test_full_rows_are_those_of_the_task(preset, options, shape):
     assert full_shape(described(preset, **options)[1]) == shape
 
 
+@pytest.mark.usefixtures("without_memory")
 def test_what_is_described_is_named():
     text, _ = described("transformer_tiny", **{"data.source": "generated", "data.name": "copy"})
     assert text.splitlines()[:5] == [
@@ -244,10 +247,14 @@ def test_what_is_described_is_named():
     ]
 
 
-def test_what_a_model_has_not_is_not_described_and_what_it_has_is():
+def test_what_a_model_has_not_is_not_described():
     text, _ = described("luong_tiny")
     assert "d_ff" not in text
     assert "recurrent layers: lstm, attention: " in text
+
+
+@pytest.mark.usefixtures("without_memory")
+def test_what_a_model_has_is_described():
     more = {"model.num_kv_heads": 2, "model.attention_dropout": 0.1, "model.activation_dropout": 0.2}
     text, _ = described("transformer_tiny", **more)
     assert "4 heads of 32 over 2 of keys and values\n" in text

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jformer.errors import UserError
+from jformer.inference.scoring import watched_pass
 from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.head_config import HeadConfig
 from jformer.models.layers.recurrent import CELLS, GATES, STATES, RecurrentLayer, run_cell
@@ -68,10 +69,16 @@ def test_gradients_written_by_hand_are_those_of_autodiff(cell):
     def ours(*arguments):
         return run_cell(cell, 2, *map(jnp.asarray, arguments), jnp.asarray(real))
 
-    np.testing.assert_allclose(ours(*arrays), loop(*arrays), atol=1e-6)
-    found, expected = (
-        jax.grad(lambda *a, f=f: (f(*a) * weights).sum(), argnums=(0, 1, 2, 3))(*arrays) for f in (ours, loop)
-    )
+    @jax.jit
+    def states_and_gradients(*arguments):
+        found = []
+        for function in (ours, loop):
+            states, pull_back = jax.vjp(function, *arguments)
+            found.append((states, pull_back(jnp.asarray(weights, jnp.float32))))
+        return found
+
+    (states, found), (expected_states, expected) = states_and_gradients(*arrays)
+    np.testing.assert_allclose(states, expected_states, atol=1e-6)
     for got, wanted in zip(found, expected, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
 
@@ -104,9 +111,8 @@ def test_the_source_is_read(name):
 def test_attention_sums_to_one_over_the_source(name):
     model, params = model_of(name)
     batch = make_batch([7, 5], [6, 6])
-    arrays = jax.tree.map(jnp.asarray, batch)
-    _, seen = model.apply({"params": params}, arrays, method="hidden", mutable=["intermediates"])
-    weights = model.cross_weights(seen["intermediates"])
+    _, seen = jax.jit(functools.partial(watched_pass, model))(params, batch)
+    weights = np.asarray(model.cross_weights(seen))
     np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-6)
     assert not weights[1, :, 5:].any()
 
@@ -137,14 +143,18 @@ def test_what_each_direction_ends_with_can_be_what_a_classifier_reads(bidirectio
     """The states of the loop itself after the last token it reads, whatever padding and neighbours there are."""
     fields = {"family": "encoder", "num_layers": 1, "head": HeadConfig(num_classes=3, pooling="final")}
     model, params = built(RecurrentConfig("lstm", bidirectional=bidirectional), **fields)
-    batch = jax.tree.map(jnp.asarray, make_batch([7, 5, 2], [3, 3, 3], source_size=12))
-    found = model.apply({"params": params}, batch, method="hidden")[:, 0]
-    x, real = params["embedding"]["embedding"][batch["source"]], batch["source_segments"] > 0
-    ends = []
-    for name, reverse in (("forward_0", False), ("backward_0", True))[: 1 + bidirectional]:
-        layer = RecurrentLayer("lstm", 16)
-        ends.append(layer.apply({"params": params["encoder"][name]}, x, real, reverse=reverse)[1][:, 0])
-    np.testing.assert_allclose(found, jnp.concatenate(ends, axis=-1), atol=1e-6)
+
+    @jax.jit
+    def both(params, batch):
+        found = model.apply({"params": params}, batch, method="hidden")[:, 0]
+        x, real = params["embedding"]["embedding"][batch["source"]], batch["source_segments"] > 0
+        ends = []
+        for name, reverse in (("forward_0", False), ("backward_0", True))[: 1 + bidirectional]:
+            layer = RecurrentLayer("lstm", 16)
+            ends.append(layer.apply({"params": params["encoder"][name]}, x, real, reverse=reverse)[1][:, 0])
+        return found, jnp.concatenate(ends, axis=-1)
+
+    np.testing.assert_allclose(*both(params, make_batch([7, 5, 2], [3, 3, 3], source_size=12)), atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ def small(cache: Path, **overrides):
     """Return the resolved config of the small run, with overrides such as train__num_steps=5."""
     config = run_config_file(CONFIG)
     config.data.cache_dir = str(cache)
+    config.train.peak_flops = 1e9  # which would be measured
     config.update_from_flattened_dict({key.replace("__", "."): value for key, value in overrides.items()})
     return resolve(config)
 

@@ -42,9 +42,10 @@ def write_run(directory, preset, task, tokenizers, decode=None, data=None, seed=
         {"source": "files", "max_source_length": 24, "max_target_length": 24, "overlong": "drop", **(data or {})}
     )
     values.decode.update(decode or {})
+    values.mesh.update(data=1)  # one device is the quickest to compile for
     config = resolve(values)
     sized = dataclasses.replace(config.model, execution=ExecutionConfig(unroll=1))
-    params = init_params(build_model(sized), jax.random.key(0))
+    params = jax.device_get(init_params(build_model(sized), jax.random.key(0)))  # JAX compiles each sum it makes
     rng = np.random.default_rng(seed)
     params = jax.tree.map(lambda leaf: leaf + rng.standard_normal(leaf.shape).astype(np.float32), params)
     if "bias" in params.get("head", {}) and task == "translate":

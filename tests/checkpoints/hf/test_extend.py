@@ -17,12 +17,11 @@ from jformer.data.tokenizers.pretrained import FastTokenizer
 from jformer.data.vocabularies import load_tokenizers
 from jformer.errors import UserError
 from jformer.hf import main
-from jformer.inference.predict import load
 from jformer.inference.restore import saved_config
 from jformer.parallel.sharding import parameter_names
 from tests.checkpoints.hf import small_runs
 from tests.checkpoints.hf.small_runs import LINES
-from tests.checkpoints.hf.test_prune import write_lines
+from tests.checkpoints.hf.test_prune import predictor, write_lines
 
 pytest.importorskip("tokenizers", reason="the extra hf is not installed")
 RUNS = {"marian": small_runs.marian, "nllb": small_runs.nllb, "t5": small_runs.t5, "bert": small_runs.bert}
@@ -47,13 +46,13 @@ def nllb(tmp_path_factory):
 
 def tables_of(run):
     """Return the tables of tokens, name → array with tokens first."""
-    params = load(run).params
+    params = predictor(run).params
     named = zip(jax.tree.leaves(parameter_names(params)), jax.tree.leaves(params), strict=True)
     return {name: np.moveaxis(np.asarray(leaf), TABLES[name], 0) for name, leaf in named if name in TABLES}
 
 
 def answers(run, **decode):
-    return load(run, saved_config(run, **decode)).generate(LINES)
+    return predictor(run, **decode).generate(LINES)
 
 
 def test_texts_without_the_tokens_are_answered_as_before(runs):
@@ -152,6 +151,7 @@ def test_training_goes_on_from_an_extended_run(tmp_path):
     values.model.update(small_runs.SIZES, vocab_size=0, target_vocab_size=0, head={"bias": True})
     values.data.update(source="files", dir=str(tmp_path), source_language="en", target_language="de", test=())
     values.train.update(init_from=str(tmp_path / "new"), num_steps=2)
+    values.mesh.update(data=1)
     config = resolve(values)
     jformer.train(config, tmp_path / "child")
     before, after = tables_of(tmp_path / "new"), tables_of(tmp_path / "child")

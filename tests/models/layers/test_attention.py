@@ -48,11 +48,14 @@ def test_the_cat_sat():
     np.testing.assert_allclose(output[0, 0], [0.8446, 0.5777, 0.8446, 0.5777], atol=6e-5)
 
 
+attend_at_once = jax.jit(attend, static_argnames="scale")
+
+
 def weights_of(scores, mask=None):
     """Return the weights that scores [t s] turn into."""
     q, keys = jnp.array(scores)[None, :, None], jnp.eye(len(scores[0]))[None, :, None]
     mask = everything(1, len(scores[0])) if mask is None else mask
-    return np.asarray(attend(q, {"k": keys, "v": keys}, mask)[1])[0, 0]
+    return np.asarray(attend_at_once(q, {"k": keys, "v": keys}, mask)[1])[0, 0]
 
 
 @pytest.mark.parametrize(("scores", "expected"), [([1.0, 0.71], [0.57, 0.43]), ([1.0, -1.0], [0.88, 0.12])])
@@ -88,7 +91,7 @@ def test_ours_equals_the_kernel_of_jax(kv_heads, biased):
     k, v = (jax.random.normal(key, (2, 7, kv_heads, 8)) for key in keys[1:3])
     bias = jax.random.normal(keys[3], (1, 4, 5, 7)) if biased else None
     mask = jax.random.bernoulli(keys[4], 0.6, (2, 1, 5, 7)).at[..., 0].set(True)
-    ours, _ = jax.jit(functools.partial(attend, scale=0.3))(q, {"k": k, "v": v}, mask, bias)
+    ours, _ = attend_at_once(q, {"k": k, "v": v}, mask, bias, scale=0.3)
     theirs = jax.jit(functools.partial(jax.nn.dot_product_attention, scale=0.3))(q, k, v, bias, mask)
     np.testing.assert_allclose(ours, theirs, atol=2e-6)
 
@@ -103,14 +106,15 @@ def bfloat16_inputs(*shapes):
 def test_scores_are_float32_where_activations_are_bfloat16():
     """The weights differ from those of float32 by the order of sums alone, not by rounding q · k to bfloat16."""
     half, full = bfloat16_inputs((2, 5, 4, 16), (2, 7, 2, 16), (2, 7, 2, 16))
-    weights = [attend(q, {"k": k, "v": v}, None, scale=0.25)[1] for q, k, v in (half, full)]
+    weights = [attend_at_once(q, {"k": k, "v": v}, None, scale=0.25)[1] for q, k, v in (half, full)]
     np.testing.assert_allclose(*weights, atol=1e-6)
 
 
 @pytest.mark.parametrize("queries", [3, MAX_QUERIES_FOR_SUMS + 1])
 def test_scores_of_a_cache_are_float32_where_activations_are_bfloat16(queries):
     half, full = bfloat16_inputs((2, 2, queries, 16), (2, 2, 16, 7), (2, 2, 7, 16))
-    weights = [attend_few_queries(q, {"k": k, "v": v}, None, scale=0.25)[1] for q, k, v in (half, full)]
+    at_once = jax.jit(functools.partial(attend_few_queries, scale=0.25))
+    weights = [at_once(q, {"k": k, "v": v}, None)[1] for q, k, v in (half, full)]
     np.testing.assert_allclose(*weights, atol=1e-6)
 
 
@@ -127,12 +131,18 @@ def test_a_row_that_may_attend_to_nothing_stays_finite():
 
 def test_dropout_of_weights_has_the_rate_and_keeps_their_mean():
     size, rate = 256, 0.25
-    q, identity = jnp.zeros((2, size, 1, 1)), jnp.tile(jnp.eye(size)[:, None], (2, 1, 1, 1))
-    key = DropoutKey(jnp.uint32(7), jnp.arange(2))
-    kv = {"k": jnp.zeros((2, size, 1, 1)), "v": identity}  # the output is the weights that were kept
-    kept, weights = attend(
-        q, kv, everything(2, size), drop_weights=lambda w, _: dropout(w, rate, key, Site.SELF_WEIGHTS)
+    zeros, identity = (
+        np.zeros((2, size, 1, 1), np.float32),
+        np.tile(np.eye(size, dtype=np.float32)[:, None], (2, 1, 1, 1)),
     )
+    key = DropoutKey(jnp.uint32(7), jnp.arange(2))
+
+    @jax.jit
+    def attended(q, kv, mask):
+        return attend(q, kv, mask, drop_weights=lambda w, _: dropout(w, rate, key, Site.SELF_WEIGHTS))
+
+    kv = {"k": zeros, "v": identity}  # the output is the weights that were kept
+    kept, weights = attended(zeros, kv, everything(2, size))
     np.testing.assert_allclose(weights, 1 / size, rtol=1e-6)
     assert set(np.unique(kept).tolist()) == {0.0, np.float32(1 / size / (1 - rate)).item()}
     assert abs((np.asarray(kept) == 0).mean() - rate) < 4 * (rate * (1 - rate) / kept.size) ** 0.5

@@ -10,11 +10,13 @@ from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.transformer import AttentionContext, Stack
 from tests.conftest import TINY, make_batch, run
 
+drop = jax.jit(dropout, static_argnums=(1, 3))
+
 
 def mask(rows=range(8), seed=1, site=Site.SELF_ATTN, shape=(40, 64), rate=0.3):
-    rows = jnp.array(list(rows), jnp.int32)
-    x = jnp.ones((len(rows), *shape))
-    return np.asarray(dropout(x, rate, DropoutKey(jnp.uint32(seed), rows), site))
+    rows = np.array(list(rows), np.int32)
+    x = np.ones((len(rows), *shape), np.float32)
+    return np.asarray(drop(x, rate, DropoutKey(np.uint32(seed), rows), site))
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.5])
@@ -33,7 +35,7 @@ def test_mask_of_a_row_ignores_its_neighbours_and_padding():
 def test_seed_site_layer_row_position_and_feature_all_matter():
     key = DropoutKey(jnp.uint32(1), jnp.arange(8))
     keys = [key.at_layer(jnp.int32(i)) for i in range(3)]
-    layers = [np.asarray(dropout(jnp.ones((8, 40, 64)), 0.5, layer, Site.SELF_ATTN)) for layer in keys]
+    layers = [np.asarray(drop(jnp.ones((8, 40, 64)), 0.5, layer, Site.SELF_ATTN)) for layer in keys]
     masks = [mask(rate=0.5), mask(rate=0.5, seed=2), mask(rate=0.5, site=Site.CROSS_ATTN), *layers]
     flat = np.array([(m > 0).ravel() for m in masks], float)
     flat = np.concatenate([flat, [np.roll(masks[0] > 0, 1, axis=axis).ravel() for axis in range(3)]])
@@ -51,12 +53,17 @@ def test_what_a_stack_gives_is_dropped_as_in_t5():
     kept, dropped = (Stack(ModelConfig(**options, output_dropout=last), 2, False, True) for last in (False, True))
     x = jax.random.normal(jax.random.key(0), (3, 8, 32))
     context = AttentionContext(jnp.tile(jnp.arange(8), (3, 1)), jnp.ones((3, 1, 8, 8), bool))
-    params = kept.init(jax.random.key(0), x, None, context, None)
     key = DropoutKey(jnp.uint32(5), jnp.arange(3))
-    whole, holes = (np.asarray(stack.apply(params, x, None, context, key)) for stack in (kept, dropped))
-    np.testing.assert_array_equal(holes, dropout(jnp.asarray(whole), 0.5, key, Site.OUTPUT))
+
+    @jax.jit
+    def passes(x):
+        params = kept.init(jax.random.key(0), x, None, context, None)
+        return [stack.apply(params, x, None, context, each) for each in (key, None) for stack in (kept, dropped)]
+
+    whole, holes, *plain = map(np.asarray, passes(x))
+    np.testing.assert_array_equal(holes, drop(whole, 0.5, key, Site.OUTPUT))
     assert 0.4 < (holes == 0).mean() < 0.6
-    np.testing.assert_array_equal(*(stack.apply(params, x, None, context, None) for stack in (kept, dropped)))
+    np.testing.assert_array_equal(*plain)
 
 
 def test_a_model_drops_only_in_training_and_each_key_differently(tiny):
