@@ -59,9 +59,22 @@ def make_key(
     symbols: Symbols,
     mesh: Mesh | None = None,
 ) -> ProgramKey:
-    """Return the key of the programs of a search; see `generation.search` for what is given."""
-    read = dataclasses.replace(options, **{name: DEFAULTS[name] for name in UNREAD})
-    return ProgramKey(tuple(models), read, vocabulary.tobytes(), symbols, mesh, target())
+    """Return the key of the programs of a search.
+
+    Args:
+        models, options, vocabulary, symbols: those of `generation.search`.
+        mesh: over whose data and fsdp the rows are split.
+    """
+    unread: dict[str, Any] = {name: DEFAULTS[name] for name in UNREAD}
+    read = dataclasses.replace(options, **unread)
+    return ProgramKey(
+        models=tuple(models),
+        options=read,
+        vocabulary=vocabulary.tobytes(),
+        symbols=symbols,
+        mesh=mesh,
+        platform=target(),
+    )
 
 
 @functools.lru_cache(KEPT)

@@ -30,10 +30,15 @@ def make_scorer(
     """Return the compiled (parameters of each model, batch) → {"log_probs": f32 [b t], "attention": f32 [b t s]}.
 
     The batch has both sides as in training. A token's log-probability is given all before it, over the whole
-    vocabulary; several models decide together, by the mean of their probabilities or of their log-probabilities, as
-    they do in a search. With `attend`, a token's attention is what the decoder's last layer attends to in the source
-    when it predicts the token, the mean of heads and models. On a mesh, rows are split over data and fsdp. So many
-    `tokens` are projected to the vocabulary at a time. Who asks for an equal one again gets the same.
+    vocabulary; several models decide together, as they do in a search. Who asks for an equal one again gets the same.
+
+    Args:
+        models: an ensemble.
+        average: whether the mean is of their probabilities or of their log-probabilities.
+        mesh: over whose data and fsdp the rows are split.
+        attend: whether to tell what the decoder's last layer attends to in the source when it predicts a token, the
+            mean of heads and models.
+        tokens: how many are projected to the vocabulary at a time.
     """
     return _make_scorer(tuple(models), average, mesh, attend, tokens, target())
 

@@ -143,7 +143,7 @@ def _make_train_step(
     mesh: Mesh,
     seed: int,
     ema_decay: float,
-    frozen_leaves: tuple[tuple[bool, ...], Any],
+    frozen_leaves: tuple[tuple[bool, ...], jax.tree_util.PyTreeDef],
     platform: str,
 ) -> TrainStep:
     marks, tree = frozen_leaves
