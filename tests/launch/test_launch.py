@@ -32,31 +32,29 @@ if attempt < {}:
 """
 
 
-def git(repository, *arguments):
-    return subprocess.check_output(["git", "-C", repository, *arguments], text=True)
-
-
-@pytest.fixture(scope="session")
-def committed(tmp_path_factory):
-    """Return a repository with launch.sh and what it sends to workers, all of it committed."""
-    repository = tmp_path_factory.mktemp("committed")
-    for part in ("launch.sh", "docs/slurm.sbatch", "constraints.txt", "jformer/__init__.py", "jformer/supervise.py"):
-        (repository / part).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / part, repository / part)
-    git(repository, "init", "--quiet")
-    git(repository, "add", ".")
-    git(repository, "-c", "user.name=me", "-c", "user.email=me@here", "commit", "--quiet", "--message=all")
-    return repository
-
-
 class Cloud:
     """A cloud that is made up, and launch.sh in a repository of its own."""
 
-    def __init__(self, folder, committed):
+    def __init__(self, folder):
         self.folder = folder / "cloud"
         self.folder.mkdir()
-        self.repository = shutil.copytree(committed, folder / "a repository")
-        self.commit = git(self.repository, "rev-parse", "--short=12", "HEAD").strip()
+        self.repository = folder / "a repository"
+        for part in (
+            "launch.sh",
+            "docs/slurm.sbatch",
+            "constraints.txt",
+            "jformer/__init__.py",
+            "jformer/supervise.py",
+        ):
+            (self.repository / part).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / part, self.repository / part)
+        self.git("init", "--quiet")
+        self.git("add", ".")
+        self.git("-c", "user.name=me", "-c", "user.email=me@here", "commit", "--quiet", "--message=all")
+        self.commit = self.git("rev-parse", "--short=12", "HEAD").strip()
+
+    def git(self, *arguments):
+        return subprocess.check_output(["git", "-C", self.repository, *arguments], text=True)
 
     def prepare(self, **files):
         for name, value in files.items():
@@ -98,12 +96,11 @@ class Cloud:
 
 
 @pytest.fixture
-def cloud(tmp_path, committed):
-    cloud = Cloud(tmp_path, committed)
+def cloud(tmp_path):
+    cloud = Cloud(tmp_path)
     yield cloud
     cloud.prepare(faults=[])
-    if (cloud.folder / "slice.json").exists():
-        cloud.launch("delete", *SLICE, "--yes")
+    cloud.launch("delete", *SLICE, "--yes")
 
 
 def everything(cloud, code, *options):
