@@ -70,9 +70,8 @@ class Predictor:
         options, self.models = run.config.decode, (run.model, *(member.model for member in members))
         self.inputs = Inputs(options, run.task, run.tokenizers, [model.config for model in self.models])
         self._scorer = functools.partial(make_scorer, self.models, options.ensemble_average, mesh)
-        self._watched = WatchedPass(run.model, self.inputs)
+        self._watched, self._clock = WatchedPass(run.model, self.inputs), CompileClock()  # of forced passes
         self._search: BatchedSearch | None = None
-        self._clock = CompileClock()  # of forced passes
         if run.task.answer:
             searched = run.task.answer not in HEADS
             self.vocabulary = writable(run.tokenizers[1], options) if searched else np.ones(0, bool)  # that is written
