@@ -1,7 +1,6 @@
-"""The searches of `generation` as compiled programs. Who asks for an equal one again gets the same: nothing is traced.
+"""The searches of `generation` as compiled programs. Who asks for an equal one again gets the same.
 
-So a run that is loaded a second time answers at once. Programs hold no parameters; those that were asked for longest
-ago are forgotten, with all that was compiled for them.
+Programs hold no parameters; those that were asked for longest ago are forgotten, with all that was compiled for them.
 """
 
 import dataclasses
