@@ -58,7 +58,7 @@ def evaluation_batches(
 
 
 def split_sums(
-    eval_step: EvalStep, params: PyTree, batches: Batches, mesh: Mesh, model: ModelConfig, accumulation: int = 1
+    eval_step: EvalStep, params: PyTree, batches: Batches, mesh: Mesh, model: ModelConfig, accumulation: int
 ) -> Sums:
     """Return the sums of the loss, nll and correct predictions over one pass of the batches, as floats.
 

@@ -31,6 +31,7 @@ from jformer.parallel.devices import QuickerDtype
 from jformer.sweep.experiment import reported
 from jformer.training import forecast, machine
 from jformer.training.corpora import fingerprints
+from jformer.training.forecast import longest_batch, say_memory
 from jformer.training.lock import sole_trainer
 from jformer.training.log import AHEAD, Cost, TrainingLog
 from jformer.training.loop import explain, loop, train
@@ -38,7 +39,7 @@ from jformer.training.machine import Available
 from jformer.training.profile import Profile
 from jformer.training.run import build, refuse_other_text
 from jformer.training.state import Progress
-from jformer.training.validation import note_best
+from jformer.training.validation import note_best, sums_of
 from tests.training.test_profile import trace_events
 
 CONFIG = Path(__file__).parents[1] / "small_run.py"
@@ -337,10 +338,20 @@ def test_a_token_that_the_model_has_not_ends_a_run_before_its_update_and_its_val
         return dataclasses.replace(batches, source=source)
 
     with pytest.raises(UserError, match="batch 1 of what is scored: source holds the token id "):
-        split_sums(run.eval_step, run.state.params, foreign(run.data.valid), run.mesh, model)
+        split_sums(run.eval_step, run.state.params, foreign(run.data.valid), run.mesh, model, 1)
     run.data = dataclasses.replace(run.data, batches=foreign(run.data.batches))
     with pytest.raises(UserError, match="update 1: source holds the token id "):
         trained(run, tmp_path)
+
+
+def test_a_validation_takes_the_microbatches_of_an_update_and_says_how_much_memory(cache, tmp_path):
+    run, shapes, said = build(small(cache, train__accumulation=2), tmp_path), set(), []
+    say_memory(run, SimpleNamespace(say=said.append))
+    assert re.fullmatch(r"memory of the longest validation batch: \d+\.\d MiB a device beside the state", said[1])
+    assert longest_batch(run, run.data.valid)["row"].shape[0] == 2
+    run.eval_step = lambda params, batch: shapes.update(leaf.shape[0] for leaf in jax.tree.leaves(batch)) or {}
+    sums_of(run, run.state.params)
+    assert shapes == {2}
 
 
 def test_an_error_in_the_loop_loses_no_save_that_was_begun(cache, tmp_path, monkeypatch):

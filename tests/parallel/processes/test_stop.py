@@ -108,6 +108,49 @@ def test_a_signal_while_the_command_imports_is_one_line(number, tmp_path):
     assert process.returncode == 143
 
 
+TRAINED = """
+    stubs = {"loop": SimpleNamespace(train=train), "evaluate": SimpleNamespace(evaluate=evaluate, report_scores=None)}
+    sys.modules["jformer.training.loop"], sys.modules["jformer.evaluation.evaluate"] = stubs.values()
+    sys.modules["jformer.evaluation.report"] = SimpleNamespace(write_own=None)
+    sys.exit(main.train_or_evaluate("train", None, "DIR", "DIR"))
+"""
+TRAINING = """
+import sys, time
+from types import SimpleNamespace
+from jformer import main
+from jformer.parallel import processes
+
+def train(config, workdir):
+    processes.defer_stop()
+    while wait and not processes.stop_requested():
+        print("ready", flush=True)
+        time.sleep(0.01)
+    return True
+
+def evaluate(*_):
+    print("ready", flush=True)
+    time.sleep(600)
+
+with processes.heed_signals("stopped"):
+"""
+
+
+@pytest.mark.parametrize(
+    ("wait", "line"),
+    [
+        (True, "trained and saved; the same command scores it"),
+        (False, "jformer: stopped while scoring the run; --mode=evaluate scores it again"),
+    ],
+    ids=["the last save", "scoring"],
+)
+def test_a_signal_after_the_last_update_ends_with_a_line_and_the_code_of_a_stop(wait, line):
+    """Real training and real scores come before and after; which of them the signal meets is what matters here."""
+    process = start(TRAINED, f"wait = {wait}\n{TRAINING}")
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=30)[1] == f"{line}\n"
+    assert process.returncode == 143
+
+
 def test_what_nohup_ignores_stays_ignored():
     process = start(WAITING, f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{HEAD}")
     assert process.stdout.readline() == "begun\n"
