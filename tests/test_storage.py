@@ -21,6 +21,7 @@ from jformer.supervise import newest_checkpoint
 from jformer.training.lock import sole_trainer
 from jformer.training.writers import JsonlWriter
 from tests import bucket
+from tests.faults.full_disk import no_file_above
 
 CONFIG = Path(__file__).parent / "small_run.py"
 RUN = f"gs://mine/runs/{os.getpid()}"  # runs in buckets are locked for the whole machine, where others may test, too
@@ -150,6 +151,15 @@ def test_a_trace_is_refused_in_a_bucket(folder, tmp_path, capsys):
     options = ["--config.train.profile_steps=2:3", "--config.train.num_steps=10"]
     assert main.main(["jformer", *arguments("gs://mine/traced", tmp_path, *options)]) == 2
     assert "a trace cannot be written to a bucket" in capsys.readouterr().err
+
+
+def test_content_that_finds_no_room_leaves_what_was_there(tmp_path):
+    path = epath.Path(tmp_path) / "file.json"
+    path.write_text("old")
+    with no_file_above(100), pytest.raises(OSError, match="File too large"):
+        storage.replace_content(path, b"x" * 1_000)
+    assert [file.name for file in tmp_path.iterdir()] == ["file.json"]
+    assert path.read_text() == "old"
 
 
 def test_content_is_replaced_whole(tmp_path):

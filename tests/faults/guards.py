@@ -52,6 +52,11 @@ def swallow(checkpoints: Any) -> None:
         saving.exception()
 
 
+def write_in_place(path: Path, content: bytes) -> None:
+    """Write over a file, which a full disk or a kill leaves half-written."""
+    path.write_bytes(content)
+
+
 def count_rows(path: Path, step: int, *_: Any) -> int:
     """Leave all rows where they are."""
     return path.read_bytes().count(b"\n") if path.exists() else 0
@@ -120,6 +125,16 @@ GUARDS = {
         f"{CHECKPOINT}.remove_unfinished",
         nothing,
         test="checkpoints/test_checkpoint.py::test_half_written_checkpoints_are_removed_and_not_found",
+    ),
+    "a new step is read back before an older one is deleted": Guard(
+        f"{CHECKPOINT}.prove",
+        nothing,
+        test="checkpoints/test_checkpoint.py::test_a_new_step_that_is_damaged_on_disk_pushes_out_none",
+    ),
+    "files are written beside and renamed": Guard(
+        "jformer.storage.replace_content",
+        write_in_place,
+        test="test_storage.py::test_content_that_finds_no_room_leaves_what_was_there",
     ),
     "updates that are not finite are skipped": Guard(
         "jformer.training.step.all_finite",

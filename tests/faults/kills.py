@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 
 from tests.faults.children import Child
-from tests.faults.runs import EVERY, LONG, Runs, command, rows_until, saved_steps, wait_for_moment
+from tests.faults.runs import EVERY, LONG, Runs, command, reached, rows_until, saved_steps, wait_for_moment
 from tests.faults.verdicts import Verdict
 
 RESUMED = "resuming at update "
@@ -21,7 +21,7 @@ def kill(runs: Runs, draw: Random, number: int) -> tuple[str, Verdict]:
         moment = wait_for_moment(draw, workdir, child, runs.seconds)
         child.signal(signal.SIGKILL)
         end = child.wait()
-        fault = f"kill -9 {moment}, at {rows_until(workdir)} of {LONG} updates"
+        fault = f"kill -9 {moment}, then {reached(workdir)}"
         _, resumed, rest = end.said.partition(RESUMED)
         if resumed and int(rest.split()[0]) < before[-1]:
             return fault, Verdict("a save was lost", f"{before[-1]} was saved, resumed at {rest.split()[0]}")

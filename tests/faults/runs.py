@@ -18,12 +18,12 @@ from tests.faults.children import Child, End, run
 from tests.faults.verdicts import Verdict, ending
 
 ROOT = Path(__file__).parents[2]
-EVERY = 2  # updates between checkpoints
+EVERY = 2  # updates between validations, each with a checkpoint
 SAVED, LONG = 4, 60  # updates: of the run that is damaged, and of runs that are killed
 UPDATING = 4.0  # seconds in which updates are killed or stopped
 FURTHER = SAVED + EVERY  # to which a damaged run goes on: one more save
 OPTIONS = {
-    "data.num_pairs": 200, "data.tokens_per_update": 512, "train.log_every": 1, "train.eval_every": 0,
+    "data.num_pairs": 200, "data.tokens_per_update": 512, "train.log_every": 1, "train.eval_every": EVERY,
     "train.checkpoint_every": EVERY, "train.peak_flops": 1e9, "data.tokenizer": "bpe", "data.vocab_size": 40,
 }  # fmt: skip
 CLOCKS = ("per_second", "seconds", "data_wait", "mfu")
@@ -111,6 +111,13 @@ def rows_until(workdir: Path) -> int:
     return int(rows[-1]["step"]) if rows else 0
 
 
+def reached(workdir: Path) -> str:
+    """Return how far a run is: its newest update with a row, and whether that is validated just now."""
+    rows = records.rows(workdir)
+    step, split = (rows[-1]["step"], rows[-1]["split"]) if rows else (0, "")
+    return f"at {step} of {LONG} updates" + (", validating" if split == "train" and step % EVERY == 0 else "")
+
+
 def wait_for_moment(draw: Random, workdir: Path, child: Child, start: float) -> str:
     """Wait for a moment that is drawn: of the start, which takes so many seconds, or of the updates."""
     share, until = draw.random(), rows_until(workdir)
@@ -120,7 +127,7 @@ def wait_for_moment(draw: Random, workdir: Path, child: Child, start: float) -> 
     while child.lives() and rows_until(workdir) <= until:
         time.sleep(0.005)
     time.sleep(share * UPDATING)
-    return f"{share * UPDATING:.2f} s after its first update"
+    return f"{share * UPDATING:.2f} s after its first update, {reached(workdir)}"
 
 
 def saved_steps(workdir: Path) -> list[int]:
