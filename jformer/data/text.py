@@ -124,6 +124,14 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
+def not_text(text: str) -> str:
+    """Return which character of a text is none, and where: the first NUL or half of a surrogate pair; "" if all are."""
+    if not (found := _NO_TEXT.search(text)):
+        return ""
+    what = "NUL character" if found[0] == "\0" else "half a surrogate pair"
+    return f"{what} at offset {found.start()}"
+
+
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON; write a number or null")
 
@@ -151,10 +159,9 @@ def admit(text: str, counts: Counter[str], invalid: str = "refuse", lines: bool 
     """
     if not _SUSPECT.search(text):
         return text
-    if found := _NO_TEXT.search(text):
+    if fault := not_text(text):
         if invalid == "refuse":
-            what = "NUL character" if found[0] == "\0" else "half a surrogate pair"
-            raise ValueError(f"{what} at offset {found.start()}; remove it")
+            raise ValueError(f"{fault}; remove it")
         text = _NO_TEXT.sub("\N{REPLACEMENT CHARACTER}", text)
         counts[INVALID_REPLACED] += 1
     if text.endswith("\r"):

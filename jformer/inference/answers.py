@@ -1,8 +1,9 @@
 """What is asked of a trained run, and what it answers. Imports neither JAX nor NumPy."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from jformer.data.text import not_text
 from jformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ CUT, SPLIT, EMPTY, UNKNOWN, TRUNCATED = (
     "inputs with unknown tokens",
     "outputs cut at their limit",
 )
+
+
+AnyPair = TypeVar("AnyPair", bound=tuple[str, str | None])
 
 
 class Request(NamedTuple):
@@ -127,7 +131,7 @@ NODE_STATES = {
 }
 
 
-def check_requests(requests: Sequence[Request | str], usage: str, one_line: bool) -> list[Request]:
+def check_requests(requests: Iterable[Request | str], usage: str, one_line: bool) -> list[Request]:
     """Return texts as requests, numbered in order; raise UserError as `check_texts` does, also for their phrases."""
     if isinstance(requests, str):
         check_texts(requests, usage, one_line=False)
@@ -140,26 +144,36 @@ def check_requests(requests: Sequence[Request | str], usage: str, one_line: bool
     return asked
 
 
-def check_texts(texts: Sequence[object], usage: str, one_line: bool) -> None:
-    """Raise UserError for one text in place of a list, for what is no text and, if asked for, for a line break."""
-    if isinstance(texts, str):
-        raise UserError(f"{texts[:40]!r} is one text, not a list of texts: {usage}")
-    for number, text in enumerate(texts, start=1):
-        if not isinstance(text, str):
-            raise UserError(f"text {number} of {len(texts)} is {text!r:.40}, not a text: {usage}")
-        if one_line and "\n" in text:
-            raise UserError(
-                f"text {number} of {len(texts)} has a line break, which training texts have not: give each line as a "
-                f"text of its own, or replace it by a space: {text!r:.60}"
-            )
-
-
-def check_pairs(pairs: Sequence[tuple[str, str | None]], usage: str, one_line: bool, answered: bool = False) -> None:
-    """Raise UserError for what is no list of pairs of texts; with `answered`, a target may be None."""
-    for texts in pairs:
+def check_pairs(pairs: Iterable[AnyPair], usage: str, one_line: bool, answered: bool = False) -> list[AnyPair]:
+    """Return pairs of texts as a list; with `answered`, a target may be None. Raise UserError as `check_texts` does."""
+    checked = list(pairs)
+    for texts in checked:
         if not isinstance(texts, tuple | list) or len(texts) != 2:
             raise UserError(f"{texts!r:.60} is no pair of source and target: {usage}")
         check_texts([text for text in texts if not answered or text is not None], usage, one_line)
+    return checked
+
+
+def check_texts(texts: Iterable[str], usage: str, one_line: bool) -> list[str]:
+    """Return texts, of which an iterator gives each once, as a list.
+
+    Raises UserError for one text in place of a list, for what is no text, for a NUL and half of a surrogate pair in one
+    and, if asked for, for a line break.
+    """
+    if isinstance(texts, str):
+        raise UserError(f"{texts[:40]!r} is one text, not a list of texts: {usage}")
+    checked = list(texts)
+    for number, text in enumerate(checked, start=1):
+        if not isinstance(text, str):
+            raise UserError(f"text {number} of {len(checked)} is {text!r:.40}, not a text: {usage}")
+        if fault := not_text(text):
+            raise UserError(f"text {number} of {len(checked)}: {fault}; remove it")
+        if one_line and "\n" in text:
+            raise UserError(
+                f"text {number} of {len(checked)} has a line break, which training texts have not: give each line as a "
+                f"text of its own, or replace it by a space: {text!r:.60}"
+            )
+    return checked
 
 
 def joined(answers: Sequence[list[Output]], eos: int) -> list[Output]:

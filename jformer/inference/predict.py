@@ -3,7 +3,7 @@
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -117,7 +117,7 @@ class Predictor:
         """The parameters of each of `models`."""
         return (self.params, *(member.params for member in self.members))
 
-    def predict(self, texts: Sequence[str]) -> list[str]:
+    def predict(self, texts: Iterable[str]) -> list[str]:
         """Answer every text, in order: with its translation, label or tags, or with the text itself and how it goes on.
 
         A question comes with its context, a TAB between them; where the context does not answer it, so does "".
@@ -127,10 +127,10 @@ class Predictor:
         Raises UserError for a task that has no answers, and for what is no list of texts; only those that are to be
         continued may have several lines.
         """
-        check_texts(texts, "predict(['a text', 'another'])", one_line=not self.inputs.continues)
-        return [outputs[0].text for outputs in self.generate(texts)]
+        asked = check_texts(texts, "predict(['a text', 'another'])", one_line=not self.inputs.continues)
+        return [outputs[0].text for outputs in self.generate(asked)]
 
-    def generate(self, requests: Sequence[Request | str]) -> list[list[Output]]:
+    def generate(self, requests: Iterable[Request | str]) -> list[list[Output]]:
         """Answer every request or text, in order, with as many outputs as the options ask for, best first.
 
         Raises UserError for a task that has no answers, phrases that cannot be written, and scores that are no numbers.
@@ -161,7 +161,7 @@ class Predictor:
         answers = iter(outputs)
         return [self._joined([next(answers) for _ in group]) for group in groups]
 
-    def search_trees(self, requests: Sequence[Request | str]) -> list[list[SearchTree]]:
+    def search_trees(self, requests: Iterable[Request | str]) -> list[list[SearchTree]]:
         """Return the beam search for every request or text, in order: a tree of each piece, none of an empty one.
 
         It is searched again, by the same steps. Raises UserError where no beam of two or more is searched with, and for
@@ -173,7 +173,7 @@ class Predictor:
         trees = iter(self._recorded(self.all_params, [piece for group in groups for piece in group]))
         return [[next(trees) for _ in group] for group in groups]
 
-    def score(self, pairs: Sequence[tuple[str, str]]) -> list[Scored]:
+    def score(self, pairs: Iterable[tuple[str, str]]) -> list[Scored]:
         """Return the log-probability of every (source, target) pair's target given its source, in order.
 
         A language model reads the target alone. What is over the limits of training is cut, counted and marked.
@@ -181,12 +181,12 @@ class Predictor:
         Raises UserError for a task without targets, for what is no list of pairs of texts, and for scores that are no
         numbers.
         """
-        check_pairs(pairs, "score([('a source', 'its target')])", not self.inputs.continues)
+        checked = check_pairs(pairs, "score([('a source', 'its target')])", one_line=not self.inputs.continues)
         if self.task.answer not in ("text", "continuation"):
             raise UserError(f"task={self.config.task!r} has no targets to score; --mode=evaluate scores its test sets")
         if self.config.decode.overlong == "split":
             raise UserError("decode.overlong='split' cannot score: a target is one text; use 'cut'")
-        encoded = self.inputs.encode_pairs(pairs)
+        encoded = self.inputs.encode_pairs(checked)
         tokens, scored = self.tokenizers[1].tokens, []
         for pair, row in zip(encoded, self._forced(encoded), strict=True):
             log_probs = refuse_nan(row["log_probs"].tolist())
@@ -194,7 +194,7 @@ class Predictor:
             scored.append(Scored(sum(log_probs), tuple(log_probs), written, pair.cut))
         return scored
 
-    def attend(self, pairs: Sequence[tuple[str, str | None]]) -> list[Attended]:
+    def attend(self, pairs: Iterable[tuple[str, str | None]]) -> list[Attended]:
         """Return what the run attends to in every (source, target) pair, in order: all layers and heads of every part.
 
         A target of None is the run's own answer. A language model reads a target alone; without one, it goes on from
@@ -208,12 +208,12 @@ class Predictor:
         if self.members:
             raise UserError("decode.ensemble: the members of an ensemble attend each by itself; leave it out")
         usage = "attend([('a source', 'its target'), ('another', None)])"
-        check_pairs(pairs, usage, not self.inputs.continues, answered=True)
+        checked = check_pairs(pairs, usage, one_line=not self.inputs.continues, answered=True)
         if not self.task.answer:
-            return self._watched(self.params, to_restore(pairs))
-        answers = iter(self.generate([source for source, target in pairs if target is None]))
+            return self._watched(self.params, to_restore(checked))
+        answers = iter(self.generate([source for source, target in checked if target is None]))
         whole = []
-        for source, target in pairs:
+        for source, target in checked:
             own = next(answers)[0] if target is None else Output(target)
             whole.append(Pair(source, own.text, start=own.span[0] if own.span else None))
         return self._watched(self.params, whole)

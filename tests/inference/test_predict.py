@@ -206,8 +206,26 @@ REFUSED = {
     "a number in place of a pair": (lambda p: p.score([5]), "5 is no pair of source and target"),
     "half a pair": (lambda p: p.score([("ab",)]), r"\('ab',\) is no pair of source and target"),
     "a pair with None": (lambda p: p.score([("ab", None)]), "text 2 of 2 is None, not a text"),
+    "half a surrogate pair": (
+        lambda p: p.predict(["abc", "a\ud800b"]),
+        "text 2 of 2: half a surrogate pair at offset 1; remo",
+    ),
+    "a NUL": (lambda p: p.predict(["ab\0"]), "text 1 of 1: NUL character at offset 2; remove it"),
+    "a NUL in a pair": (lambda p: p.score(iter([("ab", "c\0")])), "text 2 of 2: NUL character at offset 1; remove it"),
+    "one text to score": (lambda p: p.score("ab"), "'a' is no pair of source and target"),
     "a pair with a line break": (lambda p: p.score([("ab", "c\nd")]), "text 2 of 2 has a line break"),
 }
+
+
+def test_what_an_iterator_gives_is_answered_as_a_list_is(predictor):
+    p, pairs = predictor(), [("abc", "cab"), ("h", "gf")]
+    assert p.predict(iter(TEXTS)) == p.predict(TEXTS)
+    assert p.generate(iter(TEXTS)) == p.generate(TEXTS)
+    sources, targets = zip(*pairs, strict=True)
+    assert p.score(zip(sources, targets, strict=True)) == p.score(pairs)
+    (of_zip, _), (of_list, _) = p.attend(zip(sources, targets, strict=True)), p.attend(pairs)
+    assert of_zip.target == of_list.target
+    np.testing.assert_array_equal(of_zip.cross.weights, of_list.cross.weights)
 
 
 def test_every_answer_and_score_is_told_as_it_is_done(predictor):
