@@ -23,6 +23,7 @@ from jformer.evaluation import heatmaps, page
 from jformer.inference.answers import NODE_STATES, SearchTree
 from jformer.inference.attended import Attended, Attention, Part
 from jformer.inference.embeddings import Plane, Positions, embedding_planes, position_tables
+from jformer.inference.output_file import refuse_input
 from jformer.inference.predict import Predictor, load
 from jformer.inference.search_tree import has_beam
 
@@ -54,12 +55,15 @@ def explore(config: Config, workdir: RunPath, source: str, output: str, form: st
         form: "html", or "png" or "svg" for the figure; None = what the output's suffix says.
 
     Raises:
-        UserError: an output that cannot be written, no lines or too many, and what `Predictor.attend` refuses.
+        UserError: an output that cannot be written or is the input, no lines or too many, and what `Predictor.attend`
+            refuses.
     """
     page.check_output("explore", output)
+    path = Path("/dev/stdin" if source == "-" else source)
+    refuse_input(path, Path(output))
     figure = _figure_form(form, output)
     most = 1 if figure else MOST_EXAMPLES
-    lines = _read_lines(Path("/dev/stdin" if source == "-" else source))
+    lines = _read_lines(path)
     if not 1 <= len(lines) <= most:
         wanted = f"1 to {most} of them" if most > 1 else f"one, as {output} is a figure"
         raise UserError(f"--input={source} has {len(lines)} lines to explore: give {wanted}")

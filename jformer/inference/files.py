@@ -22,11 +22,11 @@ from typing import IO, Generic, NamedTuple, TypeVar
 from jformer.config.options import Config
 from jformer.data.file_digests import digest
 from jformer.data.progress import counted, show_progress
-from jformer.data.text import read_lines
+from jformer.data.text import INVALID_REPLACED, read_lines
 from jformer.errors import UserError
 from jformer.inference.answers import Request
 from jformer.inference.formats import Question, read_asked, read_question, read_request, write_outputs, write_scored
-from jformer.inference.output_file import lines_to_keep, open_output, refuse_input, whole_lines_only
+from jformer.inference.output_file import check_files, lines_to_keep, open_output, whole_lines_only
 from jformer.inference.predict import Predictor, load
 from jformer.inference.progress import Progress
 from jformer.parallel import processes
@@ -38,6 +38,7 @@ CHARACTERS = 1 << 22  # of a window: the line that goes over it is the last one
 FLATTENED = "outputs with line breaks written as spaces, which decode.outputs=jsonl keeps"
 HEAD = 1 << 16  # bytes of an input that tell it from another one
 
+T = TypeVar("T")
 Asked = TypeVar("Asked")  # what is read of a line: a request to answer, or a question to score
 Line = tuple[int, str]
 """Its number, from 0, and its text."""
@@ -124,7 +125,8 @@ def answer_lines(job: Job[Asked], predictor: Predictor, mode: str) -> None:
     lines = numbered_lines(path, done, counts, progress)
     size = predictor.config.decode.batch_size
     answers = (
-        _answer(window, path, job, counts) for window in (windows(lines, size) if path.is_file() else arriving(lines))
+        _answer(window, path, job, counts, progress)
+        for window in (windows(lines, size) if path.is_file() else arriving(lines))
     )
     with progress.told():
         first = next(answers, [])  # before the file is opened: a mistake in the first lines leaves it as it was
@@ -137,17 +139,23 @@ def answer_lines(job: Job[Asked], predictor: Predictor, mode: str) -> None:
 
 
 def _lines_to_keep(job: Job[Asked], settings: dict[str, object]) -> int:
-    """Return how many lines of the output are there; all processes raise what the main one finds wrong with them."""
-    own = (0, "")
-    if job.resume and processes.is_main_process():
+    """Return how many lines of the output are there; it is the main process that writes them, and that counts them."""
+    return _found_by_main(lambda: lines_to_keep(Path(job.target), settings) if job.resume else 0)
+
+
+def _found_by_main(find: Callable[[], T]) -> T:
+    """Return what the main process finds, as plain JSON, or raise its UserError, in all processes."""
+    found: list[T] = []
+    refusal = ""
+    if processes.is_main_process():
         try:
-            own = (lines_to_keep(Path(job.target), settings), "")
+            found = [find()]
         except UserError as error:
-            own = (0, str(error))
-    done, refusal = processes.agree(own, lambda values: values[0])
-    if refusal:
-        raise UserError(refusal)
-    return done
+            refusal = str(error)
+    agreed, refused = processes.agree((found, refusal), lambda values: values[0])
+    if refused:
+        raise UserError(refused)
+    return agreed[0]
 
 
 def _opened(job: Job[Asked], settings: dict[str, object]) -> contextlib.AbstractContextManager[IO[str]]:
@@ -176,14 +184,14 @@ def settings_of(predictor: Predictor, mode: str, path: Path) -> dict[str, object
 
 
 def _open_run(settings: Config, workdir: Path, source: str, target: str, resume: bool) -> Predictor:
-    """Return the predictor of a run. Raise UserError, in all processes, if they would not answer the same lines.
+    """Return the predictor of a run; what is wrong with the files is found before it is loaded.
 
-    Those are the lines of a plain file: what is there of a pipe is another thing for each process at each moment.
+    Raises UserError, in all processes, for such a file, and if they would not answer the same lines. Those are the
+    lines of a plain file: what is there of a pipe is another thing for each process at each moment.
     """
     if target == "-" and resume:
         raise UserError("--resume goes on with a file: name it by --output")
-    if target != "-":
-        refuse_input(_path(source), Path(target))
+    _found_by_main(lambda: check_files(_path(source), None if target == "-" else Path(target)))
     if processes.process_count() > 1:
         if not Path(source).is_file():
             raise UserError(
@@ -199,16 +207,20 @@ def _path(source: str) -> Path:
     return Path("/dev/stdin" if source == "-" else source)
 
 
-def _answer(window: list[Line], path: Path, job: Job[Asked], counts: Counter[str]) -> list[str]:
+def _answer(window: list[Line], path: Path, job: Job[Asked], counts: Counter[str], progress: Progress) -> list[str]:
     """Return the answers to a window; raise UserError naming the line that cannot be read."""
     size = sum(len(text) for _, text in window).bit_length()
     processes.enter_phase(f"lines {window[0][0] + 1} to {window[-1][0] + 1}", kind=(len(window), size))
     requests = []
     for line in window:
+        altered: Counter[str] = Counter()
         try:
-            requests.append(job.read(line, counts))
+            requests.append(job.read(line, altered))
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path}:{line[0] + 1}: {error}") from error
+        if altered[INVALID_REPLACED]:
+            progress.warn(f"{path}:{line[0] + 1}: NUL or half a surrogate pair in a text, replaced by U+FFFD")
+        counts.update(altered)
     return job.answer(requests)
 
 

@@ -155,7 +155,10 @@ def scored_record(scored: Scored, token_scores: bool) -> dict[str, object]:
 def _object(
     line: str, kinds: Mapping[str, Any], needed: Sequence[str], counts: Counter[str], lines: bool
 ) -> dict[str, Any]:
-    """Return a JSON object whose values are texts, of one or of several `lines`, or lists of them as `kinds` says."""
+    """Return a JSON object whose values are texts, of one or of several `lines`, or lists of them as `kinds` says.
+
+    What of a text is none, which JSON can spell, becomes U+FFFD and is counted.
+    """
     record = parse_json(line)
     if not isinstance(record, dict) or not all(key in record for key in needed):
         raise ValueError(f"not a JSON object with {' and '.join(map(repr, needed or kinds))}")
@@ -164,7 +167,7 @@ def _object(
             raise ValueError(f"{key!r} is none of {', '.join(map(repr, kinds))}")
         if not isinstance(value, kinds[key]) or not all(isinstance(text, str) for text in value):
             raise ValueError(f"{key!r} must be {'a text' if kinds[key] is str else 'a list of texts'}")
-        texts = tuple(admit(text, counts, lines=lines) for text in ([value] if kinds[key] is str else value))
+        texts = tuple(admit(text, counts, "replace", lines) for text in ([value] if kinds[key] is str else value))
         record[key] = texts[0] if kinds[key] is str else texts
     return record
 

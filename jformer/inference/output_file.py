@@ -5,6 +5,7 @@ What its lines depend on lies beside it, in NAME.settings.json: who made it, and
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
@@ -12,15 +13,36 @@ from typing import IO
 from etils import epath
 
 from jformer.errors import UserError
-from jformer.storage import replace_content
+from jformer.storage import check_writable, replace_content
 
 RECORD = ".settings.json"
 
 
-def refuse_input(source: Path, target: Path) -> None:
-    """Raise UserError if the output is the input, be it through a link: writing would destroy what is to be read."""
-    if target.is_file() and source.exists() and source.samefile(target):
-        raise UserError(f"--output={target} is the input itself, which would be destroyed: name another file")
+def refuse_input(source: Path, target: Path, recorded: bool = False) -> None:
+    """Raise UserError if the output is the input, be it through a link: writing would destroy what is to be read.
+
+    So it would if the input is the record of an output that gets one.
+    """
+    for written in (target, _record(target))[: 1 + recorded]:
+        if written.is_file() and source.exists() and source.samefile(written):
+            also = f", which also writes {written}," if written != target else ""
+            raise UserError(f"--output={target}{also} is the input itself, which would be destroyed: name another file")
+
+
+def check_files(source: Path, target: Path | None) -> None:
+    """Raise UserError, before anything is loaded, for an input that is not there and a file that cannot be written."""
+    if not source.exists() or source.is_dir():
+        found = "is a folder" if source.is_dir() else "is not there"
+        raise UserError(f"--input={source} {found}: name a file with a line for each text")
+    if target is None:
+        return
+    refuse_input(source, target, recorded=True)
+    if target.is_dir() or not target.parent.is_dir():
+        found = "is a folder" if target.is_dir() else f"there is no folder {target.parent}"
+        raise UserError(f"--output={target}: {found}; name a file in a folder that can be written")
+    check_writable("--output", epath.Path(target.parent))
+    if target.exists() and not os.access(target, os.W_OK):
+        raise UserError(f"--output={target}: cannot be written; name a file that can")
 
 
 def lines_to_keep(target: Path, settings: Mapping[str, object]) -> int:

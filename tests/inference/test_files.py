@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import itertools
+import json
 import os
 import queue
 import random
@@ -19,6 +20,7 @@ from jformer.config.options import Config
 from jformer.data import progress as data_progress
 from jformer.decoding.config import DecodeConfig
 from jformer.errors import UserError
+from jformer.evaluation import explorer
 from jformer.inference import files, progress
 from jformer.inference.answers import Output, Scored
 from tests import terminal
@@ -95,13 +97,17 @@ def test_every_line_is_answered_in_its_place_window_by_window(echo, source, tmp_
     )
 
 
-def test_ten_thousand_hostile_lines_give_ten_thousand_lines(echo, tmp_path, capsys):
+@pytest.mark.parametrize("inputs", ["text", "jsonl"])
+def test_ten_thousand_hostile_lines_give_ten_thousand_lines(echo, tmp_path, capsys, inputs):
     rng = random.Random(0)
     hostile = [b"\0", b"\xff", b"\xed\xa0\x80", b"\r", b"\x0b\x0c\x1c", "\u2028\x85\ufeff".encode(), b"\t", b" ", b""]
     lines = [b"%d %s." % (number, b"".join(rng.choices(hostile, k=3))) for number in range(10_000)]
     source = tmp_path / "in.txt"
-    source.write_bytes(b"\n".join(lines) + b"\n")
-    predict(source, tmp_path / "out.txt")
+    texts = lines
+    if inputs == "jsonl":  # a byte that is no UTF-8 is half a surrogate pair here, which JSON can spell
+        texts = [json.dumps({"source": line.decode(errors="surrogateescape")}).encode() for line in lines]
+    source.write_bytes(b"\n".join(texts) + b"\n")
+    predict(source, tmp_path / "out.txt", inputs=inputs)
     answers = (tmp_path / "out.txt").read_bytes().removesuffix(b"\n").split(b"\n")
     assert len(answers) == 10_000
     bad = [number for number, line in enumerate(lines, start=1) if re.search(rb"[\0\xff]|\xed\xa0", line)]
@@ -157,8 +163,6 @@ def test_a_mistake_at_the_beginning_leaves_the_output_as_it_was(echo, source, tm
     with pytest.raises(UserError, match=r"decode\.outputs='text' has no place for 2 outputs a line"):
         predict(source, target, n_best=2)
     assert target.read_text() == "precious\n"
-    with pytest.raises(UserError, match=r"nowhere/out\.txt: No such file or directory; name a file in a folder"):
-        predict(source, tmp_path / "nowhere" / "out.txt")
 
 
 def test_json_goes_in_and_out(echo, source, tmp_path):
@@ -301,9 +305,45 @@ def test_an_output_that_is_the_input_is_refused(echo, source, tmp_path, link):
         target = tmp_path / "link.txt"
         link(source, target)
     before = source.read_bytes()
-    with pytest.raises(UserError, match="is the input itself, which would be destroyed: name another file"):
+    said = "is the input itself, which would be destroyed: name another file"
+    with pytest.raises(UserError, match=said):
         predict(source, target)
+    with pytest.raises(UserError, match=said):  # a page may have any name
+        explorer.explore(settings(), Path("run"), str(source), str(target), "html")
     assert source.read_bytes() == before
+
+
+def test_an_input_that_is_the_record_of_its_output_is_refused(echo, source, tmp_path):
+    record = source.rename(tmp_path / "out.txt.settings.json")
+    before = record.read_bytes()
+    with pytest.raises(UserError, match=r"out\.txt, which also writes .*\.settings\.json, is the input itself"):
+        predict(record, tmp_path / "out.txt")
+    assert record.read_bytes() == before
+    assert not (tmp_path / "out.txt").exists()
+
+
+MISNAMED = {
+    "an input that is not there": ("nowhere.txt", "out.txt", r"--input=.*nowhere\.txt is not there: name a file"),
+    "an input that is a folder": (".", "out.txt", "--input=.* is a folder: name a file"),
+    "an output that is a folder": ("in.txt", ".", "--output=.*: is a folder; name a file in a folder"),
+    "an output in no folder": ("in.txt", "nowhere/out.txt", r"--output=.*: there is no folder .*nowhere; name a file"),
+    "an output in a file": ("in.txt", "in.txt/out.txt", r"--output=.*: there is no folder .*in\.txt; name a file"),
+    "an output in a folder that only reads": ("in.txt", "locked/out.txt", "locked cannot be written; name a folder"),
+    "an output that only reads": ("in.txt", "locked.txt", r"--output=.*locked\.txt: cannot be written; name a file"),
+}
+
+
+@pytest.mark.parametrize("command", [files.predict_file, files.score_file])
+@pytest.mark.parametrize("case", MISNAMED)
+def test_files_that_cannot_be_are_refused_before_the_run_is_loaded(source, tmp_path, monkeypatch, case, command):
+    monkeypatch.setattr(files, "load", lambda *_: pytest.fail("loaded"))
+    may = os.access  # of which root is never told no
+    monkeypatch.setattr(os, "access", lambda path, mode: "locked" not in str(path) and may(path, mode))
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "locked.txt").touch()
+    given, output, said = MISNAMED[case]
+    with pytest.raises(UserError, match=said):
+        command(settings(), Path("run"), str(tmp_path / given), str(tmp_path / output))
 
 
 def test_an_output_is_continued_under_the_settings_it_was_begun_with_alone(echo, source, tmp_path):
