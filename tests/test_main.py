@@ -132,6 +132,7 @@ BROKEN = {
     "config['model']['zzzzz'] = 2": "unknown config key zzzzz; the sections are",
     "dict(b=1)['a']": "my_config.py:5: KeyError: 'a'",
     "1 / 0": "my_config.py:5: ZeroDivisionError: division by zero",
+    "raise SystemExit(0)": "my_config.py:5: SystemExit: 0",
     "return": "my_config.py: get_config() returns nothing; end it with: return config",
     "return [config]": "get_config() returns a list, not a config; end it with: return config",
     "config.train.num_steps = 10**400": "train.num_steps=",

@@ -46,19 +46,19 @@ def run_config_file(path: Path) -> ConfigDict:
 
 @contextlib.contextmanager
 def _blaming(path: Path, flag: str) -> Iterator[None]:
-    """Turn whatever a user's file raises into a UserError that names its line."""
+    """Turn whatever a user's file raises into a UserError that names its line; it does not end the command either."""
     try:
         yield
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frames = [f.lineno or 0 for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path]
         number = error.lineno if isinstance(error, SyntaxError) else frames[-1] if frames else 0
         line = linecache.getline(str(path), number or 0)
         raise UserError(f"--{flag}={path}:{number}: {_unknown_key(error, line) or _in_short(error)}") from error
 
 
-def _unknown_key(error: Exception, line: str) -> str:
+def _unknown_key(error: BaseException, line: str) -> str:
     """Return the nearest keys to one that a ConfigDict does not have, or nothing for another error."""
     found = re.match(r"""['"\\]*(?:Key ")?(\w+)\\?["']""", str(error))
     raised = traceback.extract_tb(error.__traceback__)[-1].filename
@@ -70,7 +70,7 @@ def _unknown_key(error: Exception, line: str) -> str:
     return f"unknown config key {key}; {nearest_key(key, known)}"
 
 
-def _in_short(error: Exception) -> str:
+def _in_short(error: BaseException) -> str:
     return str(error) if isinstance(error, SyntaxError | TypeError) else f"{type(error).__name__}: {error}"
 
 

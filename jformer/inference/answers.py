@@ -154,7 +154,7 @@ def check_pairs(pairs: Iterable[AnyPair], usage: str, one_line: bool, answered: 
     return checked
 
 
-def check_texts(texts: Iterable[str], usage: str, one_line: bool) -> list[str]:
+def check_texts(texts: Iterable[Any], usage: str, one_line: bool) -> list[str]:
     """Return texts, of which an iterator gives each once, as a list.
 
     Raises UserError for one text in place of a list, for what is no text, for a NUL and half of a surrogate pair in one
