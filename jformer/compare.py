@@ -30,7 +30,7 @@ from jformer.evaluation.report import CHARTS, curves
 from jformer.evaluation.side_by_side import side_by_side
 from jformer.evaluation.statistics import estimate
 from jformer.evaluation.tables import aligned, scored_sets
-from jformer.storage import run_path
+from jformer.storage import refusals_told, run_path
 
 KINDS = ("signature", "data", "budget")
 TOKENS = ("tokenizer", "vocab_size", "vocab_shared", "normalization", "split_digits")  # what a token is
@@ -51,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the comparison and return the exit code: 0, or 2 for a mistake or runs that are not to be compared."""
     options = parse(sys.argv[1:] if argv is None else argv)
     try:
-        print(compare(options.runs, options.metric, options.output, options.despite))
+        with refusals_told():
+            print(compare(options.runs, options.metric, options.output, options.despite))
     except UserError as error:
         print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

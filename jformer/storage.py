@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import IO, Any
 
 import fsspec
 from etils.epath import Path
@@ -19,6 +19,7 @@ from jformer.errors import UserError
 
 BUCKET = "gs://"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # of a disk, a quota or a limit; one that only reads
+MISPLACED = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP)  # what has that name
 DIGESTS, DIGEST = "digests.json", "digest"  # a file of a folder's digests; the key of a JSON object's own
 fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False  # other processes write there, too
 
@@ -56,6 +57,17 @@ def lock_of(path: Path) -> Path:
 def here() -> Path:
     """Return the folder of this machine, for this user, for what a bucket cannot hold."""
     return Path(tempfile.gettempdir()) / f"jformer-{os.getuid()}"
+
+
+def open_lock(path: os.PathLike[str]) -> IO[bytes]:
+    """Open a file for `flock`, which is made if need be.
+
+    Another user's may be one that only reads, which locks all the same; over NFS alone an exclusive lock needs writing.
+    """
+    try:
+        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "rb")
+    except PermissionError:
+        return os.fdopen(os.open(path, os.O_RDONLY), "rb")
 
 
 def is_file(path: os.PathLike[str]) -> bool:
@@ -119,7 +131,20 @@ def refusal(error: OSError) -> str:
         return f"{str(error.filename)[:40]}… is longer than names of files can be: shorten it"
     if error.errno in FULL:
         return str(unwritten(error.filename or "a file, or standard output", error))
+    if error.errno in MISPLACED and error.filename:
+        return f"{error.filename}: {error.strerror}; move it away, or make it one that can be read and written"
     return ""
+
+
+@contextlib.contextmanager
+def refusals_told() -> Iterator[None]:
+    """Raise UserError for what the system refuses inside, where `refusal` has a line for it."""
+    try:
+        yield
+    except OSError as error:
+        if not (line := refusal(error)):
+            raise
+        raise UserError(line) from error
 
 
 def with_digest(content: Mapping[str, object]) -> dict[str, object]:

@@ -136,6 +136,15 @@ def test_an_output_that_cannot_be_written_is_one_line(told, tmp_path):
     assert f"{tmp_path}/file: cannot be written to (File exists); name another folder" in error
 
 
+def test_a_folder_in_the_place_of_a_file_is_one_line(told, tmp_path):
+    run = store_run(tmp_path / "run")
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").mkdir()
+    code, _, error = told("post", run)
+    assert (code, error.count("\n")) == (2, 1)
+    assert f"{run}/metrics.jsonl: Is a directory; move it away, or make it one that can be read" in error
+
+
 @pytest.mark.parametrize(
     ("names", "options", "line"),
     [

@@ -14,6 +14,7 @@ from jformer.data import progress
 from jformer.data.config import DataConfig
 from jformer.storage import replace_content
 from tests.faults.full_disk import no_file_above
+from tests.stored_run import store_run
 
 ROOT = Path(__file__).parents[1]
 FILE = """
@@ -376,6 +377,14 @@ def test_a_full_disk_is_one_line_that_names_the_file(saved, monkeypatch, capsys)
     line = f"jformer: {saved}/results.json: could not be written (File too large); make room there, then"
     assert capsys.readouterr().err.splitlines()[-1].startswith(line)
     assert not list(saved.glob("results*"))
+
+
+def test_a_folder_in_the_place_of_a_file_is_one_line(tmp_path, capsys):
+    run = store_run(tmp_path / "run")
+    (run / "samples.jsonl").mkdir()
+    assert call(f"--workdir={run}", "--mode=report", f"--output={tmp_path}/page.html") == 2
+    said = f"jformer: {run}/samples.jsonl: Is a directory; move it away, or make it one that can be read and written\n"
+    assert capsys.readouterr().err == said
 
 
 def test_it_runs_as_a_module():

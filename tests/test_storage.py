@@ -1,5 +1,7 @@
 """A run lies in a bucket as it does in a directory."""
 
+import errno
+import hashlib
 import json
 import os
 import subprocess
@@ -15,12 +17,15 @@ from jax.sharding import SingleDeviceSharding
 import jformer
 from jformer import main, storage
 from jformer.checkpoints.checkpoint import Checkpoints, open_run
+from jformer.data.corpus import open_corpus
+from jformer.data.sources.split import Split
 from jformer.errors import UserError
 from jformer.evaluation import records
 from jformer.supervise import newest_checkpoint
 from jformer.training.lock import sole_trainer
 from jformer.training.writers import JsonlWriter
 from tests import bucket
+from tests.data.test_corpus import DROPPING as BYTES
 from tests.faults.full_disk import no_file_above
 
 CONFIG = Path(__file__).parent / "small_run.py"
@@ -160,6 +165,56 @@ def test_content_that_finds_no_room_leaves_what_was_there(tmp_path):
         storage.replace_content(path, b"x" * 1_000)
     assert [file.name for file in tmp_path.iterdir()] == ["file.json"]
     assert path.read_text() == "old"
+
+
+def hold_lock(lock):
+    with sole_trainer(epath.Path(lock.parent)):
+        pass
+
+
+def tokenize(path):
+    """Tokenize a text into a cache where, of all that a corpus can be called, a file or folder is in its way."""
+    split, encoder = Split("train", "text 1", lambda counts: iter(())), BYTES
+    name = hashlib.sha256(f"{split.fingerprint} {encoder.fingerprint()}".encode()).hexdigest()[:32]
+    path.rename(path.with_name(path.name.replace("corpus", name)))
+    open_corpus(split, encoder, str(path.parent))
+
+
+MISPLACED = {  # what reads or writes it; a folder is in its place, where it is no folder itself
+    "training.lock": hold_lock,
+    "metrics.jsonl": lambda path: records.rows(epath.Path(path.parent)),
+    "samples.jsonl": lambda path: records.samples(epath.Path(path.parent)),
+    "results.json": lambda path: records.results(epath.Path(path.parent)),
+    "rows to go on with.jsonl": lambda path: JsonlWriter.truncate_after(epath.Path(path), 10),
+    "digests.json": lambda path: storage.damaged(epath.Path(path.parent)),
+    "corpus.lock": tokenize,
+    "corpus": tokenize,
+    "checkpoints": lambda path: Checkpoints(epath.Path(path)).steps(),
+}
+
+
+@pytest.mark.parametrize("name", MISPLACED)
+def test_a_folder_in_the_place_of_a_file_or_the_reverse_is_one_line(tmp_path, name):
+    path = tmp_path / name
+    path.touch() if name in ("corpus", "checkpoints") else path.mkdir()
+    with pytest.raises(UserError, match=rf"^{tmp_path}/.*: .*; move it away, or") as told, storage.refusals_told():
+        MISPLACED[name](path)
+    assert "\n" not in str(told.value)
+
+
+def test_a_lock_of_another_user_locks_and_is_left_as_it_is(tmp_path, monkeypatch):
+    lock, opened = tmp_path / "training.lock", os.open
+    lock.write_text("theirs")
+
+    def refuse_writing(path, flags, *mode):
+        if flags & os.O_RDWR:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refuse_writing)
+    with sole_trainer(epath.Path(tmp_path)), pytest.raises(UserError, match="another process is training here"):
+        hold_lock(lock)
+    assert lock.read_text() == "theirs"
 
 
 def test_content_is_replaced_whole(tmp_path):

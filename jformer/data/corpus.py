@@ -20,7 +20,7 @@ from jformer.data.progress import show_progress
 from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.errors import UserError
-from jformer.storage import DIGESTS, damaged, seal, writing
+from jformer.storage import DIGESTS, damaged, open_lock, seal, writing
 
 FORMAT = 3  # raise it when the same options give other arrays or counts
 CHUNK = 2_048  # examples tokenized at a time
@@ -265,7 +265,7 @@ def _in_chunks(pairs: Iterator[Pair], size: int) -> Iterator[list[Pair]]:
 def _locked(path: Path, waiting: str) -> Iterator[None]:
     """Hold a lock that the operating system frees when its holder dies; tell what is waited for."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
+    with open_lock(path) as file:
         with show_progress(waiting):
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -51,7 +51,7 @@ from etils.epath import Path
 
 from jformer.errors import DONE, FAILED, MISTAKE, STOPPED, UserError
 from jformer.parallel.processes.children import signals_to
-from jformer.storage import in_bucket, run_path
+from jformer.storage import in_bucket, refusals_told, run_path
 from jformer.sweep.experiment import JOURNAL, Experiment, load_experiment
 
 if TYPE_CHECKING:
@@ -68,9 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(__doc__)
         return 0
     try:
-        options, keys = parse(argv)
-        experiment = load_experiment(Path(options.experiment), keys)
-        return run(options, experiment, keys)
+        with refusals_told():
+            options, keys = parse(argv)
+            experiment = load_experiment(Path(options.experiment), keys)
+            return run(options, experiment, keys)
     except UserError as error:
         print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
         return MISTAKE

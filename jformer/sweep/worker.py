@@ -19,7 +19,7 @@ from etils.epath import Path
 from jformer.errors import DONE, MISTAKE, STOPPED, UserError
 from jformer.evaluation import records
 from jformer.parallel.processes.children import die_with_parent, send_signal
-from jformer.storage import here, in_bucket, lock_of
+from jformer.storage import here, in_bucket, lock_of, open_lock
 from jformer.sweep.experiment import Trial
 from jformer.sweep.queue import Claim, Queue
 
@@ -193,7 +193,7 @@ def _in_use(folder: Path) -> bool:
     lock = lock_of(folder)
     if in_bucket(folder) or not lock.exists():
         return False
-    with lock.open("ab") as file:
+    with open_lock(lock) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from etils.epath import Path
 
 from jformer.errors import UserError
-from jformer.storage import lock_of
+from jformer.storage import lock_of, open_lock
 
 
 @contextlib.contextmanager
@@ -20,7 +20,7 @@ def sole_trainer(workdir: Path) -> Iterator[None]:
     made = not workdir.exists()
     lock = lock_of(workdir)
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
+    with open_lock(lock) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
