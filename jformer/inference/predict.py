@@ -138,9 +138,9 @@ class Predictor:
         found: dict[int, list[Output]] = {}
         for some in self.arriving(requests):
             found |= some
-        return [found[i] for i in range(len(requests))]
+        return [found[i] for i in range(len(found))]
 
-    def arriving(self, requests: Sequence[Request | str]) -> Iterator[dict[int, list[Output]]]:
+    def arriving(self, requests: Iterable[Request | str]) -> Iterator[dict[int, list[Output]]]:
         """Yield number of a request → its outputs, batch by batch, in any order; raise as `generate` does."""
         usage = "generate(['a text', jformer.Request('another', prefix='begins so')])"
         asked = check_requests(requests, usage, one_line=not self.inputs.continues)
