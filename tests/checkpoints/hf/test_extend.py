@@ -130,7 +130,8 @@ def test_an_extended_tokenizer_json_goes_to_transformers_and_comes_back(tmp_path
     there, back = (load_tokenizers(tmp_path / each / "tokenizer")[0] for each in ("new", "again"))
     text = ["a catfish and a hat rack, ☃"]
     assert back.encode(text) == there.encode(text)
-    assert [x.labels for (x,) in answers(tmp_path / "again")] == [x.labels for (x,) in answers(tmp_path / "new")]
+    for (ours,), (theirs,) in zip(answers(tmp_path / "new"), answers(tmp_path / "again"), strict=True):
+        assert theirs.labels == pytest.approx(ours.labels, rel=1e-5)  # their program is another
 
 
 def test_extended_pieces_stay_here(tmp_path):

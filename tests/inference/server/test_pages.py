@@ -38,7 +38,7 @@ class Growing:
 @pytest.mark.parametrize("streams", [True, False], ids=["while they grow", "at once"])
 def test_the_page_asks_and_shows_what_is_answered_as_text(predictor, monkeypatch, streams):
     engine = Engine(predictor, LIMITS)
-    monkeypatch.setattr(engine, "answer", lambda requests: [ANSWER] * len(requests))
+    monkeypatch.setattr(engine, "answer", lambda requests: iter([dict.fromkeys(range(len(requests)), ANSWER)]))
     monkeypatch.setattr(engine, "grow", Growing)
     monkeypatch.setattr(engine, "record", lambda outputs: outputs)
     facts = {**engine.facts(), "streams": streams}
