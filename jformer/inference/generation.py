@@ -7,7 +7,7 @@ input, rows = b·n, v entries of the vocabulary.
 import difflib
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,60 +41,36 @@ class SearchBatch(Batch, total=False):
     constraints: Int[Array, "b p l"]  # phrases in the output
 
 
-def search(
-    models: Sequence[Model],
-    options: DecodeConfig,
-    vocabulary: Bool[np.ndarray, " v"],
-    symbols: Symbols,
-    params: Sequence[PyTree],
-    batch: SearchBatch,
-    room: int,
-) -> SearchLoop:
+class Setup(NamedTuple):
+    """What decides on a search, beside the parameters and the batch."""
+
+    models: Sequence[Model]  # an ensemble, whose probabilities are averaged
+    options: DecodeConfig
+    vocabulary: Bool[np.ndarray, " v"]  # of every id, whether it may be written
+    symbols: Symbols  # what begins, ends and fills an output
+
+
+def search(setup: Setup, params: Sequence[PyTree], batch: SearchBatch, room: int) -> SearchLoop:
     """Return the search for the outputs of every row of a batch, at most `room` tokens; a row of limit 0 has none.
 
-    Args:
-        models: an ensemble, whose probabilities are averaged.
-        options: how is searched.
-        vocabulary: of every id, whether it may be written.
-        symbols: what begins, ends and fills an output.
-        params: of every model.
-        batch: a row whose limit is above `room` may be left unfinished, and so may the last `max_unfinished` rows.
-        room: the most tokens that the cache has entries for.
+    `params` are those of every model, and the cache has entries for `room` tokens. A row whose limit is above it may be
+    left unfinished, and so may the last `max_unfinished` rows.
     """
-    begun = _begin(models, options, vocabulary, symbols, params, batch, room)
+    begun, options = _begin(setup, params, batch, room), setup.options
     if options.search == "beam":
         return beam_search(*begun, options.beams, batch.get("constraints"), _coverage_of(options))
     return sample(*begun, options.filters, _keys(options.seed, batch["line"], options.hypotheses))
 
 
-def record(
-    models: Sequence[Model],
-    options: DecodeConfig,
-    vocabulary: Bool[np.ndarray, " v"],
-    symbols: Symbols,
-    params: Sequence[PyTree],
-    batch: SearchBatch,
-    room: int,
-) -> tuple[Decoded, Trace]:
-    """Return what a beam search finds, and all that was weighed on the way.
-
-    Args:
-        models, options, vocabulary, symbols, params, batch, room: those of `search`, which finds the same.
-    """
-    begun = _begin(models, options, vocabulary, symbols, params, batch, room)
+def record(setup: Setup, params: Sequence[PyTree], batch: SearchBatch, room: int) -> tuple[Decoded, Trace]:
+    """Return what a beam search finds, and all that was weighed on the way; its arguments are those of `search`."""
+    begun, options = _begin(setup, params, batch, room), setup.options
     return record_beams(*begun, options.beams, batch.get("constraints"), _coverage_of(options))
 
 
-def _begin(
-    models: Sequence[Model],
-    options: DecodeConfig,
-    vocabulary: Bool[np.ndarray, " v"],
-    symbols: Symbols,
-    params: Sequence[PyTree],
-    batch: SearchBatch,
-    room: int,
-) -> tuple[Step, Cache, Start, Rules]:
+def _begin(setup: Setup, params: Sequence[PyTree], batch: SearchBatch, room: int) -> tuple[Step, Cache, Start, Rules]:
     """Return what every search begins with."""
+    models, options, vocabulary, symbols = setup
     params = [in_compute_dtype(tree, model.config.dtype) for model, tree in zip(models, params, strict=True)]
     prompt, sizes, rows = batch["prompt"], batch["prompt_length"], options.hypotheses
     together = rows if options.search == "beam" else 1  # which share their entries

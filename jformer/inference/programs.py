@@ -16,9 +16,8 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from jformer.data.tokenizers import Symbols
 from jformer.decoding.config import DEFAULTS, DecodeConfig
-from jformer.decoding.search import Decoded, SearchLoop, Trace
-from jformer.inference import generation
-from jformer.inference.generation import SearchBatch
+from jformer.decoding.search import Decoded
+from jformer.inference.generation import SearchBatch, Setup, record, search
 from jformer.inference.heads import HEADS, one_pass
 from jformer.models.model import Model
 from jformer.parallel.backend import target
@@ -31,7 +30,7 @@ UNREAD = ("forbid", "only", "ensemble", "inputs", "outputs", "scores", "alignmen
 
 
 class ProgramKey(NamedTuple):
-    """All that a program depends on beside the shapes of its arguments; see `generation.search`."""
+    """All that a program depends on beside the shapes of its arguments: a `generation.Setup`, and where it runs."""
 
     models: tuple[Model, ...]
     options: DecodeConfig  # without those in UNREAD
@@ -40,15 +39,10 @@ class ProgramKey(NamedTuple):
     mesh: Mesh | None  # over whose data and fsdp the rows are split
     platform: str  # that it is traced for
 
-    def search(self, params: Sequence[PyTree], batch: SearchBatch, room: int) -> SearchLoop:
-        """Return the search for the outputs of a batch."""
-        vocabulary = np.frombuffer(self.vocabulary, bool)
-        return generation.search(self.models, self.options, vocabulary, self.symbols, params, batch, room)
-
-    def record(self, params: Sequence[PyTree], batch: SearchBatch, room: int) -> tuple[Decoded, Trace]:
-        """Return the outputs of a batch, and all that was weighed on the way."""
-        vocabulary = np.frombuffer(self.vocabulary, bool)
-        return generation.record(self.models, self.options, vocabulary, self.symbols, params, batch, room)
+    @property
+    def setup(self) -> Setup:
+        """What decides on the search."""
+        return Setup(self.models, self.options, np.frombuffer(self.vocabulary, bool), self.symbols)
 
 
 def make_key(
@@ -61,7 +55,7 @@ def make_key(
     """Return the key of the programs of a search.
 
     Args:
-        models, options, vocabulary, symbols: those of `generation.search`.
+        models, options, vocabulary, symbols: those of `generation.Setup`.
         mesh: over whose data and fsdp the rows are split.
     """
     unread: dict[str, Any] = {name: DEFAULTS[name] for name in UNREAD}
@@ -86,7 +80,7 @@ def make_answer(key: ProgramKey, answer: str) -> jax.stages.Wrapped:
         return _compiled(functools.partial(one_pass, key.models[0], HEADS[answer], key.options), key.mesh)
 
     def respond(params: Sequence[PyTree], batch: SearchBatch, room: int) -> Decoded:
-        return key.search(params, batch, room).run()
+        return search(key.setup, params, batch, room).run()
 
     return _compiled(respond, key.mesh)
 
@@ -97,7 +91,7 @@ def make_recorder(key: ProgramKey) -> jax.stages.Wrapped:
 
     It decodes what `make_answer` does, and tells all that was weighed on the way.
     """
-    return _compiled(key.record, key.mesh)
+    return _compiled(functools.partial(record, key.setup), key.mesh)
 
 
 def _compiled(respond: Callable[..., PyTree], mesh: Mesh | None) -> jax.stages.Wrapped:
@@ -119,12 +113,12 @@ def make_stream(key: ProgramKey) -> tuple[jax.stages.Wrapped, jax.stages.Wrapped
     """
 
     def begin(params: Sequence[PyTree], batch: SearchBatch, room: int) -> Any:
-        return key.search(params, batch, room).init
+        return search(key.setup, params, batch, room).init
 
     def advance(
         params: Sequence[PyTree], batch: SearchBatch, room: int, state: PyTree, left: Bool[Array, " b"]
     ) -> tuple[Any, tuple[Int[Array, "b t"], Int[Array, " b"]], Decoded]:
-        searching = key.search(params, batch, room)
+        searching = search(key.setup, params, batch, room)
         left = jnp.repeat(left, state.done.shape[0] // left.shape[0])  # [b] → [b], or [rows]
         state = searching.advance(state._replace(done=state.done | left), jnp.int32(STEPS))
         return state, searching.stable_prefix(state), searching.result(state)
