@@ -1,6 +1,7 @@
 """What is asked of a trained run, and what it answers. Imports neither JAX nor NumPy."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from jformer.data.text import not_text
@@ -21,6 +22,7 @@ CUT, SPLIT, EMPTY, UNKNOWN, TRUNCATED = (
 
 
 AnyPair = TypeVar("AnyPair", bound=tuple[str, str | None])
+T = TypeVar("T")
 
 
 class Request(NamedTuple):
@@ -174,6 +176,22 @@ def check_texts(texts: Iterable[Any], usage: str, one_line: bool) -> list[str]:
                 f"text of its own, or replace it by a space: {text!r:.60}"
             )
     return checked
+
+
+def whole_groups(sizes: Sequence[int], found: Iterable[Mapping[int, T]]) -> Iterator[dict[int, list[T]]]:
+    """Yield number of a group → what was found of its members, in order, as soon as all is there; first empty groups.
+
+    `found` comes bit by bit, by the numbers of the members, which are counted one group after the other.
+    """
+    owners = [number for number, size in enumerate(sizes) for _ in range(size)]
+    members = [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+    yield {number: [] for number, size in enumerate(sizes) if not size}
+    there: dict[int, T] = {}
+    for some in found:
+        there |= some
+        touched = dict.fromkeys(owners[member] for member in some)
+        ready = [number for number in touched if all(member in there for member in members[number])]
+        yield {number: [there.pop(member) for member in members[number]] for number in ready}
 
 
 def joined(answers: Sequence[list[Output]], eos: int) -> list[Output]:

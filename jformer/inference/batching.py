@@ -3,9 +3,8 @@
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import accumulate
 from typing import NamedTuple
 
 import jax
@@ -157,24 +156,6 @@ class BatchedSearch:
 
     def _decode(self, params: Sequence[PyTree], arrays: Mapping[str, np.ndarray], longest: int) -> Decoded:
         return jax.device_get(self._search(params, arrays, longest))
-
-
-def of_groups(
-    groups: Sequence[Sequence[Piece]], found: Iterable[Mapping[int, Hypotheses]]
-) -> Iterator[dict[int, list[Hypotheses]]]:
-    """Yield number of a group → the hypotheses of its pieces, as soon as all are found; first those without pieces.
-
-    `found` has those of all groups' pieces, numbered one group after the other.
-    """
-    owners = [number for number, group in enumerate(groups) for _ in group]
-    pieces = [[*range(end - len(group), end)] for group, end in zip(groups, accumulate(map(len, groups)), strict=True)]
-    yield {number: [] for number, members in enumerate(pieces) if not members}
-    there: dict[int, Hypotheses] = {}
-    for some in found:
-        there |= some
-        touched = dict.fromkeys(owners[piece] for piece in some)
-        ready = [number for number in touched if all(piece in there for piece in pieces[number])]
-        yield {number: [there.pop(piece) for piece in pieces[number]] for number in ready}
 
 
 def shapes_of(arrays: Mapping[str, np.ndarray]) -> tuple[tuple[str, tuple[int, ...]], ...]:

@@ -29,6 +29,7 @@ from jformer.inference.answers import (
     check_requests,
     check_texts,
     joined,
+    whole_groups,
 )
 from jformer.inference.attended import Attended
 from jformer.inference.attention import WatchedPass, to_restore
@@ -38,7 +39,6 @@ from jformer.inference.batching import (
     Hypotheses,
     batch_rows,
     ignore,
-    of_groups,
     refuse_nan,
     shapes_of,
     sorted_batches,
@@ -148,7 +148,7 @@ class Predictor:
             raise UserError(f"task={self.config.task!r} has no answer to a text; --mode=evaluate scores it")
         groups = self.inputs.pieces(asked)
         pieces = [piece for group in groups for piece in group]
-        for some in of_groups(groups, self._search(self.all_params, pieces, self.on_answered)):
+        for some in whole_groups([*map(len, groups)], self._search(self.all_params, pieces, self.on_answered)):
             answers = self.answers([groups[i] for i in some], [each for found in some.values() for each in found])
             yield dict(zip(some, answers, strict=True))
 

@@ -11,8 +11,9 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from jformer.inference.answers import whole_groups
 from jformer.inference.server.limits import Limits
 
 AHEAD = 16  # full batches are gathered at most: sorted by length, they are that many batches
@@ -36,21 +37,20 @@ class BusyError(Exception):
     """More items wait than the server takes on."""
 
 
-class _Job(Generic[Item, Reply]):
+class _Job(NamedTuple, Generic[Item, Reply]):
     """The items of one caller, and what answers them."""
 
-    def __init__(self, items: Sequence[Item]) -> None:
-        self.items, self.found = items, dict[int, Reply]()  # number of an item → its answer, as far as it is there
-        self.answers: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
+    items: Sequence[Item]
+    answers: asyncio.Future[list[Reply]]
 
-    def tell(self, error: Exception | None = None) -> None:
+    def tell(self, answers: list[Reply] | Exception) -> None:
         """Give the caller its answers, or why it has none, if it still waits."""
         if self.answers.done():
             return
-        if error:
-            self.answers.set_exception(error)
+        if isinstance(answers, Exception):
+            self.answers.set_exception(answers)
         else:
-            self.answers.set_result([self.found[number] for number in range(len(self.items))])
+            self.answers.set_result(answers)
 
 
 class Batcher(Generic[Item, Reply]):
@@ -72,7 +72,7 @@ class Batcher(Generic[Item, Reply]):
         """
         if self.waiting and self.waiting + len(items) > self._within(self._limits.answer_seconds / 2):
             raise BusyError
-        job: _Job[Item, Reply] = _Job(items)
+        job: _Job[Item, Reply] = _Job(items, asyncio.get_running_loop().create_future())
         self.waiting += len(items)
         try:
             self._queue.put_nowait(job)
@@ -110,35 +110,26 @@ class Batcher(Generic[Item, Reply]):
 
         So some are sent, and the next requests read, while the model computes the rest.
         """
-        owners = [(job, number) for job in jobs for number in range(len(job.items))]
-        left = dict.fromkeys(jobs)
-        for job in jobs:
-            job.found.clear()
+        left = dict(enumerate(jobs))
         try:
-            for some in self._answer([item for job in jobs for item in job.items]):
-                whole = []
-                for at, answer in some.items():
-                    job, number = owners[at]
-                    job.found[number] = answer
-                    if len(job.found) == len(job.items):
-                        whole.append(job)
-                        del left[job]
-                _tell(loop, whole)
+            found = self._answer([item for job in jobs for item in job.items])
+            for some in whole_groups([len(job.items) for job in jobs], found):
+                _tell(loop, [(left.pop(number), answers) for number, answers in some.items()])
         except Exception as error:  # whatever it is, its callers are told, and the others are answered
-            rest, half = list(left), len(left) // 2
+            rest, half = list(left.values()), len(left) // 2
             if len(rest) == 1:
-                _tell(loop, rest, error)
+                _tell(loop, [(rest[0], error)])
             elif rest:
                 self._answer_all(rest[:half], loop)
                 self._answer_all(rest[half:], loop)
 
 
-def _tell(loop: asyncio.AbstractEventLoop, jobs: Sequence[_Job[Any, Any]], error: Exception | None = None) -> None:
+def _tell(loop: asyncio.AbstractEventLoop, told: Sequence[tuple[_Job[Any, Any], list[Any] | Exception]]) -> None:
     """Give callers their answers, or why they have none, in a loop's thread, unless it has ended with its server."""
 
     def tell() -> None:
-        for job in jobs:
-            job.tell(error)
+        for job, answers in told:
+            job.tell(answers)
 
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(tell)
