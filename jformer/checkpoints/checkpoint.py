@@ -210,6 +210,7 @@ class Checkpoints:
                     prove(self.directory / str(step), manifest, abstract)
                 for each in old:
                     delete(self.directory, each)
+                    self._manifests.pop(each, None)
             except DamagedError as error:  # it must not push out one that can be restored
                 quarantine(self.directory, step)
                 raise self._failure(step, error) from error

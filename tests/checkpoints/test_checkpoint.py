@@ -155,6 +155,14 @@ def test_a_run_opened_again_still_knows_its_best(tmp_path):
     run.close()
 
 
+def test_manifests_of_deleted_steps_are_forgotten(tmp_path):
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        for step in (10, 20, 30):
+            checkpoints.save(step, state(step), {}, None)
+        checkpoints.wait()
+        assert checkpoints._manifests.keys() == set(checkpoints.steps()) == {30}
+
+
 def test_half_written_checkpoints_are_removed_and_not_found(tmp_path):
     halves = [tmp_path / "checkpoints" / name for name in ("10.orbax-checkpoint-tmp", "deleted-5")]
     for half in halves:
