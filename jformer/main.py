@@ -45,7 +45,7 @@ import signal
 import sys
 from types import FrameType
 
-from jformer.errors import DONE, FAILED, LOST, MISTAKE, STOPPED, UserError
+from jformer.errors import DONE, FAILED, LOST, STOPPED, UserError
 
 
 def stop_early(number: int, frame: FrameType | None) -> None:
@@ -74,7 +74,7 @@ from jformer.data.progress import show_progress
 from jformer.parallel import processes
 from jformer.parallel.deterministic import choose_deterministic, deterministic_line
 from jformer.parallel.libtpu import silence_libtpu
-from jformer.storage import check_writable, refusal, run_path
+from jformer.storage import check_writable, refusals_told, run_path
 from jformer.training.malloc import keep_freed_memory
 
 MODES = ("train", "evaluate", "predict", "score", "describe", "verify", "explore", "report", "serve", "export")
@@ -97,26 +97,22 @@ def main(argv: list[str] | None = None) -> int:
 def answer(argv: list[str]) -> int:
     """Do what the flags say and return the exit code; a mistake of the user becomes one line."""
     try:
-        options, overrides = read_flags(argv)
-        if options.deterministic:
-            choose_deterministic()
-        with processes.joined(coordinates(options)):
-            config = configure(options, overrides)
-            compare(options, config)
-            return run(options, config)
+        with refusals_told():
+            options, overrides = read_flags(argv)
+            if options.deterministic:
+                choose_deterministic()
+            with processes.joined(coordinates(options)):
+                config = configure(options, overrides)
+                compare(options, config)
+                return run(options, config)
     except (UserError, processes.AbsentError) as error:
         print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # what standard output did not take would fail again at the end
+            sys.stdout.flush()
         return error.code if isinstance(error, UserError) else LOST
     except BrokenPipeError:  # who read our output has left, as head does; what is still to be flushed goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
-    except OSError as error:
-        if not (line := refusal(error)):
-            raise
-        print(f"jformer: {line}", file=sys.stderr)
-        with contextlib.suppress(OSError):  # what standard output did not take would fail again at the end
-            sys.stdout.flush()
-        return MISTAKE
 
 
 def compare(options: flags.FlagValues, config: Config) -> None:
