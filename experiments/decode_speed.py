@@ -149,13 +149,13 @@ def prepare(folder: Path) -> Work:
     told |= {"extra": settings.decode.max_extra_length, "patience": PATIENCE.value}
     total = sum(map(len, sources))
     return Work(
-        model.config,
-        tokenizers,
-        told,
-        len(lines),
-        0 if SOURCE.value else TOKENS,
-        total,
-        "base" if model.config.d_model >= 512 else "tiny",
+        model=model.config,
+        tokenizers=tokenizers,
+        told=told,
+        count=len(lines),
+        tokens=0 if SOURCE.value else TOKENS,
+        source_tokens=total,
+        size=size,
     )
 
 

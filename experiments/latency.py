@@ -41,9 +41,8 @@ def main(_: list[str]) -> None:
             workdir = write_untrained(Path(folder) / size, size, VOCABULARY)
             for beam, dtype in itertools.product(BEAMS.value, DTYPES.value):
                 first, half, most = time_sentences(workdir, int(beam), dtype)
-                said = (
-                    "met" if half <= GOAL[size] and most <= SPREAD * half else f"missed ({GOAL[size]:g} ms, {SPREAD})"
-                )
+                met = half <= GOAL[size] and most <= SPREAD * half
+                said = "met" if met else f"missed ({GOAL[size]:g} ms, {SPREAD})"
                 print(f"{size:<8}{beam:>5}  {dtype:<10}{first:>9.2f}{half:>9.1f}{most:>9.1f}  {said}", flush=True)
 
 

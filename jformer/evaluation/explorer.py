@@ -23,7 +23,7 @@ from jformer.evaluation import heatmaps, page
 from jformer.inference.answers import NODE_STATES, SearchTree
 from jformer.inference.attended import Attended, Attention, Part
 from jformer.inference.embeddings import Plane, Positions, embedding_planes, position_tables
-from jformer.inference.output_file import refuse_input
+from jformer.inference.output_file import input_path, refuse_input
 from jformer.inference.predict import Predictor, load
 from jformer.inference.search_tree import has_beam
 
@@ -59,7 +59,7 @@ def explore(config: Config, workdir: RunPath, source: str, output: str, form: st
             refuses.
     """
     page.check_output("explore", output)
-    path = Path("/dev/stdin" if source == "-" else source)
+    path = input_path(source)
     refuse_input(path, Path(output))
     figure = _figure_form(form, output)
     most = 1 if figure else MOST_EXAMPLES

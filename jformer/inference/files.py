@@ -26,7 +26,7 @@ from jformer.data.text import INVALID_REPLACED, read_lines
 from jformer.errors import UserError
 from jformer.inference.answers import Request
 from jformer.inference.formats import Question, read_asked, read_question, read_request, write_outputs, write_scored
-from jformer.inference.output_file import check_files, lines_to_keep, open_output, whole_lines_only
+from jformer.inference.output_file import check_files, input_path, lines_to_keep, open_output, whole_lines_only
 from jformer.inference.predict import Predictor, load
 from jformer.inference.progress import Progress
 from jformer.parallel import processes
@@ -117,7 +117,7 @@ def score_file(settings: Config, workdir: Path, source: str, target: str, resume
 
 def answer_lines(job: Job[Asked], predictor: Predictor, mode: str) -> None:
     """Do a job, and tell how far it is and what was altered on the way."""
-    path, counts = _path(job.source), Counter[str]()
+    path, counts = input_path(job.source), Counter[str]()
     settings = settings_of(predictor, mode, path)
     done = _lines_to_keep(job, settings)
     progress = Progress(path, lambda: predictor.compile_seconds)
@@ -191,7 +191,7 @@ def _open_run(settings: Config, workdir: Path, source: str, target: str, resume:
     """
     if target == "-" and resume:
         raise UserError("--resume goes on with a file: name it by --output")
-    _found_by_main(lambda: check_files(_path(source), None if target == "-" else Path(target)))
+    _found_by_main(lambda: check_files(input_path(source), None if target == "-" else Path(target)))
     if processes.process_count() > 1:
         if not Path(source).is_file():
             raise UserError(
@@ -201,10 +201,6 @@ def _open_run(settings: Config, workdir: Path, source: str, target: str, resume:
     processes.enter_phase("opening the trained run")
     with show_progress("opening the trained run", quiet=not processes.is_main_process()):
         return load(workdir, settings)
-
-
-def _path(source: str) -> Path:
-    return Path("/dev/stdin" if source == "-" else source)
 
 
 def _answer(window: list[Line], path: Path, job: Job[Asked], counts: Counter[str], progress: Progress) -> list[str]:

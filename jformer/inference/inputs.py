@@ -209,10 +209,8 @@ class Inputs:
         """Return the batch of one text of which the task's noise hides some: what it hides is the same each time."""
         (pair,) = self.encode_pairs([(text, text)])  # a side either reads it or holds nothing
         sizes = self.features.lengths(np.array([len(pair.source)]), np.array([len(pair.target)]))
-        needed, most = (
-            max(int(size[0]) for size in sizes),
-            max(self.encoder.source.max_length, self.encoder.target.max_length),
-        )
+        needed = max(int(size[0]) for size in sizes)
+        most = max(self.encoder.source.max_length, self.encoder.target.max_length)
         length = max(needed, min(_padded(needed), most))  # there may be no positions past it
         arrays = self._features([pair.source], [pair.target], Shape(1, length, length))
         refuse_foreign_ids(arrays, self._id_limits, "the text to look into")

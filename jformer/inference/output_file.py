@@ -18,6 +18,11 @@ from jformer.storage import check_writable, replace_content
 RECORD = ".settings.json"
 
 
+def input_path(source: str) -> Path:
+    """Return the file of an input, of which "-" is standard input."""
+    return Path("/dev/stdin" if source == "-" else source)
+
+
 def refuse_input(source: Path, target: Path, recorded: bool = False) -> None:
     """Raise UserError if the output is the input, be it through a link: writing would destroy what is to be read.
 
