@@ -52,21 +52,42 @@ def test_ctranslate2_writes_greedily_what_the_run_writes(run, tmp_path):
     assert theirs == [[target.tokens[i] for i in each[0].ids if i != eos] for each in ours]
 
 
-def test_the_program_writes_what_the_run_writes(run, tmp_path):
+def both_written(run, target, **decode):
+    """Return what a run writes and what its program does: tokens, scores and texts of the best answers."""
     jaxtyping.config.update("jaxtyping_disable", True)  # whose checks take a symbolic size for no int
-    ours, (source, target), limits = exported(run, tmp_path / "served", "stablehlo", beam_size=3)
+    ours, (source, answer), limits = exported(run, target, "stablehlo", **decode)
     jaxtyping.config.update("jaxtyping_disable", False)
     before, after = (limits[f"source_{end}"]["ids"] for end in ("before", "after"))
     ids = [[*before, *each, *after] for each in source.encode(LINES)]
     tokens = np.zeros((len(ids), max(map(len, ids))), np.int32)
     for row, each in zip(tokens, ids, strict=True):
         row[: len(each)] = each
-    program = jax.export.deserialize(bytearray((tmp_path / "served" / "program.bin").read_bytes()))
-    params = dict(np.load(tmp_path / "served" / "params.npz"))
+    program = jax.export.deserialize(bytearray((target / "program.bin").read_bytes()))
+    params = dict(np.load(target / "params.npz"))
     written, scores, lengths = program.call(params, tokens, np.array([*map(len, ids)], np.int32))
     theirs = [
         row[0, : length[0]].tolist() for row, length in zip(np.asarray(written), np.asarray(lengths), strict=True)
     ]
-    assert theirs == [list(each[0].ids) for each in ours]
-    np.testing.assert_allclose(np.asarray(scores)[:, 0], [each[0].score for each in ours], atol=1e-4)
-    assert [target.decode(each) for each in theirs] == [each[0].text for each in ours]
+    best = [each[0] for each in ours]
+    return (
+        ([list(each.ids) for each in best], [each.score for each in best], [each.text for each in best]),
+        (theirs, np.asarray(scores)[:, 0], [answer.decode(each) for each in theirs]),
+    )
+
+
+def test_the_program_writes_what_the_run_writes(run, tmp_path):
+    (ours, our_scores, our_texts), (theirs, their_scores, their_texts) = both_written(
+        run, tmp_path / "served", beam_size=3
+    )
+    assert theirs == ours
+    np.testing.assert_allclose(their_scores, our_scores, atol=1e-4)
+    assert their_texts == our_texts
+
+
+@pytest.mark.parametrize("run", ["nllb", "bart"], indirect=True)
+def test_the_program_has_no_more_positions_than_the_run(run, tmp_path):
+    """A language or `<s>` before an answer takes one of the 32."""
+    decode = {"max_length": 0, "max_extra_length": 40, "min_length": 30}
+    (ours, *_), (theirs, *_) = both_written(run, tmp_path / "served", beam_size=1, **decode)
+    assert {len(each) for each in ours} == {31}
+    assert theirs == ours
