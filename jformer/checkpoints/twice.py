@@ -2,14 +2,18 @@
 
 import logging
 import sys
+import warnings
 
+# Of reads that Orbax had not begun when another one failed: it cancels them, and Python finds them when it collects.
+CANCELLED = r"coroutine 'Store\._get_array_metadatas' was never awaited"
 _print_unraisable = sys.unraisablehook
 
 
 def say_failures_once() -> None:
-    """Leave out what is raised, too: tracebacks that Orbax logs, and those of calls to its event loop that is over."""
+    """Leave out what is raised, too: tracebacks that Orbax logs, calls to its loop that is over, what it cancelled."""
     logging.getLogger("absl").addFilter(_is_said_here_alone)
     sys.unraisablehook = _unraisable
+    warnings.filterwarnings("ignore", CANCELLED, RuntimeWarning)
 
 
 def _is_said_here_alone(record: logging.LogRecord) -> bool:

@@ -1,5 +1,7 @@
+import gc
 import logging
 import sys
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -29,3 +31,23 @@ def test_calls_to_a_loop_that_is_over_are_left_out(error, printed, monkeypatch):
     say_failures_once()
     sys.unraisablehook(SimpleNamespace(exc_type=type(error), exc_value=error))
     assert bool(seen) == printed
+
+
+class Store:
+    """As Orbax calls its own."""
+
+    async def _get_array_metadatas(self):
+        pass
+
+    async def read(self):
+        pass
+
+
+@pytest.mark.parametrize(("name", "told"), [("_get_array_metadatas", False), ("read", True)])
+def test_reads_that_were_cancelled_before_they_began_are_left_out(name, told):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        say_failures_once()
+        getattr(Store(), name)()
+        gc.collect()
+    assert bool(found) == told
