@@ -448,7 +448,7 @@ def test_embeddings_begin_with_word_vectors_and_say_how_many(texts, tmp_path, ca
     assert (table[ids] == 0.25).all()
     assert (table == 0.25).all(axis=1).sum() == 2
     config.model.d_model = 32
-    with pytest.raises(UserError, match=r"vectors\.txt.*16.*model\.d_model=32"):
+    with pytest.raises(UserError, match=r"vectors\.txt:1 .* 16 numbers.* of 32:.*model\.d_model.* to 16"):
         train(resolve(config), tmp_path / "other")
 
 

@@ -25,10 +25,14 @@ BUSY = "    hashlib.pbkdf2_hmac('sha256', b'x', b'y', 200_000_000)"  # minutes i
 
 @pytest.fixture(autouse=True)
 def _children_heed_signals():
-    """What ignores a signal hands that down to the programs that it starts: no test before these may."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
+    """What ignores a signal hands that down to the programs that it starts: no test before these may.
+
+    libtpu has the system ignore SIGHUP as it is loaded, and Python is not told: it is set whatever Python thinks it is.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def start(body, head=HEAD, **streams):
