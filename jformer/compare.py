@@ -136,13 +136,13 @@ def obstacles(first: Run, other: Run) -> Iterator[tuple[str, str]]:
     if not ours.keys() & theirs.keys():
         yield "data", f"{names}: no test set in common"
     for key in sorted(ours.keys() & theirs.keys()):
-        if first.results[key]["checksum"] != other.results[key]["checksum"]:
+        if first.results[key].get("checksum") != other.results[key].get("checksum"):
             yield "data", f"{names}: {key!r} is another text"
         for name in sorted(ours[key].keys() & theirs[key].keys()):
             signatures = [scores[key][name].get("signature", "") for scores in (theirs, ours)]
             if signatures[0] != signatures[1]:
                 yield "signature", f"{names}: {key}/{name} {' against '.join(signatures)}"
-    budgets = [(run.results["run"]["updates"], run.config.data.tokens_per_update) for run in (other, first)]
+    budgets = [(run.results["run"].get("updates") or 0, run.config.data.tokens_per_update) for run in (other, first)]
     if math.prod(budgets[0]) != math.prod(budgets[1]):
         yield "budget", f"{names}: {' against '.join(f'{n:,} updates of {size:,} tokens' for n, size in budgets)}"
     tokens = {name: [getattr(run.config.data, name) for run in (other, first)] for name in TOKENS}
@@ -232,7 +232,7 @@ def files(
 
 def _trained_on(run: Run) -> str:
     """Return the fingerprints of the training text, in short."""
-    return ", ".join(text[:8] for text in run.results["run"].get("data", []))
+    return ", ".join(str(text)[:8] for text in run.results["run"].get("data", []))
 
 
 def _material(run: Run) -> str:

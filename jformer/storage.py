@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
@@ -21,6 +22,7 @@ BUCKET = "gs://"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # of a disk, a quota or a limit; one that only reads
 MISPLACED = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP)  # what has that name
 DIGESTS, DIGEST = "digests.json", "digest"  # a file of a folder's digests; the key of a JSON object's own
+DEEPEST = 100  # levels of lists and objects in each other; nothing that is read here has ten
 fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False  # other processes write there, too
 
 
@@ -147,6 +149,45 @@ def refusals_told() -> Iterator[None]:
         raise UserError(line) from error
 
 
+def parse_json(text: str | bytes) -> Any:
+    """Return what a JSON text says. Raise ValueError for what is none, nests too deep, or gives one key two values.
+
+    Whatever of ours decides something is read by this function, and by `parse_object` where it must be an object.
+    """
+    text = text.decode() if isinstance(text, bytes) else text
+    try:
+        content = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
+    level = [content] if text.count("[") + text.count("{") > DEEPEST else []
+    for _ in range(DEEPEST):
+        inner = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [each for some in inner for each in some if isinstance(each, dict | list)]
+    if level:  # others of Python would end in an error where they copy or write it
+        raise ValueError("nested too deep")
+    return content
+
+
+def parse_object(text: str | bytes) -> dict[str, Any]:
+    """Return the object that a JSON text is. Raise ValueError as `parse_json` does, and for any other value."""
+    content = parse_json(text)
+    if not isinstance(content, dict):
+        raise ValueError("it must be a JSON object")
+    return content
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        raise ValueError(f"the key {max(counts, key=counts.__getitem__)!r} stands twice in one object; keep one")
+    return values
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON; write a number or null")
+
+
 def with_digest(content: Mapping[str, object]) -> dict[str, object]:
     """Return a JSON object with a digest of itself as its last key, for `without_digest`."""
     return {**content, DIGEST: digest_of(content)}
@@ -184,8 +225,8 @@ def damaged(folder: Path) -> list[str]:
     if not (folder / DIGESTS).exists():
         return []
     try:
-        expected = dict(json.loads((folder / DIGESTS).read_bytes()))
-    except (ValueError, TypeError, RecursionError):
+        expected = parse_object((folder / DIGESTS).read_bytes())
+    except ValueError:
         return [DIGESTS]
     return [name for name, digest in expected.items() if _sha256(folder / Path(name).name) != digest]
 

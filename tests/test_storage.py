@@ -223,3 +223,26 @@ def test_content_is_replaced_whole(tmp_path):
     storage.replace_content(path, b"new")
     assert [file.name for file in tmp_path.iterdir()] == ["file.json"]
     assert path.read_text() == "new"
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"a": 1, "b": 2, "a": 3}', "the key 'a' stands twice in one object"),
+        ('{"a": NaN}', "NaN is no JSON"),
+        ("[" * 100_000, "nested too deep"),
+        ('{"a":' * 101 + "1" + "}" * 101, "nested too deep"),
+        (b'{"a": "\xff"}', "can't decode byte 0xff"),
+        ("{", "Expecting property name"),
+    ],
+)
+def test_json_that_says_nothing_clear_is_refused(line, reason):
+    with pytest.raises(ValueError, match=reason):
+        storage.parse_json(line)
+
+
+def test_brackets_in_a_text_and_many_beside_each_other_are_no_nesting():
+    assert storage.parse_json('["' + "[" * 200 + '"]') == ["[" * 200]
+    assert storage.parse_json("[" + "[]," * 200 + "[]]") == [[]] * 201
+    with pytest.raises(ValueError, match="it must be a JSON object"):
+        storage.parse_object("[]")

@@ -5,7 +5,6 @@ what turns out damaged is renamed broken-STEP when training goes on from an olde
 """
 
 import contextlib
-import json
 import math
 import sys
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ from jformer.checkpoints.reading import explain, first_line, on_host, prove, rea
 from jformer.checkpoints.twice import say_failures_once
 from jformer.errors import UnavailableError, UserError
 from jformer.parallel import processes
-from jformer.storage import in_bucket
+from jformer.storage import in_bucket, parse_object
 
 MANIFEST = "manifest"
 say_failures_once()  # here, as whoever uses Orbax imports this module
@@ -177,7 +176,7 @@ class Checkpoints:
         if step not in self._manifests:
             where = self.directory / str(step)
             try:
-                content = json.loads((where / MANIFEST / "metadata").read_bytes())
+                content = parse_object((where / MANIFEST / "metadata").read_bytes())
                 self._manifests[step] = Manifest.from_json(content, str(where / MANIFEST))
             except Exception as error:  # those of buckets are not all OSErrors
                 raise explain(error, where) from error

@@ -69,8 +69,8 @@ class Manifest:
                 item: {path: ArrayEntry(tuple(one["shape"]), one["dtype"], one["digest"]) for path, one in tree.items()}
                 for item, tree in content["arrays"].items()
             }
-            return cls(content["progress"], content["selection_cost"], arrays)
-        except (AttributeError, KeyError, TypeError) as error:
+            return cls(dict(content["progress"]), content["selection_cost"], arrays)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"{where}: is no manifest of a checkpoint") from error
 
 

@@ -17,9 +17,8 @@ from ml_collections import ConfigDict
 from jformer.config.checks import check
 from jformer.config.options import OF_IMAGES, Config
 from jformer.config.presets import PRESETS, RECIPES
-from jformer.data.text import parse_json
 from jformer.errors import UserError, nearest
-from jformer.storage import replace_content, with_digest, without_digest
+from jformer.storage import parse_object, replace_content, with_digest, without_digest
 
 LARGEST = 2**32  # no size, count or seed is as large, and arrays of such sizes overflow
 WANTED = {int: "a whole number", float: "a finite number", str: "a text", bool: "a bool, True or False"}
@@ -58,15 +57,13 @@ def _with_source(config: Config) -> Config:
 def load_config(path: Path) -> Config:
     """Read a config saved by `save_config`; raise UserError where there is none, or it is damaged."""
     try:
-        values = parse_json(path.read_text())
+        values = parse_object(path.read_bytes())
     except FileNotFoundError as error:
         raise UserError(
             f"{path.parent} holds no run: name the directory of one, or train one there (it has no {path.name})"
         ) from error
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as a saved config ({error}); is this a run's directory?") from error
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: is no saved config; is this a run's directory?")
     return resolve(without_digest(values, str(path)))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from jformer.data.text import open_bytes
 from jformer.errors import UserError
-from jformer.storage import digest_of, here, replace_content, with_digest, without_digest
+from jformer.storage import digest_of, here, parse_object, replace_content, with_digest, without_digest
 
 LARGE = 64 << 20  # bytes; fewer are hashed in a tenth of a second
 SETTLED = 2.0  # seconds since the last change: file systems do not tell changes apart that are closer in time
@@ -29,7 +29,7 @@ def digest(path: Path) -> tuple[str, int]:
         return _hashed(path)
     remembered = folder / f"{digest_of(found)}.json"
     try:
-        kept = without_digest(json.loads(remembered.read_bytes()), str(remembered))
+        kept = without_digest(parse_object(remembered.read_bytes()), str(remembered))
         return str(kept["sha256"]), int(kept["lines"])
     except (OSError, ValueError, KeyError, TypeError, UserError):
         pass  # it was never hashed, or what was remembered is damaged

@@ -7,14 +7,13 @@ feeds, U+2028 and the like, which shifts one side of a corpus against the other;
 import codecs
 import contextlib
 import gzip
-import json
 import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, TypeVar, cast
 
 from jformer.errors import UserError
 
@@ -108,32 +107,12 @@ def read_objects(path: Path, counts: Counter[str], invalid: str, read: Callable[
             raise UserError(f"{path}:{number}: {error}") from error
 
 
-def parse_json(text: str) -> Any:
-    """Return what a JSON text says. Raise ValueError for what is none, nests too deep, or gives one key two values."""
-    try:
-        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
-    except RecursionError as error:
-        raise ValueError("nested too deep") from error
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        counts = Counter(key for key, _ in pairs)
-        raise ValueError(f"the key {max(counts, key=counts.__getitem__)!r} stands twice in one object; keep one")
-    return values
-
-
 def not_text(text: str) -> str:
     """Return which character of a text is none, and where: the first NUL or half of a surrogate pair; "" if all are."""
     if not (found := _NO_TEXT.search(text)):
         return ""
     what = "NUL character" if found[0] == "\0" else "half a surrogate pair"
     return f"{what} at offset {found.start()}"
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON; write a number or null")
 
 
 def decode(text: bytes, invalid: str = "refuse") -> str:

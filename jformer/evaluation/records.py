@@ -4,8 +4,8 @@ A run is given by the path of its directory. Files that a run has not written ye
 read, or is asked for by name and missing, is a mistake.
 """
 
-import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,7 +19,7 @@ from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
 from jformer.evaluation.tables import scored_sets
-from jformer.storage import run_path, without_digest
+from jformer.storage import parse_object, run_path, without_digest
 from jformer.tasks.metrics import reference_texts
 
 SAMPLE = {"step": int, "sample": int, "source": str, "reference": str, "answer": str}  # a row of samples.jsonl
@@ -54,8 +54,8 @@ def _read(path: Path, read: Callable[[bytes, str], dict[str, Any]]) -> list[dict
 
 def read_row(line: bytes, where: str) -> dict[str, Any]:
     """Return a row of metrics.jsonl; raise UserError, naming its place, for what is none, or not what was written."""
-    row = _parsed(line, where)
-    if not isinstance(row, dict) or not all(map(_fits, row, row.values())) or not {"step", "split"} <= row.keys():
+    row = _parsed(line, where, "metrics")
+    if not all(map(_fits, row, row.values())) or not {"step", "split"} <= row.keys():
         raise UserError(f"{where} is not a row of metrics; mend or delete this line")
     return row
 
@@ -65,18 +65,18 @@ def read_sample(line: bytes, where: str) -> dict[str, Any]:
 
     `sample` counts the validation examples from 1.
     """
-    row = _parsed(line, where)
-    if not isinstance(row, dict) or {key: type(value) for key, value in row.items()} != SAMPLE:
+    row = _parsed(line, where, "samples")
+    if {key: type(value) for key, value in row.items()} != SAMPLE:
         raise UserError(f"{where} is not a row of samples; mend or delete this line")
     return row
 
 
-def _parsed(line: bytes, where: str) -> Any:
+def _parsed(line: bytes, where: str, kind: str) -> dict[str, Any]:
     try:
-        content = json.loads(line)
-    except (RecursionError, ValueError):
-        return None
-    return without_digest(content, where)
+        content = parse_object(line)
+    except ValueError as error:
+        raise UserError(f"{where} is not a row of {kind} ({error}); mend or delete this line") from error
+    return dict(without_digest(content, where))
 
 
 def _fits(key: str, value: object) -> bool:
@@ -87,25 +87,58 @@ def _fits(key: str, value: object) -> bool:
 
 
 def results(run: Path) -> dict[str, Any]:
-    """Return results.json, or {} for a run that is not scored yet."""
+    """Return results.json, or {} for a run that is not scored yet; raise UserError for what is none."""
     path = run_path(run) / "results.json"
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text())
-        found["run"].keys()
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as results; score the run again with --mode=evaluate") from error
-    return dict(without_digest(found, str(path)))
+        found = without_digest(parse_object(path.read_bytes()), str(path))
+        _check_results(found)
+    except ValueError as error:
+        raise UserError(
+            f"{path}: cannot be read as results ({error}); score the run again with --mode=evaluate"
+        ) from error
+    return dict(found)
+
+
+def _check_results(found: Mapping[str, Any]) -> None:
+    """Raise ValueError for an object that has not the shape of results, as far as anybody reads it."""
+    run, earlier, scored = found.get("run"), found.get("earlier", []), scored_sets(found).values()
+    if not isinstance(run, Mapping) or not all(map(_is_figure, [run.get(name) for name in RUN_FIGURES])):
+        raise ValueError("`run` must be an object whose figures are numbers")
+    if not all(map(_is_figure, _values(run, "parameters_by_part"))) or not isinstance(run.get("data", []), list):
+        raise ValueError("`run` must have its parameters as an object, its data as a list")
+    if not isinstance(earlier, list) or not all(isinstance(entry, Mapping) and "set" in entry for entry in earlier):
+        raise ValueError("`earlier` must be a list of objects, each with its `set`")
+    scores = [score for entry in scored for score in entry.values()]
+    if not all(map(_is_figure, (value for score in scores for value in [score["score"], *_values(score, "by_group")]))):
+        raise ValueError("every `score`, and those `by_group`, must be numbers")
+
+
+def _values(entry: Mapping[str, Any], key: str) -> list[Any]:
+    """Return the values of an object within an object; what is no object is itself a value, and a wrong one."""
+    inner = entry.get(key, {})
+    return list(inner.values()) if isinstance(inner, Mapping) else [inner or ""]
+
+
+def _is_figure(value: object) -> bool:
+    """Tell whether a value is a number, or null, as what was not finite or is not there."""
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def is_training(run: Path) -> bool:
     """Tell whether the run's heartbeat says that it trains; one that was killed seems to go on."""
     path = run_path(run) / "heartbeat.json"
-    try:
-        return bool(json.loads(path.read_text())["phase"] != "ended")
-    except (OSError, KeyError, TypeError, ValueError):
+    if not path.exists():
         return False
+    try:
+        phase = parse_object(path.read_bytes()).get("phase")
+        if not isinstance(phase, str):
+            raise ValueError("it has no phase")
+    except (OSError, ValueError) as error:
+        print(f"{path}: cannot be read as a heartbeat ({error}); taken as that of no training", file=sys.stderr)
+        return False
+    return phase != "ended"
 
 
 def metrics(run: Path) -> dict[str, float]:
@@ -152,12 +185,12 @@ def examples(run: Path, key: str, data: DataConfig | None = None) -> list[Pair]:
     """
     data, entry = data or saved_config(run).data, results(run).get(key)
     names = data.test_splits()
-    if entry is None:
+    if not isinstance(entry, Mapping):
         raise UserError(f"{run}: has no scores of a test set {key!r}; its config has {', '.join(names)}")
     if key not in names:
         raise UserError(f"{run}: {key!r} is no test set of the config, which has {', '.join(names)}: name data.test")
     split = open_split(data, names[key])
-    if split.fingerprint != entry["checksum"]:
+    if split.fingerprint != entry.get("checksum"):
         raise UserError(f"{run}: test set {key!r} has changed since the run was scored; score it again")
     return list(split.read(Counter()))
 

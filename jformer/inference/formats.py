@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jformer.data.spans import fault_of, joined_text
-from jformer.data.text import admit, parse_json
+from jformer.data.text import admit
 from jformer.inference.answers import Output, Request, Scored, TaggedWord
+from jformer.storage import parse_json
 from jformer.tasks.spans import find_spans, mark_spans
 
 IN_JSON = ("tokens", "cut")  # what of a scored target TSV has no column for

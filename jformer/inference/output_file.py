@@ -13,7 +13,7 @@ from typing import IO
 from etils import epath
 
 from jformer.errors import UserError
-from jformer.storage import check_writable, replace_content
+from jformer.storage import check_writable, parse_object, replace_content
 
 RECORD = ".settings.json"
 
@@ -59,10 +59,11 @@ def lines_to_keep(target: Path, settings: Mapping[str, object]) -> int:
     if not target.is_file() or not target.stat().st_size:
         return 0
     try:
-        before = json.loads(_record(target).read_text(encoding="utf-8"))
-    except (OSError, RecursionError, ValueError) as error:
+        before = parse_object(_record(target).read_bytes())
+    except (OSError, ValueError) as error:
         raise UserError(
-            f"--resume: {_record(target)} does not tell how {target} was begun; leave out --resume to overwrite it"
+            f"--resume: {_record(target)} does not tell how {target} was begun ({_reason(error)}); leave out --resume "
+            "to overwrite it"
         ) from error
     now = json.loads(json.dumps(settings))
     for key in [*now, *before]:
@@ -110,6 +111,10 @@ def whole_lines_only(target: Path) -> Iterator[None]:
             raise
         done, again = whole_lines(target), "make room there, and --resume goes on"
         raise UserError(f"--output={target}: full after {done} lines ({error.strerror or error}); {again}") from error
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return error.strerror or "" if isinstance(error, OSError) else str(error)
 
 
 def _record(target: Path) -> Path:

@@ -25,9 +25,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from jformer.config import resolve
 from jformer.config.resume import differences
 from jformer.errors import UserError
-from jformer.storage import in_bucket, replace_content
+from jformer.storage import in_bucket, parse_object, replace_content
 from jformer.sweep.experiment import JOURNAL, Experiment
 
+OWN = {"experiment", "metric", "study", "id"}  # keys of sweep.json
 PATIENCE = 60.0  # seconds that a file may stay locked
 MAY_DIFFER = ("data.dir", "data.cache_dir", "mesh.", "train.peak_flops")  # between workers of one sweep
 
@@ -136,8 +137,7 @@ def open_study(experiment: Experiment, workdir: Path, storage: str, name: str) -
 def open_storage(workdir: Path, storage: str) -> BaseStorage:
     """Return the storage of a URL, or the journal of the workdir."""
     if not storage:
-        path = workdir / JOURNAL
-        return JournalStorage(JournalFileBackend(str(path), FileLock(path)))
+        return _open_journal(workdir / JOURNAL)
     if "://" not in storage:
         raise UserError(f"--storage={storage} must be a URL of SQLAlchemy's, such as postgresql://USER@HOST/DATABASE")
     try:
@@ -147,6 +147,21 @@ def open_storage(workdir: Path, storage: str) -> BaseStorage:
     if database.engine.name == "sqlite":
         _lock_rows(database.engine)
     return database
+
+
+def _open_journal(path: Path) -> BaseStorage:
+    """Return the journal as a storage; raise UserError for a line that is no row of it."""
+    *whole, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    for number, line in enumerate(whole, start=1):
+        try:
+            if not {"op_code", "worker_id"} <= parse_object(line).keys():
+                raise ValueError("it has no op_code or worker_id")
+        except ValueError as error:
+            raise UserError(f"{path}:{number} is no row of a journal of trials ({error}); restore the file") from error
+    try:
+        return JournalStorage(JournalFileBackend(str(path), FileLock(path)))
+    except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: a row is of no use to Optuna ({error!r}); restore the file") from error
 
 
 def _lock_rows(sqlite: sqlalchemy.Engine) -> None:
@@ -192,6 +207,19 @@ def make_pruner(experiment: Experiment) -> optuna.pruners.BasePruner:
     return optuna.pruners.NopPruner()
 
 
+def read_record(path: Path) -> dict[str, str]:
+    """Return what a workdir says of its sweep, {} if it is new; raise UserError for what says nothing."""
+    if not path.exists():
+        return {}
+    try:
+        here = parse_object(path.read_bytes())
+        if here.keys() != OWN or not all(isinstance(value, str) for value in here.values()):
+            raise ValueError(f"it must have {', '.join(sorted(OWN))}, all texts")
+    except ValueError as error:
+        raise UserError(f"{path}: is no record of a sweep ({error}); restore it, or use another --workdir") from error
+    return here
+
+
 def _agree(study: optuna.Study, experiment: Experiment, workdir: Path) -> None:
     """Let a new study and its workdir remember what they are for; compare them if they were there before.
 
@@ -199,7 +227,7 @@ def _agree(study: optuna.Study, experiment: Experiment, workdir: Path) -> None:
     """
     shared = experiment.config({})
     mine, path = {"experiment": experiment.path.stem, "metric": experiment.metric}, workdir / "sweep.json"
-    here = json.loads(path.read_text()) if path.exists() else {}
+    here = read_record(path)
     if "sweep" not in study.user_attrs and here.get("study", study.study_name) == study.study_name:
         here = here or {**mine, "study": study.study_name, "id": secrets.token_hex(8)}
         replace_content(path, json.dumps(here).encode())

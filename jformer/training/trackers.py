@@ -19,7 +19,7 @@ from etils.epath import Path
 
 from jformer.config.options import Config, changed
 from jformer.errors import UserError
-from jformer.storage import in_bucket, replace_content
+from jformer.storage import in_bucket, parse_object, replace_content
 
 PROJECT = "jformer"  # where the environment names none
 PATIENCE = {"MAX_RETRIES": "1", "TIMEOUT": "10"}  # seconds, with a server of MLflow
@@ -58,7 +58,7 @@ class WeightsAndBiases:
 
     def __init__(self, wandb: ModuleType, workdir: Path, config: Config) -> None:
         """Begin it; its files lie in WORKDIR/wandb, of a run in a bucket in a temporary folder."""
-        own = _known(workdir).get("wandb") or _note(workdir, "wandb", uuid.uuid4().hex[:12])
+        own = known_names(workdir).get("wandb") or _note(workdir, "wandb", uuid.uuid4().hex[:12])
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             id=own,
@@ -90,7 +90,7 @@ class MLflow:
             os.environ.setdefault(f"MLFLOW_HTTP_REQUEST_{name}", value)
         self._entities = importlib.import_module("mlflow.entities")
         self._client = mlflow.MlflowClient()
-        own = _known(workdir).get("mlflow")
+        own = known_names(workdir).get("mlflow")
         if own is None:
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
             found = self._client.get_experiment_by_name(name)
@@ -129,19 +129,22 @@ def _numbers(row: Mapping[str, object]) -> dict[str, float]:
     }
 
 
-def _known(workdir: Path) -> dict[str, str]:
+def known_names(workdir: Path) -> dict[str, str]:
     """Return what the run is called at each service."""
     path = workdir / "trackers.json"
     if not path.exists():
         return {}
     try:
-        return {str(name): str(own) for name, own in json.loads(path.read_text()).items()}
-    except (AttributeError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read; delete it, and the services begin a new run") from error
+        known = parse_object(path.read_bytes())
+        if not all(isinstance(own, str) for own in known.values()):
+            raise ValueError("a name must be a text")
+    except ValueError as error:
+        raise UserError(f"{path}: cannot be read ({error}); delete it, and the services begin a new run") from error
+    return known
 
 
 def _note(workdir: Path, name: str, own: str) -> str:
     """Keep what the run is called at a service, and return it."""
     workdir.mkdir(parents=True, exist_ok=True)
-    replace_content(workdir / "trackers.json", json.dumps({**_known(workdir), name: own}).encode() + b"\n")
+    replace_content(workdir / "trackers.json", json.dumps({**known_names(workdir), name: own}).encode() + b"\n")
     return own

@@ -6,7 +6,7 @@ import pytest
 
 from jformer.data import text
 from jformer.data.file_digests import digest
-from jformer.data.text import admit, decode, parse_json, read_lines
+from jformer.data.text import admit, decode, read_lines
 from jformer.errors import UserError
 
 
@@ -100,20 +100,6 @@ def test_bad_text_can_be_replaced_counted_and_told(tmp_path, bad, replaced):
     assert counts == {text.INVALID_REPLACED: 1}
     assert [number for number, _ in told] == [3]
     assert told[0][1].startswith(("invalid UTF-8, byte 0x", "NUL character at offset 2"))
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ('{"a": 1, "b": 2, "a": 3}', "the key 'a' stands twice in one object"),
-        ('{"a": NaN}', "NaN is no JSON"),
-        ("[" * 100_000, "nested too deep"),
-        ("{", "Expecting property name"),
-    ],
-)
-def test_json_that_says_nothing_clear_is_refused(line, reason):
-    with pytest.raises(ValueError, match=reason):
-        parse_json(line)
 
 
 def test_decode_leaves_the_place_to_the_caller():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import optuna
 from etils import epath
 from PIL import Image
 
@@ -21,6 +22,8 @@ from jformer.data.config import SourceConfig
 from jformer.data.sources import open_split
 from jformer.evaluation import records
 from jformer.inference import output_file
+from jformer.sweep import store
+from jformer.training import trackers
 from jformer.training.writers import JsonlWriter
 from tests.data.tokenizers.test_pretrained import pieces
 from tests.stored_run import store_run
@@ -35,6 +38,9 @@ PARAGRAPH = {
 }
 SQUAD = json.dumps({"version": "v2.0", "data": [{"title": "places", "paragraphs": [PARAGRAPH] * 5}]})
 CAPTIONS = "one.png\ta cat\none.jpg\tone cat\nmany.npy#1\tnoise\n" * 5
+SAMPLE = '{"step": 10, "sample": 1, "source": "a", "reference": "b", "answer": "c"}\n' * 3
+BEAT = '{"step": 10, "time": 1.5, "loss": null, "phase": "updating"}\n'
+SWEEP = '{"experiment": "small", "metric": "valid/loss", "study": "small", "id": "0123456789abcdef"}'
 JSONL = '{"en": "a house", "de": "ein Haus"}\n{"en": "the end", "de": "das \\u00c4nde"}\n' * 10
 
 
@@ -56,6 +62,19 @@ def of_runs(folder: Path) -> Iterator[tuple[str, Reader]]:
     yield "config.json", Reader(run / "config.json", lambda: load_config(run / "config.json"))
     yield "metrics.jsonl", Reader(run / "metrics.jsonl", lambda: records.rows(run))
     yield "results.json", Reader(run / "results.json", lambda: records.metrics(run))
+    yield "outputs", Reader(run / "outputs" / "test.txt", lambda: records.outputs(run, "test"))
+    for name, content, read in (
+        ("samples.jsonl", SAMPLE, lambda: records.samples(run)),
+        ("heartbeat.json", BEAT, lambda: records.is_training(run)),
+        ("trackers.json", '{"wandb": "abc", "mlflow": "def"}', lambda: trackers.known_names(run)),
+        ("sweep.json", SWEEP, lambda: store.read_record(run / "sweep.json")),
+    ):
+        (run / name).write_text(content)
+        yield name, Reader(run / name, read)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(storage=store.open_storage(run, ""), study_name="small")
+    study.optimize(lambda trial: trial.suggest_float("lr", 0.0, 1.0), 2)
+    yield "trials.journal", Reader(run / "trials.journal", lambda: store.open_storage(run, "").get_all_studies())
     rows = run / "rows.jsonl"
     writer = JsonlWriter(rows)
     for step in range(20):

@@ -390,7 +390,7 @@ def test_a_journal_that_cannot_be_read_is_one_line(tmp_path):
     queue = open_queue(tmp_path)
     path = tmp_path / "sweep" / "trials.journal"
     path.write_text("garbage\n" + path.read_text())
-    with pytest.raises(UserError, match=r"trials.journal: the trials cannot be reached \(Expecting value"):
+    with pytest.raises(UserError, match=r"trials.journal:1 is no row of a journal of trials \(Expecting value"):
         another(tmp_path)
     queue.trials()  # reads on from where it was
 

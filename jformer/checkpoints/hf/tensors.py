@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jformer.errors import UserError
-from jformer.storage import is_file
+from jformer.storage import is_file, parse_object
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 LONGEST_HEADER = 100_000_000  # bytes; the format's own limit
@@ -110,10 +110,10 @@ def read_header(path: Path) -> dict[str, Tensor]:
             raise UserError(f"{path}: {size} bytes cannot hold a header of {length}; fetch the file again")
         text = file.read(length)
     try:
-        header = json.loads(text, object_pairs_hook=_once)
+        header = parse_object(text)
         header.pop("__metadata__", None)
         found = {name: _tensor(path, entry, 8 + length) for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: its header is no list of tensors ({error}); fetch the file again") from error
     end = 8 + length
     for name, tensor in sorted(found.items(), key=lambda item: item[1].begin):
@@ -151,9 +151,9 @@ def _files(directory: Path) -> dict[Path, set[str] | None]:
     index = directory / INDEX
     if index.exists():
         try:
-            weight_map = json.loads(index.read_text(), object_pairs_hook=_once)["weight_map"]
+            weight_map = parse_object(index.read_bytes())["weight_map"]
             places = [(str(name), str(file)) for name, file in weight_map.items()]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{index}: is no index of tensors ({error}); fetch it again") from error
         files: dict[Path, set[str] | None] = {}
         for name, file in places:
@@ -174,13 +174,6 @@ def _files(directory: Path) -> dict[Path, set[str] | None]:
             "transformers.AutoModel.from_pretrained(DIR).save_pretrained(DIR)"
         )
     raise UserError(f"{directory}: has neither {WHOLE} nor {INDEX}; name the folder of a model")
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(found := dict(pairs)) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
-    return found
 
 
 def _tensor(path: Path, entry: Mapping[str, Any], start: int) -> Tensor:

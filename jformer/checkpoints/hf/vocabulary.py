@@ -10,11 +10,11 @@ from typing import Any, cast
 
 from jformer.checkpoints.hf import learned
 from jformer.checkpoints.hf.families import Fields
-from jformer.data.text import parse_json
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.tokenizers.pretrained import FastTokenizer, PiecesTokenizer
 from jformer.data.tokenizers.symbols import Symbols
 from jformer.errors import UserError
+from jformer.storage import parse_object
 
 FAST, CONFIG, SPECIALS = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 PIECES = {"marian": ("source.spm", "target.spm"), "m2m_100": ("sentencepiece.bpe.model",) * 2}  # of source, of target
@@ -55,8 +55,9 @@ class Vocabulary:
             )
 
     def _fast_ids(self) -> dict[str, int]:
-        content = (self.directory / FAST).read_text()
         try:
+            content = (self.directory / FAST).read_text()
+            parse_object(content)  # what stands twice in it, the library would take by its last value
             self.probe = FastTokenizer(content, {})
         except UserError:
             raise
@@ -226,11 +227,8 @@ def read_json(path: Path, otherwise: dict[str, Any] | None = None) -> dict[str, 
     if otherwise is not None and not path.is_file():
         return otherwise
     try:
-        found = parse_json(path.read_text())
+        return parse_object(path.read_bytes())
     except FileNotFoundError as error:
         raise UserError(f"{path}: is not there; name the folder of a model") from error
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: is no JSON ({error}); fetch it again") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: must be a JSON object; fetch it again")
-    return found
+        raise UserError(f"{path}: is no JSON object ({error}); fetch it again") from error

@@ -12,9 +12,10 @@ from pathlib import Path
 from jformer.data.config import SourceConfig
 from jformer.data.file_digests import digest
 from jformer.data.sources.split import Pair, Split, find, fingerprint
-from jformer.data.text import admit, is_jsonl, parse_json, read_lines, read_objects
+from jformer.data.text import admit, is_jsonl, read_lines, read_objects
 from jformer.data.tokenizers.numbers import is_number
 from jformer.errors import UserError
+from jformer.storage import parse_json
 
 
 def open_files(config: SourceConfig, split: str) -> Split:

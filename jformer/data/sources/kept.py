@@ -18,7 +18,7 @@ from jformer.data import drawings
 from jformer.data.file_digests import own_folder
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
-from jformer.storage import digest_of, replace_content, with_digest, without_digest
+from jformer.storage import digest_of, parse_object, replace_content, with_digest, without_digest
 
 LIBRARIES = ("numpy", "babel")
 
@@ -38,7 +38,7 @@ def find(asked: Sequence[str | int]) -> Kept | None:
         return None
     try:
         with path.open("rb") as file:
-            head = without_digest(json.loads(file.readline()), str(path))
+            head = without_digest(parse_object(file.readline()), str(path))
             if hashlib.file_digest(file, "sha256").hexdigest() != head["sha256"]:
                 return None
         return Kept(str(head["fingerprint"]), int(head["size"]), functools.partial(_read, path))

@@ -6,7 +6,6 @@ text did not hold; `decode` leaves the first three out and shows UNK as ⁇.
 
 import functools
 import itertools
-import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -17,8 +16,9 @@ from jformer.data.tokenizers.lists import ByteTokenizer, LabelTokenizer, ListTok
 from jformer.data.tokenizers.numbers import NumberTokenizer, learn_numbers
 from jformer.data.tokenizers.pretrained import FastTokenizer, PiecesTokenizer
 from jformer.data.tokenizers.subwords import SubwordTokenizer, learn_subwords
-from jformer.data.tokenizers.symbols import BOS, EOS, NUM_SYMBOLS, PAD, SYMBOLS, UNK, Symbols
+from jformer.data.tokenizers.symbols import BOS, EOS, NUM_SYMBOLS, PAD, SYMBOLS, UNK, Symbols, check_stored
 from jformer.errors import UserError
+from jformer.storage import parse_object
 
 __all__ = [
     "BOS",
@@ -103,13 +103,18 @@ def load(directory: Path, name: str) -> Tokenizer:
     try:
         if path == model:
             return SubwordTokenizer(model.read_bytes())
-        return _from_json(**json.loads(table.read_bytes()))
+        stored = parse_object(table.read_bytes())
+        check_stored(stored)
+        return _from_json(**stored)
     except FileNotFoundError as error:
         raise UserError(f"{directory} holds no tokenizer {name!r} (.model or .json)") from error
     except UserError:
         raise
-    except (RuntimeError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is not a tokenizer of ours, or is damaged; restore it or train anew") from error
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = f" ({error})" if path == table and type(error) is ValueError else ""
+        raise UserError(
+            f"{path} is not a tokenizer of ours, or is damaged{reason}; restore it or train anew"
+        ) from error
 
 
 def _from_json(kind: str, **stored: Any) -> Tokenizer:

@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from etils.epath import Path
 
@@ -12,6 +12,7 @@ from jformer.storage import replace_content
 PAD, BOS, EOS, UNK = range(4)
 SYMBOLS = ("<pad>", "<s>", "</s>", "<unk>")
 NUM_SYMBOLS = len(SYMBOLS)
+LISTED = ("before", "after", "between", "noise")  # symbols of which there are several
 UNKNOWN = "⁇"  # how decoded text shows UNK
 
 
@@ -53,6 +54,23 @@ class OneFile:
 def to_json(**content: object) -> bytes:
     """Return the content of a tokenizer's file."""
     return json.dumps(content, ensure_ascii=False, indent=0).encode()
+
+
+def check_stored(stored: Mapping[str, Any]) -> None:
+    """Raise ValueError for a field of a tokenizer's file whose value is of a kind that it cannot have."""
+    lists = {"tokens": str, "specials": str, "added": str, "counts": int, "shape": int, "kept": int}
+    plain = {"kind": str, "normalization": str, "content": str, "prefix": str, "model": str, "mean": float}
+    for key, value in stored.items():
+        if key in lists and (not isinstance(value, list) or not all(type(each) is lists[key] for each in value)):
+            raise ValueError(f"{key} must be a list, and all in it of one kind")
+        if key in plain and not isinstance(value, plain[key]):
+            raise ValueError(f"{key} must not be {type(value).__name__}")
+        if key in ("ids", "symbols") and not isinstance(value, dict):
+            raise ValueError(f"{key} must be an object")
+    roles = {key: value if key in LISTED else [value] for key, value in stored.get("symbols", {}).items()}
+    ids = [*stored.get("ids", {"": 0}).values(), *(each for role in roles.values() for each in role)]
+    if stored.get("ids") == {} or any(type(each) is not int for each in ids):
+        raise ValueError("ids must be there, and whole numbers")
 
 
 def texts_only(ids: Sequence[int]) -> Iterator[int]:

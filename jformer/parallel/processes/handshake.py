@@ -46,7 +46,8 @@ def code_version(package: Path = PACKAGE) -> str:
 def saved_run(workdir: Path) -> dict[str, str]:
     """Return what tells a saved run from another one and from an older copy of it."""
     files = [*workdir.glob("config.json"), *workdir.glob("tokenizer/*")]
-    stamps = [path for path in workdir.glob(f"checkpoints/*/{STAMP}") if path.parent.name.isdecimal()]
+    found = [path for path in workdir.glob(f"checkpoints/*/{STAMP}") if path.parent.name.isdecimal()]
+    stamps = [path for path in found if path.parent.name == str(int(path.parent.name))]  # 0099 is no step of ours
     last = sorted(stamps, key=lambda path: int(path.parent.name))[-1:]
     return {
         f"the config and tokenizers of {workdir}": _digest(workdir, files),

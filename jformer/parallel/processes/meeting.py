@@ -183,7 +183,10 @@ def _read(connection: socket.socket) -> dict[str, Any]:
         line += chunk
         if len(line) > MAX_BYTES:
             raise ValueError("too long")
-    message = json.loads(line)
+    try:
+        message = json.loads(line)
+    except RecursionError as error:  # a stranger's, which must not end the meeting
+        raise ValueError("nested too deep") from error
     if not isinstance(message, dict):
         raise ValueError("no message")
     return message
