@@ -23,6 +23,7 @@ import sys
 from pathlib import Path
 
 from jformer.errors import DONE, LOST, MISTAKE, UserError
+from jformer.storage import refusals_told
 
 EXTRA = (
     "safetensors",
@@ -57,28 +58,11 @@ def main(argv: list[str] | None = None) -> int:
     extending.add_argument("--workdir", required=True)
     extending.add_argument("--tokens", type=Path, nargs="+", required=True)
     options = parser.parse_args(argv)
-    from jformer.checkpoints.hf.convert import Texts, import_model
-    from jformer.checkpoints.hf.export import export_model
-    from jformer.checkpoints.hf.extend import extend
-    from jformer.checkpoints.hf.hub import find_model
-    from jformer.checkpoints.hf.prune import prune
     from jformer.parallel import processes
 
     try:
-        if options.command == "import":
-            texts = Texts(options.source_language, options.target_language, options.prefix)
-            with processes.joined(processes.from_flags(False, options.coordinator, options.processes, options.process)):
-                with processes.main_process_first():
-                    directory = find_model(options.model)
-                told = import_model(directory, options.workdir, texts)
-                if processes.is_main_process():
-                    print(told)
-        elif options.command == "prune":
-            print(prune(options.old, options.workdir, options.text, options.target))
-        elif options.command == "extend":
-            print(extend(options.old, options.workdir, options.tokens))
-        else:
-            print(export_model(options.workdir, options.output, options.family))
+        with refusals_told():
+            do(options)
     except (UserError, processes.AbsentError) as error:
         print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
         return error.code if isinstance(error, UserError) else LOST
@@ -88,6 +72,31 @@ def main(argv: list[str] | None = None) -> int:
         print(f"jformer: this needs the package {error.name}: pip install 'jformer[hf]'", file=sys.stderr)
         return MISTAKE
     return DONE
+
+
+def do(options: argparse.Namespace) -> None:
+    """Do what the options ask for, and print what to tell of it; raise UserError for what cannot be done."""
+    from jformer.checkpoints.hf.convert import Texts, import_model
+    from jformer.checkpoints.hf.export import export_model
+    from jformer.checkpoints.hf.extend import extend
+    from jformer.checkpoints.hf.hub import find_model
+    from jformer.checkpoints.hf.prune import prune
+    from jformer.parallel import processes
+
+    if options.command == "import":
+        texts = Texts(options.source_language, options.target_language, options.prefix)
+        with processes.joined(processes.from_flags(False, options.coordinator, options.processes, options.process)):
+            with processes.main_process_first():
+                directory = find_model(options.model)
+            told = import_model(directory, options.workdir, texts)
+            if processes.is_main_process():
+                print(told)
+    elif options.command == "prune":
+        print(prune(options.old, options.workdir, options.text, options.target))
+    elif options.command == "extend":
+        print(extend(options.old, options.workdir, options.tokens))
+    else:
+        print(export_model(options.workdir, options.output, options.family))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from jformer.data.progress import counted, show_progress
 from jformer.data.text import read_lines
 from jformer.data.tokenizers import words
 from jformer.errors import DONE, MISTAKE, UserError
-from jformer.storage import check_writable, replace_content
+from jformer.storage import check_writable, refusals_told, replace_content
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int
@@ -76,19 +76,25 @@ def main(argv: list[str] | None = None) -> int:
     given = vars(parser.parse_args(argv))
     texts, output = [Path(name) for name in given.pop("input").split(",")], given.pop("output")
     try:
-        if any(output.resolve() == text.resolve() for text in texts):
-            raise UserError(f"--output={output} is --input: name another file")
-        if output.is_dir():
-            raise UserError(f"--output={output} is a folder: name a file")
-        check_writable("--output", output.resolve().parent)
-        vocabulary, vectors = learn(texts, Options(**given), say=lambda line: print(line, flush=True))
-        write(output, vocabulary, vectors)
+        with refusals_told():
+            check_output(output, texts)
+            vocabulary, vectors = learn(texts, Options(**given), say=lambda line: print(line, flush=True))
+            write(output, vocabulary, vectors)
     except UserError as error:
         print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
         return MISTAKE
     print(f"{output}: {counted(len(vocabulary), 'words')} of {vectors.shape[1]} numbers; a run begins with them by")
     print(f"  --config.train.source_vectors={output} --config.model.d_model={vectors.shape[1]}")
     return DONE
+
+
+def check_output(output: Path, texts: list[Path]) -> None:
+    """Raise UserError for a file that cannot be written, or that is one of the texts."""
+    if any(output.resolve() == text.resolve() for text in texts):
+        raise UserError(f"--output={output} is --input: name another file")
+    if output.is_dir():
+        raise UserError(f"--output={output} is a folder: name a file")
+    check_writable("--output", output.resolve().parent)
 
 
 def learn(texts: list[Path], options: Options, say: Callable[[str], None]) -> tuple[list[str], np.ndarray]:

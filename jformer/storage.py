@@ -123,6 +123,8 @@ def writing(path: os.PathLike[str]) -> Iterator[None]:
 
 def unwritten(path: os.PathLike[str] | str, error: OSError) -> UserError:
     """Return what to raise for a path that could not be written; NumPy's errors of a full disk have no number."""
+    if error.errno in MISPLACED:
+        return UserError(f"{path}: {error.strerror}; move it away, or make it one that can be read and written")
     reason = error.strerror or " ".join(str(error).split())
     return UserError(f"{path}: could not be written ({reason}); make room there, then give the same command again")
 
@@ -131,10 +133,8 @@ def refusal(error: OSError) -> str:
     """Return the line for what the system refused, where no better one was said; "" for a defect of ours."""
     if error.errno == errno.ENAMETOOLONG:
         return f"{str(error.filename)[:40]}… is longer than names of files can be: shorten it"
-    if error.errno in FULL:
+    if error.errno in FULL or (error.errno in MISPLACED and error.filename):
         return str(unwritten(error.filename or "a file, or standard output", error))
-    if error.errno in MISPLACED and error.filename:
-        return f"{error.filename}: {error.strerror}; move it away, or make it one that can be read and written"
     return ""
 
 

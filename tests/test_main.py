@@ -138,7 +138,7 @@ BROKEN = {
     "return [config]": "get_config() returns a list, not a config; end it with: return config",
     "config.train.num_steps = 10**400": "train.num_steps=",
     "config.optim.learning_rate = 10**400": "my_config.py:5: OverflowError: int too large to convert to float",
-    "config.model.d_model = 10**30": "model.d_model=1000000000000000000000000000000 must be below 4294967296",
+    "config.model.d_model = 10**30": "model.d_model=1000000000000000000000000000000 must be below 2147483648",
     "config.model.num_layers = 'two'": "num_layers",
     "config = default_config('transformer_bas')": "unknown preset 'transformer_bas'; did you mean transformer_base?",
     "config.train.num_steps = 0": "train.num_steps=0 must be at least 1",

@@ -78,6 +78,7 @@ def test_a_run_finds_the_vectors_of_its_words(learned):
     (["--output=."], "is a folder: name a file"),
     (["--min_count=9000"], "of which 0 stand there --min_count=9000 times"),
     (["--input=nowhere"], "nowhere: No such file"),
+    ([f"--output={'x' * 300}"], "is longer than names of files can be: shorten it"),
     (["--output=INPUT"], "is --input: name another file"),
 ])  # fmt: skip
 def test_what_cannot_be_learned_is_one_line(learned, tmp_path, capsys, flags, says):

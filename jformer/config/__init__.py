@@ -20,7 +20,9 @@ from jformer.config.presets import PRESETS, RECIPES
 from jformer.errors import UserError, nearest
 from jformer.storage import parse_object, replace_content, with_digest, without_digest
 
-LARGEST = 2**32  # no size, count or seed is as large, and arrays of such sizes overflow
+LARGEST = 2**31  # no size or count is as large: JAX and sentencepiece count in 32 bits with a sign
+LARGEST_SEED = 2**32  # no seed is as large, nor a number that is to be a float
+SEEDS = ("seed", "decode.seed")
 WANTED = {int: "a whole number", float: "a finite number", str: "a text", bool: "a bool, True or False"}
 
 __all__ = ["as_config_dict", "default_config", "load_config", "resolve", "save_config"]
@@ -94,12 +96,13 @@ def _typed(kind: Any, value: Any, key: str) -> Any:
     if typing.get_origin(kind) is tuple and isinstance(value, (tuple, list)):
         item = typing.get_args(kind)[0]
         return tuple(_typed(item, v, f"{key}[{i}]") for i, v in enumerate(value))
-    if type(value) is int and kind in (int, float) and not -LARGEST < value < LARGEST:
+    limit = LARGEST if kind is int and key not in SEEDS else LARGEST_SEED
+    if type(value) is int and kind in (int, float) and not -limit < value < limit:
         shown = value if abs(value) < 10**40 else f"about 10**{int(value.bit_length() * math.log10(2))}"
-        raise UserError(f"{key}={shown} must be below {LARGEST}")
+        raise UserError(f"{key}={shown} must be {f'below {limit}' if value > 0 else f'above {-limit}'}")
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
-        whole = kind is int and type(value) is float and value.is_integer() and abs(value) < LARGEST
+        whole = kind is int and type(value) is float and value.is_integer() and abs(value) < limit
         raise UserError(f"{key}={value!r} must be {WANTED.get(kind, 'a list')}{f': {value:.0f}' if whole else ''}")
     return value

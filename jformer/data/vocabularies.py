@@ -106,6 +106,8 @@ def _taken_over(parent: Path, name: str, sides: tuple[str, ...]) -> dict[str, To
 
 
 def _empty(directory: Path) -> None:
+    if directory.exists() and not directory.is_dir():  # whose it is, we do not know: rmtree would remove it
+        raise UserError(f"{directory} is a file, where a run keeps its tokenizers in a folder: move it away")
     Path(directory).rmtree(missing_ok=True)
     directory.mkdir(parents=True)
 

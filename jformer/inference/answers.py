@@ -135,19 +135,22 @@ NODE_STATES = {
 
 def check_requests(requests: Iterable[Request | str], usage: str, one_line: bool) -> list[Request]:
     """Return texts as requests, numbered in order; raise UserError as `check_texts` does, also for their phrases."""
-    if isinstance(requests, str):
+    if isinstance(requests, str) or not isinstance(requests, Iterable):
         check_texts(requests, usage, one_line=False)
     asked = [each if isinstance(each, Request) else Request(each, line=i) for i, each in enumerate(requests)]
     check_texts([request.text for request in asked], usage, one_line)
     for request in asked:
+        if isinstance(request.constraints, str) or not isinstance(request.constraints, Iterable):
+            kind = "one text, not" if isinstance(request.constraints, str) else "not"
+            raise UserError(f"constraints={request.constraints!r} is {kind} a list of texts: {usage}")
         check_texts([request.prefix, *request.constraints], usage, one_line)
-        if isinstance(request.constraints, str):
-            raise UserError(f"constraints={request.constraints!r} is one text, not a list of texts: {usage}")
     return asked
 
 
 def check_pairs(pairs: Iterable[AnyPair], usage: str, one_line: bool, answered: bool = False) -> list[AnyPair]:
     """Return pairs of texts as a list; with `answered`, a target may be None. Raise UserError as `check_texts` does."""
+    if not isinstance(pairs, Iterable):
+        raise UserError(f"{pairs!r:.60} is not a list of pairs: {usage}")
     checked = list(pairs)
     for texts in checked:
         if not isinstance(texts, tuple | list) or len(texts) != 2:
@@ -164,6 +167,8 @@ def check_texts(texts: Iterable[Any], usage: str, one_line: bool) -> list[str]:
     """
     if isinstance(texts, str):
         raise UserError(f"{texts[:40]!r} is one text, not a list of texts: {usage}")
+    if not isinstance(texts, Iterable):
+        raise UserError(f"{texts!r:.40} is not a list of texts: {usage}")
     checked = list(texts)
     for number, text in enumerate(checked, start=1):
         if not isinstance(text, str):

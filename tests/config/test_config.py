@@ -159,6 +159,10 @@ def test_whole_numbers_are_floats_too():
 RANGES = [
     ("seed", -1, "0 to 4294967295"),
     ("seed", 2**32, "must be below 4294967296"),
+    ("decode.seed", 2**32, "must be below 4294967296"),
+    ("model.d_model", 2**31, "must be below 2147483648"),
+    ("data.vocab_size", 2**31, "must be below 2147483648"),
+    ("train.num_steps", -(2**31), "must be above -2147483648"),
     *((f"model.{key}", 0, "at least 1") for key in ("num_layers", "d_model", "d_ff", "num_heads", "max_length")),
     *((f"model.{key}", -1, "(the default rule) or more") for key in ("vocab_size", "num_decoder_layers", "d_k", "d_v")),
     *((f"model.{key}", "x", "choose one of: ") for key in ("norm", "activation", "positions", "dtype")),
@@ -344,7 +348,7 @@ def test_combinations_that_cannot_work_are_refused(changes, expected):
         {"train.num_steps": 5, "evaluate.weights": "average", "evaluate.average_last": 6},
         {"train.accumulation": 3},
         {"train.ema_decay": 0.999, "evaluate.weights": "ema"},
-        {"seed": 2**32 - 1},
+        {"seed": 2**32 - 1, "decode.search": "sample", "decode.seed": 2**32 - 1},
     ],
     ids=str,
 )

@@ -163,3 +163,10 @@ def test_a_tokenizer_that_was_damaged_is_refused_by_name(tmp_path):
         load_tokenizers(tmp_path / "t")
     path.write_bytes(content)
     load_tokenizers(tmp_path / "t")
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused_and_stays(tmp_path):
+    (tmp_path / "tokenizer").write_text("")
+    with pytest.raises(UserError, match="/tokenizer is a file, where a run keeps its tokenizers in a folder: move it"):
+        learned(tmp_path / "tokenizer", both())
+    assert (tmp_path / "tokenizer").read_text() == ""

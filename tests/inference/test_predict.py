@@ -186,6 +186,11 @@ def test_a_target_over_the_limits_is_cut_and_splitting_it_refused(predictor):
 
 REFUSED = {
     "one text": (lambda p: p.predict("abc"), r"'abc' is one text, not a list of texts: predict\(\['a text'"),
+    "no list": (lambda p: p.predict(None), r"None is not a list of texts: predict\(\['a text'"),
+    "a number": (lambda p: p.predict(5), "5 is not a list of texts"),
+    "a number to generate": (lambda p: p.generate(5), "5 is not a list of texts: generate"),
+    "a number of pairs": (lambda p: p.score(5), "5 is not a list of pairs: score"),
+    "constraints that are a number": (lambda p: p.generate([Request("abc", constraints=5)]), "=5 is not a list of tex"),
     "None": (lambda p: p.predict(["abc", None]), "text 2 of 2 is None, not a text"),
     "bytes": (lambda p: p.predict([b"abc"]), "text 1 of 1 is b'abc', not a text"),
     "a line break": (

@@ -3,11 +3,15 @@ import math
 import struct
 
 import pytest
+from etils import epath
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
+from jformer.config import resolve
 from jformer.errors import UserError
 from jformer.storage import without_digest
-from jformer.training.writers import JsonlWriter, TensorBoardWriter
+from jformer.training.record import Record
+from jformer.training.writers import AppendedFile, JsonlWriter, TensorBoardWriter
+from tests import small_run
 from tests.faults.full_disk import no_file_above
 
 
@@ -121,3 +125,13 @@ def test_curves_that_have_no_room_are_an_error_where_they_are_written(tmp_path):
     with no_file_above(4_000), pytest.raises(OSError, match="File too large"):
         for step in range(1_000):
             writer.write({"step": step, "split": "train", "loss": 0.5})
+
+
+def test_what_stands_in_the_place_of_a_file_or_a_folder_is_to_be_moved(tmp_path):
+    moved = "; move it away, or make it one that can be read and written"
+    (tmp_path / "training.log").mkdir()
+    with pytest.raises(UserError, match=f"/training.log: Is a directory{moved}"):
+        AppendedFile(epath.Path(tmp_path / "training.log"))
+    (tmp_path / "tensorboard").touch()
+    with pytest.raises(UserError, match=f"/tensorboard: Not a directory{moved}"):
+        Record(epath.Path(tmp_path), resolve(small_run.get_config()), 0, print)

@@ -117,6 +117,14 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing_behind(model_dir, tmp_p
     assert not target.exists()
 
 
+def test_what_the_system_refuses_is_one_line(tmp_path, capsys):
+    long = tmp_path / ("x" * 300)
+    assert main(["import", str(long), f"--workdir={tmp_path / 'run'}"]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "is longer than names of files can be: shorten it" in told
+
+
 @pytest.mark.parametrize(("file", "content", "says"), [
     ("config.json", "[]", "must be a JSON object"), ("config.json", "{", "is no JSON"),
     ("config.json", '{"d_ff": 1, "d_ff": 2}', "the key 'd_ff' stands twice"),

@@ -94,7 +94,8 @@ def test_the_field_that_differs_is_named_with_values_and_processes():
 
 def test_another_run_and_an_older_copy_of_one_are_told_apart(tmp_path):
     def saved(*steps, tokenizer="a", written="today"):
-        files = {"config.json": "{}", "tokenizer/shared.json": tokenizer, "checkpoints/90.tmp/" + STAMP: ""}
+        files = {"config.json": "{}", "tokenizer/shared.json": tokenizer}
+        files |= {f"checkpoints/{name}/{STAMP}": "" for name in ("90.tmp", "0099")}  # which are no steps
         files |= {f"checkpoints/{step}/{STAMP}": written for step in steps}
         for name, text in files.items():
             path = tmp_path / name
