@@ -101,6 +101,9 @@ def _work(work: Work, log: Path, prepare: Callable[[], object]) -> None:
     code = 1
     try:
         os.setsid()  # Ctrl-C is for the campaign
+        for number in (signal.SIGINT, signal.SIGHUP):  # which shells let a command in the background ignore
+            if signal.getsignal(number) == signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
         with log.open("ab") as said, Path(os.devnull).open("rb") as nothing:
             for number, file in enumerate((nothing, said, said)):
                 os.dup2(file.fileno(), number)

@@ -2,6 +2,7 @@
 
 import gc
 import random
+import signal
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ from jformer.evaluation import results
 from jformer.training.loop import save
 from jformer.training.run import build
 from jformer.training.writers import JsonlWriter
+from tests.faults.children import run
 from tests.faults.corruptions import KINDS, Damaged, damage, flip
 from tests.faults.guards import GUARDS, without
 from tests.faults.runs import EVERY, OPTIONS, ROOT, SAVED
@@ -82,6 +84,15 @@ def test_a_flip_changes_one_bit():
     content = bytearray(8)
     flip(content, random.Random(0))
     assert sum(byte.bit_count() for byte in content) == 1
+
+
+def test_a_child_heeds_signals_that_the_campaign_was_started_to_ignore(tmp_path):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as of a command in the background of a script
+    try:
+        end = run(lambda: signal.getsignal(signal.SIGINT) == signal.SIG_IGN, tmp_path / "log")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert end.code == 0
 
 
 def test_the_command_goes_through_every_kind_and_ends_in_a_table(tmp_path):
