@@ -47,7 +47,7 @@ def beam_search(
 
     For use inside jit; the result's `run()` is `result(lax.while_loop(cond, body, init))`. Hypotheses that were cut at
     the limit follow after all that ended. Equal scores: the one found first, then the better beam, comes first.
-    One beam without constraints is greedy search.
+    One beam without constraints is greedy search, which has nothing to rank: its score has no coverage.
 
     Args:
         step: (cache, last tokens) → (logits, cache).

@@ -79,7 +79,7 @@ class Output(NamedTuple):
 
     text: str
     ids: tuple[int, ...] = ()  # its tokens, the end symbol included unless it was cut at its limit
-    score: float | None = None  # beam: the log-probability divided by the length penalty, with the coverage penalty
+    score: float | None = None  # beam: log-probability / length penalty, of 2 or more beams with the coverage penalty
     log_prob: float | None = None  # sample, mbr, labels and spans: natural logarithm of its probability
     utility: float | None = None  # mbr: its expected utility
     labels: Mapping[str, float] | None = None  # every label's probability, the most probable first
