@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from jformer.data.progress import show_progress
+from jformer.data.repeats import hashes
 from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.errors import UserError
@@ -25,6 +26,7 @@ from jformer.storage import DIGESTS, damaged, open_lock, seal, writing
 FORMAT = 3  # raise it when the same options give other arrays or counts
 CHUNK = 2_048  # examples tokenized at a time
 SIDES = ("source", "target")
+PAIRS = "pairs.npy"  # the hashes of all pairs of text that were read, in order
 Example = tuple[Sequence[int], Sequence[int]]
 
 
@@ -49,6 +51,7 @@ class Corpus:
     target: Tokens
     counts: dict[str, int]
     fingerprint: str
+    pairs: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.uint64))  # for `repeats`, in order
 
     def __len__(self) -> int:
         return len(self.source.lengths)
@@ -206,7 +209,8 @@ def open_corpus(split: Split, encoder: ExampleEncoder, cache_dir: str) -> Corpus
         Tokens(*(np.load(folder / f"{side}.{part}.npy", mmap_mode="r") for part in ("values", "offsets")))
         for side in SIDES
     )
-    return Corpus(source, target, counts, fingerprint)
+    pairs = np.load(folder / PAIRS, mmap_mode="r")
+    return Corpus(source, target, counts=counts, fingerprint=fingerprint, pairs=pairs)
 
 
 def _build(split: Split, encoder: ExampleEncoder, folder: Path) -> None:
@@ -218,6 +222,7 @@ def _build(split: Split, encoder: ExampleEncoder, folder: Path) -> None:
     dtypes = [_smallest_dtype(side.tokenizer) for side in (encoder.source, encoder.target)]
     chunks = [[np.zeros(0, dtype)] for dtype in dtypes]
     lengths: list[list[int]] = [[], []]
+    texts = [hashes([])]
     with show_progress(f"tokenizing {split.name}", split.size) as done:
         for pairs in _in_chunks(split.read(counts), CHUNK):
             examples = encoder.encode(pairs, counts)
@@ -227,8 +232,10 @@ def _build(split: Split, encoder: ExampleEncoder, folder: Path) -> None:
                 chunks[i].append(_flat(sequences, dtypes[i]))
                 if side.tokenizer and (unknown := int(np.count_nonzero(chunks[i][-1] == side.symbols.unk))):
                     counts["unknown tokens"] += unknown
+            texts.append(hashes(pairs))
             done.examples += len(pairs)
     with writing(folder):
+        np.save(half_made / PAIRS, np.sort(np.concatenate(texts)))
         for name, values, sizes in zip(SIDES, chunks, lengths, strict=True):
             np.save(half_made / f"{name}.values.npy", np.concatenate(values))
             np.save(half_made / f"{name}.offsets.npy", np.cumsum([0, *sizes]))
@@ -243,7 +250,8 @@ def _half_made(folder: Path) -> Path:
 
 def _damaged(folder: Path) -> list[str]:
     """Return the files of a cache that are not what was written, whether it was sealed or not."""
-    return damaged(folder) if (folder / DIGESTS).exists() else [DIGESTS]
+    missing = [name for name in (DIGESTS, PAIRS) if not (folder / name).exists()]
+    return missing or damaged(folder)
 
 
 def _smallest_dtype(tokenizer: Tokenizer | None) -> np.dtype:

@@ -5,6 +5,7 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
 from etils.epath import Path
 
 from jformer.config.options import Config
@@ -12,6 +13,7 @@ from jformer.data.config import DataConfig
 from jformer.data.corpus import SIDES, Corpus, open_corpus
 from jformer.data.pipeline import Batches, make_batches
 from jformer.data.progress import show_progress
+from jformer.data.repeats import hashes, told
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers import Tokenizer
@@ -35,6 +37,7 @@ class Data:
     valid: Batches | None
     texts: dict[str, Corpus]  # by what it is for: those trained on, and the one for validation
     answered: list[Pair]  # validation examples that are answered at every validation
+    repeats: list[str]  # what is to be told of pairs that come more than once
 
 
 def fingerprints(data: Data) -> dict[str, str]:
@@ -68,16 +71,22 @@ def open_data(config: Config, task: Task, workdir: Path, learned: bool) -> Data:
     numbers = [f" {i + 1}" if len(parts) > 1 else "" for i in range(len(parts))]  # of a mixture, names may be the same
     names = [f"training text{number} {split.name}" for number, split in zip(numbers, training, strict=True)]
     texts = dict(zip(names, corpora, strict=True))
-    if valid is None:
-        return Data(tokenizers=tokenizers, corpora=corpora, batches=batches, valid=None, texts=texts, answered=[])
-    valid_batches, texts[f"validation text {valid.name}"] = evaluation_batches(config, task, tokenizers, valid)
+    scored, valid_batches = dict[str, np.ndarray](), None
+    if valid is not None:
+        name = f"validation text {valid.name}"
+        valid_batches, texts[name] = evaluation_batches(config, task, tokenizers, valid)
+        scored[name] = texts[name].pairs
+    with show_progress("reading the test sets"):
+        tests = {f"test set {key}": open_split(data, split) for key, split in data.test_splits().items()}
+        scored |= {name: hashes(split.read(Counter())) for name, split in tests.items()}
     return Data(
         tokenizers=tokenizers,
         corpora=corpora,
         batches=batches,
         valid=valid_batches,
         texts=texts,
-        answered=answered_examples(config, task, valid),
+        answered=[] if valid is None else answered_examples(config, task, valid),
+        repeats=told({name: corpus.pairs for name, corpus in zip(names, corpora, strict=True)}, scored),
     )
 
 

@@ -23,7 +23,7 @@ def introduce(run: Run, log: TrainingLog, peak: Peak) -> None:
     log.show_config()
     for name, corpus in data.texts.items():
         log.say(f"{name}: " + ", ".join(counted(count, reason) for reason, count in corpus.counts.items()))
-    for note in run.notes:
+    for note in [*data.repeats, *run.notes]:
         log.say(note)
     if log.rows != run.progress.rows:
         log.say(

@@ -266,7 +266,7 @@ def test_a_damaged_cache_is_named_and_built_again(tmp_path, capsys, damage):
     open_corpus(readings.split, DROPPING, str(tmp_path))
     (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
     names = sorted(path.name for path in folder.iterdir())
-    assert len(names) == 6
+    assert len(names) == 7
     for number, name in enumerate(names, start=1):
         DAMAGES[damage](folder / name, rng)
         corpus = open_corpus(readings.split, DROPPING, str(tmp_path))

@@ -47,3 +47,21 @@ def test_what_takes_long_before_training_is_told(tmp_path, monkeypatch):
     open_data(config, build_task(config), tmp_path, learned=False)
     assert {"reading the text", "planning the batches"} <= {line.partition(":")[0] for line in told}
     assert any(re.fullmatch(r"tokenizing .*: [\d,]+( of [\d,]+)? examples, 0:0\d", line) for line in told), told
+
+
+def test_pairs_that_come_twice_or_are_trained_on_are_told(tmp_path):
+    options = small_run.get_config()
+    options.data.update(dir=str(tmp_path / "text"), source="files", cache_dir=str(tmp_path / "cache"))
+    (tmp_path / "text").mkdir()
+    for split, lines in {
+        "train": "abc\tcba\n" * 3 + "ab\tba\n",
+        "valid": "ab\tba\nbb\tbb\n",
+        "test": "abc\tcba\n",
+    }.items():
+        (tmp_path / "text" / f"{split}.tsv").write_text(lines)
+    config = resolve(options)
+    assert open_data(config, build_task(config), tmp_path, learned=False).repeats == [
+        "training text train: 2 of 4 pairs are the same as one before",
+        "validation text valid: 1 of 2 pairs are training pairs as well",
+        "test set test: 1 of 1 pairs are training pairs as well",
+    ]
