@@ -1,6 +1,7 @@
 """A Predictor as a server uses it: what clients send to requests, what it answers to plain JSON, the first programs."""
 
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 
 from jformer.data.spans import joined_text
 from jformer.data.text import admit
-from jformer.data.tokenizers import NUM_SYMBOLS
+from jformer.data.tokenizers import NUM_SYMBOLS, UNK
 from jformer.errors import UserError
 from jformer.inference.answers import Output, Piece, Request
 from jformer.inference.attended import Attended
@@ -126,7 +127,30 @@ class Engine:
 
     def look_into(self, pairs: Sequence[tuple[str, str | None]]) -> Iterator[dict[int, dict[str, object]]]:
         """Yield number of a pair → its target's tokens, the likeliest in their places, what they take of the source."""
-        yield dict(enumerate(map(_watched_record, self.predictor.attend(pairs))))
+        found = self.predictor.attend(pairs)
+        yield {i: {**_watched_record(each), "prefixes": self._prefixes(each)} for i, each in enumerate(found)}
+
+    def _prefixes(self, attended: Attended) -> list[list[str | None]]:
+        """Return what a translation begins with that has a likely token at a place, for each likely one at each place.
+
+        None is for the end and other symbols, which begin nothing; tasks that take no prefix have no lists.
+        """
+        if self.route != ROUTES["text"]:
+            return []
+        written = [self._numbers.get(choice.token, UNK) for choice in attended.choices]
+        prefixes: list[list[str | None]] = []
+        for place, choice in enumerate(attended.choices):
+            numbers = [self._numbers.get(token, UNK) for token, _ in choice.likeliest]
+            begun = [self.predictor.tokenizers[1].decode([*written[:place], number]) for number in numbers]
+            prefixes.append(
+                [None if number < NUM_SYMBOLS else text for number, text in zip(numbers, begun, strict=True)]
+            )
+        return prefixes
+
+    @functools.cached_property
+    def _numbers(self) -> dict[str, int]:
+        """Each token of targets, as the vocabulary writes it → its id."""
+        return {token: number for number, token in enumerate(self.predictor.tokenizers[1].tokens)}
 
     def warm_up(self) -> None:
         """Answer texts of usual lengths, one and many, so that the first clients need not wait for compilers."""

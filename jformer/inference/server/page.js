@@ -48,8 +48,8 @@ function say(text, error = false) {
 const number = (output) => output.utility ?? output.score ?? output.log_prob ?? null;
 const shown = (value) => (value === null ? "" : ` ${value.toFixed(3)}`);
 
-/** Show the outputs for one input: the best one, the others below it, and for labels all of them. */
-function show(source, answer) {
+/** Show the outputs for one input, a text or one with what its answer begins with: the best, the others, all labels. */
+function show(input, answer) {
   const [best, ...others] = answer.outputs;
   const made = element("div", { class: "answer" }, element("span", { dir: "auto" }, best.text));
   made.append(element("span", { class: "number" }, shown(number(best))));
@@ -61,7 +61,7 @@ function show(source, answer) {
   }
   if (facts.task === "qa") return made; // it writes no tokens to look into
   const button = element("button", { type: "button" }, "look inside");
-  button.addEventListener("click", () => lookInside(source));
+  button.addEventListener("click", () => lookInside(input, best.text, made));
   made.append(" ", button);
   return made;
 }
@@ -112,9 +112,11 @@ async function answer() {
   }
 }
 
-async function lookInside(source) {
+/** Show what is inside an answer: of the model's own as it wrote it, of one that was begun for it by its text. */
+async function lookInside(input, text, box, at = 0) {
+  const [source, target] = input.prefix ? [input.source, text] : [input, null];
   try {
-    const found = await post("/v1/attention", { source, target: null });
+    const found = { ...(await post("/v1/attention", { source, target })), source, box };
     const buttons = found.tokens.map((token, i) => {
       const button = element("button", { type: "button", "aria-pressed": "false" }, token.token);
       button.addEventListener("click", () => choose(found, buttons, i));
@@ -122,7 +124,7 @@ async function lookInside(source) {
     });
     place("tokens").replaceChildren(...buttons);
     place("inside").hidden = false;
-    if (buttons.length) choose(found, buttons, 0);
+    if (buttons.length) choose(found, buttons, Math.min(at, buttons.length - 1));
   } catch (error) {
     if (error.name !== "AbortError") say(error.message, true);
   }
@@ -138,10 +140,35 @@ function choose(found, buttons, chosen) {
     return made;
   });
   place("attended").replaceChildren(...sources);
-  const rows = found.tokens[chosen].likeliest.map(([token, probability]) =>
-    element("tr", {}, element("td", {}, token), element("td", {}, `${(100 * probability).toFixed(1)} %`)),
-  );
+  const rows = found.tokens[chosen].likeliest.map(([token, probability], i) => {
+    const named = offer(found, chosen, token, found.prefixes[chosen]?.[i] ?? null);
+    return element("tr", {}, element("td", {}, named), element("td", {}, `${(100 * probability).toFixed(1)} %`));
+  });
   place("likeliest").replaceChildren(element("table", {}, element("tbody", {}, ...rows)));
+}
+
+/** Return a likely token, where an answer can begin with it as a button that asks for the rest. */
+function offer(found, at, token, prefix) {
+  if (prefix === null) return token;
+  const button = element("button", { type: "button", title: `${prefix} …` }, token);
+  button.addEventListener("click", () => goOn(found, at, prefix));
+  return button;
+}
+
+/** Put the answer that begins as is chosen in the place of the one that was looked into, and look at its token there. */
+async function goOn({ source, box }, at, prefix) {
+  const input = { source, prefix };
+  say("…");
+  try {
+    const { answers } = await post(facts.route, { inputs: [input] });
+    const other = show(input, answers[0]);
+    box.replaceWith(other);
+    say("");
+    await lookInside(input, answers[0].outputs[0].text, other, at);
+    place("tokens").querySelector('[aria-pressed="true"]')?.focus(); // what was pressed is there no longer
+  } catch (error) {
+    if (error.name !== "AbortError") say(error.message, true);
+  }
 }
 
 async function begin() {
@@ -162,10 +189,8 @@ async function begin() {
     event.preventDefault();
     answer();
   });
-  if (location.hash) {
-    place("source").value = decodeURIComponent(location.hash.slice(1)); // a link may bring the text
-    await answer();
-  }
+  if (location.hash) place("source").value = decodeURIComponent(location.hash.slice(1)); // a link may bring the text
+  if (place("source").value) await answer(); // so may who typed before this was ready, or a browser that kept it
 }
 
 begin().catch((error) => say(error.message, true));

@@ -66,6 +66,10 @@ def test_an_answer_is_looked_into(port):
     assert [len(token["likeliest"]) for token in content["tokens"]] == [5] * 4
     assert all(sum(row) == pytest.approx(1, abs=0.01) for row in content["attention"])
     assert len(content["attention"][0]) == len(content["source_tokens"])
+    for place, (token, prefixes) in enumerate(zip(content["tokens"], content["prefixes"], strict=True)):
+        names = [name for name, _ in token["likeliest"]]
+        assert prefixes == [None if name.startswith("<") else "cab"[:place] + name for name in names]
+    assert None in content["prefixes"][3]  # the end begins nothing
 
 
 def test_warming_up_tells_nothing_of_how_long_outputs_are(predictor):
