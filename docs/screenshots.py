@@ -98,8 +98,12 @@ def shoot_server(browser: Browser, workdir: Path) -> None:
         tab.fill("#source", LINES)
         tab.click("#answers button", timeout=300_000)
         tab.wait_for_selector("#tokens button", timeout=300_000)
+        tab.fill("#source", "")
+        tab.wait_for_selector("#answers button", state="detached")
+        tab.fill("#source", LINES)  # once more, when all is compiled
+        tab.click("#answers button")
         tab.locator("#tokens button").nth(1).click()
-        keep("server", tab.screenshot())
+        keep("server", tab.screenshot(full_page=True))
 
 
 def train(runs: Path) -> None:

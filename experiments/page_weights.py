@@ -4,17 +4,20 @@ Programs, style and frame of each page, in kB, and deflated as servers do; pages
 in further rows. With --tokens, an explorer's page of a model with all three parts that attend, 12 layers and 12 heads,
 is made of softmax over Gaussian scores (deviation 2, nothing that deflates well) and opened in Chromium (Playwright):
 seconds until the first large map is there, and until all is read, and what the browser's processes hold more than with
-an empty tab (proportional set size), later and with its garbage collected, too.
+an empty tab (proportional set size): then, at most (looked at every 50 ms), later, and with its garbage collected.
+DevTools, by which Playwright steers the browser, keeps some of what a page is read from; a reader's browser does not.
 
 Command:  python -m experiments.page_weights [PAGE.html ...] [--tokens=512] [--layers=12] [--smoke]
 """
 
+import contextlib
 import gzip
 import os
 import shutil
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -85,6 +88,24 @@ def held(process: int) -> float:
     return total / 1e3
 
 
+@contextlib.contextmanager
+def watched(empty: float) -> Iterator[list[tuple[float, float]]]:
+    """Look as long as this lasts at what is held more than when all was empty; the list gets pairs (MB, second)."""
+    over, began, seen = threading.Event(), time.perf_counter(), [(0.0, 0.0)]
+
+    def look() -> None:
+        while not over.wait(0.05):
+            seen.append((held(os.getpid()) - empty, time.perf_counter() - began))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        looking.join()
+
+
 def opened(path: Path) -> str:
     """Open a page in Chromium and say how long that took and what it holds."""
     from playwright.sync_api import sync_playwright
@@ -94,23 +115,28 @@ def opened(path: Path) -> str:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         tab = browser.new_page(viewport={"width": 1150, "height": 900})
         tab.goto("about:blank")
-        empty = held(os.getpid())
-        began = time.perf_counter()
-        tab.goto(f"file://{path}", wait_until="commit", timeout=PATIENCE)
-        tab.wait_for_selector(FIRST_MAP, state="attached", timeout=PATIENCE)
-        first, then = time.perf_counter() - began, held(os.getpid()) - empty
-        tab.wait_for_load_state("load", timeout=PATIENCE)
         tab.wait_for_timeout(1_000)
-        whole, after = time.perf_counter() - began - 1, held(os.getpid()) - empty
-        tab.wait_for_timeout(3_000)
+        empty = held(os.getpid())
+        with watched(empty) as seen:
+            began = time.perf_counter()
+            tab.goto(f"file://{path}", wait_until="commit", timeout=PATIENCE)
+            tab.wait_for_selector(FIRST_MAP, state="attached", timeout=PATIENCE)
+            first, then = time.perf_counter() - began, held(os.getpid()) - empty
+            tab.wait_for_load_state("load", timeout=PATIENCE)
+            whole = time.perf_counter() - began
+            tab.wait_for_timeout(1_000)
+            after = held(os.getpid()) - empty
+            tab.wait_for_timeout(9_000)
         later = held(os.getpid()) - empty
         tab.context.new_cdp_session(tab).send("HeapProfiler.collectGarbage")
         tab.wait_for_timeout(500)
         collected = held(os.getpid()) - empty
         browser.close()
+    most, at = max(seen)
     return (
-        f"first large map {first:.2f} s, {then:.0f} MB more; read to its end {whole:.2f} s, {after:.0f} MB more, "
-        f"{later:.0f} MB 3 s later, {collected:.0f} MB once garbage is collected"
+        f"first large map {first:.2f} s, {then:.0f} MB more; read to its end {whole:.2f} s, "
+        f"{after:.0f} MB more a second later; at most {most:.0f} MB, after {at:.2f} s; "
+        f"{later:.0f} MB 10 s later, {collected:.0f} MB once garbage is collected"
     )
 
 

@@ -75,7 +75,7 @@ function lines({ rows, columns, values, shares }) {
   const step = 18;
   const [left, right] = [labelWidth(rows), labelWidth(columns)];
   const [width, height] = [left + right + 160, step * Math.max(rows.length, columns.length) + 10];
-  const drawing = element("svg", { width, height, role: "img" });
+  const drawing = element("svg", { ...sized(width, height), role: "img" });
   drawing.setAttribute("aria-label", "Lines from each token to those it attends to; the heat map has the same weights");
   rows.forEach((token, i) => {
     drawing.append(element("text", { x: left - 5, y: step * i + 17, "text-anchor": "end" }, token));

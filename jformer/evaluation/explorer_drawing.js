@@ -11,31 +11,53 @@ function element(name, attributes = {}, ...children) {
   return made;
 }
 
-/** Return the bytes that a text in base64 stands for. */
-const bytes = (text) =>
-  Uint8Array.fromBase64?.(text) ?? Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+/** Return the size of a drawing, as large on the screen as it says, and on paper as there is room for. */
+const sized = (width, height) => ({ width, height, viewBox: `0 0 ${width} ${height}` });
 
-const packed = []; // by number, what the page has packed and was read so far
+/** Return the bytes that a text in base64 stands for. */
+function bytes(text) {
+  if (!Uint8Array.prototype.setFromBase64) return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+  const made = new Uint8Array((text.length / 4) * 3 - /=*$/.exec(text.slice(-2))[0].length); // of its size from the start
+  made.setFromBase64(text);
+  return made;
+}
+
+const packed = []; // by number, what the page has packed and was read so far: a comment, later its bytes
+const SETTLED = 8; // texts that become bytes at once
 const awaiting = []; // to be called when more of the page was read
 
-/** Take what was read out of the page: its text would stay in memory, and is a third larger than its bytes. */
-function take() {
-  const next = () => document.getElementById(`packed${packed.length}`);
-  for (let found = next(); found?.nextElementSibling; found = next()) {
-    packed.push(bytes(found.textContent)); // whole, as something follows it
-    for (const text of found.childNodes) text.data = ""; // a node that is removed keeps its text for a while
-    found.remove();
-  }
+/** Note what was read: comments behind the program. Of a page of 74 MB a copy of all at once would double its memory. */
+function take(records) {
+  const read = records.flatMap(({ addedNodes }) => [...addedNodes]);
+  packed.push(...read.filter(({ nodeType }) => nodeType === Node.COMMENT_NODE));
   for (const go of awaiting.splice(0)) go();
 }
 new MutationObserver(take).observe(document.body, { childList: true });
+
+/** Return the bytes under a number. Their text, which is a third larger, leaves the page. */
+function packedBytes(i) {
+  if (packed[i] instanceof Uint8Array) return packed[i];
+  const comment = packed[i];
+  packed[i] = bytes(comment.data);
+  comment.data = ""; // a node that is removed keeps its text for a while
+  comment.remove();
+  return packed[i];
+}
+
+/** Turn what nobody has asked for into bytes once the page is read, some at a time, so that old texts can be forgotten. */
+function settle(next) {
+  const end = Math.min(next + SETTLED, packed.length);
+  for (let i = next; i < end; i++) packedBytes(i);
+  if (end < packed.length) setTimeout(settle, 50, end);
+}
+addEventListener("load", () => setTimeout(settle, 50, 0));
 
 /** Return the bytes that the page has packed under a number, as soon as it was read as far as that. */
 async function unpack(i) {
   while (i >= packed.length) await new Promise((go) => awaiting.push(go));
   const given = new ReadableStream({
     start(controller) {
-      controller.enqueue(packed[i]);
+      controller.enqueue(packedBytes(i));
       controller.close();
     },
   });
@@ -134,7 +156,7 @@ function heatMap(table, place, moved) {
   const [width, height] = [left + cell * columns.length, top + cell * rows.length];
   const canvas = document.createElement("canvas");
   paint(canvas, { ...table, mask: null });
-  const map = element("svg", { class: "map", width, height, tabindex: 0, role: "application" });
+  const map = element("svg", { class: "map", ...sized(width, height), tabindex: 0, role: "application" });
   map.setAttribute("aria-label", "Heat map; the arrow keys move from number to number");
   const area = { x: left, y: top, width: width - left, height: height - top, preserveAspectRatio: "none" };
   const cursor = element("rect", { class: "cursor", width: cell, height: cell });

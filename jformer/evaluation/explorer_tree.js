@@ -84,7 +84,7 @@ function describeNode(node) {
 /** Return the drawing of a search; `say` hears about the node that the arrow keys or the pointer chose. */
 function drawTree(nodes, say) {
   const [width, height] = layOut(nodes);
-  const drawing = element("svg", { class: "map tree", width, height, tabindex: 0, role: "application" });
+  const drawing = element("svg", { class: "map tree", ...sized(width, height), tabindex: 0, role: "application" });
   drawing.setAttribute(
     "aria-label",
     "Tree of the search: left and right go along a hypothesis, up and down between those of a step",

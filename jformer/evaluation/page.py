@@ -39,8 +39,8 @@ def page(
             the last one's PROGRAM.css is their style.
         data: anything that JSON has.
         refresh: seconds after which a browser loads the page again; 0 = never.
-        packed: further data, from `pack`; each stands behind the programs, which take it out of the page by its number
-            as soon as it was read.
+        packed: further data, from `pack`; each is a comment behind the programs, which browsers read at the least cost
+            and programs take out of the page by its number.
 
     Raises:
         ValueError: for a number in the data that is not finite.
@@ -57,12 +57,11 @@ def page(
         policy += f"; script-src 'sha256-{digest}'"
         text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         text = text.replace("<", "\\u003c")  # so that no text can end the script element that holds it
-        apart = "\n".join(f'<script type="text/plain" id="packed{i}">{each}</script>' for i, each in enumerate(packed))
+        apart = "\n".join(f"<!--{each}-->" for each in packed)
         drawing = f"""<noscript><p>This page draws with JavaScript, which is switched off.</p></noscript>
 <script type="application/json" id="data">{text}</script>
 <script>{script}</script>
-{apart}
-<span hidden></span>"""
+{apart}"""
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{policy}">

@@ -212,9 +212,20 @@ def test_the_page_asks_for_nothing():
     page = explorer.explorer_page("x", [example()], POSITIONS)
     assert not re.search(r"(src|href)=\"?https?:|@import|url\((?!#)", page)
     assert "default-src 'none'" in page
-    kinds = re.findall(r"<script([^>]*)>", page)
-    assert kinds[:2] == [' type="application/json" id="data"', ""]
-    assert {kind.partition(" id=")[0] for kind in kinds[2:]} == {' type="text/plain"'}
+    assert re.findall(r"<script([^>]*)>", page) == [' type="application/json" id="data"', ""]
+
+
+def test_what_is_packed_is_no_text_any_longer_once_the_page_is_read(page):
+    assert len(re.findall("<!--[A-Za-z0-9+/]+=*-->", page)) == page.count("<!--") > 30
+    with browser.used(page) as tab:
+        tab.wait_for_function("() => packed.every((each) => each instanceof Uint8Array)")
+        assert tab.evaluate("() => document.createTreeWalker(document, NodeFilter.SHOW_COMMENT).nextNode()") is None
+        assert tab.evaluate("() => packed.length") == page.count("<!--")
+        old = "Object.defineProperty(Uint8Array.prototype, 'setFromBase64', { value: undefined })"
+        quick = "() => ['', 'AQ==', 'AQI=', 'AQID'].map((text) => [...bytes(text)])"
+        assert tab.evaluate(quick) == [[], [1], [1, 2], [1, 2, 3]]
+        tab.evaluate(f"() => {{ {old} }}")
+        assert tab.evaluate(quick) == [[], [1], [1, 2], [1, 2, 3]]
 
 
 def test_every_part_has_its_name():
