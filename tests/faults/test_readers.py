@@ -1,9 +1,11 @@
 """JSON that everybody may write into a file of ours: of another shape, or with a key that stands twice in it."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from jformer import storage
 from jformer.errors import UserError
 from tests.faults.readers import readers
 
@@ -11,6 +13,12 @@ SHAPES = ["[]", "7", '"x"', "null", "[[]]", "[" * 100_000, '{"a":' * 200 + "1" +
 VALUES = [7, -1.5, "x", True, None, [], {}, [7], ["x"], [[]], [{}], {"x": 7}, {"x": []}]
 SHOWN = {"heartbeat.json": False, "digests.json": ["digests.json"]}  # what is taken to be absent, or damaged
 LIBRARY = ("questions, replace", "pairs as JSON, replace", "tagged words as JSON, replace")  # read as those that refuse
+ELSEWHERE = {
+    "evaluation/results.py", "inference/output_file.py", "checkpoints/hf/rows.py",  # what was just written, as it reads
+    "data/corpus.py", "data/sources/kept.py",  # behind a digest of the file
+    "data/tokenizers/pretrained.py",  # which the library of tokenizers has read before
+    "parallel/processes/service.py", "parallel/processes/meeting.py",  # between processes
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +53,12 @@ def ended(name, reader, content, placed=True):
     finally:
         reader.path.write_bytes(whole)
     return "absent" if name in SHOWN and value == SHOWN[name] else "read"
+
+
+def test_whoever_reads_json_reads_it_in_the_one_place_but_for_what_is_ours_within_a_process_or_has_a_digest():
+    package = Path(storage.__file__).parent
+    found = {str(path.relative_to(package)) for path in package.rglob("*.py") if "json.load" in path.read_text()}
+    assert found == ELSEWHERE | {"storage.py"}
 
 
 def test_no_reader_of_json_is_left_out(whole):
