@@ -159,11 +159,7 @@ def parse_json(text: str | bytes) -> Any:
         content = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
     except RecursionError as error:
         raise ValueError("nested too deep") from error
-    level = [content] if text.count("[") + text.count("{") > DEEPEST else []
-    for _ in range(DEEPEST):
-        inner = [each.values() if isinstance(each, dict) else each for each in level]
-        level = [each for some in inner for each in some if isinstance(each, dict | list)]
-    if level:  # others of Python would end in an error where they copy or write it
+    if text.count("[") + text.count("{") > DEEPEST and _is_deep(content):
         raise ValueError("nested too deep")
     return content
 
@@ -174,6 +170,15 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError("it must be a JSON object")
     return content
+
+
+def _is_deep(content: Any) -> bool:
+    """Tell whether JSON is nested deeper than what copies or writes it can follow."""
+    level = [content]
+    for _ in range(DEEPEST + 1):
+        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [each for some in inner for each in some]
+    return bool(level)
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
