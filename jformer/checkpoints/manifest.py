@@ -70,6 +70,8 @@ class Manifest:
                 for item, tree in content["arrays"].items()
             }
             return cls(dict(content["progress"]), content["selection_cost"], arrays)
+        except UserError:  # the two above
+            raise
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"{where}: is no manifest of a checkpoint") from error
 

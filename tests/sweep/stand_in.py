@@ -6,6 +6,7 @@ an update.
 
 import fcntl
 import json
+import math
 import os
 import signal
 import sys
@@ -44,7 +45,8 @@ with path.open("a") as rows:
     for step in range(done + 1, steps + 1):
         time.sleep(float(options["pause"]))
         loss = float(options.get("config.optim.learning_rate", 1)) + int(options.get("config.seed", 0)) + 1 / step
-        rows.write(json.dumps({"step": step, "split": "valid", "loss": loss}) + "\n")
+        told_loss = loss if math.isfinite(loss) else None  # as a run's own rows
+        rows.write(json.dumps({"step": step, "split": "valid", "loss": told_loss}) + "\n")
         rows.flush()
         after(step)
         if told and step < steps:
