@@ -97,7 +97,10 @@ function paint(canvas, { rows, columns, values, shares, mask }) {
     pixels[i] = mask && !mask[i] ? chequers[(Math.floor(i / width) + (i % width)) % 2] : colors[values[i]];
   }
   context.putImageData(image, 0, 0);
+  canvas.className = shade(); // on paper what was drawn for the dark is turned round
 }
+
+const shade = () => (matchMedia("screen and (prefers-color-scheme: dark)").matches ? "dark" : "");
 
 /** Return a table of at most so many rows and columns: of each block its largest weight, masked where all of it is. */
 function shrunk(table, most) {
@@ -160,7 +163,12 @@ function heatMap(table, place, moved) {
   map.setAttribute("aria-label", "Heat map; the arrow keys move from number to number");
   const area = { x: left, y: top, width: width - left, height: height - top, preserveAspectRatio: "none" };
   const cursor = element("rect", { class: "cursor", width: cell, height: cell });
-  const picture = element("image", { ...area, href: canvas.toDataURL(), style: "image-rendering: pixelated" });
+  const picture = element("image", {
+    ...area,
+    href: canvas.toDataURL(),
+    class: shade(),
+    style: "image-rendering: pixelated",
+  });
   map.append(picture, ...(table.mask ? hatching(table, left, top) : []), ...mapLabels(table, left, top), cursor);
   const move = (row, column) => {
     place.row = Math.max(0, Math.min(rows.length - 1, row));

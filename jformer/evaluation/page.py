@@ -159,4 +159,5 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { padding: .2em .8em; border-bottom: 1px solid #8885; text-align: right; vertical-align: top }
 .text { text-align: left; overflow-wrap: anywhere; min-width: 8em }
 td.text { white-space: pre-wrap }
+@media print { :root { color-scheme: light } }
 """
