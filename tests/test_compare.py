@@ -1,11 +1,14 @@
 """Loose runs side by side: what is shown, what is refused, and what a mistake says."""
 
+import html
 import json
 import re
 
 import pytest
+from etils.epath import Path
 
 from jformer.compare import main
+from jformer.evaluation import records, report
 from tests import browser
 from tests.stored_run import store_run
 
@@ -127,6 +130,22 @@ def test_the_output_is_curves_and_a_page(told, tmp_path):
 def test_nothing_on_the_page_keeps_anybody_out(told, tmp_path):
     told("post", "pre", options=[f"--output={tmp_path}/out"])
     assert browser.barriers((tmp_path / "out" / "index.html").read_text()) == []
+
+
+def test_answers_and_names_stay_texts_on_the_pages(tmp_path):
+    hostile = store_run(tmp_path / "<img src=x onerror=alert(1)>", {"model.norm": "pre"})
+    store_run(tmp_path / "post")
+    answers = hostile / "outputs" / "test.txt"
+    answers.write_text("\n".join([browser.HOSTILE, *answers.read_text().splitlines()[1:]]) + "\n")
+    assert main([str(hostile), str(tmp_path / "post"), f"--output={tmp_path}/out"]) == 0
+    compared = (tmp_path / "out" / "index.html").read_text()
+    own = report.report(records.saved_config(Path(hostile)), Path(hostile))
+    for page in (compared, own):
+        drawn = browser.draw(page)
+        assert drawn.console == []
+        assert html.escape(browser.HOSTILE, quote=False) in drawn.html
+        assert "<img src=x" not in drawn.html
+        assert "<title>broken" not in drawn.html
 
 
 def test_an_output_that_cannot_be_written_is_one_line(told, tmp_path):

@@ -136,7 +136,7 @@ async function showDetail() {
 }
 
 function showChoices() {
-  const { choices } = examples[state.example];
+  const { choices, heading } = examples[state.example];
   const hidden = choices.some(([, , , read]) => read);
   const rows = choices.map(([token, probability, likeliest, read]) => {
     const number = element(
@@ -148,9 +148,8 @@ function showChoices() {
     const others = likeliest.filter(([other]) => other !== token).map(([other, p]) => `${other} ${p.toFixed(3)}`);
     return [...(hidden ? [read] : []), token, number, others.join(" · ")];
   });
-  main.querySelector("#chosen").textContent = hidden
-    ? "What was hidden, and what it might be"
-    : "What it wrote, and what else it might have";
+  main.querySelector("#chosen").textContent = heading;
+  for (const place of main.querySelectorAll("#chosen, #choices")) place.hidden = !choices.length;
   const names = [...(hidden ? ["read"] : []), "token", "probability", "likeliest others"];
   main.querySelector("#choices").replaceChildren(tableOf(names, rows));
 }

@@ -29,6 +29,9 @@ from jformer.inference.search_tree import has_beam
 
 RESTORING = ("mlm", "denoise")  # tasks whose only text is hidden in part
 MOST_EXAMPLES = 50  # of one page; each takes up to layers × heads × tokens² bytes
+WRITTEN = "What it wrote, and what else it might have"
+GIVEN = "The target token by token, and what it might have written"
+HIDDEN = "What was hidden, and what it might be"
 PROGRAMS = ("explorer_drawing", "explorer_picture", "explorer_tree", "explorer_tables", "explorer")
 
 
@@ -38,6 +41,7 @@ class Shown(NamedTuple):
     attended: Attended
     trees: Sequence[SearchTree] = ()  # of the search for the run's own answer, one for each piece of the source
     planes: Sequence[Plane] = ()
+    choices: str = WRITTEN  # the heading of the probabilities of tokens
 
 
 def explore(config: Config, workdir: RunPath, source: str, output: str, form: str | None = None) -> str:
@@ -137,7 +141,8 @@ def show(predictor: Predictor, pairs: Sequence[tuple[str, str | None]], attended
     trees: dict[int, list[SearchTree]] = {}
     if answered and has_beam(predictor.task.answer, predictor.config.decode):
         trees = dict(zip(answered, predictor.search_trees([pairs[i][0] for i in answered]), strict=True))
-    return [Shown(each, trees.get(i, ()), planes[i]) for i, each in enumerate(attended)]
+    headings = [HIDDEN if not predictor.task.answer else WRITTEN if target is None else GIVEN for _, target in pairs]
+    return [Shown(each, trees.get(i, ()), planes[i], headings[i]) for i, each in enumerate(attended)]
 
 
 def explorer_page(title: str, shown: Sequence[Shown], positions: Sequence[Positions] = ()) -> str:
@@ -163,6 +168,7 @@ def _example(shown: Shown, packed: list[str]) -> dict[str, Any]:
             _maps(part, heatmaps.patches_of(attended, part), packed)
             for part in sorted(attended.parts, key=heatmaps.order)
         ],
+        "heading": shown.choices,
         "choices": [
             [each.token, round(each.probability, 4), [[token, round(p, 4)] for token, p in each.likeliest], each.read]
             for each in attended.choices

@@ -161,8 +161,11 @@ def test_searches_are_shown_of_the_runs_own_answers(monkeypatch):
     shown = explorer.show(run, pairs, attended)
     assert asked == [["c"]]
     assert [len(each.trees) for each in shown] == [0, 1]
+    assert [each.choices for each in shown] == [explorer.GIVEN, explorer.WRITTEN]
     decode.beam_size = 1
     assert [len(each.trees) for each in explorer.show(run, pairs, attended)] == [0, 0]
+    run.task.answer = ""
+    assert [each.choices for each in explorer.show(run, pairs[1:], attended[1:])] == [explorer.HIDDEN]
 
 
 def test_every_head_and_the_mean_of_each_layer_can_be_chosen(drawn):
@@ -312,7 +315,9 @@ def test_the_format_is_that_of_the_flag_or_of_the_name(tmp_path, monkeypatch, ou
 def test_hidden_tokens_stand_beside_what_was_read_in_their_places():
     choice = Choice("a", 0.9, (("a", 0.9), (HOSTILE, 0.05)), read=HOSTILE)
     attended = example().attended
-    drawn = browser.draw(explorer.explorer_page("x", [Shown(attended._replace(choices=(choice,)))]))
+    drawn = browser.draw(
+        explorer.explorer_page("x", [Shown(attended._replace(choices=(choice,)), choices=explorer.HIDDEN)])
+    )
     assert drawn.console == []
     assert '<h2 id="chosen">What was hidden, and what it might be</h2>' in drawn.html
     assert f"<td>{html.escape(HOSTILE, quote=False)}</td><td>a</td>" in drawn.html
