@@ -5,7 +5,9 @@ in further rows. With --tokens, an explorer's page of a model with all three par
 is made of softmax over Gaussian scores (deviation 2, nothing that deflates well) and opened in Chromium (Playwright):
 seconds until the first large map is there, and until all is read, and what the browser's processes hold more than with
 an empty tab (proportional set size): then, at most (looked at every 50 ms), later, and with its garbage collected.
-DevTools, by which Playwright steers the browser, keeps some of what a page is read from; a reader's browser does not.
+DevTools, by which Playwright steers the browser, keeps some of what a page is read from; so the page is opened once
+more in a browser that nobody steers, for what its process has for itself (private dirty pages), beside that of an empty
+tab.
 
 Command:  python -m experiments.page_weights [PAGE.html ...] [--tokens=512] [--layers=12] [--smoke]
 """
@@ -14,6 +16,7 @@ import contextlib
 import gzip
 import os
 import shutil
+import subprocess
 import tempfile
 import threading
 import time
@@ -63,29 +66,38 @@ def largest_page(tokens: int, layers: int) -> str:
     return explorer_page("Large", [Shown(Attended(text, text, encoder, decoder, cross))])
 
 
-def held(process: int) -> float:
-    """Return the MB that a process and all below it hold, what is shared divided by those that share it."""
+def chromium() -> str:
+    """Return where the browser is, "" where there is none."""
+    return shutil.which("chromium") or shutil.which("google-chrome") or ""
+
+
+def processes(first: int) -> list[int]:
+    """Return a process and all below it."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            parents.setdefault(int((entry / "stat").read_text().rpartition(")")[2].split()[1]), []).append(
-                int(entry.name)
-            )
-        except OSError:
-            continue
-    found, below = [], [process]
+        with contextlib.suppress(OSError):
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            parents.setdefault(parent, []).append(int(entry.name))
+    found, below = [], [first]
     while below:
         one = below.pop()
         found.append(one)
         below += parents.get(one, [])
-    total = 0
-    for one in found:
-        try:
-            lines = Path(f"/proc/{one}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue
-        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return total / 1e3
+    return found
+
+
+def memory(process: int, kind: str) -> float:
+    """Return the MB of one kind ("Pss", "Private_Dirty") that a process holds; 0 for one that is over."""
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) for line in lines if line.startswith(f"{kind}:")) / 1e3
+
+
+def held(process: int) -> float:
+    """Return the MB that a process and all below it hold, what is shared divided by those that share it."""
+    return sum(memory(one, "Pss") for one in processes(process))
 
 
 @contextlib.contextmanager
@@ -110,9 +122,8 @@ def opened(path: Path) -> str:
     """Open a page in Chromium and say how long that took and what it holds."""
     from playwright.sync_api import sync_playwright
 
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         tab = browser.new_page(viewport={"width": 1150, "height": 900})
         tab.goto("about:blank")
         tab.wait_for_timeout(1_000)
@@ -140,6 +151,26 @@ def opened(path: Path) -> str:
     )
 
 
+def alone(address: str) -> tuple[float, float]:
+    """Return the MB that the page's own process has for itself at most, and after 12 s, in a browser nobody steers."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = ("--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", "--window-size=1150,900")
+        command = [chromium(), *options, f"--user-data-dir={folder}/profile", address]
+        browser = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        seen: dict[int, list[float]] = {}
+        end = time.perf_counter() + 12
+        while time.perf_counter() < end:
+            for one in processes(browser.pid):
+                with contextlib.suppress(OSError):
+                    if b"--type=renderer" in Path(f"/proc/{one}/cmdline").read_bytes():
+                        seen.setdefault(one, []).append(memory(one, "Private_Dirty"))
+            time.sleep(0.05)
+        browser.terminate()
+        browser.wait()
+    own = max(seen.values(), key=max)
+    return max(own), own[-1]
+
+
 def main(argv: Sequence[str]) -> None:
     """Print a row for each page, and what opening the largest takes."""
     smoke_sizes(tokens=8, layers=1)
@@ -153,8 +184,12 @@ def main(argv: Sequence[str]) -> None:
             size = (
                 f"{TOKENS.value} tokens, 3 x {LAYERS.value} layers of {HEADS} heads: {path.stat().st_size / 1e6:.1f} MB"
             )
-            there = shutil.which("chromium") or shutil.which("google-chrome")
-            print(f"{size}; {opened(path) if there else 'no Chromium here to open it'}", flush=True)
+            print(f"{size}; {opened(path) if chromium() else 'no Chromium here to open it'}", flush=True)
+            if chromium():
+                tab, (most, later) = alone("about:blank")[1], alone(f"file://{path}")
+                print(
+                    f"its own process: at most {most:.0f} MB, {later:.0f} MB later; that of an empty tab {tab:.0f} MB"
+                )
 
 
 if __name__ == "__main__":
