@@ -10,8 +10,9 @@ import sys
 import zlib
 from pathlib import Path
 
-os.environ["XLA_FLAGS"] = (
+os.environ["XLA_FLAGS"] = (  # most programs run once: compiling them costs more than running them
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    " --xla_cpu_opt_preset=CPU_OPT_PRESET_FAST_COMPILE"
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
 # What one process compiles, the others find, and so do the runs that tests start and the next session.
