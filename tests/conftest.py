@@ -5,10 +5,11 @@ import gc
 import os
 import re
 import shutil
-import signal
 import sys
 import zlib
 from pathlib import Path
+
+from tests import signals
 
 os.environ["XLA_FLAGS"] = (  # most programs run once: compiling them costs more than running them
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
@@ -28,9 +29,7 @@ if sys.dont_write_bytecode:  # where Python may keep no modules beside their sou
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
-for number in (signal.SIGINT, signal.SIGHUP):  # which nohup and background jobs ignore, and so would our children
-    if signal.getsignal(number) is signal.SIG_IGN:
-        signal.signal(number, signal.SIG_DFL)
+signals.heed()
 
 gc.set_threshold(100_000, 20, 100)  # tracing makes many objects, and few of them are garbage
 

@@ -70,8 +70,8 @@ def open_data(config: Config, task: Task, workdir: Path, learned: bool) -> Data:
         batches = make_batches(corpora, [part.weight for part in parts], data, config.seed, features)
     numbers = [f" {i + 1}" if len(parts) > 1 else "" for i in range(len(parts))]  # of a mixture, names may be the same
     names = [f"training text{number} {split.name}" for number, split in zip(numbers, training, strict=True)]
-    texts = dict(zip(names, corpora, strict=True))
-    scored, valid_batches = dict[str, np.ndarray](), None
+    trained_on = dict(zip(names, corpora, strict=True))
+    texts, scored, valid_batches = dict(trained_on), dict[str, np.ndarray](), None
     if valid is not None:
         name = f"validation text {valid.name}"
         valid_batches, texts[name] = evaluation_batches(config, task, tokenizers, valid)
@@ -86,7 +86,7 @@ def open_data(config: Config, task: Task, workdir: Path, learned: bool) -> Data:
         valid=valid_batches,
         texts=texts,
         answered=[] if valid is None else answered_examples(config, task, valid),
-        repeats=told({name: corpus.pairs for name, corpus in zip(names, corpora, strict=True)}, scored),
+        repeats=told({name: corpus.pairs for name, corpus in trained_on.items()}, scored),
     )
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from absl import logging
 
 from jformer.parallel.processes.children import die_with_parent
+from tests import signals
 
 PATIENCE = 300.0  # seconds after which a child is taken to be stuck
 STUCK = -1_000  # its exit code then
@@ -101,9 +102,7 @@ def _work(work: Work, log: Path, prepare: Callable[[], object]) -> None:
     code = 1
     try:
         os.setsid()  # Ctrl-C is for the campaign
-        for number in (signal.SIGINT, signal.SIGHUP):  # which shells let a command in the background ignore
-            if signal.getsignal(number) == signal.SIG_IGN:
-                signal.signal(number, signal.SIG_DFL)
+        signals.heed()
         with log.open("ab") as said, Path(os.devnull).open("rb") as nothing:
             for number, file in enumerate((nothing, said, said)):
                 os.dup2(file.fileno(), number)

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from jformer.parallel.processes import readers_may_leave
+from tests import signals
 
 ROOT = Path(__file__).parents[3]
 HEAD = """
@@ -25,14 +26,8 @@ BUSY = "    hashlib.pbkdf2_hmac('sha256', b'x', b'y', 200_000_000)"  # minutes i
 
 @pytest.fixture(autouse=True)
 def _children_heed_signals():
-    """What ignores a signal hands that down to the programs that it starts: no test before these may.
-
-    libtpu has the system ignore SIGHUP as it is loaded, and Python is not told: it is set whatever Python thinks it is.
-    """
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """No test before these may have left a signal ignored."""
+    signals.heed()
 
 
 def start(body, head=HEAD, **streams):

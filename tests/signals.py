@@ -1,0 +1,15 @@
+"""What a process of tests does with signals that it, or a library of its, was made to ignore."""
+
+import signal
+
+
+def heed() -> None:
+    """Let signals that ask to stop end what is started from here on: what ignores one hands that down.
+
+    nohup and shells let what they start in the background ignore SIGINT and SIGHUP. libtpu has the system ignore SIGHUP
+    as it is loaded, and Python is not told, so it is set whatever Python thinks it is. Ctrl-C stays pytest's own.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
