@@ -7,7 +7,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
 from etils.epath import Path
@@ -124,7 +124,8 @@ class TensorBoardWriter:
 
     def keep(self) -> None:
         """Write what is left."""
-        self._events.flush()
+        with self._closed_by_error():
+            self._events.flush()
         self._flushed = time.monotonic()
 
     def close(self, failed: bool = False) -> None:
@@ -133,9 +134,15 @@ class TensorBoardWriter:
 
     def _add(self, event: Event) -> None:
         event.wall_time = time.time()
-        try:
+        with self._closed_by_error():
             self._events.write(event.SerializeToString())
+
+    @contextlib.contextmanager
+    def _closed_by_error(self) -> Iterator[None]:
+        """Close the file where the disk refuses to be written to; else Python does, and prints what that raises."""
+        try:
+            yield
         except OSError:
-            with contextlib.suppress(OSError):  # which closing would raise again
+            with contextlib.suppress(OSError):
                 self._events.close()
             raise

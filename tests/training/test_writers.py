@@ -1,3 +1,4 @@
+import gc
 import json
 import math
 import struct
@@ -125,6 +126,17 @@ def test_curves_that_have_no_room_are_an_error_where_they_are_written(tmp_path):
     with no_file_above(4_000), pytest.raises(OSError, match="File too large"):
         for step in range(1_000):
             writer.write({"step": step, "split": "train", "loss": 0.5})
+
+
+def test_curves_that_have_no_room_when_they_are_kept_are_told_once(tmp_path):
+    writer = TensorBoardWriter(tmp_path)
+    with no_file_above(100):
+        for step in range(10):
+            writer.write({"step": step, "split": "train", "loss": 0.5})
+        with pytest.raises(OSError, match="File too large"):
+            writer.keep()
+        del writer
+        gc.collect()  # Python would write what is left once more, and print what that raises
 
 
 def test_what_stands_in_the_place_of_a_file_or_a_folder_is_to_be_moved(tmp_path):
