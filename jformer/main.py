@@ -74,11 +74,12 @@ from jformer.data.progress import show_progress
 from jformer.parallel import processes
 from jformer.parallel.deterministic import choose_deterministic, deterministic_line
 from jformer.parallel.libtpu import silence_libtpu
-from jformer.storage import check_writable, refusals_told, run_path
+from jformer.storage import check_writable, refusals_told, refuse_file_of_run, run_path
 from jformer.training.malloc import keep_freed_memory
 
 MODES = ("train", "evaluate", "predict", "score", "describe", "verify", "explore", "report", "serve", "export")
 TOGETHER = ("train", "evaluate", "predict", "score")  # what several processes can do
+ONE_FILE = ("predict", "score", "explore", "report")  # is what they write
 FORMATS = {"export": ("ctranslate2", "stablehlo"), "explore": ("html", "png", "svg")}
 WORTH_KEEPING = 0.05  # seconds of compiling
 
@@ -129,6 +130,8 @@ def run(options: flags.FlagValues, config: Config) -> int:
     workdir, files = run_path(options.workdir or ""), (options.input, options.output, options.resume)
     if options.mode == "describe":
         return show(options, config, workdir if options.workdir else None)
+    if options.mode in ONE_FILE:
+        refuse_file_of_run(workdir, options.output)
     if options.mode == "report":
         from jformer.evaluation.report import write_report
 

@@ -22,6 +22,7 @@ BUCKET = "gs://"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # of a disk, a quota or a limit; one that only reads
 MISPLACED = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP)  # what has that name
 DIGESTS, DIGEST = "digests.json", "digest"  # a file of a folder's digests; the key of a JSON object's own
+OF_A_RUN = {"checkpoints", "config.json", "metrics.jsonl", "results.json", "samples.jsonl", "tokenizer", "training.log"}
 DEEPEST = 100  # levels of lists and objects in each other; nothing that is read here has ten
 fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False  # other processes write there, too
 
@@ -88,6 +89,15 @@ def check_writable(option: str, path: Path) -> None:
         raise UserError(f"{option}={path}: {place} is a file; name a folder that can be written")
     if not os.access(place, os.W_OK | os.X_OK):
         raise UserError(f"{option}={path}: {place} cannot be written; name a folder that can")
+
+
+def refuse_file_of_run(workdir: Path, output: os.PathLike[str] | str) -> None:
+    """Raise UserError for an --output that is what a run consists of, be it through a link."""
+    if in_bucket(workdir):
+        return
+    run, written = Path(workdir).resolve(), Path(output).resolve()
+    if any(written.is_relative_to(run / name) for name in OF_A_RUN):
+        raise UserError(f"--output={output} is a file of the run, which would be destroyed: name another file")
 
 
 def replace_content(path: Path, content: bytes) -> None:

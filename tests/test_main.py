@@ -142,6 +142,9 @@ BROKEN = {
     "config.model.num_layers = 'two'": "num_layers",
     "config = default_config('transformer_bas')": "unknown preset 'transformer_bas'; did you mean transformer_base?",
     "config.train.num_steps = 0": "train.num_steps=0 must be at least 1",
+    "config.optim.learning_rate = True": "my_config.py:5: learning_rate=True must be a finite number",
+    "config.train.update(max_minutes=False)": "my_config.py:5: max_minutes=False must be a finite number",
+    "config.train.num_steps = True": "train.num_steps=True must be a whole number",
 }
 
 
@@ -151,6 +154,12 @@ def test_a_mistake_in_the_file_is_one_line_too(body, file, tmp_path, capsys):
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert BROKEN[body] in err
+
+
+def test_a_file_that_is_named_from_the_folder_it_is_in_is_told_with_its_line(file, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(file("1 / 0").parent)
+    assert call("--config=my_config.py", f"--workdir={tmp_path / 'run'}") == 2
+    assert "--config=my_config.py:5: ZeroDivisionError" in capsys.readouterr().err
 
 
 def test_a_file_without_get_config_says_so(file, tmp_path, capsys):
@@ -211,6 +220,18 @@ def test_a_run_is_enough_without_a_config_file(saved, mode):
     target = ("--format=stablehlo", "--output=x") if mode == "export" else ()
     config = parse(f"--workdir={saved}", f"--mode={mode}", *target, "--config.decode.beam_size=7")
     assert (config.seed, config.decode.beam_size) == (5, 7)
+
+
+@pytest.mark.parametrize("mode", ["predict", "score", "explore", "report"])
+@pytest.mark.parametrize("name", ["config.json", "link", "tokenizer/source.json"])
+def test_an_output_that_is_a_file_of_the_run_is_refused(saved, capsys, mode, name):
+    (saved / "tokenizer").mkdir()
+    (saved / "tokenizer" / "source.json").write_text("{}")
+    (saved / "link").symlink_to("config.json")
+    before = (saved / name).read_bytes()
+    assert call(f"--workdir={saved}", f"--mode={mode}", f"--output={saved / name}") == 2
+    assert "is a file of the run, which would be destroyed" in capsys.readouterr().err
+    assert (saved / name).read_bytes() == before
 
 
 def test_a_given_file_wins_over_the_saved_config_when_training(saved, file):

@@ -22,6 +22,7 @@ from jformer.storage import parse_object, replace_content, with_digest, without_
 
 LARGEST = 2**31  # no size or count is as large: JAX and sentencepiece count in 32 bits with a sign
 LARGEST_SEED = 2**32  # no seed is as large, nor a number that is to be a float
+LARGEST_FLOAT = 3.4e38  # what float32 can hold, in which everything is computed
 SEEDS = ("seed", "decode.seed")
 WANTED = {int: "a whole number", float: "a finite number", str: "a text", bool: "a bool, True or False"}
 
@@ -71,7 +72,23 @@ def load_config(path: Path) -> Config:
 
 def as_config_dict(config: Config) -> ConfigDict:
     """Return a resolved config as a locked ConfigDict again, to set keys of a saved run."""
-    return ConfigDict(dataclasses.asdict(config)).lock()
+    return _as_options(dataclasses.asdict(config)).lock()
+
+
+class _Options(ConfigDict):
+    """A ConfigDict that does not take a bool for a number: ConfigDict itself makes 1.0 of True."""
+
+    def __setitem__(self, key: str, value: object) -> None:
+        if isinstance(value, bool) and isinstance(self.get(key), float):
+            raise TypeError(f"{key}={value} must be {WANTED[float]}")
+        super().__setitem__(key, value)
+
+
+def _as_options(values: Mapping[str, Any]) -> _Options:
+    options = _Options()
+    for key, value in values.items():
+        options[key] = _as_options(value) if isinstance(value, dict) else value
+    return options
 
 
 def save_config(config: Config, path: Path) -> None:
@@ -102,6 +119,8 @@ def _typed(kind: Any, value: Any, key: str) -> Any:
         raise UserError(f"{key}={shown} must be {f'below {limit}' if value > 0 else f'above {-limit}'}")
     if kind is float and type(value) is int:
         return float(value)
+    if kind is float and type(value) is float and LARGEST_FLOAT < abs(value) < math.inf:
+        raise UserError(f"{key}={value} must be at most {LARGEST_FLOAT}, which float32 can hold")
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
         whole = kind is int and type(value) is float and value.is_integer() and abs(value) < limit
         raise UserError(f"{key}={value!r} must be {WANTED.get(kind, 'a list')}{f': {value:.0f}' if whole else ''}")

@@ -120,14 +120,14 @@ def _check_optim(config: Config) -> None:
             raise UserError(
                 f"optim.{key}={value} is 1 in float32: its average would never move; take 0.9999999 or less"
             )
-    if optim.epsilon == 0 and optim.optimizer != "adafactor":
-        raise UserError("optim.epsilon=0.0 divides 0 by 0 where a gradient is 0: take 1e-9")
+    if optim.epsilon < np.finfo(np.float32).tiny and optim.optimizer != "adafactor":  # which XLA computes with as 0
+        raise UserError(f"optim.epsilon={optim.epsilon} divides 0 by 0 where a gradient is 0: take 1e-9")
     if not 0 <= optim.final_rate <= 1:
         raise UserError(f"optim.final_rate={optim.final_rate} must be 0 to 1: it is a share of the peak")
     for key in ("warmup", "decay"):
         count = getattr(optim, key)
-        if count >= 1 and count != round(count):
-            raise UserError(f"optim.{key}={count} must be a whole number of updates, or a share below 1")
+        if count >= 1 and (count != round(count) or count >= 2**31):
+            raise UserError(f"optim.{key}={count} must be whole updates (2147483647 at most), or a share below 1")
     if optim.schedule in ENDING_SCHEDULES:
         decay = config.decay_steps() if optim.schedule == "warmup_stable_decay" else 0
         if config.warmup_steps() + decay > steps:

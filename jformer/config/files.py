@@ -52,7 +52,8 @@ def _blaming(path: Path, flag: str) -> Iterator[None]:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        frames = [f.lineno or 0 for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path]
+        trace, place = traceback.extract_tb(error.__traceback__), path.absolute()  # as the module's frames name it
+        frames = [frame.lineno or 0 for frame in trace if Path(frame.filename) == place]
         number = error.lineno if isinstance(error, SyntaxError) else frames[-1] if frames else 0
         line = linecache.getline(str(path), number or 0)
         raise UserError(f"--{flag}={path}:{number}: {_unknown_key(error, line) or _in_short(error)}") from error

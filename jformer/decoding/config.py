@@ -13,6 +13,7 @@ INPUTS = ("text", "jsonl")
 OUTPUTS = ("text", "tsv", "jsonl", "conll")
 OVERLONG = ("cut", "split")
 DTYPES = ("", "float32", "bfloat16", "auto")
+LONGEST = 2**20  # tokens beyond a source, or in a row: arrays of a search are as long, whatever an output is
 BEAM_ONLY = ("beam_size", "length_penalty", "length_offset", "coverage_penalty", "patience", "ended_first",
              "beam_groups", "diversity")  # fmt: skip
 SAMPLE_ONLY = ("samples", "temperature", "top_k", "top_p", "min_p", "epsilon", "typical", "seed")
@@ -167,6 +168,11 @@ class DecodeConfig:
         for key, low in {**least, **dict.fromkeys(zeros, 0), "no_repeat_ngram": 0, "repetition_penalty": 1}.items():
             if not getattr(self, key) >= low:
                 raise UserError(f"decode.{key}={getattr(self, key)} must be at least {low}")
+        for key in ("max_extra_length", "no_repeat_ngram"):
+            if getattr(self, key) > LONGEST:
+                raise UserError(
+                    f"decode.{key}={getattr(self, key)} must be at most {LONGEST}: a search has room for it"
+                )
         self._check_probabilities()
         self._check_search(searched)
         self._check_outputs()

@@ -17,6 +17,7 @@ from jformer.data.sources.split import Split
 from jformer.data.tokenizers import Tokenizer
 from jformer.errors import UserError
 from jformer.evaluation.validation import EvalStep, make_eval_step
+from jformer.inference.generation import writable
 from jformer.inference.predict import Predictor
 from jformer.inference.restore import Trained, member_config
 from jformer.parallel import processes
@@ -162,9 +163,8 @@ def refuse_later_mistakes(config: Config, task: Task, data: Data) -> None:
     if task.answer in CLASSES:
         for key, name in config.data.test_splits().items():
             refuse_unknown_labels(key, open_split(config.data, name), data.tokenizers[1])
-    decode, size = config.decode, data.tokenizers[1].vocab_size
-    if task.answer in ("text", "continuation") and decode.search == "beam" and decode.beam_size > size:
-        raise UserError(f"decode.beam_size={decode.beam_size} is more than the vocabulary's {size} entries: lower it")
+    if task.answer in ("text", "continuation"):
+        writable(data.tokenizers[1], config.decode)
 
 
 def refuse_unknown_labels(key: str, test: Split, labels: Tokenizer) -> None:

@@ -608,7 +608,12 @@ def test_row_multiple_that_devices_do_not_divide_is_refused(cache, tmp_path):
     ("changes", "said"),
     [
         ({"decode__ensemble": ("nope",)}, r"decode\.ensemble: nope holds no run; name the workdirs of trained ones"),
-        ({"decode__beam_size": 1_000}, r"decode\.beam_size=1000 is more than the vocabulary's \d+ entries: lower it"),
+        (
+            {"decode__beam_size": 1_000},
+            r"decode\.beam_size=1000 is more than the \d+ entries that may be written: lower",
+        ),
+        ({"decode__beam_size": 30}, r"decode\.beam_size=30 is more than the 29 entries that may be written"),
+        ({"decode__beam_size": 29, "decode__forbid": ("a",)}, r"decode\.beam_size=29 is more than the 28 entries"),
     ],
 )
 def test_what_scoring_would_refuse_is_refused_before_the_first_update(cache, tmp_path, changes, said):
