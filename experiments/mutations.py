@@ -10,6 +10,7 @@ Command:  python -m experiments.mutations [--number=100] [--seed=0] [--timeout=6
 """
 
 import ast
+import functools
 import hashlib
 import os
 import re
@@ -95,6 +96,7 @@ def replacements(node: ast.expr | ast.stmt) -> Iterator[str]:
             yield "pass"
 
 
+@functools.cache  # each of thousands of mutations asks, and all tests are read for the answer
 def tests_of(path: Path, root: Path) -> list[list[str]]:
     """Return the steps of tests for a module, each a list of paths: its own, its room's and its users', whole runs."""
     module = path.relative_to(root / "jformer").with_suffix("")
