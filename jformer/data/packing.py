@@ -135,30 +135,35 @@ def _longest_first(counts: np.ndarray, room: Lengths) -> list[Lengths]:
 
 def _make_row(first: Lengths, room: Lengths, remaining: np.ndarray, sampler: "_LengthSampler") -> list[Lengths]:
     """Take examples from those that remain until a row is full; the first is given."""
-    row: list[Lengths] = []
-
-    def add(lengths: Lengths) -> None:
-        nonlocal room
-        remaining[lengths] -= 1
-        room = _minus(room, lengths)
-        row.append(lengths)
-
-    add(first)
+    row = _Row(room, remaining)
+    row.take(first)
     for lengths in itertools.islice(sampler, DRAWS_PER_ROW):
-        if _fits(room, sampler.nearly_full):
+        if _fits(row.room, sampler.nearly_full):
             break
-        if _fits(lengths, room) and remaining[lengths]:  # those drawn some rows ago may be used up
-            add(lengths)
-    while True:
-        closing = _closing(remaining, room)
-        if closing:
-            for lengths in closing:
-                add(lengths)
-            return row
-        largest = _largest(remaining, room)
+        if _fits(lengths, row.room) and remaining[lengths]:  # those drawn some rows ago may be used up
+            row.take(lengths)
+    while not (closing := _closing(remaining, row.room)):
+        largest = _largest(remaining, row.room)
         if largest is None:
-            return row
-        add(largest)
+            return row.lengths
+        row.take(largest)
+    for lengths in closing:
+        row.take(lengths)
+    return row.lengths
+
+
+class _Row:
+    """A row that fills up, and takes what it holds away from the examples that remain."""
+
+    def __init__(self, room: Lengths, remaining: np.ndarray) -> None:
+        self.lengths: list[Lengths] = []
+        self.room = room
+        self._remaining = remaining
+
+    def take(self, lengths: Lengths) -> None:
+        self.lengths.append(lengths)
+        self.room = _minus(self.room, lengths)
+        self._remaining[lengths] -= 1
 
 
 class _LengthSampler:
