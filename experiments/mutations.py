@@ -30,6 +30,7 @@ SEED = flags.DEFINE_integer("seed", 0, "Of the draw.")
 COMMIT = flags.DEFINE_string("commit", "HEAD", "What is mutated.")
 TIMEOUT = flags.DEFINE_integer("timeout", 600, "Seconds until a step of a mutation's tests counts as hanging.")
 OWN = flags.DEFINE_bool("own", False, "Against the tests that mirror the module alone: quicker, and kills fewer.")
+NOTHING_RAN = 5  # pytest's exit code where all tests are marked slow, or need a library that is not installed
 WHOLE_RUNS = ["tests/training/test_loop.py", "tests/test_main.py", "tests/test_every_task.py"]
 SWAPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -141,7 +142,7 @@ def first_failure(arguments: list[str], root: Path) -> str:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     done = subprocess.run(command, cwd=root, env=environment, timeout=TIMEOUT.value, capture_output=True, text=True)
-    if not done.returncode:
+    if done.returncode in (0, NOTHING_RAN):
         return ""
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return re.sub(r"^\w+ | - .*", "", failed[0]) if failed else arguments[0]

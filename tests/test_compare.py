@@ -35,6 +35,7 @@ def runs(tmp_path_factory):
     for name in ("trained", "otherwise"):
         edit(store_run(folder / name), lambda results, name=name: results["run"].update(data=[f"{name} on this text"]))
     store_run(folder / "unscored", scored=False)
+    edit(store_run(folder / "unjudged"), lambda results: results.pop("test"))
     return folder
 
 
@@ -171,6 +172,7 @@ def test_a_folder_in_the_place_of_a_file_is_one_line(told, tmp_path):
         (["post", "post"], [], "each named once"),
         (["post", "nothing"], [], r"nothing holds no run: name the directory of one"),
         (["post", "unscored"], [], r"unscored: is not scored yet: python -m jformer.main --workdir=\S*unscored"),
+        (["unjudged", "post"], ["--despite=data"], r"unjudged: has no scores: name a --metric such as valid/loss"),
         (["post", "pre"], ["--metric=test/blue"], "has no --metric=test/blue; did you mean test/bleu"),
         (["post", "pre"], ["--despite=bugdet"], "--despite=bugdet; did you mean budget"),
     ],

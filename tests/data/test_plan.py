@@ -4,7 +4,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from jformer.data.plan import Plan, Shape, bucket_shapes, cheapest_cuts
+from jformer.data.plan import Plan, Shape, bucket_shapes, cheapest_cuts, side_multiples
 from jformer.errors import UserError
 
 SEEDS = range(12)
@@ -129,6 +129,7 @@ def test_lengths_of_shapes_divide_by_a_multiple(multiple):
         assert shape.rows * max(shape[1:]) <= 8192
     shapes, _ = bucket_shapes(source, np.ones_like(source), 4, 8192, 8, multiple)
     assert {shape.target_length for shape in shapes} == {1}  # a label is no text
+    assert side_multiples(np.array([1, 2]), np.array([1, 1]), multiple) == (multiple, 1)  # but two tokens are one
 
 
 def test_more_buckets_waste_less_padding():

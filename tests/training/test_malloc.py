@@ -41,6 +41,38 @@ def test_the_second_large_block_takes_no_new_pages():
     assert min(count(kept=False)) > 1_000  # or there would be nothing to mend
 
 
+TWO_THREADS = """
+import ctypes, resource, threading
+from jformer.training.malloc import keep_freed_memory
+
+keep_freed_memory()
+c = ctypes.CDLL(None)
+c.malloc.restype = ctypes.c_void_p
+faults = []
+
+def use():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = ctypes.c_void_p(c.malloc(2**25))
+    c.memset(block, 1, 2**25)
+    c.free(block)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+use()
+thread = threading.Thread(target=use)
+thread.start()
+thread.join()
+print(*faults)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
+def test_what_one_thread_freed_another_takes():
+    answer = subprocess.run([sys.executable, "-c", TWO_THREADS], capture_output=True, text=True, check=True)
+    first, second = map(int, answer.stdout.split())
+    assert first > 1_000
+    assert second < first / 10
+
+
 COMPILING = """
 import ctypes
 from jformer.training.malloc import give_back_freed_memory, keep_freed_memory
