@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from jformer.decoding.beam import beam_search
 from jformer.decoding.greedy import greedy
@@ -31,10 +32,12 @@ def step_by_step(function):
 
     def search(*arguments):
         loop = function(*arguments)
-        state, told = loop.init, []
-        for _ in range(max(LIMITS)):
+
+        def advance(state, _):
             state = loop.advance(state, jnp.int32(1))
-            told.append((*loop.stable_prefix(state), loop.result(state).done))
+            return state, (*loop.stable_prefix(state), loop.result(state).done)
+
+        state, told = lax.scan(advance, loop.init, length=max(LIMITS))
         return loop.result(state), told
 
     return search
@@ -51,7 +54,9 @@ def test_stable_prefixes_stay_and_the_results_are_those_of_the_whole(toy, name):
     early = 0
     for i in range(len(LIMITS)):
         best = whole.tokens[i, 0, : whole.lengths[i, 0]].tolist()
-        beginnings = [tokens[i, : lengths[i]].tolist() for tokens, lengths, done in told if not done[i]]
+        beginnings = [
+            tokens[i, : lengths[i]].tolist() for tokens, lengths, done in zip(*told, strict=True) if not done[i]
+        ]
         assert all(best[: len(beginning)] == beginning for beginning in beginnings)
         assert [*map(len, beginnings)] == sorted(map(len, beginnings))
         early += any(beginnings)
