@@ -136,7 +136,7 @@ def obstacles(first: Run, other: Run) -> Iterator[tuple[str, str]]:
     if not ours.keys() & theirs.keys():
         yield "data", f"{names}: no test set in common"
     for key in sorted(ours.keys() & theirs.keys()):
-        if first.results[key].get("checksum") != other.results[key].get("checksum"):
+        if first.results[key]["checksum"] != other.results[key]["checksum"]:
             yield "data", f"{names}: {key!r} is another text"
         for name in sorted(ours[key].keys() & theirs[key].keys()):
             signatures = [scores[key][name].get("signature", "") for scores in (theirs, ours)]

@@ -74,7 +74,7 @@ from jformer.data.progress import show_progress
 from jformer.parallel import processes
 from jformer.parallel.deterministic import choose_deterministic, deterministic_line
 from jformer.parallel.libtpu import silence_libtpu
-from jformer.storage import check_writable, refusals_told, refuse_file_of_run, run_path
+from jformer.storage import check_writable, is_step, refusals_told, refuse_file_of_run, run_path
 from jformer.training.malloc import keep_freed_memory
 
 MODES = ("train", "evaluate", "predict", "score", "describe", "verify", "explore", "report", "serve", "export")
@@ -122,7 +122,7 @@ def compare(options: flags.FlagValues, config: Config) -> None:
     processes.check_same({**given, **flatten(dataclasses.asdict(config), "config.")})
     if options.mode != "train" and processes.process_count() > 1:  # what trains sees to it that there is one workdir
         for workdir in (options.workdir, *config.decode.ensemble):
-            processes.check_same(processes.saved_run(run_path(workdir)))
+            processes.check_same(processes.saved_run(run_path(workdir), is_step))
 
 
 def run(options: flags.FlagValues, config: Config) -> int:

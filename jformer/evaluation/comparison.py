@@ -134,7 +134,7 @@ def resampled(baseline: Path, others: Sequence[Path], metric: str) -> list[Resam
     entries = [records.results(run)[key] for run in runs]
     outputs = [records.outputs(run, key) for run in runs]
     for run, entry, lines in zip(runs, entries, outputs, strict=True):
-        if entry.get("checksum") != entries[0].get("checksum") or len(lines) != len(pairs):
+        if entry["checksum"] != entries[0]["checksum"] or len(lines) != len(pairs):
             raise UserError(f"{run}: was scored with another test set {key!r} than {baseline}")
     found = resample(records.saved_config(baseline), name, outputs, pairs)
     for run, entry, again in zip(runs, entries, found, strict=True):

@@ -83,7 +83,7 @@ def _fits(key: str, value: object) -> bool:
     """Tell whether a field of a row may have such a value: `split` is a word, what was not finite is null."""
     if key == "split":
         return isinstance(value, str)
-    return type(value) is int if key == "step" else value is None or isinstance(value, int | float)
+    return (type(value) is int and 0 <= value < 2**63) if key == "step" else _is_figure(value)
 
 
 def results(run: Path) -> dict[str, Any]:
@@ -94,6 +94,8 @@ def results(run: Path) -> dict[str, Any]:
     try:
         found = without_digest(parse_object(path.read_bytes()), str(path))
         _check_results(found)
+    except UserError:  # of another digest, which says all
+        raise
     except ValueError as error:
         raise UserError(
             f"{path}: cannot be read as results ({error}); score the run again with --mode=evaluate"
@@ -103,14 +105,16 @@ def results(run: Path) -> dict[str, Any]:
 
 def _check_results(found: Mapping[str, Any]) -> None:
     """Raise ValueError for an object that has not the shape of results, as far as anybody reads it."""
-    run, earlier, scored = found.get("run"), found.get("earlier", []), scored_sets(found).values()
+    run, earlier, scored = found.get("run"), found.get("earlier", []), scored_sets(found)
     if not isinstance(run, Mapping) or not all(map(_is_figure, [run.get(name) for name in RUN_FIGURES])):
         raise ValueError("`run` must be an object whose figures are numbers")
     if not all(map(_is_figure, _values(run, "parameters_by_part"))) or not isinstance(run.get("data", []), list):
         raise ValueError("`run` must have its parameters as an object, its data as a list")
     if not isinstance(earlier, list) or not all(isinstance(entry, Mapping) and "set" in entry for entry in earlier):
         raise ValueError("`earlier` must be a list of objects, each with its `set`")
-    scores = [score for entry in scored for score in entry.values()]
+    if not all(isinstance(found[key].get("checksum"), str) for key in scored):
+        raise ValueError("every test set must have the `checksum` of its text")
+    scores = [score for entry in scored.values() for score in entry.values()]
     if not all(map(_is_figure, (value for score in scores for value in [score["score"], *_values(score, "by_group")]))):
         raise ValueError("every `score`, and those `by_group`, must be numbers")
 
@@ -122,8 +126,10 @@ def _values(entry: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def _is_figure(value: object) -> bool:
-    """Tell whether a value is a number, or null, as what was not finite or is not there."""
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    """Tell whether a value is a finite number, or null, as what was not finite or is not there."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return value is None
+    return abs(value) <= sys.float_info.max
 
 
 def is_training(run: Path) -> bool:

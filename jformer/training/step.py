@@ -120,8 +120,8 @@ def make_train_step(
 ) -> TrainStep:
     """Return the compiled update.
 
-    An update whose loss, gradient or new parameters are not finite changes nothing but the counters. Who asks for the
-    same again gets the same program.
+    An update whose loss, gradient, new parameters or their average are not finite changes nothing but the counters. Who
+    asks for the same again gets the same program.
 
     Args:
         loss: of a task joined with a model, from `make_loss`.
@@ -158,7 +158,7 @@ def _make_train_step(
         params = optax.apply_updates(state.params, updates)
         ema = None if state.ema is None else moving_average(state.ema, params, ema_decay, state.step - state.skipped)
         # A finite gradient can still end in NaN: by epsilon or a learning rate that float32 cannot hold.
-        finite = all_finite((norm, sums["loss"].total, params))
+        finite = all_finite((norm, sums["loss"].total, params, ema))
         kept = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old),
             {"params": params, "opt_state": opt_state, "ema": ema},

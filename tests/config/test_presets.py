@@ -10,6 +10,7 @@ from jformer.config import default_config, resolve
 from jformer.config.options import Config, flatten
 from jformer.config.presets import PRESETS, RECIPES
 from jformer.models import ModelConfig, build_model, init_params
+from jformer.training.optim import build_schedule
 
 
 def gpt(layers, d, width, rows, length):
@@ -199,6 +200,21 @@ def test_a_recipe_changes_options_that_are_there(name):
         assert not key.startswith("model."), key
         assert type(value) is type(defaults[key]), key
         assert value != defaults[key], key
+
+
+@pytest.mark.parametrize(
+    ("name", "rates"),
+    [
+        ("t5_base", {1: 0.01, 10_000: 0.01, 40_000: 0.005}),  # Raffel et al. 2020, section 3.1.2
+        ("gpt3_small", {125: 6e-4, 100_000: 6e-5}),  # Brown et al. 2020, appendix B: to 10 % of its value
+        ("llama_7b", {800: 3e-4, 100_000: 3e-5}),  # Touvron et al. 2023, section 2.3: the same
+    ],
+)
+def test_the_rates_of_a_recipe_are_those_of_its_paper(name, rates):
+    config = resolve(default_config(name))
+    schedule = build_schedule(config)
+    assert {step: float(schedule(step - 1)) for step in rates} == pytest.approx(rates, rel=1e-3)
+    assert config.model.output_dropout == name.startswith("t5")
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -37,7 +37,7 @@ def test_figures_are_last_rows_scores_and_facts(run):
 
 
 def test_a_score_stands_over_a_row_of_the_same_name(run):
-    edit_results(run, lambda results: results.update(valid={"loss": {"score": 9.0}}))
+    edit_results(run, lambda results: results.update(valid={"loss": {"score": 9.0}, "checksum": "0"}))
     assert records.metrics(run)["valid/loss"] == 9.0
 
 
@@ -55,7 +55,14 @@ def test_a_run_that_has_only_begun_is_read_as_far_as_it_goes(tmp_path):
     assert records.metrics(tmp_path / "waiting") == {}
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"split": "valid"}', '{"step": 50}', "7"])
+NO_NUMBERS = ["true", "1e400", "9" * 400, '"2.5"']
+
+
+@pytest.mark.parametrize("line", [
+    "{", "[]", '{"split": "valid"}', '{"step": 50}', "7", '{"step": -1, "split": "valid"}',
+    *(f'{{"step": 50, "split": "valid", "loss": {value}}}' for value in NO_NUMBERS),
+    *(f'{{"step": {value}, "split": "valid"}}' for value in NO_NUMBERS),
+])  # fmt: skip
 def test_a_broken_row_is_named(run, line):
     path = run / "metrics.jsonl"
     path.write_text(path.read_text() + line + "\n")
@@ -63,11 +70,29 @@ def test_a_broken_row_is_named(run, line):
         records.metrics(run)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"run": 7}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        '{"run": 7}',
+        *(f'{{"run": {{"updates": {n}}}}}' for n in NO_NUMBERS),
+        '{"run": {}, "test": {"bleu": {"score": 1.0}}}',
+    ],
+)
 def test_broken_results_are_named(run, content):
     (run / "results.json").write_text(content)
     with pytest.raises(UserError, match=r"results\.json: cannot be read"):
         records.metrics(run)
+
+
+def test_results_that_were_changed_are_told_in_a_line_of_their_own(run):
+    path = run / "results.json"
+    results = {**json.loads(path.read_text()), "digest": "0123456789abcdef"}
+    path.write_text(json.dumps(results))
+    with pytest.raises(UserError, match=r"results\.json is damaged: it is not what was written; restore it") as error:
+        records.metrics(run)
+    assert "cannot be read" not in str(error.value)
 
 
 def test_outputs_are_lines_that_end_at_line_feeds_alone(run):

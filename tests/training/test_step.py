@@ -158,6 +158,16 @@ def test_update_that_ends_in_parameters_that_are_not_finite_changes_nothing():
     np.testing.assert_array_equal(state.params["class_token"], np.ones(3))
 
 
+def test_update_that_ends_in_an_average_that_is_not_finite_changes_nothing():
+    mesh, tx = make_mesh(1), optax.sgd(0.1)
+    step = make_train_step(linear_loss, tx, mesh, seed=0, ema_decay=0.5)
+    state = fresh({"class_token": jnp.full(3, 3e38)}, tx, mesh, ema=True)
+    state = state.replace(ema={"class_token": jnp.full(3, -3e38)})  # float32 has no number for the way from here
+    state, metrics = step(state, put_batch(mesh, {"x": np.full((1, 4, 3), 1e-38, np.float32)}))
+    assert int(metrics.skipped_in_row) == 1
+    np.testing.assert_array_equal(state.ema["class_token"], np.full(3, -3e38, np.float32))
+
+
 def test_gradients_of_frozen_parameters_count_neither_in_the_norm_nor_as_not_finite():
     def loss(params, batch, key):
         infinite_slope = jnp.sqrt(jnp.abs(params["norm"]["scale"] - 1)).sum()

@@ -3,7 +3,7 @@
 import hashlib
 import platform
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -43,11 +43,13 @@ def code_version(package: Path = PACKAGE) -> str:
         return version("jformer")
 
 
-def saved_run(workdir: Path) -> dict[str, str]:
-    """Return what tells a saved run from another one and from an older copy of it."""
+def saved_run(workdir: Path, is_step: Callable[[str], bool]) -> dict[str, str]:
+    """Return what tells a saved run from another one and from an older copy of it.
+
+    `is_step` tells whether a folder of checkpoints is a step, by its name: `storage.is_step`, which stands beside us.
+    """
     files = [*workdir.glob("config.json"), *workdir.glob("tokenizer/*")]
-    found = [path for path in workdir.glob(f"checkpoints/*/{STAMP}") if path.parent.name.isdecimal()]
-    stamps = [path for path in found if path.parent.name == str(int(path.parent.name))]  # 0099 is no step of ours
+    stamps = [path for path in workdir.glob(f"checkpoints/*/{STAMP}") if is_step(path.parent.name)]
     last = sorted(stamps, key=lambda path: int(path.parent.name))[-1:]
     return {
         f"the config and tokenizers of {workdir}": _digest(workdir, files),

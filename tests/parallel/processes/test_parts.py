@@ -22,6 +22,7 @@ from jformer.parallel.processes.alone import Alone
 from jformer.parallel.processes.coordinates import VARIABLES, Coordinates, from_flags
 from jformer.parallel.processes.handshake import STAMP, code_version, refuse_differences, saved_run, software
 from jformer.parallel.processes.stall import Pace, Status, Watch, waited_for
+from jformer.storage import is_step
 
 SLURM = {
     "SLURM_JOB_ID": "4100", "SLURM_STEP_NODELIST": "node[007-009],other", "SLURM_NTASKS": "4", "SLURM_PROCID": "2",
@@ -101,13 +102,13 @@ def test_another_run_and_an_older_copy_of_one_are_told_apart(tmp_path):
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        return saved_run(tmp_path)
+        return saved_run(tmp_path, is_step)
 
     none, nine, ten = saved(), saved(9), saved(10)
     found = [none, nine, ten, saved(10, tokenizer="b"), saved(10, written="yesterday")]
     assert len({tuple(each.items()) for each in found}) == 5
     assert ten[f"the last checkpoint of {tmp_path}"].startswith("10 ")
-    assert saved(10) == saved_run(tmp_path)
+    assert saved(10) == saved_run(tmp_path, is_step)
 
 
 def test_pace_counts_a_busy_processor_as_progress_only_where_nothing_was_timed():
