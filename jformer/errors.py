@@ -42,17 +42,19 @@ def check_choice(key: str, value: str, choices: Collection[str]) -> None:
     """Raise UserError unless a value is one of the choices: with the one that was probably meant, if there is one."""
     if value in choices:
         return
-    begins = [choice for choice in choices if choice and (value.startswith(choice) or choice.startswith(value))]
-    close = begins or difflib.get_close_matches(value, choices, n=1)
-    hint = f" (did you mean {close[0]!r}?)" if close and value else ""
+    text = value if isinstance(value, str) else ""  # of Python, where nothing has looked at types before
+    begins = [choice for choice in choices if choice and (text.startswith(choice) or choice.startswith(text))]
+    close = begins or difflib.get_close_matches(text, choices, n=1)
+    hint = f" (did you mean {close[0]!r}?)" if close and text else ""
     raise UserError(f"{key}={value!r}; choose one of: {', '.join(choices)}{hint}")
 
 
 def check_least(section: str, values: object, keys: tuple[str, ...], least: float) -> None:
     """Raise UserError for the first of a section's keys whose value is below a bound, or no number."""
     for key in keys:
-        if not getattr(values, key) >= least:
-            raise UserError(f"{section}.{key}={getattr(values, key)} must be at least {least}")
+        value = getattr(values, key)
+        if not _is_number(value) or not value >= least:
+            raise UserError(f"{section}.{key}={value!r} must be at least {least}")
 
 
 def check_range(section: str, values: object, keys: tuple[str, ...], low: float, high: float) -> None:
@@ -66,5 +68,10 @@ def check_range(section: str, values: object, keys: tuple[str, ...], low: float,
         high: what every value must be below.
     """
     for key in keys:
-        if not low <= getattr(values, key) < high:
-            raise UserError(f"{section}.{key}={getattr(values, key)} must be at least {low} and below {high}")
+        value = getattr(values, key)
+        if not _is_number(value) or not low <= value < high:
+            raise UserError(f"{section}.{key}={value!r} must be at least {low} and below {high}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -26,6 +26,7 @@ LINE_FEEDS_REPLACED = "line feeds within a text made spaces"  # JSON and TFDS te
 SEPARATORS_KEPT = "texts with unusual line separators, kept"
 BOMS_KEPT = "texts with a byte order mark, kept"
 INVALID_REPLACED = "texts with invalid characters, replaced by U+FFFD"
+LONGEST_UNPACKED = 2**24  # bytes of a line of a compressed file, which a thousandth of them may unpack to
 INVALID = ("refuse", "replace")  # what is done about characters that are no text
 
 # Everything str.splitlines would break at, and what is no text: NUL, at which sentencepiece models break, and halves of
@@ -71,7 +72,7 @@ def read_lines(
         UserError: with file:line, for a line that is to be refused.
     """
     with open_bytes(path) as stream:
-        for number, line in islice(enumerate(stream, start=1), first, last):
+        for number, line in islice(enumerate(_lines(path, stream), start=1), first, last):
             if number == 1 and line.startswith(codecs.BOM_UTF8):
                 line = line.removeprefix(codecs.BOM_UTF8)
                 counts[BOMS_REMOVED] += 1
@@ -84,6 +85,18 @@ def read_lines(
                 warn(number, str(error).partition(";")[0])
                 text = admit(decode(body, invalid), counts, invalid)
             yield text + "\n" if keepends and len(body) < len(line) else text
+
+
+def _lines(path: Path, stream: IO[bytes]) -> Iterator[bytes]:
+    """Yield the lines of an open file; raise UserError for one that a small compressed file would fill memory with."""
+    if path.suffix != ".gz":
+        yield from stream
+        return
+    for number, line in enumerate(iter(lambda: stream.readline(LONGEST_UNPACKED + 1), b""), start=1):
+        if len(line) > LONGEST_UNPACKED and not line.endswith(b"\n"):
+            most = f"a line of more than {LONGEST_UNPACKED:,} bytes in a compressed file"
+            raise UserError(f"{path}:{number}: {most}; unpack the file if it is one")
+        yield line
 
 
 def is_jsonl(path: Path) -> bool:

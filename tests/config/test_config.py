@@ -6,6 +6,7 @@ import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from jformer.config.presets import PRESETS
 from jformer.data import sources, tokenizers
 from jformer.data.config import NOISES, SOURCES, TOKENIZERS, DataConfig, SourceConfig
 from jformer.decoding.config import DecodeConfig
-from jformer.errors import UserError
+from jformer.errors import UserError, check_choice, check_least, check_range
 from jformer.models.config import ModelConfig, RelativeConfig
 from jformer.models.head_config import HeadConfig
 from jformer.models.vision_config import VisionConfig
@@ -149,6 +150,18 @@ def test_values_of_another_type_are_refused_for_every_key(key):
     for value in WRONG[type(DEFAULTS[key])]:
         shown = f"{key}[0]={value[0]!r}" if type(value) is type(DEFAULTS[key]) is tuple else f"{key}={value!r}"
         assert refused({key: value}).startswith(f"{shown} must be a ")
+
+
+@pytest.mark.parametrize("value", ["0.1", True, None])
+def test_values_of_another_type_that_a_program_gives_are_refused_too(value):
+    """`build_model(ModelConfig(dropout="0.1"))` is not read by `resolve`, which would look at types."""
+    given = SimpleNamespace(dropout=value)
+    with pytest.raises(UserError, match=f"^model.dropout={value!r} must be at least 0 and below 1$"):
+        check_range("model", given, ("dropout",), 0, 1)
+    with pytest.raises(UserError, match=f"^model.dropout={value!r} must be at least 0$"):
+        check_least("model", given, ("dropout",), 0)
+    with pytest.raises(UserError, match=f"^model.norm={value!r}; choose one of: pre, post$"):
+        check_choice("model.norm", value, ("pre", "post"))
 
 
 def test_whole_numbers_are_floats_too():

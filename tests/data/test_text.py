@@ -118,6 +118,16 @@ def test_a_damaged_gzip_file_is_refused_by_name(tmp_path, damage):
         digest(path)
 
 
+def test_a_line_that_a_small_compressed_file_unpacks_to_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "LONGEST_UNPACKED", 10_000)
+    path = write(tmp_path / "a.gz", b"fine\n" + b"a" * 10_001 + b"\nfine\n")
+    with pytest.raises(UserError, match=r"a\.gz:2: a line of more than 10,000 bytes in a compressed file; unpack"):
+        read(path)
+    for content in (b"a" * 10_000, b"a" * 10_000 + b"\n"):
+        assert read(write(tmp_path / "a.gz", content))[0] == ["a" * 10_000]
+    assert read(write(tmp_path / "a.txt", b"a" * 10_001))[0] == ["a" * 10_001]
+
+
 def test_an_unreadable_file_is_refused_by_name(tmp_path):
     with pytest.raises(UserError, match="missing: No such file"):
         digest(tmp_path / "missing")
