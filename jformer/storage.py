@@ -95,7 +95,7 @@ def refuse_file_of_run(workdir: Path, output: os.PathLike[str] | str) -> None:
     """Raise UserError for an --output that is what a run consists of, be it through a link."""
     if in_bucket(workdir):
         return
-    run, written = Path(workdir).resolve(), Path(output).resolve()
+    run, written = (Path(os.path.realpath(path)) for path in (workdir, output))
     if any(written.is_relative_to(run / name) for name in OF_A_RUN):
         raise UserError(f"--output={output} is a file of the run, which would be destroyed: name another file")
 

@@ -162,6 +162,11 @@ def test_a_file_that_is_named_from_the_folder_it_is_in_is_told_with_its_line(fil
     assert "--config=my_config.py:5: ZeroDivisionError" in capsys.readouterr().err
 
 
+def test_a_file_that_is_no_text_is_one_line(file, tmp_path, capsys):
+    assert call(f"--config={file(text=chr(0))}", f"--workdir={tmp_path}") == 2
+    assert "my_config.py: source code string cannot contain null bytes" in capsys.readouterr().err
+
+
 def test_a_file_without_get_config_says_so(file, tmp_path, capsys):
     assert call(f"--config={file(text='x = 1')}", f"--workdir={tmp_path}") == 2
     assert "my_config.py: has no get_config()" in capsys.readouterr().err

@@ -54,9 +54,9 @@ def _blaming(path: Path, flag: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         trace, place = traceback.extract_tb(error.__traceback__), path.absolute()  # as the module's frames name it
         frames = [frame.lineno or 0 for frame in trace if Path(frame.filename) == place]
-        number = error.lineno if isinstance(error, SyntaxError) else frames[-1] if frames else 0
-        line = linecache.getline(str(path), number or 0)
-        raise UserError(f"--{flag}={path}:{number}: {_unknown_key(error, line) or _in_short(error)}") from error
+        number = (isinstance(error, SyntaxError) and error.lineno) or (frames[-1] if frames else 0)
+        line, where = linecache.getline(str(path), number), f"--{flag}={path}" + (f":{number}" if number else "")
+        raise UserError(f"{where}: {_unknown_key(error, line) or _in_short(error)}") from error
 
 
 def _unknown_key(error: BaseException, line: str) -> str:
