@@ -29,10 +29,11 @@ def abstract_params(model: Model, mesh: Mesh, whole: Sequence[str] = (FSDP,)) ->
 
 
 class Weights(NamedTuple):
-    """Parameters, and the steps of the checkpoints that they are from."""
+    """Parameters, the steps of the checkpoints that they are from, and what identifies the tokenizers of the last."""
 
     params: PyTree
     steps: tuple[int, ...]
+    tokenizers: tuple[str, ...]  # fingerprints; none where it was not trained here
 
 
 def load_weights(workdir: Path, settings: Config, model: Model, mesh: Mesh) -> Weights:
@@ -41,27 +42,33 @@ def load_weights(workdir: Path, settings: Config, model: Model, mesh: Mesh) -> W
     The last ones, and their moving average, are those of the newest intact checkpoint; what was skipped for it
     is printed on standard error. Raises UserError where others are asked for and damaged.
     """
-    weights, abstract = settings.evaluate.weights, abstract_params(model, mesh)
+    abstract = abstract_params(model, mesh)
     with checkpoint.open_run(workdir) as saved:
-        if weights == "average":
-            count = settings.evaluate.average_last
-            steps = average_steps(saved.steps(), settings.train.checkpoint_every, count)
-            if len(steps) < count:
-                _say(
-                    f"evaluate.average_last={count}, but {workdir} has {counted(len(steps), 'checkpoints')} to average"
-                )
-            params = average(saved.restore(step, {"params": abstract})["params"] for step in steps)
-            return Weights(params, tuple(steps))
-        if weights == "best":
-            step = saved.newest_progress()["best_step"]
-            if not step:
-                raise UserError(f"evaluate.weights='best' but no validation of {workdir} was finite: take 'last'")
-            return Weights(saved.restore(step, {"params": abstract})["params"], (step,))
-        item = "ema" if weights == "ema" else "params"
-        restored = saved.restore_newest({item: abstract})
-        for note in restored.skipped:
-            _say(note)
-        return Weights(restored.items[item], (restored.step,))
+        params, steps = _params_and_steps(saved, workdir, settings, abstract)
+        return Weights(params, steps, tuple(saved.progress(steps[-1]).get("tokenizers", ())))
+
+
+def _params_and_steps(
+    saved: checkpoint.Checkpoints, workdir: Path, settings: Config, abstract: PyTree
+) -> tuple[PyTree, tuple[int, ...]]:
+    weights = settings.evaluate.weights
+    if weights == "average":
+        count = settings.evaluate.average_last
+        steps = average_steps(saved.steps(), settings.train.checkpoint_every, count)
+        if len(steps) < count:
+            _say(f"evaluate.average_last={count}, but {workdir} has {counted(len(steps), 'checkpoints')} to average")
+        params = average(saved.restore(step, {"params": abstract})["params"] for step in steps)
+        return params, tuple(steps)
+    if weights == "best":
+        step = saved.newest_progress()["best_step"]
+        if not step:
+            raise UserError(f"evaluate.weights='best' but no validation of {workdir} was finite: take 'last'")
+        return saved.restore(step, {"params": abstract})["params"], (step,)
+    item = "ema" if weights == "ema" else "params"
+    restored = saved.restore_newest({item: abstract})
+    for note in restored.skipped:
+        _say(note)
+    return restored.items[item], (restored.step,)
 
 
 def _say(text: str) -> None:

@@ -131,6 +131,13 @@ class Inputs:
         for phrase, ids in zip(phrases, encoded, strict=True):
             if self.symbols.unk in ids:
                 raise UserError(f"{where}: {phrase!r} holds what the vocabulary cannot write; choose other words")
+        limit = options.max_extra_length + (0 if self.continues else self.length(pieces[0].ids))
+        wanted, most = sum(map(len, encoded)), min(limit, options.max_length or limit) - 1  # then comes the end
+        if request.constraints and wanted > most:  # a search takes memory by their square
+            raise UserError(
+                f"{where}: prefix and constraints are {wanted} tokens, and its output may have {most} of them: shorten "
+                "them, or raise decode.max_extra_length"
+            )
         return pieces[0]._replace(prefix=encoded[0], constraints=[ids for ids in encoded[1:] if ids])
 
     def arrays(self, pieces: Sequence[Piece], rows: int, attempt: Attempt = WHOLE) -> tuple[dict[str, np.ndarray], int]:

@@ -99,5 +99,7 @@ def _restore(workdir: Path, config: Config, task: Task, tokenizers: tuple[Tokeni
     computing = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
     model = build_sized(computing, task, tokenizers)
     check_heads(model.config, mesh)
-    params, steps = load_weights(workdir, config, model, mesh)
+    params, steps, trained_with = load_weights(workdir, config, model, mesh)
+    if trained_with and trained_with != tuple(tokenizer.fingerprint for tokenizer in tokenizers):
+        raise UserError(f"{workdir / 'tokenizer'}: its tokens are not those that the run was trained with: restore it")
     return Trained(config=config, task=task, tokenizers=tokenizers, model=model, params=params, steps=steps)

@@ -95,6 +95,7 @@ def build_on(checkpoints: Checkpoints, config: Config, workdir: Path) -> Run:
         state, progress, notes = open_state(config, mesh, model, data.tokenizers, make, checkpoints)
     refuse_other_text(data, progress, workdir)
     progress.config = dataclasses.asdict(config)
+    progress.tokenizers = [tokenizer.fingerprint for tokenizer in data.tokenizers]
     loss = make_loss(model, task, config.optim.r_drop)
     tx, passes = optimizer.transform, config.optim.passes
     trained = Trained(config=config, task=task, tokenizers=data.tokenizers, model=model, params=state.params)

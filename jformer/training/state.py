@@ -52,6 +52,7 @@ class Progress:
     since_best: int = 0  # validations
     data: list[str] = dataclasses.field(default_factory=list)  # fingerprints of the token arrays trained on
     valid: list[str] = dataclasses.field(default_factory=list)  # and of those for validation
+    tokenizers: list[str] = dataclasses.field(default_factory=list)  # fingerprints of source and target
     config: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the run, should its file be lost
 
     @classmethod

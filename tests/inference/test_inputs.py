@@ -74,6 +74,11 @@ REFUSED = {
     "groups": ({"beam_groups": 2}, Request("a", constraints=("b",)), "with decode.beam_size of 2 or more and decode."),
     "samples": ({"search": "sample"}, Request("a", constraints=("b",)), "constraints need decode.search='beam' with"),
     "a label": ({"task": "classify"}, Request("a", "b"), "input line 1: labels have no prefix and no constraints"),
+    "more than there is room for": (
+        {"max_extra_length": 5},
+        Request("ab", "cd", constraints=("bcd", "abc")),
+        "input line 1: prefix and constraints are 8 tokens, and its output may have 7 of them: shorten",
+    ),
     "pieces": ({"overlong": "split"}, Request("a" * 99, constraints=("b",)), "and constraints cannot be split"),
 }
 

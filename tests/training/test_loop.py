@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
 import jformer
 from jformer import main
@@ -28,6 +29,7 @@ from jformer.evaluation.evaluate import evaluate
 from jformer.evaluation.validation import split_sums
 from jformer.inference import predict
 from jformer.parallel.devices import QuickerDtype
+from jformer.storage import seal
 from jformer.sweep.experiment import reported
 from jformer.training import forecast, machine
 from jformer.training.corpora import fingerprints
@@ -207,6 +209,17 @@ def test_workdir_alone_is_enough_to_predict_and_evaluate(unbroken, tmp_path, cap
     assert len(lines) == 4
     assert lines[1] == lines[3] == ""
     assert jformer.load(unbroken).predict(["a b c", "", "d e"]) == lines[:3]
+
+
+def test_a_tokenizer_of_another_run_is_refused_by_whoever_answers(unbroken, tmp_path):
+    run = epath.Path(shutil.copytree(unbroken, tmp_path / "run"))
+    path = run / "tokenizer" / "shared.json"
+    content = json.loads(path.read_text())
+    content["tokens"][5:7] = content["tokens"][6], content["tokens"][5]
+    path.write_text(json.dumps(content))
+    seal(run / "tokenizer")  # whole, as that of another run would be
+    with pytest.raises(UserError, match="tokenizer: its tokens are not those that the run was trained with: restore"):
+        jformer.load(run)
 
 
 def test_finished_run_has_nothing_left_to_do_and_longer_one_goes_on(unbroken, cache, tmp_path, capfd):
