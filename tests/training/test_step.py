@@ -15,7 +15,7 @@ from jformer.parallel.sharding import parameter_shardings, put_batch, state_shar
 from jformer.tasks.sums import Sum
 from jformer.tasks.task import make_loss, token_loss
 from jformer.training.state import create_state
-from jformer.training.step import make_gradient, make_train_step, moving_average
+from jformer.training.step import all_finite, make_gradient, make_train_step, moving_average
 from tests.conftest import make_batch
 
 SMOOTHED = SimpleNamespace(loss=token_loss(0.1))
@@ -166,6 +166,18 @@ def test_update_that_ends_in_an_average_that_is_not_finite_changes_nothing():
     state, metrics = step(state, put_batch(mesh, {"x": np.full((1, 4, 3), 1e-38, np.float32)}))
     assert int(metrics.skipped_in_row) == 1
     np.testing.assert_array_equal(state.ema["class_token"], np.full(3, -3e38, np.float32))
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="XLA forgets the barrier there before it fuses")
+def test_what_is_asked_of_all_arrays_is_computed_once_and_not_for_each_of_them():
+    def doubled(arrays):
+        finite = all_finite(arrays)
+        return [jnp.where(finite, 2 * x, x) for x in arrays]
+
+    count = 16
+    lowered = jax.jit(doubled).lower([jnp.ones(3)] * count)
+    compiled = lowered.compile({"xla_cpu_opt_preset": "CPU_OPT_PRESET_DEFAULT"}).as_text()  # which fuses
+    assert count - 1 <= compiled.count(" and(") < 2 * count  # all pairs would be some 256
 
 
 def test_gradients_of_frozen_parameters_count_neither_in_the_norm_nor_as_not_finite():
