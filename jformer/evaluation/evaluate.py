@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 import platform
 import shlex
 from collections import Counter
@@ -19,6 +20,7 @@ from jformer.config.resume import with_saved_config
 from jformer.data.progress import show_progress
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
+from jformer.errors import UserError
 from jformer.evaluation import results
 from jformer.evaluation.tables import score_table
 from jformer.evaluation.validation import evaluation_batches, make_eval_step, split_sums
@@ -38,12 +40,16 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
     """Score every test set with the run's weights, write results.json and the outputs, and return the new results.
 
     They are written into the run's directory, or into another folder. Of several processes each gets the results, and
-    the main one writes them and tells how far it is.
+    the main one writes them and tells how far it is. Raises UserError for the directory of another run.
     """
+    folder = folder or workdir
+    if (folder / "config.json").exists() and os.path.realpath(folder) != os.path.realpath(workdir):
+        raise UserError(
+            f"--output={folder} is the directory of another run, whose scores it holds: name another folder"
+        )
     processes.enter_phase("opening the trained run")
     config = with_saved_config(config, load_config(workdir / "config.json"))
     mesh = open_mesh(config)
-    folder = folder or workdir
     quiet = not processes.is_main_process()
     config = choose_decoding_dtype(config, mesh)
     with show_progress("opening the trained run", quiet=quiet):

@@ -3,8 +3,13 @@
 import dataclasses
 from pathlib import Path
 
-from jformer.config import resolve
-from jformer.evaluation.evaluate import report_scores
+import pytest
+from etils import epath
+
+from jformer.config import resolve, save_config
+from jformer.config.options import Config
+from jformer.errors import UserError
+from jformer.evaluation.evaluate import evaluate, report_scores
 
 
 def report(workdir="runs/a", **decode):
@@ -21,3 +26,15 @@ def test_a_wider_beam_is_recommended_where_there_is_a_beam():
 def test_a_folder_with_a_space_is_quoted():
     assert "--workdir='runs/my first' --mode=predict" in report("runs/my first")
     assert "--logdir='runs/my first' " in report("runs/my first")
+
+
+def test_scores_do_not_go_into_another_run(tmp_path):
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        save_config(Config(), epath.Path(tmp_path / name / "config.json"))
+    (tmp_path / "link").symlink_to(tmp_path / "one")
+    one = epath.Path(tmp_path / "one")
+    with pytest.raises(UserError, match="/other is the directory of another run, whose scores it holds: name another"):
+        evaluate(Config(), one, epath.Path(tmp_path / "other"))
+    with pytest.raises(UserError, match="tokenizer"):  # which it has not: its own directory is passed over
+        evaluate(Config(), one, epath.Path(tmp_path / "link"))
