@@ -53,7 +53,9 @@ MODELS = {
     "bahdanau": ModelConfig(**RECURRENT, tied_output=False, recurrent=BAHDANAU),
     "luong": ModelConfig(**RECURRENT, recurrent=RecurrentConfig("gru", attention="dot", input_feeding=True)),
     "concat": ModelConfig(**RECURRENT, recurrent=RecurrentConfig("rnn", bidirectional=True, attention="concat")),
-    "recurrent decoder": ModelConfig(**RECURRENT, family="decoder", recurrent=RecurrentConfig("gru")),
+    "recurrent decoder": ModelConfig(
+        **RECURRENT, family="decoder", tied_output=False, recurrent=RecurrentConfig("gru", embedding_size=20)
+    ),
     "recurrent texts": ModelConfig(
         **RECURRENT,
         family="encoder",

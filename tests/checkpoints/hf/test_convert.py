@@ -11,7 +11,7 @@ from etils.epath import Path
 
 from jformer.checkpoints.checkpoint import Checkpoints
 from jformer.checkpoints.hf import generation
-from jformer.checkpoints.hf.convert import Texts, import_model
+from jformer.checkpoints.hf.convert import FAMILIES, Texts, import_model, rename
 from jformer.checkpoints.hf.export import export_model, symbol_fields
 from jformer.checkpoints.hf.vocabulary import Vocabulary, read_labels
 from jformer.config import default_config, load_config, resolve, save_config
@@ -57,6 +57,19 @@ def workdir(tmp_path_factory):
     checkpoints.close()
     save_config(config, directory / "config.json")
     return directory
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "expected"),
+    [
+        ("gpt2", "transformer.wte.weight", "transformer.wte.weight"),
+        ("gpt2", "wte.weight", "transformer.wte.weight"),
+        ("gpt2", "lm_head.weight", "lm_head.weight"),
+        ("bert", "bert.embeddings.LayerNorm.gamma", "bert.embeddings.LayerNorm.weight"),
+    ],
+)
+def test_names_in_older_files_are_read_as_todays(family, name, expected):
+    assert rename(FAMILIES[family], name) == expected
 
 
 @pytest.fixture(scope="module")
