@@ -80,6 +80,7 @@ def test_seeds_stay_what_they_are_where_any_runs_are_taken_together(told, runs):
     store_run(runs / "post2", {"seed": 2}, losses=(4.0, 3.0, 2.5, 2.4))
     _, text, _ = told("pre", "pre1", "post2", options=["--metric=valid/loss"])
     assert re.search(r"\npost2 \(1 seeds\) +1 +2.400 +- +- +-\n", text)
+    assert re.search(r"\nseed +0, 1 +2\n", text)
     _, text, _ = told("pre", "post2", options=["--metric=valid/loss"])
     assert re.search(r"\npost2 +1 +2.400 +\+0.200 +- +-\n", text)
 

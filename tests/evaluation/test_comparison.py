@@ -76,6 +76,8 @@ def test_a_table_shows_as_many_digits_as_tell():
         ["b", "1", "1.300", "+0.300", "-", "-"],
         ["c", "1", "-", "-", "-", "-"],
     ]
+    standings, _ = compare_arms([arm("a", 12_345.4), arm("b", 1.0)], "a", "valid/loss")
+    assert [row[2] for row in table(standings, "valid/loss")[1:]] == ["12345", "1"]
 
 
 def test_text_is_compared_by_resampling_the_outputs_of_each_seed(runs):

@@ -102,6 +102,15 @@ def test_nothing_is_computed_for_those_who_leave(predictor):
     assert alone.advance() == []
 
 
+def test_few_requests_and_one_share_a_program(predictor):
+    model, shapes = predictor(beam_size=1), set()
+    for requests in (REQUESTS[:1], REQUESTS[:3]):
+        streamer = Streamer(model)
+        streamer.begin = lambda params, batch, room: shapes.add(batch["source"].shape[0])
+        streamer.start(model.inputs.pieces(requests))
+    assert shapes == {4}
+
+
 @pytest.mark.parametrize(
     "options", [{"search": "mbr", "samples": 4}, {"task": "lm", "beam_size": 1, "answer": "label"}]
 )

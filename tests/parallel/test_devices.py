@@ -43,6 +43,7 @@ class Chip:
 
 def test_all_devices_count_and_the_user_has_the_last_word():
     assert find_peak([Chip] * 4, "bfloat16") == (4 * 197e12, "data sheet of TPU v5 lite, bfloat16")
+    assert find_peak([Chip], "bfloat16").flops == 197e12
     assert find_peak([Chip] * 4, "float32", given=1e12) == (4e12, "train.peak_flops")
 
 
