@@ -288,6 +288,7 @@ def test_a_searchs_trial_is_resumed_with_what_was_suggested_and_no_row_of_it_is_
     options = {"SEEDS": (0,), "TRIALS": 2, "SAMPLER": "tpe", "code": SEARCH}
     queue, other = (another(tmp_path, **options) for _ in range(2))
     first = queue.claim()
+    assert first.crashes == 0
     first.give_back(1.0)
     other._add(first.trial, rows(other)[:1], after=-1)
     other._add(first.trial, rows(other)[:1], after=-1)  # of one that planned at the same moment
