@@ -20,6 +20,31 @@ def test_traffic_is_what_leaves_or_enters_hbm():
     assert traffic(parse(LOOP)) == 16 * 8 * 2 + 6 * (read_and_written + 4 + read_again + 2 * compared + 1)
 
 
+NESTED = """
+%slice_of (a: f32[8,4], i: s32[]) -> f32[1,4] {
+  %a = f32[8,4]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  ROOT %s = f32[1,4]{1,0} dynamic-slice(%a, %i, %i), dynamic_slice_sizes={1,4}
+}
+
+%around (b: f32[8,4], j: s32[]) -> f32[1,4] {
+  %b = f32[8,4]{1,0} parameter(0)
+  %j = s32[] parameter(1)
+  ROOT %t = f32[1,4]{1,0} fusion(%b, %j), kind=kLoop, calls=%slice_of
+}
+
+ENTRY %main (x: f32[8,4], k: s32[]) -> f32[1,4] {
+  %x = f32[8,4]{1,0} parameter(0)
+  %k = s32[] parameter(1)
+  ROOT %y = f32[1,4]{1,0} fusion(%x, %k), kind=kLoop, calls=%around
+}
+"""
+
+
+def test_a_fusion_in_a_fusion_reads_the_slice_that_it_takes():
+    assert traffic(parse(NESTED)) == 4 * 4 + 4 + 4 * 4  # the slice, the index, the result
+
+
 @pytest.mark.parametrize(
     ("line", "products"),
     [
