@@ -130,7 +130,6 @@ class TrainingLog:
             return
         self._compiled.add(shapes)
         jax.block_until_ready(self._pending)
-        give_back_freed_memory()  # of the temporaries of other shapes, beside which compiling would need its own
         began = time.monotonic()
         self.heartbeat.enter(f"compiling update {step}, shape {len(self._compiled)}")
         yield True
