@@ -190,6 +190,8 @@ def main(argv: Sequence[str]) -> None:
     del argv
     if smoke_sizes(turns=1, most=64, sentences=4):
         DEFAULTS.update(updates=[64, 128], decoding=[2, 4], corpus=[200, 400])
+    if OUTPUT.value:
+        Path(OUTPUT.value).mkdir(parents=True, exist_ok=True)  # now, and not after minutes of measuring
     if "decoding" not in OF.value:
         keep_freed_memory()  # as a run that trains does, and one that only answers does not
     print(f"{commit()}, {processor_name()}, jax {jax.__version__}, decoding by {SIZE.value} in {DTYPE.value}")
