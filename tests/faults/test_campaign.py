@@ -45,7 +45,8 @@ def damaged(tmp_path_factory):
             if step % EVERY == 0:
                 save(run, None)
     rows.close()
-    results.save(folder / "base", {"test": {"bleu": {"score": 30.0}}, "run": {"updates": SAVED}})
+    test = {"bleu": {"score": 30.0}, "checksum": "of the text"}
+    results.save(folder / "base", {"test": test, "run": {"updates": SAVED}})
     (folder / "copies").mkdir()
     yield Damaged(folder / "base", folder / "tokens", config(folder / "copies" / "cache"), folder / "copies")
     gc.collect()  # what pytestmark leaves unsaid must be said before the last test ends

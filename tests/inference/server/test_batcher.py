@@ -159,7 +159,11 @@ def test_more_than_is_answered_in_time_at_the_pace_of_full_batches_is_refused():
         await asyncio.sleep(0)
         with pytest.raises(BusyError):
             await batcher.ask([1])
-        return len(await first), list(batcher._rates)
+        found = len(await first)
+        async with asyncio.timeout(10):
+            while len(batcher._rates) < 4:  # the pace is noted after the answers are sent
+                await asyncio.sleep(0)
+        return found, list(batcher._rates)
 
     found, rates = gathered(Model(), ask, full=50, answer_seconds=10.0)[0]
     assert (found, rates[:3], len(rates)) == (60, [1.0, 10.0, 2.0], 4)
