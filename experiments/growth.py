@@ -31,8 +31,8 @@ import jax
 import numpy as np
 from absl import app, flags
 
-from experiments.measure import commit, processor_name, smoke_sizes
-from experiments.speed_jformer import build_step
+from experiments.measure import commit, mean_seconds, processor_name, smoke_sizes
+from experiments.speed_jformer import stepper
 from experiments.speed_shapes import LENGTH, make_batch, model_config
 from experiments.untrained import write_untrained
 from jformer.config import default_config, load_config, resolve
@@ -42,8 +42,6 @@ from jformer.data.tokenizers.symbols import NUM_SYMBOLS
 from jformer.data.vocabularies import learn_tokenizers, load_tokenizers
 from jformer.evaluation import plots
 from jformer.inference.predict import load
-from jformer.parallel.mesh import make_mesh
-from jformer.parallel.sharding import put_batch
 from jformer.tasks.build import build_task
 from jformer.training.malloc import keep_freed_memory
 
@@ -73,11 +71,9 @@ class Growth(NamedTuple):
     ylabel: str
 
 
-def seconds(call: Callable[[], Any]) -> float:
-    """Return the processor seconds of a call."""
-    began = time.process_time()
-    jax.block_until_ready(call())
-    return time.process_time() - began
+def median_seconds(call: Callable[[], Any]) -> float:
+    """Return the processor seconds of a call that has compiled, the median of some."""
+    return statistics.median(mean_seconds(call, clock=time.process_time) for _ in range(TURNS.value))
 
 
 def updates(counts: Sequence[int]) -> Growth:
@@ -88,16 +84,10 @@ def updates(counts: Sequence[int]) -> Growth:
         for tokens in counts:
             arrays = make_batch("full", tokens // LENGTH, model.vocab_size)
             parts = max(1, tokens // MOST.value)
-            step, state, _ = build_step(model, {name: x[:1] for name, x in arrays.items()}, warmup=100)
-            shaped = {name: x.reshape(parts, -1, *x.shape[1:]) for name, x in arrays.items()}
-            batch = put_batch(make_mesh(1), shaped)
-            state, _ = jax.block_until_ready(step(state, batch))  # compiles
-            each = []
-            for _ in range(TURNS.value):
-                began = time.process_time()
-                state, _ = jax.block_until_ready(step(state, batch))
-                each.append(time.process_time() - began)
-            yield tokens, 1e6 * statistics.median(each) / tokens, 1e3 * statistics.median(each), parts
+            update = stepper(model, arrays, 100, microbatches=parts)
+            jax.block_until_ready(update())  # compiles
+            middle = median_seconds(update)
+            yield tokens, 1e6 * middle / tokens, 1e3 * middle, parts
 
     heads = ("tokens a side", "us a token", "ms an update", "microbatches")
     return Growth(heads, rows(), "tokens of an update, a side", "microseconds a token")
@@ -122,9 +112,7 @@ def decoding(counts: Sequence[int]) -> Growth:
                 decode = dataclasses.replace(saved.decode, batch_size=batch, dtype=DTYPE.value, **exactly)
                 predictor = load(run, dataclasses.replace(saved, decode=decode))
                 predictor.predict(lines[:batch])  # compiles
-                middle = statistics.median(
-                    seconds(functools.partial(predictor.predict, lines)) for _ in range(TURNS.value)
-                )
+                middle = median_seconds(functools.partial(predictor.predict, lines))
                 yield batch, number / middle, 1e3 * middle * batch / number / TOKENS
 
     return Growth(

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from absl import app, flags
 from jax import lax
 
-from experiments.measure import processor_name, smoke_sizes
+from experiments.measure import mean_seconds, processor_name, smoke_sizes
 
 SIZES = flags.DEFINE_list("sizes", ["tiny", "base"], "Keys of WIDTHS.")
 ROWS = flags.DEFINE_list("rows", ["1", "8", "64", "320"], "Rows of the activations.")
@@ -91,21 +91,12 @@ def steps(product: Product) -> Callable[[jax.Array, list[list[Any]], Any], jax.A
     return jax.jit(lambda x, layers, table: lax.fori_loop(0, STEPS, step, (x, layers, table))[0])
 
 
-def mean_seconds(function: Callable[..., Any], arguments: tuple[Any, ...]) -> float:
-    """Return the mean processor seconds of a call, over at least SECONDS and two calls."""
-    done, began = 0, time.process_time()
-    while done < 2 or time.process_time() - began < SECONDS.value:
-        jax.block_until_ready(function(*arguments))
-        done += 1
-    return (time.process_time() - began) / done
-
-
 def medians(calls: Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]]) -> dict[str, float]:
     """Return the median seconds of each side, in turns; a turn before them compiles."""
     turns: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(TURNS + 1):
         for name, (function, arguments) in calls.items():
-            seconds = mean_seconds(function, arguments)
+            seconds = mean_seconds(function, *arguments, least=SECONDS.value, calls=2, clock=time.process_time)
             turns[name] += [seconds] if turn else []
     return {name: statistics.median(each) for name, each in turns.items()}
 

@@ -43,15 +43,27 @@ def seconds_in_turns(sides: Mapping[Name, Callable[[], Any]], turns: int, calls:
     return seconds
 
 
-def mean_seconds(function: Callable[..., Any], *arguments: Any, least: float, calls: int = 1) -> float:
-    """Return the mean seconds of a call, over at least so many seconds and calls."""
+def mean_seconds(
+    function: Callable[..., Any],
+    *arguments: Any,
+    least: float = 0.0,
+    calls: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
+    """Return the mean seconds of a call by a clock, over at least so many seconds and calls."""
     import jax
 
-    done, began = 0, time.perf_counter()
-    while done < calls or time.perf_counter() - began < least:
+    done, began = 0, clock()
+    while done < calls or clock() - began < least:
         jax.block_until_ready(function(*arguments))
         done += 1
-    return (time.perf_counter() - began) / done
+    return (clock() - began) / done
+
+
+def resident(process: int | str = "self", field: str = "VmRSS") -> float:
+    """Return the MiB that a process holds, or with VmHWM the most that it held, as Linux counts them."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(status.partition(f"{field}:")[2].split()[0]) / 1024
 
 
 def median_and_range(seconds: Sequence[float]) -> str:

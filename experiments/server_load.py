@@ -28,7 +28,7 @@ from typing import Any
 from absl import app, flags, logging
 
 import jformer
-from experiments.measure import ROOT, commit, processor_name, smoke_sizes
+from experiments.measure import ROOT, commit, processor_name, resident, smoke_sizes
 from experiments.server_clients import Asked, Client, load, slowly, streamed
 from jformer.inference.predict import Predictor
 
@@ -90,12 +90,6 @@ async def misuse(port: int) -> Counter[int]:
         await writer.drain()
         writer.close()
     return statuses
-
-
-def resident(process: int) -> float:
-    """Return the MiB that a process holds."""
-    status = Path(f"/proc/{process}/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
 
 def tell(name: str, asked: Sequence[Asked], wanted: Sequence[str], seconds: float, plain: float = 0.0) -> None:

@@ -11,7 +11,6 @@ Command:  python -m experiments.shape_memory --config=configs/multi30k_raw.py --
 
 import contextlib
 import gc
-import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -23,26 +22,22 @@ import jax
 from absl import flags
 from etils import epath
 
-from experiments.measure import commit, processor_name
+from experiments.measure import commit, processor_name, resident
 from experiments.runs import flags_of, small_run
 from jformer import main as front
 from jformer.training import loop
 from jformer.training.log import TrainingLog
 from jformer.training.malloc import give_back_freed_memory, keep_freed_memory
 
-STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
-
-def held(name: str = "VmRSS") -> int:
+def held(field: str = "VmRSS") -> int:
     """Return MiB that this process holds; of VmHWM, at most since `forget_peak`."""
-    found = re.search(rf"^{name}:\s+(\d+) kB", STATUS.read_text(), re.MULTILINE)
-    assert found, name
-    return int(found[1]) // 1024
+    return int(resident(field=field))
 
 
 def forget_peak() -> None:
     """Let the kernel count the peak from here on."""
-    RESET.write_text("5")
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def show(name: object, *cells: object) -> None:

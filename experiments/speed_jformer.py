@@ -40,11 +40,18 @@ def load(told: Told) -> tuple[Step, Told]:
 
 
 def build_step(
-    config: ModelConfig, arrays: dict[str, np.ndarray], warmup: int, task: Task | None = None
+    config: ModelConfig, arrays: dict[str, np.ndarray], warmup: int, task: Task | None = None, microbatches: int = 1
 ) -> tuple[Any, TrainState, Any]:
-    """Return the update, the state before the first one and the batch, one microbatch, as they lie in a run.
+    """Return the update, the state before the first one and the batch [a b …], as they lie in a run.
 
     Without a task, it translates.
+
+    Args:
+        config: of the model.
+        arrays: the batch [rows …].
+        warmup: updates until the rate falls.
+        task: what is learned.
+        microbatches: equal parts of the rows.
     """
     model, mesh = build_model(config), make_mesh(1)
     params = jax.jit(lambda key: init_params(model, key))(jax.random.key(0))
@@ -52,13 +59,15 @@ def build_step(
     tx = optim.make_optimizer(OptimConfig(clip_norm=0.0), schedule)
     task = task or TASKS["translate"](DataConfig(), label_smoothing=0.1, scores=(), tokenize="none", lowercase=False)
     state = jax.device_put(create_state(params, tx, ema=False), replicated(mesh))  # as an update leaves it
-    batch = put_batch(mesh, {name: array[None] for name, array in arrays.items()})
+    batch = put_batch(mesh, {name: x.reshape(microbatches, -1, *x.shape[1:]) for name, x in arrays.items()})
     return make_train_step(make_loss(model, task), tx, mesh, seed=0), state, batch
 
 
-def stepper(config: ModelConfig, arrays: dict[str, np.ndarray], warmup: int) -> Callable[[], Any]:
+def stepper(
+    config: ModelConfig, arrays: dict[str, np.ndarray], warmup: int, microbatches: int = 1
+) -> Callable[[], Any]:
     """Return what takes the next update and returns its metrics."""
-    step, state, batch = build_step(config, arrays, warmup)
+    step, state, batch = build_step(config, arrays, warmup, microbatches=microbatches)
 
     def take() -> Any:
         nonlocal state

@@ -131,14 +131,18 @@ class Inputs:
         for phrase, ids in zip(phrases, encoded, strict=True):
             if self.symbols.unk in ids:
                 raise UserError(f"{where}: {phrase!r} holds what the vocabulary cannot write; choose other words")
-        limit = options.max_extra_length + (0 if self.continues else self.length(pieces[0].ids))
-        wanted, most = sum(map(len, encoded)), min(limit, options.max_length or limit) - 1  # then comes the end
+        wanted, most = sum(map(len, encoded)), int(self._limit(self.length(pieces[0].ids))) - 1  # then comes the end
         if request.constraints and wanted > most:  # a search takes memory by their square
             raise UserError(
                 f"{where}: prefix and constraints are {wanted} tokens, and its output may have {most} of them: shorten "
                 "them, or raise decode.max_extra_length"
             )
         return pieces[0]._replace(prefix=encoded[0], constraints=[ids for ids in encoded[1:] if ids])
+
+    def _limit(self, sizes: np.ndarray | int) -> np.ndarray:
+        """Return the most tokens that outputs may get, by the sizes of their inputs and the options."""
+        limit = self.options.max_extra_length + (np.zeros_like(sizes) if self.continues else np.asarray(sizes))
+        return np.minimum(limit, self.options.max_length or limit)
 
     def arrays(self, pieces: Sequence[Piece], rows: int, attempt: Attempt = WHOLE) -> tuple[dict[str, np.ndarray], int]:
         """Return the batch of some pieces, in one of few shapes, and the most tokens that any output may get.
@@ -152,16 +156,13 @@ class Inputs:
         short = attempt.short and length < LONG_INPUT
         if self.continues:
             batch, room = prompts(sequences, rows, length, self.symbols), options.max_extra_length
-            limit = np.full(rows, room)
         else:
             before = self.symbols.before
             batch = self._features(sequences, [*map(marks, pieces)], Shape(rows, length, 1))
             batch |= prompts([before] * rows, rows, 1 + len(before), self.symbols)
             extra = options.max_extra_length
             room = extra if self.of_images else length + (min(length // 2, extra) if short else extra)
-            limit = sizes + options.max_extra_length
-        if options.max_length:
-            room, limit = min(room, options.max_length), np.minimum(limit, options.max_length)
+        room, limit = min(room, options.max_length or room), self._limit(sizes)
         if self.max_positions is not None:
             room = min(room, self.max_positions)
             limit = np.minimum(limit, self.max_positions + 1 - batch["prompt_length"])

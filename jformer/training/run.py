@@ -165,7 +165,7 @@ def refuse_later_mistakes(config: Config, task: Task, data: Data) -> None:
         for key, name in config.data.test_splits().items():
             refuse_unknown_labels(key, open_split(config.data, name), data.tokenizers[1])
     if task.answer in ("text", "continuation"):
-        writable(data.tokenizers[1], config.decode)
+        writable(data.tokenizers[1], config.decode)  # which refuses a beam, and words, that scoring would refuse
 
 
 def refuse_unknown_labels(key: str, test: Split, labels: Tokenizer) -> None:

@@ -8,8 +8,11 @@ import pytest
 from jformer.training import malloc
 from jformer.training.malloc import computes_on_cpu
 
-PROGRAM = """
-import ctypes, resource
+needs_glibc = pytest.mark.skipif(
+    sys.platform != "linux", reason="sets options of glibc, which Linux has; .ci/run tests them there"
+)
+FAULTS = """
+import ctypes, resource, threading
 from jformer.training.malloc import keep_freed_memory
 
 c = ctypes.CDLL(None)
@@ -21,54 +24,34 @@ def faults():
     c.memset(block, 1, 2**26)
     c.free(block)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-if {kept}:
-    keep_freed_memory()
-print(faults(), faults())
 """
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="sets options of glibc, which Linux has; .ci/run tests them there")
-def test_the_second_large_block_takes_no_new_pages():
-    def count(kept):
-        program = PROGRAM.format(kept=kept)
-        answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-        return [int(word) for word in answer.stdout.split()]
-
-    first, second = count(kept=True)
-    assert first > 1_000
-    assert second < first / 100
-    assert min(count(kept=False)) > 1_000  # or there would be nothing to mend
-
-
-TWO_THREADS = """
-import ctypes, resource, threading
-from jformer.training.malloc import keep_freed_memory
-
-keep_freed_memory()
-c = ctypes.CDLL(None)
-c.malloc.restype = ctypes.c_void_p
-faults = []
-
-def use():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    block = ctypes.c_void_p(c.malloc(2**25))
-    c.memset(block, 1, 2**25)
-    c.free(block)
-    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-
-use()
-thread = threading.Thread(target=use)
+KEPT = "keep_freed_memory()\n"
+TWICE = "print(faults(), faults())"
+IN_TWO_THREADS = """
+print(faults())
+thread = threading.Thread(target=lambda: print(faults()))
 thread.start()
 thread.join()
-print(*faults)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
+def count(program):
+    """Return the pages that the kernel gave for each large block of a program."""
+    command = [sys.executable, "-c", FAULTS + program]
+    return [int(word) for word in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()]
+
+
+@needs_glibc
+def test_the_second_large_block_takes_no_new_pages():
+    first, second = count(KEPT + TWICE)
+    assert first > 1_000
+    assert second < first / 100
+    assert min(count(TWICE)) > 1_000  # or there would be nothing to mend
+
+
+@needs_glibc
 def test_what_one_thread_freed_another_takes():
-    answer = subprocess.run([sys.executable, "-c", TWO_THREADS], capture_output=True, text=True, check=True)
-    first, second = map(int, answer.stdout.split())
+    first, second = count(KEPT + IN_TWO_THREADS)
     assert first > 1_000
     assert second < first / 10
 
@@ -96,7 +79,7 @@ print(before - resident())
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
+@needs_glibc
 def test_what_compiling_leaves_is_given_back():
     found = subprocess.run([sys.executable, "-c", COMPILING], capture_output=True, text=True, check=True)
     assert int(found.stdout) > 0.9 * 2**26
