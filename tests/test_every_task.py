@@ -21,7 +21,7 @@ from jformer.data.sources import open_split
 from jformer.data.tokenizers import BOS, EOS
 from jformer.errors import UserError
 from jformer.evaluation.evaluate import evaluate, report_scores
-from jformer.inference.answers import Request
+from jformer.inference.answers import CUT, Request
 from jformer.inference.export import export
 from jformer.inference.files import predict_file
 from jformer.inference.predict import load
@@ -393,7 +393,7 @@ def test_a_prompt_over_the_limit_loses_its_beginning_and_is_counted(loaded):
     long = " ".join(["red cat sat"] * 20)
     kept = " ".join(long.split()[-31:])
     assert predictor.predict([long]) == predictor.predict([kept])
-    assert predictor.cut == 1
+    assert predictor.counts[CUT] == 1
 
 
 def test_a_classifier_begins_with_a_masked_language_model_and_a_head_of_its_own(

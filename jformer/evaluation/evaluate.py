@@ -24,6 +24,7 @@ from jformer.errors import UserError
 from jformer.evaluation import results
 from jformer.evaluation.tables import score_table
 from jformer.evaluation.validation import evaluation_batches, make_eval_step, split_sums
+from jformer.inference.answers import CUT
 from jformer.inference.batching import ignore
 from jformer.inference.formats import one_line
 from jformer.inference.predict import Predictor, load
@@ -109,7 +110,7 @@ def provenance(config: Config, workdir: Path, predictor: Predictor) -> dict[str,
         "updates": progress["step"],
         "parameters": count_params(predictor.params),
         "parameters_by_part": {part: count for part, _, count in parameter_rows(predictor.params)},
-        "inputs_cut": predictor.cut,
+        "inputs_cut": predictor.counts[CUT],
         "hardware": f"{jax.device_count()} x {device.device_kind} ({platform.machine()})",
         "wall_seconds": round(progress["seconds"], 1),
         "libraries": processes.library_versions(),

@@ -23,6 +23,7 @@ from jformer.decoding.rules import Rules
 from jformer.decoding.sample import sample
 from jformer.decoding.search import Decoded, SearchLoop, Start, Trace
 from jformer.errors import UserError
+from jformer.inference.laid_out import in_compute_dtype, joined
 from jformer.models.batch import Batch
 from jformer.models.model import Model
 from jformer.parallel.activations import constrain_sharding
@@ -71,7 +72,7 @@ def record(setup: Setup, params: Sequence[PyTree], batch: SearchBatch, room: int
 def _begin(setup: Setup, params: Sequence[PyTree], batch: SearchBatch, room: int) -> tuple[Step, Cache, Start, Rules]:
     """Return what every search begins with."""
     models, options, vocabulary, symbols = setup
-    params = [in_compute_dtype(tree, model.config.dtype) for model, tree in zip(models, params, strict=True)]
+    params = [in_compute_dtype(joined(tree), model.config.dtype) for model, tree in zip(models, params, strict=True)]
     prompt, sizes, rows = batch["prompt"], batch["prompt_length"], options.hypotheses
     together = rows if options.search == "beam" else 1  # which share their entries
     entries = prompt.shape[1] - 1 + room * together
@@ -110,15 +111,6 @@ def writable(tokenizer: Tokenizer, options: DecodeConfig) -> Bool[np.ndarray, " 
             f"decode.beam_size={options.beam_size} is more than the {mask.sum()} entries that may be written: lower it"
         )
     return mask
-
-
-def in_compute_dtype(params: PyTree, dtype: str) -> PyTree:
-    """Round kernels and embeddings to the compute dtype, once instead of in every step."""
-
-    def cast(path: Any, leaf: Array) -> Array:
-        return leaf.astype(dtype) if path[-1].key in ("kernel", "embedding") else leaf
-
-    return params if dtype == "float32" else jax.tree_util.tree_map_with_path(cast, params)
 
 
 def _prefill(

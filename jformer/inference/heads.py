@@ -22,6 +22,7 @@ from jformer.decoding.config import DecodeConfig
 from jformer.decoding.search import Decoded
 from jformer.inference import spans
 from jformer.inference.answers import Hypotheses, Output, Piece, Request
+from jformer.inference.laid_out import joined
 from jformer.inference.words import likeliest_tags, pieces_of_words, read_tags
 from jformer.models.batch import Batch
 from jformer.models.model import Model
@@ -58,7 +59,7 @@ def one_pass(
         batch: what the model reads.
         room: that of a search, which has the same parameters; it means nothing here.
     """
-    return head.respond(model.apply({"params": params[0]}, batch).astype(jnp.float32), batch, options)
+    return head.respond(model.apply({"params": joined(params[0])}, batch).astype(jnp.float32), batch, options)
 
 
 def _every_class(log_probs: Float[Array, "b v"]) -> Decoded:

@@ -16,7 +16,6 @@ from jformer.data.sources.split import Pair
 from jformer.decoding.mbr import rank
 from jformer.errors import UserError
 from jformer.inference.answers import (
-    CUT,
     TRUNCATED,
     Alignment,
     EncodedPair,
@@ -46,6 +45,7 @@ from jformer.inference.batching import (
 from jformer.inference.generation import writable
 from jformer.inference.heads import HEADS
 from jformer.inference.inputs import Inputs
+from jformer.inference.laid_out import LaidOut
 from jformer.inference.programs import make_answer, make_key
 from jformer.inference.restore import Trained, decoding_mesh, restore, restore_member
 from jformer.inference.scoring import make_scorer
@@ -57,11 +57,14 @@ from jformer.storage import digest_of
 class Predictor:
     """A trained model with its tokenizers: `predict` answers texts, `score` tells how probable given answers are."""
 
-    def __init__(self, run: Trained, members: Sequence[Trained] = (), mesh: Mesh | None = None) -> None:
+    def __init__(
+        self, run: Trained, members: Sequence[Trained] = (), mesh: Mesh | None = None, lay_out: bool = True
+    ) -> None:
         """Hold what answers need; `params` may be replaced while training goes on.
 
         `members` are models of the same vocabulary that decide together with this one. The devices of a mesh share the
-        rows of a batch; without one, all is computed where the parameters lie.
+        rows of a batch; without one, all is computed where the parameters lie. With `lay_out`, a copy of the
+        parameters is kept that answers are quicker with.
         """
         self.config, self.task, self.tokenizers = run.config, run.task, run.tokenizers
         self.model, self.params, self.steps = run.model, run.params, run.steps
@@ -74,6 +77,7 @@ class Predictor:
         self._search: BatchedSearch | None = None
         if run.task.answer:
             searched = run.task.answer not in HEADS
+            self.laid_out = LaidOut(self.models, mesh, rounded=searched, copies=lay_out)
             self.vocabulary = writable(run.tokenizers[1], options) if searched else np.ones(0, bool)  # that is written
             key = make_key(self.models, options, self.vocabulary, self.inputs.symbols, mesh)
             self._search = BatchedSearch(make_answer(key, run.task.answer), self.inputs, mesh)
@@ -90,11 +94,6 @@ class Predictor:
     def counts(self) -> dict[str, int]:
         """What was cut, split, empty or unknown, so far."""
         return self.inputs.counts
-
-    @property
-    def cut(self) -> int:
-        """Inputs that were longer than the model's limit, so far."""
-        return self.counts[CUT]
 
     @property
     def compile_seconds(self) -> float:
@@ -121,7 +120,6 @@ class Predictor:
         """Answer every text, in order: with its translation, label or tags, or with the text itself and how it goes on.
 
         A question comes with its context, a TAB between them; where the context does not answer it, so does "".
-
         An empty one stays empty, unless it is to be continued. An image is given by its path, as in data.image_files.
 
         Raises UserError for a task that has no answers, and for what is no list of texts; only those that are to be
@@ -148,7 +146,8 @@ class Predictor:
             raise UserError(f"task={self.config.task!r} has no answer to a text; --mode=evaluate scores it")
         groups = self.inputs.pieces(asked)
         pieces = [piece for group in groups for piece in group]
-        for some in whole_groups([*map(len, groups)], self._search(self.all_params, pieces, self.on_answered)):
+        found = self._search(self.laid_out(self.all_params), pieces, self.on_answered)
+        for some in whole_groups([*map(len, groups)], found):
             answers = self.answers([groups[i] for i in some], [each for found in some.values() for each in found])
             yield dict(zip(some, answers, strict=True))
 

@@ -3,7 +3,6 @@
 No HTTP here, and no threads. A search that is advanced takes the same steps as the whole, so its answers are the same.
 """
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,7 +17,6 @@ from jformer.decoding.search import Decoded
 from jformer.errors import UserError
 from jformer.inference.answers import Output, Piece
 from jformer.inference.batching import Hypotheses, batch_rows, refuse_nan
-from jformer.inference.generation import in_compute_dtype
 from jformer.inference.heads import HEADS
 from jformer.inference.predict import Predictor
 from jformer.inference.programs import make_key, make_stream
@@ -54,21 +52,15 @@ class Streamer:
 
         key = make_key(predictor.models, inputs.options, predictor.vocabulary, inputs.symbols)
         self.begin, self.advance = make_stream(key)
-        self._cast = functools.cache(lambda: _cast(predictor))
 
     @property
     def params(self) -> Sequence[PyTree]:
         """The parameters as they compute, which is made of them once and not at each look."""
-        return self._cast()
+        return self.predictor.laid_out(self.predictor.all_params)
 
     def start(self, groups: Sequence[Sequence[Piece]]) -> "Streaming":
         """Begin to answer requests, each given as its pieces."""
         return Streaming(self, groups)
-
-
-def _cast(predictor: Predictor) -> Sequence[PyTree]:
-    both = zip(predictor.models, predictor.all_params, strict=True)
-    return [in_compute_dtype(params, model.config.dtype) for model, params in both]
 
 
 class Streaming:

@@ -15,7 +15,7 @@ from jformer.data.tokenizers import BOS, EOS, PAD, learn
 from jformer.decoding.config import DecodeConfig
 from jformer.decoding.mbr import rank
 from jformer.errors import UserError
-from jformer.inference.answers import TRUNCATED, Output, Request
+from jformer.inference.answers import CUT, TRUNCATED, Output, Request
 from jformer.inference.batching import Hypotheses
 from jformer.inference.inputs import Attempt
 from jformer.inference.predict import Predictor, load
@@ -85,7 +85,7 @@ def test_outputs_that_are_long_for_their_inputs_are_asked_for_again(predictor, m
 def test_overlong_source_is_cut_or_answered_in_pieces(predictor):
     whole, cut = predictor(), predictor(max_source_length=4)
     assert cut.predict(["abcdefgh", "abc"]) == whole.predict(["abc", "abc"])
-    assert cut.cut == 1
+    assert cut.counts[CUT] == 1
     split = predictor(max_source_length=4, overlong="split", beam_size=2, alignments=True, outputs="tsv")
     (joined,), (alone,) = ask(split, ["abcdefgh", "ab"])
     pieces = [outputs[0] for outputs in ask(split, ["abc", "def", "gh"])]
@@ -174,10 +174,10 @@ def test_broken_weights_are_one_clear_error(predictor):
 
 def test_a_target_over_the_limits_is_cut_and_splitting_it_refused(predictor):
     p = predictor(max_source_length=4)
-    before = p.cut
+    before = p.counts[CUT]
     (whole,) = predictor().score([("abc", "ab")])
     assert abs(p.score([("abcdefgh", "ab")])[0].log_prob - whole.log_prob) < 1e-4
-    assert p.cut == before + 1
+    assert p.counts[CUT] == before + 1
     assert [scored.cut for scored in p.score([("abcdefgh", "ab"), ("abc", "ab")])] == [True, False]
     (cut,) = predictor().score([("abc", "a" * 999)])
     assert cut.cut
