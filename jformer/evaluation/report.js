@@ -29,7 +29,8 @@ const named = (line) => (runs.length > 1 ? `${line.run}, ${line.split}` : line.s
 function texts(values) {
   const written = (digits) => values.map((value) => String(Number(value.toPrecision(digits))));
   const distinct = [3, 4, 5, 6, 7].map(written).find((found) => new Set(found).size === new Set(values).size);
-  return (distinct ?? written(7)).map((text, i) => (text.length > 7 ? values[i].toExponential(1) : text));
+  const power = (value) => value.toExponential(1).replace(".0e", "e").replace("e+", "e");
+  return (distinct ?? written(7)).map((text, i) => (text.length > 7 ? power(values[i]) : text));
 }
 
 const short = (value) => texts([value])[0];
@@ -48,6 +49,27 @@ function points(line) {
   return found;
 }
 
+/** Return the round numbers from one to another, two to six of them. */
+function round(low, high) {
+  const rough = (high - low) / 5;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough * (1 - 1e-9));
+  const first = Math.ceil(low / step - 1e-6);
+  const count = Math.floor(high / step + 1e-6) - first + 1;
+  return Array.from({ length: count }, (_, i) => (first + i) * step);
+}
+
+/** Return the round numbers from one to another for a logarithmic axis: powers of ten, or of fewer 1, 2 and 5 times. */
+function roundPowers(low, high) {
+  const [from, to] = [Math.log10(low), Math.log10(high)];
+  const decades = round(from, to).filter(Number.isInteger);
+  if (to - from > 2) return decades.map((power) => 10 ** power);
+  const powers = Array.from({ length: 4 }, (_, i) => 10 ** (Math.floor(from) + i));
+  const found = powers.flatMap((power) => [1, 2, 5].map((factor) => factor * power));
+  const within = found.filter((value) => value >= low * (1 - 1e-6) && value <= high * (1 + 1e-6));
+  return within.length > 2 ? within : round(low, high);
+}
+
 /** Return a function from values to pixels, and where its axis has marks. */
 function scale(values, logarithmic, from, to) {
   const change = logarithmic ? Math.log10 : (value) => value;
@@ -56,7 +78,7 @@ function scale(values, logarithmic, from, to) {
   if (!(high > low)) [low, high] = [low - Math.abs(low) / 2, high + Math.abs(high) / 2 || 1];
   const pixel = (value) => from + ((change(value) - low) / (high - low)) * (to - from);
   const back = (place) => (logarithmic ? 10 ** place : place);
-  return { pixel, marks: [0, 1, 2, 3].map((i) => back(low + ((high - low) * i) / 3)) };
+  return { pixel, marks: (logarithmic ? roundPowers : round)(back(low), back(high)) };
 }
 
 function drawAxes(svg, x, y) {
@@ -66,11 +88,10 @@ function drawAxes(svg, x, y) {
     svg.append(element("line", { class: "rule", x1: LEFT, x2: WIDTH - RIGHT, y1: at, y2: at }));
     svg.append(element("text", { x: LEFT - 6, y: at + 4, "text-anchor": "end" }, marks[i]));
   });
-  const steps = [...new Set(x.marks.map(Math.round))];
-  steps.forEach((step, i) => {
-    const anchor = i === 0 ? "start" : i === steps.length - 1 ? "end" : "middle";
+  for (const step of x.marks.filter(Number.isInteger)) {
+    const anchor = x.pixel(step) > WIDTH - RIGHT - 15 ? "end" : "middle";
     svg.append(element("text", { x: x.pixel(step), y: HEIGHT - 6, "text-anchor": anchor }, String(step)));
-  });
+  }
 }
 
 function drawLine(svg, line, x, y) {

@@ -44,6 +44,13 @@ TITLES = {  # of figures, in the order of their charts; the others follow under 
     "tokens_per_second": "tokens a second",
     "padding_efficiency": "share of a batch that is no padding",
     "mfu": "share of the devices' peak that the model's FLOPs take",
+    "nll": "loss without label smoothing, nats a token",
+    "seconds_per_update": "seconds an update",
+    "data_wait": "share of the time in which training waited for a batch",
+    "flops_efficiency": "share of a batch's FLOPs that real tokens take",
+    "model_flops_per_second": "FLOPs a second of the model's matrix products",
+    "peak_flops_per_second": "FLOPs a second that the devices could do",
+    "skipped": "updates so far that were not finite and changed nothing",
 }
 LONGEST_WATCH = 86_400  # seconds
 CHARTS = '<div id="charts"></div>'  # where report.js draws
@@ -57,8 +64,7 @@ def write_report(config: Config, run: Path, output: str, watch: float = 0.0) -> 
     scored after its last update. Raises UserError as `report` does, or for the file.
     """
     page.check_output("report", output)
-    if watch and not 1 <= watch <= LONGEST_WATCH:
-        raise UserError(f"--watch={watch:g} must be 0 or 1 to {LONGEST_WATCH} seconds")
+    check_watch(watch)
     for times in itertools.count():
         over = not watch or is_over(run)
         content = report(config, run, 0.0 if over else watch)
@@ -69,6 +75,12 @@ def write_report(config: Config, run: Path, output: str, watch: float = 0.0) -> 
         if times == 0:
             yield f"{output}: open it in a browser; it is written every {watch:g} s until the run is scored"
         time.sleep(watch)
+
+
+def check_watch(seconds: float) -> None:
+    """Raise UserError for a pause between two writings of a page that nobody would want."""
+    if seconds and not 1 <= seconds <= LONGEST_WATCH:
+        raise UserError(f"--watch={seconds:g} must be 0 or 1 to {LONGEST_WATCH} seconds")
 
 
 def is_over(run: Path) -> bool:
@@ -91,8 +103,7 @@ def report(config: Config, run: Path, refresh: float = 0.0) -> str:
     parts += answers_over_updates(records.samples(run))
     parts += [page.heading("Settings that are not the default"), page.table(settings(config), left=3)]
     if "run" in results:
-        facts = [[fact, str(results["run"][fact])] for fact in OF_A_RUN if fact in results["run"]]
-        parts += [page.heading("Where the scores come from"), page.table([["", ""], *facts], left=2)]
+        parts += [page.heading("Where the scores come from"), page.table([["", ""], *facts(results["run"])], left=2)]
         parts += parameters(results["run"].get("parameters_by_part", {}))
     return page.page(f"Run {name}", parts, ("report",), curves({name: rows}), refresh)
 
@@ -175,6 +186,19 @@ def parameters(parts: Mapping[str, int]) -> list[str]:
     total = sum(parts.values())
     rows = [[name, f"{count:,}", f"{count / total:.1%}"] for name, count in parts.items()]
     return [page.heading("Parameters"), page.table([["part", "parameters", "share"], *rows])] if rows else []
+
+
+def facts(run: Mapping[str, Any]) -> list[list[str]]:
+    """Return what results.json says of its run, a name and a text for each fact that is there."""
+
+    def text(fact: object) -> str:
+        if isinstance(fact, Mapping):
+            return ", ".join(f"{name} {value}" for name, value in fact.items())
+        if isinstance(fact, list):
+            return ", ".join(map(str, fact))
+        return f"{fact:,}" if isinstance(fact, int | float) else str(fact)
+
+    return [[name.replace("_", " "), text(run[name])] for name in OF_A_RUN if name in run]
 
 
 def kind_of_answers(config: Config) -> str:

@@ -38,7 +38,9 @@ def test_a_line_is_drawn_for_each_split_that_has_a_figure(run):
         {"run": "small", "split": "train", "steps": [10], "values": [5.0]},
         {"run": "small", "split": "valid", "steps": [10, 20, 30, 40], "values": [4.0, 3.0, 2.5, 2.2]},
     ]
-    assert [line["values"] for line in charts["nll"]] == [[2.0, 1.5, 1.25, 1.1]]  # what has no title of its own
+    assert [line["values"] for line in charts["loss without label smoothing, nats a token"]] == [[2.0, 1.5, 1.25, 1.1]]
+    (own,) = report.curves({"a": [{"step": 1, "split": "valid", "word_order": 0.5}]})
+    assert own["title"] == "word order"  # what has no title
     assert "norm of the gradient" not in charts  # no value is finite
     assert "perplexity" not in charts
 
@@ -208,6 +210,45 @@ def test_the_page_of_two_runs_draws_both_and_texts_stay_texts():
     body = drawn.html.partition('<div id="charts">')[2].partition("<script")[0]
     assert "onerror" in body
     assert "<img" not in body
+
+
+def test_facts_are_words_and_numbers_and_no_notation_of_python():
+    run = {"tokens_per_update": 6400, "libraries": {"jax": "0.12.0", "flax": "1.0"}, "data": ["ab", "cd"], "seed": 3}
+    assert report.facts(run) == [
+        ["tokens per update", "6,400"],
+        ["libraries", "jax 0.12.0, flax 1.0"],
+        ["data", "ab, cd"],
+    ]
+
+
+LABELS = "() => [...document.querySelectorAll('figure svg text')].map((text) => text.textContent)"
+
+
+def test_axes_have_round_numbers_and_logarithmic_ones_powers():
+    lines = [{"run": "a", "split": "valid", "steps": [100, 2_000, 4_500], "values": [4.8, 1.0, 0.951]}]
+    rates = [{"run": "a", "split": "train", "steps": [1, 90_000, 100_000], "values": [2e-3, 3e-8, 0]}]
+    charts = [{"title": "loss", "lines": lines}, {"title": "rate", "lines": rates}]
+    with browser.used(page.page("x", [report.CHARTS], ("report",), charts)) as tab:
+        plain = tab.evaluate(LABELS)
+        for box in tab.locator("input[type=checkbox]").all():
+            box.check()
+        assert tab.inner_text(".readout >> nth=1") == "train ends at 3e-8"  # 0 has no place
+        logarithmic = tab.evaluate(LABELS)
+    assert plain == [
+        *("1", "2", "3", "4"), *("1000", "2000", "3000", "4000"),
+        *("0", "0.0005", "0.001", "0.0015", "0.002"), *("20000", "40000", "60000", "80000", "100000"),
+    ]  # fmt: skip
+    assert logarithmic == [
+        *("1", "2", "3", "4"), *("100", "200", "500", "1000", "2000"),
+        *("1e-7", "1e-6", "0.00001", "0.0001", "0.001"), *("1", "10", "100", "1000", "10000"),
+    ]  # fmt: skip
+
+
+def test_smoothed_values_are_means_that_forget():
+    lines = [{"run": "a", "split": "valid", "steps": [1, 2, 3], "values": [4.0, 1.0, 1.0]}]
+    with browser.used(page.page("x", [report.CHARTS], ("report",), [{"title": "loss", "lines": lines}])) as tab:
+        tab.fill("input[type=range]", "0.5")
+        assert tab.inner_text(".readout") == "valid ends at 1.43"  # (4 / 4 + 1 / 2 + 1) / (1 / 4 + 1 / 2 + 1) = 1.43
 
 
 def test_nothing_keeps_anybody_out(run):
