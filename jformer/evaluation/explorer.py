@@ -31,7 +31,12 @@ RESTORING = ("mlm", "denoise")  # tasks whose only text is hidden in part
 MOST_EXAMPLES = 50  # of one page; each takes up to layers × heads × tokens² bytes
 WRITTEN = "What it wrote, and what else it might have"
 GIVEN = "The target token by token, and what it might have written"
+WENT_ON = "What it was given and how it went on, and what else it might have written"
+CHOSEN = "What it chose, and what else it might have"
+GIVEN_CHOICE = "What was given, and what it might have chosen"
 HIDDEN = "What was hidden, and what it might be"
+# What a task answers → the heading of the choices for an answer of the run's own, and for a target that was given.
+HEADINGS = {"": (HIDDEN, HIDDEN), "text": (WRITTEN, GIVEN), "continuation": (WENT_ON, GIVEN)}
 PROGRAMS = ("explorer_drawing", "explorer_picture", "explorer_tree", "explorer_tables", "explorer")
 
 
@@ -141,7 +146,8 @@ def show(predictor: Predictor, pairs: Sequence[tuple[str, str | None]], attended
     trees: dict[int, list[SearchTree]] = {}
     if answered and has_beam(predictor.task.answer, predictor.config.decode):
         trees = dict(zip(answered, predictor.search_trees([pairs[i][0] for i in answered]), strict=True))
-    headings = [HIDDEN if not predictor.task.answer else WRITTEN if target is None else GIVEN for _, target in pairs]
+    own, given = HEADINGS.get(predictor.task.answer, (CHOSEN, GIVEN_CHOICE))
+    headings = [own if target is None else given for _, target in pairs]
     return [Shown(each, trees.get(i, ()), planes[i], headings[i]) for i, each in enumerate(attended)]
 
 
@@ -170,7 +176,12 @@ def _example(shown: Shown, packed: list[str]) -> dict[str, Any]:
         ],
         "heading": shown.choices,
         "choices": [
-            [each.token, round(each.probability, 4), [[token, round(p, 4)] for token, p in each.likeliest], each.read]
+            [
+                page.visible(each.token),
+                round(each.probability, 4),
+                [[page.visible(token), round(p, 4)] for token, p in each.likeliest],
+                page.visible(each.read),
+            ]
             for each in attended.choices
         ],
     }
@@ -191,8 +202,8 @@ def _maps(part: Attention, side: int, packed: list[str]) -> dict[str, Any]:
     means = [_packed(_steps(layer.mean(axis=0)), packed) for layer in part.weights]
     return {
         "name": part.part.title,
-        "rows": part.rows,
-        "columns": part.columns,
+        "rows": [*map(page.visible, part.rows)],
+        "columns": [*map(page.visible, part.columns)],
         "side": side,
         "firstPatch": len(part.rows) - side**2 if part.part is Part.ENCODER_SELF else len(part.rows),
         "mask": mask,
@@ -222,7 +233,7 @@ def _tree(tree: SearchTree) -> dict[str, Any]:
     tokens = list(dict.fromkeys(tree.tokens[i] for i in nodes))
     states = list(NODE_STATES)
     return {
-        "tokens": tokens,
+        "tokens": [*map(page.visible, tokens)],
         "token": [tokens.index(tree.tokens[i]) for i in nodes],
         "parent": [number.get(int(tree.parents[i]), -1) for i in nodes],
         "logProb": [round(1000 * float(tree.log_probs[i])) for i in nodes],
@@ -250,10 +261,12 @@ def _best_dropped(tree: SearchTree) -> list[int]:
 def _plane(plane: Plane) -> dict[str, Any]:
     return {
         "name": plane.name,
-        "tokens": plane.tokens,
+        "tokens": [*map(page.visible, plane.tokens)],
         "points": np.round(plane.points.astype(float), 3).tolist(),
         "shares": [round(share, 3) for share in plane.shares],
-        "neighbours": [[[token, round(cosine, 3)] for token, cosine in each] for each in plane.neighbours],
+        "neighbours": [
+            [[page.visible(token), round(cosine, 3)] for token, cosine in each] for each in plane.neighbours
+        ],
     }
 
 

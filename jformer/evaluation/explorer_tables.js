@@ -3,14 +3,15 @@
 
 const [WIDE, HIGH, EDGE] = [620, 380, 34]; // pixels of a plane, and around its points
 
-/** Return where the labels [x, y, width] of points stand: each beside its own or, where another is, further down. */
+/** Return where the labels [x, y, width] of points stand: each beside its own, or further down where others are. */
 function placeLabels(points, tokens) {
   const placed = [];
   for (const [i, [cx, cy]] of [...points.entries()].sort(([, a], [, b]) => a[1] - b[1])) {
     const label = { i, x: cx + 7, y: cy + 4, width: 5 + 7 * tokens[i].length };
     const over = (other) =>
       Math.abs(other.y - label.y) < 12 && other.x < label.x + label.width && label.x < other.x + other.width;
-    while (placed.some(over)) label.y += 3;
+    const covers = ([x, y]) => x > label.x - 5 && x < label.x + label.width && y > label.y - 13 && y < label.y + 4;
+    while (placed.some(over) || points.some(covers)) label.y += 3;
     placed.push(label);
   }
   return placed.sort((a, b) => a.i - b.i);

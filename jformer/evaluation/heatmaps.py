@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jformer.errors import UserError
+from jformer.evaluation.page import visible
 from jformer.evaluation.plots import new_figure
 from jformer.inference.attended import Attended, Attention, Part
 
@@ -99,7 +100,7 @@ def _label(axes: "Axes", part: Attention, left: bool, below: bool) -> None:
 
 def _plain(tokens: Sequence[str]) -> list[str]:
     """Return tokens as matplotlib writes them and nothing else, none so long that panels have no room beside it."""
-    short = [token if len(token) <= LONGEST else f"{token[: LONGEST - 1]}…" for token in tokens]
+    short = [token if len(token) <= LONGEST else f"{token[: LONGEST - 1]}…" for token in map(visible, tokens)]
     return [token.replace("$", r"\$") for token in short]
 
 

@@ -122,6 +122,17 @@ def image(png: bytes, description: str) -> str:
     return f'<img width="640" alt="{html.escape(description)}" src="data:image/png;base64,{data}">'
 
 
+def visible(token: str) -> str:
+    """Return a token, or marks in the place of one of nothing but white space or signs that nobody sees.
+
+    >>> visible("a b"), visible(" "), visible("\\n"), visible("\\u200b")
+    ('a b', '␣', '↵', '<U+200B>')
+    """
+    if any(sign.isprintable() and sign != " " for sign in token):
+        return token
+    return "".join(SPACES.get(sign, f"<U+{ord(sign):04X}>") for sign in token)
+
+
 def check_output(mode: str, output: str) -> None:
     """Raise UserError for an --output that no page can be written to."""
     if output == "-":
@@ -149,6 +160,7 @@ def write(folder: Path, files: Mapping[str, str | bytes]) -> None:
         raise UserError(f"{folder}: cannot be written to ({error.strerror or error}); name another folder") from error
 
 
+SPACES = {" ": "␣", "\n": "↵", "\t": "⇥"}  # as keyboards and editors show them
 STYLE = """
 :root { color-scheme: light dark; background: Canvas }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em }

@@ -166,6 +166,41 @@ def test_searches_are_shown_of_the_runs_own_answers(monkeypatch):
     assert [len(each.trees) for each in explorer.show(run, pairs, attended)] == [0, 0]
     run.task.answer = ""
     assert [each.choices for each in explorer.show(run, pairs[1:], attended[1:])] == [explorer.HIDDEN]
+    run.task.answer = "tags"
+    assert [each.choices for each in explorer.show(run, pairs, attended)] == [explorer.GIVEN_CHOICE, explorer.CHOSEN]
+
+
+def test_tokens_of_white_space_can_be_seen():
+    shown = example()
+    cross = shown.attended.cross._replace(rows=(" ", "a b", "</s>"), columns=("\n", " "))
+    choices = (Choice(" ", 0.9, ((" ", 0.9), ("\n", 0.05)), read=" "),)
+    tree = search()._replace(tokens=("", " ", *search().tokens[2:]))
+    plane = shown.planes[0]._replace(tokens=("\n", "a"), neighbours=(((" ", 0.5),), ()))
+    page = explorer.explorer_page("x", [Shown(Attended("", "", cross=cross, choices=choices), [tree], [plane])])
+    (data,) = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])["examples"]
+    (part,) = data["attention"]
+    assert (part["rows"], part["columns"]) == (["␣", "a b", "</s>"], ["↵", "␣"])
+    assert data["choices"] == [["␣", 0.9, [["␣", 0.9], ["↵", 0.05]], "␣"]]
+    assert data["trees"][0]["tokens"][:2] == ["", "␣"]
+    assert (data["planes"][0]["tokens"], data["planes"][0]["neighbours"][0]) == (["↵", "a"], [["␣", 0.5]])
+
+
+def test_no_label_of_a_plane_covers_a_point_or_another_label():
+    points = np.array([[0, 0], [0.25, 0], [0.5, 0.05], [0.5, -0.05], [9, 9]], np.float32)
+    plane = Plane("p", ("one", "two", "three", "four", "five"), points, (0.8, 0.2), ((),) * 5)
+    with browser.used(explorer.explorer_page("x", [Shown(Attended("", ""), planes=[plane])])) as tab:
+        tab.click("#embeddings summary")
+        boxes = """(name) => [...document.querySelectorAll(name)].map((each) => {
+          const { left, right, top, bottom } = each.getBoundingClientRect();
+          return [left, right, top, bottom];
+        })"""
+        labels, points = (tab.evaluate(boxes, f"#embeddings svg {name}") for name in ("text", "circle"))
+    assert len(labels) == len(points) == 5
+    for i, (left, right, top, bottom) in enumerate(labels):
+        middles = [((a + b) / 2, (c + d) / 2) for a, b, c, d in points]
+        assert not [point for point in middles if left < point[0] < right and top < point[1] < bottom]
+        others = labels[:i] + labels[i + 1 :]
+        assert not [o for o in others if o[0] < right and left < o[1] and o[2] + 4 < bottom and top + 4 < o[3]]
 
 
 def test_every_head_and_the_mean_of_each_layer_can_be_chosen(drawn):

@@ -34,6 +34,10 @@ def test_a_figure_has_a_panel_for_every_layer_and_head_and_its_tokens_are_texts(
     assert texts.count("a") == 3  # below the last panel of each head
 
 
+def test_tokens_of_white_space_can_be_seen():
+    assert "␣" in heatmaps.draw(attended(Part.CROSS, rows=(" ", "x")), ".svg").decode()
+
+
 def test_what_is_attended_to_is_dark():
     picture = Image.open(io.BytesIO(heatmaps.draw(attended(Part.ENCODER_SELF, layers=1, heads=1), ".png"))).convert("L")
     pixels = np.asarray(picture).astype(int)

@@ -4,6 +4,8 @@
 const PAUSE = 250; // milliseconds without a key
 const STREAMED = 8; // inputs whose answers are shown while they grow: they share the smallest batch
 const place = (id) => document.getElementById(id);
+const SPACES = { " ": "␣", "\n": "↵", "\t": "⇥" };
+const visible = (token) => SPACES[token] ?? token; // a token of white space alone would be an empty button
 let [facts, timer, asking] = [{}, 0, new AbortController()];
 
 function element(name, attributes = {}, ...children) {
@@ -118,7 +120,7 @@ async function lookInside(input, text, box, at = 0) {
   try {
     const found = { ...(await post("/v1/attention", { source, target })), source, box };
     const buttons = found.tokens.map((token, i) => {
-      const button = element("button", { type: "button", "aria-pressed": "false" }, token.token);
+      const button = element("button", { type: "button", "aria-pressed": "false" }, visible(token.token));
       button.addEventListener("click", () => choose(found, buttons, i));
       return button;
     });
@@ -135,7 +137,7 @@ function choose(found, buttons, chosen) {
   const weights = found.attention[chosen] ?? [];
   const sources = found.source_tokens.map((token, i) => {
     const weight = weights[i] ?? 0;
-    const made = element("span", { title: `${(100 * weight).toFixed(1)} %` }, token);
+    const made = element("span", { title: `${(100 * weight).toFixed(1)} %` }, visible(token));
     made.style.backgroundColor = `rgb(0 114 178 / ${Math.min(1, weight).toFixed(2)})`;
     return made;
   });
@@ -149,8 +151,8 @@ function choose(found, buttons, chosen) {
 
 /** Return a likely token, where an answer can begin with it as a button that asks for the rest. */
 function offer(found, at, token, prefix) {
-  if (prefix === null) return token;
-  const button = element("button", { type: "button", title: `${prefix} …` }, token);
+  if (prefix === null) return visible(token);
+  const button = element("button", { type: "button", title: `${prefix} …` }, visible(token));
   button.addEventListener("click", () => goOn(found, at, prefix));
   return button;
 }

@@ -80,11 +80,12 @@ def test_the_interface_is_a_page_that_names_every_path_and_field_and_loads_nothi
 
 def test_the_page_is_used_by_keyboard(predictor):
     with served(Engine(predictor, LIMITS)) as port, browser.used(f"http://127.0.0.1:{port}/") as tab:
-        tab.keyboard.type("abc")  # which the page is ready for when it opens
+        tab.keyboard.type("ab c")  # which the page is ready for when it opens
         tab.wait_for_selector("#answers button")
         browser.go_to(tab, "#answers button")
         tab.keyboard.press("Enter")  # to look inside
         tab.wait_for_selector("#tokens button")
+        assert tab.locator("#attended span").all_inner_texts() == ["a", "b", "␣", "c", "</s>"]
         browser.tabbed(tab)
         browser.go_to(tab, '#tokens button[aria-pressed="false"]')
         tab.keyboard.press("Enter")
