@@ -20,6 +20,7 @@ def make_server(app: Guard, limits: Limits) -> uvicorn.Server:
         http=patient(AutoHTTPProtocol, limits.read_seconds),
         ws="none",
         log_level="warning",
+        use_colors=False,  # as nowhere here, so that nobody has to turn them off
         access_log=False,
         server_header=False,
         lifespan="on",

@@ -1,7 +1,9 @@
 """A server of a small model on the loopback: every request gets one answer, the model's own or why there is none."""
 
 import json
+import logging
 import socket
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,6 +11,7 @@ import pytest
 
 from jformer.errors import UserError
 from jformer.inference.answers import Request
+from jformer.inference.server.connections import make_server
 from jformer.inference.server.engine import Engine
 from jformer.inference.server.guard import Access
 from jformer.inference.server.serve import LOCAL, opened
@@ -238,3 +241,13 @@ def test_a_port_that_is_taken_is_one_line(port):
         opened("127.0.0.1", port)
     with pytest.raises(UserError, match="cannot be listened at"):
         opened("no.such.host.invalid", 0)
+
+
+def test_what_the_server_warns_of_has_no_colours_on_a_terminal(monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    make_server(None, LIMITS)
+    (handler,) = logging.getLogger("uvicorn").handlers
+    warning = logging.LogRecord(
+        "uvicorn.error", logging.WARNING, __file__, 1, "Invalid HTTP request received.", (), None
+    )
+    assert handler.format(warning).split() == ["WARNING:", "Invalid", "HTTP", "request", "received."]
