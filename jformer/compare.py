@@ -1,13 +1,15 @@
 """Two or more runs side by side: their figures, what their configs differ in, and whether a difference is one.
 
-python -m jformer.compare RUN RUN ... [--metric=test/bleu] [--output=DIR] [--despite=KIND,...]
+python -m jformer.compare RUN RUN ... [--metric=test/bleu] [--output=DIR] [--watch=SECONDS] [--despite=KIND,...]
 
   RUN        the directory of a run that is scored; runs that differ in nothing but their seed are taken together, and
              the first of all is what the others are compared with
   --metric   what is tested for differences: SET/NAME of results.json, or SPLIT/NAME of metrics.jsonl (default: the
              first score of the first test set)
   --output   a folder for learning curves and a page with all of this; of two runs also with the answers that
-             differ most. Runs that still train cannot be compared: jformer.main --mode=report --watch=10 shows one
+             differ most
+  --watch    while runs still train, writes the page with their curves anew every so many seconds; once all are scored,
+             compares them
   --despite  compares in spite of different signature (of a score), data (tested or trained on), budget (how many
              tokens were trained on, or what a token is)
 """
@@ -17,6 +19,7 @@ import dataclasses
 import json
 import math
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,7 +29,7 @@ from jformer.config.options import Config, flatten
 from jformer.errors import UserError, nearest
 from jformer.evaluation import page, records
 from jformer.evaluation.comparison import Arm, compare_arms, learning_curves, table
-from jformer.evaluation.report import CHARTS, curves
+from jformer.evaluation.report import CHARTS, check_watch, curves, is_over, state
 from jformer.evaluation.side_by_side import side_by_side
 from jformer.evaluation.statistics import estimate
 from jformer.evaluation.tables import aligned, scored_sets
@@ -52,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(sys.argv[1:] if argv is None else argv)
     try:
         with refusals_told():
+            for line in watch(options.runs, options.output, options.watch) if options.watch else ():
+                print(line, flush=True)
             print(compare(options.runs, options.metric, options.output, options.despite))
     except UserError as error:
         print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
@@ -67,6 +72,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("runs", nargs="+", metavar="RUN")
     parser.add_argument("--metric", default="")
     parser.add_argument("--output", default="")
+    parser.add_argument("--watch", type=float, default=0.0)
     parser.add_argument("--despite", default="")
     return parser.parse_args(argv)
 
@@ -80,9 +86,8 @@ def compare(paths: Sequence[str], metric: str = "", output: str = "", despite: s
     for kind in allowed:
         if kind not in KINDS:
             raise UserError(f"--despite={kind}; {nearest(kind, KINDS)}")
+    refuse_few(paths)
     runs = [read(path) for path in paths]
-    if len(runs) < 2 or len({run.path for run in runs}) < len(runs):
-        raise UserError(f"{' '.join(paths)}: to compare takes two runs or more, each named once")
     cautions = refuse_apart(runs, allowed)
     metric = metric or first_score(runs[0])
     for run in runs:
@@ -99,15 +104,49 @@ def compare(paths: Sequence[str], metric: str = "", output: str = "", despite: s
     notes = [*cautions, *tests]
     if output:
         curve = metric if metric.startswith(("train/", "valid/")) else "valid/loss"
-        charts = curves({name: records.rows(run.path) for name, run in zip(_names(runs), runs, strict=True)})
         common = [
             key for key in scored_sets(runs[0].results) if len(groups) == 2 and key in scored_sets(runs[-1].results)
         ]
         pair = [group[0] for group in groups.values()]
         apart = [part for key in common for part in side_by_side(pair[0].config, pair[0].path, pair[1].path, key)]
-        page.write(run_path(output), files(tables, notes, charts, learning_curves(arms, curve), apart))
+        page.write(run_path(output), files(tables, notes, _charts(runs), learning_curves(arms, curve), apart))
     parts = ["\n".join([f"{name}:", *aligned(rows, 1)]) for name, rows in tables.items()]
     return "\n\n".join([*parts, "\n".join(notes)])
+
+
+def watch(paths: Sequence[str], output: str, seconds: float) -> Iterator[str]:
+    """Write a page of runs of which some still train, every so many seconds until all are scored; yield what to say.
+
+    Raises UserError for a pause or a folder that cannot be, and for what is no run.
+    """
+    check_watch(seconds)
+    refuse_few(paths)
+    if not output:
+        raise UserError(f"--watch={seconds:g} writes a page: name a folder as --output")
+    told = False
+    while not all(is_over(run_path(path)) for path in paths):
+        page.write(run_path(output), {"index.html": page_of_training(paths, seconds)})
+        if not told:
+            yield f"{output}/index.html: open it in a browser; it is written every {seconds:g} s until all are scored"
+        told = True
+        time.sleep(seconds)
+
+
+def page_of_training(paths: Sequence[str], refresh: float) -> str:
+    """Return a page of how far runs are, their curves, and what their configs differ in; a browser loads it anew."""
+    where = [run_path(path) for path in paths]
+    runs = [Run(path, records.saved_config(path), records.results(path), {}) for path in where]
+    named = dict(zip(_names(runs), runs, strict=True))
+    far = [f"{name}: {state(run.config, records.rows(run.path), run.results)}" for name, run in named.items()]
+    apart = settings({name: [run] for name, run in named.items()})
+    parts = [page.paragraph("\n".join(far)), CHARTS, page.heading("what their configs differ in"), page.table(apart)]
+    return page.page("Runs side by side", parts, ("report",), _charts(runs), refresh)
+
+
+def refuse_few(paths: Sequence[str]) -> None:
+    """Raise UserError for fewer than two runs, and for one that is named twice."""
+    if len(paths) < 2 or len({run_path(path) for path in paths}) < len(paths):
+        raise UserError(f"{' '.join(paths)}: to compare takes two runs or more, each named once")
 
 
 def read(path: str) -> Run:
@@ -230,9 +269,14 @@ def files(
     return {"index.html": page.page("Runs compared", [*parts, CHARTS, *apart], ("report",), charts), **pictures}
 
 
+def _charts(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return the curves of all runs, for the program of the page."""
+    return curves({name: records.rows(run.path) for name, run in zip(_names(runs), runs, strict=True)})
+
+
 def _trained_on(run: Run) -> str:
-    """Return the fingerprints of the training text, in short."""
-    return ", ".join(str(text)[:8] for text in run.results["run"].get("data", []))
+    """Return the fingerprints of the training text, in short; "" of a run that is not scored."""
+    return ", ".join(str(text)[:8] for text in run.results.get("run", {}).get("data", []))
 
 
 def _material(run: Run) -> str:

@@ -10,7 +10,7 @@ from etils.epath import Path
 from jformer.compare import main
 from jformer.evaluation import records, report
 from tests import browser
-from tests.stored_run import store_run
+from tests.stored_run import score, store_run
 
 
 def edit(run, change):
@@ -129,6 +129,32 @@ def test_the_output_is_curves_and_a_page(told, tmp_path):
     assert "bootstrap" in page
 
 
+def test_runs_that_train_are_watched_side_by_side_until_all_are_scored(told, tmp_path, monkeypatch):
+    training = Path(store_run(tmp_path / "<b>", {"model.norm": "pre"}, scored=False))
+    page, contents = tmp_path / "out" / "index.html", []
+
+    def sleep(seconds):
+        contents.append(page.read_text())
+        if len(contents) == 2:
+            score(training, records.saved_config(training), wrong=0)
+
+    monkeypatch.setattr(report.time, "sleep", sleep)
+    code, text, error = told("post", training, options=[f"--output={tmp_path}/out", "--watch=10"])
+    assert (code, error, len(contents)) == (0, "", 2)
+    assert text.startswith(f"{page}: open it in a browser; it is written every 10 s until all are scored\n")
+    assert "\ndifferences:\n" in text
+    assert 'http-equiv="refresh' not in page.read_text()
+    assert '<meta http-equiv="refresh" content="10">' in contents[0]
+    drawn = browser.draw(contents[0])
+    assert drawn.console == []
+    assert "post, valid ends at 2.2; &lt;b&gt;, train ends at 5; &lt;b&gt;, valid ends at 2.2" in drawn.html
+    assert "post: task translate, data generated, reverse: 40 of 40 updates in the rows of metrics.jsonl, scored" in (
+        drawn.html
+    )
+    assert re.search(r"&lt;b&gt;: task .* not scored yet", drawn.html)
+    assert ">model.norm</td>" in drawn.html
+
+
 def test_nothing_on_the_page_keeps_anybody_out(told, tmp_path):
     told("post", "pre", options=[f"--output={tmp_path}/out"])
     assert browser.barriers((tmp_path / "out" / "index.html").read_text()) == []
@@ -174,6 +200,9 @@ def test_a_folder_in_the_place_of_a_file_is_one_line(told, tmp_path):
         (["post", "nothing"], [], r"nothing holds no run: name the directory of one"),
         (["post", "unscored"], [], r"unscored: is not scored yet: python -m jformer.main --workdir=\S*unscored"),
         (["unjudged", "post"], ["--despite=data"], r"unjudged: has no scores: name a --metric such as valid/loss"),
+        (["post", "unscored"], ["--watch=10"], "--watch=10 writes a page: name a folder as --output"),
+        (["post", "pre"], ["--watch=0.5", "--output=x"], "--watch=0.5 must be 0 or 1 to 86400 seconds"),
+        (["post", "post"], ["--watch=10", "--output=x"], "each named once"),
         (["post", "pre"], ["--metric=test/blue"], "has no --metric=test/blue; did you mean test/bleu"),
         (["post", "pre"], ["--despite=bugdet"], "--despite=bugdet; did you mean budget"),
     ],
