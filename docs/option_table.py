@@ -10,6 +10,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from importlib.resources import files
 from typing import Any
 
 from jformer.config.checks import check
@@ -19,12 +20,26 @@ from jformer.errors import UserError
 HEADINGS = ("key", "default", "choices", "what it is, and why", "source")
 NAME = r"(?:[A-Z][\w-]+(?:,? (?:and )?[A-Z][\w-]+)*(?: et al\.)?)"
 PAPER = re.compile(rf"{NAME} (?:\d{{4}}|\(\d{{4}}\))")
+# Options each of whose choices is defined in a line of its own, with its paper: key → the file below jformer/.
+DEFINED = {
+    "model.norm": "models/layers/transformer.py",
+    "model.positions": "models/layers/positions.py",
+    "model.activation": "models/layers/feed_forward.py",
+    "model.init": "models/layers/initializers.py",
+    "model.recurrent.cell": "models/layers/recurrent.py",
+    "model.recurrent.attention": "models/layers/alignment.py",
+    "optim.optimizer": "training/optim.py",
+    "optim.schedule": "training/optim.py",
+}
 PLACE = r"((?:appendix|section|equation|algorithm|Table) [\w.]*\w)"
+
+ABOUT = """Set one with `--config.KEY=VALUE`, or in a config file with `config.KEY = VALUE`. What has no source is our
+own choice, for the reason that stands beside it; why larger ones were made is in the [decisions](decisions/)."""
 
 
 def options_page() -> str:
     """Return a table of every option for each section, after what the section says of itself."""
-    parts = ["# Options", "Set one with `--config.KEY=VALUE`, or in a config file with `config.KEY = VALUE`."]
+    parts = ["# Options", ABOUT]
     for prefix, section in sections(Config()):
         rows = [f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
         about, said = inspect.cleandoc(type(section).__doc__ or ""), comments(type(section))
@@ -32,7 +47,9 @@ def options_page() -> str:
             value = getattr(section, field.name)
             if not dataclasses.is_dataclass(value):
                 key, words = prefix + field.name, said.get(field.name, "")
-                cells = (f"`{key}`", f"`{value!r}`", choices(key, value), words, source(words, about))
+                offered = choices(key, value)
+                papers = of_choices(key, offered) or source(words, about)
+                cells = (f"`{key}`", f"`{value!r}`", offered, words, papers)
                 rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         parts += [f"## {prefix.rstrip('.') or 'config'}", about, "\n".join(rows)]
     return "\n\n".join(parts) + "\n"
@@ -88,6 +105,15 @@ def changed(section: Any, path: list[str], value: Any) -> Any:
     """Return a dataclass with another value of one field, or of a field of a field."""
     first, *rest = path
     return dataclasses.replace(section, **{first: changed(getattr(section, first), rest, value) if rest else value})
+
+
+def of_choices(key: str, offered: str) -> str:
+    """Return the papers of the choices that are offered, each behind its name; "" where their key is not in DEFINED."""
+    if key not in DEFINED:
+        return ""
+    lines = files("jformer").joinpath(DEFINED[key]).read_text("utf-8").splitlines()
+    found = [re.match(rf' +"?(\w+)"?:? .*?({PAPER.pattern}(?:, {PLACE})?)', line) for line in lines]
+    return "; ".join(f"{match[1]}: {match[2]}" for match in found if match and f"`{match[1]!r}`" in offered)
 
 
 def source(words: str, about: str) -> str:

@@ -60,6 +60,17 @@ def test_papers_stand_in_a_column_of_their_own(table):
         table["model.dropout"][3] == "Vaswani et al. 2017, section 5.4"
     )  # the section's paper, the field's place in it
     assert not table["train.samples"][3]
+    assert table["model.norm"][3].startswith("post: Vaswani et al. 2017; pre: Xiong et al. 2020")  # where it is defined
+    assert "noam: Vaswani et al. 2017, equation 3; t5: Raffel" in table["optim.schedule"][3]
+    assert sum(bool(source) for *_, source in table.values()) >= 80
+
+
+@pytest.mark.parametrize("key", ["norm", "positions", "init", "recurrent.cell"])
+def test_choices_have_the_papers_of_all_that_one_defines(site, table, key):
+    choices, source = table[f"model.{key}"][1], table[f"model.{key}"][3]
+    named = re.findall(r"(\w+): ", source)
+    left = [choice for choice in re.findall(r"'(\w+)'", choices) if choice not in named]
+    assert left == (["none"] if key == "norm" else [])
 
 
 def test_attention_by_hand_has_the_numbers_of_the_walkthrough(site):

@@ -70,15 +70,17 @@ class OptimConfig:
     optimizer: str = "adam"  # adam | adamw | adafactor (which reads only the learning rate)
     # noam | inverse_square_root | t5 | constant | cosine | linear | warmup_stable_decay; all but t5 rise linearly first
     schedule: str = "noam"
-    learning_rate: float = 1.0  # the peak; noam: a factor of d_model^-0.5 · min(step^-0.5, step · warmup^-1.5)
-    warmup: float = 4_000.0  # updates; below 1, a share of train.num_steps. t5: updates at the peak, before it falls
-    decay: float = 0.1  # warmup_stable_decay: updates in which the rate falls, at the end; below 1, their share
+    # The peak; noam: a factor of d_model^-0.5 · min(step^-0.5, step · warmup^-1.5) (equation 3).
+    learning_rate: float = 1.0
+    warmup: float = 4_000.0  # updates (section 5.3); below 1, a share of num_steps. t5: those before it falls
+    decay: float = 0.1  # warmup_stable_decay: updates at the end, of a falling rate (Hu et al. 2024); below 1, a share
     final_rate: float = 0.0  # cosine, linear, warmup_stable_decay: the rate just after the end, as a share of the peak
     b1: float = 0.9  # adam, adamw: what remains of the mean gradient at an update (Kingma and Ba 2015, algorithm 1)
-    b2: float = 0.98  # the same of the mean of its square; Adam's own 0.999 forgets twenty times as slowly
-    epsilon: float = 1e-9  # added to the root of that mean before it divides, so that no step is endless
-    weight_decay: float = 0.0  # adamw, on matrices only
-    clip_norm: float = 1.0  # of the global gradient norm; 0 = off. It costs nothing and keeps runs that one batch loses
+    b2: float = 0.98  # the same of the mean of its square; Adam's own 0.999 forgets 20 times as slowly (section 5.3)
+    epsilon: float = 1e-9  # added to the root of that mean before it divides, so that no step is endless (section 5.3)
+    weight_decay: float = 0.0  # adamw, on matrices only (Loshchilov and Hutter 2019)
+    # Of the global gradient norm (Pascanu et al. 2013); 0 = off. It costs nothing and keeps runs that one batch loses.
+    clip_norm: float = 1.0
     # The share of probability that targets give to all classes alike: it costs perplexity and gains BLEU (section 5.4).
     label_smoothing: float = 0.1
     r_drop: float = 0.0  # alpha of R-Drop: two passes with dropout of their own shall agree (Liang et al. 2021)
@@ -106,12 +108,13 @@ class TrainConfig:
     patience: int = 0  # stop after so many evaluations in a row without a better one; 0 = never
     best_by: str = "loss"  # what makes an evaluation better: loss | accuracy | a score of evaluate.during
     accumulation: int = 1  # microbatches of one update, for batches that do not fit the memory at once
-    ema_decay: float = 0.0  # moving average of parameters beside the trained ones; 0 = off
+    ema_decay: float = 0.0  # moving average of parameters beside the trained ones (Polyak and Juditsky 1992); 0 = off
     max_skipped: int = 10  # stop after so many updates in a row that were not finite
     # Another run's workdir: start from its parameters with a fresh optimizer, and a fresh head where that has other
     # shapes, as that of another task or of more labels has.
     init_from: str = ""
-    source_vectors: str = ""  # a file of word vectors (word2vec, GloVe) that the source embedding begins with
+    # A file of word vectors that the source embedding begins with (Mikolov et al. 2013; Pennington et al. 2014).
+    source_vectors: str = ""
     target_vectors: str = ""  # the same for the target embedding; one table that both sides share takes either
     freeze: tuple[str, ...] = ()  # regular expressions over parameter names; what they match is not trained
     samples: int = 3  # validation sentences translated at every evaluation; 0 = none
@@ -121,7 +124,8 @@ class TrainConfig:
     # (compiling, validating, saving), or took half of that, has ten times as long, with a busy processor as progress;
     # a process alone is not judged there.
     stall_seconds: float = 0.0
-    peak_flops: float = 0.0  # FLOPs a second of a device, which MFU is a share of; 0 = its data sheet's, or measured
+    # FLOPs a second of a device, which MFU is a share of (Chowdhery et al. 2022); 0 = its data sheet's, or measured.
+    peak_flops: float = 0.0
 
     def profiled(self) -> range:
         """Return the updates to trace, counted from 1."""
@@ -134,13 +138,14 @@ class EvaluateConfig:
     """What the test sets are scored with."""
 
     weights: str = "last"  # last | best | average (of average_last checkpoints) | ema
-    average_last: int = 5  # the newest regular checkpoints, or as many as the run has
-    # bleu | chrf | ter, by sacreBLEU; exact match and perplexity are always there. TER takes by far the longest
+    average_last: int = 5  # the newest regular checkpoints (Vaswani et al. 2017, section 6.1), or as many as there are
+    # bleu (Papineni et al. 2002) | chrf (Popović 2015) | ter (Snover et al. 2006), which takes by far the longest; by
+    # sacreBLEU (Post 2018). Exact match and perplexity are always there.
     scores: tuple[str, ...] = ("bleu", "chrf")
     # Scores of greedy answers at every evaluation while training, such as ("bleu",): of tasks in SCORES_DURING.
     during: tuple[str, ...] = ()
     during_examples: int = 500  # the first so many of data.valid
-    tokenize: str = "13a"  # sacreBLEU's tokenization; "none" for text that is tokenized already
+    tokenize: str = "13a"  # sacreBLEU's tokenization (Post 2018); "none" for text that is tokenized already
     lowercase: bool = False  # BLEU and chrF compare without case, as some papers do; the signature says so
 
 
@@ -149,8 +154,11 @@ class MeshConfig:
     """How the devices are laid out; their number is the product of the three. Results do not depend on it."""
 
     data: int = -1  # parts that rows are split among, each with all parameters; -1 = as many as the devices allow
-    fsdp: int = 1  # devices of a part that split its rows, and store parameters and optimizer split among them; or -1
-    tensor: int = 1  # devices that work together on the same rows: on their heads, their part of d_ff and vocabulary
+    # Devices of a part that split its rows, and store parameters and optimizer split among them (Rajbhandari et al.
+    # 2020); or -1.
+    fsdp: int = 1
+    # Devices that work together on the same rows: heads, parts of d_ff and vocabulary (Shoeybi et al. 2019).
+    tensor: int = 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,7 +49,9 @@ class DataConfig(SourceConfig):
     test: tuple[str, ...] = ("test",)  # "split" or "key=split"; the key names the row in results.json
     mixture: tuple[SourceConfig, ...] = ()  # further training corpora; evaluation stays with this one
 
-    tokenizer: str = "bpe"  # word | char | byte | bpe | unigram, learned from the training split; image: pixels
+    # word | char | byte | bpe (Sennrich et al. 2016) | unigram (Kudo 2018), learned from the training split; image:
+    # pixels
+    tokenizer: str = "bpe"
     vocab_size: int = 8_000  # for each vocabulary, the 4 special tokens included; char and byte need no size
     vocab_shared: bool = True  # one vocabulary learned on both sides, or one for each side
     normalization: str = "identity"  # identity | nfkc, applied to both sides before the tokens are made
@@ -60,7 +62,8 @@ class DataConfig(SourceConfig):
     # Pixels of either side that images are brought to: their shorter side is resized, of the longer one the middle is
     # kept. 0 = they are alike already, and another one is refused.
     image_size: int = 0
-    augment: tuple[str, ...] = ()  # at random to images of training, in this order: flip | crop | color | randaugment
+    # At random to images of training, in this order: flip | crop | color | randaugment (Cubuk et al. 2020).
+    augment: tuple[str, ...] = ()
 
     max_source_length: int = 256  # tokens, the end symbol included
     max_target_length: int = 256  # the same of the target side
@@ -71,9 +74,11 @@ class DataConfig(SourceConfig):
     overlong: str = "drop"
     piece_start: str = "bos"  # lm, overlong=split: a piece is read after bos | the previous token of its text
 
-    noise: str = "t5"  # denoise: t5: spans become sentinels, which the target spells out | bart: spans become masks
-    noise_density: float = 0.15  # denoise, mlm: the share of tokens that is corrupted; BART took 0.3
-    mean_span: float = 3.0  # denoise: tokens of a corrupted span, on average; bart: Poisson
+    # denoise: t5: spans become sentinels, which the target spells out (Raffel et al. 2020) | bart: spans become masks
+    # (Lewis et al. 2020)
+    noise: str = "t5"
+    noise_density: float = 0.15  # denoise, mlm: the share of tokens that is hidden (Devlin et al. 2019); BART took 0.3
+    mean_span: float = 3.0  # denoise: tokens of a corrupted span, on average (Raffel et al. 2020); bart: Poisson
 
     batching: str = "buckets"  # buckets: few shapes, one pair a row; packed: one shape, several pairs a row
     num_buckets: int = 8  # each is one compiled shape

@@ -49,14 +49,16 @@ class Filters:
 class DecodeConfig:
     """How text is generated; the defaults are those of Vaswani et al. 2017, section 6.1. Lengths are in tokens."""
 
-    search: str = "beam"  # beam (beam_size=1 is greedy) | sample | mbr: the best of some samples by their agreement
-    beam_size: int = 4  # hypotheses of an input that are kept at every step; 1 = greedy, the quickest
+    # beam (beam_size=1 is greedy) | sample | mbr: the best of some samples by their agreement (Eikema and Aziz 2020)
+    search: str = "beam"
+    beam_size: int = 4  # hypotheses of an input that are kept at every step (section 6.1); 1 = greedy, the quickest
     length_penalty: float = 0.6  # alpha of Wu et al. 2016, equation 14: ((k + length) / (k + 1)) ** alpha; 0 = none
-    length_offset: float = 5.0  # k of that equation; 0 divides by length ** alpha, as transformers does
-    coverage_penalty: float = 0.0  # beta of the same equation: for source tokens with little attention; encdec
+    length_offset: float = 5.0  # k of Wu et al. 2016, equation 14; 0 divides by length ** alpha, as transformers does
+    coverage_penalty: float = 0.0  # beta of Wu et al. 2016, equation 14: source tokens with little attention; encdec
     beam_groups: int = 1  # groups of beams that are kept apart from each other (Vijayakumar et al. 2018)
-    diversity: float = 0.5  # what a token costs for each beam of earlier groups that chose it; beam_groups above 1 only
-    patience: float = 0.0  # a search is over once patience x beam_size outputs ended; 0 = when no better one can come
+    diversity: float = 0.5  # what a token costs for each beam of earlier groups that chose it (Vijayakumar et al. 2018)
+    # A search is over once patience x beam_size outputs ended (Kasai et al. 2022); 0 = when no better one can come.
+    patience: float = 0.0
     # Outputs that ended come before those that their limit cut, whatever their scores; False: all of them by their
     # scores, as transformers ranks them, but for inputs with constraints.
     ended_first: bool = True
@@ -70,11 +72,11 @@ class DecodeConfig:
     epsilon: float = 0.0  # from those with at least this probability (Hewitt et al. 2022)
     typical: float = 1.0  # from the mass of most expected surprise; 1 = all (Meister et al. 2023)
     seed: int = 0  # a sample is drawn from (seed, number of its input line, number of the sample)
-    mbr_utility: str = "chrf"  # chrf | bleu, of sacreBLEU, of each candidate against all of them
+    mbr_utility: str = "chrf"  # chrf | bleu, of sacreBLEU, of each candidate against all of them (Eikema and Aziz 2020)
 
     min_length: int = 0  # no end before so many tokens
     max_length: int = 0  # no more tokens than this; 0 = no limit of its own
-    max_extra_length: int = 50  # an output is at most as long as its source plus this; an image has no length
+    max_extra_length: int = 50  # an output is at most its source plus this long (section 6.1); an image has no length
     no_repeat_ngram: int = 0  # no run of so many tokens appears twice in an output; 0 = off (Paulus et al. 2018)
     repetition_penalty: float = 1.0  # multiplies the log-probability of earlier tokens (Keskar et al. 2019)
     # An output that comes to its limit ends there: its last token is the end symbol and costs nothing, as with

@@ -31,8 +31,8 @@ KERNELS = ("auto", "own")
 class RelativeConfig:
     """Relative position buckets (Raffel et al. 2020, section 2.1); positions='relative' only."""
 
-    num_buckets: int = 32  # of distances; each has a learned bias for each head, added to the scores
-    max_distance: int = 128  # distances from here on share the last bucket
+    num_buckets: int = 32  # of distances; each has a learned bias for each head, added to the scores (section 2.1)
+    max_distance: int = 128  # distances from here on share the last bucket (section 2.1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +40,9 @@ class ExecutionConfig:
     """How the blocks run; what they compute stays the same."""
 
     unroll: int = 0  # blocks written out per step of the loop over them; 0 = all of them on CPU, 1 elsewhere
-    remat: str = "none"  # computed again in the backward pass: none | dots (all but projections) | full (whole blocks)
+    remat: str = "none"  # computed again for gradients (Chen et al. 2016): none | dots (all but projections) | full
     attention_kernel: str = "auto"  # auto: a fused one where its limits hold, else our own or XLA's | own
-    # Queries that attend at once, where no fused kernel does, in less memory; 0 = 512 over 2,048 x 2,048 pairs, or all
+    # Queries that attend at once, where no fused kernel does (Rabe and Staats 2021); 0 = 512 over 2,048 x 2,048, or all
     attention_chunk: int = 0
 
 
@@ -53,33 +53,33 @@ class ModelConfig:
     family: str = "encdec"  # encdec | encoder | decoder | vit: which stacks there are, and what enters them
     vocab_size: int = 0  # rows of the (source) embedding; 0 = the tokenizer's; more pads it, for even shards
     target_vocab_size: int = 0  # encdec: the same for the target side; with a shared embedding both are one
-    num_layers: int = 6  # N; of the encoder where there are two stacks
-    num_decoder_layers: int = 0  # encdec: N of the decoder; 0 = num_layers
-    d_model: int = 512  # features of a position, in and out of every sublayer; wider takes more of everything
+    num_layers: int = 6  # N (section 3.1); of the encoder where there are two stacks
+    num_decoder_layers: int = 0  # encdec: N of the decoder (section 3.1); 0 = num_layers
+    d_model: int = 512  # features of a position, in and out of every sublayer (section 3.1); wider takes more of all
     d_ff: int = 2048  # features between the two projections of the feed-forward (section 3.3): the paper's 4 d_model
     num_heads: int = 8  # attentions side by side, each of d_model / num_heads features (section 3.2.2)
-    num_kv_heads: int = 0  # heads of keys and values, each serving a group of query heads; 0 = num_heads
-    d_k: int = 0  # query and key size of one head; 0 = d_model / num_heads
-    d_v: int = 0  # value size of one head; 0 = d_model / num_heads
+    num_kv_heads: int = 0  # of keys and values, each for a group of query heads (Ainslie et al. 2023); 0 = num_heads
+    d_k: int = 0  # query and key size of one head (section 3.2.2); 0 = d_model / num_heads
+    d_v: int = 0  # value size of one head (section 3.2.2); 0 = d_model / num_heads
     norm: str = "post"  # post | pre | sandwich | deepnorm | none: see transformer.Block
     norm_type: str = "layernorm"  # layernorm (Ba et al. 2016) | rmsnorm (Zhang and Sennrich 2019)
     norm_epsilon: float = 1e-6  # added to the variance, by whose root a norm divides; published models differ in it
-    residual: bool = True  # False: sublayers replace their input instead of adding to it, for ablations
-    attention_scale: str = "sqrt"  # sqrt: 1/sqrt(k) | one: folded into the initial queries (T5) | off: ablation
+    residual: bool = True  # False, for ablations: sublayers replace their input, not add to it (He et al. 2016)
+    attention_scale: str = "sqrt"  # sqrt: 1/sqrt(k) (section 3.2.1) | one: in the initial queries (T5) | off: ablation
     positions: str = "sinusoidal"  # sinusoidal | learned | relative | rotary | alibi | transformer_xl | none
-    max_length: int = 512  # learned positions only: the longest sequence the table can place
+    max_length: int = 512  # learned positions only (Gehring et al. 2017): the longest sequence the table can place
     activation: str = "relu"  # relu | gelu | gelu_tanh | silu, or gated: glu | reglu | geglu | geglu_tanh | swiglu
     bias: bool = True  # of projections and layer norms
     dropout: float = 0.1  # on every sublayer's output and on the embedded input (section 5.4)
     attention_dropout: float = 0.0  # on attention weights; no fused kernel does that
     activation_dropout: float = 0.0  # between the two projections of the feed-forward
-    output_dropout: bool = False  # at the rate of `dropout` also on what a stack gives, after its last norm (T5)
-    embedding_scale: str = "input"  # times sqrt(d_model): input (3.4) | over it: output (T5), positions | none
-    embedding_norm: bool = False  # a norm over the embedded input (BERT, BART)
-    shared_embedding: bool = True  # encdec: source and target read one table; needs one shared vocabulary
-    tied_output: bool = True  # the projection to logits is the (target) table, transposed
+    output_dropout: bool = False  # at the rate of `dropout` also on what a stack gives (T5: Raffel et al. 2020)
+    embedding_scale: str = "input"  # times sqrt(d_model): input (section 3.4) | over it: output (T5), positions | none
+    embedding_norm: bool = False  # a norm over the embedded input (BERT: Devlin et al. 2019; BART: Lewis et al. 2020)
+    shared_embedding: bool = True  # encdec: source and target read one table; needs one shared vocabulary (section 3.4)
+    tied_output: bool = True  # the projection to logits is the (target) table, transposed (Press and Wolf 2017)
     init: str = "glorot"  # glorot | he | small | bert | gpt2 | t5 | vit: see initializers
-    parametrization: str = "standard"  # standard | mup: the best learning rate stays where it is as d_model grows
+    parametrization: str = "standard"  # standard | mup: the best rate stays as d_model grows (Yang et al. 2022)
     # Of activations; parameters and sums of the loss are always float32. auto: what the devices are quicker in
     dtype: str = "float32"
     relative: RelativeConfig = RelativeConfig()

@@ -18,8 +18,8 @@ class HeadConfig:
     pooler: bool = False  # a projection and tanh over what was pooled (Devlin et al. 2019)
     pooler_activation: str = "tanh"  # tanh | relu (DistilBERT)
     bias: bool = False  # added to the logits over a vocabulary (Marian; Bart); a transform always has it
-    transform: bool = False  # projection, activation and norm before the vocabulary's, which gets a bias (BERT)
-    num_segments: int = 0  # rows of the table that tells first and second text apart; 0 = no table
+    transform: bool = False  # projection, activation and norm before the vocabulary's, with a bias (Devlin et al. 2019)
+    num_segments: int = 0  # rows of the table that tells first and second text apart; 0 = no table (Devlin et al. 2019)
 
     def check(self, family: str) -> None:
         """Raise UserError for the first option that no head can be built from, or that none would read."""

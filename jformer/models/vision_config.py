@@ -11,7 +11,7 @@ class VisionConfig:
     """How an image becomes a sequence of patches (Dosovitskiy et al. 2021), for models that read images."""
 
     image_size: int = 224  # pixels of either side
-    patch_size: int = 16  # pixels of either side of a patch, which is one position; must divide image_size
+    patch_size: int = 16  # pixels of either side of a patch, one position (section 3.1); must divide image_size
     channels: int = 3  # values of a pixel: 3 of colours, 1 of grey
     source: bool = False  # encdec: its source is an image and no text; task='caption' sets it
 

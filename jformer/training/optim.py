@@ -92,13 +92,13 @@ def _interpolate_to_final(final_rate: float, factor: Array) -> Array:
 
 
 SCHEDULES: dict[str, Callable[[Count, ScheduleParams], Array]] = {
-    "noam": _noam,
+    "noam": _noam,  # Vaswani et al. 2017, equation 3
     "inverse_square_root": _inverse_square_root,
-    "t5": _t5,
+    "t5": _t5,  # Raffel et al. 2020, section 3.1.2
     "constant": _constant,
-    "cosine": _cosine,
+    "cosine": _cosine,  # Loshchilov and Hutter 2017
     "linear": _linear,
-    "warmup_stable_decay": _warmup_stable_decay,
+    "warmup_stable_decay": _warmup_stable_decay,  # Hu et al. 2024, section 4.1
 }
 """Name → (updates applied so far, what else it depends on) → factor of the learning rate."""
 

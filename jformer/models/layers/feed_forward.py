@@ -20,12 +20,12 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu_tanh": lambda x: nn.gelu(x, approximate=True),  # the same paper's approximation, as GPT-2 has it
     "silu": nn.silu,  # Elfwing et al. 2018; Ramachandran et al. 2017 call it swish
 }
-GATES: dict[str, Callable[[Array], Array]] = {  # Shazeer 2020
+GATES: dict[str, Callable[[Array], Array]] = {
     "glu": nn.sigmoid,  # Dauphin et al. 2017
-    "reglu": nn.relu,
-    "geglu": ACTIVATIONS["gelu"],
+    "reglu": nn.relu,  # Shazeer 2020
+    "geglu": ACTIVATIONS["gelu"],  # Shazeer 2020
     "geglu_tanh": ACTIVATIONS["gelu_tanh"],
-    "swiglu": nn.silu,
+    "swiglu": nn.silu,  # Shazeer 2020
 }
 
 
