@@ -174,9 +174,10 @@ async function showPart(index) {
 function showExample(index) {
   state.example = index;
   const { source, target, attention } = examples[index];
-  main
-    .querySelector("#texts")
-    .replaceChildren(...[source, target].filter(Boolean).map((text) => element("p", { class: "text" }, text)));
+  const texts = [source, target].filter(Boolean).map((text) => element("p", { class: "text" }, text));
+  for (const place of main.querySelectorAll("#attention, #parts")) place.hidden = !attention.length;
+  if (!attention.length) texts.push(element("p", {}, "There is no attention in this model."));
+  main.querySelector("#texts").replaceChildren(...texts);
   const names = attention.map(({ name }) => name);
   main.querySelector("#parts").replaceChildren(choose("part", "Attention", names, showPart));
   showChoices();
@@ -209,12 +210,16 @@ main.append(
     element("div", { id: "parts" }),
   ),
   element("div", { id: "texts" }),
-  element("h2", {}, "Layers and heads"),
-  element("div", { id: "grid" }),
-  element("h2", { id: "where" }),
-  element("div", { id: "legend" }),
-  element("output", { "aria-live": "polite" }),
-  element("div", { class: "views" }, element("div", { id: "map", class: "scroll" }), scrolled("lines")),
+  element(
+    "section",
+    { id: "attention" },
+    element("h2", {}, "Layers and heads"),
+    element("div", { id: "grid" }),
+    element("h2", { id: "where" }),
+    element("div", { id: "legend" }),
+    element("output", { "aria-live": "polite" }),
+    element("div", { class: "views" }, element("div", { id: "map", class: "scroll" }), scrolled("lines")),
+  ),
   element("h2", { id: "chosen" }),
   scrolled("choices"),
   ...sections.map(([details]) => details),

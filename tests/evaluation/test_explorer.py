@@ -148,6 +148,20 @@ def test_a_part_that_an_example_lacks_is_not_offered():
     assert drawn.console == []
 
 
+def test_a_model_without_attention_shows_all_that_is_not_attention(page):
+    shown = example()
+    without = Shown(Attended("a", "ein", choices=shown.attended.choices), shown.trees, shown.planes)
+    with browser.used(explorer.explorer_page("x", [without])) as tab:
+        assert "There is no attention in this model." in tab.inner_text("#texts")
+        assert not tab.is_visible("text=Layers and heads")
+        assert not tab.is_visible("label[for=part]")
+        assert tab.is_visible(f"text={explorer.WRITTEN}")
+        browser.tabbed(tab)
+    with browser.used(page) as tab:
+        assert tab.is_visible("text=Layers and heads")
+        assert "no attention" not in tab.inner_text("#texts")
+
+
 def test_searches_are_shown_of_the_runs_own_answers(monkeypatch):
     asked = []
     decode = SimpleNamespace(search="beam", beam_size=2)
@@ -385,23 +399,16 @@ def test_the_second_text_of_a_classifier_is_no_label(labels, label):
     assert [explorer._pair(line, run) for line in lines] == expected
 
 
-def choosing(page, part):
-    """Return the page with a program that chooses a part of the model, by its number."""
-    program = f"const s = document.getElementById('part'); s.value = {part}; s.dispatchEvent(new Event('change'))"
-    open_to_programs = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
-    return open_to_programs.replace("</body>", f"<script>setTimeout(() => {{ {program} }}, 500)</script></body>")
-
-
 def test_a_masked_pair_looks_and_reads_unlike_a_weight_of_zero(page):
-    steps = "document.querySelector('#map svg').dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowRight' }))"
-    moving = f"<script>setTimeout(() => {{ {steps} }}, 1500)</script></body>"
-    drawn = browser.draw(choosing(page, 1).replace("</body>", moving))
-    assert drawn.console == []
-    shown = html.unescape(drawn.html.partition('id="legend"')[2].partition('id="lines"')[0])
-    assert "masked, no weight at all: may not attend (3 of 9 pairs)" in shown
-    assert f"ein may not attend to {HOSTILE}: masked" in shown
+    with browser.used(page) as tab:
+        tab.select_option("#part", "1")
+        tab.wait_for_selector("#map path.masked", state="attached")
+        assert "masked, no weight at all: may not attend (3 of 9 pairs)" in tab.inner_text("#legend")
+        tab.focus("#map svg")
+        tab.keyboard.press("ArrowRight")
+        assert tab.inner_text("#attention output") == f"ein may not attend to {HOSTILE}: masked"
+        hatched = tab.get_attribute("#map path.masked", "d")
     # The first row has two cells that are masked, the second one, the last none: a run of hatching each.
-    (hatched,) = re.findall(r'<path d="([^"]*)" fill="url\(#hatch\)"', shown)
     assert [int(width) // 18 for width in re.findall(r"h(\d+)v", hatched)] == [2, 1]
 
 
@@ -427,9 +434,10 @@ def test_patches_are_shown_over_the_picture():
     ]
     assert shown.count('<button class="head"') == 2  # a word and the end, though a word may look like a patch
     assert browser.barriers(page) == []
-    own = browser.draw(choosing(page, 1)).html.partition('id="lines"')[2]
-    assert '<button class="head"' not in own
-    assert "1,1 takes most from the patches 1,1 (0.25), 1,2 (0.25), 2,1 (0.25), by row and column" in own
+    with browser.used(page) as tab:
+        tab.select_option("#part", "1")
+        tab.wait_for_selector("text=1,1 takes most from the patches 1,1 (0.25), 1,2 (0.25), 2,1 (0.25)")
+        assert tab.locator("#lines button").count() == 0
 
 
 def test_small_weights_are_kept_apart():
