@@ -113,6 +113,7 @@ RUNS = {  # name → (preset, options of the data, whether it gives answers)
     "number": ("bert_base", {"source": "labelled", "labels": "number", **splits("number")}, True),
     "vit": ("vit_s16", {"source": "images", "tokenizer": "image"}, True),
     "tag": ("bert_base", {"source": "conll", **PACKED}, True),
+    "tag_chain": ("bert_base", {"source": "conll", **PACKED}, True),
     "caption": ("transformer_tiny", {"source": "captions", "augment": ("flip", "crop", "color")}, True),
     "qa": ("bert_base", {"source": "squad", "doc_stride": 8}, True),
 }
@@ -127,9 +128,10 @@ def trained(texts, tmp_path_factory):
     def get(name):
         if name not in done:
             preset, data, _ = RUNS[name]
-            named = name if name in ("tag", "caption", "qa") else None
+            named = name.removesuffix("_chain") if name in ("tag", "tag_chain", "caption", "qa") else None
             task = "classify" if data.get("source") == "labelled" else named
             config = small(preset, texts, task, **data)
+            config.model.head.crf = name == "tag_chain"
             if name == "caption":
                 config.data.dir = str(texts / "captions")
             if name in OF_IMAGES:
@@ -249,7 +251,7 @@ def in_order(batches):
     ("name", "route"),
     [
         *(("lm", "continue"), ("classify", "label"), ("several", "label"), ("number", "estimate"), ("tag", "tag")),
-        ("qa", "answer"),
+        *(("tag_chain", "tag"), ("qa", "answer")),
     ],
 )
 def test_an_engine_of_a_server_answers_as_predict_does(loaded, texts, name, route):

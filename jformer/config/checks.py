@@ -97,7 +97,7 @@ def _are_updates(steps: str, count: int) -> bool:
 
 def _check_r_drop(config: Config) -> None:
     said = f"optim.r_drop={config.optim.r_drop} compares"
-    if config.optim.r_drop and (config.task == "qa" or config.data.labels != "one"):
+    if config.optim.r_drop and (config.task == "qa" or config.data.labels != "one" or config.model.head.crf):
         raise UserError(f"{said} one prediction a token or text, which this task has not: set it to 0.0")
     model = config.model
     if config.optim.r_drop and not (model.dropout or model.attention_dropout or model.activation_dropout):

@@ -60,6 +60,7 @@ class TaggedWord(NamedTuple):
     word: str
     tag: str
     probability: float
+    follows: float  # its probability given the tag before: the same, but in a chain of tags (`tasks.crf`)
 
 
 class Alignment(NamedTuple):

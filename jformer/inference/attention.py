@@ -25,6 +25,7 @@ from jformer.inference.scoring import watched_pass
 from jformer.inference.spans import marked_pair
 from jformer.models.batch import Batch, causal_mask, segment_mask
 from jformer.models.model import Model
+from jformer.tasks.crf import allowed_states, pair_shares
 from jformer.tasks.losses import span_log_probs
 from jformer.tasks.task import CLASSES, SPAN
 
@@ -184,6 +185,9 @@ def _make_pass(model: Model, answer: str) -> Any:
         logits = model.apply({"params": params}, hidden, method="logits")
         if answer == SPAN:
             return seen, _masks(batch), jnp.exp(span_log_probs(logits, batch["target_out"]))
+        if model.config.head.crf:
+            allowed = allowed_states(batch, logits.shape[-1])
+            return seen, _masks(batch), pair_shares(logits, allowed).sum(axis=2)[..., :-1]
         likely = jax.nn.sigmoid if answer == "labels" else jax.nn.softmax
         return seen, _masks(batch), likely(logits.astype(jnp.float32))
 

@@ -87,7 +87,7 @@ def write_outputs(outputs: Sequence[Output], form: str, scores: bool, alignments
            an answer in a context has "start" and "end", its first character there and the one after its last
 
     Of tagged words an output in JSON has `tags`, the `spans` that they mark ({"type", "start", "end", "text"}, words
-    counted from 0, the last one before `end`), and with scores their `probabilities`, those of a span multiplied.
+    counted from 0, the last one before `end`), and with scores their `probabilities`, a span's being of all its tags.
     Numbers have the names of `Output`; those of an output that could not be found are null. An alignment is written as
     in Pharaoh (Koehn 2004): pairs of source and target token, both counted from 0, which index `source_tokens` and
     `tokens`. TABs of a text become spaces in TSV, and line breaks in all but JSON.
@@ -211,7 +211,8 @@ def _tagged(words: Sequence[TaggedWord], scores: bool) -> dict[str, Any]:
     for span in find_spans(tags) if mark_spans(tags) else ():
         inside = words[span.start : span.end]
         record = {**span._asdict(), "text": " ".join(word.word for word in inside)}
-        spans.append(record | ({"probability": _number(math.prod(w.probability for w in inside))} if scores else {}))
+        together = inside[0].probability * math.prod(word.follows for word in inside[1:])
+        spans.append(record | ({"probability": _number(together)} if scores else {}))
     probabilities = {"probabilities": [_number(word.probability) for word in words]} if scores else {}
     return {"tags": tags, "spans": spans, **probabilities}
 

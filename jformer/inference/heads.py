@@ -38,7 +38,7 @@ Join = Callable[[Sequence[list[Output]], DecodeConfig], list[Output]]
 class Head(NamedTuple):
     """How one kind of answer is computed, and what its hypotheses say."""
 
-    # (logits [b t v], batch, options) → the hypotheses of every row
+    # (logits [b t v], with a CRF [b t v+1 v+1], batch, options) → the hypotheses of every row
     respond: Callable[[Array, Batch, DecodeConfig], Decoded]
     # (hypotheses of a piece, tokenizer of answers, the piece) → outputs, best first
     read: Callable[[Hypotheses, Tokenizer, Piece], list[Output]]

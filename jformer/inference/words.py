@@ -3,7 +3,6 @@
 Letters in shapes: b inputs, s positions, v classes.
 """
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -21,6 +20,7 @@ from jformer.decoding.config import DecodeConfig
 from jformer.decoding.search import Decoded
 from jformer.inference.answers import EMPTY, SPLIT, UNKNOWN, Hypotheses, Output, Piece, Request, TaggedWord
 from jformer.models.batch import Batch
+from jformer.tasks.crf import Tags, best_tags
 
 
 def pieces_of_words(encoder: ExampleEncoder, requests: Sequence[Request], counts: Counter[str]) -> list[list[Piece]]:
@@ -65,25 +65,30 @@ def tagged_pair(encoder: ExampleEncoder, text: str, tags: str) -> tuple[Sequence
     return (*parts[0], len(parts) > 1) if parts else (encoder.source.encode([""])[0], [], False)
 
 
-def likeliest_tags(logits: Float[Array, "b s v"], batch: Batch, options: DecodeConfig) -> Decoded:
-    """Return two hypotheses of every row: the likeliest class of each position, and the bits of its log-probability.
+def likeliest_tags(logits: Float[Array, "b s *v"], batch: Batch, options: DecodeConfig) -> Decoded:
+    """Return three hypotheses of every row: tags, the bits of their log-probabilities, and those given the tag before.
 
-    The score of both is the log-probability of the classes of all words.
+    The score of all is the log-probability of all tags of the row. With a CRF, whose logits are of pairs [v+1 v+1], the
+    tags are likeliest together, else each by itself.
     """
-    log_probs = jax.nn.log_softmax(logits)
-    best = log_probs.max(axis=-1)  # [b s]
-    ids = log_probs.argmax(axis=-1).astype(jnp.int32) + NUM_SYMBOLS
-    tokens = jnp.stack([ids, lax.bitcast_convert_type(best, jnp.int32)], axis=1)  # [b 2 s]
-    scores = jnp.repeat((best * batch["weights"]).sum(axis=1)[:, None], 2, axis=1)  # [b 2]
-    return Decoded(tokens, scores, jnp.full_like(tokens[..., 0], tokens.shape[-1]), jnp.ones(len(ids), bool))
+    if logits.ndim == 4:
+        found = best_tags(logits, batch)
+    else:
+        log_probs = jax.nn.log_softmax(logits)
+        best = log_probs.max(axis=-1)  # [b s]
+        found = Tags(log_probs.argmax(axis=-1), best, best, (best * batch["weights"]).sum(axis=1))
+    bits = (lax.bitcast_convert_type(x, jnp.int32) for x in (found.shares, found.follows))
+    tokens = jnp.stack([found.tags.astype(jnp.int32) + NUM_SYMBOLS, *bits], axis=1)  # [b 3 s]
+    scores = jnp.repeat(found.log_probs[:, None], tokens.shape[1], axis=1)  # [b 3]
+    return Decoded(tokens, scores, jnp.full_like(tokens[..., 0], tokens.shape[-1]), jnp.ones(len(scores), bool))
 
 
 def read_tags(hypotheses: Hypotheses, tokenizer: Tokenizer, piece: Piece) -> list[Output]:
     """Return the tags of a piece's words."""
-    (ids, log_prob), (bits, _) = hypotheses
-    log_probs = np.array(bits, np.int32).view(np.float32)
+    (ids, log_prob), *others = hypotheses
+    shares, follows = (np.exp(np.array(bits, np.int32).view(np.float32)).tolist() for bits, _ in others)
     tags = [
-        TaggedWord(word, tokenizer.decode([ids[start]]), math.exp(log_probs[start]))
+        TaggedWord(word, tokenizer.decode([ids[start]]), shares[start], follows[start])
         for word, start in zip(piece.words, piece.starts, strict=True)
     ]
     text = " ".join(tag.tag for tag in tags)

@@ -1,9 +1,9 @@
 """Pure Flax Linen modules. Nothing in this room imports data, optax, orbax or ml_collections.
 
-The protocol every model keeps: `hidden(batch, train)` → [b t d], `logits(hidden)` → [b t v], `__call__` is their
-composition. Models that generate also have `encode(batch)` → memory, `start(memory, batch_size, length)` → cache and
-`extend(cache, tokens, valid)` → (hidden, cache). The modules are imported on first use, so that reading a config needs
-no jax.
+The protocol every model keeps: `hidden(batch, train)` → [b t d], `logits(hidden)` → [b t v] (of a CRF [b t v+1 v+1]),
+`__call__` is their composition. Models that generate also have `encode(batch)` → memory, `start(memory, batch_size,
+length)` → cache and `extend(cache, tokens, valid)` → (hidden, cache). The modules are imported on first use, so that
+reading a config needs no jax.
 """
 
 import functools

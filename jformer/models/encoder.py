@@ -4,6 +4,7 @@ Axes: b rows, s source positions, t of what the head reads: s, or 1; d d_model, 
 """
 
 import flax.linen as nn
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jformer.models.batch import Batch, segment_mask
@@ -32,24 +33,26 @@ class SourceModel(nn.Module):
         if c.head.num_classes:
             self.pooler = Pooler(c)
             self.classifier = class_head(c)
+            if c.head.crf:  # scores of a class (column) after another (row); the last ones are outside of a sentence
+                self.transitions = self.param("transitions", nn.initializers.zeros, (c.head.num_classes + 1,) * 2)
         else:
             self.head = TokenHead(c, c.vocab_size)
 
-    def __call__(self, batch: Batch, train: bool = False) -> Float[Array, "b t v"]:
+    def __call__(self, batch: Batch, train: bool = False) -> Float[Array, "b t *v"]:
         """Return the logits; training needs `rngs={'dropout': key}`."""
         return self.logits(self.hidden(batch, train))
 
     def hidden(self, batch: Batch, train: bool = False) -> Float[Array, "b t d"]:
         """Return what the head reads: every position, or one pooled vector (t = 1)."""
         dropout_key = make_dropout_key(self.make_rng("dropout"), batch["row"]) if train else None
-        hidden = self.states(batch, dropout_key)
-        if not self.config.head.num_classes:
-            return hidden
-        return self.pooler(hidden, batch["source_segments"] > 0, dropout_key)
+        hidden, pools = self.states(batch, dropout_key), self.config.head.num_classes
+        return self.pooler(hidden, batch["source_segments"] > 0, dropout_key) if pools else hidden
 
-    def logits(self, hidden: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
-        """Project to the vocabulary, or to the classes."""
-        return self.classifier(hidden) if self.config.head.num_classes else self.head(hidden, self.embedding)
+    def logits(self, hidden: Float[Array, "b t d"]) -> Float[Array, "b t *v"]:
+        """Project to the vocabulary or classes, or with a CRF to pairs [b t v+1 v+1]: a class after the one before."""
+        logits = self.classifier(hidden) if self.config.head.num_classes else self.head(hidden, self.embedding)
+        outside = [(0, 0), (0, 0), (0, 1)]
+        return jnp.pad(logits, outside)[:, :, None] + self.transitions if self.config.head.crf else logits
 
     def encode(self, batch: Batch, train: bool = False) -> Memory:
         """Return the output of every position: vectors of a text."""

@@ -93,10 +93,8 @@ def forward_flops(model: ModelConfig, work: Work) -> dict[str, int]:
         stack = {"encoder": model.num_layers * _block(model, work.texts * length, work.texts * length**2)}
         return _patches(model, work.texts) | stack | _class_head(model, work.texts)
     stack = {"encoder": model.num_layers * _block(model, work.source, work.source_pairs)}
-    classifies = bool(model.head.num_classes)
-    classified = work.texts if model.pooled else work.source
-    head = _class_head(model, classified) if classifies else _token_head(model, work.source, model.vocab_size)
-    return stack | head
+    read = work.texts if model.pooled else work.source
+    return stack | (_class_head(model, read) if model.head.num_classes else _token_head(model, read, model.vocab_size))
 
 
 def update_flops(model: ModelConfig, work: Work) -> int:
@@ -145,10 +143,8 @@ def _recurrent(model: ModelConfig, work: Work) -> dict[str, int]:
         return {"decoder": stack(work.target, model.num_layers, 1), **_logits(work.target, d, model.vocab_size)}
     encoder = {"encoder": stack(work.source, model.num_layers, 1 + r.bidirectional)}
     if model.family == "encoder":
-        if model.head.num_classes:
-            classified = work.texts if model.pooled else work.source
-            return encoder | _logits(classified, side, model.head.num_classes)
-        return encoder | _logits(work.source, side, model.vocab_size)
+        read = work.texts if model.pooled else work.source
+        return encoder | _logits(read, side, model.head.num_classes or model.vocab_size)
     parts = {**encoder, "decoder": stack(work.target, model.decoder_layers, 1)}
     if r.bridge == "dense":
         parts["bridge"] = 2 * work.texts * model.decoder_layers * d * d

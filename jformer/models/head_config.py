@@ -19,6 +19,7 @@ class HeadConfig:
     pooler_activation: str = "tanh"  # tanh | relu (DistilBERT)
     bias: bool = False  # added to the logits over a vocabulary (Marian; Bart); a transform always has it
     transform: bool = False  # projection, activation and norm before the vocabulary's, with a bias (Devlin et al. 2019)
+    crf: bool = False  # tag: a sentence's tags are one chain, each scored after the one before (Lafferty et al. 2001)
     num_segments: int = 0  # rows of the table that tells first and second text apart; 0 = no table (Devlin et al. 2019)
 
     def check(self, family: str) -> None:

@@ -40,7 +40,7 @@ PARAMETER_AXES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"(positions|segments|position_bias)/embedding$", ()),
     (r"^head/transform/", ()),
     (r"^(pooler/dense|classifier|patches)/(kernel|bias)$", ()),
-    (r"^class_token$", ()),
+    (r"^(class_token|transitions)$", ()),
     # And so do recurrent models.
     (r"^(encoder|decoder)/(forward|backward|layers)_\d+/", ()),
     (r"^(encoder|decoder)/(alignment|feed|readout)/", ()),

@@ -32,7 +32,14 @@ class MakeTask(Protocol):
     """What each task's module defines."""
 
     def __call__(
-        self, data: DataConfig, *, label_smoothing: float, scores: Sequence[str], tokenize: str, lowercase: bool
+        self,
+        data: DataConfig,
+        *,
+        label_smoothing: float,
+        scores: Sequence[str],
+        tokenize: str,
+        lowercase: bool,
+        crf: bool = False,
     ) -> Task:
         """Return the task; raise UserError for options that it cannot work with."""
 
@@ -50,13 +57,16 @@ TASKS: Mapping[str, MakeTask] = {
 
 
 def build_task(config: Config) -> Task:
-    """Return the task that the config names."""
+    """Return the task that the config names. Raise UserError for options that it cannot work with."""
+    if config.model.head.crf and config.task != "tag":
+        raise UserError(f"model.head.crf=True joins the tags of a sentence: task={config.task!r} has none; use False")
     return TASKS[config.task](
         config.data,
         label_smoothing=config.optim.label_smoothing,
         scores=config.evaluate.scores,
         tokenize=config.evaluate.tokenize,
         lowercase=config.evaluate.lowercase,
+        crf=config.model.head.crf,
     )
 
 

@@ -18,7 +18,9 @@ from jformer.tasks.task import Task, refuse, score_texts, token_loss
 SOURCES = ("captions", "generated")
 
 
-def caption(data: DataConfig, *, label_smoothing: float, scores: Sequence[str], tokenize: str, lowercase: bool) -> Task:
+def caption(
+    data: DataConfig, *, label_smoothing: float, scores: Sequence[str], tokenize: str, lowercase: bool, **_: object
+) -> Task:
     """Return the task: label-smoothed cross-entropy of the caption, given the image.
 
     It is scored as a translation is, and by CIDEr-D; an exact match is one of any reference.

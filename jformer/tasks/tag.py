@@ -12,18 +12,23 @@ from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import NUM_SYMBOLS, Tokenizer
 from jformer.data.vocabularies import Vocabulary
 from jformer.errors import UserError
+from jformer.tasks.crf import chain_loss
 from jformer.tasks.metrics import Scores, exact_match, f1_scores
 from jformer.tasks.spans import mark_spans, span_scores
 from jformer.tasks.sums import Sums
 from jformer.tasks.task import Task, refuse, token_loss, token_scores
 
 
-def tag(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
+def tag(data: DataConfig, *, label_smoothing: float, crf: bool = False, **_: object) -> Task:
     """Return the task: cross-entropy of each word's tag at its first token (Devlin et al. 2019, section 5.3).
 
-    In evaluation long sentences are always split between words, so the scores cover every word.
+    With `crf` it is that of a sentence's tags together. In evaluation long sentences are always split between words, so
+    the scores cover every word.
     """
     refuse("tag", data, tokenizer="image")
+    if crf and label_smoothing:
+        raise UserError(f"optim.label_smoothing={label_smoothing} smooths one tag at a time, and model.head.crf=True "
+                        "has a sentence's tags as one: set it to 0.0")  # fmt: skip
     for part in (data, *data.mixture):
         if part.source != "conll" and (part.source, part.name) != ("generated", "parts_of_speech"):
             raise UserError(
@@ -45,7 +50,7 @@ def tag(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
         features=lambda source, target: features.tagged_texts(),
         symbols=0,
         answer="tags",
-        loss=token_loss(label_smoothing),
+        loss=chain_loss if crf else token_loss(label_smoothing),
         score=score,
     )
 

@@ -14,7 +14,7 @@ from jformer.tasks.task import Task, refuse, score_texts, token_loss
 
 
 def translate(
-    data: DataConfig, *, label_smoothing: float, scores: Sequence[str], tokenize: str, lowercase: bool
+    data: DataConfig, *, label_smoothing: float, scores: Sequence[str], tokenize: str, lowercase: bool, **_: object
 ) -> Task:
     """Return the task: label-smoothed cross-entropy (Vaswani et al. 2017, section 5.4), scored by sacreBLEU.
 

@@ -14,7 +14,8 @@ from jformer.data.word_vectors import match
 from jformer.errors import UserError
 from jformer.parallel.sharding import parameter_names
 
-HEADS = ("head", "pooler", "classifier")  # belong to a task: one that the parent did not learn begins anew
+# Parameters that belong to a task: one that the parent did not learn begins anew.
+HEADS = ("head", "pooler", "classifier", "transitions")
 
 
 def adopt(parent: PyTree, fresh: PyTree, origin: str) -> tuple[PyTree, list[str]]:

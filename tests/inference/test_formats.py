@@ -52,7 +52,7 @@ def test_what_is_no_request_says_why(line, said):
 
 def test_tagged_words_are_written_as_conll_reads_them(tmp_path):
     words = (("Ada", "B-person"), ("#", "O"), ("sleeps", "O"))
-    tagged = Output("B-person O O", (), tags=tuple(TaggedWord(*word, 0.5) for word in words))
+    tagged = Output("B-person O O", (), tags=tuple(TaggedWord(*word, 0.5, 0.5) for word in words))
     answers = [write_outputs([output], "conll", False, False) for output in (tagged, Output("", ()), tagged)]
     (tmp_path / "train.conll").write_text("".join(answer + "\n" for answer in answers))
     split = open_split(SourceConfig(source="conll", dir=str(tmp_path)), "train")

@@ -33,21 +33,24 @@ LINES = ["abc de", "", "h", "hg fe dcba hg fe", " ", "a b c d e", "unknown abc"]
 
 
 @functools.cache
-def untrained(recurrent):
+def untrained(recurrent, crf):
     """Return a model, and parameters that give probabilities which are far from even."""
     kind = {"recurrent": recurrent} if recurrent else {"d_ff": 24, "num_heads": 2}
-    fields = {"num_layers": 1, "d_model": 16, "vocab_size": WORDS.vocab_size, "head": EACH, **kind}
+    head = dataclasses.replace(EACH, crf=crf)
+    fields = {"num_layers": 1, "d_model": 16, "vocab_size": WORDS.vocab_size, "head": head, **kind}
     model = build_model(ModelConfig(family="encoder", **fields))
-    params = init_params(model, jax.random.key(0))
-    return model, jax.tree.map(lambda x: 3 * x, params)
+    params = jax.tree.map(lambda x: 3 * x, init_params(model, jax.random.key(0)))
+    if crf:
+        params["transitions"] = 2 * jax.random.normal(jax.random.key(1), params["transitions"].shape)
+    return model, params
 
 
 @pytest.fixture(scope="module")
 def tagger():
     """Return a function: options → Predictor of an untrained model."""
 
-    def build(mesh=None, limit=64, recurrent=None, **options):
-        model, params = untrained(recurrent)
+    def build(mesh=None, limit=64, recurrent=None, crf=False, **options):
+        model, params = untrained(recurrent, crf)
         config = resolve({"task": "tag", "model": {"family": "encoder"}, "data": {"source": "conll"}})
         data = dataclasses.replace(config.data, max_source_length=limit)
         config = dataclasses.replace(config, data=data, decode=DecodeConfig(batch_size=4, **options))
@@ -72,9 +75,9 @@ def test_the_tags_of_a_pass_are_the_likeliest_of_each_position():
     assert [word.probability for word in output.tags] == pytest.approx([0.9, 0.6])
 
 
-@pytest.mark.parametrize("recurrent", [None, LSTM])
-def test_a_line_alone_gets_the_tags_it_gets_among_others(tagger, recurrent):
-    predictor = tagger(recurrent=recurrent)
+@pytest.mark.parametrize(("recurrent", "crf"), [(None, False), (LSTM, False), (None, True), (LSTM, True)])
+def test_a_line_alone_gets_the_tags_it_gets_among_others(tagger, recurrent, crf):
+    predictor = tagger(recurrent=recurrent, crf=crf)
     together = predictor.generate(LINES)
     assert [len(outputs[0].text.split()) for outputs in together] == [len(line.split()) for line in LINES]
     assert len({word.tag for outputs in together for word in outputs[0].tags or ()}) > 1
@@ -84,12 +87,15 @@ def test_a_line_alone_gets_the_tags_it_gets_among_others(tagger, recurrent):
         if alone.tags:
             expected = [word.probability for word in alone.tags]
             np.testing.assert_allclose([word.probability for word in output.tags], expected, rtol=1e-4)
-            assert output.log_prob == pytest.approx(np.log(expected).sum(), rel=1e-3)
+            chain = [word.follows for word in output.tags]
+            assert crf or chain == [word.probability for word in output.tags]
+            assert output.log_prob == pytest.approx(np.log(chain).sum(), rel=1e-3, abs=1e-5)
 
 
-def test_several_devices_give_the_tags_of_one(tagger):
+@pytest.mark.parametrize("crf", [False, True])
+def test_several_devices_give_the_tags_of_one(tagger, crf):
     lines = ["".join(word) for word in np.random.default_rng(0).choice(list("abcdefgh  "), (20, 9))]
-    assert tagger(make_mesh(4)).predict(lines) == tagger(make_mesh(1)).predict(lines)
+    assert tagger(make_mesh(4), crf=crf).predict(lines) == tagger(make_mesh(1), crf=crf).predict(lines)
 
 
 @pytest.mark.parametrize("overlong", ["cut", "split"])
@@ -117,6 +123,14 @@ def test_what_needs_a_written_target_is_refused(tagger):
         predictor.score([("abc", "O")])
 
 
+def test_the_explorer_shows_of_a_chain_the_probabilities_that_are_written(tagger):
+    predictor = tagger(crf=True)
+    ((output,),) = predictor.generate(["abc de h"])
+    (own,) = predictor.attend([("abc de h", None)])
+    shown = [dict(choice.likeliest)[word.tag] for choice, word in zip(own.choices, output.tags, strict=True)]
+    assert shown == pytest.approx([word.probability for word in output.tags], rel=1e-4)
+
+
 def test_the_explorer_shows_the_tag_of_each_word(tagger):
     given, own = tagger().attend([("abc de", "O B-x"), ("abc de", None)])
     assert [choice.token for choice in given.choices] == ["O", "B-x"]
@@ -127,7 +141,8 @@ def test_the_explorer_shows_the_tag_of_each_word(tagger):
 
 
 def test_json_has_the_tags_and_their_spans():
-    words = [TaggedWord("New", "B-place", 0.5), TaggedWord("York", "I-place", 0.8), TaggedWord("is", "O", 0.9)]
+    words = [TaggedWord("New", "B-place", 0.5, 0.6), TaggedWord("York", "I-place", 0.8, 0.9)]
+    words.append(TaggedWord("is", "O", 0.9, 0.9))
     output = Output("B-place I-place O", (4, 5, 6), log_prob=-1.0, tags=tuple(words))
 
     def written(scores):
@@ -135,7 +150,7 @@ def test_json_has_the_tags_and_their_spans():
 
     span = {"type": "place", "start": 0, "end": 2, "text": "New York"}
     assert written(False) == {"text": output.text, "tags": ["B-place", "I-place", "O"], "spans": [span]}
-    assert written(True)["spans"] == [{**span, "probability": 0.4}]
+    assert written(True)["spans"] == [{**span, "probability": 0.45}]
     assert written(True)["probabilities"] == [0.5, 0.8, 0.9]
-    nouns = output._replace(tags=(TaggedWord("is", "VERB", 0.9),))
+    nouns = output._replace(tags=(TaggedWord("is", "VERB", 0.9, 0.9),))
     assert json.loads(write_outputs([nouns], "jsonl", False, False))["outputs"][0]["spans"] == []

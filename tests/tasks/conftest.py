@@ -25,13 +25,13 @@ PAIRS = {
 SIZES = {"tokens_per_update": 256, "row_multiple": 2, "packed_length": 60, "num_buckets": 2, "vocab_size": 30}
 
 
-def make_task(name, /, **data):
+def make_task(name, /, crf=False, **data):
     """Return a task and the options it was made with."""
     source = "conll" if name == "tag" else "generated"
     sizes = {**SIZES, "tokens_per_update": 8 * 32 * 32} if name == "caption" else SIZES  # a pixel counts as a token
     corpus = {"source": source, "name": "facts" if name == "qa" else ""}
     config = DataConfig(**{"tokenizer": "char", **corpus, **sizes, **data})
-    return TASKS[name](config, label_smoothing=0.0, scores=("bleu",), tokenize="13a", lowercase=False), config
+    return TASKS[name](config, label_smoothing=0.0, scores=("bleu",), tokenize="13a", lowercase=False, crf=crf), config
 
 
 @dataclasses.dataclass

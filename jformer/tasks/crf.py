@@ -1,0 +1,120 @@
+"""The tags of a sentence as one chain: a linear-chain conditional random field (Lafferty et al. 2001, section 3).
+
+A model gives `pairs`, the score of each state of a word after each state of the word before it; in taggers these are
+the logits of the word's tag plus a table of transitions (Huang et al. 2015; Lample et al. 2016, section 2.2). The score
+of a path, a state for every word, is the sum of its pairs, and its probability exp(score) / Z, Z summed over all paths.
+
+States are the tags, and a last one outside of sentences: before the first word and after the last one. Only the first
+tokens of words and of sentences are steps; other positions, and padding, leave all as it is. So sentences that share a
+row are chains of their own.
+
+Letters in shapes: b rows, s positions, w states.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from jformer.models.batch import Batch
+from jformer.tasks.losses import Project
+from jformer.tasks.sums import Sum, Sums
+
+NEVER = -1e30  # the score of what cannot be: log(0), but differences of it are no nan
+
+
+class Tags(NamedTuple):
+    """The best tags of every row; where no word begins, what is said means nothing."""
+
+    tags: Int[Array, "b s"]
+    shares: Float[Array, "b s"]  # log-probability of a word's tag, whatever the others are: its marginal
+    follows: Float[Array, "b s"]  # that of the tag, given the one of the word before
+    log_probs: Float[Array, " b"]  # that of all tags together
+
+
+def chain_loss(hidden: Float[Array, "b s d"], project: Project, batch: Batch) -> Sums:
+    """Return `loss` and `nll`, of whole sentences, and `correct`, the words whose tag is that of the best path.
+
+    All are counted a word, as without a CRF: -log p of a sentence's tags weighs as much as its words do.
+    """
+    pairs = project(hidden)
+    allowed, outside = allowed_states(batch, pairs.shape[-1]), pairs.shape[-1] - 1
+    right = jnp.where(batch["weights"] > 0, batch["target_out"], outside)
+    wanted = allowed & (jnp.arange(outside + 1) == right[..., None])
+    nll = (log_partition(pairs, allowed) - log_partition(pairs, wanted)).sum()
+    correct = ((best_path(pairs, allowed)[0] == right) * batch["weights"]).sum()
+    words = batch["weights"].sum()
+    return {"loss": Sum(nll, words), "nll": Sum(nll, words), "correct": Sum(correct, words)}
+
+
+def allowed_states(batch: Batch, states: int) -> Bool[Array, "b s w"]:
+    """Tell which states a position may be in: those of tags at a word, outside where a sentence begins, else none.
+
+    None means that nothing is decided there. Where a sentence begins, the one before it ends.
+    """
+    is_tag = jnp.arange(states) < states - 1
+    begins = (batch["source_positions"] == 0) & (batch["source_segments"] > 0)  # [b s]
+    return jnp.where(batch["weights"][..., None] > 0, is_tag, ~is_tag & begins[..., None])
+
+
+def log_partition(pairs: Float[Array, "b s w w"], allowed: Bool[Array, "b s w"]) -> Float[Array, " b"]:
+    """Return log Z of the paths that are allowed, from outside to outside; of a single one it is the score."""
+
+    def step(before: Array, position: tuple[Array, Array]) -> tuple[Array, None]:
+        pairs, allowed = position
+        return _advance(before, jax.nn.logsumexp(before[:, :, None] + pairs, axis=1), allowed), None
+
+    last, _ = lax.scan(step, _outside(pairs), (pairs.swapaxes(0, 1), allowed.swapaxes(0, 1)))
+    return jax.nn.logsumexp(last + pairs[:, -1, :, -1], axis=1)
+
+
+def best_path(pairs: Float[Array, "b s w w"], allowed: Bool[Array, "b s w"]) -> tuple[Int[Array, "b s"], Array]:
+    """Return the path with the largest score (Viterbi 1967), and that score [b].
+
+    Where nothing is decided, it stays in the state that was decided last.
+    """
+
+    def step(before: Array, position: tuple[Array, Array]) -> tuple[Array, Array]:
+        pairs, allowed = position
+        scores = before[:, :, None] + pairs  # [b w w]
+        came_from = jnp.where(allowed.any(axis=1, keepdims=True), scores.argmax(axis=1), jnp.arange(scores.shape[-1]))
+        return _advance(before, scores.max(axis=1), allowed), came_from
+
+    def back(state: Array, came_from: Array) -> tuple[Array, Array]:
+        return jnp.take_along_axis(came_from, state[:, None], axis=1)[:, 0], state
+
+    last, came_from = lax.scan(step, _outside(pairs), (pairs.swapaxes(0, 1), allowed.swapaxes(0, 1)))
+    ends = last + pairs[:, -1, :, -1]
+    _, path = lax.scan(back, ends.argmax(axis=1), came_from, reverse=True)
+    return path.swapaxes(0, 1), ends.max(axis=1)
+
+
+def best_tags(pairs: Float[Array, "b s w w"], batch: Batch) -> Tags:
+    """Return the likeliest tags and how probable they are."""
+    allowed = allowed_states(batch, pairs.shape[-1])
+    path, score = best_path(pairs, allowed)
+    through = pair_shares(pairs, allowed)
+    before = jnp.pad(path, ((0, 0), (1, 0)), constant_values=pairs.shape[-1] - 1)[:, :-1]
+    share = jnp.take_along_axis(through.sum(axis=2), path[..., None], axis=2)[..., 0]
+    after = jnp.take_along_axis(through, before[..., None, None], axis=2)[:, :, 0]  # [b s w w] → [b s w]
+    follows = jnp.take_along_axis(after, path[..., None], axis=2)[..., 0] / after[..., :-1].sum(axis=2).clip(1e-30)
+    return Tags(path, jnp.log(share), jnp.log(follows), score - log_partition(pairs, allowed))
+
+
+def pair_shares(pairs: Float[Array, "b s w w"], allowed: Bool[Array, "b s w"]) -> Float[Array, "b s w w"]:
+    """Return the probability of each two states that follow each other; a word's tag has the sum over those before it.
+
+    It is the gradient of log Z: going back through its sum is the backward half of forward-backward (Eisner 2016).
+    """
+    return jax.grad(lambda scores: log_partition(scores, allowed).sum())(pairs)
+
+
+def _outside(pairs: Array) -> Float[Array, "b w"]:
+    return jnp.full((pairs.shape[0], pairs.shape[-1]), NEVER).at[:, -1].set(0.0)
+
+
+def _advance(before: Float[Array, "b w"], after: Float[Array, "b w"], allowed: Bool[Array, "b w"]) -> Array:
+    """Return the scores after a position: those before it where it decides nothing."""
+    return jnp.where(allowed.any(axis=1, keepdims=True), jnp.where(allowed, after, NEVER), before)
