@@ -8,7 +8,7 @@ Decoding's speed is that of the first 256 test sentences, once all is compiled, 
 them, which others on the machine disturb little; training's is by the clock, the median over a run.
 
 Command:  python -m experiments.what_attention_bought --data=PATH/multi30k --workdir=runs/attention
-          [--updates=600] [--tokens=2048] [--vocabulary=3000] [--seeds=3] [--smoke]
+          [--updates=600] [--tokens=2048] [--vocabulary=3000] [--seeds=3] [--only=NAME] [--smoke]
           What WORKDIR/runs.csv tells of already is not trained again.
 """
 
@@ -54,6 +54,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # name → preset, what else 
     "multiplicative attention": ("luong_tiny", {}),
     REFERENCE: ("transformer_tiny", {"num_layers": 2}),
 }
+ONLY = flags.DEFINE_multi_enum("only", [*MODELS], [*MODELS], "A model to train; all of them unless one is named.")
 RATES = {REFERENCE: 3e-3}
 RATE, CLIP = 2e-3, 1.0  # of recurrent models
 LENGTHS = ((1, 9), (10, 12), (13, 15), (16, 19), (20, 99))  # words of a source
@@ -71,10 +72,10 @@ def main(_: list[str]) -> None:
     wanted = parameters(*MODELS[REFERENCE], rows)
     print(HEAD, flush=True)
     table, drawn, means = [",".join(("model", *COLUMNS))], [], []
-    widths = {name: equal_width(preset, changes, rows, wanted) for name, (preset, changes) in MODELS.items()}
-    found: dict[str, list[list[float]]] = {name: [] for name in MODELS}
+    widths = {name: equal_width(*MODELS[name], rows, wanted) for name in ONLY.value}
+    found: dict[str, list[list[float]]] = {name: [] for name in ONLY.value}
     known = known_scores(Path(WORKDIR.value) / "runs.csv")
-    for seed, name in itertools.product(range(SEEDS.value), MODELS):  # all models of a seed, then the next one
+    for seed, name in itertools.product(range(SEEDS.value), ONLY.value):  # all models of a seed, then the next one
         preset, changes = MODELS[name]
         sized = {**changes, "d_model": widths[name]}
         cells = (widths[name], parameters(preset, sized, rows), seed)

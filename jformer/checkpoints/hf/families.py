@@ -108,8 +108,18 @@ def config_fields(family: Family, model: ModelConfig, task: str) -> dict[str, An
     for field in dataclasses.fields(ModelConfig):
         ours, theirs = getattr(wanted, field.name), getattr(back, field.name)
         if ours != theirs and field.name not in TRAINING_ONLY:
-            raise UserError(f"model.{field.name}={ours!r}: {family.model_type} has only {theirs!r} there")
+            name, ours, theirs = _first_difference(field.name, ours, theirs)
+            raise UserError(f"model.{name}={ours!r}: {family.model_type} has only {theirs!r} there")
     return {"model_type": family.model_type, **fields}
+
+
+def _first_difference(name: str, ours: Any, theirs: Any) -> tuple[str, Any, Any]:
+    """Return the first option of a group that differs, and both values; an option by itself comes back as it is."""
+    for field in dataclasses.fields(ours) if dataclasses.is_dataclass(ours) else ():
+        pair = getattr(ours, field.name), getattr(theirs, field.name)
+        if pair[0] != pair[1]:
+            return f"{name}.{field.name}", *pair
+    return name, ours, theirs
 
 
 def architecture(family: Family, task: str) -> str:

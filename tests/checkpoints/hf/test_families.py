@@ -111,6 +111,13 @@ def test_options_that_a_family_has_not_are_refused_by_name(name, change):
         config_fields(convert.FAMILIES[name], dataclasses.replace(model, **change), task)
 
 
+def test_of_a_group_of_options_the_one_that_a_family_has_not_is_named():
+    model = CASES["bert"][1].with_classes(3, each=True)
+    chain = dataclasses.replace(model, head=dataclasses.replace(model.head, crf=True))
+    with pytest.raises(UserError, match=r"^model\.head\.crf=True: bert has only False there$"):
+        config_fields(convert.FAMILIES["bert"], chain, "tag")
+
+
 @pytest.mark.parametrize(("name", "change", "says"), [
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
     ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
