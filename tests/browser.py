@@ -116,6 +116,18 @@ def used(page, width=1200):
     assert [url for url in asked if not url.startswith(own)] == []
 
 
+def overhang(page):
+    """Return by how many pixels a page is wider than a phone, and than A4 between its margins, all sections open."""
+    wider = "() => document.documentElement.scrollWidth - innerWidth"
+    with used(page, width=390) as tab:
+        tab.evaluate("() => document.querySelectorAll('details').forEach((section) => { section.open = true; })")
+        tab.wait_for_timeout(500)  # what is opened is drawn by an event
+        phone = tab.evaluate(wider)
+        tab.set_viewport_size({"width": 718, "height": 1_000})
+        tab.emulate_media(media="print")
+        return phone, tab.evaluate(wider)
+
+
 def tabbed(tab):
     """Press Tab until everything was reached that can be; AssertionError for what is not, or is not seen to be."""
     places = tab.evaluate(NUMBERED)

@@ -78,7 +78,7 @@ function lines({ rows, columns, values, shares }) {
   const drawing = element("svg", { ...sized(width, height), role: "img" });
   drawing.setAttribute("aria-label", "Lines from each token to those it attends to; the heat map has the same weights");
   rows.forEach((token, i) => {
-    drawing.append(element("text", { x: left - 5, y: step * i + 17, "text-anchor": "end" }, token));
+    drawing.append(element("text", { x: left - 5, y: step * i + 17, "text-anchor": "end" }, shortened(token)));
     columns.forEach((_, j) => {
       const share = shares[values[i * columns.length + j]];
       if (share < 0.02) return;
@@ -88,7 +88,7 @@ function lines({ rows, columns, values, shares }) {
       );
     });
   });
-  columns.forEach((token, j) => drawing.append(element("text", { x: left + 165, y: step * j + 17 }, token)));
+  columns.forEach((token, j) => drawing.append(element("text", { x: left + 165, y: step * j + 17 }, shortened(token))));
   return drawing;
 }
 

@@ -70,8 +70,11 @@ const SIGNED = Float64Array.from({ length: 256 }, (_, i) => (i - 128) / 127);
 /** Return a weight as a short text: two digits are what its 256 steps tell. */
 const number = (share) => (share ? String(Number(share.toPrecision(2))) : "0");
 
-/** Return how wide the longest of some tokens is, about, in pixels. */
-const labelWidth = (tokens) => Math.min(160, 8 + 7 * Math.max(...tokens.map((token) => token.length)));
+const LONGEST = 22; // characters of a label
+/** Return as much of a token as a label has room for. */
+const shortened = (token) => (token.length > LONGEST ? `${[...token].slice(0, LONGEST - 1).join("")}…` : token);
+/** Return how wide the longest label of some tokens is, about, in pixels. */
+const labelWidth = (tokens) => 8 + 7 * Math.max(...tokens.map((token) => shortened(token).length));
 
 function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).split(",").map(Number);
@@ -141,13 +144,13 @@ function mapLabels({ rows, columns, cell }, left, top) {
     Math.ceil((cell < 14 ? 28 : 14) / cell),
     Math.ceil(Math.max(rows.length, columns.length) / 600),
   );
-  const shown = (labels) => labels.map((label, i) => [label, i]).filter(([, i]) => i % step === 0);
-  const beside = shown(rows).map(([label, i]) =>
-    element("text", { x: left - 5, y: top + cell * (i + 0.5) + 4, "text-anchor": "end" }, label),
+  const shown = (tokens) => tokens.map((token, i) => [shortened(token), i]).filter(([, i]) => i % step === 0);
+  const beside = shown(rows).map(([text, i]) =>
+    element("text", { x: left - 5, y: top + cell * (i + 0.5) + 4, "text-anchor": "end" }, text),
   );
-  const above = shown(columns).map(([label, i]) => {
+  const above = shown(columns).map(([text, i]) => {
     const [x, y] = [left + cell * (i + 0.5) + 4, top - 5];
-    return element("text", { x, y, transform: `rotate(-90 ${x} ${y})` }, label);
+    return element("text", { x, y, transform: `rotate(-90 ${x} ${y})` }, text);
   });
   return [...beside, ...above];
 }

@@ -7,7 +7,7 @@ const [WIDE, HIGH, EDGE] = [620, 380, 34]; // pixels of a plane, and around its 
 function placeLabels(points, tokens) {
   const placed = [];
   for (const [i, [cx, cy]] of [...points.entries()].sort(([, a], [, b]) => a[1] - b[1])) {
-    const label = { i, x: cx + 7, y: cy + 4, width: 5 + 7 * tokens[i].length };
+    const label = { i, x: cx + 7, y: cy + 4, width: 5 + 7 * shortened(tokens[i]).length };
     const over = (other) =>
       Math.abs(other.y - label.y) < 12 && other.x < label.x + label.width && label.x < other.x + other.width;
     const covers = ([x, y]) => x > label.x - 5 && x < label.x + label.width && y > label.y - 13 && y < label.y + 4;
@@ -35,7 +35,7 @@ function drawPlane({ tokens, points }) {
     const [cx, cy] = places[i];
     const title = element("title", {}, `${tokens[i]}: ${points[i].map((value) => value.toFixed(2)).join(", ")}`);
     const away = element("line", { class: "away", x1: cx, y1: cy, x2: label.x - 1, y2: label.y - 4 });
-    const text = element("text", { x: label.x, y: label.y }, tokens[i]);
+    const text = element("text", { x: label.x, y: label.y }, shortened(tokens[i]));
     drawing.append(element("g", {}, title, away, element("circle", { cx, cy, r: 3.5 }), text));
   });
   return drawing;

@@ -165,6 +165,7 @@ STYLE = """
 :root { color-scheme: light dark; background: Canvas }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em }
 p { white-space: pre-wrap }
+h1, h2, p { overflow-wrap: anywhere }
 img { max-width: 100%; height: auto; background: white; border-radius: 6px; margin: .5em .5em .5em 0 }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }

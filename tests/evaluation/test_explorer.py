@@ -240,6 +240,14 @@ def test_nothing_keeps_anybody_out(page):
     assert browser.barriers(page) == []
 
 
+def test_the_page_fits_a_phone_and_paper(page):
+    wide = tuple(f"token{i}" for i in range(60))
+    many = np.full((1, 6, 60, 60), 1 / 60, np.float32)
+    own = Attention(Part.ENCODER_SELF, many, np.ones((60, 60), bool), wide, wide)
+    assert browser.overhang(page) == (0, 0)
+    assert browser.overhang(explorer.explorer_page("x", [Shown(Attended("a " * 99, "", own))], POSITIONS)) == (0, 0)
+
+
 def test_everything_is_reached_and_used_by_keyboard(page):
     with browser.used(page) as tab:
         assert len(browser.tabbed(tab)) > 8

@@ -255,6 +255,12 @@ def test_nothing_keeps_anybody_out(run):
     assert browser.barriers(written(run)) == []
 
 
+def test_the_page_fits_a_phone_and_paper(run):
+    assert browser.overhang(written(run)) == (0, 0)
+    long = 3 * HOSTILE.replace(" ", "_")
+    assert browser.overhang(page.page(long, [page.heading(long), page.paragraph(long)])) == (0, 0)
+
+
 def test_everything_is_reached_and_used_by_keyboard(run):
     with browser.used(written(run)) as tab:
         assert len(browser.tabbed(tab)) > 5
