@@ -11,6 +11,7 @@ from jformer.errors import UserError
 from jformer.training import trackers
 from jformer.training.record import Record
 from tests.faults.full_disk import no_file_above
+from tests.watching import wait_until
 
 ROWS = [
     {"step": 10, "split": "train", "loss": 2.5, "skipped": 0, "perplexity": float("nan")},
@@ -123,10 +124,14 @@ def test_wandb_keeps_the_rows_of_a_run_that_went_on_without_any_network(tmp_path
         kept.close()
     own = json.loads((tmp_path / "run" / "trackers.json").read_text())["wandb"]
     files = sorted((tmp_path / "run" / "wandb").glob(f"offline-run-*-{own}*/run-{own}.wandb"))
-    contents = b"".join(file.read_bytes() for file in files)
     assert len(files) == 2  # of the same run
-    for name in (b"train/loss", b"valid/loss", b"train/late", b"train.num_steps"):
-        assert name in contents
+    names = (b"train/loss", b"valid/loss", b"train/late", b"train.num_steps")
+
+    def all_are_there():  # wandb's own process writes, which may be slower than this one
+        contents = b"".join(file.read_bytes() for file in files)
+        return all(name in contents for name in names)
+
+    wait_until(all_are_there)
 
 
 def test_a_damaged_file_of_names_is_one_line_and_a_failed_run_is_none_that_finished(tmp_path, monkeypatch):
