@@ -6,7 +6,8 @@ Model:    1 bidirectional LSTM layer, 128 features each way; 4,000 subwords, no 
           their CRF --config.model.head.crf=True.
 Command:  python -m jformer.main --config=configs/wnut17_lstm.py --workdir=runs/wnut17_lstm
           --config.data.dir=PATH/wnut17
-Expected: F1 of test spans 0.087 ± 0.015 (three seeds; person 0.13, location 0.16), a minute of one CPU core.
+Expected: F1 of test spans 0.087 ± 0.015 (three seeds; person 0.13, location 0.16), a minute of one CPU core; with the
+          CRF 0.10 ± 0.03.
 """
 
 from ml_collections import ConfigDict
