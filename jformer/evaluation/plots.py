@@ -35,10 +35,12 @@ class Line(NamedTuple):
 
 
 def curves(lines: Sequence[Line], xlabel: str, ylabel: str, logarithmic: bool = False) -> bytes:
-    """Draw lines, with their intervals as bands around the first few; x may be on a logarithmic axis."""
+    """Draw lines over whole numbers, with their intervals as bands around the first few; x may be logarithmic."""
     figure, axes = _figure(3.6)
     if logarithmic:
         axes.set_xscale("log")
+    else:
+        axes.locator_params(axis="x", integer=True)  # no half updates
     for line in lines[len(PALETTE) :]:
         axes.plot(line.x, _finite(line.y), color=OTHERS_COLOR, linewidth=0.6, zorder=1)
     for colour, line in zip(PALETTE, lines, strict=False):

@@ -101,6 +101,13 @@ def test_what_is_not_finite_is_left_out():
     plots.intervals(["a", "b"], [float("inf"), 1.0], [None, None], "loss", float("nan"))
 
 
+def test_there_are_no_half_updates(monkeypatch):
+    monkeypatch.setattr(plots, "_finished", lambda figure, axes, *_, **__: axes)
+    ticks = plots.curves([Line("a", [20, 40], [3.0, 2.0], [None, None])], "updates", "loss").get_xticks()
+    assert len(ticks) > 2
+    assert [tick for tick in ticks if tick % 1] == []
+
+
 def test_a_curve_of_one_point_is_seen():
     assert ink(plots.curves([Line("a", [20], [2.0], [None])], "x", "y"), PALETTE[0]) > 20
 
