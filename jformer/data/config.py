@@ -55,6 +55,10 @@ class DataConfig(SourceConfig):
     vocab_size: int = 8_000  # for each vocabulary, the 4 special tokens included; char and byte need no size
     vocab_shared: bool = True  # one vocabulary learned on both sides, or one for each side
     normalization: str = "identity"  # identity | nfkc, applied to both sides before the tokens are made
+    # bpe, translate and lm: the share of merges that is left out at each step when training text is cut (Provilkov et
+    # al. 2020 took 0.1)
+    bpe_dropout: float = 0.0
+    segmentations: int = 10  # bpe_dropout: ways in which training text is cut; an epoch draws from all, anew each time
     split_digits: bool = False  # bpe, unigram: every digit is a token of its own, so numbers generalise
 
     # classify, one label: none | balanced: examples weigh so that all labels weigh alike, in losses and their accuracy
@@ -117,10 +121,16 @@ class DataConfig(SourceConfig):
             raise UserError(f"data.noise_density={self.noise_density} must be above 0 and below 1")
         if not self.mean_span >= 1:
             raise UserError(f"data.mean_span={self.mean_span} must be at least 1 token")
+        if not 0 <= self.bpe_dropout < 1:
+            raise UserError(f"data.bpe_dropout={self.bpe_dropout} must be from 0 to below 1")
+        if self.bpe_dropout and self.tokenizer != "bpe":
+            raise UserError(f"data.bpe_dropout is of tokenizer='bpe', not {self.tokenizer!r}: set it to 0")
         check_choice("data.normalization", self.normalization, ("identity", "nfkc"))
         if not 1 <= self.num_buckets <= 8:
             raise UserError(f"data.num_buckets={self.num_buckets} must be 1 to 8: each is a compiled shape")
-        check_least("data", self, ("vocab_size", "packed_length", "tokens_per_update", "doc_stride"), 1)
+        check_least(
+            "data", self, ("vocab_size", "packed_length", "tokens_per_update", "doc_stride", "segmentations"), 1
+        )
         check_least("data", self, ("row_multiple", "image_size"), 0)
         if self.length_multiple < 1 or (self.batching == "packed" and self.packed_length % self.length_multiple):
             raise UserError(

@@ -56,10 +56,15 @@ TASKS: Mapping[str, MakeTask] = {
 }
 
 
+DROPOUT_TASKS = ("translate", "lm")  # whose texts may be cut in more than one way
+
+
 def build_task(config: Config) -> Task:
     """Return the task that the config names. Raise UserError for options that it cannot work with."""
     if config.model.head.crf and config.task != "tag":
         raise UserError(f"model.head.crf=True joins the tags of a sentence: task={config.task!r} has none; use False")
+    if config.data.bpe_dropout and config.task not in DROPOUT_TASKS:
+        raise UserError(f"data.bpe_dropout is for task={' and '.join(DROPOUT_TASKS)}, not {config.task!r}: set it to 0")
     return TASKS[config.task](
         config.data,
         label_smoothing=config.optim.label_smoothing,

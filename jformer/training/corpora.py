@@ -16,7 +16,8 @@ from jformer.data.progress import show_progress
 from jformer.data.repeats import hashes, told
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair, Split
-from jformer.data.tokenizers import Tokenizer
+from jformer.data.tokenizers import SubwordTokenizer, Tokenizer
+from jformer.data.tokenizers.bpe_dropout import BpeDropout
 from jformer.data.vocabularies import copy_tokenizers, learn_tokenizers, load_tokenizers
 from jformer.errors import UserError
 from jformer.evaluation.validation import evaluation_batches
@@ -64,10 +65,13 @@ def open_data(config: Config, task: Task, workdir: Path, learned: bool) -> Data:
         tokenizers = copy_tokenizers(run_path(config.train.init_from) / "tokenizer", directory, *text)
     else:
         tokenizers = learn_tokenizers(directory, *text)
-    encoder, features = task.encoder(*tokenizers), task.features(*tokenizers)
-    corpora = [open_corpus(split, encoder, data.cache_dir) for split in training]
+    encoders = [task.encoder(*each) for each in cutting(tokenizers, data, config.seed)]
+    cuts = [[open_corpus(split, encoder, data.cache_dir) for encoder in encoders] for split in training]
+    corpora = [first for first, *_ in cuts]
     with show_progress("planning the batches"):
-        batches = make_batches(corpora, [part.weight for part in parts], data, config.seed, features)
+        weights = [part.weight / len(encoders) for part in parts for _ in encoders]
+        features = task.features(*tokenizers)
+        batches = make_batches([corpus for each in cuts for corpus in each], weights, data, config.seed, features)
     numbers = [f" {i + 1}" if len(parts) > 1 else "" for i in range(len(parts))]  # of a mixture, names may be the same
     names = [f"training text{number} {split.name}" for number, split in zip(numbers, training, strict=True)]
     trained_on = dict(zip(names, corpora, strict=True))
@@ -88,6 +92,23 @@ def open_data(config: Config, task: Task, workdir: Path, learned: bool) -> Data:
         answered=[] if valid is None else answered_examples(config, task, valid),
         repeats=told({name: corpus.pairs for name, corpus in trained_on.items()}, scored),
     )
+
+
+def cutting(tokenizers: tuple[Tokenizer, Tokenizer], data: DataConfig, seed: int) -> list[tuple[Tokenizer, Tokenizer]]:
+    """Return what cuts the training text: the run's tokenizers, or with BPE-dropout several that each cut all of it.
+
+    Raises UserError for tokenizers that came with other weights and are no BPE.
+    """
+    if not data.bpe_dropout:
+        return [tokenizers]
+
+    def dropping(number: int, side: int) -> Tokenizer:
+        tokenizer = tokenizers[side]
+        if isinstance(tokenizer, SubwordTokenizer) and tokenizer.kind == "bpe":
+            return BpeDropout(tokenizer, data.bpe_dropout, f"{seed} {number} {side}")
+        raise UserError("data.bpe_dropout: the tokenizers of train.init_from are no BPE of sentencepiece: set it to 0")
+
+    return [(dropping(number, 0), dropping(number, 1)) for number in range(data.segmentations)]
 
 
 def refuse_empty_sets(data: DataConfig) -> None:

@@ -15,7 +15,7 @@ from jformer.sweep.experiment import load_experiment
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("averaging", "batch_invariance", "depth_and_heads", "grokking", "positions", "pre_vs_post_ln")
-OTHERS = ("residual_and_scaling", "scaling_law", "scan", "table3", "tokenizer_choice")
+OTHERS = ("multi30k_ablation", "residual_and_scaling", "scaling_law", "scan", "table3", "tokenizer_choice")
 FILES = [ROOT / "experiments" / f"{name}.py" for name in (*NAMES, *OTHERS)]
 
 

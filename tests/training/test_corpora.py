@@ -1,13 +1,16 @@
 """Which validation examples are answered in the course of training."""
 
 import contextlib
+import itertools
 import re
 
+import numpy as np
 import pytest
 
 from jformer.config import resolve
 from jformer.data import progress
 from jformer.data.sources.split import Pair
+from jformer.errors import UserError
 from jformer.tasks.build import build_task
 from jformer.training.corpora import of_each_label, open_data, prompt
 from tests import small_run
@@ -65,3 +68,35 @@ def test_pairs_that_come_twice_or_are_trained_on_are_told(tmp_path):
         "validation text valid: 1 of 2 pairs are training pairs as well",
         "test set test: 1 of 1 pairs are training pairs as well",
     ]
+
+
+def test_bpe_dropout_cuts_training_text_in_several_ways_and_nothing_else(tmp_path):
+    options = small_run.get_config()
+    options.data.update(tokenizer="bpe", vocab_size=60, num_pairs=50, cache_dir=str(tmp_path / "cache"))
+    plain = resolve(options)
+    options.data.update(bpe_dropout=0.2, segmentations=4)
+    dropping = resolve(options)
+    whole, cut = (open_data(each, build_task(each), tmp_path, learned=False) for each in (plain, dropping))
+    assert len(cut.corpora) == 1
+    assert cut.repeats == whole.repeats
+    np.testing.assert_array_equal(cut.valid.source.values, whole.valid.source.values)
+    texts = [whole.tokenizers[0].decode(ids) for ids in sequences(whole.batches.source)]
+    assert [cut.tokenizers[0].decode(ids) for ids in sequences(cut.batches.source)] == texts * 4
+    assert len({tuple(ids) for ids in sequences(cut.batches.source)}) > len(texts)
+    units = [{*np.concatenate([batch.units for batch in cut.batches.plan.epoch(i)])} - {-1} for i in range(2)]
+    assert all(abs(len(each) - len(texts)) <= 4 for each in units)  # of each way a fourth, give or take one
+    assert units[0] != units[1]
+
+
+def sequences(tokens):
+    return [tokens.values[a:b] for a, b in itertools.pairwise(tokens.offsets)]
+
+
+def test_bpe_dropout_is_refused_where_there_is_nothing_to_drop():
+    for options in ({"data": {"bpe_dropout": 0.1, "tokenizer": "char"}}, {"data": {"bpe_dropout": 1.0}},
+                    {"data": {"bpe_dropout": 0.1, "segmentations": 0}}):  # fmt: skip
+        with pytest.raises(UserError, match=r"data\.(bpe_dropout|segmentations=0)"):
+            resolve(options)
+    config = resolve({"task": "mlm", "model": {"family": "encoder"}, "data": {"bpe_dropout": 0.1}})
+    with pytest.raises(UserError, match=r"data\.bpe_dropout is for task=translate and lm, not 'mlm': set it to 0"):
+        build_task(config)

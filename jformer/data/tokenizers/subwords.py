@@ -26,6 +26,11 @@ class SubwordTokenizer(OneFile):
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
 
     @property
+    def content(self) -> bytes:
+        """The model, as sentencepiece stores it."""
+        return self._content
+
+    @property
     def vocab_size(self) -> int:
         """The pieces of the model, the symbols among them."""
         return self._processor.get_piece_size()

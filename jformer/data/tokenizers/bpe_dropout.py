@@ -1,0 +1,67 @@
+"""BPE-dropout: subwords that are cut otherwise each time, so that a model learns how words are made up.
+
+Provilkov et al. 2020 (BPE-Dropout: Simple and Effective Subword Regularization), algorithm 1. sentencepiece can drop
+merges, too, but what it draws differs from process to process, and a run must be repeatable.
+"""
+
+import hashlib
+import itertools
+import random
+import re
+from collections.abc import Sequence
+
+from jformer.data.tokenizers.subwords import SubwordTokenizer
+from jformer.data.tokenizers.symbols import NUM_SYMBOLS, UNK
+
+DRAWS = 8  # ways in which a word that comes often is cut; they take turns
+WORDS = re.compile("▁[^▁]*|[^▁]+")  # no piece has a space but at its start
+
+
+class BpeDropout(SubwordTokenizer):
+    """A BPE model each of whose merges is left out with some probability, at each step anew. It decodes as always."""
+
+    def __init__(self, tokenizer: SubwordTokenizer, share: float, key: str) -> None:
+        """Take over a model.
+
+        Args:
+            tokenizer: whose pieces these are.
+            share: of the merges that are possible at a step, those that are left out; 0 cuts as the model does.
+            key: what is drawn depends on it, and on the texts in the order in which they come.
+        """
+        super().__init__(tokenizer.content)
+        self._share, self._key, self._random = share, key, random.Random(f"{share} {key}")
+        self._rank = {piece: i for i, piece in enumerate(self.tokens) if i >= NUM_SYMBOLS}  # early merges come first
+        self._cuts: dict[str, list[list[int]]] = {}
+        self._turns: dict[str, int] = {}
+
+    @property
+    def fingerprint(self) -> str:
+        """What identifies the texts that it makes, for the arrays that are kept of them."""
+        return hashlib.sha256(f"{super().fingerprint} {self._share} {self._key} {DRAWS}".encode()).hexdigest()
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """Cut the texts into pieces, the same words into others."""
+        return [self._encode(text) for text in self._processor.normalize(list(lines))]
+
+    def _encode(self, text: str) -> list[int]:
+        ids = itertools.chain.from_iterable(map(self._next_cut, WORDS.findall(text)))
+        # As sentencepiece does, unknown characters side by side are one token.
+        return [i for is_unknown, group in itertools.groupby(ids, UNK.__eq__) for i in ([UNK] if is_unknown else group)]
+
+    def _next_cut(self, word: str) -> list[int]:
+        cuts, turn = self._cuts.setdefault(word, []), self._turns.get(word, 0)
+        self._turns[word] = turn + 1
+        if turn < DRAWS:
+            cuts.append(self._draw(word))
+        return cuts[turn % DRAWS]
+
+    def _draw(self, word: str) -> list[int]:
+        """Merge characters until none of the merges that are possible is left."""
+        pieces, chance = list(word), self._random.random
+        while True:
+            merges = ((self._rank.get(left + right), i) for i, (left, right) in enumerate(itertools.pairwise(pieces)))
+            kept = [(rank, i) for rank, i in merges if rank is not None and chance() >= self._share]
+            if not kept:
+                return [self._rank.get(piece, UNK) for piece in pieces]
+            _, i = min(kept)
+            pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]
