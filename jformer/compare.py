@@ -8,8 +8,7 @@ python -m jformer.compare RUN RUN ... [--metric=test/bleu] [--output=DIR] [--wat
              first score of the first test set)
   --output   a folder for learning curves and a page with all of this; of two runs also with the answers that
              differ most
-  --watch    while runs still train, writes the page with their curves anew every so many seconds; once all are scored,
-             compares them
+  --watch    while runs still train, writes the page anew every so many seconds; compares them once all are scored
   --despite  compares in spite of different signature (of a score), data (tested or trained on), budget (how many
              tokens were trained on, or what a token is)
 """
@@ -26,7 +25,7 @@ from typing import Any
 from etils.epath import Path
 
 from jformer.config.options import Config, flatten
-from jformer.errors import UserError, nearest
+from jformer.errors import STOPPED, UserError, nearest
 from jformer.evaluation import page, records
 from jformer.evaluation.comparison import Arm, compare_arms, learning_curves, table
 from jformer.evaluation.report import CHARTS, check_watch, curves, is_over, state
@@ -51,7 +50,7 @@ class Run:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the comparison and return the exit code: 0, or 2 for a mistake or runs that are not to be compared."""
+    """Print the comparison and return the exit code: 0, 2 for a mistake or runs that are apart, 143 for Ctrl-C."""
     options = parse(sys.argv[1:] if argv is None else argv)
     try:
         with refusals_told():
@@ -61,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # of who watches; the page stays as it is
+        return STOPPED
     return 0
 
 
@@ -134,8 +135,7 @@ def watch(paths: Sequence[str], output: str, seconds: float) -> Iterator[str]:
 
 def page_of_training(paths: Sequence[str], refresh: float) -> str:
     """Return a page of how far runs are, their curves, and what their configs differ in; a browser loads it anew."""
-    where = [run_path(path) for path in paths]
-    runs = [Run(path, records.saved_config(path), records.results(path), {}) for path in where]
+    runs = [Run(path, records.saved_config(path), records.results(path), {}) for path in map(run_path, paths)]
     named = dict(zip(_names(runs), runs, strict=True))
     far = [f"{name}: {state(run.config, records.rows(run.path), run.results)}" for name, run in named.items()]
     apart = settings({name: [run] for name, run in named.items()})

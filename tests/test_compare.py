@@ -155,6 +155,15 @@ def test_runs_that_train_are_watched_side_by_side_until_all_are_scored(told, tmp
     assert ">model.norm</td>" in drawn.html
 
 
+def test_who_watches_ends_that_without_a_trace(told, tmp_path, monkeypatch):
+    def sleep(seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(report.time, "sleep", sleep)
+    code, text, error = told("post", "unscored", options=[f"--output={tmp_path}/out", "--watch=10"])
+    assert (code, text.count("\n"), error) == (143, 1, "")
+
+
 def test_nothing_on_the_page_keeps_anybody_out(told, tmp_path):
     told("post", "pre", options=[f"--output={tmp_path}/out"])
     assert browser.barriers((tmp_path / "out" / "index.html").read_text()) == []

@@ -29,8 +29,8 @@ const named = (line) => (runs.length > 1 ? `${line.run}, ${line.split}` : line.s
 function texts(values) {
   const written = (digits) => values.map((value) => String(Number(value.toPrecision(digits))));
   const distinct = [3, 4, 5, 6, 7].map(written).find((found) => new Set(found).size === new Set(values).size);
-  const power = (value) => value.toExponential(1).replace(".0e", "e").replace("e+", "e");
-  return (distinct ?? written(7)).map((text, i) => (text.length > 7 ? power(values[i]) : text));
+  const power = (text) => Number(text).toExponential().replace("e+", "e");
+  return (distinct ?? written(7)).map((text) => (text.length > 7 ? power(text) : text));
 }
 
 const short = (value) => texts([value])[0];

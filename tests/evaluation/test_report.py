@@ -227,16 +227,18 @@ LABELS = "() => [...document.querySelectorAll('figure svg text')].map((text) => 
 def test_axes_have_round_numbers_and_logarithmic_ones_powers():
     lines = [{"run": "a", "split": "valid", "steps": [100, 2_000, 4_500], "values": [4.8, 1.0, 0.951]}]
     rates = [{"run": "a", "split": "train", "steps": [1, 90_000, 100_000], "values": [2e-3, 3e-8, 0]}]
-    charts = [{"title": "loss", "lines": lines}, {"title": "rate", "lines": rates}]
+    peaks = [{"run": "a", "split": "train", "steps": [1, 2, 3], "values": [4.61e11, 4.6e11, 4.65e11]}]
+    charts = [{"title": title, "lines": found} for title, found in zip("abc", (lines, rates, peaks), strict=True)]
     with browser.used(page.page("x", [report.CHARTS], ("report",), charts)) as tab:
         plain = tab.evaluate(LABELS)
         for box in tab.locator("input[type=checkbox]").all():
             box.check()
         assert tab.inner_text(".readout >> nth=1") == "train ends at 3e-8"  # 0 has no place
-        logarithmic = tab.evaluate(LABELS)
+        logarithmic = tab.evaluate(LABELS)[:19]
     assert plain == [
         *("1", "2", "3", "4"), *("1000", "2000", "3000", "4000"),
         *("0", "0.0005", "0.001", "0.0015", "0.002"), *("20000", "40000", "60000", "80000", "100000"),
+        *("4.6e11", "4.61e11", "4.62e11", "4.63e11", "4.64e11", "4.65e11"), *("1", "2", "3"),
     ]  # fmt: skip
     assert logarithmic == [
         *("1", "2", "3", "4"), *("100", "200", "500", "1000", "2000"),
