@@ -4,7 +4,8 @@ Data:     train, val and test_2016_flickr of github.com/multi30k/dataset (data/t
 Model:    that of configs/multi30k_tiny.py.
 Command:  python -m jformer.main --config=configs/multi30k_raw.py --workdir=runs/multi30k_raw
           --config.data.dir=PATH/multi30k
-Expected: not measured yet; another number than the tokenised, lower-cased one.
+Expected: BLEU 39.72, chrF 64.15, TER 46.00 after 5,733 updates, where patience ends it (--config.model.dtype=auto,
+          bfloat16, seed 0); 73 minutes on one CPU core.
 """
 
 from ml_collections import ConfigDict
