@@ -20,7 +20,9 @@ from jformer.parallel.backend import target
 from jformer.parallel.sharding import round_up_rows
 
 CONCURRENT_BATCHES = 2  # a step of decoding is too small to keep several cores busy: two at once took 2/3 of the time
-SMALL_BATCH = 8  # rows for so few pieces, as when somebody types them: they do not wait for a whole batch
+# Rows for one piece or two, and for few, as when somebody types them: they do not wait for a whole batch. One row alone
+# would make products of vectors, which XLA computes slower on CPUs.
+PAIR, SMALL_BATCH = 2, 8
 MOSTLY = 1 / 4  # where more outputs than this share had no room in short attempts, there are none for a while:
 EVIDENCE = 64  # pieces, at least, that short attempts were made at before they are judged
 WHILE = 4_096  # pieces; then their likes may have changed, and it is learned anew
@@ -174,7 +176,7 @@ def concurrent_batches(mesh: Mesh | None) -> int:
 
 def batch_rows(count: int, batch_size: int, mesh: Mesh | None) -> int:
     """Return the rows of the batches for so many pieces: few for few pieces, and what the mesh divides evenly."""
-    rows = min(SMALL_BATCH, batch_size) if count <= SMALL_BATCH else batch_size
+    rows = min(batch_size, next((rows for rows in (PAIR, SMALL_BATCH) if count <= rows), batch_size))
     return round_up_rows(rows, mesh) if mesh else rows
 
 

@@ -1,8 +1,8 @@
-"""How many batches are computed at a time, and when a first attempt with little room is made."""
+"""How many rows a batch has, how many are computed at a time, and when a first attempt with little room is made."""
 
 import types
 
-from jformer.inference.batching import WHILE, BatchedSearch, concurrent_batches
+from jformer.inference.batching import WHILE, BatchedSearch, batch_rows, concurrent_batches
 from jformer.parallel.backend import compiling_for
 from jformer.parallel.mesh import make_mesh
 
@@ -12,6 +12,13 @@ def test_two_batches_at_once_keep_a_cpu_busy_and_nothing_else():
     assert concurrent_batches(make_mesh(2)) == 1
     with compiling_for("gpu"):
         assert concurrent_batches(None) == 1
+
+
+def test_few_pieces_do_not_wait_for_a_whole_batch():
+    counts = (1, 2, 3, 8, 9, 1_000)
+    assert [batch_rows(count, 64, None) for count in counts] == [2, 2, 8, 8, 64, 64]
+    assert [batch_rows(count, 1, None) for count in counts] == [1] * 6
+    assert [batch_rows(count, 64, make_mesh(4)) for count in counts] == [4, 4, 8, 8, 64, 64]
 
 
 def searched(continues=False):

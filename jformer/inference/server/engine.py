@@ -153,12 +153,12 @@ class Engine:
         return {token: number for number, token in enumerate(self.predictor.tokenizers[1].tokens)}
 
     def warm_up(self) -> None:
-        """Answer texts of usual lengths, one and many, so that the first clients need not wait for compilers."""
+        """Answer texts of usual lengths, one, few and many, so that the first clients need not wait for compilers."""
         tokenizer = self.predictor.tokenizers[0]
         for length in WARM_LENGTHS:
             text = tokenizer.decode([NUM_SYMBOLS + i % (tokenizer.vocab_size - NUM_SYMBOLS) for i in range(length)])
             line = " ".join(text.split())
-            for count in (1, SMALL_BATCH + 1):
+            for count in (1, SMALL_BATCH, SMALL_BATCH + 1):
                 self.predictor.generate([joined_text(line, line) if self.route == ROUTES[SPAN] else line] * count)
         self.predictor.forget()
 
