@@ -5,7 +5,8 @@ product reads and writes its arrays once, the state goes twice); no parameter is
 run beside kernels; temporaries are at most 15 % over what is predicted. Nothing is run. Needs libtpu:
 pip install -e ".[tpu-aot]".
 
-Command:  python -m experiments.programs [--programs=gpt2_1k,big] [--chips=8,256] [--smoke]      (1 to 2 minutes each)
+Command:  python -m experiments.programs [--programs=gpt2_1k,big] [--chips=8,256] [--family=v6e] [--smoke]
+          (1 to 2 minutes each)
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,6 +52,7 @@ UPDATES = {
 }
 NAMES = flags.DEFINE_list("programs", ["gpt2_1k", "gpt2_8k", "big", "t5_large"], "Rows of UPDATES.")
 COUNTS = flags.DEFINE_list("chips", ["8", "256"], "Chips of a slice.")
+FAMILY = flags.DEFINE_enum("family", None, CHIPS, "Of the chips, in place of the one that UPDATES names.")
 HEADS = ("FLOPs", "HBM", "of ideal", "twice", "beside", "waited", "temps", "of pred.", "bound", "apart", "MFU")
 
 
@@ -89,7 +91,7 @@ def main(argv: Sequence[str]) -> None:
     for name in NAMES.value:
         for count in map(int, COUNTS.value):
             update = UPDATES[name]
-            chips = open_slice(_slice(update.family, count))
+            chips = open_slice(_slice(FAMILY.value or update.family, count))
             row = row_of(*compiled(update, chips), chips)
             print(f"{name:<10}{chips.name:>12}" + "".join(f"{cell:>10}" for cell in row), flush=True)
 
