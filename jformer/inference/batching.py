@@ -20,9 +20,10 @@ from jformer.parallel.backend import target
 from jformer.parallel.sharding import round_up_rows
 
 CONCURRENT_BATCHES = 2  # a step of decoding is too small to keep several cores busy: two at once took 2/3 of the time
-# Rows for one piece or two, and for few, as when somebody types them: they do not wait for a whole batch. One row alone
-# would make products of vectors, which XLA computes slower on CPUs.
-PAIR, SMALL_BATCH = 2, 8
+SMALL_BATCH = 8
+# Rows for few pieces, as when somebody types them: they do not wait for a whole batch. One with one hypothesis would be
+# multiplied as vectors are, which XLA does slower on CPUs than two rows of a matrix.
+FEW = (1, 2, SMALL_BATCH)
 MOSTLY = 1 / 4  # where more outputs than this share had no room in short attempts, there are none for a while:
 EVIDENCE = 64  # pieces, at least, that short attempts were made at before they are judged
 WHILE = 4_096  # pieces; then their likes may have changed, and it is learned anew
@@ -101,7 +102,8 @@ class BatchedSearch:
         their batches, so they are searched again, in small batches of their own. Raises UserError for scores that are
         no numbers.
         """
-        rows = batch_rows(len(pieces), self.inputs.options.batch_size, self._mesh)
+        options = self.inputs.options
+        rows = batch_rows(len(pieces), options.batch_size, self._mesh, options.hypotheses)
         first = Attempt(short=self.outputs_are_short and rows > SMALL_BATCH)
         missing = dict.fromkeys(range(len(pieces)))
         for some in self._attempt(params, pieces, range(len(pieces)), rows, first):
@@ -112,7 +114,7 @@ class BatchedSearch:
         unfinished = [*missing]
         self._learn(first.short, len(pieces), len(unfinished))
         if unfinished:
-            rows = batch_rows(SMALL_BATCH, self.inputs.options.batch_size, self._mesh)
+            rows = batch_rows(SMALL_BATCH, options.batch_size, self._mesh)
             for some in self._attempt(params, pieces, unfinished, rows, Attempt(min_length=LONG_INPUT)):
                 on_answered(len(some))
                 yield some
@@ -174,9 +176,9 @@ def concurrent_batches(mesh: Mesh | None) -> int:
     return CONCURRENT_BATCHES if target() == "cpu" and (mesh is None or mesh.size == 1) else 1
 
 
-def batch_rows(count: int, batch_size: int, mesh: Mesh | None) -> int:
+def batch_rows(count: int, batch_size: int, mesh: Mesh | None, hypotheses: int = 1) -> int:
     """Return the rows of the batches for so many pieces: few for few pieces, and what the mesh divides evenly."""
-    rows = min(batch_size, next((rows for rows in (PAIR, SMALL_BATCH) if count <= rows), batch_size))
+    rows = min(batch_size, next((rows for rows in FEW if count <= rows and rows * hypotheses > 1), batch_size))
     return round_up_rows(rows, mesh) if mesh else rows
 
 

@@ -35,7 +35,8 @@ class RecordedSearch:
         Batches have as many rows as those of answers, so that the numbers in them are those of answers, too.
         """
         found: dict[int, SearchTree] = {}
-        rows = batch_rows(len(pieces), self._inputs.options.batch_size, self._mesh)
+        options = self._inputs.options
+        rows = batch_rows(len(pieces), options.batch_size, self._mesh, options.hypotheses)
         for indices in sorted_batches([len(piece.ids) for piece in pieces], rows):
             arrays, room = self._inputs.arrays([pieces[i] for i in indices], rows)
             decoded, trace = jax.device_get(self._search(params, arrays, room))

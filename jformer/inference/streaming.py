@@ -76,8 +76,8 @@ class Streaming:
         self._found: dict[int, Hypotheses] = {}  # by row
         pieces = [piece for group in groups for piece in group]
         if pieces:
-            inputs = self._predictor.inputs
-            rows = batch_rows(len(pieces), inputs.options.batch_size, self._predictor.mesh)
+            inputs, options = self._predictor.inputs, self._predictor.inputs.options
+            rows = batch_rows(len(pieces), options.batch_size, self._predictor.mesh, options.hypotheses)
             self._left = np.zeros(rows * math.ceil(len(pieces) / rows), bool)
             arrays, self._room = inputs.arrays(pieces, len(self._left))
             self._batch = jax.device_put(arrays)

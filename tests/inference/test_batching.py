@@ -17,6 +17,7 @@ def test_two_batches_at_once_keep_a_cpu_busy_and_nothing_else():
 def test_few_pieces_do_not_wait_for_a_whole_batch():
     counts = (1, 2, 3, 8, 9, 1_000)
     assert [batch_rows(count, 64, None) for count in counts] == [2, 2, 8, 8, 64, 64]
+    assert [batch_rows(count, 64, None, hypotheses=4) for count in counts] == [1, 2, 8, 8, 64, 64]
     assert [batch_rows(count, 1, None) for count in counts] == [1] * 6
     assert [batch_rows(count, 64, make_mesh(4)) for count in counts] == [4, 4, 8, 8, 64, 64]
 

@@ -14,7 +14,7 @@ from jformer.data.tokenizers import NUM_SYMBOLS, UNK
 from jformer.errors import UserError
 from jformer.inference.answers import Output, Piece, Request
 from jformer.inference.attended import Attended
-from jformer.inference.batching import SMALL_BATCH
+from jformer.inference.batching import FEW, SMALL_BATCH
 from jformer.inference.formats import answer_record, scored_record
 from jformer.inference.heads import HEADS
 from jformer.inference.predict import Predictor
@@ -158,7 +158,7 @@ class Engine:
         for length in WARM_LENGTHS:
             text = tokenizer.decode([NUM_SYMBOLS + i % (tokenizer.vocab_size - NUM_SYMBOLS) for i in range(length)])
             line = " ".join(text.split())
-            for count in (1, SMALL_BATCH, SMALL_BATCH + 1):
+            for count in (*FEW, SMALL_BATCH + 1):
                 self.predictor.generate([joined_text(line, line) if self.route == ROUTES[SPAN] else line] * count)
         self.predictor.forget()
 
