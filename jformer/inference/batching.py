@@ -16,7 +16,7 @@ from jformer.decoding.search import Decoded
 from jformer.errors import UserError
 from jformer.inference.answers import Piece
 from jformer.inference.inputs import LONG_INPUT, Attempt, Inputs
-from jformer.parallel.backend import target
+from jformer.parallel.backend import is_one_cpu
 from jformer.parallel.sharding import round_up_rows
 
 CONCURRENT_BATCHES = 2  # a step of decoding is too small to keep several cores busy: two at once took 2/3 of the time
@@ -173,7 +173,7 @@ def concurrent_batches(mesh: Mesh | None) -> int:
     It is one on several devices, which exchange things in one order, and on an accelerator, whose memory would hold two
     searches.
     """
-    return CONCURRENT_BATCHES if target() == "cpu" and (mesh is None or mesh.size == 1) else 1
+    return CONCURRENT_BATCHES if is_one_cpu(mesh) else 1
 
 
 def batch_rows(count: int, batch_size: int, mesh: Mesh | None, hypotheses: int = 1) -> int:

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
 from jformer.models.model import Model
-from jformer.parallel.backend import target
+from jformer.parallel.backend import is_one_cpu
 
 STACKED = "block"  # whose parameters have an axis of layers in front
 
@@ -29,11 +29,10 @@ class LaidOut:
         Answers of `heads` are computed by kernels that are not `rounded`.
         """
         self._copies = copies
-        cut_out = target() == "cpu" and (mesh is None or mesh.size == 1)  # each layer's part is, by each product
         self._make = [
             _make_lay_out(
                 dtype=model.config.dtype if rounded else "float32",
-                apart=cut_out and not model.config.execution.unroll,  # a loop over layers reads whole arrays
+                apart=is_one_cpu(mesh) and not model.config.execution.unroll,  # a loop over layers reads whole arrays
             )
             for model in models
         ]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 
 import jax
+from jax.sharding import Mesh
 
 _CHOSEN: ContextVar[str] = ContextVar("platform", default="")
 
@@ -12,6 +13,11 @@ _CHOSEN: ContextVar[str] = ContextVar("platform", default="")
 def target() -> str:
     """Return the platform for which what is traced now is meant: cpu, gpu or tpu."""
     return _CHOSEN.get() or jax.default_backend()
+
+
+def is_one_cpu(mesh: Mesh | None) -> bool:
+    """Tell whether what is traced now is meant for a CPU alone, which no mesh of several devices shares."""
+    return target() == "cpu" and (mesh is None or mesh.size == 1)
 
 
 @contextlib.contextmanager
