@@ -4,6 +4,7 @@ Provilkov et al. 2020 (BPE-Dropout: Simple and Effective Subword Regularization)
 merges, too, but what it draws differs from process to process, and a run must be repeatable.
 """
 
+import functools
 import hashlib
 import itertools
 import random
@@ -30,9 +31,13 @@ class BpeDropout(SubwordTokenizer):
         """
         super().__init__(tokenizer.content)
         self._share, self._key, self._random = share, key, random.Random(f"{share} {key}")
-        self._rank = {piece: i for i, piece in enumerate(self.tokens) if i >= NUM_SYMBOLS}  # early merges come first
         self._cuts: dict[str, list[list[int]]] = {}
         self._turns: dict[str, int] = {}
+
+    @functools.cached_property
+    def _rank(self) -> dict[str, int]:
+        """Piece → id, merges that were learned early first. A run whose arrays are kept never asks for it."""
+        return {piece: i for i, piece in enumerate(self.tokens) if i >= NUM_SYMBOLS}
 
     @property
     def fingerprint(self) -> str:
