@@ -146,8 +146,8 @@ class Predictor:
             raise UserError(f"task={self.config.task!r} has no answer to a text; --mode=evaluate scores it")
         groups = self.inputs.pieces(asked)
         pieces = [piece for group in groups for piece in group]
-        found = self._search(self.laid_out(self.all_params), pieces, self.on_answered)
-        for some in whole_groups([*map(len, groups)], found):
+        searched = self._search(self.laid_out(self.all_params), pieces, self.on_answered)
+        for some in whole_groups([*map(len, groups)], searched):
             answers = self.answers([groups[i] for i in some], [each for found in some.values() for each in found])
             yield dict(zip(some, answers, strict=True))
 
