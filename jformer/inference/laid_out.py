@@ -15,9 +15,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
 from jformer.models.model import Model
+from jformer.models.parts import STACKED
 from jformer.parallel.backend import is_one_cpu
-
-STACKED = "block"  # whose parameters have an axis of layers in front
 
 
 class LaidOut:

@@ -6,6 +6,8 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
+STACKED = "block"  # whose parameters, and what they are told by, have an axis of layers in front
+
 
 def count_params(params: PyTree) -> int:
     """Return how many numbers there are."""
@@ -16,9 +18,8 @@ def parameter_rows(params: Mapping[str, PyTree]) -> list[tuple[str, str, int]]:
     """Return (part, shapes, count) of every table, norm, projection and sublayer; stacks begin with their layers."""
     rows = []
     for name, part in _parts(params):
-        leaves = jax.tree.leaves(part)
-        largest = max(leaves, key=lambda leaf: leaf.size)
-        shape = " x ".join(map(str, largest.shape)) + (" ..." if len(leaves) > 1 else "")
+        largest, *others = sorted(jax.tree.leaves(part), key=lambda leaf: -leaf.size)
+        shape = " x ".join(map(str, largest.shape)) + (" ..." if others else "")
         rows.append((name, shape, count_params(part)))
     return rows
 
@@ -26,7 +27,7 @@ def parameter_rows(params: Mapping[str, PyTree]) -> list[tuple[str, str, int]]:
 def _parts(tree: PyTree, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     """Yield (name, parameters) of what has no parts of its own; a block's sublayers count as such."""
     inner = isinstance(tree, Mapping) and any(isinstance(part, Mapping) for part in tree.values())
-    if inner and "block" not in path[:-1]:
+    if inner and STACKED not in path[:-1]:
         for name, part in tree.items():
             yield from _parts(part, (*path, name))
     else:

@@ -20,6 +20,7 @@ from jaxtyping import Array, Key, PyTree
 
 from jformer.models.layers.transformer import FINITE
 from jformer.models.model import Model
+from jformer.models.parts import STACKED
 from jformer.parallel.mesh import DATA
 from jformer.parallel.sharding import ROWS, sum_over_data
 from jformer.tasks.batch import Batch
@@ -28,7 +29,6 @@ from jformer.tasks.task import LossFn
 from jformer.training.state import TrainState
 
 FLAG = "is_finite"  # of a module's output
-STACKED = "block"  # whose parameters and flags have an axis of layers in front
 
 Module = tuple[str, ...]
 """The path of a module, such as ('encoder', 'block', 'self_attn', 'q')."""
