@@ -14,14 +14,12 @@ def count_params(params: PyTree) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def parameter_rows(params: Mapping[str, PyTree]) -> list[tuple[str, str, int]]:
-    """Return (part, shapes, count) of every table, norm, projection and sublayer; stacks begin with their layers."""
-    rows = []
+def parameter_rows(params: Mapping[str, PyTree]) -> Iterator[tuple[str, str, int]]:
+    """Yield (part, shapes, count) of every table, norm, projection and sublayer; stacks begin with their layers."""
     for name, part in _parts(params):
         largest, *others = sorted(jax.tree.leaves(part), key=lambda leaf: -leaf.size)
         shape = " x ".join(map(str, largest.shape)) + (" ..." if others else "")
-        rows.append((name, shape, count_params(part)))
-    return rows
+        yield name, shape, count_params(part)
 
 
 def _parts(tree: PyTree, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:

@@ -30,7 +30,7 @@ def without_memory(monkeypatch):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_add_up_to_all_parameters(name):
-    rows = parameter_rows(shapes(MODELS[name]))
+    rows = list(parameter_rows(shapes(MODELS[name])))
     assert sum(count for _, _, count in rows) == sum(leaf.size for leaf in jax.tree.leaves(shapes(MODELS[name])))
     names = [name for name, _, _ in rows]
     assert len(set(names)) == len(names)
