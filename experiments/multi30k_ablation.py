@@ -4,9 +4,10 @@ Claim:    Pre-LN (Xiong et al. 2020), R-Drop (Liang et al. 2021, alpha 5), BPE-d
           label smoothing (Szegedy et al. 2016) and the size of the vocabulary each change what configs/multi30k_tiny.py
           reaches. Means of parameters (Vaswani et al. 2017, section 6.1; Polyak and Juditsky 1992) are compared by
           --mode=evaluate with --config.evaluate.weights=last, ema or best of the same runs.
-Design:   the recipe with 3,000 updates, each of half the tokens (17 epochs), a warm-up that fits and a rate that it
-          bears; BLEU of the validation set by 5 beams. The test set is not read: what is chosen here is scored there
-          once. An arm of R-Drop computes twice as much for as many updates.
+Design:   the recipe in 1,600 updates instead of some 6,500: its warm-up to 2.5e-3, then a cosine to nothing. All but one
+          arm have 4,000 pieces, whose updates take two thirds of the time. BLEU of the validation set by 5 beams. The
+          test set is not read: what is chosen here is scored there once. An arm of R-Drop computes twice as much for
+          as many updates.
 Command:  python -m jformer.sweep --experiment=experiments/multi30k_ablation.py --workdir=runs/multi30k_ablation
           --workers=2 --config.data.dir=PATH/multi30k
 """
@@ -22,27 +23,27 @@ METRIC = "validation/bleu"
 SEEDS = (0, 1)
 FIXED = {
     "data.test": ("validation=val.lc.norm.tok",),
-    "data.tokens_per_update": 4_096,
-    "data.num_buckets": 4,
+    "data.vocab_size": 4_000,
     "model.dtype": "auto",
-    "optim.learning_rate": 3e-3,
-    "optim.warmup": 600,
-    "train.num_steps": 3_000,
-    "train.eval_every": 125,
-    "train.checkpoint_every": 125,
-    "train.ema_decay": 0.995,
+    "optim.schedule": "cosine",
+    "optim.learning_rate": 2.5e-3,  # as fast as in the recipe: a warm-up in half the time keeps attention from aligning
+    "optim.warmup": 1_000,
+    "train.num_steps": 1_600,
+    "train.log_every": 50,
+    "train.eval_every": 100,
+    "train.checkpoint_every": 50,
+    "train.ema_decay": 0.99,
     "train.patience": 0,
     "evaluate.average_last": 5,
 }
-BASELINE = "the recipe"
+BASELINE = "the recipe in brief"
 CHANGES: dict[str, Overrides] = {
     BASELINE: {},
     "Pre-LN": {"model.norm": "pre"},
-    "R-Drop": {"optim.r_drop": 5.0},
     "BPE-dropout": {"data.bpe_dropout": 0.1},
-    "vocabulary of 4,000": {"data.vocab_size": 4_000},
     "no smoothing": {"optim.label_smoothing": 0.0},
-    "smoothing of 0.2": {"optim.label_smoothing": 0.2},
+    "vocabulary of 10,000": {"data.vocab_size": 10_000},
+    "R-Drop": {"optim.r_drop": 5.0},
 }
 
 
