@@ -35,7 +35,7 @@ from jformer.evaluation.tables import aligned, scored_sets
 from jformer.storage import refusals_told, run_path
 
 KINDS = ("signature", "data", "budget")
-TOKENS = ("tokenizer", "vocab_size", "vocab_shared", "normalization", "split_digits")  # what a token is
+TOKENS = ("tokenizer", "vocab_size", "vocab_shared", "normalization", "split_digits", "bpe_dropout", "segmentations")
 IMMATERIAL = ("seed", "data.dir", "data.cache_dir", "mesh.", "model.execution.")  # to what a run learns
 
 

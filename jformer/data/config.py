@@ -125,6 +125,8 @@ class DataConfig(SourceConfig):
             raise UserError(f"data.bpe_dropout={self.bpe_dropout} must be from 0 to below 1")
         if self.bpe_dropout and self.tokenizer != "bpe":
             raise UserError(f"data.bpe_dropout is of tokenizer='bpe', not {self.tokenizer!r}: set it to 0")
+        if self.segmentations != DataConfig.segmentations and not self.bpe_dropout:
+            raise UserError(f"data.segmentations={self.segmentations} is of data.bpe_dropout, which is 0: leave it out")
         check_choice("data.normalization", self.normalization, ("identity", "nfkc"))
         if not 1 <= self.num_buckets <= 8:
             raise UserError(f"data.num_buckets={self.num_buckets} must be 1 to 8: each is a compiled shape")

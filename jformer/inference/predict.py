@@ -169,7 +169,7 @@ class Predictor:
         refuse_without_beam(self.task.answer, self.config.decode)
         usage = "search_trees(['a text', jformer.Request('another', prefix='begins so')])"
         groups = self.inputs.pieces(check_requests(requests, usage, one_line=not self.inputs.continues))
-        trees = iter(self._recorded(self.all_params, [piece for group in groups for piece in group]))
+        trees = iter(self._recorded(self.laid_out(self.all_params), [piece for group in groups for piece in group]))
         return [[next(trees) for _ in group] for group in groups]
 
     def score(self, pairs: Iterable[tuple[str, str]]) -> list[Scored]:

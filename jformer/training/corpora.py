@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from etils.epath import Path
@@ -65,11 +65,13 @@ def open_data(config: Config, task: Task, workdir: Path, learned: bool) -> Data:
         tokenizers = copy_tokenizers(run_path(config.train.init_from) / "tokenizer", directory, *text)
     else:
         tokenizers = learn_tokenizers(directory, *text)
-    encoders = [task.encoder(*each) for each in cutting(tokenizers, data, config.seed)]
-    cuts = [[open_corpus(split, encoder, data.cache_dir) for encoder in encoders] for split in training]
+    cuts = [  # by tokenizers of its own, as what BPE-dropout draws depends on the texts before
+        [open_corpus(split, task.encoder(*each), data.cache_dir) for each in cutting(tokenizers, data)]
+        for split in training
+    ]
     corpora = [first for first, *_ in cuts]
     with show_progress("planning the batches"):
-        weights = [part.weight / len(encoders) for part in parts for _ in encoders]
+        weights = [part.weight / len(each) for part, each in zip(parts, cuts, strict=True) for _ in each]
         features = task.features(*tokenizers)
         batches = make_batches([corpus for each in cuts for corpus in each], weights, data, config.seed, features)
     numbers = [f" {i + 1}" if len(parts) > 1 else "" for i in range(len(parts))]  # of a mixture, names may be the same
@@ -94,21 +96,23 @@ def open_data(config: Config, task: Task, workdir: Path, learned: bool) -> Data:
     )
 
 
-def cutting(tokenizers: tuple[Tokenizer, Tokenizer], data: DataConfig, seed: int) -> list[tuple[Tokenizer, Tokenizer]]:
-    """Return what cuts the training text: the run's tokenizers, or with BPE-dropout several that each cut all of it.
+def cutting(tokenizers: tuple[Tokenizer, Tokenizer], data: DataConfig) -> Iterator[tuple[Tokenizer, Tokenizer]]:
+    """Yield what cuts the training text: the run's tokenizers, or with BPE-dropout several that each cut all of it.
 
     Raises UserError for tokenizers that came with other weights and are no BPE.
     """
     if not data.bpe_dropout:
-        return [tokenizers]
+        yield tokenizers
+        return
 
     def dropping(number: int, side: int) -> Tokenizer:
         tokenizer = tokenizers[side]
         if isinstance(tokenizer, SubwordTokenizer) and tokenizer.kind == "bpe":
-            return BpeDropout(tokenizer, data.bpe_dropout, f"{seed} {number} {side}")
+            return BpeDropout(tokenizer, data.bpe_dropout, f"{number} {side}")
         raise UserError("data.bpe_dropout: the tokenizers of train.init_from are no BPE of sentencepiece: set it to 0")
 
-    return [(dropping(number, 0), dropping(number, 1)) for number in range(data.segmentations)]
+    for number in range(data.segmentations):
+        yield dropping(number, 0), dropping(number, 1)
 
 
 def refuse_empty_sets(data: DataConfig) -> None:

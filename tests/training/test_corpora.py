@@ -1,6 +1,7 @@
 """Which validation examples are answered in the course of training."""
 
 import contextlib
+import dataclasses
 import itertools
 import re
 
@@ -88,14 +89,45 @@ def test_bpe_dropout_cuts_training_text_in_several_ways_and_nothing_else(tmp_pat
     assert units[0] != units[1]
 
 
+def test_a_part_of_a_mixture_is_cut_the_same_whether_the_one_before_was_cached_or_not(tmp_path):
+    config = dropping_mixture(cache=tmp_path / "one")
+    both = open_data(config, build_task(config), tmp_path, learned=False)
+    config = dropping_mixture(cache=tmp_path / "two")
+    first = dataclasses.replace(config, data=dataclasses.replace(config.data, mixture=()))
+    open_data(first, build_task(first), tmp_path, learned=True)
+    again = open_data(config, build_task(config), tmp_path, learned=True)
+    assert again.corpora[0].fingerprint != again.corpora[1].fingerprint
+    for ours, theirs in zip(again.corpora, both.corpora, strict=True):
+        assert ours.fingerprint == theirs.fingerprint
+    np.testing.assert_array_equal(again.batches.source.values, both.batches.source.values)
+
+
+def test_seeds_are_trained_on_the_same_cuts(tmp_path):
+    prints = set()
+    for seed in (0, 1):
+        config = dropping_mixture(cache=tmp_path / "cache", seed=seed)
+        data = open_data(config, build_task(config), tmp_path, learned=bool(seed))
+        prints.add(tuple(corpus.fingerprint for corpus in data.corpora))
+    assert len(prints) == 1
+
+
+def dropping_mixture(cache, seed=0):
+    options = small_run.get_config()
+    options.seed = seed
+    options.data.update(tokenizer="bpe", vocab_size=60, num_pairs=50, cache_dir=str(cache), bpe_dropout=0.2)
+    options.data.update(segmentations=2, mixture=({"source": "generated", "name": "sort", "num_pairs": 50},))
+    return resolve(options)
+
+
 def sequences(tokens):
     return [tokens.values[a:b] for a, b in itertools.pairwise(tokens.offsets)]
 
 
 def test_bpe_dropout_is_refused_where_there_is_nothing_to_drop():
     for options in ({"data": {"bpe_dropout": 0.1, "tokenizer": "char"}}, {"data": {"bpe_dropout": 1.0}},
-                    {"data": {"bpe_dropout": 0.1, "segmentations": 0}}):  # fmt: skip
-        with pytest.raises(UserError, match=r"data\.(bpe_dropout|segmentations=0)"):
+                    {"data": {"bpe_dropout": 0.1, "segmentations": 0}},
+                    {"data": {"segmentations": 4}}):  # fmt: skip
+        with pytest.raises(UserError, match=r"data\.(bpe_dropout|segmentations=[04])"):
             resolve(options)
     config = resolve({"task": "mlm", "model": {"family": "encoder"}, "data": {"bpe_dropout": 0.1}})
     with pytest.raises(UserError, match=r"data\.bpe_dropout is for task=translate and lm, not 'mlm': set it to 0"):

@@ -15,7 +15,9 @@ from jformer.data.tokenizers.subwords import SubwordTokenizer
 from jformer.data.tokenizers.symbols import NUM_SYMBOLS, UNK
 
 DRAWS = 8  # ways in which a word that comes often is cut; they take turns
-WORDS = re.compile("▁[^▁]*|[^▁]+")  # no piece has a space but at its start
+REMEMBERED = 32  # characters of the longest word whose ways are kept: longer ones come seldom, and hold memory
+LONGEST = 200  # characters that are cut together, as time grows with their square: texts without spaces are one word
+WORDS = re.compile(f"▁[^▁]{{0,{LONGEST - 1}}}|[^▁]{{1,{LONGEST}}}")  # no piece has a space but at its start
 
 
 class BpeDropout(SubwordTokenizer):
@@ -54,6 +56,8 @@ class BpeDropout(SubwordTokenizer):
         return [i for is_unknown, group in itertools.groupby(ids, UNK.__eq__) for i in ([UNK] if is_unknown else group)]
 
     def _next_cut(self, word: str) -> list[int]:
+        if len(word) > REMEMBERED:
+            return self._draw(word)
         cuts, turn = self._cuts.setdefault(word, []), self._turns.get(word, 0)
         self._turns[word] = turn + 1
         if turn < DRAWS:

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 import pytest
 
 from jformer.data.tokenizers import UNK, learn
-from jformer.data.tokenizers.bpe_dropout import DRAWS, BpeDropout
+from jformer.data.tokenizers.bpe_dropout import DRAWS, LONGEST, REMEMBERED, WORDS, BpeDropout
 from tests.data.tokenizers.test_tokenizers import corpus
 from tests.hostile_texts import hostile_lines
 
@@ -42,6 +42,16 @@ def test_each_cut_has_the_probability_of_the_paper():
     assert sum(expected.values()) == pytest.approx(1)
     for ids, probability in expected.items():
         assert found[ids] / draws == pytest.approx(probability, abs=0.015)  # more than four standard errors
+
+
+def test_a_text_without_spaces_is_cut_in_parts_and_not_remembered():
+    plain = learn("bpe", ["ab" * 30] * 9, 20, "identity", False)
+    dropping = BpeDropout(plain, 0.1, "")
+    text = "ab" * 5_000
+    (ids,) = dropping.encode([text])
+    assert plain.decode(ids) == text
+    assert not [word for word in dropping._cuts if len(word) > REMEMBERED]
+    assert max(map(len, WORDS.findall("▁" + text))) == LONGEST
 
 
 def enumerated(rank, pieces, share):
