@@ -2,7 +2,8 @@
 
 A stack has one array for the kernels of all its layers. XLA on CPUs copies each layer's part out of it before a
 product, in every call anew, and what computes in another dtype is rounded in every call, too: with d_model 512 that was
-half of the time of a short sentence. A copy that is made once saves both. A call held as much while it ran.
+half of the time of a short sentence. A copy that is made once saves both. A call held as much while it ran; now it is
+held between calls, too, also while what was answered is scored.
 """
 
 import functools
