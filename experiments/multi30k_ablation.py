@@ -5,9 +5,9 @@ Claim:    Pre-LN (Xiong et al. 2020), R-Drop (Liang et al. 2021, alpha 5), BPE-d
           reaches. Means of parameters (Vaswani et al. 2017, section 6.1; Polyak and Juditsky 1992) are compared by
           --mode=evaluate with --config.evaluate.weights=last, ema or best of the same runs.
 Design:   the recipe in 1,600 updates, not some 6,500: its warm-up to 2.5e-3, then a cosine to nothing. All but one
-          arm have 4,000 pieces, whose updates take two thirds of the time. BLEU of the validation set by 5 beams. The
-          test set is not read: what is chosen here is scored there once. An arm of R-Drop computes twice as much for
-          as many updates.
+          arm have 4,000 pieces, whose updates take three quarters of the time. BLEU of the validation set by 5 beams.
+          The test set is not read: what is chosen here is scored there once. An arm of R-Drop computes twice as much
+          for as many updates.
 Command:  python -m jformer.sweep --experiment=experiments/multi30k_ablation.py --workdir=runs/multi30k_ablation
           --workers=2 --config.data.dir=PATH/multi30k
 """

@@ -184,7 +184,7 @@ def obstacles(first: Run, other: Run) -> Iterator[tuple[str, str]]:
     budgets = [(run.results["run"].get("updates") or 0, run.config.data.tokens_per_update) for run in (other, first)]
     if math.prod(budgets[0]) != math.prod(budgets[1]):
         yield "budget", f"{names}: {' against '.join(f'{n:,} updates of {size:,} tokens' for n, size in budgets)}"
-    tokens = {name: [getattr(run.config.data, name) for run in (other, first)] for name in TOKENS}
+    tokens = {name: [getattr(run.config.data, name) for run in (other, first)] for name in TOKENS}  # what a token is
     apart = {name: values for name, values in tokens.items() if values[0] != values[1]}
     for name, values in apart.items():
         yield "budget", f"{names}: tokens of data.{name}={values[0]} against {values[1]}"
