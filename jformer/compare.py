@@ -16,17 +16,15 @@ python -m jformer.compare RUN RUN ... [--metric=test/bleu] [--output=DIR] [--wat
 import argparse
 import dataclasses
 import json
-import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from etils.epath import Path
-
-from jformer.config.options import Config, flatten
+from jformer.config.options import flatten
 from jformer.errors import STOPPED, UserError, nearest
 from jformer.evaluation import page, records
+from jformer.evaluation.comparable import Run, allowed_kinds, read, refuse_apart, refuse_few, trained_on
 from jformer.evaluation.comparison import Arm, compare_arms, learning_curves, table
 from jformer.evaluation.report import CHARTS, check_watch, curves, is_over, state
 from jformer.evaluation.side_by_side import side_by_side
@@ -34,19 +32,7 @@ from jformer.evaluation.statistics import estimate
 from jformer.evaluation.tables import aligned, scored_sets
 from jformer.storage import refusals_told, run_path
 
-KINDS = ("signature", "data", "budget")
-TOKENS = ("tokenizer", "vocab_size", "vocab_shared", "normalization", "split_digits", "bpe_dropout", "segmentations")
 IMMATERIAL = ("seed", "data.dir", "data.cache_dir", "mesh.", "model.execution.")  # to what a run learns
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """What is compared of a run."""
-
-    path: Path
-    config: Config
-    results: Mapping[str, Any]
-    metrics: Mapping[str, float]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(sys.argv[1:] if argv is None else argv)
     try:
         with refusals_told():
+            allowed_kinds(options.despite)  # refused at once, not after hours of watching
             for line in watch(options.runs, options.output, options.watch) if options.watch else ():
                 print(line, flush=True)
             print(compare(options.runs, options.metric, options.output, options.despite))
@@ -83,10 +70,7 @@ def compare(paths: Sequence[str], metric: str = "", output: str = "", despite: s
 
     Raises UserError for what is no scored run, and for runs that should not be compared.
     """
-    allowed = list(filter(None, despite.split(",")))
-    for kind in allowed:
-        if kind not in KINDS:
-            raise UserError(f"--despite={kind}; {nearest(kind, KINDS)}")
+    allowed = allowed_kinds(despite)
     refuse_few(paths)
     runs = [read(path) for path in paths]
     cautions = refuse_apart(runs, allowed)
@@ -131,6 +115,8 @@ def watch(paths: Sequence[str], output: str, seconds: float) -> Iterator[str]:
             yield f"{output}/index.html: open it in a browser; it is written every {seconds:g} s until all are scored"
         told = True
         time.sleep(seconds)
+    if told:  # a browser need not load it anew any more, also where the runs turn out not to be comparable
+        page.write(run_path(output), {"index.html": page_of_training(paths, 0.0)})
 
 
 def page_of_training(paths: Sequence[str], refresh: float) -> str:
@@ -141,56 +127,6 @@ def page_of_training(paths: Sequence[str], refresh: float) -> str:
     apart = settings({name: [run] for name, run in named.items()})
     parts = [page.paragraph("\n".join(far)), CHARTS, page.heading("what their configs differ in"), page.table(apart)]
     return page.page("Runs side by side", parts, ("report",), _charts(runs), refresh)
-
-
-def refuse_few(paths: Sequence[str]) -> None:
-    """Raise UserError for fewer than two runs, and for one that is named twice."""
-    if len(paths) < 2 or len({run_path(path) for path in paths}) < len(paths):
-        raise UserError(f"{' '.join(paths)}: to compare takes two runs or more, each named once")
-
-
-def read(path: str) -> Run:
-    """Return a run; raise UserError if there is none, or none that is scored."""
-    where = run_path(path)
-    config, results = records.saved_config(where), records.results(where)
-    if not results:
-        raise UserError(f"{path}: is not scored yet: python -m jformer.main --workdir={path} --mode=evaluate")
-    return Run(where, config, results, records.metrics(where))
-
-
-def refuse_apart(runs: Sequence[Run], allowed: Sequence[str]) -> list[str]:
-    """Return cautions for what sets runs apart from the first but is allowed; raise UserError for the rest."""
-    apart = {(kind, text): None for run in runs[1:] for kind, text in obstacles(runs[0], run)}
-    refused = [f"{kind} ({text})" for kind, text in apart if kind not in allowed]
-    if refused:
-        kinds = ",".join(dict.fromkeys([*allowed, *(kind for kind, _ in apart)]))
-        raise UserError(f"these runs differ in {'; '.join(refused)}: --despite={kinds} compares them all the same")
-    return [f"compared despite another {kind}: {text}" for kind, text in apart]
-
-
-def obstacles(first: Run, other: Run) -> Iterator[tuple[str, str]]:
-    """Yield the kinds in which two runs differ so that their figures do not say which of them is better, and how."""
-    names = f"{other.path.name} against {first.path.name}"
-    ours, theirs = scored_sets(first.results), scored_sets(other.results)
-    if not ours.keys() & theirs.keys():
-        yield "data", f"{names}: no test set in common"
-    for key in sorted(ours.keys() & theirs.keys()):
-        if first.results[key]["checksum"] != other.results[key]["checksum"]:
-            yield "data", f"{names}: {key!r} is another text"
-        for name in sorted(ours[key].keys() & theirs[key].keys()):
-            signatures = [scores[key][name].get("signature", "") for scores in (theirs, ours)]
-            if signatures[0] != signatures[1]:
-                yield "signature", f"{names}: {key}/{name} {' against '.join(signatures)}"
-    budgets = [(run.results["run"].get("updates") or 0, run.config.data.tokens_per_update) for run in (other, first)]
-    if math.prod(budgets[0]) != math.prod(budgets[1]):
-        yield "budget", f"{names}: {' against '.join(f'{n:,} updates of {size:,} tokens' for n, size in budgets)}"
-    tokens = {name: [getattr(run.config.data, name) for run in (other, first)] for name in TOKENS}  # what a token is
-    apart = {name: values for name, values in tokens.items() if values[0] != values[1]}
-    for name, values in apart.items():
-        yield "budget", f"{names}: tokens of data.{name}={values[0]} against {values[1]}"
-    trained = [_trained_on(run) for run in (other, first)]
-    if not apart and trained[0] != trained[1]:  # other tokens are other data as well
-        yield "data", f"{names}: trained on {' against '.join(trained)}"
 
 
 def first_score(run: Run) -> str:
@@ -237,7 +173,7 @@ def settings(groups: Mapping[str, Sequence[Run]]) -> list[list[str]]:
     """Return a row for each key of a config that is not the same for all groups, after a head."""
     flat = [flatten(dataclasses.asdict(group[0].config)) for group in groups.values()]
     for values, group in zip(flat, groups.values(), strict=True):
-        values["training data"] = _trained_on(group[0])
+        values["training data"] = trained_on(group[0])
         if len(group) > 1:
             values["seed"] = ", ".join(str(run.config.seed) for run in group)
     rows = [[key, *(str(values[key]) for values in flat)] for key in flat[0]]
@@ -272,11 +208,6 @@ def files(
 def _charts(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return the curves of all runs, for the program of the page."""
     return curves({name: records.rows(run.path) for name, run in zip(_names(runs), runs, strict=True)})
-
-
-def _trained_on(run: Run) -> str:
-    """Return the fingerprints of the training text, in short; "" of a run that is not scored."""
-    return ", ".join(str(text)[:8] for text in run.results.get("run", {}).get("data", []))
 
 
 def _material(run: Run) -> str:

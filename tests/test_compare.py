@@ -32,6 +32,8 @@ def runs(tmp_path_factory):
     store_run(folder / "sorted", {"data.name": "sort"})
     store_run(folder / "cased", {"evaluate.tokenize": "char"})
     store_run(folder / "words", {"data.tokenizer": "byte"})
+    for name, rate in (("subwords", 0.0), ("recut", 0.1)):
+        store_run(folder / name, {"data.tokenizer": "bpe", "data.bpe_dropout": rate})
     for name in ("trained", "otherwise"):
         edit(store_run(folder / name), lambda results, name=name: results["run"].update(data=[f"{name} on this text"]))
     store_run(folder / "unscored", scored=False)
@@ -92,6 +94,12 @@ def test_runs_that_were_trained_on_other_text_are_refused_unless_it_is_named(tol
     code, text, _ = told("trained", "otherwise", options=["--despite=data"])
     assert code == 0
     assert "compared despite another data: otherwise against trained: trained on" in text
+
+
+def test_other_cuts_of_the_same_words_are_another_budget(told):
+    code, text, error = told("subwords", "recut")
+    assert (code, text, error.count("\n")) == (2, "", 1)
+    assert "budget (recut against subwords: tokens of data.bpe_dropout=0.1 against 0.0)" in error
 
 
 @pytest.mark.parametrize(
@@ -155,6 +163,17 @@ def test_runs_that_train_are_watched_side_by_side_until_all_are_scored(told, tmp
     assert ">model.norm</td>" in drawn.html
 
 
+def test_a_page_of_runs_that_cannot_be_compared_is_loaded_no_more(told, tmp_path, monkeypatch):
+    training = Path(store_run(tmp_path / "longer", {"train.num_steps": 80}, scored=False))
+    monkeypatch.setattr(report.time, "sleep", lambda _: score(training, records.saved_config(training), wrong=0))
+    code, _, error = told("post", training, options=[f"--output={tmp_path}/out", "--watch=10"])
+    assert (code, error.count("\n")) == (2, 1)
+    assert "80 updates of 1,024 tokens against 40" in error
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "longer: task translate" in page
+    assert 'http-equiv="refresh' not in page
+
+
 def test_who_watches_ends_that_without_a_trace(told, tmp_path, monkeypatch):
     def sleep(seconds):
         raise KeyboardInterrupt
@@ -212,6 +231,11 @@ def test_a_folder_in_the_place_of_a_file_is_one_line(told, tmp_path):
         (["post", "unscored"], ["--watch=10"], "--watch=10 writes a page: name a folder as --output"),
         (["post", "pre"], ["--watch=0.5", "--output=x"], "--watch=0.5 must be 0 or 1 to 86400 seconds"),
         (["post", "post"], ["--watch=10", "--output=x"], "each named once"),
+        (
+            ["post", "unscored"],
+            ["--watch=10", "--output=x", "--despite=bugdet"],
+            "--despite=bugdet; did you mean budget",
+        ),
         (["post", "pre"], ["--metric=test/blue"], "has no --metric=test/blue; did you mean test/bleu"),
         (["post", "pre"], ["--despite=bugdet"], "--despite=bugdet; did you mean budget"),
     ],
