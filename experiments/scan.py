@@ -2,16 +2,29 @@
 
 Claim:    Csordás et al. 2021: trained on SCAN's commands of up to 26 actions, a Transformer with the relative positions
           of Dai et al. 2019 has 100 % of the longer ones right, one with absolute positions few or none. At 22 actions,
-          the split of Lake and Baroni 2018, neither has any.
-Design:   positions, both scales of absolute ones (embeddings times sqrt(d_model), or positions over it), both cutoffs;
+          the split of Lake and Baroni 2018, one with absolute positions has none, and of the commands that combine
+          "jump", which is trained on alone, about 1 %.
+Design:   positions, both scales of absolute ones (embeddings times sqrt(d_model), or positions over it), three splits;
           the share of test commands right from end to end. Of the recipe in configs/scan_transformer.py the updates,
           the tokens of one and the dropout are less, so that it fits two cores.
 Command:  python -m jformer.sweep --experiment=experiments/scan.py --workdir=runs/scan --workers=2
+          python -m experiments.scan --workdir=runs/scan --output=lengths.png [--smoke]
 """
 
+import dataclasses
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from absl import app, flags
 
 from experiments.contrasts import means, versus
+from experiments.measure import smoke_sizes
+from experiments.runs import results_of, small_training
+from jformer.config.options import flatten
+from jformer.data.sources import open_split
+from jformer.evaluation import plots, records
+from jformer.evaluation.statistics import estimate
 from jformer.sweep import Trial
 from jformer.sweep.space import Overrides
 
@@ -25,7 +38,7 @@ FIXED = {
     "train.num_steps": 1_500,
     "train.log_every": 50,
 }
-CUTOFFS = {"22": "length", "26": "length26"}
+SPLITS = {"22": "length", "26": "length26", "jump": "jump"}  # of data.name=scan; numbers are actions at most
 KINDS = {
     "relative": {"model.positions": "transformer_xl"},
     "absolute": {"model.positions": "sinusoidal", "model.embedding_scale": "positions"},
@@ -34,10 +47,10 @@ KINDS = {
 
 
 def sweep() -> dict[str, Overrides]:
-    """Return kinds of positions, at each cutoff."""
+    """Return kinds of positions, for each split."""
     return {
-        f"{kind}, {cutoff}": {**options, "data.train": f"{split}_train", "data.test": (f"test={split}_test",)}
-        for cutoff, split in CUTOFFS.items()
+        f"{kind}, {name}": {**options, "data.train": f"{split}_train", "data.test": (f"test={split}_test",)}
+        for name, split in SPLITS.items()
         for kind, options in KINDS.items()
     }
 
@@ -45,7 +58,70 @@ def sweep() -> dict[str, Overrides]:
 def conclude(trials: Sequence[Trial]) -> Iterator[str]:
     """Tell the accuracies, and how each kind compares with relative positions."""
     for arm, accuracy in means(trials, METRIC).items():
-        yield f"{arm} actions: {accuracy:.1%} of the longer commands"
-    for cutoff in CUTOFFS:
+        yield f"{arm}: {accuracy:.1%} of the test commands"
+    for split in SPLITS:
         for kind in list(KINDS)[1:]:
-            yield from versus(trials, f"relative, {cutoff}", f"{kind}, {cutoff}", METRIC)
+            yield from versus(trials, f"relative, {split}", f"{kind}, {split}", METRIC)
+
+
+def answers(workdir: Path) -> dict[str, list[list[tuple[str, str]]]]:
+    """Return arm → for each of its scored trials, (answer, right answer) of the commands that are longer than in training."""
+    found: dict[str, list[list[tuple[str, str]]]] = {arm: [] for arm in sweep() if not arm.endswith("jump")}
+    for results in sorted(workdir.glob("trials/*/results.json")):
+        config = records.saved_config(results.parent)
+        options = flatten(dataclasses.asdict(config))
+        arm = next(arm for arm, keys in sweep().items() if all(options[key] == keys[key] for key in keys))
+        if arm not in found:
+            continue
+        right = [pair.target for pair in open_split(config.data, config.data.test_splits()["test"]).read(Counter())]
+        given = (results.parent / "outputs" / "test.txt").read_text(encoding="utf-8").splitlines()
+        found[arm].append(list(zip(given, right, strict=True)))
+    return {arm: trials for arm, trials in found.items() if trials}
+
+
+def by_length(arm: str, trials: Sequence[Sequence[tuple[str, str]]]) -> plots.Line:
+    """Return the share of right answers over the number of actions of the right one, mean of the trials."""
+    shares = defaultdict[int, list[float]](list)
+    for pairs in trials:
+        of_length = defaultdict[int, list[bool]](list)
+        for given, right in pairs:
+            of_length[len(right.split())].append(given == right)
+        for length, found in of_length.items():
+            shares[length].append(sum(found) / len(found))
+    lengths = sorted(shares)
+    return plots.Line(arm, lengths, [estimate(shares[length]).mean for length in lengths], [None] * len(lengths))
+
+
+def mistakes(trials: Sequence[Sequence[tuple[str, str]]]) -> str:
+    """Return of the wrong answers the share that only ends too soon, and that only goes on too long."""
+    wrong = [(given, right) for pairs in trials for given, right in pairs if given != right]
+    soon = sum(right.startswith(f"{given} ") for given, right in wrong)
+    late = sum(given.startswith(f"{right} ") for given, right in wrong)
+    each = max(len(wrong), 1)
+    return f"of {len(wrong):,} wrong ones {soon / each:.0%} only end too soon, {late / each:.0%} only go on too long"
+
+
+def main(_: Sequence[str]) -> None:
+    """Print the share of right answers of each arm by length, and what is wrong with the others; draw it."""
+    if smoke_sizes():
+        from configs import scan_transformer
+
+        options = {
+            **small_training(),
+            **next(iter(sweep().values())),
+            "train.num_steps": 1,
+            "decode.max_extra_length": 1,
+        }
+        results_of(scan_transformer, Path(WORKDIR.value) / "trials" / "smoke", options)
+    found = answers(Path(WORKDIR.value))
+    drawn = [by_length(arm, trials) for arm, trials in found.items()]
+    for line, trials in zip(drawn, found.values(), strict=True):
+        shares = ", ".join(f"{length:.0f}: {share:.1%}" for length, share in zip(line.x, line.y, strict=True))
+        print(f"{line.label}, {len(trials)} trials, right by number of actions: {shares}; {mistakes(trials)}")
+    Path(OUTPUT.value).write_bytes(plots.lines(drawn, "actions of the right answer", "share of right answers"))
+
+
+if __name__ == "__main__":
+    WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the sweep.", required=True)
+    OUTPUT = flags.DEFINE_string("output", "lengths.png", "What to draw to.")
+    app.run(main)

@@ -31,6 +31,7 @@ ARGUMENTS = {  # what a command cannot do without
     "grokking": ["--workdir={folder}", "--output={folder}/accuracy.png"],
     "mup": ["--workdir={folder}/runs"],
     "question_answering": ["--workdir={folder}/run"],
+    "scan": ["--workdir={folder}/scan", "--output={folder}/lengths.png"],
     "sst2": ["--data={folder}", "--workdir={folder}/runs"],
     "sst2_learning_curves": ["--data={folder}", "--workdir={folder}/runs"],
     "tagging": ["--data={folder}", "--workdir={folder}/runs"],
