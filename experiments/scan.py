@@ -65,7 +65,7 @@ def conclude(trials: Sequence[Trial]) -> Iterator[str]:
 
 
 def answers(workdir: Path) -> dict[str, list[list[tuple[str, str]]]]:
-    """Return arm → for each of its scored trials, (answer, right answer) of the commands that are longer than in training."""
+    """Return arm → for each of its scored trials, (answer, right answer) of each longer command."""
     found: dict[str, list[list[tuple[str, str]]]] = {arm: [] for arm in sweep() if not arm.endswith("jump")}
     for results in sorted(workdir.glob("trials/*/results.json")):
         config = records.saved_config(results.parent)
@@ -94,9 +94,9 @@ def by_length(arm: str, trials: Sequence[Sequence[tuple[str, str]]]) -> plots.Li
 
 def mistakes(trials: Sequence[Sequence[tuple[str, str]]]) -> str:
     """Return of the wrong answers the share that only ends too soon, and that only goes on too long."""
-    wrong = [(given, right) for pairs in trials for given, right in pairs if given != right]
-    soon = sum(right.startswith(f"{given} ") for given, right in wrong)
-    late = sum(given.startswith(f"{right} ") for given, right in wrong)
+    wrong = [(given.split(), right.split()) for pairs in trials for given, right in pairs if given != right]
+    soon = sum(right[: len(given)] == given for given, right in wrong)
+    late = sum(given[: len(right)] == right for given, right in wrong)
     each = max(len(wrong), 1)
     return f"of {len(wrong):,} wrong ones {soon / each:.0%} only end too soon, {late / each:.0%} only go on too long"
 

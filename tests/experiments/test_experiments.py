@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import gradient_norms, scaling_law, table3
+from experiments import gradient_norms, scaling_law, scan, table3
 from experiments.contrasts import means, versus
 from jformer.sweep import Trial
 from jformer.sweep.experiment import load_experiment
@@ -160,3 +160,12 @@ def test_gradients_of_last_layers_are_fitted_over_depth(tmp_path, monkeypatch):
     assert len(rows) == 1 + 2 * 2 * 3 * sum(gradient_norms.DEPTHS)
     assert rows[1] == "post,2,encoder,1,0,0.5"
     assert math.isclose(float(rows[-1].rpartition(",")[2]), 12**-0.5, rel_tol=1e-4)
+
+
+def test_answers_to_scan_are_counted_by_length_and_by_what_is_wrong_with_them():
+    one = [("A B", "A B"), ("A B", "A C"), ("A", "A B C"), ("", "A B C"), ("A B C D", "A B C"), ("A B C", "A B C")]
+    other = [("A B", "A B"), ("A B C", "A B D")]
+    line = scan.by_length("an arm", [one, other])
+    assert (line.label, line.x, line.y) == ("an arm", [2, 3], [0.75, 0.125])
+    assert scan.mistakes([one, other]) == "of 5 wrong ones 40% only end too soon, 20% only go on too long"
+    assert scan.mistakes([[("A", "A")]]).startswith("of 0 wrong ones")
