@@ -21,6 +21,7 @@ from jformer.config import resolve
 from jformer.data.image_files import read_images
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
+from jformer.evaluation import records
 from jformer.tasks.cider import cider_d
 from jformer.tasks.metrics import exact_match, text_scores
 
@@ -45,7 +46,7 @@ def main(_: list[str]) -> None:
     for seed in range(SEEDS.value):
         workdir = Path(WORKDIR.value) / f"seed{seed}"
         minutes = results_of(scenes_caption, workdir, {"seed": seed, **options})["run"]["wall_seconds"] / 60
-        outputs = (workdir / "outputs" / "test.txt").read_text(encoding="utf-8").splitlines()
+        outputs = records.outputs(workdir, "test")
         rows.append(scored(f"scenes_caption, seed {seed}", outputs, references) + f"{minutes:>9.1f}")
         new = [i for i, pair in enumerate(test) if pair.target not in known]
         rows.append(scored("  captions new to training", [outputs[i] for i in new], [references[i] for i in new]))

@@ -12,7 +12,7 @@ Command:  python -m jformer.sweep --experiment=experiments/scan.py --workdir=run
 """
 
 import dataclasses
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -22,7 +22,6 @@ from experiments.contrasts import means, versus
 from experiments.measure import smoke_sizes
 from experiments.runs import results_of, small_training
 from jformer.config.options import flatten
-from jformer.data.sources import open_split
 from jformer.evaluation import plots, records
 from jformer.evaluation.statistics import estimate
 from jformer.sweep import Trial
@@ -66,17 +65,14 @@ def conclude(trials: Sequence[Trial]) -> Iterator[str]:
 
 def answers(workdir: Path) -> dict[str, list[list[tuple[str, str]]]]:
     """Return arm → for each of its scored trials, (answer, right answer) of each longer command."""
-    found: dict[str, list[list[tuple[str, str]]]] = {arm: [] for arm in sweep() if not arm.endswith("jump")}
+    found = defaultdict[str, list[list[tuple[str, str]]]](list)
     for results in sorted(workdir.glob("trials/*/results.json")):
-        config = records.saved_config(results.parent)
-        options = flatten(dataclasses.asdict(config))
+        run = results.parent
+        options = flatten(dataclasses.asdict(records.saved_config(run)))
         arm = next(arm for arm, keys in sweep().items() if all(options[key] == keys[key] for key in keys))
-        if arm not in found:
-            continue
-        right = [pair.target for pair in open_split(config.data, config.data.test_splits()["test"]).read(Counter())]
-        given = (results.parent / "outputs" / "test.txt").read_text(encoding="utf-8").splitlines()
-        found[arm].append(list(zip(given, right, strict=True)))
-    return {arm: trials for arm, trials in found.items() if trials}
+        right = [pair.target for pair in records.examples(run, "test")]
+        found[arm].append(list(zip(records.outputs(run, "test"), right, strict=True)))
+    return {arm: found[arm] for arm in sweep() if arm in found and not arm.endswith("jump")}
 
 
 def by_length(arm: str, trials: Sequence[Sequence[tuple[str, str]]]) -> plots.Line:

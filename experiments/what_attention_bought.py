@@ -33,6 +33,7 @@ from experiments.runs import results_of, small_run
 from jformer.config import default_config, resolve
 from jformer.config.presets import PRESETS
 from jformer.data.sources import open_split
+from jformer.evaluation import records
 from jformer.evaluation.plots import Line, lines
 from jformer.evaluation.statistics import estimate
 from jformer.models import build_model, init_params
@@ -113,14 +114,13 @@ def score(name: str, preset: str, changes: dict[str, Any], seed: int) -> list[fl
     options = options_of(name, preset, changes) | {"seed": seed}
     workdir = Path(WORKDIR.value) / f"{name.replace(' ', '_')}-{seed}"
     results_of(base(), workdir, options)
-    outputs = (workdir / "outputs" / "test.txt").read_text(encoding="utf-8").splitlines()
+    outputs = records.outputs(workdir, "test")
     sources, references = test_set(options)
     found = [bleu(outputs, references)]
     for low, high in LENGTHS:
         some = [i for i, source in enumerate(sources) if low <= len(source.split()) <= high]
         found.append(bleu([outputs[i] for i in some], [references[i] for i in some]) if some else 0.0)
-    metrics = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-    pace = statistics.median(row["tokens_per_second"] for row in metrics if row["split"] == "train")
+    pace = statistics.median(pace for _, pace in records.curve(workdir, "train/tokens_per_second"))
     return [*found, pace, decoded_a_second(workdir, sources[:TIMED])]
 
 

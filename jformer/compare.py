@@ -40,10 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(sys.argv[1:] if argv is None else argv)
     try:
         with refusals_told():
-            allowed_kinds(options.despite)  # refused at once, not after hours of watching
+            allowed = allowed_kinds(options.despite)  # refused at once, not after hours of watching
             for line in watch(options.runs, options.output, options.watch) if options.watch else ():
                 print(line, flush=True)
-            print(compare(options.runs, options.metric, options.output, options.despite))
+            print(compare(options.runs, options.metric, options.output, allowed))
     except UserError as error:
         print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -65,12 +65,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def compare(paths: Sequence[str], metric: str = "", output: str = "", despite: str = "") -> str:
+def compare(paths: Sequence[str], metric: str, output: str, allowed: Sequence[str]) -> str:
     """Return the comparison as text, and write pictures and a page if there is a folder for them.
 
     Raises UserError for what is no scored run, and for runs that should not be compared.
     """
-    allowed = allowed_kinds(despite)
     refuse_few(paths)
     runs = [read(path) for path in paths]
     cautions = refuse_apart(runs, allowed)
