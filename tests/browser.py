@@ -19,6 +19,12 @@ HOSTILE = "</script><script>document.title='broken'</script><img src=x onerror=a
 OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=3000")
 
 
+# Opens every section, and is done when each was drawn, which an event does later than that.
+OPEN_SECTIONS = """() => Promise.all([...document.querySelectorAll("details:not([open])")].map((section) => {
+  const drawn = new Promise((done) => section.addEventListener("toggle", () => done(), { once: true }));
+  section.open = true;
+  return drawn;
+}))"""
 WINDOWS = {"wide and light": (), "narrow and dark": ("--window-size=390,800", "--force-dark-mode")}
 
 
@@ -44,7 +50,7 @@ def barriers(text: str) -> list[str]:
         pytest.skip("no axe-core here: pip install axe-playwright-python, to look for what keeps people out")
     program = Path(found.origin).with_name("axe.min.js").read_text(encoding="utf-8").replace("</script>", r"<\/script>")
     looking = f"""<script>{program}</script><script>addEventListener("load", () => setTimeout(async () => {{
-      for (const section of document.querySelectorAll("details")) section.open = true;
+      await ({OPEN_SECTIONS})();
       const {{ violations }} = await axe.run();
       const told = violations.map(({{ id, help, nodes }}) => `${{id}}: ${{help}}: ${{nodes[0].html}}`);
       document.body.setAttribute("data-barriers", JSON.stringify(told));
@@ -120,8 +126,7 @@ def overhang(page):
     """Return by how many pixels a page is wider than a phone, and than A4 between its margins, all sections open."""
     wider = "() => document.documentElement.scrollWidth - innerWidth"
     with used(page, width=390) as tab:
-        tab.evaluate("() => document.querySelectorAll('details').forEach((section) => { section.open = true; })")
-        tab.wait_for_timeout(500)  # what is opened is drawn by an event
+        tab.evaluate(OPEN_SECTIONS)
         phone = tab.evaluate(wider)
         tab.set_viewport_size({"width": 718, "height": 1_000})
         tab.emulate_media(media="print")

@@ -52,7 +52,7 @@ function planes(found) {
       plane.tokens.map((token, row) => [token, near[row]]),
     );
     const told = `The ${plane.tokens.length} tokens on two principal components, which show ${shares} of their variance.`;
-    const drawn = element("div", { class: "scroll" }, drawPlane(plane));
+    const drawn = scrolled(`plane${i}`, drawPlane(plane));
     const views = element("div", { class: "views" }, drawn, scrolled(`neighbours${i}`, table));
     return [element("h3", {}, plane.name), element("p", {}, told), views];
   });

@@ -204,6 +204,7 @@ def test_no_label_of_a_plane_covers_a_point_or_another_label():
     plane = Plane("p", ("one", "two", "three", "four", "five"), points, (0.8, 0.2), ((),) * 5)
     with browser.used(explorer.explorer_page("x", [Shown(Attended("", ""), planes=[plane])])) as tab:
         tab.click("#embeddings summary")
+        tab.wait_for_selector("#embeddings circle")  # drawn by an event, not by the click
         boxes = """(name) => [...document.querySelectorAll(name)].map((each) => {
           const { left, right, top, bottom } = each.getBoundingClientRect();
           return [left, right, top, bottom];
