@@ -86,6 +86,7 @@ def test_attention_by_hand_has_the_numbers_of_the_walkthrough(site):
 def test_attention_by_hand_is_drawn_and_read_by_keyboard(site):
     with browser.used(site.by_hand.explorer()) as tab:
         for example, takes in ("0", "0.16"), ("2", "0.33"):  # two digits, as the page keeps weights
+            tab.evaluate("() => document.querySelector('#map').replaceChildren()")  # what comes is the new one
             tab.select_option("#example", example)
             tab.select_option("#part", label="encoder self-attention")
             tab.wait_for_selector("#map svg")
