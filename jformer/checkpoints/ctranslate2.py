@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import PyTree
 
+from jformer.checkpoints.own_layers import own_layers
 from jformer.data.tokenizers.symbols import BOS, PAD, Symbols
 from jformer.errors import UserError
 from jformer.models.config import ModelConfig
@@ -70,6 +71,7 @@ def build_spec(
     from ctranslate2.specs import transformer_spec
 
     check(config)
+    config, params = own_layers(config, params)
     source, target = vocabularies
     encoder = transformer_spec.TransformerEncoderSpec(config.num_layers, **_options(config))
     decoder = transformer_spec.TransformerDecoderSpec(config.decoder_layers, **_options(config))

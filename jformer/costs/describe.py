@@ -64,7 +64,8 @@ def summary(config: Config) -> Iterator[str]:
     """Yield what is described: the model with its choices, the data, and the learning rate with its peak."""
     model, data = config.model, config.data
     decoder = f" + {model.decoder_layers}" if model.family == "encdec" else ""
-    yield f"model: {model.family} of {model.num_layers}{decoder} layers, for task {config.task}"
+    same = " with the same parameters" if model.shared_layers else ""
+    yield f"model: {model.family} of {model.num_layers}{decoder} layers{same}, for task {config.task}"
     sizes = f"d_model {model.d_model}"
     if not model.recurrent.cell:
         shared = f" over {model.num_kv_heads} of keys and values" if model.num_kv_heads else ""

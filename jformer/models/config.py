@@ -14,10 +14,7 @@ CHOICES = {
     "norm_type": ("layernorm", "rmsnorm"),
     "attention_scale": ("sqrt", "one", "off"),
     "positions": ("sinusoidal", "learned", "relative", "rotary", "alibi", "transformer_xl", "none"),
-    "activation": (
-        *("relu", "gelu", "gelu_tanh", "silu"),
-        *("glu", "reglu", "geglu", "geglu_tanh", "swiglu"),
-    ),
+    "activation": ("relu", "gelu", "gelu_tanh", "silu", "glu", "reglu", "geglu", "geglu_tanh", "swiglu"),
     "embedding_scale": ("input", "output", "positions", "none"),
     "init": ("glorot", "he", "small", "bert", "gpt2", "t5", "vit"),
     "parametrization": ("standard", "mup"),
@@ -55,6 +52,7 @@ class ModelConfig:
     target_vocab_size: int = 0  # encdec: the same for the target side; with a shared embedding both are one
     num_layers: int = 6  # N (section 3.1); of the encoder where there are two stacks
     num_decoder_layers: int = 0  # encdec: N of the decoder (section 3.1); 0 = num_layers
+    shared_layers: bool = False  # the layers of a stack are one, used N times (Universal: Dehghani et al. 2019; ALBERT)
     d_model: int = 512  # features of a position, in and out of every sublayer (section 3.1); wider takes more of all
     d_ff: int = 2048  # features between the two projections of the feed-forward (section 3.3): the paper's 4 d_model
     num_heads: int = 8  # attentions side by side, each of d_model / num_heads features (section 3.2.2)
@@ -73,6 +71,7 @@ class ModelConfig:
     dropout: float = 0.1  # on every sublayer's output and on the embedded input (section 5.4)
     attention_dropout: float = 0.0  # on attention weights; no fused kernel does that
     activation_dropout: float = 0.0  # between the two projections of the feed-forward
+    embedding_dropout: bool = True  # False: `dropout` is not on the embedded input
     output_dropout: bool = False  # at the rate of `dropout` also on what a stack gives (T5: Raffel et al. 2020)
     embedding_scale: str = "input"  # times sqrt(d_model): input (section 3.4) | over it: output (T5), positions | none
     embedding_norm: bool = False  # a norm over the embedded input (BERT: Devlin et al. 2019; BART: Lewis et al. 2020)

@@ -13,7 +13,7 @@ CHOICES = {
 OF_BLOCKS = (  # fields that only Transformer blocks read
     *("norm", "norm_type", "norm_epsilon", "residual", "attention_scale", "positions", "activation", "bias"),
     *("num_heads", "num_kv_heads", "d_ff", "d_k", "d_v", "attention_dropout", "activation_dropout", "output_dropout"),
-    *("embedding_scale", "embedding_norm", "init"),
+    *("shared_layers", "embedding_dropout", "embedding_scale", "embedding_norm", "init"),
 )
 
 

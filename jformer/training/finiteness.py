@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Key, PyTree
 
-from jformer.models.layers.transformer import FINITE
+from jformer.models.layers.repeated import FINITE
 from jformer.models.model import Model
 from jformer.models.parts import STACKED
 from jformer.parallel.mesh import DATA
@@ -163,7 +163,7 @@ class Examination:
             name = tuple(key.key for key in path if key.key != FLAG)
             module = name if len(name) < len(path) else name[:-1]
             for layer in np.flatnonzero(flags):
-                in_stack = f" in layer {layer + 1}" if np.ndim(flags) else ""
+                in_stack = f" in layer {layer + 1}" if np.size(flags) > 1 else ""
                 found.append((self._place(module, int(layer)), "/".join(name) + in_stack))
         return [name for _, name in sorted(found)]
 

@@ -32,6 +32,7 @@ WORDS = [*SYMBOLS, *(f"w{i}" for i in range(4, 50))]
 T5 = {"positions": "relative", "norm": "pre", "norm_type": "rmsnorm", "bias": False, "attention_scale": "one"}
 VARIANTS = {
     "2017": {},
+    "layers that are one": {"shared_layers": True, "num_decoder_layers": 3},
     "pre": {"norm": "pre", "num_decoder_layers": 1, "positions": "none", "activation": "gelu_tanh"},
     "bart": {"positions": "learned", "max_length": 64, "embedding_norm": True, "embedding_scale": "none"},
     "t5": {**T5, "embedding_scale": "output", "activation": "geglu", "d_k": 6, "d_v": 6},

@@ -105,7 +105,8 @@ def stack(c, p, x, memory=None, causal=False):
     num_layers = c.num_layers if memory is None else c.num_decoder_layers or c.num_layers
     bias = np.array([[position_bias(c, p, j - i, causal) for j in range(len(x))] for i in range(len(x))])
     for i in range(num_layers):
-        x = layer(c, jax.tree.map(lambda leaf, i=i: leaf[i], p["block"]), x, memory, bias)
+        own = jax.tree.map(lambda leaf, i=0 if c.shared_layers else i: leaf[i], p["block"])
+        x = layer(c, own, x, memory, bias)
     return norm(c, p["final_norm"], x) if c.norm in ("pre", "sandwich") else x
 
 

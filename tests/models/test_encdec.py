@@ -22,7 +22,7 @@ ARRANGEMENTS = [  # what no preset has; the others are in test_contracts.py, and
         "execution": ExecutionConfig(unroll=2),
     },
     {"norm": "sandwich", "positions": "alibi", "num_kv_heads": 2, "d_k": 6, "d_v": 10},
-    {"positions": "transformer_xl", "embedding_scale": "positions", "num_kv_heads": 1},
+    {"positions": "transformer_xl", "embedding_scale": "positions", "num_kv_heads": 1, "shared_layers": True},
 ]
 every_arrangement = pytest.mark.parametrize("fields", ARRANGEMENTS, ids=lambda fields: "-".join(fields) or "paper")
 

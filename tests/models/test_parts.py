@@ -26,6 +26,7 @@ OPTIONS = {
     "num_kv_heads": (0, 1, 2),
     "sizes": ((0, 0), (6, 10)),  # d_k and d_v
     **dict.fromkeys(("residual", "bias", "embedding_norm", "tied_output", "shared_embedding"), (True, False)),
+    "shared_layers": (False, True),
     "pooling": ("first", "mean", "none"),
     **dict.fromkeys(("pooler", "transform", "image_source"), (False, True)),
     "num_segments": (0, 2),

@@ -147,14 +147,15 @@ def test_a_run_goes_on_with_another_mesh_and_is_the_same_run(tmp_path):
         np.testing.assert_array_equal(leaf, other)  # the same bits wherever they lie
 
 
-def test_devices_share_the_scores_of_distances_by_heads(tiny):
-    model, params = tiny(**WIDE, positions="transformer_xl")
+@pytest.mark.parametrize("layers", [2, 1], ids=["own", "shared"])
+def test_devices_share_the_scores_of_distances_by_heads(tiny, layers):
+    model, params = tiny(**WIDE, positions="transformer_xl", shared_layers=layers == 1)
     found = []
     for sizes in ((1, 1, 1), (2, 2, 2)):
         mesh = make_mesh(*sizes)
         placed = jax.device_put(params, parameter_shardings(mesh, params))
         kernel = placed["encoder"]["block"]["self_attn"]["distance"]["kernel"]
-        assert kernel.sharding.shard_shape(kernel.shape) == (2, 64 // sizes[1], 64 // sizes[2])
+        assert kernel.sharding.shard_shape(kernel.shape) == (layers, 64 // sizes[1], 64 // sizes[2])
         batch = put_batch(mesh, {name: x[None] for name, x in BATCH.items()})
         gradient = make_gradient(make_loss(model, SimpleNamespace(loss=token_loss(0.1))), mesh)
         found.append(jax.device_get(jax.jit(gradient)(placed, batch, jax.random.key(0))))

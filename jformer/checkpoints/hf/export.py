@@ -1,5 +1,6 @@
 """A workdir of ours as a model's directory that transformers loads. The way here is in `convert`."""
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -12,6 +13,7 @@ from jformer.checkpoints.hf import generation, learned, tables, tensors, vocabul
 from jformer.checkpoints.hf.convert import BIAS, FAMILIES, LABELLED, ORIGIN, find_family, not_carried, sized
 from jformer.checkpoints.hf.families import LOGITS_BIAS, Family, architecture, config_fields, table_of
 from jformer.checkpoints.hf.vit import VIT, pixel_fields
+from jformer.checkpoints.own_layers import own_layers
 from jformer.checkpoints.weights import load_weights
 from jformer.config import load_config
 from jformer.config.options import Config
@@ -37,12 +39,12 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
         raise UserError(f"{workdir}: data.labels='number' has a unit of its own, which theirs have no place for")
     tokenizers = load_tokenizers(path / "tokenizer")
     model = sized(config, tokenizers)
-    family, fields = express(config.task, model, path, model_type)
+    family, fields = express(config.task, dataclasses.replace(model, shared_layers=False), path, model_type)
     symbols = symbol_fields(config, tokenizers)
     for key, value in family.theirs.items():
         if symbols.get(key, value) != value:
             raise UserError(f"{workdir}: {key}={symbols[key]} in its vocabulary, and {family.model_type} needs {value}")
-    params = load_weights(path, config, build_model(model), make_mesh(1)).params
+    model, params = own_layers(model, load_weights(path, config, build_model(model), make_mesh(1)).params)
     target.mkdir(parents=True, exist_ok=True)
     text = tokenizers[0] if config.task in LABELLED else tokenizers[1]  # the other one of a classifier is its labels
     mask = config.task == "mlm" and not text.symbols.noise

@@ -22,7 +22,10 @@ ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_py
 ACTIVATIONS |= {"silu": "silu", "swish": "silu"}
 LOGITS_BIAS = "_logits_bias"  # no field of theirs: whether the stored bias of the logits is other than zero
 PLAIN = ModelConfig()  # what options are where nothing is said of them
-TRAINING_ONLY = ("init", "dropout", "attention_dropout", "activation_dropout", "output_dropout", "dtype", "execution")
+TRAINING_ONLY = (
+    *("init", "dropout", "attention_dropout", "activation_dropout", "embedding_dropout", "output_dropout"),
+    *("dtype", "execution"),
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,4 +57,4 @@ class InputEmbedding(nn.Module):
             x = x + self.segments(types)
         x = x.astype(c.dtype)
         x = self.norm(x) if c.embedding_norm else x
-        return dropout(x, c.dropout, dropout_key, Site.INPUT)
+        return dropout(x, c.dropout if c.embedding_dropout else 0.0, dropout_key, Site.INPUT)

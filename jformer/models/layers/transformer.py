@@ -4,7 +4,6 @@ Axes: b rows, t query positions, s key positions, d d_model, h heads. In a cache
 beams, e entries.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -21,14 +20,8 @@ from jformer.models.layers.initializers import deepnorm
 from jformer.models.layers.kernels import Segments
 from jformer.models.layers.norms import make_norm
 from jformer.models.layers.positions import PositionBias
-from jformer.parallel.backend import target
+from jformer.models.layers.repeated import over_layers
 
-REMAT: dict[str, Callable[..., bool] | None] = {  # what a block keeps for the backward pass, where not all of it
-    "none": None,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # the projections, but no attention
-    "full": jax.checkpoint_policies.nothing_saveable,  # its input
-}
-FINITE = "finite"  # the collection of what is told of outputs when somebody looks for what is not finite
 SITES = {"self_attn": Site.SELF_ATTN, "cross_attn": Site.CROSS_ATTN, "feed_forward": Site.FEED_FORWARD}
 
 
@@ -154,7 +147,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """N blocks with their parameters stacked on a leading layer axis, and the final norm that Pre-LN needs.
+    """N blocks with their parameters stacked on a leading layer axis (see `repeated`), and what Pre-LN ends with.
 
     A stack with cross-attention is the decoder of an encoder-decoder; `causal` says that later positions are hidden
     by the masks, which relative buckets make use of.
@@ -166,19 +159,10 @@ class Stack(nn.Module):
     causal: bool
 
     def setup(self) -> None:
-        """Lift the block over the layer axis of its parameters."""
+        """Repeat the block, and make what the stack has besides."""
         c = self.config
-        shared = nn.broadcast
-        policy = REMAT[c.execution.remat]
-        lift = nn.scan(
-            nn.remat(Block, policy=policy) if policy else Block,
-            variable_axes={"params": 0, "intermediates": 0, FINITE: 0},
-            split_rngs={"params": True},
-            length=self.num_layers,
-            unroll=min(c.execution.unroll or (self.num_layers if target() == "cpu" else 1), self.num_layers),
-            in_axes=(0, shared, shared, shared),
-        )
-        self.block = lift(c, self.num_layers, self.cross)
+        repeated = over_layers(Block, c, self.num_layers, self.is_initializing())
+        self.block = repeated(c, self.num_layers, self.cross)
         if c.norm in ("pre", "sandwich"):
             self.final_norm = make_norm(c)
         if c.positions in ("relative", "alibi"):
@@ -218,7 +202,8 @@ class Stack(nn.Module):
         own entries in place, and taken apart before the first step, for XLA would do it again in every one.
         """
         stacked = self.block.variables["params"]
-        return tuple(jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(self.num_layers))
+        places = [0] * self.num_layers if self.config.shared_layers else range(self.num_layers)
+        return tuple(jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in places)
 
     def apply_block(self, params: PyTree, *args: PyTree, method: str) -> PyTree:
         """Run a block with its own parameters."""

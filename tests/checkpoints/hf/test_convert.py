@@ -41,16 +41,19 @@ def tokenizer():
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
     """Make a run of a tiny T5 with random weights."""
-    directory = Path(tmp_path_factory.mktemp("run"))
+    return write_run(Path(tmp_path_factory.mktemp("run")))
+
+
+def write_run(directory, **model):
     values = default_config("t5_small")
-    values.model.update(num_layers=1, d_model=16, d_ff=24, num_heads=2, vocab_size=6)
+    values.model.update({"num_layers": 1, "d_model": 16, "d_ff": 24, "num_heads": 2, "vocab_size": 6, **model})
     values.update(task="translate")
     values.data.update(source="files", overlong="drop", max_source_length=12, max_target_length=12)
     values.decode.update(beam_size=1, length_penalty=0.0, max_extra_length=5, max_length=6)
     config = resolve(values)
     model = build_model(dataclasses.replace(config.model, execution=ExecutionConfig(unroll=1), target_vocab_size=6))
     params = init_params(model, jax.random.key(0))
-    (directory / "tokenizer").mkdir()
+    (directory / "tokenizer").mkdir(parents=True)
     tokenizer().save(directory / "tokenizer", "shared")
     checkpoints = Checkpoints(directory / "checkpoints")
     checkpoints.save(0, {"params": params}, {"step": 0, "config": dataclasses.asdict(config)}, None)
@@ -107,6 +110,22 @@ def test_what_was_exported_comes_back_and_answers_as_before(workdir, exported, t
     texts = ["a red house", "red red", "unheard of"]
     assert after.predict(texts) == before.predict(texts)
     assert load_config(Path(tmp_path) / "again" / "config.json").decode.max_length == 6
+
+
+def test_layers_that_share_their_parameters_become_equal_layers(tmp_path):
+    from jformer.inference.predict import load
+
+    run = write_run(Path(tmp_path / "run"), num_layers=2, num_decoder_layers=3, shared_layers=True)
+    export_model(str(run), tmp_path / "theirs")
+    assert main(["import", str(tmp_path / "theirs"), f"--workdir={tmp_path / 'again'}"]) == 0
+    before, after = load(str(run)), load(str(tmp_path / "again"))
+    for stack, layers in (("encoder", 2), ("decoder", 3)):
+        kernel = after.params[stack]["block"]["feed_forward"]["down"]["kernel"]
+        np.testing.assert_array_equal(
+            kernel, np.repeat(before.params[stack]["block"]["feed_forward"]["down"]["kernel"], layers, 0)
+        )
+    texts = ["a red house", "red red", "unheard of"]
+    assert after.predict(texts) == before.predict(texts)
 
 
 def test_two_exports_are_the_same_bytes(exported, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 
 from jformer.models import ModelConfig
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
+from jformer.models.layers.embeddings import InputEmbedding
 from jformer.models.layers.transformer import AttentionContext, Stack
 from tests.conftest import TINY, make_batch, run
 
@@ -64,6 +65,18 @@ def test_what_a_stack_gives_is_dropped_as_in_t5():
     np.testing.assert_array_equal(holes, drop(whole, 0.5, key, Site.OUTPUT))
     assert 0.4 < (holes == 0).mean() < 0.6
     np.testing.assert_array_equal(*plain)
+
+
+def test_the_embedded_input_is_dropped_unless_it_is_not_to_be():
+    x, key = jnp.ones((3, 8, 32)), DropoutKey(jnp.uint32(5), jnp.arange(3))
+    plain, holes, kept = (
+        InputEmbedding(ModelConfig(**TINY | {"dropout": 0.5}, embedding_dropout=dropped), 8).apply(
+            {}, x, jnp.tile(jnp.arange(8), (3, 1)), 8, each
+        )
+        for dropped, each in ((True, None), (True, key), (False, key))
+    )
+    np.testing.assert_array_equal(holes, drop(plain, 0.5, key, Site.INPUT))
+    np.testing.assert_array_equal(kept, plain)
 
 
 def test_a_model_drops_only_in_training_and_each_key_differently(tiny):
