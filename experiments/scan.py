@@ -3,7 +3,8 @@
 Claim:    Csordás et al. 2021: trained on SCAN's commands of up to 26 actions, a Transformer with the relative positions
           of Dai et al. 2019 has 100 % of the longer ones right, one with absolute positions few or none. At 22 actions,
           the split of Lake and Baroni 2018, one with absolute positions has none, and of the commands that combine
-          "jump", which is trained on alone, about 1 %.
+          "jump", which is trained on alone, about 1 %. Newman et al. 2020: what such models get wrong is mostly where
+          to end; told the length of the right answer, they have more of it right.
 Design:   positions, both scales of absolute ones (embeddings times sqrt(d_model), or positions over it), three splits;
           the share of test commands right from end to end. Of the recipe in configs/scan_transformer.py the updates,
           the tokens of one and the dropout are less, so that it fits two cores.
@@ -16,8 +17,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from absl import app, flags
+from absl import app, flags, logging
 
+import jformer
 from experiments.contrasts import means, versus
 from experiments.measure import smoke_sizes
 from experiments.runs import results_of, small_training
@@ -63,16 +65,38 @@ def conclude(trials: Sequence[Trial]) -> Iterator[str]:
             yield from versus(trials, f"relative, {split}", f"{kind}, {split}", METRIC)
 
 
-def answers(workdir: Path) -> dict[str, list[list[tuple[str, str]]]]:
-    """Return arm → for each of its scored trials, (answer, right answer) of each longer command."""
-    found = defaultdict[str, list[list[tuple[str, str]]]](list)
+def scored_runs(workdir: Path) -> dict[str, list[Path]]:
+    """Return arm → its scored trials, for the splits by length."""
+    found = defaultdict[str, list[Path]](list)
     for results in sorted(workdir.glob("trials/*/results.json")):
-        run = results.parent
-        options = flatten(dataclasses.asdict(records.saved_config(run)))
+        options = flatten(dataclasses.asdict(records.saved_config(results.parent)))
         arm = next(arm for arm, keys in sweep().items() if all(options[key] == keys[key] for key in keys))
-        right = [pair.target for pair in records.examples(run, "test")]
-        found[arm].append(list(zip(records.outputs(run, "test"), right, strict=True)))
+        found[arm].append(results.parent)
     return {arm: found[arm] for arm in sweep() if arm in found and not arm.endswith("jump")}
+
+
+def answers(run: Path) -> list[tuple[str, str]]:
+    """Return (answer, right answer) of each longer command."""
+    right = [pair.target for pair in records.examples(run, "test")]
+    return list(zip(records.outputs(run, "test"), right, strict=True))
+
+
+def ending_right(run: Path) -> list[tuple[str, str]]:
+    """Return (answer, right answer) of each test command where no end is written, and what is too long is cut off."""
+    pairs = records.examples(run, "test")
+    longest = max(len(pair.target.split()) for pair in pairs)
+    written = jformer.load(run, min_length=longest, max_length=longest).predict([pair.source for pair in pairs])
+    return [(cut(given, pair.target), pair.target) for given, pair in zip(written, pairs, strict=True)]
+
+
+def cut(given: str, right: str) -> str:
+    """Return as many actions of an answer as the right one has."""
+    return " ".join(given.split()[: len(right.split())])
+
+
+def right_share(pairs: Sequence[tuple[str, str]]) -> float:
+    """Return the share of answers that are right."""
+    return sum(given == right for given, right in pairs) / len(pairs)
 
 
 def by_length(arm: str, trials: Sequence[Sequence[tuple[str, str]]]) -> plots.Line:
@@ -98,7 +122,8 @@ def mistakes(trials: Sequence[Sequence[tuple[str, str]]]) -> str:
 
 
 def main(_: Sequence[str]) -> None:
-    """Print the share of right answers of each arm by length, and what is wrong with the others; draw it."""
+    """Print and draw the share of right answers of each arm by length; print what is wrong with the others."""
+    logging.set_verbosity(logging.WARNING)
     if smoke_sizes():
         from configs import scan_transformer
 
@@ -109,11 +134,17 @@ def main(_: Sequence[str]) -> None:
             "decode.max_extra_length": 1,
         }
         results_of(scan_transformer, Path(WORKDIR.value) / "trials" / "smoke", options)
-    found = answers(Path(WORKDIR.value))
-    drawn = [by_length(arm, trials) for arm, trials in found.items()]
-    for line, trials in zip(drawn, found.values(), strict=True):
+    drawn = []
+    for arm, runs in scored_runs(Path(WORKDIR.value)).items():
+        found = [answers(run) for run in runs]
+        line = by_length(arm, found)
         shares = ", ".join(f"{length:.0f}: {share:.1%}" for length, share in zip(line.x, line.y, strict=True))
-        print(f"{line.label}, {len(trials)} trials, right by number of actions: {shares}; {mistakes(trials)}")
+        print(f"{arm}, {len(runs)} trials, right by number of actions: {shares}; {mistakes(found)}")
+        told = [right_share(ending_right(run)) for run in runs]
+        print(
+            f"  told where to end: {', '.join(f'{share:.1%}' for share in told)} right, mean {estimate(told).mean:.1%}"
+        )
+        drawn.append(line)
     Path(OUTPUT.value).write_bytes(plots.lines(drawn, "actions of the right answer", "share of right answers"))
 
 
