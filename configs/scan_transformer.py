@@ -1,10 +1,11 @@
-"""SCAN, commands into actions: the Transformer of Csordás et al. with relative positions, for longer outputs.
+"""SCAN, commands into actions: the Universal Transformer of Csordás et al. with relative positions, for longer outputs.
 
 Paper:    The Devil is in the Detail (Csordás et al. 2021): 100 % of the commands of more than 26 actions right after
-          training on the others, with the relative positions of Dai et al. 2019.
+          training on the others, with the relative positions of Dai et al. 2019; 50,000 updates.
 Data:     generated from the grammar. Other splits: --config.data.train=length_train
           "--config.data.test=('test=length_test',)" for 22 actions (Lake and Baroni 2018), jump_train and jump_test.
-Model:    3 + 3 layers, d_model 128, 8 heads, d_ff 256, dropout 0.5; absolute positions are
+Model:    one layer used 3 times on each side, d_model 128, 8 heads, d_ff 256, dropout 0.5 everywhere but on the
+          input. Layers of their own are --config.model.shared_layers=False; absolute positions are
           --config.model.positions=sinusoidal, with --config.model.embedding_scale=positions or input.
 Command:  python -m jformer.main --config=configs/scan_transformer.py --workdir=runs/scan_transformer
 Expected: not measured whole; in 1,500 updates of 1,024 tokens with dropout 0.1 (experiments/scan.py) 46.5 ± 29.6 % of
@@ -19,8 +20,9 @@ from jformer.config import default_config
 def get_config() -> ConfigDict:
     """Return the run."""
     config = default_config("transformer_tiny")
-    config.model.update(num_layers=3, d_ff=256, num_heads=8, dropout=0.5, positions="transformer_xl")
-    config.model.update(embedding_scale="positions", shared_embedding=False, tied_output=False)
+    config.model.update(num_layers=3, shared_layers=True, d_ff=256, num_heads=8, positions="transformer_xl")
+    config.model.update(dropout=0.5, attention_dropout=0.5, activation_dropout=0.5, embedding_dropout=False)
+    config.model.update(embedding_scale="positions", shared_embedding=False)
     config.data.update(source="generated", name="scan", tokenizer="word", vocab_shared=False)
     # About 256 pairs, padded.
     config.data.update(train="length26_train", test=("test=length26_test",), tokens_per_update=4_096, num_buckets=2)

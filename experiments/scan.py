@@ -6,8 +6,9 @@ Claim:    Csordás et al. 2021: trained on SCAN's commands of up to 26 actions, 
           "jump", which is trained on alone, about 1 %. Newman et al. 2020: what such models get wrong is mostly where
           to end; told the length of the right answer, they have more of it right.
 Design:   positions, both scales of absolute ones (embeddings times sqrt(d_model), or positions over it), three splits;
-          the share of test commands right from end to end. Of the recipe in configs/scan_transformer.py the updates,
-          the tokens of one and the dropout are less, so that it fits two cores.
+          the share of test commands right from end to end. Beside the recipe in configs/scan_transformer.py layers
+          have parameters of their own, and the updates, the tokens of one and the dropout are less, so that it fits
+          two cores.
 Command:  python -m jformer.sweep --experiment=experiments/scan.py --workdir=runs/scan --workers=2
           python -m experiments.scan --workdir=runs/scan --output=lengths.png [--smoke]
 """
@@ -33,7 +34,12 @@ BASE = "configs/scan_transformer.py"
 METRIC = "test/exact_match"
 SEEDS = (0, 1, 2)
 FIXED = {
+    "model.shared_layers": False,
+    "model.tied_output": False,
     "model.dropout": 0.1,
+    "model.attention_dropout": 0.0,
+    "model.activation_dropout": 0.0,
+    "model.embedding_dropout": True,
     "model.execution.unroll": 1,
     "data.tokens_per_update": 1_024,
     "train.num_steps": 1_500,
