@@ -25,8 +25,12 @@ SHARP, STEEP = 3.0, 5.0  # where a scale of a norm of layer 1 has an infinite sl
 
 @pytest.fixture(scope="module")
 def examined(tiny):
+    return examination(tiny)
+
+
+def examination(tiny, **fields):
     """Return a function: how parameters are changed → what is said of their update in two microbatches."""
-    model, params = tiny(family="decoder", dropout=0.2, vocab_size=48)
+    model, params = tiny(family="decoder", dropout=0.2, vocab_size=48, **fields)
     plain, mesh = make_loss(model, SMOOTHED), make_mesh(2)
 
     def of_layer_1(params, norm, name):
@@ -76,6 +80,13 @@ HALF = slice(0, 16)  # of what a kernel reads; the whole of a normalised output 
 )
 def test_the_first_module_that_is_not_finite_is_named(examined, change, said):
     assert examined(change) == f"the first that is not finite is {said}"
+
+
+def test_a_parameter_of_all_layers_is_in_none_and_an_output_is_in_its_layer(tiny):
+    shared = examination(tiny, shared_layers=True)
+    said = "the first that is not finite is the parameter decoder/block/feed_forward/up/kernel"
+    assert shared(put(np.nan, *UP, at=(0, 2))) == said
+    assert "the output of decoder/block/feed_forward/up in layer 1," in shared(put(HUGE, *UP, at=(0, HALF)))
 
 
 def test_the_microbatch_is_named(examined):

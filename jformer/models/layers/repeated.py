@@ -32,7 +32,7 @@ def over_layers(block: type[nn.Module], config: ModelConfig, layers: int, init: 
     lifted = nn.scan(
         nn.remat(block, policy=policy) if policy else block,
         variable_axes={"params": 0, "intermediates": 0, FINITE: 0},
-        variable_broadcast="params" if shared else False,  # goes before their axis
+        variable_broadcast="params" if shared else False,  # of the two, this is read first
         split_rngs={"params": not shared},
         length=layers,
         unroll=min(config.execution.unroll or (layers if target() == "cpu" else 1), layers),
