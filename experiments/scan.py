@@ -72,7 +72,9 @@ def conclude(trials: Sequence[Trial]) -> Iterator[str]:
 
 
 def scored_runs(workdir: Path) -> dict[str, list[Path]]:
-    """Return arm → its scored trials, for the splits by length."""
+    """Return arm → its scored trials, for the splits by length; of a run alone itself, by its folder's name."""
+    if (workdir / "results.json").is_file():
+        return {workdir.name: [workdir]}
     found = defaultdict[str, list[Path]](list)
     for results in sorted(workdir.glob("trials/*/results.json")):
         options = flatten(dataclasses.asdict(records.saved_config(results.parent)))
@@ -155,6 +157,6 @@ def main(_: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the sweep.", required=True)
+    WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the sweep, or of one run.", required=True)
     OUTPUT = flags.DEFINE_string("output", "lengths.png", "What to draw to.")
     app.run(main)

@@ -171,3 +171,8 @@ def test_answers_to_scan_are_counted_by_length_and_by_what_is_wrong_with_them():
     assert scan.mistakes([[("A", "A")]]).startswith("of 0 wrong ones")
     assert (scan.cut("A B C D", "A B"), scan.cut("A", "A B")) == ("A B", "A")
     assert scan.right_share(other) == 0.5
+
+
+def test_a_run_of_scan_alone_is_an_arm_of_its_own(tmp_path):
+    (tmp_path / "results.json").touch()
+    assert scan.scored_runs(tmp_path) == {tmp_path.name: [tmp_path]}
