@@ -29,6 +29,7 @@ from jformer.evaluation import plots, records
 from jformer.evaluation.statistics import estimate
 from jformer.sweep import Trial
 from jformer.sweep.space import Overrides
+from jformer.tasks.metrics import exact_match
 
 BASE = "configs/scan_transformer.py"
 METRIC = "test/exact_match"
@@ -102,11 +103,6 @@ def cut(given: str, right: str) -> str:
     return " ".join(given.split()[: len(right.split())])
 
 
-def right_share(pairs: Sequence[tuple[str, str]]) -> float:
-    """Return the share of answers that are right."""
-    return sum(given == right for given, right in pairs) / len(pairs)
-
-
 def by_length(arm: str, trials: Sequence[Sequence[tuple[str, str]]]) -> plots.Line:
     """Return the share of right answers over the number of actions of the right one, mean of the trials."""
     shares = defaultdict[int, list[float]](list)
@@ -148,7 +144,7 @@ def main(_: Sequence[str]) -> None:
         line = by_length(arm, found)
         shares = ", ".join(f"{length:.0f}: {share:.1%}" for length, share in zip(line.x, line.y, strict=True))
         print(f"{arm}, {len(runs)} trials, right by number of actions: {shares}; {mistakes(found)}")
-        told = [right_share(ending_right(run)) for run in runs]
+        told = [exact_match(*zip(*ending_right(run), strict=True))["score"] for run in runs]
         print(
             f"  told where to end: {', '.join(f'{share:.1%}' for share in told)} right, mean {estimate(told).mean:.1%}"
         )

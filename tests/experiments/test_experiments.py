@@ -170,7 +170,6 @@ def test_answers_to_scan_are_counted_by_length_and_by_what_is_wrong_with_them():
     assert scan.mistakes([one, other]) == "of 5 wrong ones 40% only end too soon, 20% only go on too long"
     assert scan.mistakes([[("A", "A")]]).startswith("of 0 wrong ones")
     assert (scan.cut("A B C D", "A B"), scan.cut("A", "A B")) == ("A B", "A")
-    assert scan.right_share(other) == 0.5
 
 
 def test_a_run_of_scan_alone_is_an_arm_of_its_own(tmp_path):

@@ -1,6 +1,5 @@
 """A workdir of ours as a model's directory that transformers loads. The way here is in `convert`."""
 
-import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -39,7 +38,7 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
         raise UserError(f"{workdir}: data.labels='number' has a unit of its own, which theirs have no place for")
     tokenizers = load_tokenizers(path / "tokenizer")
     model = sized(config, tokenizers)
-    family, fields = express(config.task, dataclasses.replace(model, shared_layers=False), path, model_type)
+    family, fields = express(config.task, model, path, model_type)
     symbols = symbol_fields(config, tokenizers)
     for key, value in family.theirs.items():
         if symbols.get(key, value) != value:

@@ -138,10 +138,11 @@ def _typed(key: str, value: Any) -> Any:
 
 
 def _normal(model: ModelConfig) -> ModelConfig:
-    """Spell out what 0 stands for, so that equal models are equal."""
+    """Spell out what 0 stands for, and layers that are one, so that equal models are equal."""
     encdec, learned = model.family == "encdec", model.positions == "learned" and model.family != "vit"
     return dataclasses.replace(
         model,
+        shared_layers=False,  # `own_layers` gives each its own
         num_decoder_layers=model.decoder_layers if encdec else 0,
         target_vocab_size=(model.target_vocab_size or model.vocab_size) if encdec else 0,
         num_kv_heads=model.kv_heads,
