@@ -68,7 +68,7 @@ def test_ctranslate2_gives_the_same_log_probabilities(name, tmp_path):
     config.check()
     model, params = draw(config)
     target = WORDS[: config.target_vocab_size or 50]
-    build_spec(config, params, (WORDS, target), longest=40).save(str(tmp_path))
+    build_spec(config, jax.device_get(params), (WORDS, target), longest=40).save(str(tmp_path))
     rng = np.random.default_rng(0)
     source, out = rng.integers(4, 50, (3, 35)), rng.integers(4, len(target), (3, 30))
     scored = ctranslate2.Translator(str(tmp_path), intra_threads=1).score_batch(
