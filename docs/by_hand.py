@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from jformer.evaluation.explorer import Shown, explorer_page
-from jformer.inference.attended import Attended, Attention, Part
+from jformer.inference.attention_types import Attended, Attention, Part
 from jformer.models.layers.dot_product import attend
+from jformer.tools.pages.explorer import Shown, explorer_page
 
 WORDS = ("The", "cat", "sat")
 EMBEDDINGS = np.array([[1, 0, 1, 0], [0, 1, 0, 1], [1, 1, 1, 1]], np.float32)

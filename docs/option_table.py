@@ -26,7 +26,7 @@ DEFINED = {
     "model.positions": "models/layers/positions.py",
     "model.activation": "models/layers/feed_forward.py",
     "model.init": "models/layers/initializers.py",
-    "model.recurrent.cell": "models/layers/recurrent.py",
+    "model.recurrent.cell": "models/layers/recurrent_cells.py",
     "model.recurrent.attention": "models/layers/alignment.py",
     "optim.optimizer": "training/optim.py",
     "optim.schedule": "training/optim.py",

@@ -39,7 +39,7 @@ RUNS: dict[str, dict[str, int]] = {
 }
 SWEEP = '''"""Does the norm belong before or after the sublayer?"""
 
-from jformer.sweep import product
+from jformer.tools.sweep import product
 
 BASE = "tests/small_run.py"
 METRIC = "valid/loss"

@@ -21,7 +21,7 @@ from absl import app, flags
 import jformer
 from experiments.measure import smoke_sizes
 from experiments.runs import results_of, small_run
-from jformer.data.config import DataConfig
+from jformer.data.data_config import DataConfig
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
 from jformer.inference.predict import Predictor

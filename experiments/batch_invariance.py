@@ -11,8 +11,8 @@ Command:  python -m jformer.sweep --experiment=experiments/batch_invariance.py -
 from collections.abc import Iterator, Sequence
 
 from experiments.contrasts import values
-from jformer.sweep import Trial
-from jformer.sweep.space import Overrides
+from jformer.tools.sweep import Trial
+from jformer.tools.sweep.space import Overrides
 
 BASE = "configs/letters.py"
 METRIC = "valid/loss"

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from jformer.evaluation.statistics import estimate, paired_difference
-from jformer.sweep import Trial
-from jformer.sweep.report import failed_seeds
+from jformer.tools.sweep import Trial
+from jformer.tools.sweep.sweep_report import failed_seeds
 
 
 def values(trials: Sequence[Trial], arm: str, metric: str = "") -> dict[int, float]:

@@ -27,8 +27,8 @@ import numpy as np
 from absl import flags
 
 from jformer import main as front
-from jformer.data.config import DataConfig
 from jformer.data.corpus import Corpus, ExampleEncoder, Tokens, open_corpus
+from jformer.data.data_config import DataConfig
 from jformer.data.features import corrupted_spans, infilled, masked, next_token, sequence_to_sequence
 from jformer.data.pipeline import Batches, make_batches, prefetch
 from jformer.data.plan import cheapest_cuts

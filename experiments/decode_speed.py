@@ -33,18 +33,18 @@ from experiments.decode_worker import THREADS
 from experiments.measure import commit, processor_name, smoke_sizes
 from experiments.untrained import write_untrained
 from experiments.worker import Worker
-from jformer.checkpoints.hf import tables
-from jformer.checkpoints.hf.families import LOGITS_BIAS, config_fields
-from jformer.checkpoints.hf.marian import MARIAN
 from jformer.checkpoints.weights import load_weights
 from jformer.config import load_config
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.tokenizers.symbols import BOS, EOS, NUM_SYMBOLS, PAD
 from jformer.data.vocabularies import load_tokenizers
-from jformer.inference.export import export
 from jformer.models import ModelConfig
 from jformer.parallel.mesh import make_mesh
 from jformer.tasks.build import build_sized, build_task
+from jformer.tools.export.folder import export
+from jformer.tools.hf import name_tables as tables
+from jformer.tools.hf.families import LOGITS_BIAS, config_fields
+from jformer.tools.hf.marian import MARIAN
 
 SIZE = flags.DEFINE_enum("size", "tiny", ["tiny", "base"], "Which model, where there is no run.")
 WORKDIR = flags.DEFINE_string("workdir", None, "A trained run.")

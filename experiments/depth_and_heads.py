@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 
 from experiments.contrasts import means, versus
 from jformer.evaluation.statistics import spearman
-from jformer.sweep import Trial
-from jformer.sweep.space import Overrides
+from jformer.tools.sweep import Trial
+from jformer.tools.sweep.space import Overrides
 
 BASE = "configs/letters.py"
 METRIC = "valid/perplexity"

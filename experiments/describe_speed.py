@@ -10,7 +10,7 @@ from absl import app
 from experiments.measure import smoke_sizes
 from jformer.config import default_config, resolve
 from jformer.config.presets import PRESETS
-from jformer.costs.describe import describe
+from jformer.tools.forecast.describe import describe
 
 
 def main(argv: list[str]) -> None:

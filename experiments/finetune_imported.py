@@ -19,7 +19,7 @@ from absl import app, flags
 from configs import sst2_bert
 from experiments.measure import smoke_sizes
 from experiments.runs import read_split, results_of, small_training
-from jformer.checkpoints.hf.convert import Texts, import_model
+from jformer.tools.hf.convert import Texts, import_model
 
 DATA = flags.DEFINE_string("data", None, "The folder of train.tsv, dev.tsv and test.tsv.", required=True)
 WORKDIR = flags.DEFINE_string("workdir", None, "What is trained gets directories in it.", required=True)

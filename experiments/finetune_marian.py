@@ -22,10 +22,10 @@ from absl import app, flags
 from configs import multi30k_tiny
 from experiments.measure import smoke_sizes
 from experiments.runs import results_of, small_training
-from jformer.checkpoints.hf.convert import Texts, import_model
-from jformer.checkpoints.hf.export import export_model
 from jformer.data.text import read_lines
 from jformer.evaluation import records
+from jformer.tools.hf.convert import Texts, import_model
+from jformer.tools.hf.write_model import export_model
 
 DATA = flags.DEFINE_string("data", None, "Multi30k's folder: raw and tokenised texts, gzipped or not.", required=True)
 WORKDIR = flags.DEFINE_string("workdir", None, "What is made gets directories in it.", required=True)

@@ -20,12 +20,12 @@ from absl import app, flags
 
 from experiments.measure import smoke_sizes
 from experiments.speed_shapes import make_batch
-from jformer.data.config import DataConfig
-from jformer.evaluation.plots import Line, lines
+from jformer.data.data_config import DataConfig
 from jformer.evaluation.statistics import power_law
 from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
 from jformer.tasks.build import TASKS
 from jformer.tasks.task import make_loss
+from jformer.tools.pages.plots import Line, lines
 from jformer.training.diagnostics import make_norms
 
 OUTPUT = flags.DEFINE_string("output", None, "The folder of the table and the pictures.", required=True)

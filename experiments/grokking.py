@@ -15,10 +15,11 @@ from absl import app, flags
 
 from experiments.contrasts import values, versus
 from experiments.measure import smoke_sizes
-from jformer.evaluation import plots, records
-from jformer.evaluation.comparison import mean_curve
-from jformer.sweep import Trial
-from jformer.sweep.space import Overrides
+from jformer.evaluation import records
+from jformer.tools.compare.comparison import mean_curve
+from jformer.tools.pages import plots
+from jformer.tools.sweep import Trial
+from jformer.tools.sweep.space import Overrides
 
 BASE = "configs/modular_division.py"
 METRIC = "valid/accuracy"

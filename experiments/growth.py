@@ -40,9 +40,9 @@ from jformer.data.corpus import open_corpus
 from jformer.data.sources import open_split
 from jformer.data.tokenizers.symbols import NUM_SYMBOLS
 from jformer.data.vocabularies import learn_tokenizers, load_tokenizers
-from jformer.evaluation import plots
 from jformer.inference.predict import load
 from jformer.tasks.build import build_task
+from jformer.tools.pages import plots
 from jformer.training.malloc import keep_freed_memory
 
 OF = flags.DEFINE_list("of", ["updates", "decoding", "corpus"], "What grows.")

@@ -34,8 +34,9 @@ def module_of(path: Path, root: Path) -> str:
 
 
 def room_of(module: str) -> str:
-    """Return the folder, or the file, directly below jformer."""
-    return module.partition(".")[0] or "__init__"
+    """Return the folder, or the file, directly below jformer or jformer/tools: data/plan.py is in data."""
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] == "tools" else parts[0] or "__init__"
 
 
 @functools.cache
@@ -64,7 +65,9 @@ def at_top(node: ast.AST) -> Iterator[ast.AST]:
 
 def ours(tree: ast.AST, modules: Mapping[str, ast.Module]) -> set[str]:
     """Return the modules below jformer that are imported: `from jformer.training import optim` is 'training.optim'."""
-    inner = {name.removeprefix("jformer").removeprefix(".") for name in imports(tree) if room_of(name) == "jformer"}
+    inner = {
+        name.removeprefix("jformer").removeprefix(".") for name in imports(tree) if name.split(".")[0] == "jformer"
+    }
     return {name if name in modules else name.rpartition(".")[0] for name in inner}
 
 

@@ -36,10 +36,11 @@ def write_model(directory: Path, layers: int, width: int, vocabulary: int) -> in
     """Write a directory as Transformers would, and return how many parameters it has."""
     import tokenizers
 
-    from jformer.checkpoints.hf import tables, tensors
-    from jformer.checkpoints.hf.bart import BART
-    from jformer.checkpoints.hf.families import model_config, table_of
     from jformer.models import build_model, init_params
+    from jformer.tools.hf import name_tables as tables
+    from jformer.tools.hf import tensors
+    from jformer.tools.hf.bart import BART
+    from jformer.tools.hf.families import model_config, table_of
 
     fields = {"model_type": "bart", "architectures": ["BartForConditionalGeneration"], "vocab_size": vocabulary,
               "d_model": width, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,

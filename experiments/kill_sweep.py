@@ -27,8 +27,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from experiments.measure import ROOT, smoke_sizes
 from experiments.runs import processes_with
-from jformer.sweep.experiment import Trial, load_experiment
-from jformer.sweep.queue import Queue
+from jformer.tools.sweep.experiment import Trial, load_experiment
+from jformer.tools.sweep.queue import Queue
 
 KILLS = flags.DEFINE_integer("kills", 24, "Workers to kill; a third as many processes of trials are killed as well.")
 WORKERS = flags.DEFINE_integer("workers", 4, "Workers at a time.")
@@ -38,7 +38,7 @@ LEASE = 10.0  # seconds
 SIZES: dict[bool, dict[str, object]] = {False: {"seeds": (0, 1), "rates": 10}, True: {"seeds": (0,), "rates": 1}}
 WORKERS_KILLED = 0.75  # of all that are killed; the others are processes of trials
 EXPERIMENT = '''"""Small runs, forty of them where nothing else is asked for."""
-from jformer.sweep import product
+from jformer.tools.sweep import product
 
 BASE = "configs/quickstart.py"
 METRIC = "valid/loss"

@@ -20,7 +20,7 @@ from jformer.config.options import Config
 from jformer.data.plan import Shape
 from jformer.models import ModelConfig, build_model
 from jformer.parallel.mesh import make_mesh
-from jformer.tasks.batch import abstract_batch
+from jformer.tasks.batch_arrays import abstract_batch
 from jformer.tasks.build import build_task
 from jformer.training.memory import Memory, update_memory
 from jformer.training.step import abstract_update

@@ -15,8 +15,8 @@ Command:  python -m jformer.sweep --experiment=experiments/multi30k_ablation.py 
 from collections.abc import Iterator, Sequence
 
 from experiments.contrasts import means, versus
-from jformer.sweep import Trial
-from jformer.sweep.space import Overrides
+from jformer.tools.sweep import Trial
+from jformer.tools.sweep.space import Overrides
 
 BASE = "configs/multi30k_tiny.py"
 METRIC = "validation/bleu"

@@ -27,9 +27,9 @@ from configs import multi30k_tiny, quickstart
 from experiments.measure import smoke_sizes
 from experiments.runs import results_of, small_run
 from jformer.config.options import OptimConfig
-from jformer.evaluation.plots import Line, lines
 from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
 from jformer.models.mup_config import MupConfig
+from jformer.tools.pages.plots import Line, lines
 from jformer.training.optim import make_optimizer
 
 DATA = flags.DEFINE_string("data", "", "The folder of Multi30k; --smoke needs none.")

@@ -11,8 +11,8 @@ Command:  python -m jformer.sweep --experiment=experiments/positions.py --workdi
 from collections.abc import Iterator, Sequence
 
 from experiments.contrasts import means, versus
-from jformer.sweep import Trial
-from jformer.sweep.space import Overrides
+from jformer.tools.sweep import Trial
+from jformer.tools.sweep.space import Overrides
 
 BASE = "configs/letters.py"
 METRIC = "longer/token_accuracy"

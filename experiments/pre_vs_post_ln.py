@@ -10,8 +10,8 @@ Command:  python -m jformer.sweep --experiment=experiments/pre_vs_post_ln.py --w
 from collections.abc import Iterator, Sequence
 
 from experiments.contrasts import versus
-from jformer.sweep import Trial, product
-from jformer.sweep.space import Overrides
+from jformer.tools.sweep import Trial, product
+from jformer.tools.sweep.space import Overrides
 
 BASE = "configs/letters.py"
 METRIC = "valid/loss"

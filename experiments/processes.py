@@ -20,7 +20,7 @@ from absl import app, flags
 from experiments.measure import ROOT, smoke_sizes
 from experiments.runs import flags_of, small_run
 from jformer.config import resolve
-from jformer.config.files import run_config_file
+from jformer.config.config_files import run_config_file
 from jformer.evaluation import records
 
 DIR = flags.DEFINE_string("dir", "", "Folder of Multi30k; none: the quickstart's generated text.")

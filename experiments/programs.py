@@ -18,14 +18,14 @@ from absl import app, flags
 
 from experiments.measure import smoke_sizes
 from jformer.config import default_config, resolve
-from jformer.costs.programs import Figures, compile_update, estimate
-from jformer.costs.roofline import bound
-from jformer.costs.topology import CHIPS, GIB, Slice, open_slice
 from jformer.data.plan import Shape
 from jformer.models.flops import update_flops, work_of
 from jformer.parallel.mesh import make_mesh
 from jformer.tasks.build import build_task
 from jformer.tasks.task import sized
+from jformer.tools.forecast.compiled_ahead import Figures, compile_update, estimate
+from jformer.tools.forecast.roofline import bound
+from jformer.tools.forecast.topology import CHIPS, GIB, Slice, open_slice
 from jformer.training.memory import Memory
 
 

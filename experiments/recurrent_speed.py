@@ -20,7 +20,7 @@ from absl import app, flags
 from experiments.measure import commit, processor_name, quartiles, smoke_sizes
 from experiments.speed_race import REST, UNTIMED
 from experiments.worker import Worker
-from jformer.evaluation.tables import aligned
+from jformer.evaluation.score_tables import aligned
 
 CELL = flags.DEFINE_enum("cell", "lstm", ["rnn", "lstm", "gru"], "Which cell.")
 LAYERS = flags.DEFINE_integer("layers", 2, "Layers.")

@@ -21,8 +21,8 @@ from absl import app, flags
 from optuna.trial import TrialState
 
 from experiments.measure import smoke_sizes
-from jformer.sweep.experiment import Experiment, load_experiment
-from jformer.sweep.queue import Queue
+from jformer.tools.sweep.experiment import Experiment, load_experiment
+from jformer.tools.sweep.queue import Queue
 
 TRIALS = flags.DEFINE_integer("trials", 1_000, "Trials of each sweep.")
 

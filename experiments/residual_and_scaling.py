@@ -12,8 +12,8 @@ Command:  python -m jformer.sweep --experiment=experiments/residual_and_scaling.
 from collections.abc import Iterator, Sequence
 
 from experiments.contrasts import versus
-from jformer.sweep import Trial
-from jformer.sweep.space import Overrides
+from jformer.tools.sweep import Trial
+from jformer.tools.sweep.space import Overrides
 
 BASE = "configs/letters.py"
 METRIC = "valid/loss"

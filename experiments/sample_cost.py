@@ -17,9 +17,9 @@ from absl import app, flags
 from experiments.measure import commit, median_and_range, processor_name, seconds_in_turns, smoke_sizes
 from experiments.speed_shapes import model_config
 from jformer.data.tokenizers import Symbols
-from jformer.decoding.config import DecodeConfig
+from jformer.decoding.decode_config import DecodeConfig
+from jformer.inference.compiled_searches import make_answer, make_key
 from jformer.inference.inputs import prompts
-from jformer.inference.programs import make_answer, make_key
 from jformer.models import build_model, init_params
 
 SAMPLES = flags.DEFINE_list("samples", ["8", "32", "128"], "Of a sentence.")

@@ -1,7 +1,7 @@
 """What more chips bring, on paper: the update compiled for slices of 4 to 1,024 chips, with as many tokens a chip.
 
 Nothing is run. A chip's FLOPs, memory and bytes sent are those of the compiled program; its time is the bound of
-`jformer.costs.roofline`. Needs libtpu: pip install -e ".[tpu-aot]".
+`jformer.tools.forecast.roofline`. Needs libtpu: pip install -e ".[tpu-aot]".
 
 Command:  python -m experiments.scaling [--presets=transformer_base,transformer_big] [--rows=32] [--family=v5p]
           [--chips=4,16,64,256,1024] [--fsdp=1,4] [--smoke]
@@ -16,14 +16,14 @@ from absl import app, flags
 
 from experiments.measure import smoke_sizes
 from jformer.config import default_config, resolve
-from jformer.costs.programs import Figures, compile_update
-from jformer.costs.roofline import bound
-from jformer.costs.topology import CHIPS, GIB, Slice, open_slice
 from jformer.data.plan import Shape
 from jformer.models.flops import update_flops, work_of
 from jformer.parallel.mesh import AXES, make_mesh
 from jformer.tasks.build import build_task
 from jformer.tasks.task import sized
+from jformer.tools.forecast.compiled_ahead import Figures, compile_update
+from jformer.tools.forecast.roofline import bound
+from jformer.tools.forecast.topology import CHIPS, GIB, Slice, open_slice
 
 PRESETS = flags.DEFINE_list("presets", ["transformer_base", "transformer_big"], "Models, in bfloat16.")
 ROWS = flags.DEFINE_integer("rows", 32, "Rows of a chip.")

@@ -14,8 +14,8 @@ from typing import Any
 
 from experiments.contrasts import means
 from jformer.evaluation.statistics import power_law
-from jformer.sweep import Trial, product
-from jformer.sweep.space import Overrides
+from jformer.tools.sweep import Trial, product
+from jformer.tools.sweep.space import Overrides
 
 BASE = "configs/shakespeare_gpt.py"
 METRIC = "valid/loss"

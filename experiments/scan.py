@@ -25,11 +25,12 @@ from experiments.contrasts import means, versus
 from experiments.measure import smoke_sizes
 from experiments.runs import results_of, small_training
 from jformer.config.options import flatten
-from jformer.evaluation import plots, records
+from jformer.evaluation import records
 from jformer.evaluation.statistics import estimate
-from jformer.sweep import Trial
-from jformer.sweep.space import Overrides
 from jformer.tasks.metrics import exact_match
+from jformer.tools.pages import plots
+from jformer.tools.sweep import Trial
+from jformer.tools.sweep.space import Overrides
 
 BASE = "configs/scan_transformer.py"
 METRIC = "test/exact_match"

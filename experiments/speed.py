@@ -29,7 +29,7 @@ from absl import app, flags
 from experiments.measure import smoke_sizes
 from experiments.speed_race import Side, machine, race
 from experiments.speed_shapes import LENGTH, SIZES, make_batch, model_config, step_products
-from jformer.evaluation.tables import aligned
+from jformer.evaluation.score_tables import aligned
 from jformer.models import ModelConfig
 from jformer.models.flops import batch_work, update_flops
 

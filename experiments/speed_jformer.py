@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.speed_worker import Step, Told, compiled
 from jformer.config.options import OptimConfig
-from jformer.data.config import DataConfig
+from jformer.data.data_config import DataConfig
 from jformer.models import ModelConfig, build_model, init_params
 from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import put_batch, replicated

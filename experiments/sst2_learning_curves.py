@@ -21,8 +21,8 @@ from configs import multi30k_mlm, sst2_bert
 from experiments.measure import smoke_sizes
 from experiments.naive_bayes import naive_bayes
 from experiments.runs import read_split, results_of, small_training
-from jformer.evaluation import plots
 from jformer.evaluation.statistics import Estimate, estimate
+from jformer.tools.pages import plots
 
 DATA = flags.DEFINE_string("data", None, "The folder of sst2, and of further text.", required=True)
 WORKDIR = flags.DEFINE_string("workdir", None, "What is trained gets directories in it.", required=True)

@@ -21,7 +21,7 @@ from experiments.measure import smoke_sizes
 from experiments.runs import results_of, small_training
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
-from jformer.tasks.spans import find_spans
+from jformer.tasks.span_scores import find_spans
 from jformer.tasks.sums import Sum
 from jformer.tasks.tag import score
 

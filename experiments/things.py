@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jformer.skipgram import Options
+from jformer.tools.skipgram import Options
 
 KINDS, THINGS = 6, 8  # of things, and of each kind
 SIZES = Options(size=64, window=4, negatives=5, min_count=5, epochs=10)

@@ -14,8 +14,8 @@ Command:  python -m jformer.sweep --experiment=experiments/tokenizer_choice.py -
 from collections.abc import Iterator, Sequence
 
 from experiments.contrasts import means, versus
-from jformer.sweep import Trial
-from jformer.sweep.space import Overrides
+from jformer.tools.sweep import Trial
+from jformer.tools.sweep.space import Overrides
 
 BASE = "configs/multi30k_gpt.py"
 METRIC = "test/bits_per_character"

@@ -24,7 +24,7 @@ from absl import app, flags
 from experiments import speed_shapes
 from experiments.measure import commit, processor_name, smoke_sizes
 from experiments.speed_jformer import build_step
-from jformer.costs import hlo
+from jformer.tools.forecast import hlo
 
 SIZES = flags.DEFINE_list("sizes", ["tiny", "base"], "Models of speed_shapes.SIZES.")
 DTYPES = flags.DEFINE_list("dtypes", ["float32", "bfloat16"], "Of activations.")

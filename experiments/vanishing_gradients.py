@@ -24,11 +24,11 @@ from absl import app, flags
 
 import jformer
 from experiments.measure import smoke_sizes
-from jformer.evaluation.plots import Line, curves
 from jformer.evaluation.statistics import estimate
 from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
 from jformer.models.recurrent_config import RecurrentConfig
 from jformer.tasks.losses import cross_entropy
+from jformer.tools.pages.plots import Line, curves
 
 WORKDIR = flags.DEFINE_string("workdir", None, "The folder of the runs, the table and the picture.", required=True)
 SEEDS = flags.DEFINE_integer("seeds", 3, "Seeds of each model and run.", lower_bound=1)

@@ -34,10 +34,10 @@ from jformer.config import default_config, resolve
 from jformer.config.presets import PRESETS
 from jformer.data.sources import open_split
 from jformer.evaluation import records
-from jformer.evaluation.plots import Line, lines
 from jformer.evaluation.statistics import estimate
 from jformer.models import build_model, init_params
 from jformer.tasks.metrics import text_scores
+from jformer.tools.pages.plots import Line, lines
 
 DATA = flags.DEFINE_string("data", "", "The folder of Multi30k; --smoke needs none.")
 WORKDIR = flags.DEFINE_string(

@@ -21,7 +21,7 @@ from absl import app, flags
 
 from experiments.measure import smoke_sizes
 from experiments.things import SIZES, analogies, generated, neighbours, read
-from jformer.skipgram import learn, write
+from jformer.tools.skipgram import learn, write
 
 SEEDS = flags.DEFINE_integer("seeds", 3, "Seeds of the vectors.", lower_bound=1)
 GENSIM = flags.DEFINE_string("gensim", "", "A Python that has gensim; empty = without it.")

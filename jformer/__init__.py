@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from jformer.errors import UserError
 from jformer.inference.answers import Alignment, Output, Request, Scored, SearchTree
-from jformer.inference.attended import Attended, Attention, Choice, Part
+from jformer.inference.attention_types import Attended, Attention, Choice, Part
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
     from jformer.config.options import Config
-    from jformer.decoding.config import DecodeOptions
+    from jformer.decoding.decode_config import DecodeOptions
     from jformer.inference.predict import Predictor
 
 __version__ = "0.1.0"
@@ -42,8 +42,8 @@ __all__ = [
 def load(workdir: str | PathLike[str], **decode: "Unpack[DecodeOptions]") -> "Predictor":
     """Return the Predictor of a trained run: `jformer.load(DIR, beam_size=1).predict(texts)`.
 
-    Keyword arguments are options of `jformer.decoding.config.DecodeConfig`, in place of the run's own. Raises UserError
-    where there is no run, and for an option that does not exist or cannot work.
+    Keyword arguments are options of `jformer.decoding.decode_config.DecodeConfig` that replace the run's own. Raises
+    UserError where there is no run, and for an option that does not exist or cannot work.
     """
     _silence_libtpu()
     from jformer.inference.predict import load

@@ -66,7 +66,7 @@ from pathlib import Path
 from absl import flags
 
 from jformer.config import as_config_dict, load_config, resolve
-from jformer.config.files import run_config_file
+from jformer.config.config_files import run_config_file
 from jformer.config.options import Config, flatten
 from jformer.config.overrides import override
 from jformer.config.resume import resume_config
@@ -133,7 +133,7 @@ def run(options: flags.FlagValues, config: Config) -> int:
     if options.mode in ONE_FILE:
         refuse_file_of_run(workdir, options.output)
     if options.mode == "report":
-        from jformer.evaluation.report import write_report
+        from jformer.tools.pages.run_report import write_report
 
         for line in write_report(config, workdir, options.output, options.watch):
             print(line, flush=True)
@@ -149,11 +149,11 @@ def run(options: flags.FlagValues, config: Config) -> int:
         print(deterministic_line(), file=sys.stderr)
     processes.set_stall_limit(config.train.stall_seconds)
     if options.mode == "predict":
-        from jformer.inference.files import predict_file
+        from jformer.inference.answer_files import predict_file
 
         predict_file(config, workdir, *files)
     elif options.mode == "score":
-        from jformer.inference.files import score_file
+        from jformer.inference.answer_files import score_file
 
         score_file(config, workdir, *files)
     elif options.mode == "verify":
@@ -161,20 +161,20 @@ def run(options: flags.FlagValues, config: Config) -> int:
 
         return DONE if verify(config, workdir) else FAILED
     elif options.mode == "explore":
-        from jformer.evaluation.explorer import explore
+        from jformer.tools.pages.explorer import explore
 
         with show_progress("exploring"):
             line = explore(config, workdir, options.input, options.output, options.format)
         print(line)
     elif options.mode == "serve":
-        from jformer.inference.server.serve import serve
+        from jformer.tools.server.serve import serve
 
         if not serve(config, workdir, options.host, options.port):
             return FAILED
         print("stopped", file=sys.stderr)
         return STOPPED
     elif options.mode == "export":
-        from jformer.inference.export import export
+        from jformer.tools.export.folder import export
 
         with show_progress("exporting"):
             line = export(config, workdir, options.format, Path(options.output))
@@ -187,12 +187,12 @@ def run(options: flags.FlagValues, config: Config) -> int:
 def show(options: flags.FlagValues, config: Config, workdir: Path | None) -> int:
     """Describe the run, on the devices here or on a TPU slice that is not."""
     if options.topology:
-        from jformer.costs.tpu import describe_slice
+        from jformer.tools.forecast.tpu import describe_slice
 
         for line in describe_slice(config, workdir, options.topology, options.price):
             print(line, flush=True)
     else:
-        from jformer.costs.describe import describe
+        from jformer.tools.forecast.describe import describe
 
         print(describe(config, workdir))
     return DONE
@@ -202,7 +202,7 @@ def train_or_evaluate(mode: str, config: Config, workdir: Path, folder: Path) ->
     """Score the run, once it is trained; the scores go into a folder, the run's own or another."""
     with show_progress("loading JAX", quiet=not processes.is_main_process()):
         from jformer.evaluation.evaluate import evaluate, report_scores
-        from jformer.evaluation.report import write_own
+        from jformer.tools.pages.run_report import write_own
         from jformer.training.loop import train
 
     if mode == "train":

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 
 from jformer.config import save_config
-from jformer.config.files import with_keys
+from jformer.config.config_files import with_keys
 from jformer.data.sources import open_split
 from jformer.tasks.metrics import exact_match, text_scores
 from tests import small_run

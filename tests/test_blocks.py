@@ -20,14 +20,14 @@ import pytest
 from jformer.config import default_config, resolve
 from jformer.config.options import Config, flatten
 from jformer.config.overrides import override
-from jformer.hf import main as hf
 from jformer.main import read_flags
+from jformer.tools.hf.__main__ import main as hf
 from tests.blocks import BLOCK, PAGES, ROOT, Reader, blocks, shortened
-from tests.checkpoints.hf import small_runs
+from tests.tools.hf import small_runs
 
 WALKTHROUGH = "docs/walkthrough.md"  # prints what it says
 ELSEWHERE = "needs machines that are not here: tests/launch runs launch.sh with stand-ins for gcloud and Slurm"
-SERVER = "a server does not end by itself: tests/inference/server asks a real one"
+SERVER = "a server does not end by itself: tests/tools/server asks a real one"
 LOADER = "tests/inference/test_export.py runs it without jformer, on exported runs"
 NOT_RUN = {  # page → what a block contains → why it is not run here
     "README.md": {"def __call__": "code of jformer, quoted: tests/test_documents.py compares it"},
@@ -49,7 +49,7 @@ NOT_RUN = {  # page → what a block contains → why it is not run here
         "from jax import export": LOADER,
     },
     "docs/tpu.md": {
-        "--topology": "needs libtpu, and minutes: tests/costs describes slices where it is there",
+        "--topology": "needs libtpu, and minutes: tests/tools/forecast describes slices where it is there",
         "JFORMER_ZONE": ELSEWHERE,
         "launch.sh slurm": ELSEWHERE,
         "--coordinator=HOST0": ELSEWHERE,

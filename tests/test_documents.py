@@ -1,7 +1,4 @@
-"""Documents speak of what there is: links, files, modules and config keys they name exist; the map lists every file.
-
-`python -m tests.test_documents` writes the map's list of files anew, from the first sentences of the modules.
-"""
+"""Documents speak of what there is: links, files, modules and config keys they name exist."""
 
 import ast
 import dataclasses
@@ -13,11 +10,12 @@ from pathlib import Path
 
 from jformer.config.options import Config, flatten
 from jformer.main import MODES
-from jformer.models.config import CHOICES
+from jformer.models.model_config import CHOICES
 
 ROOT = Path(__file__).parents[1]
 MAP = ROOT / "docs" / "map.md"
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "experiments" / "README.md"])
+# Decision records speak of the day they were made: the files they name may have moved since.
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "experiments" / "README.md"])
 FOLDERS = ("jformer", "configs", "experiments", "tests", "docs", ".ci")
 FILES = sorted(str(path.relative_to(ROOT)) for folder in FOLDERS for path in (ROOT / folder).rglob("*.*"))
 ANSWERS = ("text", "continuation", "label", "tags", "span")  # keys of a table of tasks, not of a file
@@ -128,15 +126,6 @@ def test_code_that_is_quoted_is_that_of_the_file():
         assert textwrap.indent(code, "    ") in (ROOT / file).read_text(encoding="utf-8"), f"{file} reads otherwise now"
 
 
-def test_the_maps_drawing_has_the_floors_of_its_table():
-    page = MAP.read_text(encoding="utf-8")
-    floors = re.findall(r"^    ([0-9])   (.+)$", page, re.MULTILINE)
-    drawn = {name: floor for floor, names in floors for name in re.split(r" {2,}", names.strip())}
-    rooms = re.findall(r"^\| (\d) \| `(\w+)/?` \|", page, re.MULTILINE)
-    assert len(rooms) > 10
-    assert all(drawn.get(name, "") == floor for floor, name in rooms if name != "__init__"), drawn
-
-
 def test_what_the_map_says_to_change_is_there():
     table = MAP.read_text(encoding="utf-8").partition("## Where a change goes")[2].partition("\n\nA change")[0]
     rows = [row for row in table.splitlines() if row.startswith("| ") and "`" in row]
@@ -163,10 +152,10 @@ def test_the_reference_has_every_field_that_is_written():
         assert not missing, f"{file}: {missing}"
 
 
-def test_the_map_leads_to_every_page():
-    pages = [path.name for path in (ROOT / "docs").iterdir() if path.suffix in (".md", ".sbatch", ".yaml")]
-    linked = {target for target, _ in LINK.findall(MAP.read_text(encoding="utf-8"))}
-    assert not sorted({*pages} - linked - {"map.md"})
+def test_some_document_leads_to_every_page():
+    pages = {path.name for path in (ROOT / "docs").iterdir() if path.suffix in (".md", ".sbatch", ".yaml")}
+    linked = {Path(target).name for _, text in texts() for target, _ in LINK.findall(text)}
+    assert not sorted(pages - linked)
 
 
 def test_the_glossary_explains_every_axis_of_the_code():
@@ -187,45 +176,3 @@ def test_the_glossarys_types_are_where_it_says():
         code = (ROOT / "jformer" / file).read_text(encoding="utf-8")
         for name in re.findall(r"\w+", types):
             assert re.search(rf"^class {name}\b", code, re.MULTILINE), f"{file} has no class {name}"
-
-
-def sentence(path):
-    """Return the first sentence of a module's docstring."""
-    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return re.split(r"(?<=[\w)\]`][.?])(?<!et al\.)\s", docstring.splitlines()[0])[0].rstrip(".")
-
-
-def rooms():
-    """Yield folder by folder: its title, what it holds, and its files."""
-    for folder in sorted({path.parent for path in (ROOT / "jformer").rglob("*.py")}):
-        files = sorted(path for path in folder.glob("*.py") if path.name != "__init__.py")
-        yield f"{folder.relative_to(ROOT)}/", sentence(folder / "__init__.py"), files
-    for name, title in (
-        ("configs", "One file for each run worth repeating"),
-        ("experiments", "One file for a question"),
-    ):
-        yield f"{name}/", title, sorted(path for path in (ROOT / name).glob("*.py") if path.name != "__init__.py")
-
-
-def list_of_files():
-    """Return the map's list: each room, and a line for each of its files."""
-    lines = []
-    for title, purpose, files in rooms():
-        lines += [f"### {title}", "", f"{purpose}.", ""]
-        lines += [*(f"- `{path.name}`: {sentence(path)}" for path in files), ""] if files else []
-    return "\n".join(lines)
-
-
-def with_list(page):
-    """Return the map with its list of files as the modules say it today."""
-    before, heading, _ = page.partition("\n## Files\n")
-    return f"{before}{heading}\n{list_of_files()}"
-
-
-def test_the_map_lists_every_file_by_its_first_sentence():
-    page = MAP.read_text(encoding="utf-8")
-    assert page == with_list(page), "write it anew: python -m tests.test_documents"
-
-
-if __name__ == "__main__":
-    MAP.write_text(with_list(MAP.read_text(encoding="utf-8")), encoding="utf-8")

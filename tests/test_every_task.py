@@ -16,20 +16,20 @@ import pytest
 
 from jformer.config import as_config_dict, default_config, load_config, resolve
 from jformer.config.options import MeshConfig, final_scores
-from jformer.data.config import SourceConfig
+from jformer.data.data_config import SourceConfig
 from jformer.data.sources import open_split
 from jformer.data.tokenizers import BOS, EOS
 from jformer.errors import UserError
 from jformer.evaluation.evaluate import evaluate, report_scores
+from jformer.inference.answer_files import predict_file
 from jformer.inference.answers import CUT, Request
-from jformer.inference.export import export
-from jformer.inference.files import predict_file
 from jformer.inference.predict import load
-from jformer.inference.server.engine import Engine
-from jformer.inference.server.limits import Limits
-from jformer.inference.server.schema import Inputs
 from jformer.inference.verify import verify
 from jformer.tasks.build import open_mesh
+from jformer.tools.export.folder import export
+from jformer.tools.server.engine import Engine
+from jformer.tools.server.limits import Limits
+from jformer.tools.server.schema import Inputs
 from jformer.training.loop import train
 from jformer.training.transfer import adopt, table_of
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import jformer
-from jformer.decoding.config import DecodeConfig, DecodeOptions
+from jformer.decoding.decode_config import DecodeConfig, DecodeOptions
 from jformer.inference.predict import Predictor
 from tests import small_run
 

@@ -11,7 +11,7 @@ from jformer import main
 from jformer.config import options, save_config
 from jformer.config.options import Config
 from jformer.data import progress
-from jformer.data.config import DataConfig
+from jformer.data.data_config import DataConfig
 from jformer.storage import replace_content
 from tests.faults.full_disk import no_file_above
 from tests.stored_run import store_run
@@ -365,7 +365,7 @@ from types import SimpleNamespace
 from jformer import main
 main.keep_compiled = lambda config: None
 answer = lambda *_: [print("x" * 100_000, flush=True) for _ in range(100)]
-sys.modules["jformer.inference.files"] = SimpleNamespace(predict_file=answer)
+sys.modules["jformer.inference.answer_files"] = SimpleNamespace(predict_file=answer)
 sys.exit(main.main(["jformer", "--mode=predict", f"--workdir={sys.argv[1]}"]))
 """
 
@@ -398,7 +398,7 @@ def test_a_full_disk_is_one_line_that_names_the_file(saved, monkeypatch, capsys)
         with no_file_above(100):
             replace_content(saved / "results.json", b"x" * 1_000)
 
-    monkeypatch.setitem(sys.modules, "jformer.inference.export", SimpleNamespace(export=export))
+    monkeypatch.setitem(sys.modules, "jformer.tools.export.folder", SimpleNamespace(export=export))
     assert call(f"--workdir={saved}", "--mode=export", "--format=stablehlo", f"--output={saved}/x") == 2
     line = f"jformer: {saved}/results.json: could not be written (File too large); make room there, then"
     assert capsys.readouterr().err.splitlines()[-1].startswith(line)

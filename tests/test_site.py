@@ -13,7 +13,7 @@ import pytest
 
 import jformer
 from jformer.config.options import Config, flatten
-from jformer.models.config import CHOICES
+from jformer.models.model_config import CHOICES
 from tests import browser
 
 ROOT = Path(__file__).parents[1]

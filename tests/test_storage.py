@@ -21,7 +21,7 @@ from jformer.data.corpus import open_corpus
 from jformer.data.sources.split import Split
 from jformer.errors import UserError
 from jformer.evaluation import records
-from jformer.supervise import newest_checkpoint
+from jformer.tools.supervise import newest_checkpoint
 from jformer.training.lock import sole_trainer
 from jformer.training.writers import JsonlWriter
 from tests import bucket

@@ -19,8 +19,8 @@ from jaxtyping import PyTree
 
 from jformer.checkpoints.folders import delete, quarantine, remove_failed, remove_unfinished, saved_steps
 from jformer.checkpoints.manifest import DamagedError, Manifest, entries, refuse_damage, refuse_mismatch
+from jformer.checkpoints.quiet_orbax_logging import say_failures_once
 from jformer.checkpoints.reading import explain, first_line, on_host, prove, read_together
-from jformer.checkpoints.twice import say_failures_once
 from jformer.errors import UnavailableError, UserError
 from jformer.parallel import processes
 from jformer.storage import in_bucket, parse_object

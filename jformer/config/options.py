@@ -1,17 +1,17 @@
 """Every option once, with its default and its reason: the sections of a config, and the names its choices have.
 
-The sections that belong to a room are defined there (jformer/data/config.py, models/config.py, decoding/config.py);
-the others are here, and `Config` joins them. Plain frozen dataclasses: whether values can work, alone and together, is
-decided in `jformer.config.checks`.
+The sections that belong to a room are defined there (data/data_config.py, models/model_config.py and
+decoding/decode_config.py below jformer/); the others are here, and `Config` joins them. Plain frozen dataclasses:
+`jformer.config.checks` decides whether values can work, alone and together.
 """
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jformer.data.config import DataConfig
-from jformer.decoding.config import DecodeConfig
-from jformer.models.config import ModelConfig
+from jformer.data.data_config import DataConfig
+from jformer.decoding.decode_config import DecodeConfig
+from jformer.models.model_config import ModelConfig
 
 TASKS = {  # task → the families that can learn it
     "translate": ("encdec",),

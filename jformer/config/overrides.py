@@ -5,7 +5,7 @@ import re
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from jformer.config.files import check_keys
+from jformer.config.config_files import check_keys
 from jformer.config.options import flatten
 from jformer.errors import UserError
 

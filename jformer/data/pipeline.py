@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from jformer.data.augment import Augment, make_augment
-from jformer.data.config import DataConfig
 from jformer.data.corpus import Corpus, Tokens
+from jformer.data.data_config import DataConfig
 from jformer.data.draws import ranges
 from jformer.data.features import Arrays, Features, Rows
 from jformer.data.packing import pack, packed_shape

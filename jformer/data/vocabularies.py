@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from etils.epath import Path
 
-from jformer.data.config import DataConfig
+from jformer.data.data_config import DataConfig
 from jformer.data.progress import show_progress
 from jformer.data.sources.split import Split
 from jformer.data.tokenizers import Tokenizer, learn, load

@@ -21,10 +21,10 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jformer.decoding.beam_state import State, initial_state, ranked, stable_prefix
-from jformer.decoding.cache import Cache, Step, reorder
+from jformer.decoding.cache_rows import Cache, Step, reorder
 from jformer.decoding.candidates import Hypotheses, expand, select
-from jformer.decoding.config import Beams
 from jformer.decoding.constraints import Constraints, make_constraints
+from jformer.decoding.decode_config import Beams
 from jformer.decoding.finished import Finished, is_complete, keep_best, length_penalty
 from jformer.decoding.greedy import greedy
 from jformer.decoding.rules import Rules, append_token, next_log_probs

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
-from jformer.decoding.cache import Cache
+from jformer.decoding.cache_rows import Cache
 from jformer.decoding.candidates import Hypotheses
-from jformer.decoding.config import Beams
 from jformer.decoding.constraints import Constraints, has_phrases, initial_progress, tokens_met
+from jformer.decoding.decode_config import Beams
 from jformer.decoding.finished import Finished, length_penalty
 from jformer.decoding.rules import Rules, initial_history
 from jformer.decoding.search import Decoded, Start

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jformer.decoding.config import Beams
 from jformer.decoding.constraints import (
     Constraints,
     Progress,
@@ -19,6 +18,7 @@ from jformer.decoding.constraints import (
     allocate,
     tokens_met,
 )
+from jformer.decoding.decode_config import Beams
 from jformer.decoding.rules import LogProbs
 
 

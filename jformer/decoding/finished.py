@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jformer.decoding.config import Beams
+from jformer.decoding.decode_config import Beams
 
 
 class Finished(NamedTuple):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jformer.decoding.cache import Cache, Step
+from jformer.decoding.cache_rows import Cache, Step
 from jformer.decoding.rules import LogProbs, Rules, append_token, initial_history, next_log_probs
 from jformer.decoding.search import Decoded, SearchLoop, Start
 

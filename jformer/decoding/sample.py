@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jformer.decoding.cache import Cache, Step
-from jformer.decoding.config import Filters
+from jformer.decoding.cache_rows import Cache, Step
+from jformer.decoding.decode_config import Filters
 from jformer.decoding.greedy import one_by_one
 from jformer.decoding.rules import LogProbs, Rules
 from jformer.decoding.search import SearchLoop, Start

@@ -22,8 +22,8 @@ from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
 from jformer.evaluation import results
-from jformer.evaluation.tables import score_table
-from jformer.evaluation.validation import evaluation_batches, make_eval_step, split_sums
+from jformer.evaluation.score_tables import score_table
+from jformer.evaluation.split_loss import evaluation_batches, make_eval_step, split_sums
 from jformer.inference.answers import CUT
 from jformer.inference.batching import ignore
 from jformer.inference.formats import one_line

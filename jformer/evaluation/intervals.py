@@ -10,7 +10,7 @@ from jformer.config.options import Config
 from jformer.errors import UserError
 from jformer.evaluation import records
 from jformer.evaluation.resampling import is_resampled, resample
-from jformer.evaluation.tables import scored_sets
+from jformer.evaluation.score_tables import scored_sets
 
 TOO_LONG = ("ter",)  # it would take by far the longest
 

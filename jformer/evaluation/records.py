@@ -14,11 +14,11 @@ from etils.epath import Path
 
 from jformer.config import load_config
 from jformer.config.options import Config
-from jformer.data.config import DataConfig
+from jformer.data.data_config import DataConfig
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
-from jformer.evaluation.tables import scored_sets
+from jformer.evaluation.score_tables import scored_sets
 from jformer.storage import parse_object, run_path, without_digest
 from jformer.tasks.metrics import reference_texts
 

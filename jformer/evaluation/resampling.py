@@ -11,7 +11,7 @@ from jformer.data.tokenizers.lists import NORMALIZATIONS, label_set
 from jformer.evaluation.statistics import Ratios, Resampled, paired_bootstrap, paired_bootstrap_of_ratios
 from jformer.tasks.cider import cider_d
 from jformer.tasks.metrics import answer_values, reference_texts, text_metric
-from jformer.tasks.spans import span_counts
+from jformer.tasks.span_scores import span_counts
 
 SHARES = ("exact_match", "accuracy")  # of lines, or of words, that are right
 OF_LABELS = ("micro_f1", "macro_f1")

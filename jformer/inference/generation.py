@@ -16,14 +16,14 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.decoding.beam import Coverage, beam_search, record_beams
-from jformer.decoding.cache import FOLLOW_BEAMS, Cache, Step, repeat_rows
-from jformer.decoding.config import DecodeConfig
+from jformer.decoding.cache_rows import FOLLOW_BEAMS, Cache, Step, repeat_rows
 from jformer.decoding.constraints import has_phrases
+from jformer.decoding.decode_config import DecodeConfig
 from jformer.decoding.rules import Rules
 from jformer.decoding.sample import sample
 from jformer.decoding.search import Decoded, SearchLoop, Start, Trace
 from jformer.errors import UserError
-from jformer.inference.laid_out import in_compute_dtype, joined
+from jformer.inference.unstacked_params import in_compute_dtype, joined
 from jformer.models.batch import Batch
 from jformer.models.model import Model
 from jformer.parallel.activations import constrain_sharding

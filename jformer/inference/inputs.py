@@ -16,14 +16,14 @@ from jformer.data.corpus import Side, Tokens
 from jformer.data.features import Rows, refuse_foreign_ids
 from jformer.data.plan import Shape
 from jformer.data.tokenizers import ImageTokenizer, Symbols, Tokenizer
-from jformer.decoding.config import DecodeConfig
+from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, EncodedPair, Piece, Request
-from jformer.inference.heads import HEADS
-from jformer.inference.words import marks, tagged_pair
+from jformer.inference.head_answers import HEADS
+from jformer.inference.tagging import marks, tagged_pair
 from jformer.models import ModelConfig
 from jformer.parallel.sharding import EVERY_ROW, replicated
-from jformer.tasks.batch import abstract_batch, id_limits
+from jformer.tasks.batch_arrays import abstract_batch, id_limits
 from jformer.tasks.task import Task
 
 PADDED_LENGTHS = (16, 24, 32, 48, *(1 << i for i in range(6, 31)))  # of sequences: few shapes to compile

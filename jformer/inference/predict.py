@@ -30,8 +30,8 @@ from jformer.inference.answers import (
     joined,
     whole_groups,
 )
-from jformer.inference.attended import Attended
-from jformer.inference.attention import WatchedPass, to_restore
+from jformer.inference.attention_pass import WatchedPass, to_restore
+from jformer.inference.attention_types import Attended
 from jformer.inference.batching import (
     BatchedSearch,
     CompileClock,
@@ -42,14 +42,14 @@ from jformer.inference.batching import (
     shapes_of,
     sorted_batches,
 )
+from jformer.inference.compiled_searches import make_answer, make_key
 from jformer.inference.generation import writable
-from jformer.inference.heads import HEADS
+from jformer.inference.head_answers import HEADS
 from jformer.inference.inputs import Inputs
-from jformer.inference.laid_out import LaidOut
-from jformer.inference.programs import make_answer, make_key
 from jformer.inference.restore import Trained, decoding_mesh, restore, restore_member
 from jformer.inference.scoring import make_scorer
 from jformer.inference.search_tree import RecordedSearch, refuse_without_beam
+from jformer.inference.unstacked_params import LaidOut
 from jformer.models.parts import count_params
 from jformer.storage import digest_of
 

@@ -11,15 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from jformer.decoding.config import DecodeConfig
+from jformer.decoding.decode_config import DecodeConfig
 from jformer.decoding.finished import length_penalty
 from jformer.decoding.search import Decoded, Trace
 from jformer.errors import UserError
 from jformer.inference.answers import Piece, SearchTree
 from jformer.inference.batching import Hypotheses, batch_rows, refuse_nan, sorted_batches
-from jformer.inference.heads import HEADS
+from jformer.inference.compiled_searches import ProgramKey, make_recorder
+from jformer.inference.head_answers import HEADS
 from jformer.inference.inputs import Inputs
-from jformer.inference.programs import ProgramKey, make_recorder
 
 
 class RecordedSearch:

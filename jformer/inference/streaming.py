@@ -12,14 +12,14 @@ import numpy as np
 from jaxtyping import PyTree
 
 from jformer.data.tokenizers import Tokenizer
-from jformer.decoding.config import DecodeConfig
+from jformer.decoding.decode_config import DecodeConfig
 from jformer.decoding.search import Decoded
 from jformer.errors import UserError
 from jformer.inference.answers import Output, Piece
 from jformer.inference.batching import Hypotheses, batch_rows, refuse_nan
-from jformer.inference.heads import HEADS
+from jformer.inference.compiled_searches import make_key, make_stream
+from jformer.inference.head_answers import HEADS
 from jformer.inference.predict import Predictor
-from jformer.inference.programs import make_key, make_stream
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # the bytes of a character so far
 

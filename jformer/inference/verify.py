@@ -19,14 +19,14 @@ from jformer.config.options import Config
 from jformer.data.progress import counted, show_progress
 from jformer.data.sources import open_split
 from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer
-from jformer.decoding.config import DecodeConfig
+from jformer.decoding.decode_config import DecodeConfig
 from jformer.decoding.finished import length_penalty
 from jformer.errors import UserError
 from jformer.inference.answers import EncodedPair, Piece, Request
 from jformer.inference.batching import refuse_nan
+from jformer.inference.compiled_searches import make_answer, make_key
 from jformer.inference.generation import writable
 from jformer.inference.predict import Predictor, load
-from jformer.inference.programs import make_answer, make_key
 from jformer.inference.scoring import make_scorer
 from jformer.models.model import Model
 from jformer.parallel.mesh import make_mesh

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from jformer.errors import UserError
-from jformer.models.config import ExecutionConfig, ModelConfig
 from jformer.models.model import Model
+from jformer.models.model_config import ExecutionConfig, ModelConfig
 
 if TYPE_CHECKING:
     import jaxtyping

@@ -8,7 +8,7 @@ from typing import TypedDict
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt8
 
-from jformer.models.config import ModelConfig
+from jformer.models.model_config import ModelConfig
 
 
 class Batch(TypedDict, total=False):

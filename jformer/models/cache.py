@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from jformer.models.config import ModelConfig
+from jformer.models.model_config import ModelConfig
 
 
 class KeyValue(TypedDict):

@@ -8,12 +8,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jformer.models.batch import Batch, causal_mask
 from jformer.models.cache import Cache, Memory, advance, empty_cache
-from jformer.models.config import ModelConfig
 from jformer.models.layers.dropout import make_dropout_key
 from jformer.models.layers.embeddings import InputEmbedding, token_table
 from jformer.models.layers.heads import TokenHead
 from jformer.models.layers.kernels import Segments
 from jformer.models.layers.transformer import AttentionContext, Stack
+from jformer.models.model_config import ModelConfig
 
 
 class LanguageModel(nn.Module):

@@ -12,7 +12,6 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jformer.models.batch import Batch, causal_mask, segment_mask
 from jformer.models.cache import Cache, Memory, MemoryKeyValue, advance, empty_cache
-from jformer.models.config import ModelConfig
 from jformer.models.layers.dropout import DropoutKey, make_dropout_key
 from jformer.models.layers.embeddings import InputEmbedding, token_table
 from jformer.models.layers.heads import TokenHead
@@ -20,6 +19,7 @@ from jformer.models.layers.kernels import Segments
 from jformer.models.layers.linear import Embedding
 from jformer.models.layers.patches import patch_projection, to_patches
 from jformer.models.layers.transformer import AttentionContext, Stack
+from jformer.models.model_config import ModelConfig
 
 
 class SequenceToSequence(nn.Module):

@@ -9,12 +9,12 @@ from jaxtyping import Array, Float
 
 from jformer.models.batch import Batch, segment_mask
 from jformer.models.cache import Memory
-from jformer.models.config import ModelConfig
 from jformer.models.layers.dropout import DropoutKey, make_dropout_key
 from jformer.models.layers.embeddings import InputEmbedding, token_table
 from jformer.models.layers.heads import Pooler, TokenHead, class_head
 from jformer.models.layers.kernels import Segments
 from jformer.models.layers.transformer import AttentionContext, Stack
+from jformer.models.model_config import ModelConfig
 
 
 class SourceModel(nn.Module):

@@ -12,7 +12,7 @@ import numpy as np
 
 from jformer.models import ModelConfig
 from jformer.models.layers.feed_forward import GATES
-from jformer.models.layers.recurrent import GATES as GATES_OF_CELL
+from jformer.models.layers.recurrent_cells import GATES as GATES_OF_CELL
 
 FORWARD_AND_BACKWARD = 3  # a product has two gradients, each as much work; what remat repeats is not counted
 

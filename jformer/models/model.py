@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from jformer.models.config import ModelConfig
+from jformer.models.model_config import ModelConfig
 
 if TYPE_CHECKING:
     import jaxtyping

@@ -8,7 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from jformer.config.options import Config
-from jformer.data.config import DataConfig
+from jformer.data.data_config import DataConfig
 from jformer.data.progress import show
 from jformer.data.tokenizers import ImageTokenizer, Tokenizer
 from jformer.errors import UserError

@@ -13,8 +13,8 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jformer.data import features
-from jformer.data.config import DataConfig
 from jformer.data.corpus import Encoder, Side
+from jformer.data.data_config import DataConfig
 from jformer.data.features import Features, Labels
 from jformer.data.labels import balanced, one_label, one_number, several_labels
 from jformer.data.sources.split import Pair
@@ -124,7 +124,7 @@ def _one_label(target: Tokenizer, data: DataConfig) -> Labels:
     return one_label(balanced(cast(LabelTokenizer, target)) if data.label_weights == "balanced" else None)
 
 
-KINDS: Mapping[str, Kind] = {  # the keys are those of LABELS in data/config.py
+KINDS: Mapping[str, Kind] = {  # the keys are those of LABELS in data/data_config.py
     "one": Kind(answer="label", vocabulary="label", length=1, arrays=_one_label, loss=token_loss, score=_score_one),
     "several": Kind(
         answer="labels",

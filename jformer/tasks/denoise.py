@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from jformer.data import features
-from jformer.data.config import DataConfig
 from jformer.data.corpus import Encoder, Side
+from jformer.data.data_config import DataConfig
 from jformer.data.features import Features
 from jformer.data.noise import span_counts
 from jformer.data.sources.split import Pair

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from jformer.data import features
-from jformer.data.config import DataConfig
 from jformer.data.corpus import Encoder, Side
+from jformer.data.data_config import DataConfig
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.vocabularies import Vocabulary

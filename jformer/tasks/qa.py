@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from jaxtyping import Array
 
 from jformer.data import features, spans
-from jformer.data.config import DataConfig
+from jformer.data.data_config import DataConfig
 from jformer.data.sources.split import Pair
 from jformer.data.spans import SpanEncoder
 from jformer.data.tokenizers import Tokenizer

@@ -6,15 +6,15 @@ from itertools import chain
 
 from jformer.data import features
 from jformer.data.aligned import TagEncoder
-from jformer.data.config import DataConfig
 from jformer.data.corpus import Side
+from jformer.data.data_config import DataConfig
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import NUM_SYMBOLS, Tokenizer
 from jformer.data.vocabularies import Vocabulary
 from jformer.errors import UserError
 from jformer.tasks.crf import chain_loss
 from jformer.tasks.metrics import Scores, exact_match, f1_scores
-from jformer.tasks.spans import mark_spans, span_scores
+from jformer.tasks.span_scores import mark_spans, span_scores
 from jformer.tasks.sums import Sums
 from jformer.tasks.task import Task, refuse, token_loss, token_scores
 

@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol, Unpack
 import jax
 from jaxtyping import Array, Float, Key, PyTree
 
-from jformer.data.config import DataConfig
 from jformer.data.corpus import ExampleEncoder, Side
+from jformer.data.data_config import DataConfig
 from jformer.data.features import Features
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import NUM_SYMBOLS, Tokenizer

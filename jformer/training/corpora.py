@@ -9,8 +9,8 @@ import numpy as np
 from etils.epath import Path
 
 from jformer.config.options import Config
-from jformer.data.config import DataConfig
 from jformer.data.corpus import SIDES, Corpus, open_corpus
+from jformer.data.data_config import DataConfig
 from jformer.data.pipeline import Batches, make_batches
 from jformer.data.progress import show_progress
 from jformer.data.repeats import hashes, told
@@ -20,7 +20,7 @@ from jformer.data.tokenizers import SubwordTokenizer, Tokenizer
 from jformer.data.tokenizers.bpe_dropout import BpeDropout
 from jformer.data.vocabularies import copy_tokenizers, learn_tokenizers, load_tokenizers
 from jformer.errors import UserError
-from jformer.evaluation.validation import evaluation_batches
+from jformer.evaluation.split_loss import evaluation_batches
 from jformer.storage import run_path
 from jformer.tasks.task import Task
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from jformer.errors import UserError
 from jformer.models.model import Model
-from jformer.tasks.batch import Batch
+from jformer.tasks.batch_arrays import Batch
 from jformer.tasks.task import LossFn
 
 # Stack → what it reads; 0 is padding.

@@ -18,12 +18,12 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Key, PyTree
 
-from jformer.models.layers.repeated import FINITE
+from jformer.models.layers.layer_scan import FINITE
 from jformer.models.model import Model
 from jformer.models.parts import STACKED
 from jformer.parallel.mesh import DATA
 from jformer.parallel.sharding import ROWS, sum_over_data
-from jformer.tasks.batch import Batch
+from jformer.tasks.batch_arrays import Batch
 from jformer.tasks.sums import Scalar, Sums
 from jformer.tasks.task import LossFn
 from jformer.training.state import TrainState

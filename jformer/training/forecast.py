@@ -13,7 +13,7 @@ from jformer.config.options import Config
 from jformer.data.pipeline import Batches
 from jformer.errors import UserError
 from jformer.models import ModelConfig
-from jformer.tasks.batch import abstract_batch
+from jformer.tasks.batch_arrays import abstract_batch
 from jformer.training.log import TrainingLog
 from jformer.training.machine import Available, available
 from jformer.training.malloc import give_back_freed_memory

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from jformer.data.config import DataConfig
 from jformer.data.corpus import SIDES
+from jformer.data.data_config import DataConfig
 from jformer.data.plan import Plan
 from jformer.data.progress import counted
 from jformer.data.tokenizers import NUM_SYMBOLS, LabelTokenizer, NumberTokenizer, Tokenizer

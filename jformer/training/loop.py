@@ -20,7 +20,7 @@ from jformer.data.pipeline import prefetch
 from jformer.models.flops import Work, batch_work, update_flops
 from jformer.parallel import processes
 from jformer.parallel.devices import find_peak
-from jformer.tasks.batch import Batch, place_batch
+from jformer.tasks.batch_arrays import Batch, place_batch
 from jformer.training.clock import Clock
 from jformer.training.heartbeat import UPDATING
 from jformer.training.introduction import introduce

@@ -14,7 +14,7 @@ import jax
 from jax.extend.core import Jaxpr, Literal
 from jaxtyping import PyTree
 
-from jformer.evaluation.validation import EvalStep
+from jformer.evaluation.split_loss import EvalStep
 from jformer.parallel.mesh import FSDP
 from jformer.parallel.sharding import device_bytes
 from jformer.training.state import TrainState

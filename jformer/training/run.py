@@ -16,7 +16,7 @@ from jformer.data.sources import open_split
 from jformer.data.sources.split import Split
 from jformer.data.tokenizers import Tokenizer
 from jformer.errors import UserError
-from jformer.evaluation.validation import EvalStep, make_eval_step
+from jformer.evaluation.split_loss import EvalStep, make_eval_step
 from jformer.inference.generation import writable
 from jformer.inference.predict import Predictor
 from jformer.inference.restore import Trained, member_config

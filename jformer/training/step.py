@@ -24,7 +24,7 @@ from jformer.parallel.activations import constrain_sharding
 from jformer.parallel.backend import target
 from jformer.parallel.mesh import DATA
 from jformer.parallel.sharding import ROWS, abstract_like, parameter_specs, replicated, state_shardings, sum_over_data
-from jformer.tasks.batch import Batch, sum_over_microbatches
+from jformer.tasks.batch_arrays import Batch, sum_over_microbatches
 from jformer.tasks.sums import Scalar, Sums
 from jformer.tasks.task import LossFn, Task, make_loss
 from jformer.training.optim import build_optimizer

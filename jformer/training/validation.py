@@ -9,7 +9,7 @@ from typing import Any
 from jaxtyping import PyTree
 
 from jformer.config.options import LOWER_IS_BETTER
-from jformer.evaluation.validation import split_sums
+from jformer.evaluation.split_loss import split_sums
 from jformer.parallel import processes
 from jformer.tasks.sums import Sums, summarize
 from jformer.training.heartbeat import UPDATING

@@ -11,26 +11,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jformer.config import (
-    as_config_dict,
-    checks,
-    default_config,
-    load_config,
-    options,
-    resolve,
-    resume,
-    save_config,
-)
-from jformer.config.files import run_config_file
+from jformer.config import as_config_dict, checks, default_config, load_config, options, resolve, resume, save_config
+from jformer.config.config_files import run_config_file
 from jformer.config.options import Config
 from jformer.config.overrides import override
 from jformer.config.presets import PRESETS
 from jformer.data import sources, tokenizers
-from jformer.data.config import NOISES, SOURCES, TOKENIZERS, DataConfig, SourceConfig
-from jformer.decoding.config import DecodeConfig
+from jformer.data.data_config import NOISES, SOURCES, TOKENIZERS, DataConfig, SourceConfig
+from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError, check_choice, check_least, check_range
-from jformer.models.config import ModelConfig, RelativeConfig
 from jformer.models.head_config import HeadConfig
+from jformer.models.model_config import ModelConfig, RelativeConfig
 from jformer.models.vision_config import VisionConfig
 from jformer.tasks.build import TASKS
 from jformer.tasks.denoise import NOISES as MAKE_NOISE

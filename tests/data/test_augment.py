@@ -5,12 +5,12 @@ import pytest
 
 from jformer.config import resolve
 from jformer.data.augment import AUGMENTS, color, crop, flip, make_augment
-from jformer.data.config import AUGMENTS as NAMES
 from jformer.data.corpus import open_corpus
+from jformer.data.data_config import AUGMENTS as NAMES
 from jformer.data.pipeline import make_batches
 from jformer.data.sources import open_split
 from jformer.data.vocabularies import learn_tokenizers
-from jformer.evaluation.validation import evaluation_batches
+from jformer.evaluation.split_loss import evaluation_batches
 from jformer.tasks.build import build_task
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (40, 16, 24, 3), np.uint8)

@@ -293,8 +293,8 @@ def test_threads_that_open_at_once_build_once(tmp_path):
 
 CHILD = """
 import os, sys, time
-from jformer.data.corpus import Encoder, Side, open_corpus
-from jformer.data.sources.split import Pair, Split
+from jformer.data.corpus import (Encoder, Side, open_corpus)
+from jformer.data.sources.split import (Pair, Split)
 from jformer.data.tokenizers.lists import ByteTokenizer
 
 def read(counts):

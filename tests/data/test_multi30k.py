@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from jformer.config import resolve
-from jformer.config.files import run_config_file
+from jformer.config.config_files import run_config_file
 from jformer.data.corpus import open_corpus
 from jformer.data.pipeline import make_batches
 from jformer.data.sources import open_split

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from jformer.data import features
-from jformer.data.config import DataConfig
 from jformer.data.corpus import Corpus, Encoder, Side, Tokens, open_corpus
+from jformer.data.data_config import DataConfig
 from jformer.data.labels import one_label
 from jformer.data.pipeline import make_batches, prefetch
 from jformer.data.sources.split import Pair, Split

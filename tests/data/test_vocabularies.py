@@ -1,6 +1,6 @@
 import pytest
 
-from jformer.data.config import DataConfig
+from jformer.data.data_config import DataConfig
 from jformer.data.sources.split import Pair, Split
 from jformer.data.vocabularies import Vocabulary, copy_tokenizers, learn_tokenizers, load_tokenizers
 from jformer.errors import UserError

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jformer.decoding.config import Beams, Filters
+from jformer.decoding.decode_config import Beams, Filters
 from jformer.decoding.rules import Rules
 from jformer.decoding.search import SearchLoop, Start
 

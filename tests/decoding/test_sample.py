@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jformer.decoding.config import Filters
+from jformer.decoding.decode_config import Filters
 from jformer.decoding.greedy import greedy
 from jformer.decoding.sample import apply_filters, inverse_cdf, sample, weighted_quantile
 

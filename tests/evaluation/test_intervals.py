@@ -8,7 +8,7 @@ from etils.epath import Path
 from jformer.data.sources.split import Pair
 from jformer.evaluation import records
 from jformer.evaluation.intervals import intervals
-from jformer.tasks.spans import span_scores
+from jformer.tasks.span_scores import span_scores
 
 PAIRS = [Pair("s", f"a b c d {i}") for i in range(100)]
 

@@ -8,16 +8,16 @@ from etils.epath import Path
 from sacrebleu import TER
 
 from jformer.config import resolve, save_config
-from jformer.config.files import with_keys
+from jformer.config.config_files import with_keys
 from jformer.data.sources.split import Pair
 from jformer.evaluation import records
-from jformer.evaluation.comparison import Arm, compare_arms
 from jformer.evaluation.resampling import is_resampled, resample
 from jformer.evaluation.statistics import Ratios, paired_bootstrap, paired_bootstrap_of_ratios
 from jformer.tasks import classify, tag
 from jformer.tasks.cider import cider_d
 from jformer.tasks.metrics import answer_scores
 from jformer.tasks.sums import Sum
+from jformer.tools.compare.comparison import Arm, compare_arms
 from tests import small_run
 
 LINES, SUMS = 40, dict.fromkeys(("loss", "nll", "correct"), Sum(1.0, 1.0))

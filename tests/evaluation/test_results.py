@@ -7,7 +7,7 @@ import resource
 import pytest
 
 from jformer.config.options import Config, EvaluateConfig
-from jformer.decoding.config import DecodeConfig
+from jformer.decoding.decode_config import DecodeConfig
 from jformer.evaluation import records, results
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from experiments import gradient_norms, scaling_law, scan, table3
 from experiments.contrasts import means, versus
-from jformer.sweep import Trial
-from jformer.sweep.experiment import load_experiment
+from jformer.tools.sweep import Trial
+from jformer.tools.sweep.experiment import load_experiment
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("averaging", "batch_invariance", "depth_and_heads", "grokking", "positions", "pre_vs_post_ln")

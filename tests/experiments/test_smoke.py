@@ -13,7 +13,7 @@ import pytest
 
 from jformer import main
 from jformer.evaluation import records
-from jformer.sweep.experiment import load_experiment
+from jformer.tools.sweep.experiment import load_experiment
 from tests.stored_run import store_run
 
 ROOT = Path(__file__).parents[2]

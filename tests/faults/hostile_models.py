@@ -20,12 +20,12 @@ from unittest import mock
 
 import jax
 
-from jformer.checkpoints.hf import convert, tensors
-from jformer.checkpoints.hf.export import export_model
 from jformer.errors import UserError
-from tests.checkpoints.hf import small_runs
+from jformer.tools.hf import convert, tensors
+from jformer.tools.hf.write_model import export_model
 from tests.faults.corruptions import held
 from tests.faults.hostile import MUTATIONS
+from tests.tools.hf import small_runs
 
 WRONG: tuple[Any, ...] = (
     *(None, True, "", "x", "../../../etc/passwd", [], [None], ["x"], {}, {"x": 1}, 0, -1, 1, 0.5, -1e300, 1e300),

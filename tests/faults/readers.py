@@ -14,15 +14,15 @@ from PIL import Image
 
 from jformer import storage
 from jformer.checkpoints.checkpoint import Checkpoints
-from jformer.checkpoints.hf import tensors, vocabulary
 from jformer.checkpoints.manifest import Manifest
 from jformer.config import load_config
 from jformer.data import image_files, tokenizers, word_vectors
-from jformer.data.config import SourceConfig
+from jformer.data.data_config import SourceConfig
 from jformer.data.sources import open_split
 from jformer.evaluation import records
 from jformer.inference import output_file
-from jformer.sweep import store
+from jformer.tools.hf import tensors, vocabulary
+from jformer.tools.sweep import store
 from jformer.training import trackers
 from jformer.training.writers import JsonlWriter
 from tests.data.tokenizers.test_pretrained import pieces

@@ -23,7 +23,7 @@ import numpy as np
 from etils import epath
 
 from jformer.config import resolve, save_config
-from jformer.config.files import run_config_file
+from jformer.config.config_files import run_config_file
 from jformer.data.features import Arrays, Rows
 from jformer.errors import UserError
 from jformer.training.log import Cost, TrainingLog

@@ -14,8 +14,9 @@ VALUES = [7, -1.5, "x", True, None, [], {}, [7], ["x"], [[]], [{}], {"x": 7}, {"
 SHOWN = {"heartbeat.json": False, "digests.json": ["digests.json"]}  # what is taken to be absent, or damaged
 LIBRARY = ("questions, replace", "pairs as JSON, replace", "tagged words as JSON, replace")  # read as those that refuse
 ELSEWHERE = {
-    "evaluation/results.py", "inference/output_file.py", "checkpoints/hf/rows.py",  # what was just written, as it reads
-    "data/corpus.py", "data/sources/kept.py",  # behind a digest of the file
+    # What was just written, as it reads.
+    "evaluation/results.py", "inference/output_file.py", "tools/hf/embedding_rows.py",
+    "data/corpus.py", "data/sources/generated_cache.py",  # behind a digest of the file
     "data/tokenizers/pretrained.py",  # which the library of tokenizers has read before
     "parallel/processes/service.py", "parallel/processes/meeting.py",  # between processes
 }  # fmt: skip

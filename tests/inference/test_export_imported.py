@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from jformer.data.vocabularies import load_tokenizers
-from jformer.inference.export import export
 from jformer.inference.predict import load
 from jformer.inference.restore import saved_config
-from tests.checkpoints.hf import small_runs
-from tests.checkpoints.hf.small_runs import LINES
+from jformer.tools.export.folder import export
+from tests.tools.hf import small_runs
+from tests.tools.hf.small_runs import LINES
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="export needs: pip install ctranslate2 flatbuffers")
 pytest.importorskip("flatbuffers", reason="export needs: pip install ctranslate2 flatbuffers")

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from jformer.data.tokenizers import Symbols
-from jformer.decoding.config import DecodeConfig
+from jformer.decoding.decode_config import DecodeConfig
 from jformer.inference import generation
+from jformer.inference.compiled_searches import make_answer, make_key
 from jformer.inference.inputs import prompts
-from jformer.inference.programs import make_answer, make_key
 from jformer.models import ModelConfig
 
 ROWS, LENGTH, ROOM = 2, 5, 16

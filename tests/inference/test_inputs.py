@@ -7,7 +7,7 @@ import pytest
 
 from jformer.config import resolve
 from jformer.data.tokenizers import BOS, EOS, PAD, UNK, learn
-from jformer.decoding.config import DecodeConfig
+from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, EncodedPair, Piece, Request
 from jformer.inference.generation import writable

@@ -12,7 +12,7 @@ from jformer.checkpoints.checkpoint import Checkpoints
 from jformer.checkpoints.weights import average_steps
 from jformer.config import load_config, resolve, save_config
 from jformer.data.tokenizers import BOS, EOS, PAD, learn
-from jformer.decoding.config import DecodeConfig
+from jformer.decoding.decode_config import DecodeConfig
 from jformer.decoding.mbr import rank
 from jformer.errors import UserError
 from jformer.inference.answers import CUT, TRUNCATED, Output, Request

@@ -9,7 +9,7 @@ import pytest
 
 from jformer.config import resolve
 from jformer.data.tokenizers import learn
-from jformer.decoding.config import DecodeConfig
+from jformer.decoding.decode_config import DecodeConfig
 from jformer.decoding.search import Trace
 from jformer.errors import UserError
 from jformer.inference.answers import NODE_STATES, Request

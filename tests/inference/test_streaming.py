@@ -9,7 +9,7 @@ import pytest
 
 from jformer.config import resolve
 from jformer.data.tokenizers import NUM_SYMBOLS, learn
-from jformer.decoding.config import DecodeConfig
+from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference.answers import Request
 from jformer.inference.predict import Predictor

@@ -10,7 +10,7 @@ import pytest
 from jformer.config import resolve
 from jformer.data import progress
 from jformer.data.tokenizers import learn
-from jformer.decoding.config import DecodeConfig
+from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference import verify
 from jformer.inference.predict import Predictor

@@ -8,7 +8,7 @@ import jax
 from jformer.checkpoints.checkpoint import Checkpoints
 from jformer.config import load_config, resolve, save_config
 from jformer.data.tokenizers import learn
-from jformer.decoding.config import DecodeConfig
+from jformer.decoding.decode_config import DecodeConfig
 from jformer.models import ModelConfig, build_model, init_params
 
 TEXTS = ["the cat sat", "", "on the mat and the hat", "xyz?", "a", "that that that that"]

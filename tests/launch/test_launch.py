@@ -44,7 +44,7 @@ class Cloud:
             "docs/slurm.sbatch",
             "constraints.txt",
             "jformer/__init__.py",
-            "jformer/supervise.py",
+            "jformer/tools/supervise.py",
         ):
             (self.repository / part).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / part, self.repository / part)

@@ -10,8 +10,8 @@ import pytest
 
 from jformer import models
 from jformer.models import FAMILIES, MODULES, ModelConfig, build_model, init_params
-from jformer.models.config import CHOICES
 from jformer.models.head_config import HeadConfig
+from jformer.models.model_config import CHOICES
 from jformer.models.vision_config import VisionConfig
 
 ROOT = Path(__file__).parents[2] / "jformer"

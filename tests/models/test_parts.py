@@ -12,8 +12,8 @@ import pytest
 
 from jformer.errors import UserError
 from jformer.models import ModelConfig, build_model
-from jformer.models.config import CHOICES, RelativeConfig
 from jformer.models.head_config import HeadConfig
+from jformer.models.model_config import CHOICES, RelativeConfig
 from jformer.models.vision_config import VisionConfig
 from tests.conftest import TINY, run
 from tests.models.reference import GATED, PLAIN, forward, random_params

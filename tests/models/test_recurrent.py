@@ -11,7 +11,7 @@ from jformer.errors import UserError
 from jformer.inference.scoring import watched_pass
 from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.head_config import HeadConfig
-from jformer.models.layers.recurrent import CELLS, GATES, STATES, RecurrentLayer, run_cell
+from jformer.models.layers.recurrent_cells import CELLS, GATES, STATES, RecurrentLayer, run_cell
 from jformer.models.recurrent_config import RecurrentConfig
 from tests.conftest import make_batch, run
 from tests.models.contracts import check_cache, check_causality, check_padding

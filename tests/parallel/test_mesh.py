@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 
 from jformer.config import resolve
-from jformer.costs.collectives import collectives
-from jformer.costs.cost_analysis import flops
-from jformer.costs.hlo import parse
 from jformer.data.tokenizers import learn
-from jformer.decoding.config import DecodeConfig
+from jformer.decoding.decode_config import DecodeConfig
 from jformer.inference.answers import Request
 from jformer.inference.predict import Predictor
 from jformer.inference.restore import Trained
@@ -21,6 +18,9 @@ from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import parameter_shardings, put_batch
 from jformer.tasks.build import build_task
 from jformer.tasks.task import make_loss, token_loss
+from jformer.tools.forecast.collectives import collectives
+from jformer.tools.forecast.cost_analysis import flops
+from jformer.tools.forecast.hlo import parse
 from jformer.training.loop import train
 from jformer.training.run import build
 from jformer.training.step import make_gradient

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jformer.checkpoints.hf import convert, tensors, vocabulary
-from jformer.checkpoints.hf.families import LOGITS_BIAS, model_config
 from jformer.models import build_model
 from jformer.parallel.mesh import make_mesh
+from jformer.tools.hf import convert, tensors, vocabulary
+from jformer.tools.hf.families import LOGITS_BIAS, model_config
 
 WANTED = "comparing with the published models needs: pip install torch transformers"
 torch = pytest.importorskip("torch", reason=WANTED)

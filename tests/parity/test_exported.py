@@ -8,11 +8,11 @@ import json
 
 import pytest
 
-from jformer.checkpoints.hf.export import export_model
 from jformer.inference.answers import Request
 from jformer.inference.predict import load
-from tests.checkpoints.hf import small_runs
+from jformer.tools.hf.write_model import export_model
 from tests.parity.pairs import torch, transformers
+from tests.tools.hf import small_runs
 
 PREFIX = {"marian": "", "bart": "", "learned": "", "t5": "a mat: "}  # what the run puts in front of every source
 

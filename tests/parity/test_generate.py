@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jformer.checkpoints.hf import generation
 from jformer.data.tokenizers import Symbols
-from jformer.inference.programs import make_answer, make_key
+from jformer.inference.compiled_searches import make_answer, make_key
 from jformer.models import build_model
+from jformer.tools.hf import generation_config as generation
 from tests.parity.pairs import Pair, V, torch, transformers
 from tests.parity.test_hf import MODELS
 

@@ -12,11 +12,13 @@ import jax
 import numpy as np
 import pytest
 
-from jformer.checkpoints.hf import convert, export, tables, tensors
-from jformer.checkpoints.hf.families import LOGITS_BIAS, table_of
 from jformer.checkpoints.weights import abstract_params
 from jformer.models import build_model
 from jformer.parallel.mesh import make_mesh
+from jformer.tools.hf import convert, tensors
+from jformer.tools.hf import name_tables as tables
+from jformer.tools.hf import write_model as export
+from jformer.tools.hf.families import LOGITS_BIAS, table_of
 from tests.parity.pairs import Pair, V, apart, torch
 
 LOGITS, GRADIENTS = 1e-5, 1e-4  # relative to the largest number; float32

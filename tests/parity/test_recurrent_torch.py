@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jformer.models import ModelConfig
-from jformer.models.layers.recurrent import STATES, RecurrentLayer
+from jformer.models.layers.recurrent_cells import STATES, RecurrentLayer
 from jformer.models.layers.recurrent_stack import RecurrentStack
 from jformer.models.recurrent_config import RecurrentConfig
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jformer.tasks.spans import span_scores
+from jformer.tasks.span_scores import span_scores
 
 metrics = pytest.importorskip("seqeval.metrics", reason="parity with seqeval needs it: pip install seqeval==1.2.2")
 

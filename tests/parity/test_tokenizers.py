@@ -12,9 +12,9 @@ import sentencepiece
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from jformer.checkpoints.hf import learned, vocabulary
-from jformer.checkpoints.hf.vocabulary import Vocabulary
 from jformer.data.tokenizers import UNK, learn
+from jformer.tools.hf import learned, vocabulary
+from jformer.tools.hf.vocabulary import Vocabulary
 from tests.hostile_texts import LINES, documents, hostile_lines
 from tests.parity.pairs import transformers
 

@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jformer.checkpoints.hf import convert as hf
-from jformer.checkpoints.hf import tables, tensors
 from jformer.checkpoints.weights import abstract_params
 from jformer.config import default_config, resolve
 from jformer.config.presets import PRESETS
 from jformer.models import ModelConfig, build_model
-from jformer.models.config import RelativeConfig
+from jformer.models.model_config import RelativeConfig
 from jformer.models.vision_config import VisionConfig
 from jformer.parallel.mesh import make_mesh
+from jformer.tools.hf import convert as hf
+from jformer.tools.hf import name_tables as tables
+from jformer.tools.hf import tensors
 from tests.conftest import run
 
 WANTED = "comparing with the published models needs: pip install torch transformers"

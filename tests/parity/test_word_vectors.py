@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jformer.skipgram import negative_sampling
+from jformer.tools.skipgram import negative_sampling
 
 gensim = pytest.importorskip("gensim", reason="parity with gensim needs it: pip install gensim==4.4.0")
 

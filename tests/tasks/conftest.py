@@ -6,8 +6,8 @@ import functools
 import numpy as np
 import pytest
 
-from jformer.data.config import DataConfig
 from jformer.data.corpus import open_corpus
+from jformer.data.data_config import DataConfig
 from jformer.data.pipeline import make_batches
 from jformer.data.sources.split import Pair, Split
 from jformer.data.vocabularies import learn_tokenizers

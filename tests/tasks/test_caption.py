@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 
 from jformer.config import resolve
-from jformer.costs.describe import describe
 from jformer.data.drawings import draw
 from jformer.data.sources.scenes import build
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import ImageTokenizer, learn
 from jformer.errors import UserError
 from jformer.inference import verify
-from jformer.inference.attended import Part
-from jformer.inference.export import export
+from jformer.inference.attention_types import Part
 from jformer.inference.predict import Predictor
 from jformer.inference.restore import Trained
 from jformer.models import init_params
 from jformer.tasks.build import build_sized, build_task
 from jformer.tasks.sums import Sum
+from jformer.tools.export.folder import export
+from jformer.tools.forecast.describe import describe
 from tests.tasks.conftest import PAIRS, make_task
 
 TOTALS = {"nll": Sum(4.0, 2.0), "correct": Sum(1.0, 2.0), "loss": Sum(4.0, 2.0)}

@@ -8,7 +8,7 @@ from scipy.stats import pearsonr, spearmanr
 
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
-from jformer.evaluation.tables import score_table
+from jformer.evaluation.score_tables import score_table
 from jformer.tasks.metrics import agreement, exact_match, f1_scores, reference_texts, text_scores
 
 REFERENCES = ["A man doesn't sleep on the bench.", "Two dogs run through the snow.", "It rains."]

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jformer.data.config import SourceConfig
+from jformer.data.data_config import SourceConfig
 from jformer.errors import UserError
 from jformer.models import ModelConfig
 from jformer.models.vision_config import VisionConfig

@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from jformer.data.config import DataConfig
+from jformer.data.data_config import DataConfig
 from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
 from jformer.models.head_config import HeadConfig
 from jformer.models.vision_config import VisionConfig

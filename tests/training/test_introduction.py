@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jformer.data.config import DataConfig
+from jformer.data.data_config import DataConfig
 from jformer.data.plan import Plan, Shape
 from jformer.data.tokenizers import learn
 from jformer.data.tokenizers.lists import ByteTokenizer, learn_labels

@@ -22,15 +22,15 @@ import jformer
 from jformer import main
 from jformer.checkpoints.checkpoint import Checkpoints, open_run
 from jformer.config import load_config, resolve
-from jformer.config.files import run_config_file
+from jformer.config.config_files import run_config_file
 from jformer.errors import UserError
 from jformer.evaluation import records
 from jformer.evaluation.evaluate import evaluate
-from jformer.evaluation.validation import split_sums
+from jformer.evaluation.split_loss import split_sums
 from jformer.inference import predict
 from jformer.parallel.devices import QuickerDtype
 from jformer.storage import seal
-from jformer.sweep.experiment import reported
+from jformer.tools.sweep.experiment import reported
 from jformer.training import forecast, machine
 from jformer.training.corpora import fingerprints
 from jformer.training.forecast import longest_batch, say_memory

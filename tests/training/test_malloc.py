@@ -58,7 +58,7 @@ def test_what_one_thread_freed_another_takes():
 
 COMPILING = """
 import ctypes
-from jformer.training.malloc import give_back_freed_memory, keep_freed_memory
+from jformer.training.malloc import (give_back_freed_memory, keep_freed_memory)
 
 def resident():
     with open("/proc/self/statm") as file:

@@ -13,7 +13,7 @@ from jformer.errors import UserError
 from jformer.parallel.sharding import parameter_names
 from jformer.tasks.build import TASKS
 from jformer.training import optim
-from jformer.training.optim import (
+from jformer.training.optim import (  # fmt: skip
     ScheduleParams,
     frozen_parameters,
     make_optimizer,
@@ -21,7 +21,7 @@ from jformer.training.optim import (
     per_layer,
     schedule_line,
     weight_decay_mask,
-)  # fmt: skip
+)
 
 ADAM = {"b1": 0.9, "b2": 0.98, "epsilon": 1e-9, "weight_decay": 0.0, "clip_norm": 0.0}
 PARAMS = {

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from jformer.evaluation.validation import make_eval_step
+from jformer.evaluation.split_loss import make_eval_step
 from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import parameter_shardings, put_batch, state_shardings
 from jformer.tasks.sums import Sum

@@ -6,9 +6,9 @@ depend on; reading streams the pairs in order, empty ones too, and counts what h
 
 from collections.abc import Callable
 
-from jformer.data.config import SourceConfig
-from jformer.data.sources.files import open_files, open_labelled
+from jformer.data.data_config import SourceConfig
 from jformer.data.sources.split import Split
+from jformer.data.sources.text_files import open_files, open_labelled
 from jformer.errors import check_choice
 
 

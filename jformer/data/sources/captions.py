@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from jformer.data.config import SourceConfig
+from jformer.data.data_config import SourceConfig
 from jformer.data.file_digests import digest
 from jformer.data.image_files import file_of
 from jformer.data.sources.split import Pair, Split, find, fingerprint

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from jformer.data import drawings
-from jformer.data.config import SourceConfig
-from jformer.data.sources import facts, judged, kept, modular, parts_of_speech, quickstart, scan, scenes
+from jformer.data.data_config import SourceConfig
+from jformer.data.sources import facts, modular, parts_of_speech, quickstart, scan, scenes
+from jformer.data.sources import generated_cache as kept
+from jformer.data.sources import synthetic_labels as judged
 from jformer.data.sources.split import Pair, Split, fingerprint
 from jformer.errors import UserError, check_choice
 

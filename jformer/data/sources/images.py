@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from jformer.data.config import SourceConfig
+from jformer.data.data_config import SourceConfig
 from jformer.data.file_digests import digest
 from jformer.data.image_files import SUFFIXES, load_array, open_array
 from jformer.data.sources.split import Pair, Split, find, find_folder, fingerprint

@@ -18,7 +18,7 @@ import tensorflow_datasets as tfds
 import tensorflow_datasets.translate  # registers the builders that TFDS does not find by name, such as wmt14_translate
 from tensorflow_datasets.core.download import download_manager, extractor
 
-from jformer.data.config import SourceConfig
+from jformer.data.data_config import SourceConfig
 from jformer.data.file_digests import digest
 from jformer.data.sources.split import Pair, Split, fingerprint
 from jformer.data.text import admit, decode

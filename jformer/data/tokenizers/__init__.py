@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from etils.epath import Path
 
-from jformer.data.tokenizers.images import ImageTokenizer, learn_images
+from jformer.data.tokenizers.image_tokenizer import ImageTokenizer, learn_images
 from jformer.data.tokenizers.lists import ByteTokenizer, LabelTokenizer, ListTokenizer, learn_labels, learn_list
 from jformer.data.tokenizers.numbers import NumberTokenizer, learn_numbers
 from jformer.data.tokenizers.pretrained import FastTokenizer, PiecesTokenizer

@@ -9,7 +9,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from jformer.data.tokenizers import words
+from jformer.data.tokenizers import word_splitting as words
 from jformer.data.tokenizers.symbols import NUM_SYMBOLS, SYMBOLS, UNK, UNKNOWN, OneFile, texts_only, to_json
 from jformer.errors import UserError
 

@@ -13,14 +13,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jformer.models.cache import KeyValue
-from jformer.models.config import ModelConfig
-from jformer.models.layers.distances import Distances
 from jformer.models.layers.dot_product import attend, attend_few_queries, attend_in_chunks
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.initializers import kernel_init
 from jformer.models.layers.kernels import Call, Segments, attend_cudnn, attend_splash, choose_kernel, known_length
 from jformer.models.layers.linear import Dense
 from jformer.models.layers.positions import apply_rotary
+from jformer.models.layers.transformer_xl import Distances
+from jformer.models.model_config import ModelConfig
 from jformer.parallel.activations import COLUMN, ROW, parts
 from jformer.parallel.backend import target
 from jformer.parallel.mesh import TENSOR

@@ -7,12 +7,12 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jformer.models.config import ModelConfig
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.initializers import table_init
 from jformer.models.layers.linear import Embedding
 from jformer.models.layers.norms import make_norm
 from jformer.models.layers.positions import sinusoids
+from jformer.models.model_config import ModelConfig
 
 
 def token_table(config: ModelConfig, rows: int) -> Embedding:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import flax.linen as nn
 from jaxtyping import Array, Float
 
-from jformer.models.config import ModelConfig
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.initializers import bias_init, kernel_init
 from jformer.models.layers.linear import Dense
+from jformer.models.model_config import ModelConfig
 from jformer.parallel.activations import COLUMN, ROW
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {

@@ -9,12 +9,12 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jformer.models.config import ModelConfig
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.feed_forward import ACTIVATIONS, GATES
 from jformer.models.layers.initializers import kernel_init
 from jformer.models.layers.linear import Dense, Embedding
 from jformer.models.layers.norms import make_norm
+from jformer.models.model_config import ModelConfig
 from jformer.parallel.activations import COLUMN
 
 

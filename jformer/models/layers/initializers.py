@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jformer.models.config import ModelConfig
+from jformer.models.model_config import ModelConfig
 
 Init = Callable[..., Array]
 """(key, shape, dtype) → array."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jformer.models.cache import KeyValue
-from jformer.models.config import ModelConfig
+from jformer.models.model_config import ModelConfig
 from jformer.parallel.activations import over_rows_and_heads
 
 MAX_PAIRS = 2_048**2  # of a query and a key in a row; ours takes more than that in chunks: docs/decisions/0034

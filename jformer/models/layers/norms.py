@@ -5,7 +5,7 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from jformer.models.config import ModelConfig
+from jformer.models.model_config import ModelConfig
 
 
 def make_norm(config: ModelConfig) -> nn.Module:

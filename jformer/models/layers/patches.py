@@ -6,9 +6,9 @@ Axes: b images, h and w their pixels, c channels, p patches, f = c · pixels of 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt8
 
-from jformer.models.config import ModelConfig
 from jformer.models.layers.initializers import kernel_init
 from jformer.models.layers.linear import Dense
+from jformer.models.model_config import ModelConfig
 
 
 def patch_projection(config: ModelConfig) -> Dense:

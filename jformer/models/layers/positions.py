@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jformer.models.config import ModelConfig
 from jformer.models.layers.initializers import table_init
+from jformer.models.model_config import ModelConfig
 
 
 def sinusoids(length: int, d_model: int, first: int = 0) -> np.ndarray | Array:

@@ -14,11 +14,11 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jformer.models.config import ModelConfig
 from jformer.models.layers.alignment import Alignment
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.linear import Dense, Embedding
-from jformer.models.layers.recurrent import GATES, STATES, RecurrentLayer, in_turn
+from jformer.models.layers.recurrent_cells import GATES, STATES, RecurrentLayer, in_turn
+from jformer.models.model_config import ModelConfig
 from jformer.parallel.backend import target
 
 States = dict[str, Array]

@@ -12,15 +12,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jformer.models.cache import Cache, KeyValue, NewTokens, write_entries
-from jformer.models.config import ModelConfig
 from jformer.models.layers.attention import Attention
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.feed_forward import FeedForward
 from jformer.models.layers.initializers import deepnorm
 from jformer.models.layers.kernels import Segments
+from jformer.models.layers.layer_scan import over_layers
 from jformer.models.layers.norms import make_norm
 from jformer.models.layers.positions import PositionBias
-from jformer.models.layers.repeated import over_layers
+from jformer.models.model_config import ModelConfig
 
 SITES = {"self_attn": Site.SELF_ATTN, "cross_attn": Site.CROSS_ATTN, "feed_forward": Site.FEED_FORWARD}
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jformer.data.config import SourceConfig
+from jformer.data.data_config import SourceConfig
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError

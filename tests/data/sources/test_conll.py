@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from jformer.data.config import SourceConfig
+from jformer.data.data_config import SourceConfig
 from jformer.data.sources import open_split
 from jformer.data.sources.conll import COMMENTS, DOCUMENTS, REPAIRED, repaired
 from jformer.data.sources.split import Pair

@@ -2,8 +2,9 @@ from collections import Counter
 
 import pytest
 
-from jformer.data.config import SourceConfig
-from jformer.data.sources import generated, kept, open_split, quickstart
+from jformer.data.data_config import SourceConfig
+from jformer.data.sources import generated, open_split, quickstart
+from jformer.data.sources import generated_cache as kept
 from jformer.errors import UserError
 
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from jformer.data import text
-from jformer.data.config import SourceConfig
+from jformer.data.data_config import SourceConfig
 from jformer.data.image_files import open_array, read_images
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair

@@ -1,6 +1,6 @@
 import pytest
 
-from jformer.data.config import SourceConfig
+from jformer.data.data_config import SourceConfig
 from jformer.data.sources import open_split, scan
 
 PARTS = ("train", "test")

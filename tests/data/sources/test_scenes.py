@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from jformer.data import drawings
-from jformer.data.config import SourceConfig
+from jformer.data.data_config import SourceConfig
 from jformer.data.drawings import COLOURS, EXAMPLE, Shape, caption_of, draw, name_of
 from jformer.data.image_files import read_images
-from jformer.data.sources import kept, open_split
+from jformer.data.sources import generated_cache as kept
+from jformer.data.sources import open_split
 from jformer.data.sources.scenes import build
 from jformer.errors import UserError
 

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from jformer.data import text
-from jformer.data.config import SourceConfig
+from jformer.data.data_config import SourceConfig
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError

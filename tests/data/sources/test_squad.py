@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from jformer.data.config import DataConfig
+from jformer.data.data_config import DataConfig
 from jformer.data.sources import open_split
 from jformer.data.sources.facts import FAMILY_NAMES, FIRST_NAMES
 from jformer.data.sources.split import Pair

@@ -5,7 +5,8 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from jformer.data.sources import judged, parts_of_speech
+from jformer.data.sources import parts_of_speech
+from jformer.data.sources import synthetic_labels as judged
 
 SETS = {"parts_of_speech": parts_of_speech.build, "subjects": judged.subjects, "likeness": judged.likeness}
 DIGESTS = {

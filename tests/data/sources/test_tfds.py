@@ -12,7 +12,7 @@ from tensorflow_datasets.core.download import checksums
 from tensorflow_datasets.translate import Wmt14Translate
 from tensorflow_datasets.translate.wmt import DATASET_MAP
 
-from jformer.data.config import SourceConfig
+from jformer.data.data_config import SourceConfig
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
@@ -94,7 +94,7 @@ def test_the_fingerprint_sees_content_under_the_same_name(prepared, tmp_path, mo
 def test_files_alone_are_enough_and_tensorflow_is_not_imported(prepared):
     code = (
         "import sys; from collections import Counter\n"
-        "from jformer.data.config import SourceConfig; from jformer.data.sources import open_split\n"
+        "from jformer.data.data_config import SourceConfig; from jformer.data.sources import open_split\n"
         f"split = open_split(SourceConfig(source='tfds', dir={str(prepared)!r}, name='tiny_pairs'), 'train')\n"
         f"assert list(split.read(Counter()))[7][:2] == {PAIRS[7]!r}\n"
         "from jformer.data.sources import tfds\n"

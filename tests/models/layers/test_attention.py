@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jformer.decoding.cache import repeat_rows
+from jformer.decoding.cache_rows import repeat_rows
 from jformer.models import ModelConfig, build_model
 from jformer.models.batch import causal_mask
 from jformer.models.layers.attention import Attention

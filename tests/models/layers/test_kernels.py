@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jformer.costs.topology import open_slice
 from jformer.models import ExecutionConfig, ModelConfig, build_model
 from jformer.models.batch import causal_mask, segment_mask
 from jformer.models.layers import attention, kernels
@@ -27,9 +26,10 @@ from jformer.models.layers.kernels import (
 from jformer.parallel.activations import over_rows_and_heads
 from jformer.parallel.backend import compiling_for
 from jformer.parallel.mesh import make_mesh
+from jformer.tools.forecast.topology import open_slice
 from tests.conftest import TINY, run
-from tests.costs.test_topology import needs_libtpu
 from tests.models.reference import random_params
+from tests.tools.forecast.test_topology import needs_libtpu
 
 HALF = Call("bfloat16", 1_024, 1_024)
 T, S, H, G, K = 256, 128, 2, 1, 8

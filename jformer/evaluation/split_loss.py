@@ -1,0 +1,104 @@
+"""The loss of a model on a split. Letters in shapes: a microbatches, b rows of each."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jaxtyping import PyTree
+
+from jformer.config.options import Config
+from jformer.data.corpus import Corpus, open_corpus
+from jformer.data.pipeline import Batches, make_batches
+from jformer.data.sources.split import Split
+from jformer.data.tokenizers import Tokenizer
+from jformer.models import ModelConfig
+from jformer.parallel import processes
+from jformer.parallel.backend import target
+from jformer.parallel.mesh import DATA
+from jformer.parallel.sharding import ROWS, sum_over_data
+from jformer.tasks.batch_arrays import Batch, place_batch, sum_over_microbatches
+from jformer.tasks.sums import Sums, add_up
+from jformer.tasks.task import LossFn, Task
+
+KEPT = 8  # compiled steps
+BATCHES_AHEAD = 3  # being computed or waiting for it, so that the devices never wait for the host
+
+EvalStep = Callable[[PyTree, Batch], Sums]
+"""(parameters, batch [a b …]) → sums over all rows, without dropout."""
+
+
+def evaluation_batches(
+    config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokenizer], split: Split, shards: int = 1
+) -> tuple[Batches, Corpus]:
+    """Return batches that hold every usable example of a split once, and its tokens.
+
+    They have two shapes, whatever training uses, room for any example the limits let through, images as they are, and
+    rows that divide among the shards, be they other ones than training had, and among the microbatches of training.
+
+    Args:
+        config: the run's: limits and tokens of its data, and the microbatches of an update.
+        task: how examples become tokens, and tokens the arrays of a batch.
+        tokenizers: of source and target.
+        split: what is evaluated, opened.
+        shards: parts of the mesh that share the rows of a batch.
+    """
+    corpus = open_corpus(split, task.encoder(*tokenizers, evaluating=True), config.data.cache_dir)
+    features = task.features(*tokenizers)
+    data = config.data
+    longest = max(int(sizes.max()) for sizes in features.lengths(corpus.source.lengths, corpus.target.lengths))
+    rows = math.lcm(data.rows_divide_by(), shards * config.train.accumulation)
+    tokens = max(data.tokens_per_update, rows * (longest + data.length_multiple - 1))
+    data = dataclasses.replace(data, batching="buckets", num_buckets=2, augment=())
+    data = dataclasses.replace(data, tokens_per_update=tokens, row_multiple=rows)
+    return make_batches([corpus], [1.0], data, 0, features), corpus
+
+
+def split_sums(
+    eval_step: EvalStep, params: PyTree, batches: Batches, mesh: Mesh, model: ModelConfig, accumulation: int
+) -> Sums:
+    """Return the sums of the loss, nll and correct predictions over one pass of the batches, as floats.
+
+    Few batches lie on the devices at a time.
+
+    Args:
+        eval_step: from `make_eval_step` for this mesh.
+        params: placed on the mesh.
+        batches: from `evaluation_batches`.
+        mesh: over which rows are split.
+        model: what says how many ids there are.
+        accumulation: microbatches of a batch; with those of an update they take as much memory as it.
+
+    Raises:
+        UserError: for ids that the model has not.
+    """
+
+    found: list[Sums] = []
+    compiled = set()
+    for number in range(len(batches)):
+        name = f"batch {number + 1} of what is scored"
+        batch, *_ = place_batch(batches, number, model, mesh, accumulation, name)
+        shape = batches.plan.batch(number).shape
+        if shape not in compiled:
+            processes.compile_together(eval_step, params, batch)
+            compiled.add(shape)
+        found.append(eval_step(params, batch))
+        jax.block_until_ready(found[-BATCHES_AHEAD:][:1])
+    return add_up(jax.device_get(found))
+
+
+def make_eval_step(loss: LossFn, mesh: Mesh) -> EvalStep:
+    """Return the compiled step that evaluates a batch: the same one for the same loss and an equal mesh."""
+    return _make_eval_step(loss, mesh, target())
+
+
+@functools.lru_cache(KEPT)
+def _make_eval_step(loss: LossFn, mesh: Mesh, platform: str) -> EvalStep:
+    def local(params: PyTree, batch: Batch) -> Sums:
+        return sum_over_data(sum_over_microbatches(lambda rows: loss(params, rows, None), batch), mesh)
+
+    sharded = jax.shard_map(local, mesh=mesh, in_specs=(P(), ROWS), out_specs=P(), axis_names={DATA}, check_vma=False)
+    return jax.jit(sharded)

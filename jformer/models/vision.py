@@ -1,0 +1,63 @@
+"""The Vision Transformer: an image as a sequence of patches (Dosovitskiy et al. 2021).
+
+Axes: b images, d d_model, v classes.
+"""
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jformer.models.batch import Batch
+from jformer.models.layers.dropout import make_dropout_key
+from jformer.models.layers.embeddings import InputEmbedding
+from jformer.models.layers.heads import Pooler, class_head
+from jformer.models.layers.kernels import Segments
+from jformer.models.layers.patches import patch_projection, to_patches
+from jformer.models.layers.transformer import AttentionContext, Stack
+from jformer.models.model_config import ModelConfig
+
+
+class VisionTransformer(nn.Module):
+    """One stack over the patches of an image, after a learned class token where that is what is pooled."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        """Make the projection of patches, the class token, the stack and the classifier."""
+        c = self.config
+        self.patches = patch_projection(c)
+        if c.head.pooling == "first":
+            self.class_token = self.param("class_token", nn.initializers.zeros_init(), (1, 1, c.d_model))
+        self.input = InputEmbedding(c, self.length)
+        self.encoder = Stack(c, c.num_layers, cross=False, causal=False)
+        self.pooler = Pooler(c)
+        self.classifier = class_head(c)
+
+    @property
+    def length(self) -> int:
+        """Positions of the stack: patches and the class token."""
+        return self.config.num_patches + (self.config.head.pooling == "first")
+
+    def __call__(self, batch: Batch, train: bool = False) -> Float[Array, "b 1 v"]:
+        """Return the logits of every image's class; training needs `rngs={'dropout': key}`."""
+        return self.logits(self.hidden(batch, train))
+
+    def hidden(self, batch: Batch, train: bool = False) -> Float[Array, "b 1 d"]:
+        """Return one pooled vector for each image."""
+        dropout_key = make_dropout_key(self.make_rng("dropout"), batch["row"]) if train else None
+        x = self.patches(to_patches(batch["image"], self.config))
+        rows = x.shape[0]
+        if self.config.head.pooling == "first":
+            token = jnp.broadcast_to(self.class_token.astype(x.dtype), (rows, 1, x.shape[-1]))
+            x = jnp.concatenate([token, x], axis=1)
+        positions = jnp.broadcast_to(jnp.arange(self.length), (rows, self.length))
+        x = self.input(x, positions, self.length, dropout_key)
+        real = jnp.ones((rows, self.length), bool)  # an image has no padding
+        one = real.astype(jnp.int32)
+        context = AttentionContext(positions, real[:, None, None], self_segments=Segments(one, one))
+        hidden = self.encoder(x, None, context, dropout_key)
+        return self.pooler(hidden, real, dropout_key)
+
+    def logits(self, hidden: Float[Array, "b 1 d"]) -> Float[Array, "b 1 v"]:
+        """Project to the classes."""
+        return self.classifier(hidden)

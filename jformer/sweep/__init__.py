@@ -1,9 +1,0 @@
-"""Many runs of one question: overrides of a config, trials that workers share, a report with intervals.
-
-What an experiment file needs is here; jformer/sweep/__main__.py is the command.
-"""
-
-from jformer.sweep.experiment import Trial
-from jformer.sweep.space import chain, product, sample, zipped
-
-__all__ = ["Trial", "chain", "product", "sample", "zipped"]

@@ -1,0 +1,94 @@
+"""Whether the figures of scored runs say which run is better: the same test text, the same measure, the same training.
+
+Each kind of obstacle can be allowed by name (`compare --despite`), and is then told as a caution.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from etils.epath import Path
+
+from jformer.config.options import Config
+from jformer.errors import UserError, nearest
+from jformer.evaluation import records
+from jformer.evaluation.score_tables import scored_sets
+from jformer.storage import run_path
+
+KINDS = ("signature", "data", "budget")
+TOKENS = ("tokenizer", "vocab_size", "vocab_shared", "normalization", "split_digits", "bpe_dropout", "segmentations")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What is compared of a run."""
+
+    path: Path
+    config: Config
+    results: Mapping[str, Any]
+    metrics: Mapping[str, float]
+
+
+def allowed_kinds(despite: str) -> list[str]:
+    """Return the kinds that a comma-separated list names; raise UserError for a word that is none."""
+    allowed = list(filter(None, despite.split(",")))
+    for kind in allowed:
+        if kind not in KINDS:
+            raise UserError(f"--despite={kind}; {nearest(kind, KINDS)}")
+    return allowed
+
+
+def refuse_few(paths: Sequence[str]) -> None:
+    """Raise UserError for fewer than two runs, and for one that is named twice."""
+    if len(paths) < 2 or len({run_path(path) for path in paths}) < len(paths):
+        raise UserError(f"{' '.join(paths)}: to compare takes two runs or more, each named once")
+
+
+def read(path: str) -> Run:
+    """Return a run; raise UserError if there is none, or none that is scored."""
+    where = run_path(path)
+    config, results = records.saved_config(where), records.results(where)
+    if not results:
+        raise UserError(f"{path}: is not scored yet: python -m jformer.main --workdir={path} --mode=evaluate")
+    return Run(where, config, results, records.metrics(where))
+
+
+def refuse_apart(runs: Sequence[Run], allowed: Sequence[str]) -> list[str]:
+    """Return cautions for what sets runs apart from the first but is allowed; raise UserError for the rest."""
+    apart = {(kind, text): None for run in runs[1:] for kind, text in obstacles(runs[0], run)}
+    refused = [f"{kind} ({text})" for kind, text in apart if kind not in allowed]
+    if refused:
+        kinds = ",".join(dict.fromkeys([*allowed, *(kind for kind, _ in apart)]))
+        raise UserError(f"these runs differ in {'; '.join(refused)}: --despite={kinds} compares them all the same")
+    return [f"compared despite another {kind}: {text}" for kind, text in apart]
+
+
+def obstacles(first: Run, other: Run) -> Iterator[tuple[str, str]]:
+    """Yield the kinds in which two runs differ so that their figures do not say which of them is better, and how."""
+    names = f"{other.path.name} against {first.path.name}"
+    ours, theirs = scored_sets(first.results), scored_sets(other.results)
+    if not ours.keys() & theirs.keys():
+        yield "data", f"{names}: no test set in common"
+    for key in sorted(ours.keys() & theirs.keys()):
+        if first.results[key]["checksum"] != other.results[key]["checksum"]:
+            yield "data", f"{names}: {key!r} is another text"
+        for name in sorted(ours[key].keys() & theirs[key].keys()):
+            signatures = [scores[key][name].get("signature", "") for scores in (theirs, ours)]
+            if signatures[0] != signatures[1]:
+                yield "signature", f"{names}: {key}/{name} {' against '.join(signatures)}"
+    budgets = [(run.results["run"].get("updates") or 0, run.config.data.tokens_per_update) for run in (other, first)]
+    if math.prod(budgets[0]) != math.prod(budgets[1]):
+        yield "budget", f"{names}: {' against '.join(f'{n:,} updates of {size:,} tokens' for n, size in budgets)}"
+    tokens = {name: [getattr(run.config.data, name) for run in (other, first)] for name in TOKENS}  # what a token is
+    apart = {name: values for name, values in tokens.items() if values[0] != values[1]}
+    for name, values in apart.items():
+        yield "budget", f"{names}: tokens of data.{name}={values[0]} against {values[1]}"
+    trained = [trained_on(run) for run in (other, first)]
+    if not apart and trained[0] != trained[1]:  # other tokens are other data as well
+        yield "data", f"{names}: trained on {' against '.join(trained)}"
+
+
+def trained_on(run: Run) -> str:
+    """Return the fingerprints of the training text, in short; "" of a run that is not scored."""
+    return ", ".join(str(text)[:8] for text in run.results.get("run", {}).get("data", []))

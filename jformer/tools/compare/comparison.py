@@ -1,0 +1,200 @@
+"""Runs that differ in nothing but their seed, taken together as an arm, and arms compared with one of them.
+
+Seeds are compared by Student's t, in pairs. Scores of text, and F1, are compared by a paired bootstrap of the runs'
+outputs instead (Koehn 2004), and so are shares of right lines where one seed leaves nothing else. This module knows no
+sweep; `compare` and the report of a sweep show its results.
+"""
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from etils.epath import Path
+
+from jformer.config.options import TEXT_SCORES
+from jformer.errors import UserError
+from jformer.evaluation import records
+from jformer.evaluation.resampling import SHARES, is_resampled, resample
+from jformer.evaluation.statistics import SAMPLES, Difference, Estimate, Resampled, estimate, holm, paired_difference
+from jformer.tools.pages import plots
+from jformer.tools.pages.plots import Line
+
+MOST_RESAMPLED = 60  # runs; a tenth of a second to a second each
+NO_DIFFERENCE = Difference(math.nan, None, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """The runs of an arm that have the metric."""
+
+    label: str
+    values: Mapping[int, float]  # seed → the metric
+    runs: Mapping[int, Path]  # seed → the run's directory
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """How an arm does, and how it differs from the baseline; an arm that is not compared has NO_DIFFERENCE."""
+
+    label: str
+    mean: Estimate
+    difference: Difference  # over the seeds that both have
+    adjusted: float | None  # p by Holm's method, over all arms
+
+
+def compare_arms(arms: Sequence[Arm], baseline: str, metric: str) -> tuple[list[Standing], list[str]]:
+    """Return how each arm does, in their order, and lines that explain the intervals and tests."""
+    base = next((arm for arm in arms if arm.label == baseline), None)
+    differences = {arm.label: _difference(arm, base) for arm in arms if base and arm is not base}
+    notes = [] if base else [f"nothing is compared: the baseline {baseline!r} has no result yet"]
+    if base and len(arms) > 1:
+        p_values, test = _tests(base, [arm for arm in arms if arm is not base], differences, metric)
+        differences = {label: found._replace(p=p_values.get(label)) for label, found in differences.items()}
+        notes.append(f"differences are to {baseline!r} over shared seeds, their intervals Student's t; {test}")
+    if all(len(arm.values) == 1 for arm in arms):
+        notes.append("one seed: what another seed would give is not known, and there are no intervals")
+    tested = {label: found.p for label, found in differences.items() if found.p is not None}
+    adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
+    standings = [
+        Standing(
+            arm.label,
+            estimate(list(arm.values.values())),
+            differences.get(arm.label, NO_DIFFERENCE),
+            adjusted.get(arm.label),
+        )
+        for arm in arms
+    ]
+    return standings, notes
+
+
+def rank(value: float, goal: str) -> float:
+    """Return a number that is less for what is better, "min" or "max"; what is not finite is worst."""
+    if not math.isfinite(value):
+        return math.inf
+    return -value if goal == "max" else value
+
+
+def best(standings: Sequence[Standing], goal: str) -> str:
+    """Return the label of the arm with the best mean; "" if none is finite."""
+    first = min(standings, key=lambda standing: rank(standing.mean.mean, goal), default=None)
+    return first.label if first and math.isfinite(first.mean.mean) else ""
+
+
+def table(standings: Sequence[Standing], metric: str) -> list[list[str]]:
+    """Return the cells of a table of the arms, its head first."""
+    largest = max((abs(s.mean.mean) for s in standings if math.isfinite(s.mean.mean)), default=0.0)
+    decimals = min(max(3 - math.floor(math.log10(largest)), 0), 9) if largest else 1
+    rows = [["arm", "n", f"{metric} ± 95 %", "difference ± 95 %", "p", "p (Holm)"]]
+    for standing in standings:
+        mean, difference = standing.mean, standing.difference
+        rows.append(
+            [
+                standing.label,
+                str(mean.n),
+                _number(mean.mean, mean.margin, f".{decimals}f"),
+                _number(difference.mean, difference.margin, f"+.{decimals}f"),
+                _p(difference.p),
+                _p(standing.adjusted),
+            ]
+        )
+    return rows
+
+
+def learning_curves(ranked: Sequence[Arm], name: str) -> bytes:
+    """Draw the mean over seeds of a figure of metrics.jsonl; b"" if no run has it."""
+    lines = [mean_curve(arm.label, list(arm.runs.values()), name) for arm in ranked]
+    drawn = [line for line in lines if line.x]
+    return plots.curves(drawn, "updates", name) if drawn else b""
+
+
+def mean_curve(label: str, runs: Sequence[Path], name: str) -> Line:
+    """Return the mean over runs of a figure of metrics.jsonl, at the updates that all of them have."""
+    curves = [dict(records.curve(run, name)) for run in runs]
+    steps = sorted(set.intersection(*map(set, curves)))
+    means = [estimate([curve[step] for curve in curves]) for step in steps]
+    return Line(label, steps, [found.mean for found in means], [found.margin for found in means])
+
+
+def resampled(baseline: Path, others: Sequence[Path], metric: str) -> list[Resampled]:
+    """Return the paired bootstrap of a score, "SET/NAME", for the baseline and the other runs.
+
+    Raises UserError where the references are not those of the scores any more, or the outputs do not give them.
+    """
+    key, _, name = metric.partition("/")
+    runs = [baseline, *others]
+    pairs = records.examples(baseline, key)
+    entries = [records.results(run)[key] for run in runs]
+    outputs = [records.outputs(run, key) for run in runs]
+    for run, entry, lines in zip(runs, entries, outputs, strict=True):
+        if entry["checksum"] != entries[0]["checksum"] or len(lines) != len(pairs):
+            raise UserError(f"{run}: was scored with another test set {key!r} than {baseline}")
+    found = resample(records.saved_config(baseline), name, outputs, pairs)
+    for run, entry, again in zip(runs, entries, found, strict=True):
+        if not math.isclose(entry[name]["score"], again.score, abs_tol=1e-6):
+            raise UserError(
+                f"{run}: {metric} is {entry[name]['score']:.2f} but its outputs give {again.score:.2f} "
+                f"with the options of {baseline}; score both again"
+            )
+    return found
+
+
+def _difference(arm: Arm, base: Arm) -> Difference:
+    shared = [seed for seed in base.values if seed in arm.values]
+    if not shared:
+        return NO_DIFFERENCE
+    return paired_difference([arm.values[seed] for seed in shared], [base.values[seed] for seed in shared])
+
+
+def _tests(
+    base: Arm, others: Sequence[Arm], differences: Mapping[str, Difference], metric: str
+) -> tuple[dict[str, float], str]:
+    """Return label → p, and what gives it."""
+    student = {label: found.p for label, found in differences.items() if found.p is not None}
+    test, (key, _, name) = "p of paired t tests", metric.partition("/")
+    run = next(iter(base.runs.values()), None)
+    if not run or key not in records.results(run) or not is_resampled(records.saved_config(run), name):
+        return student, test
+    if name in SHARES and student:
+        return student, test
+    if sum(len(arm.runs) for arm in others) > MOST_RESAMPLED:
+        return student, f"{test}, for so many runs, in place of bootstraps of their outputs"
+    try:
+        found = _resampled_over_seeds(base, others, metric)
+    except UserError as error:
+        return student, f"{test}, in place of bootstraps of the outputs: {error}"
+    whose = "sacreBLEU's paired bootstrap" if name in TEXT_SCORES else "a paired bootstrap"
+    return found, (
+        f"p of {whose} of the outputs ({SAMPLES:,} samples), the largest of the seeds', or 1 "
+        "where seeds disagree about which is better: intervals speak of other seeds, p of other sentences"
+    )
+
+
+def _resampled_over_seeds(base: Arm, others: Sequence[Arm], metric: str) -> dict[str, float]:
+    """Return label → p of the hypothesis that some seed makes no difference, or another one than the others.
+
+    It is an intersection-union test (Berger 1982): the largest p of the seeds needs no adjustment.
+    """
+    found = defaultdict[str, list[tuple[float, float]]](list)
+    for seed, run in base.runs.items():
+        sharing = [arm for arm in others if seed in arm.runs]
+        if sharing:
+            first, *rest = resampled(run, [arm.runs[seed] for arm in sharing], metric)
+            for arm, other in zip(sharing, rest, strict=True):
+                found[arm.label].append((other.score - first.score, other.p))
+    return {label: _joint(pairs) for label, pairs in found.items()}
+
+
+def _joint(pairs: Sequence[tuple[float, float]]) -> float:
+    agree = all(difference >= 0 for difference, _ in pairs) or all(difference <= 0 for difference, _ in pairs)
+    return max(p for _, p in pairs) if agree else 1.0
+
+
+def _number(value: float, margin: float | None, form: str) -> str:
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:{form}}" if margin is None else f"{value:{form}} ± {margin:{form.removeprefix('+')}}"
+
+
+def _p(p: float | None) -> str:
+    return "-" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"

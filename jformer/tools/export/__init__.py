@@ -1,0 +1,1 @@
+"""A trained run as files that others serve without jformer: CTranslate2 and StableHLO."""

@@ -1,0 +1,129 @@
+"""Which collectives a compiled program runs: kind, axes of the mesh, how often, and how many bytes. Read from its HLO.
+
+A pair of start and done counts once. XLA:TPU hides some behind other names, which are told apart here: a fusion called
+all-reduce-scatter is a reduce-scatter, and an asynchronous collective is written into every fusion that runs beside it.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jformer.tools.forecast.hlo import Computation, Instruction, Program, fusion_callers, runs
+
+KINDS = ("all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute", "reduce-scatter")
+HIDDEN = "all-reduce-scatter"
+IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+AXIS = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
+NAMED = re.compile(r"mesh\[([^\]]*)\] \{([^}]*)\}")
+
+
+class Collective(NamedTuple):
+    """Collectives of one kind over the same axes."""
+
+    kind: str
+    axes: tuple[str, ...]  # of the mesh, over which devices differ that talk to each other; () = nobody does
+    devices: int  # that talk to each other
+    times: int  # in one run of the program, at most
+    bytes: int  # of the whole array of each device, before it is scattered or after it is gathered; all runs together
+    largest: int  # bytes of the largest
+
+    @property
+    def sent(self) -> float:
+        """The bytes that a device sends to its neighbours, where they stand in a ring."""
+        share = (self.devices - 1) / self.devices
+        return self.bytes * {"all-reduce": 2 * share, "collective-permute": 1.0}.get(self.kind, share)
+
+
+def collectives(program: Program, mesh: Mapping[str, int]) -> list[Collective]:
+    """Return the collectives of a program on a mesh of axes and their sizes, those that send most first."""
+    found: dict[tuple[Any, ...], tuple[int, int, int]] = {}
+    for (kind, _, instruction), (times, size) in instances(program).items():
+        axes, devices = groups_of(instruction, mesh)
+        if devices > 1:
+            count, total, largest = found.get((kind, axes, devices), (0, 0, 0))
+            found[kind, axes, devices] = count + times, total + times * size, max(largest, size)
+    listed = [
+        Collective(kind=kind, axes=axes, devices=devices, times=times, bytes=total, largest=largest)
+        for (kind, axes, devices), (times, total, largest) in found.items()
+    ]
+    return sorted(listed, key=lambda each: -each.sent)
+
+
+def groups_of(instruction: Instruction, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
+    """Return the axes along which a collective's devices differ from each other, and how many devices a group has."""
+    groups = device_groups(instruction.attributes, math.prod(mesh.values()))
+    places = np.stack(np.unravel_index(groups, tuple(mesh.values())))  # [axes groups devices]
+    differ = (places != places[..., :1]).any((1, 2))
+    return tuple(itertools.compress(mesh, differ)), groups.shape[1]
+
+
+def device_groups(attributes: str, devices: int) -> np.ndarray:
+    """Return the groups [groups devices] of a collective, or the pairs of a permutation.
+
+    Devices are numbered as they lie on the mesh. Groups are listed, or an iota, or axes of a mesh of the compiler's.
+    """
+    pairs = re.search(r"source_target_pairs=\{(.*?)\}\}", attributes)
+    if pairs:
+        return _listed(pairs[1])
+    named = NAMED.search(attributes)
+    if named:
+        return _along(dict(re.findall(r"'(\w+)'=(\d+)", named[1])), re.findall(AXIS, named[2]))
+    iota = IOTA.search(attributes)
+    if iota:
+        shape, sizes, order = (_numbers(part) for part in iota.groups(""))
+        numbers = np.arange(math.prod(sizes)).reshape(sizes)
+        return numbers.transpose(order or range(len(sizes))).reshape(shape)
+    listed = re.search(r"replica_groups=\{(\{.*?\})\}", attributes)
+    return _listed(listed[1]) if listed else np.arange(devices)[None]  # an empty list is everybody
+
+
+def _along(mesh: Mapping[str, str], axes: Sequence[tuple[str, str, str]]) -> np.ndarray:
+    """Return the groups along some axes of a mesh; of an axis that is cut in three, (before)size, the one between."""
+    cuts = {name: (int(before or 1), int(size or mesh[name])) for name, before, size in axes}
+    shape: list[int] = []
+    chosen = []
+    for name, whole in mesh.items():
+        before, size = cuts.get(name, (int(whole), 1))
+        chosen.append(len(shape) + 1)
+        shape += [before, size, int(whole) // before // size]
+    numbers = np.moveaxis(np.arange(math.prod(shape)).reshape(shape), chosen, range(-len(chosen), 0))
+    return numbers.reshape(-1, math.prod(size for _, size in cuts.values()))
+
+
+def instances(program: Program) -> dict[tuple[str, str, Instruction], tuple[int, int]]:
+    """Return, for every collective (its kind, its computation and itself), how often it runs and its bytes.
+
+    Those of one channel in fusions that the same computation calls are one.
+    """
+    counts = runs(program)
+    callers = fusion_callers(program)
+    found, channels = {}, set()
+    for name, computation in program.computations.items():
+        for instruction in computation.values():
+            kind = instruction.opcode.removesuffix("-start")
+            channel = (callers.get(name), kind, instruction.attribute("channel_id"))
+            if kind in KINDS and counts[name] and not (name in callers and channel in channels):
+                channels.add(channel)
+                kind = "reduce-scatter" if HIDDEN in name and kind == "all-reduce" else kind
+                found[kind, name, instruction] = counts[name], _size(computation, instruction)
+    return found
+
+
+def _size(computation: Computation, instruction: Instruction) -> int:
+    """Return the bytes of what is gathered or scattered, summed or sent; the type of a start has the operands too."""
+    given = sum(leaf.bytes for name in instruction.operands for leaf in computation[name].leaves)
+    if instruction.opcode == "all-gather-start":
+        return sum(leaf.bytes for leaf in instruction.leaves) - given
+    return max(given, sum(leaf.bytes for leaf in instruction.leaves) * (not instruction.opcode.endswith("-start")))
+
+
+def _listed(text: str) -> np.ndarray:
+    return np.array([_numbers(group) for group in re.findall(r"\d[\d,]*", text)])
+
+
+def _numbers(text: str) -> Sequence[int]:
+    return [int(part) for part in text.split(",") if part]

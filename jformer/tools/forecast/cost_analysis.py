@@ -1,0 +1,159 @@
+"""What a run of a compiled program costs: FLOPs of its products, and bytes that its kernels move. Read from its HLO."""
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+from jformer.models.layers.kernels import block_of
+from jformer.tools.forecast.hlo import CONTROL, Computation, Instruction, Leaf, Program, runs
+
+FREE = {  # moves nothing, or what its counterpart has moved
+    *CONTROL, "after-all", "bitcast", "constant", "get-tuple-element", "iota", "parameter", "partition-id", "tuple",
+}  # fmt: skip
+KERNEL = re.compile(r"splash_\w+?_(fwd|dkv|dq)_")  # as JAX calls the kernels of splash attention
+PRODUCTS = {"fwd": 2, "dkv": 4, "dq": 3}  # of a query and a key, each as long as a head
+SLICES = ("dynamic-slice", "slice", "gather", "slice-start")  # read as much as they give
+
+
+def flops(program: Program) -> float:
+    """Return the FLOPs of all products of matrices; multiply and add are two."""
+    counts = runs(program)
+    return sum(
+        counts[name] * (_attended(computation, each)[0] if kernel_of(each) else _product(computation, each))
+        for name, computation in program.computations.items()
+        for each in computation.values()
+        if each.opcode in ("dot", "convolution") or kernel_of(each)
+    )
+
+
+def traffic(program: Program) -> float:
+    """Return the bytes that kernels read from HBM and write to it, each input and output of a kernel once.
+
+    Splash attention reads one side once for every block of the other.
+    """
+    counts = runs(program, kernels=False)
+    return sum(
+        count * _moved(program, program.computations[name], each)
+        for name, count in counts.items()
+        for each in program.computations[name].values()
+        if each.opcode not in FREE and not each.opcode.endswith("-done")
+    )
+
+
+def kernel_of(each: Instruction) -> str:
+    """Return which kernel of splash attention an instruction is: fwd, dkv or dq; '' for all others."""
+    found = each.opcode == "custom-call" and KERNEL.match(each.name)
+    return found[1] if found else ""
+
+
+def _attended(computation: Computation, each: Instruction) -> tuple[int, int]:
+    """Return FLOPs and bytes of a kernel of splash attention; a causal one leaves out the blocks above the diagonal."""
+    leaves = [leaf for name in each.operands for leaf in computation[name].leaves]
+    wide = [leaf for leaf in leaves if len(leaf.dims) == 4]
+    q, k, v = wide[:3]
+    (b, h, t, size), s = q.dims, k.dims[2]
+    rows, columns = block_of(t), block_of(s)
+    causal = any(leaf.dtype == "s32" and len(leaf.dims) == 2 for leaf in leaves)  # positions, for its mask
+    starts = [(i, j) for i in range(t // rows) for j in range(s // columns)]
+    visited = sum(not causal or (i + 1) * rows > j * columns for i, j in starts)
+    kernel = kernel_of(each)
+    again = [wide[0], *wide[3:]] if kernel == "dkv" else [k, v]  # for every block of the other side
+    times = visited / (t // rows if kernel == "dkv" else s // columns)
+    once = sum(leaf.bytes for leaf in (*leaves, *each.leaves)) - sum(leaf.bytes for leaf in again)
+    moved = once + sum(leaf.bytes for leaf in again) * max(times, 1.0)
+    return 2 * b * h * visited * rows * columns * size * PRODUCTS[kernel], int(moved)
+
+
+def _product(computation: Computation, each: Instruction) -> int:
+    left, right = (computation[name].leaves[0].dims for name in each.operands[:2])
+    out = each.leaves[0].dims
+    if each.opcode == "dot":
+        axes = each.attribute("lhs_contracting_dims")
+        return 2 * math.prod(out) * math.prod(left[int(axis)] for axis in axes.split(",") if axis)
+    inputs, kernels, outputs = re.split(r"_|->", each.attribute("dim_labels"))
+    window = dict(part.split("=") for part in re.findall(r"\w+=[\dx_]+", _window(each)))
+    pairs = 1
+    for axis, size in enumerate(part for part in window.get("size", "").split("x") if part):
+        at = str(axis)
+        options = {key: values.split("x")[axis] for key, values in window.items()}
+        pairs *= _pairs(left[inputs.index(at)], int(size), out[outputs.index(at)], options)
+    return 2 * out[outputs.index("b")] * out[outputs.index("f")] * right[kernels.index("i")] * pairs
+
+
+def _window(each: Instruction) -> str:
+    found = re.search(r"window=\{([^}]*)\}", each.attributes)
+    return found[1] if found else ""
+
+
+def _pairs(inputs: int, size: int, outputs: int, options: Mapping[str, str]) -> int:
+    """Count the places of an output and a kernel along an axis that meet an input: others are padding or holes."""
+    stride, spread, holes = (int(options.get(key, 1)) for key in ("stride", "rhs_dilate", "lhs_dilate"))
+    before = int(options.get("pad", "0_0").split("_")[0])
+    places = (o * stride - before + k * spread for o, k in itertools.product(range(outputs), range(size)))
+    return sum(0 <= place <= (inputs - 1) * holes and place % holes == 0 for place in places)
+
+
+def _moved(program: Program, computation: Computation, each: Instruction) -> int:
+    """Return the bytes that a kernel moves; of an array that it slices or writes a slice of, only the slice."""
+    if each.opcode == "fusion":
+        return sum(_moved_by_fusion(program, computation, each))
+    if kernel_of(each):
+        return _attended(computation, each)[1]
+    operands = [computation[name] for name in each.operands]
+    if each.opcode in SLICES:
+        return 2 * _slow(each.leaves[:1])
+    if each.opcode == "dynamic-update-slice":
+        return 2 * _slow(operands[1].leaves)
+    if each.opcode.endswith("-start"):  # its type also has the operand
+        return 2 * _slow(operands[0].leaves) if operands else 0
+    return _slow(each.leaves) + sum(_slow(operand.leaves) for operand in operands)
+
+
+def _moved_by_fusion(program: Program, outer: Computation, each: Instruction) -> Iterator[int]:
+    inner = program.computations[each.calls[0]]
+    for place, name in enumerate(each.operands):
+        if not any(leaf.fast for leaf in outer[name].leaves):
+            yield _read(program, inner, _parameter(inner, place))
+    (root,) = (instruction for instruction in inner.values() if instruction.root)
+    written = [inner[name] for name in root.operands] if root.opcode == "tuple" else [root]
+    for result, leaf in zip(written, each.leaves, strict=False):
+        if not leaf.fast:
+            yield _updated(result, inner)
+
+
+def _parameter(computation: Computation, place: int) -> Instruction:
+    found = (each for each in computation.values() if each.opcode == "parameter" and each.literal == str(place))
+    return next(found)
+
+
+def _read(program: Program, computation: Computation, value: Instruction) -> int:
+    """Return how many bytes of a value the instructions of a fusion read, those of fusions in it included."""
+    whole = sum(leaf.bytes for leaf in value.leaves)
+    total = 0
+    for reader in computation.values():
+        for place, name in enumerate(reader.operands):
+            if name != value.name:
+                continue
+            if reader.opcode == "fusion":
+                inner = program.computations[reader.calls[0]]
+                total += _read(program, inner, _parameter(inner, place))
+            elif reader.opcode == "bitcast":
+                total += _read(program, computation, reader)
+            elif reader.opcode in SLICES and not place:
+                total += sum(leaf.bytes for leaf in reader.leaves)
+            elif reader.opcode != "dynamic-update-slice" or place:
+                total += whole
+    return min(total, whole)
+
+
+def _updated(result: Instruction, inner: Computation) -> int:
+    while result.opcode == "bitcast":
+        result = inner[result.operands[0]]
+    if result.opcode == "dynamic-update-slice":
+        result = inner[result.operands[1]]
+    return sum(leaf.bytes for leaf in result.leaves)
+
+
+def _slow(arrays: list[Leaf]) -> int:
+    return sum(leaf.bytes for leaf in arrays if not leaf.fast)

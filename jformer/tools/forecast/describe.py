@@ -1,0 +1,150 @@
+"""What a config costs before anything is spent: parameters, FLOPs, time and memory, and which attention runs.
+
+All of it follows from shapes: no data is read and no weight allocated, whatever the size of the model.
+"""
+
+import functools
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jformer.config.checks import divide_rows
+from jformer.config.options import Config
+from jformer.data.plan import Shape
+from jformer.evaluation.score_tables import aligned
+from jformer.models import ModelConfig, build_model, init_params
+from jformer.models.flops import forward_flops, text_work, update_flops, work_of
+from jformer.models.layers.kernels import Call, choose_kernel
+from jformer.models.parts import parameter_rows
+from jformer.parallel.devices import known_peak
+from jformer.parallel.mesh import make_mesh
+from jformer.tasks.build import build_task, choose_dtype
+from jformer.tasks.task import Task
+from jformer.tools.forecast.compiled_ahead import estimate
+from jformer.tools.forecast.shapes import full_shape, mesh_sizes, sized_model
+from jformer.training.optim import build_schedule, schedule_line
+
+LENGTHS = (32, 128)  # of texts; the longest that the config allows is the last column
+UNITS = {
+    "encdec": "target token, source and target having",
+    "encoder": "token of a text that has",
+    "decoder": "token of a text that has",
+    "vit": "image",
+}
+
+
+def describe(config: Config, workdir: Path | None = None) -> str:
+    """Return what the model is, its parameters with their shares, and the FLOPs of its matrix products.
+
+    Vocabulary and classes are those of the run in `workdir`; before there is one, what the config leads to expect.
+    """
+    sizes = mesh_sizes(config, jax.device_count())
+    config, _ = choose_dtype(divide_rows(config, sizes["data"] * sizes["fsdp"]), "model", make_mesh(1))
+    task = build_task(config)
+    model, saved = sized_model(config, task, workdir)
+    shapes = jax.eval_shape(functools.partial(init_params, build_model(model)), jax.random.key(0))
+    rows = list(parameter_rows(shapes))
+    total = sum(count for _, _, count in rows)
+    cells = [["part", "shapes", "parameters", "share"]]
+    cells += [[name, shape, f"{count:,}", f"{count / total:.1%}"] for name, shape, count in rows]
+    cells += [["total", "", f"{total:,}", f"{1:.1%}"]]
+    lines = [
+        *summary(config),
+        *_size_lines(config, model, task, saved),
+        kernel_line(model, jax.default_backend(), full_shape(config)),
+    ]
+    lines += [*update_lines(config, model), memory_line(config, task, model)]
+    return "\n".join([*lines, "", *aligned(cells, 2), "", *aligned(flops_table(config, model), 1)])
+
+
+def summary(config: Config) -> Iterator[str]:
+    """Yield what is described: the model with its choices, the data, and the learning rate with its peak."""
+    model, data = config.model, config.data
+    decoder = f" + {model.decoder_layers}" if model.family == "encdec" else ""
+    same = " with the same parameters" if model.shared_layers else ""
+    yield f"model: {model.family} of {model.num_layers}{decoder} layers{same}, for task {config.task}"
+    sizes = f"d_model {model.d_model}"
+    if not model.recurrent.cell:
+        shared = f" over {model.num_kv_heads} of keys and values" if model.num_kv_heads else ""
+        heads = f"{model.num_heads} heads of {model.key_size}{shared}"
+        yield f"  {model.norm} {model.norm_type}, {model.positions} positions, {model.activation}, {heads}"
+        sizes += f", d_ff {model.d_ff}"
+    inner = {"attention weights": model.attention_dropout, "feed-forwards": model.activation_dropout}
+    more = "".join(f", of {what} {share}" for what, share in inner.items() if share)
+    yield f"  {sizes}, dropout {model.dropout}{more}, init {model.init}, {model.dtype}"
+    name = " ".join(part for part in (data.source, data.name, data.dir) if part)
+    yield f"data: {name}, {data.tokenizer} tokenizer, {data.batching}, {data.tokens_per_update:,} tokens an update"
+    epochs = f"; train.num_epochs={config.train.num_epochs:g} may end it sooner" if config.train.num_epochs else ""
+    yield schedule_line(config, build_schedule(config)) + epochs
+
+
+def kernel_line(model: ModelConfig, platform: str, shape: Shape) -> str:
+    """Return which code attends on a platform to the longer side in training, and why."""
+    if model.recurrent.cell:
+        return f"recurrent layers: {model.recurrent.cell}, attention: {model.recurrent.attention}"
+    source = model.num_patches if model.reads_images else shape.source_length
+    with_class = model.family == "vit" and model.head.pooling == "first"
+    length = max(source + with_class, shape.target_length)
+    biased, drops = model.positions in ("relative", "alibi", "transformer_xl"), model.attention_dropout > 0
+    kernel, why, _ = choose_kernel(model, platform, Call(model.dtype, length, length, biased=biased, drops=drops))
+    return f"attention kernel: {kernel} ({why})"
+
+
+def update_lines(config: Config, model: ModelConfig) -> Iterator[str]:
+    """Say what an update without any padding costs, and how long it takes where the peak of the devices is known."""
+    shape = full_shape(config)
+    kind = jax.devices()[0].device_kind
+    flops = config.optim.passes * update_flops(model, work_of(*(np.full(shape.rows, length) for length in shape[1:])))
+    lengths = " + ".join(f"{length:,}" for length in shape[1:] if length)
+    units = {"vit": "pixels"}.get(model.family, "pixels + tokens" if model.reads_images else "tokens")
+    yield f"update: {shape.rows:,} full rows of {lengths} {units}: {flops:.3g} FLOPs forward and backward"
+    peak = config.train.peak_flops or known_peak(kind, model.dtype)
+    if peak:
+        count = math.prod(mesh_sizes(config, jax.device_count()).values())
+        times = (f"{flops / peak / count / share:.3g} s at {share:.0%} MFU" for share in (1, 0.4))
+        yield f"time of it on {count} x {kind}: " + ", ".join(times)
+
+
+def memory_line(config: Config, task: Task, model: ModelConfig) -> str:
+    """Say what the same update takes of a device's memory."""
+    memory = estimate(config, task, model, full_shape(config), jax.device_count(), jax.default_backend())
+    return f"memory of it: {memory}"
+
+
+def flops_table(config: Config, model: ModelConfig) -> list[list[str]]:
+    """Return the cells of the table of FLOPs, a column for each length of text.
+
+    What predicts tokens, or a class of each, is counted for one of them; one class, for the whole text or image.
+    """
+    limits = {"encoder": config.data.max_source_length, "decoder": config.data.max_target_length}
+    longest = limits["decoder"] if model.vision.source else limits.get(model.family, max(limits.values()))
+    lengths = [1] if model.family == "vit" else [*(length for length in LENGTHS if length < longest), longest]
+    columns = []
+    for length in lengths:
+        tokens = 1 if model.pooled else length
+        flops = forward_flops(model, text_work(length, length))
+        column = {part: count / tokens for part, count in flops.items()}
+        columns.append(column | {"total; an update takes about three times that": sum(column.values())})
+    unit = "text that has" if model.family == "encoder" and model.pooled else UNITS[model.family]
+    unit = "target token of an image, the target having" if model.vision.source else unit
+    heads = ["FLOPs"] if model.family == "vit" else [f"{length:,} tokens" for length in lengths]
+    parts = [[f"  {part}", *(f"{column[part]:,.0f}" for column in columns)] for part in columns[0]]
+    return [[f"forward FLOPs of one {unit}", *heads], *parts]
+
+
+def _size_lines(config: Config, model: ModelConfig, task: Task, saved: bool) -> Iterator[str]:
+    """Say how many rows and classes there are, and who says so."""
+    if model.family != "vit":
+        origin = "of the run's tokenizer" if saved else "assumed from data.vocab_size"
+        origin = "set by model.vocab_size" if config.model.vocab_size else origin
+        noise = f"; {task.symbols} for what the noise puts in" if task.symbols else ""
+        two = model.family == "encdec" and not model.vision.source
+        target = f" source and {model.target_vocab_size:,} target" if two else ""
+        yield f"vocabulary: {model.vocab_size:,}{target} rows ({origin}{noise})"
+    if model.head.num_classes and task.answer != "number":
+        origin = "of the run's labels" if saved else "assumed; model.head.num_classes sets another number"
+        origin = "set by model.head.num_classes" if config.model.head.num_classes else origin
+        yield f"classes: {model.head.num_classes:,} ({origin})"

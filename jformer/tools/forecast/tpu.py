@@ -1,0 +1,210 @@
+"""What a run takes of a TPU slice, told before there is one: memory, FLOPs, collectives, time and cost, as text.
+
+The programs are the real ones, compiled for the slice; how long they take is a bound (see `roofline`), not measured.
+"""
+
+import dataclasses
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+
+from jformer.config import as_config_dict, resolve
+from jformer.config.checks import divide_rows
+from jformer.config.options import Config
+from jformer.errors import UserError
+from jformer.evaluation.score_tables import aligned
+from jformer.inference.head_answers import HEADS
+from jformer.models import ModelConfig
+from jformer.models.flops import update_flops, work_of
+from jformer.parallel.sharding import row_shards
+from jformer.tasks.build import build_task, choose_dtype, open_mesh
+from jformer.tasks.task import Task
+from jformer.tools.forecast.compiled_ahead import Figures, compile_answer, compile_update, estimate
+from jformer.tools.forecast.describe import kernel_line, summary
+from jformer.tools.forecast.roofline import ASSUMPTIONS, Bound, bound
+from jformer.tools.forecast.shapes import answer_shape, full_shape, mesh_sizes, sized_model
+from jformer.tools.forecast.topology import GIB, Slice, open_slice
+
+MIB = 2**20
+NEEDED = re.compile(r"\(([\d.]+)([KMG])\) exceeds available HBM")
+CHUNK = 512  # queries that attend at once where that is proposed
+SIZES = {"K": 2**10, "M": MIB, "G": GIB}
+
+
+def describe_slice(config: Config, workdir: Path | None, topology: str, price: float) -> Iterator[str]:
+    """Yield what a run takes of a slice; `price` is in dollars for an hour of a chip, 0 where it is not known.
+
+    Raises UserError, at the end, where it does not fit: with what would.
+    """
+    chips = open_slice(topology)
+    task = build_task(config)
+    mesh = open_mesh(config, chips.devices)
+    if mesh.size != len(chips.devices):
+        raise UserError(
+            f"the mesh has {mesh.size} of the {len(chips.devices)} chips of {chips.name}; -1 takes the rest"
+        )
+    config, _ = choose_dtype(config, "model", mesh)
+    asked, config = config, divide_rows(config, row_shards(mesh))
+    model, _ = sized_model(config, task, workdir)
+    shape = full_shape(config)
+    axes = " x ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+    yield from summary(config)
+    yield kernel_line(model, chips.platform, shape)
+    yield f"slice: {chips.name}, {len(chips.devices):,} chips of {chips.chip.hbm / GIB:.0f} GiB; mesh {axes}"
+    lengths = " + ".join(f"{length:,}" for length in shape[1:] if length)
+    yield f"\nupdate: {shape.rows:,} full rows of {lengths}, {shape.rows // row_shards(mesh):,} for a chip"
+    memory = estimate(config, task, model, shape, mesh.size, chips.platform)
+    yield f"  memory by estimate: {memory}"
+    update = _compiled("update", chips, lambda: compile_update(config, task, model, shape, mesh))
+    if isinstance(update, float):
+        update += sum(memory) - memory.gradients - memory.activations  # which the compiler does not count
+        ways = ways_to_fit(asked, task, model, chips, update / sum(memory))
+        raise UserError(f"{_too_large('update', update, chips)}; by estimate it fits with {ways}")
+    yield from _program_lines(update, chips)
+    yield from _update_lines(config, model, update, chips, price)
+    if task.answer:
+        yield from _answer_lines(config, task, model, chips, mesh, price)
+    yield f"\nassumed: {ASSUMPTIONS}"
+
+
+def ways_to_fit(config: Config, task: Task, model: ModelConfig, chips: Slice, ratio: float) -> str:
+    """Return the changes to the config with which an update fits, each alone, or what to combine if none does.
+
+    Args:
+        config: as it was asked for, before its rows were divided over the chips.
+        task: what is learned.
+        model: the options of the model with the sizes of its vocabularies or classes.
+        chips: those that the update is to fit.
+        ratio: of the bytes that the compiler counted to those that were estimated, of the update that does not fit.
+    """
+
+    def fits(key: str, value: object) -> bool:
+        changed, devices = as_config_dict(config), len(chips.devices)
+        changed.update_from_flattened_dict({key: value})
+        try:
+            other = resolve(changed)
+            sizes, own = mesh_sizes(other, devices), dataclasses.replace(model, execution=other.model.execution)
+            other = divide_rows(other, sizes["data"] * sizes["fsdp"])
+            return ratio * sum(estimate(other, task, own, full_shape(other), devices, chips.platform)) < chips.chip.hbm
+        except UserError:  # rows or parameters do not divide so
+            return False
+
+    firsts = ((key, next((value for value in values if fits(key, value)), None)) for key, values in _changes(config))
+    found = [f"{key}={value}" for key, value in firsts if value is not None]
+    return (
+        " or ".join(found) or "no such change alone: combine model.execution.remat=full, mesh.fsdp and a smaller update"
+    )
+
+
+def _changes(config: Config) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the keys that save memory with their values, the mildest first."""
+    yield (
+        "model.execution.remat",
+        {"none": ["dots", "full"], "dots": ["full"], "full": []}[config.model.execution.remat],
+    )
+    longest = max(config.data.max_source_length, config.data.max_target_length)
+    if not config.model.execution.attention_chunk and longest > CHUNK:
+        yield "model.execution.attention_chunk", [CHUNK]
+    if config.mesh.data == -1:
+        yield "mesh.fsdp", [config.mesh.fsdp << i for i in range(1, 5)]
+    yield "train.accumulation", [config.train.accumulation << i for i in range(1, 4)]
+    yield "data.tokens_per_update", [config.data.tokens_per_update >> i for i in range(1, 5)]
+
+
+def _compiled(what: str, chips: Slice, compile_it: Callable[[], Figures]) -> Figures | float:
+    """Return the figures of a program, or the bytes that it needs where the compiler has no room for it."""
+    print(f"compiling the {what} for {chips.name}, which takes a minute or so ...", file=sys.stderr, flush=True)
+    began = time.perf_counter()
+    try:
+        return compile_it()
+    except RuntimeError as error:
+        over = NEEDED.search(str(error))
+        if not over:
+            raise
+        return float(over[1]) * SIZES[over[2]]
+    finally:
+        print(f"  {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+
+
+def _too_large(what: str, needed: float, chips: Slice) -> str:
+    return (
+        f"{chips.name}: the {what} does not fit: it needs {needed / GIB:.1f} GiB of a chip's {chips.chip.hbm / GIB:.0f}"
+    )
+
+
+def _program_lines(figures: Figures, chips: Slice) -> Iterator[str]:
+    """Say what the compiler made of a program: memory, work and collectives of each chip."""
+    names = ("arguments", "outputs", "temporaries", "code")
+    parts = ", ".join(f"{name} {getattr(figures, name) / MIB:,.1f}" for name in names)
+    yield f"  memory by the compiler: {figures.memory / MIB:,.1f} MiB, {figures.memory / chips.chip.hbm:.1%}: {parts}"
+    moved = f"{figures.traffic / 1e9:,.2f} GB between HBM and cores, {figures.traffic / figures.ideal:.2f} of the ideal"
+    yield f"  {figures.flops:.3g} FLOPs, {moved}"
+    if figures.collectives:
+        hidden, bare, blocking = figures.overlap
+        twice = f"; gathered twice: {', '.join(figures.gathered_twice)}" if figures.gathered_twice else ""
+        yield f"  collectives: {hidden:,} beside kernels, {bare + blocking:,} that are waited for{twice}"
+        cells = [["collectives over", "", "count", "MB whole", "MB sent"]]
+        for each in figures.collectives:
+            sizes = f"{each.bytes / 1e6:,.2f}", f"{each.sent / 1e6:,.2f}"
+            cells.append([" and ".join(each.axes), each.kind, f"{each.times:,}", *sizes])
+        yield from (f"  {line}" for line in aligned(cells, 2))
+
+
+def _update_lines(config: Config, model: ModelConfig, figures: Figures, chips: Slice, price: float) -> Iterator[str]:
+    """Say how long an update takes at least, the share of the peak that is then used, and the cost."""
+    shape = full_shape(config)
+    count = len(chips.devices)
+    least = bound(figures, chips)
+    useful = config.optim.passes * update_flops(model, work_of(*(np.full(shape.rows, length) for length in shape[1:])))
+    yield f"  {useful / count:.3g} FLOPs are the model's; what is computed twice is not"
+    yield _time_line(least)
+    shares = (f"{useful / count / seconds / chips.peak:.1%}" for seconds in (least.overlapped, least.apart))
+    yield f"  MFU at most {' or '.join(shares)}"
+    tokens = shape.rows * (shape.target_length or shape.source_length)
+    yield f"  {_rate(tokens, least)} {'target ' if shape.target_length else ''}tokens/s"
+    if price:
+        hours = count * price / 3600
+        million, whole = 1e6 / tokens * hours, config.train.num_steps * hours
+        yield f"  {_cost(million, least)} for a million such tokens"
+        yield f"  {_cost(whole, least)} for {config.train.num_steps:,} updates"
+
+
+def _answer_lines(
+    config: Config, task: Task, model: ModelConfig, chips: Slice, mesh: Mesh, price: float
+) -> Iterator[str]:
+    """Say what answering one batch of inputs takes, with searches that go on to their limit."""
+    shape = answer_shape(config, task, mesh)
+    room = "" if task.answer in HEADS else f", at most {shape.target_length:,} tokens each"
+    yield f"\nanswers: {shape.rows:,} inputs of {shape.source_length:,}{room}"
+    figures = _compiled("answers", chips, lambda: compile_answer(config, task, model, shape, mesh))
+    if isinstance(figures, float):
+        raise UserError(
+            f"{_too_large('batch of answers', figures, chips)}; lower decode.batch_size or raise mesh.tensor"
+        )
+    least = bound(figures, chips)
+    yield from _program_lines(figures, chips)
+    yield _time_line(least)
+    yield f"  {_rate(shape.rows, least)} inputs/s"
+    if price:
+        each = len(chips.devices) * price / 3600 / shape.rows
+        yield f"  {_cost(1e6 * each, least)} for a million inputs"
+
+
+def _time_line(least: Bound) -> str:
+    parts = ", ".join(f"{name} {seconds * 1e3:,.2f}" for name, seconds in least._asdict().items())
+    return f"  at least {least.overlapped * 1e3:,.2f} ms overlapped, {least.apart * 1e3:,.2f} ms apart: {parts}"
+
+
+def _rate(count: int, least: Bound) -> str:
+    return f"at most {count / least.overlapped:,.0f} or {count / least.apart:,.0f}"
+
+
+def _cost(dollars: float, least: Bound) -> str:
+    """Return the range of what takes so many dollars in a second of each run."""
+    return f"${dollars * least.overlapped:,.4g} to ${dollars * least.apart:,.4g}"

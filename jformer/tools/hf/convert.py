@@ -1,0 +1,258 @@
+"""A model's directory as a workdir of ours: the families there are, and import. The way back is in `export`."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from etils.epath import Path as AnyPath
+from jax.sharding import Mesh
+from jaxtyping import PyTree
+
+from jformer.checkpoints import checkpoint
+from jformer.checkpoints.weights import abstract_params
+from jformer.config import default_config, resolve, save_config
+from jformer.config.options import Config
+from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer, LabelTokenizer, Tokenizer
+from jformer.errors import UserError, nearest
+from jformer.models import ModelConfig, build_model
+from jformer.parallel import processes
+from jformer.parallel.mesh import make_mesh
+from jformer.storage import replace_content, run_path, seal
+from jformer.tools.hf import generation_config as generation
+from jformer.tools.hf import name_tables as tables
+from jformer.tools.hf import tensors, vocabulary
+from jformer.tools.hf.bart import BART, M2M100, MBART
+from jformer.tools.hf.bert import BERT, DISTILBERT, ROBERTA
+from jformer.tools.hf.families import LOGITS_BIAS, Family, Fields, model_config, table_of
+from jformer.tools.hf.gpt2 import GPT2
+from jformer.tools.hf.llama import LLAMA
+from jformer.tools.hf.marian import MARIAN
+from jformer.tools.hf.t5 import MT5, T5
+from jformer.tools.hf.untrusted import explained, refuse_missing_layers
+from jformer.tools.hf.vit import VIT, check_pixels
+
+FAMILIES: dict[str, Family] = {
+    family.model_type: family
+    for family in (GPT2, BERT, ROBERTA, DISTILBERT, LLAMA, T5, MT5, BART, MBART, MARIAN, M2M100, VIT)
+}
+ORIGIN = "imported.json"  # in a workdir: the family that it came from
+LABELLED = ("classify", "tag")  # tasks whose classes have names
+ENDS = 2  # classes of task qa: the first token of an answer, and the last one
+BIAS = "final_logits_bias"
+LONGEST = 512  # tokens of a text where positions are not what limits it
+# What fine-tuning begins with; a config of one's own with train.init_from says it better.
+TRAINING = {
+    "optim.optimizer": "adamw", "optim.schedule": "linear", "optim.learning_rate": 5e-5, "optim.label_smoothing": 0.0,
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """What a directory cannot say of the texts."""
+
+    source_language: str = ""  # as the tokenizer writes it, such as eng_Latn
+    target_language: str = ""
+    prefix: str = ""  # in front of every source text, such as "translate English to German: "
+
+
+def import_model(directory: Path, workdir: str, texts: Texts) -> str:
+    """Make a workdir of a model's directory and return what to tell the user.
+
+    All processes call it. Several share the parameters out: each reads its part of every tensor, and holds no more.
+    Raises UserError for a family that we have not, a field that asks for what we have not, files that contradict each
+    other, and a workdir that is not empty.
+    """
+    target = new_workdir(workdir)
+    with explained(directory):
+        fields = vocabulary.read_json(directory / "config.json")
+        family = find_family(fields.get("model_type"))
+        task = find_task(family, fields.get("architectures") or [])
+        source = tensors.Tensors(directory, lambda name: rename(family, name))
+        if BIAS in source.found:
+            fields[LOGITS_BIAS] = bool(source.read(BIAS).any())
+        labels = vocabulary.read_labels(fields) if task in LABELLED else []
+        model = model_config(family, fields, task, ENDS if task == "qa" else len(labels))
+        refuse_missing_layers(model, source)
+        tokenizers = read_tokenizers(directory, family, fields, model, labels, texts)
+        processes.check_same({"config.json": fields, "the shapes of the tensors": source.shapes()})
+        mesh = make_mesh(1, -1) if processes.process_count() > 1 else make_mesh(1)
+        params = read_params(family, model, task, source, mesh)
+        config, notes = make_config(directory, task, model, fields, tokenizers)
+    save(target, config, tokenizers, params)
+    if processes.is_main_process():
+        replace_content(target / ORIGIN, json.dumps({"model_type": family.model_type}).encode() + b"\n")
+    size = sum(int(np.prod(shape)) for shape in source.shapes().values())
+    return f"{target}: {family.model_type}, {size:,} numbers, task {task}{not_carried(notes)}"
+
+
+def not_carried(notes: list[str]) -> str:
+    """Return what to tell the user of settings that the other side has no place for."""
+    return f"; not carried over: {', '.join(notes)}" if notes else ""
+
+
+def new_workdir(workdir: str) -> AnyPath:
+    """Return where a run is to be written; raise UserError where something is already."""
+    target = run_path(workdir)
+    if target.exists() and any(target.iterdir()):
+        raise UserError(f"--workdir={workdir} is not empty: name a new directory")
+    return target
+
+
+def find_family(model_type: object) -> Family:
+    """Return the family that config.json names."""
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise UserError(f"config.json: model_type={model_type!r}; {nearest(str(model_type), FAMILIES)}; there are: "
+                        f"{', '.join(FAMILIES)}")  # fmt: skip
+    return FAMILIES[model_type]
+
+
+def find_task(family: Family, architectures: list[str]) -> str:
+    """Return what a model does."""
+    for name in architectures:
+        if name in family.classes:
+            return family.classes[name]
+    known = ", ".join(family.classes)
+    raise UserError(
+        f"config.json: architectures={architectures} of {family.model_type}; these can be imported: {known}"
+    )
+
+
+def rename(family: Family, name: str) -> str:
+    """Return today's name of a tensor: older files leave a prefix out, or have the names of TensorFlow."""
+    old = {".gamma": ".weight", ".beta": ".bias"}
+    for ending, new in old.items():
+        if name.endswith(f"LayerNorm{ending}"):
+            name = name.removesuffix(ending) + new
+    return name if name.startswith(family.prefix) or name in family.copies else family.prefix + name
+
+
+def read_tokenizers(
+    directory: Path, family: Family, fields: Fields, model: ModelConfig, labels: list[str], texts: Texts
+) -> dict[str, Tokenizer]:
+    """Return the tokenizers under the names of their files: "shared", or "source" and "target".
+
+    Args:
+        directory: the model's, with the files of its tokenizer or, of one that reads pictures, how they are prepared.
+        family: which files these are, and what stands around a text.
+        fields: those of config.json.
+        model: what they must fit: no tokenizer has more ids than it has rows.
+        labels: the names of the classes in their order; empty where the model writes tokens.
+        texts: what the files leave open, as a model of many languages does.
+
+    Raises:
+        UserError: they are of another model, or lack what is asked for; pictures are prepared in another way than ours.
+    """
+    kind = "tag" if model.head.pooling == "none" else "label"
+    named = LabelTokenizer(kind, "identity", labels) if labels else None
+    if family is VIT:
+        assert named is not None
+        check_pixels(vocabulary.read_json(directory / "preprocessor_config.json", {}))
+        size = model.vision.image_size
+        return {"source": ImageTokenizer((size, size, model.vision.channels)), "target": named}
+    settings = {**fields, **vocabulary.read_json(directory / "generation_config.json", {})}
+    found = vocabulary.Vocabulary(directory, family.model_type, fields)
+    start = settings.get("decoder_start_token_id") if model.family == "encdec" else None
+    start = -1 if start is None else start
+    if model.family == "encdec" and start < 0:
+        start = found.special("pad_token") if fields.get("pad_token_id") is None else fields["pad_token_id"]
+    sides: dict[str, Tokenizer] = {}
+    for side, language, prefix in (
+        ("source", texts.source_language, texts.prefix),
+        ("target", texts.target_language, "" if model.family == "encdec" else texts.prefix),
+    ):
+        sides[side] = found.tokenizer(side, found.symbols(side, language, start), prefix)
+        if sides[side].vocab_size > model.vocab_size:
+            raise UserError(
+                f"{directory}: the tokenizer has {sides[side].vocab_size} ids and config.json vocab_size="
+                f"{model.vocab_size}: they are not of one model"
+            )
+    if named:
+        return {"source": sides["source"], "target": named}
+    same = sides["source"].fingerprint == sides["target"].fingerprint
+    return {"shared": sides["target"]} if same else sides
+
+
+def read_params(family: Family, model: ModelConfig, task: str, source: tensors.Tensors, mesh: Mesh) -> PyTree:
+    """Return the parameters, each read to its place on the mesh.
+
+    Args:
+        family: how its tensors are named, and which of them are copies of others.
+        model: which parameters there are, of which shapes.
+        task: what stands at the end of the model.
+        source: the tensors. Where only the copy of a tensor is there, it is read in its place.
+        mesh: each process reads what its own devices hold.
+
+    Raises:
+        UserError: a tensor is missing, has another shape or no place, or differs from what it is to be a copy of.
+    """
+    table = table_of(family, model, task)
+    for copy, original in family.copies.items():
+        if copy in source.found and copy not in {entry.theirs for entry in table.values()}:
+            if original in source.found and not np.array_equal(source.read(copy), source.read(original)):
+                raise UserError(f"{copy} differs from {original}, of which config.json makes it a copy")
+            if original not in source.found:
+                source.found[original] = source.found[copy]
+    return tables.from_source(table, abstract_params(build_model(model), mesh, whole=()), source, family.is_unread)
+
+
+def make_config(
+    directory: Path, task: str, model: ModelConfig, fields: Fields, tokenizers: Mapping[str, Tokenizer]
+) -> tuple[Config, list[str]]:
+    """Return the config of the run, and what ours has no option for.
+
+    Args:
+        directory: the model's, where generation_config.json goes before what `fields` say of generation.
+        task: what decides on the options of the data, and whether there are some for decoding.
+        model: the options of the model, as they will stand in the config.
+        fields: those of config.json.
+        tokenizers: from `read_tokenizers`, whose symbols and tokens the fields speak of by ids.
+    """
+    longest = min(model.max_length, LONGEST) if model.positions == "learned" and model.family != "vit" else LONGEST
+    data = {"max_source_length": longest, "max_target_length": longest, "vocab_shared": True, "source": "files"}
+    data |= {"lm": {"source": "text", "overlong": "split"}, "mlm": {"source": "text"}, "tag": {"source": "conll"},
+             "qa": {"source": "squad"}}.get(task, {})  # fmt: skip
+    if task == "classify":
+        data |= {"source": "images", "tokenizer": "image"} if model.family == "vit" else {"source": "labelled"}
+    values = default_config()
+    values.update_from_flattened_dict(TRAINING)
+    values.data.update(data)
+    plain = {**values.to_dict(), "task": task, "model": dataclasses.asdict(model)}
+    notes: list[str] = []
+    if task in ("translate", "lm"):
+        settings = {**fields, **vocabulary.read_json(directory / "generation_config.json", {})}
+        written = tokenizers.get("target") or tokenizers["shared"]
+        decode, notes = generation.read(settings, written.symbols, written.tokens)
+        plain["decode"] = dataclasses.asdict(decode)
+    return resolve(plain), notes
+
+
+def save(workdir: AnyPath, config: Config, tokenizers: Mapping[str, Tokenizer], params: PyTree) -> None:
+    """Write a workdir. All processes call it, and process 0 writes what is not shared out."""
+    processes.barrier()  # all have seen that there was nothing
+    if processes.is_main_process():
+        (workdir / "tokenizer").mkdir(parents=True, exist_ok=True)
+        for name, tokenizer in tokenizers.items():
+            tokenizer.save(workdir / "tokenizer", name)
+        seal(workdir / "tokenizer")
+    processes.refuse_unshared(workdir)
+    checkpoints = checkpoint.Checkpoints(workdir / "checkpoints")
+    untrained = {"step": 0, "seconds": 0.0, "best_step": 0, "data": []}
+    progress = {**untrained, "config": dataclasses.asdict(config)}
+    checkpoints.save(0, {"params": params}, progress, None)
+    checkpoints.close()
+    if processes.is_main_process():
+        save_config(config, workdir / "config.json")
+
+
+def sized(config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> ModelConfig:
+    """Return the model of a run with the rows and classes that its parameters have."""
+    source, target = (tokenizer.vocab_size for tokenizer in tokenizers)
+    if config.task in LABELLED:
+        model = config.model.with_vocabulary(source, source)
+        return model.with_classes(target - NUM_SYMBOLS, each=config.task == "tag")
+    if config.task == "qa":
+        return config.model.with_vocabulary(source, source).with_classes(ENDS, each=True)
+    noise = 1 if config.task == "mlm" and not tokenizers[1].symbols.noise else 0
+    return config.model.with_vocabulary(source + noise, target + noise)

@@ -1,0 +1,107 @@
+"""What pruning and extending a vocabulary share: a run is read, and written anew with other rows for its tokens."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+from etils.epath import Path as AnyPath
+from jaxtyping import PyTree
+
+from jformer.checkpoints.weights import load_weights
+from jformer.config import load_config, resolve
+from jformer.config.options import Config
+from jformer.data.tokenizers import FastTokenizer, PiecesTokenizer, Tokenizer
+from jformer.data.vocabularies import load_tokenizers
+from jformer.errors import UserError
+from jformer.models import ModelConfig, build_model
+from jformer.parallel.mesh import make_mesh
+from jformer.parallel.sharding import parameter_names
+from jformer.storage import replace_content, run_path
+from jformer.tools.hf.convert import LABELLED, ORIGIN, new_workdir, save, sized
+
+# The tables with an entry for each token, and which of their axes has it.
+TABLES = {
+    "embedding/embedding": 0, "source_embedding/embedding": 0, "target_embedding/embedding": 0, "head/output/kernel": 1,
+    "head/bias": 0,
+}  # fmt: skip
+Changeable = FastTokenizer | PiecesTokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run whose vocabulary is about to change."""
+
+    path: AnyPath
+    config: Config
+    tokenizers: tuple[Tokenizer, Tokenizer]
+    source: Changeable  # of the texts that it reads
+    answer: Changeable  # of those that it writes; of a classifier, which writes none, it is the source's
+    model: ModelConfig  # with the rows that its parameters have
+
+    def read_params(self) -> PyTree:
+        """Return its parameters: a large model's are read when all that was asked for has been checked."""
+        return load_weights(self.path, self.config, build_model(self.model), make_mesh(1)).params
+
+
+def read_run(workdir: str, new: str, changed: str) -> Run:
+    """Read a run that is to be `changed` ("pruned", say) and written to another directory.
+
+    Raises UserError for a vocabulary that was not imported, or is not the same on both sides, and a directory that is
+    not empty.
+    """
+    path = run_path(workdir)
+    new_workdir(new)
+    config, tokenizers = load_config(path / "config.json"), load_tokenizers(path / "tokenizer")
+    source, answer = tokenizers[0], tokenizers[0] if config.task in LABELLED else tokenizers[1]
+    if not isinstance(source, Changeable) or not isinstance(answer, Changeable):
+        raise UserError(
+            f"{workdir}: only vocabularies of imported runs can be {changed}; train with another data.vocab_size"
+        )
+    if source.tokens != answer.tokens:
+        raise UserError(f"{workdir}: has two vocabularies, and only one for both sides can be {changed}")
+    if config.task in ("mlm", "denoise") and not answer.symbols.noise:
+        raise UserError(f"{workdir}: its masks are no tokens of the vocabulary; it cannot be {changed}")
+    return Run(
+        path=path, config=config, tokenizers=tokenizers, source=source, answer=answer, model=sized(config, tokenizers)
+    )
+
+
+def with_rows(params: PyTree, change: Callable[[np.ndarray, int], np.ndarray]) -> PyTree:
+    """Return parameters whose tables of tokens are what `change` makes of (table, the axis of its tokens)."""
+
+    def changed(name: str, leaf: jax.Array) -> np.ndarray:
+        return change(np.asarray(leaf), TABLES[name]) if name in TABLES else np.asarray(leaf)
+
+    return jax.tree.map(changed, parameter_names(params), params)
+
+
+def write_run(
+    run: Run, new: str, sides: tuple[Changeable, Changeable], rows: int, params: PyTree, decode: Mapping[str, object]
+) -> None:
+    """Write what a run became.
+
+    Args:
+        run: what it was. Its config is kept but for what follows from the other arguments.
+        new: the workdir to write to, which `read_run` found empty.
+        sides: the tokenizers of source and target; they are written as one where they are equal.
+        rows: how many entries the tables of tokens have now.
+        params: the parameters with tables of so many rows.
+        decode: the options of `config.decode` that are others now.
+    """
+    source, answer = sides
+    tokenizers: dict[str, Tokenizer] = {"source": source, "target": answer}
+    if run.config.task in LABELLED:
+        tokenizers["target"] = run.tokenizers[1]
+    elif source.fingerprint == answer.fingerprint:
+        tokenizers = {"shared": answer}
+    plain = json.loads(json.dumps(dataclasses.asdict(run.config)))
+    plain["model"] |= {"vocab_size": rows, "target_vocab_size": rows if run.config.model.family == "encdec" else 0}
+    plain["evaluate"]["weights"] = "last"  # there are no others
+    plain["decode"] |= decode
+    target = run_path(new)
+    save(target, resolve(plain), tokenizers, params)
+    if (run.path / ORIGIN).exists():
+        replace_content(Path(target) / ORIGIN, (run.path / ORIGIN).read_bytes())

@@ -1,0 +1,59 @@
+"""A run whose vocabulary has further tokens: a row more for each in every table that has one for each token.
+
+A new row is the mean of the rows of what its text was cut into, so that training begins with what the run knows of it.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jformer.data.text import read_lines
+from jformer.errors import UserError
+from jformer.models.parts import count_params
+from jformer.tools.hf.embedding_rows import Changeable, read_run, with_rows, write_run
+
+
+def extend(workdir: str, new: str, files: Sequence[Path]) -> str:
+    """Write a run that knows the tokens of some files, too, one a line, and return what to tell the user.
+
+    Raises UserError for a vocabulary that cannot be extended, a token that it has already, files that cannot be read,
+    and a directory that is not empty.
+    """
+    run = read_run(workdir, new, "extended")
+    tokens = _read(files, run.answer)
+    size, held = run.answer.vocab_size, run.model.vocab_size
+    rows = max(held, size + len(tokens))  # published tables may have rows that no token uses yet
+    cuts = zip(run.source.cut(tokens), run.answer.cut(tokens), strict=True)
+    known = [[i for i in (*read, *written) if i != run.answer.symbols.unk] for read, written in cuts]
+
+    def extended(table: np.ndarray, axis: int) -> np.ndarray:
+        old = np.moveaxis(table, axis, 0)
+        # What says nothing of itself begins as the mean of all (Hewitt 2021).
+        means = [old[ids or slice(size)].mean(axis=0, dtype=np.float32).astype(old.dtype) for ids in known]
+        return np.moveaxis(np.concatenate([old[:size], np.stack(means), old[size + len(tokens) :]]), 0, axis)
+
+    before = run.read_params()
+    params = with_rows(before, extended)
+    sides = (run.source.extended(tokens, held, rows), run.answer.extended(tokens, held, rows))
+    write_run(run, new, sides, rows, params, {})
+    grown = count_params(params) - count_params(before)
+    return f"{new}: {len(tokens):,} tokens more than {size:,}, {grown:,} parameters more; train it before it knows them"
+
+
+def _read(files: Sequence[Path], tokenizer: Changeable) -> list[str]:
+    """Return the tokens of files, each of which must be new."""
+    found: dict[str, None] = {}
+    old = {*tokenizer.tokens}
+    for file in files:
+        for number, token in enumerate(read_lines(file, Counter()), start=1):
+            if not token or token != token.strip():
+                raise UserError(f"{file}:{number}: {token!r} is no token: write one a line, without spaces around it")
+            (ids,) = tokenizer.cut([token])
+            if token in old or token in found or (len(ids) == 1 and ids[0] != tokenizer.symbols.unk):
+                raise UserError(f"{file}:{number}: {token!r} is a token already: leave it out")
+            found[token] = None
+    if not found:
+        raise UserError(f"--tokens={' '.join(map(str, files))}: has no tokens; write one a line")
+    return list(found)

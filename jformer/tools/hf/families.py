@@ -1,0 +1,153 @@
+"""What a family of their models is: which options of ours it has, under which names, and where its tensors lie.
+
+A family says how its config.json becomes our options and how ours become its fields. Whether it can express a model of
+ours needs no further rules: the fields that are written, read back, must give the same model.
+"""
+
+import dataclasses
+import operator
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jformer.errors import UserError
+from jformer.models import ModelConfig
+from jformer.models.head_config import HeadConfig
+from jformer.tools.hf.name_tables import Table, linear
+
+Fields = Mapping[str, Any]
+"""Their config.json, or what else of theirs is a JSON object."""
+
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATIONS |= {"silu": "silu", "swish": "silu"}
+LOGITS_BIAS = "_logits_bias"  # no field of theirs: whether the stored bias of the logits is other than zero
+PLAIN = ModelConfig()  # what options are where nothing is said of them
+TRAINING_ONLY = (
+    *("init", "dropout", "attention_dropout", "activation_dropout", "embedding_dropout", "output_dropout"),
+    *("dtype", "execution"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """One architecture of theirs."""
+
+    model_type: str  # as config.json has it
+    classes: Mapping[str, str]  # architecture → our task; the first of a task is what we write
+    sizes: Mapping[str, str]  # their field → the option of ours with the same value, as `d_ff`, `vision.patch_size`
+    defaults: Fields  # what their fields are where config.json leaves them out
+    ours: Mapping[str, Any]  # options that the architecture fixes
+    theirs: Fields  # fields that must have these values
+    table: Callable[[ModelConfig], Table]
+    activation: str = ""  # their field of it, "" where `read` and `write` know better
+    activations: Mapping[str, str] = dataclasses.field(default_factory=lambda: ACTIVATIONS)  # its values → ours
+    read: Callable[[Fields], dict[str, Any]] = lambda fields: {}  # noqa: E731, RUF100
+    write: Callable[[ModelConfig], dict[str, Any]] = lambda model: {}  # noqa: E731, RUF100
+    copies: Mapping[str, str] = dataclasses.field(default_factory=dict)  # a tensor that repeats another one
+    unread: tuple[str, ...] = ()  # patterns of tensors that hold nothing of the model
+    prefix: str = ""  # that some files leave out
+
+    def is_unread(self, name: str) -> bool:
+        """Tell whether a tensor of theirs holds nothing that ours lacks."""
+        return name in self.copies or any(re.fullmatch(pattern, name) for pattern in self.unread)
+
+
+def table_of(family: Family, model: ModelConfig, task: str) -> Table:
+    """Return the table of a model that does a task; finding spans, it is a tagger's with another name at its end."""
+    table = family.table(model)
+    return table | linear("classifier", "qa_outputs") if task == "qa" else table
+
+
+def _read_activation(family: Family, fields: Fields) -> dict[str, Any]:
+    """Return our name of an activation. Raise UserError for one that we have not."""
+    key, known = family.activation, family.activations
+    if fields[key] not in known:
+        raise UserError(f"config.json: {key}={fields[key]!r} is not implemented; known: {', '.join(known)}")
+    return {"activation": known[fields[key]]}
+
+
+def _write_activation(family: Family, name: str) -> dict[str, Any]:
+    """Return their name of an activation."""
+    theirs = {ours: their for their, ours in reversed([*family.activations.items()])}
+    if name not in theirs:
+        raise UserError(f"model.activation={name!r}: the architecture has only {', '.join(theirs)}")
+    return {family.activation: theirs[name]}
+
+
+def model_config(family: Family, fields: Fields, task: str, num_classes: int = 0) -> ModelConfig:
+    """Return our options for a config.json. Raise UserError naming the field that asks for what we have not."""
+    fields = {**family.defaults, **{key: value for key, value in fields.items() if value is not None}}
+    for key, value in family.theirs.items():
+        if fields.get(key, value) != value:
+            raise UserError(
+                f"config.json: {key}={fields[key]!r} is not implemented for {family.model_type}: only {value!r}"
+            )
+    for key in family.sizes:
+        wanted = type(operator.attrgetter(family.sizes[key])(PLAIN))
+        number = fields.get(key)
+        if isinstance(number, bool) or not isinstance(number, (int, float) if wanted is float else int):
+            raise UserError(f"config.json: {key}={number!r} must be a number")
+    options = dict(family.ours)
+    for theirs, ours in family.sizes.items():
+        name, _, inner = ours.partition(".")
+        group = options.get(name, getattr(PLAIN, name))
+        options[name] = dataclasses.replace(group, **{inner: fields[theirs]}) if inner else fields[theirs]
+    options |= (_read_activation(family, fields) if family.activation else {}) | family.read(fields)
+    head = dataclasses.replace(options.pop("head", HeadConfig()), num_classes=num_classes)
+    if task in ("tag", "qa"):  # classes of every position
+        head = dataclasses.replace(head, pooling="none", pooler=False)
+    model = ModelConfig(**{key: _typed(key, value) for key, value in options.items()}, head=head)
+    model.check()
+    return dataclasses.replace(model, target_vocab_size=model.vocab_size if model.family == "encdec" else 0)
+
+
+def config_fields(family: Family, model: ModelConfig, task: str) -> dict[str, Any]:
+    """Return the config.json of a model of ours. Raise UserError for the first option the family cannot express."""
+    normal = _normal(model)
+    fields = {**family.theirs, **{key: operator.attrgetter(ours)(normal) for key, ours in family.sizes.items()}}
+    fields |= _write_activation(family, model.activation) if family.activation else {}
+    fields |= {key: value for key, value in family.write(model).items() if value is not None}
+    back, wanted = _normal(model_config(family, fields, task, model.head.num_classes)), normal
+    for field in dataclasses.fields(ModelConfig):
+        ours, theirs = getattr(wanted, field.name), getattr(back, field.name)
+        if ours != theirs and field.name not in TRAINING_ONLY:
+            name, ours, theirs = _first_difference(field.name, ours, theirs)
+            raise UserError(f"model.{name}={ours!r}: {family.model_type} has only {theirs!r} there")
+    return {"model_type": family.model_type, **fields}
+
+
+def _first_difference(name: str, ours: Any, theirs: Any) -> tuple[str, Any, Any]:
+    """Return the first option of a group that differs, and both values; an option by itself comes back as it is."""
+    for field in dataclasses.fields(ours) if dataclasses.is_dataclass(ours) else ():
+        pair = getattr(ours, field.name), getattr(theirs, field.name)
+        if pair[0] != pair[1]:
+            return f"{name}.{field.name}", *pair
+    return name, ours, theirs
+
+
+def architecture(family: Family, task: str) -> str:
+    """Return their class that does a task. Raise UserError if there is none."""
+    for name, does in family.classes.items():
+        if does == task:
+            return name
+    raise UserError(f"task={task!r} is not for {family.model_type}, which has {', '.join(family.classes)}")
+
+
+def _typed(key: str, value: Any) -> Any:
+    return float(value) if type(getattr(PLAIN, key)) is float else value
+
+
+def _normal(model: ModelConfig) -> ModelConfig:
+    """Spell out what 0 stands for, and layers that are one, so that equal models are equal."""
+    encdec, learned = model.family == "encdec", model.positions == "learned" and model.family != "vit"
+    return dataclasses.replace(
+        model,
+        shared_layers=False,  # `own_layers` gives each its own
+        num_decoder_layers=model.decoder_layers if encdec else 0,
+        target_vocab_size=(model.target_vocab_size or model.vocab_size) if encdec else 0,
+        num_kv_heads=model.kv_heads,
+        d_k=model.key_size,
+        d_v=model.value_size,
+        max_length=model.max_length if learned else ModelConfig.max_length,
+        vocab_size=0 if model.family == "vit" else model.vocab_size,
+    )

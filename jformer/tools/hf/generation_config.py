@@ -1,0 +1,85 @@
+"""How their models are asked to generate, as options of ours, and back. What has no counterpart is told."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jformer.data.tokenizers.symbols import Symbols
+from jformer.decoding.decode_config import DecodeConfig
+from jformer.tools.hf.families import Fields
+
+LIMIT = 20  # tokens with the first one: what theirs stops at when nobody says anything
+UNLIKE = {"repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "encoder_no_repeat_ngram_size": 0,
+          "num_beam_groups": 1, "penalty_alpha": 0.0, "typical_p": 1.0, "suppress_tokens": [],
+          "begin_suppress_tokens": [], "exponential_decay_length_penalty": [], "sequence_bias": {},
+          "force_words_ids": [], "guidance_scale": 1.0, "remove_invalid_values": False}  # fmt: skip
+OURS_ALONE = ("coverage_penalty", "beam_groups", "repetition_penalty", "only", "ensemble")  # theirs means another thing
+
+
+def read(fields: Fields, symbols: Symbols, tokens: Sequence[str]) -> tuple[DecodeConfig, list[str]]:
+    """Return options of ours for a generation_config.json (and config.json), and what ours has no option for.
+
+    Their lengths count the first token and the language, ours neither.
+    """
+    fields = {key: value for key, value in fields.items() if value is not None}
+    before = len(symbols.before)
+    beams, penalty = fields.get("num_beams", 1), float(fields.get("length_penalty", 1.0))
+    notes = [f"{key}={fields[key]!r}" for key, off in UNLIKE.items() if fields.get(key, off) not in (off, None, [], {})]
+    if penalty < 0:
+        notes.append(f"length_penalty={penalty}")
+    most = fields.get("max_new_tokens", fields.get("max_length", LIMIT) - 1) - before
+    options: dict[str, Any] = {
+        "beam_size": beams,
+        "length_penalty": max(penalty, 0.0) if beams > 1 else 0.0,
+        "length_offset": float(before),
+        "patience": 1.0 if fields.get("early_stopping") is True and beams > 1 else 0.0,
+        "ended_first": beams == 1,
+        "min_length": max(0, fields.get("min_new_tokens", fields.get("min_length", 1) - 1) - before),
+        "max_length": max(1, most),
+        "max_extra_length": max(1, most),
+        "no_repeat_ngram": fields.get("no_repeat_ngram_size", 0),
+        "forced_end": fields.get("forced_eos_token_id") in (symbols.eos, [symbols.eos]),
+        "renormalize": bool(fields.get("renormalize_logits")),
+    }
+    for key, known in (("eos_token_id", (symbols.eos,)), ("forced_eos_token_id", (symbols.eos,)),
+                       ("forced_bos_token_id", symbols.before[:1])):  # fmt: skip
+        ids = fields.get(key, [])
+        if not {*(ids if isinstance(ids, list) else [ids])} <= {*known}:
+            notes.append(f"{key}={ids}")
+    bad = fields.get("bad_words_ids", [])
+    barred = (symbols.pad, symbols.bos)
+    options["forbid"] = tuple(tokens[ids[0]] for ids in bad if len(ids) == 1 and ids[0] not in barred)
+    notes += [f"bad_words_ids with {ids}" for ids in bad if len(ids) != 1]
+    if fields.get("do_sample"):
+        notes += ["do_sample=True: set decode.search='sample'"]
+    return DecodeConfig(**options), notes
+
+
+def write(options: DecodeConfig, symbols: Symbols, ids: Mapping[str, int]) -> tuple[dict[str, Any], list[str]]:
+    """Return the generation_config.json of a run's options, and the options that theirs has no place for."""
+    before, default = len(symbols.before), DecodeConfig()
+    notes = [f"decode.{key}={getattr(options, key)!r}" for key in OURS_ALONE
+             if getattr(options, key) != getattr(default, key)]  # fmt: skip
+    if options.search != "beam":
+        notes.append(f"decode.search={options.search!r}")
+    elif options.beam_size > 1:
+        if options.length_penalty and options.length_offset != before:
+            notes.append(f"decode.length_offset={options.length_offset}, theirs is {before}")
+        if options.ended_first:
+            notes.append("decode.ended_first=True")
+        if options.patience not in (0.0, 1.0):
+            notes.append(f"decode.patience={options.patience}")
+    fields: dict[str, Any] = {
+        "num_beams": options.beam_size,
+        "early_stopping": True if options.patience else "never" if options.beam_size > 1 else False,
+        "length_penalty": options.length_penalty if options.beam_size > 1 else None,
+        "max_new_tokens": (options.max_length or options.max_extra_length) + before,
+        "no_repeat_ngram_size": options.no_repeat_ngram,
+    }
+    if options.min_length:
+        fields["min_new_tokens"] = options.min_length + before
+    never = {ids[word] for word in options.forbid} | ({symbols.pad, symbols.bos} & {*ids.values()})
+    fields["bad_words_ids"] = [[i] for i in sorted(never - {symbols.eos})] or None
+    fields["forced_bos_token_id"] = symbols.before[0] if symbols.before else None
+    fields["forced_eos_token_id"] = symbols.eos if options.forced_end else None
+    fields["renormalize_logits"] = options.renormalize or None
+    return {key: value for key, value in fields.items() if value is not None}, notes

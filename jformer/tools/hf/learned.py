@@ -1,0 +1,152 @@
+"""Tokenizers that jformer learned, as a tokenizer.json: the same ids for the same text, in the words of `tokenizers`.
+
+What the library cannot say is little, and `told` says it. A symbol that is spelt in a text is text, to the learner as
+to us; there `split_special_tokens` of tokenizer_config.json must say so, and nothing in a vocabulary may match it.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from jformer.data.tokenizers import SYMBOLS, UNK, ByteTokenizer, ListTokenizer, SubwordTokenizer, Tokenizer
+from jformer.data.tokenizers.word_splitting import TOKEN
+
+if TYPE_CHECKING:
+    from tokenizers.normalizers import Normalizer
+
+SPACE = "▁"  # as sentencepiece writes it
+NEVER = -1e6  # log-probability: below that of any other way to cut a symbol's name
+SPARE = 0xE000  # first of the characters that stand for nothing, of which a vocabulary holds few
+MASK = "<mask>"
+AROUND = {  # what a model reads: of one text, of two
+    "encdec": ("$A </s>", "$A </s> $B </s>"),
+    "encoder": ("<s> $A </s>", "<s> $A </s> $B:1 </s>:1"),
+    "decoder": ("<s> $A", "<s> $A $B"),
+}
+
+
+def to_json(tokenizer: Tokenizer, family: str, mask: bool) -> str | None:
+    """Return the content of a tokenizer.json, or None for what is no tokenizer of texts.
+
+    Args:
+        tokenizer: one of ours.
+        family: of the model, which says what stands around a text.
+        mask: whether the first id past the vocabulary is one, as `mlm` has it.
+    """
+    import tokenizers
+    from tokenizers import normalizers, processors
+
+    made = _subwords(tokenizer) if isinstance(tokenizer, SubwordTokenizer) else _listed(tokenizer)
+    if made is None:
+        return None
+    model, steps, before, decoder = made
+    fast = tokenizers.Tokenizer(model)
+    if steps:
+        fast.normalizer = normalizers.Sequence(steps)
+    if before:
+        fast.pre_tokenizer = before
+    if decoder:
+        fast.decoder = decoder
+    fast.add_special_tokens([*SYMBOLS, *([MASK] if mask else [])])
+    single, pair = AROUND[family]
+    ends = [(name, fast.token_to_id(name)) for name in ("<s>", "</s>")]
+    fast.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ends)
+    content: str = fast.to_str()
+    return content
+
+
+def told(tokenizer: Tokenizer) -> list[str]:
+    """Return what a tokenizer.json does otherwise."""
+    notes = []
+    if isinstance(tokenizer, ListTokenizer) and tokenizer.kind == "word":
+        notes.append("which words a text joins without a space")
+    if isinstance(tokenizer, SubwordTokenizer) and tokenizer.kind == "unigram":
+        notes.append("which of equally probable cuts of a text is taken")
+    if getattr(tokenizer, "normalization", "identity") == "nfkc":
+        notes.append("nfkc of rare signs and sequences of accents, in which libraries differ")
+    return notes
+
+
+def _subwords(tokenizer: SubwordTokenizer) -> tuple[Any, list[Any], None, Any]:
+    from tokenizers import decoders, normalizers
+
+    written, pieces = tokenizer.tokens, tokenizer.tokens[len(SYMBOLS) :]
+    steps: list[Any] = [normalizers.NFKC()] if tokenizer.normalization == "nfkc" else []
+    steps += [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
+    decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    if tokenizer.kind == "bpe":
+        return _bpe(written, merges(pieces), fuse_unk=True), steps, None, decoder
+    return _unigram(tokenizer), [*steps, *unmatched(pieces)], None, decoder
+
+
+def _bpe(written: Sequence[str], joined: Sequence[tuple[str, str]], **options: bool) -> Any:
+    from tokenizers import models
+
+    return models.BPE({token: i for i, token in enumerate(written)}, list(joined), unk_token=SYMBOLS[UNK], **options)
+
+
+def _unigram(tokenizer: SubwordTokenizer) -> Any:
+    from tokenizers import models
+
+    # The library looks for every entry in a text, symbols too, where sentencepiece does not.
+    scores = [NEVER] * len(SYMBOLS) + tokenizer.scores[len(SYMBOLS) :]
+    return models.Unigram(list(zip(tokenizer.tokens, scores, strict=True)), unk_id=UNK)
+
+
+def merges(pieces: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the pairs that make each piece, which sentencepiece joins in the order of the pieces."""
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    found = []
+    for piece in pieces:
+        halves = [(piece[:i], piece[i:]) for i in range(1, len(piece))]
+        made = [(ids[left], ids[right]) for left, right in halves if left in ids and right in ids]
+        found += [(pieces[left], pieces[right]) for left, right in sorted(made)]
+    return found
+
+
+def unmatched(pieces: Sequence[str]) -> "Sequence[Normalizer]":
+    """Return rules that spell the names of symbols otherwise in a text, where a character of theirs is unknown.
+
+    An unknown character costs more than `NEVER`, so the name as a whole would be matched; another unknown character in
+    its place changes no id.
+    """
+    from tokenizers import normalizers
+
+    known = {character for piece in pieces for character in piece}
+    spare = next(character for code in range(SPARE, SPARE + 0x1900) if (character := chr(code)) not in known)
+    rules = []
+    for name in SYMBOLS:
+        unknown = [character for character in name if character not in known]
+        if unknown:
+            rules.append(normalizers.Replace(name, name.replace(unknown[0], spare, 1)))
+    return rules
+
+
+def _listed(tokenizer: Tokenizer) -> tuple[Any, list[Any], Any, Any] | None:
+    from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+
+    model: Any
+    before: Any
+    decoder: Any
+    if isinstance(tokenizer, ByteTokenizer):
+        model = _bpe(tokenizer.tokens, [], byte_fallback=True)
+        before, decoder = None, decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    elif not isinstance(tokenizer, ListTokenizer):
+        return None
+    elif tokenizer.kind == "char":
+        model, before, decoder = _bpe(tokenizer.tokens, [], fuse_unk=False), None, decoders.Fuse()
+    elif tokenizer.kind == "word":
+        model = models.WordLevel({token: i for i, token in enumerate(tokenizer.tokens)}, unk_token=SYMBOLS[UNK])
+        before, decoder = pre_tokenizers.Split(Regex(_pattern()), "removed", invert=True), None
+    else:
+        return None
+    steps = [normalizers.NFKC()] if tokenizer.normalization == "nfkc" else []
+    return model, steps, before, decoder
+
+
+def _pattern() -> str:
+    """Return the rule of words, its spaces and letters spelt out: Oniguruma's are others than Python's."""
+    spelt = ((r"\s", r"\s\x1c-\x1f"), (r"\S", r"[^\s\x1c-\x1f]"), (r"[-\w]", r"[-\p{L}\p{N}_]"))
+    pattern = TOKEN.pattern
+    for python, oniguruma in spelt:
+        pattern = pattern.replace(python, oniguruma)
+    return pattern

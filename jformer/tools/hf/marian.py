@@ -1,0 +1,62 @@
+"""Marian's Transformer, the architecture of OPUS-MT (Tiedemann and Thottingal 2020).
+
+It is the model of Vaswani et al. 2017 with all sines of a position before its cosines, where ours alternate. A feature
+of the residual stream is but a name, so the features are renamed in all that reads or writes the stream, which is
+exact and changes no output. Their config cannot say the epsilon of their norms, which is torch's 1e-5.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from jformer.models import ModelConfig
+from jformer.tools.hf import bart
+from jformer.tools.hf.families import Family, Fields
+from jformer.tools.hf.name_tables import Entry, Table
+
+READERS = ("q", "k", "v", "up")  # modules that read the stream and write another space; all others write it
+
+
+def _table(model: ModelConfig) -> Table:
+    table = bart.common(model)
+    return {path: entry if path == "head/bias" else _renamed(path, entry, model) for path, entry in table.items()}
+
+
+def _renamed(path: str, entry: Entry, model: ModelConfig) -> Entry:
+    """Take the features of the residual stream in our order when reading, in theirs when writing."""
+    halves = np.arange(model.d_model)
+    ours, theirs = halves.reshape(2, -1).T.ravel(), halves.reshape(-1, 2).T.ravel()
+    *_, module, leaf = path.split("/")
+
+    def take(array: np.ndarray, order: np.ndarray) -> np.ndarray:
+        if module in READERS:
+            return array[order] if leaf == "kernel" else array
+        # The vectors between attention and output belong to heads: of `o` and `down` only what they write is renamed.
+        return array[..., order]
+
+    return entry._replace(
+        read=lambda array: take(entry.read(array), ours), write=lambda array: entry.write(take(array, theirs))
+    )
+
+
+def _read(fields: Fields) -> dict[str, Any]:
+    options = bart.read(fields)
+    return {key: value for key, value in options.items() if key != "max_length"}
+
+
+def _write(model: ModelConfig) -> dict[str, Any]:
+    fields = bart.write(model)
+    return {**fields, "decoder_vocab_size": model.vocab_size, "max_position_embeddings": max(512, model.max_length)}
+
+
+MARIAN = Family(
+    model_type="marian",
+    classes={"MarianMTModel": "translate"},
+    sizes=bart.SIZES, defaults={**bart.DEFAULTS, "vocab_size": 58_101},
+    ours={"norm": "post", "norm_epsilon": 1e-5, "positions": "sinusoidal"},
+    theirs={"tie_word_embeddings": True, "share_encoder_decoder_embeddings": True, "normalize_before": False,
+     "normalize_embedding": False, "add_final_layer_norm": False, "static_position_embeddings": True},
+    table=_table, activation="activation_function", read=_read, write=_write,
+    copies=bart.COPIES,
+    unread=("final_logits_bias", r"model\.(encoder|decoder)\.embed_positions\.weight"),
+)  # fmt: skip

@@ -1,0 +1,234 @@
+"""The tokenizer files of a model's directory as tokenizers of ours, and back. No weights.
+
+Which ids surround a text follows from the family: its decoder's first token, and the languages of a model of many.
+"""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any, cast
+
+from jformer.data.tokenizers import Tokenizer
+from jformer.data.tokenizers.pretrained import FastTokenizer, PiecesTokenizer
+from jformer.data.tokenizers.symbols import Symbols
+from jformer.errors import UserError
+from jformer.storage import parse_object
+from jformer.tools.hf import learned
+from jformer.tools.hf.families import Fields
+
+FAST, CONFIG, SPECIALS = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+PIECES = {"marian": ("source.spm", "target.spm"), "m2m_100": ("sentencepiece.bpe.model",) * 2}  # of source, of target
+LANGUAGES = ("mbart", "m2m_100")  # families whose texts have a language beside them
+SPECIAL = ("pad_token", "bos_token", "eos_token", "unk_token", "cls_token", "sep_token", "mask_token")
+NAMES_OF_ENDS = dict.fromkeys(("bert", "distilbert"), ("cls", "sep"))  # family → what begins and ends a text
+FAR = 10  # times as many ids as tokens: lists of all ids would take the memory of the machine
+CLASSES = {"marian": "MarianTokenizer", "m2m_100": "M2M100Tokenizer"}
+# The languages that a tokenizer_config.json of transformers 5 has by a name alone, in the order of their ids.
+LANGUAGE_CODES = {
+    "m2m100": "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr "
+    "ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa "
+    "pl ps pt ro ru sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu"
+}
+PROBLEMS = {"one": "single_label_classification", "several": "multi_label_classification"}  # data.labels → theirs
+
+Pretrained = FastTokenizer | PiecesTokenizer
+
+
+class Vocabulary:
+    """What a directory says of its tokenizer."""
+
+    def __init__(self, directory: Path, model_type: str, fields: Fields) -> None:
+        """Read the files. Raise UserError where there are none that we can read."""
+        self.directory, self.model_type, self.fields = directory, model_type, fields
+        self.config = {**read_json(directory / SPECIALS, {}), **read_json(directory / CONFIG, {})}
+        self.fast = (directory / FAST).is_file()
+        if not self.fast and not (model_type in PIECES and (directory / PIECES[model_type][0]).is_file()):
+            raise UserError(
+                f"{directory}: has no {FAST}; make one where transformers is installed, with "
+                "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+            )
+        self.ids = self._fast_ids() if self.fast else self._piece_ids()
+        largest = max(self.ids.values(), default=-1)
+        if not 0 <= largest < FAR * (len(self.ids) + FAR):
+            raise UserError(
+                f"{directory}: its tokenizer has {len(self.ids)} tokens and ids up to {largest}; fetch it again"
+            )
+
+    def _fast_ids(self) -> dict[str, int]:
+        try:
+            content = (self.directory / FAST).read_text()
+            parse_object(content)  # what stands twice in it, the library would take by its last value
+            self.probe = FastTokenizer(content, {})
+        except UserError:
+            raise
+        except Exception as error:  # the library raises nothing more special
+            raise UserError(f"{self.directory / FAST}: is no tokenizer ({error}); fetch it again") from error
+        return self.probe.ids
+
+    def _piece_ids(self) -> dict[str, int]:
+        path = self.directory / "vocab.json"
+        ids = read_json(path)
+        if not ids or not all(type(i) is int and i >= 0 for i in ids.values()):
+            raise UserError(f"{path}: must map pieces to ids; fetch it again")
+        size = len(ids)
+        return {**{str(token): size + i for i, token in enumerate(self._listed()) if token not in ids}, **ids}
+
+    def _listed(self) -> list[str]:
+        """Return the special tokens beside those with a role: languages."""
+        listed = self.config.get("additional_special_tokens") or self.config.get("extra_special_tokens")
+        codes = LANGUAGE_CODES.get(str(self.config.get("language_codes")), "")
+        return listed or [f"__{code}__" for code in codes.split()]
+
+    def special(self, name: str) -> int:
+        """Return the id of a special token such as 'cls_token', or -1."""
+        token = self.config.get(name)
+        text = token["content"] if isinstance(token, dict) else token
+        return self.ids.get(text, -1) if text else -1
+
+    def language(self, name: str, flag: str) -> int:
+        """Return the id of a language."""
+        for token in (f"__{name}__", name):  # in this order: "en" is also an ordinary piece of many vocabularies
+            if name and token in self.ids:
+                return self.ids[token]
+        raise UserError(f"--{flag}={name!r} is no language of this vocabulary, which writes them as its tokenizer does")
+
+    def symbols(self, side: str, language: str, start: int) -> Symbols:
+        """Return the symbols of the texts of one side."""
+        bos, eos = (self._role(name) for name in ("bos", "eos"))
+        noise = [self.special("mask_token")] if self.special("mask_token") >= 0 else []
+        if self.model_type in NAMES_OF_ENDS:
+            bos, eos = (self.special(f"{name}_token") for name in NAMES_OF_ENDS[self.model_type])
+        elif self.model_type in ("t5", "mt5"):
+            noise = [self.ids[token] for i in range(100) if (token := f"<extra_id_{i}>") in self.ids]
+        around: dict[str, tuple[int, ...]] = {}
+        if self.model_type == "roberta":
+            around["between"] = (eos,)
+        elif self.model_type == "bart":
+            around["before"] = (bos,)
+        elif self.model_type in LANGUAGES:
+            code, legacy = self.language(language, f"{side}_language"), self.model_type == "mbart" and not self._mbart50
+            start = code if legacy and side == "target" else start
+            if not legacy:
+                around["before"] = (code,)
+            elif side == "source":
+                around["after"] = (code,)
+        bos = start if start >= 0 else bos
+        if bos < 0 or eos < 0:
+            raise UserError(
+                f"{self.directory}: neither config.json nor {CONFIG} names the tokens texts begin and end with"
+            )
+        pad = self._pad(self._role("pad"), bos, eos)
+        return Symbols(pad=pad, bos=bos, eos=eos, unk=self._unk(eos), noise=tuple(noise), **around)
+
+    def _role(self, name: str) -> int:
+        """Return the id that config.json gives to "pad", "bos" or "eos", or else the tokenizer, or -1."""
+        ids = self.fields.get(f"{name}_token_id")
+        found = ids[0] if isinstance(ids, list) and ids else ids
+        return found if type(found) is int else self.special(f"{name}_token")
+
+    def _pad(self, pad: int, bos: int, eos: int) -> int:
+        """Return an id that search may fill up with: one that no text needs, or one past the vocabulary."""
+        past = max(max(self.ids.values()) + 1, self.fields.get("vocab_size") or 0)
+        return past if pad < 0 or pad == eos or (pad == bos and self.model_type == "gpt2") else pad
+
+    def _unk(self, eos: int) -> int:
+        unk = self.special("unk_token")
+        return -1 if unk == eos else unk
+
+    @property
+    def _mbart50(self) -> bool:
+        return str(self.config.get("tokenizer_class", "")).startswith("MBart50")
+
+    def tokenizer(self, side: str, symbols: Symbols, prefix: str) -> Pretrained:
+        """Return the tokenizer of one side ("source" or "target")."""
+        stored = symbols._asdict()
+        if self.fast:
+            cleanup = bool(self.config.get("clean_up_tokenization_spaces", False))
+            split = bool(self.config.get("split_special_tokens", False))
+            content = (self.directory / FAST).read_text()
+            return FastTokenizer(content, stored, prefix, cleanup, split_specials=split)
+        path = self.directory / PIECES[self.model_type][side == "target"]
+        specials = [token for token in self.ids if self._is_special(token)]
+        try:
+            model = base64.b64encode(path.read_bytes()).decode()
+            return PiecesTokenizer(model, self.ids, stored, specials, prefix)
+        except (OSError, RuntimeError) as error:
+            raise UserError(f"{path}: is no sentencepiece model ({error}); fetch it again") from error
+
+    def _is_special(self, token: str) -> bool:
+        return token in self._listed() or self.ids[token] in [self.special(name) for name in SPECIAL]
+
+
+def write(
+    directory: Path, model_type: str, tokenizers: tuple[Tokenizer, Tokenizer], family: str = "", mask: bool = False
+) -> dict[str, Any]:
+    """Write the tokenizer files of a run and return its tokenizer_config.json; {} if theirs has nothing like it.
+
+    Args:
+        directory: of the exported model, beside its config.json.
+        model_type: their name of the architecture, which says how the files are called.
+        tokenizers: the source's, and the one of the texts that are written or, by a classifier, read.
+        family: ours, of the model; it matters for a tokenizer that jformer learned, and so does `mask`.
+        mask: as in `learned.to_json`.
+    """
+    source, target = cast(tuple[Any, Any], tokenizers)  # what each kind holds is its own
+    kinds = {FastTokenizer: "fast", PiecesTokenizer: "pieces"}
+    other = getattr(target, "kept", ()) or getattr(target, "added", ())  # ids or texts that theirs has no place for
+    kind = "" if other else kinds.get(type(target))
+    written = target.tokens
+    named = {
+        f"{name}_token": written[i] for name, i in _named(model_type, target.symbols).items() if 0 <= i < len(written)
+    }
+    content = target.content if kind == "fast" else None if kind or other else learned.to_json(target, family, mask)
+    if content:
+        (directory / FAST).write_text(content)
+        config = {**named, "tokenizer_class": "PreTrainedTokenizerFast"}
+        if kind != "fast" or target.split_specials:
+            config["split_special_tokens"] = True
+        if kind != "fast" and mask:
+            config["mask_token"] = learned.MASK
+    elif kind == "pieces":
+        files = PIECES[model_type]
+        for file, tokenizer in zip(files, (source, target), strict=True):
+            (directory / file).write_bytes(base64.b64decode(tokenizer.model))
+        (directory / "vocab.json").write_text(json.dumps(target.ids, ensure_ascii=False, indent=2))
+        config = {**named, "tokenizer_class": CLASSES[model_type]}
+    else:
+        config = {}
+    if config:
+        (directory / CONFIG).write_text(json.dumps(config, ensure_ascii=False, indent=2) + "\n")
+    return config
+
+
+def _named(model_type: str, symbols: Symbols) -> dict[str, int]:
+    first, last = NAMES_OF_ENDS.get(model_type, ("bos", "eos"))
+    mask = {"mask": symbols.noise[0]} if len(symbols.noise) == 1 else {}
+    return {"pad": symbols.pad, first: symbols.bos, last: symbols.eos, "unk": symbols.unk, **mask}
+
+
+def read_labels(fields: Fields) -> list[str]:
+    """Return the labels of a classifier in the order of their classes."""
+    if fields.get("problem_type") not in (None, PROBLEMS["one"]):
+        raise UserError(
+            f"config.json: problem_type={fields['problem_type']!r}: only classifiers with one label are read"
+        )
+    labels = fields.get("id2label") or {str(i): f"LABEL_{i}" for i in range(fields.get("num_labels", 2))}
+    try:
+        ordered = [str(labels[str(i)]) for i in range(len(labels))]
+    except (KeyError, TypeError) as error:
+        raise UserError(f"config.json: id2label must name the classes 0 to {len(labels) - 1}") from error
+    if len({*ordered}) < len(ordered):
+        raise UserError("config.json: id2label gives two classes one name")
+    return ordered
+
+
+def read_json(path: Path, otherwise: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the object that a file holds. Raise UserError for what is none, or for no file without another value."""
+    if otherwise is not None and not path.is_file():
+        return otherwise
+    try:
+        return parse_object(path.read_bytes())
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: is not there; name the folder of a model") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: is no JSON object ({error}); fetch it again") from error

@@ -1,0 +1,1 @@
+"""Pages of one file: what a run attends to, what it did, and the pictures in them."""

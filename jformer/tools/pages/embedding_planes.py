@@ -1,0 +1,162 @@
+"""What a run knows of tokens and positions before its first layer: embeddings, encodings, biases, as arrays to look at.
+
+Letters in shapes: v entries of a vocabulary, d features, n distinct tokens, t positions, h heads, s distances.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from jformer.inference.answers import EncodedPair
+from jformer.inference.predict import Predictor
+from jformer.models.layers.positions import alibi_slopes, relative_buckets, sinusoids
+from jformer.models.model_config import RelativeConfig
+
+NEAREST = 5  # neighbours that are told for every token
+MOST_POSITIONS, MOST_FEATURES = 64, 128  # of a table: more can be told apart by nobody
+FAR = 32  # positions to either side that biases are told for
+
+
+class Plane(NamedTuple):
+    """The tokens of an example as points, on the two axes along which their embeddings differ most."""
+
+    name: str
+    tokens: tuple[str, ...]  # each once, as the vocabulary writes them
+    points: np.ndarray  # f32 [n 2]
+    shares: tuple[float, float]  # of the variance of these tokens' embeddings, that each axis shows
+    neighbours: tuple[tuple[tuple[str, float], ...], ...]  # the nearest of the whole vocabulary, by cosine
+
+
+class Positions(NamedTuple):
+    """What a model knows of positions, as a table of numbers."""
+
+    name: str
+    axes: tuple[str, str]  # what rows and columns are: positions and features, or heads and distances
+    values: np.ndarray  # f32: [t d] added to embeddings, or [h s] added to the scores of attention
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+
+
+def embedding_planes(predictor: Predictor, pairs: Sequence[tuple[str, str]]) -> list[list[Plane]]:
+    """Return for each source and target the planes of their tokens, one for each table that they are read from.
+
+    The axes are the principal components of the example's own tokens (Pearson 1901). Images and labels are in no table.
+    Of a task that restores a text, source and target are that text.
+    """
+    found = []
+    for pair in predictor.inputs.encode_pairs(pairs):
+        found.append([_plane(predictor, name, ids) for name, ids in _read(predictor, pair).items() if ids])
+    return found
+
+
+def _read(predictor: Predictor, pair: EncodedPair) -> dict[str, list[int]]:
+    """Return the distinct tokens, in order, that a model reads from each of its tables."""
+    inputs, tables = predictor.inputs, predictor.params
+    source = () if inputs.of_images or inputs.continues else pair.source
+    target = pair.target if predictor.task.answer in ("text", "continuation", "") else ()
+    sides = {"source_embedding": source, "target_embedding": target}
+    if "target_embedding" not in tables:  # one table for both, whatever its name
+        sides = dict.fromkeys(("source_embedding", "embedding"), (*source, *target))
+    return {name: list(dict.fromkeys(map(int, ids))) for name, ids in sides.items() if name in tables}
+
+
+def _plane(predictor: Predictor, name: str, ids: Sequence[int]) -> Plane:
+    side = 1 if name == "target_embedding" or predictor.inputs.continues else 0
+    tokens = predictor.tokenizers[side].tokens
+    table = np.asarray(predictor.params[name]["embedding"], np.float32)[: len(tokens)]
+    points, shares = principal_components(table[ids])
+    kind = name.removesuffix("embedding").strip("_") if "target_embedding" in predictor.params else ""
+    return Plane(
+        name=f"embeddings{kind and f' of the {kind}'}",
+        tokens=tuple(tokens[i] for i in ids),
+        points=points,
+        shares=shares,
+        neighbours=nearest(table, ids, tokens, NEAREST),
+    )
+
+
+def principal_components(vectors: np.ndarray) -> tuple[np.ndarray, tuple[float, float]]:
+    """Return vectors [n d] on their first two principal components, f32 [n 2], and the shares of variance on them.
+
+    The largest coordinate on each axis is positive, so that the same vectors give the same picture everywhere.
+    """
+    centred = vectors.astype(np.float64) - vectors.mean(axis=0, dtype=np.float64)
+    left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
+    points, variance = np.zeros((len(vectors), 2)), np.zeros(2)
+    kept = min(2, len(sizes))
+    points[:, :kept], variance[:kept] = (left * sizes)[:, :kept], sizes[:kept] ** 2
+    largest = points[np.abs(points).argmax(axis=0), [0, 1]]
+    points *= np.where(largest < 0, -1, 1)
+    first, second = (variance / max((sizes**2).sum(), 1e-30)).tolist()
+    return points.astype(np.float32), (first, second)
+
+
+def nearest(
+    table: np.ndarray, ids: Sequence[int], tokens: Sequence[str], count: int
+) -> tuple[tuple[tuple[str, float], ...], ...]:
+    """Return the `count` entries of a table [v d] nearest to each of some, itself left out, with their cosines."""
+    lengths = np.maximum(np.linalg.norm(table, axis=1), 1e-12)
+    found = []
+    for i in ids:
+        cosines = table @ table[i] / (lengths * lengths[i])
+        cosines[i] = -np.inf
+        best = np.argsort(-cosines, kind="stable")[: min(count, len(table) - 1)]
+        found.append(tuple((tokens[j], float(cosines[j])) for j in best))
+    return tuple(found)
+
+
+def position_tables(predictor: Predictor, length: int) -> list[Positions]:
+    """Return what a model knows of positions, up to `length` tokens: none if it has none, rotates or projects them.
+
+    Of an image, learned positions are those of its patches.
+    """
+    config = predictor.model.config
+    shown = min(length, MOST_POSITIONS)
+    if config.recurrent.cell:
+        return []
+    if config.positions == "sinusoidal":
+        return [_encodings("sinusoids", np.asarray(sinusoids(shown, config.d_model)))]
+    if config.positions == "learned":
+        return _learned(predictor.params, shown)
+    if config.positions == "alibi":
+        slopes, distances = alibi_slopes(config.num_heads), _distances(shown, causal=True)
+        return [_biases("ALiBi: slope times distance", slopes[:, None] * distances, distances, slopes.tolist())]
+    tables = {stack: predictor.params.get(stack, {}).get("position_bias") for stack in ("encoder", "decoder")}
+    return [_relative(config.relative, stack, table, shown) for stack, table in tables.items() if table]
+
+
+def _learned(params: PyTree, shown: int) -> list[Positions]:
+    sides = {"input": "", "source_input": " of the source", "target_input": " of the target"}
+    tables = {side: params[name]["positions"]["embedding"] for name, side in sides.items() if name in params}
+    return [_encodings(f"learned positions{side}", np.asarray(table)[:shown]) for side, table in tables.items()]
+
+
+def _encodings(name: str, table: np.ndarray) -> Positions:
+    table = table[:, :MOST_FEATURES].astype(np.float32)
+    rows, columns = (tuple(str(i + 1) for i in range(size)) for size in table.shape)
+    return Positions(name=name, axes=("position", "feature"), values=table, rows=rows, columns=columns)
+
+
+def _relative(options: RelativeConfig, stack: str, table: Any, shown: int) -> Positions:
+    """Return the biases of a stack's heads by distance, each distance that of its bucket."""
+    distances = _distances(shown, causal=stack == "decoder")
+    buckets = relative_buckets(jnp.asarray(distances), options.num_buckets, options.max_distance, stack == "decoder")
+    values = np.asarray(table["embedding"])[np.asarray(buckets)].T
+    return _biases(f"relative biases of the {stack}", values, distances)
+
+
+def _distances(shown: int, causal: bool) -> np.ndarray:
+    """Return the distances from a token to those it may attend to, near ones alone."""
+    far = min(shown - 1, FAR)
+    return np.arange(-far, 1 if causal else far + 1)
+
+
+def _biases(name: str, values: np.ndarray, distances: np.ndarray, slopes: Sequence[float] = ()) -> Positions:
+    heads = tuple(f"{i + 1}" + (f", slope {slopes[i]:.4g}" if slopes else "") for i in range(len(values)))
+    columns = tuple(f"{i:+d}" if i else "0" for i in distances)
+    return Positions(
+        name=name, axes=("head", "distance"), values=values.astype(np.float32), rows=heads, columns=columns
+    )

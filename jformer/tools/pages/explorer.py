@@ -1,0 +1,281 @@
+"""One page that shows what a trained run attends to, how it searched, and how its tokens and positions lie.
+
+The page holds all it shows and asks for nothing. Weights are stored in 256 steps, deflated, and unpacked and drawn when
+they come into view; searches, embeddings and positions are drawn when somebody opens them.
+"""
+
+import base64
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from etils.epath import Path as RunPath
+
+from jformer.config.options import Config
+from jformer.data import progress
+from jformer.data.progress import counted
+from jformer.data.text import read_lines
+from jformer.data.tokenizers import Tokenizer
+from jformer.errors import UserError
+from jformer.inference.answers import NODE_STATES, SearchTree
+from jformer.inference.attention_types import Attended, Attention, Part
+from jformer.inference.output_file import input_path, refuse_input
+from jformer.inference.predict import Predictor, load
+from jformer.inference.search_tree import has_beam
+from jformer.tools.pages import heatmaps, page
+from jformer.tools.pages.embedding_planes import Plane, Positions, embedding_planes, position_tables
+
+RESTORING = ("mlm", "denoise")  # tasks whose only text is hidden in part
+MOST_EXAMPLES = 50  # of one page; each takes up to layers × heads × tokens² bytes
+WRITTEN = "What it wrote, and what else it might have"
+GIVEN = "The target token by token, and what it might have written"
+WENT_ON = "What it was given and how it went on, and what else it might have written"
+CHOSEN = "What it chose, and what else it might have"
+GIVEN_CHOICE = "What was given, and what it might have chosen"
+HIDDEN = "What was hidden, and what it might be"
+# What a task answers → the heading of the choices for an answer of the run's own, and for a target that was given.
+HEADINGS = {"": (HIDDEN, HIDDEN), "text": (WRITTEN, GIVEN), "continuation": (WENT_ON, GIVEN)}
+PROGRAMS = ("explorer_drawing", "explorer_picture", "explorer_tree", "explorer_tables", "explorer")
+
+
+class Shown(NamedTuple):
+    """All that the page shows of one example."""
+
+    attended: Attended
+    trees: Sequence[SearchTree] = ()  # of the search for the run's own answer, one for each piece of the source
+    planes: Sequence[Plane] = ()
+    choices: str = WRITTEN  # the heading of the probabilities of tokens
+
+
+def explore(config: Config, workdir: RunPath, source: str, output: str, form: str | None = None) -> str:
+    """Write what a run attends to in the lines of a file, and return what was written.
+
+    A line is a source, or a source, a TAB and the target to look at instead of the run's own answer; a question and its
+    context, or two texts of a classifier, with a TAB between them, are a source; of runs of mlm and denoise all of it
+    is a text, of which they hide some.
+
+    Args:
+        config: what takes the place of the run's own, to decode otherwise.
+        workdir: of the run.
+        source: the file of lines; "-" = standard input.
+        output: the file to write, a page of HTML or the figure of one line, by its suffix.
+        form: "html", or "png" or "svg" for the figure; None = what the output's suffix says.
+
+    Raises:
+        UserError: an output that cannot be written or is the input, no lines or too many, and what `Predictor.attend`
+            refuses.
+    """
+    page.check_output("explore", output)
+    path = input_path(source)
+    refuse_input(path, Path(output))
+    figure = _figure_form(form, output)
+    most = 1 if figure else MOST_EXAMPLES
+    lines = _read_lines(path)
+    if not 1 <= len(lines) <= most:
+        wanted = f"1 to {most} of them" if most > 1 else f"one, as {output} is a figure"
+        raise UserError(f"--input={source} has {len(lines)} lines to explore: give {wanted}")
+    predictor = load(workdir, config)
+    pairs = [_pair(line, predictor) for line in lines]
+    attended = predictor.attend(pairs)
+    if figure:
+        page.write_page(output, heatmaps.draw(attended[0], figure))
+        return f"{output}: attention of one example"
+    longest = max(
+        (len(side) for each in attended for part in each.parts for side in (part.rows, part.columns)), default=0
+    )
+    shown, positions = show(predictor, pairs, attended), position_tables(predictor, longest)
+    content = explorer_page(f"Attention of {workdir.name}", shown, positions)
+    page.write_page(output, content.encode())
+    return f"{output}: {counted(len(shown), 'examples')}, {len(content) / 1e3:,.0f} kB; open it in a browser"
+
+
+def _figure_form(form: str | None, output: str) -> str:
+    """Return which of heatmaps.FORMS is asked for, "" for a page; raise UserError for another, and for two at once."""
+    forms = {".html": "html", ".htm": "html", **{form: form.removeprefix(".") for form in heatmaps.FORMS}}
+    suffix = Path(output).suffix.lower()
+    named = forms.get(suffix)
+    if form is None and suffix and named is None:
+        raise UserError(f"--output={output}: a page ends in .html, a figure in {' or '.join(heatmaps.FORMS)}")
+    if form and named and form != named:
+        raise UserError(f"--output={output} is the name of another --format than {form}: leave one of them out")
+    chosen = f".{form or named or 'html'}"
+    return chosen if chosen in heatmaps.FORMS else ""
+
+
+def _read_lines(path: Path) -> list[str]:
+    """Return all lines that have text, read as --mode=predict reads its input."""
+
+    def warn(line: int, reason: str) -> None:
+        progress.show(f"{path}:{line}: {reason}, replaced by U+FFFD", "\n")
+
+    return [line for line in read_lines(path, Counter(), invalid="replace", warn=warn) if line.strip()]
+
+
+def _pair(line: str, predictor: Predictor) -> tuple[str, str | None]:
+    """Return the source and the target of a line.
+
+    A question and its context are a source. So are the two texts of a classifier: what stands last is a target of its
+    if it is a label.
+    """
+    task = predictor.config.task
+    if task in RESTORING:
+        return line, None
+    if task == "classify":
+        texts, tab, last = line.rpartition("\t")
+        return (texts, last) if tab and _is_label(last, predictor.tokenizers[1]) else (line, None)
+    sources = 2 if task == "qa" else 1
+    parts = line.split("\t", sources)
+    return "\t".join(parts[:sources]), parts[sources] if len(parts) > sources else None
+
+
+def _is_label(text: str, labels: Tokenizer) -> bool:
+    try:
+        labels.encode([text])
+    except UserError:
+        return False
+    return True
+
+
+def show(predictor: Predictor, pairs: Sequence[tuple[str, str | None]], attended: Sequence[Attended]) -> list[Shown]:
+    """Return what the page shows of each pair: the search where the target is the run's own answer, found by a beam."""
+    texts = [(each.source if predictor.task.answer else each.target, each.target) for each in attended]
+    planes = embedding_planes(predictor, texts)
+    answered = [i for i, (_, target) in enumerate(pairs) if target is None]
+    trees: dict[int, list[SearchTree]] = {}
+    if answered and has_beam(predictor.task.answer, predictor.config.decode):
+        trees = dict(zip(answered, predictor.search_trees([pairs[i][0] for i in answered]), strict=True))
+    own, given = HEADINGS.get(predictor.task.answer, (CHOSEN, GIVEN_CHOICE))
+    headings = [own if target is None else given for _, target in pairs]
+    return [Shown(each, trees.get(i, ()), planes[i], headings[i]) for i, each in enumerate(attended)]
+
+
+def explorer_page(title: str, shown: Sequence[Shown], positions: Sequence[Positions] = ()) -> str:
+    """Return the whole page. Texts stand in it as data, and are never read as HTML or as a program."""
+    packed: list[str] = []
+    data = {
+        "examples": [_example(each, packed) for each in shown],
+        "positions": [_positions(each) for each in positions],
+        "states": NODE_STATES,
+    }
+    return page.page(title, ['<div id="explorer"></div>'], PROGRAMS, data, packed=packed)
+
+
+def _example(shown: Shown, packed: list[str]) -> dict[str, Any]:
+    attended = shown.attended
+    return {
+        "trees": [_tree(tree) for tree in shown.trees],
+        "planes": [_plane(plane) for plane in shown.planes],
+        "source": attended.source,
+        "target": attended.target,
+        "image": None if attended.image is None else _image(attended.image, packed),
+        "attention": [
+            _maps(part, heatmaps.patches_of(attended, part), packed)
+            for part in sorted(attended.parts, key=heatmaps.order)
+        ],
+        "heading": shown.choices,
+        "choices": [
+            [
+                page.visible(each.token),
+                round(each.probability, 4),
+                [[page.visible(token), round(p, 4)] for token, p in each.likeliest],
+                page.visible(each.read),
+            ]
+            for each in attended.choices
+        ],
+    }
+
+
+def _image(image: np.ndarray, packed: list[str]) -> dict[str, Any]:
+    """Return an image [height width channels] whose bytes are packed."""
+    return {"width": image.shape[1], "height": image.shape[0], "bytes": _packed(image, packed)}
+
+
+def _maps(part: Attention, side: int, packed: list[str]) -> dict[str, Any]:
+    """Return one part's weights: the number of a packed text for each layer and head, and for each layer their mean.
+
+    `side` tells how many patches a side of the image has, 0 for texts.
+    """
+    rollout = part.rollout()
+    mask = None if part.mask.all() else _packed(part.mask, packed)  # what the page shows first is packed first
+    means = [_packed(_steps(layer.mean(axis=0)), packed) for layer in part.weights]
+    return {
+        "name": part.part.title,
+        "rows": [*map(page.visible, part.rows)],
+        "columns": [*map(page.visible, part.columns)],
+        "side": side,
+        "firstPatch": len(part.rows) - side**2 if part.part is Part.ENCODER_SELF else len(part.rows),
+        "mask": mask,
+        "masked": int(part.mask.size - part.mask.sum()),
+        "means": means,
+        "rollout": None if rollout is None else _packed(_steps(rollout), packed),
+        "heads": [[_packed(_steps(head), packed) for head in layer] for layer in part.weights],
+        "entropy": np.round(part.entropy().astype(float), 3).tolist(),
+    }
+
+
+def _steps(weights: np.ndarray) -> np.ndarray:
+    """Return weights from 0 to 1 in 256 steps of their square roots, so that small ones differ: 0.002 is 11 of 255."""
+    return np.round(np.sqrt(weights) * 255)
+
+
+def _packed(values: np.ndarray, packed: list[str]) -> int:
+    """Add an array of bytes to what is packed, and return its number there."""
+    packed.append(page.pack(values))
+    return len(packed) - 1
+
+
+def _tree(tree: SearchTree) -> dict[str, Any]:
+    """Return a tree as a list for each field, in thousandths of nats; of what was dropped, the best of each step."""
+    nodes = sorted([i for i, state in enumerate(tree.states) if state != "dropped"] + _best_dropped(tree))
+    number = {node: i for i, node in enumerate(nodes)}
+    tokens = list(dict.fromkeys(tree.tokens[i] for i in nodes))
+    states = list(NODE_STATES)
+    return {
+        "tokens": [*map(page.visible, tokens)],
+        "token": [tokens.index(tree.tokens[i]) for i in nodes],
+        "parent": [number.get(int(tree.parents[i]), -1) for i in nodes],
+        "logProb": [round(1000 * float(tree.log_probs[i])) for i in nodes],
+        "score": [round(1000 * float(tree.scores[i])) for i in nodes],
+        "state": [states.index(tree.states[i]) for i in nodes],
+        "rank": tree.ranks[nodes].tolist(),
+        "dropped": tree.states.count("dropped"),
+    }
+
+
+def _best_dropped(tree: SearchTree) -> list[int]:
+    """Return, of each step, as many of the best dropped nodes as the widest step kept."""
+    depths = np.zeros(len(tree.parents), int)
+    for i, parent in enumerate(tree.parents[1:], start=1):
+        depths[i] = depths[parent] + 1
+    dropped = np.array([state == "dropped" for state in tree.states])
+    kept = np.array([state in ("kept", "left", "cut") for state in tree.states])
+    most, found = int(np.max(np.bincount(depths[kept]))), []
+    for depth in range(1, int(depths.max()) + 1):
+        of_step = np.flatnonzero(dropped & (depths == depth))
+        found += of_step[np.argsort(-tree.scores[of_step], kind="stable")[:most]].tolist()
+    return found
+
+
+def _plane(plane: Plane) -> dict[str, Any]:
+    return {
+        "name": plane.name,
+        "tokens": [*map(page.visible, plane.tokens)],
+        "points": np.round(plane.points.astype(float), 3).tolist(),
+        "shares": [round(share, 3) for share in plane.shares],
+        "neighbours": [
+            [[page.visible(token), round(cosine, 3)] for token, cosine in each] for each in plane.neighbours
+        ],
+    }
+
+
+def _positions(positions: Positions) -> dict[str, Any]:
+    """Return a table of positions, a byte for each number: 128 is nothing, 1 and 255 are the largest there is."""
+    most = float(np.abs(positions.values).max(initial=0)) or 1.0
+    steps = np.round(positions.values / most * 127) + 128
+    return {
+        **positions._asdict(),
+        "most": most,
+        "values": base64.b64encode(steps.astype(np.uint8).tobytes()).decode(),
+    }

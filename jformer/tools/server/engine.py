@@ -1,0 +1,195 @@
+"""A Predictor as a server uses it: what clients send to requests, what it answers to plain JSON, the first programs."""
+
+import contextlib
+import functools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jformer.data.spans import joined_text
+from jformer.data.text import admit
+from jformer.data.tokenizers import NUM_SYMBOLS, UNK
+from jformer.errors import UserError
+from jformer.inference.answers import Output, Piece, Request
+from jformer.inference.attention_types import Attended
+from jformer.inference.batching import FEW, SMALL_BATCH
+from jformer.inference.formats import answer_record, scored_record
+from jformer.inference.head_answers import HEADS
+from jformer.inference.predict import Predictor
+from jformer.inference.streaming import Streamer, Streaming, refuse_streaming
+from jformer.tasks.task import SPAN
+from jformer.tools.server import schema
+from jformer.tools.server.limits import Limits
+
+ROUTES = {  # a task's answer → its path
+    "text": "translate",
+    "continuation": "continue",
+    "label": "label",
+    "labels": "label",
+    "number": "estimate",
+    "tags": "tag",
+    SPAN: "answer",
+}
+WARM_LENGTHS = (4, 20, 30)  # tokens of texts that are answered before any client's
+
+
+class Engine:
+    """Answers, scores and looks into texts. What grows is grown by one thread, and all else done by others."""
+
+    def __init__(self, predictor: Predictor, limits: Limits) -> None:
+        """Hold a model; raise UserError for a task without answers, and for one whose inputs are files."""
+        self.predictor, self._limits = predictor, limits
+        task = predictor.config.task
+        if predictor.task.answer not in ROUTES:
+            raise UserError(f"task={task!r} has no answer to a text; --mode=evaluate scores it")
+        if predictor.config.model.reads_images:
+            raise UserError("a run of images reads them from files, which no client may name: use --mode=predict")
+        self.route = ROUTES[predictor.task.answer]
+        self.continues = predictor.task.answer == "continuation"
+        self.scores = predictor.task.answer not in HEADS  # given targets
+        self._streamer: Streamer | None = None
+        with contextlib.suppress(UserError):
+            self._streamer = Streamer(predictor)
+
+    @property
+    def streams(self) -> bool:
+        """Whether answers can be sent while they grow."""
+        return self._streamer is not None
+
+    def facts(self) -> dict[str, object]:
+        """Return what the model is."""
+        config = self.predictor.config
+        languages = (config.data.source_language, config.data.target_language) if self.route == "translate" else ()
+        return {
+            "task": config.task,
+            "route": f"/v1/{self.route}",
+            "languages": [language for language in languages if language],
+            "family": config.model.family,
+            "updates": list(self.predictor.steps),
+            "streams": self.streams,
+        }
+
+    def requests(self, body: schema.Inputs) -> list[Request]:
+        """Return what is asked; raise UserError for a text that is too long or none, and for too many phrases."""
+        self._check_count(body.inputs)
+        limits = self._limits
+        asked = [self._asked(each) for each in body.inputs]
+        requests = []
+        for line, each in enumerate(asked):
+            if len(each.constraints) > limits.constraints:
+                raise UserError(f"{len(each.constraints)} constraints are more than the {limits.constraints} of a text")
+            phrases = [self._text(phrase, limits.phrase) for phrase in each.constraints]
+            requests.append(Request(self._text(each.source), self._text(each.prefix, limits.prefix), phrases, line))
+        return requests
+
+    def _asked(self, given: str | schema.Asked | schema.InContext) -> schema.Asked:
+        if isinstance(given, schema.InContext):
+            if self.route != ROUTES[SPAN]:
+                raise UserError(f"task={self.predictor.config.task!r} reads no context: send texts")
+            return schema.Asked(source=joined_text(given.question, given.context))
+        return schema.Asked(source=given) if isinstance(given, str) else given
+
+    def pairs(self, body: schema.Pairs) -> list[tuple[str, str]]:
+        """Return what is to be scored; raise UserError as `requests` does."""
+        self._check_count(body.pairs)
+        return [(self._text(pair.source), self._text(pair.target)) for pair in body.pairs]
+
+    def watched(self, body: schema.Watched) -> tuple[str, str | None]:
+        """Return what is to be looked into; raise UserError as `requests` does."""
+        return self._text(body.source), None if body.target is None else self._text(body.target)
+
+    def answer(self, requests: Sequence[Request]) -> Iterator[dict[int, dict[str, object]]]:
+        """Yield number of a request → its answer, batch by batch."""
+        for some in self.predictor.arriving(requests):
+            yield {number: self.record(outputs) for number, outputs in some.items()}
+
+    def streamed(self, requests: Sequence[Request]) -> list[list[Piece]]:
+        """Return requests as `grow` takes them; raise UserError for what cannot be answered, or not be streamed."""
+        refuse_streaming(self.predictor.task.answer, self.predictor.config.decode)
+        if len(requests) > self._limits.streams:
+            raise UserError(f"{len(requests)} texts are more than the {self._limits.streams} of a stream; send several")
+        return self.predictor.inputs.pieces(requests)
+
+    def grow(self, groups: Sequence[Sequence[Piece]]) -> Streaming:
+        """Begin to answer requests, of which each is its pieces, while others read what is stable."""
+        assert self._streamer
+        return self._streamer.start(groups)
+
+    def record(self, outputs: Sequence[Output]) -> dict[str, object]:
+        """Return an answer as --mode=predict writes it with decode.outputs=jsonl and decode.scores."""
+        return answer_record(outputs, True, self.predictor.config.decode.alignments)
+
+    def score(self, pairs: Sequence[tuple[str, str]]) -> Iterator[dict[int, dict[str, object]]]:
+        """Yield number of a pair → its score, as --mode=score has it with decode.scores."""
+        yield dict(enumerate(scored_record(each, token_scores=True) for each in self.predictor.score(pairs)))
+
+    def look_into(self, pairs: Sequence[tuple[str, str | None]]) -> Iterator[dict[int, dict[str, object]]]:
+        """Yield number of a pair → its target's tokens, the likeliest in their places, what they take of the source."""
+        found = self.predictor.attend(pairs)
+        yield {i: {**_watched_record(each), "prefixes": self._prefixes(each)} for i, each in enumerate(found)}
+
+    def _prefixes(self, attended: Attended) -> list[list[str | None]]:
+        """Return what a translation begins with that has a likely token at a place, for each likely one at each place.
+
+        None is for the end and other symbols, which begin nothing; tasks that take no prefix have no lists.
+        """
+        if self.route != ROUTES["text"]:
+            return []
+        written = [self._numbers.get(choice.token, UNK) for choice in attended.choices]
+        prefixes: list[list[str | None]] = []
+        for place, choice in enumerate(attended.choices):
+            numbers = [self._numbers.get(token, UNK) for token, _ in choice.likeliest]
+            begun = [self.predictor.tokenizers[1].decode([*written[:place], number]) for number in numbers]
+            prefixes.append(
+                [None if number < NUM_SYMBOLS else text for number, text in zip(numbers, begun, strict=True)]
+            )
+        return prefixes
+
+    @functools.cached_property
+    def _numbers(self) -> dict[str, int]:
+        """Each token of targets, as the vocabulary writes it → its id."""
+        return {token: number for number, token in enumerate(self.predictor.tokenizers[1].tokens)}
+
+    def warm_up(self) -> None:
+        """Answer texts of usual lengths, one, few and many, so that the first clients need not wait for compilers."""
+        tokenizer = self.predictor.tokenizers[0]
+        for length in WARM_LENGTHS:
+            text = tokenizer.decode([NUM_SYMBOLS + i % (tokenizer.vocab_size - NUM_SYMBOLS) for i in range(length)])
+            line = " ".join(text.split())
+            for count in (*FEW, SMALL_BATCH + 1):
+                self.predictor.generate([joined_text(line, line) if self.route == ROUTES[SPAN] else line] * count)
+        self.predictor.forget()
+
+    def _check_count(self, items: Sequence[Any]) -> None:
+        if len(items) > self._limits.texts:
+            raise UserError(f"{len(items)} texts are more than the {self._limits.texts} of a request; send several")
+
+    def _text(self, text: str, most: int = 0) -> str:
+        most = most or self._limits.characters
+        if len(text) > most:
+            raise UserError(f"a text of {len(text):,} characters is over the limit of {most:,}: {text[:40]!r}")
+        if "\n" in text and not self.continues:
+            raise UserError(f"a text has a line break, send each line as a text of its own: {text[:40]!r}")
+        try:
+            return admit(text, Counter(), lines=self.continues)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+
+
+def _watched_record(attended: Attended) -> dict[str, Any]:
+    cross = attended.cross
+    return {
+        "target": attended.target,
+        "tokens": [
+            {
+                "token": choice.token,
+                "probability": round(choice.probability, 4),
+                "likeliest": [[token, round(probability, 4)] for token, probability in choice.likeliest],
+            }
+            for choice in attended.choices
+        ],
+        "source_tokens": list(cross.columns) if cross else [],
+        "attention": np.round(cross.weights.mean(axis=(0, 1)).astype(float), 3).tolist() if cross else [],
+    }

@@ -1,0 +1,264 @@
+"""An experiment file read and checked: a question as arms or as a search, its seeds, its metric. It runs nothing."""
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jformer.config.config_files import as_flags, load_module, parse_keys, run_config_file, with_keys
+from jformer.config.options import LOWER_IS_BETTER, SCORES, TEST_SCORES, Config, final_scores
+from jformer.errors import UserError, nearest
+from jformer.tools.sweep.space import Overrides
+
+if TYPE_CHECKING:
+    import optuna
+
+GOALS = {  # what a metric's name says of it, unless the experiment file does
+    **dict.fromkeys(LOWER_IS_BETTER, "min"),
+    **dict.fromkeys({*SCORES} - {*LOWER_IS_BETTER}, "max"),
+}
+VALIDATED = ("loss", "nll", "perplexity", "accuracy")  # what a row of validation has
+TRAINED = (  # and one of training
+    *VALIDATED, "grad_norm", "learning_rate", "tokens_per_second", "source_tokens_per_second",
+    "target_tokens_per_second", "padding_efficiency", "model_flops_per_second", "mfu", "peak_flops_per_second",
+    "flops_efficiency", "data_wait", "seconds_per_update", "skipped",
+)  # fmt: skip
+SAMPLERS, PRUNERS = ("tpe", "random"), ("none", "median", "hyperband")
+JOURNAL = "trials.journal"  # in the workdir, where no other storage keeps the trials
+NAME_LENGTH = 80  # of a trial's directory, without its digest
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One run: an arm with a seed, and what became of it."""
+
+    name: str  # its directory is WORKDIR/trials/NAME
+    arm: str  # label, the same for all seeds
+    overrides: Overrides  # dotted key → value; without the seed, and without what all trials share
+    seed: int
+    state: str = "waiting"  # waiting | running | complete | pruned | failed
+    value: float | None = None  # the experiment's metric
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)  # all final figures: "test/bleu", "run/updates"
+    seconds: float = 0.0  # of its processes together
+    attempts: int = 0  # processes started for it
+    error: str = ""  # the last line of what a failed one said
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """A question. Either `arms` or `search` is there."""
+
+    path: Path
+    title: str  # the first line of the file
+    base: str  # path of a config file
+    metric: str  # SPLIT/NAME
+    goal: str  # min | max
+    seeds: tuple[int, ...]
+    fixed: Overrides  # of all trials: the file's FIXED, then the command line's
+    arms: dict[str, Overrides]  # label → overrides
+    baseline: str  # the arm that others are compared with
+    plots: tuple[tuple[str, str], ...]  # (key along x, key that lines are for, or "")
+    environment: dict[str, str]  # of every trial's process
+    search: "Callable[[optuna.Trial], Overrides] | None"  # an Optuna trial → overrides
+    trials: int  # of a search
+    sampler: str
+    pruner: str
+    conclude: Callable[[Sequence[Trial]], Iterable[str]] | None
+
+    def planned(self) -> list[Trial]:
+        """Return the trials of all arms and seeds, a seed of all arms before the next seed; none for a search."""
+        return [self.trial(label, arm, seed) for seed in self.seeds for label, arm in self.arms.items()]
+
+    def trial(self, label: str, overrides: Overrides, seed: int, number: int | None = None) -> Trial:
+        """Return a trial to run. Its name is its overrides', and its number's where a search may repeat itself."""
+        given = {**overrides, "seed": seed} if number is None else {"trial": number, **overrides, "seed": seed}
+        digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:8]
+        readable = re.sub(r"[^\w.,=+-]+", "_", label_of(given).replace(", ", ","))[:NAME_LENGTH]
+        return Trial(name=f"{readable}-{digest}", arm=label, overrides=overrides, seed=seed)
+
+    def config(self, overrides: Mapping[str, object]) -> Config:
+        """Return the checked config of BASE with overrides, those of all trials first."""
+        return with_keys(self._base, {**self.fixed, **overrides})
+
+    @functools.cached_property
+    def _base(self) -> Any:
+        return run_config_file(Path(self.base))
+
+    def flags(self, trial: Trial) -> list[str]:
+        """Return the arguments of jformer.main that make BASE the trial's config."""
+        return as_flags({**self.fixed, **trial.overrides, "seed": trial.seed})
+
+    def value(self, metrics: Mapping[str, float]) -> float:
+        """Return the metric; raise UserError if a trial that is done does not report it."""
+        if self.metric not in metrics:
+            raise UserError(f"{self.path}: no trial reports METRIC={self.metric!r}; {nearest(self.metric, metrics)}")
+        return metrics[self.metric]
+
+    def reports_in_training(self) -> bool:
+        """Return whether the metric is in metrics.jsonl already while a trial runs."""
+        return self.metric.partition("/")[0] in ("train", "valid")
+
+
+def load_experiment(path: Path, arguments: Sequence[str] = ()) -> Experiment:
+    """Read an experiment file; `arguments` are --config.key=value of the command line, for all trials.
+
+    Raises UserError for whatever would stop a trial later, as far as a config can tell: keys, values, names, seeds.
+    """
+    module = load_module(path, "experiment")
+    for name in ("BASE", "METRIC"):
+        if not isinstance(getattr(module, name, None), str):
+            raise UserError(f"{path}: {name} is missing, a text such as {_EXAMPLES[name]!r}")
+    search, sweep = getattr(module, "search", None), getattr(module, "sweep", None)
+    if (search is None) == (sweep is None):
+        raise UserError(f"{path}: needs either sweep(), which returns lists of overrides, or search(trial)")
+    given = parse_keys(run_config_file(Path(module.BASE)), arguments)
+    arms = {} if sweep is None else _labelled(_listed(sweep, path), path)
+    for label, overrides in arms.items():
+        for key in given.keys() & overrides.keys():
+            raise UserError(
+                f"--config.{key} is for all trials, but {path}: arm {label!r} sets {key}={overrides[key]!r}"
+            )
+    experiment = Experiment(
+        path=path,
+        title=(inspect.getdoc(module) or path.stem).partition("\n")[0],
+        base=module.BASE,
+        metric=module.METRIC,
+        goal=getattr(module, "GOAL", GOALS.get(_name(module.METRIC), "")),
+        seeds=tuple(getattr(module, "SEEDS", (0,))),
+        fixed={**getattr(module, "FIXED", {}), **given},
+        arms=arms,
+        baseline=getattr(module, "BASELINE", next(iter(arms), "")),
+        plots=tuple(getattr(module, "PLOTS", _each_factor(arms))),
+        environment=dict(getattr(module, "ENVIRONMENT", {})),
+        search=search,
+        trials=getattr(module, "TRIALS", 0),
+        sampler=getattr(module, "SAMPLER", "tpe"),
+        pruner=getattr(module, "PRUNER", "none"),
+        conclude=getattr(module, "conclude", None),
+    )
+    _check(experiment)
+    return experiment
+
+
+_EXAMPLES = {"BASE": "configs/quickstart.py", "METRIC": "valid/loss"}
+
+
+def _name(metric: str) -> str:
+    """Return the name of a score or figure, without its split and its group."""
+    return "".join(metric.split("/")[1:2])
+
+
+def _check(experiment: Experiment) -> None:
+    path = experiment.path
+    if experiment.goal not in ("min", "max"):
+        hint = nearest(_name(experiment.metric), GOALS, otherwise="add it")
+        why = f": METRIC={experiment.metric!r} does not say which is better; {hint}" if not experiment.goal else ""
+        raise UserError(f"{path}: GOAL={experiment.goal!r} must be 'min' or 'max'{why}")
+    if "seed" in experiment.fixed:
+        raise UserError(f"{path}: seeds are SEEDS=(0, 1, …), not an override")
+    if len(set(experiment.seeds)) < len(experiment.seeds) or not experiment.seeds:
+        raise UserError(f"{path}: SEEDS={experiment.seeds} must be at least one, each once")
+    if experiment.search is None:
+        _check_arms(experiment)
+    else:
+        _check_search(experiment)
+
+
+def reported(config: Config) -> dict[str, tuple[str, ...]]:
+    """Return split → the names of the figures that a trial reports of it."""
+    validated = (*VALIDATED, *config.evaluate.during) if config.train.eval_every else ()
+    averaged = VALIDATED if validated and config.train.ema_decay else ()
+    figures = {"train": TRAINED, "valid": validated, "valid_ema": averaged}
+    for key in config.data.test_splits():
+        figures[key] = (*figures.get(key, ()), *final_scores(config))
+    return {split: names for split, names in figures.items() if names}
+
+
+def _check_metric(metric: str, config: Config) -> None:
+    """Raise UserError for a metric that a trial cannot report; groups of a score are not known yet."""
+    (split, _, name), figures = metric.partition("/"), reported(config)
+    if split not in figures:
+        raise UserError(f"METRIC={metric!r}, but what the trial reports begins with {', '.join(figures)}")
+    if name.partition("/")[0] in figures[split]:
+        return
+    if name in TEST_SCORES.get(config.task, ()) and split in config.data.test_splits():
+        raise UserError(f"METRIC={metric!r}, but evaluate.scores={config.evaluate.scores!r}")
+    raise UserError(f"METRIC={metric!r}; of {split} {nearest(name, figures[split])}")
+
+
+def _check_arms(experiment: Experiment) -> None:
+    path, seen = experiment.path, dict[str, str]()
+    if not experiment.arms:
+        raise UserError(f"{path}: sweep() returned no overrides")
+    if experiment.baseline not in experiment.arms:
+        raise UserError(f"{path}: BASELINE={experiment.baseline!r}; choose one of: {', '.join(experiment.arms)}")
+    for label, overrides in experiment.arms.items():
+        if "seed" in overrides:
+            raise UserError(f"{path}: arm {label!r}: seeds are SEEDS=(0, 1, …), not an override")
+        try:
+            _check_metric(experiment.metric, experiment.config(overrides))
+        except UserError as error:
+            raise UserError(f"{path}: arm {label!r}: {error}") from error
+        same = seen.setdefault(json.dumps(overrides, sort_keys=True), label)
+        if same != label:
+            raise UserError(f"{path}: arms {same!r} and {label!r} are the same")
+    for key in {key for plot in experiment.plots for key in plot if key}:
+        if not any(key in overrides for overrides in experiment.arms.values()):
+            raise UserError(f"{path}: PLOTS names {key}, which no arm sets")
+
+
+def _check_search(experiment: Experiment) -> None:
+    path = experiment.path
+    if experiment.trials < 1:
+        raise UserError(f"{path}: TRIALS={experiment.trials} must say how many trials search(trial) is for")
+    if len(experiment.seeds) > 1:
+        raise UserError(f"{path}: SEEDS={experiment.seeds}: a search has one; repeat its best with sweep()")
+    for name, value, choices in (
+        ("SAMPLER", experiment.sampler, SAMPLERS),
+        ("PRUNER", experiment.pruner, PRUNERS),
+    ):
+        if value not in choices:
+            raise UserError(f"{path}: {name}={value!r}; choose one of: {', '.join(choices)}")
+    if experiment.pruner != "none" and not experiment.reports_in_training():
+        raise UserError(f"{path}: PRUNER={experiment.pruner!r} needs a METRIC known in training, such as valid/loss")
+    _check_metric(experiment.metric, experiment.config({}))
+
+
+def _listed(sweep: Callable[[], Any], path: Path) -> Any:
+    """Return what sweep() does."""
+    try:
+        return sweep()
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: sweep(): {error}") from error
+
+
+def _labelled(arms: Sequence[Overrides] | Mapping[str, Overrides], path: Path) -> dict[str, Overrides]:
+    if isinstance(arms, Mapping):
+        return {str(label): dict(overrides) for label, overrides in arms.items()}
+    varying = _varying(arms)
+    labels = [label_of({key: value for key, value in arm.items() if key in varying}) for arm in arms]
+    for i, label in enumerate(labels):
+        if label in labels[:i]:
+            raise UserError(f"{path}: two arms are {label!r}: name them, with sweep() returning label → overrides")
+    return {label or "base": dict(arm) for label, arm in zip(labels, arms, strict=True)}
+
+
+def _varying(arms: Sequence[Overrides]) -> list[str]:
+    """Return the keys that do not have the same value in all arms."""
+    keys = dict.fromkeys(key for arm in arms for key in arm)
+    return [key for key in keys if any(key not in arm or arm[key] != arms[0].get(key) for arm in arms)]
+
+
+def _each_factor(arms: Mapping[str, Overrides]) -> tuple[tuple[str, str], ...]:
+    return tuple((key, "") for key in _varying(list(arms.values())))
+
+
+def label_of(overrides: Overrides) -> str:
+    """Return overrides in short: the last part of each key, and four digits of what is no whole number."""
+    texts = {key: f"{value:.4g}" if isinstance(value, float) else str(value) for key, value in overrides.items()}
+    return ", ".join(f"{key.rpartition('.')[2]}={text}" for key, text in texts.items())

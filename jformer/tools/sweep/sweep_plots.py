@@ -1,0 +1,92 @@
+"""The pictures of a sweep: learning curves, arms with their intervals, a plot for each factor, a search's trials."""
+
+import dataclasses
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from jformer.config.options import flatten
+from jformer.evaluation.statistics import estimate
+from jformer.tools.compare.comparison import Arm, Standing, learning_curves, rank
+from jformer.tools.pages import plots
+from jformer.tools.pages.plots import Line, is_number
+from jformer.tools.sweep.experiment import Experiment, Trial
+
+LOGARITHMIC_FROM = 16  # largest value over smallest: four doublings, which crowd at one end of a linear axis
+
+
+def draw(
+    experiment: Experiment, done: Sequence[Trial], members: Sequence[Arm], standings: Sequence[Standing]
+) -> dict[str, bytes]:
+    """Return file name → PNG."""
+    order = sorted(range(len(members)), key=lambda i: rank(standings[i].mean.mean, experiment.goal))
+    ranked, metric = [members[i] for i in order], experiment.metric
+    pictures = {"curves.png": learning_curves(ranked, metric if experiment.reports_in_training() else "valid/loss")}
+    if experiment.search:
+        pictures["parallel.png"] = parallel(experiment, done)
+    else:
+        pictures["arms.png"] = arm_intervals(experiment, [standings[i] for i in order])
+    short = _short({key for plot in experiment.plots for key in plot if key})
+    for x, lines in experiment.plots:
+        name = "-".join(short[key] for key in (x, lines) if key)
+        pictures[f"{re.sub(r'[^A-Za-z0-9_-]', '_', name)}.png"] = factor(experiment, done, x, lines)
+    return {name: png for name, png in pictures.items() if png}
+
+
+def arm_intervals(experiment: Experiment, ranked: Sequence[Standing]) -> bytes:
+    """Draw all arms, the best at the top, and a rule at the baseline's mean."""
+    means = {found.label: found.mean for found in ranked}
+    reference = means[experiment.baseline].mean if experiment.baseline in means else math.nan
+    margins = [found.margin for found in means.values()]
+    return plots.intervals(list(means), [m.mean for m in means.values()], margins, experiment.metric, reference)
+
+
+def factor(experiment: Experiment, done: Sequence[Trial], x: str, lines: str) -> bytes:
+    """Draw the metric over one key, with a line or a bar for each value of another ("" = none).
+
+    A trial that does not set a key has what the base says. Other keys are averaged over, seed by seed, before intervals
+    are made. Returns b"" if there is nothing to draw.
+    """
+    base = flatten(dataclasses.asdict(experiment.config({})))
+    cells: defaultdict[tuple[str, Any], defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for trial in done:
+        settings = base | trial.overrides
+        if x in settings and (not lines or lines in settings):
+            label = f"{_last(lines)}={settings[lines]}" if lines else ""
+            place = settings[x] if is_number(settings[x]) else str(settings[x])
+            cells[label, place][trial.seed].append(trial.metrics[experiment.metric])
+    points = {cell: estimate([sum(values) / len(values) for values in seeds.values()]) for cell, seeds in cells.items()}
+    places = list(dict.fromkeys(place for _, place in points))
+    numeric = all(map(is_number, places))
+    if not places:
+        return b""
+    found = []
+    for label in dict.fromkeys(label for label, _ in points):
+        at = {place: points[label, place] for place in places if (label, place) in points}
+        xs = sorted(at) if numeric else list(at)
+        positions = xs if numeric else [places.index(place) for place in xs]
+        found.append(Line(label, positions, [at[p].mean for p in xs], [at[p].margin for p in xs]))
+    if not numeric or len(places) == 1:
+        return plots.bars([str(place) for place in places], found, x, experiment.metric)
+    logarithmic = min(places) > 0 and max(places) >= LOGARITHMIC_FROM * min(places)
+    return plots.lines(found, x, experiment.metric, logarithmic)
+
+
+def parallel(experiment: Experiment, done: Sequence[Trial]) -> bytes:
+    """Draw what each trial of a search tried, and what it got."""
+    keys = list(dict.fromkeys(key for trial in done for key in trial.overrides))
+    columns = {key: [trial.overrides.get(key) for trial in done] for key in keys}
+    values = [trial.metrics[experiment.metric] for trial in done]
+    return plots.parallel(columns, values, experiment.metric, experiment.goal == "max")
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def _short(keys: Collection[str]) -> dict[str, str]:
+    """Return key → its last part, or all of it where another key ends the same."""
+    ends = Counter(map(_last, keys))
+    return {key: _last(key) if ends[_last(key)] == 1 else key.replace(".", "-") for key in keys}

@@ -1,0 +1,183 @@
+"""What is shown of a run is what it computes: weights that sum to one, and the probabilities that scoring gives."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jformer.config import resolve
+from jformer.data.tokenizers import learn
+from jformer.decoding.decode_config import DecodeConfig
+from jformer.errors import UserError
+from jformer.inference.attention_types import Attention, Part
+from jformer.inference.predict import Predictor
+from jformer.inference.restore import Trained
+from jformer.models import ModelConfig, build_model, init_params
+from jformer.models.head_config import HeadConfig
+from jformer.models.recurrent_config import RecurrentConfig
+from jformer.tasks.build import build_task
+from jformer.tasks.task import make_loss
+
+TEXT = learn("char", ["abcdefgh "], 99, "identity", False)
+LABELS = learn("label", ["good", "bad"], 99, "identity", False)
+FIELDS = {"num_layers": 2, "d_model": 16, "d_ff": 24, "num_heads": 2, "tied_output": False}
+RECURRENT = {"num_layers": 1, "d_model": 16, "tied_output": False}
+ADDITIVE = RecurrentConfig("gru", attention="additive")
+
+
+def predictor_of(task, data=None, **fields):
+    """Return an untrained run."""
+    data = {"dir": "nowhere", **(data or {})}
+    config = resolve({"task": task, "model": {"family": fields.get("family", "encdec")}, "data": data})
+    config = dataclasses.replace(config, decode=DecodeConfig(max_extra_length=3))
+    model = build_model(ModelConfig(**{"vocab_size": TEXT.vocab_size, **fields}))
+    params = init_params(model, jax.random.key(0))
+    tokenizers = (TEXT, LABELS if task == "classify" else TEXT)
+    run = Trained(config=config, task=build_task(config), tokenizers=tokenizers, model=model, params=params)
+    return Predictor(run)
+
+
+def assert_sound(found, layers, heads):
+    assert found.weights.shape == (layers, heads, len(found.rows), len(found.columns))
+    np.testing.assert_allclose(found.weights.sum(-1), 1, rtol=1e-5)
+    assert found.mask.dtype == bool
+    np.testing.assert_array_equal(found.weights > 0, np.broadcast_to(found.mask, found.weights.shape))
+
+
+def test_a_translation_shows_three_kinds_of_attention_and_what_scoring_says():
+    predictor = predictor_of("translate", **FIELDS)
+    (shown,) = predictor.attend([("abc d", "fgh")])
+    encoder, decoder, cross = shown.encoder, shown.decoder, shown.cross
+    assert shown.parts == (encoder, decoder, cross)
+    assert [part.part for part in shown.parts] == list(Part)
+    for part in shown.parts:
+        assert_sound(part, 2, 2)
+    assert encoder.columns == cross.columns == (*"abc d", "</s>")
+    assert decoder.rows == ("<s>", *"fgh")
+    assert cross.rows == tuple(choice.token for choice in shown.choices) == (*"fgh", "</s>")
+    np.testing.assert_array_equal(decoder.mask, np.tri(4, dtype=bool))
+    assert encoder.mask.all()
+    assert cross.mask.all()
+    (scored,) = predictor.score([("abc d", "fgh")])
+    np.testing.assert_allclose(np.log([c.probability for c in shown.choices]), scored.token_log_probs, atol=1e-5)
+    for choice in shown.choices:
+        probabilities = [p for _, p in choice.likeliest]
+        assert probabilities == sorted(probabilities, reverse=True)
+        assert probabilities[0] >= choice.probability
+
+
+def test_without_a_target_the_runs_own_answer_is_shown():
+    predictor = predictor_of("translate", **FIELDS)
+    (shown,) = predictor.attend([("abc", None)])
+    assert shown.target == predictor.predict(["abc"])[0]
+
+
+def test_a_language_model_shows_its_own_attention():
+    predictor = predictor_of("lm", family="decoder", **FIELDS)
+    (shown,) = predictor.attend([("", "abc")])
+    assert shown.parts == (shown.decoder,)
+    assert_sound(shown.decoder, 2, 2)
+
+
+def test_a_classifier_shows_its_encoder_and_the_labels():
+    predictor = predictor_of("classify", family="encoder", head=HeadConfig(num_classes=2), **FIELDS)
+    (shown,) = predictor.attend([("abc", "good")])
+    assert_sound(shown.encoder, 2, 2)
+    (choice,) = shown.choices
+    assert choice.token == "good"
+    assert {label for label, _ in choice.likeliest} == {"good", "bad"}
+    assert sum(p for _, p in choice.likeliest) == pytest.approx(1, abs=1e-6)
+
+
+def test_a_recurrent_decoder_shows_its_one_alignment():
+    predictor = predictor_of("translate", **RECURRENT, recurrent=ADDITIVE)
+    (shown,) = predictor.attend([("abc d", "fgh")])
+    assert shown.parts == (shown.cross,)
+    assert_sound(shown.cross, 1, 1)
+    assert shown.cross.rollout() is None
+
+
+def test_entropy_and_rollout_by_hand():
+    """Two layers of one head over two positions: sharp, then even."""
+    values = np.array([[[[1.0, 0.0], [0.0, 1.0]]], [[[0.5, 0.5], [0.5, 0.5]]]], np.float32)
+    weights = Attention(Part.ENCODER_SELF, values, np.ones((2, 2), bool), ("a", "b"), ("a", "b"))
+    np.testing.assert_allclose(weights.entropy(), [[0.0], [np.log(2)]], atol=1e-6)
+    # The first layer keeps all; of the second, half is the residual: (0.5 + 1) / 2 and 0.5 / 2.
+    np.testing.assert_allclose(weights.rollout(), [[0.75, 0.25], [0.25, 0.75]])
+
+
+RESTORED = "abcdefgh hgfedcb"  # as many characters as the shortest batch has places
+
+
+def loss_of(predictor, text):
+    """Return the loss that training has of a text, in nats, all that is hidden together."""
+    loss = make_loss(predictor.model, predictor.task)
+    return float(
+        loss(predictor.params, jax.tree.map(jnp.asarray, predictor.inputs.noised_arrays(text)), None)["nll"].total
+    )
+
+
+def test_masked_tokens_are_shown_with_what_the_run_takes_them_for():
+    predictor = predictor_of("mlm", family="encoder", **FIELDS | {"vocab_size": TEXT.vocab_size + 1})
+    shown, again = predictor.attend([(RESTORED, None)] * 2)
+    assert shown.parts == (shown.encoder,)
+    assert_sound(shown.encoder, 2, 2)
+    columns = shown.encoder.columns
+    assert shown.encoder.rows == columns == again.encoder.columns
+    assert (columns[0], columns[-1], len(columns)) == ("<s>", "</s>", 18)
+    hidden = [i for i, (ours, wanted) in enumerate(zip(columns[1:-1], RESTORED, strict=True)) if ours != wanted]
+    assert 0 < len(hidden) <= len(shown.choices) == 2  # 15 % of 16; one in ten stays what it is
+    assert [choice.token for choice in shown.choices if choice.token != choice.read] == [RESTORED[i] for i in hidden]
+    assert "<mask>" in [choice.read for choice in shown.choices]
+    told = sum(-np.log(choice.probability) for choice in shown.choices)
+    assert told == pytest.approx(loss_of(predictor, RESTORED), rel=1e-5)
+
+
+@pytest.mark.parametrize("noise", ["t5", "bart"])
+def test_denoising_is_shown_from_the_noised_source_to_what_restores_it(noise):
+    fields = FIELDS | {"vocab_size": TEXT.vocab_size + 200}
+    predictor = predictor_of("denoise", data={"noise": noise}, **fields)
+    (shown,) = predictor.attend([(RESTORED, None)])
+    assert shown.parts == (shown.encoder, shown.decoder, shown.cross)
+    for part in shown.parts:
+        assert_sound(part, 2, 2)
+    source, target = "".join(shown.cross.columns), "".join(shown.cross.rows)
+    if noise == "t5":
+        kept, back = (
+            source.removesuffix("</s>").split("<extra_id_0>"),
+            target.removesuffix("</s>").split("<extra_id_0>"),
+        )
+        assert back[1].join(kept) == RESTORED
+    else:
+        assert target == f"{RESTORED}</s>"
+        assert "<mask>" in shown.encoder.columns
+    assert tuple(choice.token for choice in shown.choices) == shown.cross.rows
+    told = sum(-np.log(choice.probability) for choice in shown.choices)
+    assert told == pytest.approx(loss_of(predictor, RESTORED), rel=1e-5)
+
+
+@pytest.mark.parametrize("pair", [("abc", "d"), (" ", None)])
+def test_a_text_to_restore_has_no_target(pair):
+    predictor = predictor_of("mlm", family="encoder", **FIELDS | {"vocab_size": TEXT.vocab_size + 1})
+    with pytest.raises(UserError, match="restores a text: attend"):
+        predictor.attend([pair])
+
+
+def test_a_decoder_without_attention_to_the_source_shows_none():
+    (shown,) = predictor_of("translate", **RECURRENT, recurrent=RecurrentConfig("gru")).attend([("abc", "d")])
+    assert shown.parts == ()
+    assert [choice.token for choice in shown.choices] == ["d", "</s>"]
+
+
+def test_what_is_no_pair_is_refused():
+    with pytest.raises(UserError, match=r"'abc' is no pair of source and target: attend\(\[\('a source', 'its target'"):
+        predictor_of("translate", **FIELDS).attend(["abc"])
+
+
+def test_broken_weights_are_refused():
+    predictor = predictor_of("lm", family="decoder", **FIELDS)
+    predictor.params = jax.tree.map(lambda x: x * np.nan, predictor.params)
+    with pytest.raises(UserError, match="scores are no numbers, so its weights are broken"):
+        predictor.attend([("", "abc")])

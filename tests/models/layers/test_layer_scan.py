@@ -1,0 +1,61 @@
+"""Layers with the same parameters compute what layers with equal ones do, in any way that blocks are run."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jformer.checkpoints.untie_layers import own_layers
+from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
+from jformer.models.parts import count_params
+from tests.conftest import TINY, make_batch, run
+
+FIELDS = {"shared_layers": True, "num_decoder_layers": 3, "positions": "relative"}
+RUNS = {
+    "a loop": ExecutionConfig(unroll=1),
+    "written out": ExecutionConfig(),
+    "computed again": ExecutionConfig(unroll=1, remat="full"),
+}
+
+
+def test_a_stack_has_the_parameters_of_one_layer(tiny):
+    (_, shared), (_, own) = tiny(**FIELDS), tiny(**FIELDS | {"shared_layers": False})
+    for stack, layers in (("encoder", 2), ("decoder", 3)):
+        assert {leaf.shape[0] for leaf in jax.tree.leaves(shared[stack]["block"])} == {1}
+        assert count_params(own[stack]["block"]) == layers * count_params(shared[stack]["block"])
+    jax.tree.map(np.testing.assert_array_equal, shared["source_embedding"], own["source_embedding"])
+
+
+@pytest.mark.parametrize("execution", RUNS.values(), ids=list(RUNS))
+def test_outputs_and_gradients_are_those_of_equal_layers(execution):
+    config = ModelConfig(**TINY | FIELDS | {"dropout": 0.3, "execution": execution})
+    params = init_params(build_model(config), jax.random.key(0))
+    apart, repeated = own_layers(config, params)
+    batch = jax.tree.map(jnp.asarray, make_batch([5, 7], [6, 4]))
+
+    def loss(config):
+        def of(params):
+            dropped = {"rngs": {"dropout": jax.random.key(1)}}  # another mask in every layer
+            return jnp.square(build_model(config).apply({"params": params}, batch, True, **dropped)).mean()
+
+        return jax.jit(jax.value_and_grad(of))
+
+    (value, gradient), (expected, each) = loss(config)(params), loss(apart)(repeated)
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    for stack in ("encoder", "decoder"):
+        total = jax.tree.map(lambda leaf: leaf.sum(axis=0, keepdims=True), each[stack]["block"])
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), gradient[stack]["block"], total)
+    assert max(np.ptp(leaf, axis=0).max() for leaf in jax.tree.leaves(each["decoder"]["block"])) > 1e-4
+
+
+def test_layers_of_their_own_are_left_as_they_are(tiny):
+    model, params = tiny()
+    assert own_layers(model.config, params) == (model.config, params)
+    shared, few = tiny(**FIELDS)
+    config, many = own_layers(shared.config, few)
+    assert config == dataclasses.replace(shared.config, shared_layers=False)
+    assert {leaf.shape[0] for leaf in jax.tree.leaves(many["decoder"]["block"])} == {3}
+    batch = make_batch([5], [6])
+    np.testing.assert_allclose(run(shared, few, batch), run(build_model(config), many, batch), atol=1e-5)

@@ -1,0 +1,96 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jformer.tools.forecast.cost_analysis import flops, traffic
+from jformer.tools.forecast.hlo import parse
+from tests.tools.forecast.test_hlo import LOOP
+
+
+def test_products_in_a_loop_count_every_time():
+    assert flops(parse(LOOP)) == 6 * 2 * 16 * 8 * 4
+
+
+def test_traffic_is_what_leaves_or_enters_hbm():
+    read_and_written = 2 * 8 * 4 * 4  # a slice of the stack by the fusion, not all of it
+    read_again = 8 * 4 * 4  # by the product, whose other input and output are beside the cores
+    compared = 4  # the counter, with a limit that is a constant in HBM
+    assert traffic(parse(LOOP)) == 16 * 8 * 2 + 6 * (read_and_written + 4 + read_again + 2 * compared + 1)
+
+
+NESTED = """
+%slice_of (a: f32[8,4], i: s32[]) -> f32[1,4] {
+  %a = f32[8,4]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  ROOT %s = f32[1,4]{1,0} dynamic-slice(%a, %i, %i), dynamic_slice_sizes={1,4}
+}
+
+%around (b: f32[8,4], j: s32[]) -> f32[1,4] {
+  %b = f32[8,4]{1,0} parameter(0)
+  %j = s32[] parameter(1)
+  ROOT %t = f32[1,4]{1,0} fusion(%b, %j), kind=kLoop, calls=%slice_of
+}
+
+ENTRY %main (x: f32[8,4], k: s32[]) -> f32[1,4] {
+  %x = f32[8,4]{1,0} parameter(0)
+  %k = s32[] parameter(1)
+  ROOT %y = f32[1,4]{1,0} fusion(%x, %k), kind=kLoop, calls=%around
+}
+"""
+
+
+def test_a_fusion_in_a_fusion_reads_the_slice_that_it_takes():
+    assert traffic(parse(NESTED)) == 4 * 4 + 4 + 4 * 4  # the slice, the index, the result
+
+
+@pytest.mark.parametrize(
+    ("line", "products"),
+    [
+        # A product of batches [32 8] as XLA:TPU spells it: their axes are spatial, the input spread so that none meet.
+        (("bf16[32,8,256,64]", "bf16[32,8,64,16]", "f32[32,8,256,16]",
+          "window={size=32x8 stride=31x7 lhs_dilate=32x8}, dim_labels=01bf_01io->01bf"), 32 * 8 * 256 * 64 * 16),
+        # Heads [8] of the output made an axis that pads the input.
+        (("bf16[4,10,64,1]", "bf16[8,16,64,1]", "bf16[4,10,8,16]",
+          "window={size=1x8 pad=0_0x7_7 rhs_reversal=0x1}, dim_labels=0bf1_1oi0->0b1f"), 4 * 10 * 64 * 8 * 16),
+        # A sum over the rows of a batch: its axis slides over all of the input at once.
+        (("bf16[32,256,512]", "bf16[32,256,64]", "bf16[512,64,1]", "window={size=32}, dim_labels=0fb_0io->bf0"),
+         32 * 256 * 512 * 64),
+    ],
+)  # fmt: skip
+def test_products_hide_in_convolutions(line, products):
+    left, right, out, attributes = line
+    text = f"""
+ENTRY %main (l: {left}, r: {right}) -> {out} {{
+  %l = {left}{{0}} parameter(0)
+  %r = {right}{{0}} parameter(1)
+  ROOT %y = {out}{{0}} convolution(%l, %r), {attributes}
+}}
+"""
+    assert flops(parse(text)) == 2 * products
+
+
+def stacked(x, ws):
+    return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0]
+
+
+def test_a_scan_compiled_here_counts_all_its_iterations():
+    x, ws = jnp.ones((16, 32)), jnp.ones((7, 32, 32))
+    compiled = jax.jit(stacked).lower(x, ws).compile()
+    assert flops(parse(compiled.as_text())) == 7 * 2 * 16 * 32 * 32
+    assert compiled.cost_analysis()["flops"] < 2 * 2 * 16 * 32 * 32  # which is why XLA's own count is not taken
+
+
+def test_a_search_counts_up_to_its_limit():
+    def search(x):
+        return lax.while_loop(lambda s: (s[0] < 11) & (s[1].sum() < 9.0), lambda s: (s[0] + 1, s[1] @ s[1]), (0, x))
+
+    program = parse(jax.jit(search).lower(jnp.ones((8, 8))).compile().as_text())
+    assert flops(program) == 11 * 2 * 8**3
+
+
+def test_a_kernel_reads_its_inputs_and_writes_its_outputs_once():
+    x = np.ones((64, 32), np.float32)
+    program = parse(jax.jit(lambda x, y: x * y + 1).lower(x, x).compile().as_text())
+    assert traffic(program) == 3 * x.nbytes

@@ -1,0 +1,196 @@
+import dataclasses
+import functools
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from jformer.config import default_config, resolve
+from jformer.data.plan import Shape
+from jformer.errors import UserError
+from jformer.models import build_model, init_params
+from jformer.models.flops import update_flops, work_of
+from jformer.parallel.mesh import make_mesh
+from jformer.tasks.build import build_task
+from jformer.tasks.task import sized
+from jformer.tools.forecast.collectives import Collective
+from jformer.tools.forecast.compiled_ahead import Figures, compile_answer, compile_update, estimate
+from jformer.tools.forecast.roofline import bound
+from jformer.tools.forecast.shapes import answer_shape, full_shape, mesh_sizes
+from jformer.tools.forecast.topology import CHIPS, Slice, open_slice
+from jformer.tools.forecast.tpu import describe_slice, ways_to_fit
+from tests.tools.forecast.test_topology import needs_libtpu
+
+VOCABULARY = 512
+SMALL = {"num_layers": 2, "d_model": 128, "d_ff": 256, "num_heads": 2, "dtype": "bfloat16"}
+ROWS, LENGTH = 8, 32  # of a chip
+
+
+def resolved(preset="transformer_tiny", **options):
+    config = default_config(preset)
+    config.update_from_flattened_dict(options)
+    return resolve(config)
+
+
+def small(**options):
+    config = default_config("transformer_tiny")
+    config.model.update(SMALL)
+    config.data.update(max_source_length=LENGTH, max_target_length=LENGTH, vocab_size=VOCABULARY)
+    config.update_from_flattened_dict(options)
+    return resolve(config)
+
+
+def modelled(config, vocabulary=VOCABULARY):
+    return sized(config.model, build_task(config), vocabulary, vocabulary)
+
+
+@functools.cache
+def compiled(name, fsdp=1):
+    """Compile the update of a small model, with the same rows for every chip of a slice."""
+    config, devices = small(), open_slice(name).devices
+    shape = Shape(ROWS * len(devices), LENGTH, LENGTH)
+    return compile_update(config, build_task(config), modelled(config), shape, make_mesh(-1, fsdp, 1, devices))
+
+
+def gradient_bytes(model):
+    shapes = jax.eval_shape(functools.partial(init_params, build_model(model)), jax.random.key(0))
+    return 4 * sum(leaf.size for leaf in jax.tree.leaves(shapes))
+
+
+def over(figures, *axes):
+    return [each for each in figures.collectives if each.axes == axes]
+
+
+@needs_libtpu
+def test_data_parallel_gradients_meet_in_one_all_reduce():
+    found = over(compiled("v5e:2x2"), "data")
+    gradients = gradient_bytes(modelled(small()))
+    assert [(each.kind, each.times) for each in found] == [("all-reduce", 1)]
+    assert gradients <= found[0].bytes < 1.02 * gradients
+    assert compiled("v5e:2x2").collectives == found
+
+
+@needs_libtpu
+def test_fsdp_moves_parts_of_parameters_and_gradients_and_no_whole_gradient():
+    figures, gradients = compiled("v5e:2x4", fsdp=4), gradient_bytes(modelled(small()))
+    moved = over(figures, "fsdp")
+    assert {each.kind for each in moved} >= {"all-gather"}
+    scattering = {"reduce-scatter", "collective-permute", "all-to-all"}
+    assert sum(each.bytes for each in moved if each.kind in scattering) >= gradients / 2  # they are bfloat16
+    whole = [each for each in figures.collectives if each.kind == "all-reduce" and "fsdp" in each.axes]
+    assert sum(each.bytes for each in whole) < gradients / 20  # biases and norms lie whole everywhere
+    (between,) = over(figures, "data")
+    assert between.kind == "all-reduce"
+    assert gradients / 4 <= between.bytes < 1.3 * gradients / 4
+    assert not figures.gathered_twice
+
+
+@needs_libtpu
+def test_twice_the_chips_with_as_many_tokens_each_take_as_much_of_a_chip():
+    few, many = compiled("v5e:2x2"), compiled("v5e:2x4")
+    assert many.flops == few.flops
+    assert many.memory == pytest.approx(few.memory, rel=0.02)
+    assert many.traffic == pytest.approx(few.traffic, rel=0.02)
+    model = modelled(small())
+    lengths = np.full(ROWS, LENGTH)
+    assert few.flops == pytest.approx(update_flops(model, work_of(lengths, lengths)), rel=0.02)
+
+
+@needs_libtpu
+def test_fsdp_stores_a_part_of_the_state():
+    whole, parts = compiled("v5e:2x4"), compiled("v5e:2x4", fsdp=4)
+    assert parts.arguments < 0.3 * whole.arguments
+    assert parts.flops == pytest.approx(whole.flops, rel=0.01)
+
+
+@needs_libtpu
+@pytest.mark.parametrize("name", ["v5e:2x2", "v5e:16x16", "v6e:4x4"])
+def test_transformer_big_compiles(name):
+    config = resolved("transformer_big", **{"model.dtype": "bfloat16"})
+    devices = open_slice(name).devices
+    shape = Shape(4 * len(devices), 64, 64)
+    figures = compile_update(config, build_task(config), modelled(config, 37_000), shape, make_mesh(devices=devices))
+    lengths = np.full(4, 64)
+    assert figures.flops == pytest.approx(update_flops(modelled(config, 37_000), work_of(lengths, lengths)), rel=0.02)
+    assert figures.memory < CHIPS[name.split(":")[0]].hbm
+
+
+@needs_libtpu
+def test_a_batch_of_answers_compiles_and_exchanges_nothing_but_the_answers():
+    config = small(**{"decode.beam_size": 2, "decode.batch_size": 10, "decode.max_extra_length": 8})
+    mesh, task = make_mesh(devices=open_slice("v5e:2x2").devices), build_task(config)
+    shape = answer_shape(config, task, mesh)
+    assert shape == Shape(12, LENGTH, LENGTH + 8)
+    figures = compile_answer(config, task, modelled(config), shape, mesh)
+    assert figures.flops > 0
+    assert sum(each.bytes for each in figures.collectives) < 100_000
+
+
+@needs_libtpu
+def test_the_page_says_what_a_run_takes_of_a_slice():
+    config = small(**{"data.tokens_per_update": 1_024, "decode.batch_size": 8, "train.num_steps": 5_000})
+    text = "\n".join(describe_slice(config, None, "v5litepod-4", 1.2))
+    assert "slice: v5e:2x2, 4 chips of 16 GiB; mesh data=4 x fsdp=1 x tensor=1" in text
+    assert "update: 32 full rows of 32 + 32, 8 for a chip" in text
+    for words in (
+        "memory by estimate: ",
+        "memory by the compiler: ",
+        "all-reduce",
+        "MFU at most ",
+        "target tokens/s",
+        "of the ideal",
+    ):
+        assert words in text
+    assert re.search(r"\$[\d.e-]+ to \$[\d.e-]+ for a million such tokens", text)
+    assert "for 5,000 updates" in text
+    assert "answers: 8 inputs of 32, at most 82 tokens each" in text
+
+
+@needs_libtpu
+def test_what_does_not_fit_ends_with_what_would():
+    config = small(**{"data.tokens_per_update": 2**23, "data.max_source_length": 512, "data.max_target_length": 512})
+    with pytest.raises(
+        UserError, match=r"the update does not fit: it needs [\d.]+ GiB of a chip's 16; by estimate it "
+    ) as e:
+        list(describe_slice(config, None, "v5e:2x2", 0.0))
+    assert "data.tokens_per_update=" in str(e.value)
+
+
+@needs_libtpu
+def test_a_mesh_that_the_slice_does_not_have_is_refused():
+    with pytest.raises(UserError, match="does not fit 4 devices"):
+        list(describe_slice(small(**{"mesh.fsdp": 3}), None, "v5e:2x2", 0.0))
+
+
+def pretended(count):
+    return Slice(f"v5e:{count}", CHIPS["v5e"], [dataclasses.make_dataclass("Device", ["platform"])("tpu")] * count)
+
+
+def test_what_would_fit_is_tried_by_estimate():
+    config = small(**{"data.tokens_per_update": 2**16, "data.row_multiple": 16, "mesh.data": 4})
+    task, model = build_task(config), modelled(config)
+    memory = estimate(config, task, model, full_shape(config), 4, "tpu")
+    state = sum(memory) - memory.activations - memory.batch
+    ways = ways_to_fit(config, task, model, pretended(4), CHIPS["v5e"].hbm / (0.6 * memory.activations + state))
+    assert "model.execution.remat=full" in ways or "model.execution.remat=dots" in ways
+    assert "train.accumulation=2" in ways
+    assert "data.tokens_per_update=32768" in ways
+
+
+def test_the_mesh_is_filled_up_and_estimates_follow_it():
+    config = small(**{"mesh.fsdp": 4})
+    assert mesh_sizes(config, 16) == {"data": 4, "fsdp": 4, "tensor": 1}
+    task, model, shape = build_task(config), modelled(config), Shape(32, LENGTH, LENGTH)
+    parts = estimate(config, task, model, shape, 16, "tpu")
+    whole = estimate(small(), task, model, shape, 16, "tpu")
+    assert parts.optimizer < 0.3 * whole.optimizer
+    assert parts.batch == whole.batch
+
+
+def test_the_bound_is_the_longest_of_three_times_or_their_sum():
+    chips = Slice("v5e:2x2", CHIPS["v5e"], [dataclasses.make_dataclass("Device", ["device_kind"])("TPU v5 lite")])
+    gather = Collective("all-gather", ("fsdp",), 4, 1, int(4 / 3 * 200e9), 0)
+    least = bound(Figures(0, 0, 0, 0, 2 * 197e12, 3 * 819e9, [gather]), chips)
+    assert least == pytest.approx((2.0, 3.0, 1.0))
+    assert (least.overlapped, least.apart) == pytest.approx((3.0, 6.0))

@@ -1,0 +1,300 @@
+"""A run of ours becomes a directory of theirs and comes back as a run; what does not fit together is refused."""
+
+import dataclasses
+import json
+import sys
+
+import jax
+import numpy as np
+import pytest
+from etils.epath import Path
+
+from jformer.checkpoints.checkpoint import Checkpoints
+from jformer.config import default_config, load_config, resolve, save_config
+from jformer.data.tokenizers import Symbols, learn
+from jformer.data.tokenizers.pretrained import FastTokenizer
+from jformer.errors import UserError
+from jformer.evaluation.evaluate import evaluate
+from jformer.models import ExecutionConfig, build_model, init_params
+from jformer.tools.hf import generation_config as generation
+from jformer.tools.hf.__main__ import main
+from jformer.tools.hf.convert import FAMILIES, Texts, import_model, rename
+from jformer.tools.hf.vocabulary import Vocabulary, read_labels
+from jformer.tools.hf.write_model import export_model, symbol_fields
+from jformer.training.loop import train
+from tests.tools.hf import small_runs
+
+tokenizers = pytest.importorskip("tokenizers", reason="the extra hf is not installed")
+pytest.importorskip("safetensors", reason="the extra hf is not installed")
+WORDS = ["<pad>", "</s>", "<unk>", "a", "house", "red"]
+FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+
+
+def tokenizer():
+    """Return a tokenizer of words, as T5's symbols lie."""
+    fast = tokenizers.Tokenizer(tokenizers.models.WordLevel(dict(zip(WORDS, range(6), strict=True)), unk_token="<unk>"))
+    fast.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    fast.add_special_tokens(["<pad>", "</s>", "<unk>"])
+    return FastTokenizer(fast.to_str(), {"pad": 0, "bos": 0, "eos": 1, "unk": 2})
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    """Make a run of a tiny T5 with random weights."""
+    return write_run(Path(tmp_path_factory.mktemp("run")))
+
+
+def write_run(directory, **model):
+    values = default_config("t5_small")
+    values.model.update({"num_layers": 1, "d_model": 16, "d_ff": 24, "num_heads": 2, "vocab_size": 6, **model})
+    values.update(task="translate")
+    values.data.update(source="files", overlong="drop", max_source_length=12, max_target_length=12)
+    values.decode.update(beam_size=1, length_penalty=0.0, max_extra_length=5, max_length=6)
+    config = resolve(values)
+    model = build_model(dataclasses.replace(config.model, execution=ExecutionConfig(unroll=1), target_vocab_size=6))
+    params = init_params(model, jax.random.key(0))
+    (directory / "tokenizer").mkdir(parents=True)
+    tokenizer().save(directory / "tokenizer", "shared")
+    checkpoints = Checkpoints(directory / "checkpoints")
+    checkpoints.save(0, {"params": params}, {"step": 0, "config": dataclasses.asdict(config)}, None)
+    checkpoints.close()
+    save_config(config, directory / "config.json")
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "expected"),
+    [
+        ("gpt2", "transformer.wte.weight", "transformer.wte.weight"),
+        ("gpt2", "wte.weight", "transformer.wte.weight"),
+        ("gpt2", "lm_head.weight", "lm_head.weight"),
+        ("bert", "bert.embeddings.LayerNorm.gamma", "bert.embeddings.LayerNorm.weight"),
+    ],
+)
+def test_names_in_older_files_are_read_as_todays(family, name, expected):
+    assert rename(FAMILIES[family], name) == expected
+
+
+@pytest.fixture(scope="module")
+def exported(workdir, tmp_path_factory):
+    target = tmp_path_factory.mktemp("theirs") / "model"
+    export_model(str(workdir), target)
+    return target
+
+
+@pytest.fixture
+def model_dir(exported, tmp_path):
+    """Return a copy of the exported model, to be damaged."""
+    for path in exported.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+def edit(path, **fields):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def test_a_run_becomes_a_directory_of_theirs(exported):
+    assert {path.name for path in exported.iterdir()} == FILES
+    fields = json.loads((exported / "config.json").read_text())
+    assert (fields["model_type"], fields["d_model"], fields["tie_word_embeddings"]) == ("t5", 16, True)
+    assert (fields["decoder_start_token_id"], fields["eos_token_id"], fields["pad_token_id"]) == (0, 1, 0)
+
+
+def test_what_was_exported_comes_back_and_answers_as_before(workdir, exported, tmp_path):
+    from jformer.inference.predict import load
+
+    assert main(["import", str(exported), f"--workdir={tmp_path / 'again'}"]) == 0
+    before, after = load(str(workdir)), load(str(tmp_path / "again"))
+    jax.tree.map(np.testing.assert_array_equal, after.params, before.params)
+    texts = ["a red house", "red red", "unheard of"]
+    assert after.predict(texts) == before.predict(texts)
+    assert load_config(Path(tmp_path) / "again" / "config.json").decode.max_length == 6
+
+
+def test_layers_that_share_their_parameters_become_equal_layers(tmp_path):
+    from jformer.inference.predict import load
+
+    run = write_run(Path(tmp_path / "run"), num_layers=2, num_decoder_layers=3, shared_layers=True)
+    export_model(str(run), tmp_path / "theirs")
+    assert main(["import", str(tmp_path / "theirs"), f"--workdir={tmp_path / 'again'}"]) == 0
+    before, after = load(str(run)), load(str(tmp_path / "again"))
+    for stack, layers in (("encoder", 2), ("decoder", 3)):
+        kernel = after.params[stack]["block"]["feed_forward"]["down"]["kernel"]
+        np.testing.assert_array_equal(
+            kernel, np.repeat(before.params[stack]["block"]["feed_forward"]["down"]["kernel"], layers, 0)
+        )
+    texts = ["a red house", "red red", "unheard of"]
+    assert after.predict(texts) == before.predict(texts)
+
+
+def test_two_exports_are_the_same_bytes(exported, tmp_path):
+    import_model(exported, str(tmp_path / "again"), Texts())
+    export_model(str(tmp_path / "again"), tmp_path / "twice")
+    assert (tmp_path / "twice" / "model.safetensors").read_bytes() == (exported / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(("file", "fields", "says"), [
+    ("config.json", {"model_type": "mamba"}, "model_type='mamba'.*there are: gpt2, bert"),
+    ("config.json", {"architectures": ["T5EncoderModel"]}, "these can be imported: T5ForConditionalGeneration"),
+    ("config.json", {"d_ff": 25}, r"wi\.weight \(24, 16\) gives \(16, 24\), our .* needs \(16, 25\)"),
+    ("config.json", {"vocab_size": 5}, "tokenizer has 6 ids and config.json vocab_size=5"),
+    ("config.json", {"feed_forward_proj": "gated-tanh"}, "feed_forward_proj='gated-tanh'"),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused_and_leaves_nothing_behind(model_dir, tmp_path_factory, file, fields, says):
+    edit(model_dir / file, **fields)
+    target = tmp_path_factory.mktemp("new") / "run"
+    with pytest.raises(UserError, match=says):
+        import_model(model_dir, str(target), Texts())
+    assert not target.exists()
+
+
+def test_what_the_system_refuses_is_one_line(tmp_path, capsys):
+    long = tmp_path / ("x" * 300)
+    assert main(["import", str(long), f"--workdir={tmp_path / 'run'}"]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "is longer than names of files can be: shorten it" in told
+
+
+@pytest.mark.parametrize(("file", "content", "says"), [
+    ("config.json", "[]", "must be a JSON object"), ("config.json", "{", "is no JSON"),
+    ("config.json", '{"d_ff": 1, "d_ff": 2}', "the key 'd_ff' stands twice"),
+    ("tokenizer.json", "{}", "is no tokenizer"), ("config.json", None, "is not there"),
+    ("tokenizer.json", None, "has no tokenizer.json"), ("model.safetensors", None, "has neither"),
+])  # fmt: skip
+def test_damaged_files_are_one_line(model_dir, tmp_path_factory, capsys, file, content, says):
+    if content is None:
+        (model_dir / file).unlink()
+    else:
+        (model_dir / file).write_text(content)
+    assert main(["import", str(model_dir), f"--workdir={tmp_path_factory.mktemp('new') / 'run'}"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("jformer: ")
+    assert told.count("\n") == 1
+    assert says in told
+
+
+def test_an_id_far_past_all_others_is_refused_before_lists_of_all_ids_are_made(model_dir, tmp_path):
+    stored = json.loads((model_dir / "tokenizer.json").read_text())
+    stored["model"]["vocab"][next(reversed(stored["model"]["vocab"]))] = 2**31
+    (model_dir / "tokenizer.json").write_text(json.dumps(stored))
+    with pytest.raises(UserError, match=r"its tokenizer has 6 tokens and ids up to 2147483648; fetch it again"):
+        import_model(model_dir, str(tmp_path / "run"), Texts())
+
+
+def test_a_language_is_not_the_piece_that_is_spelt_as_its_code():
+    vocabulary = Vocabulary.__new__(Vocabulary)
+    vocabulary.ids = {"en": 5, "__en__": 9, "deu_Latn": 7}
+    assert vocabulary.language("en", "source_language") == 9
+    assert vocabulary.language("deu_Latn", "target_language") == 7
+
+
+def test_labels_of_a_regression_are_refused_and_those_of_several_are_named():
+    assert read_labels({"id2label": {"0": "no", "1": "yes"}}) == ["no", "yes"]
+    with pytest.raises(UserError, match=r"^config\.json: problem_type='regression': only classifiers with one label"):
+        read_labels({"num_labels": 1, "problem_type": "regression"})
+    config = default_config("bert_base")
+    config.task, config.data.source, config.data.labels = "classify", "labelled", "several"
+    labels = learn("labels", ["a,b"], 10, "identity", False)
+    fields = symbol_fields(resolve(config), (tokenizer(), labels))
+    assert (fields["problem_type"], fields["id2label"]) == ("multi_label_classification", {0: "a", 1: "b"})
+
+
+def test_a_run_that_gives_numbers_is_not_exported(tmp_path):
+    config = default_config("bert_base")
+    config.task, config.data.source, config.data.labels = "classify", "labelled", "number"
+    save_config(resolve(config), Path(tmp_path) / "config.json")
+    with pytest.raises(UserError, match=r"data\.labels='number' has a unit of its own"):
+        export_model(str(tmp_path), tmp_path / "theirs")
+    assert not (tmp_path / "theirs").exists()
+
+
+def test_directories_that_hold_something_are_left_alone(workdir, exported):
+    with pytest.raises(UserError, match="is not empty"):
+        import_model(exported, str(workdir), Texts())
+    with pytest.raises(UserError, match="is not empty"):
+        export_model(str(workdir), exported)
+
+
+def test_settings_that_we_have_not_are_told(model_dir, tmp_path_factory):
+    edit(model_dir / "generation_config.json", num_beams=3, early_stopping=True, repetition_penalty=1.3, min_length=4)
+    target = tmp_path_factory.mktemp("new") / "run"
+    assert "not carried over: repetition_penalty=1.3" in import_model(model_dir, str(target), Texts())
+    decode = load_config(Path(target) / "config.json").decode
+    assert (decode.beam_size, decode.patience, decode.length_penalty, decode.length_offset) == (3, 1.0, 1.0, 0.0)
+    assert decode.min_length == 3  # theirs counts the first token
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"eos_token_id": [1, 2]}, "eos_token_id=[1, 2]"),
+        ({"forced_bos_token_id": 5}, "forced_bos_token_id=5"),
+        ({"forced_eos_token_id": 4}, "forced_eos_token_id=4"),
+        ({"sequence_bias": {"3": -1.0}}, "sequence_bias={'3': -1.0}"),
+        ({"force_words_ids": [[3]]}, "force_words_ids=[[3]]"),
+        ({"eos_token_id": [1], "forced_eos_token_id": 1, "renormalize_logits": True}, ""),
+    ],
+)
+def test_no_setting_of_a_search_is_dropped_without_a_word(settings, told):
+    options, notes = generation.read({"num_beams": 2, **settings}, Symbols(0, 0, 1, 2), WORDS)
+    assert notes == [told] * bool(told)
+    assert options.forced_end == options.renormalize == (not told)
+    fields, notes = generation.write(options, Symbols(0, 0, 1, 2), {word: i for i, word in enumerate(WORDS)})
+    assert (fields.get("forced_eos_token_id"), fields.get("renormalize_logits")) == ((None,) * 2 if told else (1, True))
+    assert notes == []
+
+
+def test_options_that_theirs_has_no_place_for_are_told(workdir, tmp_path):
+    config = load_config(Path(workdir) / "config.json")
+    decode = dataclasses.replace(config.decode, beam_size=2, length_penalty=0.6, repetition_penalty=1.5)
+    symbols, ids = Symbols(0, 0, 1, 2), {word: i for i, word in enumerate(WORDS)}
+    assert generation.write(decode, symbols, ids)[1] == [
+        "decode.repetition_penalty=1.5", "decode.length_offset=5.0, theirs is 0", "decode.ended_first=True",
+    ]  # fmt: skip
+    sampled = dataclasses.replace(config.decode, search="sample", temperature=0.5)
+    assert generation.write(sampled, symbols, ids)[1] == ["decode.search='sample'"]
+
+
+def test_an_imported_run_is_scored_not_trained_in_place_and_its_tokenizer_is_guarded(exported, tmp_path):
+    import_model(exported, str(tmp_path / "run"), Texts())
+    (tmp_path / "test.tsv").write_text("a house\tred house\nred\ta\n")
+    config = load_config(Path(tmp_path / "run") / "config.json")
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=str(tmp_path)))
+    results = evaluate(config, Path(tmp_path / "run"))
+    assert results["test"]["examples"] == 2
+    assert (results["run"]["updates"], results["run"]["data"]) == (0, [])
+    with pytest.raises(UserError, match=r"begin with them in a --workdir of its own, with --config.train.init_from="):
+        train(config, Path(tmp_path / "run"))
+    (saved,) = (tmp_path / "run" / "tokenizer").glob("shared.*")
+    saved.write_bytes(saved.read_bytes().replace(b"house", b"mouse"))
+    with pytest.raises(UserError, match=f"{saved.name} is damaged"):
+        evaluate(config, Path(tmp_path / "run"))
+
+
+def test_a_run_that_finds_answers_goes_there_and_comes_back(tmp_path):
+    from jformer.inference.predict import load
+
+    run = small_runs.bert(tmp_path / "run", "qa")
+    export_model(str(run), tmp_path / "theirs")
+    assert json.loads((tmp_path / "theirs" / "config.json").read_text())["architectures"] == [
+        "BertForQuestionAnswering"
+    ]
+    assert "task qa" in import_model(tmp_path / "theirs", str(tmp_path / "again"), Texts())
+    before, after = load(run), load(tmp_path / "again")
+    jax.tree.map(np.testing.assert_array_equal, after.params, before.params)
+    assert load_config(tmp_path / "again" / "config.json").data.source == "squad"
+    asked = ["what did the cat eat?\tthe cat sat on the mat, a hat and rats", "what?\tthings"]
+    assert after.generate(asked) == before.generate(asked)
+    assert any(answers[0].text for answers in after.generate(asked))
+
+
+def test_a_missing_package_is_named_with_what_installs_it(tmp_path, capsys, monkeypatch):
+    def export(*given):
+        import tokenizers  # noqa: F401
+
+    monkeypatch.setattr("jformer.tools.hf.write_model.export_model", export)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    assert main(["export", str(tmp_path), f"--output={tmp_path}/model"]) == 2
+    assert capsys.readouterr().err == "jformer: this needs the package tokenizers: pip install 'jformer[hf]'\n"

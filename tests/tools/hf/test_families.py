@@ -1,0 +1,228 @@
+"""Each family without torch: options and parameters go there and back, all else is refused."""
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jformer.checkpoints.weights import abstract_params
+from jformer.config import default_config, resolve
+from jformer.errors import UserError
+from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
+from jformer.models.head_config import HeadConfig
+from jformer.models.model_config import RelativeConfig
+from jformer.models.vision_config import VisionConfig
+from jformer.parallel.mesh import make_mesh
+from jformer.tools.hf import convert
+from jformer.tools.hf import name_tables as tables
+from jformer.tools.hf import write_model as export
+from jformer.tools.hf.families import LOGITS_BIAS, config_fields, model_config, table_of
+from jformer.tools.hf.vit import check_pixels
+
+SIZES = {"vocab_size": 50, "num_layers": 2, "d_model": 32, "d_ff": 48, "num_heads": 4, "max_length": 40}
+
+
+def preset(name, **fields):
+    model = resolve(default_config(name)).model
+    options = {**SIZES, "execution": ExecutionConfig(unroll=1), **fields}
+    return dataclasses.replace(model, **options)
+
+
+CASES = {
+    "gpt2": ("lm", preset("gpt2", norm_epsilon=1e-4)),
+    "bert": ("mlm", preset("bert_base")),
+    "roberta": ("classify", preset("bert_base").with_classes(3)),
+    "distilbert": (
+        "mlm", preset("bert_base", head=HeadConfig(pooler=True, transform=True, pooler_activation="relu")),
+    ),
+    "llama": ("lm", preset("llama_7b", num_kv_heads=2)),
+    "t5": ("translate", preset("t5_small", num_decoder_layers=1, relative=RelativeConfig(8, 20))),
+    "mt5": ("translate", preset("t5_1_1_small", d_k=6, d_v=6)),
+    "bart": ("translate", preset("bart_base", head=HeadConfig(bias=True))),
+    "mbart": ("translate", preset("bart_base", norm="pre", embedding_scale="input")),
+    "marian": ("translate", preset("marian", num_decoder_layers=1, head=HeadConfig(bias=True))),
+    "vit": ("classify", preset("vit_s16", vision=VisionConfig(12, 4)).with_classes(3)),
+}  # fmt: skip
+every_case = pytest.mark.parametrize("name", CASES)
+
+
+@functools.cache
+def state(name):
+    """Return a model's parameters, drawn anew so that none is zero or one, and theirs."""
+    model = CASES[name][1]
+    shapes = jax.eval_shape(functools.partial(init_params, build_model(model)), jax.random.key(0))
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape).astype(np.float32), shapes)
+    return params, dict(tables.to_tensors(convert.FAMILIES[name].table(model), params))
+
+
+def read_back(name, tensors):
+    family, model = convert.FAMILIES[name], CASES[name][1]
+    abstract = abstract_params(build_model(model), make_mesh(1))
+    return tables.from_source(family.table(model), abstract, tables.Arrays(tensors), family.is_unread)
+
+
+def test_every_family_has_a_case_but_one_with_computed_positions():
+    assert set(convert.FAMILIES) - set(CASES) == {"m2m_100"}
+
+
+@every_case
+def test_fields_read_back_give_the_model(name):
+    task, model = CASES[name]
+    family = convert.FAMILIES[name]
+    fields = config_fields(family, model, task)
+    back = model_config(family, fields, task, model.head.num_classes)
+    assert config_fields(family, back, task) == fields
+
+
+@every_case
+def test_parameters_come_back_bit_for_bit(name):
+    params, theirs = state(name)
+    assert all(array.flags.owndata or array.base is not None for array in theirs.values())
+    jax.tree.map(np.testing.assert_array_equal, read_back(name, theirs), params)
+
+
+@every_case
+def test_what_does_not_fit_is_told_together(name):
+    theirs = dict(state(name)[1])
+    lost, wrong = sorted(theirs)[:2]
+    del theirs[lost]
+    theirs[wrong] = np.zeros((7, 5, 3, 2), np.float32)
+    theirs["extra.weight"] = np.zeros(3, np.float32)
+    with pytest.raises(UserError) as error:
+        read_back(name, theirs)
+    for said in (f"{lost} (our", f"{wrong} (7, 5, 3, 2)", "extra.weight (3,) has no place in ours"):
+        assert said in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "change"), [
+    ("gpt2", {"norm": "post"}), ("gpt2", {"activation": "swiglu"}), ("bert", {"norm_type": "rmsnorm"}),
+    ("bert", {"positions": "rotary"}), ("bart", {"positions": "transformer_xl"}),
+    ("llama", {"positions": "learned"}), ("t5", {"attention_scale": "sqrt"}),
+    ("mt5", {"tied_output": True}), ("bart", {"num_kv_heads": 2}), ("marian", {"embedding_norm": True}),
+    ("marian", {"shared_embedding": False}), ("vit", {"bias": False}), ("t5", {"d_v": 4}),
+    ("gpt2", {"parametrization": "mup"}), ("bart", {"parametrization": "mup"}),
+])  # fmt: skip
+def test_options_that_a_family_has_not_are_refused_by_name(name, change):
+    task, model = CASES[name]
+    (option,) = change
+    with pytest.raises(UserError, match=rf"model\.{option}="):
+        config_fields(convert.FAMILIES[name], dataclasses.replace(model, **change), task)
+
+
+def test_of_a_group_of_options_the_one_that_a_family_has_not_is_named():
+    model = CASES["bert"][1].with_classes(3, each=True)
+    chain = dataclasses.replace(model, head=dataclasses.replace(model.head, crf=True))
+    with pytest.raises(UserError, match=r"^model\.head\.crf=True: bert has only False there$"):
+        config_fields(convert.FAMILIES["bert"], chain, "tag")
+
+
+@pytest.mark.parametrize(("name", "change", "says"), [
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
+    ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
+    ("bert", {"hidden_act": "mish"}, "hidden_act='mish'"),
+    ("bert", {"hidden_size": "768"}, "hidden_size='768' must be a number"),
+    ("bert", {"num_attention_heads": 5}, "num_heads=5 must divide"),
+    ("roberta", {"pad_token_id": 0}, "pad_token_id=0"),
+    ("bert", {"type_vocab_size": 0.5}, "type_vocab_size=0.5 must be a number"),
+    ("vit", {"patch_size": "4"}, "patch_size='4' must be a number"),
+    ("llama", {"rope_theta": 500_000.0}, "rotary positions"),
+    ("llama", {"attention_bias": True}, "attention_bias and mlp_bias differ"),
+    ("bart", {"decoder_ffn_dim": 7}, "decoder_ffn_dim=7"),
+    ("marian", {"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embeddings=False"),
+    ("vit", {"qkv_bias": False}, "qkv_bias=False"),
+])  # fmt: skip
+def test_fields_that_ask_for_what_we_have_not_are_refused_by_name(name, change, says):
+    task, model = CASES[name]
+    family = convert.FAMILIES[name]
+    fields = {key: value for key, value in config_fields(family, model, task).items() if key != "rope_parameters"}
+    with pytest.raises(UserError, match=says):
+        model_config(family, {**fields, **change}, task, model.head.num_classes)
+
+
+@pytest.mark.parametrize(("task", "classes", "output"), [("tag", 3, "classifier"), ("qa", 2, "qa_outputs")])
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
+def test_classes_of_every_position_come_back_without_a_pooler(name, task, classes, output):
+    family, (_, model) = convert.FAMILIES[name], CASES[name]
+    head = dataclasses.replace(model.head, num_classes=0)
+    model = dataclasses.replace(model, head=head).with_classes(classes, each=True)
+    fields = config_fields(family, model, task)
+    assert model_config(family, fields, task, classes).head == model.head
+    table = table_of(family, model, task)
+    abstract = abstract_params(build_model(model), make_mesh(1))
+    params = jax.tree.map(lambda leaf: np.random.default_rng(0).standard_normal(leaf.shape, np.float32), abstract)
+    theirs = dict(tables.to_tensors(table, params))
+    heads = {key for key in theirs if any(part in key for part in ("pooler", "classifier", "outputs"))}
+    assert heads == {f"{output}.weight", f"{output}.bias"}
+    back = tables.from_source(table, abstract, tables.Arrays(theirs), family.is_unread)
+    jax.tree.map(np.testing.assert_array_equal, back, params)
+
+
+def test_marian_names_even_features_its_first_half():
+    params, theirs = state("marian")
+    ours = params["source_embedding"]["embedding"]
+    np.testing.assert_array_equal(theirs["model.shared.weight"], np.hstack([ours[:, ::2], ours[:, 1::2]]))
+
+
+def test_positions_that_are_computed_may_not_have_been_trained():
+    family = convert.FAMILIES["m2m_100"]
+    model = preset("bart_base", norm="pre", embedding_norm=False)
+    assert not config_fields(family, model, "translate")[LOGITS_BIAS]
+    abstract = jax.eval_shape(functools.partial(init_params, build_model(model)), jax.random.key(0))
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), abstract)
+    with pytest.raises(UserError, match="source_input/positions/embedding was trained"):
+        dict(tables.to_tensors(family.table(model), params))
+
+
+def test_a_run_that_no_family_has_says_why(tmp_path):
+    with pytest.raises(UserError, match=r"gpt2: model\.norm='sandwich'.*llama: "):
+        export.express("lm", preset("gpt2", norm="sandwich"), tmp_path)
+    with pytest.raises(UserError, match="model_type='gpt3'; did you mean gpt2"):
+        export.express("lm", ModelConfig(), tmp_path, "gpt3")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("do_normalize", False), ("do_rescale", False), ("rescale_factor", 1.0), ("image_mean", [0.4] * 3)],
+)
+def test_pixels_that_ours_would_read_otherwise_are_refused(key, value):
+    check_pixels({"do_rescale": True, "rescale_factor": 0.00392156862745098, "image_std": [0.5] * 3})
+    with pytest.raises(UserError, match=f"{key}=.* is not implemented"):
+        check_pixels({key: value})
+
+
+class Reading(dict):
+    """The fields of a config.json that remember which of them were asked for."""
+
+    def __init__(self, fields):
+        super().__init__(fields)
+        self.asked = set()
+
+    def __getitem__(self, key):
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key, otherwise=None):
+        self.asked.add(key)
+        return super().get(key, otherwise)
+
+
+def row_of(name):
+    """Return the row of docs/weights.md about a family: the fields that are read, and those of which one value is."""
+    family = convert.FAMILIES[name]
+    task, model = CASES["mbart" if name == "m2m_100" else name]
+    model = dataclasses.replace(model, embedding_norm=model.embedding_norm and name != "m2m_100")
+    fields = Reading({**family.defaults, **config_fields(family, model, task)})
+    family.read(fields)
+    read = {*family.sizes, family.activation, *fields.asked} - {*family.theirs, LOGITS_BIAS}
+    fixed = ", ".join(f"`{key}={value!r}`" for key, value in sorted(family.theirs.items()))
+    return f"| `{name}` | {', '.join(f'`{key}`' for key in sorted(read))} | {fixed} |"
+
+
+def test_the_page_lists_the_fields_that_are_read():
+    page = (Path(__file__).parents[3] / "docs" / "weights.md").read_text(encoding="utf-8")
+    missing = [row for row in map(row_of, convert.FAMILIES) if row not in page]
+    assert not missing, "rows of docs/weights.md should be:\n" + "\n".join(missing)

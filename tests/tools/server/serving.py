@@ -1,0 +1,65 @@
+"""A server of a small model on the loopback, and how its tests ask it."""
+
+import contextlib
+import dataclasses
+import http.client
+import json
+
+from jformer.config import resolve
+from jformer.data.tokenizers import learn
+from jformer.decoding.decode_config import DecodeConfig
+from jformer.inference.predict import Predictor
+from jformer.inference.restore import Trained
+from jformer.tasks.build import build_task
+from jformer.tools.server.app import build_app
+from jformer.tools.server.connections import make_server
+from jformer.tools.server.guard import Access
+from jformer.tools.server.limits import Limits
+from jformer.tools.server.serve import opened, running
+from tests.watching import wait_until
+
+TOKENIZER = learn("char", ["abcdefgh "], 99, "identity", False)
+MODEL = {"num_layers": 1, "d_model": 32, "d_ff": 48, "num_heads": 4, "tied_output": False}
+PATH = "/v1/translate"
+LIMITS = Limits(texts=20, characters=60, prefix=50, body=20_000, read_seconds=1.0, answer_seconds=30.0)
+
+
+def small_predictor(tiny, **options):
+    """Return the Predictor of an untrained model, two beams if nothing else is said."""
+    model, params = tiny(vocab_size=TOKENIZER.vocab_size + 6, **MODEL)
+    decode = DecodeConfig(**{"batch_size": 8, "beam_size": 2, "n_best": 2, "max_extra_length": 6, **options})
+    config = dataclasses.replace(resolve({"data": {"max_source_length": 64}}), decode=decode)
+    run = Trained(config=config, task=build_task(config), tokenizers=(TOKENIZER, TOKENIZER), model=model, params=params)
+    return Predictor(run)
+
+
+@contextlib.contextmanager
+def served(engine, limits=LIMITS, access=Access()):  # noqa: B008  # it is a tuple
+    """Serve at a free port of the loopback, and yield the port."""
+    app = build_app(engine, limits, access)
+    with contextlib.closing(opened("127.0.0.1", 0)) as listener:
+        server = make_server(app, limits)
+        with running(server, listener) as thread:
+            wait_until(lambda: server.started or not thread.is_alive())
+            yield listener.getsockname()[1]
+
+
+def ask(port, path=PATH, body=None, method=None, headers=None):
+    """Return (status, content) of a request; a body that is no bytes is sent as JSON."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json"} | (headers or {})
+    connection.request(method or ("GET" if body is None else "POST"), path, data, headers)
+    answer = connection.getresponse()
+    content, kind = answer.read(), answer.headers["content-type"]
+    connection.close()
+    return answer.status, json.loads(content) if "json" in kind else content.decode()
+
+
+def as_events(text):
+    """Return (name, content) of every server-sent event in a text."""
+    found = []
+    for event in text.split("\n\n")[:-1]:
+        fields = dict(line.split(": ", 1) for line in event.split("\n"))
+        found.append((fields.get("event", ""), json.loads(fields["data"])))
+    return found

@@ -1,0 +1,100 @@
+"""The server's pages in a real browser: what is answered is shown as text, and nothing comes from elsewhere."""
+
+import re
+import types
+
+import pytest
+
+from jformer.tools.server.engine import Engine
+from tests import browser
+from tests.tools.server.serving import LIMITS, PATH, ask, served, small_predictor
+
+
+@pytest.fixture(scope="module")
+def predictor(tiny):
+    return small_predictor(tiny)
+
+
+TEXT = f"two\u2028lines{browser.HOSTILE}"  # a line separator, which JSON leaves as it is
+ANSWER = {"outputs": [{"text": TEXT, "score": -1.0}, {"text": "second", "score": -2.0}]}
+
+
+STARTS = "(text) => document.querySelector('#answers .answer span').innerText.startsWith(text)"
+
+
+class Growing:
+    """Tells one half of an answer, then all of it."""
+
+    def __init__(self, groups):
+        self.running = True
+        self._told = [(TEXT[:-9], None), (TEXT, ANSWER)]
+
+    def advance(self):
+        text, outputs = self._told.pop(0)
+        self.running = bool(self._told)
+        return [types.SimpleNamespace(request=0, text=text, outputs=outputs)]
+
+    def leave(self, request):
+        self.running = False
+
+
+@pytest.mark.parametrize("streams", [True, False], ids=["while they grow", "at once"])
+def test_the_page_asks_and_shows_what_is_answered_as_text(predictor, monkeypatch, streams):
+    engine = Engine(predictor, LIMITS)
+    monkeypatch.setattr(engine, "answer", lambda requests: iter([dict.fromkeys(range(len(requests)), ANSWER)]))
+    monkeypatch.setattr(engine, "grow", Growing)
+    monkeypatch.setattr(engine, "record", lambda outputs: outputs)
+    facts = {**engine.facts(), "streams": streams}
+    monkeypatch.setattr(engine, "facts", lambda: facts)
+    with served(engine) as port:
+        with browser.used(f"http://127.0.0.1:{port}/#abc") as tab:
+            tab.wait_for_selector("#answers li")
+            html = tab.content()
+        style = ask(port, "/page.css")[1]
+        streamed = [line for line in ask(port, "/metrics")[1].splitlines() if "jformer_batch_texts_count" in line]
+    assert "second" in html
+    assert "&lt;img src=x onerror" in html
+    assert "<img" not in html
+    assert streamed == [f"jformer_batch_texts_count {float(not streams)}"]
+    assert browser.barriers(still(html, style)) == []
+
+
+def still(page, style):
+    """Return a page without programs, and with its style in it."""
+    return re.sub("<script.*?</script>", "", page).replace("</head>", f"<style>{style}</style></head>")
+
+
+def test_the_interface_is_a_page_that_names_every_path_and_field_and_loads_nothing_from_elsewhere(predictor):
+    with served(Engine(predictor, LIMITS)) as port:
+        status, page = ask(port, "/docs")
+        drawn = browser.visit(f"http://127.0.0.1:{port}/docs")
+        described, style = ask(port, "/openapi.json")[1], ask(port, "/page.css")[1]
+    assert (status, drawn.console) == (200, [])
+    assert all(f" {path}<" in page for path in described["paths"])
+    for schema in described["components"]["schemas"].values():
+        assert all(f"<code>{field}</code>" in page for field in schema.get("properties", ()))
+    assert f"POST {PATH}" in page
+    assert not re.search(r"(src|href)=.(?!/|#)", page)
+    assert browser.barriers(still(page, style)) == []
+
+
+def test_the_page_is_used_by_keyboard(predictor):
+    with served(Engine(predictor, LIMITS)) as port, browser.used(f"http://127.0.0.1:{port}/") as tab:
+        tab.keyboard.type("ab c")  # which the page is ready for when it opens
+        tab.wait_for_selector("#answers button")
+        browser.go_to(tab, "#answers button")
+        tab.keyboard.press("Enter")  # to look inside
+        tab.wait_for_selector("#tokens button")
+        assert tab.locator("#attended span").all_inner_texts() == ["a", "b", "␣", "c", "</s>"]
+        browser.tabbed(tab)
+        browser.go_to(tab, '#tokens button[aria-pressed="false"]')
+        tab.keyboard.press("Enter")
+        assert tab.evaluate("() => document.activeElement.getAttribute('aria-pressed')") == "true"
+        begun = tab.locator("#likeliest button").last
+        prefix = begun.get_attribute("title").removesuffix(" …")
+        assert not tab.inner_text("#answers .answer span >> nth=0").startswith(prefix)
+        begun.focus()
+        tab.keyboard.press("Enter")  # to take the least likely of them
+        tab.wait_for_function(STARTS, arg=prefix)
+        tab.wait_for_function("() => document.activeElement.getAttribute('aria-pressed') === 'true'")
+        assert tab.inner_text('#tokens button[aria-pressed="true"]') == prefix[-1]
