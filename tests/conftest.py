@@ -55,7 +55,7 @@ SLOW = {  # file → tests that take long and repeat whole, or for further cases
     "test_diagnostics": r"stay_in_post_ln|exceed_those|\[(decoder|encoder)\]|dropout_of_a_key",
     "test_encdec": r"packed_sentences|cached_step_equals|scanned_blocks",
     "test_every_task": r"answers\[(?!lm)|begins_with_a_masked|word_vectors_and_say",
-    "test_export": r"same_log_probabilities\[(?!2017)|writes_greedily|what_the_run_writes|runs_anywhere"
+    "test_folder": r"same_log_probabilities\[(?!2017)|writes_greedily|what_the_run_writes|runs_anywhere"
     r"|answers_as_its_run\[(?!general)",
     "test_exported": r"\[(?!marian)",
     "test_faults": r"sleeps_longer.*process|arms-10",
