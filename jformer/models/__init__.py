@@ -29,7 +29,7 @@ MODULES = {
     "RecurrentEncoderDecoder": "recurrent",
     "RecurrentLanguageModel": "recurrent",
     "Stack": "layers.transformer",
-    "VisionTransformer": "vit",
+    "VisionTransformer": "vision",
 }
 FAMILIES = {"encdec": "EncoderDecoder", "encoder": "Encoder", "decoder": "Decoder", "vit": "VisionTransformer"}
 RECURRENT = {"encdec": "RecurrentEncoderDecoder", "encoder": "RecurrentEncoder", "decoder": "RecurrentLanguageModel"}
