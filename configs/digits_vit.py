@@ -2,7 +2,7 @@
 
 Paper:    An Image is Worth 16x16 Words (Dosovitskiy et al. 2021) is the model; its sizes are for far larger images.
 Data:     scikit-learn's digits, 1,257 + 180 + 360 images (pip install -e ".[experiments]"), written as arrays by
-          python -m experiments.export_digits --output=PATH/digits
+          python -m experiments.papers.export_digits --output=PATH/digits
 Model:    4 layers, d_model 64, 4 patches of 4 x 4 pixels, class token, Pre-LN.
 Command:  python -m jformer.main --config=configs/digits_vit.py --workdir=runs/digits_vit --config.data.dir=PATH/digits
 Expected: test accuracy 0.982, mean of three seeds, in half a minute each on one CPU core.

@@ -9,8 +9,8 @@ Model:    one layer used 3 times on each side, d_model 128, 8 heads, d_ff 256, d
           --config.model.positions=sinusoidal, with --config.model.embedding_scale=positions or input.
 Command:  python -m jformer.main --config=configs/scan_transformer.py --workdir=runs/scan_transformer
 Expected: 90.1 ± 3.0 % of the longer commands after 12,000 updates, three seeds, 50 minutes of a CPU core each; 90.4 %
-          after all 15,000, one seed (experiments/README.md). Shortened, with layers of their own (experiments/scan.py):
-          46.5 ± 29.6 %, with absolute positions 2.4 ± 1.8 %.
+          after all 15,000, one seed (experiments/README.md). Shortened, with layers of their own
+          (experiments/papers/scan.py): 46.5 ± 29.6 %, with absolute positions 2.4 ± 1.8 %.
 """
 
 from ml_collections import ConfigDict

@@ -7,7 +7,7 @@ Data:     your own copy of OpenWebText (github.com/jcpeterson/openwebtext): trai
 Model:    12 layers, d_model 768. Other points: model.num_layers, d_model, d_ff, num_heads and train.num_steps.
 Command:  python -m jformer.main --config=configs/webtext_gpt.py --workdir=runs/webtext_gpt
           --config.data.dir=PATH/openwebtext
-Expected: not trained here yet. At toy size: experiments/scaling_law.py.
+Expected: not trained here yet. At toy size: experiments/papers/scaling_law.py.
 """
 
 from ml_collections import ConfigDict

@@ -6,7 +6,7 @@ Data:     that of configs/wmt14_en_de_base.py, as bytes; sequences are some five
 Model:    that of configs/wmt14_en_de_base.py. --config.data.tokenizer=char or word, or bpe with data.vocab_size.
 Command:  python -m jformer.main --config=configs/wmt14_en_de_bytes.py --workdir=runs/wmt14_bytes
           --config.data.dir=PATH/tensorflow_datasets
-Expected: not trained here yet. At toy size, as a language model: experiments/tokenizer_choice.py.
+Expected: not trained here yet. At toy size, as a language model: experiments/papers/tokenizer_choice.py.
 """
 
 from ml_collections import ConfigDict

@@ -7,7 +7,7 @@ Model:    that of configs/wmt14_en_de_base.py. Score the same run with --mode=ev
           --config.evaluate.weights=last, best, average or ema.
 Command:  python -m jformer.main --config=configs/wmt14_en_de_ema.py --workdir=runs/wmt14_ema
           --config.data.dir=PATH/tensorflow_datasets
-Expected: not trained here yet. At toy size: experiments/averaging.py.
+Expected: not trained here yet. At toy size: experiments/papers/averaging.py.
 """
 
 from ml_collections import ConfigDict

@@ -6,7 +6,7 @@ Model:    that of configs/wmt14_en_de_base.py without residuals; put them back f
           --config.model.residual=True with model.attention_scale=off, model.positions=none or model.d_ff=1.
 Command:  python -m jformer.main --config=configs/wmt14_en_de_parts.py --workdir=runs/wmt14_parts
           --config.data.dir=PATH/tensorflow_datasets
-Expected: that it does not learn; not trained here yet. At toy size: experiments/residual_and_scaling.py.
+Expected: that it does not learn; not trained here yet. At toy size: experiments/papers/residual_and_scaling.py.
 """
 
 from ml_collections import ConfigDict

@@ -6,7 +6,7 @@ Model:    that of configs/wmt14_en_de_base.py but Pre-LN; the rate falls linearl
 Command:  python -m jformer.main --config=configs/wmt14_en_de_pre_ln.py --workdir=runs/wmt14_pre_ln
           --config.data.dir=PATH/tensorflow_datasets
 Expected: BLEU like the base model's; not trained here yet. With --config.model.norm=post it should fail to learn.
-          At toy size: experiments/pre_vs_post_ln.py.
+          At toy size: experiments/papers/pre_vs_post_ln.py.
 """
 
 from ml_collections import ConfigDict

@@ -7,7 +7,7 @@ Model:    that of configs/wmt14_en_de_base.py with rotary positions, or
           --config.model.positions=learned, relative, alibi, transformer_xl.
 Command:  python -m jformer.main --config=configs/wmt14_en_de_rotary.py --workdir=runs/wmt14_rotary
           --config.data.dir=PATH/tensorflow_datasets
-Expected: BLEU no worse than the base model's; not trained here yet. At toy size: experiments/positions.py.
+Expected: BLEU no worse than the base model's; not trained here yet. At toy size: experiments/papers/positions.py.
 """
 
 from ml_collections import ConfigDict

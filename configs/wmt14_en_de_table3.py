@@ -6,7 +6,7 @@ Model:    that of configs/wmt14_en_de_base.py. A row: --config.model.num_heads=1
           jformer.config.presets.PRESETS; row D's smoothing is --config.optim.label_smoothing.
 Command:  python -m jformer.main --config=configs/wmt14_en_de_table3.py --workdir=runs/table3_a_h1
           --config.model.num_heads=1 --config.data.dir=PATH/tensorflow_datasets
-Expected: the paper's; not trained here yet. At toy size: experiments/table3.py and experiments/depth_and_heads.py.
+Expected: the paper's; not trained here yet. At toy size: table3.py and depth_and_heads.py of experiments/papers.
 """
 
 from ml_collections import ConfigDict

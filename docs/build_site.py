@@ -28,7 +28,10 @@ NAVIGATION = {
     "Use": ["docs/guide.md", "docs/pages.md", "docs/library.md", "docs/weights.md", "docs/serving.md"],
     "Scale": ["docs/performance.md", "docs/processes.md", "docs/scaling.md", "docs/tpu.md", "docs/reliability.md"],
     "Look up": [OPTIONS, LIBRARY, "docs/reference.md", "docs/glossary.md"],
-    "Lab book": ["experiments/README.md"],
+    "Lab book": [
+        "experiments/README.md",
+        *(f"experiments/{part}/README.md" for part in ("papers", "speed", "faults", "checks")),
+    ],
     "Decisions": [f"docs/decisions/{path.name}" for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))],
     "Take part": ["docs/map.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"],
 }

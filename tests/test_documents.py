@@ -15,7 +15,7 @@ from jformer.models.model_config import CHOICES
 ROOT = Path(__file__).parents[1]
 MAP = ROOT / "docs" / "map.md"
 # Decision records speak of the day they were made: the files they name may have moved since.
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "experiments" / "README.md"])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("experiments/**/*.md")])
 FOLDERS = ("jformer", "configs", "experiments", "tests", "docs", ".ci")
 FILES = sorted(str(path.relative_to(ROOT)) for folder in FOLDERS for path in (ROOT / folder).rglob("*.*"))
 ANSWERS = ("text", "continuation", "label", "tags", "span")  # keys of a table of tasks, not of a file

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from experiments.house import (
+from experiments.checks.house import (
     arrows_between_modules,
     floors,
     imports,

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from experiments import gradient_norms, scaling_law, scan, table3
-from experiments.contrasts import means, versus
+from experiments.papers import gradient_norms, scaling_law, scan, table3
+from experiments.papers.contrasts import means, versus
 from jformer.tools.sweep import Trial
 from jformer.tools.sweep.experiment import load_experiment
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("averaging", "batch_invariance", "depth_and_heads", "grokking", "positions", "pre_vs_post_ln")
 OTHERS = ("multi30k_ablation", "residual_and_scaling", "scaling_law", "scan", "table3", "tokenizer_choice")
-FILES = [ROOT / "experiments" / f"{name}.py" for name in (*NAMES, *OTHERS)]
+FILES = [ROOT / "experiments" / "papers" / f"{name}.py" for name in (*NAMES, *OTHERS)]
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def defines(path, name):
 
 def made_up(name, value):
     """Return trials of all arms and seeds of an experiment, each with value(arm, overrides, seed) as its metrics."""
-    experiment = load_experiment(ROOT / "experiments" / f"{name}.py")
+    experiment = load_experiment(ROOT / "experiments" / "papers" / f"{name}.py")
     trials = []
     for trial in experiment.planned():
         metrics = value(trial.arm, trial.overrides, trial.seed)
@@ -42,7 +42,7 @@ def made_up(name, value):
 
 
 def test_no_experiment_is_left_out_here():
-    found = {path for path in (ROOT / "experiments").glob("*.py") if defines(path, "METRIC")}
+    found = {path for path in (ROOT / "experiments").rglob("*.py") if defines(path, "METRIC")}
     assert found == set(FILES)
 
 
@@ -54,7 +54,7 @@ def test_its_docstring_asks_a_question_and_names_claim_design_and_command(path):
     assert list(sections) == ["Claim", "Design", "Command"]
     command = " ".join(sections["Command"].split())
     assert command.startswith(
-        f"python -m jformer.sweep --experiment=experiments/{path.name} --workdir=runs/{path.stem} --workers=2"
+        f"python -m jformer.sweep --experiment=experiments/papers/{path.name} --workdir=runs/{path.stem} --workers=2"
     )
 
 

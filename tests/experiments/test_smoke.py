@@ -17,8 +17,8 @@ from jformer.tools.sweep.experiment import load_experiment
 from tests.stored_run import store_run
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted((ROOT / "experiments").glob("*.py"))
-STARTED_BY_OTHERS = {"speed_worker", "decode_worker", "process_faults_worker", "recurrent_worker"}
+FILES = {path.stem: path for path in sorted((ROOT / "experiments").glob("*/*.py"))}  # names are unique over folders
+STARTED_BY_OTHERS = {"steps_worker", "decoding_worker", "process_faults_worker", "recurrent_worker"}
 ARGUMENTS = {  # what a command cannot do without
     "alignments": ["--workdir={folder}/run"],
     "captions": ["--workdir={folder}/runs"],
@@ -65,7 +65,7 @@ def names(tree):
     return {target.id for target in targets if isinstance(target, ast.Name)}
 
 
-TREES = {path.stem: ast.parse(path.read_text()) for path in FILES}
+TREES = {stem: ast.parse(path.read_text()) for stem, path in FILES.items()}
 SWEEPS = [stem for stem, tree in TREES.items() if {"BASE", "METRIC"} <= names(tree)]
 COMMANDS = [stem for stem, tree in TREES.items() if any(isinstance(node, ast.If) for node in tree.body)]
 
@@ -90,13 +90,13 @@ def folder(tmp_path):
 
 def test_no_experiment_hides_a_package_from_scripts_that_are_run_by_their_path():
     taken = sys.stdlib_module_names | importlib.metadata.packages_distributions().keys()
-    assert not {path.stem for path in FILES} & taken
+    assert not FILES.keys() & taken
 
 
 def test_every_command_can_be_tried():
     assert set(COMMANDS) > STARTED_BY_OTHERS
     for stem in set(COMMANDS) - STARTED_BY_OTHERS:
-        assert f"python -m experiments.{stem}" in ast.get_docstring(TREES[stem])
+        assert f"python -m experiments.{FILES[stem].parent.name}.{stem}" in ast.get_docstring(TREES[stem])
         assert "--smoke" in ast.get_docstring(TREES[stem]), stem
 
 
@@ -106,7 +106,7 @@ def test_a_command_works(stem, folder):
         pytest.importorskip(NEEDS[stem])
     arguments = [argument.format(folder=folder) for argument in ARGUMENTS.get(stem, ())]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": "--xla_backend_optimization_level=0"}
-    command = [sys.executable, "-m", f"experiments.{stem}", "--smoke", *arguments]
+    command = [sys.executable, "-m", f"experiments.{FILES[stem].parent.name}.{stem}", "--smoke", *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) > 1 or stem == "describe_speed", done.stdout
@@ -115,7 +115,7 @@ def test_a_command_works(stem, folder):
 @pytest.mark.parametrize("stem", SWEEPS)
 def test_a_sweep_has_its_metric_after_two_updates(stem, folder, monkeypatch):
     monkeypatch.chdir(ROOT)  # BASE is a path from there
-    experiment = load_experiment(ROOT / "experiments" / f"{stem}.py")
+    experiment = load_experiment(FILES[stem])
     flags = [f"--config={experiment.base}", *experiment.flags(experiment.planned()[0])]
     small = {**SMALL, "data.dir": folder, "data.cache_dir": folder / "cache"}
     small |= {"train.eval_every": 0} if stem in UNVALIDATED else {}

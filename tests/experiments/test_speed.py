@@ -7,9 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.speed_floor import quickest_form
-from experiments.speed_shapes import Product, make_batch, model_config, step_products
-from experiments.speed_worker import serve
+from experiments.speed.steps_floor import quickest_form
+from experiments.speed.steps_shapes import Product, make_batch, model_config, step_products
+from experiments.speed.steps_worker import serve
 from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.flops import batch_work, update_flops
 
@@ -56,7 +56,9 @@ def test_worker_takes_steps_when_asked(tmp_path):
 def test_what_a_side_lacks_is_an_answer(capsys):
     out = io.StringIO()
     serve("nothing", ["{}"], out)
-    assert json.loads(out.getvalue()) == {"error": "ModuleNotFoundError: No module named 'experiments.speed_nothing'"}
+    assert json.loads(out.getvalue()) == {
+        "error": "ModuleNotFoundError: No module named 'experiments.speed.steps_nothing'"
+    }
     assert "Traceback" in capsys.readouterr().err
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from experiments.things import SIZES, analogies, generated, neighbours, read
+from experiments.papers.things import SIZES, analogies, generated, neighbours, read
 from jformer.data.word_vectors import match
 from jformer.errors import UserError
 from jformer.tools.skipgram import Options, batches, learn, main, negative_sampling, pairs

@@ -237,7 +237,7 @@ def test_pixels_are_not_decoded(tmp_path):
 
 def test_the_digits_are_split_by_label_and_read_as_images(tmp_path):
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
-    command = [sys.executable, "-m", "experiments.export_digits", f"--output={tmp_path}"]
+    command = [sys.executable, "-m", "experiments.papers.export_digits", f"--output={tmp_path}"]
     subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
     splits = {split: read(tmp_path, split)[0] for split in ("train", "valid", "test")}
     assert [len(pairs) for pairs in splits.values()] == [1257, 180, 360]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from experiments import dropout_quality as quality
+from experiments.checks import dropout_quality as quality
 
 SHAPE = (32, 32, 64)
 

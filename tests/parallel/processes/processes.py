@@ -33,7 +33,7 @@ class Processes:
         return [line for line in self.said(process).splitlines() if line.startswith("jformer: ")]
 
     def wait(self, seconds=PATIENCE):
-        """Return the exit codes; how soon processes end is for experiments/process_faults.py to tell."""
+        """Return the exit codes; how soon processes end is for experiments/faults/process_faults.py to tell."""
         began = time.monotonic()
         try:
             return [process.wait(max(0.1, began + seconds - time.monotonic())) for process in self.all]

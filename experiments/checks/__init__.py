@@ -1,0 +1,1 @@
+"""Checks of the project itself: its size, its tests, its random numbers."""

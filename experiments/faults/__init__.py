@@ -1,0 +1,1 @@
+"""What kills, cuts and growing sizes do to runs, sweeps and servers."""

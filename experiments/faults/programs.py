@@ -1,0 +1,106 @@
+"""Are the programs for TPUs good ones? Updates compiled for slices that are not here, against what they should take.
+
+Five goals: the model's FLOPs are 97 % of the program's or more; it moves at most 1.3 times the bytes of the ideal (each
+product reads and writes its arrays once, the state goes twice); no parameter is gathered twice in a pass; collectives
+run beside kernels; temporaries are at most 15 % over what is predicted. Nothing is run. Needs libtpu:
+pip install -e ".[tpu-aot]".
+
+Command:  python -m experiments.faults.programs [--programs=gpt2_1k,big] [--chips=8,256] [--family=v6e] [--smoke]
+          (1 to 2 minutes each)
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import app, flags
+
+from experiments.measure import smoke_sizes
+from jformer.config import default_config, resolve
+from jformer.data.plan import Shape
+from jformer.models.flops import update_flops, work_of
+from jformer.parallel.mesh import make_mesh
+from jformer.tasks.build import build_task
+from jformer.tasks.task import sized
+from jformer.tools.forecast.compiled_ahead import Figures, compile_update, estimate
+from jformer.tools.forecast.roofline import bound
+from jformer.tools.forecast.topology import CHIPS, GIB, Slice, open_slice
+from jformer.training.memory import Memory
+
+
+class Update(NamedTuple):
+    """An update to compile: `rows` of a chip, with so many tokens on both sides."""
+
+    preset: str
+    family: str  # of the chips
+    fsdp: int
+    rows: int
+    lengths: tuple[int, int]
+    vocabulary: int
+    options: Mapping[str, Any] = MappingProxyType({})
+
+
+FUSED = {"model.attention_dropout": 0.0}
+LONG = {**FUSED, "model.max_length": 8_192, "model.execution.remat": "full"}
+UPDATES = {
+    "gpt2_1k": Update("gpt2", "v5e", 1, 8, (0, 1_024), 50_304, FUSED),
+    "gpt2_8k": Update("gpt2", "v5e", 1, 2, (0, 8_192), 50_304, LONG),
+    "big": Update("transformer_big", "v5e", 8, 16, (256, 256), 37_120),
+    "t5_large": Update("t5_large", "v5p", 8, 8, (512, 128), 32_128),
+    "tiny": Update("transformer_tiny", "v5e", 2, 8, (32, 32), 512),
+}
+NAMES = flags.DEFINE_list("programs", ["gpt2_1k", "gpt2_8k", "big", "t5_large"], "Rows of UPDATES.")
+COUNTS = flags.DEFINE_list("chips", ["8", "256"], "Chips of a slice.")
+FAMILY = flags.DEFINE_enum("family", None, CHIPS, "Of the chips, in place of the one that UPDATES names.")
+HEADS = ("FLOPs", "HBM", "of ideal", "twice", "beside", "waited", "temps", "of pred.", "bound", "apart", "MFU")
+
+
+def compiled(update: Update, chips: Slice) -> tuple[Figures, Memory, float]:
+    """Return the figures of an update, its memory as predicted, and the FLOPs of a chip that are the model's."""
+    settings = default_config(update.preset)
+    settings.model.dtype = "bfloat16"
+    settings.update_from_flattened_dict(dict(update.options))
+    config = resolve(settings)
+    task = build_task(config)
+    model = sized(config.model, task, update.vocabulary, update.vocabulary)
+    mesh = make_mesh(-1, update.fsdp, 1, chips.devices)
+    shape = Shape(update.rows * len(chips.devices), *update.lengths)
+    useful = update_flops(model, work_of(*(np.full(update.rows, length) for length in update.lengths)))
+    predicted = estimate(config, task, model, shape, mesh.size, chips.platform)
+    return compile_update(config, task, model, shape, mesh), predicted, useful
+
+
+def row_of(figures: Figures, predicted: Memory, useful: float, chips: Slice) -> list[str]:
+    """Return the cells of a row."""
+    least, (hidden, bare, blocking) = bound(figures, chips), figures.overlap
+    return [
+        f"{useful / figures.flops:.3f}", f"{figures.traffic / 1e9:.1f} GB", f"{figures.traffic / figures.ideal:.2f}",
+        f"{len(figures.gathered_twice)}", f"{hidden:,}", f"{bare + blocking:,}", f"{figures.temporaries / GIB:.2f} GiB",
+        f"{figures.temporaries / (predicted.gradients + predicted.activations):.2f}",
+        f"{least.overlapped * 1e3:.1f} ms", f"{least.apart * 1e3:.1f} ms",
+        f"{useful / least.overlapped / chips.peak:.1%}",
+    ]  # fmt: skip
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print a row for every program and slice."""
+    del argv
+    smoke_sizes(programs=["tiny"], chips=["4"])
+    print(f"{'program':<10}{'slice':>12}" + "".join(f"{head:>10}" for head in HEADS))
+    for name in NAMES.value:
+        for count in map(int, COUNTS.value):
+            update = UPDATES[name]
+            chips = open_slice(_slice(FAMILY.value or update.family, count))
+            row = row_of(*compiled(update, chips), chips)
+            print(f"{name:<10}{chips.name:>12}" + "".join(f"{cell:>10}" for cell in row), flush=True)
+
+
+def _slice(family: str, count: int) -> str:
+    """Return gcloud's name of a slice of so many chips."""
+    chip = CHIPS[family]
+    return f"{chip.type or family}-{count * chip.cores}"
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,1 @@
+"""How fast training, decoding and data are, beside peers."""
