@@ -10,7 +10,7 @@ import pytest
 
 from tests.watching import living, wait_until
 
-STAND_IN = Path(__file__).parent / "launch" / "stand_in.py"
+STAND_IN = Path(__file__).parents[1] / "launch" / "stand_in.py"
 DIE_ONCE = """
 import os, time
 if attempt == 0:

@@ -56,7 +56,7 @@ def test_a_search_from_nothing_to_its_report(tmp_path, capsys):
 
 
 def test_a_sweep_without_optuna_says_how_to_get_it(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("jformer.sweep.__main__.find_spec", lambda name: None)
+    monkeypatch.setattr("jformer.tools.sweep.__main__.find_spec", lambda name: None)
     assert refused(capsys, words(tmp_path)) == 'a sweep needs Optuna: pip install -e ".[sweep]" -c constraints.txt'
 
 
