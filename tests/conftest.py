@@ -3,7 +3,6 @@
 import functools
 import gc
 import os
-import re
 import shutil
 import sys
 import zlib
@@ -45,47 +44,6 @@ import pytest
 
 from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
 
-SLOW = {  # file → tests that take long and repeat whole, or for further cases, what others test: pytest -m slow
-    "test_attention": r"three_kinds_of_attention|kernel_of_another|without_a_target",
-    "test_campaign": r"the_command|guard_that|by_name\[[02468]|by_name\[1[13]",
-    "test_caption": r"every_check",
-    "test_contracts": r"eight_devices|by_heart"
-    r"|(cached_step|no_later|neighbours).*\[(?!transformer_tiny|t5_small|rnnsearch_tiny|image_source)",
-    "test_describe": r"a_weight\[(?!bert_base|t5_small)",
-    "test_diagnostics": r"stay_in_post_ln|exceed_those|\[(decoder|encoder)\]|dropout_of_a_key",
-    "test_encdec": r"packed_sentences|cached_step_equals|scanned_blocks",
-    "test_every_task": r"answers\[(?!lm)|begins_with_a_masked|word_vectors_and_say",
-    "test_folder": r"same_log_probabilities\[(?!2017)|writes_greedily|what_the_run_writes|runs_anywhere"
-    r"|answers_as_its_run\[(?!general)",
-    "test_exported": r"\[(?!marian)",
-    "test_faults": r"sleeps_longer.*process|arms-10",
-    "test_generate": r"\[(?!(GPT2LMHeadModel|MarianMTModel)-greedy\])",
-    "test_hf": r"\[(?!(BertForMaskedLM|MarianMTModel)-0)",
-    "test_library": r"is_trained|another_folder|given_wrong",
-    "test_loop": r"test_mixture|test_average_and_ema|bfloat16|scored_in_the_course|reader_leaves|a_row_speaks"
-    r"|warm_start_takes|trace_of_updates",
-    "test_memory": r"what_the_compiler_says",
-    "test_mesh": r"another_mesh|(products|data_axis|over_fsdp).*(8x1x1|1x8x1|1x1x8)|answers_are",
-    "test_pipeline": r"takes_no_more_memory.*packed",
-    "test_predict": r"asked_for_again|answered_in_pieces|ensemble_is_loaded|minimum_bayes|the_batch\[3",
-    "test_processes": r"two_devices_train|half_an_output|request_to_one|refused_by_all\[faults[1-3]",
-    "test_published_sizes": r"",
-    "test_recurrent": r"no_later|cached_step|(neighbours|sums_to_one).*(dot|concat)|source_is_read\[(?!additive)",
-    "test_recurrent_searches": r"likeliest_token|samples_are",
-    "test_remat": r"the_same|policy_to_policy",
-    "test_rules": r"exhaustive_search_finds\[(?!all)",
-    "test_scoring": r"several_models|attention_is_that",
-    "test_security": r"directories_of_models",
-    "test_service": r"mistake_of_one",
-    "test_smoke": r"a_command|a_sweep",
-    "test_speed": r"takes_steps",
-    "test_step": r"whole_batch\[(?!2x2x2)|sgd_update|drops_something_else",
-    "test_storage": r"is_that_in_a_directory|opened_from_anywhere|half_written|begin_with_one",
-    "test_tokenizers": r"\[(?!WordPiece)",
-    "test_tpu": r"",
-    "test_transformers": r"\[(?!(gpt2|marian))",
-    "test_verify": r"broken|every_check",
-}
 LONGEST = ("test_smoke", "test_contracts", "test_loop", "test_every_task", "test_processes", "test_parts")
 MAPS = Path("/proc/self/maps")
 TINY = {
@@ -111,7 +69,7 @@ def pytest_xdist_auto_num_workers():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Mark the slow ones, and leave out those of other shares, which another run takes.
+    """Leave out the slow tests of other shares, which another run takes.
 
     The longest files come first, so that no process is left with one of them at the end.
 
@@ -119,9 +77,6 @@ def pytest_collection_modifyitems(config, items):
     (--dist=loadfile --no-loadscope-reorder).
     """
     items.sort(key=lambda item: item.path.stem not in LONGEST)
-    for item in items:
-        if item.path.stem in SLOW and re.search(SLOW[item.path.stem], item.name):
-            item.add_marker(pytest.mark.slow)
     share, shares = map(int, config.getoption("--slow-share").split("/"))
     others = [item for item in items if "slow" in item.keywords and zlib.crc32(item.nodeid.encode()) % shares != share]
     config.hook.pytest_deselected(items=others)

@@ -32,6 +32,7 @@ from jformer.tools.server.limits import Limits
 from jformer.tools.server.schema import Inputs
 from jformer.training.loop import train
 from jformer.training.transfer import adopt, table_of
+from tests.slow import slow_but
 
 LINES = [
     f"{a} {b} {c}" for a in ("red", "blue", "green") for b in ("cat", "dog", "bird") for c in ("sat", "ran", "saw")
@@ -160,7 +161,7 @@ def loaded(trained):
     return get
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", slow_but(RUNS, "lm", "lm_lstm"))
 def test_a_task_trains_scores_and_answers(trained, loaded, texts, name):
     workdir, results = trained(name)
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
@@ -398,6 +399,7 @@ def test_a_prompt_over_the_limit_loses_its_beginning_and_is_counted(loaded):
     assert predictor.counts[CUT] == 1
 
 
+@pytest.mark.slow
 def test_a_classifier_begins_with_a_masked_language_model_and_a_head_of_its_own(
     trained, loaded, texts, tmp_path, capfd
 ):
@@ -436,6 +438,7 @@ def test_a_parent_of_another_shape_is_refused_by_name():
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_embeddings_begin_with_word_vectors_and_say_how_many(texts, tmp_path, capfd):
     vectors = tmp_path / "vectors.txt"
     vectors.write_text("".join(f"{word} " + " ".join(["0.25"] * 16) + "\n" for word in ("red", "cat", "unseen")))

@@ -46,6 +46,7 @@ def run(tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_a_run_is_trained_scored_and_answers(run):
     first = jformer.evaluate(run, beam_size=1)["test"]["settings"]
     assert (first["decode"]["beam_size"], first["steps"]) == (1, [4])
@@ -80,6 +81,7 @@ def test_the_methods_that_the_document_lists_are_there():
     assert all(hasattr(Predictor, name) for name in names)
 
 
+@pytest.mark.slow
 def test_scores_go_into_another_folder_and_leave_the_run_as_it_was(run, tmp_path):
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     folder = tmp_path / "scores" / "greedy"
@@ -89,6 +91,7 @@ def test_scores_go_into_another_folder_and_leave_the_run_as_it_was(run, tmp_path
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_what_it_is_given_wrong_is_one_line(run):
     with pytest.raises(jformer.UserError, match=r"unknown config key decode\.beam_sise; did you mean beam_size\?"):
         jformer.load(run, beam_sise=3)

@@ -95,6 +95,7 @@ def test_hostile_files_are_read_or_refused_within_bounds():
     assert result["ends"]["read"] + result["ends"]["refused"] == 940
 
 
+@pytest.mark.slow
 def test_hostile_directories_of_models_are_imported_or_refused():
     """Four mutations of each file; `python -m tests.faults.hostile_models 5000 0` tries more."""
     command = [sys.executable, "-m", "tests.faults.hostile_models", "120", "1"]

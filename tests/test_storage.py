@@ -76,6 +76,7 @@ def runs(folder, tmp_path_factory):
     return directory, epath.Path(RUN)
 
 
+@pytest.mark.slow
 def test_a_run_in_a_bucket_is_that_in_a_directory(runs, folder):
     directory, inside = runs
     assert losses((inside / "metrics.jsonl").read_text()) == losses((directory / "metrics.jsonl").read_text())
@@ -85,6 +86,7 @@ def test_a_run_in_a_bucket_is_that_in_a_directory(runs, folder):
     assert newest_checkpoint([f"--workdir={RUN}"]) == 20
 
 
+@pytest.mark.slow
 def test_a_run_in_a_bucket_is_opened_from_anywhere(runs):
     directory, inside = runs
     questions = ["a b c", "d e"]
@@ -98,6 +100,7 @@ def test_a_run_may_begin_with_one_in_a_bucket(runs, tmp_path):
     assert main.main(["jformer", *arguments(tmp_path / "child", tmp_path, *options)]) == 0
 
 
+@pytest.mark.slow
 def test_half_written_checkpoints_in_a_bucket_are_none(runs, folder):
     (folder / RUN.removeprefix("gs://") / "checkpoints/50").mkdir()
     (folder / RUN.removeprefix("gs://") / "checkpoints/50/params").touch()

@@ -18,6 +18,7 @@ from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers import BOS, EOS
 from jformer.data.tokenizers.lists import ByteTokenizer
 from jformer.errors import UserError
+from tests.slow import slow_but
 
 BYTES = ByteTokenizer("identity")
 ENCODER = Encoder(Side(BYTES, 40), Side(BYTES, 40), "drop")
@@ -207,6 +208,7 @@ def test_weights_that_leave_nothing_to_train_on_are_refused(tmp_path):
         make_batches([open_pairs(numbered(10), tmp_path)], [0.01], config, 0, FEATURES)
 
 
+@pytest.mark.parametrize("config", slow_but(["buckets", "packed"], "buckets"), indirect=True)
 def test_making_many_batches_takes_no_more_memory_than_making_a_few(batches):
     sizes = []
     tracemalloc.start()

@@ -7,6 +7,7 @@ from jformer.decoding.beam import beam_search
 from jformer.decoding.greedy import greedy
 from jformer.decoding.rules import Rules, initial_history, next_log_probs
 from jformer.decoding.sample import sample
+from tests.slow import slow_but
 
 from .conftest import EOS, PAD, VOCABULARY
 from .reference import assert_same, counts, every, exhaustive, hypotheses, penalty
@@ -50,7 +51,7 @@ def of_sentence(rules, i):
     return {key: value[i] if key in ("prefix", "prompt", "last") else value for key, value in rules.items()}
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", slow_but(RULES, "all"))
 def test_full_width_under_rules_finds_what_exhaustive_search_finds(toy, name):
     model, limits, rules = toy(6, 6), [4, 3, 4, 4, 2, 1], RULES[name]
     found = model.search(beam_search, limits, as_arrays(rules), size=121, n_best=121, length_penalty=0.6)

@@ -100,6 +100,7 @@ def test_every_command_can_be_tried():
         assert "--smoke" in ast.get_docstring(TREES[stem]), stem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stem", sorted(set(COMMANDS) - STARTED_BY_OTHERS))
 def test_a_command_works(stem, folder):
     if stem in NEEDS:
@@ -112,6 +113,7 @@ def test_a_command_works(stem, folder):
     assert len(done.stdout.splitlines()) > 1 or stem == "describe_speed", done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stem", SWEEPS)
 def test_a_sweep_has_its_metric_after_two_updates(stem, folder, monkeypatch):
     monkeypatch.chdir(ROOT)  # BASE is a path from there

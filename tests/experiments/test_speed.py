@@ -37,6 +37,7 @@ def test_every_sentence_of_a_packed_row_is_read_shifted():
         assert batch["target_in"][i, j] == before
 
 
+@pytest.mark.slow
 def test_worker_takes_steps_when_asked(tmp_path):
     fields = {"vocab_size": 50, "target_vocab_size": 50, "num_layers": 1, "d_model": 16, "d_ff": 32, "num_heads": 2}
     np.savez(tmp_path / "batch.npz", **make_batch("full", 2, 50))

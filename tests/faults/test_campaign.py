@@ -20,6 +20,7 @@ from tests.faults.corruptions import KINDS, Damaged, damage, flip
 from tests.faults.guards import GUARDS, without
 from tests.faults.runs import EVERY, OPTIONS, ROOT, SAVED
 from tests.faults.verdicts import GOOD
+from tests.slow import slow_but
 
 # Coroutines of Orbax that are not finished when reading fails, and that Python tells of some time later.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -52,12 +53,13 @@ def damaged(tmp_path_factory):
     gc.collect()  # what pytestmark leaves unsaid must be said before the last test ends
 
 
-@pytest.mark.parametrize("number", range(2 * len(KINDS)))
+@pytest.mark.parametrize("number", slow_but(range(2 * len(KINDS)), 1, 3, 5, 7, 9, 10, 12, 14, 15))
 def test_damage_is_repaired_passed_over_or_refused_by_name(damaged, number):
     fault, verdict = damaged.corrupt(random.Random(f"test {number}"), number)
     assert verdict.outcome in GOOD, (fault, verdict)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, guard in GUARDS.items() if guard.kinds])
 def test_a_guard_that_is_missing_is_noticed(damaged, name):
     with without(name):
@@ -96,6 +98,7 @@ def test_a_child_heeds_signals_that_the_campaign_was_started_to_ignore(tmp_path)
     assert end.code == 0
 
 
+@pytest.mark.slow
 def test_the_command_goes_through_every_kind_and_ends_in_a_table(tmp_path):
     asked = {"kills": 2, "calls": 3, "corruptions": 8, "stops": 1, "full": 2, "configs": 50}
     command = [sys.executable, "-m", "tests.faults", f"--out={tmp_path}", *(f"--{k}={n}" for k, n in asked.items())]

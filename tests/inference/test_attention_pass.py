@@ -46,6 +46,7 @@ def assert_sound(found, layers, heads):
     np.testing.assert_array_equal(found.weights > 0, np.broadcast_to(found.mask, found.weights.shape))
 
 
+@pytest.mark.slow
 def test_a_translation_shows_three_kinds_of_attention_and_what_scoring_says():
     predictor = predictor_of("translate", **FIELDS)
     (shown,) = predictor.attend([("abc d", "fgh")])
@@ -68,6 +69,7 @@ def test_a_translation_shows_three_kinds_of_attention_and_what_scoring_says():
         assert probabilities[0] >= choice.probability
 
 
+@pytest.mark.slow
 def test_without_a_target_the_runs_own_answer_is_shown():
     predictor = predictor_of("translate", **FIELDS)
     (shown,) = predictor.attend([("abc", None)])

@@ -21,6 +21,7 @@ from jformer.inference.inputs import Attempt
 from jformer.inference.predict import Predictor, load
 from jformer.inference.restore import Trained
 from jformer.tasks.build import build_task
+from tests.slow import slow_but
 
 TEXTS = ["abc", "", "hgfedcba hgfe", "b", "  ", "cab", "xyz unknown", "abcdefgh", "ha"]
 TOKENIZER = learn("char", ["abcdefgh "], 99, "identity", False)
@@ -60,13 +61,14 @@ def test_empty_lines_stay_empty_and_order_is_kept(predictor):
     assert predictor().predict([]) == []
 
 
-@pytest.mark.parametrize("beam_size", [1, 3])
+@pytest.mark.parametrize("beam_size", slow_but([1, 3], 1))
 def test_output_does_not_depend_on_the_batch(predictor, beam_size):
     together = predictor(beam_size=beam_size).predict(TEXTS * 2)
     alone = [predictor(beam_size=beam_size, batch_size=1).predict([text])[0] for text in TEXTS]
     assert together == alone * 2
 
 
+@pytest.mark.slow
 def test_outputs_that_are_long_for_their_inputs_are_asked_for_again(predictor, monkeypatch):
     hurried, patient = (predictor(batch_size=size, max_extra_length=40) for size in (9, 4))
     attempts = []
@@ -82,6 +84,7 @@ def test_outputs_that_are_long_for_their_inputs_are_asked_for_again(predictor, m
     assert attempts[0] == Attempt(short=False)
 
 
+@pytest.mark.slow
 def test_overlong_source_is_cut_or_answered_in_pieces(predictor):
     whole, cut = predictor(), predictor(max_source_length=4)
     assert cut.predict(["abcdefgh", "abc"]) == whole.predict(["abc", "abc"])
@@ -145,6 +148,7 @@ def test_samples_depend_on_their_line_alone(predictor):
     assert [output.ids for output in elsewhere] != [output.ids for output in together[7]]
 
 
+@pytest.mark.slow
 def test_minimum_bayes_risk_ranks_the_samples(predictor):
     samples = ask(predictor(search="sample", samples=6), TEXTS[:3])
     for drawn, ranked in zip(samples, ask(predictor(search="mbr", samples=6, n_best=2), TEXTS[:3]), strict=True):
@@ -301,6 +305,7 @@ def runs(tiny, tmp_path_factory):
     return save
 
 
+@pytest.mark.slow
 def test_an_ensemble_is_loaded_with_its_own_weights_or_refused(runs):
     ours = runs("ours")
     settings = load_config(ours / "config.json")

@@ -25,6 +25,7 @@ def generate(workdirs):
     return lambda **options: load(workdirs[0], settings_of(workdirs[0], **options)).generate(TEXTS)
 
 
+@pytest.mark.slow
 def test_samples_are_drawn_line_by_line_and_the_best_of_them_is_that_of_all(generate):
     samples = generate(search="sample", samples=6, seed=3)
     assert len({output.text for output in samples[2]}) > 3
@@ -34,6 +35,7 @@ def test_samples_are_drawn_line_by_line_and_the_best_of_them_is_that_of_all(gene
         assert not best.text or best.utility == pytest.approx(utilities[0], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_the_likeliest_token_alone_is_what_a_beam_of_one_takes(generate):
     greedy, sampled = generate(beam_size=1), generate(search="sample", top_k=1)
     assert [outputs[0].text for outputs in sampled] == [outputs[0].text for outputs in greedy]

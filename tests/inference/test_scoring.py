@@ -45,6 +45,7 @@ def test_log_probs_are_those_of_the_whole_pass(members):
         np.testing.assert_allclose(found["log_probs"], expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_several_models_decide_by_mean_probability_or_mean_log_probability(members):
     both = np.stack([distributions(*member)[..., :50] for member in members])
     assert np.abs(of_targets(both[0]) - of_targets(both[1])).max() > 0.1
@@ -65,6 +66,7 @@ def attended(model, params):
     return np.asarray(seen["intermediates"]["decoder"]["block"]["cross_attn"]["weights"][0])[-1].mean(axis=1)
 
 
+@pytest.mark.slow
 def test_attention_is_that_of_the_last_layer_the_mean_of_heads_and_models(members):
     found = score(members[:1], attend=True)
     np.testing.assert_allclose(found["log_probs"], log_probs(*members[0]), atol=1e-5)

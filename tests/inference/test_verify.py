@@ -53,6 +53,7 @@ def test_a_check_that_takes_long_is_told(monkeypatch, capsys):
     assert "checking: a slow one: 0:00\n" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["encdec", "decoder"])
 def test_every_check_passes_on_a_sound_model(tiny, family, capsys):
     sound = subject(tiny, family)
@@ -62,6 +63,7 @@ def test_every_check_passes_on_a_sound_model(tiny, family, capsys):
     assert capsys.readouterr().out.count("pass") == len(verify.CHECKS)
 
 
+@pytest.mark.slow
 def test_every_check_passes_on_a_recurrent_model(capsys):
     feeding = RecurrentConfig("gru", bidirectional=True, attention="general", input_feeding=True, bridge="dense")
     model = build_model(
@@ -99,6 +101,7 @@ BROKEN = {  # check → (what is replaced, by what)
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_broken_fails_its_check(tiny, monkeypatch, name, capsys):
     (check,) = [check for check in verify.CHECKS if check.run.__name__ == name]

@@ -22,6 +22,7 @@ from jformer.tasks.task import make_loss, token_loss
 from jformer.training.step import make_gradient
 from tests.conftest import TINY, make_batch, run
 from tests.models.contracts import check_cache, check_causality, check_padding
+from tests.slow import slow_but
 
 EXCEPTIONS = {  # (contract, family) → why it does not apply
     ("causality", "encoder"): "every position sees the whole text",
@@ -32,6 +33,7 @@ EXCEPTIONS = {  # (contract, family) → why it does not apply
 }
 
 
+QUICK = ("transformer_tiny", "t5_small", "rnnsearch_tiny", "image_source")
 BESIDE_PRESETS = {"image_source": "transformer_tiny"}  # architectures that no preset has → the preset they vary
 
 
@@ -71,9 +73,10 @@ def architectures():
 
 
 def every_architecture(contract):
-    """Run a test over every architecture its contract applies to."""
+    """Run a test over every architecture its contract applies to; all but the quick ones are slow."""
     chosen = [c for c in architectures() if (contract, c.family) not in EXCEPTIONS]
-    return pytest.mark.parametrize("config", chosen, ids=[architectures()[c][0] for c in chosen])
+    quick = [c for c in chosen if architectures()[c][0] in QUICK]
+    return pytest.mark.parametrize("config", slow_but(chosen, *quick), ids=[architectures()[c][0] for c in chosen])
 
 
 @functools.cache
@@ -131,6 +134,7 @@ def gradient(config, *shape):
     return lambda params, batch, key: step(params, put_batch(mesh, {k: v[None] for k, v in batch.items()}), key)
 
 
+@pytest.mark.slow
 @every_architecture("devices")
 def test_eight_devices_give_the_gradient_of_one_with_dropout_on(config):
     _, params = built(config)
@@ -155,6 +159,7 @@ def adam(leaves, rate=5e-3):
         leaves = [p - moved * m / size for p, m, size in zip(leaves, mean, sizes, strict=True)]
 
 
+@pytest.mark.slow
 @every_architecture("overfit")
 def test_a_tiny_batch_is_learned_by_heart(config):
     model, params = built(config)

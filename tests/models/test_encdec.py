@@ -41,6 +41,7 @@ def test_a_stack_without_the_memory_it_needs_or_with_one_it_would_not_read_is_re
         stack.init(jax.random.key(0), x, None if cross else x, context, None)
 
 
+@pytest.mark.slow
 @every_arrangement
 def test_packed_sentences_do_not_see_each_other(tiny, fields):
     model, params = tiny(**fields)
@@ -64,6 +65,7 @@ def cached_logits(model, params, batch, pieces):
     return found, cache
 
 
+@pytest.mark.slow
 @every_arrangement
 def test_cached_step_equals_full_pass(tiny, fields):
     model, params = tiny(**fields)
@@ -95,6 +97,7 @@ def test_beams_share_memory_and_entries_and_go_on_from_any_history(tiny):
     assert cache["entries"]["used"] == 6
 
 
+@pytest.mark.slow
 def test_scanned_blocks_equal_unrolled_ones(tiny):
     batch = make_batch([7, 5], [6, 4])
     outputs = [tiny(execution=ExecutionConfig(unroll=unroll), num_layers=3) for unroll in (1, 3)]

@@ -15,6 +15,7 @@ from jformer.models.layers.recurrent_cells import CELLS, GATES, STATES, Recurren
 from jformer.models.recurrent_config import RecurrentConfig
 from tests.conftest import make_batch, run
 from tests.models.contracts import check_cache, check_causality, check_padding
+from tests.slow import slow_but
 
 TINY = {"vocab_size": 50, "num_layers": 2, "d_model": 16, "dropout": 0.1, "tied_output": False}
 ENCDEC = {
@@ -83,23 +84,25 @@ def test_gradients_written_by_hand_are_those_of_autodiff(cell):
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RARE)
 def test_cached_step_equals_full_pass(name):
     check_cache(*model_of(name), make_batch([7, 5], [6, 6]), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", [*RARE, "encoder"])
+@pytest.mark.parametrize("name", slow_but([*RARE, "encoder"], "encoder"))
 def test_padding_and_neighbours_change_nothing(name):
     alone, wide = make_batch([7], [6]), make_batch([7, 11, 3], [6, 2, 9], source_size=16, target_size=12)
     check_padding(*model_of(name), alone, wide, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RARE)
 def test_a_position_sees_no_later_target_token(name):
     check_causality(*model_of(name), make_batch([7, 5], [6, 6]))
 
 
-@pytest.mark.parametrize("name", ENCDEC)
+@pytest.mark.parametrize("name", slow_but(ENCDEC, "additive"))
 def test_the_source_is_read(name):
     model, params = model_of(name)
     batch = make_batch([7, 5], [6, 6])
@@ -107,7 +110,7 @@ def test_the_source_is_read(name):
     assert np.abs(run(model, params, batch)[0] - run(model, params, other)[0]).max() > 1e-4
 
 
-@pytest.mark.parametrize("name", ["additive", "concat"])
+@pytest.mark.parametrize("name", slow_but(["additive", "concat"], "additive"))
 def test_attention_sums_to_one_over_the_source(name):
     model, params = model_of(name)
     batch = make_batch([7, 5], [6, 6])

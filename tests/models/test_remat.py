@@ -40,11 +40,13 @@ def kept(remat):
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(pull_back))
 
 
+@pytest.mark.slow
 def test_less_is_kept_from_policy_to_policy():
     none, dots, full = (kept(remat) for remat in ("none", "dots", "full"))
     assert none > 1.5 * dots > 1.5**2 * full
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unroll", [0, 1], ids=["unrolled", "scanned"])
 @pytest.mark.parametrize("remat", ["dots", "full"])
 def test_loss_and_gradient_stay_the_same(remat, unroll):

@@ -25,6 +25,7 @@ from jformer.training.loop import train
 from jformer.training.run import build
 from jformer.training.step import make_gradient
 from tests.conftest import make_batch
+from tests.slow import slow_but
 from tests.training.test_loop import rows, small
 from tests.training.test_step import MESHES as UPDATED
 
@@ -53,13 +54,13 @@ MESHES = [(2, 2, 2), (1, 8, 1), (8, 1, 1), (1, 1, 8)]
 shapes = functools.partial(pytest.mark.parametrize, "sizes", ids=lambda sizes: "x".join(map(str, sizes)))
 
 
-@shapes(MESHES)
+@shapes(slow_but(MESHES, (2, 2, 2)))
 def test_each_device_does_its_share_of_the_products(program, sizes):
     share = flops(program(*sizes)[0]) / flops(program(1, 1, 1)[0])
     assert share == pytest.approx(1 / 8, rel=0.05)
 
 
-@shapes(MESHES)
+@shapes(slow_but(MESHES, (2, 2, 2)))
 def test_only_shards_of_gradients_cross_the_data_axis(program, sizes):
     compiled, shards = program(*sizes)
     crossing = [each for each in collectives(compiled, make_mesh(*sizes).shape) if "data" in each.axes]
@@ -69,7 +70,7 @@ def test_only_shards_of_gradients_cross_the_data_axis(program, sizes):
     )  # and three sums of one count
 
 
-@shapes([(2, 2, 2), (1, 8, 1)])
+@shapes(slow_but([(2, 2, 2), (1, 8, 1)], (2, 2, 2)))
 def test_kernels_are_gathered_over_fsdp_and_activations_are_not(program, tiny, sizes):
     compiled, _ = program(*sizes)
     gathered = [each for each in collectives(compiled, make_mesh(*sizes).shape) if each.kind == "all-gather"]
@@ -115,6 +116,7 @@ SEARCHES = {
 CASES = [(sizes, "beam") for sizes in UPDATED] + [((2, 2, 2), name) for name in SEARCHES if name != "beam"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "name"), CASES, ids=["-".join([name, "x".join(map(str, sizes))]) for sizes, name in CASES]
 )
@@ -130,6 +132,7 @@ def test_answers_are_those_of_one_device(answers, sizes, name):
     np.testing.assert_allclose([s.log_prob for s in scores], [s.log_prob for s in expected_scores], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_mesh_and_is_the_same_run(tmp_path):
     sizes = {"data__vocab_size": 60, "train__num_steps": 20, "train__ema_decay": 0.9}
     options = {**sizes, "mesh__data": 1, "model__vocab_size": 40, "model__num_heads": 4}

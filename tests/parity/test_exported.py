@@ -12,13 +12,14 @@ from jformer.inference.answers import Request
 from jformer.inference.predict import load
 from jformer.tools.hf.write_model import export_model
 from tests.parity.pairs import torch, transformers
+from tests.slow import slow_but
 from tests.tools.hf import small_runs
 
 PREFIX = {"marian": "", "bart": "", "learned": "", "t5": "a mat: "}  # what the run puts in front of every source
 
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")  # imported and not called
-@pytest.mark.parametrize("name", PREFIX)
+@pytest.mark.parametrize("name", slow_but(PREFIX, "marian"))
 def test_a_directory_translates_by_itself_as_the_run_does(name, tmp_path):
     run = getattr(small_runs, name)(tmp_path / "run")
     export_model(str(run), tmp_path / "theirs")
@@ -40,7 +41,7 @@ def written(ids, symbols):
 
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
-@pytest.mark.parametrize("name", PREFIX)
+@pytest.mark.parametrize("name", slow_but(PREFIX, "marian"))
 def test_an_exported_tokenizer_makes_the_ids_that_the_run_reads(name, tmp_path):
     run = getattr(small_runs, name)(tmp_path / "run")
     export_model(str(run), tmp_path / "theirs")

@@ -17,6 +17,7 @@ from jformer.models import build_model
 from jformer.tools.hf import generation_config as generation
 from tests.parity.pairs import Pair, V, torch, transformers
 from tests.parity.test_hf import MODELS
+from tests.slow import slow_but
 
 INPUTS, NEW = 12, 10
 FAMILIES = ("GPT2LMHeadModel", "LlamaForCausalLM", "T5ForConditionalGeneration", "MT5ForConditionalGeneration",
@@ -133,8 +134,8 @@ def writers(name, i, directory):
     return Writers(name, i, Path(directory))
 
 
-@pytest.mark.parametrize("search", SEARCHES)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("search", slow_but(SEARCHES, "greedy"))
+@pytest.mark.parametrize("name", slow_but(FAMILIES, "GPT2LMHeadModel", "MarianMTModel"))
 def test_tokens_are_theirs(name, search, tmp_path_factory):
     same, lengths = 0, set()
     settings = SEARCHES[search]

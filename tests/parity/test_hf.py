@@ -121,7 +121,10 @@ MODELS = {
     ],
 }  # fmt: skip
 CASES = [(name, i) for name, configurations in MODELS.items() for i in range(len(configurations))]
-every_case = pytest.mark.parametrize(("name", "i"), CASES)
+QUICK = [("BertForMaskedLM", 0), ("MarianMTModel", 0)]
+every_case = pytest.mark.parametrize(
+    ("name", "i"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES if case not in QUICK)]
+)
 
 
 @functools.cache

@@ -46,6 +46,7 @@ PUBLISHED = {  # what the config.json of each says where it differs from the def
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_logits_are_theirs(name, tmp_path):
     architecture, fields, millions = PUBLISHED[name]

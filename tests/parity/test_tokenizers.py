@@ -17,6 +17,7 @@ from jformer.tools.hf import learned, vocabulary
 from jformer.tools.hf.vocabulary import Vocabulary
 from tests.hostile_texts import LINES, documents, hostile_lines
 from tests.parity.pairs import transformers
+from tests.slow import slow_but
 
 SIZE = 600
 
@@ -163,7 +164,7 @@ KINDS = {  # how it is made, model_type, language, the decoder's first token
 @pytest.mark.filterwarnings(
     "ignore:Recommended. pip install sacremoses"
 )  # which its tokenizer imports and does not call
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(KINDS, "WordPiece (BERT)"))
 def test_ids_and_texts_are_theirs(kind, tmp_path):
     make, model_type, language, start = KINDS[kind]
     make(tmp_path)
@@ -191,6 +192,7 @@ def test_ids_and_texts_are_theirs(kind, tmp_path):
     assert not texts, texts[:2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalization", ["identity", "nfkc"])
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "word", "char", "byte"])
 def test_tokenizers_that_were_learned_here_are_read_by_theirs(kind, normalization, tmp_path):

@@ -24,6 +24,7 @@ from jformer.tools.hf import convert as hf
 from jformer.tools.hf import name_tables as tables
 from jformer.tools.hf import tensors
 from tests.conftest import run
+from tests.slow import slow_but
 
 WANTED = "comparing with the published models needs: pip install torch transformers"
 torch = pytest.importorskip("torch", reason=WANTED)
@@ -104,7 +105,7 @@ PAIRS = {
         {"activation": "gelu_tanh"},
     ),
 }  # fmt: skip
-every_pair = pytest.mark.parametrize("name", PAIRS)
+every_pair = pytest.mark.parametrize("name", slow_but(PAIRS, "gpt2", "marian"))
 
 
 @functools.cache

@@ -129,6 +129,7 @@ def test_an_image_takes_no_room_of_its_caption():
     assert reader.pair_arrays(encoded, 1)["target_in"].shape == (1, 16)
 
 
+@pytest.mark.slow
 def test_every_check_of_decoding_passes(capsys, monkeypatch):
     monkeypatch.setattr(verify, "SENTENCES", 4)
     monkeypatch.setattr(verify, "BEAMS", 2)

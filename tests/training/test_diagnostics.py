@@ -14,6 +14,7 @@ from jformer.tasks.losses import cross_entropy
 from jformer.tasks.task import make_loss
 from jformer.training.diagnostics import make_norms
 from tests.conftest import TINY, make_batch
+from tests.slow import slow_but
 
 BATCH = make_batch([5, 9, 3], [7, 4, 9])
 LABELS = {"target_out": np.array([[1], [0], [2]], np.int32), "weights": np.ones((3, 1), np.float32)}
@@ -49,7 +50,7 @@ def measured(name):
     return {stack: params[stack]["block"] for stack in STACKS[name]}, probe(params, batch)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", slow_but(FAMILIES, "encdec", "vit"))
 def test_every_layer_of_every_family_has_its_norms(name):
     blocks, norms = measured(name)
     assert set(norms.gradients) == {f"{stack}/{sublayer}" for stack, block in blocks.items() for sublayer in block}
@@ -105,6 +106,7 @@ def test_activations_are_outputs_of_the_blocks_where_there_is_text(name, stack):
         assert norms.activations[stack][layers - 1] == pytest.approx(np.sqrt(np.mean(real**2)), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_dropout_of_a_key_is_in_gradients_and_activations():
     _, params, batch, probe = prepare("decoder", dropout=0.5)
     one, again, other = (probe(params, batch, jax.random.key(seed)) for seed in (1, 1, 2))
@@ -127,6 +129,7 @@ def at_initialisation(norm, seeds=3):
     return jax.tree.map(lambda *norms: np.mean(norms, axis=0), *found)
 
 
+@pytest.mark.slow
 def test_gradients_of_post_ln_grow_towards_the_output_and_exceed_those_of_pre_ln():
     """Xiong et al. 2020, Theorem 1 and Figure 3: the decoder's feed-forward at initialisation."""
     post, pre = (at_initialisation(norm).gradients["decoder/feed_forward"] for norm in ("post", "pre"))
@@ -137,6 +140,7 @@ def test_gradients_of_post_ln_grow_towards_the_output_and_exceed_those_of_pre_ln
     assert pre.max() < 2 * pre.min()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
 def test_activations_grow_in_pre_ln_and_stay_in_post_ln(stack):
     """Xiong et al. 2020, Lemma 2."""

@@ -156,6 +156,7 @@ def test_a_run_is_stopped_before_its_first_update_with_one_line(cache, tmp_path)
     assert log.read_text().splitlines()[-1] == "jformer: stopped before the first update"
 
 
+@pytest.mark.slow
 def test_a_run_whose_reader_leaves_is_saved(cache, tmp_path):
     with start(tmp_path, cache, stderr=subprocess.PIPE) as process:
         wait_for_update(tmp_path, 5, process)
@@ -236,6 +237,7 @@ def test_finished_run_has_nothing_left_to_do_and_longer_one_goes_on(unbroken, ca
     assert [row["step"] for row in rows(tmp_path)] == [5, 10]
 
 
+@pytest.mark.slow
 def test_a_trace_of_updates_is_written_once(cache, tmp_path, capfd):
     options = {"train__eval_every": 0, "train__checkpoint_every": 5, "train__profile_steps": "3:4"}
     assert train(small(cache, train__num_steps=5, **options), tmp_path)
@@ -329,6 +331,7 @@ def test_skipped_updates_end_a_run_soon_with_the_reason_and_push_no_checkpoint_o
     assert [row["step"] for row in rows(tmp_path, "valid")] == [2, 4]
 
 
+@pytest.mark.slow
 def test_a_row_speaks_of_the_updates_that_were_applied(cache, tmp_path):
     run = build(small(cache, train__num_steps=4, train__log_every=4, train__eval_every=0), tmp_path / "skips")
     poison(run, 4)
@@ -393,6 +396,7 @@ def test_a_failed_save_ends_the_run_at_the_next_update(cache, tmp_path, monkeypa
     assert saved == [2]
 
 
+@pytest.mark.slow
 def test_answers_are_scored_in_the_course_of_training_and_decide_what_is_best(cache, tmp_path):
     config = small(
         cache, evaluate__during=("exact_match", "chrf"), evaluate__during_examples=20, train__best_by="chrf",
@@ -501,6 +505,7 @@ def test_changed_validation_text_is_refused():
         refuse_other_text(opened("c", "b"), progress, Path("run"))
 
 
+@pytest.mark.slow
 def test_warm_start_takes_parameters_and_tokenizer_and_freezing_keeps_some(unbroken, cache, tmp_path):
     config = small(
         cache,
@@ -542,6 +547,7 @@ def test_patience_ends_a_run_that_no_longer_improves(cache, tmp_path, capfd):
     assert train(config, tmp_path)
 
 
+@pytest.mark.slow
 def test_average_and_ema_weights_are_those_of_their_definition(cache, tmp_path):
     options = {"train__num_steps": 6, "train__eval_every": 2, "train__checkpoint_every": 2, "train__samples": 0}
     options |= {"train__keep_last": 1, "train__ema_decay": 0.5, "evaluate__average_last": 2}
@@ -561,6 +567,7 @@ def test_average_and_ema_weights_are_those_of_their_definition(cache, tmp_path):
     assert any((a != b).any() for a, b in zip(jax.tree.leaves(ema), jax.tree.leaves(last), strict=True))
 
 
+@pytest.mark.slow
 def test_mixture_adds_corpora_by_their_weights_and_test_sets_have_keys(cache, tmp_path):
     copies = {"source": "generated", "name": "copy", "num_pairs": 300, "weight": 2.5}
     config = small(
@@ -579,6 +586,7 @@ def test_mixture_adds_corpora_by_their_weights_and_test_sets_have_keys(cache, tm
     assert set(results) == {"schema", "test", "again", "run"}
 
 
+@pytest.mark.slow
 def test_packed_bfloat16_rows_train_in_microbatches_on_four_devices(cache, tmp_path):
     config = small(
         cache, data__batching="packed", data__packed_length=96, data__length_multiple=16, model__dtype="bfloat16",

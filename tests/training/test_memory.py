@@ -65,6 +65,7 @@ SMALL = {"vocab_size": 60, "target_vocab_size": 60, "num_layers": 2, "d_model": 
 MEDIUM = {"vocab_size": 500, "target_vocab_size": 500, "num_layers": 2, "d_model": 128, "d_ff": 256, "num_heads": 4}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "shape"),
     [

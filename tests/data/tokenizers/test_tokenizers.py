@@ -24,6 +24,7 @@ def learn_from(kind, lines=None, vocab_size=200, normalization="identity", split
     return learn(kind, corpus() if lines is None else lines, vocab_size, normalization, split_digits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_of_the_training_set_comes_back(kind):
     tokenizer = learn_from(kind)
@@ -36,6 +37,7 @@ def test_text_of_the_training_set_comes_back(kind):
     assert tokenizer.decode([]) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_symbols_are_left_out_and_the_unknown_is_shown(kind):
     tokenizer = learn_from(kind)
@@ -44,6 +46,7 @@ def test_symbols_are_left_out_and_the_unknown_is_shown(kind):
     assert tokenizer.decode([UNK]) == "⁇"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"byte"}))
 def test_what_training_did_not_hold_is_unknown(kind):
     tokenizer = learn_from(kind)
@@ -52,6 +55,7 @@ def test_what_training_did_not_hold_is_unknown(kind):
     assert tokenizer.decode(ids) == "the ⁇"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["char", "byte", "bpe", "unigram"])
 def test_every_text_over_known_characters_round_trips_exactly(kind):
     characters = " abc\t\n\r\v\x85\u2028é\u0301“<>s/unkpad"
@@ -63,6 +67,7 @@ def test_every_text_over_known_characters_round_trips_exactly(kind):
     assert [tokenizer.decode(ids) for ids in tokenizer.encode(lines)] == lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["\n", "\r", "\r\n\n"])
 @pytest.mark.parametrize("kind", ["char", "byte", "bpe", "unigram"])
 def test_line_ends_are_learned_where_nothing_follows_them(kind, ending):
@@ -72,12 +77,14 @@ def test_line_ends_are_learned_where_nothing_follows_them(kind, ending):
     assert tokenizer.decode(ids) == f"man{ending}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_a_line_feed_joins_what_stands_before_it(kind):
     tokenizer = learn_from(kind, ["who ?\nhe :\nwho ?\n"] * 50, vocab_size=60)
     assert any(token.endswith("?\n") for token in tokenizer.tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_id_has_its_written_form(kind):
     tokenizer = learn_from(kind)
@@ -123,6 +130,7 @@ def test_normalized_labels_are_one_and_many_are_not_all_named():
     assert len(str(caught.value)) < 250
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_signs_of_sentencepiece_in_the_text_cost_no_more_than_themselves(kind):
     tokenizer = learn_from(kind, [*corpus(), "▁ xyz", "▅ XYZ"])
@@ -131,6 +139,7 @@ def test_signs_of_sentencepiece_in_the_text_cost_no_more_than_themselves(kind):
     assert tokenizer.decode(tokenizer.encode(["a▅man"])[0]) == "a⁇man"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_saved_and_loaded_is_the_same(kind, tmp_path):
     tokenizer = learn_from(kind, normalization="nfkc")
@@ -185,6 +194,7 @@ def test_bytes_of_no_character_are_shown_as_replaced():
     assert tokenizer.decode(ids[:2]) == "a\ufffd"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_normalization_applies_to_every_kind(kind):
     lines = [*corpus(), "ｗｉｄｅ wide"]
@@ -193,6 +203,7 @@ def test_normalization_applies_to_every_kind(kind):
         assert tokenizer.decode(tokenizer.encode(["ｗｉｄｅ"])[0]) == back
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_split_digits_keeps_digits_apart(kind):
     lengths = {}
@@ -204,6 +215,7 @@ def test_split_digits_keeps_digits_apart(kind):
     assert lengths[False] < 4 <= lengths[True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "at_most"), [("word", 4 + 4), ("bpe", 60), ("unigram", 60)])
 def test_a_text_too_small_for_the_size_gives_a_smaller_vocabulary(kind, at_most):
     tokenizer = learn_from(kind, ["just a few words"] * 3, vocab_size=30_000)
@@ -211,6 +223,7 @@ def test_a_text_too_small_for_the_size_gives_a_smaller_vocabulary(kind, at_most)
     assert tokenizer.decode(tokenizer.encode(["a few words"])[0]) == "a few words"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_long_lines_are_learned_from_in_seconds(kind):
     tokenizer = learn_from(kind, ["short", "x" + "ü" * 300_000 + "yz"])
@@ -219,6 +232,7 @@ def test_long_lines_are_learned_from_in_seconds(kind):
     assert tokenizer.decode(tokenizer.encode([long])[0]) == long
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "lines", "vocab_size", "message"),
     [
@@ -235,6 +249,7 @@ def test_what_cannot_be_learned_is_refused(kind, lines, vocab_size, message):
         learn_from(kind, lines, vocab_size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [

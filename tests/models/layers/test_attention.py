@@ -159,6 +159,7 @@ def test_dropped_weights_of_a_row_ignore_its_neighbours():
     assert np.abs(output(0) - output(0, rate=0.0)).max() > 0.1
 
 
+@pytest.mark.slow
 def test_the_kernel_of_another_platform_gives_the_same_output(monkeypatch):
     """Full pass and cached step, with a bias for positions, grouped heads, padding and two beams for each sentence."""
     model = build_model(ModelConfig(**TINY, positions="relative", num_kv_heads=2))

@@ -65,10 +65,12 @@ def alone(cache, tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_two_processes_of_two_devices_train_and_score_as_one_of_four(alone, cache, tmp_path):
     compare(trained(tmp_path, cache, *SHORT, processes=2, devices=2), alone)
 
 
+@pytest.mark.slow
 def test_two_processes_go_on_with_half_an_output_as_one_does(alone, cache, tmp_path):
     source, wanted, found = tmp_path / "in.txt", tmp_path / "wanted.txt", tmp_path / "found.txt"
     source.write_text("".join(f"{'abcdefghij'[i % 7 :]} {i}\n" for i in range(300)))
@@ -134,6 +136,7 @@ def test_four_processes_train_and_score_as_one_whatever_the_mesh(cache, tmp_path
     compare(trained(tmp_path / "four", cache, *SHORT, *options, *axes, processes=4, devices=1), wanted)
 
 
+@pytest.mark.slow
 def test_request_to_one_saves_everywhere_and_a_death_is_told_and_one_process_goes_on(cache, tmp_path):
     workdir = tmp_path / "run"
     with running(tmp_path / "stopped", workdir, cache, *LONG) as group:
@@ -196,13 +199,16 @@ def test_a_slow_compiler_is_waited_for_longer_than_gloo_waits(cache, tmp_path):
         group.end(0, 0)
 
 
+slow = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
     ("faults", "own", "named"),
     [
         ({}, {1: ["--config.optim.learning_rate=0.5"]}, "config.optim.learning_rate: 0.003 on process 0"),
-        ({1: "old@0"}, {}, "'0.1' on process 1"),
-        ({}, {0: ["--config.data.source=files", "--config.data.dir=/nowhere"]}, "config.data.source"),
-        ({}, {1: ["--config=/nowhere.py"]}, "/nowhere.py: no such Python file"),
+        pytest.param({1: "old@0"}, {}, "'0.1' on process 1", marks=slow),
+        pytest.param({}, {0: ["--config.data.source=files", "--config.data.dir=/no"]}, "data.source", marks=slow),
+        pytest.param({}, {1: ["--config=/nowhere.py"]}, "/nowhere.py: no such Python file", marks=slow),
         ({}, {1: ["--processes=3"]}, "--processes=3, process 0 with 2"),
     ],
 )  # fmt: skip

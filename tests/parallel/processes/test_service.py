@@ -133,6 +133,7 @@ def test_slow_process_is_waited_for_and_named_even_if_it_cannot_beat(start):
     assert group.said(1) == group.said(2) == ""
 
 
+@pytest.mark.slow
 def test_mistake_of_one_is_told_by_all(start):
     group = start("nothing", "mistake", "nothing")
     group.end(2, 2, 2)

@@ -22,6 +22,7 @@ from jformer.tools.export.ctranslate2 import build_spec
 from jformer.tools.export.folder import export
 from tests.conftest import TINY, run
 from tests.inference.untrained import TEXTS, draw, settings_of, write_run
+from tests.slow import slow_but
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="export needs: pip install ctranslate2 flatbuffers")
 pytest.importorskip("flatbuffers", reason="export needs: pip install ctranslate2 flatbuffers")
@@ -62,7 +63,7 @@ def answers_of(loader, directory):
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", slow_but(VARIANTS, "2017"))
 def test_ctranslate2_gives_the_same_log_probabilities(name, tmp_path):
     config = ModelConfig(**{**TINY, **VARIANTS[name]})
     config.check()
@@ -84,6 +85,7 @@ def test_ctranslate2_gives_the_same_log_probabilities(name, tmp_path):
     np.testing.assert_allclose(np.array([one.log_probs for one in scored]), ours, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decode", [{"beam_size": 1}, {"beam_size": 1, "min_length": 4}], ids=str)
 def test_ctranslate2_writes_greedily_what_the_run_writes(workdir, tmp_path, decode):
     settings = settings_of(workdir, **decode)
@@ -110,11 +112,12 @@ def program_of(workdir, target):
     return target
 
 
+@pytest.mark.slow
 def test_the_program_writes_what_the_run_writes(workdir, program):
     assert answers_of(LOADERS[1], program) == load(workdir, settings_of(workdir)).predict(TEXTS)
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", slow_but(OTHERS, "general"))
 def test_the_program_of_another_model_answers_as_its_run(name, tmp_path):
     workdir = write_run(tmp_path / "run", OTHERS[name])
     answers = load(workdir, settings_of(workdir)).predict(TEXTS)
@@ -122,6 +125,7 @@ def test_the_program_of_another_model_answers_as_its_run(name, tmp_path):
     assert len({*answers}) > 3
 
 
+@pytest.mark.slow
 def test_the_program_runs_anywhere(program):
     read = jax.export.deserialize(bytearray((program / "program.bin").read_bytes()))
     assert read.platforms == ("cpu", "cuda", "tpu")

@@ -20,6 +20,7 @@ from jformer.tools.forecast.describe import describe, kernel_line, summary
 from jformer.tools.forecast.shapes import full_shape
 from tests.config.test_presets import EXPECTED
 from tests.models.test_flops import MODELS, SMALL, shapes
+from tests.slow import slow_but
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ def flops(text):
     }
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", slow_but(PRESETS, "bert_base", "t5_small"))
 def test_every_preset_is_described_without_a_weight(preset):
     size, expected = EXPECTED[preset]
     config = default_config(preset)

@@ -62,6 +62,7 @@ def over(figures, *axes):
     return [each for each in figures.collectives if each.axes == axes]
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_data_parallel_gradients_meet_in_one_all_reduce():
     found = over(compiled("v5e:2x2"), "data")
@@ -71,6 +72,7 @@ def test_data_parallel_gradients_meet_in_one_all_reduce():
     assert compiled("v5e:2x2").collectives == found
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_fsdp_moves_parts_of_parameters_and_gradients_and_no_whole_gradient():
     figures, gradients = compiled("v5e:2x4", fsdp=4), gradient_bytes(modelled(small()))
@@ -86,6 +88,7 @@ def test_fsdp_moves_parts_of_parameters_and_gradients_and_no_whole_gradient():
     assert not figures.gathered_twice
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_twice_the_chips_with_as_many_tokens_each_take_as_much_of_a_chip():
     few, many = compiled("v5e:2x2"), compiled("v5e:2x4")
@@ -97,6 +100,7 @@ def test_twice_the_chips_with_as_many_tokens_each_take_as_much_of_a_chip():
     assert few.flops == pytest.approx(update_flops(model, work_of(lengths, lengths)), rel=0.02)
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_fsdp_stores_a_part_of_the_state():
     whole, parts = compiled("v5e:2x4"), compiled("v5e:2x4", fsdp=4)
@@ -104,6 +108,7 @@ def test_fsdp_stores_a_part_of_the_state():
     assert parts.flops == pytest.approx(whole.flops, rel=0.01)
 
 
+@pytest.mark.slow
 @needs_libtpu
 @pytest.mark.parametrize("name", ["v5e:2x2", "v5e:16x16", "v6e:4x4"])
 def test_transformer_big_compiles(name):
@@ -116,6 +121,7 @@ def test_transformer_big_compiles(name):
     assert figures.memory < CHIPS[name.split(":")[0]].hbm
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_a_batch_of_answers_compiles_and_exchanges_nothing_but_the_answers():
     config = small(**{"decode.beam_size": 2, "decode.batch_size": 10, "decode.max_extra_length": 8})
@@ -127,6 +133,7 @@ def test_a_batch_of_answers_compiles_and_exchanges_nothing_but_the_answers():
     assert sum(each.bytes for each in figures.collectives) < 100_000
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_the_page_says_what_a_run_takes_of_a_slice():
     config = small(**{"data.tokens_per_update": 1_024, "decode.batch_size": 8, "train.num_steps": 5_000})
@@ -147,6 +154,7 @@ def test_the_page_says_what_a_run_takes_of_a_slice():
     assert "answers: 8 inputs of 32, at most 82 tokens each" in text
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_what_does_not_fit_ends_with_what_would():
     config = small(**{"data.tokens_per_update": 2**23, "data.max_source_length": 512, "data.max_target_length": 512})
@@ -157,6 +165,7 @@ def test_what_does_not_fit_ends_with_what_would():
     assert "data.tokens_per_update=" in str(e.value)
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_a_mesh_that_the_slice_does_not_have_is_refused():
     with pytest.raises(UserError, match="does not fit 4 devices"):
@@ -167,6 +176,7 @@ def pretended(count):
     return Slice(f"v5e:{count}", CHIPS["v5e"], [dataclasses.make_dataclass("Device", ["platform"])("tpu")] * count)
 
 
+@pytest.mark.slow
 def test_what_would_fit_is_tried_by_estimate():
     config = small(**{"data.tokens_per_update": 2**16, "data.row_multiple": 16, "mesh.data": 4})
     task, model = build_task(config), modelled(config)
@@ -178,6 +188,7 @@ def test_what_would_fit_is_tried_by_estimate():
     assert "data.tokens_per_update=32768" in ways
 
 
+@pytest.mark.slow
 def test_the_mesh_is_filled_up_and_estimates_follow_it():
     config = small(**{"mesh.fsdp": 4})
     assert mesh_sizes(config, 16) == {"data": 4, "fsdp": 4, "tensor": 1}
@@ -188,6 +199,7 @@ def test_the_mesh_is_filled_up_and_estimates_follow_it():
     assert parts.batch == whole.batch
 
 
+@pytest.mark.slow
 def test_the_bound_is_the_longest_of_three_times_or_their_sum():
     chips = Slice("v5e:2x2", CHIPS["v5e"], [dataclasses.make_dataclass("Device", ["device_kind"])("TPU v5 lite")])
     gather = Collective("all-gather", ("fsdp",), 4, 1, int(4 / 3 * 200e9), 0)

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.slow import slow_but
 from tests.tools.sweep.deaths import LEASE
 from tests.tools.sweep.sweeps import ROOT
 
@@ -21,7 +22,9 @@ def die(folder, way):
     return json.loads(result.stdout), result.stderr
 
 
-@pytest.mark.parametrize(("way", "writes", "trials"), [("arms", 10, 1), ("search", 17, 2)])
+@pytest.mark.parametrize(
+    ("way", "writes", "trials"), [pytest.param("arms", 10, 1, marks=pytest.mark.slow), ("search", 17, 2)]
+)
 def test_a_worker_killed_before_any_write_leaves_a_sweep_that_another_finishes(tmp_path, way, writes, trials):
     outcomes, said = die(tmp_path, way)
     assert said == ""
@@ -48,7 +51,7 @@ def test_killed_at_random_moments_all_trials_have_one_result(tmp_path):
     assert one["held"] < 5 * LEASE  # the dead of this machine are not waited for
 
 
-@pytest.mark.parametrize("way", ["sleeping worker", "sleeping worker and process"])
+@pytest.mark.parametrize("way", slow_but(["sleeping worker", "sleeping worker and process"], "sleeping worker"))
 def test_a_worker_that_sleeps_longer_than_its_lease_wakes_up_to_a_trial_that_is_anothers(tmp_path, way):
     one, said = die(tmp_path, way)
     assert said.endswith("is another worker's now: this one was silent\n")
