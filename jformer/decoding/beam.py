@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jformer.decoding.beam_state import State, initial_state, ranked, stable_prefix
 from jformer.decoding.cache_rows import Cache, Step, reorder
-from jformer.decoding.candidates import Hypotheses, expand, select
+from jformer.decoding.candidates import Continuations, expand, select
 from jformer.decoding.constraints import Constraints, make_constraints
 from jformer.decoding.decode_config import Beams
 from jformer.decoding.finished import Finished, is_complete, keep_best, length_penalty
@@ -45,7 +45,7 @@ def beam_search(
 ) -> SearchLoop:
     """Search for the hypotheses whose log-probability, divided by the length penalty, is largest.
 
-    For use inside jit; the result's `run()` is `result(lax.while_loop(cond, body, init))`. Hypotheses that were cut at
+    For use inside jit; the result's `run()` is `result(lax.while_loop(cond, body, init))`. Those that were cut at
     the limit follow after all that ended. Equal scores: the one found first, then the better beam, comes first.
     One beam without constraints is greedy search, which has nothing to rank: its score has no coverage.
 
@@ -190,7 +190,7 @@ def _extend(
     return after, _trace(state, candidates, live, best, ends)
 
 
-def _next_live(state: State, chosen: Hypotheses, has_nan: Bool[Array, " b"]) -> Hypotheses:
+def _next_live(state: State, chosen: Continuations, has_nan: Bool[Array, " b"]) -> Continuations:
     """Return the hypotheses that go on, with the score nan if one was; those of done sentences stay as they are."""
 
     def keep_done(old: Array, new: Array) -> Array:
@@ -200,7 +200,7 @@ def _next_live(state: State, chosen: Hypotheses, has_nan: Bool[Array, " b"]) -> 
     return jax.tree.map(keep_done, state.live, chosen._replace(scores=scores))
 
 
-def _ends(state: State, best: Hypotheses, coverages: Float[Array, "b n"] | None, beams: Beams, eos: int) -> Finished:
+def _ends(state: State, best: Continuations, coverages: Float[Array, "b n"] | None, beams: Beams, eos: int) -> Finished:
     """Return the ends among the best candidates, with their final scores; all else has the score -inf.
 
     The end symbol has the index `cur_index`: so many tokens stand before it, and with it the length is one more.
@@ -216,7 +216,7 @@ def _ends(state: State, best: Hypotheses, coverages: Float[Array, "b n"] | None,
     )
 
 
-def _trace(state: State, candidates: Hypotheses, live: Hypotheses, best: Hypotheses, ends: Finished) -> Trace:
+def _trace(state: State, candidates: Continuations, live: Continuations, best: Continuations, ends: Finished) -> Trace:
     return Trace(
         searched=~state.done,
         tokens=candidates.tokens,
@@ -229,7 +229,7 @@ def _trace(state: State, candidates: Hypotheses, live: Hypotheses, best: Hypothe
     )
 
 
-def _append_tokens(history: Int[Array, "rows h"] | None, live: Hypotheses) -> Int[Array, "rows h"] | None:
+def _append_tokens(history: Int[Array, "rows h"] | None, live: Continuations) -> Int[Array, "rows h"] | None:
     """Append to the history of every beam's parent what the beam chose."""
     if history is None:
         return None

@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Int
 
 from jformer.decoding.cache_rows import Cache
-from jformer.decoding.candidates import Hypotheses
+from jformer.decoding.candidates import Continuations
 from jformer.decoding.constraints import Constraints, has_phrases, initial_progress, tokens_met
 from jformer.decoding.decode_config import Beams
 from jformer.decoding.finished import Finished, length_penalty
@@ -25,7 +25,7 @@ class State(NamedTuple):
     cur_index: Int[Array, ""]  # of the token to choose, from 0
     cache: Cache
     history: Int[Array, "rows h"] | None  # what rules read
-    live: Hypotheses
+    live: Continuations
     finished: Finished
     num_finished: Int[Array, " b"]  # all that have ended, also those that were too bad for a slot of `finished`
     tokens: Int[Array, "t b n"]  # what each beam chose in each step
@@ -49,7 +49,7 @@ def initial_state(cache: Cache, start: Start, rules: Rules, beams: Beams, constr
     zeros = jnp.zeros(shape, jnp.int32)
     empty = jnp.full(shape, -jnp.inf)
     per_step = jnp.zeros((start.room, *shape), jnp.int32)
-    live = Hypotheses(
+    live = Continuations(
         scores=empty.at[:, :: beams.size // beams.groups].set(0.0),
         tokens=zeros + start.token[:, None],
         parents=zeros,
@@ -151,7 +151,7 @@ def _follow(state: State, beams: Int[Array, "b k"], lengths: Int[Array, "b k"], 
     return jnp.moveaxis(tokens, 0, -1)  # [t b k] → [b k t]
 
 
-def _rank_live(live: Hypotheses, constraints: Constraints | None) -> Int[Array, "b n"]:
+def _rank_live(live: Continuations, constraints: Constraints | None) -> Int[Array, "b n"]:
     """Return the beams of every sentence, best first: by the constraint tokens they have met, then by their scores."""
     met = jnp.zeros_like(live.tokens)
     if constraints is not None and live.progress is not None:

@@ -11,8 +11,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jformer.decoding.constraints import (
+    ConstraintProgress,
     Constraints,
-    Progress,
     add_constraint_tokens,
     advance_progress,
     allocate,
@@ -22,23 +22,23 @@ from jformer.decoding.decode_config import Beams
 from jformer.decoding.rules import LogProbs
 
 
-class Hypotheses(NamedTuple):
-    """Hypotheses with one more token: the k continuations [b n k] of every beam, or the [b n] chosen of them."""
+class Continuations(NamedTuple):
+    """Beams with one more token: the k continuations [b n k] of every beam, or the [b n] chosen of them."""
 
     scores: Float[Array, "b n *k"]  # summed log-probabilities; -inf in an empty slot
     tokens: Int[Array, "b n *k"]  # the token that was appended
     parents: Int[Array, "b n *k"]  # the beam it was appended to
-    progress: Progress | None  # with the constraints, if there are any
+    progress: ConstraintProgress | None  # with the constraints, if there are any
 
 
-def expand(live: Hypotheses, log_probs: LogProbs, eos: int, constraints: Constraints | None = None) -> Hypotheses:
+def expand(live: Continuations, log_probs: LogProbs, eos: int, constraints: Constraints | None = None) -> Continuations:
     """Return the continuations that matter: the n + 1 most probable of every beam, and what constraints ask for.
 
     At most one continuation of a beam is its end, so n + 1 of each are enough to find the n best that do not end. They
     are enough for groups, too: fewer than n tokens cost something there, one for every beam of the groups before.
 
     >>> import numpy as np
-    >>> live = Hypotheses(jnp.log(jnp.array([[0.5]])), jnp.array([[1]]), jnp.array([[0]]), None)
+    >>> live = Continuations(jnp.log(jnp.array([[0.5]])), jnp.array([[1]]), jnp.array([[0]]), None)
     >>> found = expand(live, LogProbs(jnp.log(jnp.array([[0.1, 0.6, 0.3]]))), eos=2)
     >>> print(found.tokens, np.exp(found.scores).round(2))  # 0.5 · 0.6 and 0.5 · 0.3
     [[[1 2]]] [[[0.3  0.15]]]
@@ -55,12 +55,12 @@ def expand(live: Hypotheses, log_probs: LogProbs, eos: int, constraints: Constra
         values = jnp.where((tokens == eos) & unmet, -jnp.inf, values)
         progress = advance_progress(constraints, progress, tokens)
     parents = jnp.broadcast_to(jnp.arange(n)[:, None], tokens.shape)
-    return Hypotheses(live.scores[..., None] + values, tokens, parents, progress)
+    return Continuations(live.scores[..., None] + values, tokens, parents, progress)
 
 
 def select(
-    candidates: Hypotheses, eos: int, beams: Beams, constraints: Constraints | None = None
-) -> tuple[Hypotheses, Hypotheses]:
+    candidates: Continuations, eos: int, beams: Beams, constraints: Constraints | None = None
+) -> tuple[Continuations, Continuations]:
     """Return, for every group of m beams, the m best candidates and the m best that do not end, side by side: [b n].
 
     Where a group chooses, a token costs `beams.diversity` for each beam of the groups before that goes on with it.
@@ -68,13 +68,13 @@ def select(
     >>> scores = jnp.array([[[-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0]]])
     >>> tokens = jnp.array([[[2, 7, 8], [7, 8, 9]]])
     >>> parents = jnp.array([[[0, 0, 0], [1, 1, 1]]])
-    >>> best, live = select(Hypotheses(scores, tokens, parents, None), eos=2, beams=Beams(size=2))
+    >>> best, live = select(Continuations(scores, tokens, parents, None), eos=2, beams=Beams(size=2))
     >>> best.tokens.tolist(), live.tokens.tolist()
     ([[2, 7]], [[7, 8]])
     """
     size = beams.size // beams.groups
-    best: list[Hypotheses] = []
-    live: list[Hypotheses] = []
+    best: list[Continuations] = []
+    live: list[Continuations] = []
     for start in range(0, beams.size, size):
         group = _candidates_of(candidates, start, size)
         ranks = group.scores
@@ -90,11 +90,11 @@ def select(
     return _concatenate(best), _concatenate(live)
 
 
-def gather(hypotheses: Hypotheses, indices: Int[Array, "b m"]) -> Hypotheses:
+def gather(hypotheses: Continuations, indices: Int[Array, "b m"]) -> Continuations:
     """Return the hypotheses [b m ·] at these indices of [b c ·].
 
-    >>> zeros = jnp.zeros((1, 3), jnp.int32)
-    >>> gather(Hypotheses(jnp.zeros((1, 3)), jnp.array([[7, 8, 9]]), zeros, None), jnp.array([[2, 0]])).tokens.tolist()
+    >>> zero = jnp.zeros((1, 3), jnp.int32)
+    >>> gather(Continuations(1.0 * zero, jnp.array([[7, 8, 9]]), zero, None), jnp.array([[2, 0]])).tokens.tolist()
     [[9, 7]]
     """
 
@@ -104,19 +104,19 @@ def gather(hypotheses: Hypotheses, indices: Int[Array, "b m"]) -> Hypotheses:
     return jax.tree.map(take, hypotheses)
 
 
-def _candidates_of(candidates: Hypotheses, start: int, size: int) -> Hypotheses:
+def _candidates_of(candidates: Continuations, start: int, size: int) -> Continuations:
     """Return the candidates of some beams [b m k ·] as one list [b m·k ·]."""
     sentences = candidates.scores.shape[0]
     return jax.tree.map(lambda x: x[:, start : start + size].reshape(sentences, -1, *x.shape[3:]), candidates)
 
 
-def _concatenate(groups: list[Hypotheses]) -> Hypotheses:
+def _concatenate(groups: list[Continuations]) -> Continuations:
     """Lay groups [b m ·] side by side: [b n ·]."""
     return groups[0] if len(groups) == 1 else jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *groups)
 
 
 def _best_indices(
-    ranks: Float[Array, "b c"], candidates: Hypotheses, size: int, constraints: Constraints | None
+    ranks: Float[Array, "b c"], candidates: Continuations, size: int, constraints: Constraints | None
 ) -> Int[Array, "b size"]:
     """Return the indices of the best candidates, or of those that the banks of the constraints take."""
     if constraints is None or candidates.progress is None:

@@ -44,7 +44,7 @@ def has_phrases(phrases: Int[Array, "b p l"], pad: int) -> Bool[Array, " b"]:
     return (phrases != pad).any(axis=(1, 2))
 
 
-class Progress(NamedTuple):
+class ConstraintProgress(NamedTuple):
     """How much of each phrase every hypothesis has."""
 
     met: Bool[Array, "b *n p"]
@@ -52,7 +52,7 @@ class Progress(NamedTuple):
     tail: Int[Array, "b *n l"]  # the last tokens of the hypothesis, as many as the longest phrase has
 
 
-def initial_progress(constraints: Constraints, beams: int) -> Progress:
+def initial_progress(constraints: Constraints, beams: int) -> ConstraintProgress:
     """Return the progress of empty hypotheses, which have met nothing but empty phrases.
 
     >>> initial_progress(make_constraints(jnp.array([[[5, 6], [0, 0]]]), pad=0), beams=1).met.tolist()
@@ -61,12 +61,12 @@ def initial_progress(constraints: Constraints, beams: int) -> Progress:
     is_empty = (constraints.phrases == constraints.pad).all(axis=2)  # [b p]
     met = jnp.repeat(is_empty[:, None], beams, axis=1)  # → [b n p]
     tail = jnp.full((*met.shape[:2], constraints.phrases.shape[2]), constraints.pad, jnp.int32)
-    return Progress(met, jnp.zeros(met.shape, jnp.int32), tail)
+    return ConstraintProgress(met, jnp.zeros(met.shape, jnp.int32), tail)
 
 
 def add_constraint_tokens(
     constraints: Constraints,
-    progress: Progress,
+    progress: ConstraintProgress,
     log_probs: Float[Array, "b n v"],
     values: Float[Array, "b n k"],
     tokens: Int[Array, "b n k"],
@@ -102,7 +102,9 @@ def add_constraint_tokens(
     return values, tokens
 
 
-def advance_progress(constraints: Constraints, progress: Progress, tokens: Int[Array, "b n c"]) -> Progress:
+def advance_progress(
+    constraints: Constraints, progress: ConstraintProgress, tokens: Int[Array, "b n c"]
+) -> ConstraintProgress:
     """Return the progress [b n c ·] of every hypothesis after each of its candidates.
 
     An interrupted phrase falls back to whatever beginning of it the hypothesis still ends with.
@@ -127,10 +129,10 @@ def advance_progress(constraints: Constraints, progress: Progress, tokens: Int[A
     equal = ((prefixes == suffixes) | beyond).all(axis=5)  # [b n c p size]
     matched = jnp.where(equal, sizes, 0).max(axis=4)  # [b n c p]; at most the phrase, as padding is never written
     met = progress.met[:, :, None] | (matched == constraints.lengths[:, None, None])
-    return Progress(met, matched, tail)
+    return ConstraintProgress(met, matched, tail)
 
 
-def tokens_met(constraints: Constraints, progress: Progress) -> Int[Array, " b *n"]:
+def tokens_met(constraints: Constraints, progress: ConstraintProgress) -> Int[Array, " b *n"]:
     """Count the constraint tokens of each hypothesis, its bank: all of a met phrase, of others those it ends with.
 
     >>> constraints = make_constraints(jnp.array([[[5, 6], [7, 0]]]), pad=0)

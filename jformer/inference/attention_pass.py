@@ -23,7 +23,7 @@ from jformer.inference.batching import refuse_nan
 from jformer.inference.compiled_searches import KEPT
 from jformer.inference.inputs import Inputs
 from jformer.inference.scoring import watched_pass
-from jformer.models.batch import Batch, causal_mask, segment_mask
+from jformer.models.batch import Batch
 from jformer.models.model import Model
 from jformer.tasks.crf import allowed_states, pair_shares
 from jformer.tasks.losses import span_log_probs
@@ -53,9 +53,9 @@ class WatchedPass:
         forced = _make_pass(self._model, self._inputs.task.answer)
         found = []
         for pair, batch in zip(pairs, self._batches(pairs), strict=True):
-            seen, masks, likely = jax.device_get(forced(params, batch))
+            seen, likely = jax.device_get(forced(params, batch))
             refuse_nan(likely.max(axis=-1).ravel().tolist())
-            parts = {part.part: part for part in self._parts(batch, seen, masks)}
+            parts = {part.part: part for part in self._parts(batch, seen)}
             image = batch["image"][0] if "image" in batch else None
             encoder, decoder, cross = (parts.get(part) for part in Part)
             choices = self._choices(batch, likely[0])
@@ -83,9 +83,7 @@ class WatchedPass:
             encoded = self._inputs.encode_pairs([(pair.source, pair.target) for pair in pairs])
         yield from (self._inputs.pair_arrays([each], 1) for each in encoded)
 
-    def _parts(
-        self, batch: Mapping[str, np.ndarray], seen: Mapping[str, Any], masks: Mapping[str, np.ndarray]
-    ) -> Iterator[Attention]:
+    def _parts(self, batch: Mapping[str, np.ndarray], seen: Mapping[str, Any]) -> Iterator[Attention]:
         """Yield the weights of every part that attends, without padding."""
         source, read, written = self._source(batch), self._labels(batch, "target_in"), self._labels(batch, "target_out")
         labels = {
@@ -93,11 +91,10 @@ class WatchedPass:
             Part.DECODER_SELF: (read, read),
             Part.CROSS: (written, source),  # a weight stands beside the token that it helped to write
         }
-        for part, values in _arrays(seen).items():
+        for part, (weights, mask) in _arrays(seen).items():
             rows, columns = labels[part]
-            shown = slice(len(rows)), slice(len(columns))
-            mask = masks[part.name][0, 0][shown] if part.name in masks else np.ones((len(rows), len(columns)), bool)
-            yield Attention(part=part, weights=values[:, 0][:, :, *shown], mask=mask, rows=rows, columns=columns)
+            shown = ..., slice(len(rows)), slice(len(columns))
+            yield Attention(part=part, weights=weights[:, 0][shown], mask=mask[0][shown], rows=rows, columns=columns)
 
     def _source(self, batch: Mapping[str, np.ndarray]) -> Labels:
         if "image" not in batch:
@@ -174,42 +171,30 @@ def _choice(token: str, others: Sequence[str], likely: np.ndarray, target: int, 
 
 @functools.lru_cache(KEPT)
 def _make_pass(model: Model, answer: str) -> Any:
-    """Return the compiled (parameters, batch) → (intermediates, part's name → mask [b 1 t s], probabilities [b t v]).
+    """Return the compiled (parameters, batch) → (intermediates, probabilities [b t v]).
 
     Probabilities of a row add up to one, but for those of several labels, each of which is there or not, and those of a
     span [b s 2], which add up to one over the positions of either end.
     """
 
-    def forced(params: PyTree, batch: Batch) -> tuple[Any, dict[str, jax.Array], jax.Array]:
+    def forced(params: PyTree, batch: Batch) -> tuple[Any, jax.Array]:
         hidden, seen = watched_pass(model, params, batch)
         logits = model.apply({"params": params}, hidden, method="logits")
         if answer == SPAN:
-            return seen, _masks(batch), jnp.exp(span_log_probs(logits, batch["target_out"]))
+            return seen, jnp.exp(span_log_probs(logits, batch["target_out"]))
         if model.config.head.crf:
             allowed = allowed_states(batch, logits.shape[-1])
-            return seen, _masks(batch), pair_shares(logits, allowed).sum(axis=2)[..., :-1]
+            return seen, pair_shares(logits, allowed).sum(axis=2)[..., :-1]
         likely = jax.nn.sigmoid if answer == "labels" else jax.nn.softmax
-        return seen, _masks(batch), likely(logits.astype(jnp.float32))
+        return seen, likely(logits.astype(jnp.float32))
 
     return jax.jit(forced)
 
 
-def _masks(batch: Batch) -> dict[str, jax.Array]:
-    """Return the masks that models make of such a batch; of an image, all may attend to all of its patches."""
-    source, target = batch.get("source_segments"), batch.get("target_segments")
-    masks = {}
-    if source is not None:
-        masks[Part.ENCODER_SELF.name] = segment_mask(source, source)
-    if target is not None:
-        masks[Part.DECODER_SELF.name] = causal_mask(target)
-    if source is not None and target is not None:
-        masks[Part.CROSS.name] = segment_mask(target, source)
-    return masks
-
-
-def _arrays(seen: Mapping[str, Any]) -> dict[Part, np.ndarray]:
-    """Return the weights [l b h t s] of each part that attends."""
+def _arrays(seen: Mapping[str, Any]) -> dict[Part, tuple[np.ndarray, np.ndarray]]:
+    """Return the weights [l b h t s] of each part that attends, and the mask [b t s] of its layers."""
     if "cross_weights" in seen:  # of a recurrent model: one layer, one head
-        return {Part.CROSS: seen["cross_weights"][0][None, :, None]}
+        (weights,) = seen["cross_weights"]
+        return {Part.CROSS: (weights[None, :, None], np.ones(weights.shape, bool))}
     blocks = {part: seen.get(stack, {}).get("block", {}).get(name, {}) for part, (stack, name) in BLOCKS.items()}
-    return {part: found["weights"][0] for part, found in blocks.items() if found}
+    return {part: (found["weights"][0], found["mask"][0][0, :, 0]) for part, found in blocks.items() if found}

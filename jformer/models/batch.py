@@ -1,12 +1,9 @@
-"""What a model reads, and the attention masks that are made from it once for all layers.
-
-Axes: b rows, t query positions, s key positions. In masks True = may attend.
-"""
+"""The arrays that a model reads. Axes: b rows, t target positions, s source positions."""
 
 from typing import TypedDict
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt8
+from jaxtyping import Array, Float, Int, UInt8
 
 from jformer.models.model_config import ModelConfig
 
@@ -47,17 +44,3 @@ def example_batch(config: ModelConfig) -> Batch:
         "target_positions": zeros,
         "image": jnp.zeros((1, size, size, config.vision.channels), jnp.uint8),
     }
-
-
-def segment_mask(query: Int[Array, "b t"], key: Int[Array, "b s"]) -> Bool[Array, "b 1 t s"]:
-    """Let positions attend to their own text only, and never to padding."""
-    same = query[:, :, None] == key[:, None, :]  # [b t s]
-    real = key[:, None, :] > 0  # [b 1 s]
-    return (same & real)[:, None]  # → [b 1 t s]
-
-
-def causal_mask(segments: Int[Array, "b t"]) -> Bool[Array, "b 1 t t"]:
-    """Let positions attend to their own text up to themselves."""
-    length = segments.shape[1]
-    not_later = jnp.tril(jnp.ones((length, length), bool))
-    return segment_mask(segments, segments) & not_later

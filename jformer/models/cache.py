@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from jformer.models.layers.visibility import Rule, TokenPlaces, may_attend
 from jformer.models.model_config import ModelConfig
 
 
@@ -50,10 +51,10 @@ class Entries(TypedDict):
     used: Int[Array, ""]  # how many entries of each sentence hold a token
 
 
-class OfBeam(TypedDict):
+class BeamState(TypedDict):
     """What follows a beam."""
 
-    visible: Bool[Array, "b e"]  # the entries that its tokens may attend to
+    visible: Bool[Array, "b e"]  # the entries of its history
     coverage: NotRequired[Float[Array, "b s"]]  # the attention that each source position got so far, if asked for
 
 
@@ -61,7 +62,7 @@ class Cache(TypedDict):
     """The cache of b rows."""
 
     position: Int[Array, " b"]  # of each row's next token
-    self: OfBeam
+    self: BeamState
     memory: MemoryKeyValue
     blocks: tuple[PyTree, ...]  # for each layer the parameters of its block
     entries: Entries
@@ -105,10 +106,11 @@ def empty_cache(
     }
 
 
-def advance(cache: Cache, valid: Bool[Array, "b t"]) -> tuple[NewTokens, Cache]:
+def advance(cache: Cache, valid: Bool[Array, "b t"], rule: Rule) -> tuple[NewTokens, Cache]:
     """Return where the next tokens go, and the cache with them in it, but for their keys and values.
 
-    Each row advances by the count of its valid tokens; every token takes an entry, whether it is valid or not.
+    Each row advances by the count of its valid tokens; every token takes an entry, whether it is valid or not. By the
+    rule it sees the entries of its row's history, and those of the valid tokens that are new.
     """
     b, t = valid.shape
     entries = cache["entries"]
@@ -118,24 +120,26 @@ def advance(cache: Cache, valid: Bool[Array, "b t"]) -> tuple[NewTokens, Cache]:
     positions = cache["position"][:, None] + jnp.cumsum(valid, axis=1, dtype=jnp.int32) - 1  # [b t]
     own_entry = entries["used"] + jnp.arange(t) * n + jnp.arange(b)[:, None] % n  # [b t], token by token
     is_own = (jnp.arange(length) == own_entry[..., None]) & valid[..., None]  # [b t e]
-    own_so_far = is_own if t == 1 else lax.cummax(is_own.astype(jnp.int8), axis=1) > 0
-    mask = cache["self"]["visible"][:, None] | own_so_far  # [b 1 e] | [b t e]
+    history = cache["self"]["visible"] | is_own.any(axis=1)  # [b e]
 
     new_positions = positions.reshape(m, n, t)  # [b t] → [m n t]
     new_positions = new_positions.swapaxes(1, 2)  # → [m t n], as entries lie
     new_positions = new_positions.reshape(m, -1)  # → [m t·n]
     entry_positions = lax.dynamic_update_slice_in_dim(entries["position"], new_positions, entries["used"], axis=1)
+    row_positions = jnp.repeat(entry_positions, n, axis=0)  # [m e] → [b e]
+    query, key = TokenPlaces(jnp.ones_like(positions), positions), TokenPlaces(history.astype(jnp.int32), row_positions)
+    mask = may_attend(query, key, rule)  # [b t e]
 
     new = NewTokens(
         positions=positions,
         mask=mask.reshape(m, -1, length),  # [b t e] → [m n·t e]
-        entry_positions=jnp.repeat(entry_positions, n, axis=0),  # [m e] → [b e]
+        entry_positions=row_positions,
         first=entries["used"],
     )
     after: Cache = {
         **cache,
         "position": cache["position"] + valid.sum(axis=1, dtype=jnp.int32),
-        "self": {**cache["self"], "visible": mask[:, -1]},
+        "self": {**cache["self"], "visible": history},
         "entries": {**entries, "position": entry_positions, "used": entries["used"] + t * n},
     }
     return new, after

@@ -6,13 +6,13 @@ Axes: b rows, t positions, d d_model, v vocabulary.
 import flax.linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
-from jformer.models.batch import Batch, causal_mask
+from jformer.models.batch import Batch
 from jformer.models.cache import Cache, Memory, advance, empty_cache
 from jformer.models.layers.dropout import make_dropout_key
 from jformer.models.layers.embeddings import InputEmbedding, token_table
 from jformer.models.layers.heads import TokenHead
-from jformer.models.layers.kernels import Segments
-from jformer.models.layers.transformer import AttentionContext, Stack
+from jformer.models.layers.transformer import Stack
+from jformer.models.layers.visibility import TokenPlaces
 from jformer.models.model_config import ModelConfig
 
 
@@ -62,9 +62,7 @@ class Decoder(LanguageModel):
         tokens, positions, segments = batch["target_in"], batch["target_positions"], batch["target_segments"]
         dropout_key = make_dropout_key(self.make_rng("dropout"), batch["row"]) if train else None
         x = self.input(self.embedding(tokens), positions, tokens.shape[1], dropout_key)
-        own = Segments(segments, segments, causal=True)
-        context = AttentionContext(positions, causal_mask(segments), self_segments=own)
-        return self.decoder(x, None, context, dropout_key)
+        return self.decoder(x, TokenPlaces(segments, positions), dropout_key=dropout_key)
 
     def start(self, memory: Memory, batch_size: int, length: int) -> Cache:
         """Return an empty cache for `batch_size` texts, with room for `length` entries each."""
@@ -74,7 +72,7 @@ class Decoder(LanguageModel):
         self, cache: Cache, tokens: Int[Array, "b t"], valid: Bool[Array, "b t"]
     ) -> tuple[Float[Array, "b t d"], Cache]:
         """Append each row's valid tokens to its cache and return their hidden states; the others mean nothing."""
-        new, after = advance(cache, valid)
+        new, after = advance(cache, valid, self.decoder.rule)
         x = self.input(self.embedding(tokens), new.positions, new.entry_positions.shape[1], None)
         hidden, layers, _ = self.decoder.extend(x, cache, new)
         after["entries"]["layers"] = layers

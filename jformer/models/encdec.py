@@ -10,15 +10,15 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from jformer.models.batch import Batch, causal_mask, segment_mask
+from jformer.models.batch import Batch
 from jformer.models.cache import Cache, Memory, MemoryKeyValue, advance, empty_cache
 from jformer.models.layers.dropout import DropoutKey, make_dropout_key
 from jformer.models.layers.embeddings import InputEmbedding, token_table
 from jformer.models.layers.heads import TokenHead
-from jformer.models.layers.kernels import Segments
 from jformer.models.layers.linear import Embedding
 from jformer.models.layers.patches import patch_projection, to_patches
-from jformer.models.layers.transformer import AttentionContext, Stack
+from jformer.models.layers.transformer import Stack
+from jformer.models.layers.visibility import TokenPlaces
 from jformer.models.model_config import ModelConfig
 
 
@@ -91,15 +91,7 @@ class EncoderDecoder(SequenceToSequence):
         dropout_key = self.dropout_key(batch, train)
         x = self.target_table(tokens)
         x = self.target_input(x, positions, tokens.shape[1], dropout_key)
-        source = memory["segments"]
-        context = AttentionContext(
-            positions,
-            causal_mask(segments),
-            segment_mask(segments, source),
-            self_segments=Segments(segments, segments, causal=True),
-            cross_segments=Segments(segments, source),
-        )
-        return self.decoder(x, memory["hidden"], context, dropout_key)
+        return self.decoder(x, TokenPlaces(segments, positions), memory["hidden"], memory["segments"], dropout_key)
 
     def encode(self, batch: Batch, train: bool = False) -> Memory:
         """Encode the source side of a batch; the segments of its memory say what is no padding."""
@@ -112,9 +104,7 @@ class EncoderDecoder(SequenceToSequence):
             x = self.source_embedding(batch["source"])
             positions, segments = batch["source_positions"], batch["source_segments"]
         x = self.source_input(x, positions, x.shape[1], dropout_key)
-        own = Segments(segments, segments)
-        context = AttentionContext(positions, segment_mask(segments, segments), self_segments=own)
-        hidden = self.encoder(x, None, context, dropout_key)
+        hidden = self.encoder(x, TokenPlaces(segments, positions), dropout_key=dropout_key)
         return {"hidden": hidden, "segments": segments}
 
     def start(self, memory: Memory, batch_size: int, length: int) -> Cache:
@@ -129,7 +119,7 @@ class EncoderDecoder(SequenceToSequence):
 
         Where the cache holds the attention that source positions got ('coverage' [b s] in its 'self'), it is added up.
         """
-        new, after = advance(cache, valid)
+        new, after = advance(cache, valid, self.decoder.rule)
         x = self.target_table(tokens)
         x = self.target_input(x, new.positions, new.entry_positions.shape[1], None)
         hidden, layers, weights = self.decoder.extend(x, cache, new)

@@ -7,13 +7,13 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jformer.models.batch import Batch, segment_mask
+from jformer.models.batch import Batch
 from jformer.models.cache import Memory
 from jformer.models.layers.dropout import DropoutKey, make_dropout_key
 from jformer.models.layers.embeddings import InputEmbedding, token_table
 from jformer.models.layers.heads import Pooler, TokenHead, class_head
-from jformer.models.layers.kernels import Segments
-from jformer.models.layers.transformer import AttentionContext, Stack
+from jformer.models.layers.transformer import Stack
+from jformer.models.layers.visibility import TokenPlaces
 from jformer.models.model_config import ModelConfig
 
 
@@ -78,6 +78,4 @@ class Encoder(SourceModel):
         tokens, positions, segments = batch["source"], batch["source_positions"], batch["source_segments"]
         types = batch.get("source_types", 0 * tokens)
         x = self.input(self.embedding(tokens), positions, tokens.shape[1], dropout_key, types)
-        own = Segments(segments, segments)
-        context = AttentionContext(positions, segment_mask(segments, segments), self_segments=own)
-        return self.encoder(x, None, context, dropout_key)
+        return self.encoder(x, TokenPlaces(segments, positions), dropout_key=dropout_key)

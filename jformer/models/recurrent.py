@@ -28,7 +28,7 @@ class RecurrentMemory(Memory, total=False):
     state: Float[Array, "m l n d"]
 
 
-class Cache(TypedDict):
+class RecurrentCache(TypedDict):
     """The state of b rows, and what their steps read of the source."""
 
     position: Int[Array, " b"]  # of each row's next token
@@ -88,7 +88,7 @@ class RecurrentEncoderDecoder(SequenceToSequence):
         outputs = [jnp.tanh(layer(top)) for layer in self.bridge]
         return blank.at[:, :, 0].set(jnp.stack(outputs, axis=1).astype(blank.dtype))
 
-    def start(self, memory: RecurrentMemory, batch_size: int, length: int) -> Cache:
+    def start(self, memory: RecurrentMemory, batch_size: int, length: int) -> RecurrentCache:
         """Return the cache of the `batch_size` sentences of the memory; a state needs no room for `length` entries."""
         return {
             "position": jnp.zeros(batch_size, jnp.int32),
@@ -97,8 +97,8 @@ class RecurrentEncoderDecoder(SequenceToSequence):
         }
 
     def extend(
-        self, cache: Cache, tokens: Int[Array, "b t"], valid: Bool[Array, "b t"]
-    ) -> tuple[Float[Array, "b t r"], Cache]:
+        self, cache: RecurrentCache, tokens: Int[Array, "b t"], valid: Bool[Array, "b t"]
+    ) -> tuple[Float[Array, "b t r"], RecurrentCache]:
         """Append each row's valid tokens to its state and return their hidden states; the rest is meaningless.
 
         Where the cache keeps what a row has looked at ('coverage' [b s] in its 'self'), that is added up.
@@ -133,7 +133,7 @@ class RecurrentLanguageModel(LanguageModel):
         x = tokens_in(self.config, self.embedding, batch["target_in"], dropout_key)
         return self.decoder(x, batch["target_segments"] > 0, self.decoder.blank(x.shape[0]), {}, dropout_key)[0]
 
-    def start(self, memory: Memory, batch_size: int, length: int) -> Cache:
+    def start(self, memory: Memory, batch_size: int, length: int) -> RecurrentCache:
         """Return the cache of `batch_size` texts; a state needs no room for `length` entries."""
         return {
             "position": jnp.zeros(batch_size, jnp.int32),
@@ -142,8 +142,8 @@ class RecurrentLanguageModel(LanguageModel):
         }
 
     def extend(
-        self, cache: Cache, tokens: Int[Array, "b t"], valid: Bool[Array, "b t"]
-    ) -> tuple[Float[Array, "b t d"], Cache]:
+        self, cache: RecurrentCache, tokens: Int[Array, "b t"], valid: Bool[Array, "b t"]
+    ) -> tuple[Float[Array, "b t d"], RecurrentCache]:
         """Append each row's valid tokens to its state and return their hidden states; the rest is meaningless."""
         x = tokens_in(self.config, self.embedding, tokens, None)
         hidden, after, _ = self.decoder(x, valid, cache["self"], {}, None)

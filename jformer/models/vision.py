@@ -11,9 +11,9 @@ from jformer.models.batch import Batch
 from jformer.models.layers.dropout import make_dropout_key
 from jformer.models.layers.embeddings import InputEmbedding
 from jformer.models.layers.heads import Pooler, class_head
-from jformer.models.layers.kernels import Segments
 from jformer.models.layers.patches import patch_projection, to_patches
-from jformer.models.layers.transformer import AttentionContext, Stack
+from jformer.models.layers.transformer import Stack
+from jformer.models.layers.visibility import TokenPlaces
 from jformer.models.model_config import ModelConfig
 
 
@@ -52,11 +52,9 @@ class VisionTransformer(nn.Module):
             x = jnp.concatenate([token, x], axis=1)
         positions = jnp.broadcast_to(jnp.arange(self.length), (rows, self.length))
         x = self.input(x, positions, self.length, dropout_key)
-        real = jnp.ones((rows, self.length), bool)  # an image has no padding
-        one = real.astype(jnp.int32)
-        context = AttentionContext(positions, real[:, None, None], self_segments=Segments(one, one))
-        hidden = self.encoder(x, None, context, dropout_key)
-        return self.pooler(hidden, real, dropout_key)
+        segments = jnp.ones((rows, self.length), jnp.int32)  # an image has no padding
+        hidden = self.encoder(x, TokenPlaces(segments, positions), dropout_key=dropout_key)
+        return self.pooler(hidden, segments > 0, dropout_key)
 
     def logits(self, hidden: Float[Array, "b 1 d"]) -> Float[Array, "b 1 v"]:
         """Project to the classes."""

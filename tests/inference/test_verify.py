@@ -79,8 +79,8 @@ def test_every_check_passes_on_a_recurrent_model(capsys):
 def shifted(advance):
     """Let every token stand one place too far."""
 
-    def broken(cache, valid):
-        to, after = advance(cache, valid)
+    def broken(*arguments):
+        to, after = advance(*arguments)
         return to._replace(positions=to.positions + 1), after
 
     return broken
@@ -92,7 +92,10 @@ BROKEN = {  # check → (what is replaced, by what)
         "jformer.decoding.greedy.next_log_probs",
         lambda weigh: lambda *a: weigh(*a)._replace(scores=-a[1]),
     ),
-    "alone_and_together": ("jformer.models.encdec.segment_mask", lambda same: lambda q, k: same(q * 0 + 1, k * 0 + 1)),
+    "alone_and_together": (
+        "jformer.models.encdec.TokenPlaces",
+        lambda make: lambda segments, *a: make(segments * 0 + 1, *a),
+    ),
     "ensemble_and_single": ("jformer.inference.generation._mean", lambda mean: lambda logits, _: sum(logits)),
     "searched_and_forced": (
         "jformer.inference.verify.make_scorer",

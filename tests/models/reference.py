@@ -195,9 +195,14 @@ def turn(x):
     return np.concatenate([z.real, z.imag], axis=-1)
 
 
+def hides(c, distance, causal):
+    """Tell whether a key so far behind a query (negative) or ahead of it is hidden."""
+    return causal and distance > 0
+
+
 def position_bias(c, p, distance, causal):
-    """Return what every head adds to a score, float64 [h]; minus infinity hides the future of a causal stack."""
-    if causal and distance > 0:
+    """Return what every head adds to a score, float64 [h]; minus infinity hides a key."""
+    if hides(c, distance, causal):
         return np.full(c.num_heads, -np.inf)
     if c.positions == "relative":
         number = bucket(distance, c.relative.num_buckets, c.relative.max_distance, causal)

@@ -10,7 +10,8 @@ import pytest
 
 from jformer.decoding.cache_rows import reorder, repeat_rows
 from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
-from jformer.models.layers.transformer import AttentionContext, Stack
+from jformer.models.layers.transformer import Stack
+from jformer.models.layers.visibility import TokenPlaces
 from tests.conftest import TINY, make_batch, run
 
 ARRANGEMENTS = [  # what no preset has; the others are in test_contracts.py, and every pair of options in test_parts.py
@@ -36,9 +37,10 @@ def test_feed_forward_of_the_paper_has_2_099_712_parameters():
 @pytest.mark.parametrize("cross", [True, False])
 def test_a_stack_without_the_memory_it_needs_or_with_one_it_would_not_read_is_refused(cross):
     stack, x = Stack(ModelConfig(**TINY), 2, cross=cross, causal=True), jnp.ones((1, 3, 32))
-    context = AttentionContext(jnp.arange(3)[None], jnp.ones((1, 1, 3, 3), bool))
+    segments, positions = jnp.ones((1, 3), jnp.int32), jnp.arange(3)[None]
+    memory = (None, None) if cross else (x, segments)
     with pytest.raises(AssertionError, match="a memory is for stacks with cross-attention"):
-        stack.init(jax.random.key(0), x, None if cross else x, context, None)
+        stack.init(jax.random.key(0), x, TokenPlaces(segments, positions), *memory)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.flops import Work, batch_work, forward_flops, text_work, total, update_flops, work_of
 from jformer.models.head_config import HeadConfig
 from jformer.models.layers import attention
-from jformer.models.layers.kernels import Choice
+from jformer.models.layers.kernels import KernelChoice
 from jformer.models.recurrent_config import RecurrentConfig
 from jformer.models.vision_config import VisionConfig
 from tests.conftest import make_batch
@@ -112,7 +112,7 @@ def test_distances_are_projected_once_a_batch():
 
 
 def test_another_attention_kernel_makes_the_same_products(monkeypatch):
-    monkeypatch.setattr(attention, "choose_kernel", lambda config, platform, call: Choice("jax", ""))
+    monkeypatch.setattr(attention, "choose_kernel", lambda config, platform, call: KernelChoice("jax", ""))
     monkeypatch.delattr(attention, "attend")
     model = ModelConfig(**SMALL, num_kv_heads=2, norm="sandwich")
     assert traced_flops(model, 5, 9) == sum(forward_flops(model, text_work(5, 9)).values())

@@ -19,7 +19,7 @@ from jformer.models.layers.linear import Dense
 SCORES = ("none", "additive", "dot", "general", "concat")
 
 
-class Alignment(nn.Module):
+class RecurrentAttention(nn.Module):
     """Scores of source positions, and the mean of their vectors that the scores weigh."""
 
     score: str

@@ -16,10 +16,11 @@ from jformer.models.cache import KeyValue
 from jformer.models.layers.dot_product import attend, attend_few_queries, attend_in_chunks
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.initializers import kernel_init
-from jformer.models.layers.kernels import Call, Segments, attend_cudnn, attend_splash, choose_kernel, known_length
+from jformer.models.layers.kernels import Call, attend_cudnn, attend_splash, choose_kernel, known_length
 from jformer.models.layers.linear import Dense
 from jformer.models.layers.positions import apply_rotary
 from jformer.models.layers.transformer_xl import Distances
+from jformer.models.layers.visibility import Visibility
 from jformer.models.model_config import ModelConfig
 from jformer.parallel.activations import COLUMN, ROW, parts
 from jformer.parallel.backend import target
@@ -69,22 +70,20 @@ class Attention(nn.Module):
         self,
         x: Float[Array, "b t d"],
         kv: KeyValue,
-        mask: Bool[Array, "b 1 #t s"] | None,
+        visible: Visibility,
         positions: Int[Array, "b t"] | None = None,
         bias: Float[Array, "#b h t s"] | None = None,
         dropout_key: DropoutKey | None = None,
-        segments: Segments | None = None,
     ) -> Float[Array, "b t d"]:
-        """Attend from x to keys and values; True in the mask = may attend.
+        """Attend from x to keys and values. Where intermediates are collected, sow the weights and their mask.
 
         Args:
             x: the hidden states that queries are projected from.
             kv: the keys and values that they attend to, from `project_kv`.
-            mask: which keys each query may attend to; None = all.
+            visible: which keys each query may attend to.
             positions: of x where it attends to itself, for rotary positions.
             bias: of positions, added to the scores.
             dropout_key: what the mask that drops weights depends on; None drops nothing.
-            segments: the same as the mask, for kernels that mask by segments; None where the mask is no such one.
         """
         c = self.config
 
@@ -98,25 +97,26 @@ class Attention(nn.Module):
             q.dtype.name,
             known_length(q.shape[1]),
             known_length(kv["k"].shape[1]),
-            segmented=segments is not None,
+            rule=visible.rule,
             biased=bias is not None,
             drops=dropout_key is not None and c.attention_dropout > 0,
             shows=self.is_mutable_collection("intermediates"),
             tensor=parts(TENSOR),
         )
         choice = choose_kernel(c, target(), call)
-        # Where `call.drops`, `choose_kernel` takes no kernel that drops no weights, and without segments no splash.
-        if choice.kernel == "splash" and segments is not None:
-            values = attend_splash(q, kv, segments, scale)
+        if choice.kernel == "splash":  # chosen without a bias and dropped weights only, as are cudnn and jax
+            values = attend_splash(q, kv, visible, scale)
         elif choice.kernel == "cudnn":
-            values = attend_cudnn(q, kv, mask, bias, scale)
+            values = attend_cudnn(q, kv, visible.mask(), bias, scale)
         elif choice.kernel == "jax":
-            values = jax.nn.dot_product_attention(q, kv["k"], kv["v"], bias, mask, scale=scale)
+            values = jax.nn.dot_product_attention(q, kv["k"], kv["v"], bias, visible.mask(), scale=scale)
         elif choice.kernel == "chunked":
-            values = attend_in_chunks(q, kv, mask, bias, scale, drop_weights, choice.chunk)
+            values = attend_in_chunks(q, kv, visible, bias, scale, drop_weights, choice.chunk)
         else:
+            mask = visible.mask()
             values, weights = attend(q, kv, mask, bias, scale, drop_weights)
             self.sow("intermediates", "weights", weights)
+            self.sow("intermediates", "mask", mask)
         return self.o(values.reshape(*x.shape[:-1], -1))  # [b t h u] → [b t h·u]
 
     def project_for_cache(

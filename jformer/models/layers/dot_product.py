@@ -5,6 +5,7 @@ group, k size of a query and key, u size of a value. In a cache: m sentences, e 
 keys of one sentence and group.
 """
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -13,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jformer.models.cache import KeyValue
 from jformer.models.layers.matmul import query_key_scores
+from jformer.models.layers.visibility import Visibility
 from jformer.parallel.backend import target
 from jformer.parallel.chunks import map_chunks
 
@@ -63,26 +65,30 @@ def attend(
 def attend_in_chunks(
     q: Float[Array, "b t h k"],
     kv: KeyValue,
-    mask: Bool[Array, " b #1 #t s"] | None,
+    visible: Visibility,
     bias: Float[Array, "#b h t s"] | None,
     scale: float,
     drop_weights: DropWeights,
     chunk: int,
 ) -> Float[Array, "b t h u"]:
-    """Attend from so many queries at a time, and compute their weights again in the backward pass.
+    """Attend from a chunk of queries at a time, and recompute their weights in the backward pass.
 
-    So memory is linear in t, for a third more computation (Rabe and Staats 2021, without their chunks of keys).
+    Memory is linear in t, for a third more computation (Rabe and Staats 2021, without their chunks of keys).
 
     Args:
-        q, kv, mask, bias, scale, drop_weights: those of `attend`.
-        chunk: the queries that are attended from at a time; they need not divide t.
+        q, kv, bias, scale, drop_weights: those of `attend`.
+        visible: which keys each query may attend to; a mask is made for one chunk at a time.
+        chunk: queries of a chunk; need not divide t.
     """
+    tokens, structure = jax.tree.flatten(visible.query)
 
     def values(part: dict[str, Array], first: Int[Array, ""]) -> Array:
-        return attend(part["q"], kv, part.get("mask", mask), part.get("bias"), scale, drop_weights, first)[0]
+        query = jax.tree.unflatten(structure, [part[f"tokens {i}"] for i in range(len(tokens))])
+        mask = dataclasses.replace(visible, query=query).mask()
+        return attend(part["q"], kv, mask, part.get("bias"), scale, drop_weights, first)[0]
 
-    arrays = {"q": (q, 1)} | ({} if bias is None else {"bias": (bias, 2)})
-    arrays |= {} if mask is None or mask.shape[2] == 1 else {"mask": (mask, 2)}
+    arrays = {"q": (q, 1)} | {f"tokens {i}": (x, 1) for i, x in enumerate(tokens)}
+    arrays |= {} if bias is None else {"bias": (bias, 2)}
     return map_chunks(values, arrays, chunk)
 
 

@@ -3,15 +3,14 @@
 Axes: b rows, t query positions, s key positions, h query heads, g heads of keys and values, k size of a head.
 """
 
-import dataclasses
-import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from jformer.models.cache import KeyValue
+from jformer.models.layers.visibility import Rule, Visibility
 from jformer.models.model_config import ModelConfig
 from jformer.parallel.activations import over_rows_and_heads
 
@@ -21,16 +20,7 @@ LEAST_PAIRS = 512**2  # for which splash attention pays, where a block costs a t
 LANES = 128  # positions that splash attention takes at least, and whole multiples of
 BLOCKS = (512, 256, LANES)  # of positions, the largest that divides the length
 FUSED = {"tpu": "splash", "gpu": "cudnn"}
-
-
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["query", "key"], meta_fields=["causal"])
-@dataclasses.dataclass(frozen=True)
-class Segments:
-    """What a mask says in few numbers, for kernels that make it themselves: a query attends to keys of its segment."""
-
-    query: Int[Array, "b t"]
-    key: Int[Array, "b s"]
-    causal: bool = False  # and to none that come later
+SPLASH_MASKS = {Rule(): "FullMask", Rule(causal=True): "CausalMask"}  # rules that it makes the mask for by itself
 
 
 class Call(NamedTuple):
@@ -39,14 +29,14 @@ class Call(NamedTuple):
     dtype: str
     queries: int
     keys: int
-    segmented: bool = True  # its mask is known as `Segments`
+    rule: Rule = Rule()
     biased: bool = False
     drops: bool = False  # weights, now
     shows: bool = False  # its weights
     tensor: int = 1  # devices that share the heads
 
 
-class Choice(NamedTuple):
+class KernelChoice(NamedTuple):
     """Which code attends, and why."""
 
     kernel: str  # own (all queries at once) | chunked | jax (jax.nn's, of XLA) | splash | cudnn
@@ -59,20 +49,20 @@ def known_length(length: object) -> int:
     return length if isinstance(length, int) else 1
 
 
-def choose_kernel(config: ModelConfig, platform: str, call: Call) -> Choice:
+def choose_kernel(config: ModelConfig, platform: str, call: Call) -> KernelChoice:
     """Return which code attends: a fused kernel where its limits hold, else in chunks where scores would be many.
 
     Only our own drops weights, returns them, and has values of another size than keys. On CPU it is as fast as XLA's.
     """
     refused = _refusal(config, platform, call)
     if not refused:
-        return Choice(FUSED[platform], f"on {platform}: scores stay beside the cores")
+        return KernelChoice(FUSED[platform], f"on {platform}: scores stay beside the cores")
     chunk = config.execution.attention_chunk or (CHUNK if call.queries * call.keys > MAX_PAIRS else 0)
     if 0 < chunk < call.queries and not call.shows:
-        return Choice("chunked", f"{chunk} queries at a time; {refused}", chunk)
+        return KernelChoice("chunked", f"{chunk} queries at a time; {refused}", chunk)
     needs_own = call.drops or call.shows or config.key_size != config.value_size
     forced = config.execution.attention_kernel == "own" or platform == "cpu"
-    return Choice("own" if needs_own or forced else "jax", refused)
+    return KernelChoice("own" if needs_own or forced else "jax", refused)
 
 
 def _refusal(config: ModelConfig, platform: str, call: Call) -> str:
@@ -87,7 +77,7 @@ def _refusal(config: ModelConfig, platform: str, call: Call) -> str:
         f"keys of {size} and values of {config.value_size}": size != config.value_size,
         # jax.experimental.pallas.ops.tpu.splash_attention
         f"positions={config.positions} add to the scores": splash and call.biased,
-        "its mask is not one of segments": splash and not call.segmented,
+        f"splash attention has no mask for {call.rule}": splash and call.rule not in SPLASH_MASKS,
         f"{lengths}: {LANES} do not divide them": splash and bool(call.queries % LANES or call.keys % LANES),
         f"{lengths}: few enough to store their scores": splash and call.queries * call.keys < LEAST_PAIRS,
         f"mesh.tensor={call.tensor} does not divide the heads": splash and bool(config.kv_heads % call.tensor),
@@ -122,7 +112,7 @@ def attend_cudnn(
 
 
 def attend_splash(
-    q: Float[Array, "b t h k"], kv: KeyValue, segments: Segments, scale: float, interpret: bool = False
+    q: Float[Array, "b t h k"], kv: KeyValue, visible: Visibility, scale: float, interpret: bool = False
 ) -> Float[Array, "b t h k"]:
     """Attend by the splash kernel of JAX for TPUs: a block at a time, without those that the mask hides.
 
@@ -130,7 +120,7 @@ def attend_splash(
 
     Args:
         q, kv, scale: those of `dot_product.attend`, with t and s multiples of 128.
-        segments: in place of its mask.
+        visible: in place of its mask, by one of the rules of SPLASH_MASKS.
         interpret: run the kernel step by step on any platform, for tests.
     """
     from jax.experimental.pallas.ops.tpu.splash_attention import (  # takes a third of a second
@@ -141,7 +131,7 @@ def attend_splash(
     t, s = q.shape[1], kv["k"].shape[1]
     rows, columns = block_of(t), block_of(s)
     sizes = splash.BlockSizes(rows, columns, columns, rows, columns, columns, rows, columns)
-    mask = (masks.CausalMask if segments.causal else masks.FullMask)((t, s))
+    mask = getattr(masks, SPLASH_MASKS[visible.rule])((t, s))
 
     def attend(q: Array, k: Array, v: Array, query: Array, key: Array) -> Array:
         heads = masks.MultiHeadMask([mask] * q.shape[2])
@@ -150,4 +140,4 @@ def attend_splash(
         values = jax.vmap(kernel)(q, k, v, splash.SegmentIds(query, key))
         return values.swapaxes(1, 2)  # → [b t h k]
 
-    return over_rows_and_heads(attend, q, kv["k"], kv["v"], segments.query, segments.key)
+    return over_rows_and_heads(attend, q, kv["k"], kv["v"], visible.query.segments, visible.key.segments)

@@ -14,7 +14,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jformer.models.layers.alignment import Alignment
+from jformer.models.layers.alignment import RecurrentAttention
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.linear import Dense, Embedding
 from jformer.models.layers.recurrent_cells import GATES, STATES, RecurrentLayer, in_turn
@@ -131,7 +131,7 @@ class AttentiveDecoder(nn.Module):
         c = self.config
         init = nn.initializers.xavier_uniform()
         self.layers = [make_layer(c) for _ in range(c.decoder_layers)]
-        self.alignment = Alignment(c.recurrent.attention, c.d_model)
+        self.alignment = RecurrentAttention(c.recurrent.attention, c.d_model)
         if self.additive or c.recurrent.input_feeding:
             self.feed = Dense(GATES[c.recurrent.cell] * c.d_model, init, use_bias=False)
         self.readout = Dense(c.readout_size * (2 if self.additive else 1), init, use_bias=self.additive)

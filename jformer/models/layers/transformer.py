@@ -16,25 +16,32 @@ from jformer.models.layers.attention import Attention
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.feed_forward import FeedForward
 from jformer.models.layers.initializers import deepnorm
-from jformer.models.layers.kernels import Segments
 from jformer.models.layers.layer_scan import over_layers
 from jformer.models.layers.norms import make_norm
 from jformer.models.layers.positions import PositionBias
+from jformer.models.layers.visibility import Rule, TokenPlaces, Visibility, self_attention_rule
 from jformer.models.model_config import ModelConfig
 
 SITES = {"self_attn": Site.SELF_ATTN, "cross_attn": Site.CROSS_ATTN, "feed_forward": Site.FEED_FORWARD}
 
 
 class AttentionContext(NamedTuple):
-    """Positions, attention masks and position bias, shared by all blocks. In masks True = may attend."""
+    """What the blocks of a stack share on whole sequences."""
 
     positions: Int[Array, "b t"]
-    self_mask: Bool[Array, "b 1 #t s"] | Bool[Array, "m n e"]  # in __call__; in extend, of the entries of a cache
-    cross_mask: Bool[Array, "b 1 #t s"] | Bool[Array, "m 1 s"] | None = None  # where there is a memory
-    bias: Float[Array, "#b h t s"] | None = None  # added to the scores of self-attention; the stack fills it in
-    self_segments: Segments | None = None  # the same as the masks, for kernels that mask whole sequences by segments
-    cross_segments: Segments | None = None
-    distance: Int[Array, "b t e"] | None = None  # from queries to entries of a cache; the stack fills it in
+    own: Visibility  # of self-attention
+    cross: Visibility | None = None  # where there is a memory
+    bias: Float[Array, "#b h t s"] | None = None  # of positions, added to the scores of self-attention
+
+
+class CacheContext(NamedTuple):
+    """What the blocks of a stack share on new tokens of a cache. In masks True = may attend."""
+
+    positions: Int[Array, "b t"]
+    own: Bool[Array, "m n e"]
+    cross: Bool[Array, "m 1 s"] | None
+    bias: Float[Array, "b h t e"] | None
+    distance: Int[Array, "b t e"] | None  # from queries to entries, for the positions of Transformer-XL
 
 
 class Block(nn.Module):
@@ -94,12 +101,12 @@ class Block(nn.Module):
 
         y = self.before("self_attn", x)
         kv = self.self_attn.project_kv(y, context.positions)
-        y = self.self_attn(y, kv, context.self_mask, context.positions, context.bias, key, context.self_segments)
+        y = self.self_attn(y, kv, context.own, context.positions, context.bias, key)
         x = self.after("self_attn", x, y, key)
-        if memory is not None:
+        if memory is not None and context.cross is not None:
             y = self.before("cross_attn", x)
             kv = self.cross_attn.project_kv(memory)
-            y = self.cross_attn(y, kv, context.cross_mask, dropout_key=key, segments=context.cross_segments)
+            y = self.cross_attn(y, kv, context.cross, dropout_key=key)
             x = self.after("cross_attn", x, y, key)
         y = self.before("feed_forward", x)
         y = self.feed_forward(y, key)
@@ -117,7 +124,7 @@ class Block(nn.Module):
         x: Float[Array, "b t d"],
         cached_kv: KeyValue,
         memory_kv: KeyValue | None,
-        context: AttentionContext,
+        context: CacheContext,
         first: Int[Array, ""],
     ) -> tuple[Float[Array, "b t d"], KeyValue, Float[Array, "b t s"] | None]:
         """Run the block on new positions; return its output, entries, and mean weights of cross-attention or None.
@@ -126,20 +133,20 @@ class Block(nn.Module):
             x: what the block before gave at the new positions.
             cached_kv: the entries [m g k e] and [m g e u] of this layer.
             memory_kv: from `memory_kv`; None without cross-attention.
-            context: whose masks, bias and distances are of the entries.
+            context: of the entries.
             first: the entry from which on the new keys and values are written.
         """
         y = self.before("self_attn", x)
         new_kv = self.self_attn.project_for_cache(y, cached_kv["k"].shape[0], context.positions)
         cached_kv = write_entries(cached_kv, new_kv, first)
         y, _ = self.self_attn.attend_cached(
-            y, cached_kv, context.self_mask, positions=context.positions, bias=context.bias, distance=context.distance
+            y, cached_kv, context.own, positions=context.positions, bias=context.bias, distance=context.distance
         )
         x = self.after("self_attn", x, y, None)
         weights = None
         if memory_kv is not None:
             y = self.before("cross_attn", x)
-            y, weights = self.cross_attn.attend_cached(y, memory_kv, context.cross_mask)
+            y, weights = self.cross_attn.attend_cached(y, memory_kv, context.cross)
             x = self.after("cross_attn", x, y, None)
         y = self.before("feed_forward", x)
         y = self.feed_forward(y)
@@ -149,8 +156,7 @@ class Block(nn.Module):
 class Stack(nn.Module):
     """N blocks with their parameters stacked on a leading layer axis (see `repeated`), and what Pre-LN ends with.
 
-    A stack with cross-attention is the decoder of an encoder-decoder; `causal` says that later positions are hidden
-    by the masks, which relative buckets make use of.
+    A stack with cross-attention is the decoder of an encoder-decoder. In a causal one, no query sees later tokens.
     """
 
     config: ModelConfig
@@ -172,25 +178,43 @@ class Stack(nn.Module):
         """Normalise the output once where the blocks leave it unnormalised."""
         return self.final_norm(x) if self.config.norm in ("pre", "sandwich") else x
 
-    def with_position_bias(
-        self, context: AttentionContext, query: Int[Array, "b t"], key: Int[Array, "b s"]
-    ) -> AttentionContext:
-        """Fill in the bias of positions, made once for all layers."""
-        has_bias = self.config.positions in ("relative", "alibi")
-        return context._replace(bias=self.position_bias(query, key) if has_bias else None)
+    @property
+    def rule(self) -> Rule:
+        """The rule of self-attention."""
+        return self_attention_rule(self.config, self.causal)
+
+    def bias(self, query: Int[Array, "b t"], key: Int[Array, "b s"]) -> Float[Array, "b h t s"] | None:
+        """Return the bias of positions, made once for all layers, or None."""
+        return self.position_bias(query, key) if self.config.positions in ("relative", "alibi") else None
 
     def __call__(
         self,
         x: Float[Array, "b t d"],
-        memory: Float[Array, "b s d"] | None,
-        context: AttentionContext,
-        dropout_key: DropoutKey | None,
+        tokens: TokenPlaces,
+        memory: Float[Array, "b s d"] | None = None,
+        memory_segments: Int[Array, "b s"] | None = None,
+        dropout_key: DropoutKey | None = None,
     ) -> Float[Array, "b t d"]:
-        """Run every block on whole sequences."""
-        assert (memory is not None) == self.cross, "a memory is for stacks with cross-attention, and they need one"
+        """Run every block on whole sequences.
+
+        Args:
+            x: the embedded tokens.
+            tokens: their segments, and their positions within their texts.
+            memory: the encoded source; needed with cross-attention, refused without.
+            memory_segments: of which text each of its positions is; 0 is padding.
+            dropout_key: what the masks of dropout depend on; None drops nothing.
+        """
+        has_memory = memory is not None and memory_segments is not None
+        assert has_memory == self.cross, "a memory is for stacks with cross-attention, and they need one"
         # Within a text, indices differ as positions do: one bias serves all rows, also those that several texts share.
         indices = jnp.arange(x.shape[1])[None]  # [1 t]
-        context = self.with_position_bias(context, indices, indices)
+        placed = tokens._replace(positions=indices)
+        context = AttentionContext(
+            tokens.positions, Visibility(placed, placed, self.rule), bias=self.bias(indices, indices)
+        )
+        if memory_segments is not None:
+            source = TokenPlaces(memory_segments, jnp.arange(memory_segments.shape[1])[None])
+            context = context._replace(cross=Visibility(placed, source))
         x, _ = self.block(x, jnp.arange(self.num_layers), memory, context, dropout_key)
         rate = self.config.dropout if self.config.output_dropout else 0.0
         return dropout(self.finish(x), rate, dropout_key, Site.OUTPUT)
@@ -222,10 +246,14 @@ class Stack(nn.Module):
         Return the hidden states, the entries of all layers, and the last layer's mean weights of cross-attention.
         """
         cross_mask = cache["memory"]["mask"][:, None] if self.cross else None  # [m s] → [m 1 s]
-        context = AttentionContext(new.positions, new.mask, cross_mask)
-        context = self.with_position_bias(context, new.positions, new.entry_positions)
-        if self.config.positions == "transformer_xl":
-            context = context._replace(distance=new.entry_positions[:, None] - new.positions[..., None])
+        distances = new.entry_positions[:, None] - new.positions[..., None]  # [b t e]
+        context = CacheContext(
+            positions=new.positions,
+            own=new.mask,
+            cross=cross_mask,
+            bias=self.bias(new.positions, new.entry_positions),
+            distance=distances if self.config.positions == "transformer_xl" else None,
+        )
         entries = list(cache["entries"]["layers"])
         memory_kv = cache["memory"].get("layers", (None,) * self.num_layers)
         weights = None

@@ -18,6 +18,7 @@ from jformer.evaluation.score_tables import aligned
 from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.flops import forward_flops, text_work, update_flops, work_of
 from jformer.models.layers.kernels import Call, choose_kernel
+from jformer.models.layers.visibility import self_attention_rule
 from jformer.models.parts import parameter_rows
 from jformer.parallel.devices import known_peak
 from jformer.parallel.mesh import make_mesh
@@ -88,8 +89,11 @@ def kernel_line(model: ModelConfig, platform: str, shape: Shape) -> str:
     source = model.num_patches if model.reads_images else shape.source_length
     with_class = model.family == "vit" and model.head.pooling == "first"
     length = max(source + with_class, shape.target_length)
+    causal = model.family == "decoder" or (model.family == "encdec" and length == shape.target_length)
     biased, drops = model.positions in ("relative", "alibi", "transformer_xl"), model.attention_dropout > 0
-    kernel, why, _ = choose_kernel(model, platform, Call(model.dtype, length, length, biased=biased, drops=drops))
+    rule = self_attention_rule(model, causal)
+    call = Call(model.dtype, length, length, rule=rule, biased=biased, drops=drops)
+    kernel, why, _ = choose_kernel(model, platform, call)
     return f"attention kernel: {kernel} ({why})"
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from jformer.decoding.cache_rows import repeat_rows
 from jformer.models import ModelConfig, build_model
-from jformer.models.batch import causal_mask
 from jformer.models.layers.attention import Attention
 from jformer.models.layers.dot_product import MAX_QUERIES_FOR_SUMS, attend, attend_few_queries
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.matmul import query_key_scores
+from jformer.models.layers.visibility import Rule, TokenPlaces, Visibility
 from tests.conftest import TINY, make_batch
 from tests.models.reference import random_params
 
@@ -28,9 +28,12 @@ def everything(rows, keys):
 def attention(params, x, y, key=None, rate=0.0):
     """Return the output of one head that attends from x to y, without biases, and its weights."""
     config = ModelConfig(d_model=4, num_heads=1, bias=False, attention_dropout=rate)
-    mask = everything(*y.shape[:2])
+    tokens = (TokenPlaces(jnp.ones(z.shape[:2], jnp.int32), jnp.arange(z.shape[1])[None]) for z in (x, y))
+    visible = Visibility(*tokens)
     run = nn.apply(
-        lambda m: m(x, m.project_kv(y), mask, dropout_key=key), Attention(config, Site.SELF_WEIGHTS), mutable=True
+        lambda m: m(x, m.project_kv(y), visible, dropout_key=key),
+        Attention(config, Site.SELF_WEIGHTS),
+        mutable=True,
     )
     output, sown = jax.jit(run)({"params": params})
     return output, sown["intermediates"]["weights"][0]
@@ -65,7 +68,8 @@ def test_similarities_become_weights(scores, expected):
 
 def test_the_look_ahead_mask_hides_the_future_before_the_softmax():
     scores = np.array([[0.5, 0.2, 0.1], [0.1, 0.6, 0.2], [0.1, 0.2, 0.3]])
-    weights = weights_of(scores.tolist(), causal_mask(jnp.ones((1, 3), jnp.int32)))
+    tokens = TokenPlaces(jnp.ones((1, 3), jnp.int32), jnp.arange(3)[None])
+    weights = weights_of(scores.tolist(), Visibility(tokens, tokens, Rule(causal=True)).mask())
     hidden = np.exp(np.where(np.tri(3) == 1, scores, -np.inf))
     np.testing.assert_allclose(weights, hidden / hidden.sum(-1, keepdims=True), atol=1e-6)
     assert (weights[np.triu_indices(3, 1)] == 0).all()

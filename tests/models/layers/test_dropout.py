@@ -8,7 +8,8 @@ import pytest
 from jformer.models import ModelConfig
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.embeddings import InputEmbedding
-from jformer.models.layers.transformer import AttentionContext, Stack
+from jformer.models.layers.transformer import Stack
+from jformer.models.layers.visibility import TokenPlaces
 from tests.conftest import TINY, make_batch, run
 
 drop = jax.jit(dropout, static_argnums=(1, 3))
@@ -53,13 +54,13 @@ def test_what_a_stack_gives_is_dropped_as_in_t5():
     options = TINY | {"dropout": 0.5, "norm": "pre"}
     kept, dropped = (Stack(ModelConfig(**options, output_dropout=last), 2, False, True) for last in (False, True))
     x = jax.random.normal(jax.random.key(0), (3, 8, 32))
-    context = AttentionContext(jnp.tile(jnp.arange(8), (3, 1)), jnp.ones((3, 1, 8, 8), bool))
+    tokens = TokenPlaces(jnp.ones((3, 8), jnp.int32), jnp.tile(jnp.arange(8), (3, 1)))
     key = DropoutKey(jnp.uint32(5), jnp.arange(3))
 
     @jax.jit
     def passes(x):
-        params = kept.init(jax.random.key(0), x, None, context, None)
-        return [stack.apply(params, x, None, context, each) for each in (key, None) for stack in (kept, dropped)]
+        params = kept.init(jax.random.key(0), x, tokens)
+        return [stack.apply(params, x, tokens, None, None, each) for each in (key, None) for stack in (kept, dropped)]
 
     whole, holes, *plain = map(np.asarray, passes(x))
     np.testing.assert_array_equal(holes, drop(whole, 0.5, key, Site.OUTPUT))

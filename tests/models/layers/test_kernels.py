@@ -10,19 +10,18 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jformer.models import ExecutionConfig, ModelConfig, build_model
-from jformer.models.batch import causal_mask, segment_mask
 from jformer.models.layers import attention, kernels
 from jformer.models.layers.dot_product import attend
 from jformer.models.layers.kernels import (
     CHUNK,
     MAX_PAIRS,
     Call,
-    Choice,
-    Segments,
+    KernelChoice,
     attend_cudnn,
     attend_splash,
     choose_kernel,
 )
+from jformer.models.layers.visibility import Rule, TokenPlaces, Visibility
 from jformer.parallel.activations import over_rows_and_heads
 from jformer.parallel.backend import compiling_for
 from jformer.parallel.mesh import make_mesh
@@ -37,6 +36,15 @@ QUERY = np.repeat([[1, 2, 0], [1, 1, 2]], [100, 100, 56], axis=1)
 KEY = np.repeat([[1, 2, 0], [1, 2, 2]], [30, 90, 8], axis=1)
 
 
+class Strange(Rule):
+    """A rule that no kernel makes the mask of."""
+
+
+def visibility(query, key, causal=False):
+    query, key = (TokenPlaces(x, jnp.arange(x.shape[1])[None]) for x in (query, key))
+    return Visibility(query, key, Rule(causal))
+
+
 @pytest.mark.parametrize(
     ("platform", "call", "kernel", "why"),
     [
@@ -46,13 +54,14 @@ KEY = np.repeat([[1, 2, 0], [1, 2, 2]], [30, 90, 8], axis=1)
         ("tpu", HALF._replace(keys=1_000), "jax", "1,024 queries and 1,000 keys: 128 do not divide them"),
         ("tpu", HALF._replace(queries=64), "jax", "128 do not divide them"),
         ("tpu", HALF._replace(queries=512, keys=384), "jax", "few enough to store their scores"),
-        ("tpu", HALF._replace(segmented=False), "jax", "its mask is not one of segments"),
+        ("tpu", HALF._replace(rule=Rule(causal=True)), "splash", "on tpu"),
+        ("tpu", HALF._replace(rule=Strange()), "jax", "splash attention has no mask for Strange("),
         ("tpu", HALF._replace(biased=True), "jax", "positions=relative add to the scores"),
         ("tpu", HALF._replace(tensor=3), "jax", "mesh.tensor=3 does not divide the heads"),
         ("tpu", HALF._replace(drops=True), "own", "model.attention_dropout=0.1 drops weights"),
         ("tpu", HALF._replace(shows=True), "own", "its weights are shown"),
         ("gpu", HALF, "cudnn", "on gpu"),
-        ("gpu", HALF._replace(dtype="float16", segmented=False, biased=True), "cudnn", "on gpu"),
+        ("gpu", HALF._replace(dtype="float16", rule=Strange(), biased=True), "cudnn", "on gpu"),
         ("gpu", HALF._replace(dtype="float32"), "jax", "cuDNN's has no float32"),
         ("gpu", HALF._replace(keys=1_023), "jax", "they must be even"),
         ("gpu", HALF._replace(drops=True), "own", "drops weights"),
@@ -88,7 +97,7 @@ def test_scores_of_long_rows_are_made_in_chunks_where_no_fused_kernel_attends():
     short, long = (Call("bfloat16", length, length, drops=True) for length in (limit, limit + 128))
     assert choose_kernel(config, "tpu", short).kernel == "own"
     why = "model.attention_dropout=0.1 drops weights"
-    chosen = Choice("chunked", f"{CHUNK} queries at a time; {why}", CHUNK)
+    chosen = KernelChoice("chunked", f"{CHUNK} queries at a time; {why}", CHUNK)
     assert choose_kernel(config, "tpu", long) == choose_kernel(config, "gpu", long) == chosen
     assert choose_kernel(config, "tpu", long._replace(drops=False)).kernel == "splash"
     assert choose_kernel(config, "cpu", long._replace(shows=True)).kernel == "own"
@@ -101,17 +110,17 @@ def test_splash_attention_gives_our_values_and_gradients(causal, monkeypatch):
     """Two blocks, packed rows with padding, a head of keys that two heads of queries share, another length of keys."""
     monkeypatch.setattr(kernels, "BLOCKS", (128,))
     query, key = jnp.asarray(QUERY), jnp.asarray(QUERY if causal else KEY)
-    mask = causal_mask(query) if causal else segment_mask(query, key)
+    visible = visibility(query, key, causal)
     keys = jax.random.split(jax.random.key(0), 4)
     q, weights = (jax.random.normal(each, (2, T, H, K)) for each in keys[:2])
     k, v = (jax.random.normal(each, (2, key.shape[1], G, K)) for each in keys[2:])
     weights *= (query > 0)[..., None, None]  # nobody reads what padding gives
 
     def own(q, k, v):
-        return attend(q, {"k": k, "v": v}, mask, scale=0.3)[0]
+        return attend(q, {"k": k, "v": v}, visible.mask(), scale=0.3)[0]
 
     def fused(q, k, v):
-        return attend_splash(q, {"k": k, "v": v}, Segments(query, key, causal), 0.3, interpret=True)
+        return attend_splash(q, {"k": k, "v": v}, visible, 0.3, interpret=True)
 
     def both(function):
         def run(*x):
@@ -127,9 +136,9 @@ def test_a_model_takes_the_fused_kernel_in_all_three_places(monkeypatch):
     model = build_model(ModelConfig(**{**TINY, "num_layers": 1}))
     params, seen = random_params(model), {}
 
-    def interpreted(q, kv, segments, scale):
-        seen[q.shape[1], kv["k"].shape[1], segments.causal] = True
-        return attend_splash(q, kv, segments, scale, interpret=True)
+    def interpreted(q, kv, visible, scale):
+        seen[q.shape[1], kv["k"].shape[1], visible.rule.causal] = True
+        return attend_splash(q, kv, visible, scale, interpret=True)
 
     segments = {
         "source": np.repeat([[1, 2, 0]], [60, 60, 8], axis=1),
@@ -153,7 +162,7 @@ def test_every_device_attends_from_its_own_rows_and_heads():
 
     def attend_here(q, k, v, query, key):
         shapes.append((q.shape, k.shape, query.shape))
-        return attend(q, {"k": k, "v": v}, segment_mask(query, key))[0]
+        return attend(q, {"k": k, "v": v}, visibility(query, key).mask())[0]
 
     keys = jax.random.split(jax.random.key(0), 3)
     q, k, v = (jax.random.normal(each, (8, 4, heads, 3)) for each, heads in zip(keys, (4, 2, 2), strict=True))
@@ -177,7 +186,7 @@ def test_attention_to_8192_tokens_stores_no_scores_on_a_tpu(chip):
     segments = jax.ShapeDtypeStruct((1, length), jnp.int32, sharding=place)
 
     def total(q, k, v, segments):
-        values = attend_splash(q, {"k": k, "v": v}, Segments(segments, segments, causal=True), 0.125)
+        values = attend_splash(q, {"k": k, "v": v}, visibility(segments, segments, causal=True), 0.125)
         return values.astype(jnp.float32).sum()
 
     compiled = jax.jit(jax.grad(total, (0, 1, 2))).lower(x, x, x, segments).compile()

@@ -1,0 +1,57 @@
+"""Who may attend to whom: what is known of queries and keys, and the rule between them. Masks are made from it.
+
+A dense mask is made by the code that reads one, for as many queries as it attends from at a time. A new kind of
+attention is a field of `Rule` and a line of `may_attend`; kernels that know no mask for a rule are not chosen.
+
+Axes: b rows, t query positions, s key positions.
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+from jaxtyping import Array, Bool, Int
+
+from jformer.models.model_config import ModelConfig
+
+
+class TokenPlaces(NamedTuple):
+    """Where each token of a row stands."""
+
+    segments: Int[Array, "b t"]  # its text: 1, 2, … for texts that share a row; 0 is padding, which no query sees
+    positions: Int[Array, "#b t"]  # its order within its text
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """Which keys of its own text a query sees. Programs and kernels are chosen by it, so it is hashable."""
+
+    causal: bool = False  # none that come later
+
+
+def self_attention_rule(config: ModelConfig, causal: bool) -> Rule:
+    """Return the rule of a stack's self-attention. Cross-attention sees the whole source: `Rule()`."""
+    return Rule(causal)
+
+
+def may_attend(query: TokenPlaces, key: TokenPlaces, rule: Rule) -> Bool[Array, "b t s"]:
+    """Return which keys each query may attend to: those of its own text, without padding, that the rule shows."""
+    segments = key.segments[:, None]  # [b 1 s]
+    visible = (query.segments[..., None] == segments) & (segments > 0)  # → [b t s]
+    distance = key.positions[:, None] - query.positions[..., None]  # [#b t s]
+    return visible & (distance <= 0) if rule.causal else visible
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["query", "key"], meta_fields=["rule"])
+@dataclasses.dataclass(frozen=True)
+class Visibility:
+    """The tokens of queries and keys, and the rule between them: what an attention is told instead of a mask."""
+
+    query: TokenPlaces
+    key: TokenPlaces
+    rule: Rule = Rule()
+
+    def mask(self) -> Bool[Array, "b 1 t s"]:
+        """Return the dense mask, the same for every head; True = may attend."""
+        return may_attend(self.query, self.key, self.rule)[:, None]
