@@ -28,7 +28,7 @@ from optuna.trial import FrozenTrial, TrialState
 from experiments.measure import ROOT, smoke_sizes
 from experiments.runs import processes_with
 from jformer.tools.sweep.experiment import Trial, load_experiment
-from jformer.tools.sweep.queue import Queue
+from jformer.tools.sweep.queue import TrialQueue
 
 KILLS = flags.DEFINE_integer("kills", 24, "Workers to kill; a third as many processes of trials are killed as well.")
 WORKERS = flags.DEFINE_integer("workers", 4, "Workers at a time.")
@@ -81,7 +81,7 @@ class Sweep:
         self.workdir, self.times, self._log = epath.Path(folder / "sweep"), folder / "times", folder / "sweep.log"
         path = folder / "forty.py"
         path.write_text(EXPERIMENT.format(cache=str(folder.parent / "cache"), **SIZES[smoke_sizes()]))
-        self.queue = Queue(load_experiment(epath.Path(path)), self.workdir, lease=LEASE)
+        self.queue = TrialQueue(load_experiment(epath.Path(path)), self.workdir, lease=LEASE)
         options = [
             f"--experiment={path}",
             f"--workdir={self.workdir}",

@@ -22,7 +22,7 @@ from optuna.trial import TrialState
 
 from experiments.measure import smoke_sizes
 from jformer.tools.sweep.experiment import Experiment, load_experiment
-from jformer.tools.sweep.queue import Queue
+from jformer.tools.sweep.queue import TrialQueue
 
 TRIALS = flags.DEFINE_integer("trials", 1_000, "Trials of each sweep.")
 
@@ -62,7 +62,7 @@ def store(experiment: Experiment, workdir: Path, trials: int) -> None:
         described = {name: getattr(trial, name) for name in ("name", "arm", "overrides", "seed")}
         attributes = {"trial": described, "metrics": metrics, "seconds": 60.0, "owner": "nobody"}
         stored.append(optuna.create_trial(state=TrialState.COMPLETE, value=losses[-1], user_attrs=attributes))
-    Queue(experiment, workdir).study.add_trials(stored)
+    TrialQueue(experiment, workdir).study.add_trials(stored)
 
 
 def processor_seconds() -> float:

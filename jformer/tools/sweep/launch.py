@@ -1,4 +1,4 @@
-"""Where workers run: as processes of this machine, which share its cores or GPUs, or as jobs of Slurm."""
+"""Where workers run: as processes of this machine, which share its cores or GPUs, or as Slurm jobs."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from types import FrameType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from etils.epath import Path
 from tqdm import tqdm
@@ -15,56 +15,57 @@ from tqdm import tqdm
 from jformer.errors import DONE, FAILED, MISTAKE, STOPPED, UserError
 from jformer.parallel.processes.children import die_with_parent, send_signal
 from jformer.tools.sweep.experiment import Trial
-from jformer.tools.sweep.queue import OPEN, Queue
+from jformer.tools.sweep.queue import OPEN, TrialQueue
 
 T = TypeVar("T")
-LOOK = 1.0  # seconds between looks at workers and queue
-DEATHS = 10  # of workers in a row, with no trial done in between, before we give up
+LOOK = 1.0  # seconds between checks of workers and queue
+DEATHS = 10  # of workers in a row, with no trial finished in between, before we give up
 
 
-class Local:
-    """Workers of this machine, started again when they die, and a bar that shows how far they are."""
+class LocalWorkers:
+    """Worker processes of this machine, restarted when they die, with a progress bar."""
 
-    def __init__(self, queue: Queue, command: Sequence[str], workers: int) -> None:
-        """`command` starts one worker; it is told its share of the machine."""
-        self.asked = False  # to stop
+    def __init__(self, queue: TrialQueue, command: Sequence[str], workers: int) -> None:
+        """`command` starts a worker; its share of the machine is appended."""
+        self.stopping = False
         self._queue, self._command = queue, [*command, "--worker"]
         self._workers: list[subprocess.Popen[bytes] | None] = [None] * workers
         self._deaths, self._mistake = 0, False
 
     def stop(self, number: int, frame: FrameType | None) -> None:
-        """Let all trials save and end; asked again, end them."""
+        """Ask all workers to save and end; kill them when called again."""
         for worker in filter(None, self._workers):
-            send_signal(worker, signal.SIGKILL if self.asked else signal.SIGTERM)
-        self.asked = True
+            send_signal(worker, signal.SIGKILL if self.stopping else signal.SIGTERM)
+        self.stopping = True
 
     def run(self) -> int:
-        """Keep the workers going until all trials have ended; return 0, 143 when told to stop, or 2."""
-        with Progress(self._queue.trials(), self._queue.experiment.trials) as progress:
-            for i in range(len(self._workers)):
-                self._start(i)
-            while any(self._workers):
-                time.sleep(LOOK)
-                if progress.show(self._queue.trials()):
-                    self._deaths = 0
-                for i, worker in enumerate(self._workers):
-                    if worker and worker.poll() is not None:
-                        self._workers[i] = None
-                        self._replace(i, worker.returncode)
-            progress.show(self._queue.trials())
+        """Keep the workers running until all trials have ended; return 0, 143 if stopped, 2 for a mistake, or 1."""
+        bar = TrialBar(self._queue.trials(), self._queue.experiment.trials)
+        for i in range(len(self._workers)):
+            self._start(i)
+        while any(self._workers):
+            time.sleep(LOOK)
+            if bar.show(self._queue.trials()):
+                self._deaths = 0
+            for i, worker in enumerate(self._workers):
+                if worker and worker.poll() is not None:
+                    self._workers[i] = None
+                    self._replace(i, worker.returncode)
+        bar.show(self._queue.trials())
+        bar.close()
         if self._mistake:
             return MISTAKE
         if self._queue.left():
-            return STOPPED if self.asked else FAILED
+            return STOPPED if self.stopping else FAILED
         return DONE
 
     def _replace(self, number: int, code: int) -> None:
-        """Start a worker again that died; stop all where one has found a mistake."""
+        """Restart a worker that died; stop all if one found a mistake."""
         if code == MISTAKE:
             self._mistake = True
-            if not self.asked:
+            if not self.stopping:
                 self.stop(signal.SIGTERM, None)
-        elif code not in (DONE, STOPPED) and not self.asked:
+        elif code not in (DONE, STOPPED) and not self.stopping:
             self._deaths += 1
             if self._deaths <= DEATHS:
                 self._start(number)
@@ -75,53 +76,48 @@ class Local:
         command = [*self._command, f"--share={number}/{len(self._workers)}"]
         worker = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent())
         self._workers[number] = worker
-        if self.asked:  # before it was there
+        if self.stopping:  # requested before the worker existed
             send_signal(worker, signal.SIGTERM)
 
 
-class Progress:
-    """A bar, and a line for each trial that ends."""
+class TrialBar:
+    """A progress bar, and a line for each trial that ends."""
 
-    def __init__(self, trials: Sequence[Trial], wanted: int) -> None:
-        """What has ended already is not told again; `wanted` is how many trials there will be, if it is known."""
+    def __init__(self, trials: Sequence[Trial], planned: int) -> None:
+        """`planned` is the number of trials of a search, else 0; trials that have ended already get no line."""
         self._ended = {trial.name for trial in trials if trial.state not in OPEN}
-        self._total = max(len(trials), wanted)
+        self._total = max(len(trials), planned)
         self._bar = tqdm(total=self._total, initial=len(self._ended), unit="trial", disable=not sys.stderr.isatty())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self._bar.close()
+        self.close = self._bar.close
 
     def show(self, trials: Sequence[Trial]) -> int:
-        """Tell which trials have ended since the last time, and return how many."""
+        """Print the trials that have ended since the last call, and return how many."""
         new = [trial for trial in trials if trial.state not in OPEN and trial.name not in self._ended]
         for trial in new:
             self._ended.add(trial.name)
-            said = trial.error if trial.value is None else f"{trial.value:.6g}"
-            text = f"{len(self._ended)}/{self._total} {trial.state}: {trial.arm}, seed {trial.seed}: {said}"
+            result = trial.error if trial.value is None else f"{trial.value:.6g}"
+            text = f"{len(self._ended)}/{self._total} {trial.state}: {trial.arm}, seed {trial.seed}: {result}"
             self._bar.write(f"{text} ({trial.seconds:.0f} s)", file=sys.stderr)
         self._bar.update(len(new))
         return len(new)
 
 
 def take_share(share: str) -> None:
-    """Keep this process, and what it starts, to one of n parts of the machine's cores, and of its GPUs if it has any.
+    """Restrict this process and its children to part I of N of the machine's cores and GPUs; `share` is "I/N".
 
-    `share` is "I/N". Where there are more workers than cores or GPUs, several share one, and a GPU's memory.
+    With more workers than cores or GPUs, several share one, and a GPU's memory.
     """
     number, _, count = share.partition("/")
     i, n = int(number), int(count)
     os.sched_setaffinity(0, _part(sorted(os.sched_getaffinity(0)), i, n))
     if gpus := visible_gpus():
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(_part(gpus, i, n))
-        if n > len(gpus):  # JAX would take most of a GPU's memory for the first that comes
+        if n > len(gpus):  # the first to start would allocate most of a GPU's memory
             os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 * len(gpus) / n:.3f}")
 
 
 def visible_gpus() -> list[str]:
-    """Return the NVIDIA GPUs that we may use."""
+    """Return the visible NVIDIA GPUs."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [gpu for gpu in chosen.split(",") if gpu]
@@ -129,24 +125,17 @@ def visible_gpus() -> list[str]:
 
 
 def _part(members: list[T], i: int, n: int) -> list[T]:
-    """Return part i of n: a run of members, or where there are fewer than n, one of them."""
+    """Return part i of n: consecutive members, or one of them if there are fewer than n."""
     if len(members) < n:
         return [members[i % len(members)]]
     return members[len(members) * i // n : len(members) * (i + 1) // n]
 
 
-def submit(folder: Path, command: Sequence[str], workers: int, options: str, cluster: str = "slurm") -> list[str]:
-    """Submit workers as jobs of Slurm and return their numbers.
+def submit(folder: Path, command: Sequence[str], workers: int, options: str) -> list[str]:
+    """Submit workers as Slurm jobs and return their job ids; raise UserError if submitit is missing or refuses.
 
-    Args:
-        folder: for their logs, on a disk that the jobs see.
-        command: what starts a worker, but for --worker.
-        workers: how many jobs.
-        options: submitit's, as "timeout_min=60,slurm_partition=…"; what is all digits is a number.
-        cluster: "slurm", or what else submitit has, such as "local" or "debug".
-
-    Raises:
-        UserError: submitit is missing, or refuses the options.
+    `folder` is for logs, on a disk that the jobs see; `command` starts a worker, without --worker; `options` are
+    submitit's, such as "timeout_min=60,slurm_partition=gpu", where a value of digits is a number.
     """
     try:
         import submitit
@@ -159,7 +148,7 @@ def submit(folder: Path, command: Sequence[str], workers: int, options: str, clu
         given[key] = int(value) if value.isdigit() else value
     work = CommandFunction([*command, "--worker"], verbose=False)
     try:
-        executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
+        executor = submitit.AutoExecutor(folder=folder, cluster="slurm")
         executor.update_parameters(name="jformer-sweep", **given)
         with executor.batch():
             jobs = [executor.submit(work) for _ in range(workers)]

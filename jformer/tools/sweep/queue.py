@@ -1,18 +1,20 @@
-"""Which trials there are, who does which, and what became of them: rows of a study that any number of workers share.
+"""Which trials exist, which worker runs each, and their results: rows of an Optuna study that many workers share.
 
-A row is taken by the storage's compare-and-set of its state, so it has one owner. An owner that falls silent loses it:
-the row is failed as lost and a new one is made for the same trial, which goes on in the same directory. Two workers may
-both make one; of several rows of a trial the first that is not lost counts, and the others are never looked at. So each
-trial has one result, whoever is killed, and whenever.
+A worker claims a waiting row by Optuna's atomic `Study.ask`, so a row has one owner. An owner that dies or falls silent
+loses the row: it is failed, and a new row is added for the same trial, which resumes in the same directory. Two workers
+may both add one; the first row of a trial that was not lost counts, and the others are never run. So each trial has
+exactly one result, whichever worker is killed, and whenever. docs/decisions/0023 and 0044 give the reasons.
 """
 
 import contextlib
 import dataclasses
-import math
+import os
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path as LocalPath
 from typing import Any, TypeVar
 
 import optuna
@@ -22,44 +24,48 @@ from optuna.trial import FrozenTrial, TrialState
 
 from jformer.errors import UserError
 from jformer.tools.sweep.experiment import JOURNAL, Experiment, Trial, label_of
-from jformer.tools.sweep.lease import Silence, is_gone, owner
 from jformer.tools.sweep.store import StorageError, open_study, reaching
-from jformer.tools.sweep.study_rows import _as_trial, _crashes, _live, _losses, _planned, _trial
 
+STATES = {
+    TrialState.WAITING: "waiting",
+    TrialState.RUNNING: "running",
+    TrialState.COMPLETE: "complete",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
 OPEN = ("waiting", "running")
-PAUSE = 0.5  # seconds before a storage that is away is tried again
+PAUSE = 0.5  # seconds between attempts to reach a storage
+PROC = LocalPath("/proc")  # Linux's
 T = TypeVar("T")
 
 
-class Queue:
+class TrialQueue:
     """The trials of an experiment."""
 
     def __init__(self, experiment: Experiment, workdir: Path, storage: str = "", name: str = "", lease: float = 60.0):
-        """Open the study, which is made if need be.
+        """Open the study, and create it if it does not exist.
 
         Args:
             experiment: whose trials these are.
-            workdir: of the sweep; without `storage`, the trials are kept in a file there.
+            workdir: of the sweep; without `storage`, a file there holds the trials.
             storage: a URL of Optuna's, such as that of a database.
             name: of the study; "" = that of the experiment's file.
-            lease: seconds that the owner of a trial may say nothing before others take it.
+            lease: seconds that the owner of a trial may be silent before another worker takes over.
         """
         self.experiment, self.lease = experiment, lease
+        self.study = open_study(experiment, workdir, storage, name or experiment.path.stem)
         self._planned = experiment.planned()
         self._where = storage or str(workdir / JOURNAL)
-        self._silence = Silence()
-        self.study = open_study(experiment, workdir, storage, name or experiment.path.stem)
-        self._store = self.study._storage
-        self._id = self.study._study_id
+        self._heard: dict[int, tuple[object, float]] = {}  # row → its last beat, and when we first saw that
 
     def trials(self) -> list[Trial]:
-        """Return all trials as they stand: those planned in their order, those of a search in that of their rows."""
+        """Return all trials as they stand: planned ones in their order, those of a search in that of their rows."""
         found = {name: _as_trial(rows) for name, rows in self._rows().items()}
         planned = [found.pop(trial.name, trial) for trial in self._planned]
         return planned if self.experiment.search is None else [*found.values()]
 
     def plan(self, retry_failed: bool = False) -> None:
-        """Make sure that every trial that is to be done has a row; with `retry_failed` those that failed, too."""
+        """Make sure that every trial to be run has a row; with `retry_failed`, trials that failed get a new one."""
         rows = self._rows()
         for name, trial in self._wanted(rows).items():
             members = rows.get(name, [])
@@ -68,70 +74,66 @@ class Queue:
                 self._add(trial, members, after=-1 if live is None else live.number)
 
     def claim(self) -> "Claim | None":
-        """Return a trial that is now ours, or None if there is none to be had at the moment."""
+        """Return a trial that this worker now owns, or None if none is available at the moment."""
         self._take_back()
         self.plan()
-        rows = self._rows()
-        for name in sorted(self._wanted(rows), key=lambda name: _losses(rows[name])):
-            row = _live(rows[name])
-            if row and row.state == TrialState.WAITING and self._take(row):
-                return Claim(self, row._trial_id, _as_trial(rows[name]), _crashes(rows[name]))
-        return self._ask() if self.experiment.search else None
+        while any(row.state == TrialState.WAITING for row in self._all()):
+            if claim := self._ask():
+                return claim
+        return self._ask() if self.experiment.search and self._suggested_before() < self.experiment.trials else None
 
     def left(self) -> int:
-        """Return how many trials have not come to an end."""
+        """Return how many trials have not ended."""
         trials = self.trials()
         unknown = max(self.experiment.trials - len(trials), 0) if self.experiment.search else 0
         return unknown + sum(trial.state in OPEN for trial in trials)
 
     def _wanted(self, rows: Mapping[str, list[FrozenTrial]]) -> dict[str, Trial]:
-        """Return the trials that are to be done: the planned ones, or those that a search has made so far."""
+        """Return the trials to be run: the planned ones, or those that a search has suggested so far."""
         if self.experiment.search:
             return {name: _trial(members[0]) for name, members in rows.items()}
         return {trial.name: trial for trial in self._planned}
 
     def _ask(self) -> "Claim | None":
-        """Let the sampler make one more trial of a search, unless others have made the last or are at it.
-
-        Of several that ask for the last one at a time, the first row counts.
-        """
-        if self._known() >= self.experiment.trials:
-            return None
-        new = optuna.create_trial(state=TrialState.RUNNING, user_attrs={"owner": self._me()})
-        row = self._reach(lambda: optuna.trial.Trial(self.study, self._store.create_new_trial(self._id, new)))
-        if self._known(before=row.number) >= self.experiment.trials:
-            self._end(row._trial_id, TrialState.FAIL)
-            return None
+        """Claim a row from Optuna: the first that waits, or a new one; None if that row is not to be run."""
+        row = self._reach(self.study.ask)
         with contextlib.suppress(UpdateFinishedTrialError):  # it was taken back: this worker was silent
-            trial = self._suggested(row)
-            self._reach(lambda: self._store.set_trial_user_attr(row._trial_id, "trial", _planned(trial)))
-            return Claim(self, row._trial_id, dataclasses.replace(trial, state="running", attempts=1))
+            self._reach(partial(row.set_user_attr, "owner", {**this_process(), "lease": self.lease}))
+            if "trial" not in row.user_attrs:
+                return self._suggest(row)
+            name, rows = row.user_attrs["trial"]["name"], self._rows()
+            live = _live(rows[name])
+            if name in self._wanted(rows) and live and live.number == row.number:
+                return Claim(self, row, _as_trial(rows[name]), _crashes(rows[name]))
+            self.end(row.number, TrialState.FAIL)  # another row of the trial counts, or its arm is gone
         return None
 
-    def _known(self, before: float = math.inf) -> int:
-        """Return how many trials of a search have been made or are being made, in rows before this number."""
-        rows = [row for row in self._all() if row.number < before]
-        asking = sum("trial" not in row.user_attrs and row.state == TrialState.RUNNING for row in rows)
-        return asking + len({row.user_attrs["trial"]["name"] for row in rows if "trial" in row.user_attrs})
-
-    def _suggested(self, row: optuna.trial.Trial) -> Trial:
-        """Return the trial that search() makes of a row."""
+    def _suggest(self, row: optuna.Trial) -> "Claim | None":
+        """Let search() fill in a new row, unless there are enough: of workers that ask at once the first rows count."""
         experiment = self.experiment
-        assert experiment.search
+        if experiment.search is None or self._suggested_before(row.number) >= experiment.trials:
+            self.end(row.number, TrialState.FAIL)
+            return None
         try:
             overrides = experiment.search(row)
             experiment.config(overrides)
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{experiment.path}: search() of trial {row.number}: {error}") from error
-        return experiment.trial(label_of(overrides), overrides, experiment.seeds[0], row.number)
+        trial = experiment.trial(label_of(overrides), overrides, experiment.seeds[0], row.number)
+        self._reach(partial(row.set_user_attr, "trial", _planned(trial)))
+        return Claim(self, row, dataclasses.replace(trial, state="running", attempts=1))
+
+    def _suggested_before(self, number: float = float("inf")) -> int:
+        """Return how many trials a search has suggested, or is suggesting now, in rows before a number."""
+        rows = [row for row in self._all() if row.number < number]
+        pending = sum("trial" not in row.user_attrs and row.state == TrialState.RUNNING for row in rows)
+        return pending + len({row.user_attrs["trial"]["name"] for row in rows if "trial" in row.user_attrs})
 
     def _all(self) -> list[FrozenTrial]:
-        """Return all rows in the order in which they were made."""
-        rows = self._reach(lambda: self._store.get_all_trials(self._id, deepcopy=False))
-        return sorted(rows, key=lambda row: row.number)
+        return self._reach(lambda: self.study.get_trials(deepcopy=False))
 
     def _rows(self) -> dict[str, list[FrozenTrial]]:
-        """Return trial → its rows. Rows that search() never named are of none."""
+        """Return trial → its rows, oldest first. A row that search() never filled in belongs to no trial."""
         named: defaultdict[str, list[FrozenTrial]] = defaultdict(list)
         for row in self._all():
             if "trial" in row.user_attrs:
@@ -139,57 +141,38 @@ class Queue:
         return named
 
     def _add(self, trial: Trial, rows: list[FrozenTrial], after: int) -> None:
-        """Make a row for a trial; what a search suggested goes with it."""
+        """Add a row for a trial, with the parameters that a search suggested for it."""
         row = optuna.create_trial(
             state=TrialState.WAITING,
             params=rows[0].params if rows else None,
             distributions=rows[0].distributions if rows else None,
             user_attrs={"trial": _planned(trial), "after": after},
         )
-        self._reach(lambda: self._store.create_new_trial(self._id, row))
-
-    def _take(self, row: FrozenTrial) -> bool:
-        with contextlib.suppress(UpdateFinishedTrialError):
-            if self._reach(lambda: self._store.set_trial_state_values(row._trial_id, TrialState.RUNNING)):
-                return self._set(row._trial_id, owner=self._me())
-        return False
-
-    def _me(self) -> dict[str, Any]:
-        """Return who we are, and for how long we may say nothing: it is for the owner to keep its word."""
-        return {**owner(), "lease": self.lease}
+        self._reach(lambda: self.study.add_trial(row))
 
     def _take_back(self) -> None:
-        """Fail the rows of owners that are gone or have been silent for too long."""
-        now = time.monotonic()
+        """Fail the rows of owners that are dead or have been silent for too long."""
+        now = time.monotonic()  # before reading: a worker that was suspended in between must not find others silent
         for row in self._all():
             if row.state != TrialState.RUNNING:
                 continue
-            by = row.user_attrs.get("owner", {})
-            silent = self._silence.seconds(row._trial_id, row.user_attrs.get("beat"), now)
-            if silent > by.get("lease", self.lease) or (by and is_gone(by)):
-                self._end(row._trial_id, TrialState.FAIL)
+            owner, beat = row.user_attrs.get("owner", {}), row.user_attrs.get("beat")
+            if row.number not in self._heard or self._heard[row.number][0] != beat:
+                self._heard[row.number] = (beat, now)
+            silent = now - self._heard[row.number][1]
+            if silent > owner.get("lease", self.lease) or (owner and is_dead(owner)):
+                self.end(row.number, TrialState.FAIL)
 
-    def _set(self, row: int, **values: Any) -> bool:
-        """Keep values with a row; return whether it was still running."""
+    def end(self, number: int, state: TrialState, value: float | None = None) -> None:
+        """End a row, unless it has ended already."""
         with contextlib.suppress(UpdateFinishedTrialError):
-            for key, value in values.items():
-                self._reach(partial(self._store.set_trial_user_attr, row, key, value))
-            return True
-        return False
-
-    def _end(self, row: int, state: TrialState, value: float | None = None) -> bool:
-        """End a row; return whether it was still running."""
-        values = None if value is None else [value]
-        with contextlib.suppress(UpdateFinishedTrialError):
-            self._reach(lambda: self._store.set_trial_state_values(row, state, values))
-            return True
-        return False
+            self._reach(lambda: self.study.tell(number, value, state, skip_if_finished=True))
 
     def _reach(self, act: Callable[[], T]) -> T:
-        """Return what an act on the storage gives; one that is away for less than half a lease changes nothing.
+        """Return the result of an access to the storage, retried for half a lease while the storage is unreachable.
 
-        An act that was done though the storage did not say so may be done again: a second row of a trial does not
-        count, and a row that was taken so falls silent.
+        An access may succeed although the storage reports an error, and then runs twice: a second row of a trial does
+        not count, and a row claimed that way falls silent.
         """
         deadline = time.monotonic() + self.lease / 2
         while True:
@@ -203,50 +186,133 @@ class Queue:
 
 
 class Claim:
-    """A trial that is ours for as long as we say so."""
+    """A trial that this worker owns as long as it renews the claim."""
 
-    def __init__(self, queue: Queue, row: int, trial: Trial, crashes: int = 0) -> None:
-        """Own a row that has just been taken; `crashes` is how often the trial's process ended badly before."""
+    def __init__(self, queue: TrialQueue, row: optuna.Trial, trial: Trial, crashes: int = 0) -> None:
+        """Own a row that was just claimed; `crashes` counts how often the trial's process has crashed before."""
         self.trial, self.crashes = trial, crashes
         self._queue, self._row, self._beats = queue, row, 0
+        self._reported: set[int] = set()  # steps
 
     def renew(self, seconds: float) -> bool:
-        """Say that we are there, and for how long; return whether the trial is still ours."""
+        """Send a sign of life with the trial's seconds so far; return whether the trial is still ours."""
         self._beats += 1
         return self._set(beat=self._beats, seconds=seconds)
 
-    def hopeless(self, curve: Mapping[int, float]) -> bool:
-        """Tell the pruner the metric at updates so far; return whether it would rather see the trial end."""
-        queue, store = self._queue, self._queue._store
+    def should_prune(self, curve: Mapping[int, float]) -> bool:
+        """Report the metric at each update so far; return whether the pruner would end the trial."""
         with contextlib.suppress(UpdateFinishedTrialError):
-            known = queue._reach(lambda: store.get_trial(self._row)).intermediate_values
-            for step in sorted(set(curve) - set(known)):
-                queue._reach(partial(store.set_trial_intermediate_value, self._row, step, curve[step]))
-            return bool(curve) and queue._reach(
-                lambda: queue.study.pruner.prune(queue.study, store.get_trial(self._row))
-            )
+            for step in sorted(set(curve) - self._reported):
+                self._queue._reach(partial(self._row.report, curve[step], step))
+                self._reported.add(step)
+            return bool(curve) and self._queue._reach(self._row.should_prune)
         return False
 
     def complete(self, value: float, metrics: Mapping[str, float], seconds: float) -> bool:
-        """Tell the result; return whether it counts, which it does once."""
-        return self._set(metrics=dict(metrics), seconds=seconds) and self._end(TrialState.COMPLETE, value)
+        """Record the result; return whether it counts, which it does once."""
+        return self._finish(TrialState.COMPLETE, value, metrics=dict(metrics), seconds=seconds)
 
     def prune(self, metrics: Mapping[str, float], seconds: float) -> bool:
-        """End the trial as one that others have overtaken."""
-        return self._set(metrics=dict(metrics), seconds=seconds) and self._end(TrialState.PRUNED)
+        """End the trial as pruned."""
+        return self._finish(TrialState.PRUNED, metrics=dict(metrics), seconds=seconds)
 
     def fail(self, error: str, seconds: float) -> bool:
-        """End the trial with the reason why it cannot be done."""
-        return self._set(error=error, seconds=seconds) and self._end(TrialState.FAIL)
+        """End the trial as failed, with the reason."""
+        return self._finish(TrialState.FAIL, error=error, seconds=seconds)
 
     def give_back(self, seconds: float, crash: str = "") -> bool:
-        """Let a worker go on with the trial, which has crashed or not."""
-        return self._set(seconds=seconds, returned=True, **({"crash": crash} if crash else {})) and self._end(
-            TrialState.FAIL
-        )
+        """Let another worker resume the trial, whose process may have crashed."""
+        attributes: dict[str, Any] = {"seconds": seconds, "crash": crash} if crash else {"seconds": seconds}
+        return self._finish(TrialState.FAIL, **attributes)
 
-    def _end(self, state: TrialState, value: float | None = None) -> bool:
-        return self._queue._end(self._row, state, value)
+    def _finish(self, state: TrialState, value: float | None = None, /, **attributes: Any) -> bool:
+        """End the row with some attributes; return whether it was still ours."""
+        owned = self._set(**attributes)
+        if owned:
+            self._queue.end(self._row.number, state, value)
+        return owned
 
-    def _set(self, **values: Any) -> bool:
-        return self._queue._set(self._row, **values)
+    def _set(self, **attributes: Any) -> bool:
+        """Store attributes of the row; return whether it was still running, and so ours."""
+        with contextlib.suppress(UpdateFinishedTrialError):
+            for key, value in attributes.items():
+                self._queue._reach(partial(self._row.set_user_attr, key, value))
+            return True
+        return False
+
+
+# --- rows of a trial ---
+
+
+def _live(rows: list[FrozenTrial]) -> FrozenTrial | None:
+    """Return the row that counts: the first since the last retry that was not lost or given back."""
+    for row in _since_retry(rows):
+        if row.state != TrialState.FAIL or "error" in row.user_attrs:
+            return row
+    return None
+
+
+def _since_retry(rows: list[FrozenTrial]) -> list[FrozenTrial]:
+    after = max((row.user_attrs.get("after", -1) for row in rows), default=-1)
+    return [row for row in rows if row.number > after]
+
+
+def _crashes(rows: list[FrozenTrial]) -> int:
+    return sum("crash" in row.user_attrs for row in _since_retry(rows))
+
+
+def _planned(trial: Trial) -> dict[str, Any]:
+    return {"name": trial.name, "arm": trial.arm, "overrides": trial.overrides, "seed": trial.seed}
+
+
+def _trial(row: FrozenTrial) -> Trial:
+    return Trial(**row.user_attrs["trial"])
+
+
+def _as_trial(rows: list[FrozenTrial]) -> Trial:
+    """Return a trial as its rows describe it."""
+    live = _live(rows)
+    trial = dataclasses.replace(
+        _trial(rows[0]),
+        seconds=sum(row.user_attrs.get("seconds", 0.0) for row in rows),
+        attempts=sum("owner" in row.user_attrs for row in rows),
+    )
+    if live is None:
+        return trial
+    return dataclasses.replace(
+        trial,
+        state=STATES[live.state],
+        value=live.value if live.state in (TrialState.COMPLETE, TrialState.PRUNED) else None,
+        metrics=live.user_attrs.get("metrics", {}),
+        error=live.user_attrs.get("error", ""),
+    )
+
+
+# --- owners ---
+
+
+def this_process() -> dict[str, Any]:
+    """Return what identifies this process on its machine and among machines."""
+    boot = PROC / "sys/kernel/random/boot_id"
+    return {
+        "host": socket.gethostname(),
+        # This boot and this namespace of process numbers; "" where those are unknown.
+        "machine": f"{boot.read_text().strip()} {(PROC / 'self/ns/pid').readlink()}" if boot.exists() else "",
+        "pid": os.getpid(),
+        "started": _started(os.getpid()),
+    }
+
+
+def is_dead(owner: Mapping[str, Any]) -> bool:
+    """Return whether an owner is a process of this machine that has ended; of other machines nothing is known."""
+    machine = this_process()["machine"]
+    return bool(machine) and owner["machine"] == machine and _started(owner["pid"]) != owner["started"]
+
+
+def _started(pid: int) -> str:
+    """Return when a process began, in the kernel's ticks, or "" if it has ended: process numbers are reused."""
+    try:
+        fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]

@@ -1,4 +1,4 @@
-"""Where a sweep's trials are kept: a study of Optuna, in a file of the workdir or behind a URL. Knows no trial."""
+"""The storage of a sweep: an Optuna study, in a file of the workdir or behind a URL. Knows nothing of trials."""
 
 import contextlib
 import dataclasses
@@ -29,29 +29,29 @@ from jformer.storage import in_bucket, parse_object, replace_content
 from jformer.tools.sweep.experiment import JOURNAL, Experiment
 
 OWN = {"experiment", "metric", "study", "id"}  # keys of sweep.json
-PATIENCE = 60.0  # seconds that a file may stay locked
-MAY_DIFFER = ("data.dir", "data.cache_dir", "mesh.", "train.peak_flops")  # between workers of one sweep
+PATIENCE = 60.0  # seconds to wait for a lock
+MAY_DIFFER = ("data.dir", "data.cache_dir", "mesh.", "train.peak_flops")  # between the workers of a sweep
 
 
 class StorageError(UserError):
-    """The storage cannot be used now; it may be there again in a moment."""
+    """The storage cannot be used at the moment."""
 
 
 class FileLock(JournalFileOpenLock):
-    """Held by one process at a time, and by none that has died: Optuna's own locks outlive a killed process.
+    """A lock that the kernel releases when its holder dies: Optuna's own locks outlive a killed process.
 
-    Whoever gets it removes what another left of a line when the disk was full or the machine went down: Optuna would
-    write on behind it, and nobody could read on from there.
+    Acquiring it cuts off an incomplete last line, left by a full disk or a crash of the machine: Optuna would append to
+    that line, and no process could read the file from there on.
     """
 
     def __init__(self, path: Path) -> None:
-        """Lock this file, which is made if need be."""
+        """Lock this file, which is created if it does not exist."""
         super().__init__(str(path))
         self._path = pathlib.Path(path)
         self._file: IO[bytes] | None = None
 
     def acquire(self) -> bool:
-        """Wait for the lock; raise UserError if it does not come."""
+        """Wait for the lock; raise UserError after PATIENCE seconds."""
         deadline = time.monotonic() + PATIENCE
         file = self._path.open("ab+")
         while True:
@@ -66,18 +66,17 @@ class FileLock(JournalFileOpenLock):
                 time.sleep(0.005)
             else:
                 self._file = file
-                _mend(file)
+                _cut_incomplete_line(file)
                 return True
 
     def release(self) -> None:
-        """Let the next one in."""
+        """Release the lock."""
         if self._file:
             self._file.close()
         self._file = None
 
 
-def _mend(journal: IO[bytes]) -> None:
-    """Cut off a last line that was not written to its end."""
+def _cut_incomplete_line(journal: IO[bytes]) -> None:
     journal.seek(max(journal.seek(0, os.SEEK_END) - 1, 0))
     if journal.read(1) not in (b"", b"\n"):
         journal.seek(0)
@@ -86,7 +85,7 @@ def _mend(journal: IO[bytes]) -> None:
 
 @contextlib.contextmanager
 def reaching(name: str) -> Iterator[None]:
-    """Turn what a storage raises when it cannot be reached, read or written into one line."""
+    """Turn the errors of a storage that cannot be reached, read or written into a one-line error."""
     try:
         yield
     except UserError:
@@ -94,13 +93,13 @@ def reaching(name: str) -> Iterator[None]:
     except (SQLAlchemyError, StorageInternalError, OSError, ValueError) as error:
         reason = " ".join(str(error.__cause__ or error).split())[:200]
         raise StorageError(
-            f"{_shown(name)}: the trials cannot be reached ({reason}); is it there, and may we write?"
+            f"{_shown(name)}: the trials cannot be reached ({reason}); check that it exists and is writable"
         ) from error
 
 
 @contextlib.contextmanager
 def one_at_a_time(workdir: Path) -> Iterator[None]:
-    """Let no two processes of a workdir open its study at once: both would be the first."""
+    """Open the study of a workdir in one process at a time: two could both create it."""
     if in_bucket(workdir):
         yield
         return
@@ -113,7 +112,7 @@ def one_at_a_time(workdir: Path) -> Iterator[None]:
 
 
 def open_study(experiment: Experiment, workdir: Path, storage: str, name: str) -> optuna.Study:
-    """Return the study of an experiment in a workdir, new or as it was left.
+    """Return the study of an experiment in a workdir, new or existing.
 
     Raises UserError if the workdir or the study belongs to another experiment, or if what all trials share has
     changed since the first of them.
@@ -139,7 +138,7 @@ def open_storage(workdir: Path, storage: str) -> BaseStorage:
     if not storage:
         return _open_journal(workdir / JOURNAL)
     if "://" not in storage:
-        raise UserError(f"--storage={storage} must be a URL of SQLAlchemy's, such as postgresql://USER@HOST/DATABASE")
+        raise UserError(f"--storage={storage} must be an SQLAlchemy URL, such as postgresql://USER@HOST/DATABASE")
     try:
         database = RDBStorage(storage)
     except ImportError as error:
@@ -150,28 +149,25 @@ def open_storage(workdir: Path, storage: str) -> BaseStorage:
 
 
 def _open_journal(path: Path) -> BaseStorage:
-    """Return the journal as a storage; raise UserError for a line that is no row of it."""
+    """Return the journal as a storage; raise UserError for an invalid line."""
     *whole, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
     for number, line in enumerate(whole, start=1):
         try:
             if not {"op_code", "worker_id"} <= parse_object(line).keys():
                 raise ValueError("it has no op_code or worker_id")
         except ValueError as error:
-            raise UserError(f"{path}:{number} is no row of a journal of trials ({error}); restore the file") from error
+            raise UserError(f"{path}:{number} is not a row of a trial journal ({error}); restore the file") from error
     try:
         return JournalStorage(JournalFileBackend(str(path), FileLock(path)))
     except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: a row is of no use to Optuna ({error!r}); restore the file") from error
+        raise UserError(f"{path}: Optuna cannot use a row ({error!r}); restore the file") from error
 
 
 def _lock_rows(sqlite: sqlalchemy.Engine) -> None:
-    """Lock what a transaction reads for it to change, as Optuna asks of databases, but SQLite does only like this.
-
-    Otherwise two workers may take the same trial.
-    """
+    """Lock the rows that a transaction reads in order to change them; without this two workers may claim one trial."""
 
     @sqlalchemy.event.listens_for(sqlite, "connect")
-    def leave_transactions_to_us(connection: sqlite3.Connection, record: object) -> None:
+    def disable_implicit_transactions(connection: sqlite3.Connection, record: object) -> None:
         connection.isolation_level = None
         connection.execute(f"PRAGMA busy_timeout = {1000 * PATIENCE:.0f}")
 
@@ -179,7 +175,7 @@ def _lock_rows(sqlite: sqlalchemy.Engine) -> None:
     def begin(connection: sqlalchemy.Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
-    sqlite.dispose()  # connections from before
+    sqlite.dispose()  # connections opened before
 
 
 def _shown(storage: str) -> str:
@@ -188,7 +184,7 @@ def _shown(storage: str) -> str:
 
 
 def make_sampler(experiment: Experiment) -> optuna.samplers.BaseSampler:
-    """Return what draws the trials of a search; TPE reckons with those that still run."""
+    """Return the sampler of a search; TPE takes running trials into account."""
     if experiment.sampler == "random":
         return optuna.samplers.RandomSampler()
     with warnings.catch_warnings():
@@ -197,7 +193,7 @@ def make_sampler(experiment: Experiment) -> optuna.samplers.BaseSampler:
 
 
 def make_pruner(experiment: Experiment) -> optuna.pruners.BasePruner:
-    """Return what ends hopeless trials: by the median of the others, or by Hyperband's brackets (Li et al. 2018)."""
+    """Return the pruner: by the median of other trials, or by Hyperband's brackets (Li et al. 2018)."""
     if experiment.pruner == "median":
         return optuna.pruners.MedianPruner(n_startup_trials=4)
     if experiment.pruner == "hyperband":
@@ -208,22 +204,22 @@ def make_pruner(experiment: Experiment) -> optuna.pruners.BasePruner:
 
 
 def read_record(path: Path) -> dict[str, str]:
-    """Return what a workdir says of its sweep, {} if it is new; raise UserError for what says nothing."""
+    """Return a workdir's record of its sweep, {} if there is none; raise UserError if it is invalid."""
     if not path.exists():
         return {}
     try:
         here = parse_object(path.read_bytes())
         if here.keys() != OWN or not all(isinstance(value, str) for value in here.values()):
-            raise ValueError(f"it must have {', '.join(sorted(OWN))}, all texts")
+            raise ValueError(f"it must have {', '.join(sorted(OWN))}, all strings")
     except ValueError as error:
-        raise UserError(f"{path}: is no record of a sweep ({error}); restore it, or use another --workdir") from error
+        raise UserError(f"{path}: is not a record of a sweep ({error}); restore it or use another --workdir") from error
     return here
 
 
 def _agree(study: optuna.Study, experiment: Experiment, workdir: Path) -> None:
-    """Let a new study and its workdir remember what they are for; compare them if they were there before.
+    """Record in a new study and its workdir which sweep they hold; compare the records of existing ones.
 
-    The workdir is written first: where that is all that was done, it takes its study when it is opened again.
+    The workdir is written first: if the process dies in between, the next one completes the study.
     """
     shared = experiment.config({})
     mine, path = {"experiment": experiment.path.stem, "metric": experiment.metric}, workdir / "sweep.json"

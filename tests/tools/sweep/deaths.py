@@ -43,7 +43,7 @@ def fork(experiment, workdir, command, dies_at=0, lease=LEASE):
 
 
 def open_queue(experiment, workdir, lease=LEASE):
-    return queue.Queue(experiment, epath.Path(workdir), lease=lease)
+    return queue.TrialQueue(experiment, epath.Path(workdir), lease=lease)
 
 
 def die_at_write(number):

@@ -9,7 +9,7 @@ from etils import epath
 from optuna.storages import RDBStorage
 
 from jformer.tools.sweep.experiment import load_experiment
-from jformer.tools.sweep.queue import Queue
+from jformer.tools.sweep.queue import TrialQueue
 
 ROOT = Path(__file__).parents[3]
 OPEN = []  # queues whose storage is to be closed at the end of a test
@@ -43,7 +43,7 @@ def write(folder, code=SWEEP, name="small", **constants):
 def open_queue(folder, code=SWEEP, *, storage="", name="", lease=60.0, keys=(), **constants):
     """Return the queue of an experiment in FOLDER/sweep."""
     experiment = load_experiment(write(folder, code, **constants), [f"--config.{key}" for key in keys])
-    queue = Queue(experiment, epath.Path(folder) / "sweep", storage, name, lease)
+    queue = TrialQueue(experiment, epath.Path(folder) / "sweep", storage, name, lease)
     OPEN.append(queue)
     return queue
 
@@ -51,7 +51,7 @@ def open_queue(folder, code=SWEEP, *, storage="", name="", lease=60.0, keys=(), 
 def close():
     """Close the databases of all queues."""
     while OPEN:
-        backend = OPEN.pop()._store._backend
+        backend = OPEN.pop().study._storage._backend
         if isinstance(backend, RDBStorage):
             backend.engine.dispose()
 

@@ -54,7 +54,7 @@ def test_killed_at_random_moments_all_trials_have_one_result(tmp_path):
 @pytest.mark.parametrize("way", slow_but(["sleeping worker", "sleeping worker and process"], "sleeping worker"))
 def test_a_worker_that_sleeps_longer_than_its_lease_wakes_up_to_a_trial_that_is_anothers(tmp_path, way):
     one, said = die(tmp_path, way)
-    assert said.endswith("is another worker's now: this one was silent\n")
+    assert said.endswith("another worker took over, because this one was silent\n")
     assert one["codes"] == [0, 0]
     assert (one["states"], one["results"]) == ({"complete": 1}, [1])
     assert one["steps"] == [list(range(1, 21))]

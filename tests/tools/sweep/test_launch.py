@@ -10,7 +10,7 @@ import pytest
 from etils import epath
 
 from jformer.tools.sweep import launch, worker
-from jformer.tools.sweep.launch import DEATHS, Local, take_share
+from jformer.tools.sweep.launch import DEATHS, LocalWorkers, take_share
 from tests.launch.test_launch import SLICE, Cloud
 from tests.tools.sweep.sweeps import ROOT, SWEEP, close, open_queue, stand_in, starts, write
 from tests.watching import wait_until
@@ -32,7 +32,7 @@ def local(folder, code, workers=2):
     path = folder / "worker.py"
     head = "import os, signal, sys, time\nshare = sys.argv[-1]\nprint(share, file=open('{}', 'a'))\n"
     path.write_text(head.format(folder / "shares") + code)
-    return Local(open_queue(folder), [sys.executable, "-S", str(path)], workers)
+    return LocalWorkers(open_queue(folder), [sys.executable, "-S", str(path)], workers)
 
 
 def shares(folder):
@@ -80,7 +80,7 @@ time.sleep(60)
 
     def tell(seconds):
         sleep(seconds)
-        if not workers.asked and said.exists() and said.read_text().count("up") == 2:
+        if not workers.stopping and said.exists() and said.read_text().count("up") == 2:
             workers.stop(signal.SIGTERM, None)
 
     monkeypatch.setattr(time, "sleep", tell)
@@ -97,7 +97,7 @@ def test_told_to_stop_before_its_workers_are_there_it_stops_them(tmp_path):
 def test_what_has_ended_is_told_line_by_line(tmp_path, capsys):
     queue = open_queue(tmp_path)
     queue.claim().complete(0.25, {}, 3.0)
-    progress = launch.Progress(queue.trials(), 0)
+    progress = launch.TrialBar(queue.trials(), 0)
     queue.claim().complete(0.5, {}, 3.0)
     queue.claim().fail("out of memory", 2.0)
     assert (progress.show(queue.trials()), progress.show(queue.trials())) == (2, 0)
@@ -143,7 +143,7 @@ def test_jobs_of_slurm_do_all_trials(tmp_path):
     options = "--slurm=slurm_partition=gpu,gpus_per_node=1,timeout_min=600"
     result = sweep(tmp_path, options, "--workers=2", f"--command={stand_in()}", path=FAKES)
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith("submitted: 7_0, 7_1; the same command with --report")
+    assert result.stdout.startswith("submitted: 7_0, 7_1; run the same command with --report")
     (directives,) = [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
     assert {"partition=gpu", "gpus-per-node=1", "time=600", "job-name=jformer-sweep"} <= set(directives)
     queue = open_queue(tmp_path)

@@ -108,13 +108,13 @@ def test_a_metric_that_no_trial_reports_stops_all_workers(tmp_path, capfd):
 
 
 def test_a_report_of_nothing_is_one_line(tmp_path, capsys):
-    assert "no sweep was run here" in refused(capsys, words(tmp_path, "--report"))
+    assert "has no sweep; leave out --report" in refused(capsys, words(tmp_path, "--report"))
 
 
 def test_a_bucket_needs_a_storage(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("fsspec.get_filesystem_class", lambda protocol: None)  # gcsfs may not be there
     arguments = [words(tmp_path)[0], "--workdir=gs://bucket/sweep"]
-    assert refused(capsys, arguments).endswith("where the trials' journal cannot be: give --storage")
+    assert refused(capsys, arguments).endswith("which cannot hold the journal of the trials: give --storage")
 
 
 @pytest.mark.parametrize(
@@ -161,9 +161,9 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--report", "--worker"], "--report and --worker are two ways to use a sweep"),
-        (["--worker", "--slurm="], "--worker and --slurm are two ways to use a sweep"),
-        (["--report", "--retry_failed"], "--retry_failed begins a sweep again: not with --report"),
+        (["--report", "--worker"], "--report and --worker exclude each other"),
+        (["--worker", "--slurm="], "--worker and --slurm exclude each other"),
+        (["--report", "--retry_failed"], "--retry_failed starts a sweep again: not with --report"),
         (["--config.optim.learning_rate=4.0"], "--config.optim.learning_rate is for all trials, but"),
         (["--config.seed=4"], "seeds are SEEDS=(0, 1, …), not an override"),
     ],

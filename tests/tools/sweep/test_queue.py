@@ -8,11 +8,12 @@ import pytest
 from optuna.trial import TrialState
 
 from jformer.errors import UserError
-from jformer.tools.sweep import lease
+from jformer.tools.sweep.queue import _started, is_dead, this_process
 from jformer.tools.sweep.store import FileLock
 from tests.tools.sweep.sweeps import SEARCH, SWEEP, close, journal, open_queue, rows
 
 STORAGES = {"journal": "", "sqlite": "sqlite:///{}/trials.db"}
+ONE = SWEEP.replace("2.0, 3.0", "")
 GONE = {"host": "here", "pid": 1, "started": "never"}
 
 
@@ -68,21 +69,21 @@ def test_a_trial_has_one_owner(tmp_path, storage):
 def test_of_two_that_take_a_trial_at_once_one_gets_it(tmp_path, storage, monkeypatch):
     queue, other = open_queue(tmp_path, storage=storage), another(tmp_path, storage)
     queue.plan()
-    take, claims = queue._store.set_trial_state_values, []
+    take, claims = queue.study._storage.set_trial_state_values, []
 
-    def overtaken(*args):
+    def overtaken(*args, **options):
         if not claims:
             claims.append(other.claim())
-        return take(*args)
+        return take(*args, **options)
 
-    monkeypatch.setattr(queue._store, "set_trial_state_values", overtaken)
+    monkeypatch.setattr(queue.study._storage, "set_trial_state_values", overtaken)
     mine = queue.claim()
     assert mine.trial.name != claims[0].trial.name
     assert mine.renew(1.0)
     assert claims[0].renew(1.0)
 
 
-def test_a_result_is_told_once(tmp_path, storage):
+def test_a_result_is_recorded_once(tmp_path, storage):
     queue = another(tmp_path, storage)
     claim = queue.claim()
     assert claim.renew(1.0)
@@ -95,7 +96,7 @@ def test_a_result_is_told_once(tmp_path, storage):
     assert queue.left() == 5
 
 
-def test_what_has_finished_is_not_done_again(tmp_path, queue):
+def test_finished_trials_are_not_run_again(tmp_path, queue):
     claim = queue.claim()
     claim.complete(0.5, {}, 1.0)
     other = another(tmp_path)
@@ -114,11 +115,12 @@ def test_a_failure_is_kept_with_its_error_until_it_is_tried_again(tmp_path, stor
     other.plan(retry_failed=True)
     other.plan(retry_failed=True)
     assert other.trials()[0].state == "waiting"
-    assert other.claim().trial.name == claim.trial.name
+    assert [other.claim().trial.name for _ in range(6)][-1] == claim.trial.name  # after the others
     assert other.trials()[0].error == ""
 
 
-def test_a_trial_given_back_is_anothers_to_go_on_with(queue):
+def test_a_trial_given_back_is_resumed_by_another(tmp_path):
+    queue = open_queue(tmp_path, ONE, SEEDS=(0,))
     first = queue.claim()
     first.give_back(2.0)
     second = queue.claim()
@@ -129,7 +131,8 @@ def test_a_trial_given_back_is_anothers_to_go_on_with(queue):
     assert (trial.value, trial.seconds, trial.attempts) == (2.0, 7.0, 2)
 
 
-def test_crashes_are_counted_anew_when_a_failed_trial_is_tried_again(queue):
+def test_crashes_are_counted_anew_when_a_failed_trial_is_tried_again(tmp_path):
+    queue = open_queue(tmp_path, ONE, SEEDS=(0,))
     for crashes in range(2):
         claim = queue.claim()
         assert claim.crashes == crashes
@@ -139,7 +142,7 @@ def test_crashes_are_counted_anew_when_a_failed_trial_is_tried_again(queue):
     assert queue.claim().crashes == 0
 
 
-def test_an_owner_that_is_silent_for_a_lease_loses_its_trial(tmp_path, monkeypatch):
+def test_an_owner_silent_for_a_lease_loses_its_trial(tmp_path, monkeypatch):
     now = [0.0]
     queue, other = open_queue(tmp_path, lease=10), another(tmp_path, lease=10)
     monkeypatch.setattr("time.monotonic", lambda: now[0])
@@ -161,9 +164,9 @@ def test_an_owner_that_is_silent_for_a_lease_loses_its_trial(tmp_path, monkeypat
     assert other.trials()[0].value == 2.0
 
 
-def test_a_worker_that_slept_while_it_looked_takes_nothing_from_others(tmp_path, monkeypatch):
+def test_a_worker_suspended_while_reading_takes_nothing_from_others(tmp_path, monkeypatch):
     queue, other = open_queue(tmp_path, lease=10), another(tmp_path, lease=10)
-    now, read = [0.0], other._store.get_all_trials
+    now, read = [0.0], other.study.get_trials
     monkeypatch.setattr("time.monotonic", lambda: now[0])
 
     def stopped(*args, **options):
@@ -174,25 +177,25 @@ def test_a_worker_that_slept_while_it_looked_takes_nothing_from_others(tmp_path,
 
     held = queue.claim()
     other._take_back()
-    monkeypatch.setattr(other._store, "get_all_trials", stopped)
+    monkeypatch.setattr(other.study, "get_trials", stopped)
     other._take_back()
     assert held.renew(0.0)
 
 
-def test_an_owner_of_this_machine_that_has_ended_is_not_waited_for(queue, monkeypatch):
+def test_a_dead_owner_of_this_machine_is_not_waited_for(queue, monkeypatch):
     claim = queue.claim()
     process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
-    alive = {**lease.owner(), "pid": process.pid, "started": lease._started(process.pid)}
+    alive = {**this_process(), "pid": process.pid, "started": _started(process.pid)}
     claim._set(owner=alive)
-    assert not lease.is_gone(alive)
-    assert not lease.is_gone({**GONE, "machine": "another"})
-    assert lease.is_gone({**GONE, "machine": lease.owner()["machine"]})  # the number is another process's now
+    assert not is_dead(alive)
+    assert not is_dead({**GONE, "machine": "another"})
+    assert is_dead({**GONE, "machine": this_process()["machine"]})  # the number is another process's now
     process.communicate()
-    assert lease.is_gone(alive)
+    assert is_dead(alive)
     assert {queue.claim().trial.name for _ in range(6)} >= {claim.trial.name}
 
 
-def test_of_two_rows_of_a_trial_only_the_first_is_looked_at(tmp_path, queue):
+def test_of_two_rows_of_a_trial_only_the_first_counts(tmp_path, queue):
     other = another(tmp_path)
     trial = queue.trials()[0]
     other._add(trial, [], after=-1)
@@ -202,7 +205,7 @@ def test_of_two_rows_of_a_trial_only_the_first_is_looked_at(tmp_path, queue):
     assert len(rows(queue)) == 7
 
 
-def test_an_arm_that_is_gone_is_not_run(tmp_path, queue):
+def test_a_removed_arm_is_not_run(tmp_path, queue):
     fewer = another(tmp_path, code=SWEEP.replace(", 3.0", ""))
     names = {fewer.claim().trial.arm for _ in range(4)}
     assert names == {"learning_rate=1", "learning_rate=2"}
@@ -210,11 +213,11 @@ def test_an_arm_that_is_gone_is_not_run(tmp_path, queue):
     assert len(fewer.trials()) == 4
 
 
-def test_arms_may_be_added_and_are_done_in_their_order(tmp_path, queue):
+def test_arms_may_be_added_and_are_listed_in_their_order(tmp_path, queue):
     queue.claim().complete(1.0, {}, 1.0)
     more = another(tmp_path, code=SWEEP.replace("[1.0", "[0.5, 1.0"))
     assert states(more) == ["waiting", "complete", *["waiting"] * 6]
-    assert more.claim().trial.arm == "learning_rate=0.5"
+    assert [more.claim().trial.arm for _ in range(7)].count("learning_rate=0.5") == 2
 
 
 def test_a_second_experiment_in_a_workdir_is_refused(tmp_path):
@@ -234,14 +237,8 @@ def test_a_changed_base_is_refused_naming_the_key(tmp_path):
     open_queue(tmp_path, keys=["data.dir=elsewhere"])
 
 
-def test_a_storage_of_another_sweep_is_refused(tmp_path):
-    open_queue(tmp_path)
-    with pytest.raises(UserError, match=r"holds a sweep of 'small', not study 'other' of the storage"):
-        open_queue(tmp_path, name="other")
-
-
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
-def test_a_search_makes_so_many_trials_whoever_asks(tmp_path, storage, sampler):
+def test_a_search_makes_the_planned_number_of_trials_whoever_asks(tmp_path, storage, sampler):
     options = {"SEEDS": (0,), "TRIALS": 7, "SAMPLER": sampler, "code": SEARCH}
     queues = [another(tmp_path, storage, **options) for _ in range(2)]
     values = []
@@ -259,32 +256,32 @@ def test_a_search_makes_so_many_trials_whoever_asks(tmp_path, storage, sampler):
 def test_those_that_ask_for_the_last_trial_at_once_get_it_once(tmp_path, monkeypatch):
     options = {"SEEDS": (0,), "TRIALS": 1, "SAMPLER": "random", "code": SEARCH}
     queue, other = (another(tmp_path, **options) for _ in range(2))
-    create, claims = queue._store.create_new_trial, []
+    create, claims = queue.study._storage.create_new_trial, []
 
     def overtaken(*args):
         claims.append(other.claim())
         return create(*args)
 
-    monkeypatch.setattr(queue._store, "create_new_trial", overtaken)
+    monkeypatch.setattr(queue.study._storage, "create_new_trial", overtaken)
     assert queue.claim() is None
     assert claims[0].complete(1.0, {}, 1.0)
     assert (queue.left(), len(queue.trials())) == (0, 1)
 
 
-def test_what_a_search_was_asking_for_is_waited_for_without_new_rows(tmp_path):
+def test_a_suggestion_in_progress_is_waited_for_without_new_rows(tmp_path):
     options = {"SEEDS": (0,), "TRIALS": 1, "SAMPLER": "random", "code": SEARCH}
     queue, other = (another(tmp_path, **options) for _ in range(2))
-    queue._suggested = lambda row: pytest.fail("killed") if other.claim() else sys.exit("killed")
+    queue._suggest = lambda row: pytest.fail("killed") if other.claim() else sys.exit("killed")
     with pytest.raises(SystemExit):
         queue.claim()
     assert [other.claim() for _ in range(5)] == [None] * 5
     assert len(rows(other)) == 1
-    queue._end(rows(other)[0]._trial_id, TrialState.FAIL)
+    queue.end(rows(other)[0].number, TrialState.FAIL)
     assert other.claim().complete(1.0, {}, 1.0)
     assert len(other.trials()) == 1
 
 
-def test_a_searchs_trial_is_resumed_with_what_was_suggested_and_no_row_of_it_is_asked_for(tmp_path):
+def test_a_trial_of_a_search_is_resumed_with_its_own_suggestions(tmp_path):
     options = {"SEEDS": (0,), "TRIALS": 2, "SAMPLER": "tpe", "code": SEARCH}
     queue, other = (another(tmp_path, **options) for _ in range(2))
     first = queue.claim()
@@ -300,53 +297,53 @@ def test_a_searchs_trial_is_resumed_with_what_was_suggested_and_no_row_of_it_is_
     assert [trial.name for trial in other.trials()] == [first.trial.name, second.trial.name]
 
 
-def test_a_search_that_sets_an_unknown_key_is_told_the_nearest(tmp_path):
+def test_a_search_that_sets_an_unknown_key_names_the_nearest(tmp_path):
     queue = open_queue(tmp_path, SEARCH.replace("_rate", "_rat"), SEEDS=(0,), TRIALS=2)
     with pytest.raises(UserError, match=r"search\(\) of trial 0: unknown config key .*_rat; did you mean .*_rate"):
         queue.claim()
 
 
 @pytest.mark.parametrize("pruner", ["median", "hyperband"])
-def test_a_trial_that_others_overtake_is_hopeless(tmp_path, pruner):
+def test_a_trial_far_behind_others_should_be_pruned(tmp_path, pruner):
     queue = open_queue(tmp_path, SEARCH, SEEDS=(0,), TRIALS=12, SAMPLER="random", PRUNER=pruner)
     for _ in range(10):
         claim = queue.claim()
-        claim.hopeless({20: 1.0})
-        claim.hopeless({20: 1.0, 40: 0.5})
+        claim.should_prune({20: 1.0})
+        claim.should_prune({20: 1.0, 40: 0.5})
         claim.complete(0.5, {}, 1.0)
     good, bad = queue.claim(), queue.claim()
-    assert not bad.hopeless({})
-    assert not good.hopeless({20: 0.1})
-    assert bad.hopeless({20: 100.0})
+    assert not bad.should_prune({})
+    assert not good.should_prune({20: 0.1})
+    assert bad.should_prune({20: 100.0})
     bad.prune({"valid/loss": 100.0}, 1.0)
-    assert not bad.hopeless({20: 100.0, 40: 100.0})  # it is ours no more
+    assert not bad.should_prune({20: 100.0, 40: 100.0})  # it is ours no more
     assert (queue.trials()[-1].state, queue.trials()[-1].value) == ("pruned", 100.0)
 
 
-def test_a_storage_that_is_away_for_a_moment_changes_nothing(tmp_path, monkeypatch):
+def test_a_storage_unreachable_for_a_moment_changes_nothing(tmp_path, monkeypatch):
     queue = open_queue(tmp_path, lease=10)
     monkeypatch.setattr("jformer.tools.sweep.queue.PAUSE", 0.0)
     claim = queue.claim()
-    write, faults = queue._store.set_trial_state_values, [OSError("No space left on device")] * 2
+    write, faults = queue.study._storage.set_trial_state_values, [OSError("No space left on device")] * 2
 
-    def away(*args):
+    def away(*args, **options):
         if faults:
             raise faults.pop()
-        return write(*args)
+        return write(*args, **options)
 
-    monkeypatch.setattr(queue._store, "set_trial_state_values", away)
+    monkeypatch.setattr(queue.study._storage, "set_trial_state_values", away)
     assert claim.complete(1.0, {}, 1.0)
     assert queue.trials()[0].state == "complete"
     queue.lease = -1
     faults.append(OSError("No space left on device"))
-    with pytest.raises(UserError, match=r"the trials cannot be reached \(No space left on device\); is it there"):
+    with pytest.raises(UserError, match=r"the trials cannot be reached \(No space left on device\); check that"):
         queue.claim()
 
 
-def test_sqlite_locks_what_it_reads_for_a_change(tmp_path):
+def test_sqlite_locks_the_rows_that_it_reads_to_change(tmp_path):
     queue = open_queue(tmp_path, storage=f"sqlite:///{tmp_path}/trials.db")
     with (
-        queue._store._backend.engine.begin() as connection,
+        queue.study._storage._backend.engine.begin() as connection,
         contextlib.closing(sqlite3.connect(tmp_path / "trials.db", timeout=0)) as other,
     ):
         connection.exec_driver_sql("SELECT state FROM trials")
@@ -354,7 +351,7 @@ def test_sqlite_locks_what_it_reads_for_a_change(tmp_path):
             other.execute("BEGIN IMMEDIATE")
 
 
-def test_a_line_that_was_not_written_to_its_end_is_cut_off(tmp_path):
+def test_an_incomplete_line_is_cut_off(tmp_path):
     queue = open_queue(tmp_path)
     queue.plan()
     before = journal(tmp_path)
@@ -367,7 +364,7 @@ def test_a_line_that_was_not_written_to_its_end_is_cut_off(tmp_path):
     assert states(another(tmp_path)) == ["complete", *["waiting"] * 5]
 
 
-def test_a_journal_that_stays_locked_is_one_line(tmp_path, monkeypatch):
+def test_a_journal_that_stays_locked_is_a_one_line_error(tmp_path, monkeypatch):
     queue = open_queue(tmp_path)
     monkeypatch.setattr("jformer.tools.sweep.store.PATIENCE", 0.05)
     lock = FileLock(tmp_path / "sweep" / "trials.journal")
@@ -378,7 +375,7 @@ def test_a_journal_that_stays_locked_is_one_line(tmp_path, monkeypatch):
     queue.plan()
 
 
-def test_locks_of_optunas_own_that_a_killed_process_left_do_not_matter(tmp_path):
+def test_stale_locks_of_optuna_are_ignored(tmp_path):
     queue = open_queue(tmp_path)
     (tmp_path / "sweep" / "trials.journal.lock").touch()
     began = time.monotonic()
@@ -387,11 +384,11 @@ def test_locks_of_optunas_own_that_a_killed_process_left_do_not_matter(tmp_path)
     assert time.monotonic() - began < 20  # Optuna waits for 30 seconds
 
 
-def test_a_journal_that_cannot_be_read_is_one_line(tmp_path):
+def test_an_invalid_journal_is_a_one_line_error(tmp_path):
     queue = open_queue(tmp_path)
     path = tmp_path / "sweep" / "trials.journal"
     path.write_text("garbage\n" + path.read_text())
-    with pytest.raises(UserError, match=r"trials.journal:1 is no row of a journal of trials \(Expecting value"):
+    with pytest.raises(UserError, match=r"trials.journal:1 is not a row of a trial journal \(Expecting value"):
         another(tmp_path)
     queue.trials()  # reads on from where it was
 
@@ -402,10 +399,10 @@ def test_a_journal_that_cannot_be_read_is_one_line(tmp_path):
         ("postgresql+psycopg://me:secret@127.0.0.1:1/sweeps", "needs a driver|Connection refused|connection"),
         ("nosuch://somewhere/db", "Can't load plugin: sqlalchemy.dialects:nosuch"),
         ("sqlite:////no/such/folder/trials.db", "unable to open database file"),
-        ("trials.db", "must be a URL of SQLAlchemy's, such as postgresql://"),
+        ("trials.db", "must be an SQLAlchemy URL, such as postgresql://"),
     ],
 )
-def test_a_storage_that_cannot_be_reached_is_one_line(tmp_path, storage, said):
+def test_an_unreachable_storage_is_a_one_line_error(tmp_path, storage, said):
     with pytest.raises(UserError, match=said) as caught:
         open_queue(tmp_path, storage=storage)
     assert "secret" not in str(caught.value)
@@ -414,24 +411,24 @@ def test_a_storage_that_cannot_be_reached_is_one_line(tmp_path, storage, said):
 def test_a_new_workdir_does_not_adopt_the_trials_of_another(tmp_path, monkeypatch):
     first = open_queue(tmp_path)
     (tmp_path / "elsewhere").mkdir()
-    monkeypatch.setattr("jformer.tools.sweep.store.open_storage", lambda *_: first._store)  # as one database is
+    monkeypatch.setattr("jformer.tools.sweep.store.open_storage", lambda *_: first.study._storage)  # as one database is
     with pytest.raises(UserError, match=r"elsewhere/sweep: is new, and does not belong to study 'small' of"):
         open_queue(tmp_path / "elsewhere")
 
 
-def test_what_was_lost_with_its_worker_comes_after_the_others(queue, tmp_path):
+def test_a_trial_lost_with_its_worker_comes_after_the_others(queue, tmp_path):
     lost = queue.claim()
-    queue._end(lost._row, TrialState.FAIL)
+    queue.end(lost._row.number, TrialState.FAIL)
     following = [queue.claim().trial.name for _ in range(6)]
     assert following[-1] == lost.trial.name
     assert len(set(following)) == 6
 
 
-def test_an_owner_may_say_nothing_for_as_long_as_it_said(tmp_path, monkeypatch):
+def test_an_owner_may_be_silent_for_its_own_lease(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     patient, hasty = open_queue(tmp_path, lease=600.0), open_queue(tmp_path, lease=60.0)
-    monkeypatch.setattr("jformer.tools.sweep.queue.is_gone", lambda owner: False)
+    monkeypatch.setattr("jformer.tools.sweep.queue.is_dead", lambda owner: False)
     own = patient.claim()
     hasty._take_back()
     now[0] = 599.0

@@ -68,10 +68,10 @@ def test_a_mistake_is_not_tried_again(tmp_path):
     assert (only(worker).state, only(worker).error, only(worker).attempts) == ("failed", "d_model must be even", 1)
 
 
-def test_a_process_that_says_nothing_is_told_of(tmp_path):
+def test_a_process_without_output_is_reported(tmp_path):
     worker = make_worker(tmp_path, "false")
     assert worker.work() == 0
-    assert only(worker).error == "it said nothing (exit code 1)"
+    assert only(worker).error == "no output (exit code 1)"
 
 
 def test_a_metric_that_is_no_number_fails_its_trial_alone(tmp_path):
@@ -143,8 +143,8 @@ def test_a_trial_that_is_anothers_now_is_ended_here(tmp_path, monkeypatch, capsy
     worker = make_worker(tmp_path, stand_in(steps=1000, pause=0.05))
     claim = worker._queue.claim()
     claim.give_back(0.0)
-    worker.do(claim)
-    assert "is another worker's now" in capsys.readouterr().err
+    worker.run(claim)
+    assert "another worker took over" in capsys.readouterr().err
     assert only(worker).state == "waiting"
     assert ended(tmp_path, only(worker))
 
@@ -162,7 +162,7 @@ def test_nothing_of_a_process_is_left_when_its_worker_fails(tmp_path, monkeypatc
     monkeypatch.setattr(claim, "renew", fail)
     worker._queue.lease = 0.1
     with pytest.raises(UserError, match="away"):
-        worker.do(claim)
+        worker.run(claim)
     assert ended(tmp_path, claim.trial)
 
 
@@ -198,10 +198,10 @@ def test_a_process_that_found_its_directory_in_use_has_not_failed(tmp_path, monk
     worker = make_worker(tmp_path, stand_in())
     folder = folder_of(tmp_path, worker._queue.trials()[0])
     folder.mkdir(parents=True)
-    monkeypatch.setattr(worker, "_alone", lambda claim: True)
+    monkeypatch.setattr(worker, "_wait_until_unused", lambda claim: True)
     with (folder / "training.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        worker.do(worker._queue.claim())
+        worker.run(worker._queue.claim())
     assert (folder / "shared").exists()
     assert only(worker).state == "waiting"
     assert worker.work() == 0
@@ -215,7 +215,7 @@ def test_a_lost_trial_is_not_waited_for(tmp_path):
     claim.give_back(0.0)
     with (folder / "training.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert worker._run(claim) == LEASE_LOST
+        assert worker._run_process(claim) == LEASE_LOST
 
 
 def test_a_trial_that_others_overtake_is_told_to_save_and_is_pruned(tmp_path, monkeypatch):
@@ -225,7 +225,7 @@ def test_a_trial_that_others_overtake_is_told_to_save_and_is_pruned(tmp_path, mo
     worker = make_worker(tmp_path, stand_in(), SEARCH, **options)
     for _ in range(5):
         claim = worker._queue.claim()
-        claim.hopeless(dict.fromkeys(range(1, 20), 2.0))
+        claim.should_prune(dict.fromkeys(range(1, 20), 2.0))
         claim.complete(2.0, {}, 1.0)
     last = make_worker(tmp_path, stand_in(bad, steps=1000, pause=0.1), SEARCH, **options)
     assert last.work() == 0
