@@ -126,7 +126,7 @@ def page_of_training(paths: Sequence[str], refresh: float) -> str:
     far = [f"{name}: {state(run.config, records.rows(run.path), run.results)}" for name, run in named.items()]
     apart = settings({name: [run] for name, run in named.items()})
     parts = [page.paragraph("\n".join(far)), CHARTS, page.heading("what their configs differ in"), page.table(apart)]
-    return page.page("Runs side by side", parts, ("report",), _charts(runs), refresh)
+    return page.page("Runs side by side", parts, ("run_report",), _charts(runs), refresh)
 
 
 def first_score(run: Run) -> str:
@@ -202,7 +202,7 @@ def files(
     parts += [page.paragraph("\n".join(notes)), page.heading("curves")]
     pictures = {"curves.png": picture} if picture else {}
     parts += [page.image(png, "learning curves of the metric, with intervals over seeds") for png in pictures.values()]
-    return {"index.html": page.page("Runs compared", [*parts, CHARTS, *apart], ("report",), charts), **pictures}
+    return {"index.html": page.page("Runs compared", [*parts, CHARTS, *apart], ("run_report",), charts), **pictures}
 
 
 def _charts(runs: Sequence[Run]) -> list[dict[str, Any]]:

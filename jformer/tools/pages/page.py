@@ -50,7 +50,7 @@ def page(
     style = ""
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     if programs:
-        here = files("jformer.evaluation")
+        here = files("jformer.tools.pages")
         script = "\n".join(here.joinpath(f"{program}.js").read_text("utf-8") for program in programs)
         style = here.joinpath(f"{programs[-1]}.css").read_text("utf-8")
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

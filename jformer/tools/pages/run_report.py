@@ -106,7 +106,7 @@ def report(config: Config, run: Path, refresh: float = 0.0) -> str:
     if "run" in results:
         parts += [page.heading("Where the scores come from"), page.table([["", ""], *facts(results["run"])], left=2)]
         parts += parameters(results["run"].get("parameters_by_part", {}))
-    return page.page(f"Run {name}", parts, ("report",), curves({name: rows}), refresh)
+    return page.page(f"Run {name}", parts, ("run_report",), curves({name: rows}), refresh)
 
 
 def state(config: Config, rows: Rows, results: Mapping[str, Any]) -> str:
