@@ -3,8 +3,10 @@
 Every room may raise a UserError; only commands catch it.
 """
 
+import dataclasses
 import difflib
 from collections.abc import Collection, Iterable
+from typing import Any
 
 DONE = 0  # exit codes: all is done
 FAILED = 1  # a check did not pass, or trials of a sweep are not done and will not be
@@ -71,6 +73,25 @@ def check_range(section: str, values: object, keys: tuple[str, ...], low: float,
         value = getattr(values, key)
         if not _is_number(value) or not low <= value < high:
             raise UserError(f"{section}.{key}={value!r} must be at least {low} and below {high}")
+
+
+def refuse_unknown(section: str, options: Any, known: Collection[str], reader: str) -> None:
+    """Raise UserError for the first option that is not at its default and that a reader does not know.
+
+    Code that reads the options of a dataclass one by one calls this, so that an option added later is refused by name,
+    and not ignored, until somebody looks at that code and adds the option to its list.
+
+    Args:
+        section: what the message has before the key, such as "model".
+        options: a dataclass whose fields all have defaults.
+        known: the fields that the reader takes into account, or that do not matter to it.
+        reader: what the message calls the code that reads them.
+    """
+    defaults = type(options)()
+    for field in dataclasses.fields(options):
+        value, default = getattr(options, field.name), getattr(defaults, field.name)
+        if field.name not in known and value != default:
+            raise UserError(f"{section}.{field.name}={value!r}: {reader} has no such option; use {default!r}")
 
 
 def _is_number(value: object) -> bool:

@@ -10,10 +10,19 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jformer.errors import refuse_unknown
 from jformer.models import ModelConfig
 from jformer.models.layers.feed_forward import GATES
 from jformer.models.layers.recurrent_cells import GATES as GATES_OF_CELL
 
+KNOWN = (  # options that the counts depend on, or that change no product
+    *("family", "vocab_size", "target_vocab_size", "num_layers", "num_decoder_layers", "shared_layers", "d_model"),
+    *("d_ff", "num_heads", "num_kv_heads", "d_k", "d_v", "norm", "norm_type", "norm_epsilon", "residual"),
+    *("attention_scale", "positions", "max_length", "activation", "bias", "embedding_scale", "embedding_norm"),
+    *("dropout", "attention_dropout", "activation_dropout", "embedding_dropout", "output_dropout"),
+    *("shared_embedding", "tied_output", "init", "parametrization", "dtype", "relative", "vision", "head"),
+    *("recurrent", "mup", "execution"),
+)
 FORWARD_AND_BACKWARD = 3  # a product has two gradients, each as much work; what remat repeats is not counted
 
 
@@ -68,8 +77,11 @@ def forward_flops(model: ModelConfig, work: Work) -> dict[str, int]:
     """Return the FLOPs of the matrix products of a forward pass, by part; multiply and add are two.
 
     A family reads its own side of the work, and models of images the number of images. Attention is counted over all
-    pairs of positions of a text, as it is computed, not only over those that a causal mask leaves.
+    pairs of positions of a text, as it is computed, not only over those that a mask leaves.
+
+    Raises UserError for an option that the count does not know.
     """
+    refuse_unknown("model", model, KNOWN, "the count of FLOPs (models/flops.py)")
     if model.recurrent.cell:
         return _recurrent(model, work)
     if model.family == "encdec":

@@ -3,17 +3,17 @@
 import dataclasses
 from typing import Any
 
-from jformer.errors import UserError, check_choice
+from jformer.errors import UserError, check_choice, refuse_unknown
 
 CHOICES = {
     "cell": ("", "rnn", "lstm", "gru"),
     "attention": ("none", "additive", "dot", "general", "concat"),
     "bridge": ("zeros", "copy", "dense"),
 }
-OF_BLOCKS = (  # fields that only Transformer blocks read
-    *("norm", "norm_type", "norm_epsilon", "residual", "attention_scale", "positions", "activation", "bias"),
-    *("num_heads", "num_kv_heads", "d_ff", "d_k", "d_v", "attention_dropout", "activation_dropout", "output_dropout"),
-    *("shared_layers", "embedding_dropout", "embedding_scale", "embedding_norm", "init"),
+READ = (  # options of a model that recurrent ones read, or that are checked or do not matter where others are read
+    *("family", "vocab_size", "target_vocab_size", "num_layers", "num_decoder_layers", "d_model", "dropout"),
+    *("shared_embedding", "tied_output", "dtype", "head", "recurrent", "execution"),
+    *("max_length", "relative", "vision", "parametrization", "mup"),
 )
 
 
@@ -45,10 +45,7 @@ class RecurrentConfig:
             raise UserError(f"model.recurrent.cell={self.cell!r} is for the families encdec, encoder and decoder")
         if model.vision.source:
             raise UserError(f"model.recurrent.cell={self.cell!r} reads tokens, and the source is an image: use ''")
-        for field in dataclasses.fields(model):
-            if field.name in OF_BLOCKS and getattr(model, field.name) != field.default:
-                value = getattr(model, field.name)
-                raise UserError(f"model.{field.name}={value!r} is of Transformer blocks: a recurrent model has none")
+        refuse_unknown("model", model, READ, "a recurrent model")
         if model.head.transform:
             raise UserError("model.head.transform=True is of BERT: a recurrent model has none")
         self._check_family(model)

@@ -165,7 +165,11 @@ def test_what_each_direction_ends_with_can_be_what_a_classifier_reads(bidirectio
     [
         (RecurrentConfig("lstn"), {}, "model.recurrent.cell='lstn'; choose one of"),
         (RecurrentConfig(attention="dot"), {}, "Transformer blocks read no model.recurrent"),
-        (RecurrentConfig("lstm"), {"norm": "pre"}, "model.norm='pre' is of Transformer blocks"),
+        (
+            RecurrentConfig("lstm"),
+            {"norm": "pre"},
+            "model.norm='pre': a recurrent model has no such option; use 'post'",
+        ),
         (RecurrentConfig("lstm", attention="dot"), {"family": "decoder"}, "are of family='encdec', not of 'decoder'"),
         (RecurrentConfig("lstm", bidirectional=True), {"family": "decoder"}, "reads from one end"),
         (RecurrentConfig("lstm", bidirectional=True, attention="dot"), {}, "vectors of one size: use 'general'"),

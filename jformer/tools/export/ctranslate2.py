@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 
 from jformer.checkpoints.untie_layers import own_layers
 from jformer.data.tokenizers.symbols import BOS, PAD, Symbols
-from jformer.errors import UserError
+from jformer.errors import UserError, refuse_unknown
 from jformer.models.layers.positions import sinusoids
 from jformer.models.model_config import ModelConfig
 
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
 GATES = {"glu": "Sigmoid", "reglu": "RELU", "geglu": "GELU", "geglu_tanh": "GELUTanh", "swiglu": "SWISH"}
+KNOWN = (  # options of a model that `check` compares, that the specification has, or that only training reads
+    *("family", "norm", "residual", "parametrization", "positions", "embedding_scale", "d_v"),
+    *("vocab_size", "target_vocab_size", "num_layers", "num_decoder_layers", "shared_layers", "d_model", "d_ff"),
+    *("num_heads", "num_kv_heads", "d_k", "norm_type", "norm_epsilon", "attention_scale", "max_length", "activation"),
+    *("bias", "embedding_norm", "shared_embedding", "tied_output", "relative", "head"),
+    *("dropout", "attention_dropout", "activation_dropout", "embedding_dropout", "output_dropout", "init"),
+    *("dtype", "execution"),
+)
 NEVER = -1e4  # added to the logits of what is never written
 
 Layer = Mapping[str, PyTree]  # the parameters of one block
@@ -45,6 +53,7 @@ def check(config: ModelConfig) -> None:
         if value not in values:
             wanted = " or ".join(map(repr, dict.fromkeys(values)))
             raise UserError(f"model.{key}={value!r}: CTranslate2's Transformer has only {wanted} there")
+    refuse_unknown("model", config, KNOWN, "CTranslate2's Transformer")
 
 
 def build_spec(
