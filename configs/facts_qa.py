@@ -18,7 +18,11 @@ def get_config() -> ConfigDict:
     config.model.update(num_layers=3, d_model=64, d_ff=256, num_heads=4, max_length=96, dropout=0.0)
     config.model.update(attention_dropout=0.0, positions="rotary", norm="pre", init="glorot")
     config.data.update(
-        source="generated", name="facts", num_pairs=100_000, tokenizer="word", vocab_size=2_000, max_source_length=96
+        source="experiments.sources.facts:open_split",
+        num_pairs=100_000,
+        tokenizer="word",
+        vocab_size=2_000,
+        max_source_length=96,
     )
     config.data.update(num_buckets=4, tokens_per_update=4_096)
     config.optim.update(schedule="linear", learning_rate=2e-3, warmup=0.05, label_smoothing=0.0, b2=0.98)

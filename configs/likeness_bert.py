@@ -18,7 +18,9 @@ def get_config() -> ConfigDict:
     config.model.update(num_layers=2, d_model=64, d_ff=128, num_heads=4, max_length=48, norm="pre", dropout=0.0)
     config.model.update(attention_dropout=0.0, positions="relative", init="glorot")  # else it begins late to compare
     config.model.head.update(pooling="mean", pooler=False, transform=False, num_segments=2)
-    config.data.update(source="generated", name="likeness", num_pairs=10_000, labels="number", tokenizer="word")
+    config.data.update(
+        source="experiments.sources.labels:open_likeness", num_pairs=10_000, labels="number", tokenizer="word"
+    )
     config.data.update(vocab_size=500, max_source_length=48, num_buckets=1, tokens_per_update=2_048, overlong="cut")
     config.optim.update(schedule="linear", learning_rate=3e-3, warmup=0.1, label_smoothing=0.0, b2=0.98)
     config.train.update(num_steps=600, log_every=50, eval_every=200, checkpoint_every=200, samples=0)

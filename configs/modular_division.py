@@ -23,7 +23,7 @@ def get_config() -> ConfigDict:
     config.model.update(positions="sinusoidal", embedding_scale="input", init="glorot", embedding_norm=False)
     config.model.update(dropout=0.0, attention_dropout=0.0)
     config.model.head.update(pooling="last", pooler=False, transform=False, num_segments=0)
-    config.data.update(source="generated", name="modular_division", tokenizer="word", vocab_size=103)
+    config.data.update(source="experiments.sources.modular_division:open_split", tokenizer="word", vocab_size=103)
     config.data.update(max_source_length=8, num_buckets=1, tokens_per_update=512 * 6, test=("valid=valid",))
     config.optim.update(optimizer="adamw", schedule="constant", learning_rate=1e-3, warmup=10, weight_decay=1.0)
     config.optim.update(b1=0.9, b2=0.98, epsilon=1e-8, clip_norm=0.0, label_smoothing=0.0)

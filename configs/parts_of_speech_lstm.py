@@ -16,7 +16,7 @@ def get_config() -> ConfigDict:
     config = wnut17_lstm.get_config()
     config.model.update(d_model=64, dropout=0.1)
     config.model.recurrent.update(embedding_size=64)
-    config.data.update(source="generated", name="parts_of_speech", num_pairs=5_000, test=("test",))
+    config.data.update(source="experiments.sources.parts_of_speech:open_split", num_pairs=5_000, test=("test",))
     config.data.update(train="train", valid="valid", tokenizer="word", vocab_size=500, num_buckets=2)
     config.data.update(tokens_per_update=1_024, max_source_length=48)
     config.optim.update(learning_rate=1e-2)

@@ -20,7 +20,7 @@ def get_config() -> ConfigDict:
     config = default_config("luong_tiny")
     config.model.update(num_layers=1, d_model=64, dropout=0.1, shared_embedding=False, tied_output=False)
     config.model.recurrent.update(bidirectional=True, embedding_size=16, reverse_source=False, bridge="zeros")
-    config.data.update(source="generated", name="reverse_numbers", num_pairs=50_000, tokenizer="word")
+    config.data.update(source="experiments.sources.reverse_numbers:open_split", num_pairs=50_000, tokenizer="word")
     config.data.update(test=("valid", "test"), num_buckets=1, tokens_per_update=24 * 26)  # 24 of 25 numbers and an end
     # As there: AdamW without momentum, and clipping at 1 of a loss of whole sentences, which have 14 tokens on average.
     config.optim.update(optimizer="adamw", schedule="constant", learning_rate=1e-3, warmup=0, b1=0.0, b2=0.999)

@@ -19,7 +19,7 @@ def get_config() -> ConfigDict:
     config = default_config("seq2seq_sutskever")
     config.model.update(num_layers=2, d_model=200, dropout=0.5)
     config.model.recurrent.reverse_source = False
-    config.data.update(source="generated", name="scan", tokenizer="word", vocab_shared=False)
+    config.data.update(source="experiments.sources.scan:open_split", tokenizer="word", vocab_shared=False)
     config.data.update(train="simple_train", test=("test=simple_test",), tokens_per_update=1_600)
     config.optim.update(schedule="constant", learning_rate=1e-3, warmup=0, b2=0.999, epsilon=1e-8, clip_norm=5.0)
     config.train.update(num_steps=4_000, log_every=250, eval_every=0, checkpoint_every=1_000, samples=0)

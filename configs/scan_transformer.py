@@ -24,7 +24,7 @@ def get_config() -> ConfigDict:
     config.model.update(num_layers=3, shared_layers=True, d_ff=256, num_heads=8, positions="transformer_xl")
     config.model.update(dropout=0.5, attention_dropout=0.5, activation_dropout=0.5, embedding_dropout=False)
     config.model.update(embedding_scale="positions", shared_embedding=False)
-    config.data.update(source="generated", name="scan", tokenizer="word", vocab_shared=False)
+    config.data.update(source="experiments.sources.scan:open_split", tokenizer="word", vocab_shared=False)
     # About 256 pairs, padded.
     config.data.update(train="length26_train", test=("test=length26_test",), tokens_per_update=4_096, num_buckets=2)
     config.optim.update(schedule="constant", learning_rate=1e-3, warmup=0, b2=0.999, epsilon=1e-8)

@@ -16,7 +16,7 @@ def get_config() -> ConfigDict:
     config = parts_of_speech_lstm.get_config()
     config.task = "classify"
     config.model.head.update(pooling="final")
-    config.data.update(name="subjects", labels="several", overlong="cut")
+    config.data.update(source="experiments.sources.labels:open_subjects", labels="several", overlong="cut")
     config.train.update(best_by="loss")
     config.evaluate.update(during=())
     return config

@@ -40,15 +40,18 @@ def nearest(name: str, choices: Iterable[str], otherwise: str = "") -> str:
     return f"did you mean {close[0]}?" if close else otherwise or f"choose one of: {', '.join(known)}"
 
 
-def check_choice(key: str, value: str, choices: Collection[str]) -> None:
-    """Raise UserError unless a value is one of the choices: with the one that was probably meant, if there is one."""
+def check_choice(key: str, value: str, choices: Collection[str], otherwise: str = "") -> None:
+    """Raise UserError unless a value is one of the choices: with the one that was probably meant, if there is one.
+
+    The message goes on with `otherwise`, for values that are no choices and allowed elsewhere.
+    """
     if value in choices:
         return
     text = value if isinstance(value, str) else ""  # of Python, where nothing has looked at types before
     begins = [choice for choice in choices if choice and (text.startswith(choice) or choice.startswith(text))]
     close = begins or difflib.get_close_matches(text, choices, n=1)
     hint = f" (did you mean {close[0]!r}?)" if close and text else ""
-    raise UserError(f"{key}={value!r}; choose one of: {', '.join(choices)}{hint}")
+    raise UserError(f"{key}={value!r}; choose one of: {', '.join(choices)}{otherwise}{hint}")
 
 
 def check_least(section: str, values: object, keys: tuple[str, ...], least: float) -> None:

@@ -15,6 +15,7 @@ os.environ["XLA_FLAGS"] = (  # most programs run once: compiling them costs more
     " --xla_cpu_opt_preset=CPU_OPT_PRESET_FAST_COMPILE"
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JFORMER_PARTS"] = "experiments,tests"  # parts that configs of tests may name
 # What one process compiles, the others find, and so do the runs that tests start and the next session.
 compiled_files = Path(__file__).parents[1] / ".pytest_cache" / "compiled"
 if sum(file.stat().st_size for file in compiled_files.rglob("*")) > 2**30:  # what older code compiled is not asked for

@@ -27,7 +27,7 @@ from jformer.tasks.metrics import exact_match, text_scores
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Every seed gets a run's directory in it.", required=True)
 SEEDS = flags.DEFINE_integer("seeds", 3, "Runs, with seeds 0, 1, …", lower_bound=1)
-SMOKE = {"data.name": "scenes", "data.num_pairs": 100, "data.tokenizer": "word", "data.tokens_per_update": 8 * 32 * 32}
+SMOKE = {"data.num_pairs": 100, "data.tokenizer": "word", "data.tokens_per_update": 8 * 32 * 32}
 HEAD = f"{'held-out scenes':<32}{'exact match':>12}{'BLEU':>8}{'CIDEr-D':>9}{'minutes':>9}"
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from absl import app, flags
 
 from experiments.measure import smoke_sizes
-from jformer.data.drawings import draw
-from jformer.data.sources.scenes import build
+from experiments.sources.scenes import build, draw
 
 OUTPUT = flags.DEFINE_string("output", None, "The folder to write into.", required=True)
 SCENES = flags.DEFINE_integer("scenes", 1_000, "The most pictures of a split.", lower_bound=1)

@@ -26,7 +26,7 @@ from jformer.tasks.metrics import answer_scores
 
 WORKDIR = flags.DEFINE_string("workdir", None, "The directory of the run.", required=True)
 SEED = flags.DEFINE_integer("seed", 0, "Of the run.", lower_bound=0)
-SMOKE = {"data.tokenizer": "word", "data.num_pairs": 200, "data.name": "facts", "data.test": "('test',)"}
+SMOKE = {"data.tokenizer": "word", "data.num_pairs": 200, "data.test": "('test',)"}
 
 
 def main(_: list[str]) -> None:

@@ -47,7 +47,7 @@ FIXED = {
     "train.num_steps": 1_500,
     "train.log_every": 50,
 }
-SPLITS = {"22": "length", "26": "length26", "jump": "jump"}  # of data.name=scan; numbers are actions at most
+SPLITS = {"22": "length", "26": "length26", "jump": "jump"}  # of experiments.sources.scan; numbers are actions at most
 KINDS = {
     "relative": {"model.positions": "transformer_xl"},
     "absolute": {"model.positions": "sinusoidal", "model.embedding_scale": "positions"},

@@ -14,8 +14,9 @@ from typing import Any
 from etils.epath import Path
 from ml_collections import ConfigDict
 
+from jformer import plugins
 from jformer.config.checks import check
-from jformer.config.options import OF_IMAGES, Config
+from jformer.config.options import OF_IMAGES, Config, flatten, own_parts
 from jformer.config.presets import PRESETS, RECIPES
 from jformer.errors import UserError, nearest
 from jformer.storage import parse_object, replace_content, with_digest, without_digest
@@ -58,7 +59,10 @@ def _with_source(config: Config) -> Config:
 
 
 def load_config(path: Path) -> Config:
-    """Read a config saved by `save_config`; raise UserError where there is none, or it is damaged."""
+    """Read a config saved by `save_config`; raise UserError where there is none, or it is damaged.
+
+    Parts that it names are not imported; where their code is not what the run recorded, their first use reports it.
+    """
     try:
         values = parse_object(path.read_bytes())
     except FileNotFoundError as error:
@@ -67,7 +71,12 @@ def load_config(path: Path) -> Config:
         ) from error
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as a saved config ({error}); is this a run's directory?") from error
-    return resolve(without_digest(values, str(path)))
+    values = dict(without_digest(values, str(path)))
+    recorded = values.pop("parts", {})
+    if not isinstance(recorded, dict) or not all(isinstance(each, str) for each in recorded.values()):
+        raise UserError(f"{path}: parts={recorded!r:.80} is no record of parts and their digests; restore the file")
+    plugins.expect(recorded)
+    return resolve(values)
 
 
 def as_config_dict(config: Config) -> ConfigDict:
@@ -92,8 +101,14 @@ def _as_options(values: Mapping[str, Any]) -> _Options:
 
 
 def save_config(config: Config, path: Path) -> None:
-    """Write the resolved config, which is all that is needed to rebuild the run, unless the file holds it already."""
-    content = (json.dumps(with_digest(dataclasses.asdict(config)), indent=2) + "\n").encode()
+    """Write the resolved config, which is all that is needed to rebuild the run, unless the file holds it already.
+
+    The file also has the digests of the parts of one's own that the config names, as "parts".
+    """
+    values = dataclasses.asdict(config)
+    if names := own_parts(flatten(values)):
+        values["parts"] = plugins.digests(names)
+    content = (json.dumps(with_digest(values), indent=2) + "\n").encode()
     if not path.exists() or path.read_bytes() != content:
         replace_content(path, content)
 

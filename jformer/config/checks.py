@@ -23,17 +23,19 @@ from jformer.config.options import (
     WEIGHTS,
     Config,
     MeshConfig,
+    is_open,
     scores_during,
 )
 from jformer.data.progress import counted
 from jformer.errors import UserError, check_choice, check_least, check_range
+from jformer.plugins import check_part, is_own
 
 
 def check(config: Config) -> None:
     """Raise UserError for the first combination of options that cannot work."""
     if not 0 <= config.seed < 2**32:
         raise UserError(f"seed={config.seed} must be 0 to {2**32 - 1}")
-    check_choice("task", config.task, tuple(TASKS))
+    check_part("task", config.task, tuple(TASKS))
     config.model.check()
     config.data.check()
     if "://" in config.data.cache_dir:
@@ -64,7 +66,7 @@ def _check_train(config: Config) -> None:
         )
     if train.patience and not train.eval_every:
         raise UserError(f"train.patience={train.patience} needs evaluations: set train.eval_every")
-    if train.max_minutes and config.optim.schedule in ENDING_SCHEDULES:
+    if train.max_minutes and not is_open(config.optim.schedule):
         raise UserError(
             f"train.max_minutes={train.max_minutes:g} may end the run before optim.schedule={config.optim.schedule!r}, "
             f"which falls until train.num_steps, has fallen: leave it out, or take {', '.join(OPEN_SCHEDULES)}"
@@ -108,8 +110,8 @@ def _check_r_drop(config: Config) -> None:
 
 def _check_optim(config: Config) -> None:
     optim, steps = config.optim, config.train.num_steps
-    check_choice("optim.optimizer", optim.optimizer, OPTIMIZERS)
-    check_choice("optim.schedule", optim.schedule, SCHEDULES)
+    check_part("optim.optimizer", optim.optimizer, OPTIMIZERS)
+    check_part("optim.schedule", optim.schedule, SCHEDULES)
     check_range("optim", optim, ("b1", "b2", "label_smoothing"), 0, 1)
     least = ("warmup", "decay", "weight_decay", "clip_norm", "learning_rate", "epsilon", "r_drop")
     check_least("optim", optim, least, 0)
@@ -128,7 +130,7 @@ def _check_optim(config: Config) -> None:
         count = getattr(optim, key)
         if count >= 1 and (count != round(count) or count >= 2**31):
             raise UserError(f"optim.{key}={count} must be whole updates (2147483647 at most), or a share below 1")
-    if optim.schedule in ENDING_SCHEDULES:
+    if not is_open(optim.schedule):
         decay = config.decay_steps() if optim.schedule == "warmup_stable_decay" else 0
         if config.warmup_steps() + decay > steps:
             parts = f"optim.warmup={optim.warmup}" + (f" and optim.decay={optim.decay}" if decay else "")
@@ -142,7 +144,7 @@ def _check_optim(config: Config) -> None:
         )
     if optim.optimizer == "adafactor" and config.model.parametrization == "mup":
         raise UserError("model.parametrization='mup' divides the rates of Adam: take optim.optimizer='adam' or 'adamw'")
-    if optim.weight_decay and optim.optimizer != "adamw":
+    if optim.weight_decay and optim.optimizer in ("adam", "adafactor"):
         raise UserError(f"optim.weight_decay={optim.weight_decay} is read by optim.optimizer='adamw' only")
 
 
@@ -150,7 +152,7 @@ def _check_evaluate(config: Config) -> None:
     evaluate = config.evaluate
     check_choice("evaluate.weights", evaluate.weights, WEIGHTS)
     for name in evaluate.scores:
-        check_choice("evaluate.scores", name, TEXT_SCORES)
+        check_part("evaluate.scores", name, TEXT_SCORES)
     check_least("evaluate", evaluate, ("average_last", "during_examples"), 1)
     for name in evaluate.during:
         if not scores_during(config):
@@ -183,7 +185,7 @@ def _check_decode(config: Config) -> None:
 
 def _check_task(config: Config) -> None:
     model, data, train = config.model, config.data, config.train
-    if model.family not in TASKS[config.task]:
+    if not is_own(config.task) and model.family not in TASKS[config.task]:
         able = ", ".join(task for task, families in TASKS.items() if model.family in families)
         known = f"model.family={model.family!r}, which learns {able}"
         raise UserError(f"task={config.task!r} is not for {known}: set one of these, or another family")

@@ -15,6 +15,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from jformer import plugins
 from jformer.config import options, resolve
 from jformer.config.options import Config
 from jformer.errors import UserError
@@ -32,7 +33,10 @@ def load_module(path: Path, flag: str) -> ModuleType:
 
 
 def run_config_file(path: Path) -> ConfigDict:
-    """Return what a config file's get_config() gives; raise UserError naming file and line if it gives none."""
+    """Return what a config file's get_config() gives; raise UserError naming file and line if it gives none.
+
+    The parts that it names may then be imported.
+    """
     module = load_module(path, "config")
     if not hasattr(module, "get_config"):
         raise UserError(f"--config={path}: has no get_config()")
@@ -41,6 +45,7 @@ def run_config_file(path: Path) -> ConfigDict:
     if not isinstance(config, ConfigDict):
         found = "nothing" if config is None else f"a {type(config).__name__}, not a config"
         raise UserError(f"--config={path}: get_config() returns {found}; end it with: return config")
+    plugins.allow(*options.own_parts(options.flatten(config.to_dict())))
     return config
 
 

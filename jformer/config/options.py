@@ -12,6 +12,7 @@ from typing import Any
 from jformer.data.data_config import DataConfig
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.models.model_config import ModelConfig
+from jformer.plugins import is_own
 
 TASKS = {  # task → the families that can learn it
     "translate": ("encdec",),
@@ -23,6 +24,11 @@ TASKS = {  # task → the families that can learn it
     "caption": ("encdec",),
     "qa": ("encoder",),
 }
+PARTS = (  # keys whose values may name a part of one's own; data.mixture has a source in each of its corpora
+    *("task", "data.source", "data.tokenizer", "optim.optimizer", "optim.schedule", "evaluate.scores"),
+    *("model.attention", "model.feed_forward", "model.activation", "model.norm_type", "model.positions"),
+    "decode.search",
+)
 ONE_PASS = ("classify", "tag", "qa")  # tasks whose answers are not searched for
 OF_IMAGES = ("caption",)  # tasks whose source is an image and never a text
 OPTIMIZERS = ("adam", "adamw", "adafactor")
@@ -190,8 +196,14 @@ class Config:
 
 def final_scores(config: Config) -> tuple[str, ...]:
     """Return the names of the scores that a test set of a run has; of the scores of texts those that were asked for."""
-    names = LABEL_SCORES[config.data.labels] if config.task == "classify" else TEST_SCORES[config.task]
-    return tuple(name for name in names if name not in TEXT_SCORES or name in config.evaluate.scores)
+    names = LABEL_SCORES[config.data.labels] if config.task == "classify" else TEST_SCORES.get(config.task, ())
+    own = tuple(filter(is_own, config.evaluate.scores)) if set(names) & {*TEXT_SCORES} else ()
+    return (*(name for name in names if name not in TEXT_SCORES or name in config.evaluate.scores), *own)
+
+
+def is_open(schedule: str) -> bool:
+    """Return whether a schedule's rates do not depend on train.num_steps; those of one's own are taken to do."""
+    return schedule in OPEN_SCHEDULES
 
 
 def scores_during(config: Config) -> tuple[str, ...]:
@@ -203,6 +215,15 @@ def changed(config: Config) -> dict[str, tuple[object, object]]:
     """Return dotted key → (value, default) of the options of a config that are not the default."""
     own, default = (flatten(dataclasses.asdict(each)) for each in (config, Config()))
     return {key: (value, default.get(key, "")) for key, value in own.items() if value != default.get(key)}
+
+
+def own_parts(flat: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the `package.module:function` parts that dotted keys name; values may be wrong in any way."""
+    mixture = flat.get("data.mixture", ())
+    corpora = mixture if isinstance(mixture, tuple | list) else ()
+    values = [flat.get(key) for key in PARTS] + [each.get("source") for each in corpora if isinstance(each, Mapping)]
+    names = (name for value in values for name in (value if isinstance(value, tuple | list) else (value,)))
+    return tuple(dict.fromkeys(name for name in names if isinstance(name, str) and is_own(name)))
 
 
 def flatten(tree: Mapping[str, object], prefix: str = "") -> dict[str, Any]:

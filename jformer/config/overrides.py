@@ -5,13 +5,17 @@ import re
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+from jformer import plugins
 from jformer.config.config_files import check_keys
-from jformer.config.options import flatten
+from jformer.config.options import flatten, own_parts
 from jformer.errors import UserError
 
 
 def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
-    """Set the keys of --config.section.key=value arguments; each value takes the type of the default it replaces."""
+    """Set the keys of --config.section.key=value arguments; each value takes the type of the default it replaces.
+
+    The parts that they name may then be imported.
+    """
     keys = [argument.partition("config.")[2].partition("=")[0] for argument in arguments]
     known = flatten(config.to_dict())
     check_keys(keys, known)
@@ -24,6 +28,8 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
         values(["", *arguments])
     except (flags.Error, TypeError, ValueError) as error:
         raise UserError(str(error)) from error
+    given = flatten(values.config.to_dict())
+    plugins.allow(*own_parts({key: given[key] for key in keys}))
     return values.config
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from jformer.config.options import ENDING_SCHEDULES, Config, flatten
+from jformer.config.options import Config, flatten, is_open
 from jformer.errors import UserError
 
 # A resumed run may change these: what it computes for a given step stays the same.
@@ -41,7 +41,7 @@ def resume_config(saved: Config, given: Config) -> Config:
     Raise UserError for a change that would make it another run.
     """
     given = with_saved_config(given, saved)
-    ends = saved.optim.schedule in ENDING_SCHEDULES or 0 < saved.optim.warmup < 1
+    ends = not is_open(saved.optim.schedule) or 0 < saved.optim.warmup < 1
     for key, (old, new) in differences(saved, given).items():
         moved = key == "data.mixture" and _without_folders(old) == _without_folders(new)
         if (ends and key in ("train.num_steps", "train.num_epochs")) or not (moved or key.startswith(MAY_CHANGE)):

@@ -5,8 +5,19 @@ import re
 
 from jformer.data.text import INVALID
 from jformer.errors import UserError, check_choice, check_least
+from jformer.plugins import check_part
 
-SOURCES = ("files", "labelled", "text", "images", "captions", "tfds", "generated", "conll", "squad")
+SOURCES = {
+    "files": "jformer.data.sources.text_files:open_files",
+    "labelled": "jformer.data.sources.text_files:open_labelled",
+    "text": "jformer.data.sources.documents:open_split",
+    "images": "jformer.data.sources.images:open_split",
+    "captions": "jformer.data.sources.captions:open_split",
+    "tfds": "jformer.data.sources.tfds:open_split",
+    "generated": "jformer.data.sources.generated:open_split",
+    "conll": "jformer.data.sources.conll:open_split",
+    "squad": "jformer.data.sources.squad:open_split",
+}
 RESERVED = ("schema", "run", "earlier", "digest")  # keys of results.json that are no test sets
 TOKENIZERS = ("word", "char", "byte", "bpe", "unigram", "image")
 DOCUMENTS = ("line", "paragraph", "file")
@@ -23,13 +34,10 @@ class SourceConfig:
     """Where one corpus of examples comes from, and how much of an epoch it takes."""
 
     # files: sentence pairs | labelled: texts and labels | text | images (with labels) | captions | tfds | generated |
-    # conll: words and tags | squad: questions
+    # conll: words and tags | squad: questions | package.module:function, one's own (docs/parts.md)
     source: str = "files"
     dir: str = ""  # the folder of the texts or images; tfds: its data_dir ("" = the TFDS default)
-    # tfds: builder[/config]; generated: quickstart | copy | reverse | sort | reverse_numbers | scan |
-    # modular_division | scenes (pictures, for captions) | facts (questions, for qa) | parts_of_speech (for tag) |
-    # subjects, likeness (several labels, a number: for classify)
-    name: str = ""
+    name: str = ""  # tfds: builder[/config]; generated: quickstart | copy | reverse | sort
     source_language: str = "en"  # files: the suffix or the JSON key of the source side; tfds: its feature
     target_language: str = "de"  # the same of the target side
     document: str = "line"  # text: an example is a line | a paragraph (between empty lines) | the whole file
@@ -37,7 +45,7 @@ class SourceConfig:
     labels: str = "one"  # classify: an example has one label | several, commas between them, or none | a number
     invalid: str = "refuse"  # characters that are no text (bytes that are no UTF-8, NUL): refuse | replace, counted
     train: str = "train"  # the split's name: a file stem, or with a share of it (text, tfds), as in "train[:10%]"
-    num_pairs: int = 20_000  # generated, but for quickstart, scan and modular_division: the training pairs to draw
+    num_pairs: int = 20_000  # generated, but for quickstart: the training pairs to draw
     weight: float = 1.0  # passes over this corpus in one epoch: 2.0 = twice, 0.5 = another random half each time
 
 
@@ -106,7 +114,7 @@ class DataConfig(SourceConfig):
 
     def check(self) -> None:
         """Raise UserError for the first option that cannot work."""
-        check_choice("data.tokenizer", self.tokenizer, TOKENIZERS)
+        check_part("data.tokenizer", self.tokenizer, TOKENIZERS)
         check_choice("data.batching", self.batching, ("buckets", "packed"))
         check_choice("data.overlong", self.overlong, ("drop", "cut", "split"))
         check_choice("data.piece_start", self.piece_start, PIECE_STARTS)
@@ -150,7 +158,7 @@ class DataConfig(SourceConfig):
             if not re.fullmatch(r"[\w.-]+", key) or key in RESERVED:
                 raise UserError(f"data.test={self.test}: {key!r} cannot be a key; name the set, as in 'name={key}'")
         for name, part in [("data", self), *((f"data.mixture[{i}]", part) for i, part in enumerate(self.mixture))]:
-            check_choice(f"{name}.source", part.source, SOURCES)
+            check_part(f"{name}.source", part.source, SOURCES)
             check_choice(f"{name}.document", part.document, DOCUMENTS)
             check_choice(f"{name}.share_of", part.share_of, SHARES)
             if part.share_of == "characters" and part.document != "file":

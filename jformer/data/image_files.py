@@ -1,7 +1,7 @@
 """Images from where they stand, as u8 [h w c], and brought to one size. No pairs and no labels here.
 
-An image is written by its place: "PATH.png", "PATH.jpg", "PATH.npy#17" for item 17 of an array u8 [n h w] or [n h w c],
-or "scene:…", a generated one (see `drawings`).
+An image is written by its place: "PATH.png", "PATH.jpg", or "PATH.npy#17" for item 17 of an array u8 [n h w] or
+[n h w c].
 
 Axes: h and w pixels, c channels.
 """
@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from jformer.data import drawings
 from jformer.errors import UserError
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -30,9 +29,7 @@ def read_images(places: Iterable[str]) -> Iterator[Image]:
     open_once = functools.cache(open_array)
     for place in places:
         path, _, number = place.rpartition("#")
-        if place.startswith(drawings.PREFIX):
-            yield drawings.draw(place)
-        elif path.endswith(".npy") and number.isdecimal():
+        if path.endswith(".npy") and number.isdecimal():
             images = open_once(Path(path))
             if int(number) >= len(images):
                 raise UserError(f"{place}: the array has {len(images)} images, numbered from 0")

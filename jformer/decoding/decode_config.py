@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from jformer.errors import UserError
+from jformer.plugins import check_part, is_own
 
 SEARCHES = ("beam", "sample", "mbr")
 UTILITIES = ("chrf", "bleu")
@@ -149,7 +150,8 @@ class DecodeConfig:
 
         Where answers are not `searched` for, no beam limits how many of them there are.
         """
-        choices = {"search": SEARCHES, "mbr_utility": UTILITIES, "ensemble_average": AVERAGES, "inputs": INPUTS}
+        check_part("decode.search", self.search, SEARCHES)
+        choices = {"mbr_utility": UTILITIES, "ensemble_average": AVERAGES, "inputs": INPUTS}
         for key, allowed in {**choices, "outputs": OUTPUTS, "overlong": OVERLONG, "dtype": DTYPES}.items():
             if getattr(self, key) not in allowed:
                 names = ", ".join(map(repr, allowed))
@@ -195,7 +197,7 @@ class DecodeConfig:
 
     def _check_search(self, searched: bool) -> None:
         unread, readers = (SAMPLE_ONLY, "sample' or 'mbr") if self.search == "beam" else (BEAM_ONLY, "beam")
-        for key in unread:
+        for key in () if is_own(self.search) else unread:
             if getattr(self, key) != DEFAULTS[key] and key not in (
                 "beam_size",
                 "length_penalty",
@@ -210,7 +212,7 @@ class DecodeConfig:
                 f"decode.n_best={self.n_best}: decode.samples says how many outputs decode.search='sample' has"
             )
         key, most = ("samples", self.samples) if self.search == "mbr" else ("beam_size", self.beam_size)
-        if searched and self.search != "sample" and self.n_best > most:
+        if searched and self.search in ("beam", "mbr") and self.n_best > most:
             raise UserError(
                 f"decode.n_best={self.n_best} is more than decode.{key}={most}: lower it or raise the other"
             )

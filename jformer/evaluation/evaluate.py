@@ -141,7 +141,7 @@ def report_scores(
         page: the line that says where the page is; "" = none was written.
     """
     answer = build_task(config).answer
-    tries = [("--mode=predict < TEXT", PREDICT[config.task])] if answer else []
+    tries = [("--mode=predict < TEXT", PREDICT.get(config.task, "answer lines of your own"))] if answer else []
     if answer == "text" and config.decode.search == "beam":
         tries += [(f"--mode=evaluate --config.decode.beam_size={config.decode.beam_size + 4}", "a wider beam")]
     quoted = shlex.quote(str(workdir))

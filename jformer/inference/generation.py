@@ -7,13 +7,14 @@ input, rows = b·n, v entries of the vocabulary.
 import difflib
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
+from jformer import plugins
 from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.decoding.beam import Coverage, beam_search, record_beams
 from jformer.decoding.cache_rows import FOLLOW_BEAMS, Cache, Step, repeat_rows
@@ -27,6 +28,7 @@ from jformer.inference.unstacked_params import in_compute_dtype, joined
 from jformer.models.batch import Batch
 from jformer.models.model import Model
 from jformer.parallel.activations import constrain_sharding
+from jformer.plugins import is_own
 
 
 class SearchBatch(Batch, total=False):
@@ -51,6 +53,13 @@ class Setup(NamedTuple):
     symbols: Symbols  # what begins, ends and fills an output
 
 
+class OwnSearch(Protocol):
+    """What decode.search names as `package.module:function`, such as `jformer.decoding.sample.sample`."""
+
+    def __call__(self, step: Step, cache: Cache, start: Start, rules: Rules, options: DecodeConfig) -> SearchLoop:
+        """Return the search over decode.samples rows of every input, which share no entries of the cache."""
+
+
 def search(setup: Setup, params: Sequence[PyTree], batch: SearchBatch, room: int) -> SearchLoop:
     """Return the search for the outputs of every row of a batch, at most `room` tokens; a row of limit 0 has none.
 
@@ -60,6 +69,9 @@ def search(setup: Setup, params: Sequence[PyTree], batch: SearchBatch, room: int
     begun, options = _begin(setup, params, batch, room), setup.options
     if options.search == "beam":
         return beam_search(*begun, options.beams, batch.get("constraints"), _coverage_of(options))
+    if is_own(options.search):
+        own: OwnSearch = plugins.find("decode.search", options.search, {})
+        return own(*begun, options)
     return sample(*begun, options.filters, _keys(options.seed, batch["line"], options.hypotheses))
 
 

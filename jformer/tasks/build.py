@@ -7,6 +7,7 @@ from typing import Protocol
 import jax
 from jax.sharding import Mesh
 
+from jformer import plugins
 from jformer.config.options import Config
 from jformer.data.data_config import DataConfig
 from jformer.data.progress import show
@@ -65,7 +66,8 @@ def build_task(config: Config) -> Task:
         raise UserError(f"model.head.crf=True joins the tags of a sentence: task={config.task!r} has none; use False")
     if config.data.bpe_dropout and config.task not in DROPOUT_TASKS:
         raise UserError(f"data.bpe_dropout is for task={' and '.join(DROPOUT_TASKS)}, not {config.task!r}: set it to 0")
-    return TASKS[config.task](
+    make: MakeTask = plugins.find("task", config.task, TASKS)
+    return make(
         config.data,
         label_smoothing=config.optim.label_smoothing,
         scores=config.evaluate.scores,

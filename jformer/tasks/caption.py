@@ -10,12 +10,11 @@ from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import ImageTokenizer, Tokenizer
 from jformer.data.vocabularies import Vocabulary
 from jformer.errors import UserError
+from jformer.plugins import is_own
 from jformer.tasks.cider import SIGNATURE, cider_d
 from jformer.tasks.metrics import Scores, check_scores, reference_texts
 from jformer.tasks.sums import Sums
 from jformer.tasks.task import Task, refuse, score_texts, token_loss
-
-SOURCES = ("captions", "generated")
 
 
 def caption(
@@ -34,8 +33,8 @@ def caption(
     """
     refuse("caption", data, overlong="split", batching="packed", tokenizer="image")
     for part in (data, *data.mixture):
-        if part.source not in SOURCES:
-            raise UserError(f"data.source={part.source!r} has no captions of images: use 'captions', or 'generated'")
+        if part.source != "captions" and not is_own(part.source):
+            raise UserError(f"data.source={part.source!r} has no captions of images: use 'captions'")
     check_scores(scores, tokenize, lowercase)
 
     def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> Encoder:

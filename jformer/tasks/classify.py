@@ -23,6 +23,7 @@ from jformer.data.tokenizers.lists import NORMALIZATIONS, label_set
 from jformer.data.vocabularies import Vocabulary
 from jformer.errors import UserError
 from jformer.models.batch import Batch
+from jformer.plugins import is_own
 from jformer.tasks.losses import Project, binary_cross_entropy, squared_error
 from jformer.tasks.metrics import Scores, agreement, exact_match, f1_scores
 from jformer.tasks.sums import Sums
@@ -48,7 +49,7 @@ def classify(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
     images = data.tokenizer == "image"
     kind = KINDS[data.labels]
     for part in (data, *data.mixture):
-        if (part.source == "images") != images:
+        if (part.source == "images") != images and not is_own(part.source):
             raise UserError(f"data.tokenizer={data.tokenizer!r} does not fit source={part.source!r}: images take both")
 
     def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> Encoder:

@@ -12,8 +12,10 @@ from sacrebleu import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.bleu import BLEUScore
 
+from jformer import plugins
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
+from jformer.plugins import is_own
 
 
 class ScoreEntry(TypedDict):
@@ -52,7 +54,7 @@ def text_scores(
         references: one or several whole texts, as `reference_texts` gives them.
         tokenize: that of BLEU; "none" takes text as it is tokenized already.
         lowercase: for BLEU and chrF: TER, as sacreBLEU defines it, ignores case anyway.
-        names: of the scores.
+        names: of the scores, or of one's own: `package.module:function` of hypotheses and references → float.
 
     Raises UserError for a tokenization that is not available, ValueError for lists that are empty or do not belong
     together.
@@ -63,6 +65,9 @@ def text_scores(
         raise ValueError("no text to score")
     scores: Scores = {}
     for name in names:
+        if is_own(name):
+            scores[name] = {"score": float(plugins.find("evaluate.scores", name, {})(hypotheses, references))}
+            continue
         metric = text_metric(name, tokenize, lowercase)
         result = metric.corpus_score(hypotheses, references)
         scores[name] = {"score": result.score, "signature": str(metric.get_signature())}
@@ -85,7 +90,8 @@ def reference_texts(examples: Sequence[Pair]) -> list[list[str]]:
 def check_scores(names: Sequence[str], tokenize: str, lowercase: bool) -> None:
     """Raise UserError now for a score that `text_scores` could not give later."""
     for name in names:
-        text_metric(name, tokenize, lowercase)
+        if not is_own(name):
+            text_metric(name, tokenize, lowercase)
 
 
 def text_metric(name: str, tokenize: str, lowercase: bool) -> Metric:

@@ -12,6 +12,7 @@ from jformer.data.tokenizers import Tokenizer
 from jformer.data.vocabularies import Vocabulary
 from jformer.errors import UserError
 from jformer.models.batch import Batch
+from jformer.plugins import is_own
 from jformer.tasks.losses import Project, span_cross_entropy
 from jformer.tasks.metrics import Scores, answer_scores
 from jformer.tasks.sums import Sums
@@ -27,11 +28,8 @@ def qa(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
     """
     refuse("qa", data, overlong="split", batching="packed", tokenizer="image")
     for part in (data, *data.mixture):
-        if part.source != "squad" and (part.source, part.name) != ("generated", "facts"):
-            raise UserError(
-                f"data.source={part.source!r}, name={part.name!r} has no questions, which task='qa' learns: use "
-                "data.source='squad', or 'generated' with data.name='facts'"
-            )
+        if part.source != "squad" and not is_own(part.source):
+            raise UserError(f"data.source={part.source!r} has no questions, which task='qa' learns: use 'squad'")
     if data.max_source_length < LEAST_LENGTH:
         raise UserError(
             f"data.max_source_length={data.max_source_length} has no room for a question and its context: task='qa' "

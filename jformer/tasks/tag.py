@@ -12,6 +12,7 @@ from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import NUM_SYMBOLS, Tokenizer
 from jformer.data.vocabularies import Vocabulary
 from jformer.errors import UserError
+from jformer.plugins import is_own
 from jformer.tasks.crf import chain_loss
 from jformer.tasks.metrics import Scores, exact_match, f1_scores
 from jformer.tasks.span_scores import mark_spans, span_scores
@@ -30,11 +31,8 @@ def tag(data: DataConfig, *, label_smoothing: float, crf: bool = False, **_: obj
         raise UserError(f"optim.label_smoothing={label_smoothing} smooths one tag at a time, and model.head.crf=True "
                         "has a sentence's tags as one: set it to 0.0")  # fmt: skip
     for part in (data, *data.mixture):
-        if part.source != "conll" and (part.source, part.name) != ("generated", "parts_of_speech"):
-            raise UserError(
-                f"data.source={part.source!r} has no tags for words: task='tag' needs 'conll', or 'generated' with "
-                "data.name='parts_of_speech'"
-            )
+        if part.source != "conll" and not is_own(part.source):
+            raise UserError(f"data.source={part.source!r} has no tags for words: task='tag' needs 'conll'")
 
     def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> TagEncoder:
         words = Side(source, data.max_source_length, begin=True)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree
 
-from jformer.config.options import ENDING_SCHEDULES, Config, OptimConfig
+from jformer import plugins
+from jformer.config.options import Config, OptimConfig, is_open
 from jformer.errors import UserError
 from jformer.models import init_params
 from jformer.models.model import Model
@@ -105,7 +106,8 @@ SCHEDULES: dict[str, Callable[[Count, ScheduleParams], Array]] = {
 
 def make_schedule(name: str, learning_rate: float, params: ScheduleParams) -> Schedule:
     """Return the named schedule; all of them but t5 warm up linearly."""
-    return lambda step: learning_rate * SCHEDULES[name](step, params)
+    factor = plugins.find("optim.schedule", name, SCHEDULES)
+    return lambda step: learning_rate * factor(step, params)
 
 
 def schedule_line(config: Config, schedule: Schedule) -> str:
@@ -150,7 +152,7 @@ def build_schedule(config: Config) -> Schedule:
 
 def schedule_params(config: Config) -> ScheduleParams:
     """Return what the learning rates of a run depend on; those of a schedule without an end, not on its length."""
-    ends = config.optim.schedule in ENDING_SCHEDULES
+    ends = not is_open(config.optim.schedule)
     return ScheduleParams(
         warmup=config.warmup_steps(),
         num_steps=config.train.num_steps if ends else 0,
@@ -185,7 +187,7 @@ def make_optimizer(
 
     Gradients of frozen parameters do not count in the norm. `mup_width_ratio` is `ModelConfig.mup_width_ratio`.
     """
-    core = OPTIMIZERS[options.optimizer](schedule, options, mup_width_ratio)
+    core = plugins.find("optim.optimizer", options.optimizer, OPTIMIZERS)(schedule, options, mup_width_ratio)
     chain = optax.chain(optax.clip_by_global_norm(options.clip_norm), core) if options.clip_norm else core
     if frozen is None:
         return chain

@@ -16,8 +16,8 @@ from jformer.config.config_files import run_config_file
 from jformer.config.options import Config
 from jformer.config.overrides import override
 from jformer.config.presets import PRESETS
-from jformer.data import sources, tokenizers
-from jformer.data.data_config import NOISES, SOURCES, TOKENIZERS, DataConfig, SourceConfig
+from jformer.data import tokenizers
+from jformer.data.data_config import NOISES, TOKENIZERS, DataConfig, SourceConfig
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError, check_choice, check_least, check_range
 from jformer.models.head_config import HeadConfig
@@ -368,7 +368,6 @@ def test_their_neighbours_that_work_are_accepted(changes):
 def test_configs_offer_what_the_data_room_has():
     of_tasks = {"label", "labels", "number", "tag"}  # not to be chosen
     assert {*TOKENIZERS, *of_tasks} == set(tokenizers.TOKENIZERS)
-    assert set(SOURCES) == set(sources.SOURCES)
     assert set(NOISES) == set(MAKE_NOISE)
     assert set(options.TASKS) == set(TASKS)
 

@@ -68,7 +68,7 @@ def test_brightness_and_contrast_keep_order_and_hue():
 
 
 def test_images_are_augmented_in_training_and_never_in_evaluation(tmp_path):
-    values = {"source": "generated", "name": "scenes", "num_pairs": 40, "tokenizer": "word", "augment": NAMES}
+    values = {"source": "experiments.sources.scenes:open_split", "num_pairs": 40, "tokenizer": "word", "augment": NAMES}
     values |= {"tokens_per_update": 8 * 1024, "cache_dir": str(tmp_path / "cache"), "num_buckets": 1}
     vision = {"image_size": 32, "patch_size": 8}
     config = resolve({"task": "caption", "data": values, "model": {"vision": vision}})

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jformer.data.drawings import EXAMPLE
 from jformer.data.image_files import file_of, fit, read_images
 from jformer.data.tokenizers import learn, load
 from jformer.errors import UserError
@@ -58,14 +57,15 @@ def test_files_of_any_size_and_form_become_tokens_of_one(tmp_path):
     Image.fromarray(NOISE).save(tmp_path / "a.png")
     Image.fromarray(np.full((40, 30, 3), 90, np.uint8)).save(tmp_path / "b.jpg", quality=95)
     Image.fromarray(np.full((4, 4), 9, np.uint8)).save(tmp_path / "c.jpeg")
-    places = [*(f"{tmp_path}/{name}" for name in ("a.png", "b.jpg", "c.jpeg")), EXAMPLE]
+    np.save(tmp_path / "d.npy", NOISE[None])
+    places = [f"{tmp_path}/{name}" for name in ("a.png", "b.jpg", "c.jpeg", "d.npy#0")]
     tokenizer = learned(places[0], 6)
     assert (tokenizer.shape, tokenizer.length) == ((6, 6, 3), 108)
-    first, second, third, scene = (values.reshape(6, 6, 3) for values in tokenizer.encode(places))
+    first, second, third, fourth = (values.reshape(6, 6, 3) for values in tokenizer.encode(places))
     np.testing.assert_array_equal(first, NOISE[:, 1:7])
     assert (abs(second.astype(int) - 90) <= 2).all()
     assert (abs(third.astype(int) - 9) <= 2).all()
-    assert scene.any()
+    np.testing.assert_array_equal(fourth, first)
     tokenizer.save(tmp_path, "source")
     loaded = load(tmp_path, "source")
     assert loaded.fingerprint == tokenizer.fingerprint != learned(places[0], 0).fingerprint

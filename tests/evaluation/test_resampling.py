@@ -150,7 +150,11 @@ def test_scores_that_no_line_adds_to_are_not_resampled():
 def taggers(tmp_path_factory):
     """Return two runs that tag generated sentences, the second better, and their F1."""
     found, folder = {}, tmp_path_factory.mktemp("taggers")
-    data = {"data.name": "parts_of_speech", "data.tokenizer": "word", "data.num_pairs": 60}
+    data = {
+        "data.source": "experiments.sources.parts_of_speech:open_split",
+        "data.tokenizer": "word",
+        "data.num_pairs": 60,
+    }
     options = with_keys(small_run.get_config(), {"task": "tag", "model.family": "encoder", **data})
     for name, share in (("worse", 0.3), ("better", 0.1)):
         run = Path(folder / name)

@@ -6,6 +6,7 @@ import functools
 import numpy as np
 import pytest
 
+from experiments.sources.scenes import draw_all
 from jformer.data.corpus import open_corpus
 from jformer.data.data_config import DataConfig
 from jformer.data.pipeline import make_batches
@@ -15,9 +16,10 @@ from jformer.tasks.build import TASKS
 
 RNG = np.random.default_rng(0)
 TEXTS = ["".join(RNG.choice(list("abcdef "), n)).strip() or "a" for n in RNG.integers(1, 45, 61)]
+PICTURES = draw_all([f"large red circle {i % 32} {i // 32}" for i in range(len(TEXTS))])
 PAIRS = {
     "translate": [Pair(text, text[::-1]) for text in TEXTS],
-    "caption": [Pair(f"scene:large red circle {i % 32} {i // 32}", text) for i, text in enumerate(TEXTS)],
+    "caption": [Pair(f"{PICTURES}#{i}", text) for i, text in enumerate(TEXTS)],
     "classify": [Pair(f"{text}\t{text[:3]}", f"label {i % 3}") for i, text in enumerate(TEXTS)],
     "tag": [Pair(text, " ".join("O" if word < "c" else f"B-{word[0]}" for word in text.split())) for text in TEXTS],
     "qa": [Pair(f"{text[::-1]}\t{text}", text.split()[0], start=0) for text in TEXTS],
@@ -27,10 +29,9 @@ SIZES = {"tokens_per_update": 256, "row_multiple": 2, "packed_length": 60, "num_
 
 def make_task(name, /, crf=False, **data):
     """Return a task and the options it was made with."""
-    source = "conll" if name == "tag" else "generated"
+    source = {"tag": "conll", "qa": "squad", "caption": "captions"}.get(name, "generated")
     sizes = {**SIZES, "tokens_per_update": 8 * 32 * 32} if name == "caption" else SIZES  # a pixel counts as a token
-    corpus = {"source": source, "name": "facts" if name == "qa" else ""}
-    config = DataConfig(**{"tokenizer": "char", **corpus, **sizes, **data})
+    config = DataConfig(**{"tokenizer": "char", "source": source, **sizes, **data})
     return TASKS[name](config, label_smoothing=0.0, scores=("bleu",), tokenize="13a", lowercase=False, crf=crf), config
 
 

@@ -7,9 +7,8 @@ import jax
 import numpy as np
 import pytest
 
+from experiments.sources.scenes import build, draw_all
 from jformer.config import resolve
-from jformer.data.drawings import draw
-from jformer.data.sources.scenes import build
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import ImageTokenizer, learn
 from jformer.errors import UserError
@@ -22,7 +21,7 @@ from jformer.tasks.build import build_sized, build_task
 from jformer.tasks.sums import Sum
 from jformer.tools.export.folder import export
 from jformer.tools.forecast.describe import describe
-from tests.tasks.conftest import PAIRS, make_task
+from tests.tasks.conftest import PAIRS, PICTURES, make_task
 
 TOTALS = {"nll": Sum(4.0, 2.0), "correct": Sum(1.0, 2.0), "loss": Sum(4.0, 2.0)}
 SMALL = {"num_layers": 1, "d_model": 16, "d_ff": 24, "num_heads": 2, "vision": {"image_size": 32, "patch_size": 8}}
@@ -30,7 +29,12 @@ SMALL = {"num_layers": 1, "d_model": 16, "d_ff": 24, "num_heads": 2, "vision": {
 
 def settings(**options):
     """Return the config of a small run over generated pictures."""
-    data = {"source": "generated", "name": "scenes", "num_pairs": 20, "tokenizer": "word", **options.pop("data", {})}
+    data = {
+        "source": "experiments.sources.scenes:open_split",
+        "num_pairs": 20,
+        "tokenizer": "word",
+        **options.pop("data", {}),
+    }
     decode = {"beam_size": 1, "max_extra_length": 6, **options.pop("decode", {})}
     model = {**SMALL, **options.pop("model", {})}
     return resolve({"task": "caption", "model": model, "data": data, "decode": decode, **options})
@@ -55,7 +59,9 @@ def test_an_image_and_its_caption_come_back_from_the_batches(make):
         for row in np.flatnonzero(batch["weights"][:, 0]):
             ids = batch["target_out"][row][batch["target_segments"][row] > 0]
             found[batch["image"][row].tobytes()] = made.tokenizers[1].decode(ids)
-    assert found == {draw(pair.source).tobytes(): pair.target for pair in PAIRS["caption"]}
+    assert found == {
+        image.tobytes(): pair.target for image, pair in zip(np.load(PICTURES), PAIRS["caption"], strict=True)
+    }
 
 
 def test_scores_are_those_of_a_translation_and_cider():
@@ -119,7 +125,7 @@ def test_the_parameters_are_those_of_a_formula():
 
 def test_an_image_takes_no_room_of_its_caption():
     reader = predictor().inputs
-    names = [pair.source for pair in build(20)["test"][:3]]
+    names = [f"{PICTURES}#{number}" for number in range(3)]
     pieces = [group[0] for group in reader.pieces([*map(verify.Request, names)])]
     batch, room = reader.arrays(pieces, 4)
     assert room == 6
@@ -139,20 +145,21 @@ def test_every_check_of_decoding_passes(capsys, monkeypatch):
         assert verify.report(check, subject, 2e-4), capsys.readouterr().out
     config = dataclasses.replace(predictor().config, data=dataclasses.replace(predictor().config.data, test=("none",)))
     pieces, origin = subject._find(config)
-    assert origin.startswith("random tokens, for data.name")
+    assert origin.startswith("random tokens, for data.source")
     assert {len(piece.ids) for piece in pieces} == {32 * 32 * 3}
 
 
 def test_a_caption_shows_what_its_words_take_from_the_patches():
     pair = build(20)["test"][0]
-    (shown,) = predictor().attend([(pair.source, pair.target)])
+    place = f"{draw_all([pair.source])}#0"
+    (shown,) = predictor().attend([(place, pair.target)])
     encoder, cross = shown.encoder, shown.cross
     assert cross.part is Part.CROSS
     assert encoder.columns == cross.columns == tuple(f"{row},{column}" for row in range(1, 5) for column in range(1, 5))
     assert cross.rows == (*pair.target.split(), "</s>")
     np.testing.assert_allclose(cross.weights.sum(-1), 1, rtol=1e-5)
     assert shown.image.shape == (32, 32, 3)
-    np.testing.assert_array_equal(shown.image.reshape(-1), predictor().tokenizers[0].encode([pair.source])[0])
+    np.testing.assert_array_equal(shown.image.reshape(-1), predictor().tokenizers[0].encode([place])[0])
 
 
 @pytest.mark.parametrize("form", ["ctranslate2", "stablehlo"])

@@ -30,11 +30,11 @@ QUESTIONS = (
 
 
 def make_qa(**data):
-    return make_task("qa", name="facts", **data)
+    return make_task("qa", **data)
 
 
 def test_answers_come_back_from_the_batches(make):
-    made, found = make("qa", QUESTIONS, name="facts", tokenizer="word", max_source_length=32), Counter()
+    made, found = make("qa", QUESTIONS, tokenizer="word", max_source_length=32), Counter()
     for step in range(len(made.batches)):
         batch = made.batches[step]
         marks, tokens = batch["target_out"], batch["source"]
@@ -49,7 +49,7 @@ def test_answers_come_back_from_the_batches(make):
 
 
 def test_the_vocabulary_is_that_of_words_cut_one_by_one(make):
-    made = make("qa", QUESTIONS, name="facts", tokenizer="word", vocab_size=99)
+    made = make("qa", QUESTIONS, tokenizer="word", vocab_size=99)
     assert {"Who", "is", "Ada", "?", "."} <= set(made.tokenizers[0].tokens)
     assert not any("." in token and len(token) > 1 for token in made.tokenizers[0].tokens)
     assert "unknown tokens" not in made.corpus.counts
@@ -157,7 +157,7 @@ def test_the_head_has_an_output_for_each_end_at_every_position():
 
 @pytest.mark.parametrize("cell", ["", "gru"])
 def test_a_model_of_either_kind_learns_where_answers_are(make, cell):
-    made = make("qa", QUESTIONS, name="facts", tokenizer="word", vocab_size=99, max_source_length=32)
+    made = make("qa", QUESTIONS, tokenizer="word", vocab_size=99, max_source_length=32)
     blocks = {} if cell else {"d_ff": 32, "num_heads": 2}
     recurrent = RecurrentConfig(cell, bidirectional=bool(cell))
     options = ModelConfig(family="encoder", num_layers=1, d_model=16, dropout=0.0, recurrent=recurrent, **blocks)
@@ -190,8 +190,8 @@ def test_texts_with_as_many_references_each_are_still_refused_otherwise():
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({"name": "copy"}, "data.source='generated', name='copy' has no questions, which task='qa' learns"),
-        ({"source": "files", "name": "facts"}, "data.source='files', name='facts' has no questions"),
+        ({"source": "generated"}, "data.source='generated' has no questions, which task='qa' learns"),
+        ({"source": "files"}, "data.source='files' has no questions"),
         ({"overlong": "split"}, "data.overlong='split' is not for task='qa'"),
         ({"batching": "packed"}, "data.batching='packed' is not for task='qa'"),
         ({"max_source_length": 15}, "data.max_source_length=15 has no room for a question and its context"),
@@ -199,7 +199,7 @@ def test_texts_with_as_many_references_each_are_still_refused_otherwise():
 )
 def test_what_no_question_can_be_learned_from_is_refused(data, words):
     with pytest.raises(UserError) as error:
-        make_task("qa", **{"name": "facts", **data})
+        make_task("qa", **data)
     assert words in str(error.value)
 
 

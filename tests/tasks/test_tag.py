@@ -96,9 +96,9 @@ def test_parts_of_speech_have_no_scores_of_spans():
     [
         (
             {"source": "labelled"},
-            r"data\.source='labelled' has no tags for words: task='tag' needs 'conll', or 'generated' with",
+            r"data\.source='labelled' has no tags for words: task='tag' needs 'conll'",
         ),
-        ({"source": "generated", "name": "facts"}, r"data\.source='generated' has no tags for words"),
+        ({"source": "generated"}, r"data\.source='generated' has no tags for words"),
         ({"source": "conll", "tokenizer": "image"}, r"data\.tokenizer='image' is not for task='tag'"),
     ],
 )

@@ -1,12 +1,13 @@
 """Generated corpora are made once on a machine: their pairs lie in a file for each split, beside what identifies them.
 
-A file is found by what was asked for and by the code that generates: all files of this folder, the drawings of scenes,
-and the versions of what they draw with. Other code makes it anew; the fingerprint of a split stays that of its pairs.
+A file is found by what was asked for and by the code that generates: all files of its folder, and the versions of what
+they draw with. Other code makes it anew; the fingerprint of a split stays that of its pairs.
 """
 
 import contextlib
 import functools
 import hashlib
+import inspect
 import json
 import platform
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-from jformer.data import drawings
 from jformer.data.file_digests import own_folder
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
@@ -23,7 +23,7 @@ from jformer.storage import digest_of, parse_object, replace_content, with_diges
 LIBRARIES = ("numpy", "babel")
 
 
-class Kept(NamedTuple):
+class CachedSplit(NamedTuple):
     """A split: what identifies it, and its pairs, which are read when they are asked for."""
 
     fingerprint: str
@@ -31,9 +31,15 @@ class Kept(NamedTuple):
     pairs: Callable[[], Iterator[Pair]]
 
 
-def find(asked: Sequence[str | int]) -> Kept | None:
-    """Return the split that was kept as what is asked for, or None where there is none or it is damaged."""
-    path = _path(asked)
+def path_of(asked: Sequence[str | int], build: Callable[..., object]) -> Path | None:
+    """Return where the split that is asked for lies once `build` made it; None where this machine keeps nothing."""
+    folder = own_folder("generated")
+    code = code_of(Path(inspect.getfile(build)).parent)
+    return folder and folder / f"{digest_of([*asked, code])}.jsonl"
+
+
+def find(path: Path | None) -> CachedSplit | None:
+    """Return the split that lies there, or None where there is none or it is damaged."""
     if path is None:
         return None
     try:
@@ -41,14 +47,13 @@ def find(asked: Sequence[str | int]) -> Kept | None:
             head = without_digest(parse_object(file.readline()), str(path))
             if hashlib.file_digest(file, "sha256").hexdigest() != head["sha256"]:
                 return None
-        return Kept(str(head["fingerprint"]), int(head["size"]), functools.partial(_read, path))
+        return CachedSplit(str(head["fingerprint"]), int(head["size"]), functools.partial(_read, path))
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return None
 
 
-def keep(asked: Sequence[str | int], fingerprint: str, pairs: Sequence[Pair]) -> None:
-    """Keep a split as what is asked for; a machine without room makes it anew."""
-    path = _path(asked)
+def save(path: Path | None, fingerprint: str, pairs: Sequence[Pair]) -> None:
+    """Write a split; a machine without room makes it anew."""
     if path is None:
         return
     body = b"".join(json.dumps(pair).encode() + b"\n" for pair in pairs)
@@ -59,17 +64,10 @@ def keep(asked: Sequence[str | int], fingerprint: str, pairs: Sequence[Pair]) ->
 
 
 @functools.cache
-def code() -> str:
-    """Return the digest of all code that generates, and the versions of what it draws with."""
-    folder = Path(__file__).parent
-    files = sorted([*folder.rglob("*.py"), Path(drawings.__file__)])
-    contents = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+def code_of(folder: Path) -> str:
+    """Return the digest of all code in a folder, and the versions of what it draws with."""
+    contents = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*.py"))}
     return digest_of([contents, platform.python_version(), *map(version, LIBRARIES)])
-
-
-def _path(asked: Sequence[str | int]) -> Path | None:
-    folder = own_folder("generated")
-    return folder and folder / f"{digest_of([*asked, code()])}.jsonl"
 
 
 def _read(path: Path) -> Iterator[Pair]:

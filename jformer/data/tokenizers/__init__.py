@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from etils.epath import Path
 
+from jformer import plugins
 from jformer.data.tokenizers.image_tokenizer import ImageTokenizer, learn_images
 from jformer.data.tokenizers.lists import ByteTokenizer, LabelTokenizer, ListTokenizer, learn_labels, learn_list
 from jformer.data.tokenizers.numbers import NumberTokenizer, learn_numbers
@@ -18,6 +19,7 @@ from jformer.data.tokenizers.pretrained import FastTokenizer, PiecesTokenizer
 from jformer.data.tokenizers.subwords import SubwordTokenizer, learn_subwords
 from jformer.data.tokenizers.symbols import BOS, EOS, NUM_SYMBOLS, PAD, SYMBOLS, UNK, Symbols, check_stored
 from jformer.errors import UserError
+from jformer.plugins import is_own
 from jformer.storage import parse_object
 
 __all__ = [
@@ -71,11 +73,25 @@ class Tokenizer(Protocol):
         """Write the tokenizer into a directory under a name, for `load`."""
 
 
+class OwnTokenizer(Protocol):
+    """The class of a tokenizer of one's own, which data.tokenizer names as `package.module:Class`.
+
+    Its tokenizers save a JSON object with "kind", which is that name; the other keys are arguments of the class.
+    `OneFile` and `to_json` of `jformer.data.tokenizers.symbols` do so.
+    """
+
+    def learn(self, lines: Iterable[str], size: int, normalization: str, split_digits: bool) -> Tokenizer:
+        """Learn a tokenizer, as the function `learn` does; a class method."""
+
+    def __call__(self, **stored: Any) -> Tokenizer:
+        """Return the tokenizer that was saved."""
+
+
 def learn(kind: str, lines: Iterable[str], size: int, normalization: str, split_digits: bool) -> Tokenizer:
     """Learn a tokenizer from text; the same text gives the same bytes.
 
     Args:
-        kind: a key of TOKENIZERS.
+        kind: a key of TOKENIZERS, or `package.module:Class` (see OwnTokenizer).
         lines: the training text, read once.
         size: the most ids a word or subword vocabulary may have; it is smaller where the text holds fewer. Of images,
             the pixels of the sides that all are brought to; 0 = they are alike.
@@ -85,15 +101,15 @@ def learn(kind: str, lines: Iterable[str], size: int, normalization: str, split_
     Raises:
         UserError: no such kind, no text, or a vocabulary's size below what the symbols and the characters need.
     """
-    if kind not in TOKENIZERS:
-        raise UserError(f"data.tokenizer={kind!r}; choose one of: {', '.join(TOKENIZERS)}")
     if kind != "image" and size <= NUM_SYMBOLS:
         raise UserError(f"data.vocab_size={size} must be above {NUM_SYMBOLS}, the number of special symbols")
     lines = iter(lines)
     first = next((line for line in lines if line.strip()), None)
     if first is None:
         raise UserError("the training split holds no text to learn a tokenizer from; look at data.dir and data.train")
-    return TOKENIZERS[kind](itertools.chain([first], lines), size, normalization, split_digits)
+    lines = itertools.chain([first], lines)
+    found = plugins.find("data.tokenizer", kind, TOKENIZERS)
+    return (found.learn if is_own(kind) else found)(lines, size, normalization, split_digits)
 
 
 def load(directory: Path, name: str) -> Tokenizer:
@@ -131,6 +147,8 @@ def _from_json(kind: str, **stored: Any) -> Tokenizer:
             return FastTokenizer(**stored)
         case "pieces":
             return PiecesTokenizer(**stored)
+    if is_own(kind):
+        return plugins.find("data.tokenizer", kind, {})(**stored)
     return ListTokenizer(kind, **stored)
 
 

@@ -4,8 +4,10 @@ subjects   what a text tells of (none, one or several of SUBJECTS), of clauses t
 likeness   how many of five things two sentences say alike, 0 to 5, whatever words and voice they say them in
 """
 
-from jformer.data.sources.split import Pair
-from jformer.data.sources.templates import Draws, dealt, one
+from experiments.sources.templates import Draws, dealt, one
+from jformer.data.data_config import SourceConfig
+from jformer.data.sources.generated import open_built
+from jformer.data.sources.split import Pair, Split
 
 SUBJECTS = {
     "food": ("bread", "soup", "dinner", "cheese"),
@@ -41,9 +43,19 @@ SAME = {  # what is said → the words that say it
 ACTIVE, PASSIVE = "the {how} {who} has {does} {many} {what}", "{many} {what} were {does} by the {how} {who}"
 
 
+def open_subjects(config: SourceConfig, split: str) -> Split:
+    """Open one split of texts with their subjects, of data.labels=several."""
+    return open_built(config, split, subjects)
+
+
+def open_likeness(config: SourceConfig, split: str) -> Split:
+    """Open one split of pairs of sentences with how alike they are, of data.labels=number."""
+    return open_built(config, split, likeness)
+
+
 def subjects(num_pairs: int) -> dict[str, list[Pair]]:
     """Return texts and the subjects that they tell of, in the order of the alphabet, with commas between."""
-    return dealt(num_pairs, _told)
+    return dealt(num_pairs, _draw_subjects)
 
 
 def likeness(num_pairs: int) -> dict[str, list[Pair]]:
@@ -51,7 +63,7 @@ def likeness(num_pairs: int) -> dict[str, list[Pair]]:
     return dealt(num_pairs, _compared)
 
 
-def _told(draws: Draws) -> Pair:
+def _draw_subjects(draws: Draws) -> Pair:
     clauses, labels = [], set()
     for _ in range(1 + int(next(draws) * MOST_CLAUSES)):
         subject = one(draws, [*SUBJECTS])

@@ -1,17 +1,14 @@
-import functools
 import re
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from jformer.data import drawings
+from experiments.sources import scenes
+from experiments.sources.scenes import COLOURS, EXAMPLE, Shape, build, caption_of, draw, name_of
 from jformer.data.data_config import SourceConfig
-from jformer.data.drawings import COLOURS, EXAMPLE, Shape, caption_of, draw, name_of
 from jformer.data.image_files import read_images
-from jformer.data.sources import generated_cache as kept
-from jformer.data.sources import open_split
-from jformer.data.sources.scenes import build
+from jformer.data.sources import generated_cache
 from jformer.errors import UserError
 
 SPLITS = build(3_000)
@@ -36,7 +33,7 @@ def test_held_out_scenes_do_not_depend_on_how_many_are_drawn():
 def test_scenes_are_of_two_and_of_three_shapes_that_never_overlap():
     assert {pair.group for pair in SPLITS["test"]} == {"2 shapes", "3 shapes"}
     for pair in SPLITS["test"][:200]:
-        alone = [draw(f"scene:{part}") for part in pair.source.removeprefix("scene:").split(",")]
+        alone = [draw(part) for part in pair.source.split(",")]
         whole = draw(pair.source)
         np.testing.assert_array_equal(sum(image.astype(int) for image in alone), whole)
         assert all(image.any() for image in alone)
@@ -62,32 +59,40 @@ def test_a_drawing_has_the_colours_where_the_name_says():
     assert tuple(image[5, 6]) == COLOURS["red"]
     assert tuple(image[27, 16]) == COLOURS["blue"]
     assert not image[16, 16].any()
-    forms = {form: int(draw(f"scene:large red {form} 16 16").any(axis=-1).sum()) for form in
+    forms = {form: int(draw(f"large red {form} 16 16").any(axis=-1).sum()) for form in
              ("circle", "square", "triangle", "cross")}  # fmt: skip
     assert forms == {"circle": 69, "square": 81, "triangle": 41, "cross": 45}
 
 
-def test_scenes_are_read_like_images():
-    (image,) = read_images([EXAMPLE])
-    np.testing.assert_array_equal(image, draw(EXAMPLE))
+def opened():
+    return scenes.open_split(SourceConfig(source="experiments.sources.scenes:open_split", num_pairs=10), "train")
+
+
+def test_scenes_are_read_as_images_of_an_array(tmp_path, monkeypatch):
+    monkeypatch.setattr(scenes, "own_folder", lambda name: tmp_path)
+    pairs = list(opened().read(Counter()))
+    expected = build(10)["train"]
+    assert [pair.target for pair in pairs] == [pair.target for pair in expected]
+    for image, pair in zip(read_images(pair.source for pair in pairs), expected, strict=True):
+        np.testing.assert_array_equal(image, draw(pair.source))
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_other_drawings_are_another_corpus(monkeypatch):
-    opened = functools.partial(open_split, SourceConfig(source="generated", name="scenes", num_pairs=10))
-    monkeypatch.setattr(kept, "own_folder", lambda name: None)
-    before = opened("valid").fingerprint
-    assert before == opened("valid").fingerprint
-    monkeypatch.setitem(drawings.SIZES, "small", 2.0)
-    drawings.digest.cache_clear()
-    assert opened("valid").fingerprint != before
+    monkeypatch.setattr(generated_cache, "own_folder", lambda name: None)
+    before = opened().fingerprint
+    assert before == opened().fingerprint
+    monkeypatch.setitem(scenes.SIZES, "small", 2.0)
+    scenes.digest.cache_clear()
+    assert opened().fingerprint != before
     monkeypatch.undo()
-    drawings.digest.cache_clear()
-    assert opened("valid").fingerprint == before
+    scenes.digest.cache_clear()
+    assert opened().fingerprint == before
 
 
-@pytest.mark.parametrize("name", ["scene:", "scene:huge red circle 3 4", "scene:large red circle 3 32", "scene:17"])
+@pytest.mark.parametrize("name", ["", "huge red circle 3 4", "large red circle 3 32", "17"])
 def test_a_name_that_is_no_scene_is_refused_with_one_that_is(name):
-    with pytest.raises(UserError, match=r"is no scene of 32 x 32 pixels; write it as 'scene:large red circle 6 5"):
+    with pytest.raises(UserError, match=r"is no scene of 32 x 32 pixels; write it as 'large red circle 6 5"):
         draw(name)
 
 

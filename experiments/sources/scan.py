@@ -19,7 +19,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jformer.data.sources.split import Pair
+from jformer.data.data_config import SourceConfig
+from jformer.data.sources.generated import open_built
+from jformer.data.sources.split import Pair, Split
 
 VERBS = ("walk", "look", "run", "jump")
 SIDES = ("left", "right")
@@ -31,7 +33,12 @@ Command = tuple[str, tuple[str, ...]]
 """Its words, and its actions."""
 
 
-def build() -> dict[str, list[Pair]]:
+def open_split(config: SourceConfig, split: str) -> Split:
+    """Open one split such as "simple_train"."""
+    return open_built(config, split, build)
+
+
+def build(_num_pairs: int = 0) -> dict[str, list[Pair]]:
     """Return the training and test pairs of every split."""
     pairs = [Pair(words, " ".join(actions)) for words, actions in commands()]
     order = np.random.default_rng(0).permutation(len(pairs)).tolist()

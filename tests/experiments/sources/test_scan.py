@@ -1,7 +1,7 @@
 import pytest
 
+from experiments.sources import scan
 from jformer.data.data_config import SourceConfig
-from jformer.data.sources import open_split, scan
 
 PARTS = ("train", "test")
 SIZES = {  # Lake and Baroni 2018, Experiments 1 to 3: training and test pairs
@@ -53,8 +53,8 @@ def test_commands_ask_for_the_actions_of_the_paper():
 
 def test_every_split_is_the_same_for_ever(splits):
     """SHA-256 of its pairs."""
-    config = SourceConfig(source="generated", name="scan")
-    found = {split: open_split(config, split).fingerprint[:16] for split in splits}
+    config = SourceConfig(source="experiments.sources.scan:open_split")
+    found = {split: scan.open_split(config, split).fingerprint[:16] for split in splits}
     assert found == {f"{name}_{part}": digest[part == "test"] for name, digest in DIGESTS.items() for part in PARTS}
 
 

@@ -10,8 +10,10 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from jformer.data.sources.split import Pair
-from jformer.data.sources.templates import HELD_OUT, Draws, one
+from experiments.sources.templates import HELD_OUT, Draws, one
+from jformer.data.data_config import SourceConfig
+from jformer.data.sources.generated import open_built
+from jformer.data.sources.split import Pair, Split
 
 T = TypeVar("T")
 
@@ -67,6 +69,11 @@ KINDS = {
         ("What does {who} own?", "What belongs to {who}?", "Which thing does {who} take care of?"),
     ),
 }
+
+
+def open_split(config: SourceConfig, split: str) -> Split:
+    """Open one split of data.num_pairs training pairs, or of what is held out."""
+    return open_built(config, split, build)
 
 
 def build(num_pairs: int) -> dict[str, list[Pair]]:

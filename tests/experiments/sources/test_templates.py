@@ -5,10 +5,9 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from jformer.data.sources import parts_of_speech
-from jformer.data.sources import synthetic_labels as judged
+from experiments.sources import labels, parts_of_speech
 
-SETS = {"parts_of_speech": parts_of_speech.build, "subjects": judged.subjects, "likeness": judged.likeness}
+SETS = {"parts_of_speech": parts_of_speech.build, "subjects": labels.subjects, "likeness": labels.likeness}
 DIGESTS = {
     "parts_of_speech": "67597ceac7900232acf84554c9fa9e275e1a2cb4877b213b7c6eac6f8373ec71",
     "subjects": "96f1192bc96d990bdb660d3338cc64ad5c10327e3964201956703a1a5fcecd05",
@@ -60,14 +59,14 @@ def test_a_subject_that_is_denied_is_no_label(corpora):
         told = set()
         for clause in pair.source.split(" and "):
             denied = any(word in clause.split() for word in ("nobody", "no")) or "not care" in clause
-            words = () if denied else judged.SUBJECTS.items()
+            words = () if denied else labels.SUBJECTS.items()
             told |= {subject for subject, names in words if set(names) & set(clause.split())}
         assert pair.target == ",".join(sorted(told))
 
 
 def test_sentences_that_say_the_same_are_five_alike(corpora):
     assert {pair.target for pair in corpora["likeness"]["train"]} == set("012345")
-    words = {word: (key, i) for key, sets in judged.SAME.items() for i, same in enumerate(sets) for word in same}
+    words = {word: (key, i) for key, sets in labels.SAME.items() for i, same in enumerate(sets) for word in same}
     longest_first = sorted(words, key=len, reverse=True)  # "half a dozen" holds "a dozen"
 
     def things(text):

@@ -5,8 +5,10 @@ stands: "light" is a noun, an adjective or a verb, "that" points, refers or join
 The whole sentence leaves no doubt of any, but for some questions that end in "back": "did that fish back ?".
 """
 
-from jformer.data.sources.split import Pair
-from jformer.data.sources.templates import Draws, dealt, one
+from experiments.sources.templates import Draws, dealt, one
+from jformer.data.data_config import SourceConfig
+from jformer.data.sources.generated import open_built
+from jformer.data.sources.split import Pair, Split
 
 NOUNS = (
     "dog", "nurse", "pilot", "river", "garden", "letter", "child", "teacher", "bridge", "market",
@@ -27,6 +29,11 @@ PLACES = ("in", "near", "to", "on", "with", "behind")
 THINKS = ("thinks", "says", "knows", "hopes")
 
 Words = list[tuple[str, str]]
+
+
+def open_split(config: SourceConfig, split: str) -> Split:
+    """Open one split of data.num_pairs training pairs, or of what is held out."""
+    return open_built(config, split, build)
 
 
 def build(num_pairs: int) -> dict[str, list[Pair]]:

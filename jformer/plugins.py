@@ -1,0 +1,107 @@
+"""Parts that a config names: built-in ones by a short name, one's own as `package.module:function`.
+
+A table maps short names to parts, or to the places of parts that are imported on first use. A part of one's own is
+imported only if its module was allowed in this process: by `allow`, which commands call for what their config file and
+their arguments name, or by the environment (JFORMER_PARTS=my_package,other.module). The config.json of a run may come
+from a stranger, so that what it names is never imported for its sake alone.
+
+docs/parts.md shows one part of each kind; `jformer.testing` checks them.
+"""
+
+import hashlib
+import importlib
+import inspect
+import os
+import re
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jformer.errors import UserError, check_choice, nearest
+
+ENVIRONMENT = "JFORMER_PARTS"
+PLACE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+OWN = "package.module:function"
+
+_allowed: set[str] = set()
+_recorded: dict[str, str] = {}
+
+
+def is_own(name: str) -> bool:
+    """Return whether a name is that of a part of one's own, `package.module:function`."""
+    return PLACE.fullmatch(name) is not None
+
+
+def check_part(key: str, name: str, choices: Collection[str]) -> None:
+    """Raise UserError unless a name is one of the choices, or has the form of a part of one's own."""
+    if not (isinstance(name, str) and is_own(name)):
+        check_choice(key, name, choices, f", or name {OWN}")
+
+
+def allow(*names: str) -> None:
+    """Allow the import of parts, modules or packages with all modules in them."""
+    _allowed.update(name.partition(":")[0] for name in names)
+
+
+def find(key: str, name: str, table: Mapping[str, Any]) -> Any:
+    """Return the part that a config names.
+
+    Args:
+        key: the config key, for errors.
+        name: a key of `table`, or `package.module:function`.
+        table: short name → the part, or its place as "package.module:function".
+
+    Raises:
+        UserError: there is no such part, or its module was not allowed.
+    """
+    check_part(key, name, table)
+    found = table.get(name, name)
+    if not isinstance(found, str):
+        return found
+    module_name, _, attribute = found.partition(":")
+    if name in table:
+        return getattr(importlib.import_module(module_name), attribute)
+    _check_allowed(key, name)
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UserError(
+            f"{key}={name!r}: cannot import {module_name} ({error}); is its folder on PYTHONPATH?"
+        ) from error
+    if not callable(part := getattr(module, attribute, None)):
+        known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
+        raise UserError(f"{key}={name!r}: {module_name} has no function {attribute}; {nearest(attribute, known)}")
+    _report_change(name)
+    return part
+
+
+def digests(names: Iterable[str]) -> dict[str, str]:
+    """Return part → SHA-256 of the file of its module, which must be allowed; modules that it imports do not count."""
+    return {name: _digest(name) for name in names if find("parts", name, {})}
+
+
+def expect(recorded: Mapping[str, str]) -> None:
+    """Compare parts with the digests that a run recorded as they are imported, and report changes to standard error."""
+    _recorded.update(recorded)
+
+
+def _check_allowed(key: str, name: str) -> None:
+    module = name.partition(":")[0]
+    allowed = {*_allowed, *filter(None, os.environ.get(ENVIRONMENT, "").replace(" ", "").split(","))}
+    if not any(module == each or module.startswith(f"{each}.") for each in allowed):
+        raise UserError(
+            f"{key}={name!r} is of a saved config, and {module} is not imported for its sake: read its code, then set "
+            f"{ENVIRONMENT}={module}, or name the part as --config.{key} again"
+        )
+
+
+def _digest(name: str) -> str:
+    file = inspect.getsourcefile(sys.modules[name.partition(":")[0]])
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
+
+
+def _report_change(name: str) -> None:
+    before, now = _recorded.pop(name, ""), _digest(name)
+    if before and before != now:
+        print(f"{name} has changed since the run recorded it: SHA-256 {before[:12]}, now {now[:12]}", file=sys.stderr)
