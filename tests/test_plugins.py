@@ -1,0 +1,156 @@
+"""Parts of one's own: what may be imported, what a run records of them, and what is reported."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from etils import epath
+
+from jformer import plugins
+from jformer.config import default_config, load_config, resolve, save_config
+from jformer.config.config_files import run_config_file
+from jformer.config.overrides import override
+from jformer.errors import UserError
+
+TABLE = {"sqrt": "math:sqrt", "twice": lambda x: 2 * x}
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A module that may not be imported yet, in which `part` is a function; return its name."""
+    monkeypatch.setattr(plugins, "_allowed", set())
+    monkeypatch.setattr(plugins, "_recorded", {})
+    monkeypatch.delenv("JFORMER_PARTS")
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"mine_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text("def part(config, split):\n    return split\n\nvalue = 1\n")
+    yield name
+    sys.modules.pop(name, None)
+
+
+def test_built_in_parts_are_found_by_name_and_imported_on_first_use():
+    assert plugins.find("a.b", "sqrt", TABLE)(9) == 3
+    assert plugins.find("a.b", "twice", TABLE)(9) == 18
+
+
+def test_an_unknown_name_is_answered_with_all_that_could_stand_there(mine):
+    with pytest.raises(UserError) as error:
+        plugins.find("a.b", "sqtr", TABLE)
+    assert str(error.value) == (
+        "a.b='sqtr'; choose one of: sqrt, twice, or name package.module:function (did you mean 'sqrt'?)"
+    )
+
+
+def test_a_module_is_not_imported_unless_it_was_allowed(mine, monkeypatch):
+    with pytest.raises(UserError) as error:
+        plugins.find("data.source", f"{mine}:part", TABLE)
+    assert f"data.source='{mine}:part'" in str(error.value)
+    assert f"set JFORMER_PARTS={mine}" in str(error.value)
+    plugins.allow("other", f"{mine}.inner", mine[:-1])
+    with pytest.raises(UserError, match="JFORMER_PARTS"):
+        plugins.find("data.source", f"{mine}:part", TABLE)
+    assert mine not in sys.modules
+    monkeypatch.setenv("JFORMER_PARTS", f"other, {mine}")
+    assert plugins.find("data.source", f"{mine}:part", TABLE)(None, "x") == "x"
+
+
+def test_a_package_allows_its_modules():
+    plugins.allow("tests")
+    assert plugins.find("a", "tests.test_plugins:mine", {}) is sys.modules[__name__].mine
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("{}:parts", "has no function parts; did you mean part?"),
+        ("{}:value", "has no function value; "),
+        ("{}.none:x", "cannot import "),
+    ],
+)
+def test_what_is_not_there_is_named(mine, place, message):
+    plugins.allow(mine)
+    with pytest.raises(UserError) as error:
+        plugins.find("a.b", place.format(mine), {})
+    assert str(error.value).startswith(f"a.b='{place.format(mine)}': ")
+    assert message in str(error.value)
+
+
+def config_of(mine):
+    values = default_config()
+    values.data.source = f"{mine}:part"
+    return values
+
+
+def test_a_saved_config_has_the_digest_of_a_part_and_reading_it_imports_nothing(mine, tmp_path, capsys):
+    path = epath.Path(tmp_path) / "config.json"
+    config = resolve(config_of(mine))
+    with pytest.raises(UserError, match="JFORMER_PARTS"):
+        save_config(config, path)
+    plugins.allow(mine)
+    save_config(config, path)
+    assert list(json.loads(path.read_text())["parts"]) == [f"{mine}:part"]
+    del sys.modules[mine]
+    plugins._allowed.clear()
+    assert load_config(path) == config
+    assert mine not in sys.modules
+    plugins.allow(mine)
+    plugins.find("data.source", f"{mine}:part", {})
+    assert capsys.readouterr().err == ""
+
+
+def test_a_part_whose_source_has_changed_is_reported_once(mine, tmp_path, capsys):
+    plugins.allow(mine)
+    save_config(resolve(config_of(mine)), epath.Path(tmp_path) / "config.json")
+    with (tmp_path / f"{mine}.py").open("a") as file:
+        file.write("# another\n")
+    load_config(epath.Path(tmp_path) / "config.json")
+    for _ in range(2):
+        plugins.find("data.source", f"{mine}:part", {})
+    err = capsys.readouterr().err
+    assert err.startswith(f"{mine}:part has changed since the run recorded it: SHA-256 ")
+    assert err.count("\n") == 1
+
+
+def test_a_damaged_record_of_parts_is_refused(tmp_path, mine):
+    path = epath.Path(tmp_path) / "config.json"
+    for wrong in ([1], {"a:b": 1}):
+        path.write_text(json.dumps({"parts": wrong}))
+        with pytest.raises(UserError, match="is no record of parts"):
+            load_config(path)
+
+
+def test_a_command_allows_what_its_arguments_and_its_config_file_name(mine, tmp_path):
+    values = override(config_of(mine), ["--config.seed=1"])
+    with pytest.raises(UserError, match="JFORMER_PARTS"):
+        plugins.find("data.source", values.data.source, {})
+    override(default_config(), [f"--config.data.source={mine}:part"])
+    assert plugins.find("data.source", values.data.source, {})
+    plugins._allowed.clear()
+    (tmp_path / "own.py").write_text(
+        "from jformer.config import default_config\n\n\ndef get_config():\n    config = default_config()\n"
+        f"    config.evaluate.scores = ('bleu', '{mine}:part')\n    config.data.mixture = ({{'source': 'a.b:c'}},)\n"
+        "    return config\n"
+    )
+    run_config_file(Path(tmp_path / "own.py"))
+    assert plugins._allowed == {mine, "a.b"}
+
+
+def test_the_run_of_a_stranger_imports_nothing(mine, tmp_path):
+    """The command says in one line which module it did not import, and what to do."""
+    plugins.allow(mine)
+    values = config_of(mine)
+    values.data.cache_dir = str(tmp_path / "cache")
+    save_config(resolve(values), epath.Path(tmp_path) / "config.json")
+    (tmp_path / f"{mine}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
+    command = [sys.executable, "-m", "jformer.main", f"--workdir={tmp_path}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment(tmp_path))
+    assert done.returncode == 2, done.stderr
+    assert f"set JFORMER_PARTS={mine}" in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "imported").exists()
+
+
+def environment(folder):
+    return {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[1]}{os.pathsep}{folder}"}
