@@ -94,7 +94,7 @@ def choices(key: str, default: Any) -> str:
     try:
         check(changed(Config(), key.split("."), "?" if isinstance(default, str) else ("?",)))
     except UserError as refusal:
-        offered = str(refusal).partition("choose one of: ")[2]
+        offered = str(refusal).partition("choose one of: ")[2].partition(", or name ")[0]
         names = [name.strip("'") for name in offered.split(", ")] if offered else []
         several = "some of: " if names and isinstance(default, tuple) else ""
         return several + ", ".join(f"`{name!r}`" for name in names)
