@@ -1,12 +1,17 @@
-"""How large is the house? Rooms, floors, arrows and circles of jformer, and its longest, from the sources alone.
+"""How large is the project? Lines, words, arrows, modules loaded, duplicate names, functions used once, the longest.
 
-Command:  python -m experiments.checks.house [--root=ANOTHER_CHECKOUT] [--smoke]
+No test fails for these figures: reviewers read them. --files lists every file of the package with its first line.
+
+Command:  python -m experiments.checks.house [--root=ANOTHER_CHECKOUT] [--files] [--smoke]
 """
 
 import ast
 import functools
 import statistics
-from collections.abc import Iterator, Mapping
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +20,10 @@ from absl import app, flags
 from experiments.measure import smoke_sizes
 
 CHECKOUT = flags.DEFINE_string("root", str(Path(__file__).parents[2]), "The checkout to measure.")
+FILES = flags.DEFINE_bool("files", False, "List the files of the package with their first lines.")
+
+ENTRIES = {"loop": "jformer.training.loop", "update": "jformer.training.step", "predictor": "jformer.inference.predict"}
+SHORT = 8  # lines: a function that short and used once may explain nothing
 
 Arrows = Mapping[str, set[str]]
 """A module, or a room → what it imports."""
@@ -125,35 +134,100 @@ def parameters(arguments: ast.arguments) -> int:
     return len([each for each in named if each and each.arg not in ("self", "cls")])
 
 
-def file_lengths(root: Path) -> dict[str, int]:
-    """Return file → its lines, of the package, its configs and its experiments."""
-    paths = [path for folder in ("jformer", "configs", "experiments") for path in sorted((root / folder).rglob("*.py"))]
+def lines_of(root: Path, *folders: str) -> dict[str, int]:
+    """Return file → its lines, of the Python files below folders."""
+    paths = [path for folder in folders for path in sorted((root / folder).rglob("*.py"))]
     return {str(path.relative_to(root)): len(path.read_text().splitlines()) for path in paths}
+
+
+def words(root: Path) -> int:
+    """Return how many words the documents have, decision records and the lab book among them."""
+    paths = [*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "experiments").rglob("*.md")]
+    return sum(len(path.read_text().split()) for path in paths)
+
+
+def loaded(root: Path, module: str) -> set[str]:
+    """Return the modules of ours that importing one loads, in a process of its own."""
+    program = f"import sys, {module}; print(*(name for name in sys.modules if name.partition('.')[0] == 'jformer'))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def duplicates(names: Iterable[str]) -> list[str]:
+    """Return the names that occur more than once, but those that the language asks for."""
+    return sorted(name for name, number in Counter(names).items() if number > 1 and not name.startswith("__"))
+
+
+def used_once(root: Path) -> list[Function]:
+    """Return the functions whose name is read at one place of the package; `f()` and `x.f` both read f."""
+    read: Counter[str] = Counter()
+    for tree in trees(root).values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name | ast.Attribute):
+                read[node.id if isinstance(node, ast.Name) else node.attr] += 1
+    return [each for each in functions(root) if read[each.name.rpartition(".")[2]] == 1]
+
+
+def sizes(root: Path) -> dict[str, str]:
+    """Return the lines of code and the words of documents."""
+    package = lines_of(root, "jformer")
+    tools = {name for name in package if name.startswith("jformer/tools/")}
+    core = sum(lines for name, lines in package.items() if name not in tools)
+    others = {folder: sum(lines_of(root, folder).values()) for folder in ("tests", "experiments", "configs")}
+    table = {"core": core, "tools": sum(map(package.__getitem__, tools)), **others}
+    found = {name: f"{lines:,} lines" for name, lines in table.items()}
+    return {**found, "documents": f"{words(root):,} words"}
+
+
+def names_and_functions(root: Path) -> dict[str, str]:
+    """Return the names that occur twice, and what is long, wide or used once."""
+    package, measured, once = lines_of(root, "jformer"), functions(root), used_once(root)
+    longest, widest = max(measured, key=lambda f: f.lines), max(measured, key=lambda f: f.parameters)
+    middle = statistics.median(package.values()), statistics.median(f.lines for f in measured)
+    classes = (node.name for tree in trees(root).values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    twice = duplicates(Path(name).stem for name in package), duplicates(classes)
+    short = sum(each.lines <= SHORT for each in once)
+    return {
+        "duplicate modules": f"{len(twice[0])}: {', '.join(twice[0])}",
+        "duplicate classes": f"{len(twice[1])}: {', '.join(twice[1])}",
+        "used once": f"{len(once):,} of {len(measured):,} functions, {short} of them of {SHORT} lines or fewer",
+        "longest file": f"{max(package, key=package.__getitem__)}, {max(package.values())} lines; "
+        f"the median has {middle[0]:.0f}",
+        "longest function": f"{longest.name}, {longest.lines} lines; the median has {middle[1]:.0f}",
+        "most parameters": f"{widest.name}, {widest.parameters}",
+    }
+
+
+def structure(root: Path) -> dict[str, str]:
+    """Return rooms, floors and arrows, and what three entries of the package load."""
+    rooms, modules = arrows_between_rooms(root), arrows_between_modules(root)
+    loads = {name: loaded(root, entry) for name, entry in ENTRIES.items()}
+    lengths = {
+        f"jformer.{module_of(root / name, root)}".rstrip("."): n for name, n in lines_of(root, "jformer").items()
+    }
+    return {
+        "rooms": f"{len(rooms)} on {len(floors(rooms))} floors, with {len(modules)} files",
+        "arrows": f"{count(rooms)} between rooms, {count(modules)} between files",
+        "in circles": f"{len(in_circles(rooms))} rooms, {len(in_circles(modules))} files",
+        **{
+            f"the {name} loads": f"{len(found)} modules of {sum(map(lengths.__getitem__, found)):,} lines"
+            for name, found in loads.items()
+        },
+    }
 
 
 def main(argv: list[str]) -> None:
     """Print the figures."""
     del argv
     root = Path(CHECKOUT.value).resolve()
-    lengths = file_lengths(root)
-    own = {name: lines for name, lines in lengths.items() if name.startswith("jformer/")}
-    if smoke_sizes():
-        print(f"{len(own)} files of {sum(own.values()):,} lines\nwithout what takes reading them as Python")
-        return
-    rooms, modules, measured = arrows_between_rooms(root), arrows_between_modules(root), functions(root)
-    longest, widest = max(measured, key=lambda f: f.lines), max(measured, key=lambda f: f.parameters)
-    middle = statistics.median(own.values()), statistics.median(f.lines for f in measured)
-    table = {
-        "rooms": f"{len(rooms)}, with {len(modules)} files of {sum(own.values()):,} lines",
-        "floors": f"{len(floors(rooms))}",
-        "arrows": f"{count(rooms)} between rooms, {count(modules)} between files",
-        "in circles": f"{len(in_circles(rooms))} rooms, {len(in_circles(modules))} files",
-        "longest file": f"{max(own, key=own.__getitem__)}, {max(own.values())} lines; the median has {middle[0]:.0f}",
-        "longest function": f"{longest.name}, {longest.lines} lines; the median has {middle[1]:.0f}",
-        "most parameters": f"{widest.name}, {widest.parameters}",
-    }
+    table = sizes(root)
+    if not smoke_sizes():  # parses every file, and imports the package three times
+        table |= structure(root) | names_and_functions(root)
     for name, figure in table.items():
-        print(f"{name:<18}{figure}")
+        print(f"{name:<20}{figure}")
+    if FILES.value:
+        for module, tree in trees(root).items():
+            print(f"{module or 'jformer':<40}{(ast.get_docstring(tree) or '').partition(chr(10))[0]}")
 
 
 def count(arrows: Arrows) -> int:
