@@ -4,7 +4,7 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,24 +23,6 @@ def smoke_sizes(**sizes: Any) -> bool:
         if found and not flags.FLAGS[name].present:
             setattr(flags.FLAGS, name, size)
     return found
-
-
-def seconds_in_turns(sides: Mapping[Name, Callable[[], Any]], turns: int, calls: int = 1) -> dict[Name, list[float]]:
-    """Return the seconds of a call of each side, one figure a turn; a turn before them all compiles and is not timed.
-
-    A side returns what JAX computes, which is waited for.
-    """
-    import jax
-
-    seconds: dict[Name, list[float]] = {name: [] for name in sides}
-    for turn in range(turns + 1):
-        for name, side in sides.items():
-            began = time.perf_counter()
-            for _ in range(calls):
-                jax.block_until_ready(side())
-            if turn:
-                seconds[name].append((time.perf_counter() - began) / calls)
-    return seconds
 
 
 def mean_seconds(
@@ -64,12 +46,6 @@ def resident(process: int | str = "self", field: str = "VmRSS") -> float:
     """Return the MiB that a process holds, or with VmHWM the most that it held, as Linux counts them."""
     status = Path(f"/proc/{process}/status").read_text()
     return int(status.partition(f"{field}:")[2].split()[0]) / 1024
-
-
-def median_and_range(seconds: Sequence[float]) -> str:
-    """Return milliseconds, such as `12.30 ms (11.90 to 13.00)`."""
-    middle, low, high = (1e3 * figure for figure in (statistics.median(seconds), min(seconds), max(seconds)))
-    return f"{middle:.2f} ms ({low:.2f} to {high:.2f})"
 
 
 def quartiles(seconds: Sequence[float]) -> str:

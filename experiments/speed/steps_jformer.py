@@ -1,7 +1,6 @@
 """jformer's side of steps.py: the step that training runs, its metrics and its guard included."""
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -61,17 +60,3 @@ def build_step(
     state = jax.device_put(create_state(params, tx, ema=False), replicated(mesh))  # as an update leaves it
     batch = put_batch(mesh, {name: x.reshape(microbatches, -1, *x.shape[1:]) for name, x in arrays.items()})
     return make_train_step(make_loss(model, task), tx, mesh, seed=0), state, batch
-
-
-def stepper(
-    config: ModelConfig, arrays: dict[str, np.ndarray], warmup: int, microbatches: int = 1
-) -> Callable[[], Any]:
-    """Return what takes the next update and returns its metrics."""
-    step, state, batch = build_step(config, arrays, warmup, microbatches=microbatches)
-
-    def take() -> Any:
-        nonlocal state
-        state, metrics = step(state, batch)
-        return metrics
-
-    return take
