@@ -102,7 +102,7 @@ def answer(argv: list[str]) -> int:
             options, overrides = read_flags(argv)
             if options.deterministic:
                 choose_deterministic()
-            with processes.joined(coordinates(options)):
+            with processes.join_run(coordinates(options)):
                 config = configure(options, overrides)
                 compare(options, config)
                 return run(options, config)
@@ -268,7 +268,7 @@ def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:
     return options, overrides
 
 
-def coordinates(options: flags.FlagValues) -> processes.Coordinates | None:
+def coordinates(options: flags.FlagValues) -> processes.ProcessInfo | None:
     """Return which of how many processes this is, or None if it is the only one."""
     own = processes.from_flags(options.distributed, options.coordinator, options.processes, options.process)
     if own and options.mode not in TOGETHER:

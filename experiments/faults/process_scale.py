@@ -22,11 +22,11 @@ from jaxlib import _jax
 
 from experiments.measure import ROOT, smoke_sizes
 from jformer.parallel.processes.children import die_with_parent, free_port
-from jformer.parallel.processes.coordinates import Coordinates
+from jformer.parallel.processes.process_info import ProcessInfo
 from jformer.parallel.processes.handshake import software
 from jformer.parallel.processes.meeting import meet
 from jformer.parallel.processes.service import BEAT_SECONDS, BEATS_PER_SECOND, HEARTBEAT_SECONDS, WAIT_MILLISECONDS
-from jformer.parallel.processes.stall import Status, Watch
+from jformer.parallel.processes.stall import PeerWatch, Status
 
 PROCESSES = flags.DEFINE_integer("processes", 1_000, "Processes of the run.")
 SECONDS = flags.DEFINE_float("seconds", 20.0, "For which the beats are looked at.")
@@ -55,7 +55,7 @@ def measure() -> None:
     began = time.perf_counter()
     for helper in helpers:
         tell(helper)
-    machines = meet(Coordinates("127.0.0.1", port, count, 0), fields, PATIENCE)
+    machines = meet(ProcessInfo("127.0.0.1", port, count, 0), fields, PATIENCE)
     met = time.perf_counter() - began
     address = f"127.0.0.1:{port}"
     service = _jax.get_distributed_runtime_service(address, count, heartbeat_timeout=HEARTBEAT_SECONDS)
@@ -80,7 +80,7 @@ def measure() -> None:
 
 def judge(client: Any, machines: Sequence[str], seconds: float) -> int:
     """Look at the beats as process 0 does; return how many processes were seen."""
-    watch, beats, deadline = Watch(machines), [], time.monotonic() + seconds
+    watch, beats, deadline = PeerWatch(machines), [], time.monotonic() + seconds
     while time.monotonic() < deadline:
         time.sleep(every())
         beats = client.key_value_dir_get("beat/")
@@ -98,7 +98,7 @@ def simulate() -> None:
     here, lock = [], threading.Lock()
 
     def be(process: int) -> None:
-        meet(Coordinates("127.0.0.1", PORT.value, PROCESSES.value, process), fields, PATIENCE)
+        meet(ProcessInfo("127.0.0.1", PORT.value, PROCESSES.value, process), fields, PATIENCE)
         client = connected(f"127.0.0.1:{PORT.value}", process)
         with lock:
             here.append(process)

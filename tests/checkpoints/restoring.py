@@ -58,5 +58,5 @@ def main(folder, process):
 
 if __name__ == "__main__":
     port, count, process = map(int, sys.argv[1:4])
-    with processes.joined(processes.Coordinates("127.0.0.1", port, count, process)):
+    with processes.join_run(processes.ProcessInfo("127.0.0.1", port, count, process)):
         main(Path(sys.argv[4]), process)

@@ -162,7 +162,7 @@ GUARDS = {
         test="test_main.py::test_a_place_that_cannot_be_written_is_named_before_the_work",
     ),
     "a process that stands still is ended": Guard(
-        "jformer.parallel.processes.alone.Alone.stuck",
+        "jformer.parallel.processes.watchdog.Watchdog.stuck",
         nothing,
         test="parallel/processes/test_parts.py::"
         "test_a_process_alone_is_stuck_where_an_update_takes_long_and_nowhere_else",

@@ -3,7 +3,7 @@
 Rooms outside import this, and need not know whether there is more than one process.
 """
 
-from jformer.parallel.processes.coordinates import Coordinates, from_flags
+from jformer.parallel.processes.process_info import ProcessInfo, from_flags
 from jformer.parallel.processes.group import (
     agree,
     barrier,
@@ -11,7 +11,7 @@ from jformer.parallel.processes.group import (
     compile_together,
     enter_phase,
     is_main_process,
-    joined,
+    join_run,
     main_process_first,
     process_count,
     process_index,
@@ -34,7 +34,7 @@ from jformer.parallel.processes.stop import (
 
 __all__ = [
     "AbsentError",
-    "Coordinates",
+    "ProcessInfo",
     "agree",
     "barrier",
     "check_same",
@@ -47,7 +47,7 @@ __all__ = [
     "heed_signals",
     "ignore_signals",
     "is_main_process",
-    "joined",
+    "join_run",
     "library_versions",
     "main_process_first",
     "process_count",

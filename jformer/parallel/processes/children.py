@@ -1,4 +1,4 @@
-"""Processes that this one starts, and that end with it."""
+"""Child processes that end with this one."""
 
 import contextlib
 import ctypes
@@ -13,19 +13,19 @@ PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 def die_with_parent() -> Callable[[], None]:
-    """Return what a child of this process does first: ask Linux to kill it when its parent ends, however it ends."""
+    """Return what a child runs first: it asks Linux to kill the child when its parent ends, however it ends."""
     parent = os.getpid()
 
     def ask() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # which ended before we could ask
+        if os.getppid() != parent:  # it ended before we could ask
             os._exit(128 + signal.SIGKILL)
 
     return ask
 
 
 def send_signal(process: subprocess.Popen[bytes], number: int) -> None:
-    """Send a signal to a process, or SIGKILL to its whole group, which may outlive it."""
+    """Send a signal to a process, but SIGKILL to its whole group, which may outlive it."""
     with contextlib.suppress(ProcessLookupError):
         if number == signal.SIGKILL:
             os.killpg(process.pid, number)
@@ -34,7 +34,7 @@ def send_signal(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
+    """Return a free port of this machine."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
     return port
@@ -42,10 +42,9 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def signals_to(stop: Callable[[int, FrameType | None], None], *others: signal.Signals) -> Iterator[None]:
-    """Let signals to end this process, and others, reach a handler instead; those that are ignored stay so."""
+    """Handle SIGTERM, SIGINT, SIGHUP and others by a function; a signal that is ignored stays so, as for nohup."""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *others)
-    heeded = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]  # as nohup wants it
-    before = {number: signal.signal(number, stop) for number in heeded}
+    before = {n: signal.signal(n, stop) for n in numbers if signal.getsignal(n) != signal.SIG_IGN}
     try:
         yield
     finally:

@@ -1,6 +1,6 @@
 """This process among those of its run, for all other rooms; a run of one process agrees with itself and never waits.
 
-Which processes there are is a fact of the whole process, as it is in JAX; so it is kept here, not passed around.
+Membership in a run is global state of the process, as it is in JAX, so it is kept here and not passed around.
 """
 
 import contextlib
@@ -15,31 +15,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 from jformer.errors import DONE, FAILED, LOST, UserError
-from jformer.parallel.processes.alone import Alone
-from jformer.parallel.processes.coordinates import Coordinates
 from jformer.parallel.processes.handshake import refuse_differences, software
 from jformer.parallel.processes.meeting import meet
+from jformer.parallel.processes.process_info import ProcessInfo
 from jformer.parallel.processes.service import Service
+from jformer.parallel.processes.watchdog import Watchdog
 
 if TYPE_CHECKING:
     import jax
 
 Value = TypeVar("Value")
-Joined = TypeVar("Joined")
-MEETING_SECONDS = 300.0  # in which all processes must have been started
-SHARED_SECONDS = 5.0  # until what one process wrote must be there for others
+Result = TypeVar("Result")
+MEETING_SECONDS = 300.0  # within which all processes must be started
+SHARED_SECONDS = 5.0  # within which others must see a file that one process wrote
 
 _service: Service | None = None
-_alone = Alone()
+_watchdog = Watchdog()
 
 
 @contextlib.contextmanager
-def joined(own: Coordinates | None, seconds: float = MEETING_SECONDS) -> Iterator[None]:
-    """Be one of the processes of a run while this lasts; None is a run of one process, which needs nothing.
+def join_run(own: ProcessInfo | None, seconds: float = MEETING_SECONDS) -> Iterator[None]:
+    """Join the multi-process run for the duration of the context; None is a run of one process, which needs nothing.
 
-    However it ends, it ends for all: a UserError in one process is told by all with its exit code, one whose
-    output nobody reads any longer ends all without a word, and any other error ends the others with 75. Raises
-    AbsentError and UserError if the processes do not come together.
+    All processes end together: a UserError in one is printed by all, with its exit code; a closed output ends all
+    silently; any other error ends the others with 75. Raises AbsentError and UserError if the processes do not meet.
     """
     global _service
     if own is None or own.processes == 1:
@@ -58,7 +57,7 @@ def joined(own: Coordinates | None, seconds: float = MEETING_SECONDS) -> Iterato
             service.wait_for_cause()
             service.end(LOST, line)
         service.end(error.code, line)
-    except BrokenPipeError:  # who read the answers has left, as head does
+    except BrokenPipeError:  # the reader of the answers has left, as head does
         service.end(DONE)
     except BaseException as error:
         try:
@@ -66,8 +65,8 @@ def joined(own: Coordinates | None, seconds: float = MEETING_SECONDS) -> Iterato
             service.fail(error)
             traceback.print_exc()
             sys.stderr.flush()
-        finally:  # nobody may be reading the traceback
-            os._exit(FAILED)  # not by way of Python's end, where JAX waits for the others
+        finally:  # standard error may be closed
+            os._exit(FAILED)  # without Python's cleanup, where JAX waits for the others
     finally:
         _service = None
 
@@ -78,7 +77,7 @@ def process_count() -> int:
 
 
 def is_main_process() -> bool:
-    """Tell whether this process writes and speaks for all."""
+    """Return whether this process writes files and logs for all."""
     return _service is None or _service.process == 0
 
 
@@ -88,44 +87,44 @@ def process_index() -> int:
 
 
 def enter_phase(phase: str, kind: Hashable = None) -> None:
-    """Say what this process begins to do, so that the others can tell whether it is slow, stuck or dead; never waits.
+    """Record the start of a phase, from which the others tell whether this process is slow, stuck or dead; never waits.
 
-    All processes enter the same phases in the same order. A phase of the same kind as one before takes about as long:
-    a process that is stuck there is noticed soon, even if its processor is busy.
+    All processes enter the same phases in the same order. Phases of one kind take about as long: a process that is
+    stuck in one is noticed soon, even if its processor is busy.
     """
-    (_service or _alone).enter_phase(phase, kind)
+    (_service or _watchdog).enter_phase(phase, kind)
 
 
 def set_stall_limit(seconds: float) -> None:
-    """Set how long a process may stand still; 0 is ten times as long as an update takes, at least a minute."""
-    (_service or _alone).stall_seconds = seconds
+    """Set how long a process may make no progress; 0 is ten times as long as an update takes, at least a minute."""
+    (_service or _watchdog).stall_seconds = seconds
 
 
 def record_step_time(seconds: float) -> None:
-    """Say how long an update takes: the limit for a stuck process follows from it."""
-    (_service or _alone).pace.record_step_time(seconds)
+    """Record how long an update took: the limit for a stuck process follows from it."""
+    (_service or _watchdog).pace.record_step_time(seconds)
 
 
 def watched() -> contextlib.AbstractContextManager[None]:
-    """End a process that is alone if it stands still in an update while this lasts; several watch each other anyway."""
-    return _alone.watched() if _service is None else contextlib.nullcontext()
+    """While the context lasts, end a process that runs alone if an update is stuck; several watch each other anyway."""
+    return _watchdog.watched() if _service is None else contextlib.nullcontext()
 
 
-def agree(value: Value, join: Callable[[list[Value]], Joined]) -> Joined:
-    """Return what process 0 makes of the values of all processes, as plain JSON. All call it in the same order."""
-    return join([value]) if _service is None else _service.agree(value, join)
+def agree(value: Value, combine: Callable[[list[Value]], Result]) -> Result:
+    """Return process 0's combination of all values, as plain JSON; all processes call this in the same order."""
+    return combine([value]) if _service is None else _service.agree(value, combine)
 
 
 def barrier() -> None:
-    """Wait until all processes are here."""
+    """Wait until all processes have called this."""
     agree(None, len)
 
 
 def compile_together(program: Callable[..., object], *arguments: object) -> None:
-    """Compile a jitted program in all processes before one of them runs it; one process alone compiles as it runs.
+    """Compile a jitted program in all processes before any runs it; a single process compiles when it runs.
 
-    The devices of several processes wait for each other in a program, on CPUs for no more than Gloo's 30 seconds. One
-    process may well compile that much longer than another; it takes what is compiled here from JAX's cache.
+    Devices of several processes wait for each other in a program, on CPUs for at most Gloo's 30 seconds, and one
+    process may compile that much longer than another. Running then takes the program from JAX's cache.
     """
     if _service is not None:
         cast("jax.stages.Wrapped", program).lower(*arguments).compile()
@@ -134,7 +133,7 @@ def compile_together(program: Callable[..., object], *arguments: object) -> None
 
 @contextlib.contextmanager
 def main_process_first() -> Iterator[None]:
-    """Let process 0 do something before all others do it: they find what it left."""
+    """Run the context in process 0 first; the others then find its results."""
     if not is_main_process():
         barrier()
     yield
@@ -143,31 +142,31 @@ def main_process_first() -> Iterator[None]:
 
 
 def should_stop(update: int, asked: bool) -> bool:
-    """Tell whether to stop after this update: the same one in all processes, once one of them is asked to.
+    """Return whether to stop after this update: the same one in all processes, once one of them is asked to.
 
-    All processes call it after every update. `asked` says that this process is to stop, whatever told it so.
+    All processes call this after every update; `asked` is true once this process should stop.
     """
     return asked if _service is None else _service.should_stop(update, asked)
 
 
 def end_all(code: int, line: str) -> NoReturn:
-    """End this process, and all others of its run, at once: with one line and an exit code."""
+    """End this process and all others of its run at once, with a line and an exit code."""
     if _service is not None:
         _service.end(code, line)
-    with contextlib.suppress(OSError):  # nobody may be reading
+    with contextlib.suppress(OSError):  # standard error may be closed
         os.write(2, f"jformer: {line}\n".encode())
     os._exit(code)
 
 
 def check_same(fields: Mapping[str, object]) -> None:
-    """Raise UserError, in process 0, if a field is not the same in all; `joined` ends the others with its message."""
+    """Raise UserError, in process 0, if a field is not the same in all; `join_run` ends the others with its message."""
     if _service is not None:
         names = _service.machines
         agree(fields, lambda everybody: refuse_differences(everybody, names))
 
 
 def refuse_unshared(folder: Path) -> None:
-    """Raise UserError, in all processes, if one of them does not see what process 0 writes into a folder."""
+    """Raise UserError, in all processes, if one of them does not see a file that process 0 writes into a folder."""
     if _service is None:
         return
     service, path = _service, folder / "processes.token"
@@ -184,7 +183,7 @@ def refuse_unshared(folder: Path) -> None:
 
 
 def _appears(path: Path, text: str) -> bool:
-    """Tell whether a file holds a text, which on a network's file system may take a moment."""
+    """Return whether a file holds a text, which may take a moment on a network file system."""
     deadline = time.monotonic() + SHARED_SECONDS
     while not (found := path.exists() and path.read_text() == text) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -192,7 +191,7 @@ def _appears(path: Path, text: str) -> bool:
 
 
 def _from_jax(error: BaseException | None) -> bool:
-    """Tell whether an error comes from what the devices of all processes do together, such as a part of a save."""
+    """Return whether an error comes from a collective operation, such as a part of a save."""
     import jax
 
     while error and not (isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)):
@@ -202,7 +201,7 @@ def _from_jax(error: BaseException | None) -> bool:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Let what C++ prints on standard output go nowhere: it is for answers, and Gloo greets every process there."""
+    """Discard what C++ prints on standard output, where Gloo logs every process: standard output is for answers."""
     before, answers = sys.stdout, os.dup(1)
     before.flush()
     with Path(os.devnull).open("wb") as nowhere:

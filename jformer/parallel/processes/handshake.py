@@ -1,4 +1,4 @@
-"""What must be the same in all processes of a run, and the sentence about what is not."""
+"""What must be the same in all processes of a run, and the error about what differs."""
 
 import hashlib
 import platform
@@ -11,13 +11,13 @@ from jformer.errors import UserError
 
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "sentencepiece", "sacrebleu")
 PACKAGE = Path(__file__).parents[2]
-MOST_LISTED = 4  # values, and processes of a value: a line of a terminal has room for about four
-LOCAL = ("config.data.cache_dir", "config.data.dir")  # every machine may have its own: texts are compared themselves
-STAMP = "_CHECKPOINT_METADATA"  # a checkpoint's file that says when it was written
+MOST_LISTED = 4  # values, and processes of a value, in a line
+LOCAL = ("config.data.cache_dir", "config.data.dir")  # may differ between machines: the texts are compared
+STAMP = "_CHECKPOINT_METADATA"  # a file of a checkpoint that holds the time of writing
 
 
 def software() -> dict[str, str]:
-    """Return what this process is made of: Python, libraries, and our own source."""
+    """Return the versions of Python and libraries, and a digest of our own source."""
     return {**library_versions(), "jformer's source": _digest(PACKAGE, PACKAGE.rglob("*.py"))}
 
 
@@ -27,10 +27,7 @@ def library_versions() -> dict[str, str]:
 
 
 def code_version(package: Path = PACKAGE) -> str:
-    """Return the commit of the clone that the package lies in, "-dirty" where files are not the commit's.
-
-    Outside of a clone, or without git, it is the version that is installed.
-    """
+    """Return the commit of the package's git clone, with "-dirty" for changed files; else the installed version."""
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", "-C", package, *arguments], capture_output=True, text=True, check=True)
@@ -44,9 +41,9 @@ def code_version(package: Path = PACKAGE) -> str:
 
 
 def saved_run(workdir: Path, is_step: Callable[[str], bool]) -> dict[str, str]:
-    """Return what tells a saved run from another one and from an older copy of it.
+    """Return digests that distinguish a saved run from another one and from an older copy of it.
 
-    `is_step` tells whether a folder of checkpoints is a step, by its name: `storage.is_step`, which stands beside us.
+    `is_step` recognizes the folder of a step by its name: `storage.is_step`, which this room may not import.
     """
     files = [*workdir.glob("config.json"), *workdir.glob("tokenizer/*")]
     stamps = [path for path in workdir.glob(f"checkpoints/*/{STAMP}") if is_step(path.parent.name)]
@@ -58,7 +55,7 @@ def saved_run(workdir: Path, is_step: Callable[[str], bool]) -> dict[str, str]:
 
 
 def refuse_differences(fields: Sequence[Mapping[str, object]], names: Sequence[str]) -> None:
-    """Raise UserError naming the first field whose values differ between processes, the values and the processes."""
+    """Raise UserError for the first field that differs between processes, with its values and their processes."""
     for field in dict.fromkeys(field for each in fields for field in each):
         if field in LOCAL:
             continue

@@ -1,9 +1,9 @@
-"""How the processes of a run find each other, before JAX: each writes its number to process 0, which waits for all.
+"""How the processes of a run find each other, before JAX: each connects to process 0, which waits for all of them.
 
-JAX's coordination service ends every process with a C++ abort if one of them does not come, counts differently or has
-the wrong number, and lets nobody write anything until all are there (JAX 0.10.2 and 0.12). So they meet on the port of
-the coordinator first, once, and JAX's service takes over that port. If JAX's certificates are set (JAX_MTLS_*), the
-same ones are asked for here.
+JAX's coordination service aborts every process if one does not come or has a wrong number, overlooks one that counts
+differently, and accepts no keys until all are there (JAX 0.10.2 and 0.12; docs/decisions/0044). So the processes meet
+on the coordinator's port first, and then JAX's service takes over that port. If JAX's certificates are set
+(JAX_MTLS_*), the meeting requires the same ones.
 """
 
 import contextlib
@@ -18,19 +18,19 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from jformer.errors import LOST, MISTAKE, UserError
-from jformer.parallel.processes.coordinates import Coordinates, here, is_loopback
 from jformer.parallel.processes.handshake import refuse_differences
+from jformer.parallel.processes.process_info import ProcessInfo, is_loopback
 
-FIRST_REMARK = 10.0  # seconds until process 0 says whom it is waiting for
-HELLO_SECONDS = 5.0  # for who connects to say who it is
+FIRST_REMARK = 10.0  # seconds until process 0 prints which processes are missing
+HELLO_SECONDS = 5.0  # for a new connection to introduce itself
 RETRY_SECONDS = 0.2  # between attempts to connect
-MAX_BYTES = 1 << 16  # of a message; a stranger may send any
+MAX_BYTES = 1 << 16  # of a message; strangers may send anything
 MAX_LISTED = 8
 CERTIFICATES = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")
 
 
 class Hello(NamedTuple):
-    """What a process writes to process 0."""
+    """The introduction that a process sends to process 0."""
 
     process: int
     processes: int
@@ -38,22 +38,22 @@ class Hello(NamedTuple):
     fields: dict[str, object]  # what must be the same in all processes
 
 
-Came = dict[int, tuple[socket.socket | None, Hello]]  # process → its connection, and what it said
+Arrived = dict[int, tuple[socket.socket | None, Hello]]  # process → its connection and introduction
 
 
 class AbsentError(Exception):
-    """A process of the run did not come, or process 0 is not there or cannot serve."""
+    """A process of the run did not come, or process 0 cannot be reached."""
 
 
-def meet(own: Coordinates, fields: Mapping[str, object], seconds: float) -> list[str]:
-    """Return the machines of all processes, once all are there.
+def meet(own: ProcessInfo, fields: Mapping[str, object], seconds: float) -> list[str]:
+    """Return the machines of all processes, once all have arrived.
 
-    Raises AbsentError if that takes longer than so many seconds; UserError if two say that they are the same one, they
-    count themselves differently, or their fields differ.
+    Raises AbsentError if that takes longer than `seconds`; UserError if two processes have the same number, or if their
+    counts or fields differ.
     """
-    hello = Hello(own.process, own.processes, here(), dict(fields))
+    hello = Hello(own.process, own.processes, socket.gethostname(), dict(fields))
     if own.process:
-        return _come(own, hello, seconds)
+        return _join(own, hello, seconds)
     try:
         server = _listen(own)
     except OSError as error:
@@ -66,13 +66,13 @@ def meet(own: Coordinates, fields: Mapping[str, object], seconds: float) -> list
 
 
 def _gather(
-    own: Coordinates, hello: Hello, seconds: float, server: socket.socket, stack: contextlib.ExitStack
+    own: ProcessInfo, hello: Hello, seconds: float, server: socket.socket, stack: contextlib.ExitStack
 ) -> list[str]:
-    """Wait for the others, as process 0, and tell all of them how it went."""
-    came: Came = {0: (None, hello)}
+    """Wait for the other processes, as process 0, and send all of them the outcome."""
+    arrived: Arrived = {0: (None, hello)}
     try:
-        _admit_all(own, seconds, server, stack, came)
-        everybody = [came[i][1] for i in range(own.processes)]
+        _admit_all(own, seconds, server, stack, arrived)
+        everybody = [arrived[i][1] for i in range(own.processes)]
         machines = [each.machine for each in everybody]
         refuse_differences([each.fields for each in everybody], machines)
         answer: dict[str, Any] = {"machines": machines}
@@ -80,28 +80,28 @@ def _gather(
         answer = {"error": str(error), "code": MISTAKE if isinstance(error, UserError) else LOST}
         raise
     finally:
-        for connection, _ in came.values():
+        for connection, _ in arrived.values():
             if connection:
-                with contextlib.suppress(OSError):  # it left; JAX will miss it
+                with contextlib.suppress(OSError):  # it left; JAX will notice
                     connection.sendall(json.dumps(answer).encode() + b"\n")
     return machines
 
 
 def _admit_all(
-    own: Coordinates, seconds: float, server: socket.socket, stack: contextlib.ExitStack, came: Came
+    own: ProcessInfo, seconds: float, server: socket.socket, stack: contextlib.ExitStack, arrived: Arrived
 ) -> None:
-    began, said, tls = time.monotonic(), False, _tls(ssl.PROTOCOL_TLS_SERVER)
+    began, remarked, tls = time.monotonic(), False, _tls(ssl.PROTOCOL_TLS_SERVER)
     while True:
-        for process in [i for i, (connection, _) in came.items() if _has_left(connection)]:
-            del came[process]  # a supervisor starts it again
-        if len(came) == own.processes:
+        for process in [i for i, (connection, _) in arrived.items() if _has_left(connection)]:
+            del arrived[process]  # a supervisor will restart it
+        if len(arrived) == own.processes:
             return
         waited = time.monotonic() - began
         if waited > seconds:
-            raise AbsentError(f"{_absent(own, came)} did not come within {seconds:.0f} s: start the command for each")
-        if waited > FIRST_REMARK and not said:
-            said = True
-            print(f"waiting for {_absent(own, came)}", file=sys.stderr, flush=True)
+            raise AbsentError(f"{_absent(own, arrived)} did not come within {seconds:.0f} s: start every process")
+        if waited > FIRST_REMARK and not remarked:
+            remarked = True
+            print(f"waiting for {_absent(own, arrived)}", file=sys.stderr, flush=True)
         server.settimeout(min(1.0, max(0.01, seconds - waited)))
         try:
             connection = stack.enter_context(server.accept()[0])
@@ -109,31 +109,30 @@ def _admit_all(
             if tls:
                 connection = stack.enter_context(tls.wrap_socket(connection, server_side=True))
             hello = Hello(**_read(connection))
-            if not all(isinstance(value, kind) for value, kind in zip(hello, (int, int, str, dict), strict=True)):
-                continue
-        except (OSError, ValueError, TypeError):  # nobody came, or a stranger
+        except (OSError, ValueError, TypeError):  # nobody connected, or a stranger
             continue
-        _admit(own, connection, hello, came)
+        if all(isinstance(value, kind) for value, kind in zip(hello, (int, int, str, dict), strict=True)):
+            _admit(own, connection, hello, arrived)
 
 
-def _admit(own: Coordinates, connection: socket.socket, hello: Hello, came: Came) -> None:
-    """Take in a process that said who it is."""
+def _admit(own: ProcessInfo, connection: socket.socket, hello: Hello, arrived: Arrived) -> None:
+    """Register a process that has introduced itself; raise UserError if its number or count is wrong."""
     process, processes, machine = hello.process, hello.processes, hello.machine
-    twice = process in came and not _has_left(came[process][0])
+    twice = process in arrived and not _has_left(arrived[process][0])
     wrong = processes != own.processes or not 0 < process < own.processes
-    came[-1 if twice or wrong else process] = (connection, hello)  # who is refused hears of it, too
+    arrived[-1 if twice or wrong else process] = (connection, hello)  # a refused process gets the error as well
     if wrong:
         raise UserError(
             f"process {process} ({machine}) was started with --processes={processes}, process 0 with {own.processes}: "
             "start all with the same"
         )
     if twice:
-        other = came[process][1].machine
+        other = arrived[process][1].machine
         raise UserError(f"--process={process} was started twice, on {other} and {machine}: number them 0, 1, …")
 
 
-def _come(own: Coordinates, hello: Hello, seconds: float) -> list[str]:
-    """Go to process 0, as another, until it answers: what is left of the run before may still hold the port."""
+def _join(own: ProcessInfo, hello: Hello, seconds: float) -> list[str]:
+    """Connect to process 0, as another process, and return its answer; retry while an earlier run holds the port."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -143,8 +142,8 @@ def _come(own: Coordinates, hello: Hello, seconds: float) -> list[str]:
             if time.monotonic() > deadline:
                 why = error if isinstance(error, OSError) else "another program answers there"
                 raise AbsentError(
-                    f"process 0 was not reached at {own.host}:{own.port} within {seconds:.0f} s ({why}): start the "
-                    "command for it too, or say another --coordinator"
+                    f"process 0 was not reached at {own.host}:{own.port} within {seconds:.0f} s ({why}): start it too, "
+                    "or give another --coordinator"
                 ) from error
             time.sleep(RETRY_SECONDS)
     if "error" in answer:
@@ -152,8 +151,8 @@ def _come(own: Coordinates, hello: Hello, seconds: float) -> list[str]:
     return list(answer["machines"])
 
 
-def _ask(own: Coordinates, hello: Hello, seconds: float, left: float) -> dict[str, Any]:
-    """Tell process 0 who this is, within the seconds left, and return its answer once the others are there, too."""
+def _ask(own: ProcessInfo, hello: Hello, seconds: float, left: float) -> dict[str, Any]:
+    """Introduce this process within the seconds left; return process 0's answer once all have arrived."""
     tls = _tls(ssl.PROTOCOL_TLS_CLIENT)
     with contextlib.ExitStack() as stack:
         connection = stack.enter_context(socket.create_connection((own.host, own.port), timeout=left))
@@ -164,28 +163,28 @@ def _ask(own: Coordinates, hello: Hello, seconds: float, left: float) -> dict[st
         return _read(connection)
 
 
-def _listen(own: Coordinates) -> socket.socket:
+def _listen(own: ProcessInfo) -> socket.socket:
     """Open the coordinator's port: on every address, unless all processes are on this machine."""
     if is_loopback(own.host):
         return socket.create_server((own.host, own.port), backlog=own.processes)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", own.port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=own.processes)
-    return socket.create_server(("", own.port), backlog=own.processes)
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", own.port), family=family, dualstack_ipv6=both, backlog=own.processes)
 
 
 def _read(connection: socket.socket) -> dict[str, Any]:
-    """Return the message of a connection. Raise OSError if none comes, ValueError if it is none of ours."""
+    """Return the message of a connection; raise OSError if none comes, ValueError if it is not one of ours."""
     line = b""
     while not line.endswith(b"\n"):
         chunk = connection.recv(MAX_BYTES)
         if not chunk:
-            raise ConnectionError("it closed the connection without a word")
+            raise ConnectionError("the connection was closed without a message")
         line += chunk
         if len(line) > MAX_BYTES:
             raise ValueError("too long")
     try:
         message = json.loads(line)
-    except RecursionError as error:  # a stranger's, which must not end the meeting
+    except RecursionError as error:  # from a stranger, who must not end the meeting
         raise ValueError("nested too deep") from error
     if not isinstance(message, dict):
         raise ValueError("no message")
@@ -193,18 +192,18 @@ def _read(connection: socket.socket) -> dict[str, Any]:
 
 
 def _has_left(connection: socket.socket | None) -> bool:
-    """Tell whether a process that is to wait has closed its connection."""
+    """Return whether a waiting process has closed its connection."""
     return connection is not None and bool(select.select([connection], [], [], 0)[0])
 
 
-def _absent(own: Coordinates, came: Collection[int]) -> str:
-    absent = [i for i in range(own.processes) if i not in came]
+def _absent(own: ProcessInfo, arrived: Collection[int]) -> str:
+    absent = [i for i in range(own.processes) if i not in arrived]
     listed = ", ".join(map(str, absent[:MAX_LISTED])) + (", …" if len(absent) > MAX_LISTED else "")
     return f"process{'es' if len(absent) > 1 else ''} {listed} of {own.processes}"
 
 
 def _tls(side: int) -> ssl.SSLContext | None:
-    """Return what JAX's own certificates ask for, if they are set: either side must have one of that authority."""
+    """Return a context that requires certificates of JAX's own authority from both sides, if they are set."""
     certificate, key, authority = (os.environ.get(name) for name in CERTIFICATES)
     if not (certificate and authority):
         return None

@@ -1,7 +1,7 @@
-"""Which process is dead, stuck or slow? Judged from what every process says of itself; nothing is sent or ended here.
+"""Which process is dead, stuck or slow? Judged from the status of every process; nothing is sent or ended here.
 
-All processes of a run enter the same phases in the same order: update 1, update 2, validation, … So who has entered
-fewer phases than another is the one that is waited for, and it is slow as long as it makes progress, else stuck.
+All processes of a run enter the same phases in the same order: update 1, update 2, validation, … So the
+process that has entered the fewest phases is the one that others wait for: slow while it makes progress, else stuck.
 """
 
 import math
@@ -11,31 +11,31 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
-MIN_STALL_SECONDS = 60.0  # that a process may be stuck
-STALL_UPDATES = 10  # or so many times as long as an update takes
-OTHER_PHASES = 10  # times as long where nothing of the kind was timed: starting, compiling, validating, saving
-STEADY_SHARE = 0.5  # of the limit: a phase that takes more is not expected to be as quick again
-BUSY_SHARE = 0.02  # of a core, from which a process counts as at work
+MIN_STALL_SECONDS = 60.0  # the shortest limit for a stuck process
+STALL_UPDATES = 10  # times as long as an update takes, if that is more
+OTHER_PHASES = 10  # times as long in phases that were not timed: starting, compiling, validating, saving
+STEADY_SHARE = 0.5  # of the limit: a slower phase is not expected to take as long again
+BUSY_SHARE = 0.02  # of a core, from which a process counts as busy
 RECENT_UPDATES = 100
-SLOW_SECONDS = 2.0  # after which it is said for whom all are waiting
-MAX_LISTED = 8  # numbers of processes in a line
+SLOW_SECONDS = 2.0  # from which a slow process is logged
+MAX_LISTED = 8  # processes in a line
 
 
 class Status(NamedTuple):
-    """What a process says of itself with each beat."""
+    """What a process reports with each beat."""
 
     beat: int = 0  # counts up as long as the process lives
     entered: int = 0  # phases so far
     phase: str = "the start"
     steady: bool = False  # a phase that takes no longer than the ones of its kind before it
     idle: float = 0.0  # seconds without progress
-    failed: bool = False  # it raised an error, maybe because another process is gone
+    failed: bool = False  # it raised an error, maybe because another process died
 
 
 class Pace:
-    """A process's own account of which phase it is in and since when nothing goes on there.
+    """A process's own record of its phase, and for how long it has made no progress there.
 
-    In a steady phase nothing but the next phase is progress. Elsewhere a busy processor is, too: compiling, learning a
+    In a steady phase only the next phase is progress. Elsewhere a busy processor is, too: compiling, learning a
     tokenizer or scoring may take any time.
     """
 
@@ -49,7 +49,7 @@ class Pace:
         self._updates: deque[float] = deque(maxlen=RECENT_UPDATES)  # seconds
 
     def enter(self, phase: str, kind: Hashable = None, limit: float = math.inf) -> None:
-        """Note that the next phase begins: a steady one, if the last of its kind was done well within the limit."""
+        """Record the start of a phase: a steady one, if the last of its kind ended well within the limit."""
         now = self._clock()
         self._times[self._kind] = now - self._entered
         steady = kind is not None and self._times.get(kind, math.inf) <= STEADY_SHARE * limit
@@ -57,11 +57,11 @@ class Pace:
         self._kind, self._entered, self._progress = kind, now, now
 
     def record_step_time(self, seconds: float) -> None:
-        """Note how long an update takes."""
+        """Record how long an update took."""
         self._updates.append(seconds)
 
     def status(self) -> Status:
-        """Return what the process is doing now."""
+        """Return the process's current status."""
         now, used, status = self._clock(), self._used(), self._status
         if not status.steady and used - self._processor > BUSY_SHARE * (now - self._looked):
             self._progress = now
@@ -70,7 +70,7 @@ class Pace:
 
     @property
     def median(self) -> float:
-        """Return the seconds of an update; 0 before any is known."""
+        """Return the median seconds of an update; 0 before any is known."""
         return statistics.median(tuple(self._updates)) if self._updates else 0.0
 
     def limit(self, seconds: float) -> float:
@@ -79,38 +79,38 @@ class Pace:
         return seconds or (longest if self._updates else OTHER_PHASES * MIN_STALL_SECONDS)
 
 
-class Watch:
+class PeerWatch:
     """What process 0 concludes from the statuses of all processes."""
 
     def __init__(self, names: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
-        """`names` has what each process is called in a line."""
+        """`names` are those of the processes in messages."""
         self._names, self._clock = names, clock
         self._statuses = [Status()] * len(names)
         self._heard = [clock()] * len(names)
         self._waiting: dict[int, tuple[float, Status]] = {}  # process → since when others wait for it, and where
 
     def update(self, statuses: Mapping[int, Status]) -> None:
-        """Take the newest statuses; one with an old beat says that nothing was heard."""
+        """Take the newest statuses; an unchanged beat means silence."""
         for i, status in statuses.items():
             if status.beat != self._statuses[i].beat:
                 self._statuses[i], self._heard[i] = status, self._clock()
 
     def dead(self, seconds: float, shorter: float) -> str | None:
-        """Return a line about the first process that was not heard of for so long, if there is one.
+        """Return a line about the first process that was silent for `seconds`, if there is one.
 
         Silence counts in steady phases. Elsewhere long work may hold the interpreter, and only JAX's own heartbeat,
-        which is no Python thread, can tell the difference. Once some process failed, silence explains it anywhere,
-        and a shorter one is enough.
+        which is not a Python thread, can tell the difference. Once a process has failed, silence anywhere explains it,
+        and `shorter` is enough.
         """
         failed = any(status.failed for status in self._statuses)
         for name, status, heard in zip(self._names, self._statuses, self._heard, strict=True):
             silent = self._clock() - heard
             if silent > (shorter if failed else seconds) and (failed or status.steady):
-                return f"{name} died or is frozen at {status.phase}: nothing was heard of it for {silent:.0f} s"
+                return f"{name} died or is frozen at {status.phase}: no beat for {silent:.0f} s"
         return None
 
     def stuck(self, limit: float) -> str | None:
-        """Return a line about the processes that all others wait for without any progress, if there are some."""
+        """Return a line about the processes that all others wait for and that make no progress, if there are any."""
         statuses = self._now()
         stuck = waited_for(statuses, limit)
         if not stuck:
@@ -123,7 +123,7 @@ class Watch:
         return f"{listed} {'is' if len(stuck) == 1 else 'are'} stuck {where}"
 
     def slow(self, median: float) -> list[str]:
-        """Return a line for each process that kept all others waiting, now that it goes on."""
+        """Return a line for each process that kept all others waiting and has moved on."""
         statuses, lines = self._now(), []
         for i, (since, before) in list(self._waiting.items()):
             if statuses[i].entered > before.entered:
@@ -135,7 +135,7 @@ class Watch:
         return lines
 
     def _now(self) -> list[Status]:
-        """Return the statuses, with the silence since then where silence cannot be work."""
+        """Return the statuses; in steady phases, silence adds to the idle time."""
         now = self._clock()
         return [
             status._replace(idle=status.idle + (now - heard if status.steady else 0.0))
@@ -144,10 +144,10 @@ class Watch:
 
 
 def waited_for(statuses: Sequence[Status], longer: float) -> list[int]:
-    """Return the processes that all are waiting for, if nobody has made progress for longer than so many seconds.
+    """Return the processes that all are waiting for, if no process has made progress for longer than `longer` seconds.
 
-    Those are the ones that entered the fewest phases. That may be all of them: then nobody knows who is stuck. Whoever
-    is not in a steady phase has ten times as long.
+    Those are the ones that entered the fewest phases. If that is all of them, nothing tells which is stuck. A process
+    outside a steady phase has ten times as long.
     """
     if any(each.idle <= longer * (1 if each.steady else OTHER_PHASES) for each in statuses):
         return []

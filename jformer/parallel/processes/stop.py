@@ -1,8 +1,8 @@
-"""What a request to stop does: SIGTERM, SIGINT, SIGHUP, or a terminal that nobody reads any longer.
+"""Requests to stop: SIGTERM, SIGINT, SIGHUP, or a closed terminal or pipe.
 
-A signal is heard at once, by a thread of its own: a handler in Python waits until the main thread comes back from C++,
-which compiles for minutes, and what it raises may be swallowed by a callback of JAX. Where nothing is to be saved, the
-process ends with one line and STOPPED; otherwise the request is kept, for whoever saves to ask for.
+A thread receives signals at once: a Python handler waits until the main thread returns from C++, which may compile for
+minutes, and a callback of JAX may swallow what it raises. If there is nothing to save, the process ends with one line
+and STOPPED; otherwise the request is kept until the code that saves asks for it.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from jformer.errors import STOPPED
 from jformer.parallel.processes.children import signals_to
 from jformer.parallel.processes.group import end_all
 
-GONE = (errno.EPIPE, errno.EIO)  # who reads a pipe has left; a terminal is closed
+GONE = (errno.EPIPE, errno.EIO)  # a pipe without a reader; a closed terminal
 HEEDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _requested = threading.Event()
@@ -28,7 +28,7 @@ _line = "stopped"
 
 @contextlib.contextmanager
 def heed_signals(line: str) -> Iterator[None]:
-    """End this process, saying the line, when a signal asks to, while this lasts; see `defer_stop` for later."""
+    """While the context lasts, a signal ends this process with a line; see `defer_stop` for later."""
     global _line
     end_at_once(line)
     _requested.clear()
@@ -36,7 +36,7 @@ def heed_signals(line: str) -> Iterator[None]:
     os.set_blocking(writer, False)
     listener = threading.Thread(target=_listen, args=(reader,), name="signals", daemon=True)
     listener.start()
-    with signals_to(lambda number, frame: None):  # so that the pipe is written to, and nothing raised
+    with signals_to(lambda number, frame: None):  # so that C writes to the pipe, and nothing is raised
         before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         try:
             yield
@@ -49,25 +49,25 @@ def heed_signals(line: str) -> Iterator[None]:
 
 
 def defer_stop() -> None:
-    """Keep a request to stop from now on: there is something to save. A second SIGINT ends the process all the same."""
+    """Keep requests to stop from now on: there is something to save. A second SIGINT still ends the process."""
     global _deferred
     _deferred = True
 
 
 def end_at_once(line: str) -> None:
-    """Let a request to stop end the process from now on, saying a line."""
+    """Let a request to stop end the process from now on, with a line."""
     global _deferred, _line
     _deferred, _line = False, line
 
 
 def ignore_signals() -> None:
-    """Let no signal that asks to stop do anything any longer."""
+    """Ignore signals that ask to stop from now on."""
     for number in HEEDED:
         signal.signal(number, signal.SIG_IGN)
 
 
 def stop_requested() -> bool:
-    """Tell whether a request to stop came since it is kept."""
+    """Return whether a request to stop is kept."""
     return _requested.is_set()
 
 
@@ -81,7 +81,7 @@ def request_stop() -> None:
 
 @contextlib.contextmanager
 def readers_may_leave() -> Iterator[None]:
-    """Take it for a request to stop when nobody reads standard output or error any longer, instead of failing there."""
+    """Treat a reader of standard output or error that leaves as a request to stop, not as an error."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (_Outlet(stream) for stream in before)
     try:
@@ -91,7 +91,7 @@ def readers_may_leave() -> Iterator[None]:
 
 
 class _Outlet:
-    """A stream whose reader may leave: what is written then goes nowhere. Not its owner: it is never closed here."""
+    """A stream whose reader may leave, after which output is discarded. It does not own the stream."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -122,9 +122,9 @@ class _Outlet:
 
 
 def _listen(reader: int) -> None:
-    """Read the numbers of signals, which C writes into the pipe as they come."""
+    """Read the numbers of signals, which C writes into the pipe."""
     while number := os.read(reader, 1):
         if number[0] in HEEDED:
             if number[0] == signal.SIGINT and stop_requested():
-                end_at_once("stopped at once: what came after the last checkpoint is lost")
+                end_at_once("stopped at once: progress since the last checkpoint is lost")
             request_stop()

@@ -85,7 +85,7 @@ def do(options: argparse.Namespace) -> None:
 
     if options.command == "import":
         texts = Texts(options.source_language, options.target_language, options.prefix)
-        with processes.joined(processes.from_flags(False, options.coordinator, options.processes, options.process)):
+        with processes.join_run(processes.from_flags(False, options.coordinator, options.processes, options.process)):
             with processes.main_process_first():
                 directory = find_model(options.model)
             told = import_model(directory, options.workdir, texts)

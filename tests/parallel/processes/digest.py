@@ -15,7 +15,7 @@ from jformer.parallel import processes
 from jformer.training.run import build
 
 options, overrides = main.read_flags(sys.argv)
-with processes.joined(main.coordinates(options)):
+with processes.join_run(main.coordinates(options)):
     from jax.experimental import multihost_utils
 
     state = build(main.configure(options, overrides), Path(options.workdir)).state

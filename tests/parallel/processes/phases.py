@@ -70,7 +70,7 @@ try:
     if NAME == "late":
         time.sleep(float(SECONDS))
     own = processes.from_flags(False, f"127.0.0.1:{port}", int(COUNT), int(INDEX))
-    with processes.joined(own, seconds):
+    with processes.join_run(own, seconds):
         main()
 except (UserError, processes.AbsentError) as error:
     print(f"jformer: {error}", file=sys.stderr)

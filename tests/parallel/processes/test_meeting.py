@@ -8,7 +8,7 @@ import pytest
 
 from jformer.errors import UserError
 from jformer.parallel.processes.children import free_port
-from jformer.parallel.processes.coordinates import Coordinates
+from jformer.parallel.processes.process_info import ProcessInfo
 from jformer.parallel.processes.meeting import AbsentError, meet
 
 PATIENCE = 30.0  # seconds
@@ -19,7 +19,7 @@ def met(port, *numbers, count=3, seconds=PATIENCE, fields=None, counts=None):
     results = [None] * len(numbers)
 
     def come(index, number):
-        own = Coordinates("127.0.0.1", port, (counts or {}).get(number, count), number)
+        own = ProcessInfo("127.0.0.1", port, (counts or {}).get(number, count), number)
         try:
             results[index] = meet(own, (fields or {}).get(number, {}), seconds)
         except (UserError, AbsentError) as error:

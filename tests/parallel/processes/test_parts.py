@@ -18,10 +18,10 @@ from jax._src.lib import _jax
 from jformer.errors import LOST, UserError
 from jformer.parallel import processes
 from jformer.parallel.processes import service
-from jformer.parallel.processes.alone import Alone
-from jformer.parallel.processes.coordinates import VARIABLES, Coordinates, from_flags
+from jformer.parallel.processes.watchdog import Watchdog
+from jformer.parallel.processes.process_info import VARIABLES, ProcessInfo, from_flags
 from jformer.parallel.processes.handshake import STAMP, code_version, refuse_differences, saved_run, software
-from jformer.parallel.processes.stall import Pace, Status, Watch, waited_for
+from jformer.parallel.processes.stall import Pace, PeerWatch, Status, waited_for
 from jformer.storage import is_step
 
 SLURM = {
@@ -38,7 +38,7 @@ def nowhere(monkeypatch):
 
 def test_flags_say_which_process_this_is():
     assert from_flags(False, None, None, None) is None
-    assert from_flags(False, "[::1]:80", 3, 2) == Coordinates("::1", 80, 3, 2)
+    assert from_flags(False, "[::1]:80", 3, 2) == ProcessInfo("::1", 80, 3, 2)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_flags_say_which_process_this_is():
         ((False, "a:1", 0, 0), "--processes=0 must be at least 1"),
         ((False, "a", 2, 0), "--coordinator='a' must be HOST:PORT"),
         ((False, "a:99999", 2, 0), "must be HOST:PORT"),
-        ((True, "a:1", 2, 0), "--distributed finds out"),
+        ((True, "a:1", 2, 0), "--distributed replaces"),
         ((True, None, None, None), "--distributed found no cluster"),
     ],
 )
@@ -63,10 +63,10 @@ def test_coordinates_that_cannot_be_are_refused(flags, named):
 def test_clusters_and_variables_say_it_too(monkeypatch):
     for name, value in SLURM.items():
         monkeypatch.setenv(name, value)
-    assert from_flags(True, None, None, None) == Coordinates("node007", 61440 + 4100 % 4096, 4, 2, [0])
+    assert from_flags(True, None, None, None) == ProcessInfo("node007", 61440 + 4100 % 4096, 4, 2, [0])
     for name, value in zip(VARIABLES, ("b:2", "5", "4"), strict=True):
         monkeypatch.setenv(name, value)
-    assert from_flags(True, None, None, None) == Coordinates("b", 2, 5, 4)
+    assert from_flags(True, None, None, None) == ProcessInfo("b", 2, 5, 4)
     monkeypatch.setenv(VARIABLES[2], "five")
     with pytest.raises(UserError, match="must be numbers"):
         from_flags(True, None, None, None)
@@ -76,7 +76,7 @@ def test_clusters_and_variables_say_it_too(monkeypatch):
 
 
 def test_single_process_is_process_0_and_agrees_with_itself():
-    with processes.joined(None), processes.main_process_first():
+    with processes.join_run(None), processes.main_process_first():
         processes.enter_phase("update 1", kind="update")
         processes.check_same({"seed": 0})
         assert processes.is_main_process()
@@ -127,7 +127,7 @@ def test_pace_counts_a_busy_processor_as_progress_only_where_nothing_was_timed()
 
 def test_a_process_alone_is_stuck_where_an_update_takes_long_and_nowhere_else():
     clock = [0.0]
-    alone = Alone(lambda: clock[0])
+    alone = Watchdog(lambda: clock[0])
 
     def stands(seconds, step=1.0):
         found = []
@@ -176,7 +176,7 @@ def test_those_who_entered_the_fewest_phases_are_waited_for_once_nobody_makes_pr
 def watch():
     """Return what process 0 sees of itself and two others, and a function: after some seconds, their statuses."""
     now = [0.0]
-    found = Watch(["a", "b", "c"], lambda: now[0])
+    found = PeerWatch(["a", "b", "c"], lambda: now[0])
     beats = itertools.count(1)
 
     def after(seconds, *statuses):
@@ -193,11 +193,11 @@ def test_silence_is_death_in_a_steady_phase_or_once_a_process_failed(watch):
     after(7, working, None, None)
     assert found.dead(8, 3) is None
     after(2, working, None, None)
-    assert found.dead(8, 3) == "b died or is frozen at update 3: nothing was heard of it for 9 s"
+    assert found.dead(8, 3) == "b died or is frozen at update 3: no beat for 9 s"
     after(1, working, working, None)
     assert found.dead(8, 3) is None  # c may hold its interpreter
     after(1, working._replace(failed=True), working, None)
-    assert found.dead(8, 3) == "c died or is frozen at saving: nothing was heard of it for 11 s"
+    assert found.dead(8, 3) == "c died or is frozen at saving: no beat for 11 s"
 
 
 def test_one_that_is_stuck_is_named_and_so_is_one_that_was_slow(watch):
@@ -260,8 +260,8 @@ def test_run_outlasts_its_requests_for_keys_and_can_still_stop(monkeypatch):
     store, ended = Store(), []
     monkeypatch.setattr(service, "WAIT_MILLISECONDS", 5)
     monkeypatch.setattr(service, "_connect", lambda own: store)
-    monkeypatch.setattr(service.Service, "_exit", lambda self, *word, **more: ended.append((word, more)))
-    own = service.Service(Coordinates("a", 1, 2, 0), ["a", "b"])
+    monkeypatch.setattr(service.Service, "_exit", lambda self, *order, **more: ended.append((order, more)))
+    own = service.Service(ProcessInfo("a", 1, 2, 0), ["a", "b"])
     while store.timeouts < 6 and not ended:
         time.sleep(0.005)
     late = threading.Timer(0.05, store.key_value_set, ("agree/1/1", "3"))
@@ -294,7 +294,7 @@ def test_process_ends_with_its_code_even_if_nobody_reads_what_it_says(monkeypatc
             service.Service._exit(SimpleNamespace(process=1), LOST, "a line", stacks)
         assert ended.value.code == LOST
     monkeypatch.setattr(service.sys, "stderr", SimpleNamespace(write=broken, flush=broken))
-    service._say("a line")
+    service._log("a line")
 
 
 def test_service_of_jax_that_does_not_start_is_one_line(monkeypatch):
@@ -306,7 +306,7 @@ def test_service_of_jax_that_does_not_start_is_one_line(monkeypatch):
     with pytest.raises(
         processes.AbsentError, match=r"^coordinator a:1: .*\(UNKNOWN: Failed to start RPC server\): .*$"
     ):
-        service._connect(Coordinates("a", 1, 2, 0))
+        service._connect(ProcessInfo("a", 1, 2, 0))
 
 
 def test_the_code_is_named_by_its_commit_or_else_by_its_version(tmp_path, monkeypatch):

@@ -166,7 +166,7 @@ def test_a_process_alone_that_is_stuck_shows_its_stacks_and_ends(cache, tmp_path
     with running(tmp_path, tmp_path / "run", *options, processes=1, faults={0: "sleep:1000@12"}) as group:
         group.end(76)
         assert group.lines(0)[-1].startswith("jformer: stuck at update 12 for ")
-        assert group.lines(0)[-1].endswith("; the same command goes on from the last checkpoint")
+        assert group.lines(0)[-1].endswith("; rerun the same command to resume from the last checkpoint")
         assert "(most recent call first)" in group.said(0)
         assert "faulty.py" in group.said(0)
 

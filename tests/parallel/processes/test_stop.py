@@ -73,7 +73,7 @@ def test_a_second_interrupt_ends_at_once_and_a_second_sigterm_changes_nothing():
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 143
-    assert err == "jformer: stopped at once: what came after the last checkpoint is lost\n"
+    assert err == "jformer: stopped at once: progress since the last checkpoint is lost\n"
 
 
 ENDING = """
