@@ -1,8 +1,8 @@
-"""Requests that come at about the same time are answered together, as a model answers many texts as fast as a few.
+"""Dynamic batching: requests that arrive at about the same time are answered together.
 
-While the model answers, what comes in the meantime waits, and is the next batch: the busier, the larger. Answers are
-given as soon as they are there, before the rest of their batch. How texts are sorted by length and padded is the
-Predictor's own business. Knows nothing of HTTP and nothing of models.
+Requests that arrive while the model computes form the next batch: the busier the server, the larger its batches. Each
+answer is returned as soon as it is ready, before the rest of its batch. The Predictor sorts texts by length and pads
+them. No HTTP and no models here.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from jformer.inference.answers import whole_groups
 from jformer.tools.server.limits import Limits
 
-AHEAD = 16  # full batches are gathered at most: sorted by length, they are that many batches
-RATES, ENOUGH = 8, 3  # batches of which the pace is known, and from how many on
+AHEAD = 16  # full batches gathered at most; sorted by length, they pad less
+RATES, ENOUGH = 8, 3  # newest full batches whose rates are kept, and how many it takes to trust them
 
 Item = TypeVar("Item")
 Reply = TypeVar("Reply")
 Answer = Callable[[Sequence[Item]], Iterable[Mapping[int, Reply]]]
-"""Items → number of an item → what answers it, some at a time. It is called in another thread, once at a time."""
+"""Items → number of an item → its answer, some at a time. Called in another thread, one call at a time."""
 
 
 class _HasItems(Protocol):
@@ -34,17 +34,17 @@ T = TypeVar("T", bound=_HasItems)
 
 
 class BusyError(Exception):
-    """More items wait than the server takes on."""
+    """Too many items are waiting."""
 
 
 class _Job(NamedTuple, Generic[Item, Reply]):
-    """The items of one caller, and what answers them."""
+    """The items of one caller, and their answers."""
 
     items: Sequence[Item]
     answers: asyncio.Future[list[Reply]]
 
-    def tell(self, answers: list[Reply] | Exception) -> None:
-        """Give the caller its answers, or why it has none, if it still waits."""
+    def resolve(self, answers: list[Reply] | Exception) -> None:
+        """Give the caller its answers or an error, if it still waits."""
         if self.answers.done():
             return
         if isinstance(answers, Exception):
@@ -54,21 +54,21 @@ class _Job(NamedTuple, Generic[Item, Reply]):
 
 
 class Batcher(Generic[Item, Reply]):
-    """Gathers the items of several callers, and gives each the answers to its own."""
+    """Gathers the items of several callers, and gives each caller its own answers."""
 
     def __init__(self, answer: Answer[Item, Reply], executor: Executor, full: int, limits: Limits) -> None:
-        """Gather up to AHEAD times what fills a batch; `run` must be running to answer them."""
+        """Gather up to AHEAD full batches; `run` must be running to answer them."""
         self._answer, self._executor, self._full, self._limits = answer, executor, full, limits
         self._queue: asyncio.Queue[_Job[Item, Reply]] = asyncio.Queue()
-        self._rates: deque[float] = deque(maxlen=RATES)  # items answered in a second, of the newest full batches
-        self.waiting = 0  # items that are not answered yet
-        self.on_batch: Callable[[int], None] = lambda size: None  # is told how many items are answered together
+        self._rates: deque[float] = deque(maxlen=RATES)  # items per second, of the newest full batches
+        self.waiting = 0  # items without an answer so far
+        self.on_batch: Callable[[int], None] = lambda size: None  # called with the size of each batch
 
     async def ask(self, items: Sequence[Item]) -> list[Reply]:
         """Return the answers to some items, in order.
 
-        Raises BusyError if more wait already than can be answered in time, and what `answer` raises for these items
-        alone: a mistake in the items of one caller is no other's.
+        Raises BusyError if more are waiting than can be answered in time, and what `answer` raises for these items:
+        an error in the items of one caller does not affect others.
         """
         if self.waiting and self.waiting + len(items) > self._within(self._limits.answer_seconds / 2):
             raise BusyError
@@ -81,7 +81,7 @@ class Batcher(Generic[Item, Reply]):
             self.waiting -= len(items)
 
     async def run(self) -> None:
-        """Answer until it is cancelled. Callers that do not wait any more are left out."""
+        """Answer until cancelled, skipping callers that have left."""
         loop = asyncio.get_running_loop()
         while True:
             most = min(AHEAD * self._full, self._within(self._limits.answer_seconds / 6))
@@ -97,50 +97,46 @@ class Batcher(Generic[Item, Reply]):
                 self._rates.append(size / max(loop.time() - began, 1e-6))
 
     def _within(self, seconds: float) -> float:
-        """Return how many items can be answered in some seconds, at the pace of full batches.
+        """Return how many items can be answered in some seconds, at the best rate of the newest full batches.
 
-        Small ones are slower for each of their items, and those that were compiled tell nothing: so it is the best of
-        some.
+        Small batches are slower per item, and those that had to be compiled say nothing.
         """
         rate = max(self._rates) if len(self._rates) >= ENOUGH else math.inf
         return min(self._limits.waiting, rate * seconds)
 
     def _answer_all(self, jobs: Sequence[_Job[Item, Reply]], loop: asyncio.AbstractEventLoop) -> None:
-        """Give jobs their answers, or why they have none; one that fails is parted from the others.
-
-        So some are sent, and the next requests read, while the model computes the rest.
-        """
+        """Answer jobs, each as soon as possible; after an error, halve the rest until the failing job is alone."""
         left = dict(enumerate(jobs))
         try:
             found = self._answer([item for job in jobs for item in job.items])
             for some in whole_groups([len(job.items) for job in jobs], found):
-                _tell(loop, [(left.pop(number), answers) for number, answers in some.items()])
-        except Exception as error:  # whatever it is, its callers are told, and the others are answered
+                _resolve(loop, [(left.pop(number), answers) for number, answers in some.items()])
+        except Exception as error:  # whatever it is, only the job that causes it fails
             rest, half = list(left.values()), len(left) // 2
             if len(rest) == 1:
-                _tell(loop, [(rest[0], error)])
+                _resolve(loop, [(rest[0], error)])
             elif rest:
                 self._answer_all(rest[:half], loop)
                 self._answer_all(rest[half:], loop)
 
 
-def _tell(loop: asyncio.AbstractEventLoop, told: Sequence[tuple[_Job[Any, Any], list[Any] | Exception]]) -> None:
-    """Give callers their answers, or why they have none, in a loop's thread, unless it has ended with its server."""
+def _resolve(loop: asyncio.AbstractEventLoop, resolved: Sequence[tuple[_Job[Any, Any], list[Any] | Exception]]) -> None:
+    """Give callers their answers or errors in the event loop's thread, unless the loop is closed."""
 
-    def tell() -> None:
-        for job, answers in told:
-            job.tell(answers)
+    def resolve() -> None:
+        for job, answers in resolved:
+            job.resolve(answers)
 
     with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(tell)
+        loop.call_soon_threadsafe(resolve)
 
 
 async def gather(queue: "asyncio.Queue[T]", most: float, seconds: float) -> list[T]:
-    """Wait for something that has items, and some seconds for more that comes with it, until there are `most` items."""
+    """Wait for a first element, then up to some seconds for more, until they have `most` items in all."""
     found = [await queue.get()]
     count, until = len(found[0].items), asyncio.get_running_loop().time() + seconds
     while count < most:
-        if not queue.empty():  # a timer for each of many would take as long as they do
+        if not queue.empty():  # setting a timer for each would take as long as the rest
             found.append(queue.get_nowait())
         else:
             try:

@@ -1,4 +1,4 @@
-"""A Predictor as a server uses it: what clients send to requests, what it answers to plain JSON, the first programs."""
+"""Connect a server to a Predictor: request bodies to requests, answers to plain JSON, and warming up."""
 
 import contextlib
 import functools
@@ -32,14 +32,14 @@ ROUTES = {  # a task's answer → its path
     "tags": "tag",
     SPAN: "answer",
 }
-WARM_LENGTHS = (4, 20, 30)  # tokens of texts that are answered before any client's
+WARM_LENGTHS = (4, 20, 30)  # tokens of the texts that `warm_up` answers
 
 
 class Engine:
-    """Answers, scores and looks into texts. What grows is grown by one thread, and all else done by others."""
+    """Answers, scores and looks into texts. One thread advances streams; another one does everything else."""
 
     def __init__(self, predictor: Predictor, limits: Limits) -> None:
-        """Hold a model; raise UserError for a task without answers, and for one whose inputs are files."""
+        """Hold a model; raise UserError for a task without answers to texts, and for one whose inputs are files."""
         self.predictor, self._limits = predictor, limits
         task = predictor.config.task
         if predictor.task.answer not in ROUTES:
@@ -48,18 +48,18 @@ class Engine:
             raise UserError("a run of images reads them from files, which no client may name: use --mode=predict")
         self.route = ROUTES[predictor.task.answer]
         self.continues = predictor.task.answer == "continuation"
-        self.scores = predictor.task.answer not in HEADS  # given targets
+        self.scores = predictor.task.answer not in HEADS  # whether it can score given targets
         self._streamer: Streamer | None = None
         with contextlib.suppress(UserError):
             self._streamer = Streamer(predictor)
 
     @property
     def streams(self) -> bool:
-        """Whether answers can be sent while they grow."""
+        """Whether answers can be streamed."""
         return self._streamer is not None
 
     def facts(self) -> dict[str, object]:
-        """Return what the model is."""
+        """Return facts about the model."""
         config = self.predictor.config
         languages = (config.data.source_language, config.data.target_language) if self.route == "translate" else ()
         return {
@@ -71,8 +71,8 @@ class Engine:
             "streams": self.streams,
         }
 
-    def requests(self, body: schema.Inputs) -> list[Request]:
-        """Return what is asked; raise UserError for a text that is too long or none, and for too many phrases."""
+    def requests(self, body: schema.InputsBody) -> list[Request]:
+        """Return the requests of a body; raise UserError for invalid or too long texts, and for too many phrases."""
         self._check_count(body.inputs)
         limits = self._limits
         asked = [self._asked(each) for each in body.inputs]
@@ -91,13 +91,13 @@ class Engine:
             return schema.Asked(source=joined_text(given.question, given.context))
         return schema.Asked(source=given) if isinstance(given, str) else given
 
-    def pairs(self, body: schema.Pairs) -> list[tuple[str, str]]:
-        """Return what is to be scored; raise UserError as `requests` does."""
+    def pairs(self, body: schema.PairsBody) -> list[tuple[str, str]]:
+        """Return the pairs to score; raise UserError as `requests` does."""
         self._check_count(body.pairs)
         return [(self._text(pair.source), self._text(pair.target)) for pair in body.pairs]
 
-    def watched(self, body: schema.Watched) -> tuple[str, str | None]:
-        """Return what is to be looked into; raise UserError as `requests` does."""
+    def watched(self, body: schema.WatchedBody) -> tuple[str, str | None]:
+        """Return the source and target to look into; raise UserError as `requests` does."""
         return self._text(body.source), None if body.target is None else self._text(body.target)
 
     def answer(self, requests: Sequence[Request]) -> Iterator[dict[int, dict[str, object]]]:
@@ -106,14 +106,14 @@ class Engine:
             yield {number: self.record(outputs) for number, outputs in some.items()}
 
     def streamed(self, requests: Sequence[Request]) -> list[list[Piece]]:
-        """Return requests as `grow` takes them; raise UserError for what cannot be answered, or not be streamed."""
+        """Return requests as `grow` takes them; raise UserError for those that cannot be streamed."""
         refuse_streaming(self.predictor.task.answer, self.predictor.config.decode)
         if len(requests) > self._limits.streams:
             raise UserError(f"{len(requests)} texts are more than the {self._limits.streams} of a stream; send several")
         return self.predictor.inputs.pieces(requests)
 
     def grow(self, groups: Sequence[Sequence[Piece]]) -> Streaming:
-        """Begin to answer requests, of which each is its pieces, while others read what is stable."""
+        """Begin to answer requests, each of which is given as its pieces."""
         assert self._streamer
         return self._streamer.start(groups)
 
@@ -126,14 +126,14 @@ class Engine:
         yield dict(enumerate(scored_record(each, token_scores=True) for each in self.predictor.score(pairs)))
 
     def look_into(self, pairs: Sequence[tuple[str, str | None]]) -> Iterator[dict[int, dict[str, object]]]:
-        """Yield number of a pair → its target's tokens, the likeliest in their places, what they take of the source."""
+        """Yield number of a pair → its target's tokens, the likeliest alternatives, and attention to the source."""
         found = self.predictor.attend(pairs)
         yield {i: {**_watched_record(each), "prefixes": self._prefixes(each)} for i, each in enumerate(found)}
 
     def _prefixes(self, attended: Attended) -> list[list[str | None]]:
-        """Return what a translation begins with that has a likely token at a place, for each likely one at each place.
+        """Return, for each place and each likely token there, the prefix of a translation that takes this token.
 
-        None is for the end and other symbols, which begin nothing; tasks that take no prefix have no lists.
+        It is None for special symbols such as the end. For tasks that take no prefix, the list is empty.
         """
         if self.route != ROUTES["text"]:
             return []
@@ -149,11 +149,11 @@ class Engine:
 
     @functools.cached_property
     def _numbers(self) -> dict[str, int]:
-        """Each token of targets, as the vocabulary writes it → its id."""
+        """Token of the target vocabulary → its id."""
         return {token: number for number, token in enumerate(self.predictor.tokenizers[1].tokens)}
 
     def warm_up(self) -> None:
-        """Answer texts of usual lengths, one, few and many, so that the first clients need not wait for compilers."""
+        """Compile the programs for the usual lengths and batch sizes, so that the first clients need not wait."""
         tokenizer = self.predictor.tokenizers[0]
         for length in WARM_LENGTHS:
             text = tokenizer.decode([NUM_SYMBOLS + i % (tokenizer.vocab_size - NUM_SYMBOLS) for i in range(length)])

@@ -1,5 +1,7 @@
 """Answers as server-sent events (WHATWG HTML, section 9.2): each text as it grows, then the whole answer."""
 
+import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -14,23 +16,26 @@ from jformer.tools.server.guard import Receive, Scope, Send
 from jformer.tools.server.streams import Stream, Streams
 
 LOG = logging.getLogger("uvicorn.error")
-KIND = "text/event-stream"
+MEDIA_TYPE = "text/event-stream"
 Asked = Sequence[Piece]  # a request, as a stream has it
 Record = Callable[[Sequence[Output]], Mapping[str, object]]
 
 
 class Events(StreamingResponse):
-    """A stream as a response. The stream is closed at the end, or when the client leaves."""
+    """A stream as a response, closed when all is sent, the client leaves, or it has not read all in time."""
 
     def __init__(self, streams: Streams[Asked, Update], stream: Stream[Asked, Update], record: Record) -> None:
-        """Send what is told of a stream, whole answers as `record` writes them."""
-        super().__init__(_events(stream, record), media_type=KIND)
+        """Send the updates of a stream; `record` makes the content of a whole answer."""
+        super().__init__(_events(stream, record), media_type=MEDIA_TYPE)
+        self._seconds = 2 * stream.seconds  # to compute, and to be read
         self._close = lambda: streams.close(stream)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all of it."""
         try:
-            await super().__call__(scope, receive, send)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._seconds):
+                    await super().__call__(scope, receive, send)
         finally:
             self._close()
 
@@ -38,8 +43,8 @@ class Events(StreamingResponse):
 async def _events(stream: Stream[Asked, Update], record: Record) -> AsyncIterator[str]:
     """Yield the events of a stream.
 
-    One without a name has the text that is new of an input, `answer` has the whole answer, and `error` says why there
-    will be no more. What goes wrong inside is logged with its trace, as a failure before an answer is.
+    An event without a name has the new text of an input, `answer` the whole answer, and `error` the reason why the
+    stream ends early. Internal errors are logged with their traceback.
     """
     sent = [""] * len(stream.items)
     try:

@@ -1,4 +1,4 @@
-"""What every request passes: the token, the size and the time of its body, and what is counted of it."""
+"""ASGI middleware that every request passes: token, host name, size of the body, security headers, metrics."""
 
 import asyncio
 import hmac
@@ -17,8 +17,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN = ("/", "/page.js", "/page.css", "/docs", "/v1/health", "/openapi.json")  # for those without the token, too
-HEADERS = (  # of every answer: a page that loads nothing from elsewhere and is shown within no other
+OPEN = ("/", "/page.js", "/page.css", "/v1/health", "/openapi.json")  # without the token, too
+HEADERS = (  # of every response: pages load nothing from elsewhere, and no other page embeds them
     (b"content-security-policy", b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'"),
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -27,14 +27,14 @@ HEADERS = (  # of every answer: a page that loads nothing from elsewhere and is 
 
 
 class Access(NamedTuple):
-    """Who may ask."""
+    """Who may send requests."""
 
-    token: str = ""  # that requests must bring; "" is none
-    hosts: tuple[str, ...] = ()  # names that requests may call this server by; () are all
+    token: str = ""  # that requests must have; "" = none is needed
+    hosts: tuple[str, ...] = ()  # accepted Host names; () = all
 
 
 class RefusedError(Exception):
-    """A request that goes no further, with its status and why."""
+    """A refused request: its status and the reason."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -42,17 +42,17 @@ class RefusedError(Exception):
 
 
 class Guard:
-    """An ASGI application around another one, which gets only requests that have arrived whole."""
+    """Wraps an ASGI application, which sees only admitted requests whose body has arrived."""
 
     def __init__(self, app: App, limits: Limits, access: Access, paths: tuple[str, ...], meters: Meters) -> None:
-        """Stand before an application.
+        """Wrap an application.
 
         Args:
-            app: what answers the requests that are let pass.
-            limits: of bodies, and of the time until one is there.
-            access: who may ask.
-            paths: those that are counted by their names; all others are one.
-            meters: what requests and their times are told to.
+            app: the application.
+            limits: on the size of a body and the time it may take to arrive.
+            access: who may send requests.
+            paths: counted by name; all others are counted as "other".
+            meters: counts requests and their durations.
         """
         self._app, self._limits, self._access, self._paths, self._meters = app, limits, access, paths, meters
 
@@ -80,17 +80,17 @@ class Guard:
             raise RefusedError(421, f"this server answers as {' or '.join(hosts)}")
         given = headers.get(b"authorization", b"")
         if token and scope["path"] not in OPEN and not hmac.compare_digest(given, f"Bearer {token}".encode()):
-            raise RefusedError(401, "this server answers to those who send its token: Authorization: Bearer TOKEN")
+            raise RefusedError(401, "this server needs a token: Authorization: Bearer TOKEN")
 
     async def _body(self, receive: Receive) -> bytes:
-        """Return the whole body; it has so much time to arrive."""
+        """Return the whole body; raise RefusedError if it is too large, or does not arrive in time."""
         body = b""
         try:
             async with asyncio.timeout(self._limits.read_seconds):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise RefusedError(400, "the client left before its request had arrived")
+                        raise RefusedError(400, "the client left before its request arrived")
                     body += message.get("body", b"")
                     if len(body) > self._limits.body:
                         raise RefusedError(413, f"a request has at most {self._limits.body:,} bytes; send several")
@@ -101,7 +101,7 @@ class Guard:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return what gives the body once, and then what the connection has to tell."""
+    """Return a `receive` that gives the body once, and then the messages of the connection."""
     whole = iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def replayed() -> MutableMapping[str, Any]:
@@ -111,7 +111,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 class _Sending:
-    """Sends an answer with the headers that all have, and remembers its status: 500 until there is one."""
+    """Adds HEADERS to a response and remembers its status: 500 until it starts."""
 
     def __init__(self, send: Send) -> None:
         self.status = 500

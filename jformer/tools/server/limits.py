@@ -1,20 +1,20 @@
-"""What a server takes on at most. All of it is refused at the door, so that nobody can take the memory of others."""
+"""Limits of a server, checked before any work is done: no client can exhaust memory or delay others for long."""
 
 from typing import NamedTuple
 
 
 class Limits(NamedTuple):
-    """Limits of requests and of the time that they may take."""
+    """Limits on the size of requests and on the time they may take."""
 
     texts: int = 256  # of a request
     characters: int = 10_000  # of a text
-    prefix: int = 500  # characters of what an answer begins with
+    prefix: int = 500  # characters of a prefix of an answer
     constraints: int = 8  # phrases in an answer: what a search keeps grows with the square of their lengths
     phrase: int = 100  # characters of a phrase
     body: int = 1 << 20  # bytes of a request
-    waiting: int = 4_096  # texts that are not answered yet, of all clients; further requests are told to come back
-    streams: int = 64  # texts whose answers are being sent while they grow, of all clients
-    read_seconds: float = 30.0  # until a request has arrived, and until a client takes on what is sent to it
+    waiting: int = 4_096  # texts that are not answered yet, of all clients; further requests get 429
+    streams: int = 64  # texts that are streamed at a time, of all clients
+    read_seconds: float = 30.0  # for the body of a request to arrive
     answer_seconds: float = 60.0  # until it is answered
-    stop_seconds: float = 30.0  # for requests that are being answered when the server is to stop
-    gather_seconds: float = 0.005  # that the first text waits for others, to be answered together
+    stop_seconds: float = 30.0  # for requests in progress when the server is asked to stop
+    gather_seconds: float = 0.005  # that the first text of a batch waits for others

@@ -1,4 +1,4 @@
-"""What a server counts, in the words of Prometheus."""
+"""Metrics of a server, in Prometheus' format."""
 
 from collections.abc import Callable
 
@@ -9,10 +9,10 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class Meters:
-    """Requests, how long they took, how many texts are answered together, and how many wait."""
+    """Counts and durations of requests, sizes of batches, and the number of texts that wait."""
 
     def __init__(self, waiting: Callable[[], int]) -> None:
-        """Begin at zero; `waiting` tells how many texts are not answered yet."""
+        """Start at zero; `waiting` returns how many texts have no answer so far."""
         self._registry = CollectorRegistry()
         own = self._registry
         self._requests = Counter("jformer_requests", "Requests answered", ("path", "status"), registry=own)
@@ -28,9 +28,9 @@ class Meters:
         self._seconds.labels(path).observe(seconds)
 
     def note_batch(self, texts: int) -> None:
-        """Count texts that are answered together."""
+        """Count the texts of a batch."""
         self._batches.observe(texts)
 
     def text(self) -> bytes:
-        """Return all of it in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)

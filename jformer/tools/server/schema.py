@@ -1,4 +1,4 @@
-"""What clients send, checked, and what they are told of mistakes; /openapi.json is made of it."""
+"""The bodies of requests and of error responses; /openapi.json is generated from these classes."""
 
 from typing import Annotated
 
@@ -6,54 +6,58 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Body(BaseModel):
-    """An object without other fields than its own."""
+    """A JSON object that allows no other fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Asked(Body):
-    """One text to answer, and what its answer must hold."""
+    """One text to answer, and constraints on its answer."""
 
     source: str
-    prefix: Annotated[str, Field(description="what the answer begins with")] = ""
-    constraints: Annotated[list[str], Field(description="phrases in the answer; they need a beam of 2 or more")] = []
+    prefix: Annotated[str, Field(description="the beginning of the answer")] = ""
+    constraints: Annotated[
+        list[str], Field(description="phrases that the answer must contain; needs a beam of 2 or more")
+    ] = []
 
 
 class InContext(Body):
-    """A question, and the context whose words answer it."""
+    """A question, and the context that contains its answer."""
 
     question: str
     context: str
 
 
-class Inputs(Body):
+class InputsBody(Body):
     """Texts to answer."""
 
-    inputs: Annotated[list[str | Asked | InContext], Field(min_length=1, description="texts, or objects that say more")]
+    inputs: Annotated[
+        list[str | Asked | InContext], Field(min_length=1, description="texts, or objects with further fields")
+    ]
     stream: Annotated[bool, Field(description="send answers while they grow, as server-sent events")] = False
 
 
-class Pair(Body):
+class PairToScore(Body):
     """A target to score."""
 
-    source: Annotated[str, Field(description="nothing for a language model")] = ""
+    source: Annotated[str, Field(description="empty for a language model")] = ""
     target: str
 
 
-class Pairs(Body):
+class PairsBody(Body):
     """Targets to score."""
 
-    pairs: Annotated[list[Pair], Field(min_length=1)]
+    pairs: Annotated[list[PairToScore], Field(min_length=1)]
 
 
-class Watched(Body):
-    """A source to look into, and a target, or null for the model's own answer."""
+class WatchedBody(Body):
+    """A source and a target to look into; a null target stands for the model's own answer."""
 
     source: str
     target: str | None = None
 
 
 class Mistake(BaseModel):
-    """Why a request has no answer."""
+    """An error response."""
 
-    detail: Annotated[str, Field(description="a line")]
+    detail: Annotated[str, Field(description="the reason, in one line")]

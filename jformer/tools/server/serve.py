@@ -1,4 +1,4 @@
-"""--mode=serve: opens a run and a port, and answers until a signal asks to stop."""
+"""--mode=serve: load a run, listen at a port, and answer requests until a signal stops the server."""
 
 import contextlib
 import ipaddress
@@ -22,30 +22,29 @@ from jformer.tools.server.limits import Limits
 if TYPE_CHECKING:
     from uvicorn import Server
 
-TOKEN = "JFORMER_TOKEN"  # the variable of the environment, as others can read a command's arguments
-# Names of this machine for itself. A page of the web that gives its own name this address is not let in by them.
+TOKEN = "JFORMER_TOKEN"  # an environment variable, as other users can read the arguments of a command
+# The only host names accepted on a loopback address, against DNS rebinding by a web page.
 LOCAL = ("127.0.0.1", "localhost")
-LONGEST_WAIT = 0.2  # seconds until a request to stop is seen
+LONGEST_WAIT = 0.2  # seconds between two looks whether to stop
 
 
 def serve(config: Config, workdir: Path, host: str, port: int, limits: Limits | None = None) -> bool:
-    """Answer at an IPv4 host and a port (0: any that is free) until a signal asks to stop; then end what was begun.
+    """Serve a run over HTTP until a signal asks to stop, then finish the requests in progress.
 
-    Returns False if it stopped by itself, which it says why on standard error.
+    Returns False if the server stopped by itself; it has logged the reason.
 
     Args:
-        config: what takes the place of the run's own, to decode otherwise.
+        config: overrides the run's own, for decoding.
         workdir: of the run.
         host: a name or an IPv4 address of this machine.
-        port: 0 = any that is free; what is printed has its number.
-        limits: of requests and connections; None = the usual ones.
+        port: 0 = any free port, which is printed.
+        limits: of requests; None = the defaults.
 
     Raises:
-        UserError: the extra is missing, the run cannot be served, or the address is not ours to listen at.
+        UserError: the extra is missing, the run cannot be served, or the address is not available.
     """
     try:
-        from jformer.tools.server.app import build_app
-        from jformer.tools.server.connections import make_server
+        from jformer.tools.server.app import build_app, make_server
         from jformer.tools.server.guard import Access
     except ImportError as error:
         raise UserError(f'--mode=serve needs {error.name}: pip install "jformer[serve]"') from error
@@ -53,15 +52,17 @@ def serve(config: Config, workdir: Path, host: str, port: int, limits: Limits | 
     token = os.environ.get(TOKEN, "")
     with contextlib.closing(opened(host, port)) as listener:
         engine = Engine(load(workdir, config), limits)
-        with show_progress("compiling what the first clients need"):
+        with show_progress("compiling the programs for the first requests"):
             engine.warm_up()
         name, own_port = listener.getsockname()[:2]
         local = ipaddress.ip_address(name).is_loopback
         app = build_app(engine, limits, Access(token, (*LOCAL, name) if local else ()))
-        processes.defer_stop()  # there are requests to end
+        processes.defer_stop()  # until the requests in progress are answered
         print(introduction(workdir, f"{name}:{own_port}", engine.route), file=sys.stderr, flush=True)
         if not (token or local):
-            print(f"whoever reaches this machine may ask: set {TOKEN} to answer those who send it", file=sys.stderr)
+            print(
+                f"anybody who reaches this machine may send requests: set {TOKEN} to require a token", file=sys.stderr
+            )
         with running(make_server(app, limits), listener) as thread:
             while thread.is_alive() and not processes.stop_requested():
                 thread.join(LONGEST_WAIT)
@@ -69,7 +70,7 @@ def serve(config: Config, workdir: Path, host: str, port: int, limits: Limits | 
 
 
 def opened(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound, and so this process's own; raise UserError where that cannot be done."""
+    """Return a socket bound to an address; raise UserError if the address is not available."""
     try:
         return socket.create_server((host, port), backlog=1_024)
     except (OSError, OverflowError) as error:
@@ -78,7 +79,7 @@ def opened(host: str, port: int) -> socket.socket:
 
 
 def introduction(workdir: Path, address: str, route: str) -> str:
-    """Return where the server is and what it answers to."""
+    """Return a line with the address and the routes of the server."""
     return (
         f"serving {workdir} at http://{address}: a page to type into, and POST /v1/{route} for programs, which "
         "/openapi.json describes; Ctrl-C stops it"
@@ -87,7 +88,7 @@ def introduction(workdir: Path, address: str, route: str) -> str:
 
 @contextlib.contextmanager
 def running(server: "Server", listener: socket.socket) -> Iterator[threading.Thread]:
-    """Run a server in a thread, as signals are heard by jformer's own; at the end, let it answer what was begun."""
+    """Run a server in a thread, as jformer handles signals in the main one; at the end, let it finish its requests."""
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server")
     thread.start()
     try:

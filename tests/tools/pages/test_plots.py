@@ -152,7 +152,9 @@ def test_a_page_is_whole_escaped_and_asks_for_nothing():
 
 
 def test_the_room_opens_at_once_and_says_what_plots_need():
-    code = "import sys; from jformer.tools.pages import plots; assert not {'matplotlib', 'numpy', 'jax'} & set(sys.modules)"
+    code = (
+        "import sys; from jformer.tools.pages import plots; assert not {'matplotlib', 'numpy', 'jax'} & {*sys.modules}"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

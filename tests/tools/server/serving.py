@@ -11,8 +11,7 @@ from jformer.decoding.decode_config import DecodeConfig
 from jformer.inference.predict import Predictor
 from jformer.inference.restore import Trained
 from jformer.tasks.build import build_task
-from jformer.tools.server.app import build_app
-from jformer.tools.server.connections import make_server
+from jformer.tools.server.app import build_app, make_server
 from jformer.tools.server.guard import Access
 from jformer.tools.server.limits import Limits
 from jformer.tools.server.serve import opened, running

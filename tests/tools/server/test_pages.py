@@ -7,7 +7,7 @@ import pytest
 
 from jformer.tools.server.engine import Engine
 from tests import browser
-from tests.tools.server.serving import LIMITS, PATH, ask, served, small_predictor
+from tests.tools.server.serving import LIMITS, ask, served, small_predictor
 
 
 @pytest.fixture(scope="module")
@@ -62,20 +62,6 @@ def test_the_page_asks_and_shows_what_is_answered_as_text(predictor, monkeypatch
 def still(page, style):
     """Return a page without programs, and with its style in it."""
     return re.sub("<script.*?</script>", "", page).replace("</head>", f"<style>{style}</style></head>")
-
-
-def test_the_interface_is_a_page_that_names_every_path_and_field_and_loads_nothing_from_elsewhere(predictor):
-    with served(Engine(predictor, LIMITS)) as port:
-        status, page = ask(port, "/docs")
-        drawn = browser.visit(f"http://127.0.0.1:{port}/docs")
-        described, style = ask(port, "/openapi.json")[1], ask(port, "/page.css")[1]
-    assert (status, drawn.console) == (200, [])
-    assert all(f" {path}<" in page for path in described["paths"])
-    for schema in described["components"]["schemas"].values():
-        assert all(f"<code>{field}</code>" in page for field in schema.get("properties", ()))
-    assert f"POST {PATH}" in page
-    assert not re.search(r"(src|href)=.(?!/|#)", page)
-    assert browser.barriers(still(page, style)) == []
 
 
 def test_the_page_is_used_by_keyboard(predictor):

@@ -11,7 +11,7 @@ import pytest
 
 from jformer.errors import UserError
 from jformer.inference.answers import Request
-from jformer.tools.server.connections import make_server
+from jformer.tools.server.app import make_server
 from jformer.tools.server.engine import Engine
 from jformer.tools.server.guard import Access
 from jformer.tools.server.serve import LOCAL, opened
