@@ -135,6 +135,8 @@ def _prefill(
         cache = apply(apply(batch, method="encode"), batch["prompt"].shape[0], entries, method="start")
         if coverage:
             cache["self"]["coverage"] = jnp.zeros(cache["memory"]["mask"].shape)
+        if "target_prefix" in batch:
+            cache["self"]["prefix"] = batch["target_prefix"].sum(axis=1, dtype=jnp.int32)
         if width:
             before = jnp.arange(width) < batch["prompt_length"][:, None] - 1
             _, cache = apply(cache, batch["prompt"][:, :-1], before, method="extend")

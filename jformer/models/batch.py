@@ -3,7 +3,7 @@
 from typing import TypedDict
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt8
+from jaxtyping import Array, Bool, Float, Int, UInt8
 
 from jformer.models.model_config import ModelConfig
 
@@ -23,6 +23,7 @@ class Batch(TypedDict, total=False):
     target_in: Int[Array, "b t"]
     target_segments: Int[Array, "b t"]
     target_positions: Int[Array, "b t"]
+    target_prefix: Bool[Array, "b t"]  # where there is one: whether all of its text sees a token, as in a prefix LM
     target_out: Int[Array, "b t"]  # what is to be predicted, and its weights in the loss
     weights: Float[Array, "b t"]
     image: UInt8[Array, "b h w c"]

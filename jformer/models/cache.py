@@ -9,6 +9,7 @@ that it may attend to changes. So a prompt, too, is stored once for all beams. S
 other, have entries of their own: m = b, and what a step costs does not grow with their number.
 """
 
+import dataclasses
 from typing import NamedTuple, NotRequired, TypedDict
 
 import jax.numpy as jnp
@@ -55,6 +56,7 @@ class BeamState(TypedDict):
     """What follows a beam."""
 
     visible: Bool[Array, "b e"]  # the entries of its history
+    prefix: NotRequired[Int[Array, " b"]]  # how many tokens all of its text sees; set before they come
     coverage: NotRequired[Float[Array, "b s"]]  # the attention that each source position got so far, if asked for
 
 
@@ -127,8 +129,13 @@ def advance(cache: Cache, valid: Bool[Array, "b t"], rule: Rule) -> tuple[NewTok
     new_positions = new_positions.reshape(m, -1)  # → [m t·n]
     entry_positions = lax.dynamic_update_slice_in_dim(entries["position"], new_positions, entries["used"], axis=1)
     row_positions = jnp.repeat(entry_positions, n, axis=0)  # [m e] → [b e]
-    query, key = TokenPlaces(jnp.ones_like(positions), positions), TokenPlaces(history.astype(jnp.int32), row_positions)
-    mask = may_attend(query, key, rule)  # [b t e]
+    key = TokenPlaces(history.astype(jnp.int32), row_positions)
+    if "prefix" in cache["self"]:
+        key = key._replace(prefix=row_positions < cache["self"]["prefix"][:, None])
+        rule = dataclasses.replace(rule, prefix=True)
+    if t == 1:  # nothing in its history comes later
+        rule = dataclasses.replace(rule, causal=False)
+    mask = may_attend(TokenPlaces(jnp.ones_like(positions), positions), key, rule)  # [b t e]
 
     new = NewTokens(
         positions=positions,

@@ -62,7 +62,8 @@ class Decoder(LanguageModel):
         tokens, positions, segments = batch["target_in"], batch["target_positions"], batch["target_segments"]
         dropout_key = make_dropout_key(self.make_rng("dropout"), batch["row"]) if train else None
         x = self.input(self.embedding(tokens), positions, tokens.shape[1], dropout_key)
-        return self.decoder(x, TokenPlaces(segments, positions), dropout_key=dropout_key)
+        places = TokenPlaces(segments, positions, batch.get("target_prefix"))
+        return self.decoder(x, places, dropout_key=dropout_key)
 
     def start(self, memory: Memory, batch_size: int, length: int) -> Cache:
         """Return an empty cache for `batch_size` texts, with room for `length` entries each."""

@@ -91,7 +91,8 @@ class EncoderDecoder(SequenceToSequence):
         dropout_key = self.dropout_key(batch, train)
         x = self.target_table(tokens)
         x = self.target_input(x, positions, tokens.shape[1], dropout_key)
-        return self.decoder(x, TokenPlaces(segments, positions), memory["hidden"], memory["segments"], dropout_key)
+        places = TokenPlaces(segments, positions, batch.get("target_prefix"))
+        return self.decoder(x, places, memory["hidden"], memory["segments"], dropout_key)
 
     def encode(self, batch: Batch, train: bool = False) -> Memory:
         """Encode the source side of a batch; the segments of its memory say what is no padding."""

@@ -43,7 +43,11 @@ def random_params(model):
 
 
 def forward(c, params, example):
-    """Return the logits float64 [t v] of an example: ids [t] of source and target, types [t], and an image [h w c]."""
+    """Return the logits float64 [t v] of an example: ids [t] of source and target, types [t], and an image [h w c].
+
+    Of the target, the first `prefix` tokens are seen by all, 0 where it is missing.
+    """
+    prefix = example.get("prefix", 0)
     p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
     if c.family == "vit":
         x = patches(c, p, example["image"])
@@ -58,7 +62,7 @@ def forward(c, params, example):
     if c.family == "decoder":
         table = p["embedding"]["embedding"]
         x = enter(c, p.get("input", {}), table[example["target"]])
-        return predict(c, p.get("head"), stack(c, p["decoder"], x, causal=True), table)
+        return predict(c, p.get("head"), stack(c, p["decoder"], x, causal=True, prefix=prefix), table)
     shared = "target_embedding" not in p
     if c.vision.source:
         unscaled = dataclasses.replace(c, embedding_scale="none")
@@ -68,7 +72,7 @@ def forward(c, params, example):
     memory = stack(c, p["encoder"], x)
     table = p["source_embedding" if shared else "target_embedding"]["embedding"]
     x = enter(c, p.get("target_input", {}), table[example["target"]])
-    return predict(c, p.get("head"), stack(c, p["decoder"], x, memory, causal=True), table)
+    return predict(c, p.get("head"), stack(c, p["decoder"], x, memory, causal=True, prefix=prefix), table)
 
 
 def patches(c, p, image):
@@ -100,10 +104,11 @@ def sinusoid(position, i, d):
     return math.cos(angle) if i % 2 else math.sin(angle)
 
 
-def stack(c, p, x, memory=None, causal=False):
+def stack(c, p, x, memory=None, causal=False, prefix=0):
     """Run N layers; the decoder of an encoder-decoder has a memory and its own N."""
     num_layers = c.num_layers if memory is None else c.num_decoder_layers or c.num_layers
     bias = np.array([[position_bias(c, p, j - i, causal) for j in range(len(x))] for i in range(len(x))])
+    bias[[[hides(c, i, j, causal, prefix) for j in range(len(x))] for i in range(len(x))]] = -np.inf
     for i in range(num_layers):
         own = jax.tree.map(lambda leaf, i=0 if c.shared_layers else i: leaf[i], p["block"])
         x = layer(c, own, x, memory, bias)
@@ -195,16 +200,15 @@ def turn(x):
     return np.concatenate([z.real, z.imag], axis=-1)
 
 
-def hides(c, distance, causal):
-    """Tell whether a key so far behind a query (negative) or ahead of it is hidden."""
-    return causal and distance > 0
+def hides(c, query, key, causal, prefix):
+    """Tell whether the query at one position does not see the key at another."""
+    return causal and key > query and key >= prefix
 
 
 def position_bias(c, p, distance, causal):
-    """Return what every head adds to a score, float64 [h]; minus infinity hides a key."""
-    if hides(c, distance, causal):
-        return np.full(c.num_heads, -np.inf)
+    """Return what every head adds to a score, float64 [h]."""
     if c.positions == "relative":
+        distance = min(distance, 0) if causal else distance  # a causal stack has no buckets ahead: see relative_buckets
         number = bucket(distance, c.relative.num_buckets, c.relative.max_distance, causal)
         return p["position_bias"]["embedding"][number]
     if c.positions == "alibi":  # Press et al. 2022, section 3, for a power of two

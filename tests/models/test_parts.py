@@ -168,6 +168,28 @@ def test_model_equals_the_reference(index):
             np.testing.assert_allclose(found, expected, atol=3e-5 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("family", ["encdec", "decoder"])
+def test_all_of_a_text_sees_its_prefix(family):
+    """Two packed texts: of one, two tokens are given, of the other all but the last; fed to a cache, too."""
+    c = ModelConfig(**TINY, family=family, positions="relative", relative=RelativeConfig(8, 7))
+    model, texts, prefixes = build_model(c), draw_examples()[:2], (2, 8)
+    params, batch = random_params(model), batch_of([texts])
+    batch["target_prefix"] = np.isin(batch["target_segments"], (1, 2)) & (
+        batch["target_positions"] < np.array([0, *prefixes])[batch["target_segments"]]
+    )
+    logits = run(model, params, batch)[0]
+    for n, (text, prefix) in enumerate(zip(texts, prefixes, strict=True)):
+        expected = forward(c, params, {**text, "prefix": prefix})
+        np.testing.assert_allclose(logits[batch["target_segments"][0] == n + 1], expected, atol=1e-4)
+        cache = run(model, params, run(model, params, batch_of([[text]]), method="encode"), 1, 16, method="start")
+        cache["self"]["prefix"] = np.array([prefix], np.int32)
+        for part in (slice(0, prefix), slice(prefix, None)):
+            tokens = text["target"][None, part].astype(np.int32)
+            hidden, cache = run(model, params, cache, tokens, np.ones(tokens.shape, bool), method="extend")
+            found = run(model, params, hidden, method="logits")[0]
+            np.testing.assert_allclose(found, expected[part], atol=1e-4)
+
+
 @pytest.mark.parametrize("key", CHOICES)
 def test_an_unknown_choice_is_refused(key):
     with pytest.raises(UserError, match=f"model.{key}='x'; choose one of: {CHOICES[key][0]}, {CHOICES[key][1]}"):

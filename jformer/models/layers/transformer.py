@@ -4,6 +4,7 @@ Axes: b rows, t query positions, s key positions, d d_model, h heads. In a cache
 beams, e entries.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -209,9 +210,8 @@ class Stack(nn.Module):
         # Within a text, indices differ as positions do: one bias serves all rows, also those that several texts share.
         indices = jnp.arange(x.shape[1])[None]  # [1 t]
         placed = tokens._replace(positions=indices)
-        context = AttentionContext(
-            tokens.positions, Visibility(placed, placed, self.rule), bias=self.bias(indices, indices)
-        )
+        rule = dataclasses.replace(self.rule, prefix=tokens.prefix is not None)
+        context = AttentionContext(tokens.positions, Visibility(placed, placed, rule), bias=self.bias(indices, indices))
         if memory_segments is not None:
             source = TokenPlaces(memory_segments, jnp.arange(memory_segments.shape[1])[None])
             context = context._replace(cross=Visibility(placed, source))

@@ -21,6 +21,7 @@ class TokenPlaces(NamedTuple):
 
     segments: Int[Array, "b t"]  # its text: 1, 2, … for texts that share a row; 0 is padding, which no query sees
     positions: Int[Array, "#b t"]  # its order within its text
+    prefix: Bool[Array, "b t"] | None = None  # where there is one: whether it is in the part that all of its text sees
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Rule:
     """Which keys of its own text a query sees. Programs and kernels are chosen by it, so it is hashable."""
 
     causal: bool = False  # none that come later
+    prefix: bool = False  # but all of the prefix of its text
 
 
 def self_attention_rule(config: ModelConfig, causal: bool) -> Rule:
@@ -40,7 +42,10 @@ def may_attend(query: TokenPlaces, key: TokenPlaces, rule: Rule) -> Bool[Array, 
     segments = key.segments[:, None]  # [b 1 s]
     visible = (query.segments[..., None] == segments) & (segments > 0)  # → [b t s]
     distance = key.positions[:, None] - query.positions[..., None]  # [#b t s]
-    return visible & (distance <= 0) if rule.causal else visible
+    shown = distance <= 0 if rule.causal else True
+    if rule.prefix and key.prefix is not None:
+        shown |= key.prefix[:, None]
+    return visible & shown
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["query", "key"], meta_fields=["rule"])
