@@ -22,9 +22,9 @@ from jaxlib import _jax
 
 from experiments.measure import ROOT, smoke_sizes
 from jformer.parallel.processes.children import die_with_parent, free_port
-from jformer.parallel.processes.process_info import ProcessInfo
 from jformer.parallel.processes.handshake import software
 from jformer.parallel.processes.meeting import meet
+from jformer.parallel.processes.process_info import ProcessInfo
 from jformer.parallel.processes.service import BEAT_SECONDS, BEATS_PER_SECOND, HEARTBEAT_SECONDS, WAIT_MILLISECONDS
 from jformer.parallel.processes.stall import PeerWatch, Status
 

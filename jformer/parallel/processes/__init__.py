@@ -3,7 +3,6 @@
 Rooms outside import this, and need not know whether there is more than one process.
 """
 
-from jformer.parallel.processes.process_info import ProcessInfo, from_flags
 from jformer.parallel.processes.group import (
     agree,
     barrier,
@@ -23,6 +22,7 @@ from jformer.parallel.processes.group import (
 )
 from jformer.parallel.processes.handshake import code_version, library_versions, saved_run
 from jformer.parallel.processes.meeting import AbsentError
+from jformer.parallel.processes.process_info import ProcessInfo, from_flags
 from jformer.parallel.processes.stop import (
     defer_stop,
     end_at_once,

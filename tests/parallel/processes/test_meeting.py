@@ -8,8 +8,8 @@ import pytest
 
 from jformer.errors import UserError
 from jformer.parallel.processes.children import free_port
-from jformer.parallel.processes.process_info import ProcessInfo
 from jformer.parallel.processes.meeting import AbsentError, meet
+from jformer.parallel.processes.process_info import ProcessInfo
 
 PATIENCE = 30.0  # seconds
 

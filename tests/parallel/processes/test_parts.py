@@ -18,10 +18,10 @@ from jax._src.lib import _jax
 from jformer.errors import LOST, UserError
 from jformer.parallel import processes
 from jformer.parallel.processes import service
-from jformer.parallel.processes.watchdog import Watchdog
-from jformer.parallel.processes.process_info import VARIABLES, ProcessInfo, from_flags
 from jformer.parallel.processes.handshake import STAMP, code_version, refuse_differences, saved_run, software
+from jformer.parallel.processes.process_info import VARIABLES, ProcessInfo, from_flags
 from jformer.parallel.processes.stall import Pace, PeerWatch, Status, waited_for
+from jformer.parallel.processes.watchdog import Watchdog
 from jformer.storage import is_step
 
 SLURM = {
