@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Where jformer.main runs: a Cloud TPU slice, a Slurm cluster, several processes of this machine. What it prints after a
-# + are its commands; docs/tpu.md says what they do, and what was never run on real hardware.
+# Run jformer.main on a Cloud TPU slice, a Slurm cluster, or as several processes of this machine. It prints its commands
+# after a +; docs/tpu.md explains them, and says what was never run on real hardware.
 set -euo pipefail
 
 usage() {
@@ -8,35 +8,35 @@ usage() {
 launch.sh COMMAND [OPTIONS] [-- ARGUMENTS OF jformer.main]
 
 A TPU slice. All of these only print what they would do, unless given --yes:
-  create           ask for the slice (a queued resource) and wait until it is there
+  create           request the slice (a queued resource) and wait until it is active
   sync             copy the code of a commit to its workers and install it
   run -- ARGS      start the same command on all workers, under a supervisor that outlives this connection
-  status, logs     how the slice and its supervisors stand; the end of a log (--worker=K or all, --follow)
-  delete           give the slice back; fine where there is none
-  all -- ARGS      create, sync, run, watch, delete (unless --keep). Ctrl-C ends only the watching: the slice goes on,
-                   and costs, until `delete`
-                   Exit code 75 (also of create, sync and run): the slice did not come, was taken away or does not
-                   answer. `all` has deleted it; the same command goes on with a new one, as docs/skypilot.yaml does
-                   by itself
+  status, logs     the state of the slice and its supervisors; the end of a log (--worker=K or all, --follow)
+  delete           delete the slice, if there is one
+  all -- ARGS      create, sync, run, watch, delete (unless --keep). Ctrl-C ends only the watching: the slice keeps
+                   running, and costs money, until `delete`
+                   Exit code 75 (also of create, sync and run): the slice did not become active, was taken away or
+                   does not answer. `all` has deleted it; rerun the same command to resume on a new one, which
+                   docs/skypilot.yaml does by itself
   --name=NAME --type=TYPE --zone=ZONE --project=PROJECT
                    the slice, such as v5litepod-16; or JFORMER_NAME, _TYPE, _ZONE, _PROJECT in the environment
   --spot           cheaper, and may be taken away
-  --commit=REV     what to copy (default: HEAD, if nothing uncommitted would stay behind)
-  --setup=SHELL    what each worker runs once it is installed, such as a command that fetches data
+  --commit=REV     what to copy (default: HEAD, if there are no uncommitted changes)
+  --setup=SHELL    command that each worker runs after installation, for example to fetch data
 
 Other machines:
-  local N -- ARGS  N processes here; all start again when one fails. Ctrl-C saves and ends all, a second kills them
+  local N -- ARGS  N processes here; all restart when one fails. Ctrl-C saves and ends all, a second one kills them
   --devices=D      a process gets D virtual CPU devices
   --logs=DIR       a log for each process (default: WORKDIR/logs); that of process 0 is also shown
   slurm -- ARGS    submit a job, a process on each node (--nodes=N --gpus=G, --sbatch=OPTION as often as needed)
 
   --retries=R      restarts without a new checkpoint in between before giving up (default: 5);
-                   exit codes 0 (done), 2 (no restart mends it) and, when told to stop, 143 (saved) are final
-  JFORMER_COMMAND  local, slurm: what is started instead of `python -m jformer.main`
+                   exit codes 0 (done), 2 (a mistake) and, after a request to stop, 143 (saved) are final
+  JFORMER_COMMAND  local, slurm: the command to run instead of `python -m jformer.main`
 END
 }
 
-readonly MISTAKE=2 LOST=75 STOPPED=143 # exit codes; LOST: this slice is of no more use
+readonly MISTAKE=2 LOST=75 STOPPED=143 # exit codes; LOST: this slice is unusable
 exec 3>&1
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 name=${JFORMER_NAME-} type=${JFORMER_TYPE-} zone=${JFORMER_ZONE-} project=${JFORMER_PROJECT-}
@@ -46,14 +46,14 @@ devices='' logs='' nodes='' gpus='' sbatch=() args=() workdir=''
 say() { printf 'launch: %s\n' "$*" >&2; }
 fail() { say "$*"; exit "$MISTAKE"; }
 
-# Print words as a shell would read them.
+# Print words quoted for a shell.
 quoted() {
   local word words=()
   for word; do [[ $word =~ ^[A-Za-z0-9_./:=,@%+-]+$ ]] || word=${word@Q} && words+=("$word"); done
   echo "${words[*]}"
 }
 
-# Show a command and, if told to, run it.
+# Print a command and, with --yes, run it.
 step() {
   echo "+ $(quoted "$@")" >&3
   [[ ! $yes ]] || "$@"
@@ -64,7 +64,7 @@ step() {
 tpu() { step gcloud compute tpus "$@" --zone="$zone" --project="$project"; }
 on_workers() { tpu tpu-vm ssh "$name" --worker="$1" --command="$2"; }
 
-# Print the state of the queued resource: ABSENT, UNKNOWN if it could not be asked for, $1 if nothing is really done.
+# Print the state of the queued resource: ABSENT, UNKNOWN if the query failed, $1 in a dry run.
 state() {
   local told
   if told=$(tpu queued-resources describe "$name" '--format=value(state.state)' 2>&1); then
@@ -93,7 +93,7 @@ create() {
     fi
     [[ $now == "$before" ]] || say "$name: $now"
     case $now in
-      FAILED | SUSPENDING | SUSPENDED | ABSENT) say "$name will not come: delete it and ask again"; return "$LOST" ;;
+      FAILED | SUSPENDING | SUSPENDED | ABSENT) say "$name will not become active: delete it and create it again"; return "$LOST" ;;
       UNKNOWN) ((++unknown < 10)) || return 1 ;;
       *) unknown=0 ;;
     esac
@@ -101,7 +101,7 @@ create() {
   done
 }
 
-# Try three times: new workers take a while to let anyone in. What fails though they answer would fail on any slice.
+# Try three times: new workers take a while to accept connections. If they answer, the failure would recur on any slice.
 patiently() {
   "$@" || { sleep "$poll"; "$@"; } || { sleep "$poll"; "$@"; } ||
     { on_workers all true || return "$LOST"; say "$name answers, but three tries failed: see above"; return 1; }
@@ -111,7 +111,7 @@ sync() {
   local archive=${TMPDIR:-/tmp}/jformer-$commit.tar.gz
   step git -C "$root" archive --format=tar.gz --prefix="jformer-$commit/" --output="$archive" "$commit" || return 1
   patiently tpu tpu-vm scp "$archive" "$name:jformer.tar.gz" --worker=all || return
-  # The stock Python is too old: uv brings one. What runs already is left alone.
+  # The stock Python is too old: uv installs one. A running run is left alone.
   patiently on_workers all "flock -n jformer.lock true || exit 0; tar -xzf jformer.tar.gz && ln -sfn\
  jformer-$commit jformer && cd jformer && PATH=~/.local/bin:\$PATH && { command -v uv || curl -LsSf\
  https://astral.sh/uv/install.sh | sh; } && uv venv --clear --python=3.12 .venv && uv pip install\
@@ -125,7 +125,7 @@ run() {
  $(quoted "${args[@]}") </dev/null >>../jformer.log 2>&1 & } 9>../jformer.lock"
 }
 
-# Print how each supervisor stands: one that holds no lock and did not come to an end, or not in this boot, is gone.
+# Print the state of each supervisor: one that holds no lock and did not finish, or not in this boot, is gone.
 supervisors() {
   on_workers all "{ flock -n jformer.lock sed \"s/: running.*/: gone/; /boot\
  \$(cat /proc/sys/kernel/random/boot_id))/!s/: stopped.*/: gone/\" jformer.state || cat jformer.state; }\
@@ -149,7 +149,7 @@ delete() {
     say "$name: not deleted yet (try $try of 5)"
     sleep "$poll"
   done
-  say "$name is still there and still costs: run this again, or delete it in the console"; return 1
+  say "$name still exists and costs money: run this again, or delete it in the console"; return 1
 }
 
 # Wait for the end of the run: 0, MISTAKE, STOPPED or 1 if it gave up; LOST if the slice is gone or does not answer.
@@ -176,11 +176,11 @@ watch() {
 
 all() {
   local code=0
-  trap 'say "$name goes on, and costs; launch.sh all watches it again, launch.sh delete ends it"; exit 130' INT TERM
+  trap 'say "$name keeps running and costs money; launch.sh all watches it again, launch.sh delete ends it"; exit 130' INT TERM
   { create && sync && run && watch; } || code=$?
   [[ ! $yes ]] || say "the run ended with exit code $code"
   if ((code == LOST)); then
-    say "slice lost: the same command asks for a new one, on which the run goes on from its newest checkpoint"
+    say "slice lost: rerun the same command to resume on a new one from the newest checkpoint"
     delete || true
     return "$LOST"
   fi
@@ -219,7 +219,7 @@ for ((; $# > 1; )); do
     --@(retries|devices|nodes|gpus)=[1-9]*([0-9])) printf -v "$key" %s "${1#*=}" ;;
     --sbatch=?*) sbatch+=("${1#*=}") ;;
     --@(yes|spot|follow|keep)) printf -v "$key" yes ;;
-    *) fail "unexpected $1: what is for jformer.main comes after --; see launch.sh --help" ;;
+    *) fail "unexpected $1: arguments of jformer.main come after --; see launch.sh --help" ;;
   esac
 done
 for argument in "${args[@]}"; do [[ $argument != --workdir=* ]] || workdir=${argument#*=}; done
@@ -233,13 +233,13 @@ case $command in
   *) fail "there is no $command; see launch.sh --help" ;;
 esac
 if [[ $command == @(all|run|here|slurm) && ! $workdir ]]; then
-  fail "--workdir=DIR is missing: give it after --, as it is for jformer.main"
+  fail "--workdir=DIR is missing: give it after --, with the arguments of jformer.main"
 elif [[ $command == all && $workdir != gs://* || $command == run && $workdir != *://* && ${type##*-} -gt 8 ]]; then
-  fail "--workdir=$workdir must be on gs://: each worker has a disk of its own, which goes with the slice"
+  fail "--workdir=$workdir must be on gs://: each worker has its own disk, which is deleted with the slice"
 fi
 if [[ $command == @(all|sync) ]]; then
   [[ $commit || ! $(git -C "$root" status --porcelain --untracked-files=no) ]] ||
-    fail "uncommitted changes would stay behind: commit them, or give --commit=HEAD"
+    fail "uncommitted changes would not be copied: commit them, or give --commit=HEAD"
   commit=$(git -C "$root" rev-parse --short=12 --verify --quiet "${commit:-HEAD}^{commit}") || fail "no such --commit"
 fi
 "$command" "${count:-}"

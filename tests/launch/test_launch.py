@@ -170,7 +170,7 @@ def test_a_slice_that_is_refused_ends_it(cloud):
 def assert_lost(cloud, result):
     """The slice is given back, and the line says what goes on."""
     assert result.returncode == 75, result.stderr
-    assert "slice lost: the same command asks for a new one, on which the run goes on from its" in result.stderr
+    assert "slice lost: rerun the same command to resume on a new one" in result.stderr
     assert_deleted(cloud)
 
 
@@ -284,10 +284,10 @@ def test_deleting_is_tried_again_until_the_slice_is_gone(cloud):
         (["create", *SLICE[:2]], "--zone is missing; see launch.sh --help"),
         (["create", *SLICE, "--type=h100"], "--type=h100 is none of v2-N"),
         (["run", *SLICE], "--workdir=DIR is missing"),
-        (["run", *SLICE, "--", "--workdir=runs/x"], "--workdir=runs/x must be on gs://: each worker has a disk"),
+        (["run", *SLICE, "--", "--workdir=runs/x"], "--workdir=runs/x must be on gs://: each worker has its own disk"),
         (["all", *SLICE, "--type=v6e-8", "--", "--workdir=x"], "--workdir=x must be on gs://"),
         (["sync", *SLICE, "--commit=nonsense"], "no such --commit"),
-        (["status", *SLICE, "--workdir=x"], "unexpected --workdir=x: what is for jformer.main comes after --"),
+        (["status", *SLICE, "--workdir=x"], "unexpected --workdir=x: arguments of jformer.main come after --"),
         (["slurm", "--nodes=two"], "unexpected --nodes=two"),
         (["local", "--", "--workdir=x"], "how many processes?"),
         (["local", "2", "--", "--workdir=gs://bucket/x"], "--logs is missing"),
@@ -307,7 +307,7 @@ def test_uncommitted_changes_are_not_left_behind_unnoticed(cloud):
     (cloud.repository / "constraints.txt").write_text("changed")
     result = cloud.launch("sync", *SLICE)
     assert result.returncode == 2
-    assert "uncommitted changes would stay behind" in result.stderr
+    assert "uncommitted changes would not be copied" in result.stderr
     assert cloud.launch("sync", *SLICE, "--commit=HEAD").returncode == 0
 
 

@@ -160,7 +160,7 @@ def test_told_to_stop_it_lets_all_save_and_starts_none_again(supervise, tmp_path
     process.send_signal(signal.SIGTERM)
     code, out, err = outcome(process)
     assert (code, out) == (143, "ready\nsaved\n")
-    assert err.endswith("supervise: stopped as told\n")
+    assert err.endswith("supervise: stopped on request\n")
     assert "saved" in (logs / "process-1.log").read_text()
     assert len(starts(tmp_path)) == 1
 
