@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from jformer.inference.attention_types import Attended, Attention, Part
+from jformer.inference.answers import Attended, Attention, Part
 from jformer.models.layers.dot_product import attend
 from jformer.tools.pages.explorer import Shown, explorer_page
 

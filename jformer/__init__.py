@@ -10,8 +10,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Unpack
 
 from jformer.errors import UserError
-from jformer.inference.answers import Alignment, Output, Request, Scored, SearchTree
-from jformer.inference.attention_types import Attended, Attention, Choice, Part
+from jformer.inference.answers import Alignment, Attended, Attention, Choice, Output, Part, Request, Scored, SearchTree
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict

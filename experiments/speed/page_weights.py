@@ -28,7 +28,7 @@ import numpy as np
 from absl import app, flags
 
 from experiments.measure import smoke_sizes
-from jformer.inference.attention_types import Attended, Attention, Part
+from jformer.inference.answers import Attended, Attention, Part
 from jformer.tools.pages import page
 from jformer.tools.pages.explorer import Shown, explorer_page
 from jformer.tools.pages.run_report import CHARTS, curves

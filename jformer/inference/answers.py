@@ -1,5 +1,9 @@
-"""What is asked of a trained run, and what it answers. Imports neither JAX nor NumPy."""
+"""What is asked of a trained run and what it answers, as types. Imports neither JAX nor NumPy.
 
+Letters in shapes: l layers, h heads, t positions that attend, s positions attended to.
+"""
+
+import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -71,10 +75,6 @@ class Alignment(NamedTuple):
     target: tuple[str, ...]
 
 
-Hypotheses = Sequence[tuple[Sequence[int], float]]
-"""The tokens of every hypothesis of a piece with its score, in the order that the pass gave them."""
-
-
 class Output(NamedTuple):
     """One answer to an input. Of the three numbers it has those that its search gives; larger is better."""
 
@@ -134,6 +134,76 @@ NODE_STATES = {
 }
 
 
+class Part(enum.Enum):
+    """A part of a model that attends."""
+
+    ENCODER_SELF = "encoder self-attention"
+    DECODER_SELF = "decoder self-attention"
+    CROSS = "cross-attention"
+
+    @property
+    def title(self) -> str:
+        """What it is called on a page."""
+        return self.value
+
+
+class Attention(NamedTuple):
+    """How much each position of a text attends to each other one; a row adds up to 1."""
+
+    part: Part
+    weights: "np.ndarray"  # f32 [l h t s]
+    mask: "np.ndarray"  # bool [t s]: True = may attend; where it may not, the weight is 0
+    rows: tuple[str, ...]  # the token at each t, as the vocabulary writes it; of cross-attention the one written there
+    columns: tuple[str, ...]  # the token at each s, the end symbol included; of an image its patches
+
+    def entropy(self) -> "np.ndarray":
+        """Return the entropy of every head in nats, the mean of its rows, f32 [l h]: 0 where it sees one token."""
+        import numpy as np
+
+        logs = np.log(np.maximum(self.weights, 1e-12))
+        return np.asarray(-(self.weights * logs).sum(axis=-1).mean(axis=-1))
+
+    def rollout(self) -> "np.ndarray | None":
+        """Return what each position takes from each input through all layers, f32 [t s] (Abnar and Zuidema 2020).
+
+        Heads are averaged, and half of every layer is its residual. None for cross-attention, which is no chain.
+        """
+        import numpy as np
+
+        if self.part is Part.CROSS:
+            return None
+        whole = np.eye(self.weights.shape[-1], dtype=np.float32)
+        for layer in self.weights.mean(axis=1):
+            whole = (layer + np.eye(len(layer), dtype=np.float32)) / 2 @ whole
+        return whole
+
+
+class Choice(NamedTuple):
+    """One token of a target, and the tokens that the model found most probable in its place."""
+
+    token: str
+    probability: float
+    likeliest: tuple[tuple[str, float], ...]
+    read: str = ""  # what the model read in its place, where the tokens to predict are hidden
+
+
+class Attended(NamedTuple):
+    """What a model attends to in one source and its target; a part that it lacks is None."""
+
+    source: str
+    target: str
+    encoder: Attention | None = None  # of the source to itself
+    decoder: Attention | None = None  # of what was written to itself
+    cross: Attention | None = None  # of what is written to the source
+    choices: tuple[Choice, ...] = ()
+    image: "np.ndarray | None" = None  # u8 [height width channels], where the source is one: square patches, row by row
+
+    @property
+    def parts(self) -> tuple[Attention, ...]:
+        """Return the parts that the model has."""
+        return tuple(part for part in (self.encoder, self.decoder, self.cross) if part)
+
+
 def check_requests(requests: Iterable[Request | str], usage: str, one_line: bool) -> list[Request]:
     """Return texts as requests, numbered in order; raise UserError as `check_texts` does, also for their phrases."""
     if isinstance(requests, str) or not isinstance(requests, Iterable):
@@ -185,9 +255,9 @@ def check_texts(texts: Iterable[Any], usage: str, one_line: bool) -> list[str]:
 
 
 def whole_groups(sizes: Sequence[int], found: Iterable[Mapping[int, T]]) -> Iterator[dict[int, list[T]]]:
-    """Yield number of a group → what was found of its members, in order, as soon as all is there; first empty groups.
+    """Yield number of a group → what was found for its members, in order, once it is complete; empty groups first.
 
-    `found` comes bit by bit, by the numbers of the members, which are counted one group after the other.
+    `found` arrives in parts, by the number of a member, counted one group after the other.
     """
     owners = [number for number, size in enumerate(sizes) for _ in range(size)]
     members = [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
@@ -200,8 +270,8 @@ def whole_groups(sizes: Sequence[int], found: Iterable[Mapping[int, T]]) -> Iter
         yield {number: [there.pop(member) for member in members[number]] for number in ready}
 
 
-def joined(answers: Sequence[list[Output]], eos: int) -> list[Output]:
-    """Return the outputs for a whole input: none is an empty one, and the best ones of several pieces become one."""
+def join_outputs(answers: Sequence[list[Output]], eos: int) -> list[Output]:
+    """Return the outputs of an input from those of its pieces: an empty one for none, the best of each put together."""
     if len(answers) < 2:
         return answers[0] if answers else [Output("")]
     best = [outputs[0] for outputs in answers]
@@ -210,12 +280,12 @@ def joined(answers: Sequence[list[Output]], eos: int) -> list[Output]:
         name: _sum(getattr(output, name) for output in best) for name in ("score", "log_prob", "utility")
     }
     text, alignments = " ".join(output.text for output in best), [output.alignment for output in best]
-    whole = Output(text, (*ids, *best[-1].ids), alignment=_joined_alignments(alignments), **numbers)
+    whole = Output(text, (*ids, *best[-1].ids), alignment=_join_alignments(alignments), **numbers)
     tags = [word for output in best for word in output.tags or ()]
     return [whole._replace(tags=tuple(tags) if tags else None)]
 
 
-def _joined_alignments(alignments: Sequence[Alignment | None]) -> Alignment | None:
+def _join_alignments(alignments: Sequence[Alignment | None]) -> Alignment | None:
     """Return the alignments of several pieces as one, each moved by the tokens of those before it."""
     whole = Alignment((), (), ())
     for each in alignments:

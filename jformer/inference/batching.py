@@ -1,11 +1,11 @@
-"""Any number of pieces answered in batches of few shapes, fast: sorted by length, two at a time, long outputs last."""
+"""Any number of pieces answered fast, in batches of few shapes: sorted by length, two at a time, long outputs last."""
 
 import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,32 +15,35 @@ from jaxtyping import PyTree
 from jformer.decoding.search import Decoded
 from jformer.errors import UserError
 from jformer.inference.answers import Piece
+from jformer.inference.heads import ClassScores, Estimates, Spans
 from jformer.inference.inputs import LONG_INPUT, Attempt, Inputs
 from jformer.parallel.backend import is_one_cpu
 from jformer.parallel.sharding import round_up_rows
+from jformer.tasks.crf import Tags
 
 CONCURRENT_BATCHES = 2  # a step of decoding is too small to keep several cores busy: two at once took 2/3 of the time
 SMALL_BATCH = 8
-# Rows for few pieces, as when somebody types them: they do not wait for a whole batch. One with one hypothesis would be
-# multiplied as vectors are, which XLA does slower on CPUs than two rows of a matrix.
+# Rows for few pieces, as typed by a person, who should not wait for a whole batch. On CPUs, XLA multiplies a single
+# row slower than two rows, so one row is used only with several hypotheses.
 FEW = (1, 2, SMALL_BATCH)
 MOSTLY = 1 / 4  # where more outputs than this share had no room in short attempts, there are none for a while:
 EVIDENCE = 64  # pieces, at least, that short attempts were made at before they are judged
-WHILE = 4_096  # pieces; then their likes may have changed, and it is learned anew
-
-Search = Callable[[Sequence[PyTree], Mapping[str, np.ndarray], int], Decoded]
-"""(parameters of every model, batch, most tokens of an output) → the outputs of every row."""
+WHILE = 4_096  # pieces; then the text may have changed, and short attempts are tried again
 
 
-class Hypotheses(NamedTuple):
-    """What a search returns for one piece, best first."""
+class NBest(NamedTuple):
+    """What a search found for one piece, best first."""
 
     tokens: list[list[int]]
     scores: list[float]
 
 
+Found = NBest | ClassScores | Estimates | Tags | Spans
+"""What was found for one piece: of a head, one row of its arrays."""
+
+
 class CompileClock:
-    """Knows which shapes of batches came before, and how long the first ones took, which are compiled."""
+    """Seconds spent on the first batch of every shape, for which a program is compiled."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -48,7 +51,7 @@ class CompileClock:
 
     @contextlib.contextmanager
     def batch(self, shapes: Hashable) -> Iterator[bool]:
-        """Time what is done inside if a batch of these shapes is the first one, and tell whether it is."""
+        """Time the block if it handles the first batch of these shapes; yield whether it does."""
         first, began = shapes not in self._known, time.monotonic()
         yield first
         if first:
@@ -56,14 +59,15 @@ class CompileClock:
             self.seconds += time.monotonic() - began
 
 
+Program = Callable[[Sequence[PyTree], Mapping[str, np.ndarray], int], Any]
+"""(parameters of every model, batch, most tokens of an output) → `Decoded`, or the arrays of a head."""
+
+
 class BatchedSearch:
-    """A compiled search over any number of pieces.
+    """A compiled search or head over any number of pieces; it learns whether a first attempt with little room pays."""
 
-    It remembers which shapes were compiled, and whether a first attempt with little room pays.
-    """
-
-    def __init__(self, search: Search, inputs: Inputs, mesh: Mesh | None) -> None:
-        """Hold the search; the devices of a mesh share the rows of a batch."""
+    def __init__(self, search: Program, inputs: Inputs, mesh: Mesh | None) -> None:
+        """Take a program of `make_answer`; the devices of a mesh share the rows of a batch."""
         self.inputs = inputs
         self._search, self._mesh = search, mesh
         self._concurrent = concurrent_batches(mesh)
@@ -71,17 +75,17 @@ class BatchedSearch:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew to learn whether outputs are short."""
+        """Forget whether outputs are short."""
         self._tried = self._unfinished = 0  # pieces that a short attempt was made at, and those it had no room for
-        self._left = 0  # pieces that are answered without one, before it is learned anew
+        self._left = 0  # pieces still to be answered without a short attempt
 
     @property
     def outputs_are_short(self) -> bool:
-        """Whether short attempts pay, as far as is known."""
+        """Whether short attempts are expected to pay."""
         return not self.inputs.continues and not self._left
 
     def _learn(self, short: bool, tried: int, unfinished: int) -> None:
-        """Note how an attempt went."""
+        """Record how an attempt went."""
         if not short:
             self._left = max(0, self._left - tried)
             return
@@ -93,14 +97,14 @@ class BatchedSearch:
 
     def __call__(
         self, params: Sequence[PyTree], pieces: Sequence[Piece], on_answered: Callable[[int], None]
-    ) -> Iterator[dict[int, Hypotheses]]:
-        """Yield number of a piece → its hypotheses, batch by batch, while the next batches are being computed.
+    ) -> Iterator[dict[int, Found]]:
+        """Yield number of a piece → what was found for it, batch by batch, while the next batches are being computed.
 
-        `on_answered` is told how many more are done.
+        `on_answered` is given the number of pieces of each batch that is done.
 
         A first attempt has room for outputs of usual length only. The few that need more would hold up all others in
         their batches, so they are searched again, in small batches of their own. Raises UserError for scores that are
-        no numbers.
+        NaN.
         """
         options = self.inputs.options
         rows = batch_rows(len(pieces), options.batch_size, self._mesh, options.hypotheses)
@@ -121,26 +125,22 @@ class BatchedSearch:
 
     def _attempt(
         self, params: Sequence[PyTree], pieces: Sequence[Piece], indices: Sequence[int], rows: int, attempt: Attempt
-    ) -> Iterator[dict[int, Hypotheses]]:
-        """Yield index → hypotheses, batch by batch, of those pieces that had enough room."""
-        for batch, decoded in self._decode_all(params, pieces, indices, rows, attempt):
-            done: dict[int, Hypotheses] = {}
-            for i, tokens, scores, lengths, finished in zip(batch, *decoded, strict=False):
-                if finished:
-                    each = [ids[:length].tolist() for ids, length in zip(tokens, lengths, strict=True)]
-                    done[i] = Hypotheses(each, refuse_nan(scores.tolist()))
-            yield done
+    ) -> Iterator[dict[int, Found]]:
+        """Yield index → what was found, batch by batch, of those pieces that had enough room."""
+        for batch, arrays in self._compute_all(params, pieces, indices, rows, attempt):
+            found = ((i, read_row(arrays, row)) for row, i in enumerate(batch))
+            yield {i: one for i, one in found if one is not None}
 
-    def _decode_all(
+    def _compute_all(
         self,
         params: Sequence[PyTree],
         pieces: Sequence[Piece],
         indices: Sequence[int],
         rows: int,
         attempt: Attempt,
-    ) -> Iterator[tuple[Sequence[int], Decoded]]:
-        """Yield the indices of each batch and what was decoded, while the next batches are being computed."""
-        running: deque[tuple[Sequence[int], Future[Decoded]]] = deque()
+    ) -> Iterator[tuple[Sequence[int], Any]]:
+        """Yield the indices of each batch and its arrays, while the next batches are being computed."""
+        running: deque[tuple[Sequence[int], Future[Any]]] = deque()
         with ThreadPoolExecutor(self._concurrent) as pool:
             for order in sorted_batches([len(pieces[i].ids) for i in indices], rows):
                 batch: Sequence[int] = [indices[i] for i in order]
@@ -148,7 +148,7 @@ class BatchedSearch:
                     batch = self.inputs.without_few_long(pieces, batch, SMALL_BATCH)
                 arrays, longest = self.inputs.arrays([pieces[i] for i in batch], rows, attempt)
                 with self.clock.batch((longest, *shapes_of(arrays))) as first:
-                    future = pool.submit(self._decode, params, arrays, longest)
+                    future = pool.submit(self._compute, params, arrays, longest)
                     if first:  # wait, else the next batch would compile the same once more
                         future.exception()
                 running.append((batch, future))
@@ -158,46 +158,58 @@ class BatchedSearch:
             for indices_done, finished in running:
                 yield indices_done, finished.result()
 
-    def _decode(self, params: Sequence[PyTree], arrays: Mapping[str, np.ndarray], longest: int) -> Decoded:
+    def _compute(self, params: Sequence[PyTree], arrays: Mapping[str, np.ndarray], longest: int) -> Any:
         return jax.device_get(self._search(params, arrays, longest))
 
 
+def read_row(arrays: Any, row: int) -> Found | None:
+    """Return what a program found for one row; None where a search had no more room. Raise UserError for NaN scores."""
+    if not isinstance(arrays, Decoded):
+        found = type(arrays)(*(array[row] for array in arrays))
+        refuse_nan(found[-1])
+        return found
+    if not arrays.done[row]:
+        return None
+    refuse_nan(arrays.scores[row])
+    lengths = zip(arrays.tokens[row], arrays.lengths[row], strict=True)
+    return NBest([ids[:length].tolist() for ids, length in lengths], arrays.scores[row].tolist())
+
+
 def shapes_of(arrays: Mapping[str, np.ndarray]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Return what a program for a batch is compiled for."""
+    """Return the shapes that the program for a batch is compiled for."""
     return tuple((name, array.shape) for name, array in arrays.items())
 
 
 def concurrent_batches(mesh: Mesh | None) -> int:
     """Return how many batches are computed at a time.
 
-    It is one on several devices, which exchange things in one order, and on an accelerator, whose memory would hold two
-    searches.
+    It is one on several devices, whose collectives must run in one order, and on an accelerator, whose memory would
+    otherwise hold two searches.
     """
     return CONCURRENT_BATCHES if is_one_cpu(mesh) else 1
 
 
 def batch_rows(count: int, batch_size: int, mesh: Mesh | None, hypotheses: int = 1) -> int:
-    """Return the rows of the batches for so many pieces: few for few pieces, and what the mesh divides evenly."""
+    """Return the rows of the batches for `count` pieces: few for few pieces, and what the mesh divides evenly."""
     rows = min(batch_size, next((rows for rows in FEW if count <= rows and rows * hypotheses > 1), batch_size))
     return round_up_rows(rows, mesh) if mesh else rows
 
 
 def sorted_batches(lengths: Sequence[int], rows: int) -> Iterator[Sequence[int]]:
-    """Yield the indices of sequences, the shortest first, batch by batch."""
+    """Yield the indices of sequences, shortest first, batch by batch."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     for start in range(0, len(order), rows):
         yield order[start : start + rows]
 
 
 def ignore(count: int) -> None:
-    """Do not count answers: what is told of them where nobody asks."""
+    """Do nothing: the callback of those who do not count answers."""
 
 
-def refuse_nan(scores: list[float]) -> list[float]:
-    """Return the scores; raise UserError if one of them is no number."""
-    if any(np.isnan(scores)):
+def refuse_nan(scores: Any) -> None:
+    """Raise UserError if a score is NaN."""
+    if np.isnan(scores).any():
         raise UserError(
-            "the model's scores are no numbers, so its weights are broken: try another evaluate.weights, or train "
-            "again from before the rows of metrics.jsonl that are null"
+            "the model's scores are NaN, so its weights are broken: try another evaluate.weights, or train again from "
+            "before the rows of metrics.jsonl that are null"
         )
-    return scores

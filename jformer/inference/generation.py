@@ -1,17 +1,21 @@
-"""What models write for a batch of inputs, by a search. Arrays in, arrays out; `programs` compiles it.
+"""What models write for a batch of inputs: the search, and its compiled programs, cached by all they depend on.
+
+Arrays in, arrays out; no text here. Programs hold no parameters.
 
 Letters in shapes: b inputs, p tokens of a prompt or prefix, c phrases, l tokens of a phrase, n beams or samples of an
 input, rows = b·n, v entries of the vocabulary.
 """
 
+import dataclasses
 import difflib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from jformer import plugins
@@ -19,16 +23,24 @@ from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.decoding.beam import Coverage, beam_search, record_beams
 from jformer.decoding.cache_rows import FOLLOW_BEAMS, Cache, Step, repeat_rows
 from jformer.decoding.constraints import has_phrases
-from jformer.decoding.decode_config import DecodeConfig
+from jformer.decoding.decode_config import DEFAULTS, DecodeConfig
 from jformer.decoding.rules import Rules
 from jformer.decoding.sample import sample
 from jformer.decoding.search import Decoded, SearchLoop, Start, Trace
 from jformer.errors import UserError
-from jformer.inference.unstacked_params import in_compute_dtype, joined
+from jformer.inference.heads import HEADS
 from jformer.models.batch import Batch
 from jformer.models.model import Model
+from jformer.models.parts import STACKED
 from jformer.parallel.activations import constrain_sharding
+from jformer.parallel.backend import is_one_cpu, target
+from jformer.parallel.sharding import over_rows
 from jformer.plugins import is_own
+
+KEPT = 16  # programs of each kind that are cached
+STREAM_STEPS = 2  # tokens between two looks at a search: each look costs a fraction of a step of a small model
+# Options that no program reads: those of files and shapes, and those that the models and the vocabulary carry.
+UNREAD = ("forbid", "only", "ensemble", "inputs", "outputs", "scores", "alignments", "overlong", "batch_size")
 
 
 class SearchBatch(Batch, total=False):
@@ -38,19 +50,118 @@ class SearchBatch(Batch, total=False):
     prompt_length: Int[Array, " b"]  # at least 1
     limit: Int[Array, " b"]  # the most tokens to add; 0 for a row that only fills the batch
     line: Int[Array, " b"]  # the number of the input line, from which samples are drawn
-    max_unfinished: int | Int[Array, ""]  # so many rows, the last ones, may be left unfinished; 0 where it is missing
+    max_unfinished: int | Int[Array, ""]  # rows, the last ones, that may be left unfinished; 0 where it is missing
     prefix: Int[Array, "b p"]  # the beginning of the output
     prefix_length: Int[Array, " b"]
     constraints: Int[Array, "b p l"]  # phrases in the output
 
 
-class Setup(NamedTuple):
-    """What decides on a search, beside the parameters and the batch."""
+class SearchSetup(NamedTuple):
+    """All that a search depends on beside parameters and batch; `make_setup` makes one, and programs are cached by it.
 
-    models: Sequence[Model]  # an ensemble, whose probabilities are averaged
-    options: DecodeConfig
-    vocabulary: Bool[np.ndarray, " v"]  # of every id, whether it may be written
+    What a token may attend to is up to the models: a search hands them tokens and asks for logits.
+    """
+
+    models: tuple[Model, ...]  # an ensemble, whose probabilities are averaged
+    options: DecodeConfig  # without those in UNREAD
+    vocabulary: bytes  # of a mask: an array cannot be a key
     symbols: Symbols  # what begins, ends and fills an output
+    mesh: Mesh | None  # over whose data and fsdp the rows are split
+    platform: str  # that it is traced for
+
+    @property
+    def writable(self) -> Bool[np.ndarray, " v"]:
+        """Whether each id of the vocabulary may be written."""
+        return np.frombuffer(self.vocabulary, bool)
+
+
+def make_setup(
+    models: Sequence[Model],
+    options: DecodeConfig,
+    vocabulary: Bool[np.ndarray, " v"],
+    symbols: Symbols,
+    mesh: Mesh | None = None,
+) -> SearchSetup:
+    """Return the setup of a search; equal arguments give equal setups.
+
+    Args:
+        models: one, or an ensemble of the same vocabulary.
+        options: how to search; those that no program reads are set to their defaults.
+        vocabulary: of every id, whether it may be written, from `writable`.
+        symbols: what begins, ends and fills an output.
+        mesh: over whose data and fsdp the rows are split.
+    """
+    unread: dict[str, Any] = {name: DEFAULTS[name] for name in UNREAD}
+    return SearchSetup(
+        models=tuple(models),
+        options=dataclasses.replace(options, **unread),
+        vocabulary=vocabulary.tobytes(),
+        symbols=symbols,
+        mesh=mesh,
+        platform=target(),
+    )
+
+
+@functools.lru_cache(KEPT)
+def make_answer(setup: SearchSetup, answer: str) -> jax.stages.Wrapped:
+    """Return the compiled (parameters of every model, batch, room) → arrays that a task's answers are read from.
+
+    Answers in `HEADS` are what that head computes from one pass of the first model, the others a search's `Decoded`.
+    """
+    if answer not in HEADS:
+        return _compiled(lambda params, batch, room: begin_search(setup, params, batch, room).run(), setup.mesh)
+
+    def one_pass(params: Sequence[PyTree], batch: Batch, room: int) -> PyTree:
+        logits = setup.models[0].apply({"params": stack_layers(params[0])}, batch).astype(jnp.float32)
+        return HEADS[answer].respond(logits, batch, setup.options)
+
+    return _compiled(one_pass, setup.mesh)
+
+
+@functools.lru_cache(KEPT)
+def make_recorder(setup: SearchSetup) -> jax.stages.Wrapped:
+    """Return the compiled (parameters of every model, batch, room) → (Decoded, Trace): a search and all it weighed.
+
+    It finds what the program of `make_answer` finds.
+    """
+
+    def record(params: Sequence[PyTree], batch: SearchBatch, room: int) -> tuple[Decoded, Trace]:
+        begun, options = _begin(setup, params, batch, room), setup.options
+        return record_beams(*begun, options.beams, batch.get("constraints"), _coverage_of(options))
+
+    return _compiled(record, setup.mesh)
+
+
+def _compiled(respond: Callable[..., PyTree], mesh: Mesh | None) -> jax.stages.Wrapped:
+    """Compile (parameters, batch, room) → arrays, with the rows split over a mesh."""
+
+    def on_mesh(params: Sequence[PyTree], batch: SearchBatch, room: int) -> PyTree:
+        return over_rows(functools.partial(respond, room=room), mesh)(params, batch)
+
+    return jax.jit(on_mesh, static_argnums=2)
+
+
+@functools.lru_cache(KEPT)
+def make_stream(setup: SearchSetup) -> tuple[jax.stages.Wrapped, jax.stages.Wrapped]:
+    """Return a search as two compiled programs: one makes the first state, one advances a state.
+
+    They are (parameters, batch, room) → state, and (parameters, batch, room, state, cancelled rows [b]) → state after
+    STREAM_STEPS more tokens, (tokens [b t], lengths [b]) that outputs begin with, and `Decoded`. The state passed in is
+    donated.
+    """
+
+    def begin(params: Sequence[PyTree], batch: SearchBatch, room: int) -> Any:
+        return begin_search(setup, params, batch, room).init
+
+    def advance(
+        params: Sequence[PyTree], batch: SearchBatch, room: int, state: PyTree, cancelled: Bool[Array, " b"]
+    ) -> tuple[Any, tuple[Int[Array, "b t"], Int[Array, " b"]], Decoded]:
+        search = begin_search(setup, params, batch, room)
+        cancelled = jnp.repeat(cancelled, state.done.shape[0] // cancelled.shape[0])  # [b] → [b], or [rows]
+        state = search.advance(state._replace(done=state.done | cancelled), jnp.int32(STREAM_STEPS))
+        return state, search.stable_prefix(state), search.result(state)
+
+    return jax.jit(begin, static_argnums=2), jax.jit(advance, static_argnums=2, donate_argnums=3)
 
 
 class OwnSearch(Protocol):
@@ -60,11 +171,11 @@ class OwnSearch(Protocol):
         """Return the search over decode.samples rows of every input, which share no entries of the cache."""
 
 
-def search(setup: Setup, params: Sequence[PyTree], batch: SearchBatch, room: int) -> SearchLoop:
+def begin_search(setup: SearchSetup, params: Sequence[PyTree], batch: SearchBatch, room: int) -> SearchLoop:
     """Return the search for the outputs of every row of a batch, at most `room` tokens; a row of limit 0 has none.
 
-    `params` are those of every model, and the cache has entries for `room` tokens. A row whose limit is above it may be
-    left unfinished, and so may the last `max_unfinished` rows.
+    For use inside jit. `params` are those of every model; the cache has entries for `room` tokens. A row whose limit is
+    above it may be left unfinished, and so may the last `max_unfinished` rows.
     """
     begun, options = _begin(setup, params, batch, room), setup.options
     if options.search == "beam":
@@ -75,21 +186,18 @@ def search(setup: Setup, params: Sequence[PyTree], batch: SearchBatch, room: int
     return sample(*begun, options.filters, _keys(options.seed, batch["line"], options.hypotheses))
 
 
-def record(setup: Setup, params: Sequence[PyTree], batch: SearchBatch, room: int) -> tuple[Decoded, Trace]:
-    """Return what a beam search finds, and all that was weighed on the way; its arguments are those of `search`."""
-    begun, options = _begin(setup, params, batch, room), setup.options
-    return record_beams(*begun, options.beams, batch.get("constraints"), _coverage_of(options))
-
-
-def _begin(setup: Setup, params: Sequence[PyTree], batch: SearchBatch, room: int) -> tuple[Step, Cache, Start, Rules]:
+def _begin(
+    setup: SearchSetup, params: Sequence[PyTree], batch: SearchBatch, room: int
+) -> tuple[Step, Cache, Start, Rules]:
     """Return what every search begins with."""
-    models, options, vocabulary, symbols = setup
-    params = [in_compute_dtype(joined(tree), model.config.dtype) for model, tree in zip(models, params, strict=True)]
+    models, options = setup.models, setup.options
+    each = zip(models, params, strict=True)
+    params = [in_compute_dtype(stack_layers(tree), model.config.dtype) for model, tree in each]
     prompt, sizes, rows = batch["prompt"], batch["prompt_length"], options.hypotheses
     together = rows if options.search == "beam" else 1  # which share their entries
     entries = prompt.shape[1] - 1 + room * together
     caches = _prefill(models, params, batch, entries, bool(options.coverage_penalty))
-    cache = repeat_rows(_join([_separate(cache, rows // together) for cache in caches]), rows)
+    cache = repeat_rows(_side_by_side([_separate(cache, rows // together) for cache in caches]), rows)
     step = _make_step(models, params, options.ensemble_average)
     start = Start(
         token=jnp.take_along_axis(prompt, sizes[:, None] - 1, axis=1)[:, 0],
@@ -97,7 +205,7 @@ def _begin(setup: Setup, params: Sequence[PyTree], batch: SearchBatch, room: int
         room=room,
         max_unfinished=batch.get("max_unfinished", 0),
     )
-    return step, cache, start, _rules(options, vocabulary, symbols, models, batch)
+    return step, cache, start, _rules(setup, batch)
 
 
 def writable(tokenizer: Tokenizer, options: DecodeConfig) -> Bool[np.ndarray, " v"]:
@@ -145,9 +253,9 @@ def _prefill(
 
 
 def _separate(cache: Cache, copies: int) -> Cache:
-    """Let each of so many rows of a sentence have entries of its own, copies of those so far.
+    """Give each of `copies` rows of a sentence cache entries of its own, copies of those so far.
 
-    What follows a row is not repeated here, nor what all rows of a sentence read. A recurrent cache has no entries.
+    What belongs to a row is not repeated here, nor what all rows of a sentence read. A recurrent cache has no entries.
     """
     if "entries" not in cache:
         return cache
@@ -155,7 +263,7 @@ def _separate(cache: Cache, copies: int) -> Cache:
     return {**cache, "entries": {"used": used, **jax.tree.map(lambda leaf: jnp.repeat(leaf, copies, axis=0), kept)}}
 
 
-def _join(caches: Sequence[Cache]) -> Cache:
+def _side_by_side(caches: Sequence[Cache]) -> Cache:
     """Lay the caches of several models side by side, so that a search sees one."""
     own = tuple({key: cache[key] for key in FOLLOW_BEAMS} for cache in caches)
     rest = tuple({key: cache[key] for key in cache if key not in FOLLOW_BEAMS} for cache in caches)
@@ -173,7 +281,7 @@ def _make_step(models: Sequence[Model], params: Sequence[PyTree], average: str) 
             # Whole on every device: searches gather tokens, which XLA cannot do where devices share the vocabulary.
             logits.append(constrain_sharding(apply(hidden, method="logits")[:, 0].astype(jnp.float32)))
             caches.append(after)
-        return _mean(logits, average), _join(caches)
+        return _mean(logits, average), _side_by_side(caches)
 
     return step
 
@@ -189,14 +297,9 @@ def _mean(logits: Sequence[Float[Array, "rows _"]], average: str) -> Float[Array
     return functools.reduce(jnp.logaddexp, each)
 
 
-def _rules(
-    options: DecodeConfig,
-    vocabulary: Bool[np.ndarray, " v"],
-    symbols: Symbols,
-    models: Sequence[Model],
-    batch: SearchBatch,
-) -> Rules:
+def _rules(setup: SearchSetup, batch: SearchBatch) -> Rules:
     """Return what may be written. Rows of a model past the vocabulary never are."""
+    models, options, symbols, vocabulary = setup.models, setup.options, setup.symbols, setup.writable
     width = max(model.config.target_vocab_size or model.config.vocab_size for model in models)
     is_cut = has_phrases(batch["constraints"], symbols.pad) if "constraints" in batch else 0  # in place of a forced end
     return Rules(
@@ -222,8 +325,8 @@ def _coverage_of(options: DecodeConfig) -> Coverage | None:
 def _coverage(weight: float, cache: Cache) -> Float[Array, " rows"]:
     """Return the coverage penalty of every row (Wu et al. 2016, equation 14): 0 if all of the source was attended to.
 
-    What a source token got is the attention of the decoder's last layer, averaged over heads and models, summed over
-    the output so far.
+    A source token is attended to by the decoder's last layer, averaged over heads and models and summed over the output
+    so far.
     """
     attended = sum(own["self"]["coverage"] for own in cache["self"]) / len(cache["self"])
     mask = cache["shared"][0]["memory"]["mask"]
@@ -232,10 +335,74 @@ def _coverage(weight: float, cache: Cache) -> Float[Array, " rows"]:
 
 
 def _keys(seed: int, lines: Int[Array, " b"], samples: int) -> Key[Array, " rows"]:
-    """Return a key for every sample, of nothing but the seed, the number of its input line and its own number."""
+    """Return a key for every sample, derived from the seed, the number of its input line and its own number alone."""
 
     def of_line(line: Int[Array, ""]) -> Key[Array, " n"]:
         key = jax.random.fold_in(jax.random.key(seed), line)
         return jax.vmap(lambda number: jax.random.fold_in(key, number))(jnp.arange(samples))
 
     return jax.vmap(of_line)(lines).reshape(-1)
+
+
+class PreparedParams:
+    """Parameters in the form that answers are computed from fastest, kept from one call to the next.
+
+    Kernels are rounded to the compute dtype once rather than in every call. On a CPU, layers are also taken apart: a
+    stack holds one array for all its layers, of which XLA would copy each layer's part before every product. Together
+    that was half of the time of a short sentence at d_model 512. Programs put layers together by `stack_layers`, which
+    costs nothing inside jit.
+    """
+
+    def __init__(self, models: Sequence[Model], mesh: Mesh | None, rounded: bool, enabled: bool = True) -> None:
+        """Copy nothing yet; unless `enabled`, parameters are used as they are. Heads compute by unrounded kernels."""
+        self._enabled = enabled
+        self._prepare = [
+            _make_prepare(
+                dtype=model.config.dtype if rounded else "float32",
+                unstack=is_one_cpu(mesh) and not model.config.execution.unroll,  # a loop over layers reads whole arrays
+            )
+            for model in models
+        ]
+        self._given: Sequence[PyTree] = ()
+        self._prepared: Sequence[PyTree] = ()
+
+    def __call__(self, params: Sequence[PyTree]) -> Sequence[PyTree]:
+        """Return the prepared parameters of every model."""
+        if not self._enabled:
+            return params
+        if [*map(id, params)] != [*map(id, self._given)]:
+            self._given = self._prepared = ()  # frees memory before more is taken
+            self._prepared = [prepare(tree) for prepare, tree in zip(self._prepare, params, strict=True)]
+            self._given = params  # holding them keeps their ids from being reused
+        return self._prepared
+
+
+@functools.cache
+def _make_prepare(dtype: str, unstack: bool) -> Callable[[PyTree], PyTree]:
+    def prepare(params: PyTree) -> PyTree:
+        params = in_compute_dtype(params, dtype)
+        return jax.tree_util.tree_map_with_path(_unstacked, params) if unstack else params
+
+    return jax.jit(prepare)
+
+
+def _unstacked(path: Any, leaf: Array) -> Array | tuple[Array, ...]:
+    return tuple(jnp.unstack(leaf)) if any(step.key == STACKED for step in path) else leaf
+
+
+def stack_layers(params: PyTree) -> PyTree:
+    """Return parameters, prepared or not, as models take them. For use inside jit, where it compiles to nothing."""
+    return jax.tree.map(
+        lambda leaf: jnp.stack(leaf) if isinstance(leaf, tuple) else leaf,
+        params,
+        is_leaf=lambda leaf: isinstance(leaf, tuple),
+    )
+
+
+def in_compute_dtype(params: PyTree, dtype: str) -> PyTree:
+    """Round kernels and embeddings to the compute dtype, once instead of in every step."""
+
+    def cast(path: Any, leaf: Array) -> Array:
+        return leaf.astype(dtype) if path[-1].key in ("kernel", "embedding") else leaf
+
+    return params if dtype == "float32" else jax.tree_util.tree_map_with_path(cast, params)

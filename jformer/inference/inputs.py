@@ -5,7 +5,7 @@ Letters in shapes: b rows of a batch, v entries of the vocabulary.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,13 @@ from jformer.data.tokenizers import ImageTokenizer, Symbols, Tokenizer
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, EncodedPair, Piece, Request
-from jformer.inference.head_answers import HEADS
-from jformer.inference.tagging import marks, tagged_pair
+from jformer.inference.heads import HEADS, marks, tagged_pair
 from jformer.models import ModelConfig
 from jformer.parallel.sharding import EVERY_ROW, replicated
 from jformer.tasks.batch_arrays import abstract_batch, id_limits
-from jformer.tasks.task import Task
+
+if TYPE_CHECKING:
+    from jformer.tasks.task import Task
 
 PADDED_LENGTHS = (16, 24, 32, 48, *(1 << i for i in range(6, 31)))  # of sequences: few shapes to compile
 LONG_INPUT = 64  # tokens; from here on there is room for the longest output at the first attempt
@@ -48,7 +49,7 @@ class Inputs:
     def __init__(
         self,
         options: DecodeConfig,
-        task: Task,
+        task: "Task",
         tokenizers: tuple[Tokenizer, Tokenizer],
         models: Sequence[ModelConfig],
     ) -> None:
@@ -273,7 +274,7 @@ def _filled(values: Sequence[Any], shape: tuple[int, ...], fill: int) -> np.ndar
     return out
 
 
-def answer_batch(model: ModelConfig, task: Task, shape: Shape, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+def answer_batch(model: ModelConfig, task: "Task", shape: Shape, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shapes and shardings of the arrays that `Inputs.arrays` makes of inputs of such a shape."""
     rows, length, _ = shape
     continues = task.answer == "continuation"

@@ -1,4 +1,4 @@
-"""Beam searches as trees: what every step kept, what ended and what was dropped, read off a search that was recorded.
+"""Beam searches as trees: what every step kept, ended and dropped, read from a recorded search.
 
 Letters in shapes: t steps, n beams, k continuations of a beam that are weighed; of one sentence, so without b.
 """
@@ -13,26 +13,26 @@ from jaxtyping import PyTree
 
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.decoding.finished import length_penalty
-from jformer.decoding.search import Decoded, Trace
+from jformer.decoding.search import Trace
 from jformer.errors import UserError
 from jformer.inference.answers import Piece, SearchTree
-from jformer.inference.batching import Hypotheses, batch_rows, refuse_nan, sorted_batches
-from jformer.inference.compiled_searches import ProgramKey, make_recorder
-from jformer.inference.head_answers import HEADS
+from jformer.inference.batching import NBest, batch_rows, read_row, sorted_batches
+from jformer.inference.generation import SearchSetup, make_recorder
+from jformer.inference.heads import HEADS
 from jformer.inference.inputs import Inputs
 
 
 class RecordedSearch:
-    """A compiled beam search that tells all it weighed, over any number of pieces."""
+    """A compiled beam search that records all it weighs, over any number of pieces."""
 
-    def __init__(self, key: ProgramKey, inputs: Inputs) -> None:
-        """Hold what it takes, and compile nothing yet."""
-        self._inputs, self._mesh, self._search = inputs, key.mesh, make_recorder(key)
+    def __init__(self, setup: SearchSetup, inputs: Inputs) -> None:
+        """Compile nothing yet."""
+        self._inputs, self._mesh, self._search = inputs, setup.mesh, make_recorder(setup)
 
     def __call__(self, params: Sequence[PyTree], pieces: Sequence[Piece]) -> list[SearchTree]:
-        """Return the tree of every piece, in order; raise UserError for scores that are no numbers.
+        """Return the tree of every piece, in order; raise UserError for NaN scores.
 
-        Batches have as many rows as those of answers, so that the numbers in them are those of answers, too.
+        Batches have as many rows as those of answers, so that their numbers are the same to the bit.
         """
         found: dict[int, SearchTree] = {}
         options = self._inputs.options
@@ -41,21 +41,16 @@ class RecordedSearch:
             arrays, room = self._inputs.arrays([pieces[i] for i in indices], rows)
             decoded, trace = jax.device_get(self._search(params, arrays, room))
             for row, i in enumerate(indices):
-                limit = int(arrays["limit"][row])
-                found[i] = self._tree(Decoded(*(x[row] for x in decoded)), Trace(*(x[row] for x in trace)), limit)
+                limit, outputs = int(arrays["limit"][row]), read_row(decoded, row)
+                assert isinstance(outputs, NBest)
+                penalty = float(length_penalty(jnp.array(limit), options.beams))
+                names, eos = self._inputs.tokenizers[1].tokens, self._inputs.symbols.eos
+                found[i] = read_tree(Trace(*(x[row] for x in trace)), outputs, eos, names, limit, penalty)
         return [found[i] for i in range(len(pieces))]
-
-    def _tree(self, decoded: Decoded, trace: Trace, limit: int) -> SearchTree:
-        """Return the tree of one row."""
-        scores = refuse_nan(decoded.scores.tolist())
-        ids = [tokens[:length].tolist() for tokens, length in zip(decoded.tokens, decoded.lengths, strict=True)]
-        penalty = float(length_penalty(jnp.array(limit), self._inputs.options.beams))
-        names = self._inputs.tokenizers[1].tokens
-        return read_tree(trace, Hypotheses(ids, scores), self._inputs.symbols.eos, names, limit, penalty)
 
 
 def refuse_without_beam(answer: str, options: DecodeConfig) -> None:
-    """Raise UserError where answers of this kind are not searched for with two beams or more."""
+    """Raise UserError where answers of this kind are searched for with fewer than two beams."""
     if not answer or answer in HEADS:
         raise UserError("this run writes no text, so it has no search to show: a translator or a language model has")
     if not has_beam(answer, options):
@@ -64,7 +59,7 @@ def refuse_without_beam(answer: str, options: DecodeConfig) -> None:
 
 
 def has_beam(answer: str, options: DecodeConfig) -> bool:
-    """Tell whether answers of this kind are searched for with two beams or more."""
+    """Return whether answers of this kind are searched for with two beams or more."""
     return bool(answer) and answer not in HEADS and options.search == "beam" and options.beam_size > 1
 
 
@@ -77,9 +72,7 @@ class _Node(NamedTuple):
     rank: int = 0
 
 
-def read_tree(
-    trace: Trace, outputs: Hypotheses, eos: int, names: Sequence[str], limit: int, penalty: float
-) -> SearchTree:
+def read_tree(trace: Trace, outputs: NBest, eos: int, names: Sequence[str], limit: int, penalty: float) -> SearchTree:
     """Return the tree of one sentence.
 
     Args:
@@ -132,8 +125,8 @@ def _add_step(nodes: list[_Node], beams: np.ndarray, step: Trace, eos: int) -> n
     return after
 
 
-def _rank(nodes: list[_Node], outputs: Hypotheses) -> None:
-    """Tell the nodes where outputs end which they are, from 1; of groups with the same output, the first is it."""
+def _rank(nodes: list[_Node], outputs: NBest) -> None:
+    """Number the nodes where outputs end, from 1; of groups with the same output, the first gets it."""
     ends: dict[tuple[int, ...], list[int]] = {}
     for i, node in enumerate(nodes):
         if node.state in ("ended", "cut"):

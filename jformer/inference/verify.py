@@ -24,10 +24,9 @@ from jformer.decoding.finished import length_penalty
 from jformer.errors import UserError
 from jformer.inference.answers import EncodedPair, Piece, Request
 from jformer.inference.batching import refuse_nan
-from jformer.inference.compiled_searches import make_answer, make_key
-from jformer.inference.generation import writable
+from jformer.inference.forced_pass import make_scorer
+from jformer.inference.generation import make_answer, make_setup, writable
 from jformer.inference.predict import Predictor, load
-from jformer.inference.scoring import make_scorer
 from jformer.models.model import Model
 from jformer.parallel.mesh import make_mesh
 
@@ -79,17 +78,17 @@ class Subject:
     def answer(self, beam_size: int, rows: int = SENTENCES, copies: int = 1, order: int = 1) -> Answers:
         """Search with so many beams, rows a batch, and copies of the model; `order` -1 answers the last input first.
 
-        Raises UserError for a model whose logits are no numbers.
+        Raises UserError for a model whose logits are NaN.
         """
         options = dataclasses.replace(self.options, beam_size=beam_size, n_best=beam_size)
-        key = make_key((self.model,) * copies, options, self.mask, self.inputs.symbols)
-        search = make_answer(key, self.task.answer)
+        setup = make_setup((self.model,) * copies, options, self.mask, self.inputs.symbols)
+        search = make_answer(setup, self.task.answer)
         found: Answers = []
         pieces = self.pieces[::order]
         for start in range(0, len(pieces), rows):
             batch, room = self.inputs.arrays(pieces[start : start + rows], rows)
             tokens, scores, lengths, _ = jax.device_get(search((self.params,) * copies, batch, room))
-            refuse_nan(scores.ravel().tolist())
+            refuse_nan(scores)
             for i in range(len(pieces[start : start + rows])):
                 hypotheses = zip(tokens[i], scores[i], lengths[i], strict=True)
                 found.append([(ids[:n].tolist(), float(score)) for ids, score, n in hypotheses if n])

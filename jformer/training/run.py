@@ -142,7 +142,7 @@ def greedy_predictor(run: Trained, batch_size: int, mesh: Mesh) -> Predictor:
         batch_size=batch_size,
     )
     config = dataclasses.replace(run.config, decode=decode)
-    return Predictor(dataclasses.replace(run, config=config), mesh=mesh, lay_out=False)
+    return Predictor(dataclasses.replace(run, config=config), mesh=mesh, prepare=False)
 
 
 def saved_config(workdir: Path, checkpoints: Checkpoints) -> Config | None:

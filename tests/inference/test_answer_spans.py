@@ -11,8 +11,8 @@ from jformer.data.sources.split import Pair
 from jformer.data.spans import END, MAY_END, MAY_START, START, SpanEncoder, Window
 from jformer.data.tokenizers import learn
 from jformer.decoding.decode_config import DecodeConfig
-from jformer.inference.answer_spans import best_of_windows, likeliest_spans, marked_pair, read_spans
 from jformer.inference.answers import Output, Piece
+from jformer.inference.heads import Spans, best_of_windows, likeliest_spans, marked_pair, read_spans
 from jformer.tasks.losses import span_log_probs
 
 RNG = np.random.default_rng(0)
@@ -48,25 +48,23 @@ def test_the_best_spans_are_those_of_all_spans(longest, best):
     found = jax.jit(lambda x, y: likeliest_spans(x, {"target_out": y}, options))(logits, jnp.array(marks))
     log_probs = np.asarray(span_log_probs(logits, jnp.array(marks)))
     for row in range(len(marks)):
-        assert found.tokens[row, 0].tolist() == [0, 0]
-        assert float(found.scores[row, 0]) == pytest.approx(log_probs[row, 0].sum(), abs=1e-5)
+        assert found.ends[row, 0].tolist() == [0, 0]
+        assert float(found.log_probs[row, 0]) == pytest.approx(log_probs[row, 0].sum(), abs=1e-5)
         expected = sorted(all_spans(log_probs[row], marks[row], longest), reverse=True)[:best]
-        real = np.flatnonzero(found.lengths[row, 1:]) + 1
+        real = np.flatnonzero(~np.isneginf(found.log_probs[row, 1:])) + 1
         assert len(real) == len(expected) > 0
-        assert np.isneginf(found.scores[row, 1 + len(real) :]).all()
+        assert real[-1] == len(real)  # unused slots come last
         for i, (score, first, last) in zip(real, expected, strict=True):
-            assert float(found.scores[row, i]) == pytest.approx(score, abs=1e-5)
-            assert found.tokens[row, i].tolist() == [first, last]
-    assert found.done.all()
+            assert float(found.log_probs[row, i]) == pytest.approx(score, abs=1e-5)
+            assert found.ends[row, i].tolist() == [first, last]
 
 
 def test_a_span_is_read_as_the_characters_of_its_context():
     window = Window(
         "Ada, Lee", [1, 9, 2, 5, 6, 7, 2], [12, 0, 0, 12, 12, 12, 0], [(0, 0)] * 3 + [(0, 3), (3, 4), (5, 8), (0, 0)]
     )
-    outputs = read_spans(
-        [([0, 0], -3.0), ([3, 5], -1.0), ([4, 4], -2.0), ([], -np.inf)], None, Piece(window.ids, 0, window=window)
-    )
+    found = Spans(np.array([[0, 0], [3, 5], [4, 4], [0, 1]]), np.array([-3.0, -1.0, -2.0, -np.inf]))
+    outputs = read_spans(found, None, Piece(window.ids, 0, window=window))
     assert outputs == [
         Output("", log_prob=-3.0),
         Output("Ada, Lee", log_prob=-1.0, span=(0, 8)), Output(",", log_prob=-2.0, span=(3, 4)),

@@ -9,7 +9,7 @@ import pytest
 from jformer.data.tokenizers import Symbols
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.inference import generation
-from jformer.inference.compiled_searches import make_answer, make_key
+from jformer.inference.generation import make_answer, make_setup
 from jformer.inference.inputs import prompts
 from jformer.models import ModelConfig
 
@@ -19,7 +19,7 @@ ROWS, LENGTH, ROOM = 2, 5, 16
 def flops_of_a_row(model, params, **options):
     """Return the FLOPs that XLA counts of one row of a search: a pass of the encoder, and one step of the loop."""
     vocabulary = np.ones(model.config.vocab_size, bool)
-    answer = make_answer(make_key([model], DecodeConfig(**options), vocabulary, Symbols()), "text")
+    answer = make_answer(make_setup([model], DecodeConfig(**options), vocabulary, Symbols()), "text")
     ones = np.ones((ROWS, LENGTH), np.int32)
     batch = {
         "source": ones, "source_segments": ones, "source_positions": np.cumsum(ones, axis=1) - 1,
@@ -40,6 +40,7 @@ def test_an_end_is_forced_on_inputs_without_phrases_whatever_others_of_the_batch
     batch = {**prompts([[]] * 2, 2, 1, Symbols()), "limit": np.array([5, 7])}
     batch["constraints"] = jnp.array([[[4, 5], [6, 0]], [[0, 0], [0, 0]]])
     models = [SimpleNamespace(config=ModelConfig(vocab_size=9))]
-    rules = generation._rules(DecodeConfig(forced_end=True), np.ones(9, bool), Symbols(), models, batch)
+    setup = make_setup(models, DecodeConfig(forced_end=True), np.ones(9, bool), Symbols())
+    rules = generation._rules(setup, batch)
     assert (rules.last >= batch["limit"]).tolist() == [True, False]  # of a limit of 5, no token is number 5
     assert rules.last[1] == 6

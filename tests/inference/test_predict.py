@@ -16,7 +16,7 @@ from jformer.decoding.decode_config import DecodeConfig
 from jformer.decoding.mbr import rank
 from jformer.errors import UserError
 from jformer.inference.answers import CUT, TRUNCATED, Output, Request
-from jformer.inference.batching import Hypotheses
+from jformer.inference.batching import NBest
 from jformer.inference.inputs import Attempt
 from jformer.inference.predict import Predictor, load
 from jformer.inference.restore import Trained
@@ -159,7 +159,7 @@ def test_minimum_bayes_risk_ranks_the_samples(predictor):
 
 def test_samples_that_are_all_empty_are_an_empty_answer(predictor, monkeypatch):
     p = predictor(search="mbr", samples=2)
-    monkeypatch.setattr(p, "_search", lambda params, pieces, on_answered: iter([{0: Hypotheses([(), ()], [0.0, 0.0])}]))
+    monkeypatch.setattr(p, "_search", lambda params, pieces, on_answered: iter([{0: NBest([(), ()], [0.0, 0.0])}]))
     assert p.predict(["abc"]) == [""]
 
 
@@ -172,7 +172,7 @@ def test_broken_weights_are_one_clear_error(predictor):
     nan = jax.tree.map(lambda x: x * np.nan, p.params)
     broken = Predictor(Trained(config=p.config, task=p.task, tokenizers=p.tokenizers, model=p.model, params=nan))
     for call in (lambda: broken.predict(["abc"]), lambda: broken.score([("abc", "a")])):
-        with pytest.raises(UserError, match="scores are no numbers, so its weights are broken: try another evaluate"):
+        with pytest.raises(UserError, match="scores are NaN, so its weights are broken: try another evaluate"):
             call()
 
 

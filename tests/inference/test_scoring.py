@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from jformer.inference.scoring import make_scorer
+from jformer.inference.forced_pass import make_scorer
 from jformer.parallel.backend import compiling_for
 from tests.conftest import make_batch, run
 

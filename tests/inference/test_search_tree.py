@@ -13,7 +13,7 @@ from jformer.decoding.decode_config import DecodeConfig
 from jformer.decoding.search import Trace
 from jformer.errors import UserError
 from jformer.inference.answers import NODE_STATES, Request
-from jformer.inference.batching import Hypotheses
+from jformer.inference.batching import NBest
 from jformer.inference.predict import Predictor
 from jformer.inference.restore import Trained
 from jformer.inference.search_tree import read_tree
@@ -114,7 +114,7 @@ def test_a_search_by_hand():
         end_parents=np.array([[0, 0], [0, 1], [0, 0]]),
         end_scores=np.array([[no, no], [no, -1.05], [0, 0]]),
     )
-    tree = read_tree(trace, Hypotheses([[4, 2], []], [-1.05, no]), 2, ["", "", "end", "a"], limit=9, penalty=2.0)
+    tree = read_tree(trace, NBest([[4, 2], []], [-1.05, no]), 2, ["", "", "end", "a"], limit=9, penalty=2.0)
     assert tree.tokens == ("", "a", "<4>", "end", "<4>", "end", "a", "end", "a", "<4>")
     assert tree.parents.tolist() == [-1, 0, 0, 0, 1, 1, 1, 2, 2, 2]
     dropped = ["dropped"] * 2
@@ -122,10 +122,10 @@ def test_a_search_by_hand():
     assert tree.ranks.tolist() == [0, 0, 0, 0, 0, 0, 0, 1, 0, 0]
     np.testing.assert_allclose(tree.log_probs, [0, -1, -2, -3, -0.5, -1.5, -3, -0.1, -3, -4], rtol=1e-6)
     np.testing.assert_allclose(tree.scores, [0, -1, -2, -3, -1.5, -2.5, -4, -1.05, -5, -6], rtol=1e-6)
-    unasked = read_tree(trace, Hypotheses([], []), 2, ["", "", "end", "a"], limit=9, penalty=2.0)
+    unasked = read_tree(trace, NBest([], []), 2, ["", "", "end", "a"], limit=9, penalty=2.0)
     assert (unasked.states[7], unasked.ranks[7]) == ("ended", 0)  # ended, but is no output: its score is the search's
     assert unasked.scores[7] == np.float32(-1.05)
-    for outputs, rank in ((Hypotheses([[4, 2], [3, 4]], [-1.05, -0.75]), 2), (Hypotheses([[4, 2]], [-1.05]), 0)):
+    for outputs, rank in ((NBest([[4, 2], [3, 4]], [-1.05, -0.75]), 2), (NBest([[4, 2]], [-1.05]), 0)):
         cut = read_tree(trace, outputs, 2, ["", "", "end", "a"], limit=2, penalty=2.0)
         assert (cut.states[4], cut.scores[4], cut.ranks[4]) == ("cut", -0.75, rank)
 
@@ -148,6 +148,6 @@ def test_a_search_without_a_beam_has_no_tree(predictor, options, message):
 def test_broken_weights_are_refused(predictor):
     run = predictor(beam_size=2)
     run.params, healthy = jax.tree.map(lambda x: x * np.nan, run.params), run.params
-    with pytest.raises(UserError, match="scores are no numbers"):
+    with pytest.raises(UserError, match="scores are NaN"):
         run.search_trees(["abc"])
     run.params = healthy

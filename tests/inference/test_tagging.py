@@ -15,8 +15,9 @@ from jformer.data.tokenizers import NUM_SYMBOLS, learn
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, Output, Piece, Request, TaggedWord
+from jformer.inference.batching import read_row
 from jformer.inference.formats import write_outputs
-from jformer.inference.head_answers import HEADS
+from jformer.inference.heads import HEADS
 from jformer.inference.predict import Predictor
 from jformer.inference.restore import Trained
 from jformer.models import ModelConfig, build_model, init_params
@@ -64,10 +65,8 @@ def tagger():
 def test_the_tags_of_a_pass_are_the_likeliest_of_each_position():
     logits = jnp.log(jnp.array([[[0.2, 0.5, 0.3], [0.9, 0.05, 0.05], [0.1, 0.3, 0.6], [1 / 3, 1 / 3, 1 / 3]]]))
     batch = {"weights": jnp.array([[0.0, 1.0, 1.0, 0.0]])}
-    decoded = jax.device_get(HEADS["tags"].respond(logits, batch, DecodeConfig()))
-    tokens, scores, lengths, _ = (each[0] for each in decoded)
-    hypotheses = [(ids[:n].tolist(), score) for ids, score, n in zip(tokens, scores, lengths, strict=True)]
-    (output,) = HEADS["tags"].read(hypotheses, TAGS, Piece([0] * 4, 0, words=["a", "b"], starts=[1, 2]))
+    found = read_row(jax.device_get(HEADS["tags"].respond(logits, batch, DecodeConfig())), 0)
+    (output,) = HEADS["tags"].read(found, TAGS, Piece([0] * 4, 0, words=["a", "b"], starts=[1, 2]))
     order = [TAGS.decode([i + NUM_SYMBOLS]) for i in range(3)]
     assert output.text == f"{order[0]} {order[2]}"
     assert output.log_prob == pytest.approx(np.log(0.9 * 0.6))

@@ -1,4 +1,4 @@
-"""Parameters that are laid out for a CPU are the same parameters, answer the same, and are copied in no call."""
+"""Parameters that are prepared for a CPU are the same parameters, answer the same, and are copied in no call."""
 
 import dataclasses
 
@@ -9,11 +9,10 @@ import pytest
 from jformer.config import resolve
 from jformer.data.tokenizers import Symbols, learn
 from jformer.decoding.decode_config import DecodeConfig
-from jformer.inference.compiled_searches import make_answer, make_key
+from jformer.inference.generation import PreparedParams, in_compute_dtype, make_answer, make_setup, stack_layers
 from jformer.inference.inputs import prompts
 from jformer.inference.predict import Predictor
 from jformer.inference.restore import Trained
-from jformer.inference.unstacked_params import LaidOut, in_compute_dtype, joined
 from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
 from jformer.models.head_config import HeadConfig
 from jformer.models.recurrent_config import RecurrentConfig
@@ -37,28 +36,28 @@ KINDS = {
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_they_are_the_same_parameters(tiny, mesh, dtype):
     model, params = tiny(**SMALL, dtype=dtype)
-    (laid,) = LaidOut([model], mesh and make_mesh(mesh), rounded=True)([params])
+    (laid,) = PreparedParams([model], mesh and make_mesh(mesh), rounded=True)([params])
     block = laid["encoder"]["block"]
     stacked = jax.tree.leaves(block, is_leaf=lambda leaf: isinstance(leaf, tuple))
     assert {isinstance(leaf, tuple) for leaf in stacked} == {mesh != 2}  # devices share whole arrays
-    jax.tree.map(np.testing.assert_array_equal, joined(laid), in_compute_dtype(params, dtype))
+    jax.tree.map(np.testing.assert_array_equal, stack_layers(laid), in_compute_dtype(params, dtype))
     assert laid["decoder"]["block"]["feed_forward"]["down"]["kernel"][0].dtype == dtype
 
 
 def test_a_loop_over_layers_reads_whole_arrays(tiny):
     model, params = tiny(**{**SMALL, "execution": ExecutionConfig(unroll=1)})
-    (laid,) = LaidOut([model], None, rounded=True)([params])
+    (laid,) = PreparedParams([model], None, rounded=True)([params])
     jax.tree.map(np.testing.assert_array_equal, laid, params)
 
 
 def test_a_copy_is_made_once_and_anew_for_other_parameters(tiny):
     model, params = tiny(**SMALL)
-    laid_out = LaidOut([model], None, rounded=True)
-    first = laid_out([params])
-    assert laid_out([params]) is first
+    prepared = PreparedParams([model], None, rounded=True)
+    first = prepared([params])
+    assert prepared([params]) is first
     other = jax.tree.map(lambda x: x + 1, params)
-    jax.tree.map(np.testing.assert_array_equal, joined(laid_out([other])[0]), other)
-    assert LaidOut([model], None, rounded=True, copies=False)([params])[0] is params
+    jax.tree.map(np.testing.assert_array_equal, stack_layers(prepared([other])[0]), other)
+    assert PreparedParams([model], None, rounded=True, enabled=False)([params])[0] is params
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -70,14 +69,14 @@ def test_answers_are_the_same(kind):
     config = dataclasses.replace(config, decode=DecodeConfig(batch_size=2, beam_size=2, max_extra_length=6))
     answers = LABELS if task == "classify" else TOKENIZER
     run = Trained(config=config, task=build_task(config), tokenizers=(TOKENIZER, answers), model=model, params=params)
-    plain, laid = (Predictor(run, lay_out=lay_out).generate(TEXTS) for lay_out in (False, True))
+    plain, laid = (Predictor(run, prepare=lay_out).generate(TEXTS) for lay_out in (False, True))
     assert laid == plain
 
 
 def test_no_kernel_is_cut_out_of_a_stack_in_a_call(tiny):
     wide = {"d_model": 128, "d_ff": 256}
     model, params = tiny(**{**SMALL, **wide})
-    answer = make_answer(make_key([model], DecodeConfig(), np.ones(50, bool), Symbols()), "text")
+    answer = make_answer(make_setup([model], DecodeConfig(), np.ones(50, bool), Symbols()), "text")
     source = np.ones((2, 3), np.int32)
     batch = {
         "source": source, "source_segments": source, "source_positions": source,
@@ -87,6 +86,6 @@ def test_no_kernel_is_cut_out_of_a_stack_in_a_call(tiny):
     def temporary(params):
         return answer.lower([params], batch, 4).compile().memory_analysis().temp_size_in_bytes
 
-    (laid,) = LaidOut([model], None, rounded=True)([params])
+    (laid,) = PreparedParams([model], None, rounded=True)([params])
     kernel = 4 * wide["d_model"] * wide["d_ff"]  # bytes
     assert temporary(params) > LAYERS * kernel > 2 * temporary(laid)

@@ -120,5 +120,5 @@ def test_numbers_that_are_none_are_refused_and_fail(tiny, capsys):
     model = subject(tiny)
     assert not verify.report(verify.Check("nothing", "a score", lambda _: float("nan")), model, 2e-4)
     model.params = jax.tree.map(lambda leaf: leaf * jnp.nan, model.params)
-    with pytest.raises(UserError, match="no numbers"):
+    with pytest.raises(UserError, match="scores are NaN"):
         verify.report(verify.CHECKS[0], model, 2e-4)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jformer.errors import UserError
-from jformer.inference.scoring import watched_pass
+from jformer.inference.forced_pass import watched_pass
 from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.head_config import HeadConfig
 from jformer.models.layers.recurrent_cells import CELLS, GATES, STATES, RecurrentLayer, run_cell

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jformer.data.tokenizers import Symbols
-from jformer.inference.compiled_searches import make_answer, make_key
+from jformer.inference.generation import make_answer, make_setup
 from jformer.models import build_model
 from jformer.tools.hf import generation_config as generation
 from tests.parity.pairs import Pair, V, torch, transformers
@@ -105,7 +105,7 @@ class Writers:
             "limit": jnp.full(INPUTS, NEW),
             "line": jnp.arange(INPUTS),
         }
-        answer = make_answer(make_key([build_model(self.pair.model)], options, allowed, symbols), "text")
+        answer = make_answer(make_setup([build_model(self.pair.model)], options, allowed, symbols), "text")
         found = answer([self.pair.params], batch, NEW)
         return [until(tokens[0], self.eos) for tokens in np.asarray(found.tokens).reshape(INPUTS, -1, NEW)]
 

@@ -13,7 +13,7 @@ from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import ImageTokenizer, learn
 from jformer.errors import UserError
 from jformer.inference import verify
-from jformer.inference.attention_types import Part
+from jformer.inference.answers import Part
 from jformer.inference.predict import Predictor
 from jformer.inference.restore import Trained
 from jformer.models import init_params

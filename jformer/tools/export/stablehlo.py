@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Int, PyTree
 from jformer.config.options import Config
 from jformer.data.tokenizers.symbols import Symbols
 from jformer.errors import UserError
-from jformer.inference.generation import SearchBatch, Setup, search
+from jformer.inference.generation import SearchBatch, begin_search, make_setup
 from jformer.models import build_model
 from jformer.models.layers.positions import sinusoids
 from jformer.models.model import Model
@@ -72,8 +72,8 @@ def build_program(
             "limit": jnp.where(lengths > 0, jnp.minimum(lengths + options.max_extra_length, most), 0),
         }
         room = length + options.max_extra_length
-        setup = Setup((model,), options, vocabulary, symbols)
-        decoded = search(setup, (_unflatten(named),), batch, room).run()
+        setup = make_setup((model,), options, vocabulary, symbols)
+        decoded = begin_search(setup, (_unflatten(named),), batch, room).run()
         return decoded.tokens, decoded.scores, decoded.lengths
 
     rows, length = jax.export.symbolic_shape("b, s", constraints=(f"s <= {config.data.max_source_length}",))

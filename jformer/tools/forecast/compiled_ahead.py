@@ -11,7 +11,7 @@ from jformer.checkpoints.weights import abstract_params
 from jformer.config.options import Config
 from jformer.data.plan import Shape
 from jformer.data.tokenizers import Symbols
-from jformer.inference.compiled_searches import make_answer, make_key
+from jformer.inference.generation import make_answer, make_setup
 from jformer.inference.inputs import answer_batch
 from jformer.models import ModelConfig, build_model
 from jformer.parallel.backend import compiling_for
@@ -98,7 +98,7 @@ def compile_answer(config: Config, task: Task, model: ModelConfig, shape: Shape,
     with compiling_for(_platform(mesh)):
         built = build_model(model)
         params = abstract_params(built, mesh)
-        answer = make_answer(make_key([built], config.decode, vocabulary, Symbols(), mesh), task.answer)
+        answer = make_answer(make_setup([built], config.decode, vocabulary, Symbols(), mesh), task.answer)
         return figures(_compile(answer.lower((params,), batch, room)), mesh)
 
 

@@ -19,8 +19,7 @@ from jformer.data.progress import counted
 from jformer.data.text import read_lines
 from jformer.data.tokenizers import Tokenizer
 from jformer.errors import UserError
-from jformer.inference.answers import NODE_STATES, SearchTree
-from jformer.inference.attention_types import Attended, Attention, Part
+from jformer.inference.answers import NODE_STATES, Attended, Attention, Part, SearchTree
 from jformer.inference.output_file import input_path, refuse_input
 from jformer.inference.predict import Predictor, load
 from jformer.inference.search_tree import has_beam

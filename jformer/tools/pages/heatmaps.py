@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jformer.errors import UserError
-from jformer.inference.attention_types import Attended, Attention, Part
+from jformer.inference.answers import Attended, Attention, Part
 from jformer.tools.pages.page import visible
 from jformer.tools.pages.plots import new_figure
 

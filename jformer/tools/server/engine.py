@@ -12,11 +12,10 @@ from jformer.data.spans import joined_text
 from jformer.data.text import admit
 from jformer.data.tokenizers import NUM_SYMBOLS, UNK
 from jformer.errors import UserError
-from jformer.inference.answers import Output, Piece, Request
-from jformer.inference.attention_types import Attended
+from jformer.inference.answers import Attended, Output, Piece, Request
 from jformer.inference.batching import FEW, SMALL_BATCH
 from jformer.inference.formats import answer_record, scored_record
-from jformer.inference.head_answers import HEADS
+from jformer.inference.heads import HEADS
 from jformer.inference.predict import Predictor
 from jformer.inference.streaming import Streamer, Streaming, refuse_streaming
 from jformer.tasks.task import SPAN

@@ -12,7 +12,7 @@ from jformer.models.layers.positions import PositionBias, sinusoids
 from jformer.models.model_config import RelativeConfig
 from jformer.models.vision_config import VisionConfig
 from jformer.tools.pages.embedding_planes import FAR, embedding_planes, nearest, position_tables, principal_components
-from tests.inference.test_attention_pass import ADDITIVE, FIELDS, RECURRENT, TEXT, predictor_of
+from tests.inference.test_forced_attention import ADDITIVE, FIELDS, RECURRENT, TEXT, predictor_of
 
 
 def test_principal_components_of_points_on_a_line():

@@ -12,8 +12,7 @@ from etils.epath import Path
 from jformer.data.tokenizers import LabelTokenizer
 from jformer.data.tokenizers.numbers import NumberTokenizer
 from jformer.errors import UserError
-from jformer.inference.answers import NODE_STATES, SearchTree
-from jformer.inference.attention_types import Attended, Attention, Choice, Part
+from jformer.inference.answers import NODE_STATES, Attended, Attention, Choice, Part, SearchTree
 from jformer.tools.pages import explorer
 from jformer.tools.pages.embedding_planes import Plane, Positions
 from jformer.tools.pages.explorer import Shown

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from jformer.errors import UserError
-from jformer.inference.attention_types import Attended, Attention, Part
+from jformer.inference.answers import Attended, Attention, Part
 from jformer.tools.pages import heatmaps
 
 

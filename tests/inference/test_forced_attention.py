@@ -11,7 +11,7 @@ from jformer.config import resolve
 from jformer.data.tokenizers import learn
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
-from jformer.inference.attention_types import Attention, Part
+from jformer.inference.answers import Attention, Part
 from jformer.inference.predict import Predictor
 from jformer.inference.restore import Trained
 from jformer.models import ModelConfig, build_model, init_params
@@ -181,5 +181,5 @@ def test_what_is_no_pair_is_refused():
 def test_broken_weights_are_refused():
     predictor = predictor_of("lm", family="decoder", **FIELDS)
     predictor.params = jax.tree.map(lambda x: x * np.nan, predictor.params)
-    with pytest.raises(UserError, match="scores are no numbers, so its weights are broken"):
+    with pytest.raises(UserError, match="scores are NaN, so its weights are broken"):
         predictor.attend([("", "abc")])
