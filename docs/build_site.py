@@ -24,7 +24,16 @@ from option_table import options_page
 ROOT = Path(__file__).resolve().parents[1]
 OPTIONS, LIBRARY, BY_HAND = "docs/options.md", "docs/api.md", "docs/by_hand.md"  # the generated pages
 NAVIGATION = {
-    "Begin": ["README.md", "docs/tutorials.md", "docs/walkthrough.md", BY_HAND, "docs/tasks.md", "docs/recipes.md"],
+    "Begin": [
+        "README.md",
+        "docs/results.md",
+        "docs/coming_from.md",
+        "docs/tutorials.md",
+        "docs/walkthrough.md",
+        BY_HAND,
+        "docs/tasks.md",
+        "docs/recipes.md",
+    ],
     "Use": ["docs/guide.md", "docs/pages.md", "docs/library.md", "docs/parts.md", "docs/weights.md", "docs/serving.md"],
     "Scale": ["docs/performance.md", "docs/processes.md", "docs/scaling.md", "docs/tpu.md", "docs/reliability.md"],
     "Look up": [OPTIONS, LIBRARY, "docs/reference.md", "docs/glossary.md"],

@@ -30,7 +30,6 @@ ELSEWHERE = "needs machines that are not here: tests/launch runs launch.sh with 
 SERVER = "a server does not end by itself: tests/tools/server asks a real one"
 LOADER = "tests/inference/test_export.py runs it without jformer, on exported runs"
 NOT_RUN = {  # page → what a block contains → why it is not run here
-    "README.md": {"def __call__": "code of jformer, quoted: tests/test_documents.py compares it"},
     "docs/guide.md": {
         "jformer.hf import MODEL_DIR": "the same commands as in docs/weights.md, which are run",
         "def sweep": "what it asks is twelve trainings; its keys are checked below, docs/tutorials.md runs a sweep",

@@ -5,7 +5,6 @@ import dataclasses
 import fnmatch
 import importlib
 import re
-import textwrap
 from pathlib import Path
 
 from jformer.config.options import Config, flatten
@@ -116,14 +115,6 @@ def test_decisions_have_numbers_of_their_own():
     assert [name[:4] for name in names] == [f"{number:04}" for number in range(1, len(names) + 1)]
     for name in names:
         assert (ROOT / "docs" / "decisions" / name).read_text(encoding="utf-8").startswith(f"# {name[:4]} "), name
-
-
-def test_code_that_is_quoted_is_that_of_the_file():
-    quote = re.compile(r"from\s\[(jformer/[\w/]+\.py)\][^\n]*:\n\n```python\n(.*?)```", re.DOTALL)
-    quoted = [found for _, text in texts() for found in quote.findall(text)]
-    assert quoted
-    for file, code in quoted:
-        assert textwrap.indent(code, "    ") in (ROOT / file).read_text(encoding="utf-8"), f"{file} reads otherwise now"
 
 
 def test_what_the_map_says_to_change_is_there():
