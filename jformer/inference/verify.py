@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from etils.epath import Path
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from jformer.config.options import Config
 from jformer.data.progress import counted, show_progress
@@ -139,28 +139,35 @@ def report(check: Check, subject: Subject, tolerance: float) -> bool:
 
 
 def cached_and_uncached_logits(subject: Subject) -> float:
-    """Compare the logits of a full pass over some outputs with those of the cache, token by token."""
+    """Compare the logits of a full pass over some outputs with those of the cache: the given part at once, then steps."""
     outputs = [best[0][0] for best in subject.answer(1)]
-    batch, _ = subject.forced(outputs)
+    batch, begins = subject.forced(outputs)
     full = jax.jit(subject.model.apply)({"params": subject.params}, batch)
-    stepped = jax.jit(_stepwise, static_argnums=0)(subject.model, subject.params, batch)
+    given = np.arange(batch["target_in"].shape[1]) < np.array(begins)[:, None]
+    stepped = jax.jit(_stepwise, static_argnums=0)(subject.model, subject.params, batch, given)
     return _largest((np.asarray(full, np.float32) - np.asarray(stepped, np.float32))[batch["weights"] > 0])
 
 
-def _stepwise(model: Model, params: PyTree, batch: dict[str, Array]) -> Float[Array, "b t v"]:
+def _stepwise(
+    model: Model, params: PyTree, batch: dict[str, Array], given: Bool[Array, "b t"]
+) -> Float[Array, "b t v"]:
     def apply(*args: Any, method: str) -> Any:
         return model.apply({"params": params}, *args, method=method)
 
     rows, length = batch["target_in"].shape
-    cache = apply(apply(batch, method="encode"), rows, length, method="start")
+    cache = apply(apply(batch, method="encode"), rows, 2 * length, method="start")
+    if "target_prefix" in batch:
+        cache["self"]["prefix"] = batch["target_prefix"].sum(axis=1, dtype=jnp.int32)
+    hidden, cache = apply(cache, batch["target_in"], given, method="extend")
+    first, real = apply(hidden, method="logits"), (batch["target_segments"] > 0) & ~given
 
     def step(cache: Any, column: tuple[Array, Array]) -> tuple[Any, Array]:
         tokens, valid = column
         hidden, cache = apply(cache, tokens[:, None], valid[:, None], method="extend")
         return cache, apply(hidden, method="logits")[:, 0]
 
-    _, logits = jax.lax.scan(step, cache, (batch["target_in"].T, batch["target_segments"].T > 0))
-    return jnp.swapaxes(logits, 0, 1)
+    _, logits = jax.lax.scan(step, cache, (batch["target_in"].T, real.T))
+    return jnp.where(given[..., None], first, jnp.swapaxes(logits, 0, 1))
 
 
 def greedy_and_likeliest(subject: Subject) -> float:
