@@ -1,6 +1,6 @@
 """Many runs of one question: overrides of a config, trials that workers share, a report with intervals.
 
-What an experiment file needs is here; jformer/tools/sweep/__main__.py is the command.
+Exports what an experiment file needs; jformer/tools/sweep/__main__.py is the command.
 """
 
 from jformer.tools.sweep.experiment import Trial

@@ -1,4 +1,4 @@
-"""An experiment file read and checked: a question as arms or as a search, its seeds, its metric. It runs nothing."""
+"""Read and check an experiment file: a question as arms or as a search, its seeds, its metric. Runs nothing."""
 
 import dataclasses
 import functools
@@ -18,40 +18,40 @@ from jformer.tools.sweep.space import Overrides
 if TYPE_CHECKING:
     import optuna
 
-GOALS = {  # what a metric's name says of it, unless the experiment file does
+GOALS = {  # implied by a metric's name, unless the experiment file sets GOAL
     **dict.fromkeys(LOWER_IS_BETTER, "min"),
     **dict.fromkeys({*SCORES} - {*LOWER_IS_BETTER}, "max"),
 }
-VALIDATED = ("loss", "nll", "perplexity", "accuracy")  # what a row of validation has
-TRAINED = (  # and one of training
+VALIDATED = ("loss", "nll", "perplexity", "accuracy")  # figures of a validation row
+TRAINED = (  # and of a training row
     *VALIDATED, "grad_norm", "learning_rate", "tokens_per_second", "source_tokens_per_second",
     "target_tokens_per_second", "padding_efficiency", "model_flops_per_second", "mfu", "peak_flops_per_second",
     "flops_efficiency", "data_wait", "seconds_per_update", "skipped",
 )  # fmt: skip
 SAMPLERS, PRUNERS = ("tpe", "random"), ("none", "median", "hyperband")
-JOURNAL = "trials.journal"  # in the workdir, where no other storage keeps the trials
+JOURNAL = "trials.journal"  # in the workdir, unless another storage holds the trials
 NAME_LENGTH = 80  # of a trial's directory, without its digest
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One run: an arm with a seed, and what became of it."""
+    """One run: an arm with a seed, and its outcome."""
 
     name: str  # its directory is WORKDIR/trials/NAME
     arm: str  # label, the same for all seeds
-    overrides: Overrides  # dotted key → value; without the seed, and without what all trials share
+    overrides: Overrides  # dotted key → value; without the seed and the keys that all trials share
     seed: int
     state: str = "waiting"  # waiting | running | complete | pruned | failed
     value: float | None = None  # the experiment's metric
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)  # all final figures: "test/bleu", "run/updates"
-    seconds: float = 0.0  # of its processes together
+    seconds: float = 0.0  # of all its processes
     attempts: int = 0  # processes started for it
-    error: str = ""  # the last line of what a failed one said
+    error: str = ""  # the last line of a failed trial
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """A question. Either `arms` or `search` is there."""
+    """A question, with either `arms` or `search`."""
 
     path: Path
     title: str  # the first line of the file
@@ -71,18 +71,18 @@ class Experiment:
     conclude: Callable[[Sequence[Trial]], Iterable[str]] | None
 
     def planned(self) -> list[Trial]:
-        """Return the trials of all arms and seeds, a seed of all arms before the next seed; none for a search."""
+        """Return the trials of all arms for the first seed, then for the next; none for a search."""
         return [self.trial(label, arm, seed) for seed in self.seeds for label, arm in self.arms.items()]
 
     def trial(self, label: str, overrides: Overrides, seed: int, number: int | None = None) -> Trial:
-        """Return a trial to run. Its name is its overrides', and its number's where a search may repeat itself."""
+        """Return a trial to run, named by its overrides, and by its number in a search, which may repeat itself."""
         given = {**overrides, "seed": seed} if number is None else {"trial": number, **overrides, "seed": seed}
         digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:8]
         readable = re.sub(r"[^\w.,=+-]+", "_", label_of(given).replace(", ", ","))[:NAME_LENGTH]
         return Trial(name=f"{readable}-{digest}", arm=label, overrides=overrides, seed=seed)
 
     def config(self, overrides: Mapping[str, object]) -> Config:
-        """Return the checked config of BASE with overrides, those of all trials first."""
+        """Return the checked config of BASE with FIXED and then the overrides applied."""
         return with_keys(self._base, {**self.fixed, **overrides})
 
     @functools.cached_property
@@ -94,25 +94,25 @@ class Experiment:
         return as_flags({**self.fixed, **trial.overrides, "seed": trial.seed})
 
     def value(self, metrics: Mapping[str, float]) -> float:
-        """Return the metric; raise UserError if a trial that is done does not report it."""
+        """Return the metric; raise UserError if a finished trial does not report it."""
         if self.metric not in metrics:
             raise UserError(f"{self.path}: no trial reports METRIC={self.metric!r}; {nearest(self.metric, metrics)}")
         return metrics[self.metric]
 
     def reports_in_training(self) -> bool:
-        """Return whether the metric is in metrics.jsonl already while a trial runs."""
+        """Return whether metrics.jsonl has the metric while a trial runs."""
         return self.metric.partition("/")[0] in ("train", "valid")
 
 
 def load_experiment(path: Path, arguments: Sequence[str] = ()) -> Experiment:
     """Read an experiment file; `arguments` are --config.key=value of the command line, for all trials.
 
-    Raises UserError for whatever would stop a trial later, as far as a config can tell: keys, values, names, seeds.
+    Raises UserError for anything in keys, values, names or seeds that would stop a trial later.
     """
     module = load_module(path, "experiment")
     for name in ("BASE", "METRIC"):
         if not isinstance(getattr(module, name, None), str):
-            raise UserError(f"{path}: {name} is missing, a text such as {_EXAMPLES[name]!r}")
+            raise UserError(f"{path}: {name} is missing, a string such as {_EXAMPLES[name]!r}")
     search, sweep = getattr(module, "search", None), getattr(module, "sweep", None)
     if (search is None) == (sweep is None):
         raise UserError(f"{path}: needs either sweep(), which returns lists of overrides, or search(trial)")
@@ -149,7 +149,7 @@ _EXAMPLES = {"BASE": "configs/quickstart.py", "METRIC": "valid/loss"}
 
 
 def _name(metric: str) -> str:
-    """Return the name of a score or figure, without its split and its group."""
+    """Return the name of a score or figure, without its split and group."""
     return "".join(metric.split("/")[1:2])
 
 
@@ -170,7 +170,7 @@ def _check(experiment: Experiment) -> None:
 
 
 def reported(config: Config) -> dict[str, tuple[str, ...]]:
-    """Return split → the names of the figures that a trial reports of it."""
+    """Return split → the names of the figures that a trial reports for it."""
     validated = (*VALIDATED, *config.evaluate.during) if config.train.eval_every else ()
     averaged = VALIDATED if validated and config.train.ema_decay else ()
     figures = {"train": TRAINED, "valid": validated, "valid_ema": averaged}
@@ -180,10 +180,10 @@ def reported(config: Config) -> dict[str, tuple[str, ...]]:
 
 
 def _check_metric(metric: str, config: Config) -> None:
-    """Raise UserError for a metric that a trial cannot report; groups of a score are not known yet."""
+    """Raise UserError for a metric that a trial cannot report; groups of a score are not known before it runs."""
     (split, _, name), figures = metric.partition("/"), reported(config)
     if split not in figures:
-        raise UserError(f"METRIC={metric!r}, but what the trial reports begins with {', '.join(figures)}")
+        raise UserError(f"METRIC={metric!r}, but the trial reports metrics of {', '.join(figures)}")
     if name.partition("/")[0] in figures[split]:
         return
     if name in TEST_SCORES.get(config.task, ()) and split in config.data.test_splits():
@@ -215,9 +215,9 @@ def _check_arms(experiment: Experiment) -> None:
 def _check_search(experiment: Experiment) -> None:
     path = experiment.path
     if experiment.trials < 1:
-        raise UserError(f"{path}: TRIALS={experiment.trials} must say how many trials search(trial) is for")
+        raise UserError(f"{path}: TRIALS={experiment.trials} must be the number of trials of search(trial)")
     if len(experiment.seeds) > 1:
-        raise UserError(f"{path}: SEEDS={experiment.seeds}: a search has one; repeat its best with sweep()")
+        raise UserError(f"{path}: SEEDS={experiment.seeds}: a search has one seed; repeat its best trials with sweep()")
     for name, value, choices in (
         ("SAMPLER", experiment.sampler, SAMPLERS),
         ("PRUNER", experiment.pruner, PRUNERS),
@@ -225,12 +225,14 @@ def _check_search(experiment: Experiment) -> None:
         if value not in choices:
             raise UserError(f"{path}: {name}={value!r}; choose one of: {', '.join(choices)}")
     if experiment.pruner != "none" and not experiment.reports_in_training():
-        raise UserError(f"{path}: PRUNER={experiment.pruner!r} needs a METRIC known in training, such as valid/loss")
+        raise UserError(
+            f"{path}: PRUNER={experiment.pruner!r} needs a METRIC reported during training, such as valid/loss"
+        )
     _check_metric(experiment.metric, experiment.config({}))
 
 
 def _listed(sweep: Callable[[], Any], path: Path) -> Any:
-    """Return what sweep() does."""
+    """Return the result of sweep()."""
     try:
         return sweep()
     except (KeyError, TypeError, ValueError) as error:
@@ -249,7 +251,7 @@ def _labelled(arms: Sequence[Overrides] | Mapping[str, Overrides], path: Path) -
 
 
 def _varying(arms: Sequence[Overrides]) -> list[str]:
-    """Return the keys that do not have the same value in all arms."""
+    """Return the keys whose value differs between arms."""
     keys = dict.fromkeys(key for arm in arms for key in arm)
     return [key for key in keys if any(key not in arm or arm[key] != arms[0].get(key) for arm in arms)]
 
@@ -259,6 +261,6 @@ def _each_factor(arms: Mapping[str, Overrides]) -> tuple[tuple[str, str], ...]:
 
 
 def label_of(overrides: Overrides) -> str:
-    """Return overrides in short: the last part of each key, and four digits of what is no whole number."""
+    """Return a short form of overrides: the last part of each key, floats with four digits."""
     texts = {key: f"{value:.4g}" if isinstance(value, float) else str(value) for key, value in overrides.items()}
     return ", ".join(f"{key.rpartition('.')[2]}={text}" for key, text in texts.items())

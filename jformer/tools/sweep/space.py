@@ -1,4 +1,4 @@
-"""Lists of overrides, which an experiment file writes its arms with: plain lists of plain dicts, no classes."""
+"""Combine lists of overrides into the arms of an experiment: plain lists of plain dicts, no classes."""
 
 import itertools
 import random
@@ -9,10 +9,10 @@ Overrides = dict[str, Any]
 
 
 def product(*factors: Mapping[str, Sequence[object]] | Sequence[Overrides]) -> list[Overrides]:
-    """Return all combinations: of the values of each key of a mapping, and of the members of each list.
+    """Return all combinations of the values of each key of a mapping, and of the members of each list.
 
-    The last factor changes fastest. `product({"model.norm": ["pre", "post"]}, zipped({…}))` has every norm with every
-    row of the other.
+    The last factor changes fastest. `product({"model.norm": ["pre", "post"]}, zipped({…}))` combines every norm with
+    every row of the other.
     """
     axes: list[list[Overrides]] = []
     for factor in factors:
@@ -24,18 +24,18 @@ def product(*factors: Mapping[str, Sequence[object]] | Sequence[Overrides]) -> l
 
 
 def zipped(factors: Mapping[str, Sequence[object]]) -> list[Overrides]:
-    """Return a row for each place in the lists, which are equally long: the first values, the second, …"""
+    """Return a row for each index of the lists, which are equally long: the first values, the second, …"""
     return [dict(zip(factors, row, strict=True)) for row in zip(*factors.values(), strict=True)]
 
 
 def chain(*lists: Sequence[Overrides]) -> list[Overrides]:
-    """Return the members of all lists one after the other, each once."""
+    """Return the members of all lists in order, without duplicates."""
     members = list(itertools.chain(*lists))
     return [member for i, member in enumerate(members) if member not in members[:i]]
 
 
 def sample(members: Sequence[Overrides], count: int, seed: int = 0) -> list[Overrides]:
-    """Return so many of the members, drawn at random without replacement: a random search over a grid."""
+    """Return `count` of the members, drawn at random without replacement: a random search over a grid."""
     return random.Random(seed).sample(list(members), count)
 
 

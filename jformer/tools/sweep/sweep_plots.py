@@ -1,4 +1,4 @@
-"""The pictures of a sweep: learning curves, arms with their intervals, a plot for each factor, a search's trials."""
+"""The plots of a sweep: learning curves, arms with intervals, one for each factor, the trials of a search."""
 
 import dataclasses
 import math
@@ -14,7 +14,7 @@ from jformer.tools.pages import plots
 from jformer.tools.pages.plots import Line, is_number
 from jformer.tools.sweep.experiment import Experiment, Trial
 
-LOGARITHMIC_FROM = 16  # largest value over smallest: four doublings, which crowd at one end of a linear axis
+LOGARITHMIC_FROM = 16  # largest value over smallest: four doublings would crowd at one end of a linear axis
 
 
 def draw(
@@ -36,7 +36,7 @@ def draw(
 
 
 def arm_intervals(experiment: Experiment, ranked: Sequence[Standing]) -> bytes:
-    """Draw all arms, the best at the top, and a rule at the baseline's mean."""
+    """Draw all arms, the best at the top, and a line at the baseline's mean."""
     means = {found.label: found.mean for found in ranked}
     reference = means[experiment.baseline].mean if experiment.baseline in means else math.nan
     margins = [found.margin for found in means.values()]
@@ -46,8 +46,8 @@ def arm_intervals(experiment: Experiment, ranked: Sequence[Standing]) -> bytes:
 def factor(experiment: Experiment, done: Sequence[Trial], x: str, lines: str) -> bytes:
     """Draw the metric over one key, with a line or a bar for each value of another ("" = none).
 
-    A trial that does not set a key has what the base says. Other keys are averaged over, seed by seed, before intervals
-    are made. Returns b"" if there is nothing to draw.
+    A trial that does not set a key has the base's value. Other keys are averaged over, seed by seed, before intervals
+    are computed. Returns b"" if there is nothing to draw.
     """
     base = flatten(dataclasses.asdict(experiment.config({})))
     cells: defaultdict[tuple[str, Any], defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -75,7 +75,7 @@ def factor(experiment: Experiment, done: Sequence[Trial], x: str, lines: str) ->
 
 
 def parallel(experiment: Experiment, done: Sequence[Trial]) -> bytes:
-    """Draw what each trial of a search tried, and what it got."""
+    """Draw the overrides of each trial of a search, and its metric."""
     keys = list(dict.fromkeys(key for trial in done for key in trial.overrides))
     columns = {key: [trial.overrides.get(key) for trial in done] for key in keys}
     values = [trial.metrics[experiment.metric] for trial in done]
@@ -87,6 +87,6 @@ def _last(key: str) -> str:
 
 
 def _short(keys: Collection[str]) -> dict[str, str]:
-    """Return key → its last part, or all of it where another key ends the same."""
+    """Return key → its last part, or the whole key if another ends the same."""
     ends = Counter(map(_last, keys))
     return {key: _last(key) if ends[_last(key)] == 1 else key.replace(".", "-") for key in keys}

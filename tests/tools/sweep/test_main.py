@@ -178,7 +178,11 @@ def test_what_does_not_go_together_is_refused(tmp_path, capsys, options, says):
         ("def sweep(): return product({'seed': 1})", {}, "sweep(): "),
         ("def sweep(): return product({'seed': [1]}, {'seed': [2]})", {}, "sweep(): seed is in two factors"),
         ("def sweep(): return [{'evaluate.scores': ('ter',)}]", {"METRIC": "test/bleu"}, "evaluate.scores=('ter',)"),
-        ("def sweep(): return [{'data.test': ()}]", {"METRIC": "test/bleu"}, "begins with train, valid"),
+        (
+            "def sweep(): return [{'data.test': ()}]",
+            {"METRIC": "test/bleu"},
+            "the trial reports metrics of train, valid",
+        ),
         (SWEEP, {"METRIC": "test/blue", "GOAL": "max"}, "METRIC='test/blue'; of test did you mean bleu?"),
         (SWEEP, {"METRIC": "test/blue"}, "METRIC='test/blue' does not say which is better; did you mean bleu?"),
         (SWEEP, {"METRIC": "train/mfu"}, "METRIC='train/mfu' does not say which is better; add it"),
