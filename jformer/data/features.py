@@ -39,20 +39,25 @@ class Rows(NamedTuple):
 
 
 class Features(NamedTuple):
-    """What a batch must have room for, and what it holds."""
+    """What a batch must have room for, and what it holds: in training, and of a source and a target as they are given.
+
+    Noise is drawn from the seed in `arrays` alone. What scores a given target uses `given`, which draws nothing; it is
+    None where the target is what noise hides.
+    """
 
     lengths: Callable[[np.ndarray, np.ndarray], Lengths]  # source and target lengths [n] → the lengths to plan for
     arrays: Callable[[Rows, Tokens, Tokens, Shape, tuple[int, int]], Arrays]
+    given: Callable[[Rows, Tokens, Tokens, Shape], Arrays] | None = None
 
 
 def sequence_to_sequence(symbols: Symbols = OURS) -> Features:
     """Return source [b s] and target [b t]: what an encoder reads and what a decoder predicts."""
 
-    def arrays(rows: Rows, source: Tokens, target: Tokens, shape: Shape, seed: tuple[int, int]) -> Arrays:
+    def given(rows: Rows, source: Tokens, target: Tokens, shape: Shape) -> Arrays:
         filled = fill_rows(source, rows, shape, shape.source_length)
         return {**_source(filled), **_target(target, rows, shape, symbols.bos)}
 
-    return Features(_unchanged, arrays)
+    return _without_noise(_unchanged, given)
 
 
 def next_token(symbols: Symbols = OURS, previous: bool = False) -> Features:
@@ -62,14 +67,14 @@ def next_token(symbols: Symbols = OURS, previous: bool = False) -> Features:
     after the last token there: of a text split in [5 6] and [7 EOS], the inputs are [BOS 5] and [6 7].
     """
 
-    def arrays(rows: Rows, source: Tokens, target: Tokens, shape: Shape, seed: tuple[int, int]) -> Arrays:
+    def given(rows: Rows, source: Tokens, target: Tokens, shape: Shape) -> Arrays:
         made = _target(target, rows, shape, symbols.bos)
         if previous:
             starts = (made["target_positions"] == 0) & (made["target_segments"] > 0)
             made["target_in"][starts] = _tokens_before(target, rows.examples, symbols)
         return made
 
-    return Features(_unchanged, arrays)
+    return _without_noise(_unchanged, given)
 
 
 def masked(density: float, vocab_size: int, symbols: Symbols = OURS) -> Features:
@@ -104,11 +109,11 @@ def infilled(density: float, mean_span: float, vocab_size: int, symbols: Symbols
 def labelled_texts(labels: Labels, symbols: Symbols = OURS) -> Features:
     """Return source [b s] with source_types (0 first text, 1 second), and what `labels` makes of the other side."""
 
-    def arrays(rows: Rows, source: Tokens, target: Tokens, shape: Shape, seed: tuple[int, int]) -> Arrays:
+    def given(rows: Rows, source: Tokens, target: Tokens, shape: Shape) -> Arrays:
         filled = fill_rows(source, rows, shape, shape.source_length)
         return {**_source(filled), "source_types": _types(filled, symbols.eos), **labels(rows, target, shape)}
 
-    return Features(lambda source, target: (source, np.ones_like(target)), arrays)
+    return _without_noise(lambda source, target: (source, np.ones_like(target)), given)
 
 
 def tagged_texts() -> Features:
@@ -117,7 +122,7 @@ def tagged_texts() -> Features:
     The two sequences of an example are of one length; positions whose target is PAD have no weight.
     """
 
-    def arrays(rows: Rows, source: Tokens, target: Tokens, shape: Shape, seed: tuple[int, int]) -> Arrays:
+    def given(rows: Rows, source: Tokens, target: Tokens, shape: Shape) -> Arrays:
         filled, tags = (fill_rows(tokens, rows, shape, shape.source_length) for tokens in (source, target))
         real = tags["tokens"] > 0
         return {
@@ -127,7 +132,7 @@ def tagged_texts() -> Features:
             "weights": real.astype(np.float32),
         }
 
-    return Features(_unchanged, arrays)
+    return _without_noise(_unchanged, given)
 
 
 def marked_spans(symbols: Symbols = OURS) -> Features:
@@ -136,33 +141,33 @@ def marked_spans(symbols: Symbols = OURS) -> Features:
     Weights are 1 where an answer may start or end.
     """
 
-    def arrays(rows: Rows, source: Tokens, target: Tokens, shape: Shape, seed: tuple[int, int]) -> Arrays:
+    def given(rows: Rows, source: Tokens, target: Tokens, shape: Shape) -> Arrays:
         filled = fill_rows(source, rows, shape, shape.source_length)
         marks = fill_rows(target, rows, shape, shape.source_length)["tokens"]
         weights = (marks > 0).astype(np.float32)
         return {**_source(filled), "source_types": _types(filled, symbols.eos), "target_out": marks, "weights": weights}
 
-    return Features(lambda source, target: (source, np.zeros_like(target)), arrays)
+    return _without_noise(lambda source, target: (source, np.zeros_like(target)), given)
 
 
 def labelled_images(height: int, width: int, channels: int, labels: Labels) -> Features:
     """Return image u8 [b height width channels] and what `labels` makes of the other side; a pixel is a position."""
 
-    def arrays(rows: Rows, source: Tokens, target: Tokens, shape: Shape, seed: tuple[int, int]) -> Arrays:
+    def given(rows: Rows, source: Tokens, target: Tokens, shape: Shape) -> Arrays:
         image = _images(source, rows, (shape.rows, height, width, channels))
         return {"image": image, **labels(rows, target, shape)}
 
-    return Features(lambda source, target: (source // channels, np.ones_like(target)), arrays)
+    return _without_noise(lambda source, target: (source // channels, np.ones_like(target)), given)
 
 
 def captioned_images(height: int, width: int, channels: int, symbols: Symbols = OURS) -> Features:
     """Return image u8 [b height width channels] and target [b t]; an image and its caption have a row of their own."""
 
-    def arrays(rows: Rows, source: Tokens, target: Tokens, shape: Shape, seed: tuple[int, int]) -> Arrays:
+    def given(rows: Rows, source: Tokens, target: Tokens, shape: Shape) -> Arrays:
         image = _images(source, rows, (shape.rows, height, width, channels))
         return {"image": image, **_target(target, rows, shape, symbols.bos)}
 
-    return Features(lambda source, target: (source // channels, target), arrays)
+    return _without_noise(lambda source, target: (source // channels, target), given)
 
 
 def refuse_foreign_ids(arrays: Arrays, sizes: dict[str, int], where: str) -> None:
@@ -184,6 +189,12 @@ def _unchanged(source: np.ndarray, target: np.ndarray) -> Lengths:
     return source, target
 
 
+def _without_noise(
+    lengths: Callable[[np.ndarray, np.ndarray], Lengths], given: Callable[[Rows, Tokens, Tokens, Shape], Arrays]
+) -> Features:
+    return Features(lengths, lambda rows, source, target, shape, seed: given(rows, source, target, shape), given)
+
+
 def _denoise(noise: Noise, lengths: Callable[[np.ndarray], Lengths], symbols: Symbols) -> Features:
     """Return features that make both sides from the text of the target side."""
 
@@ -192,7 +203,7 @@ def _denoise(noise: Noise, lengths: Callable[[np.ndarray], Lengths], symbols: Sy
         filled = fill_rows(noised, inner, shape, shape.source_length)
         return {**_source(filled), **_target(spans, inner, shape, symbols.bos)}
 
-    return Features(lambda source, target: lengths(target), arrays)
+    return Features(lambda source, target: lengths(target), arrays, sequence_to_sequence(symbols).given)
 
 
 def _noised(tokens: Tokens, rows: Rows, noise: Noise, seed: tuple[int, int]) -> tuple[Tokens, Tokens, Rows]:

@@ -1,8 +1,8 @@
-"""Files in, files out, window by window: as many lines as there are, in the memory of one window.
+"""Files in, files out, window by window: any number of lines in the memory of one window.
 
 A window is read, answered, written and flushed before the next one is read. The first window of a file is one batch,
-so that something is seen soon; the others are as many lines as take SECONDS. What comes through a pipe or from a
-keyboard is answered as it arrives: its windows are what is there once one line is.
+to show something soon; the others are as many lines as take about SECONDS. Lines from a pipe or a keyboard are
+answered as they arrive: a window is all that is waiting.
 """
 
 import contextlib
@@ -14,38 +14,37 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Generic, NamedTuple, TypeVar
 
 from jformer.config.options import Config
 from jformer.data.file_digests import digest
-from jformer.data.progress import counted, show_progress
+from jformer.data.progress import counted, show, show_progress, telling
 from jformer.data.text import INVALID_REPLACED, read_lines
 from jformer.errors import UserError
 from jformer.inference.answers import Request
-from jformer.inference.file_progress import Progress
 from jformer.inference.formats import Question, read_asked, read_question, read_request, write_outputs, write_scored
 from jformer.inference.output_file import check_files, input_path, lines_to_keep, open_output, whole_lines_only
 from jformer.inference.predict import Predictor, load
 from jformer.parallel import processes
-from jformer.tasks.task import SPAN
 
 WINDOW = 4_096  # lines
-SECONDS = 20.0  # that a window takes, about: a killed command loses no more work
-CHARACTERS = 1 << 22  # of a window: the line that goes over it is the last one
+SECONDS = 20.0  # that a window takes, about: the most work that a killed command loses
+CHARACTERS = 1 << 22  # of a window: the line that exceeds it is the last one
 FLATTENED = "outputs with line breaks written as spaces, which decode.outputs=jsonl keeps"
-HEAD = 1 << 16  # bytes of an input that tell it from another one
+HEAD = 1 << 16  # bytes by which one input is told from another
+WARNINGS = 10
 
 T = TypeVar("T")
-Asked = TypeVar("Asked")  # what is read of a line: a request to answer, or a question to score
+Asked = TypeVar("Asked")  # what a line becomes: a request to answer, or a question to score
 Line = tuple[int, str]
 """Its number, from 0, and its text."""
 
 
 class Job(NamedTuple, Generic[Asked]):
-    """What is done with every line of an input."""
+    """What to do with every line of an input."""
 
     source: str  # a path, or '-' for standard input
     target: str  # a path, or '-' for standard output
@@ -54,20 +53,98 @@ class Job(NamedTuple, Generic[Asked]):
     answer: Callable[[list[Asked]], list[str]]  # several requests → their lines in the output
 
 
+class FileProgress:
+    """Counts lines read, answered and written, and reports them on standard error."""
+
+    def __init__(self, path: Path, compiling: Callable[[], float]) -> None:
+        """Begin; only of a plain file is the total known.
+
+        `compiling` returns the seconds spent on compiling so far, which are left out of rates and estimates.
+        """
+        self._size = path.stat().st_size if path.is_file() and path.suffix != ".gz" else 0
+        self._compiling = compiling
+        self._written = self._answered = self._reading = 0  # lines; the last two since some were written
+        self._read = self._skipped = self._finished = 0  # bytes; those of lines that are written
+        self._warned = 0
+        self._began = time.monotonic()
+
+    def reported(self) -> contextlib.AbstractContextManager[None]:
+        """Report the progress from time to time inside the context, from the main process alone."""
+        return telling(self.line, self.share) if processes.is_main_process() else contextlib.nullcontext()
+
+    def read(self, size: int, skipped: bool) -> None:
+        """Count a line of `size` bytes as read."""
+        self._read += size
+        if skipped:
+            self._skipped = self._finished = self._read
+        else:
+            self._reading += 1
+
+    def answered(self, count: int) -> None:
+        """Count inputs as answered, though not yet written."""
+        self._answered += count
+
+    def written(self, lines: int) -> None:
+        """Count lines as written: all that were read."""
+        self._written, self._answered, self._reading = self._written + lines, 0, 0
+        self._finished = self._read
+
+    def warn(self, text: str) -> None:
+        """Report a line that was altered; only the first WARNINGS of them, since all are counted."""
+        self._warned += 1
+        if self._warned <= WARNINGS:
+            _report(text)
+
+    def end(self, counts: Mapping[str, int]) -> None:
+        """Report what was done, and all that was counted."""
+        _report(", ".join([self._done(), *(counted(count, what) for what, count in counts.items() if count)]))
+
+    def line(self) -> str:
+        """Return the progress, and how long the rest will take at the present rate."""
+        seconds = time.monotonic() - self._began
+        if not self._written + self._answered:
+            return f"no line is answered yet, {seconds:.0f} s"
+        at = self._at()
+        if not self._size or at <= self._skipped:
+            return self._done()
+        left = max(0, self._size - at) / (at - self._skipped) * max(0.0, seconds - self._compiling())
+        return f"{self._done()}, {int(left) // 60}:{int(left) % 60:02} left"
+
+    def share(self) -> float | None:
+        """Return the share of the input that is answered; None where its length is unknown."""
+        return self._at() / self._size if self._size else None
+
+    def _at(self) -> float:
+        """Return up to which byte the input is answered, estimated within a window."""
+        share = min(1.0, self._answered / max(1, self._reading))
+        return self._finished + share * (self._read - self._finished)
+
+    def _done(self) -> str:
+        lines, compiling = self._written + self._answered, self._compiling()
+        rate = lines / max(time.monotonic() - self._began - compiling, 1e-3)
+        aside = f" after {compiling:.0f} s of compiling" if compiling >= 1 else ""
+        return f"{counted(lines, 'lines')}, {rate:,.1f} a second{aside}"
+
+
+def _report(text: str) -> None:
+    if processes.is_main_process():
+        show(text, "\n")
+
+
 def predict_file(settings: Config, workdir: Path, source: str, target: str, resume: bool = False) -> None:
     """Answer a file or standard input ('-') into another or standard output: a line for a line, in order.
 
     Args:
-        settings: what takes the place of the run's own config, to decode otherwise.
+        settings: replaces the run's own config, to change how it decodes.
         workdir: of the run.
         source: the file of inputs; "-" = standard input.
         target: the file of outputs; "-" = standard output.
-        resume: a half-written output file is continued: its whole lines stay, and as many lines of the input are
-            skipped. Without it the file is overwritten.
+        resume: continue a half-written output file: keep its whole lines, and skip as many lines of the input. Without
+            it, the file is overwritten.
 
     Raises:
-        UserError: with file:line for a line that cannot be read, and for an output that is the input or was begun
-            under other settings.
+        UserError: with file:line for a line that cannot be read; for an output that is the input, or was begun under
+            other settings.
     """
     options = settings.decode
     if options.outputs in ("text", "conll") and options.returned > 1:
@@ -77,7 +154,7 @@ def predict_file(settings: Config, workdir: Path, source: str, target: str, resu
     predictor = _open_run(settings, workdir, source, target, resume)
 
     def read(line: Line, counts: Counter[str]) -> Request:
-        if predictor.task.answer == SPAN:
+        if predictor.task.answer == "span":
             return read_asked(*line, options.inputs, counts)
         return read_request(*line, options.inputs, counts, predictor.task.answer == "continuation")
 
@@ -116,11 +193,11 @@ def score_file(settings: Config, workdir: Path, source: str, target: str, resume
 
 
 def answer_lines(job: Job[Asked], predictor: Predictor, mode: str) -> None:
-    """Do a job, and tell how far it is and what was altered on the way."""
+    """Do a job, and report its progress and what was altered."""
     path, counts = input_path(job.source), Counter[str]()
     settings = settings_of(predictor, mode, path)
     done = _lines_to_keep(job, settings)
-    progress = Progress(path, lambda: predictor.compile_seconds)
+    progress = FileProgress(path, lambda: predictor.compile_seconds)
     predictor.on_answered = progress.answered
     lines = numbered_lines(path, done, counts, progress)
     size = predictor.config.decode.batch_size
@@ -128,7 +205,7 @@ def answer_lines(job: Job[Asked], predictor: Predictor, mode: str) -> None:
         _answer(window, path, job, counts, progress)
         for window in (windows(lines, size) if path.is_file() else arriving(lines))
     )
-    with progress.told():
+    with progress.reported():
         first = next(answers, [])  # before the file is opened: a mistake in the first lines leaves it as it was
         with whole_lines_only(Path(job.target)), _opened(job, settings) as out:
             for texts in chain([first], answers):
@@ -139,12 +216,12 @@ def answer_lines(job: Job[Asked], predictor: Predictor, mode: str) -> None:
 
 
 def _lines_to_keep(job: Job[Asked], settings: dict[str, object]) -> int:
-    """Return how many lines of the output are there; it is the main process that writes them, and that counts them."""
+    """Return how many lines of the output to keep, counted by the main process, which writes them."""
     return _found_by_main(lambda: lines_to_keep(Path(job.target), settings) if job.resume else 0)
 
 
 def _found_by_main(find: Callable[[], T]) -> T:
-    """Return what the main process finds, as plain JSON, or raise its UserError, in all processes."""
+    """Return in all processes what the main process finds, as plain JSON, or raise its UserError."""
     found: list[T] = []
     refusal = ""
     if processes.is_main_process():
@@ -159,7 +236,7 @@ def _found_by_main(find: Callable[[], T]) -> T:
 
 
 def _opened(job: Job[Asked], settings: dict[str, object]) -> contextlib.AbstractContextManager[IO[str]]:
-    """Open the output; all processes answer every line together, and one of them writes."""
+    """Open the output in the main process; the others discard what they write."""
     if not processes.is_main_process():
         return Path(os.devnull).open("w")
     return (
@@ -168,7 +245,7 @@ def _opened(job: Job[Asked], settings: dict[str, object]) -> contextlib.Abstract
 
 
 def settings_of(predictor: Predictor, mode: str, path: Path) -> dict[str, object]:
-    """Return what the lines of an output depend on, as plain JSON; the sizes of batches are not among it."""
+    """Return all that the lines of an output depend on, as plain JSON; batch sizes are no part of it."""
     decode = dataclasses.asdict(predictor.config.decode)
     del decode["batch_size"]
     with path.open("rb") if path.is_file() else contextlib.nullcontext() as file:
@@ -184,13 +261,13 @@ def settings_of(predictor: Predictor, mode: str, path: Path) -> dict[str, object
 
 
 def _open_run(settings: Config, workdir: Path, source: str, target: str, resume: bool) -> Predictor:
-    """Return the predictor of a run; what is wrong with the files is found before it is loaded.
+    """Check the files, then load the predictor of a run.
 
-    Raises UserError, in all processes, for such a file, and if they would not answer the same lines. Those are the
-    lines of a plain file: what is there of a pipe is another thing for each process at each moment.
+    Raises UserError, in all processes, for files that cannot be read or written, and if processes would answer
+    different lines, as they would from a pipe.
     """
     if target == "-" and resume:
-        raise UserError("--resume goes on with a file: name it by --output")
+        raise UserError("--resume continues a file: name it by --output")
     _found_by_main(lambda: check_files(input_path(source), None if target == "-" else Path(target)))
     if processes.process_count() > 1:
         if not Path(source).is_file():
@@ -203,7 +280,7 @@ def _open_run(settings: Config, workdir: Path, source: str, target: str, resume:
         return load(workdir, settings)
 
 
-def _answer(window: list[Line], path: Path, job: Job[Asked], counts: Counter[str], progress: Progress) -> list[str]:
+def _answer(window: list[Line], path: Path, job: Job[Asked], counts: Counter[str], progress: FileProgress) -> list[str]:
     """Return the answers to a window; raise UserError naming the line that cannot be read."""
     size = sum(len(text) for _, text in window).bit_length()
     processes.enter_phase(f"lines {window[0][0] + 1} to {window[-1][0] + 1}", kind=(len(window), size))
@@ -220,10 +297,10 @@ def _answer(window: list[Line], path: Path, job: Job[Asked], counts: Counter[str
     return job.answer(requests)
 
 
-def numbered_lines(path: Path, done: int, counts: Counter[str], progress: Progress) -> Iterator[Line]:
-    """Yield the lines after the first `done` ones, whatever is in them: characters that are no text are replaced.
+def numbered_lines(path: Path, done: int, counts: Counter[str], progress: FileProgress) -> Iterator[Line]:
+    """Yield the lines after the first `done` ones, with invalid characters replaced.
 
-    Raises UserError if there are not even so many lines.
+    Raises UserError if there are fewer lines.
     """
 
     def warn(line: int, reason: str) -> None:
@@ -242,7 +319,7 @@ def numbered_lines(path: Path, done: int, counts: Counter[str], progress: Progre
 
 
 def windows(lines: Iterator[Line], first: int) -> Iterator[list[Line]]:
-    """Yield the lines in lists: `first` of them, then as many as take SECONDS going by the time the last ones took.
+    """Yield the lines in lists: `first` of them, then as many as take SECONDS at the speed of the last list.
 
     None is longer than WINDOW, eight times the one before it, or much larger than CHARACTERS.
     """
@@ -265,7 +342,7 @@ def _up_to(lines: Iterator[Line], most: int) -> Iterator[Line]:
 
 
 def arriving(lines: Iterator[Line]) -> Iterator[list[Line]]:
-    """Yield the lines in lists as they arrive: once there is one, all that are there. A thread reads ahead."""
+    """Yield the lines in lists as they arrive: as soon as there is one, all that wait. A thread reads ahead."""
     arrived: queue.Queue[Line | Exception] = queue.Queue(WINDOW)
 
     def read() -> None:

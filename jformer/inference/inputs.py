@@ -7,10 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
 
 from jformer.data.corpus import Side, Tokens
 from jformer.data.features import Rows, refuse_foreign_ids
@@ -21,8 +18,7 @@ from jformer.errors import UserError
 from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, EncodedPair, Piece, Request
 from jformer.inference.heads import HEADS, marks, tagged_pair
 from jformer.models import ModelConfig
-from jformer.parallel.sharding import EVERY_ROW, replicated
-from jformer.tasks.batch_arrays import abstract_batch, id_limits
+from jformer.tasks.batch_arrays import id_limits
 
 if TYPE_CHECKING:
     from jformer.tasks.task import Task
@@ -215,13 +211,14 @@ class Inputs:
         return arrays
 
     def noised_arrays(self, text: str) -> dict[str, np.ndarray]:
-        """Return the batch of one text of which the task's noise hides some: what it hides is the same each time."""
+        """Return the batch of one text, parts of which the task's noise hides: the same ones each time."""
         (pair,) = self.encode_pairs([(text, text)])  # a side either reads it or holds nothing
         sizes = self.features.lengths(np.array([len(pair.source)]), np.array([len(pair.target)]))
         needed = max(int(size[0]) for size in sizes)
         most = max(self.encoder.source.max_length, self.encoder.target.max_length)
         length = max(needed, min(_padded(needed), most))  # there may be no positions past it
-        arrays = self._features([pair.source], [pair.target], Shape(1, length, length))
+        tokens = _tokens([pair.source]), _tokens([pair.target])
+        arrays = self.features.arrays(_rows(1), *tokens, Shape(1, length, length), (0, 0))
         refuse_foreign_ids(arrays, self._id_limits, "the text to look into")
         return arrays
 
@@ -232,14 +229,18 @@ class Inputs:
     def _features(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], shape: Shape
     ) -> dict[str, np.ndarray]:
-        """Return the arrays of the task, an example a row."""
-        order = np.arange(len(sources))
-        rows = Rows(order, order, np.ones_like(order), order)
-        return self.features.arrays(rows, _tokens(sources), _tokens(targets), shape, (0, 0))
+        """Return the arrays of given sources and targets, an example a row; no noise is drawn."""
+        assert self.features.given
+        return self.features.given(_rows(len(sources)), _tokens(sources), _tokens(targets), shape)
 
 
 def _padded(length: int) -> int:
     return next(size for size in PADDED_LENGTHS if size >= length)
+
+
+def _rows(count: int) -> Rows:
+    order = np.arange(count)
+    return Rows(order, order, np.ones_like(order), order)
 
 
 def _tokens(sequences: Sequence[Sequence[int]]) -> Tokens:
@@ -272,21 +273,6 @@ def _filled(values: Sequence[Any], shape: tuple[int, ...], fill: int) -> np.ndar
     for row, value in enumerate(values):
         out[(row, slice(len(value))) if len(shape) == 2 else row] = value
     return out
-
-
-def answer_batch(model: ModelConfig, task: "Task", shape: Shape, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shapes and shardings of the arrays that `Inputs.arrays` makes of inputs of such a shape."""
-    rows, length, _ = shape
-    continues = task.answer == "continuation"
-    encoded = abstract_batch(model, task.answer, Shape(rows, 0 if continues else length, 1), mesh)
-    shapes = {name: (array.shape[1:], array.dtype) for name, array in encoded.items()}
-    per_row = dict.fromkeys(("prompt_length", "limit", "line"), ((rows,), jnp.int32))
-    shapes |= per_row | {"prompt": ((rows, length if continues else 1), jnp.int32), "max_unfinished": ((), jnp.int32)}
-    split, whole = NamedSharding(mesh, EVERY_ROW), replicated(mesh)
-    return {
-        name: jax.ShapeDtypeStruct(sizes, dtype, sharding=split if sizes else whole)
-        for name, (sizes, dtype) in shapes.items()
-    }
 
 
 def prompts(sequences: Sequence[Sequence[int]], rows: int, width: int, symbols: Symbols) -> dict[str, np.ndarray]:

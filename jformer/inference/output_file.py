@@ -1,6 +1,6 @@
-"""The file that answers go into: overwritten, or continued where an earlier command stopped, under the same settings.
+"""The file of answers: overwritten, or continued where an earlier command stopped, under the same settings.
 
-What its lines depend on lies beside it, in NAME.settings.json: who made it, and whether it can be continued.
+Beside it, NAME.settings.json records all that its lines depend on.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ RECORD = ".settings.json"
 
 
 def input_path(source: str) -> Path:
-    """Return the file of an input, of which "-" is standard input."""
+    """Return the path of an input; "-" is standard input."""
     return Path("/dev/stdin" if source == "-" else source)
 
 
 def refuse_input(source: Path, target: Path, recorded: bool = False) -> None:
-    """Raise UserError if the output is the input, be it through a link: writing would destroy what is to be read.
+    """Raise UserError if the output, or with `recorded` its record, is the input, even through a link.
 
-    So it would if the input is the record of an output that gets one.
+    Writing would destroy what is to be read.
     """
     for written in (target, _record(target))[: 1 + recorded]:
         if written.is_file() and source.exists() and source.samefile(written):
@@ -35,9 +35,9 @@ def refuse_input(source: Path, target: Path, recorded: bool = False) -> None:
 
 
 def check_files(source: Path, target: Path | None) -> None:
-    """Raise UserError, before anything is loaded, for an input that is not there and a file that cannot be written."""
+    """Raise UserError for an input that does not exist and for an output that cannot be written."""
     if not source.exists() or source.is_dir():
-        found = "is a folder" if source.is_dir() else "is not there"
+        found = "is a folder" if source.is_dir() else "does not exist"
         raise UserError(f"--input={source} {found}: name a file with a line for each text")
     if target is None:
         return
@@ -51,10 +51,10 @@ def check_files(source: Path, target: Path | None) -> None:
 
 
 def lines_to_keep(target: Path, settings: Mapping[str, object]) -> int:
-    """Count the whole answers in a half-written file, and cut off what follows the last one.
+    """Count the whole answers in a half-written file, and truncate it after the last one.
 
-    An answer is a line, but of decode.outputs='conll' what an empty line ends. Raises UserError where they were not
-    written under the same settings, or nothing tells.
+    An answer is a line, or with decode.outputs='conll' the lines up to an empty one. Raises UserError where they were
+    written under other settings, or the record of those cannot be read.
     """
     if not target.is_file() or not target.stat().st_size:
         return 0
@@ -62,7 +62,7 @@ def lines_to_keep(target: Path, settings: Mapping[str, object]) -> int:
         before = parse_object(_record(target).read_bytes())
     except (OSError, ValueError) as error:
         raise UserError(
-            f"--resume: {_record(target)} does not tell how {target} was begun ({_reason(error)}); leave out --resume "
+            f"--resume: {_record(target)} does not say how {target} was begun ({_reason(error)}); leave out --resume "
             "to overwrite it"
         ) from error
     now = json.loads(json.dumps(settings))
@@ -76,7 +76,7 @@ def lines_to_keep(target: Path, settings: Mapping[str, object]) -> int:
 
 
 def whole_lines(path: Path, last: str = "") -> int:
-    """Count the lines of a half-written file, or those that are `last`, and cut off what follows the last of them."""
+    """Count the whole lines of a half-written file, or those equal to `last`, and truncate it after the last one."""
     count = read = end = 0
     with path.open("rb+") as file:
         for line in file:
@@ -88,7 +88,7 @@ def whole_lines(path: Path, last: str = "") -> int:
 
 
 def open_output(target: Path, resume: bool, settings: Mapping[str, object]) -> IO[str]:
-    """Open a file to append lines to it, or to overwrite it; its record is written before its first line."""
+    """Open a file to append to it, or to overwrite it; its record is written first."""
     try:
         if not resume or not _record(target).exists():
             record = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
@@ -100,16 +100,16 @@ def open_output(target: Path, resume: bool, settings: Mapping[str, object]) -> I
 
 @contextlib.contextmanager
 def whole_lines_only(target: Path) -> Iterator[None]:
-    """Raise UserError where the disk does not take what is written into a file inside; a half-written line is cut off.
+    """Turn a full disk inside the context into a UserError, with a half-written last line cut off.
 
-    Another error passes, a closed pipe of standard output among them.
+    Other errors pass, such as a closed pipe of standard output.
     """
     try:
         yield
     except OSError as error:
         if not target.is_file():
             raise
-        done, again = whole_lines(target), "make room there, and --resume goes on"
+        done, again = whole_lines(target), "make room there, and continue with --resume"
         raise UserError(f"--output={target}: full after {done} lines ({error.strerror or error}); {again}") from error
 
 

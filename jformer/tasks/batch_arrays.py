@@ -4,7 +4,7 @@ Letters in shapes: a microbatches of an update, b rows.
 """
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +12,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jformer.data.features import refuse_foreign_ids
-from jformer.data.pipeline import Batches
 from jformer.data.plan import Shape
 from jformer.models import ModelConfig
 from jformer.models.batch import Batch
 from jformer.parallel.sharding import EVERY_ROW, local_rows, put_batch
+
+if TYPE_CHECKING:
+    from jformer.data.pipeline import Batches
 
 __all__ = ["Batch", "abstract_batch", "id_limits", "place_batch", "sum_over_microbatches"]
 
@@ -67,7 +69,7 @@ def id_limits(model: ModelConfig) -> dict[str, int]:
 
 
 def place_batch(
-    batches: Batches, number: int, model: ModelConfig, mesh: Mesh, accumulation: int, name: str
+    batches: "Batches", number: int, model: ModelConfig, mesh: Mesh, accumulation: int, name: str
 ) -> tuple[Batch, dict[str, np.ndarray], np.ndarray]:
     """Return batch `number` on the devices [a b …], and what of it this process made: arrays, rows of a microbatch.
 

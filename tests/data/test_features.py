@@ -144,6 +144,17 @@ def test_noise_depends_on_seed_step_row_and_segment_alone(name):
     assert (first[0][:40] != first[2][:40]).any()  # two rows of it
 
 
+@pytest.mark.parametrize("name", ["t5", "bart", "pairs"])
+def test_a_given_source_and_target_are_not_noised(name):
+    given = MAKERS[name].given(PACKED, TEXTS, TEXTS, SHAPE)
+    for key, array in arrays("pairs").items():
+        np.testing.assert_array_equal(given[key], array)
+
+
+def test_what_masks_hide_cannot_be_given():
+    assert MAKERS["mlm"].given is None
+
+
 def test_the_second_text_is_of_type_one_and_its_class_counts_from_zero():
     sources = tokens([BOS, 7, EOS, 8, 9, EOS], [BOS, 5, 6, EOS])
     labels = tokens([5], [4])

@@ -17,11 +17,10 @@ from types import SimpleNamespace
 import pytest
 
 from jformer.config.options import Config
-from jformer.data import progress as data_progress
+from jformer.data import progress
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference import answer_files as files
-from jformer.inference import file_progress as progress
 from jformer.inference.answers import Output, Scored
 from jformer.tools.pages import explorer
 from tests import terminal
@@ -151,7 +150,7 @@ def test_resuming_needs_a_file_that_answers_the_input(echo, source, tmp_path):
     target.write_text("x\n" * 9)
     with pytest.raises(UserError, match=r"the output has 9 lines and .*in\.txt only 7: it answers another file"):
         predict(source, target, resume=True)
-    with pytest.raises(UserError, match="--resume goes on with a file: name it by --output"):
+    with pytest.raises(UserError, match="--resume continues a file: name it by --output"):
         files.predict_file(settings(), Path("run"), str(source), "-", True)
 
 
@@ -228,14 +227,14 @@ def test_windows_are_bounded_in_characters_too(monkeypatch):
 
 
 def at(monkeypatch, seconds):
-    monkeypatch.setattr(progress.time, "monotonic", lambda: float(seconds))
+    monkeypatch.setattr(files.time, "monotonic", lambda: float(seconds))
 
 
 def test_progress_tells_the_rate_and_the_time_left_without_compiling(tmp_path, monkeypatch):
     source = tmp_path / "in.txt"
     source.write_text("abc\n" * 100)
     at(monkeypatch, 0)
-    told = progress.Progress(source, lambda: 20.0)
+    told = files.FileProgress(source, lambda: 20.0)
     at(monkeypatch, 3)
     assert told.line() == "no line is answered yet, 3 s"
     for _ in range(10):
@@ -252,7 +251,7 @@ def test_lines_that_were_there_already_say_nothing_of_the_time_left(tmp_path, mo
     source = tmp_path / "in.txt"
     source.write_text("abc\n" * 100)
     at(monkeypatch, 0)
-    told = progress.Progress(source, lambda: 0.0)
+    told = files.FileProgress(source, lambda: 0.0)
     for number in range(60):
         told.read(4, skipped=number < 50)
     told.written(10)
@@ -261,7 +260,7 @@ def test_lines_that_were_there_already_say_nothing_of_the_time_left(tmp_path, mo
 
 
 def test_silence_is_broken_while_lines_are_answered(echo, source, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(data_progress, "SILENCE", (0.01, 0.01))
+    monkeypatch.setattr(progress, "SILENCE", (0.01, 0.01))
     answer = echo.generate
     monkeypatch.setattr(echo, "generate", lambda requests: [time.sleep(0.1), answer(requests)][1])
     predict(source, tmp_path / "out.txt")
@@ -272,7 +271,7 @@ def test_silence_is_broken_while_lines_are_answered(echo, source, tmp_path, monk
 
 
 def test_a_terminal_sees_a_bar_as_wide_as_it_is_and_no_colours(echo, source, tmp_path, monkeypatch):
-    monkeypatch.setattr(data_progress, "SILENCE", (0.01, 0.01))
+    monkeypatch.setattr(progress, "SILENCE", (0.01, 0.01))
     answer = echo.generate
     monkeypatch.setattr(echo, "generate", lambda requests: [time.sleep(0.1), answer(requests)][1])
     with terminal.standard_error(monkeypatch, columns=90) as said:
@@ -289,7 +288,7 @@ def test_a_terminal_sees_a_bar_as_wide_as_it_is_and_no_colours(echo, source, tmp
 
 
 def test_of_a_pipe_nobody_knows_the_share(echo, monkeypatch, tmp_path):
-    assert progress.Progress(tmp_path, lambda: 0.0).share() is None
+    assert files.FileProgress(tmp_path, lambda: 0.0).share() is None
 
 
 def test_windows_grow_to_what_takes_some_seconds(monkeypatch):
@@ -325,7 +324,7 @@ def test_an_input_that_is_the_record_of_its_output_is_refused(echo, source, tmp_
 
 
 MISNAMED = {
-    "an input that is not there": ("nowhere.txt", "out.txt", r"--input=.*nowhere\.txt is not there: name a file"),
+    "an input that is not there": ("nowhere.txt", "out.txt", r"--input=.*nowhere\.txt does not exist: name a file"),
     "an input that is a folder": (".", "out.txt", "--input=.* is a folder: name a file"),
     "an output that is a folder": ("in.txt", ".", "--output=.*: is a folder; name a file in a folder"),
     "an output in no folder": ("in.txt", "nowhere/out.txt", r"--output=.*: there is no folder .*nowhere; name a file"),
@@ -369,7 +368,7 @@ def test_an_output_is_continued_under_the_settings_it_was_begun_with_alone(echo,
     assert target.read_text() == "0:abc\n"
     assert predict(source, target, resume=True, beam_size=1) == ANSWERS
     (tmp_path / "out.txt.settings.json").unlink()
-    with pytest.raises(UserError, match=r"settings\.json does not tell how .* was begun \(.*\); leave out --resume"):
+    with pytest.raises(UserError, match=r"settings\.json does not say how .* was begun \(.*\); leave out --resume"):
         predict(source, target, resume=True, beam_size=1)
 
 

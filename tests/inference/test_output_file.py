@@ -20,5 +20,5 @@ def test_a_record_that_cannot_be_read_is_refused(tmp_path, content):
         file.write("one\n")
     assert lines_to_keep(answers, {"mode": "predict"}) == 1
     (tmp_path / "answers.txt.settings.json").write_text(content)
-    with pytest.raises(UserError, match="does not tell how"):
+    with pytest.raises(UserError, match="does not say how"):
         lines_to_keep(answers, {"mode": "predict"})

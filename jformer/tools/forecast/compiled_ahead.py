@@ -4,17 +4,18 @@ import warnings
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from jformer.checkpoints.weights import abstract_params
 from jformer.config.options import Config
 from jformer.data.plan import Shape
 from jformer.data.tokenizers import Symbols
 from jformer.inference.generation import make_answer, make_setup
-from jformer.inference.inputs import answer_batch
 from jformer.models import ModelConfig, build_model
 from jformer.parallel.backend import compiling_for
+from jformer.parallel.sharding import EVERY_ROW, replicated
 from jformer.tasks.batch_arrays import abstract_batch
 from jformer.tasks.task import Task
 from jformer.tools.forecast import cost_analysis, hlo
@@ -93,13 +94,28 @@ def compile_answer(config: Config, task: Task, model: ModelConfig, shape: Shape,
         shape: from `answer_shape`: rows of a batch, positions of a source, and the most tokens of an output.
     """
     room = shape.target_length
-    batch = answer_batch(model, task, shape, mesh)
+    batch = _answer_batch(model, task, shape, mesh)
     vocabulary = np.ones(model.target_vocab_size or model.vocab_size, bool)
     with compiling_for(_platform(mesh)):
         built = build_model(model)
         params = abstract_params(built, mesh)
         answer = make_answer(make_setup([built], config.decode, vocabulary, Symbols(), mesh), task.answer)
         return figures(_compile(answer.lower((params,), batch, room)), mesh)
+
+
+def _answer_batch(model: ModelConfig, task: Task, shape: Shape, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes and shardings of the arrays that `inference.inputs.Inputs.arrays` makes of such inputs."""
+    rows, length, _ = shape
+    continues = task.answer == "continuation"
+    encoded = abstract_batch(model, task.answer, Shape(rows, 0 if continues else length, 1), mesh)
+    shapes = {name: (array.shape[1:], array.dtype) for name, array in encoded.items()}
+    per_row = dict.fromkeys(("prompt_length", "limit", "line"), ((rows,), jnp.int32))
+    shapes |= per_row | {"prompt": ((rows, length if continues else 1), jnp.int32), "max_unfinished": ((), jnp.int32)}
+    split, whole = NamedSharding(mesh, EVERY_ROW), replicated(mesh)
+    return {
+        name: jax.ShapeDtypeStruct(sizes, dtype, sharding=split if sizes else whole)
+        for name, (sizes, dtype) in shapes.items()
+    }
 
 
 def figures(compiled: jax.stages.Compiled, mesh: Mesh) -> Figures:
