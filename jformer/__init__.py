@@ -66,7 +66,7 @@ def train(config: "ConfigDict | Config | Mapping[str, Any]", workdir: str | Path
     from jformer.config import resolve
     from jformer.parallel import processes
     from jformer.storage import run_path
-    from jformer.training.loop import train
+    from jformer.trainer import train
 
     with contextlib.ExitStack() as heeding:
         if threading.current_thread() is threading.main_thread():  # no other can

@@ -203,7 +203,7 @@ def train_or_evaluate(mode: str, config: Config, workdir: Path, folder: Path) ->
     with show_progress("loading JAX", quiet=not processes.is_main_process()):
         from jformer.evaluation.evaluate import evaluate, report_scores
         from jformer.tools.pages.run_report import write_own
-        from jformer.training.loop import train
+        from jformer.trainer import train
 
     if mode == "train":
         processes.end_at_once("stopped before the first update")

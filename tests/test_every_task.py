@@ -30,8 +30,8 @@ from jformer.tools.export.folder import export
 from jformer.tools.server.engine import Engine
 from jformer.tools.server.limits import Limits
 from jformer.tools.server.schema import Inputs
-from jformer.training.loop import train
-from jformer.training.transfer import adopt, table_of
+from jformer.trainer import train
+from jformer.training.initial_state import adopt, table_of
 from tests.slow import slow_but
 
 LINES = [
@@ -481,5 +481,5 @@ def test_what_does_not_go_together_is_refused(change, words):
 
 def test_word_vectors_of_captions_go_into_the_only_table_there_is(texts):
     config = resolve(small("transformer_tiny", texts, "caption", source="captions"))
-    assert table_of(config, "target") == "target_embedding"
-    assert table_of(resolve(small("transformer_tiny", texts, source="files")), "target") == "source_embedding"
+    assert table_of(config.model, "target") == "target_embedding"
+    assert table_of(resolve(small("transformer_tiny", texts, source="files")).model, "target") == "source_embedding"

@@ -123,10 +123,10 @@ def test_there_is_no_room_for_the_homeless():
     }  # fmt: skip
 
 
-def test_nobody_imports_the_door_or_the_loop_and_nothing_imports_configs():
+def test_nobody_imports_the_door_or_the_trainer_and_nothing_imports_configs():
     for module, tree in MODULES.items():
         assert "main" not in ARROWS[module], module
-        assert "training.loop" not in ARROWS[module] or module in ("main", ""), module
+        assert "trainer" not in ARROWS[module] or module in ("main", ""), module
         assert not packages(tree) & {"configs", "experiments", "tests"}, module
 
 
@@ -227,6 +227,6 @@ def test_floors_and_circles_are_those_of_the_arrows():
 
 
 def test_training_and_answering_import_nothing_that_takes_long_and_few_runs_need():
-    program = "import sys, jformer.training.loop, jformer.inference.answer_files; print(*sys.modules)"
+    program = "import sys, jformer.trainer, jformer.inference.answer_files; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not {"tensorflow_datasets", "tensorflow", "pyarrow", "pandas", "scipy.stats"} & set(done.stdout.split())

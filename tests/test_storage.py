@@ -34,16 +34,16 @@ SHORT = ["--config.train.num_steps=20", "--config.train.eval_every=10"]
 TRAIN_AND_DIE = """
 import os, sys
 from jformer import main
-from jformer.training import loop as train
+from jformer.checkpoints.checkpoint import Checkpoints
 from tests import bucket
 bucket.pretend(bucket.Path(sys.argv[1]))
-save = train.save
-def save_and_die(run, loss):
-    save(run, loss)
-    run.checkpoints.wait()
-    if run.progress.step == 10:
+save = Checkpoints.save
+def save_and_die(checkpoints, step, *rest):
+    save(checkpoints, step, *rest)
+    checkpoints.wait()
+    if step == 10:
         os.kill(os.getpid(), 9)
-train.save = save_and_die
+Checkpoints.save = save_and_die
 sys.exit(main.main(["jformer", *sys.argv[2:]]))
 """
 

@@ -26,7 +26,7 @@ from jformer.tasks.task import sized
 from jformer.tools.forecast.compiled_ahead import Figures, compile_update, estimate
 from jformer.tools.forecast.roofline import bound
 from jformer.tools.forecast.topology import CHIPS, GIB, Slice, open_slice
-from jformer.training.memory import Memory
+from jformer.training.memory import UpdateMemory
 
 
 class Update(NamedTuple):
@@ -56,7 +56,7 @@ FAMILY = flags.DEFINE_enum("family", None, CHIPS, "Of the chips, in place of the
 HEADS = ("FLOPs", "HBM", "of ideal", "twice", "beside", "waited", "temps", "of pred.", "bound", "apart", "MFU")
 
 
-def compiled(update: Update, chips: Slice) -> tuple[Figures, Memory, float]:
+def compiled(update: Update, chips: Slice) -> tuple[Figures, UpdateMemory, float]:
     """Return the figures of an update, its memory as predicted, and the FLOPs of a chip that are the model's."""
     settings = default_config(update.preset)
     settings.model.dtype = "bfloat16"
@@ -71,7 +71,7 @@ def compiled(update: Update, chips: Slice) -> tuple[Figures, Memory, float]:
     return compile_update(config, task, model, shape, mesh), predicted, useful
 
 
-def row_of(figures: Figures, predicted: Memory, useful: float, chips: Slice) -> list[str]:
+def row_of(figures: Figures, predicted: UpdateMemory, useful: float, chips: Slice) -> list[str]:
     """Return the cells of a row."""
     least, (hidden, bare, blocking) = bound(figures, chips), figures.overlap
     return [

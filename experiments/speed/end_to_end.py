@@ -6,8 +6,8 @@ Command:  python -m experiments.speed.end_to_end --config=configs/multi30k_tiny.
 Every side is a process of its own that trains until it has seen the target tokens. Its time goes from tokenized text
 to the end of the last update: planning, compiling, training and, for jformer, its rows and its checkpoint.
 
-    packed    training.loop.train with data.batching=packed
-    buckets   training.loop.train with data.batching=buckets
+    packed    trainer.train with data.batching=packed
+    buckets   trainer.train with data.batching=buckets
     fixed     a plain loop: shuffled pairs, as many as data.tokens_per_update holds of the corpus' longest, and all
               padded to that: one shape
     rounded   the same, but each batch is padded to its own longest, rounded up to a multiple of 8
@@ -16,6 +16,7 @@ The plain loops have the same model, parameters, loss and optimizer: jax.jit of 
 """
 
 import dataclasses
+import functools
 import json
 import subprocess
 import sys
@@ -37,12 +38,12 @@ from jformer.config.options import Config
 from jformer.data.features import Arrays, Rows, sequence_to_sequence
 from jformer.data.pipeline import Batches
 from jformer.data.plan import Shape
+from jformer.models import init_params
 from jformer.models.flops import Work, batch_work, total
-from jformer.tasks.build import build_task
+from jformer.tasks.build import build_sized, build_task
+from jformer.trainer import train
 from jformer.training.corpora import Data, open_data
-from jformer.training.loop import train
 from jformer.training.optim import build_optimizer
-from jformer.training.run import build
 
 SIDES = ["fixed", "rounded", "buckets", "packed"]
 COMPILE = "/jax/core/compile/backend_compile_duration"
@@ -86,12 +87,13 @@ def run_side(side: str, config: Config, workdir: Path, tokens: int, packed_lengt
     batching = side if side in ("packed", "buckets") else "buckets"
     data = {"cache_dir": str(workdir / "cache"), "batching": batching, "packed_length": packed_length}
     config = changed(config, data=data, train={"eval_every": 0, "patience": 0}, evaluate={"weights": "last"})
-    opened = open_data(config, build_task(config), workdir, learned=False)
+    opened = open_data(config.data, config.train, config.seed, build_task(config), workdir, learned=False)
     batches = our_batches(opened.batches) if side == batching else plain_batches(config, opened, side == "rounded")
     texts, rows, shapes = needed(batches, tokens)
     updates, real = len(texts), total(texts)
     train_options = {"num_steps": updates, "checkpoint_every": updates, "log_every": min(updates, 50)}
-    config = changed(config, train=train_options, optim={"warmup": min(config.warmup_steps(), updates)})
+    warmup = min(config.optim.warmup_steps(config.train.num_steps), updates)
+    config = changed(config, train=train_options, optim={"warmup": warmup})
     save_config(config, workdir / "config.json")  # a run that was stopped before its first update: text is at hand
     compiling: list[float] = []
 
@@ -104,7 +106,7 @@ def run_side(side: str, config: Config, workdir: Path, tokens: int, packed_lengt
     if side == batching:
         train(config, workdir)
     else:
-        plain_loop(config, workdir, updates, side == "rounded")
+        plain_loop(config, opened, updates, side == "rounded")
     return {
         "seconds": time.perf_counter() - began,
         "compiling": sum(compiling),
@@ -158,11 +160,11 @@ def plain_batches(config: Config, data: Data, rounded: bool) -> Iterator[Arrays]
             yield {"row": np.arange(rows, dtype=np.int32), **laid}
 
 
-def plain_loop(config: Config, workdir: Path, updates: int, rounded: bool) -> None:
+def plain_loop(config: Config, data: Data, updates: int, rounded: bool) -> None:
     """Train as a short script would."""
-    run = build(config, workdir)
-    model, params = run.sampler.model, run.state.params
-    tx = build_optimizer(config, model).transform
+    model = build_sized(config, build_task(config), data.tokenizers)
+    params = jax.jit(functools.partial(init_params, model))(jax.random.key(config.seed))
+    tx = build_optimizer(model, config.optim, config.train.num_steps).transform
     opt_state, key = tx.init(params), jax.random.key(config.seed)
     smoothing = config.optim.label_smoothing
 
@@ -179,7 +181,7 @@ def plain_loop(config: Config, workdir: Path, updates: int, rounded: bool) -> No
         return optax.apply_updates(params, moved), opt_state, loss
 
     compiled: Callable[..., Any] = jax.jit(step, donate_argnums=(0, 1))
-    batches = plain_batches(config, run.data, rounded)
+    batches = plain_batches(config, data, rounded)
     for number in range(updates):
         params, opt_state, loss = compiled(params, opt_state, next(batches), jax.random.fold_in(key, number))
     print(f"loss {float(loss):.3f}", file=sys.stderr)

@@ -131,8 +131,8 @@ def _check_optim(config: Config) -> None:
         if count >= 1 and (count != round(count) or count >= 2**31):
             raise UserError(f"optim.{key}={count} must be whole updates (2147483647 at most), or a share below 1")
     if not is_open(optim.schedule):
-        decay = config.decay_steps() if optim.schedule == "warmup_stable_decay" else 0
-        if config.warmup_steps() + decay > steps:
+        decay = optim.decay_steps(steps) if optim.schedule == "warmup_stable_decay" else 0
+        if optim.warmup_steps(steps) + decay > steps:
             parts = f"optim.warmup={optim.warmup}" + (f" and optim.decay={optim.decay}" if decay else "")
             raise UserError(
                 f"{parts} take more updates than train.num_steps={steps}, when optim.schedule={optim.schedule!r} ends: "

@@ -96,6 +96,18 @@ class OptimConfig:
         """Passes of an update over each of its rows, forward and backward."""
         return 2 if self.r_drop else 1
 
+    def warmup_steps(self, num_steps: int) -> int:
+        """Return the updates of the warm-up of a run of num_steps updates."""
+        return _updates(self.warmup, num_steps)
+
+    def decay_steps(self, num_steps: int) -> int:
+        """Return the updates at the end of a warmup_stable_decay."""
+        return _updates(self.decay, num_steps)
+
+
+def _updates(count_or_share: float, num_steps: int) -> int:
+    return round(count_or_share * (num_steps if count_or_share < 1 else 1))
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
@@ -180,18 +192,6 @@ class Config:
     evaluate: EvaluateConfig = EvaluateConfig()
     decode: DecodeConfig = DecodeConfig()
     mesh: MeshConfig = MeshConfig()
-
-    def warmup_steps(self) -> int:
-        """Return the updates of the warm-up."""
-        return self._updates(self.optim.warmup)
-
-    def decay_steps(self) -> int:
-        """Return the updates at the end of a warmup_stable_decay."""
-        return self._updates(self.optim.decay)
-
-    def _updates(self, count_or_share: float) -> int:
-        share = self.train.num_steps if count_or_share < 1 else 1
-        return round(share * count_or_share)
 
 
 def final_scores(config: Config) -> tuple[str, ...]:

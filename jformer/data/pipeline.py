@@ -3,7 +3,7 @@
 import dataclasses
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -143,7 +143,7 @@ def _joined(sides: Sequence[Tokens]) -> Tokens:
     return Tokens(np.concatenate([side.values for side in sides]), np.concatenate([[0], np.cumsum(lengths)]))
 
 
-def prefetch(items: Iterator[T], depth: int = 2) -> Iterator[T]:
+def prefetch(items: Iterator[T], depth: int = 2) -> Generator[T]:
     """Make items ahead in one thread; an error in it is raised here, and leaving early ends it."""
     ready: queue.Queue[Any] = queue.Queue(depth)
     stop = threading.Event()

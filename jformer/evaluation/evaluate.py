@@ -23,7 +23,6 @@ from jformer.data.sources.split import Pair
 from jformer.errors import UserError
 from jformer.evaluation import results
 from jformer.evaluation.score_tables import score_table
-from jformer.evaluation.split_loss import evaluation_batches, make_eval_step, split_sums
 from jformer.inference.answers import CUT
 from jformer.inference.batching import ignore
 from jformer.inference.formats import one_line
@@ -32,6 +31,7 @@ from jformer.models.parts import count_params, parameter_rows
 from jformer.parallel import processes
 from jformer.parallel.sharding import row_shards
 from jformer.tasks.build import build_sized, build_task, choose_decoding_dtype, open_mesh
+from jformer.tasks.split_loss import evaluation_batches, make_eval_step, split_sums
 from jformer.tasks.task import CLASSES, SPAN, make_loss
 
 ANSWERS_WITH_REFERENCES = ("text", SPAN, *CLASSES)
@@ -70,7 +70,8 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
             results.save_outputs(folder, key, outputs)
         processes.enter_phase(f"scoring {key}")
         with processes.main_process_first():
-            batches, corpus = evaluation_batches(config, predictor.task, predictor.tokenizers, split, row_shards(mesh))
+            divisor = row_shards(mesh) * config.train.accumulation
+            batches, corpus = evaluation_batches(config.data, predictor.task, predictor.tokenizers, split, divisor)
         with show_progress(f"scoring {key}", quiet=quiet):
             sums = split_sums(eval_step, predictor.params, batches, mesh, model.config, config.train.accumulation)
             scores = predictor.task.score(outputs, examples, sums)

@@ -21,8 +21,8 @@ from jformer.errors import UserError
 from jformer.evaluation.score_tables import scored_sets
 from jformer.storage import parse_object, run_path, without_digest
 from jformer.tasks.metrics import reference_texts
+from jformer.training.rows import is_figure, read_row, read_sample
 
-SAMPLE = {"step": int, "sample": int, "source": str, "reference": str, "answer": str}  # a row of samples.jsonl
 RUN_FIGURES = ("parameters", "updates", "wall_seconds")
 
 
@@ -52,40 +52,6 @@ def _read(path: Path, read: Callable[[bytes, str], dict[str, Any]]) -> list[dict
     return found
 
 
-def read_row(line: bytes, where: str) -> dict[str, Any]:
-    """Return a row of metrics.jsonl; raise UserError, naming its place, for what is none, or not what was written."""
-    row = _parsed(line, where, "metrics")
-    if not all(map(_fits, row, row.values())) or not {"step", "split"} <= row.keys():
-        raise UserError(f"{where} is not a row of metrics; mend or delete this line")
-    return row
-
-
-def read_sample(line: bytes, where: str) -> dict[str, Any]:
-    """Return a row of samples.jsonl; raise UserError as `read_row` does.
-
-    `sample` counts the validation examples from 1.
-    """
-    row = _parsed(line, where, "samples")
-    if {key: type(value) for key, value in row.items()} != SAMPLE:
-        raise UserError(f"{where} is not a row of samples; mend or delete this line")
-    return row
-
-
-def _parsed(line: bytes, where: str, kind: str) -> dict[str, Any]:
-    try:
-        content = parse_object(line)
-    except ValueError as error:
-        raise UserError(f"{where} is not a row of {kind} ({error}); mend or delete this line") from error
-    return dict(without_digest(content, where))
-
-
-def _fits(key: str, value: object) -> bool:
-    """Tell whether a field of a row may have such a value: `split` is a word, what was not finite is null."""
-    if key == "split":
-        return isinstance(value, str)
-    return (type(value) is int and 0 <= value < 2**63) if key == "step" else _is_figure(value)
-
-
 def results(run: Path) -> dict[str, Any]:
     """Return results.json, or {} for a run that is not scored yet; raise UserError for what is none."""
     path = run_path(run) / "results.json"
@@ -106,16 +72,16 @@ def results(run: Path) -> dict[str, Any]:
 def _check_results(found: Mapping[str, Any]) -> None:
     """Raise ValueError for an object that has not the shape of results, as far as anybody reads it."""
     run, earlier, scored = found.get("run"), found.get("earlier", []), scored_sets(found)
-    if not isinstance(run, Mapping) or not all(map(_is_figure, [run.get(name) for name in RUN_FIGURES])):
+    if not isinstance(run, Mapping) or not all(map(is_figure, [run.get(name) for name in RUN_FIGURES])):
         raise ValueError("`run` must be an object whose figures are numbers")
-    if not all(map(_is_figure, _values(run, "parameters_by_part"))) or not isinstance(run.get("data", []), list):
+    if not all(map(is_figure, _values(run, "parameters_by_part"))) or not isinstance(run.get("data", []), list):
         raise ValueError("`run` must have its parameters as an object, its data as a list")
     if not isinstance(earlier, list) or not all(isinstance(entry, Mapping) and "set" in entry for entry in earlier):
         raise ValueError("`earlier` must be a list of objects, each with its `set`")
     if not all(isinstance(found[key].get("checksum"), str) for key in scored):
         raise ValueError("every test set must have the `checksum` of its text")
     scores = [score for entry in scored.values() for score in entry.values()]
-    if not all(map(_is_figure, (value for score in scores for value in [score["score"], *_values(score, "by_group")]))):
+    if not all(map(is_figure, (value for score in scores for value in [score["score"], *_values(score, "by_group")]))):
         raise ValueError("every `score`, and those `by_group`, must be numbers")
 
 
@@ -123,13 +89,6 @@ def _values(entry: Mapping[str, Any], key: str) -> list[Any]:
     """Return the values of an object within an object; what is no object is itself a value, and a wrong one."""
     inner = entry.get(key, {})
     return list(inner.values()) if isinstance(inner, Mapping) else [inner or ""]
-
-
-def _is_figure(value: object) -> bool:
-    """Tell whether a value is a finite number, or null, as what was not finite or is not there."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return value is None
-    return abs(value) <= sys.float_info.max
 
 
 def is_training(run: Path) -> bool:

@@ -1,10 +1,9 @@
-"""The arrays of a batch: their shapes, by family, their way to the devices, and a sum over its microbatches.
+"""The arrays of a batch: their shapes, by family, and their way to the devices.
 
 Letters in shapes: a microbatches of an update, b rows.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +19,7 @@ from jformer.parallel.sharding import EVERY_ROW, local_rows, put_batch
 if TYPE_CHECKING:
     from jformer.data.pipeline import Batches
 
-__all__ = ["Batch", "abstract_batch", "id_limits", "place_batch", "sum_over_microbatches"]
-
-T = TypeVar("T")
+__all__ = ["Batch", "abstract_batch", "id_limits", "place_batch"]
 
 
 def abstract_batch(
@@ -92,20 +89,3 @@ def place_batch(
     refuse_foreign_ids(arrays, id_limits(model), name)
     split = {key: x.reshape(accumulation, -1, *x.shape[1:]) for key, x in arrays.items()}
     return cast(Batch, put_batch(mesh, split, rows)), arrays, mine
-
-
-def sum_over_microbatches(function: Callable[[Batch], T], batch: Batch) -> T:
-    """Return the sum of function(rows [b …]) over the microbatches of a batch [a b …], computed one after another.
-
-    The function is compiled once, however many microbatches there are: their sum begins with zeros. It has the dtype of
-    what the function returns; a loss and its gradient are float32.
-    """
-    first = jax.tree.map(lambda x: x[0], batch)
-    if len(jax.tree.leaves(batch)[0]) == 1:
-        return function(first)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, first))
-
-    def add(total: T, rows: Batch) -> tuple[T, None]:
-        return jax.tree.map(jnp.add, total, function(rows)), None
-
-    return jax.lax.scan(add, zeros, batch)[0]

@@ -1,10 +1,16 @@
-"""What a loss adds up, and the means taken of it once everything is added."""
+"""What a loss adds up over rows, microbatches and batches, and the means taken of it once everything is added."""
 
 import math
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeVar
 
-from jaxtyping import Array
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Key, PyTree
+
+from jformer.models.batch import Batch
+
+T = TypeVar("T")
 
 Scalar = Array | float
 """A float32 scalar on devices, or a number on the host."""
@@ -19,6 +25,26 @@ class Sum(NamedTuple):
 
 Sums = dict[str, Sum]
 """Name of a loss or metric → its sum. Sums of other rows, devices and batches are added, never averaged."""
+
+LossFn = Callable[[PyTree, Batch, Key[Array, ""] | None], Sums]
+"""(parameters, batch of rows, dropout key or None) → sums: a task's loss joined with a model."""
+
+
+def sum_over_microbatches(function: Callable[[Batch], T], batch: Batch) -> T:
+    """Return the sum of function(rows [b …]) over the microbatches of a batch [a b …], computed one after another.
+
+    The function is compiled once, however many microbatches there are: their sum begins with zeros. It has the dtype of
+    what the function returns; a loss and its gradient are float32.
+    """
+    first = jax.tree.map(lambda x: x[0], batch)
+    if len(jax.tree.leaves(batch)[0]) == 1:
+        return function(first)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, first))
+
+    def add(total: T, rows: Batch) -> tuple[T, None]:
+        return jax.tree.map(jnp.add, total, function(rows)), None
+
+    return jax.lax.scan(add, zeros, batch)[0]
 
 
 def add_up(batches: Iterable[Sums]) -> Sums:

@@ -22,13 +22,10 @@ from jformer.models.batch import Batch
 from jformer.models.model import Model
 from jformer.tasks.losses import Project, chunked_cross_entropy, divergence
 from jformer.tasks.metrics import Scores, TextOptions, exact_match, reference_texts, text_scores
-from jformer.tasks.sums import Sum, Sums, summarize
+from jformer.tasks.sums import LossFn, Sum, Sums, summarize
 
 TaskLoss = Callable[[Array, Project, Batch], Sums]
 """(hidden states [b t d], projection to logits, batch) → sums; that of `loss` is differentiated."""
-
-LossFn = Callable[[PyTree, Batch, Key[Array, ""] | None], Sums]
-"""(parameters, batch of rows, dropout key or None) → sums: a task's loss joined with a model."""
 
 Score = Callable[[Sequence[str], Sequence[Pair], Sums], Scores]
 """(outputs, examples, sums of the split's losses) → scores."""

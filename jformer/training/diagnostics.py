@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
 from jformer.errors import UserError
+from jformer.models.batch import Batch
 from jformer.models.model import Model
-from jformer.tasks.batch_arrays import Batch
-from jformer.tasks.task import LossFn
+from jformer.tasks.sums import LossFn
 
 # Stack → what it reads; 0 is padding.
 SEGMENTS: dict[str, Literal["source_segments", "target_segments"]] = {

@@ -18,14 +18,14 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Key, PyTree
 
+from jformer.models.batch import Batch
 from jformer.models.layers.layer_scan import FINITE
 from jformer.models.model import Model
 from jformer.models.parts import STACKED
+from jformer.parallel import processes
 from jformer.parallel.mesh import DATA
 from jformer.parallel.sharding import ROWS, sum_over_data
-from jformer.tasks.batch_arrays import Batch
-from jformer.tasks.sums import Scalar, Sums
-from jformer.tasks.task import LossFn
+from jformer.tasks.sums import LossFn, Scalar, Sums
 from jformer.training.state import TrainState
 
 FLAG = "is_finite"  # of a module's output
@@ -64,10 +64,12 @@ class Examination:
         self.program = jax.jit(self._examine)
 
     def __call__(self, state: TrainState, batch: Batch, step: int) -> str:
-        """Say what is the first that is not finite in the update that state and batch [a b …] would make.
+        """Name what is the first that is not finite in the update that state and batch [a b …] would make.
 
-        `step` counts from 0; its dropout is that of the update.
+        `step` counts from 0; its dropout is that of the update. All processes call it.
         """
+        processes.enter_phase(f"looking for what was not finite in update {step + 1}")
+        processes.compile_together(self.program, state, batch, step)
         broken = jax.device_get(self.program(state, batch, step))
         return f"the first that is not finite is {self._first(broken)}"
 

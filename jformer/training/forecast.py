@@ -1,24 +1,20 @@
-"""What a run will hold of the memory, said before anything is compiled, and refused where it cannot be had.
+"""The memory that a run will hold, logged before anything is compiled, and refused where there is not enough.
 
-What an update takes by itself is in `memory`, what there is in `machine`. Where the CPU computes, the whole process
-counts: the program and its libraries, the text, the state, and what compiling and saving need beside them.
+`memory` has what an update takes, `machine` what there is. Where the CPU computes, the whole process counts: the
+program and its libraries, the text, the state, and what compiling and saving need beside them.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
-import jax
 from jax.sharding import Mesh
 
 from jformer.config.options import Config
-from jformer.data.pipeline import Batches
 from jformer.errors import UserError
 from jformer.models import ModelConfig
-from jformer.tasks.batch_arrays import abstract_batch
-from jformer.training.log import TrainingLog
 from jformer.training.machine import Available, available
 from jformer.training.malloc import give_back_freed_memory
-from jformer.training.memory import Memory, evaluation_memory, update_memory
-from jformer.training.run import Run
+from jformer.training.memory import UpdateMemory
 
 MIB = 2**20
 COMPILING = 60 * MIB  # for each layer of the compiled program: what processes grew by, see docs/performance.md
@@ -42,36 +38,33 @@ class Forecast(NamedTuple):
         return f"up to {sum(self) / MIB:,.0f} MiB ({', '.join(parts)})"
 
 
-def say_memory(run: Run, log: TrainingLog) -> None:
-    """Say what the longest update, the longest validation batch and the whole run will take, and what there is.
+def memory_lines(
+    config: Config, model: ModelConfig, mesh: Mesh, update: UpdateMemory, evaluation: int
+) -> Iterator[str]:
+    """Yield what the longest update, the longest validation batch and the whole run will take, and what there is.
 
-    Raises UserError if that is clearly more than all there is; what is more than is free just now is a warning.
+    A warning follows if that is more than is free now. Raises UserError if it is clearly more than all there is.
+
+    Args:
+        config: of the run, whose options a remedy names.
+        model: whose layers are compiled.
+        mesh: its devices.
+        update: bytes of the longest update.
+        evaluation: bytes of the longest validation batch on each device; 0 = there is none.
     """
-    batch = longest_batch(run, run.data.batches)
-    update = update_memory(run.train_step, run.state, batch)
-    log.say(f"memory of the longest update: {update}")
-    evaluation = 0
-    if run.data.valid:
-        evaluation = evaluation_memory(run.eval_step, run.state.params, longest_batch(run, run.data.valid))
-        log.say(f"memory of the longest validation batch: {evaluation / MIB:,.1f} MiB a device beside the state")
+    yield f"memory of the longest update: {update}"
+    if evaluation:
+        yield f"memory of the longest validation batch: {evaluation / MIB:,.1f} MiB a device beside the state"
     give_back_freed_memory()  # of what the run was opened with
-    there = available(run.mesh.local_devices[0])
+    there = available(mesh.local_devices[0])
     if there:
-        found = forecast(update, evaluation, there, run.mesh, compiled_layers(run.sampler.model.config))
-        log.say(f"memory of the run: {found}; there are {there.total / MIB:,.0f}, {there.free / MIB:,.0f} of them free")
-        warning = check(found, there, run.config)
-        if warning:
-            log.say(f"warning: {warning}")
+        found = forecast(update, evaluation, there, mesh, compiled_layers(model))
+        yield f"memory of the run: {found}; there are {there.total / MIB:,.0f}, {there.free / MIB:,.0f} of them free"
+        if warning := check(found, there, config):
+            yield f"warning: {warning}"
 
 
-def longest_batch(run: Run, batches: Batches) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shapes of the longest batch, placed."""
-    model = run.sampler.model.config
-    answer = run.sampler.task.answer
-    return abstract_batch(model, answer, batches.plan.shapes[-1], run.mesh, run.config.train.accumulation)
-
-
-def forecast(update: Memory, evaluation: int, there: Available, mesh: Mesh, layers: int) -> Forecast:
+def forecast(update: UpdateMemory, evaluation: int, there: Available, mesh: Mesh, layers: int) -> Forecast:
     """Return what a device will hold or, of devices of a CPU, which share one memory, the whole process.
 
     Args:

@@ -1,50 +1,44 @@
-"""What a run says before its first update: what is about to be trained, on what, and what it will take."""
+"""What a run logs before its first update: what is trained, on what text and on which devices."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import numpy as np
+
+from jformer.config.options import Config
 from jformer.data.corpus import SIDES
 from jformer.data.data_config import DataConfig
 from jformer.data.plan import Plan
 from jformer.data.progress import counted
 from jformer.data.tokenizers import NUM_SYMBOLS, LabelTokenizer, NumberTokenizer, Tokenizer
-from jformer.models.parts import count_params
 from jformer.parallel.devices import Peak
-from jformer.training.forecast import say_memory
-from jformer.training.log import TrainingLog
+from jformer.training.corpora import Data
 from jformer.training.optim import schedule_line
-from jformer.training.run import Run
 
 SIZED = ("word", "bpe", "unigram")  # tokenizers that data.vocab_size limits
 
 
-def introduce(run: Run, log: TrainingLog, peak: Peak) -> None:
-    """Say it."""
-    data, plan, train = run.data, run.data.batches.plan, run.config.train
-    log.show_config()
+def introduction(
+    config: Config, data: Data, notes: Sequence[str], parameters: int, devices: np.ndarray, peak: Peak
+) -> Iterator[str]:
+    """Yield the lines.
+
+    Args:
+        config: of the run.
+        data: its text.
+        notes: on what was chosen, and where the state comes from.
+        parameters: their number.
+        devices: the mesh's.
+        peak: of all devices.
+    """
     for name, corpus in data.texts.items():
-        log.say(f"{name}: " + ", ".join(counted(count, reason) for reason, count in corpus.counts.items()))
-    for note in [*data.repeats, *run.notes]:
-        log.say(note)
-    if log.rows != run.progress.rows:
-        log.say(
-            f"metrics.jsonl is damaged: {run.progress.rows} rows were written until here, it has {log.rows} of them"
-        )
-    # A child's vocabulary is its parent's.
-    note = "" if train.init_from else unfilled(run.config.data, data.tokenizers)
-    log.say(f"vocabulary: {vocabulary(*data.tokenizers)}{note}; parameters: {count_params(run.state.params):,}")
-    log.say(f"batches: {len(data.batches):,} an epoch, {shapes(plan)}")
-    log.say(schedule_line(run.config, run.schedule))
-    kind = run.mesh.devices.flat[0].device_kind
-    log.say(f"devices: {run.mesh.size} x {kind}, at most {peak.flops / 1e12:.3g} TFLOP/s ({peak.origin})")
-    if run.finished:
-        log.say(f"already trained to update {run.progress.step}")
-        return
-    say_memory(run, log)
-    profiled = train.profiled()
-    if profiled and profiled[-1] <= run.progress.step:
-        log.say(f"train.profile_steps={train.profile_steps!r} are updates of the past: none is traced")
-    if run.progress.step:
-        log.say(f"resuming at update {run.progress.step} of {train.num_steps}")
+        yield f"{name}: " + ", ".join(counted(count, reason) for reason, count in corpus.counts.items())
+    yield from (*data.repeats, *notes)
+    note = "" if config.train.init_from else unfilled(config.data, data.tokenizers)  # a child has its parent's
+    yield f"vocabulary: {vocabulary(*data.tokenizers)}{note}; parameters: {parameters:,}"
+    yield f"batches: {len(data.batches):,} an epoch, {shapes(data.batches.plan)}"
+    yield schedule_line(config.optim, config.train.num_steps, config.model.scale_width)
+    kind = devices.flat[0].device_kind
+    yield f"devices: {devices.size} x {kind}, at most {peak.flops / 1e12:.3g} TFLOP/s ({peak.origin})"
 
 
 def vocabulary(source: Tokenizer, target: Tokenizer) -> str:

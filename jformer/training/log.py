@@ -1,14 +1,13 @@
-"""What a training run tells: rows of numbers for its files, a bar and plain lines for the person at the terminal.
+"""What a training run logs: rows of numbers for its files, a bar and plain lines for the person at the terminal.
 
-What is written where is in `writers`; that the run is alive is shown by `heartbeat`. Of several processes the first
-one tells it for all.
+`writers` has the files, `heartbeat` the sign of life. Of several processes only the first one logs.
 """
 
 import contextlib
 import math
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -18,7 +17,6 @@ from tqdm import tqdm
 
 from jformer.config.options import Config, changed
 from jformer.data.progress import sparkline
-from jformer.data.sources.split import Pair
 from jformer.errors import UserError
 from jformer.models.flops import Work, total
 from jformer.parallel import processes
@@ -26,12 +24,21 @@ from jformer.tasks.sums import Sum, Sums, add_up, summarize
 from jformer.training.heartbeat import UPDATING, Heartbeat
 from jformer.training.malloc import give_back_freed_memory
 from jformer.training.optim import Schedule
+from jformer.training.profile import Profile
 from jformer.training.record import Record
-from jformer.training.state import Progress
+from jformer.training.rows import Sample
+from jformer.training.state import Progress, TrainState
 from jformer.training.step import Metrics
 
 T = TypeVar("T")
 AHEAD = 2  # updates dispatched before the devices are done: they never idle, and a request to stop is soon met
+
+
+class Works(NamedTuple):
+    """The work of a batch."""
+
+    texts: Work
+    rows: Work  # with all their padding
 
 
 class Cost(NamedTuple):
@@ -42,7 +49,7 @@ class Cost(NamedTuple):
 
 
 class TrainingLog:
-    """Collects what every update tells, fetches it when a row is due, and shows where the run is."""
+    """Collects the metrics of updates, fetches them when a row is due, and shows how far the run is."""
 
     def __init__(
         self,
@@ -51,7 +58,7 @@ class TrainingLog:
         progress: Progress,
         schedule: Schedule,
         cost: Cost,
-        explain: Callable[[int], str],
+        explain: Callable[[TrainState, int], str],
     ) -> None:
         """Open the files, dropping rows of later updates that a killed run wrote and its restart repeats.
 
@@ -61,16 +68,20 @@ class TrainingLog:
             progress: what was done before this process, counted into what is shown.
             schedule: the learning rate of every update.
             cost: what makes FLOPs of work, and shares of FLOPs.
-            explain: says of an update, skipped not long ago, what of it was not finite.
+            explain: (the newest state, a recently skipped update) → what of the update was not finite.
         """
         start = progress.step
+        traced = config.train.profiled() if processes.is_main_process() else range(0)
+        self.profile = Profile(workdir / "profile", traced, self.say)
         self._record = Record(workdir, config, start, self.say) if processes.is_main_process() else None
         self._config, self._schedule, self._cost = config, schedule, cost
         limit = 60 * config.train.max_minutes
         self._ends = time.monotonic() + limit - progress.seconds if limit else math.inf
         self._pending: list[Metrics] = []  # on the devices
-        self._work: list[tuple[Work, Work]] = []  # of their texts and of their rows
+        self._work: list[Works] = []
+        self._state: TrainState | None = None  # the newest
         self._waited = 0.0
+        self._rows = progress.rows  # that should be in metrics.jsonl at the start
         self._start, self._aside = start, 0.0  # seconds of validating and saving since update `start`
         self._compiled: set[Hashable] = set()  # shapes of batches
         self.skipped_in_row = 0  # updates, at the newest row
@@ -89,10 +100,13 @@ class TrainingLog:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.heartbeat.stop()
-        self._bar.close()
-        if self._record:
-            self._record.close(failed=kind is not None)
+        try:
+            self.profile.close()
+        finally:
+            self.heartbeat.stop()
+            self._bar.close()
+            if self._record:
+                self._record.close(failed=kind is not None)
 
     @property
     def rows(self) -> int:
@@ -100,12 +114,12 @@ class TrainingLog:
         return self._record.rows if self._record else 0
 
     def keep(self) -> None:
-        """Make sure that all rows outlive this process, and what was said."""
+        """Make sure that all rows and lines outlive this process."""
         if self._record:
             self._record.keep()
 
     def restart_clock(self) -> None:
-        """Begin a new window for speeds and for the bar's time left: what lies between two windows is not training."""
+        """Start a new window for speeds and the time left: what lies between two windows is not training."""
         now = time.monotonic()
         self._aside += now - self._since
         self._since = now
@@ -121,9 +135,9 @@ class TrainingLog:
 
     @contextlib.contextmanager
     def timing(self, step: int, shapes: Hashable) -> Iterator[bool]:
-        """Dispatch update `step` inside; told is whether it is the first of its shapes, which is compiled first.
+        """Dispatch update `step` inside; yields whether it is the first of its shapes, which compiles.
 
-        Compiling does not count as training, and leaves memory that is given back.
+        Compiling does not count as training, and the memory it leaves is given back.
         """
         if shapes in self._compiled:
             yield False
@@ -138,12 +152,12 @@ class TrainingLog:
         self._since += time.monotonic() - began
         self._bar.unpause()
 
-    def collect(self, step: int, metrics: Metrics, work: tuple[Work, Work]) -> None:
-        """Take an update's numbers, still on the devices, and the work of its texts and of its rows.
+    def collect(self, step: int, state: TrainState, metrics: Metrics, work: Works) -> None:
+        """Take an update's state and metrics, still on the devices, and its work.
 
-        Raises UserError, after the row of what was collected, if too many updates in a row were skipped; that row alone
-        may come when none is due.
+        Raises UserError, after a row of its own, if too many updates in a row were skipped.
         """
+        self._state = state
         self._pending.append(metrics)
         self._work.append(work)
         if len(self._pending) > AHEAD:
@@ -156,18 +170,19 @@ class TrainingLog:
         self._bar.update()
 
     def _look_at(self, update: int) -> None:
-        """Say of an update that was skipped what of it was not finite; that is no time of training."""
+        """Log what was not finite in a skipped update; that is no time of training."""
+        assert self._state is not None
         began = time.monotonic()
         self.heartbeat.enter(f"looking for what was not finite in update {update}")
-        self._explained, self._reason = update, self._explain(update)
+        self._explained, self._reason = update, self._explain(self._state, update)
         self.say(f"update {update} is skipped: {self._reason}")
         self.heartbeat.enter(UPDATING)
         self._since += time.monotonic() - began
 
     def flush(self, step: int) -> None:
-        """Wait for the devices and write one row for all updates since the last; those that were skipped count not.
+        """Wait for the devices and write one row for all updates since the last; skipped ones do not count.
 
-        Raises UserError if too many updates in a row were skipped, also where a finite one came after them.
+        Raises UserError if too many updates in a row were skipped, even if a finite one followed.
         """
         fetched: list[Metrics] = jax.device_get(self._pending)
         seconds = time.monotonic() - self._since
@@ -203,7 +218,7 @@ class TrainingLog:
             )
 
     def _speed(self, seconds: float) -> dict[str, float]:
-        """Return what all did in so many seconds, in tokens and in FLOPs, and how much of it was not padding."""
+        """Return the throughput of all processes in tokens and FLOPs, and the share of it that was not padding."""
         own = [total(works) for works in zip(*self._work, strict=True)]
         texts, rows = (Work(*sums) for sums in processes.agree(own, _add_up))
         flops, peak = self._cost.flops(texts), self._cost.peak
@@ -250,33 +265,40 @@ class TrainingLog:
             if self._record:
                 self._record.write_line(text)
 
-    def _show_phase(self, text: str) -> None:
-        """Show what goes on, "" for nothing of note.
+    def say_all(self, lines: Iterable[str]) -> None:
+        """Say each line."""
+        for line in lines:
+            self.say(line)
 
-        The heartbeat calls it: from its own thread, and from the main one where a phase begins.
-        """
+    def _show_phase(self, text: str) -> None:
+        """Show the current phase, "" for none; called by the heartbeat, from its thread and the main one."""
         if not self._bar.disable:
             self._bar.set_description_str(text)
         elif text:
             self.say(text)
 
-    def show_config(self) -> None:
-        """Print the options that are not the default, a line for each section; config.json has all."""
+    def show_start(self) -> None:
+        """Print the options that are not the default, a line for each section, and what of the start is amiss."""
         sections: dict[str, list[str]] = {}
         for key, (value, _) in changed(self._config).items():
             section, _, option = key.rpartition(".")
             sections.setdefault(section, []).append(f"{option}={value!r}")
         for section, options in sections.items():
             self.say(f"{section}: {', '.join(options)}" if section else ", ".join(options))
+        if self.rows != self._rows:
+            self.say(f"metrics.jsonl is damaged: {self._rows} rows were written until here, it has {self.rows} of them")
+        train = self._config.train
+        if train.profile_steps and train.profiled()[-1] <= self._start:
+            self.say(f"train.profile_steps={train.profile_steps!r} are updates of the past: none is traced")
 
-    def show_samples(self, step: int, pairs: Sequence[Pair], outputs: Sequence[str]) -> None:
-        """Print and keep what the model makes of validation examples; of some there is no target to compare with."""
-        for number, (pair, output) in enumerate(zip(pairs, outputs, strict=True), start=1):
+    def show_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        """Print and keep answers to validation examples."""
+        for number, sample in enumerate(samples, start=1):
             if self._record:
-                self._record.write_sample(step, number, pair, output)
-            mark = "exact" if output == pair.target else f"should be: {pair.target}"
-            source, answer = (" ".join(text.split("\n")) for text in (pair.source, output))
-            self.say(f"    {source}\n      → {answer}" + (f"   ({mark})" if pair.target else ""))
+                self._record.write_sample(step, number, sample)
+            mark = "exact" if sample.answer == sample.reference else f"should be: {sample.reference}"
+            source, answer = (" ".join(text.split("\n")) for text in (sample.source, sample.answer))
+            self.say(f"    {source}\n      → {answer}" + (f"   ({mark})" if sample.reference else ""))
 
 
 def _add_up(processes: Sequence[Sequence[Work]]) -> list[Work]:

@@ -6,19 +6,26 @@ update is what is traced. The compiler fuses some of it away, and keeps copies o
 the program does not show; docs/performance.md has the ratio to what it says of its own programs.
 """
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
 import jax
 from jax.extend.core import Jaxpr, Literal
+from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from jformer.evaluation.split_loss import EvalStep
+from jformer.config.options import Config
+from jformer.models import init_params
+from jformer.models.model import Model
 from jformer.parallel.mesh import FSDP
-from jformer.parallel.sharding import device_bytes
-from jformer.training.state import TrainState
-from jformer.training.step import TrainStep
+from jformer.parallel.sharding import abstract_like, device_bytes, state_shardings
+from jformer.tasks.split_loss import EvalStep
+from jformer.tasks.task import Task, make_loss
+from jformer.training.optim import build_optimizer
+from jformer.training.state import TrainState, create_state
+from jformer.training.step import TrainStep, make_train_step
 
 LOOPS = ("scan", "while")
 STORED = {  # primitives whose results no later one is fused with
@@ -27,7 +34,7 @@ STORED = {  # primitives whose results no later one is fused with
 }  # fmt: skip
 
 
-class Memory(NamedTuple):
+class UpdateMemory(NamedTuple):
     """Bytes on each device."""
 
     parameters: int
@@ -42,7 +49,18 @@ class Memory(NamedTuple):
         return f"{sum(self) / 2**20:,.1f} MiB a device: " + ", ".join(parts)
 
 
-def update_memory(train_step: TrainStep, state: TrainState, batch: PyTree) -> Memory:
+def abstract_update(config: Config, task: Task, model: Model, mesh: Mesh) -> tuple[TrainStep, TrainState]:
+    """Return the compiled update of a run and the shapes of its state, with their shardings; nothing is allocated."""
+    optimizer = build_optimizer(model, config.optim, config.train.num_steps, config.train.freeze)
+    ema_decay = config.train.ema_decay
+    create = functools.partial(create_state, tx=optimizer.transform, ema=bool(ema_decay))
+    state = jax.eval_shape(lambda key: create(init_params(model, key)), jax.random.key(0))
+    state = abstract_like(state, state_shardings(mesh, state))
+    loss = make_loss(model, task, config.optim.r_drop)
+    return make_train_step(loss, optimizer.transform, mesh, config.seed, ema_decay, optimizer.frozen), state
+
+
+def update_memory(train_step: TrainStep, state: TrainState, batch: PyTree) -> UpdateMemory:
     """Return what the compiled update of `make_train_step` will take; state and batch may be shapes only, but placed.
 
     Tracing is shared with the first update of these shapes and shardings, so that a run pays for it only once. What
@@ -52,7 +70,7 @@ def update_memory(train_step: TrainStep, state: TrainState, batch: PyTree) -> Me
     parameters, optimizer, average, rows = map(device_bytes, (state.params, state.opt_state, state.ema, batch))
     fsdp = batch["row"].sharding.mesh.shape[FSDP]  # whose devices share the rows that the traced program works on
     activations = max(map(peak_bytes, _programs(passes))) // fsdp
-    return Memory(
+    return UpdateMemory(
         parameters=parameters,
         optimizer=optimizer,
         average=average,

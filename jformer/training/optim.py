@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, PyTree
 
 from jformer import plugins
-from jformer.config.options import Config, OptimConfig, is_open
+from jformer.config.options import OptimConfig, is_open
 from jformer.errors import UserError
 from jformer.models import init_params
 from jformer.models.model import Model
@@ -26,7 +26,7 @@ Schedule = Callable[[Count], Scalar]
 # run at 0.1 ended in a model that gives the same word as every output.
 USUAL_PEAK = 0.06
 
-KEPT = 16  # optimizers that are kept for whoever asks for an equal one
+KEPT = 16  # optimizers, cached by key
 
 
 class ScheduleParams(NamedTuple):
@@ -110,16 +110,19 @@ def make_schedule(name: str, learning_rate: float, params: ScheduleParams) -> Sc
     return lambda step: learning_rate * factor(step, params)
 
 
-def schedule_line(config: Config, schedule: Schedule) -> str:
-    """Say in one line a run's schedule, its learning rate at the peak and at the end, and whether that peak is high."""
-    options, last, warmup = config.optim, config.train.num_steps, config.warmup_steps()
+def schedule_line(options: OptimConfig, last: int, d_model: int) -> str:
+    """Describe the schedule of a run of `last` updates: its learning rate at the peak and the end, if the peak is high.
+
+    `d_model` is `ModelConfig.scale_width`.
+    """
+    schedule, warmup = build_schedule(options, last, d_model), options.warmup_steps(last)
     highest = min(max(warmup, 1), last)
     peak, end = (float(schedule(step - 1)) for step in (highest, last))
     line = f"learning rate: {options.schedule}, {peak:.3g} at update {highest:,}, {end:.3g} at update {last:,}"
     if warmup > last:
         line += f"; the warm-up of {warmup:,} updates does not end before the run"
-    if options.optimizer in ("adam", "adamw") and peak * config.model.scale_width**0.5 > USUAL_PEAK:
-        usual = USUAL_PEAK * config.model.scale_width**-0.5
+    if options.optimizer in ("adam", "adamw") and peak * d_model**0.5 > USUAL_PEAK:
+        usual = USUAL_PEAK * d_model**-0.5
         line += f"; that peak is high: up to {usual:.2g} is usual for {options.optimizer} at this width"
     return line
 
@@ -132,9 +135,10 @@ class Optimizer(NamedTuple):
     frozen: PyTree  # a tree of booleans, True for parameters that stay as they are; None if all are trained
 
 
-def build_optimizer(config: Config, model: Model) -> Optimizer:
-    """Return the optimizer of a run: the same one for equal runs, so that what is compiled with it serves them all."""
-    return _build_optimizer(model, config.optim, schedule_params(config), tuple(config.train.freeze))
+def build_optimizer(model: Model, options: OptimConfig, num_steps: int, freeze: Sequence[str] = ()) -> Optimizer:
+    """Return the optimizer of a run of num_steps updates; equal arguments give the same one, and so share programs."""
+    params = schedule_params(options, num_steps, model.config.scale_width)
+    return _build_optimizer(model, options, params, tuple(freeze))
 
 
 @functools.lru_cache(KEPT)
@@ -145,20 +149,20 @@ def _build_optimizer(model: Model, options: OptimConfig, params: ScheduleParams,
     return Optimizer(schedule, make_optimizer(options, schedule, frozen, model.config.mup_width_ratio), frozen)
 
 
-def build_schedule(config: Config) -> Schedule:
-    """Return the learning-rate schedule of a run."""
-    return make_schedule(config.optim.schedule, config.optim.learning_rate, schedule_params(config))
+def build_schedule(options: OptimConfig, num_steps: int, d_model: int) -> Schedule:
+    """Return the learning-rate schedule of a run of num_steps updates; `d_model` is `ModelConfig.scale_width`."""
+    return make_schedule(options.schedule, options.learning_rate, schedule_params(options, num_steps, d_model))
 
 
-def schedule_params(config: Config) -> ScheduleParams:
-    """Return what the learning rates of a run depend on; those of a schedule without an end, not on its length."""
-    ends = not is_open(config.optim.schedule)
+def schedule_params(options: OptimConfig, num_steps: int, d_model: int) -> ScheduleParams:
+    """Return what the learning rates of a run depend on: on its length only where the schedule has an end."""
+    ends = not is_open(options.schedule)
     return ScheduleParams(
-        warmup=config.warmup_steps(),
-        num_steps=config.train.num_steps if ends else 0,
-        d_model=config.model.scale_width,
-        decay=config.decay_steps() if ends else 0,
-        final_rate=config.optim.final_rate,
+        warmup=options.warmup_steps(num_steps),
+        num_steps=num_steps if ends else 0,
+        d_model=d_model,
+        decay=options.decay_steps(num_steps) if ends else 0,
+        final_rate=options.final_rate,
     )
 
 

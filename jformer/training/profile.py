@@ -1,9 +1,7 @@
-"""A trace of a few updates, for TensorBoard or Perfetto. How to read it is told in docs/performance.md."""
+"""A trace of a few updates, for TensorBoard or Perfetto. docs/performance.md explains how to read it."""
 
 import contextlib
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Self
 
 import jax
 from etils.epath import Path
@@ -14,7 +12,7 @@ from jformer.storage import in_bucket
 
 
 class Profile:
-    """Traces the updates it is asked for; all others pass through it untouched."""
+    """Traces the updates it is asked for."""
 
     def __init__(self, folder: Path, updates: range, say: Callable[[str], None]) -> None:
         """Trace `updates`, which are counted from 1 and may be none, into `folder`, which must lie on a disk."""
@@ -23,10 +21,7 @@ class Profile:
         self._folder, self._updates, self._say = folder, updates, say
         self._traced: list[int] = []  # updates of the trace that is being made
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def close(self) -> None:
         """Write the trace of a run that ends before the last of its traced updates."""
         if self._traced:
             self._stop()

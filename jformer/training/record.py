@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from etils.epath import Path
 
 from jformer.config.options import Config
-from jformer.data.sources.split import Pair
 from jformer.errors import UserError
-from jformer.evaluation.records import read_sample
 from jformer.storage import writing
+from jformer.training.rows import Sample, read_sample
 from jformer.training.trackers import Tracker, open_tracker
 from jformer.training.writers import AppendedFile, JsonlWriter, TensorBoardWriter
 
@@ -46,10 +45,9 @@ class Record:
         self._tell(lambda tracker: tracker.write(row))
         self.rows += 1
 
-    def write_sample(self, step: int, number: int, pair: Pair, answer: str) -> None:
-        """Add the answer to a validation example, which are counted from 1."""
-        texts = {"source": pair.source, "reference": pair.target, "answer": answer}
-        self._samples.write({"step": step, "sample": number, **texts})
+    def write_sample(self, step: int, number: int, sample: Sample) -> None:
+        """Add a sample; those of a step are counted from 1."""
+        self._samples.write({"step": step, "sample": number, **sample._asdict()})
 
     def write_line(self, text: str) -> None:
         """Add a line that was said."""

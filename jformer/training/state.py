@@ -1,30 +1,19 @@
-"""What a checkpoint holds of a run: the state on the devices, and the progress that is plain JSON.
+"""What a checkpoint holds of a run: the state on the devices, and its progress, which is plain JSON.
 
-How an update changes a state is said in `step`, how checkpoints are written in checkpoints/.
+`step` updates a state, `initial_state` makes or restores one, checkpoints/ writes it.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from jformer.checkpoints.checkpoint import Checkpoints
-from jformer.config.options import Config
-from jformer.data.tokenizers import Tokenizer
 from jformer.errors import UserError
-from jformer.inference.restore import restore
-from jformer.models import init_params
-from jformer.models.model import Model
-from jformer.parallel.sharding import abstract_like, device_bytes, state_shardings
-from jformer.training.machine import refuse_state
-from jformer.training.transfer import adopt, put_vectors
 
 APART = ("params", "ema")  # fields of a state that are checkpoint items of their own
 
@@ -72,49 +61,6 @@ def create_state(params: PyTree, tx: optax.GradientTransformation, ema: bool) ->
     return TrainState(
         step=zeros[0], params=params, opt_state=tx.init(params), ema=copy, skipped=zeros[1], skipped_in_row=zeros[2]
     )
-
-
-def open_state(
-    config: Config,
-    mesh: Mesh,
-    model: Model,
-    tokenizers: tuple[Tokenizer, Tokenizer],
-    make: Callable[[PyTree], TrainState],
-    checkpoints: Checkpoints,
-) -> tuple[TrainState, Progress, list[str]]:
-    """Return the newest checkpoint's state, or a new one, and notes on where it is from.
-
-    A new one is drawn from the seed, or begins with the run or the word vectors that the config names.
-
-    Args:
-        config: the seed, and what to begin with.
-        mesh: where the state is placed, in parts where parameters are split.
-        model: whose parameters it holds.
-        tokenizers: of source and target, whose tokens word vectors are looked up for.
-        make: parameters → the state before the first update; it is traced.
-        checkpoints: the run's; those that are damaged are passed over, and the notes say so.
-
-    Raises:
-        UserError: the state is larger than the memory, no checkpoint can be read, or what the config names does not fit
-            the model.
-    """
-    draw = functools.partial(init_params, model)
-    key = jax.random.key(config.seed)
-    shapes = jax.eval_shape(lambda key: make(draw(key)), key)
-    shardings = state_shardings(mesh, shapes)
-    abstract = abstract_like(shapes, shardings)
-    refuse_state(device_bytes(abstract), mesh)
-    if checkpoints.steps():
-        restored = checkpoints.restore_newest(as_items(abstract))
-        progress = Progress.from_json(restored.progress, str(checkpoints.directory / str(restored.step)))
-        return from_items(abstract, restored.items), progress, restored.skipped
-    params = jax.jit(draw, out_shardings=shardings.params)(key)
-    notes: list[str] = []
-    if config.train.init_from:
-        params, notes = adopt(restore(config.train.init_from, mesh=mesh).params, params, config.train.init_from)
-    params, coverage = put_vectors(config, tokenizers, params)
-    params = jax.device_put(params, shardings.params)
-    return jax.jit(make, out_shardings=shardings)(params), Progress(), notes + coverage
 
 
 def as_items(state: TrainState) -> dict[str, PyTree]:

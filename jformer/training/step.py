@@ -17,18 +17,13 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Key, PyTree
 
-from jformer.config.options import Config
-from jformer.models import init_params
-from jformer.models.model import Model
+from jformer.models.batch import Batch
 from jformer.parallel.activations import constrain_sharding
 from jformer.parallel.backend import target
 from jformer.parallel.mesh import DATA
-from jformer.parallel.sharding import ROWS, abstract_like, parameter_specs, replicated, state_shardings, sum_over_data
-from jformer.tasks.batch_arrays import Batch, sum_over_microbatches
-from jformer.tasks.sums import Scalar, Sums
-from jformer.tasks.task import LossFn, Task, make_loss
-from jformer.training.optim import build_optimizer
-from jformer.training.state import TrainState, create_state
+from jformer.parallel.sharding import ROWS, parameter_specs, replicated, state_shardings, sum_over_data
+from jformer.tasks.sums import LossFn, Scalar, Sums, sum_over_microbatches
+from jformer.training.state import TrainState
 
 KEPT = 8  # compiled updates
 
@@ -120,8 +115,8 @@ def make_train_step(
 ) -> TrainStep:
     """Return the compiled update.
 
-    An update whose loss, gradient, new parameters or their average are not finite changes nothing but the counters. Who
-    asks for the same again gets the same program.
+    An update whose loss, gradient, new parameters or their average are not finite changes nothing but the counters.
+    Programs are cached by these arguments.
 
     Args:
         loss: of a task joined with a model, from `make_loss`.
@@ -181,14 +176,3 @@ def all_finite(tree: PyTree) -> jax.Array:
     asks for it, a program that grows with the square of their number. XLA of JAX 0.10 heeds no barrier on CPUs.
     """
     return jax.lax.optimization_barrier(jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all())
-
-
-def abstract_update(config: Config, task: Task, model: Model, mesh: Mesh) -> tuple[TrainStep, TrainState]:
-    """Return the compiled update of a run and the shapes of its state, with their shardings; nothing is allocated."""
-    optimizer = build_optimizer(config, model)
-    ema_decay = config.train.ema_decay
-    create = functools.partial(create_state, tx=optimizer.transform, ema=bool(ema_decay))
-    state = jax.eval_shape(lambda key: create(init_params(model, key)), jax.random.key(0))
-    state = abstract_like(state, state_shardings(mesh, state))
-    loss = make_loss(model, task, config.optim.r_drop)
-    return make_train_step(loss, optimizer.transform, mesh, config.seed, ema_decay, optimizer.frozen), state

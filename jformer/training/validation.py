@@ -1,53 +1,75 @@
-"""A validation in the course of training: a loss, scores of answers, and which update is the best.
+"""A validation in the course of training: rows of losses and scores, answers that are shown, and the best update.
 
-How the loss of a split is computed is said in evaluation/validation.
+What computes losses and answers comes in as functions: training knows neither searches nor scores.
 """
 
+import itertools
 import math
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from jaxtyping import PyTree
 
-from jformer.config.options import LOWER_IS_BETTER
-from jformer.evaluation.split_loss import split_sums
+from jformer.config.options import LOWER_IS_BETTER, TrainConfig
+from jformer.data.sources.split import Pair, Split
 from jformer.parallel import processes
 from jformer.tasks.sums import Sums, summarize
 from jformer.training.heartbeat import UPDATING
 from jformer.training.log import TrainingLog
-from jformer.training.run import Run
-from jformer.training.state import Progress
+from jformer.training.rows import Sample
+from jformer.training.state import Progress, TrainState
+
+LABELLED = 1_000  # first examples among which those of each label are looked for
+PROMPT = 40  # characters of a validation text that a language model is shown continuing
 
 
-def validate(run: Run, log: TrainingLog) -> float:
+class Validation(NamedTuple):
+    """What a validation computes."""
+
+    losses: Callable[[PyTree], Sums]  # parameters → sums over the validation text
+    examples: Sequence[Pair]  # that are answered; may be none
+    answer: Callable[[PyTree], Sequence[str]]  # parameters → an answer to each example
+    score: Callable[[Sequence[str], Sums], dict[str, float]]  # answers, sums → score by name
+
+
+def validate(
+    validation: Validation, train: TrainConfig, state: TrainState, progress: Progress, log: TrainingLog
+) -> float:
     """Write the rows of a validation and show some answers; return the selection cost of the parameters.
 
-    That is what train.best_by names, negated where higher is better: of two costs the lower one is the better. Where
-    there is a moving average of the parameters, its loss is a row as well; it decides nothing.
+    The cost is what train.best_by names, negated where higher is better, so lower costs are better. A moving average
+    of the parameters gets a row of its own and decides nothing.
+
+    Args:
+        validation: what is computed.
+        train: what makes an update the best, how long to be patient, and how many answers are shown.
+        state: whose parameters are validated.
+        progress: of the run; its best update is noted here.
+        log: where rows and answers go.
     """
-    progress = run.progress
-    log.heartbeat.enter(f"validating update {progress.step}")
-    processes.enter_phase(f"the validation after update {progress.step}")
-    sums = sums_of(run, run.state.params)
-    row: dict[str, Any] = {"step": progress.step, "split": "valid", **summarize(sums)}
-    row |= answer(run, log, sums)
+    step = progress.step
+    log.heartbeat.enter(f"validating update {step}")
+    processes.enter_phase(f"the validation after update {step}")
+    sums = validation.losses(state.params)
+    row: dict[str, Any] = {"step": step, "split": "valid", **summarize(sums)}
+    if validation.examples:
+        processes.enter_phase(f"the answers after update {step}")
+        answers = validation.answer(state.params)
+        shown = zip(validation.examples[: train.samples], answers, strict=False)
+        log.show_samples(step, [Sample(pair.source, pair.target, answer) for pair, answer in shown])
+        row |= validation.score(answers, sums)
     log.write(row)
-    if run.state.ema is not None:
-        processes.enter_phase(f"the validation of the average after update {progress.step}")
-        log.write({"step": progress.step, "split": "valid_ema", **summarize(sums_of(run, run.state.ema))})
-    best_by = run.config.train.best_by
-    note_best(progress, row[best_by], best_by)
-    if 0 < run.config.train.patience <= progress.since_best:
+    if state.ema is not None:
+        processes.enter_phase(f"the validation of the average after update {step}")
+        log.write({"step": step, "split": "valid_ema", **summarize(validation.losses(state.ema))})
+    value = row[train.best_by]
+    note_best(progress, value, train.best_by)
+    if 0 < train.patience <= progress.since_best:
         best = "none was finite" if progress.best is None else f"{progress.best:.4f} of update {progress.best_step}"
-        log.say(f"no better validation {best_by} than before ({best}): stopping")
+        log.say(f"no better validation {train.best_by} than before ({best}): stopping")
     log.heartbeat.enter(UPDATING)
-    return row[best_by] if best_by in LOWER_IS_BETTER else -row[best_by]
-
-
-def sums_of(run: Run, params: PyTree) -> Sums:
-    """Return the sums of some parameters over the validation text."""
-    assert run.data.valid is not None
-    model = run.sampler.model.config
-    return split_sums(run.eval_step, params, run.data.valid, run.mesh, model, run.config.train.accumulation)
+    return value if train.best_by in LOWER_IS_BETTER else -value
 
 
 def note_best(progress: Progress, value: float, best_by: str) -> None:
@@ -59,18 +81,43 @@ def note_best(progress: Progress, value: float, best_by: str) -> None:
         progress.since_best += 1
 
 
-def answer(run: Run, log: TrainingLog, sums: Sums) -> dict[str, float]:
-    """Answer the first examples of the validation text, show some of them, and return the scores of evaluate.during."""
-    examples, during = run.data.answered, run.config.evaluate.during
-    if not examples:
-        return {}
-    processes.enter_phase(f"the answers after update {run.progress.step}")
-    run.sampler.params = run.state.params
-    outputs = run.sampler.predict([pair.source for pair in examples])
-    shown = run.config.train.samples
-    log.show_samples(run.progress.step, examples[:shown], outputs[:shown])
-    if not during:
-        return {}
-    scored = run.config.evaluate.during_examples
-    scores = run.scoring(outputs[:scored], examples[:scored], sums)
-    return {name: scores[name]["score"] for name in during}
+def answered_examples(kind: str, shown: int, scored: int, valid: Split) -> list[Pair]:
+    """Return the first examples of the validation text that are answered: those shown, or those scored if more.
+
+    Labels that are shown and not scored are the first ones of each, as a text may be sorted by them.
+
+    Args:
+        kind: what the task answers, as `Task.answer` has it; "" = nothing.
+        shown: how many answers are shown.
+        scored: how many are scored; 0 = none.
+        valid: the validation text.
+    """
+    count = max(shown, scored)
+    if not (kind and count):
+        return []
+    read = valid.read(Counter())
+    if kind in ("label", "labels") and not scored:
+        return of_each_label(list(itertools.islice(read, max(count, LABELLED))))[:count]
+    examples = list(itertools.islice(read, count))
+    return [Pair(prompt(pair.target), "") for pair in examples] if kind == "continuation" else examples
+
+
+def of_each_label(examples: Sequence[Pair]) -> list[Pair]:
+    """Return the examples in turns: the first one of each label, then the second ones, and so on."""
+    seen: Counter[str] = Counter()
+    turns = []
+    for pair in examples:
+        turns.append(seen[pair.target])
+        seen[pair.target] += 1
+    return [examples[i] for i in sorted(range(len(examples)), key=turns.__getitem__)]
+
+
+def prompt(text: str) -> str:
+    """Return the first PROMPT characters of a text, without a word that they cut.
+
+    >>> prompt("It was the best of times, it was the worst of times")
+    'It was the best of times, it was the'
+    """
+    begin = text[:PROMPT]
+    cut = len(text) > PROMPT and not text[PROMPT].isspace()
+    return begin.rsplit(maxsplit=1)[0] if cut and len(begin.split()) > 1 else begin

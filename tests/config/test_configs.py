@@ -68,7 +68,7 @@ def test_averaged_checkpoints_exist_by_the_end(path):
 def test_a_short_trial_is_one_override(path):
     arguments = [f"--config={path}", "--workdir=new", "--config.train.num_steps=5"]
     config = main.configure(*main.read_flags(["jformer.main", *arguments]))
-    assert config.warmup_steps() <= 5 or config.optim.schedule in options.OPEN_SCHEDULES
+    assert config.optim.warmup_steps(config.train.num_steps) <= 5 or config.optim.schedule in options.OPEN_SCHEDULES
 
 
 def test_multi30k_tiny_is_the_published_recipe():
@@ -135,7 +135,7 @@ def test_shakespeare_gpt_cpu_is_the_small_row_of_nanogpt():
     }  # fmt: skip
     config = named("shakespeare_gpt_cpu")
     assert at(config, expected) == expected
-    assert config.warmup_steps() == 100
+    assert config.optim.warmup_steps(config.train.num_steps) == 100
     assert parameters(config.model.with_vocabulary(69, 69)) - 4 * 128 - 64 * 128 == 795_904  # 0.80 M without positions
 
 

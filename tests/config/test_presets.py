@@ -212,7 +212,7 @@ def test_a_recipe_changes_options_that_are_there(name):
 )
 def test_the_rates_of_a_recipe_are_those_of_its_paper(name, rates):
     config = resolve(default_config(name))
-    schedule = build_schedule(config)
+    schedule = build_schedule(config.optim, config.train.num_steps, config.model.scale_width)
     assert {step: float(schedule(step - 1)) for step in rates} == pytest.approx(rates, rel=1e-3)
     assert config.model.output_dropout == name.startswith("t5")
 

@@ -10,8 +10,8 @@ from jformer.data.data_config import AUGMENTS as NAMES
 from jformer.data.pipeline import make_batches
 from jformer.data.sources import open_split
 from jformer.data.vocabularies import learn_tokenizers
-from jformer.evaluation.split_loss import evaluation_batches
 from jformer.tasks.build import build_task
+from jformer.tasks.split_loss import evaluation_batches
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (40, 16, 24, 3), np.uint8)
 ROWS = np.arange(40)
@@ -83,6 +83,6 @@ def test_images_are_augmented_in_training_and_never_in_evaluation(tmp_path):
 
     features = task.features(*tokenizers)
     assert unaltered(make_batches([corpus], [1.0], config.data, 0, features)) < 0.2
-    assert unaltered(evaluation_batches(config, task, tokenizers, split)[0]) == 1
+    assert unaltered(evaluation_batches(config.data, task, tokenizers, split)[0]) == 1
     plain = dataclasses.replace(config.data, augment=())
     assert unaltered(make_batches([corpus], [1.0], plain, 0, features)) == 1

@@ -92,7 +92,7 @@ def import_everything(compiled: Path) -> None:
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     import jformer.evaluation.evaluate
     import jformer.inference.answer_files
-    import jformer.training.loop  # noqa: F401
+    import jformer.trainer  # noqa: F401
 
     logging.set_verbosity(logging.WARNING)  # as where absl does not run the command
 

@@ -20,11 +20,13 @@ from unittest import mock
 import jax
 import numpy as np
 
+from jformer import trainer
 from jformer.config.options import Config
+from jformer.data.corpus import Corpus
 from jformer.errors import UserError
 from jformer.evaluation import records
 from jformer.inference.restore import restore
-from jformer.training import loop
+from jformer.training.corpora import Data
 from tests.faults.verdicts import Verdict, refusal
 
 MEMORY = 1 << 28  # bytes that reading a damaged file may add to the most that was held before
@@ -204,21 +206,22 @@ def damage(path: Path, draw: Random) -> str:
 
 def train(config: Config, workdir: Path) -> Read:
     """Open the run to go on with it, as far as the first update."""
-    runs: list[Any] = []
+    texts: list[Corpus] = []
+    found: dict[str, Any] = {}
 
-    def build(*arguments: Any) -> Any:
-        runs.append(loop_build(*arguments))
-        return runs[0]
+    def open_data(*arguments: Any) -> Data:
+        data = trainer_open_data(*arguments)
+        texts.extend(data.texts.values())
+        return data
 
-    loop_build = loop.build
-    with mock.patch.object(loop, "build", build), mock.patch.object(loop, "loop"):
-        loop.train(config, workdir)
-    found, texts = runs[0], runs[0].data.texts.values()
+    trainer_open_data = trainer.open_data
+    with mock.patch.object(trainer, "open_data", open_data):
+        trainer.train(config, workdir, lambda **arguments: found.update(arguments))
     tokens = [
         np.asarray(values).tolist() for text in texts for side in (text.source, text.target) for values in side_of(side)
     ]
     digest = hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
-    return Read(found.progress.step, bits(found.state), {"rows": records.rows(workdir), "tokens": digest})
+    return Read(found["progress"].step, bits(found["state"]), {"rows": records.rows(workdir), "tokens": digest})
 
 
 def side_of(tokens: Any) -> Iterator[Any]:

@@ -108,9 +108,8 @@ GUARDS = {
     "digests of the tokenizer": Guard("jformer.data.vocabularies.damaged", lambda folder: [], ("tokenizer",)),
     "digests of the token cache": Guard("jformer.data.corpus._damaged", lambda folder: [], ("token cache",)),
     "digest of config.json": Guard("jformer.config.without_digest", unchecked, ("config.json",)),
-    "digests of rows and results": Guard(
-        "jformer.evaluation.records.without_digest", unchecked, ("metrics.jsonl", "results.json")
-    ),
+    "digests of rows": Guard("jformer.training.rows.without_digest", unchecked, ("metrics.jsonl",)),
+    "digest of results": Guard("jformer.evaluation.records.without_digest", unchecked, ("results.json",)),
     "rows after the checkpoint are dropped": Guard(
         "jformer.training.writers.JsonlWriter.truncate_after",
         staticmethod(count_rows),
@@ -144,7 +143,7 @@ GUARDS = {
     "the best validation is finite": Guard(
         "jformer.training.validation.note_best",
         take_anything,
-        test="training/test_loop.py::test_validation_that_is_not_finite_is_never_the_best",
+        test="training/test_validation.py::test_validation_that_is_not_finite_is_never_the_best",
     ),
     "an output is not the input": Guard(
         "jformer.inference.output_file.refuse_input",
@@ -168,7 +167,7 @@ GUARDS = {
         "test_a_process_alone_is_stuck_where_an_update_takes_long_and_nowhere_else",
     ),
     "no other text on resume": Guard(
-        "jformer.training.run.refuse_other_text",
+        "jformer.trainer.refuse_other_text",
         nothing,
         test="training/test_loop.py::test_changed_validation_text_is_refused",
     ),

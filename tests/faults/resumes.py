@@ -17,19 +17,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import numpy as np
 from etils import epath
 
-from jformer.config import resolve, save_config
+from jformer.config import resolve
 from jformer.config.config_files import run_config_file
+from jformer.config.options import Config
 from jformer.data.features import Arrays, Rows
+from jformer.data.pipeline import Batches
 from jformer.errors import UserError
-from jformer.training.log import Cost, TrainingLog
-from jformer.training.loop import explain, loop
-from jformer.training.profile import Profile
-from jformer.training.run import Run, build
+from jformer.trainer import train
+from jformer.training.feed import Feed, make_feed
+from jformer.training.loop import loop
+from jformer.training.state import TrainState
 from tests.faults.runs import ROOT, Runs, Trace, trace
 from tests.faults.verdicts import Verdict
 
@@ -47,6 +50,7 @@ LINE = b'{"step": 61, "split": "tra'  # half-written
 class Course(NamedTuple):
     """What a run did: the examples of every update that it made, and what it has learned and told in the end."""
 
+    start: int  # the update it went on from
     examples: list[tuple[int, list[int]]]  # updates, from 0, in the order in which they were made
     leaves: list[np.ndarray]
     told: Trace
@@ -64,26 +68,22 @@ class Resumes:
         config.update_from_flattened_dict({**OPTIONS, **options})
         self._config = resolve(config)
         shutil.rmtree(self._base, ignore_errors=True)
-        run = build(self._config, epath.Path(self._base))
-        if EPOCHS * len(run.data.batches) != STEPS:
-            raise SystemExit(f"{EPOCHS} epochs are {EPOCHS * len(run.data.batches)} updates, not {STEPS}")
-        self._shared = {"train_step": run.train_step, "eval_step": run.eval_step}
-        save_config(run.config, epath.Path(self._base / "config.json"))
-        self._whole = self._train(run, self._base)
+        self._whole = self._train(self._config, self._base)
+        if any(count_examples(self._whole.examples, PAIRS[batching])):
+            raise SystemExit(f"{STEPS} updates are not {EPOCHS} epochs")
 
     def resume(self, step: int, draw: Random) -> tuple[str, Verdict]:
         """Go on from an update, with what a run that was killed later left of its rows."""
         workdir = self._folder / "resumed"
         left = self._begin(workdir, step, draw)
-        train = dataclasses.replace(self._config.train, checkpoint_every=STEPS // EPOCHS)  # fewer saves take less time
-        run = build(dataclasses.replace(self._config, train=train), epath.Path(workdir))
-        if run.progress.step != step:
-            return left, Verdict(f"gone on from {run.progress.step}", left)
-        vars(run).update(self._shared)
-        if line := self._refuses_damage(run, workdir, step, draw):
-            run.checkpoints.close()
+        seldom = dataclasses.replace(self._config.train, checkpoint_every=STEPS // EPOCHS)  # fewer saves take less time
+        config = dataclasses.replace(self._config, train=seldom)
+        if line := self._refuses_damage(config, workdir, step, draw):
             return left, Verdict("damage to a row unseen", line)
-        return self._judge(step, left, self._train(run, workdir))
+        course = self._train(config, workdir)
+        if course.start != step:
+            return left, Verdict(f"gone on from {course.start}", left)
+        return self._judge(step, left, course)
 
     def _begin(self, workdir: Path, step: int, draw: Random) -> str:
         """Leave a run as one that was killed after the save of an update; return what is left of its rows."""
@@ -99,7 +99,7 @@ class Resumes:
         *whole, half = kept.split(b"\n")
         return f"from update {step}, with {len(whole)} rows and {len(half)} bytes of another"
 
-    def _refuses_damage(self, run: Run, workdir: Path, step: int, draw: Random) -> str:
+    def _refuses_damage(self, config: Config, workdir: Path, step: int, draw: Random) -> str:
         """Damage a row that stays; return "" if that is refused by file and line."""
         path = workdir / "metrics.jsonl"
         before = path.read_bytes()
@@ -108,7 +108,7 @@ class Resumes:
         at = draw.randrange(end - 1)
         path.write_bytes(before[:at] + bytes([before[at] ^ 1 << draw.randrange(7)]) + before[at + 1 :])
         try:
-            self._open_log(run, workdir).__exit__(None, None, None)
+            train(config, epath.Path(workdir), lambda **given: given["state"])
         except UserError as error:
             return "" if f"{path}:" in str(error) and "\n" not in str(error) else str(error)
         else:
@@ -116,31 +116,37 @@ class Resumes:
         finally:
             path.write_bytes(before)
 
-    def _open_log(self, run: Run, workdir: Path) -> TrainingLog:
-        cost = Cost(lambda work: 1, 1e9)
-        told = epath.Path(workdir), run.config, run.progress, run.schedule, cost
-        return TrainingLog(*told, functools.partial(explain, run))
-
-    def _train(self, run: Run, workdir: Path) -> Course:
+    def _train(self, config: Config, workdir: Path) -> Course:
         """Train a run to its end, noting the examples of every update that is made."""
         put: dict[int, list[int]] = {}
         made: list[int] = []
-        features, update = run.data.batches.features, run.train_step
+        found: dict[str, Any] = {}
 
-        def arrays(rows: Rows, *others: Any) -> Arrays:
-            put[others[-1][1]] = rows.examples.tolist()  # by the number of the batch
-            return features.arrays(rows, *others)
+        def noting_feed(batches: Batches, *others: Any) -> Feed:
+            features = batches.features
 
-        def noted(state: Any, batch: Any) -> Any:
-            made.append(int(state.step))
-            return update(state, batch)
+            def arrays(rows: Rows, *others: Any) -> Arrays:
+                put[others[-1][1]] = rows.examples.tolist()  # by the number of the batch
+                return features.arrays(rows, *others)
 
-        vars(run.data.batches)["features"] = features._replace(arrays=arrays)  # which is frozen
-        run.train_step = noted
-        with run.checkpoints, contextlib.redirect_stderr(io.StringIO()), self._open_log(run, workdir) as log:
-            loop(run, log, Profile(epath.Path(workdir), range(0), log.say))
+            noting = dataclasses.replace(batches, features=features._replace(arrays=arrays))
+            return make_feed(noting, *others)
+
+        def noting_loop(**given: Any) -> TrainState:
+            def noted(state: Any, batch: Any) -> Any:
+                made.append(int(state.step))
+                return given["update"](state, batch)
+
+            start = given["progress"].step
+            found.update(start=start, state=loop(**{**given, "update": noted}))
+            return found["state"]
+
+        silent = contextlib.redirect_stderr(io.StringIO())
+        with silent, mock.patch("jformer.trainer.make_feed", noting_feed):
+            train(config, epath.Path(workdir), noting_loop)
         examples = [(step, put[step]) for step in made]
-        return Course(examples, [np.asarray(leaf) for leaf in jax.tree.leaves(run.state)], trace(workdir, STEPS))
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(found["state"])]
+        return Course(found["start"], examples, leaves, trace(workdir, STEPS))
 
     def _judge(self, step: int, left: str, course: Course) -> tuple[str, Verdict]:
         """Compare what went on with the run that was not interrupted, and count examples epoch by epoch."""

@@ -1,5 +1,6 @@
 """A slice of the campaign: two damages of every kind of file, on a run that is saved and not trained."""
 
+import dataclasses
 import gc
 import random
 import signal
@@ -8,12 +9,12 @@ import sys
 
 import jax.numpy as jnp
 import pytest
+from etils import epath
 
 from jformer import main
-from jformer.config import save_config
 from jformer.evaluation import results
-from jformer.training.loop import save
-from jformer.training.run import build
+from jformer.trainer import train
+from jformer.training.state import as_items
 from jformer.training.writers import JsonlWriter
 from tests.faults.children import run
 from tests.faults.corruptions import KINDS, Damaged, damage, flip
@@ -36,16 +37,17 @@ def damaged(tmp_path_factory):
         arguments = ["jformer", f"--config={ROOT}/tests/small_run.py", f"--workdir={folder}", *flags]
         return main.configure(*main.read_flags(arguments))
 
-    run, rows = build(config(folder / "tokens"), folder / "base"), JsonlWriter(folder / "base" / "metrics.jsonl")
-    save_config(run.config, folder / "base" / "config.json")
-    with run.checkpoints:
+    def saved(*, state, progress, checkpoints, **_):
+        rows = JsonlWriter(folder / "base" / "metrics.jsonl")
         for step in range(1, SAVED + 1):
             rows.write({"step": step, "split": "train", "loss": 1 / step})
-            run.progress.step = run.progress.rows = step
-            run.state = run.state.replace(step=jnp.int32(step))
+            progress.step = progress.rows = step
             if step % EVERY == 0:
-                save(run, None)
-    rows.close()
+                items = as_items(state.replace(step=jnp.int32(step)))
+                checkpoints.save(step, items, dataclasses.asdict(progress), None)
+        rows.close()
+
+    train(config(folder / "tokens"), epath.Path(folder / "base"), saved)
     test = {"bleu": {"score": 30.0}, "checksum": "of the text"}
     results.save(folder / "base", {"test": test, "run": {"updates": SAVED}})
     (folder / "copies").mkdir()

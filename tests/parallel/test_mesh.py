@@ -21,10 +21,10 @@ from jformer.tasks.task import make_loss, token_loss
 from jformer.tools.forecast.collectives import collectives
 from jformer.tools.forecast.cost_analysis import flops
 from jformer.tools.forecast.hlo import parse
-from jformer.training.loop import train
-from jformer.training.run import build
+from jformer.trainer import train
 from jformer.training.step import make_gradient
 from tests.conftest import make_batch
+from tests.opening import opened
 from tests.slow import slow_but
 from tests.training.test_loop import rows, small
 from tests.training.test_step import MESHES as UPDATED
@@ -145,7 +145,7 @@ def test_a_run_goes_on_with_another_mesh_and_is_the_same_run(tmp_path):
     assert [row["step"] for row in after] == [row["step"] for row in before]
     for row, other in zip(before, after, strict=True):
         assert other["loss"] == pytest.approx(row["loss"], rel=1e-5)
-    states = [build(small(tmp_path / "cache", **o), tmp_path / "moved").state for o in (options, {**options, **axes})]
+    states = [opened(small(tmp_path / "cache", **o), tmp_path / "moved").state for o in (options, {**options, **axes})]
     for leaf, other in zip(*map(jax.tree.leaves, states), strict=True):
         np.testing.assert_array_equal(leaf, other)  # the same bits wherever they lie
 

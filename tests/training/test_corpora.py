@@ -1,4 +1,4 @@
-"""Which validation examples are answered in the course of training."""
+"""The text of a run: how it is cut, which pairs come twice, and what identifies it."""
 
 import contextlib
 import dataclasses
@@ -10,30 +10,24 @@ import pytest
 
 from jformer.config import resolve
 from jformer.data import progress
-from jformer.data.sources.split import Pair
 from jformer.errors import UserError
 from jformer.tasks.build import build_task
-from jformer.training.corpora import of_each_label, open_data, prompt
+from jformer.training.corpora import fingerprints, open_data
 from tests import small_run
 
 
-def test_the_first_example_of_each_label_comes_first():
-    sorted_by_label = [Pair(str(i), label) for i, label in enumerate("aaabbc")]
-    assert [pair.source for pair in of_each_label(sorted_by_label)] == ["0", "3", "5", "1", "4", "2"]
+def opened(config, workdir, learned=False):
+    return open_data(config.data, config.train, config.seed, build_task(config), workdir, learned)
 
 
-@pytest.mark.parametrize(
-    ("text", "kept"),
-    [
-        ("short", "short"),
-        ("a" * 41, "a" * 40),  # one word, or a language that writes without spaces
-        ("a" * 40 + " b", "a" * 40),
-        ("a" * 30 + " " + "b" * 10 + "c", "a" * 30),
-        ("line\n" + "a" * 30 + " " + "b" * 9, "line\n" + "a" * 30),
-    ],
-)
-def test_a_prompt_ends_with_a_whole_word(text, kept):
-    assert prompt(text) == kept
+def test_every_text_and_vocabulary_has_a_fingerprint_by_its_own_name(tmp_path):
+    options = small_run.get_config()
+    options.data.cache_dir = str(tmp_path / "cache")
+    found = fingerprints(opened(resolve(options), tmp_path))
+    assert list(found) == [
+        "the source tokenizer", "the target tokenizer", "training text train", "validation text valid",
+    ]  # fmt: skip
+    assert len(set(found.values())) == 3  # one vocabulary for both sides
 
 
 def test_what_takes_long_before_training_is_told(tmp_path, monkeypatch):
@@ -48,7 +42,7 @@ def test_what_takes_long_before_training_is_told(tmp_path, monkeypatch):
     options = small_run.get_config()
     options.data.cache_dir = str(tmp_path / "cache")
     config = resolve(options)
-    open_data(config, build_task(config), tmp_path, learned=False)
+    opened(config, tmp_path)
     assert {"reading the text", "planning the batches"} <= {line.partition(":")[0] for line in told}
     assert any(re.fullmatch(r"tokenizing .*: [\d,]+( of [\d,]+)? examples, 0:0\d", line) for line in told), told
 
@@ -64,7 +58,7 @@ def test_pairs_that_come_twice_or_are_trained_on_are_told(tmp_path):
     }.items():
         (tmp_path / "text" / f"{split}.tsv").write_text(lines)
     config = resolve(options)
-    assert open_data(config, build_task(config), tmp_path, learned=False).repeats == [
+    assert opened(config, tmp_path).repeats == [
         "training text train: 2 of 4 pairs are the same as one before",
         "validation text valid: 1 of 2 pairs are training pairs as well",
         "test set test: 1 of 1 pairs are training pairs as well",
@@ -77,7 +71,7 @@ def test_bpe_dropout_cuts_training_text_in_several_ways_and_nothing_else(tmp_pat
     plain = resolve(options)
     options.data.update(bpe_dropout=0.2, segmentations=4)
     dropping = resolve(options)
-    whole, cut = (open_data(each, build_task(each), tmp_path, learned=False) for each in (plain, dropping))
+    whole, cut = (opened(each, tmp_path) for each in (plain, dropping))
     assert len(cut.corpora) == 1
     assert cut.repeats == whole.repeats
     np.testing.assert_array_equal(cut.valid.source.values, whole.valid.source.values)
@@ -91,11 +85,11 @@ def test_bpe_dropout_cuts_training_text_in_several_ways_and_nothing_else(tmp_pat
 
 def test_a_part_of_a_mixture_is_cut_the_same_whether_the_one_before_was_cached_or_not(tmp_path):
     config = dropping_mixture(cache=tmp_path / "one")
-    both = open_data(config, build_task(config), tmp_path, learned=False)
+    both = opened(config, tmp_path)
     config = dropping_mixture(cache=tmp_path / "two")
     first = dataclasses.replace(config, data=dataclasses.replace(config.data, mixture=()))
-    open_data(first, build_task(first), tmp_path, learned=True)
-    again = open_data(config, build_task(config), tmp_path, learned=True)
+    opened(first, tmp_path, learned=True)
+    again = opened(config, tmp_path, learned=True)
     assert again.corpora[0].fingerprint != again.corpora[1].fingerprint
     for ours, theirs in zip(again.corpora, both.corpora, strict=True):
         assert ours.fingerprint == theirs.fingerprint
@@ -106,7 +100,7 @@ def test_seeds_are_trained_on_the_same_cuts(tmp_path):
     prints = set()
     for seed in (0, 1):
         config = dropping_mixture(cache=tmp_path / "cache", seed=seed)
-        data = open_data(config, build_task(config), tmp_path, learned=bool(seed))
+        data = opened(config, tmp_path, learned=bool(seed))
         prints.add(tuple(corpus.fingerprint for corpus in data.corpora))
     assert len(prints) == 1
 

@@ -9,9 +9,9 @@ from jformer.errors import UserError
 from jformer.models import ExecutionConfig, ModelConfig
 from jformer.training.forecast import COMPILING, MIB, Forecast, check, compiled_layers, forecast
 from jformer.training.machine import Available
-from jformer.training.memory import Memory
+from jformer.training.memory import UpdateMemory
 
-UPDATE = Memory(
+UPDATE = UpdateMemory(
     parameters=700 * MIB, optimizer=1_400 * MIB, average=0, gradients=700 * MIB, activations=1_000 * MIB, batch=MIB
 )
 

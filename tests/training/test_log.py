@@ -13,14 +13,14 @@ import pytest
 from etils.epath import Path
 
 from jformer.config import resolve
-from jformer.data.sources.split import Pair
 from jformer.errors import UserError
 from jformer.evaluation import records
 from jformer.models.flops import Work
 from jformer.tasks.sums import Sum
 from jformer.training import heartbeat
 from jformer.training.heartbeat import Heartbeat
-from jformer.training.log import AHEAD, Cost, TrainingLog
+from jformer.training.log import AHEAD, Cost, TrainingLog, Works
+from jformer.training.rows import Sample
 from jformer.training.state import Progress
 from jformer.training.step import Metrics
 from tests import small_run, terminal
@@ -32,10 +32,12 @@ WORK = Work(*([8] * len(Work._fields)))
 def collect(log, step, skipped_in_row=0, loss=2.0):
     zero = np.int32(0)
     sums = {"loss": Sum(np.float32(loss), np.float32(1)), "nll": Sum(np.float32(loss), np.float32(1))}
-    log.collect(step, Metrics(sums, np.float32(1), zero + skipped_in_row, zero + skipped_in_row), (WORK, WORK))
+    metrics = Metrics(sums, np.float32(1), zero + skipped_in_row, zero + skipped_in_row)
+    log.collect(step, "the state", metrics, Works(WORK, WORK))
 
 
-def explain(update):
+def explain(state, update):
+    assert state == "the state"
     return f"what is not finite in {update}"
 
 
@@ -167,14 +169,14 @@ def test_samples_after_the_update_gone_on_from_are_dropped(tmp_path):
         with TrainingLog(
             tmp_path, resolve({}), Progress(step=start), lambda step: 0.1, Cost(lambda work: 1, 1.0), explain
         ) as log:
-            log.show_samples(10, [Pair("source", "target")], [answer])
+            log.show_samples(10, [Sample("source", "target", answer)])
     rows = records.samples(Path(tmp_path))
     assert rows == [{"step": 10, "sample": 1, "source": "source", "reference": "target", "answer": "b"}]
 
 
 def test_the_config_is_told_as_far_as_it_is_no_default(tmp_path, capsys):
     with opened(tmp_path, resolve({"train": {"num_steps": 7, "patience": 3}, "seed": 2})) as log:
-        log.show_config()
+        log.show_start()
     assert capsys.readouterr().err == "seed=2\ntrain: num_steps=7, patience=3\n"
 
 

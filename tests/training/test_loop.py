@@ -1,7 +1,6 @@
 """A run trains, survives kill -9 and SIGTERM to the bit, and refuses to become another run."""
 
 import dataclasses
-import functools
 import itertools
 import json
 import re
@@ -9,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,22 +26,22 @@ from jformer.config.config_files import run_config_file
 from jformer.errors import UserError
 from jformer.evaluation import records
 from jformer.evaluation.evaluate import evaluate
-from jformer.evaluation.split_loss import split_sums
 from jformer.inference import predict
 from jformer.parallel.devices import QuickerDtype
 from jformer.storage import seal
+from jformer.tasks.build import build_task
+from jformer.tasks.split_loss import split_sums
 from jformer.tools.sweep.experiment import reported
+from jformer.trainer import refuse_other_text, train
 from jformer.training import forecast, machine
-from jformer.training.corpora import fingerprints
-from jformer.training.forecast import longest_batch, say_memory
+from jformer.training.corpora import open_data
+from jformer.training.feed import make_feed
 from jformer.training.lock import sole_trainer
-from jformer.training.log import AHEAD, Cost, TrainingLog
-from jformer.training.loop import explain, loop, train
+from jformer.training.log import AHEAD
+from jformer.training.loop import loop
 from jformer.training.machine import Available
-from jformer.training.profile import Profile
-from jformer.training.run import build, refuse_other_text
 from jformer.training.state import Progress
-from jformer.training.validation import note_best, sums_of
+from tests.opening import opened
 from tests.training.test_profile import trace_events
 
 CONFIG = Path(__file__).parents[1] / "small_run.py"
@@ -64,22 +64,13 @@ def rows(workdir: Path, split: str | None = None):
     return [row for row in found if split in (None, row["split"])]
 
 
-def test_processes_compare_every_text_and_vocabulary_by_its_own_name(cache, tmp_path):
-    data = build(small(cache), tmp_path / "run").data
-    assert list(fingerprints(data)) == [
-        "the source tokenizer", "the target tokenizer", "training text train", "validation text valid",
-    ]  # fmt: skip
-    assert len(set(fingerprints(data).values())) == 3  # one vocabulary for both sides
-
-
 def leaves(workdir: Path):
     """Return every array of the newest checkpoint, parameters and the rest."""
-    run = open_run(workdir)
-    step = run.steps()[-1]
-    config = load_config(workdir / "config.json")
-    state = build(config, workdir).state
-    assert int(state.step) == step
-    run.close()
+    with tempfile.TemporaryDirectory() as folder:  # opening it writes its files
+        copy = shutil.copytree(workdir, Path(folder) / "run")
+        state = opened(load_config(copy / "config.json"), copy).state
+    with open_run(workdir) as run:
+        assert int(state.step) == run.steps()[-1]
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
 
 
@@ -131,12 +122,12 @@ def test_run_that_was_killed_and_stopped_ends_bit_equal_to_an_unbroken_one(unbro
     end(process, tmp_path, main.STOPPED)
     assert "stopped and saved" in (tmp_path / "log.txt").read_text()
     end(start(tmp_path, cache, no_answers), tmp_path, 0)
+    told = (tmp_path / "training.log").read_text()  # of all three processes
     expected = leaves(unbroken)
     found = leaves(tmp_path)
     assert len(found) == len(expected) > 30
     for mine, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(mine, other)
-    told = (tmp_path / "training.log").read_text()  # of all three processes
     assert told.count("vocabulary: ") == 3
     assert told.count("resuming at update ") >= 1
     at_regular_steps = [row["step"] for row in rows(tmp_path, "train") if row["step"] % 5 == 0]
@@ -253,9 +244,9 @@ def test_a_trace_of_updates_is_written_once(cache, tmp_path, capfd):
 
 
 def test_a_run_lasts_as_many_epochs_as_are_asked_for(cache, tmp_path):
-    run = build(small(cache, train__num_epochs=0.5), tmp_path)
-    run.checkpoints.close()
-    assert run.config.train.num_steps == round(0.5 * len(run.data.batches)) < 40
+    config = small(cache, train__num_epochs=0.5)
+    batches = open_data(config.data, config.train, config.seed, build_task(config), tmp_path, learned=False).batches
+    assert opened(config, tmp_path).train.num_steps == round(0.5 * len(batches)) < 40
 
 
 def test_a_run_that_no_memory_holds_is_refused_and_leaves_none_behind(cache, tmp_path, monkeypatch):
@@ -294,87 +285,69 @@ def written(workdir: Path) -> dict:
     return rows(workdir, "train")[-1]
 
 
-def poison(run, first: int) -> None:
-    """Let the losses of a run be no numbers from update `first` on."""
-    batches = run.data.batches
+@pytest.fixture
+def poison(monkeypatch):
+    """Return a function that lets the losses of runs be no numbers from an update on."""
 
-    def poisoned(*arguments):
-        arrays, (_, step) = batches.features.arrays(*arguments), arguments[-1]
-        return {**arrays, "weights": arrays["weights"] * np.float32(np.nan if step + 1 >= first else 1)}
+    def poison_from(first):
+        def poisoned(*given):
+            feed = make_feed(*given)
 
-    features = batches.features._replace(arrays=poisoned)
-    run.data = dataclasses.replace(run.data, batches=dataclasses.replace(batches, features=features))
+            def fed(step):
+                batch, works = feed(step)
+                return ({**batch, "weights": batch["weights"] * np.nan} if step + 1 >= first else batch), works
 
+            return fed
 
-def trained(run, workdir: Path) -> TrainingLog:
-    """Run the loop of a built run to its end, and return its log."""
-    cost = Cost(lambda work: work.tokens, 1e9)
-    with (
-        run.checkpoints,
-        TrainingLog(workdir, run.config, run.progress, run.schedule, cost, functools.partial(explain, run)) as log,
-    ):
-        loop(run, log, Profile(workdir, range(0), log.say))
-    return log
+        monkeypatch.setattr("jformer.trainer.make_feed", poisoned)
+
+    return poison_from
 
 
-def test_skipped_updates_end_a_run_soon_with_the_reason_and_push_no_checkpoint_out(cache, tmp_path):
+def test_skipped_updates_end_a_run_soon_with_the_reason_and_push_no_checkpoint_out(cache, tmp_path, poison):
     few = {"train__keep_last": 2, "train__checkpoint_every": 2, "train__eval_every": 2, "train__samples": 0}
-    run = build(small(cache, **few, train__max_skipped=8, train__log_every=1_000), tmp_path)
-    poison(run, 5)
+    config, steps = small(cache, **few, train__max_skipped=8, train__log_every=1_000), []
+    poison(5)
     reason = "the first that is not finite is the loss, or the logits it is of"
     said = rf"in a row that was not finite and changed nothing \(train\.max_skipped=8\): {reason}; lower"
     with pytest.raises(UserError, match=said):
-        trained(run, tmp_path)
+        train(config, tmp_path, lambda **given: steps.append(given["progress"]) or loop(**given))
     assert (tmp_path / "training.log").read_text().count(f"update 5 is skipped: {reason}\n") == 1
-    assert 12 <= run.progress.step + 1 <= 12 + AHEAD
+    assert 12 <= steps[0].step + 1 <= 12 + AHEAD
     assert open_run(tmp_path).steps() == [2, 4]
     assert [row["step"] for row in rows(tmp_path, "valid")] == [2, 4]
 
 
 @pytest.mark.slow
-def test_a_row_speaks_of_the_updates_that_were_applied(cache, tmp_path):
-    run = build(small(cache, train__num_steps=4, train__log_every=4, train__eval_every=0), tmp_path / "skips")
-    poison(run, 4)
-    trained(run, tmp_path / "skips")
+def test_a_row_speaks_of_the_updates_that_were_applied(cache, tmp_path, poison):
+    poison(4)
+    train(small(cache, train__num_steps=4, train__log_every=4, train__eval_every=0), tmp_path / "skips")
     skipping = written(tmp_path / "skips")
-    run = build(small(cache, train__num_steps=3, train__log_every=3, train__eval_every=0), tmp_path / "stops")
-    trained(run, tmp_path / "stops")
+    train(small(cache, train__num_steps=3, train__log_every=3, train__eval_every=0), tmp_path / "stops")
     assert skipping["skipped"] == 1
     assert {key: skipping[key] for key in ("loss", "accuracy", "grad_norm")} == {
         key: written(tmp_path / "stops")[key] for key in ("loss", "accuracy", "grad_norm")
     }
 
 
-def test_a_token_that_the_model_has_not_ends_a_run_before_its_update_and_its_validation(cache, tmp_path):
-    run = build(small(cache, train__num_steps=4), tmp_path)
-    model = run.sampler.model.config
+@pytest.mark.parametrize(("part", "named"), [("batches", "update 1"), ("valid", "batch 1 of what is scored")])
+def test_a_token_that_the_model_has_not_ends_a_run(cache, tmp_path, monkeypatch, part, named):
+    def foreign(*given):
+        data = open_data(*given)
+        batches = getattr(data, part)
+        source = dataclasses.replace(batches.source, values=np.full_like(batches.source.values, 255))
+        return dataclasses.replace(data, **{part: dataclasses.replace(batches, source=source)})
 
-    def foreign(batches):
-        source = dataclasses.replace(batches.source, values=np.full_like(batches.source.values, model.vocab_size))
-        return dataclasses.replace(batches, source=source)
-
-    with pytest.raises(UserError, match="batch 1 of what is scored: source holds the token id "):
-        split_sums(run.eval_step, run.state.params, foreign(run.data.valid), run.mesh, model, 1)
-    run.data = dataclasses.replace(run.data, batches=foreign(run.data.batches))
-    with pytest.raises(UserError, match="update 1: source holds the token id "):
-        trained(run, tmp_path)
-
-
-def test_a_validation_takes_the_microbatches_of_an_update_and_says_how_much_memory(cache, tmp_path):
-    run, shapes, said = build(small(cache, train__accumulation=2), tmp_path), set(), []
-    say_memory(run, SimpleNamespace(say=said.append))
-    assert re.fullmatch(r"memory of the longest validation batch: \d+\.\d MiB a device beside the state", said[1])
-    assert longest_batch(run, run.data.valid)["row"].shape[0] == 2
-    run.eval_step = lambda params, batch: shapes.update(leaf.shape[0] for leaf in jax.tree.leaves(batch)) or {}
-    sums_of(run, run.state.params)
-    assert shapes == {2}
+    monkeypatch.setattr("jformer.trainer.open_data", foreign)
+    with pytest.raises(UserError, match=f"{named}: source holds the token id "):
+        train(small(cache, train__num_steps=4), tmp_path)
 
 
 def test_an_error_in_the_loop_loses_no_save_that_was_begun(cache, tmp_path, monkeypatch):
-    def broken(run, log):
+    def broken(*_):
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("jformer.training.loop.validate", broken)
+    monkeypatch.setattr("jformer.trainer.validate", broken)
     config = small(cache, train__num_steps=4, train__checkpoint_every=2, train__eval_every=4)
     with pytest.raises(RuntimeError, match="broken"):
         train(config, tmp_path)
@@ -397,43 +370,31 @@ def test_a_failed_save_ends_the_run_at_the_next_update(cache, tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_answers_are_scored_in_the_course_of_training_and_decide_what_is_best(cache, tmp_path):
+def test_answers_are_scored_in_the_course_of_training_and_decide_what_is_best(cache, tmp_path, monkeypatch):
     config = small(
         cache, evaluate__during=("exact_match", "chrf"), evaluate__during_examples=20, train__best_by="chrf",
         train__num_steps=6, train__eval_every=2, train__checkpoint_every=2, train__keep_last=1, train__ema_decay=0.5,
         train__accumulation=2,
     )  # fmt: skip
-    run = build(config, tmp_path)
-    shapes = []
-    run.eval_step = functools.partial(
-        lambda step, params, batch: shapes.append(batch["row"].shape[0]) or step(params, batch), run.eval_step
-    )
-    trained(run, tmp_path)
-    assert set(shapes) == {2}  # microbatches
+    shapes = set()
+
+    def summed(step, *given):
+        return split_sums(lambda params, batch: shapes.add(batch["row"].shape[0]) or step(params, batch), *given)
+
+    monkeypatch.setattr("jformer.trainer.split_sums", summed)
+    assert train(config, tmp_path)
+    assert shapes == {2}  # microbatches
+    said = (tmp_path / "training.log").read_text()
+    assert re.search(r"memory of the longest validation batch: \d+\.\d MiB a device beside the state\n", said)
     found, averages = rows(tmp_path, "valid"), rows(tmp_path, "valid_ema")
     assert [row["step"] for row in found] == [row["step"] for row in averages] == [2, 4, 6]
     assert all(0 <= row["exact_match"] <= 1 and 0 <= row["chrf"] <= 100 for row in found)
     assert any(row["loss"] != other["loss"] for row, other in zip(found, averages, strict=True))
     best = max(found, key=lambda row: row["chrf"])
-    assert (run.progress.best, run.progress.best_step) == (best["chrf"], best["step"])
     with open_run(tmp_path) as saved:
+        progress = saved.newest_progress()
+        assert (progress["best"], progress["best_step"]) == (best["chrf"], best["step"])
         assert saved.manifest(best["step"]).selection_cost == -best["chrf"]
-
-
-def test_validation_that_is_not_finite_is_never_the_best():
-    progress = Progress()
-    for step, loss in ((1, np.nan), (2, 3.0), (3, np.nan), (4, 2.0), (5, np.inf)):
-        progress.step = step
-        note_best(progress, loss, "loss")
-    assert (progress.best, progress.best_step, progress.since_best) == (2.0, 4, 1)
-
-
-@pytest.mark.parametrize(("best_by", "best"), [("loss", 1.0), ("ter", 1.0), ("chrf", 3.0), ("accuracy", 3.0)])
-def test_the_best_is_the_lowest_of_what_should_be_low_and_the_highest_of_the_rest(best_by, best):
-    progress = Progress()
-    for value in (2.0, 3.0, 1.0):
-        note_best(progress, value, best_by)
-    assert progress.best == best
 
 
 def test_second_trainer_of_a_workdir_is_refused(cache, tmp_path):
@@ -457,7 +418,7 @@ def test_checkpoints_know_their_run_should_its_config_be_lost(unbroken, cache, t
     shutil.copytree(unbroken, lost)
     (lost / "config.json").unlink()
     with pytest.raises(UserError, match=r"optim\.learning_rate=0\.5 but this workdir was trained with 0\.003"):
-        build(small(cache, optim__learning_rate=0.5), lost)
+        train(small(cache, optim__learning_rate=0.5), lost)
     assert not (lost / "config.json").exists()
     assert train(small(cache), lost)
     assert (lost / "config.json").exists()
@@ -492,17 +453,17 @@ def test_changed_training_text_is_refused(unbroken, cache, tmp_path):
 
 
 def test_changed_validation_text_is_refused():
-    def opened(*fingerprints):
+    def texts_of(*fingerprints):
         texts = {str(i): SimpleNamespace(fingerprint=each) for i, each in enumerate(fingerprints)}
         return SimpleNamespace(texts=texts, corpora=["the one"])
 
     progress = Progress()
-    refuse_other_text(opened("a", "b"), progress, Path("run"))
-    refuse_other_text(opened("a"), progress, Path("run"))  # without evaluations
+    refuse_other_text(texts_of("a", "b"), progress, Path("run"))
+    refuse_other_text(texts_of("a"), progress, Path("run"))  # without evaluations
     with pytest.raises(UserError, match="run: its validation text or tokenizer has changed since update 0: restore"):
-        refuse_other_text(opened("a", "c"), progress, Path("run"))
+        refuse_other_text(texts_of("a", "c"), progress, Path("run"))
     with pytest.raises(UserError, match="run: its training text"):
-        refuse_other_text(opened("c", "b"), progress, Path("run"))
+        refuse_other_text(texts_of("c", "b"), progress, Path("run"))
 
 
 @pytest.mark.slow
@@ -529,18 +490,16 @@ def test_warm_start_from_another_shape_names_the_parameter(unbroken, cache, tmp_
         train(small(cache, model__d_ff=48, train__init_from=str(unbroken)), tmp_path)
 
 
-def test_patience_ends_a_run_that_no_longer_improves(cache, tmp_path, capfd):
+def test_patience_ends_a_run_that_no_longer_improves(cache, tmp_path, capfd, monkeypatch):
     config = small(cache, train__eval_every=2, train__checkpoint_every=2, train__patience=2)
-    run, first = build(config, tmp_path), {}
+    first = []
 
-    def as_before(params, batch, evaluate=run.eval_step):
-        asked = tuple(np.asarray(batch["row"]).flat)
-        if asked not in first:
-            first[asked] = evaluate(params, batch)
-        return first[asked]
+    def as_before(*given):
+        first.append(first[0] if first else split_sums(*given))
+        return first[0]
 
-    run.eval_step = as_before
-    trained(run, tmp_path)
+    monkeypatch.setattr("jformer.trainer.split_sums", as_before)
+    assert train(config, tmp_path)
     assert rows(tmp_path, "valid")[-1]["step"] == 6
     assert "stopping" in capfd.readouterr().err
     assert open_run(tmp_path).progress(6)["best_step"] == 2
@@ -575,7 +534,8 @@ def test_mixture_adds_corpora_by_their_weights_and_test_sets_have_keys(cache, tm
         train__eval_every=0, evaluate__scores=(),
     )  # fmt: skip
     assert train(config, tmp_path)
-    plan = build(config, tmp_path).data.batches.plan
+    data = open_data(config.data, config.train, config.seed, build_task(config), epath.Path(tmp_path), learned=True)
+    plan = data.batches.plan
     passes = np.zeros(900)
     for batch in plan.epoch(0):
         np.add.at(passes, batch.units[batch.units >= 0], 1)

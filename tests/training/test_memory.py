@@ -12,7 +12,6 @@ from jformer.data import features
 from jformer.data.corpus import Tokens
 from jformer.data.labels import one_label
 from jformer.data.plan import Shape
-from jformer.evaluation.split_loss import make_eval_step
 from jformer.models import ExecutionConfig, ModelConfig, build_model
 from jformer.models.head_config import HeadConfig
 from jformer.models.vision_config import VisionConfig
@@ -20,9 +19,9 @@ from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import put_batch
 from jformer.tasks.batch_arrays import abstract_batch
 from jformer.tasks.build import build_task
+from jformer.tasks.split_loss import make_eval_step
 from jformer.tasks.task import make_loss
-from jformer.training.memory import evaluation_memory, peak_bytes, update_memory
-from jformer.training.step import abstract_update
+from jformer.training.memory import abstract_update, evaluation_memory, peak_bytes, update_memory
 
 KIB = 1_024  # a float32 array of 16 x 16
 

@@ -114,8 +114,7 @@ def line(**changes):
     config.optim.update(changes.pop("optim", {}))
     config.train.update(changes)
     settings = resolve(config)
-    course = ScheduleParams(settings.warmup_steps(), settings.train.num_steps, settings.model.d_model)
-    return schedule_line(settings, make_schedule(settings.optim.schedule, settings.optim.learning_rate, course))
+    return schedule_line(settings.optim, settings.train.num_steps, settings.model.scale_width)
 
 
 def test_a_schedule_is_told_by_its_peak_and_its_end():

@@ -9,9 +9,9 @@ import numpy as np
 import optax
 import pytest
 
-from jformer.evaluation.split_loss import make_eval_step
 from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import parameter_shardings, put_batch, state_shardings
+from jformer.tasks.split_loss import make_eval_step
 from jformer.tasks.sums import Sum
 from jformer.tasks.task import make_loss, token_loss
 from jformer.training.state import create_state

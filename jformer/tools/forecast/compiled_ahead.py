@@ -22,8 +22,7 @@ from jformer.tools.forecast import cost_analysis, hlo
 from jformer.tools.forecast.collectives import Collective, collectives
 from jformer.tools.forecast.program_quality import Overlap, gathered_twice, ideal_traffic, overlap
 from jformer.tools.forecast.shapes import mesh_sizes
-from jformer.training.memory import Memory, update_memory
-from jformer.training.step import abstract_update
+from jformer.training.memory import UpdateMemory, abstract_update, update_memory
 
 AUTO = (AxisType.Auto,) * 3
 
@@ -53,7 +52,7 @@ class Figures(NamedTuple):
         return sum(each.sent for each in self.collectives)
 
 
-def estimate(config: Config, task: Task, model: ModelConfig, shape: Shape, devices: int, platform: str) -> Memory:
+def estimate(config: Config, task: Task, model: ModelConfig, shape: Shape, devices: int, platform: str) -> UpdateMemory:
     """Return the memory that the update of a run takes of each of so many devices, none of which need be here.
 
     Args:

@@ -26,7 +26,7 @@ from jformer.tasks.build import build_task, choose_dtype
 from jformer.tasks.task import Task
 from jformer.tools.forecast.compiled_ahead import estimate
 from jformer.tools.forecast.shapes import full_shape, mesh_sizes, sized_model
-from jformer.training.optim import build_schedule, schedule_line
+from jformer.training.optim import schedule_line
 
 LENGTHS = (32, 128)  # of texts; the longest that the config allows is the last column
 UNITS = {
@@ -79,7 +79,7 @@ def summary(config: Config) -> Iterator[str]:
     name = " ".join(part for part in (data.source, data.name, data.dir) if part)
     yield f"data: {name}, {data.tokenizer} tokenizer, {data.batching}, {data.tokens_per_update:,} tokens an update"
     epochs = f"; train.num_epochs={config.train.num_epochs:g} may end it sooner" if config.train.num_epochs else ""
-    yield schedule_line(config, build_schedule(config)) + epochs
+    yield schedule_line(config.optim, config.train.num_steps, config.model.scale_width) + epochs
 
 
 def kernel_line(model: ModelConfig, platform: str, shape: Shape) -> str:

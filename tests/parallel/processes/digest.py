@@ -12,13 +12,13 @@ import numpy as np
 
 from jformer import main
 from jformer.parallel import processes
-from jformer.training.run import build
+from tests.opening import opened
 
 options, overrides = main.read_flags(sys.argv)
 with processes.join_run(main.coordinates(options)):
     from jax.experimental import multihost_utils
 
-    state = build(main.configure(options, overrides), Path(options.workdir)).state
+    state = opened(main.configure(options, overrides), Path(options.workdir)).state
     import jax
 
     whole = [multihost_utils.process_allgather(leaf, tiled=True) for leaf in jax.tree.leaves(state)]

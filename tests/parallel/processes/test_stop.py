@@ -109,7 +109,7 @@ def test_a_signal_while_the_command_imports_is_one_line(number, tmp_path):
 
 TRAINED = """
     stubs = {"loop": SimpleNamespace(train=train), "evaluate": SimpleNamespace(evaluate=evaluate, report_scores=None)}
-    sys.modules["jformer.training.loop"], sys.modules["jformer.evaluation.evaluate"] = stubs.values()
+    sys.modules["jformer.trainer"], sys.modules["jformer.evaluation.evaluate"] = stubs.values()
     sys.modules["jformer.tools.pages.run_report"] = SimpleNamespace(write_own=None)
     sys.exit(main.train_or_evaluate("train", None, "DIR", "DIR"))
 """

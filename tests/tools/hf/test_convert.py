@@ -21,7 +21,7 @@ from jformer.tools.hf.__main__ import main
 from jformer.tools.hf.convert import FAMILIES, Texts, import_model, rename
 from jformer.tools.hf.vocabulary import Vocabulary, read_labels
 from jformer.tools.hf.write_model import export_model, symbol_fields
-from jformer.training.loop import train
+from jformer.trainer import train
 from tests.tools.hf import small_runs
 
 tokenizers = pytest.importorskip("tokenizers", reason="the extra hf is not installed")

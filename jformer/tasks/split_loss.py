@@ -10,19 +10,20 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import PyTree
 
-from jformer.config.options import Config
 from jformer.data.corpus import Corpus, open_corpus
+from jformer.data.data_config import DataConfig
 from jformer.data.pipeline import Batches, make_batches
 from jformer.data.sources.split import Split
 from jformer.data.tokenizers import Tokenizer
 from jformer.models import ModelConfig
+from jformer.models.batch import Batch
 from jformer.parallel import processes
 from jformer.parallel.backend import target
 from jformer.parallel.mesh import DATA
 from jformer.parallel.sharding import ROWS, sum_over_data
-from jformer.tasks.batch_arrays import Batch, place_batch, sum_over_microbatches
-from jformer.tasks.sums import Sums, add_up
-from jformer.tasks.task import LossFn, Task
+from jformer.tasks.batch_arrays import place_batch
+from jformer.tasks.sums import LossFn, Sums, add_up, sum_over_microbatches
+from jformer.tasks.task import Task
 
 KEPT = 8  # compiled steps
 BATCHES_AHEAD = 3  # being computed or waiting for it, so that the devices never wait for the host
@@ -32,25 +33,23 @@ EvalStep = Callable[[PyTree, Batch], Sums]
 
 
 def evaluation_batches(
-    config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokenizer], split: Split, shards: int = 1
+    data: DataConfig, task: Task, tokenizers: tuple[Tokenizer, Tokenizer], split: Split, divisor: int = 1
 ) -> tuple[Batches, Corpus]:
     """Return batches that hold every usable example of a split once, and its tokens.
 
-    They have two shapes, whatever training uses, room for any example the limits let through, images as they are, and
-    rows that divide among the shards, be they other ones than training had, and among the microbatches of training.
+    Whatever training uses, they have two shapes, with room for any example within the limits; images stay as they are.
 
     Args:
-        config: the run's: limits and tokens of its data, and the microbatches of an update.
+        data: limits, and tokens of a batch.
         task: how examples become tokens, and tokens the arrays of a batch.
         tokenizers: of source and target.
         split: what is evaluated, opened.
-        shards: parts of the mesh that share the rows of a batch.
+        divisor: of the rows of a batch: shards of the mesh times microbatches.
     """
-    corpus = open_corpus(split, task.encoder(*tokenizers, evaluating=True), config.data.cache_dir)
+    corpus = open_corpus(split, task.encoder(*tokenizers, evaluating=True), data.cache_dir)
     features = task.features(*tokenizers)
-    data = config.data
     longest = max(int(sizes.max()) for sizes in features.lengths(corpus.source.lengths, corpus.target.lengths))
-    rows = math.lcm(data.rows_divide_by(), shards * config.train.accumulation)
+    rows = math.lcm(data.rows_divide_by(), divisor)
     tokens = max(data.tokens_per_update, rows * (longest + data.length_multiple - 1))
     data = dataclasses.replace(data, batching="buckets", num_buckets=2, augment=())
     data = dataclasses.replace(data, tokens_per_update=tokens, row_multiple=rows)

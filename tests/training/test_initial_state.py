@@ -8,7 +8,7 @@ import pytest
 from jformer.config import resolve
 from jformer.data.tokenizers import learn
 from jformer.errors import UserError
-from jformer.training.transfer import put_vectors
+from jformer.training.initial_state import put_vectors
 
 
 def test_vectors_have_the_size_of_a_recurrent_models_embedding(tmp_path):
@@ -17,8 +17,9 @@ def test_vectors_have_the_size_of_a_recurrent_models_embedding(tmp_path):
     words = learn("word", ["calm sea"], 10, "identity", False)
     model = {"family": "decoder", "tied_output": False, "d_model": 8, "recurrent": {"cell": "gru", "embedding_size": 3}}
     config = resolve({"task": "lm", "model": model, "train": {"target_vectors": str(path)}})
-    params, _ = put_vectors(config, (words, words), {"embedding": {"embedding": jnp.zeros((words.vocab_size, 3))}})
+    blank = {"embedding": {"embedding": jnp.zeros((words.vocab_size, 3))}}
+    params, _ = put_vectors(config.train, config.model, (words, words), blank)
     assert params["embedding"]["embedding"][words.tokens.index("sea")].tolist() == [1, 2, 3]
     wider = dataclasses.replace(config.model, recurrent=dataclasses.replace(config.model.recurrent, embedding_size=0))
     with pytest.raises(UserError, match=r"vectors of 3 numbers, the model's are of 8"):
-        put_vectors(dataclasses.replace(config, model=wider), (words, words), params)
+        put_vectors(config.train, wider, (words, words), params)

@@ -1,0 +1,271 @@
+"""A training run, assembled: text, task, model, optimizer, state, update, validation, loop. Reads from top to bottom.
+
+Scores of the test sets come after it, in `evaluation.evaluate`; `main` calls both.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import jax
+from etils.epath import Path
+from jax.sharding import Mesh
+from jaxtyping import PyTree
+
+from jformer.checkpoints.checkpoint import Checkpoints
+from jformer.config import checks, load_config, resolve, save_config
+from jformer.config.options import TEXT_SCORES, Config
+from jformer.config.resume import resume_config
+from jformer.data.pipeline import Batches, prefetch
+from jformer.data.progress import show_progress
+from jformer.data.sources import open_split
+from jformer.data.sources.split import Pair, Split
+from jformer.data.tokenizers import Tokenizer
+from jformer.errors import UserError
+from jformer.inference.generation import writable
+from jformer.inference.predict import Predictor
+from jformer.inference.restore import Trained, member_config, restore
+from jformer.models.flops import update_flops
+from jformer.models.parts import count_params
+from jformer.parallel import processes
+from jformer.parallel.devices import find_peak
+from jformer.parallel.sharding import row_shards
+from jformer.tasks.batch_arrays import abstract_batch
+from jformer.tasks.build import build_sized, build_task, choose_dtype, open_mesh
+from jformer.tasks.split_loss import EvalStep, make_eval_step, split_sums
+from jformer.tasks.sums import Sums
+from jformer.tasks.tag import refuse_scores_of_spans
+from jformer.tasks.task import CLASSES, Task, make_loss
+from jformer.training.clock import has_ended
+from jformer.training.corpora import Data, fingerprints, open_data
+from jformer.training.feed import make_feed
+from jformer.training.finiteness import Examination
+from jformer.training.forecast import memory_lines
+from jformer.training.initial_state import adopt, open_state, put_vectors
+from jformer.training.introduction import introduction
+from jformer.training.lock import sole_trainer
+from jformer.training.log import Cost, TrainingLog
+from jformer.training.loop import loop
+from jformer.training.memory import evaluation_memory, update_memory
+from jformer.training.optim import build_optimizer
+from jformer.training.state import Progress, TrainState, create_state
+from jformer.training.step import make_train_step, trained_loss
+from jformer.training.validation import Validation, answered_examples, validate
+
+
+def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = loop) -> bool:
+    """Train, or resume the run in `workdir`; return False if a signal stopped it before its end.
+
+    `run_loop` gets the arguments of `training.loop.loop` by name. Saves that were begun are finished even if it raises.
+    """
+    quiet = not processes.is_main_process()
+    with (
+        contextlib.nullcontext() if quiet else sole_trainer(workdir),
+        open_checkpoints(config, workdir) as checkpoints,
+        processes.readers_may_leave(),
+    ):
+        # The config: on resuming the saved one, with what the devices settle.
+        processes.refuse_unshared(workdir)
+        saved = saved_config(workdir, checkpoints)
+        config = resume_config(saved, config) if saved else config
+        mesh = open_mesh(config)
+        config, choices = choose_dtype(config, "model", mesh)
+        config = checks.divide_rows(config, row_shards(mesh))
+
+        # The task and its text.
+        task = build_task(config)
+        with processes.main_process_first():  # process 0 writes what the others then read
+            data = open_data(config.data, config.train, config.seed, task, workdir, bool(saved) or quiet)
+        processes.check_same(fingerprints(data))
+        config = checks.count_epochs(config, len(data.batches))
+        refuse_later_mistakes(config, task, data)
+
+        # The model, its optimizer, and the state: that of the newest checkpoint, or a new one.
+        model = build_sized(config, task, data.tokenizers)
+        optimizer = build_optimizer(model, config.optim, config.train.num_steps, config.train.freeze)
+        create = functools.partial(create_state, tx=optimizer.transform, ema=bool(config.train.ema_decay))
+        inherit = functools.partial(inherited, config, data.tokenizers, mesh)
+        with show_progress("loading the parameters", quiet=quiet):
+            state, progress, origin = open_state(create, model, mesh, config.seed, checkpoints, inherit)
+        refuse_other_text(data, progress, workdir)
+        progress.config = dataclasses.asdict(config)
+        progress.tokenizers = [tokenizer.fingerprint for tokenizer in data.tokenizers]
+
+        # The update, its batches, the search for what is not finite in it, and what a validation computes.
+        loss, tx, frozen = make_loss(model, task, config.optim.r_drop), optimizer.transform, optimizer.frozen
+        update = make_train_step(loss, tx, mesh, config.seed, config.train.ema_decay, frozen)
+        feed = make_feed(data.batches, model.config, mesh, config.train.accumulation)
+        examine = Examination(model, trained_loss(loss, frozen), tx, mesh, config.seed, config.optim.passes)
+        eval_step = make_eval_step(loss, mesh)
+        trained = Trained(config=config, task=task, tokenizers=data.tokenizers, model=model, params=state.params)
+        validation = make_validation(trained, data.valid, eval_step, mesh)
+
+        # The log, with what it tells before the first update.
+        peak = find_peak(own_devices_first(mesh), config.model.dtype, config.train.peak_flops)
+        cost = Cost(lambda work: config.optim.passes * update_flops(model.config, work), peak.flops)
+
+        def explain(state: TrainState, number: int) -> str:
+            return examine(state, feed(number - 1)[0], number - 1)
+
+        def longest(batches: Batches) -> dict[str, jax.ShapeDtypeStruct]:
+            shape = batches.plan.shapes[-1]
+            return abstract_batch(model.config, task.answer, shape, mesh, config.train.accumulation)
+
+        with TrainingLog(workdir, config, progress, optimizer.schedule, cost, explain) as log:
+            parameters, notes = count_params(state.params), [*choices, *origin]
+            log.show_start()
+            log.say_all(introduction(config, data, notes, parameters, mesh.devices, peak))
+            if has_ended(config.train, progress):
+                log.say(f"already trained to update {progress.step}")
+            else:
+                needed = update_memory(update, state, longest(data.batches))
+                beside = evaluation_memory(eval_step, state.params, longest(data.valid)) if data.valid else 0
+                log.say_all(memory_lines(config, model.config, mesh, needed, beside))
+                if progress.step:
+                    log.say(f"resuming at update {progress.step} of {config.train.num_steps}")
+            if processes.is_main_process():
+                save_config(config, workdir / "config.json")  # not before: what is refused leaves no run behind
+
+            # The loop.
+            with contextlib.closing(prefetch(map(feed, itertools.count(progress.step)))) as batches:
+                run_loop(
+                    train=config.train,
+                    state=state,
+                    progress=progress,
+                    batches=batches,
+                    update=update,
+                    validate=lambda state: validate(validation, config.train, state, progress, log),
+                    checkpoints=checkpoints,
+                    log=log,
+                )
+            processes.enter_phase("the last save")
+    return has_ended(config.train, progress)
+
+
+def open_checkpoints(config: Config, workdir: Path) -> Checkpoints:
+    """Open the checkpoints of a run, to keep as many as it asks for, and as many as it will average."""
+    averaged = config.evaluate.average_last if config.evaluate.weights == "average" else 1
+    keep = max(config.train.keep_last, averaged)
+    return Checkpoints(workdir / "checkpoints", config.train.checkpoint_every, keep)
+
+
+def saved_config(workdir: Path, checkpoints: Checkpoints) -> Config | None:
+    """Return the config of the run in a workdir, or None for a new one.
+
+    Without config.json the checkpoints have it: a run never resumes under another config. Raises UserError for imported
+    parameters, which no run trained.
+    """
+    if checkpoints.steps() == [0]:  # import, prune and extend write that: parameters without an optimizer's state
+        raise UserError(
+            f"{workdir} holds parameters that no run trained: begin with them in a --workdir of its own, with "
+            f"--config.train.init_from={workdir}"
+        )
+    if (workdir / "config.json").exists():
+        return load_config(workdir / "config.json")
+    return resolve(checkpoints.newest_progress()["config"]) if checkpoints.steps() else None
+
+
+def inherited(
+    config: Config, tokenizers: tuple[Tokenizer, Tokenizer], mesh: Mesh, params: PyTree
+) -> tuple[PyTree, list[str]]:
+    """Return new parameters with those of the run train.init_from and the word vectors that a config names, and notes.
+
+    Raises UserError where they do not fit the model.
+    """
+    notes: list[str] = []
+    if config.train.init_from:
+        params, notes = adopt(restore(config.train.init_from, mesh=mesh).params, params, config.train.init_from)
+    params, coverage = put_vectors(config.train, config.model, tokenizers, params)
+    return params, notes + coverage
+
+
+def make_validation(trained: Trained, valid: Batches | None, eval_step: EvalStep, mesh: Mesh) -> Validation:
+    """Return what a validation computes: losses of `valid`, greedy answers to its first texts, and their scores.
+
+    `trained` is the run whose parameters are validated while they are trained.
+    """
+    config, task = trained.config, trained.task
+    during, scored = config.evaluate.during, config.evaluate.during_examples if config.evaluate.during else 0
+    examples: list[Pair] = []
+    if valid is not None:
+        split = open_split(config.data, config.data.valid)
+        examples = answered_examples(task.answer, config.train.samples, scored, split)
+    predictor = greedy_predictor(trained, min(max(1, len(examples)), config.decode.batch_size), mesh)
+    score_texts = build_task(scored_during(config)).score
+
+    def losses(params: PyTree) -> Sums:
+        assert valid is not None, "without a validation text there is no validation"
+        return split_sums(eval_step, params, valid, mesh, trained.model.config, config.train.accumulation)
+
+    def answer(params: PyTree) -> list[str]:
+        predictor.params = params
+        return predictor.predict([pair.source for pair in examples])
+
+    def score(answers: Sequence[str], sums: Sums) -> dict[str, float]:
+        found = score_texts(answers[:scored], examples[:scored], sums) if during else {}
+        return {name: found[name]["score"] for name in during}
+
+    return Validation(losses, examples, answer, score)
+
+
+def greedy_predictor(trained: Trained, batch_size: int, mesh: Mesh) -> Predictor:
+    """Return a Predictor that answers with one beam, `batch_size` texts at a time."""
+    decode = dataclasses.replace(
+        trained.config.decode,
+        search="beam",
+        beam_size=1,
+        beam_groups=1,
+        n_best=1,
+        alignments=False,
+        batch_size=batch_size,
+    )
+    config = dataclasses.replace(trained.config, decode=decode)
+    return Predictor(dataclasses.replace(trained, config=config), mesh=mesh, prepare=False)
+
+
+def scored_during(config: Config) -> Config:
+    """Return the config with the scores of evaluate.during in place of those of the end."""
+    names = tuple(name for name in config.evaluate.during if name in TEXT_SCORES)
+    return dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, scores=names))
+
+
+def refuse_later_mistakes(config: Config, task: Task, data: Data) -> None:
+    """Raise UserError for what scoring the trained run would find out."""
+    for other in config.decode.ensemble:
+        member_config(other, config, data.tokenizers)
+    if task.answer == "tags":
+        refuse_scores_of_spans(config.evaluate.during, data.tokenizers[1])
+    if task.answer in CLASSES:
+        for key, name in config.data.test_splits().items():
+            refuse_unknown_labels(key, open_split(config.data, name), data.tokenizers[1])
+    if task.answer in ("text", "continuation"):
+        writable(data.tokenizers[1], config.decode)  # refuses a beam, and words, that scoring would refuse
+
+
+def refuse_unknown_labels(key: str, test: Split, labels: Tokenizer) -> None:
+    """Raise UserError for a label of a test set that training does not hold."""
+    found = {pair.target: None for pair in test.read(Counter())}
+    try:
+        labels.encode(list(found))
+    except UserError as error:
+        raise UserError(f"data.test: the set {key!r}: {error}") from error
+
+
+def refuse_other_text(data: Data, progress: Progress, workdir: Path) -> None:
+    """Note the text of a run in its progress, or raise UserError where an earlier start had another."""
+    texts = [corpus.fingerprint for corpus in data.texts.values()]
+    trained, valid = texts[: len(data.corpora)], texts[len(data.corpora) :]
+    for what, before, now in (("training", progress.data, trained), ("validation", progress.valid, valid)):
+        if before and now and before != now:
+            raise UserError(
+                f"{workdir}: its {what} text or tokenizer has changed since update {progress.step}: restore it"
+            )
+    progress.data, progress.valid = trained, valid or progress.valid
+
+
+def own_devices_first(mesh: Mesh) -> list[jax.Device]:
+    """Return the devices of a mesh, those of this process first."""
+    return sorted(mesh.devices.flat, key=lambda device: device.process_index != processes.process_index())

@@ -1,0 +1,121 @@
+"""The state that a run starts from: its newest checkpoint, or new parameters.
+
+New ones are drawn from the seed; those of another run and pretrained word vectors may take their place.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import PyTree
+
+from jformer.checkpoints.checkpoint import Checkpoints
+from jformer.config.options import TrainConfig
+from jformer.data.progress import counted
+from jformer.data.tokenizers import Tokenizer
+from jformer.data.word_vectors import match
+from jformer.errors import UserError
+from jformer.models import ModelConfig, init_params
+from jformer.models.model import Model
+from jformer.parallel.sharding import abstract_like, device_bytes, parameter_names, state_shardings
+from jformer.training.machine import refuse_state
+from jformer.training.state import Progress, TrainState, as_items, from_items
+
+# Parameters of a task, which start anew where the parent did not learn them.
+HEADS = ("head", "pooler", "classifier", "transitions")
+
+
+def open_state(
+    create: Callable[[PyTree], TrainState],
+    model: Model,
+    mesh: Mesh,
+    seed: int,
+    checkpoints: Checkpoints,
+    inherit: Callable[[PyTree], tuple[PyTree, list[str]]],
+) -> tuple[TrainState, Progress, list[str]]:
+    """Return the state of the newest checkpoint, or a new one, with the progress of the run and notes on its origin.
+
+    Args:
+        create: parameters → the state before the first update; it is traced.
+        model: whose parameters it holds.
+        mesh: where the state is placed, in parts where parameters are split.
+        seed: what new parameters are drawn from.
+        checkpoints: of the run; damaged ones are passed over, and the notes name them.
+        inherit: new parameters → what the run starts from instead, and notes on it; not called on resuming.
+
+    Raises:
+        UserError: the state is larger than the memory, or no checkpoint can be read; and what `inherit` raises.
+    """
+    draw = functools.partial(init_params, model)
+    key = jax.random.key(seed)
+    shapes = jax.eval_shape(lambda key: create(draw(key)), key)
+    shardings = state_shardings(mesh, shapes)
+    abstract = abstract_like(shapes, shardings)
+    refuse_state(device_bytes(abstract), mesh)
+    if checkpoints.steps():
+        restored = checkpoints.restore_newest(as_items(abstract))
+        progress = Progress.from_json(restored.progress, str(checkpoints.directory / str(restored.step)))
+        return from_items(abstract, restored.items), progress, restored.skipped
+    params, notes = inherit(jax.jit(draw, out_shardings=shardings.params)(key))
+    params = jax.device_put(params, shardings.params)
+    return jax.jit(create, out_shardings=shardings)(params), Progress(), notes
+
+
+def adopt(parent: PyTree, fresh: PyTree, origin: str) -> tuple[PyTree, list[str]]:
+    """Return the parent's parameters where it has them and fresh ones for a new head, and what was not one to one.
+
+    Tables may have other numbers of rows (a task's symbols lie past the vocabulary): their common rows are taken over.
+    Raise UserError naming the first other parameter that the parent has in another shape, or not at all.
+    """
+    have = dict(zip(jax.tree.leaves(parameter_names(parent)), jax.tree.leaves(parent), strict=True))
+    leaves, tree = jax.tree.flatten(fresh)
+    names = jax.tree.leaves(parameter_names(fresh))
+    taken = [_taken(name, have.get(name), new, origin) for name, new in zip(names, leaves, strict=True)]
+    notes = [note for _, note in taken if note]
+    unused = [f"{name} has no use here" for name in have if name not in names]
+    notes = [f"{counted(len(leaves) - len(notes), 'parameters')} taken over", *notes, *unused]
+    return jax.tree.unflatten(tree, [leaf for leaf, _ in taken]), [f"init_from {origin}: {note}" for note in notes]
+
+
+def _taken(name: str, old: jax.Array | None, new: jax.Array, origin: str) -> tuple[jax.Array, str]:
+    """Return what a parameter begins with, and a note where that is not all of the parent's."""
+    if old is not None and old.shape == new.shape:
+        return old, ""
+    if name.partition("/")[0] in HEADS:
+        return new, f"{name} begins anew"
+    if old is None or not name.endswith("embedding") or old.shape[1:] != new.shape[1:]:
+        found = "nothing" if old is None else old.shape
+        raise UserError(f"train.init_from={origin!r} has {found} for {name}, this model needs {new.shape}")
+    rows = min(len(old), len(new))
+    note = f"{name}: {rows:,} of {len(new):,} rows taken over, of {len(old):,}"
+    return new.at[:rows].set(old[:rows]), note
+
+
+def put_vectors(
+    train: TrainConfig, model: ModelConfig, tokenizers: Sequence[Tokenizer], params: PyTree
+) -> tuple[PyTree, list[str]]:
+    """Return the parameters with the embeddings of known tokens replaced by word vectors, and the coverage.
+
+    Raise UserError for a file that does not fit, or in which no token has a vector.
+    """
+    notes = []
+    for side, tokenizer in zip(("source", "target"), tokenizers, strict=True):
+        path = getattr(train, f"{side}_vectors")
+        if path:
+            matched = match(tokenizer.tokens, Path(path), model.embedding_size)
+            name = table_of(model, side)
+            table = params[name]["embedding"].at[matched.ids].set(jnp.asarray(matched.vectors))
+            params = {**params, name: {**params[name], "embedding": table}}
+            notes.append(f"{name}: {matched}")
+    return params, notes
+
+
+def table_of(model: ModelConfig, side: str) -> str:
+    """Return the name of the table that embeds a side's tokens."""
+    if model.family != "encdec":
+        return "embedding"
+    shared = model.shared_embedding and not model.vision.source
+    return "source_embedding" if shared else f"{side}_embedding"

@@ -1,0 +1,43 @@
+"""Which validation is the best, and which examples are answered in the course of training."""
+
+import numpy as np
+import pytest
+
+from jformer.data.sources.split import Pair
+from jformer.training.state import Progress
+from jformer.training.validation import note_best, of_each_label, prompt
+
+
+def test_the_first_example_of_each_label_comes_first():
+    sorted_by_label = [Pair(str(i), label) for i, label in enumerate("aaabbc")]
+    assert [pair.source for pair in of_each_label(sorted_by_label)] == ["0", "3", "5", "1", "4", "2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("short", "short"),
+        ("a" * 41, "a" * 40),  # one word, or a language that writes without spaces
+        ("a" * 40 + " b", "a" * 40),
+        ("a" * 30 + " " + "b" * 10 + "c", "a" * 30),
+        ("line\n" + "a" * 30 + " " + "b" * 9, "line\n" + "a" * 30),
+    ],
+)
+def test_a_prompt_ends_with_a_whole_word(text, kept):
+    assert prompt(text) == kept
+
+
+def test_validation_that_is_not_finite_is_never_the_best():
+    progress = Progress()
+    for step, loss in ((1, np.nan), (2, 3.0), (3, np.nan), (4, 2.0), (5, np.inf)):
+        progress.step = step
+        note_best(progress, loss, "loss")
+    assert (progress.best, progress.best_step, progress.since_best) == (2.0, 4, 1)
+
+
+@pytest.mark.parametrize(("best_by", "best"), [("loss", 1.0), ("ter", 1.0), ("chrf", 3.0), ("accuracy", 3.0)])
+def test_the_best_is_the_lowest_of_what_should_be_low_and_the_highest_of_the_rest(best_by, best):
+    progress = Progress()
+    for value in (2.0, 3.0, 1.0):
+        note_best(progress, value, best_by)
+    assert progress.best == best
