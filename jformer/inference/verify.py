@@ -139,7 +139,7 @@ def report(check: Check, subject: Subject, tolerance: float) -> bool:
 
 
 def cached_and_uncached_logits(subject: Subject) -> float:
-    """Compare the logits of a full pass over some outputs with those of the cache: the given part at once, then steps."""
+    """Compare the logits of a full pass over some outputs with those of a cache that is fed as by a search."""
     outputs = [best[0][0] for best in subject.answer(1)]
     batch, begins = subject.forced(outputs)
     full = jax.jit(subject.model.apply)({"params": subject.params}, batch)
