@@ -1,4 +1,4 @@
-"""Beam search with the penalties of GNMT, in groups if asked for. Knows a step function and a cache, and no model.
+"""Beam search with the penalties of GNMT, optionally in groups. Depends on a step function and a cache, not on models.
 
 Axes: b sentences, n beams of a sentence, k hypotheses asked for, p phrases, l of a phrase, h tokens of history,
 t tokens; rows = b·n, the beams of a sentence side by side.
@@ -68,7 +68,13 @@ def beam_search(
     ([[[4, 2, 0]]], 0.4)
     """
     if beams.size == 1 and constraints is None:
-        return _with_length_penalty(greedy(step, cache, start, rules), beams)
+        loop = greedy(step, cache, start, rules)
+
+        def result(state: Any) -> Decoded:
+            found = loop.result(state)
+            return found._replace(scores=found.scores / length_penalty(found.lengths, beams))
+
+        return loop._replace(result=result)
 
     required = None if constraints is None else make_constraints(constraints, rules.pad)
 
@@ -83,16 +89,6 @@ def beam_search(
         result=lambda state: ranked(state, start.limits, rules, beams, required),
         stable_prefix=lambda state: stable_prefix(state, start.limits, rules, beams),
     )
-
-
-def _with_length_penalty(loop: SearchLoop, beams: Beams) -> SearchLoop:
-    """Let a search divide the scores of its results by the length penalty."""
-
-    def result(state: Any) -> Decoded:
-        found = loop.result(state)
-        return found._replace(scores=found.scores / length_penalty(found.lengths, beams))
-
-    return loop._replace(result=result)
 
 
 def record_beams(
@@ -112,17 +108,6 @@ def record_beams(
         step: (cache, last tokens) → (logits, cache).
         cache: of n rows a sentence, with room for `start.room` tokens.
         start, rules, beams, constraints, coverage: those of `beam_search`.
-
-    >>> probs = jnp.zeros((5, 5)).at[[1, 1, 3, 3, 4], [3, 4, 2, 3, 2]].set(jnp.array([0.6, 0.4, 0.5, 0.5, 1]))
-    >>> def step(cache, last):  # as in the example of beam_search
-    ...     return jnp.log(probs[last]), {**cache, "position": cache["position"] + 1}
-    >>> cache = {"position": jnp.zeros(2, jnp.int32), "self": {}}
-    >>> start = Start(token=jnp.array([1]), limits=jnp.array([3]), room=3)
-    >>> found, trace = record_beams(step, cache, start, Rules(eos=2, pad=0), Beams(size=2))
-    >>> found.tokens.tolist(), trace.live_tokens[0, 0].tolist()  # the answer; what went on after the first step
-    ([[[4, 2, 0]]], [3, 4])
-    >>> [round(probability, 2) for probability in jnp.exp(trace.live_sums[0, 0]).tolist()]
-    [0.6, 0.4]
     """
     required = None if constraints is None else make_constraints(constraints, rules.pad)
 
@@ -187,7 +172,16 @@ def _extend(
         done=state.done | has_nan | complete | at_limit,
         cut=state.cut | (at_limit & ~state.done),
     )
-    return after, _trace(state, candidates, live, best, ends)
+    return after, Trace(
+        searched=~state.done,
+        tokens=candidates.tokens,
+        sums=candidates.scores,
+        live_sums=live.scores,
+        live_tokens=live.tokens,
+        live_parents=live.parents,
+        end_parents=best.parents,
+        end_scores=ends.scores,
+    )
 
 
 def _next_live(state: State, chosen: Continuations, has_nan: Bool[Array, " b"]) -> Continuations:
@@ -201,9 +195,9 @@ def _next_live(state: State, chosen: Continuations, has_nan: Bool[Array, " b"]) 
 
 
 def _ends(state: State, best: Continuations, coverages: Float[Array, "b n"] | None, beams: Beams, eos: int) -> Finished:
-    """Return the ends among the best candidates, with their final scores; all else has the score -inf.
+    """Return the ends among the best candidates, with their final scores; others score -inf.
 
-    The end symbol has the index `cur_index`: so many tokens stand before it, and with it the length is one more.
+    `cur_index` tokens precede the end symbol, which counts as one more in the length.
     """
     scores = best.scores / length_penalty(state.cur_index + 1, beams)
     if coverages is not None:
@@ -213,19 +207,6 @@ def _ends(state: State, best: Continuations, coverages: Float[Array, "b n"] | No
         scores=jnp.where(is_end, scores, -jnp.inf),
         lengths=jnp.full_like(best.parents, state.cur_index),
         beams=best.parents,
-    )
-
-
-def _trace(state: State, candidates: Continuations, live: Continuations, best: Continuations, ends: Finished) -> Trace:
-    return Trace(
-        searched=~state.done,
-        tokens=candidates.tokens,
-        sums=candidates.scores,
-        live_sums=live.scores,
-        live_tokens=live.tokens,
-        live_parents=live.parents,
-        end_parents=best.parents,
-        end_scores=ends.scores,
     )
 
 

@@ -1,4 +1,4 @@
-"""What a search knows of a model: a step function, and the cache that it hands from step to step. No model here.
+"""The interface of a search to models: a step function, and the cache passed from step to step.
 
 Axes: b sentences, n beams of a sentence, v vocabulary; rows = b·n, the beams of a sentence side by side.
 
@@ -18,7 +18,7 @@ FOLLOW_BEAMS = ("position", "self")
 
 
 def reorder(cache: Cache, beams: Int[Array, "b n"]) -> Cache:
-    """Let every row go on from the history of another beam of its sentence.
+    """Let every row continue the history of another beam of its sentence.
 
     >>> cache = {"position": jnp.array([5, 6, 7, 8]), "self": {}, "memory": "of sentences"}
     >>> reorder(cache, jnp.array([[1, 1], [0, 1]]))["position"].tolist()

@@ -1,4 +1,4 @@
-"""How the beams of a sentence go on: the continuations that matter, and the choice among them. No loop, no endings.
+"""The continuations of a sentence's beams, and the choice among them. No loop and no finished hypotheses here.
 
 Axes: b sentences, n beams, m beams of a group, k continuations of a beam, c candidates of a sentence or group.
 """
@@ -63,7 +63,7 @@ def select(
 ) -> tuple[Continuations, Continuations]:
     """Return, for every group of m beams, the m best candidates and the m best that do not end, side by side: [b n].
 
-    Where a group chooses, a token costs `beams.diversity` for each beam of the groups before that goes on with it.
+    In each group, a token costs `beams.diversity` for every beam of earlier groups that chose it.
 
     >>> scores = jnp.array([[[-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0]]])
     >>> tokens = jnp.array([[[2, 7, 8], [7, 8, 9]]])

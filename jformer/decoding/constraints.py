@@ -36,7 +36,7 @@ def make_constraints(phrases: Int[Array, "b p l"], pad: int) -> Constraints:
 
 
 def has_phrases(phrases: Int[Array, "b p l"], pad: int) -> Bool[Array, " b"]:
-    """Tell of every sentence whether it has a phrase: others may share a batch with those that have.
+    """Return which sentences have a phrase: a batch may mix both kinds.
 
     >>> has_phrases(jnp.array([[[5, 6], [0, 0]], [[0, 0], [0, 0]]]), pad=0).tolist()
     [True, False]

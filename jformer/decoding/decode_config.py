@@ -17,6 +17,7 @@ DTYPES = ("", "float32", "bfloat16", "auto")
 LONGEST = 2**20  # tokens beyond a source, or in a row: arrays of a search are as long, whatever an output is
 BEAM_ONLY = ("beam_size", "length_penalty", "length_offset", "coverage_penalty", "patience", "ended_first",
              "beam_groups", "diversity")  # fmt: skip
+PRESET = ("beam_size", "length_penalty", "length_offset", "seed")  # may stay set when another search is chosen
 SAMPLE_ONLY = ("samples", "temperature", "top_k", "top_p", "min_p", "epsilon", "typical", "seed")
 
 
@@ -126,14 +127,7 @@ class DecodeConfig:
     @property
     def filters(self) -> Filters:
         """The options of sampling."""
-        return Filters(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            epsilon=self.epsilon,
-            typical=self.typical,
-        )
+        return Filters(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Filters)})
 
     @property
     def hypotheses(self) -> int:
@@ -156,20 +150,10 @@ class DecodeConfig:
             if getattr(self, key) not in allowed:
                 names = ", ".join(map(repr, allowed))
                 raise UserError(f"decode.{key}={getattr(self, key)!r}; choose one of: {names}")
-        least = {"beam_size": 1, "beam_groups": 1, "n_best": 1, "samples": 1, "max_extra_length": 1}
-        least |= {"batch_size": 1, "max_answer_length": 1}
-        zeros = (
-            "length_penalty",
-            "length_offset",
-            "patience",
-            "coverage_penalty",
-            "diversity",
-            "top_k",
-            "min_length",
-            "max_length",
-            "seed",
-        )
-        for key, low in {**least, **dict.fromkeys(zeros, 0), "no_repeat_ngram": 0, "repetition_penalty": 1}.items():
+        ones = "beam_size beam_groups n_best samples max_extra_length batch_size max_answer_length repetition_penalty"
+        zeros = "length_penalty length_offset patience coverage_penalty diversity top_k min_length max_length seed"
+        least = dict.fromkeys(ones.split(), 1) | dict.fromkeys([*zeros.split(), "no_repeat_ngram"], 0)
+        for key, low in least.items():
             if not getattr(self, key) >= low:
                 raise UserError(f"decode.{key}={getattr(self, key)} must be at least {low}")
         for key in ("max_extra_length", "no_repeat_ngram"):
@@ -198,12 +182,7 @@ class DecodeConfig:
     def _check_search(self, searched: bool) -> None:
         unread, readers = (SAMPLE_ONLY, "sample' or 'mbr") if self.search == "beam" else (BEAM_ONLY, "beam")
         for key in () if is_own(self.search) else unread:
-            if getattr(self, key) != DEFAULTS[key] and key not in (
-                "beam_size",
-                "length_penalty",
-                "length_offset",
-                "seed",
-            ):
+            if getattr(self, key) != DEFAULTS[key] and key not in PRESET:
                 raise UserError(f"decode.{key}={getattr(self, key)} is read by decode.search='{readers}' only")
         if self.beam_size % self.beam_groups:
             raise UserError(f"decode.beam_groups={self.beam_groups} must divide decode.beam_size={self.beam_size}")

@@ -58,7 +58,7 @@ def is_complete(
     largest_penalty: Float[Array, " b"],
     beams: Beams,
 ) -> Bool[Array, " b"]:
-    """Tell which sentences need no further search.
+    """Return which sentences need no further search.
 
     Log-probabilities are never positive, so the score of a live hypothesis can only fall; a length penalty of 0 or more
     divides it by no more than the penalty of the limit; what coverage adds is not positive either. So no future end can
@@ -81,6 +81,6 @@ def is_complete(
     worst = lax.top_k(finished.scores, beams.n_best)[0][:, -1]
     bound = live_scores.max(axis=1) / largest_penalty
     complete = worst >= bound
-    if beams.patience:  # nothing is cut before the limit, so all that is asked for must have finished
+    if beams.patience:  # only finished hypotheses are returned before the limit, so n_best must have finished
         complete |= (num_finished >= beams.patience * beams.size) & (worst > -jnp.inf)
     return complete

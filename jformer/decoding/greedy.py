@@ -1,4 +1,4 @@
-"""Greedy search, and the loop it shares with sampling: one token after another, no hypothesis is ever given up.
+"""Greedy search, and the loop that it shares with sampling: one token after another.
 
 Axes: b sentences, v vocabulary, h tokens of history, t tokens; rows = b·n, the n hypotheses of a sentence side by side.
 """
@@ -93,7 +93,7 @@ def one_by_one(step: Step, cache: Cache, start: Start, rules: Rules, choose: Cho
         )
 
     def stable_prefix(state: _State) -> tuple[Int[Array, "b t"], Int[Array, " b"]]:
-        """Nothing that was chosen is taken back; of several hypotheses it is the first."""
+        """No token is ever revised; of several hypotheses, the first counts."""
         return state.tokens[:, ::hypotheses].T, state.lengths[::hypotheses]
 
     return SearchLoop(

@@ -1,7 +1,7 @@
-"""Minimum Bayes risk: the candidates that agree best with all candidates. Texts in, ranks out; no model.
+"""Minimum Bayes risk: rank texts by their agreement with all candidates. No model here.
 
 Eikema and Aziz 2020 take the candidates from the model by plain sampling, and their mean as the expectation under it;
-Freitag et al. 2022 show how much depends on the utility. Both of ours are sacreBLEU's scores of single sentences.
+Freitag et al. 2022 show how much depends on the utility. Both utilities here are sentence scores of sacreBLEU.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Which tokens may come next: rules that forbid tokens, or make them cost more, whatever the search. No search here.
+"""Which tokens may come next: rules that forbid or penalise tokens, independent of the search.
 
 Axes: b sentences, v vocabulary, h tokens of history, p of a prefix or prompt, k results; rows = b·n beams.
 
@@ -18,8 +18,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jformer.decoding.top_k import top_k
 
-# A mask is a pass over the vocabulary; so few tokens are left out after top-k instead. They are padding, BOS, the
-# unknown token and one more, which hardly any search may write; not tuned.
+# Masking takes a pass over the vocabulary; up to this many tokens (usually padding, BOS and the unknown token) are
+# removed after top-k instead. Not tuned.
 MAX_EXCLUDED = 4
 
 
@@ -29,7 +29,7 @@ class Rules(NamedTuple):
     eos: int  # the symbol that ends a hypothesis
     pad: int  # the symbol that fills arrays up, and is never written
     allowed: Bool[np.ndarray, " v"] | None = None  # the tokens that may be written; None = all but padding
-    min_length: int = 0  # no end symbol before so many tokens
+    min_length: int = 0  # no end symbol before this many tokens
     no_repeat_ngram: int = 0  # no n-gram of this size twice in a hypothesis; 0 = off (Paulus et al. 2018, 2.5)
     repetition_penalty: float = 1.0  # at least 1; times the log-probability of earlier tokens (Keskar et al. 2019)
     prefix: Int[Array, "b p"] | None = None  # how every hypothesis begins, whatever the other rules say

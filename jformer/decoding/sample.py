@@ -73,16 +73,22 @@ def apply_filters(log_probs: Float[Array, "rows v"], filters: Filters) -> Float[
     """
     best = log_probs.max(axis=1, keepdims=True)
     log_probs = jax.nn.log_softmax((log_probs - best) / filters.temperature)
-    if filters.top_k:
-        log_probs = _keep(log_probs, _in_top_k(log_probs, filters.top_k))
-    if filters.top_p < 1:
-        log_probs = _keep(log_probs, _in_top_p(log_probs, filters.top_p))
-    if filters.min_p > 0:
-        log_probs = _keep(log_probs, _above_min_p(log_probs, filters.min_p))
-    if filters.epsilon > 0:
-        log_probs = _keep(log_probs, _above_epsilon(log_probs, filters.epsilon))
-    if filters.typical < 1:
-        log_probs = _keep(log_probs, _is_typical(log_probs, filters.typical))
+    if filters.top_k:  # the k most probable (Fan et al. 2018, section 5.1)
+        surprise, k = _surprise(log_probs), float(filters.top_k)
+        log_probs = _keep(log_probs, surprise <= weighted_quantile(surprise, jnp.ones_like(surprise), k))
+    if filters.top_p < 1:  # the most probable that hold this mass (Holtzman et al. 2020, section 3.1)
+        surprise = _surprise(log_probs)
+        log_probs = _keep(log_probs, surprise <= weighted_quantile(surprise, jnp.exp(log_probs), filters.top_p))
+    if filters.min_p > 0:  # those with this share of the largest probability (Nguyen et al. 2024, section 3)
+        log_probs = _keep(log_probs, log_probs >= log_probs.max(axis=1, keepdims=True) + jnp.log(filters.min_p))
+    if filters.epsilon > 0:  # those with this probability, or the largest one (Hewitt et al. 2022, section 3)
+        most_probable = log_probs == log_probs.max(axis=1, keepdims=True)
+        log_probs = _keep(log_probs, (log_probs >= jnp.log(filters.epsilon)) | most_probable)
+    if filters.typical < 1:  # those nearest to the entropy that hold this mass (Meister et al. 2023, section 4)
+        surprise, probs = _surprise(log_probs), jnp.exp(log_probs)
+        entropy = jnp.where(probs > 0, probs * surprise, 0).sum(axis=1, keepdims=True)
+        distance = jnp.abs(surprise - entropy)
+        log_probs = _keep(log_probs, distance <= weighted_quantile(distance, probs, filters.typical))
     return log_probs
 
 
@@ -91,40 +97,8 @@ def _keep(log_probs: Float[Array, "rows v"], kept: Bool[Array, "rows v"]) -> Flo
     return jax.nn.log_softmax(jnp.where(kept, log_probs, -jnp.inf))
 
 
-def _in_top_k(log_probs: Float[Array, "rows v"], k: int) -> Bool[Array, "rows v"]:
-    """Tell which tokens are among the k most probable (Fan et al. 2018, section 5.1)."""
-    surprise = _surprise(log_probs)
-    return surprise <= weighted_quantile(surprise, jnp.ones_like(surprise), float(k))
-
-
-def _in_top_p(log_probs: Float[Array, "rows v"], mass: float) -> Bool[Array, "rows v"]:
-    """Tell which tokens are among the most probable that hold this mass (Holtzman et al. 2020, section 3.1)."""
-    surprise = _surprise(log_probs)
-    return surprise <= weighted_quantile(surprise, jnp.exp(log_probs), mass)
-
-
-def _above_min_p(log_probs: Float[Array, "rows v"], share: float) -> Bool[Array, "rows v"]:
-    """Tell which tokens have this share of the largest probability (Nguyen et al. 2024, section 3)."""
-    return log_probs >= log_probs.max(axis=1, keepdims=True) + jnp.log(share)
-
-
-def _above_epsilon(log_probs: Float[Array, "rows v"], epsilon: float) -> Bool[Array, "rows v"]:
-    """Tell which tokens have this probability, or the largest one there is (Hewitt et al. 2022, section 3)."""
-    most_probable = log_probs == log_probs.max(axis=1, keepdims=True)
-    return (log_probs >= jnp.log(epsilon)) | most_probable
-
-
-def _is_typical(log_probs: Float[Array, "rows v"], mass: float) -> Bool[Array, "rows v"]:
-    """Tell which tokens hold this mass with a surprise nearest to the entropy (Meister et al. 2023, section 4)."""
-    surprise = _surprise(log_probs)
-    probs = jnp.exp(log_probs)
-    entropy = jnp.where(probs > 0, probs * surprise, 0).sum(axis=1, keepdims=True)
-    distance = jnp.abs(surprise - entropy)
-    return distance <= weighted_quantile(distance, probs, mass)
-
-
 def _surprise(log_probs: Float[Array, "rows v"]) -> Float[Array, "rows v"]:
-    return jnp.maximum(-log_probs, 0)  # rounding puts the log-probability of a sure token above 0
+    return jnp.maximum(-log_probs, 0)  # rounding may put the log-probability of a certain token above 0
 
 
 def weighted_quantile(

@@ -1,4 +1,4 @@
-"""What every search is given and what it returns, and its loop: run to the end, or some steps at a time.
+"""The inputs and results of every search, and its loop: run to the end, or some steps at a time.
 
 Axes: b sentences, n hypotheses of a sentence, t tokens, k continuations of a hypothesis.
 """
@@ -23,7 +23,7 @@ class Start(NamedTuple):
     max_unfinished: int | Int[Array, ""] = 0
 
     def goes_on(self, state: PyTree) -> Bool[Array, ""]:
-        """Tell whether there is room for a token and enough that is not done: the condition of every search's loop."""
+        """Return whether there is room for a token, and enough sentences are not done."""
         return (state.cur_index < self.room) & ((~state.done).sum() > self.max_unfinished)
 
 
@@ -49,7 +49,7 @@ class SearchLoop(NamedTuple):
     init: PyTree  # the state before the first token
     cond: Callable[[PyTree], Bool[Array, ""]]  # whether there is something left to do
     body: Callable[[PyTree], PyTree]  # appends one token
-    result: Callable[[PyTree], Decoded]  # what was found, in any state: `done` says of which sentences it is final
+    result: Callable[[PyTree], Decoded]  # the result so far; final for sentences that are `done`
     stable_prefix: Callable[[PyTree], tuple[Int[Array, "b t"], Int[Array, " b"]]]
     """The tokens that the best hypothesis of every sentence begins with, however the search goes on, and how many."""
 
@@ -58,7 +58,7 @@ class SearchLoop(NamedTuple):
         return self.result(lax.while_loop(self.cond, self.body, self.init))
 
     def advance(self, state: PyTree, steps: Int[Array, ""]) -> PyTree:
-        """Go on from a state for so many steps, or until the end: the same steps as those of `run`."""
+        """Run `steps` further steps from a state, or until the end: the same steps as in `run`."""
         until = state.cur_index + steps
         return lax.while_loop(lambda at: self.cond(at) & (at.cur_index < until), self.body, state)
 

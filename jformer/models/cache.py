@@ -1,12 +1,12 @@
-"""The decode cache as a value: the keys and values of all tokens so far, and which of them each row may attend to.
+"""The decode cache as a value: keys and values of all tokens so far, and which of them each row may attend to.
 
 Axes: b rows, m sentences, n = b / m beams of each, t new tokens of a row, e entries of a sentence, s source positions,
 g heads of keys and values, k size of a key, u size of a value, d d_model.
 
 The beams of a sentence share its entries. A step appends one entry for each new token of each beam, at the same index
-in every sentence, and nothing is ever moved: when a row goes on from another beam's history, only the list of entries
-that it may attend to changes. So a prompt, too, is stored once for all beams. Samples, which never go on from each
-other, have entries of their own: m = b, and what a step costs does not grow with their number.
+in every sentence, and entries never move: when a row continues another beam's history, only the list of its visible
+entries changes. A prompt is stored once for all beams. Samples never continue each other, so each has its own entries
+(m = b), and the cost per sample does not grow with their number.
 """
 
 import dataclasses
@@ -38,26 +38,26 @@ class Memory(TypedDict, total=False):
 
 
 class MemoryKeyValue(TypedDict, total=False):
-    """What decoding reads of a memory; empty for a model without one."""
+    """The memory as decoding reads it; empty for a model without one."""
 
     layers: tuple[KeyValue, ...]
     mask: Bool[Array, "m s"]
 
 
 class Entries(TypedDict):
-    """The tokens so far, of all beams."""
+    """The tokens of all beams so far."""
 
     layers: tuple[KeyValue, ...]
     position: Int[Array, "m e"]
-    used: Int[Array, ""]  # how many entries of each sentence hold a token
+    used: Int[Array, ""]  # entries of each sentence that hold a token
 
 
 class BeamState(TypedDict):
-    """What follows a beam."""
+    """State that follows a beam when beams are reordered."""
 
     visible: Bool[Array, "b e"]  # the entries of its history
     prefix: NotRequired[Int[Array, " b"]]  # how many tokens all of its text sees; set before they come
-    coverage: NotRequired[Float[Array, "b s"]]  # the attention that each source position got so far, if asked for
+    coverage: NotRequired[Float[Array, "b s"]]  # the attention that each source position received so far, if needed
 
 
 class Cache(TypedDict):
@@ -66,15 +66,15 @@ class Cache(TypedDict):
     position: Int[Array, " b"]  # of each row's next token
     self: BeamState
     memory: MemoryKeyValue
-    blocks: tuple[PyTree, ...]  # for each layer the parameters of its block
+    blocks: tuple[PyTree, ...]  # each layer's parameters
     entries: Entries
 
 
 class NewTokens(NamedTuple):
-    """The positions and entries of the tokens that a step appends, and what they may attend to."""
+    """Positions, entries and visibility of the tokens that a step appends."""
 
-    positions: Int[Array, "b t"]  # those of tokens that are not valid mean nothing
-    mask: Bool[Array, "m n e"]  # the entries that each of a sentence's n·t tokens may attend to, its own among them
+    positions: Int[Array, "b t"]  # undefined for invalid tokens
+    mask: Bool[Array, "m n e"]  # the entries that each of a sentence's n·t tokens sees, its own included
     entry_positions: Int[Array, "b e"]
     first: Int[Array, ""]  # of their entries
 
@@ -87,9 +87,9 @@ def empty_cache(
     Args:
         config: the number of layers and heads, their sizes and dtype.
         blocks: from `Stack.blocks`.
-        memory: what the layers read of the source; {} without one.
-        sentences: how many there are; each has one row, which may become n beams.
-        length: how many entries each has room for: one for every token of every beam.
+        memory: keys and values of the source; {} without one.
+        sentences: the number of sentences, one row each, which may become n beams.
+        length: entries of a sentence: one for every token of every beam.
     """
     heads = (sentences, config.kv_heads)
     k = jnp.zeros((*heads, config.key_size, length), config.dtype)
@@ -109,10 +109,10 @@ def empty_cache(
 
 
 def advance(cache: Cache, valid: Bool[Array, "b t"], rule: Rule) -> tuple[NewTokens, Cache]:
-    """Return where the next tokens go, and the cache with them in it, but for their keys and values.
+    """Return where the next tokens go, and the cache that includes them except for their keys and values.
 
-    Each row advances by the count of its valid tokens; every token takes an entry, whether it is valid or not. By the
-    rule it sees the entries of its row's history, and those of the valid tokens that are new.
+    Each row advances by the count of its valid tokens; every token takes an entry, valid or not. It sees the
+    entries of its row's history and of the new valid tokens, as far as the rule allows.
     """
     b, t = valid.shape
     entries = cache["entries"]
@@ -153,7 +153,7 @@ def advance(cache: Cache, valid: Bool[Array, "b t"], rule: Rule) -> tuple[NewTok
 
 
 def write_entries(entries: KeyValue, new: KeyValue, first: Int[Array, ""]) -> KeyValue:
-    """Return the entries of a cache with new ones from number `first` on."""
+    """Write new entries at index `first`."""
     k = lax.dynamic_update_slice_in_dim(entries["k"], new["k"], first, axis=3)
     v = lax.dynamic_update_slice_in_dim(entries["v"], new["v"], first, axis=2)
     return {"k": k, "v": v}

@@ -17,7 +17,7 @@ from jformer.models.model_config import ModelConfig
 
 
 class LanguageModel(nn.Module):
-    """What predicts every token of a text from those before it has, beside the stack that its kind makes.
+    """The parts of a language model besides its stack: embedding table and head.
 
     `config.vocab_size` must be set.
     """
@@ -43,7 +43,7 @@ class LanguageModel(nn.Module):
         return self.head(hidden, self.embedding)
 
     def encode(self, batch: Batch, train: bool = False) -> Memory:
-        """Return the memory of a model that has no source: nothing."""
+        """Return the empty memory of a model without a source."""
         return {}
 
 
@@ -51,7 +51,7 @@ class Decoder(LanguageModel):
     """One causal stack of Transformer blocks over the target side."""
 
     def setup(self) -> None:
-        """Make the stack, too."""
+        """Add the stack."""
         super().setup()
         c = self.config
         self.input = InputEmbedding(c, c.max_length)
@@ -72,7 +72,7 @@ class Decoder(LanguageModel):
     def extend(
         self, cache: Cache, tokens: Int[Array, "b t"], valid: Bool[Array, "b t"]
     ) -> tuple[Float[Array, "b t d"], Cache]:
-        """Append each row's valid tokens to its cache and return their hidden states; the others mean nothing."""
+        """Append each row's valid tokens to its cache and return the hidden states, undefined at invalid tokens."""
         new, after = advance(cache, valid, self.decoder.rule)
         x = self.input(self.embedding(tokens), new.positions, new.entry_positions.shape[1], None)
         hidden, layers, _ = self.decoder.extend(x, cache, new)

@@ -23,7 +23,7 @@ from jformer.models.model_config import ModelConfig
 
 
 class SequenceToSequence(nn.Module):
-    """What writes a target from a source has, beside the stacks that its kind makes: tables, head, dropout's seeds.
+    """The parts of an encoder-decoder besides its stacks: embedding tables, head and dropout seeds.
 
     `config.vocab_size` must be set.
     """
@@ -71,12 +71,12 @@ class EncoderDecoder(SequenceToSequence):
     """Two stacks of Transformer blocks over one or two vocabularies, or over images and one vocabulary."""
 
     def setup(self) -> None:
-        """Make the stacks, too."""
+        """Add the stacks."""
         super().setup()
         c = self.config
         if c.vision.source:
             self.patches = patch_projection(c)
-            # Tables are scaled as logits are made with them too; patches would drown their positions.
+            # Scaling is for tables that also make logits; scaled patches would drown out their positions.
             self.source_input = InputEmbedding(dataclasses.replace(c, embedding_scale="none"), c.num_patches)
         else:
             self.source_input = InputEmbedding(c, c.max_length)
@@ -95,11 +95,11 @@ class EncoderDecoder(SequenceToSequence):
         return self.decoder(x, places, memory["hidden"], memory["segments"], dropout_key)
 
     def encode(self, batch: Batch, train: bool = False) -> Memory:
-        """Encode the source side of a batch; the segments of its memory say what is no padding."""
+        """Encode the source side of a batch; segments of 0 in the memory are padding."""
         dropout_key = self.dropout_key(batch, train)
         if self.config.vision.source:
             x = self.patches(to_patches(batch["image"], self.config))
-            segments = jnp.ones(x.shape[:2], jnp.int32)  # an image has no padding, and a row of its own
+            segments = jnp.ones(x.shape[:2], jnp.int32)  # images have no padding and are never packed
             positions = jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape[:2])
         else:
             x = self.source_embedding(batch["source"])
@@ -110,15 +110,15 @@ class EncoderDecoder(SequenceToSequence):
 
     def start(self, memory: Memory, batch_size: int, length: int) -> Cache:
         """Return an empty cache for the `batch_size` sentences of the memory, with room for `length` entries each."""
-        kept: MemoryKeyValue = {"layers": self.decoder.memory_kv(memory["hidden"]), "mask": memory["segments"] > 0}
-        return empty_cache(self.config, self.decoder.blocks(), kept, batch_size, length)
+        read: MemoryKeyValue = {"layers": self.decoder.memory_kv(memory["hidden"]), "mask": memory["segments"] > 0}
+        return empty_cache(self.config, self.decoder.blocks(), read, batch_size, length)
 
     def extend(
         self, cache: Cache, tokens: Int[Array, "b t"], valid: Bool[Array, "b t"]
     ) -> tuple[Float[Array, "b t d"], Cache]:
-        """Append each row's valid tokens to its cache and return their hidden states; the others mean nothing.
+        """Append each row's valid tokens to its cache and return the hidden states, undefined at invalid tokens.
 
-        Where the cache holds the attention that source positions got ('coverage' [b s] in its 'self'), it is added up.
+        If the cache has 'coverage' [b s] in its 'self', the attention that source positions received is added to it.
         """
         new, after = advance(cache, valid, self.decoder.rule)
         x = self.target_table(tokens)
@@ -133,7 +133,7 @@ class EncoderDecoder(SequenceToSequence):
     def cross_weights(intermediates: PyTree) -> Float[Array, "b t s"]:
         """Return what each target position attends to in the last layer, the mean of its heads.
 
-        It takes the intermediates of `hidden`, from attention that shows its weights: see `layers.attention`.
+        Takes the intermediates of `hidden`, in which attention sows its weights: see `layers.attention`.
         """
         (weights,) = intermediates["decoder"]["block"]["cross_attn"]["weights"]  # [l b h t s]
         return weights[-1].mean(axis=1)

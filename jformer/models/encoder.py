@@ -18,7 +18,7 @@ from jformer.models.model_config import ModelConfig
 
 
 class SourceModel(nn.Module):
-    """What reads the whole source side has, beside the stack that its kind makes. `config.vocab_size` must be set.
+    """The parts of an encoder besides its stack. `config.vocab_size` must be set.
 
     With `head.num_classes` it classifies: `hidden` is one pooled vector for each row (or every position, where nothing
     is pooled) and `logits` its classes. Without, `hidden` has every position and `logits` the vocabulary.
@@ -67,7 +67,7 @@ class Encoder(SourceModel):
     """One stack of Transformer blocks over the whole source side."""
 
     def setup(self) -> None:
-        """Make the stack, too."""
+        """Add the stack."""
         super().setup()
         c = self.config
         self.input = InputEmbedding(c, c.max_length)

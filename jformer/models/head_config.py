@@ -9,7 +9,7 @@ CHOICES = {"pooling": ("first", "last", "final", "mean", "none"), "pooler_activa
 
 @dataclasses.dataclass(frozen=True)
 class HeadConfig:
-    """What a model has beside its stacks; all but the bias is for encoders and vision models."""
+    """The head on top of the stacks; all options but the bias are for encoders and vision models."""
 
     num_classes: int = 0  # of a classifier; 0 = predict tokens. A task with labels fills it in
     # What a classifier reads: first (the class token) | last | mean (of all positions) | none: classes of each position

@@ -1,4 +1,4 @@
-"""What a model is to the other rooms: a config, and methods that are applied to parameters. Without JAX."""
+"""The interface of models for other packages: a config, and methods applied to parameters. Does not import JAX."""
 
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 

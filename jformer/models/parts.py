@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
-STACKED = "block"  # whose parameters, and what they are told by, have an axis of layers in front
+STACKED = "block"  # the module whose parameters have a leading layer axis
 
 
 def count_params(params: PyTree) -> int:

@@ -1,6 +1,6 @@
-"""The models that the Transformer replaced, behind its protocol: recurrent encoder-decoders, decoders and encoders.
+"""Recurrent encoder-decoders, language models and encoders, behind the same protocol as Transformers.
 
-The cache of a recurrent model is its state, which follows a beam; what it reads of the source belongs to a sentence.
+The cache of a recurrent model is its state, which follows a beam. The source belongs to a sentence.
 
 Letters: b rows (in a search the beams of m sentences side by side), t target and s source positions, d features of the
 state (d_model), e of an embedded token, r of what is projected to the vocabulary, l layers, n arrays of a state.
@@ -40,7 +40,7 @@ class RecurrentEncoderDecoder(SequenceToSequence):
     """Sequence to sequence, as Sutskever et al. 2014 without attention, as Bahdanau or Luong et al. 2015 with it."""
 
     def setup(self) -> None:
-        """Make the stacks, and what the decoder begins with, too."""
+        """Add the stacks and the bridge between them."""
         super().setup()
         c = self.config
         self.encoder = RecurrentStack(c, c.num_layers, c.recurrent.bidirectional)
@@ -75,8 +75,8 @@ class RecurrentEncoderDecoder(SequenceToSequence):
     def bridged(self, last: Float[Array, "b l n d"]) -> Float[Array, "b l n d"]:
         """Return the decoder's first state: the encoder's last, zeros, or tanh of a projection for every layer.
 
-        What is projected is the output of the last layer where it has read all of the source; of two directions it is
-        that of the one that ends at the source's first word (Bahdanau et al. 2015, appendix A.2.2).
+        The projected vector is the last layer's output after the whole source; with two directions, of the backward
+        one (Bahdanau et al. 2015, appendix A.2.2).
         """
         c = self.config
         if c.recurrent.bridge == "copy":
@@ -99,9 +99,9 @@ class RecurrentEncoderDecoder(SequenceToSequence):
     def extend(
         self, cache: RecurrentCache, tokens: Int[Array, "b t"], valid: Bool[Array, "b t"]
     ) -> tuple[Float[Array, "b t r"], RecurrentCache]:
-        """Append each row's valid tokens to its state and return their hidden states; the rest is meaningless.
+        """Advance each row's state by its valid tokens and return the hidden states, undefined at invalid tokens.
 
-        Where the cache keeps what a row has looked at ('coverage' [b s] in its 'self'), that is added up.
+        If the cache has 'coverage' [b s] in its 'self', the attention weights are added to it.
         """
         x = tokens_in(self.config, self.target_table, tokens, None)
         before = {name: x for name, x in cache["self"].items() if name != "coverage"}
@@ -122,7 +122,7 @@ class RecurrentLanguageModel(LanguageModel):
     """One recurrent stack over the target side (Mikolov et al. 2010, Zaremba et al. 2014)."""
 
     def setup(self) -> None:
-        """Make the stack, too."""
+        """Add the stack."""
         super().setup()
         c = self.config
         self.decoder = RecurrentStack(c, c.num_layers, False)
@@ -144,7 +144,7 @@ class RecurrentLanguageModel(LanguageModel):
     def extend(
         self, cache: RecurrentCache, tokens: Int[Array, "b t"], valid: Bool[Array, "b t"]
     ) -> tuple[Float[Array, "b t d"], RecurrentCache]:
-        """Append each row's valid tokens to its state and return their hidden states; the rest is meaningless."""
+        """Advance each row's state by its valid tokens and return the hidden states, undefined at invalid tokens."""
         x = tokens_in(self.config, self.embedding, tokens, None)
         hidden, after, _ = self.decoder(x, valid, cache["self"], {}, None)
         return hidden, {**cache, "position": cache["position"] + valid.sum(1, dtype=jnp.int32), "self": after}
@@ -154,7 +154,7 @@ class RecurrentEncoder(SourceModel):
     """One recurrent stack over the whole source side, predicting tokens or, many to one, a class."""
 
     def setup(self) -> None:
-        """Make the stack, too."""
+        """Add the stack."""
         super().setup()
         c = self.config
         self.encoder = RecurrentStack(c, c.num_layers, c.recurrent.bidirectional)

@@ -1,6 +1,6 @@
-"""Multi-head attention. Keys and values are data: `project_kv` makes them, `__call__` attends, nothing is hidden.
+"""Multi-head attention. Keys and values are explicit: `project_kv` makes them, `__call__` attends.
 
-What it computes between its projections is in `dot_product`.
+The computation between the projections is in `dot_product`.
 
 Axes: b rows, t query positions, s key positions, d d_model, h query heads, g heads of keys and values, r = h / g query
 heads of a group, k size of a query and key, u size of a value. In a cache: m sentences, n = b / m beams of each,
@@ -31,7 +31,7 @@ class Attention(nn.Module):
     """Multi-head attention with separate key and value sizes (Vaswani et al. 2017, section 3.2.2)."""
 
     config: ModelConfig
-    site: Site  # of the mask that drops weights
+    site: Site  # of the dropout of weights
     layers: int = 1  # of the stack, and DeepNorm's beta: for the initial kernels
     beta: float = 1.0
 
@@ -81,9 +81,9 @@ class Attention(nn.Module):
             x: the hidden states that queries are projected from.
             kv: the keys and values that they attend to, from `project_kv`.
             visible: which keys each query may attend to.
-            positions: of x where it attends to itself, for rotary positions.
+            positions: of x, if it attends to itself; for rotary positions.
             bias: of positions, added to the scores.
-            dropout_key: what the mask that drops weights depends on; None drops nothing.
+            dropout_key: the key of the dropout of weights; None = no dropout.
         """
         c = self.config
 
@@ -92,7 +92,7 @@ class Attention(nn.Module):
 
         q, scale = self.queries(x, positions), c.query_scale
         if positions is not None and c.positions == "transformer_xl":
-            q, bias = self.distance(q)  # a bias of its own: the stack makes one of other position schemes only
+            q, bias = self.distance(q)  # its own bias: the stack makes those of other schemes
         call = Call(
             q.dtype.name,
             known_length(q.shape[1]),
@@ -104,7 +104,7 @@ class Attention(nn.Module):
             tensor=parts(TENSOR),
         )
         choice = choose_kernel(c, target(), call)
-        if choice.kernel == "splash":  # chosen without a bias and dropped weights only, as are cudnn and jax
+        if choice.kernel == "splash":  # chosen only without bias and dropout
             values = attend_splash(q, kv, visible, scale)
         elif choice.kernel == "cudnn":
             values = attend_cudnn(q, kv, visible.mask(), bias, scale)
@@ -122,7 +122,7 @@ class Attention(nn.Module):
     def project_for_cache(
         self, y: Float[Array, "b t d"], m: int, positions: Int[Array, "b t"] | None = None
     ) -> KeyValue:
-        """Project keys and values as a cache of m sentences has them: token by token, the beams of one side by side."""
+        """Project keys and values to the layout of a cache of m sentences: token by token, beams side by side."""
         kv = self.project_kv(y, positions)
         k = kv["k"].reshape(m, -1, *kv["k"].shape[1:])  # [b t g k] → [m n t g k]
         v = kv["v"].reshape(m, -1, *kv["v"].shape[1:])
@@ -145,8 +145,8 @@ class Attention(nn.Module):
 
         Args:
             x: the hidden states of new tokens.
-            cached_kv: keys [m g k e] and values [m g e u], those of the new tokens among them.
-            mask: a row for each of a sentence's n·t queries, a beam's tokens side by side, or one for all; None = all.
+            cached_kv: keys [m g k e] and values [m g e u], including those of the new tokens.
+            mask: one row for each of a sentence's n·t queries, beam by beam, or one for all; None = everything.
             positions, bias: those of `__call__`.
             distance: from queries to entries, for the positions of Transformer-XL.
         """

@@ -1,4 +1,4 @@
-"""Attention as functions of queries, keys and values: of all queries at once, of some at a time, and of a cache.
+"""Attention as functions of queries, keys and values: all queries at once, in chunks, and with a cache.
 
 Axes: b rows, t query positions, s key positions, h query heads, g heads of keys and values, r = h / g query heads of a
 group, k size of a query and key, u size of a value. In a cache: m sentences, e entries, q queries that attend to the
@@ -18,7 +18,7 @@ from jformer.models.layers.visibility import Visibility
 from jformer.parallel.backend import target
 from jformer.parallel.chunks import map_chunks
 
-# Up to so many queries, sums of products are 2 to 4 times as fast on CPU as a matrix product: docs/decisions/0018.
+# Up to this many queries, sums of products are 2 to 4 times as fast on CPU as a matrix product: docs/decisions/0018.
 MAX_QUERIES_FOR_SUMS = 16
 
 DropWeights = Callable[[Array, int | Int[Array, ""]], Array]
@@ -37,20 +37,22 @@ def attend(
     """Attention: softmax(scale · q·k + bias)·v, and its weights before dropout (Vaswani et al. 2017, equation 1).
 
     Each of the g heads of keys and values serves r neighbouring heads of queries (Ainslie et al. 2023). Scores and
-    softmax are float32. A row that may attend to nothing gets finite, meaningless weights.
+    softmax are float32. A query that sees no key gets finite, undefined weights.
 
     Args:
         q: of h heads.
         kv: of g heads, a divisor of h.
         mask: True where a query may attend to a key; None: everywhere.
-        bias: what is added to the scaled scores.
-        scale: what queries are multiplied with, usually 1 / √k.
-        drop_weights: dropout of the weights that values are summed with, given the index of their first query.
-        first: that index, where q is a part of all queries.
+        bias: added to the scaled scores.
+        scale: multiplies the queries, usually 1 / √k.
+        drop_weights: dropout of the weights, given the index of their first query.
+        first: that index, if q is a chunk of all queries.
     """
     b, t, h, _ = q.shape
     s, g = kv["k"].shape[1:3]
-    q = (q * scale).reshape(b, t, g, h // g, -1)  # [b t h k] → [b t g r k]; here, for scores are many more than queries
+    q = (q * scale).reshape(
+        b, t, g, h // g, -1
+    )  # [b t h k] → [b t g r k]; scaled here, as there are more scores than queries
     scores = query_key_scores(q, kv["k"])  # [b g r t s], float32
     scores = scores.reshape(b, h, t, s)
     scores = scores if bias is None else scores + bias
@@ -99,12 +101,12 @@ def attend_few_queries(
     bias: Float[Array, "m g q e"] | None = None,
     scale: float = 1.0,
 ) -> tuple[Float[Array, "m g q u"], Float[Array, "m g q e"]]:
-    """Attend from few queries to the entries of a cache; also return the weights.
+    """Attend from a few queries to the entries of a cache; also return the weights.
 
-    So few rows are slow as a matrix product on CPU, and fast as sums of products, which XLA fuses.
+    On CPU, few rows are slow as a matrix product and fast as sums of products, which XLA fuses.
 
     Args:
-        q: of one sentence and group: its beams, their new tokens, and the heads that share its keys.
+        q: the queries of a sentence and group: of its beams, their new tokens, and the heads that share its keys.
         cached_kv: keys [m g k e] and values [m g e u].
         mask, bias, scale: those of `attend`.
     """

@@ -1,4 +1,4 @@
-"""What enters a stack: embedded tokens or patches, with positions and segments added, normalised, dropped out.
+"""The input of a stack: embedded tokens or patches with positions and segments, norm and dropout.
 
 Axes: b rows, t positions, d d_model.
 """

@@ -1,4 +1,4 @@
-"""What leaves a stack: hidden states to logits over a vocabulary, or what a classifier reads.
+"""Heads: hidden states to logits over a vocabulary, and pooling for classifiers.
 
 Logits are float32, whatever the layers compute in.
 
@@ -44,7 +44,7 @@ class TokenHead(nn.Module):
         if c.tied_output and c.embedding_scale == "output":
             hidden = hidden * c.scale_width**-0.5
         if c.tied_output and c.parametrization == "mup":
-            hidden = hidden / c.mup_width_ratio  # a table of one's own has its learning rate divided instead
+            hidden = hidden / c.mup_width_ratio  # an untied projection has its learning rate divided instead
         logits = table.attend(hidden) if c.tied_output else self.output(hidden)
         return logits + self.bias if c.head.transform or c.head.bias else logits
 

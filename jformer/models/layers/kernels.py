@@ -1,4 +1,4 @@
-"""Which code attends, and the fused kernels of others, which keep scores beside the cores: splash attention and cuDNN.
+"""The choice of attention kernel, and the fused kernels of JAX and cuDNN, which never store the scores.
 
 Axes: b rows, t query positions, s key positions, h query heads, g heads of keys and values, k size of a head.
 """
@@ -14,30 +14,30 @@ from jformer.models.layers.visibility import Rule, Visibility
 from jformer.models.model_config import ModelConfig
 from jformer.parallel.activations import over_rows_and_heads
 
-MAX_PAIRS = 2_048**2  # of a query and a key in a row; ours takes more than that in chunks: docs/decisions/0034
-CHUNK = 512  # queries of such a chunk
-LEAST_PAIRS = 512**2  # for which splash attention pays, where a block costs a third of a microsecond: the same record
-LANES = 128  # positions that splash attention takes at least, and whole multiples of
+MAX_PAIRS = 2_048**2  # of a query and a key in a row; above, our own code attends in chunks: docs/decisions/0034
+CHUNK = 512  # queries of a chunk
+LEAST_PAIRS = 512**2  # from which splash attention pays off: a block costs a third of a microsecond (same record)
+LANES = 128  # splash attention takes multiples of this many positions
 BLOCKS = (512, 256, LANES)  # of positions, the largest that divides the length
 FUSED = {"tpu": "splash", "gpu": "cudnn"}
-SPLASH_MASKS = {Rule(): "FullMask", Rule(causal=True): "CausalMask"}  # rules that it makes the mask for by itself
+SPLASH_MASKS = {Rule(): "FullMask", Rule(causal=True): "CausalMask"}  # rules that splash attention supports
 
 
 class Call(NamedTuple):
-    """What is known of an attention before it runs."""
+    """The properties of an attention that decide on its kernel."""
 
     dtype: str
     queries: int
     keys: int
     rule: Rule = Rule()
     biased: bool = False
-    drops: bool = False  # weights, now
-    shows: bool = False  # its weights
+    drops: bool = False  # attention dropout is active
+    shows: bool = False  # the weights are collected
     tensor: int = 1  # devices that share the heads
 
 
 class KernelChoice(NamedTuple):
-    """Which code attends, and why."""
+    """The chosen kernel, and why."""
 
     kernel: str  # own (all queries at once) | chunked | jax (jax.nn's, of XLA) | splash | cudnn
     why: str
@@ -45,14 +45,15 @@ class KernelChoice(NamedTuple):
 
 
 def known_length(length: object) -> int:
-    """Return a length, or 1 where an exported program leaves it open: then no kernel is chosen for its sake."""
+    """Return a length, or 1 where an exported program leaves it symbolic, so that it does not affect the choice."""
     return length if isinstance(length, int) else 1
 
 
 def choose_kernel(config: ModelConfig, platform: str, call: Call) -> KernelChoice:
-    """Return which code attends: a fused kernel where its limits hold, else in chunks where scores would be many.
+    """Return the kernel: a fused one within its limits, else chunks for long sequences.
 
-    Only our own drops weights, returns them, and has values of another size than keys. On CPU it is as fast as XLA's.
+    Only our own code supports dropout of weights, returns them, and has values of another size than keys. On CPU it
+    is as fast as XLA's.
     """
     refused = _refusal(config, platform, call)
     if not refused:
@@ -66,7 +67,7 @@ def choose_kernel(config: ModelConfig, platform: str, call: Call) -> KernelChoic
 
 
 def _refusal(config: ModelConfig, platform: str, call: Call) -> str:
-    """Return why no fused kernel attends, or '' where one can."""
+    """Return why no fused kernel can be used, or ''."""
     size, lengths = config.key_size, f"{call.queries:,} queries and {call.keys:,} keys"
     cudnn, splash = platform == "gpu", platform == "tpu"
     reasons = {
@@ -90,7 +91,7 @@ def _refusal(config: ModelConfig, platform: str, call: Call) -> str:
 
 
 def block_of(length: int) -> int:
-    """Return how many positions of a length splash attention takes at a time."""
+    """Return the block size of splash attention for a length."""
     return next(block for block in BLOCKS if length % block == 0)
 
 
@@ -101,7 +102,7 @@ def attend_cudnn(
     bias: Float[Array, "#b h t s"] | None,
     scale: float,
 ) -> Float[Array, "b t h k"]:
-    """Attend by cuDNN, which reads the mask as a bias of every row. It was never run: no GPU was at hand.
+    """Attend with cuDNN, which reads the mask as a bias of every row. Never run: no GPU was available.
 
     Args:
         q, kv, mask, bias, scale: those of `dot_product.attend`.
@@ -114,13 +115,13 @@ def attend_cudnn(
 def attend_splash(
     q: Float[Array, "b t h k"], kv: KeyValue, visible: Visibility, scale: float, interpret: bool = False
 ) -> Float[Array, "b t h k"]:
-    """Attend by the splash kernel of JAX for TPUs: a block at a time, without those that the mask hides.
+    """Attend with JAX's splash kernel for TPUs, block by block, skipping blocks that the mask hides.
 
-    Padding attends to padding, where our own attends to nothing; no other position reads it.
+    Padding attends to padding, unlike in our own code; no other position reads it.
 
     Args:
         q, kv, scale: those of `dot_product.attend`, with t and s multiples of 128.
-        visible: in place of its mask, by one of the rules of SPLASH_MASKS.
+        visible: replaces the mask; its rule must be in SPLASH_MASKS.
         interpret: run the kernel step by step on any platform, for tests.
     """
     from jax.experimental.pallas.ops.tpu.splash_attention import (  # takes a third of a second

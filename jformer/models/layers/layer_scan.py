@@ -16,15 +16,15 @@ REMAT: dict[str, Callable[..., bool] | None] = {  # what a block keeps for the b
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # the projections, but no attention
     "full": jax.checkpoint_policies.nothing_saveable,  # its input
 }
-FINITE = "finite"  # the collection of what is told of outputs when somebody looks for what is not finite
+FINITE = "finite"  # the collection in which blocks report outputs that are not finite
 
 
 def over_layers(block: type[nn.Module], config: ModelConfig, layers: int, init: bool) -> Callable[..., nn.Module]:
     """Return the block's constructor, lifted over a leading axis of layers of its parameters.
 
-    Its first argument is what goes from layer to layer, its second the layer's number; the others go to all. With
+    Its first argument is carried from layer to layer, its second is the layer's number; the others are broadcast. With
     `config.shared_layers` (Dehghani et al. 2019; Lan et al. 2020) the axis is there too, with one entry for all layers.
-    `init` says that parameters are being made.
+    `init`: whether parameters are being initialised.
     """
     everywhere = nn.broadcast
     shared = config.shared_layers

@@ -1,4 +1,4 @@
-"""Positions: what is added to embeddings, how queries and keys are rotated, what is added to attention scores.
+"""Positions: added to embeddings, rotating queries and keys, or biasing attention scores.
 
     sinusoidal  added to the embeddings (Vaswani et al. 2017, section 3.5)
     learned     a table of max_length rows, added to the embeddings (Gehring et al. 2017)
@@ -83,7 +83,7 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
 
 
 class PositionBias(nn.Module):
-    """What a stack adds to its attention scores, the same in every layer: a learned table or fixed slopes."""
+    """The bias that a stack adds to its attention scores, the same in every layer: a learned table or fixed slopes."""
 
     config: ModelConfig
     causal: bool

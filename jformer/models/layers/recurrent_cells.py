@@ -4,8 +4,8 @@
     lstm  input, forget and output gates around a memory cell         Hochreiter and Schmidhuber 1997, Gers et al. 2000
     gru   reset and update gates; the reset acts on h U, as in cuDNN  Cho et al. 2014
 
-Flax has these cells, but multiplies every input by itself; here one product serves all positions, as in cuDNN, and the
-gradient of U is one product too.
+Flax has these cells but multiplies each position's input separately. Here one product serves all positions, as in
+cuDNN, and the gradient of U is one product, too.
 
 Letters: b rows, t positions, e features of an input, d features of the state, z features of all gates side by side
 (d for each gate), n arrays of a state: its output first, then the memory cell of an LSTM.
@@ -146,7 +146,7 @@ class RecurrentLayer(nn.Module):
     unroll: int = 1
 
     def setup(self) -> None:
-        """Make the products of inputs and of the state; kernels of states begin orthogonal (Saxe et al. 2014)."""
+        """Build the two projections; kernels of states start orthogonal (Saxe et al. 2014)."""
         gates = GATES[self.cell] * self.features
         self.input = Dense(gates, nn.initializers.xavier_uniform(), bias_init=self.input_bias)
         self.state_kernel = self.param("state_kernel", self.orthogonal, (self.features, gates))

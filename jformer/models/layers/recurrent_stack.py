@@ -1,6 +1,6 @@
 """Recurrent layers on top of each other: a stack that reads, and a decoder that attends at every step.
 
-Both are called with (embedded tokens, which of them are real, states, what there is of the source, dropout) and return
+Both are called with (embedded tokens, which of them are real, states, source, dropout key) and return
 (outputs, states, attention weights or None). States are a dict, so that a search can let them follow a beam:
 `layers` float32 [b l n d], and `fed` [b r] where a step reads the output of the one before it.
 
@@ -36,10 +36,10 @@ class Token(NamedTuple):
 
 
 def positions_in_turn(features: int) -> int:
-    """Return how many positions a turn of the loop over them takes, where a state has so many features.
+    """Return the unroll factor of the loop over positions.
 
-    On a CPU a turn of four is quicker where its products are small, and slower where they are large (measured: 160 and
-    650 features). Elsewhere nothing was measured.
+    On CPU, 4 is faster for small products and slower for large ones (measured: 160 and 650 features). Other devices
+    were not measured.
     """
     return 4 if target() == "cpu" and features < 512 else 1
 
@@ -78,16 +78,16 @@ class RecurrentStack(nn.Module):
             self.backward = [make_layer(self.config) for _ in range(self.num_layers)]
 
     def blank(self, rows: int) -> States:
-        """Return the states before anything was read."""
+        """Return the initial states."""
         c = self.config
         return {"layers": jnp.zeros((rows, self.num_layers, STATES[c.recurrent.cell], c.d_model))}
 
     def begin(self, state: Float[Array, "b l n d"]) -> States:
-        """Return the states that begin with those of another stack."""
+        """Return the states that start from those of another stack."""
         return {"layers": state}
 
     def read(self, memory: Float[Array, "m s e"]) -> Source:
-        """Return what the layers need of the source beside their first state: nothing."""
+        """Return the source as the layers read it: nothing but the first state."""
         return {}
 
     def __call__(
@@ -127,7 +127,7 @@ class AttentiveDecoder(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
-        """Make the layers, what attends, and what comes out."""
+        """Build the layers, the attention and the readout."""
         c = self.config
         init = nn.initializers.xavier_uniform()
         self.layers = [make_layer(c) for _ in range(c.decoder_layers)]
@@ -142,7 +142,7 @@ class AttentiveDecoder(nn.Module):
         return self.config.recurrent.attention == "additive"
 
     def begin(self, state: Float[Array, "b l n d"]) -> States:
-        """Return the first states; what is fed begins at zero."""
+        """Return the first states; input feeding starts from zero."""
         c = self.config
         fed = {"fed": jnp.zeros((state.shape[0], c.readout_size), c.dtype)} if c.recurrent.input_feeding else {}
         return {"layers": state, **fed}

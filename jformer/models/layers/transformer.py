@@ -52,7 +52,7 @@ class Block(nn.Module):
     pre       x + f(norm(x))              Xiong et al. 2020; the stack ends with one norm
     sandwich  x + norm'(f(norm(x)))       Ding et al. 2021 (CogView); the stack ends with one norm
     deepnorm  norm(alpha · x + f(x))      Wang et al. 2022
-    none      x + f(x)                    whatever the norms: without `config.residual`, nothing is added to f(x)
+    none      x + f(x)                    with `config.residual=False`, every variant replaces x instead of adding to it
     """
 
     config: ModelConfig
@@ -60,7 +60,7 @@ class Block(nn.Module):
     cross: bool
 
     def setup(self) -> None:
-        """Make the sublayers, and for each its norm, or two."""
+        """Build the sublayers and their norms."""
         c = self.config
         _, beta = deepnorm(c, self.cross)
         self.self_attn = Attention(c, Site.SELF_WEIGHTS, self.layers, beta)
@@ -74,13 +74,13 @@ class Block(nn.Module):
                 setattr(self, f"{name}_out_norm", make_norm(c))
 
     def before(self, name: str, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
-        """Return what sublayer `name` reads: x, normalised where the norm comes first."""
+        """Return the input of sublayer `name`: x, normalised if the norm comes first."""
         return getattr(self, f"{name}_norm")(x) if self.config.norm in ("pre", "sandwich") else x
 
     def after(
         self, name: str, x: Float[Array, "b t d"], y: Float[Array, "b t d"], dropout_key: DropoutKey | None
     ) -> Float[Array, "b t d"]:
-        """Add the output y of sublayer `name` to its input x, with the dropout and the norms that follow it."""
+        """Add the output y of sublayer `name` to its input x, followed by dropout and norms."""
         c = self.config
         y = dropout(y, c.dropout, dropout_key, SITES[name])
         if c.norm == "sandwich":
@@ -97,7 +97,7 @@ class Block(nn.Module):
         context: AttentionContext,
         dropout_key: DropoutKey | None,
     ) -> tuple[Float[Array, "b t d"], None]:
-        """Run the block on whole sequences; the second value is what `nn.scan` asks for."""
+        """Run the block on whole sequences; `nn.scan` needs the second value."""
         key = dropout_key.at_layer(layer) if dropout_key else None
 
         y = self.before("self_attn", x)
@@ -131,11 +131,11 @@ class Block(nn.Module):
         """Run the block on new positions; return its output, entries, and mean weights of cross-attention or None.
 
         Args:
-            x: what the block before gave at the new positions.
+            x: the hidden states of the new tokens.
             cached_kv: the entries [m g k e] and [m g e u] of this layer.
             memory_kv: from `memory_kv`; None without cross-attention.
             context: of the entries.
-            first: the entry from which on the new keys and values are written.
+            first: the index of the first new entry.
         """
         y = self.before("self_attn", x)
         new_kv = self.self_attn.project_for_cache(y, cached_kv["k"].shape[0], context.positions)
@@ -155,7 +155,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """N blocks with their parameters stacked on a leading layer axis (see `repeated`), and what Pre-LN ends with.
+    """N blocks with their parameters stacked on a leading layer axis (see `layer_scan`), and Pre-LN's final norm.
 
     A stack with cross-attention is the decoder of an encoder-decoder. In a causal one, no query sees later tokens.
     """
@@ -166,7 +166,7 @@ class Stack(nn.Module):
     causal: bool
 
     def setup(self) -> None:
-        """Repeat the block, and make what the stack has besides."""
+        """Build the repeated block, the final norm and the position bias."""
         c = self.config
         repeated = over_layers(Block, c, self.num_layers, self.is_initializing())
         self.block = repeated(c, self.num_layers, self.cross)
@@ -176,7 +176,7 @@ class Stack(nn.Module):
             self.position_bias = PositionBias(c, self.causal)
 
     def finish(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
-        """Normalise the output once where the blocks leave it unnormalised."""
+        """Normalise the output, if the blocks leave it unnormalised."""
         return self.final_norm(x) if self.config.norm in ("pre", "sandwich") else x
 
     @property
@@ -220,10 +220,10 @@ class Stack(nn.Module):
         return dropout(self.finish(x), rate, dropout_key, Site.OUTPUT)
 
     def blocks(self) -> tuple[PyTree, ...]:
-        """Return the parameters of every block by itself.
+        """Return the parameters of each block separately.
 
-        A step of decoding is a small program that runs often. Its layers are spelled out, so that each writes to its
-        own entries in place, and taken apart before the first step, for XLA would do it again in every one.
+        A decoding step is a small program that runs often. Its layers are unrolled, so that each writes its entries in
+        place, and their parameters are split before the first step, as XLA would otherwise do it in every step.
         """
         stacked = self.block.variables["params"]
         places = [0] * self.num_layers if self.config.shared_layers else range(self.num_layers)
@@ -241,7 +241,7 @@ class Stack(nn.Module):
     def extend(
         self, x: Float[Array, "b t d"], cache: Cache, new: NewTokens
     ) -> tuple[Float[Array, "b t d"], tuple[KeyValue, ...], Float[Array, "b t s"] | None]:
-        """Run every block on new tokens, which `advance` made room for.
+        """Run every block on new tokens, for which `advance` made room.
 
         Return the hidden states, the entries of all layers, and the last layer's mean weights of cross-attention.
         """

@@ -1,4 +1,4 @@
-"""What queries think of a distance: the relative positions of Transformer-XL, a part of self-attention.
+"""Relative positions of Transformer-XL: scores of queries and distances, a part of self-attention.
 
 Axes: b rows, t query positions, h query heads, k size of a query and key, r distances, e entries of a cache, x = h·k.
 """
@@ -37,7 +37,7 @@ class Distances(nn.Module):
         """Return the queries that keys are multiplied by, and the scores of all pairs of their own positions."""
         b, t, h, _ = q.shape
         scores = self.scores(q, 2 * t, 1 - t)  # [b h t r], of the distances -t … t - 1 from a query to its key
-        # Row i begins t - i distances later than wanted. Rows of 2t - 1 in place of 2t mend that, without a gather.
+        # Row i starts t - i distances too late. Reading rows of 2t - 1 instead of 2t corrects that without a gather.
         scores = scores.reshape(b, h, 2 * t * t)[..., t:]
         scores = scores.reshape(b, h, t, 2 * t - 1)[..., :t]
         return self.add(q, self.content_bias), scores
@@ -53,7 +53,7 @@ class Distances(nn.Module):
         )
 
     def scores(self, q: Float[Array, "b t h k"], count: int, first: int) -> Float[Array, "b h t r"]:
-        """Return the scores, float32, of so many distances between query and key, i - j: `first` and more, falling."""
+        """Return the float32 scores of `count` distances i - j between query and key, falling down to `first`."""
         c = self.config
         b, t, h, k = q.shape
         table = jnp.asarray(sinusoids(count, c.d_model, first)[::-1])  # [r d]

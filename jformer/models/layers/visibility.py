@@ -1,7 +1,7 @@
-"""Who may attend to whom: what is known of queries and keys, and the rule between them. Masks are made from it.
+"""Who may attend to whom: the places of queries and keys, and the rule between them.
 
-A dense mask is made by the code that reads one, for as many queries as it attends from at a time. A new kind of
-attention is a field of `Rule` and a line of `may_attend`; kernels that know no mask for a rule are not chosen.
+Code that needs a dense mask makes it from a `Visibility`, for as many queries as it processes at a time. A new kind of
+attention is a field of `Rule` and a line of `may_attend`; kernels that do not support a rule are not chosen.
 
 Axes: b rows, t query positions, s key positions.
 """
@@ -51,7 +51,7 @@ def may_attend(query: TokenPlaces, key: TokenPlaces, rule: Rule) -> Bool[Array, 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["query", "key"], meta_fields=["rule"])
 @dataclasses.dataclass(frozen=True)
 class Visibility:
-    """The tokens of queries and keys, and the rule between them: what an attention is told instead of a mask."""
+    """Queries, keys and the rule between them, from which code that needs a dense mask makes one."""
 
     query: TokenPlaces
     key: TokenPlaces
