@@ -190,6 +190,13 @@ def test_all_of_a_text_sees_its_prefix(family):
             np.testing.assert_allclose(found, expected[part], atol=1e-4)
 
 
+def test_a_prefix_is_refused_where_a_cache_could_not_score_it():
+    model = build_model(ModelConfig(**TINY, family="decoder", positions="transformer_xl"))
+    batch = batch_of([draw_examples()[:1]])
+    with pytest.raises(UserError, match="later keys in a cache, which target_prefix needs"):
+        run(model, random_params(model), {**batch, "target_prefix": batch["target_positions"] < 2})
+
+
 @pytest.mark.parametrize("key", CHOICES)
 def test_an_unknown_choice_is_refused(key):
     with pytest.raises(UserError, match=f"model.{key}='x'; choose one of: {CHOICES[key][0]}, {CHOICES[key][1]}"):

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from jformer.errors import UserError
 from jformer.models.cache import Cache, KeyValue, NewTokens, write_entries
 from jformer.models.layers.attention import Attention
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
@@ -211,6 +212,11 @@ class Stack(nn.Module):
         indices = jnp.arange(x.shape[1])[None]  # [1 t]
         placed = tokens._replace(positions=indices)
         rule = dataclasses.replace(self.rule, prefix=tokens.prefix is not None)
+        if rule.prefix and self.config.positions == "transformer_xl":
+            raise UserError(
+                "model.positions='transformer_xl' has no scores for later keys in a cache, which target_prefix needs: "
+                "use other positions"
+            )
         context = AttentionContext(tokens.positions, Visibility(placed, placed, rule), bias=self.bias(indices, indices))
         if memory_segments is not None:
             source = TokenPlaces(memory_segments, jnp.arange(memory_segments.shape[1])[None])
