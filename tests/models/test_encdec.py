@@ -28,12 +28,6 @@ ARRANGEMENTS = [  # what no preset has; the others are in test_contracts.py, and
 every_arrangement = pytest.mark.parametrize("fields", ARRANGEMENTS, ids=lambda fields: "-".join(fields) or "paper")
 
 
-def test_feed_forward_of_the_paper_has_2_099_712_parameters():
-    shapes = jax.eval_shape(functools.partial(init_params, build_model(ModelConfig(vocab_size=8))), jax.random.key(0))
-    leaves = jax.tree.leaves(shapes["encoder"]["block"]["feed_forward"])
-    assert sum(leaf.size for leaf in leaves) == 6 * 2_099_712
-
-
 @pytest.mark.parametrize("cross", [True, False])
 def test_a_stack_without_the_memory_it_needs_or_with_one_it_would_not_read_is_refused(cross):
     stack, x = Stack(ModelConfig(**TINY), 2, cross=cross, causal=True), jnp.ones((1, 3, 32))
@@ -41,19 +35,6 @@ def test_a_stack_without_the_memory_it_needs_or_with_one_it_would_not_read_is_re
     memory = (None, None) if cross else (x, segments)
     with pytest.raises(AssertionError, match="a memory is for stacks with cross-attention"):
         stack.init(jax.random.key(0), x, TokenPlaces(segments, positions), *memory)
-
-
-@pytest.mark.slow
-@every_arrangement
-def test_packed_sentences_do_not_see_each_other(tiny, fields):
-    model, params = tiny(**fields)
-    one, two = make_batch([5], [4], seed=1), make_batch([6], [7], seed=2)
-    packed = {name: np.concatenate([one[name], two[name]], axis=1) for name in one if name != "row"}
-    for side, start in (("source_segments", 5), ("target_segments", 4)):
-        packed[side][:, start:] = 2
-    together = run(model, params, packed)[0]
-    np.testing.assert_allclose(together[:4], run(model, params, one)[0], atol=2e-5)
-    np.testing.assert_allclose(together[4:], run(model, params, two)[0], atol=2e-5)
 
 
 def cached_logits(model, params, batch, pieces):
@@ -118,13 +99,3 @@ def test_bfloat16_activations_stay_close_and_parameters_stay_float32(tiny):
     assert got.dtype == jnp.float32  # logits are, whatever the layers compute in, and are not rounded on the way
     assert (got != got.astype(jnp.bfloat16)).mean() > 0.9
     assert np.abs(np.asarray(got, np.float32) - expected).max() < 0.05 * np.abs(expected).max()
-
-
-def test_post_norm_output_is_normalised_and_pre_norm_has_a_final_norm(tiny):
-    batch = make_batch([7], [6])
-    for norm, final in (("post", False), ("pre", True)):
-        model, params = tiny(norm=norm)
-        assert ("final_norm" in params["decoder"]) is final
-        hidden = np.asarray(run(model, params, batch, method="hidden"))
-        np.testing.assert_allclose(hidden.mean(-1), 0, atol=1e-5)
-        np.testing.assert_allclose(hidden.std(-1), 1, atol=1e-3)

@@ -115,12 +115,6 @@ def test_deepnorm_has_the_alpha_and_beta_of_its_paper(family, decoder, alpha, be
     assert deepnorm(dataclasses.replace(c, norm="post"), decoder) == (1.0, 1.0)
 
 
-def test_deepnorm_of_six_and_six_layers():
-    c = ModelConfig(norm="deepnorm")
-    assert deepnorm(c, False) == pytest.approx((1.4179, 0.4970), abs=6e-5)
-    assert deepnorm(c, True) == pytest.approx((2.0598, 0.3433), abs=6e-5)
-
-
 def drawn(**fields):
     """Return the initial parameters of a small model with layers big enough to measure."""
     model = build_model(
