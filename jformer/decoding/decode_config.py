@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TypedDict
 
-from jformer.errors import UserError
+from jformer.errors import UserError, check_least
 from jformer.plugins import check_part, is_own
 
 SEARCHES = ("beam", "sample", "mbr")
@@ -152,10 +152,8 @@ class DecodeConfig:
                 raise UserError(f"decode.{key}={getattr(self, key)!r}; choose one of: {names}")
         ones = "beam_size beam_groups n_best samples max_extra_length batch_size max_answer_length repetition_penalty"
         zeros = "length_penalty length_offset patience coverage_penalty diversity top_k min_length max_length seed"
-        least = dict.fromkeys(ones.split(), 1) | dict.fromkeys([*zeros.split(), "no_repeat_ngram"], 0)
-        for key, low in least.items():
-            if not getattr(self, key) >= low:
-                raise UserError(f"decode.{key}={getattr(self, key)} must be at least {low}")
+        check_least("decode", self, tuple(ones.split()), 1)
+        check_least("decode", self, (*zeros.split(), "no_repeat_ngram"), 0)
         for key in ("max_extra_length", "no_repeat_ngram"):
             if getattr(self, key) > LONGEST:
                 raise UserError(

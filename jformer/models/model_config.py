@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jformer.errors import UserError, check_choice, check_least
+from jformer.errors import UserError, check_choice, check_least, check_range
 from jformer.models.head_config import HeadConfig
 from jformer.models.mup_config import MupConfig
 from jformer.models.recurrent_config import RecurrentConfig
@@ -202,15 +202,11 @@ class ModelConfig:
 
     def _check_numbers(self) -> None:
         check_least("model.relative", self.relative, ("num_buckets", "max_distance"), 1)
-        for key in ("num_layers", "d_model", "d_ff", "num_heads", "max_length"):
-            if getattr(self, key) < 1:
-                raise UserError(f"model.{key}={getattr(self, key)} must be at least 1")
+        check_least("model", self, ("num_layers", "d_model", "d_ff", "num_heads", "max_length"), 1)
         for key in ("vocab_size", "target_vocab_size", "num_decoder_layers", "num_kv_heads", "d_k", "d_v"):
             if getattr(self, key) < 0:
                 raise UserError(f"model.{key}={getattr(self, key)} must be 0 (the default rule) or more")
-        for key in ("dropout", "attention_dropout", "activation_dropout"):
-            if not 0 <= getattr(self, key) < 1:
-                raise UserError(f"model.{key}={getattr(self, key)} must be at least 0 and below 1")
+        check_range("model", self, ("dropout", "attention_dropout", "activation_dropout"), 0, 1)
         if not 0 < self.norm_epsilon < 1:
             raise UserError(f"model.norm_epsilon={self.norm_epsilon} must be above 0 and below 1")
 
