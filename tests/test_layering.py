@@ -211,7 +211,7 @@ def unnamed(module, tree, wide):
 
 def test_values_of_a_wide_record_have_names_where_it_is_made():
     wide = records()
-    assert ("tools.hf.families", "Family") in wide
+    assert ("tools.hf.families", "HfFamily") in wide
     assert not [place for module, tree in MODULES.items() for place in unnamed(module, tree, wide)]
     tree = ast.parse(
         "from jformer.tools.forecast.topology import Chip\nChip(1, 2, 3, 4)\nChip(*a)\nChip(1, *a)\nChip(1, hbm=2)"

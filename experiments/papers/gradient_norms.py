@@ -25,7 +25,7 @@ from jformer.evaluation.statistics import power_law
 from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
 from jformer.tasks.build import TASKS
 from jformer.tasks.task import make_loss
-from jformer.tools.pages.plots import Line, lines
+from jformer.tools.pages.plots import PlottedLine, lines
 from jformer.training.diagnostics import make_norms
 
 OUTPUT = flags.DEFINE_string("output", None, "The folder of the table and the pictures.", required=True)
@@ -76,7 +76,9 @@ def by_layer(found: Found) -> bytes:
     """Draw the norms of the deepest models, layer by layer."""
     depth = depths_of(found)[-1]
     drawn = [
-        Line(f"{norm}, {stack}", range(1, depth + 1), found[norm, depth][stack].mean(axis=0).tolist(), [None] * depth)
+        PlottedLine(
+            f"{norm}, {stack}", range(1, depth + 1), found[norm, depth][stack].mean(axis=0).tolist(), [None] * depth
+        )
         for norm, stack in itertools.product(NORMS, STACKS)
     ]
     return lines(drawn, "layer", "norm of the gradient of a feed-forward")
@@ -86,7 +88,7 @@ def by_depth(found: Found) -> bytes:
     """Draw the norms of last layers against depth."""
     depths = depths_of(found)
     drawn = [
-        Line(f"{norm}, {stack}", depths, last_layers(found, norm, stack), [None] * len(depths))
+        PlottedLine(f"{norm}, {stack}", depths, last_layers(found, norm, stack), [None] * len(depths))
         for norm, stack in itertools.product(NORMS, STACKS)
     ]
     return lines(drawn, "layers of each stack", "norm in the last layer", logarithmic=True)

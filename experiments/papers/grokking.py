@@ -45,7 +45,7 @@ def conclude(trials: Sequence[Trial]) -> Iterator[str]:
     yield from versus(trials, "decay 1", BASELINE)
 
 
-def lines(workdir: Path, most: int | None = None) -> list[plots.Line]:
+def lines(workdir: Path, most: int | None = None) -> list[plots.PlottedLine]:
     """Return accuracy over updates, for each arm and half the mean of its seeds; arms without a row have no line.
 
     Of the sweep's trials, `most` are read.

@@ -29,7 +29,7 @@ from experiments.runs import results_of, small_run
 from jformer.config.options import OptimConfig
 from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
 from jformer.models.mup_config import MupConfig
-from jformer.tools.pages.plots import Line, lines
+from jformer.tools.pages.plots import PlottedLine, lines
 from jformer.training.optim import make_optimizer
 
 DATA = flags.DEFINE_string("data", "", "The folder of Multi30k; --smoke needs none.")
@@ -72,7 +72,9 @@ def check_coordinates(kind: str, picture: Path) -> None:
             print(f"{name + f', after {step} updates':<28}{cells}{growth:>10.2f}", flush=True)
     nothing = [None] * len(widths)
     drawn = [
-        Line(f"{name}, {step} updates", widths, np.log2(sizes[:, step, site] / sizes[0, step, site]).tolist(), nothing)
+        PlottedLine(
+            f"{name}, {step} updates", widths, np.log2(sizes[:, step, site] / sizes[0, step, site]).tolist(), nothing
+        )
         for site, name in enumerate(SITES)
         for step in (0, STEPS)
     ]
@@ -142,7 +144,7 @@ def find_rates(kind: str, folder: Path) -> None:
         losses = [train(kind, width, rate, folder) for rate in rates]
         best = rates[losses.index(min(losses))]
         print(f"{width:<10}" + "".join(f"{loss:>9.3f}" for loss in losses) + f"{best:>9g}", flush=True)
-        drawn.append(Line(f"d_model {width}", rates, losses, [None] * len(rates)))
+        drawn.append(PlottedLine(f"d_model {width}", rates, losses, [None] * len(rates)))
     (folder / f"rates-{kind}.png").write_bytes(lines(drawn, "peak learning rate", "validation loss", logarithmic=True))
 
 

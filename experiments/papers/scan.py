@@ -104,7 +104,7 @@ def cut(given: str, right: str) -> str:
     return " ".join(given.split()[: len(right.split())])
 
 
-def by_length(arm: str, trials: Sequence[Sequence[tuple[str, str]]]) -> plots.Line:
+def by_length(arm: str, trials: Sequence[Sequence[tuple[str, str]]]) -> plots.PlottedLine:
     """Return the share of right answers over the number of actions of the right one, mean of the trials."""
     shares = defaultdict[int, list[float]](list)
     for pairs in trials:
@@ -114,7 +114,7 @@ def by_length(arm: str, trials: Sequence[Sequence[tuple[str, str]]]) -> plots.Li
         for length, found in of_length.items():
             shares[length].append(sum(found) / len(found))
     lengths = sorted(shares)
-    return plots.Line(arm, lengths, [estimate(shares[length]).mean for length in lengths], [None] * len(lengths))
+    return plots.PlottedLine(arm, lengths, [estimate(shares[length]).mean for length in lengths], [None] * len(lengths))
 
 
 def mistakes(trials: Sequence[Sequence[tuple[str, str]]]) -> str:

@@ -28,7 +28,7 @@ from jformer.evaluation.statistics import estimate
 from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
 from jformer.models.recurrent_config import RecurrentConfig
 from jformer.tasks.losses import cross_entropy
-from jformer.tools.pages.plots import Line, curves
+from jformer.tools.pages.plots import PlottedLine, curves
 
 WORKDIR = flags.DEFINE_string("workdir", None, "The folder of the runs, the table and the picture.", required=True)
 SEEDS = flags.DEFINE_integer("seeds", 3, "Seeds of each model and run.", lower_bound=1)
@@ -155,7 +155,9 @@ def write(folder: Path, found: dict[str, np.ndarray]) -> None:
         logs = np.log10(norms / norms[:, :1] + 1e-37)
         each = [estimate(column.tolist()) for column in logs.T]
         rows += [f"{name},{ago},{one.mean:.4f},{one.margin or 0:.4f}" for ago, one in enumerate(each)]
-        drawn.append(Line(name, range(1, READ), [one.mean for one in each[1:]], [one.margin for one in each[1:]]))
+        drawn.append(
+            PlottedLine(name, range(1, READ), [one.mean for one in each[1:]], [one.margin for one in each[1:]])
+        )
     (folder / "gradients.csv").write_text("\n".join(rows) + "\n")
     (folder / "gradients.png").write_bytes(curves(drawn, "tokens ago", "log10 of the norm, last state 0"))
 

@@ -37,7 +37,7 @@ from jformer.evaluation import records
 from jformer.evaluation.statistics import estimate
 from jformer.models import build_model, init_params
 from jformer.tasks.metrics import text_scores
-from jformer.tools.pages.plots import Line, lines
+from jformer.tools.pages.plots import PlottedLine, lines
 
 DATA = flags.DEFINE_string("data", "", "The folder of Multi30k; --smoke needs none.")
 WORKDIR = flags.DEFINE_string(
@@ -89,7 +89,7 @@ def main(_: list[str]) -> None:
         means.append(row("  95 %", ("", "", "±", *(f"{x.margin or 0:,.1f}" for x in each))))
         middles = [(low + min(high, 24)) / 2 for low, high in LENGTHS]
         by_length = each[1 : len(SCORES)]
-        drawn.append(Line(name, middles, [x.mean for x in by_length], [x.margin for x in by_length]))
+        drawn.append(PlottedLine(name, middles, [x.mean for x in by_length], [x.margin for x in by_length]))
     folder = Path(WORKDIR.value)
     (folder / "runs.csv").write_text("\n".join(table) + "\n")
     (folder / "bleu_by_length.png").write_bytes(lines(drawn, "words of the source", "BLEU"))

@@ -1,8 +1,8 @@
-"""Pretrained word vectors (word2vec, GloVe, fastText's .vec) for a vocabulary's tokens. No parameters are set here.
+"""Read pretrained word vectors (word2vec, GloVe, fastText's .vec) for the tokens of a vocabulary.
 
-The format is seen from the content. A first line of two integers, "count size", is word2vec's; the bytes after the
-first token then tell its text form from its binary one. Any other first line is GloVe's: a token and its numbers.
-Files hold millions of vectors: they are streamed, and only the wanted ones are read as numbers and kept.
+The format is detected from the content. A first line of two integers, "count size", is word2vec's; the bytes after the
+first token distinguish its text and binary forms. Any other first line is GloVe's: a token and its numbers. Files may
+hold millions of vectors: they are streamed, and only the wanted ones are parsed and kept.
 """
 
 import dataclasses
@@ -18,37 +18,37 @@ from jformer.data.text import open_bytes
 from jformer.data.tokenizers import NUM_SYMBOLS
 from jformer.errors import UserError
 
-WORD_START = "▁"  # what sentencepiece writes for a space
+WORD_START = "▁"  # sentencepiece's sign for a space
 
-_CHUNK = 1 << 20  # bytes, more than any entry takes
+_CHUNK = 1 << 20  # bytes, more than any entry has
 _FETCH_AGAIN = "the file is damaged or cut short, fetch it again"
 
 
 class Vectors(NamedTuple):
-    """What a file holds of the wanted tokens."""
+    """The vectors of the wanted tokens in a file."""
 
     found: dict[str, np.ndarray]  # token → f32 [size]
     format: str  # GloVe text | word2vec text | word2vec binary
     rows: int  # vectors in the file
-    duplicates: int  # later vectors of a token that was found already, left out
+    duplicates: int  # later vectors of a token already found; they are ignored
 
 
 @dataclasses.dataclass(frozen=True)
 class Matched:
-    """Vectors for some ids of a vocabulary, and how they were come by."""
+    """Vectors for some ids of a vocabulary, and statistics of the match."""
 
     ids: np.ndarray  # i32 [n], ascending
     vectors: np.ndarray  # f32 [n size]
     path: Path
     format: str
     rows: int  # vectors in the file
-    duplicates: int  # later vectors of a token that was found already, left out
+    duplicates: int  # later vectors of a token already found; they are ignored
     candidates: int  # tokens of the vocabulary that could be matched
-    lowered: int  # tokens found only when lower-cased; the others were found as they are
+    lowered: int  # tokens that were only found lower-cased
 
     @property
     def coverage(self) -> float:
-        """The share of the candidates that was found."""
+        """The share of the candidates that have a vector."""
         return len(self.ids) / self.candidates
 
     def __str__(self) -> str:
@@ -62,14 +62,14 @@ class Matched:
 def match(tokens: Sequence[str], path: Path, size: int) -> Matched:
     """Find the vectors of a vocabulary's tokens in a file.
 
-    A token is looked up as it is, then lower-cased. The symbols, ids 0 to 3, never match. If any token begins with ▁
-    the vocabulary is sentencepiece's, and only pieces that begin a word can match, without their ▁: a piece from
-    within a word is not the word of the same letters.
+    A token is looked up as it is, then lower-cased. The symbols, ids 0 to 3, never match. If any token begins with ▁,
+    the vocabulary is sentencepiece's: only pieces that begin a word match, without their ▁, as a piece from within a
+    word is not the word of the same letters.
 
     Args:
         tokens: the surface form of every id.
         path: the file of vectors.
-        size: numbers of a vector, as the model embeds tokens.
+        size: dimensions of a vector, which the model needs.
 
     Raises:
         UserError: the file cannot be used (see `read_vectors`), or has no vector for any token.
@@ -96,7 +96,7 @@ def match(tokens: Sequence[str], path: Path, size: int) -> Matched:
 
 
 def _words(tokens: Sequence[str]) -> dict[int, str]:
-    """Map the ids that can match to what is looked up for them."""
+    """Return id → word to look up, for the ids that can match."""
     words = dict(enumerate(tokens[NUM_SYMBOLS:], start=NUM_SYMBOLS))
     if any(word.startswith(WORD_START) for word in words.values()):
         words = {i: word.removeprefix(WORD_START) for i, word in words.items() if word.startswith(WORD_START)}
@@ -106,7 +106,7 @@ def _words(tokens: Sequence[str]) -> dict[int, str]:
 def read_vectors(path: Path, wanted: Collection[str], size: int) -> Vectors:
     """Stream a file of word vectors, gunzipped if its name ends in .gz, and keep those of the wanted tokens.
 
-    The first vector of a token counts. Of the others only the number of numbers is checked, not the numbers.
+    The first vector of a token counts. For unwanted tokens, only the number of fields is checked.
 
     Raises:
         UserError: the file holds no vectors or vectors of another size, is cut short, or a wanted vector has a number
@@ -136,11 +136,11 @@ def read_vectors(path: Path, wanted: Collection[str], size: int) -> Vectors:
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """How the entries of a file are written."""
+    """The format of a file."""
 
     path: Path
     size: int
-    count: int | None  # what the header says; GloVe's files have none
+    count: int | None  # from the header; None for GloVe's files, which have none
     binary: bool
 
     @property
@@ -148,14 +148,14 @@ class _Layout:
         return "GloVe text" if self.count is None else f"word2vec {'binary' if self.binary else 'text'}"
 
     def place(self, number: int) -> str:
-        """Name an entry, counted from 1."""
+        """Return the place of an entry, counted from 1, for errors."""
         if self.binary:
             return f"{self.path}, entry {number}"
         return f"{self.path}:{number + (self.count is not None)}"
 
 
 def _recognise(stream: IO[bytes], path: Path, size: int) -> _Layout:
-    """Return the layout of a file and leave the stream at its first entry. Raise UserError if it does not fit."""
+    """Return the layout of a file and leave the stream at its first entry. Raise UserError for another size."""
     first = stream.readline(_CHUNK)
     header = re.fullmatch(rb"(\d+) (\d+)\s*", first)
     if header:
@@ -173,10 +173,10 @@ def _recognise(stream: IO[bytes], path: Path, size: int) -> _Layout:
 
 
 def _is_text(entry: bytes, size: int) -> bool:
-    """Tell whether a word2vec file that begins with this entry is text.
+    """Return whether a word2vec file that begins with this entry is text.
 
-    The 2·size - 1 bytes after the first space are numbers in either form: as text `size` of them take no less, as
-    float32 they take more. All of these bytes being printable does not happen to float32 values.
+    In both forms, the 2·size - 1 bytes after the first space belong to the vector: `size` numbers take at least as many
+    as text, and more as float32. For float32 values, not all of these bytes are printable.
     """
     values = entry.partition(b" ")[2][: 2 * size - 1]
     return re.fullmatch(rb"[ -~\t\r\n]*", values) is not None
@@ -185,7 +185,7 @@ def _is_text(entry: bytes, size: int) -> bool:
 def _check_first(place: str, line: bytes, size: int) -> None:
     """Raise UserError unless a line is a token and `size` fields, or a token of several words and `size` numbers.
 
-    Further lines are split by the size alone, so vectors longer than `size` would pass as tokens with many spaces.
+    Later lines are split by the size alone, so longer vectors would pass as tokens with spaces.
     """
     fields = line.rstrip().split(b" ")[1:]
     numbers = sum(1 for _ in itertools.takewhile(_is_number, reversed(fields)))
@@ -212,7 +212,7 @@ def _is_number(field: bytes) -> bool:
 
 
 def _text_rows(stream: IO[bytes], layout: _Layout) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the token of every line and what follows it: the numbers are the last `size` fields."""
+    """Yield the token and the text of the vector of every line: its last `size` fields."""
     for number, line in enumerate(stream, start=1):
         line = line.rstrip()  # word2vec and fastText end every line with a space
         spaces = line.count(b" ")
@@ -223,7 +223,7 @@ def _text_rows(stream: IO[bytes], layout: _Layout) -> Iterator[tuple[bytes, byte
 
 
 def _binary_rows(stream: IO[bytes], layout: _Layout) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the token of every entry and the bytes of its numbers; a line feed between two entries may be there."""
+    """Yield the token and the bytes of the vector of every entry; a line feed may separate entries."""
     width, buffer, start = 4 * layout.size, b"", 0
     for number in itertools.count(1):
         space = buffer.find(b" ", start)
@@ -240,7 +240,7 @@ def _binary_rows(stream: IO[bytes], layout: _Layout) -> Iterator[tuple[bytes, by
 
 def _parse_text(values: bytes) -> np.ndarray:
     numbers = [float(field) for field in values.decode(errors="replace").split(" ")]
-    with np.errstate(over="ignore"):  # it becomes infinite, which is refused
+    with np.errstate(over="ignore"):  # overflow gives inf, which is refused
         return _finite(np.array(numbers, np.float32))
 
 
@@ -249,7 +249,7 @@ def _parse_binary(values: bytes) -> np.ndarray:
 
 
 def _finite(vector: np.ndarray) -> np.ndarray:
-    """Return a vector as it is. Raise ValueError if it has a number that is not finite."""
+    """Return a vector. Raise ValueError if it has a number that is not finite."""
     bad = np.flatnonzero(~np.isfinite(vector))
     if bad.size:
         raise ValueError(f"number {bad[0] + 1} of the vector is {vector[bad[0]]}")

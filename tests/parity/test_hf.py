@@ -20,6 +20,7 @@ from jformer.tools.hf import name_tables as tables
 from jformer.tools.hf import write_model as export
 from jformer.tools.hf.families import LOGITS_BIAS, table_of
 from tests.parity.pairs import Pair, V, apart, torch
+from tests.tools.hf.small_runs import Arrays
 
 LOGITS, GRADIENTS = 1e-5, 1e-4  # relative to the largest number; float32
 
@@ -178,7 +179,7 @@ def their_gradients(subject):
             if entry.value is not None:
                 side = path.split("/")[0]
                 table[path] = entry._replace(value=np.asarray(ours[side]["positions"]["embedding"]))
-    return tables.from_source(table, abstract, tables.Arrays(state), lambda name: True)
+    return tables.from_source(table, abstract, Arrays(state), lambda name: True)
 
 
 def in_file(path):

@@ -14,7 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from jformer.data.tokenizers import UNK, learn
 from jformer.tools.hf import learned, vocabulary
-from jformer.tools.hf.vocabulary import Vocabulary
+from jformer.tools.hf.vocabulary import TokenizerFiles
 from tests.hostile_texts import LINES, documents, hostile_lines
 from tests.parity.pairs import transformers
 from tests.slow import slow_but
@@ -123,7 +123,7 @@ def many_languages(folder):
     paths = str(folder / "ids.json"), str(folder / "pieces.model")
     theirs = transformers.M2M100Tokenizer(*paths, src_lang="en", tgt_lang="de")
     theirs.save_pretrained(folder)
-    assert Vocabulary(folder, "m2m_100", {}).ids.items() >= theirs.lang_token_to_id.items()
+    assert TokenizerFiles(folder, "m2m_100", {}).ids.items() >= theirs.lang_token_to_id.items()
 
 
 def pieces(lines):
@@ -169,7 +169,7 @@ def test_ids_and_texts_are_theirs(kind, tmp_path):
     make, model_type, language, start = KINDS[kind]
     make(tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    found = Vocabulary(tmp_path, model_type, {})
+    found = TokenizerFiles(tmp_path, model_type, {})
     start = found.ids["<pad>"] if model_type == "marian" else start
     ours = found.tokenizer("source", found.symbols("source", language, start), "")
     lines = hostile_lines()
@@ -209,5 +209,7 @@ def test_tokenizers_that_were_learned_here_are_read_by_theirs(kind, normalizatio
         f"\n{kind}, {normalization}: of {LINES} lines {len(differ)} have other ids, "
         f"of {len(whole)} without unknown ones {len(texts)} other texts"
     )
-    assert len(differ) <= (0 if normalization == "identity" and not learned.told(ours) else LINES / 500), differ[:2]
+    assert len(differ) <= (0 if normalization == "identity" and not learned.differences(ours) else LINES / 500), differ[
+        :2
+    ]
     assert not texts or kind == "word", texts[:2]

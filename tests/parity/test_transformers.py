@@ -25,6 +25,7 @@ from jformer.tools.hf import name_tables as tables
 from jformer.tools.hf import tensors
 from tests.conftest import run
 from tests.slow import slow_but
+from tests.tools.hf.small_runs import Arrays
 
 WANTED = "comparing with the published models needs: pip install torch transformers"
 torch = pytest.importorskip("torch", reason=WANTED)
@@ -135,12 +136,12 @@ def convert(name):
     """Return our parameters, from theirs."""
     pair, theirs = PAIRS[name], build_theirs(name)
     family = hf.find_family(theirs.config.model_type)
-    source: Any = tables.Arrays(read_state(theirs))
+    source: Any = Arrays(read_state(theirs))
     if name == "vit_s16":  # has other names in files than in memory
         with tempfile.TemporaryDirectory() as directory:
             theirs.save_pretrained(directory)
             source = tensors.Tensors(Path(directory))
-            source = tables.Arrays({each: source.read(each) for each in source.found})
+            source = Arrays({each: source.read(each) for each in source.found})
     abstract = abstract_params(build_model(pair.ours), make_mesh(1))
     return tables.from_source(family.table(pair.ours), abstract, source, family.is_unread)
 

@@ -1,1 +1,1 @@
-"""Runs side by side: their figures, what their configs differ in, and whether a difference is one."""
+"""Compare runs: their figures, the differences of their configs, and whether differences are significant."""

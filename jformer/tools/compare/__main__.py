@@ -1,16 +1,16 @@
-"""Two or more runs side by side: their figures, what their configs differ in, and whether a difference is one.
+"""Compare two or more runs: their figures, the differences of their configs, and whether differences are significant.
 
 python -m jformer.compare RUN RUN ... [--metric=test/bleu] [--output=DIR] [--watch=SECONDS] [--despite=KIND,...]
 
-  RUN        the directory of a run that is scored; runs that differ in nothing but their seed are taken together, and
-             the first of all is what the others are compared with
-  --metric   what is tested for differences: SET/NAME of results.json, or SPLIT/NAME of metrics.jsonl (default: the
-             first score of the first test set)
-  --output   a folder for learning curves and a page with all of this; of two runs also with the answers that
-             differ most
-  --watch    while runs still train, writes the page anew every so many seconds; compares them once all are scored
-  --despite  compares in spite of different signature (of a score), data (tested or trained on), budget (how many
-             tokens were trained on, or what a token is)
+  RUN        the directory of a scored run; runs that differ only in their seed form a group, and the first group is
+             the baseline
+  --metric   the metric to test: SET/NAME of results.json, or SPLIT/NAME of metrics.jsonl (default: the first score
+             of the first test set)
+  --output   a folder for a page with all of this and learning curves; for two runs also with the answers that differ
+             most
+  --watch    while runs still train, rewrites the page every SECONDS; compares them once all are scored
+  --despite  compares runs that differ in signature (of a score), data (tested or trained on), or budget (number of
+             training tokens, or tokenization)
 """
 
 import argparse
@@ -27,34 +27,34 @@ from jformer.evaluation import records
 from jformer.evaluation.score_tables import aligned, scored_sets
 from jformer.evaluation.statistics import estimate
 from jformer.storage import refusals_told, run_path
-from jformer.tools.compare.comparable import Run, allowed_kinds, read, refuse_apart, refuse_few, trained_on
+from jformer.tools.compare.comparable import ScoredRun, allowed_kinds, read, refuse_apart, refuse_few, trained_on
 from jformer.tools.compare.comparison import Arm, compare_arms, learning_curves, table
 from jformer.tools.pages import page
 from jformer.tools.pages.run_report import CHARTS, check_watch, curves, is_over, state
 from jformer.tools.pages.side_by_side import side_by_side
 
-IMMATERIAL = ("seed", "data.dir", "data.cache_dir", "mesh.", "model.execution.")  # to what a run learns
+IMMATERIAL = ("seed", "data.dir", "data.cache_dir", "mesh.", "model.execution.")  # keys that do not define a group
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the comparison and return the exit code: 0, 2 for a mistake or runs that are apart, 143 for Ctrl-C."""
+    """Print the comparison and return the exit code: 0, 2 for a mistake or incomparable runs, 143 for Ctrl-C."""
     options = parse(sys.argv[1:] if argv is None else argv)
     try:
         with refusals_told():
-            allowed = allowed_kinds(options.despite)  # refused at once, not after hours of watching
+            allowed = allowed_kinds(options.despite)  # checked before hours of watching
             for line in watch(options.runs, options.output, options.watch) if options.watch else ():
                 print(line, flush=True)
             print(compare(options.runs, options.metric, options.output, allowed))
     except UserError as error:
         print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:  # of who watches; the page stays as it is
+    except KeyboardInterrupt:  # while watching; the page remains
         return STOPPED
     return 0
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the options; end the process with exit code 2 where they are wrong."""
+    """Return the options; exit with code 2 if they are invalid."""
     parser = argparse.ArgumentParser(
         "jformer.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -67,9 +67,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def compare(paths: Sequence[str], metric: str, output: str, allowed: Sequence[str]) -> str:
-    """Return the comparison as text, and write pictures and a page if there is a folder for them.
+    """Return the comparison as text, and write a page if `output` names a folder.
 
-    Raises UserError for what is no scored run, and for runs that should not be compared.
+    Raises UserError for a run that is not scored, and for runs that are not comparable.
     """
     refuse_few(paths)
     runs = [read(path) for path in paths]
@@ -100,9 +100,9 @@ def compare(paths: Sequence[str], metric: str, output: str, allowed: Sequence[st
 
 
 def watch(paths: Sequence[str], output: str, seconds: float) -> Iterator[str]:
-    """Write a page of runs of which some still train, every so many seconds until all are scored; yield what to say.
+    """Write a page of runs of which some still train, every few seconds until all are scored; yield messages.
 
-    Raises UserError for a pause or a folder that cannot be, and for what is no run.
+    Raises UserError for an invalid interval or folder, and for a missing run.
     """
     check_watch(seconds)
     refuse_few(paths)
@@ -115,13 +115,13 @@ def watch(paths: Sequence[str], output: str, seconds: float) -> Iterator[str]:
             yield f"{output}/index.html: open it in a browser; it is written every {seconds:g} s until all are scored"
         told = True
         time.sleep(seconds)
-    if told:  # a browser need not load it anew any more, also where the runs turn out not to be comparable
+    if told:  # browsers stop reloading it, even if the runs turn out not to be comparable
         page.write(run_path(output), {"index.html": page_of_training(paths, 0.0)})
 
 
 def page_of_training(paths: Sequence[str], refresh: float) -> str:
-    """Return a page of how far runs are, their curves, and what their configs differ in; a browser loads it anew."""
-    runs = [Run(path, records.saved_config(path), records.results(path), {}) for path in map(run_path, paths)]
+    """Return a page with the progress of runs, their curves, and the differences of their configs."""
+    runs = [ScoredRun(path, records.saved_config(path), records.results(path), {}) for path in map(run_path, paths)]
     named = dict(zip(_names(runs), runs, strict=True))
     far = [f"{name}: {state(run.config, records.rows(run.path), run.results)}" for name, run in named.items()]
     apart = settings({name: [run] for name, run in named.items()})
@@ -129,16 +129,16 @@ def page_of_training(paths: Sequence[str], refresh: float) -> str:
     return page.page("Runs side by side", parts, ("run_report",), _charts(runs), refresh)
 
 
-def first_score(run: Run) -> str:
+def first_score(run: ScoredRun) -> str:
     """Return the name of the first score of the first test set."""
     for key, scores in scored_sets(run.results).items():
         return f"{key}/{next(iter(scores))}"
     raise UserError(f"{run.path}: has no scores: name a --metric such as valid/loss")
 
 
-def by_seed(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return label → runs: those that differ in nothing but their seed together, if that leaves several groups."""
-    groups: dict[str, list[Run]] = {}
+def by_seed(runs: Sequence[ScoredRun]) -> dict[str, list[ScoredRun]]:
+    """Return label → runs that differ only in their seed, if that leaves several groups; else each run alone."""
+    groups: dict[str, list[ScoredRun]] = {}
     for run in runs:
         groups.setdefault(_material(run), []).append(run)
     repeated = any(len({run.config.seed for run in group}) < len(group) for group in groups.values())
@@ -148,8 +148,8 @@ def by_seed(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return {f"{names[group[0].path]} ({len(group)} seeds)": group for group in groups.values()}
 
 
-def as_arms(groups: Mapping[str, Sequence[Run]], metric: str) -> list[Arm]:
-    """Return each group as an arm; where all are of one run, they are compared as if their seeds were the same."""
+def as_arms(groups: Mapping[str, Sequence[ScoredRun]], metric: str) -> list[Arm]:
+    """Return each group as an arm; if all are single runs, they are compared as if they had the same seed."""
     alone = all(len(group) == 1 for group in groups.values())
     arms = []
     for label, group in groups.items():
@@ -159,8 +159,8 @@ def as_arms(groups: Mapping[str, Sequence[Run]], metric: str) -> list[Arm]:
     return arms
 
 
-def figures(groups: Mapping[str, Sequence[Run]]) -> list[list[str]]:
-    """Return a row for each figure that any run has, after a head: means over the runs of a group."""
+def figures(groups: Mapping[str, Sequence[ScoredRun]]) -> list[list[str]]:
+    """Return a row for each metric that any run has, after a head: means over the runs of a group."""
     names = dict.fromkeys(name for group in groups.values() for run in group for name in run.metrics)
     rows = [["", *groups]]
     for name in names:
@@ -169,8 +169,8 @@ def figures(groups: Mapping[str, Sequence[Run]]) -> list[list[str]]:
     return rows
 
 
-def settings(groups: Mapping[str, Sequence[Run]]) -> list[list[str]]:
-    """Return a row for each key of a config that is not the same for all groups, after a head."""
+def settings(groups: Mapping[str, Sequence[ScoredRun]]) -> list[list[str]]:
+    """Return a row for each key of a config that differs between groups, after a head."""
     flat = [flatten(dataclasses.asdict(group[0].config)) for group in groups.values()]
     for values, group in zip(flat, groups.values(), strict=True):
         values["training data"] = trained_on(group[0])
@@ -187,13 +187,13 @@ def files(
     picture: bytes,
     apart: Sequence[str],
 ) -> dict[str, str | bytes]:
-    """Return file name → content: a page of all this, and the picture of the learning curves once more, by itself.
+    """Return file name → content: the page, and the picture of the learning curves.
 
     Args:
         tables: heading → rows, the first of which is the head.
         notes: a line each, below the tables.
-        charts: the data that the program of the page draws curves from.
-        picture: the learning curves as PNG; b"" where there are none.
+        charts: the data for the page's own curves.
+        picture: the learning curves as PNG; b"" = none.
         apart: HTML that follows the curves.
     """
     parts = []
@@ -205,20 +205,20 @@ def files(
     return {"index.html": page.page("Runs compared", [*parts, CHARTS, *apart], ("run_report",), charts), **pictures}
 
 
-def _charts(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return the curves of all runs, for the program of the page."""
+def _charts(runs: Sequence[ScoredRun]) -> list[dict[str, Any]]:
+    """Return the data for the page's curves of all runs."""
     return curves({name: records.rows(run.path) for name, run in zip(_names(runs), runs, strict=True)})
 
 
-def _material(run: Run) -> str:
-    """Return what two runs share that differ in nothing but their seed, and where they ran."""
+def _material(run: ScoredRun) -> str:
+    """Return a key that is equal for runs which differ only in IMMATERIAL keys."""
     keys = flatten(dataclasses.asdict(run.config)).items()
     shared = {key: value for key, value in keys if not key.startswith(IMMATERIAL)}
     return json.dumps([shared, run.results["run"].get("data")])
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
-    """Return the runs' names, or their whole paths where names would not tell them apart."""
+def _names(runs: Sequence[ScoredRun]) -> list[str]:
+    """Return the runs' names, or their whole paths if names are not unique."""
     short = [run.path.name or str(run.path) for run in runs]
     return short if len(set(short)) == len(short) else [str(run.path) for run in runs]
 

@@ -1,6 +1,6 @@
-"""Whether the figures of scored runs say which run is better: the same test text, the same measure, the same training.
+"""Check that scored runs are comparable: the same test text, the same metric, the same training budget.
 
-Each kind of obstacle can be allowed by name (`compare --despite`), and is then told as a caution.
+Each kind of difference can be allowed by name (`compare --despite`), and is then reported as a caution.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ TOKENS = ("tokenizer", "vocab_size", "vocab_shared", "normalization", "split_dig
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-    """What is compared of a run."""
+class ScoredRun:
+    """A run to compare."""
 
     path: Path
     config: Config
@@ -31,7 +31,7 @@ class Run:
 
 
 def allowed_kinds(despite: str) -> list[str]:
-    """Return the kinds that a comma-separated list names; raise UserError for a word that is none."""
+    """Return the kinds that a comma-separated list names; raise UserError for an unknown one."""
     allowed = list(filter(None, despite.split(",")))
     for kind in allowed:
         if kind not in KINDS:
@@ -45,17 +45,17 @@ def refuse_few(paths: Sequence[str]) -> None:
         raise UserError(f"{' '.join(paths)}: to compare takes two runs or more, each named once")
 
 
-def read(path: str) -> Run:
-    """Return a run; raise UserError if there is none, or none that is scored."""
+def read(path: str) -> ScoredRun:
+    """Return a run; raise UserError if it is missing or not scored."""
     where = run_path(path)
     config, results = records.saved_config(where), records.results(where)
     if not results:
         raise UserError(f"{path}: is not scored yet: python -m jformer.main --workdir={path} --mode=evaluate")
-    return Run(where, config, results, records.metrics(where))
+    return ScoredRun(where, config, results, records.metrics(where))
 
 
-def refuse_apart(runs: Sequence[Run], allowed: Sequence[str]) -> list[str]:
-    """Return cautions for what sets runs apart from the first but is allowed; raise UserError for the rest."""
+def refuse_apart(runs: Sequence[ScoredRun], allowed: Sequence[str]) -> list[str]:
+    """Return cautions for allowed differences to the first run; raise UserError for other ones."""
     apart = {(kind, text): None for run in runs[1:] for kind, text in obstacles(runs[0], run)}
     refused = [f"{kind} ({text})" for kind, text in apart if kind not in allowed]
     if refused:
@@ -64,8 +64,8 @@ def refuse_apart(runs: Sequence[Run], allowed: Sequence[str]) -> list[str]:
     return [f"compared despite another {kind}: {text}" for kind, text in apart]
 
 
-def obstacles(first: Run, other: Run) -> Iterator[tuple[str, str]]:
-    """Yield the kinds in which two runs differ so that their figures do not say which of them is better, and how."""
+def obstacles(first: ScoredRun, other: ScoredRun) -> Iterator[tuple[str, str]]:
+    """Yield (kind, description) of the differences that make two runs not comparable."""
     names = f"{other.path.name} against {first.path.name}"
     ours, theirs = scored_sets(first.results), scored_sets(other.results)
     if not ours.keys() & theirs.keys():
@@ -80,15 +80,15 @@ def obstacles(first: Run, other: Run) -> Iterator[tuple[str, str]]:
     budgets = [(run.results["run"].get("updates") or 0, run.config.data.tokens_per_update) for run in (other, first)]
     if math.prod(budgets[0]) != math.prod(budgets[1]):
         yield "budget", f"{names}: {' against '.join(f'{n:,} updates of {size:,} tokens' for n, size in budgets)}"
-    tokens = {name: [getattr(run.config.data, name) for run in (other, first)] for name in TOKENS}  # what a token is
+    tokens = {name: [getattr(run.config.data, name) for run in (other, first)] for name in TOKENS}  # tokenization
     apart = {name: values for name, values in tokens.items() if values[0] != values[1]}
     for name, values in apart.items():
         yield "budget", f"{names}: tokens of data.{name}={values[0]} against {values[1]}"
     trained = [trained_on(run) for run in (other, first)]
-    if not apart and trained[0] != trained[1]:  # other tokens are other data as well
+    if not apart and trained[0] != trained[1]:  # another tokenization implies other data
         yield "data", f"{names}: trained on {' against '.join(trained)}"
 
 
-def trained_on(run: Run) -> str:
-    """Return the fingerprints of the training text, in short; "" of a run that is not scored."""
+def trained_on(run: ScoredRun) -> str:
+    """Return the short fingerprints of the training text; "" for a run that is not scored."""
     return ", ".join(str(text)[:8] for text in run.results.get("run", {}).get("data", []))

@@ -1,8 +1,7 @@
-"""Runs that differ in nothing but their seed, taken together as an arm, and arms compared with one of them.
+"""Compare arms, each of which is a group of runs that differ only in their seed, with a baseline.
 
-Seeds are compared by Student's t, in pairs. Scores of text, and F1, are compared by a paired bootstrap of the runs'
-outputs instead (Koehn 2004), and so are shares of right lines where one seed leaves nothing else. This module knows no
-sweep; `compare` and the report of a sweep show its results.
+Metrics are compared over seeds by paired Student's t. Scores of text and F1 are compared by a paired bootstrap of the
+runs' outputs instead (Koehn 2004), and so are accuracies with one seed. `compare` and the report of a sweep use it.
 """
 
 import dataclasses
@@ -18,7 +17,7 @@ from jformer.evaluation import records
 from jformer.evaluation.resampling import SHARES, is_resampled, resample
 from jformer.evaluation.statistics import SAMPLES, Difference, Estimate, Resampled, estimate, holm, paired_difference
 from jformer.tools.pages import plots
-from jformer.tools.pages.plots import Line
+from jformer.tools.pages.plots import PlottedLine
 
 MOST_RESAMPLED = 60  # runs; a tenth of a second to a second each
 NO_DIFFERENCE = Difference(math.nan, None, None)
@@ -35,16 +34,16 @@ class Arm:
 
 @dataclasses.dataclass(frozen=True)
 class Standing:
-    """How an arm does, and how it differs from the baseline; an arm that is not compared has NO_DIFFERENCE."""
+    """The result of an arm and its difference to the baseline; NO_DIFFERENCE if it is not compared."""
 
     label: str
     mean: Estimate
     difference: Difference  # over the seeds that both have
-    adjusted: float | None  # p by Holm's method, over all arms
+    adjusted: float | None  # p adjusted by Holm's method over all arms
 
 
 def compare_arms(arms: Sequence[Arm], baseline: str, metric: str) -> tuple[list[Standing], list[str]]:
-    """Return how each arm does, in their order, and lines that explain the intervals and tests."""
+    """Return the standing of each arm, in their order, and lines that explain the intervals and tests."""
     base = next((arm for arm in arms if arm.label == baseline), None)
     differences = {arm.label: _difference(arm, base) for arm in arms if base and arm is not base}
     notes = [] if base else [f"nothing is compared: the baseline {baseline!r} has no result yet"]
@@ -69,7 +68,7 @@ def compare_arms(arms: Sequence[Arm], baseline: str, metric: str) -> tuple[list[
 
 
 def rank(value: float, goal: str) -> float:
-    """Return a number that is less for what is better, "min" or "max"; what is not finite is worst."""
+    """Return a sort key, smaller for better values by goal "min" or "max"; values that are not finite are last."""
     if not math.isfinite(value):
         return math.inf
     return -value if goal == "max" else value
@@ -102,18 +101,18 @@ def table(standings: Sequence[Standing], metric: str) -> list[list[str]]:
 
 
 def learning_curves(ranked: Sequence[Arm], name: str) -> bytes:
-    """Draw the mean over seeds of a figure of metrics.jsonl; b"" if no run has it."""
+    """Draw the mean over seeds of a metric of metrics.jsonl; b"" if no run has it."""
     lines = [mean_curve(arm.label, list(arm.runs.values()), name) for arm in ranked]
     drawn = [line for line in lines if line.x]
     return plots.curves(drawn, "updates", name) if drawn else b""
 
 
-def mean_curve(label: str, runs: Sequence[Path], name: str) -> Line:
-    """Return the mean over runs of a figure of metrics.jsonl, at the updates that all of them have."""
+def mean_curve(label: str, runs: Sequence[Path], name: str) -> PlottedLine:
+    """Return the mean over runs of a metric of metrics.jsonl, at the updates that all of them have."""
     curves = [dict(records.curve(run, name)) for run in runs]
     steps = sorted(set.intersection(*map(set, curves)))
     means = [estimate([curve[step] for curve in curves]) for step in steps]
-    return Line(label, steps, [found.mean for found in means], [found.margin for found in means])
+    return PlottedLine(label, steps, [found.mean for found in means], [found.margin for found in means])
 
 
 def resampled(baseline: Path, others: Sequence[Path], metric: str) -> list[Resampled]:

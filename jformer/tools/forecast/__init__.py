@@ -1,1 +1,1 @@
-"""What a run takes of a machine, before it is spent: parameters, FLOPs, memory, time."""
+"""Estimate what a run needs before it starts: parameters, FLOPs, memory, time."""

@@ -1,7 +1,7 @@
-"""Which collectives a compiled program runs: kind, axes of the mesh, how often, and how many bytes. Read from its HLO.
+"""The collectives of a compiled program, read from its HLO: kind, axes of the mesh, number and bytes.
 
-A pair of start and done counts once. XLA:TPU hides some behind other names, which are told apart here: a fusion called
-all-reduce-scatter is a reduce-scatter, and an asynchronous collective is written into every fusion that runs beside it.
+A pair of start and done counts once. XLA:TPU gives some other names: a fusion called all-reduce-scatter is a
+reduce-scatter, and an asynchronous collective appears in every fusion that runs during it.
 """
 
 import itertools
@@ -25,21 +25,21 @@ class Collective(NamedTuple):
     """Collectives of one kind over the same axes."""
 
     kind: str
-    axes: tuple[str, ...]  # of the mesh, over which devices differ that talk to each other; () = nobody does
-    devices: int  # that talk to each other
+    axes: tuple[str, ...]  # of the mesh, along which the devices of a group differ; () = none
+    devices: int  # in a group
     times: int  # in one run of the program, at most
-    bytes: int  # of the whole array of each device, before it is scattered or after it is gathered; all runs together
+    bytes: int  # of the whole array of a device, before scattering or after gathering; of all runs together
     largest: int  # bytes of the largest
 
     @property
     def sent(self) -> float:
-        """The bytes that a device sends to its neighbours, where they stand in a ring."""
+        """The bytes that a device sends in a ring."""
         share = (self.devices - 1) / self.devices
         return self.bytes * {"all-reduce": 2 * share, "collective-permute": 1.0}.get(self.kind, share)
 
 
 def collectives(program: Program, mesh: Mapping[str, int]) -> list[Collective]:
-    """Return the collectives of a program on a mesh of axes and their sizes, those that send most first."""
+    """Return the collectives of a program on a mesh, axis → size; those that send most are first."""
     found: dict[tuple[Any, ...], tuple[int, int, int]] = {}
     for (kind, _, instruction), (times, size) in instances(program).items():
         axes, devices = groups_of(instruction, mesh)
@@ -54,7 +54,7 @@ def collectives(program: Program, mesh: Mapping[str, int]) -> list[Collective]:
 
 
 def groups_of(instruction: Instruction, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
-    """Return the axes along which a collective's devices differ from each other, and how many devices a group has."""
+    """Return the axes along which the devices of a collective's group differ, and the size of a group."""
     groups = device_groups(instruction.attributes, math.prod(mesh.values()))
     places = np.stack(np.unravel_index(groups, tuple(mesh.values())))  # [axes groups devices]
     differ = (places != places[..., :1]).any((1, 2))
@@ -64,7 +64,7 @@ def groups_of(instruction: Instruction, mesh: Mapping[str, int]) -> tuple[tuple[
 def device_groups(attributes: str, devices: int) -> np.ndarray:
     """Return the groups [groups devices] of a collective, or the pairs of a permutation.
 
-    Devices are numbered as they lie on the mesh. Groups are listed, or an iota, or axes of a mesh of the compiler's.
+    Devices are numbered in the order of the mesh. HLO lists groups, or writes them as an iota or as axes of a mesh.
     """
     pairs = re.search(r"source_target_pairs=\{(.*?)\}\}", attributes)
     if pairs:
@@ -78,11 +78,11 @@ def device_groups(attributes: str, devices: int) -> np.ndarray:
         numbers = np.arange(math.prod(sizes)).reshape(sizes)
         return numbers.transpose(order or range(len(sizes))).reshape(shape)
     listed = re.search(r"replica_groups=\{(\{.*?\})\}", attributes)
-    return _listed(listed[1]) if listed else np.arange(devices)[None]  # an empty list is everybody
+    return _listed(listed[1]) if listed else np.arange(devices)[None]  # an empty list is one group of all
 
 
 def _along(mesh: Mapping[str, str], axes: Sequence[tuple[str, str, str]]) -> np.ndarray:
-    """Return the groups along some axes of a mesh; of an axis that is cut in three, (before)size, the one between."""
+    """Return the groups along some axes of a mesh; (before)size takes the middle of an axis split in three."""
     cuts = {name: (int(before or 1), int(size or mesh[name])) for name, before, size in axes}
     shape: list[int] = []
     chosen = []
@@ -95,9 +95,9 @@ def _along(mesh: Mapping[str, str], axes: Sequence[tuple[str, str, str]]) -> np.
 
 
 def instances(program: Program) -> dict[tuple[str, str, Instruction], tuple[int, int]]:
-    """Return, for every collective (its kind, its computation and itself), how often it runs and its bytes.
+    """Return (kind, computation, instruction) of every collective → how often it runs, and its bytes.
 
-    Those of one channel in fusions that the same computation calls are one.
+    Those of one channel in fusions of the same computation count once.
     """
     counts = runs(program)
     callers = fusion_callers(program)
@@ -114,7 +114,7 @@ def instances(program: Program) -> dict[tuple[str, str, Instruction], tuple[int,
 
 
 def _size(computation: Computation, instruction: Instruction) -> int:
-    """Return the bytes of what is gathered or scattered, summed or sent; the type of a start has the operands too."""
+    """Return the bytes of the whole array of a collective; the type of a start includes the operands."""
     given = sum(leaf.bytes for name in instruction.operands for leaf in computation[name].leaves)
     if instruction.opcode == "all-gather-start":
         return sum(leaf.bytes for leaf in instruction.leaves) - given

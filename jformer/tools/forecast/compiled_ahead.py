@@ -1,4 +1,4 @@
-"""The programs of a run compiled ahead of time, for devices that are not here, and what the compiler says of them."""
+"""Compile the programs of a run ahead of time, for devices that need not be present, and return their figures."""
 
 import warnings
 from typing import Any, NamedTuple
@@ -28,43 +28,43 @@ AUTO = (AxisType.Auto,) * 3
 
 
 class Figures(NamedTuple):
-    """What one run of a compiled program takes of each device; bytes, but for the FLOPs."""
+    """What one run of a compiled program needs on each device; in bytes, except for the FLOPs."""
 
     arguments: int
-    outputs: int  # beside those that reuse the memory of arguments
+    outputs: int  # except those that reuse the memory of arguments
     temporaries: int
     code: int
     flops: float
     traffic: float  # between HBM and the cores
     collectives: list[Collective]
-    ideal: float = 0.0  # of traffic: see `judged`
+    ideal: float = 0.0  # of traffic: see `program_quality.ideal_traffic`
     overlap: Overlap = Overlap(0, 0, 0)
     gathered_twice: tuple[str, ...] = ()
 
     @property
     def memory(self) -> int:
-        """The most bytes in use at once."""
+        """Bytes in use at most."""
         return self.arguments + self.outputs + self.temporaries + self.code
 
     @property
     def sent(self) -> float:
-        """The bytes that each device sends to others."""
+        """Bytes that each device sends to others."""
         return sum(each.sent for each in self.collectives)
 
 
 def estimate(config: Config, task: Task, model: ModelConfig, shape: Shape, devices: int, platform: str) -> UpdateMemory:
-    """Return the memory that the update of a run takes of each of so many devices, none of which need be here.
+    """Return the memory that the update of a run needs on each device, none of which need be present.
 
     Args:
-        config: which optimizer there is, what is recomputed, and how many microbatches an update has.
-        task: what is learned: the loss is traced with the model.
+        config: of the run.
+        task: of the run; its loss is traced with the model.
         model: the options of the model with the sizes of its vocabularies or classes.
         shape: rows of the whole update and positions of a row.
-        devices: how many the mesh of the config is laid out over.
-        platform: whose programs are traced: "cpu", "gpu" or "tpu".
+        devices: the number of devices for the mesh of the config.
+        platform: "cpu", "gpu" or "tpu".
 
     Raises:
-        UserError: the devices, the rows or the parameters do not divide as the config wants it.
+        UserError: devices, rows or parameters are not divisible by the mesh.
     """
     sizes = mesh_sizes(config, devices)
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), AUTO)
@@ -77,8 +77,8 @@ def compile_update(config: Config, task: Task, model: ModelConfig, shape: Shape,
     """Compile the update of a run for batches of a shape.
 
     Args:
-        config, task, model, shape: those of `estimate`.
-        mesh: of the devices that are compiled for; a topology describes those that are not here.
+        config, task, model, shape: as for `estimate`.
+        mesh: of the target devices, which may come from a topology.
     """
     with compiling_for(_platform(mesh)):
         step, arguments = _update(config, task, model, shape, mesh)
@@ -89,8 +89,8 @@ def compile_answer(config: Config, task: Task, model: ModelConfig, shape: Shape,
     """Compile the program that answers a batch: the whole search, or the classes.
 
     Args:
-        config, task, model, mesh: those of `compile_update`.
-        shape: from `answer_shape`: rows of a batch, positions of a source, and the most tokens of an output.
+        config, task, model, mesh: as for `compile_update`.
+        shape: from `answer_shape`: rows of a batch, positions of a source, and tokens of an output.
     """
     room = shape.target_length
     batch = _answer_batch(model, task, shape, mesh)
@@ -118,7 +118,7 @@ def _answer_batch(model: ModelConfig, task: Task, shape: Shape, mesh: Mesh) -> d
 
 
 def figures(compiled: jax.stages.Compiled, mesh: Mesh) -> Figures:
-    """Read what a compiled program takes from what the compiler says, and from its HLO what that does not say."""
+    """Return the figures of a compiled program, from the compiler's analysis and from its HLO."""
     memory, text, axes = compiled.memory_analysis(), compiled.as_text(), dict(mesh.shape)
     assert memory is not None
     assert text is not None
@@ -138,13 +138,13 @@ def figures(compiled: jax.stages.Compiled, mesh: Mesh) -> Figures:
 
 
 def _update(config: Config, task: Task, model: ModelConfig, shape: Shape, mesh: Any) -> tuple[Any, tuple[Any, Any]]:
-    """Return the update and the shapes of its state and batch, placed on a mesh."""
+    """Return the update and the shapes of its state and batch, sharded over a mesh."""
     step, state = abstract_update(config, task, build_model(model), mesh)
     return step, (state, abstract_batch(model, task.answer, shape, mesh, config.train.accumulation))
 
 
 def _compile(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """Compile anew: JAX keeps programs for devices that are not here, but cannot read them again."""
+    """Compile without warnings: JAX caches programs for absent devices, but cannot load them."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
         return lowered.compile()

@@ -1,4 +1,4 @@
-"""What a run of a compiled program costs: FLOPs of its products, and bytes that its kernels move. Read from its HLO."""
+"""The costs of one run of a compiled program, read from its HLO: FLOPs of its products, and bytes its kernels move."""
 
 import itertools
 import math
@@ -8,16 +8,16 @@ from collections.abc import Iterator, Mapping
 from jformer.models.layers.kernels import block_of
 from jformer.tools.forecast.hlo import CONTROL, Computation, Instruction, Leaf, Program, runs
 
-FREE = {  # moves nothing, or what its counterpart has moved
+FREE = {  # move nothing, or what is counted elsewhere
     *CONTROL, "after-all", "bitcast", "constant", "get-tuple-element", "iota", "parameter", "partition-id", "tuple",
 }  # fmt: skip
-KERNEL = re.compile(r"splash_\w+?_(fwd|dkv|dq)_")  # as JAX calls the kernels of splash attention
-PRODUCTS = {"fwd": 2, "dkv": 4, "dq": 3}  # of a query and a key, each as long as a head
-SLICES = ("dynamic-slice", "slice", "gather", "slice-start")  # read as much as they give
+KERNEL = re.compile(r"splash_\w+?_(fwd|dkv|dq)_")  # JAX's names of the kernels of splash attention
+PRODUCTS = {"fwd": 2, "dkv": 4, "dq": 3}  # products of a query and a key per pair
+SLICES = ("dynamic-slice", "slice", "gather", "slice-start")  # read as many bytes as they output
 
 
 def flops(program: Program) -> float:
-    """Return the FLOPs of all products of matrices; multiply and add are two."""
+    """Return the FLOPs of all matrix products; a multiply-add counts as two."""
     counts = runs(program)
     return sum(
         counts[name] * (_attended(computation, each)[0] if kernel_of(each) else _product(computation, each))
@@ -28,7 +28,7 @@ def flops(program: Program) -> float:
 
 
 def traffic(program: Program) -> float:
-    """Return the bytes that kernels read from HBM and write to it, each input and output of a kernel once.
+    """Return the bytes that kernels read from HBM and write to it; each input and output of a kernel counts once.
 
     Splash attention reads one side once for every block of the other.
     """
@@ -42,13 +42,13 @@ def traffic(program: Program) -> float:
 
 
 def kernel_of(each: Instruction) -> str:
-    """Return which kernel of splash attention an instruction is: fwd, dkv or dq; '' for all others."""
+    """Return the kernel of splash attention that an instruction is: fwd, dkv or dq; '' for all others."""
     found = each.opcode == "custom-call" and KERNEL.match(each.name)
     return found[1] if found else ""
 
 
 def _attended(computation: Computation, each: Instruction) -> tuple[int, int]:
-    """Return FLOPs and bytes of a kernel of splash attention; a causal one leaves out the blocks above the diagonal."""
+    """Return FLOPs and bytes of a kernel of splash attention; a causal one skips the blocks above the diagonal."""
     leaves = [leaf for name in each.operands for leaf in computation[name].leaves]
     wide = [leaf for leaf in leaves if len(leaf.dims) == 4]
     q, k, v = wide[:3]
@@ -87,7 +87,7 @@ def _window(each: Instruction) -> str:
 
 
 def _pairs(inputs: int, size: int, outputs: int, options: Mapping[str, str]) -> int:
-    """Count the places of an output and a kernel along an axis that meet an input: others are padding or holes."""
+    """Count the pairs of output and kernel positions along an axis that meet an input, not padding or a hole."""
     stride, spread, holes = (int(options.get(key, 1)) for key in ("stride", "rhs_dilate", "lhs_dilate"))
     before = int(options.get("pad", "0_0").split("_")[0])
     places = (o * stride - before + k * spread for o, k in itertools.product(range(outputs), range(size)))
@@ -95,7 +95,7 @@ def _pairs(inputs: int, size: int, outputs: int, options: Mapping[str, str]) -> 
 
 
 def _moved(program: Program, computation: Computation, each: Instruction) -> int:
-    """Return the bytes that a kernel moves; of an array that it slices or writes a slice of, only the slice."""
+    """Return the bytes that a kernel moves; of arrays that it slices or updates, only the slice."""
     if each.opcode == "fusion":
         return sum(_moved_by_fusion(program, computation, each))
     if kernel_of(each):
@@ -105,7 +105,7 @@ def _moved(program: Program, computation: Computation, each: Instruction) -> int
         return 2 * _slow(each.leaves[:1])
     if each.opcode == "dynamic-update-slice":
         return 2 * _slow(operands[1].leaves)
-    if each.opcode.endswith("-start"):  # its type also has the operand
+    if each.opcode.endswith("-start"):  # its type includes the operand
         return 2 * _slow(operands[0].leaves) if operands else 0
     return _slow(each.leaves) + sum(_slow(operand.leaves) for operand in operands)
 
@@ -128,7 +128,7 @@ def _parameter(computation: Computation, place: int) -> Instruction:
 
 
 def _read(program: Program, computation: Computation, value: Instruction) -> int:
-    """Return how many bytes of a value the instructions of a fusion read, those of fusions in it included."""
+    """Return the bytes of a value that the instructions of a fusion read, including nested fusions."""
     whole = sum(leaf.bytes for leaf in value.leaves)
     total = 0
     for reader in computation.values():

@@ -1,6 +1,6 @@
-"""What a config costs before anything is spent: parameters, FLOPs, time and memory, and which attention runs.
+"""--mode=describe: parameters, FLOPs, time and memory of a config, and its attention kernel.
 
-All of it follows from shapes: no data is read and no weight allocated, whatever the size of the model.
+Everything follows from shapes: no data is read and no weight is allocated.
 """
 
 import functools
@@ -28,7 +28,7 @@ from jformer.tools.forecast.compiled_ahead import estimate
 from jformer.tools.forecast.shapes import full_shape, mesh_sizes, sized_model
 from jformer.training.optim import schedule_line
 
-LENGTHS = (32, 128)  # of texts; the longest that the config allows is the last column
+LENGTHS = (32, 128)  # of texts in the table of FLOPs; the last column is the longest that the config allows
 UNITS = {
     "encdec": "target token, source and target having",
     "encoder": "token of a text that has",
@@ -38,9 +38,9 @@ UNITS = {
 
 
 def describe(config: Config, workdir: Path | None = None) -> str:
-    """Return what the model is, its parameters with their shares, and the FLOPs of its matrix products.
+    """Return a summary of the model, its parameters with their shares, and the FLOPs of its matrix products.
 
-    Vocabulary and classes are those of the run in `workdir`; before there is one, what the config leads to expect.
+    Vocabulary and classes are those of the run in `workdir`, or assumed from the config if there is no run.
     """
     sizes = mesh_sizes(config, jax.device_count())
     config, _ = choose_dtype(divide_rows(config, sizes["data"] * sizes["fsdp"]), "model", make_mesh(1))
@@ -62,7 +62,7 @@ def describe(config: Config, workdir: Path | None = None) -> str:
 
 
 def summary(config: Config) -> Iterator[str]:
-    """Yield what is described: the model with its choices, the data, and the learning rate with its peak."""
+    """Yield lines about the model and its options, the data, and the learning rate."""
     model, data = config.model, config.data
     decoder = f" + {model.decoder_layers}" if model.family == "encdec" else ""
     same = " with the same parameters" if model.shared_layers else ""
@@ -83,7 +83,7 @@ def summary(config: Config) -> Iterator[str]:
 
 
 def kernel_line(model: ModelConfig, platform: str, shape: Shape) -> str:
-    """Return which code attends on a platform to the longer side in training, and why."""
+    """Return the attention kernel on a platform for the longer side in training, and the reason."""
     if model.recurrent.cell:
         return f"recurrent layers: {model.recurrent.cell}, attention: {model.recurrent.attention}"
     source = model.num_patches if model.reads_images else shape.source_length
@@ -98,7 +98,7 @@ def kernel_line(model: ModelConfig, platform: str, shape: Shape) -> str:
 
 
 def update_lines(config: Config, model: ModelConfig) -> Iterator[str]:
-    """Say what an update without any padding costs, and how long it takes where the peak of the devices is known."""
+    """Yield the FLOPs of an update without padding, and its time if the peak of the devices is known."""
     shape = full_shape(config)
     kind = jax.devices()[0].device_kind
     flops = config.optim.passes * update_flops(model, work_of(*(np.full(shape.rows, length) for length in shape[1:])))
@@ -109,19 +109,19 @@ def update_lines(config: Config, model: ModelConfig) -> Iterator[str]:
     if peak:
         count = math.prod(mesh_sizes(config, jax.device_count()).values())
         times = (f"{flops / peak / count / share:.3g} s at {share:.0%} MFU" for share in (1, 0.4))
-        yield f"time of it on {count} x {kind}: " + ", ".join(times)
+        yield f"its time on {count} x {kind}: " + ", ".join(times)
 
 
 def memory_line(config: Config, task: Task, model: ModelConfig) -> str:
-    """Say what the same update takes of a device's memory."""
+    """Return the memory that the same update needs on each device."""
     memory = estimate(config, task, model, full_shape(config), jax.device_count(), jax.default_backend())
-    return f"memory of it: {memory}"
+    return f"its memory: {memory}"
 
 
 def flops_table(config: Config, model: ModelConfig) -> list[list[str]]:
     """Return the cells of the table of FLOPs, a column for each length of text.
 
-    What predicts tokens, or a class of each, is counted for one of them; one class, for the whole text or image.
+    FLOPs are per token for models that predict tokens or tags, and per text or image for classifiers.
     """
     limits = {"encoder": config.data.max_source_length, "decoder": config.data.max_target_length}
     longest = limits["decoder"] if model.vision.source else limits.get(model.family, max(limits.values()))
@@ -140,7 +140,7 @@ def flops_table(config: Config, model: ModelConfig) -> list[list[str]]:
 
 
 def _size_lines(config: Config, model: ModelConfig, task: Task, saved: bool) -> Iterator[str]:
-    """Say how many rows and classes there are, and who says so."""
+    """Yield the numbers of rows and classes, and where they come from."""
     if model.family != "vit":
         origin = "of the run's tokenizer" if saved else "assumed from data.vocab_size"
         origin = "set by model.vocab_size" if config.model.vocab_size else origin

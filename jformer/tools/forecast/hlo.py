@@ -1,7 +1,7 @@
-"""The text of a compiled program's optimized HLO, read: its computations, and how often each of them runs.
+"""Parse the optimized HLO of a compiled program: its computations, and how often each of them runs.
 
-XLA's own `cost_analysis` counts the body of a loop once, however often it runs. Here a loop counts as often as its
-condition allows: exactly for a scan, at most for a search that may end early. What it all costs is said elsewhere.
+XLA's own `cost_analysis` counts the body of a loop once. Here it counts as often as the condition of the loop allows:
+exactly for a scan, at most for a search that may end early. `cost_analysis` and `collectives` compute the costs.
 """
 
 import functools
@@ -10,32 +10,32 @@ import re
 from collections import Counter
 from typing import NamedTuple
 
-BITS = {"pred": 8, "token": 0, "opaque": 0}  # of types whose name does not say it
+BITS = {"pred": 8, "token": 0, "opaque": 0}  # of types without a number in their name
 HEADER = re.compile(r"^(ENTRY )?%([\w.-]+) .*\{$")
 LINE = re.compile(r"^  (ROOT )?%([\w.-]+) = (.*?) ([a-z][a-z0-9-]*)\((.*?)\)(?:, (.*))?$")
 LEAF = re.compile(r"([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?")
 CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%([\w.-]+)")
 BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 TRIPS = re.compile(r'"?known_trip_count"?:\{"?n"?:"?(\d+)')
-CONTROL = ("while", "call", "conditional", "async-start")  # run what they call step by step; others are kernels
+CONTROL = ("while", "call", "conditional", "async-start")  # run their computations step by step; others are kernels
 
 
 class Leaf(NamedTuple):
-    """An array of a type."""
+    """An array in a type."""
 
     dtype: str
     dims: tuple[int, ...]
-    fast: bool  # in the memory beside the cores, not in HBM
+    fast: bool  # in on-chip memory, not in HBM
 
     @property
     def bytes(self) -> int:
-        """Its size, without padding."""
+        """Its size without padding."""
         bits = BITS[self.dtype] if self.dtype in BITS else int(re.findall(r"\d+", self.dtype)[0])
         return math.prod(self.dims) * bits // 8
 
 
 class Instruction(NamedTuple):
-    """A line of a program."""
+    """An instruction of a program."""
 
     name: str
     type: str
@@ -43,11 +43,11 @@ class Instruction(NamedTuple):
     operands: tuple[str, ...]
     attributes: str
     root: bool
-    literal: str  # what a constant or parameter has in its parentheses
+    literal: str  # the text in the parentheses of a constant or parameter
 
     @property
     def leaves(self) -> list[Leaf]:
-        """The arrays that it gives."""
+        """Its output arrays."""
         return leaves(self.type)
 
     @property
@@ -57,7 +57,7 @@ class Instruction(NamedTuple):
         return CALLED.findall(self.attributes) + (re.findall(r"%([\w.-]+)", branches[1]) if branches else [])
 
     def attribute(self, name: str) -> str:
-        """Return the text of an attribute without spaces or braces in it, or ''."""
+        """Return the text of an attribute, which has no spaces or braces, or ''."""
         found = re.search(rf"\b{name}=[{{%]?([^,}}\s]*(?:,\d+)*)", self.attributes)
         return found[1] if found else ""
 
@@ -67,19 +67,19 @@ Computation = dict[str, Instruction]
 
 
 class Program(NamedTuple):
-    """Computations by name, each after those that it calls; the last is where the program begins."""
+    """Computations by name, each after those that it calls; the last is the entry."""
 
     computations: dict[str, Computation]
 
     @property
     def entry(self) -> str:
-        """The name of the computation that calls all others."""
+        """The name of the entry computation."""
         return next(reversed(self.computations))
 
 
 @functools.lru_cache(maxsize=4096)
 def leaves(text: str) -> list[Leaf]:
-    """Return the arrays of a type, those of tuples in order."""
+    """Return the arrays of a type, of a tuple in order."""
     return [
         Leaf(dtype, tuple(int(size) for size in dims.split(",") if size), "S(1)" in layout)
         for dtype, dims, layout in LEAF.findall(text)
@@ -111,7 +111,7 @@ def parse(text: str) -> Program:
 
 
 def fusion_callers(program: Program) -> dict[str, str]:
-    """Return, for every computation that a fusion calls, the computation that holds the fusion."""
+    """Return computation called by a fusion → computation with the fusion."""
     return {
         called: name
         for name, computation in program.computations.items()

@@ -1,7 +1,4 @@
-"""Whether a compiled program is a good one: the bytes it should move, what it gathers twice, and what it hides.
-
-Read from the program's text. What a program costs in bytes, FLOPs and collectives is said in the neighbouring modules.
-"""
+"""The quality of a compiled program, read from its HLO: ideal traffic, repeated gathers, overlapped collectives."""
 
 import re
 from collections import Counter
@@ -13,25 +10,25 @@ from jformer.tools.forecast.collectives import KINDS, groups_of, instances
 from jformer.tools.forecast.cost_analysis import kernel_of
 from jformer.tools.forecast.hlo import Computation, Instruction, Program, fusion_callers, runs
 
-PASS = "jvp"  # in the names of what autodiff makes, forward and backward
-ASYNC = "async-collective-start"  # how a fusion is called that begins what XLA:TPU spreads over the fusions after it
+PASS = "jvp"  # in the names of what autodiff makes in both passes
+ASYNC = "async-collective-start"  # name of the fusion that starts a collective which XLA:TPU spreads over later ones
 
 
 class Overlap(NamedTuple):
-    """Collectives of one run of a program."""
+    """Numbers of collectives in one run of a program."""
 
-    hidden: int  # begun, and waited for after another kernel
-    bare: int  # begun, and waited for at once
-    blocking: int  # that nothing runs beside
+    hidden: int  # a kernel runs between start and done
+    bare: int  # nothing runs between start and done
+    blocking: int  # synchronous
 
     @property
     def share(self) -> float:
-        """How many of them may hide behind computation; 1 where there are none."""
+        """The share that may overlap with computation; 1 without collectives."""
         return self.hidden / sum(self) if sum(self) else 1.0
 
 
 def overlap(program: Program) -> Overlap:
-    """Count the collectives that kernels run beside, in the order in which the compiler has put them."""
+    """Count the collectives that overlap with kernels in the compiler's schedule."""
     found: Counter[str] = Counter()
     for name, times in runs(program, kernels=False).items():
         order = list(program.computations[name].values())
@@ -48,10 +45,10 @@ def overlap(program: Program) -> Overlap:
 
 
 def gathered_twice(program: Program, mesh: Mapping[str, int]) -> list[str]:
-    """Return the parameters that one computation gathers more than once over `fsdp` in a forward or a backward pass.
+    """Return the parameters that one computation gathers more than once over `fsdp` in one pass.
 
-    One gather for each pass is what sharded parameters cost; the first of a loop may stand before it. Those that are
-    spelled as permutes around a product, from neighbour to neighbour, are not looked at.
+    Sharded parameters need one gather per pass; the first of a loop may come before it. Gathers written as permutes
+    around a product are not counted.
     """
     callers = fusion_callers(program)
     found: Counter[tuple[str, str]] = Counter()
@@ -65,10 +62,10 @@ def gathered_twice(program: Program, mesh: Mapping[str, int]) -> list[str]:
 
 
 def ideal_traffic(program: Program, state: int) -> float:
-    """Return the bytes an update should move: each product reads and writes its arrays once, the state goes twice.
+    """Return the bytes of an ideal update: each product reads and writes its arrays once, the state moves twice.
 
-    All else (norms, dropout, softmax, casts, the optimizer's own gradients) would be part of a product that is at its
-    arrays anyway, and nothing would stay beside the cores. It is a measure to compare with, and no bound.
+    Everything else (norms, dropout, softmax, casts, the optimizer) would be fused into products. It is a reference
+    value, not a bound.
     """
     counts = runs(program)
     products = sum(
@@ -90,7 +87,7 @@ def _computes(each: Instruction) -> bool:
 
 
 def _holds_collective(program: Program, each: Instruction) -> bool:
-    """Tell whether a kernel is a collective that the compiler wrote into a fusion, and waits for."""
+    """Return whether a kernel is a synchronous collective inside a fusion."""
     if each.opcode != "fusion" or "async" in each.name or "scatter" not in each.name:
         return False
     return any(inner.opcode in KINDS for name in each.calls for inner in program.computations[name].values())

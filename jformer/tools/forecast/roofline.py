@@ -1,6 +1,6 @@
-"""How fast a compiled program can be at best on a chip: what its arithmetic, its memory and its network take alone.
+"""A lower bound on the time of a compiled program on a chip, from its arithmetic, memory traffic and network traffic.
 
-It is a bound and no forecast: see the assumptions.
+See ASSUMPTIONS: it is not a prediction.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ ASSUMPTIONS = (
 
 
 class Bound(NamedTuple):
-    """Seconds that one run takes at least, if it did nothing else."""
+    """Seconds of one run, if it did only one of these."""
 
     products: float
     memory: float
@@ -23,15 +23,15 @@ class Bound(NamedTuple):
 
     @property
     def overlapped(self) -> float:
-        """Where the three hide behind each other altogether."""
+        """If all three overlap completely."""
         return max(self)
 
     @property
     def apart(self) -> float:
-        """Where they wait for each other."""
+        """If none of them overlap."""
         return sum(self)
 
 
 def bound(figures: Figures, chips: Slice) -> Bound:
-    """Return the least time of a program on the chips that it was compiled for."""
+    """Return the bound of a program on the chips that it was compiled for."""
     return Bound(figures.flops / chips.peak, figures.traffic / chips.chip.bandwidth, figures.sent / chips.chip.network)

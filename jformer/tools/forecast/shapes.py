@@ -1,4 +1,4 @@
-"""The sizes of a run that has no data yet: its mesh, batches and vocabularies."""
+"""Sizes of a run without data: its mesh, batches and vocabularies."""
 
 import dataclasses
 from pathlib import Path
@@ -18,7 +18,7 @@ from jformer.tasks.task import CLASSES, Task, sized
 
 
 def mesh_sizes(config: Config, devices: int) -> dict[str, int]:
-    """Return the size of each axis of a config's mesh on so many devices."""
+    """Return the size of each axis of a config's mesh on a number of devices."""
     return fill_axes(dataclasses.asdict(config.mesh), devices)
 
 
@@ -27,7 +27,7 @@ def answer_shape(config: Config, task: Task, mesh: Mesh) -> Shape:
     decode = config.decode
     continues = task.answer == "continuation"
     length = config.data.max_target_length if continues else config.data.max_source_length
-    if config.model.reads_images:  # which take none of a search's room
+    if config.model.reads_images:  # whose patches do not add to the output length
         length = 0
     room = decode.max_extra_length + (0 if continues else length)
     room = min(room, decode.max_length or room)
@@ -40,7 +40,7 @@ ASSUMED_CLASSES = 2
 
 
 def sized_model(config: Config, task: Task, workdir: Path | None) -> tuple[ModelConfig, bool]:
-    """Return the model with its vocabulary and classes, and whether they are those of the run in `workdir`."""
+    """Return the model with its vocabulary and classes, and whether they come from the run in `workdir`."""
     saved = bool(workdir and (workdir / "tokenizer").is_dir())
     counts = _tokenizer_sizes(workdir) if workdir and saved else _assumed_sizes(config, task)
     return sized(config.model, task, *counts), saved

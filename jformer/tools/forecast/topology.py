@@ -1,6 +1,6 @@
-"""TPU slices by name: their devices, without any of them here, and what a chip of theirs can do.
+"""TPU slices by name: their devices, none of which need be present, and the specifications of their chips.
 
-libtpu describes slices and compiles for them on a plain CPU machine. Nothing is run; the compiling is done elsewhere.
+libtpu describes slices and compiles for them on a CPU machine; `compiled_ahead` compiles.
 """
 
 import math
@@ -21,16 +21,16 @@ GIB = 2**30
 
 
 class Chip(NamedTuple):
-    """What a chip has, from cloud.google.com/tpu/docs (v4, v5e, v5p, v6e: key specifications)."""
+    """Specifications of a chip, from cloud.google.com/tpu/docs (v4, v5e, v5p, v6e: key specifications)."""
 
     dimensions: int  # of the network of chips
     hbm: float  # bytes
     bandwidth: float  # bytes a second between HBM and the cores
-    network: float  # bytes a second that it sends to its neighbours, over all links together: half of "bidirectional"
+    network: float  # bytes a second sent over all links together: half of "bidirectional"
     largest: int  # chips of a slice
-    config: str = "default"  # what libtpu calls one device a chip
-    type: str = ""  # how gcloud's types begin, where not with the family
-    cores: int = 1  # that gcloud's types count for a chip
+    config: str = "default"  # libtpu's name of the configuration with one device a chip
+    type: str = ""  # prefix of gcloud's types, if not the family
+    cores: int = 1  # per chip, as gcloud's types count
 
 
 CHIPS = {
@@ -42,11 +42,11 @@ CHIPS = {
 
 
 class Slice(NamedTuple):
-    """Chips that are connected."""
+    """Connected chips."""
 
     name: str  # family:AxB or family:AxBxC
     chip: Chip
-    devices: list[jax.Device]  # one a chip, in the order of JAX; programs can be compiled for them
+    devices: list[jax.Device]  # one a chip, in JAX's order; programs can be compiled for them
 
     @property
     def platform(self) -> str:
@@ -55,7 +55,7 @@ class Slice(NamedTuple):
 
     @property
     def peak(self) -> float:
-        """FLOPs a second of a chip; products of float32 are made of bfloat16 numbers too, unless told otherwise."""
+        """FLOPs a second of a chip; by default, products of float32 use bfloat16, too."""
         found = known_peak(self.devices[0].device_kind, "bfloat16")
         assert found, self.devices[0].device_kind
         return found
@@ -64,7 +64,7 @@ class Slice(NamedTuple):
 def open_slice(name: str) -> Slice:
     """Return the slice of a name such as v5e:16x16 or v5litepod-256.
 
-    Raises UserError for names that no slice has, and where libtpu is missing.
+    Raises UserError for invalid names, and without libtpu.
     """
     family, sizes = read_name(name)
     chip, full = CHIPS[family], f"{family}:{'x'.join(map(str, sizes))}"
@@ -72,7 +72,7 @@ def open_slice(name: str) -> Slice:
         raise UserError(f'--topology={name} needs libtpu, which compiles for TPUs: pip install -e ".[tpu-aot]"')
     for key, value in SETTINGS.items():
         os.environ.setdefault(key, value)
-    jax.config.update("jax_platforms", "cpu")  # or JAX would look for a TPU to run on
+    jax.config.update("jax_platforms", "cpu")  # keeps JAX from looking for a TPU
     try:
         found = topologies.get_topology_desc(full, "tpu", chip_config_name=chip.config)
     except RuntimeError as error:
@@ -81,7 +81,7 @@ def open_slice(name: str) -> Slice:
 
 
 def read_name(name: str) -> tuple[str, tuple[int, ...]]:
-    """Return the family of a slice and its chips along each dimension, or UserError for names that none has."""
+    """Return the family of a slice and its chips along each dimension; raise UserError for invalid names."""
     family, colon, shape = name.partition(":")
     if colon and family in CHIPS and re.fullmatch(r"[1-9]\d*(x[1-9]\d*)+", shape):
         sizes = tuple(map(int, shape.split("x")))
@@ -97,7 +97,7 @@ def read_name(name: str) -> tuple[str, tuple[int, ...]]:
 
 
 def most_even(chips: int, dimensions: int) -> tuple[int, ...]:
-    """Return the shape that gcloud gives a power of two of chips: as even as can be, the larger sides last."""
+    """Return the shape that gcloud gives a power of two of chips: as even as possible, larger sides last."""
     sizes = [1] * dimensions
     while math.prod(sizes) < chips:
         sizes[-1 - sizes[::-1].index(min(sizes))] *= 2

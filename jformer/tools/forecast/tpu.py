@@ -1,6 +1,6 @@
-"""What a run takes of a TPU slice, told before there is one: memory, FLOPs, collectives, time and cost, as text.
+"""--mode=describe --topology=…: memory, FLOPs, collectives, time and cost of a run on a TPU slice that is not present.
 
-The programs are the real ones, compiled for the slice; how long they take is a bound (see `roofline`), not measured.
+The real programs are compiled for the slice; times are bounds (see `roofline`), not measurements.
 """
 
 import dataclasses
@@ -33,14 +33,14 @@ from jformer.tools.forecast.topology import GIB, Slice, open_slice
 
 MIB = 2**20
 NEEDED = re.compile(r"\(([\d.]+)([KMG])\) exceeds available HBM")
-CHUNK = 512  # queries that attend at once where that is proposed
+CHUNK = 512  # the proposed attention_chunk
 SIZES = {"K": 2**10, "M": MIB, "G": GIB}
 
 
 def describe_slice(config: Config, workdir: Path | None, topology: str, price: float) -> Iterator[str]:
-    """Yield what a run takes of a slice; `price` is in dollars for an hour of a chip, 0 where it is not known.
+    """Yield lines on a run on a slice; `price` is in dollars per chip hour, 0 = unknown.
 
-    Raises UserError, at the end, where it does not fit: with what would.
+    Raises UserError if the run does not fit, with changes that make it fit.
     """
     chips = open_slice(topology)
     task = build_task(config)
@@ -63,7 +63,7 @@ def describe_slice(config: Config, workdir: Path | None, topology: str, price: f
     yield f"  memory by estimate: {memory}"
     update = _compiled("update", chips, lambda: compile_update(config, task, model, shape, mesh))
     if isinstance(update, float):
-        update += sum(memory) - memory.gradients - memory.activations  # which the compiler does not count
+        update += sum(memory) - memory.gradients - memory.activations  # not counted by the compiler
         ways = ways_to_fit(asked, task, model, chips, update / sum(memory))
         raise UserError(f"{_too_large('update', update, chips)}; by estimate it fits with {ways}")
     yield from _program_lines(update, chips)
@@ -74,14 +74,14 @@ def describe_slice(config: Config, workdir: Path | None, topology: str, price: f
 
 
 def ways_to_fit(config: Config, task: Task, model: ModelConfig, chips: Slice, ratio: float) -> str:
-    """Return the changes to the config with which an update fits, each alone, or what to combine if none does.
+    """Return changes to the config that each make an update fit, or advice if none does.
 
     Args:
-        config: as it was asked for, before its rows were divided over the chips.
-        task: what is learned.
+        config: as requested, before its rows were divided over the chips.
+        task: of the run.
         model: the options of the model with the sizes of its vocabularies or classes.
-        chips: those that the update is to fit.
-        ratio: of the bytes that the compiler counted to those that were estimated, of the update that does not fit.
+        chips: the slice.
+        ratio: of the compiler's bytes to the estimated ones, for the update that does not fit.
     """
 
     def fits(key: str, value: object) -> bool:
@@ -92,7 +92,7 @@ def ways_to_fit(config: Config, task: Task, model: ModelConfig, chips: Slice, ra
             sizes, own = mesh_sizes(other, devices), dataclasses.replace(model, execution=other.model.execution)
             other = divide_rows(other, sizes["data"] * sizes["fsdp"])
             return ratio * sum(estimate(other, task, own, full_shape(other), devices, chips.platform)) < chips.chip.hbm
-        except UserError:  # rows or parameters do not divide so
+        except UserError:  # not divisible
             return False
 
     firsts = ((key, next((value for value in values if fits(key, value)), None)) for key, values in _changes(config))
@@ -103,7 +103,7 @@ def ways_to_fit(config: Config, task: Task, model: ModelConfig, chips: Slice, ra
 
 
 def _changes(config: Config) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the keys that save memory with their values, the mildest first."""
+    """Yield keys that save memory, and their values, the mildest first."""
     yield (
         "model.execution.remat",
         {"none": ["dots", "full"], "dots": ["full"], "full": []}[config.model.execution.remat],
@@ -118,7 +118,7 @@ def _changes(config: Config) -> Iterator[tuple[str, list[Any]]]:
 
 
 def _compiled(what: str, chips: Slice, compile_it: Callable[[], Figures]) -> Figures | float:
-    """Return the figures of a program, or the bytes that it needs where the compiler has no room for it."""
+    """Return the figures of a program, or the bytes that it needs if it does not fit."""
     print(f"compiling the {what} for {chips.name}, which takes a minute or so ...", file=sys.stderr, flush=True)
     began = time.perf_counter()
     try:
@@ -139,7 +139,7 @@ def _too_large(what: str, needed: float, chips: Slice) -> str:
 
 
 def _program_lines(figures: Figures, chips: Slice) -> Iterator[str]:
-    """Say what the compiler made of a program: memory, work and collectives of each chip."""
+    """Yield lines on a compiled program: memory, work and collectives of each chip."""
     names = ("arguments", "outputs", "temporaries", "code")
     parts = ", ".join(f"{name} {getattr(figures, name) / MIB:,.1f}" for name in names)
     yield f"  memory by the compiler: {figures.memory / MIB:,.1f} MiB, {figures.memory / chips.chip.hbm:.1%}: {parts}"
@@ -148,7 +148,7 @@ def _program_lines(figures: Figures, chips: Slice) -> Iterator[str]:
     if figures.collectives:
         hidden, bare, blocking = figures.overlap
         twice = f"; gathered twice: {', '.join(figures.gathered_twice)}" if figures.gathered_twice else ""
-        yield f"  collectives: {hidden:,} beside kernels, {bare + blocking:,} that are waited for{twice}"
+        yield f"  collectives: {hidden:,} overlapped with kernels, {bare + blocking:,} not{twice}"
         cells = [["collectives over", "", "count", "MB whole", "MB sent"]]
         for each in figures.collectives:
             sizes = f"{each.bytes / 1e6:,.2f}", f"{each.sent / 1e6:,.2f}"
@@ -157,12 +157,12 @@ def _program_lines(figures: Figures, chips: Slice) -> Iterator[str]:
 
 
 def _update_lines(config: Config, model: ModelConfig, figures: Figures, chips: Slice, price: float) -> Iterator[str]:
-    """Say how long an update takes at least, the share of the peak that is then used, and the cost."""
+    """Yield lines on the least time of an update, its MFU at most, and its cost."""
     shape = full_shape(config)
     count = len(chips.devices)
     least = bound(figures, chips)
     useful = config.optim.passes * update_flops(model, work_of(*(np.full(shape.rows, length) for length in shape[1:])))
-    yield f"  {useful / count:.3g} FLOPs are the model's; what is computed twice is not"
+    yield f"  {useful / count:.3g} FLOPs of the model, without recomputation"
     yield _time_line(least)
     shares = (f"{useful / count / seconds / chips.peak:.1%}" for seconds in (least.overlapped, least.apart))
     yield f"  MFU at most {' or '.join(shares)}"
@@ -178,7 +178,7 @@ def _update_lines(config: Config, model: ModelConfig, figures: Figures, chips: S
 def _answer_lines(
     config: Config, task: Task, model: ModelConfig, chips: Slice, mesh: Mesh, price: float
 ) -> Iterator[str]:
-    """Say what answering one batch of inputs takes, with searches that go on to their limit."""
+    """Yield lines on answering one batch of inputs, with searches that run to their limit."""
     shape = answer_shape(config, task, mesh)
     room = "" if task.answer in HEADS else f", at most {shape.target_length:,} tokens each"
     yield f"\nanswers: {shape.rows:,} inputs of {shape.source_length:,}{room}"
@@ -206,5 +206,5 @@ def _rate(count: int, least: Bound) -> str:
 
 
 def _cost(dollars: float, least: Bound) -> str:
-    """Return the range of what takes so many dollars in a second of each run."""
+    """Return the range of a cost in dollars, given the cost of one second."""
     return f"${dollars * least.overlapped:,.4g} to ${dollars * least.apart:,.4g}"

@@ -1,5 +1,5 @@
-"""Models of Hugging Face Transformers: their weights, options and tokenizers as ours, and ours as theirs.
+"""Import models of Hugging Face Transformers as runs, and export runs as such models: weights, options, tokenizers.
 
-A family is a table and a few rules (`families.Family`) in a file of its own; `convert` does the rest. Neither torch nor
-transformers is needed, and pickle is never read.
+Each family is a table of names and a few rules (`families.HfFamily`) in a file of its own; `convert` imports,
+`write_model` exports. Neither needs torch or transformers, and pickle is never read. "Theirs" is Transformers.
 """

@@ -1,4 +1,4 @@
-"""Models of Hugging Face Transformers as runs of ours, and runs as such models; torch is not needed.
+"""Import models of Hugging Face Transformers as runs, and export runs as such models, without torch.
 
 python -m jformer.hf import MODEL --workdir=DIR [--prefix=TEXT] [--source_language=X --target_language=Y]
        [--coordinator=HOST:PORT --processes=N --process=I]
@@ -6,15 +6,15 @@ python -m jformer.hf export DIR --output=MODEL_DIR [--family=TYPE]
 python -m jformer.hf prune DIR --workdir=NEW --text FILE … [--target FILE …]
 python -m jformer.hf extend DIR --workdir=NEW --tokens FILE …
 
-import  reads config.json, generation_config.json, the tokenizer and safetensors, never pickle, of a directory, or of
-        owner/name, which huggingface_hub fetches; DIR then is a run like any other: predict, evaluate, score, verify,
-        describe and export it with jformer.main, or train another run from it with --config.train.init_from=DIR.
-        Several processes, each started with its own I, share a large model out: each holds its part alone.
-export  writes what transformers loads with from_pretrained; TYPE, such as marian, chooses among families that could.
-prune   writes a run whose vocabulary keeps the special tokens and those of the files alone, one text a line.
-extend  writes a run whose vocabulary has the tokens of the files, too, one a line; it knows them when it has trained.
-  --text, --target   what the run reads, and what it is to write; more files than one may follow
-  --prefix           put in front of every source text, such as "translate English to German: " (T5)
+import  reads config.json, generation_config.json, the tokenizer and safetensors (never pickle) from a directory, or
+        from owner/name, fetched by huggingface_hub. DIR is then a run like any other: predict, evaluate, score,
+        verify, describe and export it with jformer.main, or fine-tune it with --config.train.init_from=DIR.
+        Several processes, each started with its own I, shard a large model: each one reads only its part.
+export  writes a directory for from_pretrained; TYPE, such as marian, selects one of several possible families.
+prune   writes a run whose vocabulary keeps only the special tokens and the tokens of the files, one text a line.
+extend  writes a run with further tokens, listed one a line; train it to learn them.
+  --text, --target   files of texts that the run reads, and that it writes; each takes one file or more
+  --prefix           prepended to every source text, such as "translate English to German: " (T5)
   --source_language, --target_language  as the tokenizer writes them: eng_Latn (NLLB), en_XX (mBART), en (M2M-100)
 """
 
@@ -25,14 +25,11 @@ from pathlib import Path
 from jformer.errors import DONE, LOST, MISTAKE, UserError
 from jformer.storage import refusals_told
 
-EXTRA = (
-    "safetensors",
-    "tokenizers",
-)  # packages of the extra `hf`, without which some models can be read, and none written
+EXTRA = ("safetensors", "tokenizers")  # packages of the extra `hf`; some imports and all exports need them
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Convert a model and return the exit code: 0, or 2 for a mistake that the user can mend."""
+    """Convert a model and return the exit code: 0, or 2 for a mistake that the user can fix."""
     parser = argparse.ArgumentParser(
         prog="python -m jformer.hf", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -75,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def do(options: argparse.Namespace) -> None:
-    """Do what the options ask for, and print what to tell of it; raise UserError for what cannot be done."""
+    """Run the command and print its result; raise UserError if it cannot be done."""
     from jformer.parallel import processes
     from jformer.tools.hf.convert import Texts, import_model
     from jformer.tools.hf.extend import extend
@@ -88,9 +85,9 @@ def do(options: argparse.Namespace) -> None:
         with processes.join_run(processes.from_flags(False, options.coordinator, options.processes, options.process)):
             with processes.main_process_first():
                 directory = find_model(options.model)
-            told = import_model(directory, options.workdir, texts)
+            summary = import_model(directory, options.workdir, texts)
             if processes.is_main_process():
-                print(told)
+                print(summary)
     elif options.command == "prune":
         print(prune(options.old, options.workdir, options.text, options.target))
     elif options.command == "extend":

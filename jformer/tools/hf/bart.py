@@ -1,7 +1,7 @@
 """BART (Lewis et al. 2020), mBART (Liu et al. 2020), and M2M-100 (Fan et al. 2021) with NLLB (2022).
 
-Their parameters have the same names. BART is Post-LN, the others Pre-LN. BART and mBART learn positions and
-norm what enters the stacks; M2M-100 has sinusoids, a table here that training should leave alone.
+Their parameters have the same names. BART is Post-LN, the others Pre-LN. BART and mBART learn positions and normalise
+the input of the stacks; M2M-100 has sinusoids, which are a table here: freeze it in training.
 """
 
 import dataclasses
@@ -13,11 +13,11 @@ import numpy as np
 from jformer.errors import UserError
 from jformer.models import ModelConfig
 from jformer.models.head_config import HeadConfig
-from jformer.tools.hf.families import LOGITS_BIAS, Family, Fields
+from jformer.tools.hf.families import LOGITS_BIAS, Fields, HfFamily
 from jformer.tools.hf.name_tables import Entry, Table, below, embedding, linear, norm
 
 SIDES = {"source": "encoder", "target": "decoder"}
-OFFSET = 2  # rows of positions that stand for none
+OFFSET = 2  # unused first rows of the position tables
 SIZES = {
     "vocab_size": "vocab_size", "d_model": "d_model", "encoder_layers": "num_layers",
     "encoder_attention_heads": "num_heads", "encoder_ffn_dim": "d_ff", "dropout": "dropout",
@@ -36,7 +36,7 @@ COPIES = dict.fromkeys(
 
 
 def stack(side: str, cross: bool) -> Table:
-    """Name the layers of one stack."""
+    """Map the layers of one stack."""
     attentions = {"self_attn": "self_attn"} | ({"cross_attn": "encoder_attn"} if cross else {})
     letters = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
     rows = [linear(f"{ours}/{a}", f"{theirs}.{b}") for ours, theirs in attentions.items() for a, b in letters.items()]
@@ -47,7 +47,7 @@ def stack(side: str, cross: bool) -> Table:
 
 
 def common(model: ModelConfig) -> Table:
-    """Name what all of these families have: the table of tokens, both stacks, the bias of the logits."""
+    """Map what all of these families have: the table of tokens, both stacks, the bias of the logits."""
     table = embedding("source_embedding", "model.shared") | stack("encoder", False) | stack("decoder", True)
     if model.head.bias:
         table["head/bias"] = Entry("final_logits_bias", lambda bias: bias[0], lambda bias: bias[None])
@@ -66,7 +66,7 @@ def _bart(model: ModelConfig) -> Table:
 
 
 def sinusoids(length: int, d_model: int) -> np.ndarray:
-    """Return M2M-100's table of positions: all sines before the cosines, with rates that end at exactly 1 / 10000."""
+    """Return M2M-100's table of positions: sines, then cosines, with rates down to exactly 1 / 10000."""
     half = d_model // 2
     rates = np.exp(np.arange(half, dtype=np.float32) * np.float32(-math.log(10_000) / (half - 1)))
     angles = np.arange(OFFSET, length + OFFSET, dtype=np.float32)[:, None] * rates
@@ -79,7 +79,7 @@ def _m2m(model: ModelConfig) -> Table:
 
 
 def read(fields: Fields) -> dict[str, Any]:
-    """Return the options that are no plain sizes."""
+    """Return the options that are not plain sizes."""
     for key in ("attention_heads", "ffn_dim"):
         one, other = (fields[f"{side}_{key}"] for side in ("encoder", "decoder"))
         if one != other:
@@ -93,7 +93,7 @@ def read(fields: Fields) -> dict[str, Any]:
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
-    """Return their fields that are no plain sizes."""
+    """Return their fields that are not plain sizes."""
     return {
         "decoder_layers": model.decoder_layers,
         "decoder_attention_heads": model.num_heads,
@@ -104,7 +104,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-BART = Family(
+BART = HfFamily(
     model_type="bart",
     classes={"BartForConditionalGeneration": "translate"},
     sizes=SIZES, defaults=DEFAULTS,

@@ -4,7 +4,7 @@ from typing import Any
 
 from jformer.models import ModelConfig
 from jformer.models.head_config import HeadConfig
-from jformer.tools.hf.families import Family
+from jformer.tools.hf.families import HfFamily
 from jformer.tools.hf.name_tables import Entry, Table, below, embedding, linear, norm
 
 SIZES = {
@@ -22,7 +22,7 @@ ENCODER: dict[str, Any] = {
     "family": "encoder", "norm": "post", "positions": "learned", "embedding_scale": "none", "embedding_norm": True,
     "init": "bert", "head": HeadConfig(pooler=True, transform=True),
 }  # fmt: skip
-FIRST = 2  # rows of RoBERTa's positions that stand for none
+FIRST = 2  # unused first rows of RoBERTa's positions
 REFUSED = {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute",
            "tie_word_embeddings": True}  # fmt: skip
 
@@ -49,7 +49,7 @@ def _inputs(theirs: str, segments: int, first: int = 0) -> Table:
 
 
 def _classifier(model: ModelConfig, pooler: str, output: str) -> Table:
-    """Return the head of a classifier; that of every position has no pooler, and one name in all three families."""
+    """Map the head of a classifier; a tagger's has no pooler, and the same name in all three families."""
     if model.head.pooling == "none":
         return linear("classifier", "classifier")
     return linear("pooler/dense", pooler) | linear("classifier", output)
@@ -90,7 +90,7 @@ def _distilbert(model: ModelConfig) -> Table:
     return table | {"head/bias": Entry("vocab_projector.bias")}
 
 
-BERT = Family(
+BERT = HfFamily(
     model_type="bert",
     classes={"BertForMaskedLM": "mlm", "BertForPreTraining": "mlm", "BertForSequenceClassification": "classify",
      "BertForTokenClassification": "tag", "BertForQuestionAnswering": "qa"},
@@ -99,12 +99,12 @@ BERT = Family(
             "cls.predictions.decoder.bias": "cls.predictions.bias"},
     unread=(r"bert\.embeddings\.position_ids", r"cls\.seq_relationship\..*", r"bert\.pooler\..*"),
 )  # fmt: skip
-ROBERTA = Family(
+ROBERTA = HfFamily(
     model_type="roberta",
     classes={"RobertaForMaskedLM": "mlm", "RobertaForSequenceClassification": "classify",
      "RobertaForTokenClassification": "tag", "RobertaForQuestionAnswering": "qa"},
     sizes=SIZES, defaults={**DEFAULTS, "vocab_size": 50_265, "pad_token_id": 1}, ours=ENCODER,
-    theirs={**REFUSED, "pad_token_id": 1, "hidden_act": "gelu"},  # its head has gelu whatever the field says
+    theirs={**REFUSED, "pad_token_id": 1, "hidden_act": "gelu"},  # the head has gelu regardless of the field
     table=_roberta, activation="hidden_act",
     read=lambda fields: {"max_length": fields["max_position_embeddings"] - FIRST},
     write=lambda model: {"max_position_embeddings": model.max_length + FIRST},
@@ -112,7 +112,7 @@ ROBERTA = Family(
             "lm_head.decoder.bias": "lm_head.bias"},
     unread=(r"roberta\.embeddings\.position_ids", r"roberta\.pooler\..*"),
 )  # fmt: skip
-DISTILBERT = Family(
+DISTILBERT = HfFamily(
     model_type="distilbert",
     classes={"DistilBertForMaskedLM": "mlm", "DistilBertForSequenceClassification": "classify",
      "DistilBertForTokenClassification": "tag", "DistilBertForQuestionAnswering": "qa"},

@@ -1,8 +1,9 @@
-"""A model's directory as a workdir of ours: the families there are, and import. The way back is in `export`."""
+"""Import a model's directory as a run; the table of families. `write_model` exports."""
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from jformer.checkpoints import checkpoint
+from jformer.checkpoints.reading import first_line
 from jformer.checkpoints.weights import abstract_params
 from jformer.config import default_config, resolve, save_config
 from jformer.config.options import Config
@@ -25,24 +27,23 @@ from jformer.tools.hf import name_tables as tables
 from jformer.tools.hf import tensors, vocabulary
 from jformer.tools.hf.bart import BART, M2M100, MBART
 from jformer.tools.hf.bert import BERT, DISTILBERT, ROBERTA
-from jformer.tools.hf.families import LOGITS_BIAS, Family, Fields, model_config, table_of
+from jformer.tools.hf.families import LOGITS_BIAS, Fields, HfFamily, model_config, table_of
 from jformer.tools.hf.gpt2 import GPT2
 from jformer.tools.hf.llama import LLAMA
 from jformer.tools.hf.marian import MARIAN
 from jformer.tools.hf.t5 import MT5, T5
-from jformer.tools.hf.untrusted import explained, refuse_missing_layers
 from jformer.tools.hf.vit import VIT, check_pixels
 
-FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, HfFamily] = {
     family.model_type: family
     for family in (GPT2, BERT, ROBERTA, DISTILBERT, LLAMA, T5, MT5, BART, MBART, MARIAN, M2M100, VIT)
 }
-ORIGIN = "imported.json"  # in a workdir: the family that it came from
+ORIGIN = "imported.json"  # in a workdir: the family it was imported from
 LABELLED = ("classify", "tag")  # tasks whose classes have names
 ENDS = 2  # classes of task qa: the first token of an answer, and the last one
 BIAS = "final_logits_bias"
-LONGEST = 512  # tokens of a text where positions are not what limits it
-# What fine-tuning begins with; a config of one's own with train.init_from says it better.
+LONGEST = 512  # tokens of a text unless learned positions allow fewer
+# Defaults for fine-tuning; a config of your own with train.init_from overrides them.
 TRAINING = {
     "optim.optimizer": "adamw", "optim.schedule": "linear", "optim.learning_rate": 5e-5, "optim.label_smoothing": 0.0,
 }  # fmt: skip
@@ -50,19 +51,18 @@ TRAINING = {
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """What a directory cannot say of the texts."""
+    """What a model's directory does not say about texts."""
 
     source_language: str = ""  # as the tokenizer writes it, such as eng_Latn
     target_language: str = ""
-    prefix: str = ""  # in front of every source text, such as "translate English to German: "
+    prefix: str = ""  # prepended to every source text, such as "translate English to German: "
 
 
 def import_model(directory: Path, workdir: str, texts: Texts) -> str:
-    """Make a workdir of a model's directory and return what to tell the user.
+    """Import a model's directory into a workdir and return a summary.
 
-    All processes call it. Several share the parameters out: each reads its part of every tensor, and holds no more.
-    Raises UserError for a family that we have not, a field that asks for what we have not, files that contradict each
-    other, and a workdir that is not empty.
+    All processes call it; each reads and holds only its part of every tensor. Raises UserError for a family or a field
+    that is not implemented, files that contradict each other, and a workdir that is not empty.
     """
     target = new_workdir(workdir)
     with explained(directory):
@@ -87,20 +87,41 @@ def import_model(directory: Path, workdir: str, texts: Texts) -> str:
     return f"{target}: {family.model_type}, {size:,} numbers, task {task}{not_carried(notes)}"
 
 
+@contextlib.contextmanager
+def explained(directory: Path) -> Iterator[None]:
+    """Turn errors that a value of the wrong type in a foreign file causes in our code into a UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{directory}: a JSON file of it holds a value of a kind that it cannot have "
+            f"({type(error).__name__}: {first_line(error)}); fetch it again"
+        ) from error
+
+
+def refuse_missing_layers(model: ModelConfig, source: tensors.Tensors) -> None:
+    """Raise UserError for a config.json with more layers than there are tensors, before any layer is built."""
+    layers, found = max(model.num_layers, model.num_decoder_layers), len(source.found)
+    if layers > found:
+        raise UserError(f"config.json asks for {layers:,} layers, and there are {found:,} tensors: fetch both again")
+
+
 def not_carried(notes: list[str]) -> str:
-    """Return what to tell the user of settings that the other side has no place for."""
+    """Return a note on settings that the other side has no option for."""
     return f"; not carried over: {', '.join(notes)}" if notes else ""
 
 
 def new_workdir(workdir: str) -> AnyPath:
-    """Return where a run is to be written; raise UserError where something is already."""
+    """Return the path of a new run; raise UserError if it is not empty."""
     target = run_path(workdir)
     if target.exists() and any(target.iterdir()):
         raise UserError(f"--workdir={workdir} is not empty: name a new directory")
     return target
 
 
-def find_family(model_type: object) -> Family:
+def find_family(model_type: object) -> HfFamily:
     """Return the family that config.json names."""
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise UserError(f"config.json: model_type={model_type!r}; {nearest(str(model_type), FAMILIES)}; there are: "
@@ -108,8 +129,8 @@ def find_family(model_type: object) -> Family:
     return FAMILIES[model_type]
 
 
-def find_task(family: Family, architectures: list[str]) -> str:
-    """Return what a model does."""
+def find_task(family: HfFamily, architectures: list[str]) -> str:
+    """Return the task of a model."""
     for name in architectures:
         if name in family.classes:
             return family.classes[name]
@@ -119,8 +140,8 @@ def find_task(family: Family, architectures: list[str]) -> str:
     )
 
 
-def rename(family: Family, name: str) -> str:
-    """Return today's name of a tensor: older files leave a prefix out, or have the names of TensorFlow."""
+def rename(family: HfFamily, name: str) -> str:
+    """Return the current name of a tensor: older files leave out a prefix, or have the names of TensorFlow."""
     old = {".gamma": ".weight", ".beta": ".bias"}
     for ending, new in old.items():
         if name.endswith(f"LayerNorm{ending}"):
@@ -129,20 +150,20 @@ def rename(family: Family, name: str) -> str:
 
 
 def read_tokenizers(
-    directory: Path, family: Family, fields: Fields, model: ModelConfig, labels: list[str], texts: Texts
+    directory: Path, family: HfFamily, fields: Fields, model: ModelConfig, labels: list[str], texts: Texts
 ) -> dict[str, Tokenizer]:
     """Return the tokenizers under the names of their files: "shared", or "source" and "target".
 
     Args:
-        directory: the model's, with the files of its tokenizer or, of one that reads pictures, how they are prepared.
-        family: which files these are, and what stands around a text.
-        fields: those of config.json.
-        model: what they must fit: no tokenizer has more ids than it has rows.
-        labels: the names of the classes in their order; empty where the model writes tokens.
-        texts: what the files leave open, as a model of many languages does.
+        directory: of the model, with its tokenizer files or, for images, its preprocessor_config.json.
+        family: which files there are, and which symbols surround a text.
+        fields: of config.json.
+        model: its table must have a row for each id.
+        labels: the names of the classes in order; empty for a model that writes tokens.
+        texts: languages and prefix.
 
     Raises:
-        UserError: they are of another model, or lack what is asked for; pictures are prepared in another way than ours.
+        UserError: the files do not match the model, lack a language, or prepare images in another way than ours.
     """
     kind = "tag" if model.head.pooling == "none" else "label"
     named = LabelTokenizer(kind, "identity", labels) if labels else None
@@ -152,7 +173,7 @@ def read_tokenizers(
         size = model.vision.image_size
         return {"source": ImageTokenizer((size, size, model.vision.channels)), "target": named}
     settings = {**fields, **vocabulary.read_json(directory / "generation_config.json", {})}
-    found = vocabulary.Vocabulary(directory, family.model_type, fields)
+    found = vocabulary.TokenizerFiles(directory, family.model_type, fields)
     start = settings.get("decoder_start_token_id") if model.family == "encdec" else None
     start = -1 if start is None else start
     if model.family == "encdec" and start < 0:
@@ -174,18 +195,18 @@ def read_tokenizers(
     return {"shared": sides["target"]} if same else sides
 
 
-def read_params(family: Family, model: ModelConfig, task: str, source: tensors.Tensors, mesh: Mesh) -> PyTree:
-    """Return the parameters, each read to its place on the mesh.
+def read_params(family: HfFamily, model: ModelConfig, task: str, source: tensors.Tensors, mesh: Mesh) -> PyTree:
+    """Return the parameters, each read to its devices.
 
     Args:
-        family: how its tensors are named, and which of them are copies of others.
-        model: which parameters there are, of which shapes.
-        task: what stands at the end of the model.
-        source: the tensors. Where only the copy of a tensor is there, it is read in its place.
+        family: the names of its tensors, and which of them are copies of others.
+        model: the parameters and their shapes.
+        task: selects the head.
+        source: the tensors; a copy is read if its original is missing.
         mesh: each process reads what its own devices hold.
 
     Raises:
-        UserError: a tensor is missing, has another shape or no place, or differs from what it is to be a copy of.
+        UserError: a tensor is missing, has another shape, is unknown, or differs from the original it should copy.
     """
     table = table_of(family, model, task)
     for copy, original in family.copies.items():
@@ -200,14 +221,14 @@ def read_params(family: Family, model: ModelConfig, task: str, source: tensors.T
 def make_config(
     directory: Path, task: str, model: ModelConfig, fields: Fields, tokenizers: Mapping[str, Tokenizer]
 ) -> tuple[Config, list[str]]:
-    """Return the config of the run, and what ours has no option for.
+    """Return the config of the run, and notes on settings that have no option here.
 
     Args:
-        directory: the model's, where generation_config.json goes before what `fields` say of generation.
-        task: what decides on the options of the data, and whether there are some for decoding.
-        model: the options of the model, as they will stand in the config.
-        fields: those of config.json.
-        tokenizers: from `read_tokenizers`, whose symbols and tokens the fields speak of by ids.
+        directory: of the model; its generation_config.json overrides `fields`.
+        task: determines the options of data and decoding.
+        model: the options of the model.
+        fields: of config.json.
+        tokenizers: from `read_tokenizers`; the fields refer to their tokens by id.
     """
     longest = min(model.max_length, LONGEST) if model.positions == "learned" and model.family != "vit" else LONGEST
     data = {"max_source_length": longest, "max_target_length": longest, "vocab_shared": True, "source": "files"}
@@ -229,8 +250,8 @@ def make_config(
 
 
 def save(workdir: AnyPath, config: Config, tokenizers: Mapping[str, Tokenizer], params: PyTree) -> None:
-    """Write a workdir. All processes call it, and process 0 writes what is not shared out."""
-    processes.barrier()  # all have seen that there was nothing
+    """Write a workdir. All processes call it; process 0 writes everything but the shards of parameters."""
+    processes.barrier()  # all have seen that it was empty
     if processes.is_main_process():
         (workdir / "tokenizer").mkdir(parents=True, exist_ok=True)
         for name, tokenizer in tokenizers.items():
@@ -247,7 +268,7 @@ def save(workdir: AnyPath, config: Config, tokenizers: Mapping[str, Tokenizer], 
 
 
 def sized(config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> ModelConfig:
-    """Return the model of a run with the rows and classes that its parameters have."""
+    """Return the model of a run with its numbers of rows and classes."""
     source, target = (tokenizer.vocab_size for tokenizer in tokenizers)
     if config.task in LABELLED:
         model = config.model.with_vocabulary(source, source)

@@ -1,4 +1,4 @@
-"""What pruning and extending a vocabulary share: a run is read, and written anew with other rows for its tokens."""
+"""What pruning and extending a vocabulary share: read a run, and write a copy with other rows for its tokens."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ from jformer.parallel.sharding import parameter_names
 from jformer.storage import replace_content, run_path
 from jformer.tools.hf.convert import LABELLED, ORIGIN, new_workdir, save, sized
 
-# The tables with an entry for each token, and which of their axes has it.
+# The parameters with an entry for each token → the axis of the tokens.
 TABLES = {
     "embedding/embedding": 0, "source_embedding/embedding": 0, "target_embedding/embedding": 0, "head/output/kernel": 1,
     "head/bias": 0,
@@ -31,26 +31,26 @@ Changeable = FastTokenizer | PiecesTokenizer
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-    """A run whose vocabulary is about to change."""
+class ChangeableRun:
+    """A run whose vocabulary will change."""
 
     path: AnyPath
     config: Config
     tokenizers: tuple[Tokenizer, Tokenizer]
-    source: Changeable  # of the texts that it reads
-    answer: Changeable  # of those that it writes; of a classifier, which writes none, it is the source's
-    model: ModelConfig  # with the rows that its parameters have
+    source: Changeable  # the tokenizer of the texts it reads
+    answer: Changeable  # of the texts it writes; a classifier writes none and has the source's
+    model: ModelConfig  # with the number of rows that its parameters have
 
     def read_params(self) -> PyTree:
-        """Return its parameters: a large model's are read when all that was asked for has been checked."""
+        """Return its parameters; call it after all checks, as it takes long for a large model."""
         return load_weights(self.path, self.config, build_model(self.model), make_mesh(1)).params
 
 
-def read_run(workdir: str, new: str, changed: str) -> Run:
-    """Read a run that is to be `changed` ("pruned", say) and written to another directory.
+def read_run(workdir: str, new: str, changed: str) -> ChangeableRun:
+    """Read a run that will be `changed` ("pruned" or "extended") and written to `new`.
 
-    Raises UserError for a vocabulary that was not imported, or is not the same on both sides, and a directory that is
-    not empty.
+    Raises UserError for a vocabulary that was not imported or differs between the two sides, and for a directory that
+    is not empty.
     """
     path = run_path(workdir)
     new_workdir(new)
@@ -64,13 +64,13 @@ def read_run(workdir: str, new: str, changed: str) -> Run:
         raise UserError(f"{workdir}: has two vocabularies, and only one for both sides can be {changed}")
     if config.task in ("mlm", "denoise") and not answer.symbols.noise:
         raise UserError(f"{workdir}: its masks are no tokens of the vocabulary; it cannot be {changed}")
-    return Run(
+    return ChangeableRun(
         path=path, config=config, tokenizers=tokenizers, source=source, answer=answer, model=sized(config, tokenizers)
     )
 
 
 def with_rows(params: PyTree, change: Callable[[np.ndarray, int], np.ndarray]) -> PyTree:
-    """Return parameters whose tables of tokens are what `change` makes of (table, the axis of its tokens)."""
+    """Return parameters with every table of tokens replaced by change(table, axis of its tokens)."""
 
     def changed(name: str, leaf: jax.Array) -> np.ndarray:
         return change(np.asarray(leaf), TABLES[name]) if name in TABLES else np.asarray(leaf)
@@ -79,17 +79,22 @@ def with_rows(params: PyTree, change: Callable[[np.ndarray, int], np.ndarray]) -
 
 
 def write_run(
-    run: Run, new: str, sides: tuple[Changeable, Changeable], rows: int, params: PyTree, decode: Mapping[str, object]
+    run: ChangeableRun,
+    new: str,
+    sides: tuple[Changeable, Changeable],
+    rows: int,
+    params: PyTree,
+    decode: Mapping[str, object],
 ) -> None:
-    """Write what a run became.
+    """Write the changed run.
 
     Args:
-        run: what it was. Its config is kept but for what follows from the other arguments.
-        new: the workdir to write to, which `read_run` found empty.
-        sides: the tokenizers of source and target; they are written as one where they are equal.
-        rows: how many entries the tables of tokens have now.
-        params: the parameters with tables of so many rows.
-        decode: the options of `config.decode` that are others now.
+        run: the original, whose config is kept except for what the other arguments change.
+        new: the empty workdir to write to.
+        sides: the new tokenizers of source and target, which are written once if equal.
+        rows: the new number of entries in the tables of tokens.
+        params: the new parameters.
+        decode: changed options of `config.decode`.
     """
     source, answer = sides
     tokenizers: dict[str, Tokenizer] = {"source": source, "target": answer}

@@ -1,6 +1,6 @@
-"""A run whose vocabulary has further tokens: a row more for each in every table that has one for each token.
+"""Extend the vocabulary of a run: a further row for each new token in every table of tokens.
 
-A new row is the mean of the rows of what its text was cut into, so that training begins with what the run knows of it.
+A new row starts as the mean of the rows of the tokens that its text was cut into.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from jformer.tools.hf.embedding_rows import Changeable, read_run, with_rows, wri
 
 
 def extend(workdir: str, new: str, files: Sequence[Path]) -> str:
-    """Write a run that knows the tokens of some files, too, one a line, and return what to tell the user.
+    """Write a run with further tokens, listed one a line in files, and return a summary.
 
     Raises UserError for a vocabulary that cannot be extended, a token that it has already, files that cannot be read,
     and a directory that is not empty.
@@ -24,13 +24,13 @@ def extend(workdir: str, new: str, files: Sequence[Path]) -> str:
     run = read_run(workdir, new, "extended")
     tokens = _read(files, run.answer)
     size, held = run.answer.vocab_size, run.model.vocab_size
-    rows = max(held, size + len(tokens))  # published tables may have rows that no token uses yet
+    rows = max(held, size + len(tokens))  # published tables may have spare rows
     cuts = zip(run.source.cut(tokens), run.answer.cut(tokens), strict=True)
     known = [[i for i in (*read, *written) if i != run.answer.symbols.unk] for read, written in cuts]
 
     def extended(table: np.ndarray, axis: int) -> np.ndarray:
         old = np.moveaxis(table, axis, 0)
-        # What says nothing of itself begins as the mean of all (Hewitt 2021).
+        # Text of unknown tokens alone starts as the mean of all rows (Hewitt 2021).
         means = [old[ids or slice(size)].mean(axis=0, dtype=np.float32).astype(old.dtype) for ids in known]
         return np.moveaxis(np.concatenate([old[:size], np.stack(means), old[size + len(tokens) :]]), 0, axis)
 
@@ -43,7 +43,7 @@ def extend(workdir: str, new: str, files: Sequence[Path]) -> str:
 
 
 def _read(files: Sequence[Path], tokenizer: Changeable) -> list[str]:
-    """Return the tokens of files, each of which must be new."""
+    """Return the tokens listed in files; raise UserError for one that is not new."""
     found: dict[str, None] = {}
     old = {*tokenizer.tokens}
     for file in files:

@@ -1,7 +1,7 @@
-"""What a family of their models is: which options of ours it has, under which names, and where its tensors lie.
+"""A family of Transformers models: which of our options it has, under which names, and where its tensors are.
 
-A family says how its config.json becomes our options and how ours become its fields. Whether it can express a model of
-ours needs no further rules: the fields that are written, read back, must give the same model.
+A family maps its config.json to our options and back. It can express a model of ours if the fields it writes, read
+back, give the same model; no further rules are needed.
 """
 
 import dataclasses
@@ -16,12 +16,12 @@ from jformer.models.head_config import HeadConfig
 from jformer.tools.hf.name_tables import Table, linear
 
 Fields = Mapping[str, Any]
-"""Their config.json, or what else of theirs is a JSON object."""
+"""Their config.json, or another JSON object of theirs."""
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 ACTIVATIONS |= {"silu": "silu", "swish": "silu"}
-LOGITS_BIAS = "_logits_bias"  # no field of theirs: whether the stored bias of the logits is other than zero
-PLAIN = ModelConfig()  # what options are where nothing is said of them
+LOGITS_BIAS = "_logits_bias"  # not a field of theirs: whether the stored bias of the logits is nonzero
+PLAIN = ModelConfig()  # the defaults
 TRAINING_ONLY = (
     *("init", "dropout", "attention_dropout", "activation_dropout", "embedding_dropout", "output_dropout"),
     *("dtype", "execution"),
@@ -29,44 +29,44 @@ TRAINING_ONLY = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Family:
-    """One architecture of theirs."""
+class HfFamily:
+    """One architecture of Transformers."""
 
-    model_type: str  # as config.json has it
-    classes: Mapping[str, str]  # architecture → our task; the first of a task is what we write
-    sizes: Mapping[str, str]  # their field → the option of ours with the same value, as `d_ff`, `vision.patch_size`
-    defaults: Fields  # what their fields are where config.json leaves them out
-    ours: Mapping[str, Any]  # options that the architecture fixes
-    theirs: Fields  # fields that must have these values
+    model_type: str  # in config.json
+    classes: Mapping[str, str]  # architecture → our task; export writes the first of a task
+    sizes: Mapping[str, str]  # their field → our option of the same value, such as `d_ff`, `vision.patch_size`
+    defaults: Fields  # values of fields that config.json leaves out
+    ours: Mapping[str, Any]  # our options that the architecture fixes
+    theirs: Fields  # fields for which only this value is implemented
     table: Callable[[ModelConfig], Table]
-    activation: str = ""  # their field of it, "" where `read` and `write` know better
+    activation: str = ""  # their field of it; "" = `read` and `write` handle it
     activations: Mapping[str, str] = dataclasses.field(default_factory=lambda: ACTIVATIONS)  # its values → ours
     read: Callable[[Fields], dict[str, Any]] = lambda fields: {}  # noqa: E731, RUF100
     write: Callable[[ModelConfig], dict[str, Any]] = lambda model: {}  # noqa: E731, RUF100
-    copies: Mapping[str, str] = dataclasses.field(default_factory=dict)  # a tensor that repeats another one
-    unread: tuple[str, ...] = ()  # patterns of tensors that hold nothing of the model
-    prefix: str = ""  # that some files leave out
+    copies: Mapping[str, str] = dataclasses.field(default_factory=dict)  # tensor → the tensor that it repeats
+    unread: tuple[str, ...] = ()  # patterns of tensors to ignore
+    prefix: str = ""  # of tensor names; some files leave it out
 
     def is_unread(self, name: str) -> bool:
-        """Tell whether a tensor of theirs holds nothing that ours lacks."""
+        """Return whether a tensor of theirs can be ignored."""
         return name in self.copies or any(re.fullmatch(pattern, name) for pattern in self.unread)
 
 
-def table_of(family: Family, model: ModelConfig, task: str) -> Table:
-    """Return the table of a model that does a task; finding spans, it is a tagger's with another name at its end."""
+def table_of(family: HfFamily, model: ModelConfig, task: str) -> Table:
+    """Return the table of a model for a task; that of `qa` is a tagger's with another name for the head."""
     table = family.table(model)
     return table | linear("classifier", "qa_outputs") if task == "qa" else table
 
 
-def _read_activation(family: Family, fields: Fields) -> dict[str, Any]:
-    """Return our name of an activation. Raise UserError for one that we have not."""
+def _read_activation(family: HfFamily, fields: Fields) -> dict[str, Any]:
+    """Return our name of an activation. Raise UserError for one that is not implemented."""
     key, known = family.activation, family.activations
     if fields[key] not in known:
         raise UserError(f"config.json: {key}={fields[key]!r} is not implemented; known: {', '.join(known)}")
     return {"activation": known[fields[key]]}
 
 
-def _write_activation(family: Family, name: str) -> dict[str, Any]:
+def _write_activation(family: HfFamily, name: str) -> dict[str, Any]:
     """Return their name of an activation."""
     theirs = {ours: their for their, ours in reversed([*family.activations.items()])}
     if name not in theirs:
@@ -74,8 +74,8 @@ def _write_activation(family: Family, name: str) -> dict[str, Any]:
     return {family.activation: theirs[name]}
 
 
-def model_config(family: Family, fields: Fields, task: str, num_classes: int = 0) -> ModelConfig:
-    """Return our options for a config.json. Raise UserError naming the field that asks for what we have not."""
+def model_config(family: HfFamily, fields: Fields, task: str, num_classes: int = 0) -> ModelConfig:
+    """Return our options for a config.json. Raise UserError naming the field that is not implemented."""
     fields = {**family.defaults, **{key: value for key, value in fields.items() if value is not None}}
     for key, value in family.theirs.items():
         if fields.get(key, value) != value:
@@ -101,7 +101,7 @@ def model_config(family: Family, fields: Fields, task: str, num_classes: int = 0
     return dataclasses.replace(model, target_vocab_size=model.vocab_size if model.family == "encdec" else 0)
 
 
-def config_fields(family: Family, model: ModelConfig, task: str) -> dict[str, Any]:
+def config_fields(family: HfFamily, model: ModelConfig, task: str) -> dict[str, Any]:
     """Return the config.json of a model of ours. Raise UserError for the first option the family cannot express."""
     normal = _normal(model)
     fields = {**family.theirs, **{key: operator.attrgetter(ours)(normal) for key, ours in family.sizes.items()}}
@@ -117,7 +117,7 @@ def config_fields(family: Family, model: ModelConfig, task: str) -> dict[str, An
 
 
 def _first_difference(name: str, ours: Any, theirs: Any) -> tuple[str, Any, Any]:
-    """Return the first option of a group that differs, and both values; an option by itself comes back as it is."""
+    """Return the first option of a group that differs, and both values; of a single option, the arguments."""
     for field in dataclasses.fields(ours) if dataclasses.is_dataclass(ours) else ():
         pair = getattr(ours, field.name), getattr(theirs, field.name)
         if pair[0] != pair[1]:
@@ -125,8 +125,8 @@ def _first_difference(name: str, ours: Any, theirs: Any) -> tuple[str, Any, Any]
     return name, ours, theirs
 
 
-def architecture(family: Family, task: str) -> str:
-    """Return their class that does a task. Raise UserError if there is none."""
+def architecture(family: HfFamily, task: str) -> str:
+    """Return their class for a task. Raise UserError if there is none."""
     for name, does in family.classes.items():
         if does == task:
             return name
@@ -138,7 +138,7 @@ def _typed(key: str, value: Any) -> Any:
 
 
 def _normal(model: ModelConfig) -> ModelConfig:
-    """Spell out what 0 stands for, and layers that are one, so that equal models are equal."""
+    """Replace zeros by the values they stand for, and shared layers by separate ones: equal models compare equal."""
     encdec, learned = model.family == "encdec", model.positions == "learned" and model.family != "vit"
     return dataclasses.replace(
         model,

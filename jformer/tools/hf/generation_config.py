@@ -1,4 +1,4 @@
-"""How their models are asked to generate, as options of ours, and back. What has no counterpart is told."""
+"""Convert generation_config.json to our decoding options and back; settings without a counterpart are reported."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,18 +7,24 @@ from jformer.data.tokenizers.symbols import Symbols
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.tools.hf.families import Fields
 
-LIMIT = 20  # tokens with the first one: what theirs stops at when nobody says anything
+LIMIT = 20  # their default max_length, the first token included
 UNLIKE = {"repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "encoder_no_repeat_ngram_size": 0,
           "num_beam_groups": 1, "penalty_alpha": 0.0, "typical_p": 1.0, "suppress_tokens": [],
           "begin_suppress_tokens": [], "exponential_decay_length_penalty": [], "sequence_bias": {},
           "force_words_ids": [], "guidance_scale": 1.0, "remove_invalid_values": False}  # fmt: skip
-OURS_ALONE = ("coverage_penalty", "beam_groups", "repetition_penalty", "only", "ensemble")  # theirs means another thing
+OURS_ALONE = (
+    "coverage_penalty",
+    "beam_groups",
+    "repetition_penalty",
+    "only",
+    "ensemble",
+)  # theirs has none, or another meaning
 
 
 def read(fields: Fields, symbols: Symbols, tokens: Sequence[str]) -> tuple[DecodeConfig, list[str]]:
-    """Return options of ours for a generation_config.json (and config.json), and what ours has no option for.
+    """Return our options for a generation_config.json (and config.json), and notes on what has no option here.
 
-    Their lengths count the first token and the language, ours neither.
+    Their lengths count the first token and the language; ours do not.
     """
     fields = {key: value for key, value in fields.items() if value is not None}
     before = len(symbols.before)
@@ -55,7 +61,7 @@ def read(fields: Fields, symbols: Symbols, tokens: Sequence[str]) -> tuple[Decod
 
 
 def write(options: DecodeConfig, symbols: Symbols, ids: Mapping[str, int]) -> tuple[dict[str, Any], list[str]]:
-    """Return the generation_config.json of a run's options, and the options that theirs has no place for."""
+    """Return the generation_config.json of a run, and notes on options without a counterpart."""
     before, default = len(symbols.before), DecodeConfig()
     notes = [f"decode.{key}={getattr(options, key)!r}" for key in OURS_ALONE
              if getattr(options, key) != getattr(default, key)]  # fmt: skip

@@ -1,21 +1,21 @@
-"""GPT-2 (Radford et al. 2019), and whatever else is of its architecture."""
+"""GPT-2 (Radford et al. 2019), and other models of its architecture."""
 
 from typing import Any
 
 import numpy as np
 
 from jformer.models import ModelConfig
-from jformer.tools.hf.families import Family, Fields
+from jformer.tools.hf.families import Fields, HfFamily
 from jformer.tools.hf.name_tables import Entry, Table, below, embedding, norm
 
 
 def _conv1d(ours: str, theirs: str) -> Table:
-    """Name a projection whose kernel is [in out], as ours."""
+    """Map a projection whose kernel is [in out], as ours is."""
     return {f"{ours}/kernel": Entry(f"{theirs}.weight"), f"{ours}/bias": Entry(f"{theirs}.bias")}
 
 
 def _third(ours: str, theirs: str, part: int) -> Table:
-    """Name one of queries, keys and values, which lie side by side."""
+    """Map one of queries, keys and values, which are concatenated."""
 
     def read(array: np.ndarray) -> np.ndarray:
         return np.split(array, 3, axis=-1)[part]
@@ -49,7 +49,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
     return {"n_inner": model.d_ff, "embd_pdrop": model.dropout}
 
 
-GPT2 = Family(
+GPT2 = HfFamily(
     model_type="gpt2",
     classes={"GPT2LMHeadModel": "lm"},
     sizes={"vocab_size": "vocab_size", "n_embd": "d_model", "n_layer": "num_layers", "n_head": "num_heads",

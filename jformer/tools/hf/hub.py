@@ -1,4 +1,4 @@
-"""A model named as on the hub of Hugging Face, brought here by their own package. No conversion."""
+"""Fetch a model from the Hugging Face hub with huggingface_hub. No conversion here."""
 
 import importlib
 import re
@@ -7,14 +7,14 @@ from pathlib import Path
 from jformer.errors import UserError
 
 NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # owner/name
-# What an import reads; never pickle, nor the weights of other libraries.
+# The files that an import reads; never pickle, nor the weights of other libraries.
 WANTED = ("*.json", "*.safetensors", "*.spm", "*.model")
 
 
 def find_model(given: str) -> Path:
-    """Return the directory that is given, or that of a model whose owner/name is.
+    """Return a model's directory: the given one, or the one fetched for owner/name.
 
-    Raises UserError where the package is missing that fetches models, and for what it cannot fetch.
+    Raises UserError if huggingface_hub is missing, or cannot fetch the model.
     """
     if Path(given).exists() or not NAME.fullmatch(given):
         return Path(given)
@@ -26,6 +26,6 @@ def find_model(given: str) -> Path:
         ) from error
     try:
         return Path(hub.snapshot_download(given, allow_patterns=list(WANTED)))
-    except Exception as error:  # each of the package, of the network under it, and of the disk is one line here
+    except Exception as error:  # of the package, the network or the disk: one line for each
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"{given}: is no directory, and could not be fetched ({reason}); look at its name") from error

@@ -1,7 +1,7 @@
-"""Tokenizers that jformer learned, as a tokenizer.json: the same ids for the same text, in the words of `tokenizers`.
+"""Export tokenizers that jformer learned as a tokenizer.json, which gives the same ids for the same text.
 
-What the library cannot say is little, and `told` says it. A symbol that is spelt in a text is text, to the learner as
-to us; there `split_special_tokens` of tokenizer_config.json must say so, and nothing in a vocabulary may match it.
+`differences` lists the few exceptions. A symbol such as </s> spelt in a text is text to our tokenizers; in theirs this
+needs `split_special_tokens` in tokenizer_config.json, and no entry of the vocabulary that matches the symbol.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from tokenizers.normalizers import Normalizer
 
 SPACE = "▁"  # as sentencepiece writes it
-NEVER = -1e6  # log-probability: below that of any other way to cut a symbol's name
-SPARE = 0xE000  # first of the characters that stand for nothing, of which a vocabulary holds few
+NEVER = -1e6  # log-probability: below any other segmentation of a symbol's name
+SPARE = 0xE000  # first private-use character; few of them occur in a vocabulary
 MASK = "<mask>"
-AROUND = {  # what a model reads: of one text, of two
+AROUND = {  # the templates of one text and of two
     "encdec": ("$A </s>", "$A </s> $B </s>"),
     "encoder": ("<s> $A </s>", "<s> $A </s> $B:1 </s>:1"),
     "decoder": ("<s> $A", "<s> $A $B"),
@@ -25,12 +25,12 @@ AROUND = {  # what a model reads: of one text, of two
 
 
 def to_json(tokenizer: Tokenizer, family: str, mask: bool) -> str | None:
-    """Return the content of a tokenizer.json, or None for what is no tokenizer of texts.
+    """Return the content of a tokenizer.json, or None for a tokenizer that is not for texts.
 
     Args:
         tokenizer: one of ours.
-        family: of the model, which says what stands around a text.
-        mask: whether the first id past the vocabulary is one, as `mlm` has it.
+        family: of the model; it determines the symbols around a text.
+        mask: whether the first id past the vocabulary is the mask, as for `mlm`.
     """
     import tokenizers
     from tokenizers import normalizers, processors
@@ -54,8 +54,8 @@ def to_json(tokenizer: Tokenizer, family: str, mask: bool) -> str | None:
     return content
 
 
-def told(tokenizer: Tokenizer) -> list[str]:
-    """Return what a tokenizer.json does otherwise."""
+def differences(tokenizer: Tokenizer) -> list[str]:
+    """Return what a tokenizer.json does differently."""
     notes = []
     if isinstance(tokenizer, ListTokenizer) and tokenizer.kind == "word":
         notes.append("which words a text joins without a space")
@@ -87,13 +87,13 @@ def _bpe(written: Sequence[str], joined: Sequence[tuple[str, str]], **options: b
 def _unigram(tokenizer: SubwordTokenizer) -> Any:
     from tokenizers import models
 
-    # The library looks for every entry in a text, symbols too, where sentencepiece does not.
+    # Unlike sentencepiece, the library matches every entry in a text, symbols included.
     scores = [NEVER] * len(SYMBOLS) + tokenizer.scores[len(SYMBOLS) :]
     return models.Unigram(list(zip(tokenizer.tokens, scores, strict=True)), unk_id=UNK)
 
 
 def merges(pieces: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the pairs that make each piece, which sentencepiece joins in the order of the pieces."""
+    """Return the merges that make each piece; sentencepiece merges in the order of the pieces."""
     ids = {piece: i for i, piece in enumerate(pieces)}
     found = []
     for piece in pieces:
@@ -104,10 +104,10 @@ def merges(pieces: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def unmatched(pieces: Sequence[str]) -> "Sequence[Normalizer]":
-    """Return rules that spell the names of symbols otherwise in a text, where a character of theirs is unknown.
+    """Return rules that keep names of symbols in a text from matching, where one of their characters is unknown.
 
-    An unknown character costs more than `NEVER`, so the name as a whole would be matched; another unknown character in
-    its place changes no id.
+    An unknown character costs more than `NEVER`, so the whole name would match; replacing it by another unknown
+    character prevents that and changes no id.
     """
     from tokenizers import normalizers
 
@@ -144,7 +144,7 @@ def _listed(tokenizer: Tokenizer) -> tuple[Any, list[Any], Any, Any] | None:
 
 
 def _pattern() -> str:
-    """Return the rule of words, its spaces and letters spelt out: Oniguruma's are others than Python's."""
+    """Return the pattern of words with character classes spelt out, as Oniguruma's differ from Python's."""
     spelt = ((r"\s", r"\s\x1c-\x1f"), (r"\S", r"[^\s\x1c-\x1f]"), (r"[-\w]", r"[-\p{L}\p{N}_]"))
     pattern = TOKEN.pattern
     for python, oniguruma in spelt:

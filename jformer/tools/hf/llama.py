@@ -1,10 +1,10 @@
-"""Llama (Touvron et al. 2023), with rotary positions as published: other bases and scalings are refused."""
+"""Llama (Touvron et al. 2023), with the published rotary positions: other bases and scalings are refused."""
 
 from typing import Any
 
 from jformer.errors import UserError
 from jformer.models import ModelConfig
-from jformer.tools.hf.families import Family, Fields
+from jformer.tools.hf.families import Fields, HfFamily
 from jformer.tools.hf.name_tables import Table, below, embedding, linear, norm
 
 GATES = {
@@ -43,7 +43,7 @@ def _read(fields: Fields) -> dict[str, Any]:
     if rotary != ROTARY:
         raise UserError(f"config.json: rotary positions {rotary} are not implemented: only {ROTARY}")
     if fields["attention_bias"] != fields["mlp_bias"]:
-        raise UserError("config.json: attention_bias and mlp_bias differ, and ours has biases everywhere or nowhere")
+        raise UserError("config.json: attention_bias and mlp_bias differ; only both or neither is implemented")
     size = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
     return {
         "num_kv_heads": fields.get("num_key_value_heads") or fields["num_attention_heads"],
@@ -65,7 +65,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-LLAMA = Family(
+LLAMA = HfFamily(
     model_type="llama",
     classes={"LlamaForCausalLM": "lm"},
     sizes={"vocab_size": "vocab_size", "hidden_size": "d_model", "num_hidden_layers": "num_layers",

@@ -1,8 +1,8 @@
 """Marian's Transformer, the architecture of OPUS-MT (Tiedemann and Thottingal 2020).
 
-It is the model of Vaswani et al. 2017 with all sines of a position before its cosines, where ours alternate. A feature
-of the residual stream is but a name, so the features are renamed in all that reads or writes the stream, which is
-exact and changes no output. Their config cannot say the epsilon of their norms, which is torch's 1e-5.
+It is the model of Vaswani et al. 2017, with all sines of a position before its cosines, where ours alternate. Import
+permutes the features of the residual stream in every module that reads or writes it, which is exact and changes no
+output. Their config has no field for the epsilon of norms, which is torch's 1e-5.
 """
 
 from typing import Any
@@ -11,10 +11,10 @@ import numpy as np
 
 from jformer.models import ModelConfig
 from jformer.tools.hf import bart
-from jformer.tools.hf.families import Family, Fields
+from jformer.tools.hf.families import Fields, HfFamily
 from jformer.tools.hf.name_tables import Entry, Table
 
-READERS = ("q", "k", "v", "up")  # modules that read the stream and write another space; all others write it
+READERS = ("q", "k", "v", "up")  # modules that read the residual stream; all others write it
 
 
 def _table(model: ModelConfig) -> Table:
@@ -23,7 +23,7 @@ def _table(model: ModelConfig) -> Table:
 
 
 def _renamed(path: str, entry: Entry, model: ModelConfig) -> Entry:
-    """Take the features of the residual stream in our order when reading, in theirs when writing."""
+    """Permute the features of the residual stream to our order when reading, to theirs when writing."""
     halves = np.arange(model.d_model)
     ours, theirs = halves.reshape(2, -1).T.ravel(), halves.reshape(-1, 2).T.ravel()
     *_, module, leaf = path.split("/")
@@ -31,7 +31,7 @@ def _renamed(path: str, entry: Entry, model: ModelConfig) -> Entry:
     def take(array: np.ndarray, order: np.ndarray) -> np.ndarray:
         if module in READERS:
             return array[order] if leaf == "kernel" else array
-        # The vectors between attention and output belong to heads: of `o` and `down` only what they write is renamed.
+        # `o` and `down` read heads or hidden units, which keep their order.
         return array[..., order]
 
     return entry._replace(
@@ -49,7 +49,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
     return {**fields, "decoder_vocab_size": model.vocab_size, "max_position_embeddings": max(512, model.max_length)}
 
 
-MARIAN = Family(
+MARIAN = HfFamily(
     model_type="marian",
     classes={"MarianMTModel": "translate"},
     sizes=bart.SIZES, defaults={**bart.DEFAULTS, "vocab_size": 58_101},

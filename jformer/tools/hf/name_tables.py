@@ -1,11 +1,11 @@
-"""From their tensors to our parameters and back, by a table: our parameter → their name and how it is read.
+"""Convert tensors to our parameters and back by a table: our parameter → their name and how to read it.
 
-`{}` in a name is the number of a layer: ours has all layers of a stack in one array. What does not fit is told
-together, with both names and shapes, before any tensor is read.
+`{}` in a name is the number of a layer: ours has all layers of a stack in one array. All mismatches are reported in one
+error, with names and shapes, before any tensor is read.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -13,8 +13,9 @@ from jaxtyping import PyTree
 
 from jformer.errors import UserError
 from jformer.parallel.sharding import parameter_names
+from jformer.tools.hf.tensors import Tensors
 
-SHOWN = 8  # mismatches
+SHOWN = 8  # mismatches in an error
 
 
 def as_it_is(array: np.ndarray) -> np.ndarray:
@@ -23,58 +24,33 @@ def as_it_is(array: np.ndarray) -> np.ndarray:
 
 
 class Entry(NamedTuple):
-    """How one of our parameters, or one layer of it, lies in theirs."""
+    """Where one of our parameters, or one layer of it, is in theirs."""
 
     theirs: str
     read: Callable[[np.ndarray], np.ndarray] = as_it_is
     write: Callable[[np.ndarray], np.ndarray] = as_it_is
-    part: int = 0  # of several of ours that theirs has side by side, along its last axis
+    part: int = 0  # which of `parts` parameters of ours that theirs concatenates along the last axis
     parts: int = 1
-    otherwise: str = ""  # the name to read where theirs is not there
-    value: np.ndarray | None = None  # theirs computes it and stores nothing
+    otherwise: str = ""  # the name to read if `theirs` is missing
+    value: np.ndarray | None = None  # theirs computes this value and stores nothing
 
 
 Table = dict[str, Entry]
 
 
-class Source(Protocol):
-    """Named tensors, read one at a time, or a part of one."""
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of every tensor."""
-
-    def read(self, name: str, take: Callable[[np.ndarray], np.ndarray] = as_it_is) -> np.ndarray:
-        """Return what `take` makes of a tensor, as float32."""
-
-
-class Arrays:
-    """Tensors that are in memory already."""
-
-    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self.arrays = arrays
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of every tensor."""
-        return {name: array.shape for name, array in self.arrays.items()}
-
-    def read(self, name: str, take: Callable[[np.ndarray], np.ndarray] = as_it_is) -> np.ndarray:
-        """Return what `take` makes of a tensor, as float32."""
-        return np.asarray(take(self.arrays[name]), np.float32)
-
-
 def linear(ours: str, theirs: str, bias: bool = True) -> Table:
-    """Name a projection, whose kernel [out in] torch has the other way round."""
+    """Map a projection, whose kernel is [out in] in torch."""
     table = {f"{ours}/kernel": Entry(f"{theirs}.weight", np.transpose, np.transpose)}
     return table | ({f"{ours}/bias": Entry(f"{theirs}.bias")} if bias else {})
 
 
 def norm(ours: str, theirs: str, bias: bool = True) -> Table:
-    """Name a norm."""
+    """Map a norm."""
     return {f"{ours}/scale": Entry(f"{theirs}.weight")} | ({f"{ours}/bias": Entry(f"{theirs}.bias")} if bias else {})
 
 
 def embedding(ours: str, theirs: str, first: int = 0) -> Table:
-    """Name a table; its rows before `first` stand for nothing, and are zero where we write them."""
+    """Map an embedding table; its rows before `first` are unused, and written as zeros."""
     if not first:
         return {f"{ours}/embedding": Entry(f"{theirs}.weight")}
 
@@ -85,15 +61,15 @@ def embedding(ours: str, theirs: str, first: int = 0) -> Table:
 
 
 def below(ours: str, theirs: str, *tables: Table) -> Table:
-    """Put tables below a module of either side."""
+    """Nest tables below a module on both sides."""
     rows = [row for table in tables for row in table.items()]
     return {f"{ours}/{path}": entry._replace(theirs=f"{theirs}.{entry.theirs}") for path, entry in rows}
 
 
-def from_source(table: Table, abstract: PyTree, source: Source, unread: Callable[[str], bool]) -> PyTree:
-    """Return our parameters with the shapes and places of `abstract`, each read straight to where it lies.
+def from_source(table: Table, abstract: PyTree, source: Tensors, unread: Callable[[str], bool]) -> PyTree:
+    """Return our parameters with the shapes and shardings of `abstract`; each device reads its own part.
 
-    `unread` tells of their tensors that hold nothing of the model. Raises UserError listing what does not fit.
+    `unread` returns whether a tensor of theirs can be ignored. Raises UserError listing all mismatches.
     """
     names, shapes = parameter_names(abstract), source.shapes()
     _check(table, dict(zip(jax.tree.leaves(names), jax.tree.leaves(abstract), strict=True)), shapes, unread)
@@ -119,14 +95,14 @@ def from_source(table: Table, abstract: PyTree, source: Source, unread: Callable
 
 
 def to_tensors(table: Table, params: PyTree) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield their tensors, one at a time. Raise UserError where we changed what theirs computes."""
+    """Yield their tensors, one at a time. Raise UserError for a changed parameter that theirs computes."""
     leaves = dict(zip(jax.tree.leaves(parameter_names(params)), jax.tree.leaves(params), strict=True))
     together: dict[str, list[str]] = {}
     for path, entry in table.items():
         if entry.value is not None:
             if not np.array_equal(entry.value, leaves[path]):
                 raise UserError(
-                    f"{path} was trained, and there it is computed: export a run that has it in train.freeze"
+                    f"{path} was trained, but transformers computes it: export a run that has it in train.freeze"
                 )
         else:
             together.setdefault(entry.theirs, []).append(path)
@@ -145,7 +121,7 @@ def _present(entry: Entry, shapes: Mapping[str, PyTree]) -> str:
 def _check(
     table: Table, leaves: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], unread: Callable[[str], bool]
 ) -> None:
-    """Raise UserError for names without a counterpart and for shapes that differ."""
+    """Raise UserError for names without a counterpart and for different shapes."""
     wrong = [f"our {path} has no counterpart" for path in leaves if path not in table]
     wrong += [f"our model has no {path}" for path in table if path not in leaves]
     read: set[str] = set()
@@ -168,7 +144,7 @@ def _check(
 
 
 def _read_shape(entry: Entry, shape: tuple[int, ...]) -> tuple[int, ...] | str:
-    """Return the shape that reading gives, without a tensor of that size."""
+    """Return the shape that reading gives, without allocating the tensor."""
     try:
         return entry.read(np.broadcast_to(np.float32(0), shape)).shape
     except ValueError as error:

@@ -1,6 +1,6 @@
-"""A run whose vocabulary keeps only what some texts need: fewer rows in every table that has one for each token.
+"""Prune the vocabulary of a run to the tokens of some texts: fewer rows in every table of tokens.
 
-The tokenizer cuts texts as before. What it cuts and the run no longer knows is the unknown token, and counted as such.
+The tokenizer cuts texts as before; tokens that were dropped become the unknown token, and are counted as such.
 """
 
 from collections import Counter
@@ -24,10 +24,10 @@ WORDS: dict[str, Callable[[str], list[str]]] = {
 
 
 def prune(workdir: str, new: str, texts: Sequence[Path], targets: Sequence[Path] = ()) -> str:
-    """Write a run that knows only the special tokens and those of some texts, and return what to tell the user.
+    """Write a run with only the special tokens and those of some texts, and return a summary.
 
-    `texts` are what the run reads, `targets` what it is to write, one a line. Raises UserError for a vocabulary that
-    cannot be pruned, files that cannot be read, and a directory that is not empty.
+    `texts` are files of what the run reads, `targets` of what it writes, one text a line. Raises UserError for a
+    vocabulary that cannot be pruned, files that cannot be read, and a directory that is not empty.
     """
     run = read_run(workdir, new, "pruned")
     task, source, answer = run.config.task, run.source, run.answer
@@ -51,7 +51,7 @@ def prune(workdir: str, new: str, texts: Sequence[Path], targets: Sequence[Path]
 
 
 def _used(task: str, tokenizer: Tokenizer, paths: Sequence[Path]) -> Iterator[int]:
-    """Yield the tokens of files of texts; TABs stand between the parts of a text."""
+    """Yield the tokens of files of texts, whose parts are separated by TABs."""
     for path in paths:
         for line in read_lines(path, Counter()):
             parts = line.split("\t")
@@ -64,7 +64,7 @@ def _used(task: str, tokenizer: Tokenizer, paths: Sequence[Path]) -> Iterator[in
 
 
 def _special(tokenizer: Changeable) -> set[int]:
-    """Return the ids that stand for no text."""
+    """Return the ids of tokens that are not text."""
     listed = [tokenizer.ids[token] for token in tokenizer.specials] if isinstance(tokenizer, PiecesTokenizer) else (
         tokenizer.specials
     )  # fmt: skip

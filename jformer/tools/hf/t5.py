@@ -1,14 +1,14 @@
 """T5 and T5 1.1 (Raffel et al. 2020), Flan-T5 (Chung et al. 2022) and mT5 (Xue et al. 2021).
 
-Of T5 the projection to the vocabulary is the table, over which hidden states are scaled; from 1.1 on it has weights of
-its own and no scale. `scale_decoder_outputs`, newer than the models, says the same as `tie_word_embeddings`.
+T5 ties the projection to the vocabulary to the table, and scales hidden states before it; T5 1.1 has a projection of
+its own and no scale. The newer field `scale_decoder_outputs` means the same as `tie_word_embeddings`.
 """
 
 import dataclasses
 from typing import Any
 
 from jformer.models import ModelConfig
-from jformer.tools.hf.families import Family, Fields
+from jformer.tools.hf.families import Fields, HfFamily
 from jformer.tools.hf.name_tables import Table, below, embedding, linear, norm
 
 FEED_FORWARDS = {
@@ -66,7 +66,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
 
 
 FEED_FORWARDS_BACK = {ours: theirs for theirs, ours in FEED_FORWARDS.items()}
-T5 = Family(
+T5 = HfFamily(
     model_type="t5",
     classes={"T5ForConditionalGeneration": "translate"},
     sizes={"vocab_size": "vocab_size", "d_model": "d_model", "d_kv": "d_k", "d_ff": "d_ff", "num_layers": "num_layers",
@@ -87,7 +87,7 @@ T5 = Family(
 MT5 = dataclasses.replace(
     T5,
     model_type="mt5",
-    read=lambda fields: {**_read(fields), "embedding_scale": "none", "tied_output": False},  # whatever it says itself
+    read=lambda fields: {**_read(fields), "embedding_scale": "none", "tied_output": False},  # regardless of the fields
     classes={"MT5ForConditionalGeneration": "translate"},
     defaults={**T5.defaults, "vocab_size": 250_112, "d_ff": 1024, "num_layers": 8, "num_heads": 6,
               "feed_forward_proj": "gated-gelu"},

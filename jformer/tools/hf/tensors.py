@@ -1,7 +1,8 @@
-"""Tensors in safetensors files: each checked before it is read, read one at a time, and written in shards. No names.
+"""Read and write safetensors files: headers are validated, parts of tensors are read through a memory map.
 
-A file is 8 bytes with the length of its header, the header as JSON, and the tensors side by side. Of a mistaken or
-hostile file nothing is believed: every offset must follow from the shapes, and lie in the file.
+A file is 8 bytes with the length of its header, the header as JSON, and the tensors. A damaged or hostile file is
+refused: every offset must follow from the shapes and lie in the file. The library is not used for reading, as it copies
+a whole tensor before an arbitrary part can be taken.
 """
 
 import json
@@ -25,12 +26,12 @@ DTYPES: dict[str, Any] = {
     "BF16": np.dtype(jnp.bfloat16),
 }
 OTHERS = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1, "U16": 2, "U32": 4, "U64": 8}  # bytes; never read
-PIECE = 1 << 24  # bytes of a file that are mapped at once
-SHARD_BYTES = 5_000_000_000  # a file of an export holds no more, but for a single larger tensor
+PIECE = 1 << 24  # bytes of a file in memory at once
+SHARD_BYTES = 5_000_000_000  # the most in a file of an export, unless one tensor is larger
 
 
 class Tensor(NamedTuple):
-    """Where a tensor lies."""
+    """The place of a tensor."""
 
     path: Path
     dtype: str
@@ -43,16 +44,16 @@ class Tensors:
     """The tensors of a model's directory, by name."""
 
     def __init__(self, directory: Path, rename: Callable[[str], str] = str) -> None:
-        """Read the headers of all files; `rename` gives the name that a tensor is asked for by.
+        """Read the headers of all files; `rename` maps the names of tensors.
 
-        Raises UserError naming the file and what is wrong with it.
+        Raises UserError for an invalid file.
         """
         self.found: dict[str, Tensor] = {}
         for path, names in _files(directory).items():
             here = read_header(path)
             for name in here:
                 if name in self.found:
-                    raise UserError(f"{path}: tensor {name!r} is in {self.found[name].path.name} too; mend one of them")
+                    raise UserError(f"{path}: tensor {name!r} is in {self.found[name].path.name} too; fix one of them")
             if names is not None and (wrong := sorted(names ^ here.keys())):
                 raise UserError(f"{path}: tensor {wrong[0]!r} is in one of this file and {INDEX} only; restore both")
             self.found |= here
@@ -68,9 +69,9 @@ class Tensors:
         return {name: tensor.shape for name, tensor in self.found.items()}
 
     def read(self, name: str, take: Callable[[np.ndarray], np.ndarray] = np.asarray) -> np.ndarray:
-        """Return what `take` makes of a tensor, a part of it, say, as float32; no more of the file is read.
+        """Return `take` of a tensor, such as a part of it, as float32; no more of the file is read.
 
-        Raises UserError for other than finite floating-point numbers.
+        Raises UserError unless it holds finite floating-point numbers.
         """
         tensor = self.found[name]
         if tensor.dtype not in DTYPES:
@@ -88,7 +89,7 @@ class Tensors:
 
 
 def _copy(part: np.ndarray, mapped: mmap.mmap) -> np.ndarray:
-    """Return a copy, made in pieces, of whose pages of the file none is held: columns of a table are on all of them."""
+    """Copy in pieces and release the pages of the file: the columns of a table are on all of its pages."""
     if not part.ndim:
         return np.array(part, np.float32)
     array = np.empty(part.shape, np.float32)
@@ -102,7 +103,7 @@ def _copy(part: np.ndarray, mapped: mmap.mmap) -> np.ndarray:
 
 
 def read_header(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of one file. Raise UserError where its header cannot be true."""
+    """Return the tensors of one file. Raise UserError for an invalid header."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -126,7 +127,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
 
 
 def write(directory: Path, tensors: Iterable[tuple[str, np.ndarray]], shard_bytes: int = SHARD_BYTES) -> int:
-    """Write named arrays as float32, in several files with an index where one would be too large; return the bytes."""
+    """Write named arrays as float32, into several files with an index if one would be too large; return the bytes."""
     from safetensors.numpy import save_file
 
     shards: list[dict[str, int]] = []
@@ -147,7 +148,7 @@ def write(directory: Path, tensors: Iterable[tuple[str, np.ndarray]], shard_byte
 
 
 def _files(directory: Path) -> dict[Path, set[str] | None]:
-    """Return the files of a directory and, where an index says so, the names of their tensors."""
+    """Return the files of a directory and, if there is an index, the names of their tensors."""
     index = directory / INDEX
     if index.exists():
         try:
@@ -177,7 +178,7 @@ def _files(directory: Path) -> dict[Path, set[str] | None]:
 
 
 def _tensor(path: Path, entry: Mapping[str, Any], start: int) -> Tensor:
-    """Return where a tensor lies; ValueError for an entry that contradicts itself."""
+    """Return the place of a tensor; raise ValueError for an inconsistent entry."""
     dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
     if any(type(number) is not int or number < 0 for number in (*shape, begin, end)):
         raise ValueError("sizes and offsets must be whole numbers")

@@ -6,7 +6,7 @@ import numpy as np
 
 from jformer.errors import UserError
 from jformer.models import ModelConfig
-from jformer.tools.hf.families import Family, Fields
+from jformer.tools.hf.families import Fields, HfFamily
 from jformer.tools.hf.name_tables import Entry, Table, below, linear, norm
 
 
@@ -47,7 +47,7 @@ PIXELS = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "
 
 
 def check_pixels(fields: Fields) -> None:
-    """Raise UserError unless pixels become -1 to 1, as ours do."""
+    """Raise UserError unless pixels are scaled to -1 to 1, as ours are."""
     for key, value in PIXELS.items():
         found = fields.get(key, value)
         if {*found} != {value} if isinstance(found, list) else found != value:
@@ -55,13 +55,13 @@ def check_pixels(fields: Fields) -> None:
 
 
 def pixel_fields(model: ModelConfig) -> dict[str, Any]:
-    """Return the preprocessor_config.json that gives the pixels ours reads."""
+    """Return the preprocessor_config.json that scales pixels as ours does."""
     size = {"height": model.vision.image_size, "width": model.vision.image_size}
     pixels = {"image_processor_type": "ViTImageProcessor", "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     return {**pixels, "size": size, "do_resize": True, "do_normalize": True}
 
 
-VIT = Family(
+VIT = HfFamily(
     model_type="vit",
     classes={"ViTForImageClassification": "classify"},
     sizes={"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",

@@ -1,6 +1,6 @@
-"""The tokenizer files of a model's directory as tokenizers of ours, and back. No weights.
+"""Read the tokenizer files of a model's directory as our tokenizers, and write them.
 
-Which ids surround a text follows from the family: its decoder's first token, and the languages of a model of many.
+The family determines the ids around a text: the decoder's first token, and the language.
 """
 
 import base64
@@ -21,9 +21,9 @@ PIECES = {"marian": ("source.spm", "target.spm"), "m2m_100": ("sentencepiece.bpe
 LANGUAGES = ("mbart", "m2m_100")  # families whose texts have a language beside them
 SPECIAL = ("pad_token", "bos_token", "eos_token", "unk_token", "cls_token", "sep_token", "mask_token")
 NAMES_OF_ENDS = dict.fromkeys(("bert", "distilbert"), ("cls", "sep"))  # family → what begins and ends a text
-FAR = 10  # times as many ids as tokens: lists of all ids would take the memory of the machine
+FAR = 10  # times as many ids as tokens at most: lists of all ids would exhaust the memory
 CLASSES = {"marian": "MarianTokenizer", "m2m_100": "M2M100Tokenizer"}
-# The languages that a tokenizer_config.json of transformers 5 has by a name alone, in the order of their ids.
+# Languages that a tokenizer_config.json of transformers 5 only refers to by a name, in the order of their ids.
 LANGUAGE_CODES = {
     "m2m100": "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr "
     "ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa "
@@ -34,11 +34,11 @@ PROBLEMS = {"one": "single_label_classification", "several": "multi_label_classi
 Pretrained = FastTokenizer | PiecesTokenizer
 
 
-class Vocabulary:
-    """What a directory says of its tokenizer."""
+class TokenizerFiles:
+    """The tokenizer files of a directory."""
 
     def __init__(self, directory: Path, model_type: str, fields: Fields) -> None:
-        """Read the files. Raise UserError where there are none that we can read."""
+        """Read the files. Raise UserError if there are none that we can read."""
         self.directory, self.model_type, self.fields = directory, model_type, fields
         self.config = {**read_json(directory / SPECIALS, {}), **read_json(directory / CONFIG, {})}
         self.fast = (directory / FAST).is_file()
@@ -57,7 +57,7 @@ class Vocabulary:
     def _fast_ids(self) -> dict[str, int]:
         try:
             content = (self.directory / FAST).read_text()
-            parse_object(content)  # what stands twice in it, the library would take by its last value
+            parse_object(content)  # refuses duplicate keys, of which the library takes the last
             self.probe = FastTokenizer(content, {})
         except UserError:
             raise
@@ -74,7 +74,7 @@ class Vocabulary:
         return {**{str(token): size + i for i, token in enumerate(self._listed()) if token not in ids}, **ids}
 
     def _listed(self) -> list[str]:
-        """Return the special tokens beside those with a role: languages."""
+        """Return the additional special tokens: languages."""
         listed = self.config.get("additional_special_tokens") or self.config.get("extra_special_tokens")
         codes = LANGUAGE_CODES.get(str(self.config.get("language_codes")), "")
         return listed or [f"__{code}__" for code in codes.split()]
@@ -127,7 +127,7 @@ class Vocabulary:
         return found if type(found) is int else self.special(f"{name}_token")
 
     def _pad(self, pad: int, bos: int, eos: int) -> int:
-        """Return an id that search may fill up with: one that no text needs, or one past the vocabulary."""
+        """Return an id for padding that no text needs: the given one, or one past the vocabulary."""
         past = max(max(self.ids.values()) + 1, self.fields.get("vocab_size") or 0)
         return past if pad < 0 or pad == eos or (pad == bos and self.model_type == "gpt2") else pad
 
@@ -162,18 +162,18 @@ class Vocabulary:
 def write(
     directory: Path, model_type: str, tokenizers: tuple[Tokenizer, Tokenizer], family: str = "", mask: bool = False
 ) -> dict[str, Any]:
-    """Write the tokenizer files of a run and return its tokenizer_config.json; {} if theirs has nothing like it.
+    """Write the tokenizer files of a run and return its tokenizer_config.json; {} if transformers has no equivalent.
 
     Args:
         directory: of the exported model, beside its config.json.
-        model_type: their name of the architecture, which says how the files are called.
-        tokenizers: the source's, and the one of the texts that are written or, by a classifier, read.
-        family: ours, of the model; it matters for a tokenizer that jformer learned, and so does `mask`.
+        model_type: their name of the architecture; it determines the names of the files.
+        tokenizers: the source's, and that of the texts which are written or, by a classifier, read.
+        family: the model's family here, for tokenizers that jformer learned.
         mask: as in `learned.to_json`.
     """
-    source, target = cast(tuple[Any, Any], tokenizers)  # what each kind holds is its own
+    source, target = cast(tuple[Any, Any], tokenizers)  # attributes depend on the kind
     kinds = {FastTokenizer: "fast", PiecesTokenizer: "pieces"}
-    other = getattr(target, "kept", ()) or getattr(target, "added", ())  # ids or texts that theirs has no place for
+    other = getattr(target, "kept", ()) or getattr(target, "added", ())  # pruned or extended, which theirs cannot store
     kind = "" if other else kinds.get(type(target))
     written = target.tokens
     named = {
@@ -223,7 +223,7 @@ def read_labels(fields: Fields) -> list[str]:
 
 
 def read_json(path: Path, otherwise: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the object that a file holds. Raise UserError for what is none, or for no file without another value."""
+    """Return the JSON object in a file, or `otherwise` if there is no file. Raise UserError for an invalid file."""
     if otherwise is not None and not path.is_file():
         return otherwise
     try:

@@ -1,4 +1,4 @@
-"""A workdir of ours as a model's directory that transformers loads. The way here is in `convert`."""
+"""Export a run as a model's directory that transformers loads. `convert` imports."""
 
 import itertools
 import json
@@ -22,22 +22,22 @@ from jformer.tools.hf import generation_config as generation
 from jformer.tools.hf import learned, tensors, vocabulary
 from jformer.tools.hf import name_tables as tables
 from jformer.tools.hf.convert import BIAS, FAMILIES, LABELLED, ORIGIN, find_family, not_carried, sized
-from jformer.tools.hf.families import LOGITS_BIAS, Family, architecture, config_fields, table_of
+from jformer.tools.hf.families import LOGITS_BIAS, HfFamily, architecture, config_fields, table_of
 from jformer.tools.hf.vit import VIT, pixel_fields
 
 
 def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: int = tensors.SHARD_BYTES) -> str:
-    """Write a run as a directory that transformers loads, and return what to tell the user.
+    """Write a run as a directory that transformers loads, and return a summary.
 
-    Of several families that have such a model it is `model_type`, or else the one the run was imported from.
-    Raises UserError for a run that no family of theirs can express, and a directory that is not empty.
+    The family is `model_type` or, by default, the one the run was imported from or another that fits. Raises UserError
+    for a run that no family can express, and a directory that is not empty.
     """
     path = run_path(workdir)
     config = load_config(path / "config.json")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"--output={target} exists and is not empty: name a new directory")
     if config.data.labels == "number":
-        raise UserError(f"{workdir}: data.labels='number' has a unit of its own, which theirs have no place for")
+        raise UserError(f"{workdir}: data.labels='number' has its own unit, which transformers cannot store")
     tokenizers = load_tokenizers(path / "tokenizer")
     model = sized(config, tokenizers)
     family, fields = express(config.task, model, path, model_type)
@@ -47,7 +47,7 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
             raise UserError(f"{workdir}: {key}={symbols[key]} in its vocabulary, and {family.model_type} needs {value}")
     model, params = own_layers(model, load_weights(path, config, build_model(model), make_mesh(1)).params)
     target.mkdir(parents=True, exist_ok=True)
-    text = tokenizers[0] if config.task in LABELLED else tokenizers[1]  # the other one of a classifier is its labels
+    text = tokenizers[0] if config.task in LABELLED else tokenizers[1]  # a classifier's other one is of labels
     mask = config.task == "mlm" and not text.symbols.noise
     named = vocabulary.write(target, family.model_type, (tokenizers[0], text), model.family, mask)
     logits_bias = fields.pop(LOGITS_BIAS, None)
@@ -57,15 +57,15 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
         written = itertools.chain(written, [(BIAS, np.zeros((1, model.vocab_size), np.float32))])
     size = tensors.write(target, written, shard_bytes)
     (target / "config.json").write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
-    notes = [*write_settings(target, config, tokenizers), *learned.told(text)]
-    without = "" if named or family is VIT else "; without a tokenizer, for theirs has none like it"
+    notes = [*write_settings(target, config, tokenizers), *learned.differences(text)]
+    without = "" if named or family is VIT else "; without a tokenizer, as transformers has no equivalent"
     return f"{target}: {family.model_type}, {size / 1e6:,.1f} MB{without}{not_carried(notes)}"
 
 
-def express(task: str, model: ModelConfig, workdir: AnyPath, model_type: str = "") -> tuple[Family, dict[str, Any]]:
-    """Return a family that has such a model, and its config.json. Raise UserError saying why none has.
+def express(task: str, model: ModelConfig, workdir: AnyPath, model_type: str = "") -> tuple[HfFamily, dict[str, Any]]:
+    """Return a family that can express a model, and its config.json. Raise UserError with the reasons if none can.
 
-    The one it was imported from comes first; where `model_type` is given, no other will do.
+    The family it was imported from is tried first; with `model_type` only that one.
     """
     origin = vocabulary.read_json(Path(workdir) / ORIGIN, {}).get("model_type", "")
     order = sorted(FAMILIES.values(), key=lambda family: family.model_type != origin)
@@ -77,12 +77,12 @@ def express(task: str, model: ModelConfig, workdir: AnyPath, model_type: str = "
             except UserError as error:
                 misses.append(f"{family.model_type}: {error}")
     raise UserError(
-        f"{workdir}: no architecture of theirs is this model; {' | '.join(misses) or f'none does {task!r}'}"
+        f"{workdir}: no architecture of transformers fits this model; {' | '.join(misses) or f'none does {task!r}'}"
     )
 
 
 def symbol_fields(config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, Any]:
-    """Return the ids and labels that config.json names."""
+    """Return the ids and labels for config.json."""
     text, answer = tokenizers
     fields: dict[str, Any] = {}
     if config.task in LABELLED:
@@ -100,7 +100,7 @@ def symbol_fields(config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> di
 
 
 def write_settings(target: Path, config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> list[str]:
-    """Write what generation, or the pixels of images, need; return the options that theirs has no place for."""
+    """Write generation_config.json or preprocessor_config.json; return notes on options without a counterpart."""
     written, notes = tokenizers[1], list[str]()
     if config.task in ("translate", "lm"):
         ids = {token: i for i, token in enumerate(written.tokens)}

@@ -1,7 +1,7 @@
-"""One page that shows what a trained run attends to, how it searched, and how its tokens and positions lie.
+"""The explorer: one page with a run's attention, its beam search, and its embeddings and positions.
 
-The page holds all it shows and asks for nothing. Weights are stored in 256 steps, deflated, and unpacked and drawn when
-they come into view; searches, embeddings and positions are drawn when somebody opens them.
+The page is one file that loads nothing. Weights are stored in 256 steps, deflated, and drawn when they come into view;
+searches, embeddings and positions are drawn when their sections are opened.
 """
 
 import base64
@@ -26,7 +26,7 @@ from jformer.inference.search_tree import has_beam
 from jformer.tools.pages import heatmaps, page
 from jformer.tools.pages.embedding_planes import Plane, Positions, embedding_planes, position_tables
 
-RESTORING = ("mlm", "denoise")  # tasks whose only text is hidden in part
+RESTORING = ("mlm", "denoise")  # tasks that restore hidden parts of a text
 MOST_EXAMPLES = 50  # of one page; each takes up to layers × heads × tokens² bytes
 WRITTEN = "What it wrote, and what else it might have"
 GIVEN = "The target token by token, and what it might have written"
@@ -34,13 +34,13 @@ WENT_ON = "What it was given and how it went on, and what else it might have wri
 CHOSEN = "What it chose, and what else it might have"
 GIVEN_CHOICE = "What was given, and what it might have chosen"
 HIDDEN = "What was hidden, and what it might be"
-# What a task answers → the heading of the choices for an answer of the run's own, and for a target that was given.
+# A task's answer → the headings of the choices: for the run's own answer, for a given target.
 HEADINGS = {"": (HIDDEN, HIDDEN), "text": (WRITTEN, GIVEN), "continuation": (WENT_ON, GIVEN)}
 PROGRAMS = ("explorer_drawing", "explorer_picture", "explorer_tree", "explorer_tables", "explorer")
 
 
 class Shown(NamedTuple):
-    """All that the page shows of one example."""
+    """What the page shows of one example."""
 
     attended: Attended
     trees: Sequence[SearchTree] = ()  # of the search for the run's own answer, one for each piece of the source
@@ -49,18 +49,18 @@ class Shown(NamedTuple):
 
 
 def explore(config: Config, workdir: RunPath, source: str, output: str, form: str | None = None) -> str:
-    """Write what a run attends to in the lines of a file, and return what was written.
+    """Write the page, or a figure, for the lines of a file, and return a summary.
 
-    A line is a source, or a source, a TAB and the target to look at instead of the run's own answer; a question and its
-    context, or two texts of a classifier, with a TAB between them, are a source; of runs of mlm and denoise all of it
-    is a text, of which they hide some.
+    A line is a source, or a source, a TAB and a target to look at instead of the run's own answer. A question and its
+    context, or two texts of a classifier, separated by a TAB, are one source. For mlm and denoise the whole line is a
+    text, parts of which are hidden.
 
     Args:
-        config: what takes the place of the run's own, to decode otherwise.
+        config: overrides the run's own, for decoding.
         workdir: of the run.
         source: the file of lines; "-" = standard input.
-        output: the file to write, a page of HTML or the figure of one line, by its suffix.
-        form: "html", or "png" or "svg" for the figure; None = what the output's suffix says.
+        output: the file to write: a page, or the figure of one line, by its suffix.
+        form: "html", or "png" or "svg" for the figure; None = by the suffix of the output.
 
     Raises:
         UserError: an output that cannot be written or is the input, no lines or too many, and what `Predictor.attend`
@@ -91,20 +91,20 @@ def explore(config: Config, workdir: RunPath, source: str, output: str, form: st
 
 
 def _figure_form(form: str | None, output: str) -> str:
-    """Return which of heatmaps.FORMS is asked for, "" for a page; raise UserError for another, and for two at once."""
+    """Return which of heatmaps.FORMS to draw, or "" for a page; raise UserError for other or conflicting formats."""
     forms = {".html": "html", ".htm": "html", **{form: form.removeprefix(".") for form in heatmaps.FORMS}}
     suffix = Path(output).suffix.lower()
     named = forms.get(suffix)
     if form is None and suffix and named is None:
         raise UserError(f"--output={output}: a page ends in .html, a figure in {' or '.join(heatmaps.FORMS)}")
     if form and named and form != named:
-        raise UserError(f"--output={output} is the name of another --format than {form}: leave one of them out")
+        raise UserError(f"--output={output} does not match --format={form}: leave one of them out")
     chosen = f".{form or named or 'html'}"
     return chosen if chosen in heatmaps.FORMS else ""
 
 
 def _read_lines(path: Path) -> list[str]:
-    """Return all lines that have text, read as --mode=predict reads its input."""
+    """Return all lines that are not blank, read as by --mode=predict."""
 
     def warn(line: int, reason: str) -> None:
         progress.show(f"{path}:{line}: {reason}, replaced by U+FFFD", "\n")
@@ -113,11 +113,7 @@ def _read_lines(path: Path) -> list[str]:
 
 
 def _pair(line: str, predictor: Predictor) -> tuple[str, str | None]:
-    """Return the source and the target of a line.
-
-    A question and its context are a source. So are the two texts of a classifier: what stands last is a target of its
-    if it is a label.
-    """
+    """Return the source and the target of a line; a classifier's last part is a target only if it is a label."""
     task = predictor.config.task
     if task in RESTORING:
         return line, None
@@ -138,7 +134,7 @@ def _is_label(text: str, labels: Tokenizer) -> bool:
 
 
 def show(predictor: Predictor, pairs: Sequence[tuple[str, str | None]], attended: Sequence[Attended]) -> list[Shown]:
-    """Return what the page shows of each pair: the search where the target is the run's own answer, found by a beam."""
+    """Return what the page shows of each pair, with the search for the run's own answers if there is a beam."""
     texts = [(each.source if predictor.task.answer else each.target, each.target) for each in attended]
     planes = embedding_planes(predictor, texts)
     answered = [i for i, (_, target) in enumerate(pairs) if target is None]
@@ -151,7 +147,7 @@ def show(predictor: Predictor, pairs: Sequence[tuple[str, str | None]], attended
 
 
 def explorer_page(title: str, shown: Sequence[Shown], positions: Sequence[Positions] = ()) -> str:
-    """Return the whole page. Texts stand in it as data, and are never read as HTML or as a program."""
+    """Return the whole page. Texts are data, never read as HTML or code."""
     packed: list[str] = []
     data = {
         "examples": [_example(each, packed) for each in shown],
@@ -192,12 +188,12 @@ def _image(image: np.ndarray, packed: list[str]) -> dict[str, Any]:
 
 
 def _maps(part: Attention, side: int, packed: list[str]) -> dict[str, Any]:
-    """Return one part's weights: the number of a packed text for each layer and head, and for each layer their mean.
+    """Return the weights of one part: the numbers of packed texts for each layer and head, and for means of heads.
 
-    `side` tells how many patches a side of the image has, 0 for texts.
+    `side` is the number of patches along a side of the image, 0 for texts.
     """
     rollout = part.rollout()
-    mask = None if part.mask.all() else _packed(part.mask, packed)  # what the page shows first is packed first
+    mask = None if part.mask.all() else _packed(part.mask, packed)  # what is shown first is packed first
     means = [_packed(_steps(layer.mean(axis=0)), packed) for layer in part.weights]
     return {
         "name": part.part.title,
@@ -215,18 +211,18 @@ def _maps(part: Attention, side: int, packed: list[str]) -> dict[str, Any]:
 
 
 def _steps(weights: np.ndarray) -> np.ndarray:
-    """Return weights from 0 to 1 in 256 steps of their square roots, so that small ones differ: 0.002 is 11 of 255."""
+    """Return weights from 0 to 1 as 256 steps of their square roots, which keeps small ones apart: 0.002 is step 11."""
     return np.round(np.sqrt(weights) * 255)
 
 
 def _packed(values: np.ndarray, packed: list[str]) -> int:
-    """Add an array of bytes to what is packed, and return its number there."""
+    """Append a packed array of bytes, and return its number."""
     packed.append(page.pack(values))
     return len(packed) - 1
 
 
 def _tree(tree: SearchTree) -> dict[str, Any]:
-    """Return a tree as a list for each field, in thousandths of nats; of what was dropped, the best of each step."""
+    """Return a tree as lists of fields, in thousandths of nats; of dropped nodes only the best of each step."""
     nodes = sorted([i for i, state in enumerate(tree.states) if state != "dropped"] + _best_dropped(tree))
     number = {node: i for i, node in enumerate(nodes)}
     tokens = list(dict.fromkeys(tree.tokens[i] for i in nodes))
@@ -244,7 +240,7 @@ def _tree(tree: SearchTree) -> dict[str, Any]:
 
 
 def _best_dropped(tree: SearchTree) -> list[int]:
-    """Return, of each step, as many of the best dropped nodes as the widest step kept."""
+    """Return the best dropped nodes of each step, as many as the widest step kept."""
     depths = np.zeros(len(tree.parents), int)
     for i, parent in enumerate(tree.parents[1:], start=1):
         depths[i] = depths[parent] + 1
@@ -270,7 +266,7 @@ def _plane(plane: Plane) -> dict[str, Any]:
 
 
 def _positions(positions: Positions) -> dict[str, Any]:
-    """Return a table of positions, a byte for each number: 128 is nothing, 1 and 255 are the largest there is."""
+    """Return a table of positions, a byte for each number: 128 is zero, 1 and 255 are the largest magnitudes."""
     most = float(np.abs(positions.values).max(initial=0)) or 1.0
     steps = np.round(positions.values / most * 127) + 128
     return {

@@ -1,4 +1,4 @@
-"""Attention as a figure for a paper, as PNG or SVG: token by token, or as colour over the picture that is read."""
+"""Figures of attention for papers, as PNG or SVG: token by token, or as colour over the input image."""
 
 import io
 import math
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMS = (".png", ".svg")
-SHOWN_FIRST = (Part.CROSS, Part.DECODER_SELF, Part.ENCODER_SELF)  # of a model that has several parts
+SHOWN_FIRST = (Part.CROSS, Part.DECODER_SELF, Part.ENCODER_SELF)  # order of preference
 TOKEN, LEAST, MARGIN = 0.16, 1.0, 0.9  # inches of a token, of a panel at least, and of labels
 PICTURE = 1.1  # inches of a picture
 MOST_INCHES = 60.0  # of a side
@@ -28,13 +28,13 @@ MASKED: dict[str, Any] = {"facecolor": "white", "edgecolor": "0.6", "hatch": "//
 
 
 def draw(attended: Attended, form: str) -> bytes:
-    """Return the figure of one source and its target, of the first of SHOWN_FIRST that the model has.
+    """Return the figure of one source and its target, for the first of SHOWN_FIRST that the model has.
 
-    A panel is a layer and a head, token by token; masked pairs are hatched. Where an image is read, its panels are the
-    picture with colour where the weights are: one for each written token (the last layer, the mean of heads), or for
-    each layer and head, what the class token takes, or the mean of all patches.
+    A panel is a layer and a head, token by token; masked pairs are hatched. For an image, panels show it with colour
+    where the weights are: one for each written token (last layer, mean of heads), or one for each layer and head, with
+    the weights of the class token, or the mean of all patches.
 
-    Raises UserError where the model attends to nothing, for more tokens than a figure can show, and without matplotlib.
+    Raises UserError for a model without attention, for more tokens than fit into a figure, and without matplotlib.
     """
     part = min(attended.parts, key=order, default=None)
     if part is None:
@@ -60,7 +60,7 @@ def patches_of(attended: Attended, part: Attention) -> int:
 
 
 def _new_grid(title: str, layers: int, heads: int, height: float, width: float) -> tuple["Figure", Any]:
-    """Return a figure and its panels [layers heads] of so many inches; raise UserError where they are too many."""
+    """Return a figure and its panels [layers heads] of a size in inches; raise UserError if it is too large."""
     size = MARGIN + heads * width, MARGIN + layers * height
     if max(size) > MOST_INCHES:
         raise UserError(
@@ -73,12 +73,12 @@ def _new_grid(title: str, layers: int, heads: int, height: float, width: float) 
 
 
 def _maps(part: Attention) -> "Figure":
-    """Return a panel for every layer and head, rows down and columns across."""
+    """Return a figure with a panel for every layer and head, rows down and columns across."""
     layers, heads, rows, columns = part.weights.shape
     figure, grid = _new_grid(part.part.title, layers, heads, *(max(LEAST, TOKEN * n) for n in (rows, columns)))
     for layer, head in np.ndindex(layers, heads):
         axes = grid[layer, head]
-        axes.patch.set(**MASKED)  # is seen where nothing is drawn
+        axes.patch.set(**MASKED)  # visible where nothing is drawn
         open_ = np.ma.masked_where(~part.mask, part.weights[layer, head])
         axes.imshow(open_, vmin=0, vmax=1, cmap="Blues", aspect="auto", interpolation="nearest")
         axes.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=7)
@@ -91,7 +91,7 @@ def _maps(part: Attention) -> "Figure":
 
 
 def _label(axes: "Axes", part: Attention, left: bool, below: bool) -> None:
-    """Write the tokens at the sides of the grid."""
+    """Label the sides of the grid with tokens."""
     columns, rows = (_plain(side) for side in (part.columns, part.rows))
     axes.set_xticks(range(len(columns)), columns, rotation=90)
     axes.set_yticks(range(len(rows)), rows)
@@ -99,13 +99,13 @@ def _label(axes: "Axes", part: Attention, left: bool, below: bool) -> None:
 
 
 def _plain(tokens: Sequence[str]) -> list[str]:
-    """Return tokens as matplotlib writes them and nothing else, none so long that panels have no room beside it."""
+    """Return tokens escaped for matplotlib and shortened, so that panels keep their room."""
     short = [token if len(token) <= LONGEST else f"{token[: LONGEST - 1]}…" for token in map(visible, tokens)]
     return [token.replace("$", r"\$") for token in short]
 
 
 def _pictures(image: Any, part: Attention) -> "Figure":
-    """Return a panel for every written token, or for every layer and head."""
+    """Return a figure with a panel for every written token, or for every layer and head."""
     side = math.isqrt(len(part.columns))
     if part.part is Part.CROSS:
         across = min(8, len(part.rows))

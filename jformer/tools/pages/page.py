@@ -1,4 +1,4 @@
-"""A page of HTML in one file: headings, text, tables, pictures, and what a program of ours draws; it loads nothing."""
+"""HTML pages in one file: headings, text, tables, pictures, and drawings by our programs; they load nothing."""
 
 import base64
 import hashlib
@@ -27,20 +27,18 @@ def page(
     refresh: float = 0.0,
     packed: Sequence[str] = (),
 ) -> str:
-    """Return a whole HTML file of parts made by the functions below; it asks for nothing.
+    """Return a complete HTML file of parts made by the functions below; it loads nothing from elsewhere.
 
-    No other programs run in it than those that are named. Texts stand in it as data, and are never read as HTML or as
-    a program.
+    A content security policy allows only the named programs to run. Texts are data, never read as HTML or code.
 
     Args:
-        title: of the window, and the heading; any text.
-        parts: HTML, one below the other.
-        programs: those that draw the data into the parts, in this order: each is the PROGRAM.js beside this file, and
-            the last one's PROGRAM.css is their style.
-        data: anything that JSON has.
-        refresh: seconds after which a browser loads the page again; 0 = never.
-        packed: further data, from `pack`; each is a comment behind the programs, which browsers read at the least cost
-            and programs take out of the page by its number.
+        title: of the window, and the heading.
+        parts: HTML.
+        programs: names of programs that draw the data, in this order: PROGRAM.js next to this file; the last one's
+            PROGRAM.css is the style.
+        data: any JSON value.
+        refresh: seconds after which a browser reloads the page; 0 = never.
+        packed: further data, from `pack`, each in a comment behind the programs, which they look up by number.
 
     Raises:
         ValueError: for a number in the data that is not finite.
@@ -56,7 +54,7 @@ def page(
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         policy += f"; script-src 'sha256-{digest}'"
         text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        text = text.replace("<", "\\u003c")  # so that no text can end the script element that holds it
+        text = text.replace("<", "\\u003c")  # so that no text can close the script element
         apart = "\n".join(f"<!--{each}-->" for each in packed)
         drawing = f"""<noscript><p>This page draws with JavaScript, which is switched off.</p></noscript>
 <script type="application/json" id="data">{text}</script>
@@ -76,29 +74,28 @@ def page(
 
 
 def pack(values: np.ndarray) -> str:
-    """Return an array of bytes as a text for `page`: deflated (RFC 1950), in base64.
+    """Return an array of bytes as text for `page`: deflated (RFC 1950), in base64.
 
-    zlib's strategy for numbers with some noise: maps of 512 x 512 weights take 11 % less where they are all noise, and
-    as much as by the usual one where they are smooth.
+    zlib's strategy for filtered data makes noisy maps of weights 11 % smaller than the default, smooth ones as small.
     """
     packer = zlib.compressobj(strategy=zlib.Z_FILTERED)
     return base64.b64encode(packer.compress(values.astype(np.uint8).tobytes()) + packer.flush()).decode()
 
 
 def heading(text: str) -> str:
-    """Return a heading within a page."""
+    """Return a heading."""
     return f"<h2>{html.escape(text)}</h2>"
 
 
 def paragraph(text: str) -> str:
-    """Return text, whose line breaks are kept."""
+    """Return a paragraph, which keeps line breaks."""
     return f"<p>{html.escape(text)}</p>"
 
 
 def table(rows: Sequence[Sequence[str]], left: int = 1, links: Sequence[str] = ()) -> str:
-    """Return a table whose first row is its head; the first `left` columns are texts, the others numbers.
+    """Return a table whose first row is its head; the first `left` columns are text, the others numbers.
 
-    `links` has where the first cell of each further row leads to.
+    `links` are the targets for the first cells of the other rows.
     """
     kinds = [' class="text" dir="auto"' if i < left else "" for i in range(len(rows[0]))]
 
@@ -106,7 +103,7 @@ def table(rows: Sequence[Sequence[str]], left: int = 1, links: Sequence[str] = (
         texts = [html.escape(cell) for cell in cells]
         if link:
             texts[0] = f'<a href="{html.escape(urllib.parse.quote(link))}">{texts[0]}</a>'
-        # The corner above names is no heading of anything.
+        # An empty corner is not a heading.
         tags = ["td" if not text else tag for text in texts]
         return "".join(f"<{t}{kind}>{text}</{t}>" for t, kind, text in zip(tags, kinds, texts, strict=True))
 
@@ -117,13 +114,13 @@ def table(rows: Sequence[Sequence[str]], left: int = 1, links: Sequence[str] = (
 
 
 def image(png: bytes, description: str) -> str:
-    """Return a picture that is part of the page."""
+    """Return an embedded picture."""
     data = base64.b64encode(png).decode()
     return f'<img width="640" alt="{html.escape(description)}" src="data:image/png;base64,{data}">'
 
 
 def visible(token: str) -> str:
-    """Return a token, or marks in the place of one of nothing but white space or signs that nobody sees.
+    """Return a token, or visible marks for one of white space and invisible characters alone.
 
     >>> visible("a b"), visible(" "), visible("\\n"), visible("\\u200b")
     ('a b', '␣', '↵', '<U+200B>')
@@ -134,7 +131,7 @@ def visible(token: str) -> str:
 
 
 def check_output(mode: str, output: str) -> None:
-    """Raise UserError for an --output that no page can be written to."""
+    """Raise UserError for an --output that cannot be written."""
     if output == "-":
         raise UserError(f"--mode={mode} writes a page: name a file as --output, such as --output={mode}.html")
     path = pathlib.Path(output)
@@ -143,7 +140,7 @@ def check_output(mode: str, output: str) -> None:
 
 
 def write_page(output: str, content: bytes) -> None:
-    """Write a page or a figure to a file, whole or not at all; raise UserError where that cannot be done."""
+    """Write a page or a figure to a file, whole or not at all; raise UserError if that fails."""
     try:
         replace_content(Path(output), content)
     except OSError as error:
@@ -151,7 +148,7 @@ def write_page(output: str, content: bytes) -> None:
 
 
 def write(folder: Path, files: Mapping[str, str | bytes]) -> None:
-    """Write files, name → content, into a folder that need not be there; raise UserError where that cannot be done."""
+    """Write files, name → content, into a folder, which is created; raise UserError if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():

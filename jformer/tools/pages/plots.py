@@ -1,7 +1,7 @@
-"""Plots of numbers as PNG: curves, lines with error bars, bars, intervals, parallel coordinates. No run is known here.
+"""Plots of numbers as PNG: curves, lines with error bars, bars, intervals, parallel coordinates. No runs here.
 
-Pictures are made to be shown 640 pixels wide, small as files, and in colours that the colour-blind tell apart
-(Okabe and Ito 2008). Of many things the first few are in colour and named, the others grey: give the best first.
+Pictures are 640 pixels wide, small files, in colours that the colour-blind can distinguish (Okabe and Ito 2008). Only
+the first few lines have colours and names, the others are grey: pass the best ones first.
 """
 
 import io
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6BB1")
 MARKERS = "osD^vPX*"
-OTHERS_COLOR = "#B8B8B8"  # what is not among the first
+OTHERS_COLOR = "#B8B8B8"  # of all but the first few
 WIDTH, DPI = 6.4, 125  # inches, and pixels of one
 MAX_NAMED = 40  # lines of a plot of intervals, and of parallel coordinates in colour
 LABEL_WIDTH = 30  # characters of a line of a label
 
 
-class Line(NamedTuple):
-    """Points with a name: y over x, and the half width of an interval of each y (None where there is none)."""
+class PlottedLine(NamedTuple):
+    """A named line: y over x, and the half width of an interval of each y (None = no interval)."""
 
     label: str
     x: Sequence[float]
@@ -34,8 +34,8 @@ class Line(NamedTuple):
     margins: Sequence[float | None]
 
 
-def curves(lines: Sequence[Line], xlabel: str, ylabel: str, logarithmic: bool = False) -> bytes:
-    """Draw lines over whole numbers, with their intervals as bands around the first few; x may be logarithmic."""
+def curves(lines: Sequence[PlottedLine], xlabel: str, ylabel: str, logarithmic: bool = False) -> bytes:
+    """Draw lines over integers, with intervals as bands around the first few; x may be logarithmic."""
     figure, axes = _figure(3.6)
     if logarithmic:
         axes.set_xscale("log")
@@ -52,8 +52,8 @@ def curves(lines: Sequence[Line], xlabel: str, ylabel: str, logarithmic: bool = 
     return _finished(figure, axes, xlabel, ylabel, others=len(lines) - len(PALETTE))
 
 
-def lines(lines: Sequence[Line], xlabel: str, ylabel: str, logarithmic: bool = False) -> bytes:
-    """Draw points with error bars, joined by lines; x may be on a logarithmic axis, whose ticks are the points."""
+def lines(lines: Sequence[PlottedLine], xlabel: str, ylabel: str, logarithmic: bool = False) -> bytes:
+    """Draw points with error bars, joined by lines; x may be logarithmic, with the points as ticks."""
     figure, axes = _figure(3.6)
     for line in lines[len(PALETTE) :]:
         axes.plot(line.x, _finite(line.y), color=OTHERS_COLOR, linewidth=0.6, zorder=1)
@@ -69,7 +69,7 @@ def lines(lines: Sequence[Line], xlabel: str, ylabel: str, logarithmic: bool = F
     return _finished(figure, axes, xlabel, ylabel, others=len(lines) - len(PALETTE))
 
 
-def bars(categories: Sequence[str], groups: Sequence[Line], xlabel: str, ylabel: str) -> bytes:
+def bars(categories: Sequence[str], groups: Sequence[PlottedLine], xlabel: str, ylabel: str) -> bytes:
     """Draw bars from zero, with error bars: one for each category and group. The x of a group index the categories."""
     wrapped = [_label(category, 2 * LABEL_WIDTH // max(len(categories), 2) + 6) for category in categories]
     figure, axes = _figure(3.4 + 0.14 * max(text.count("\n") for text in wrapped))
@@ -86,16 +86,16 @@ def bars(categories: Sequence[str], groups: Sequence[Line], xlabel: str, ylabel:
 def intervals(
     labels: Sequence[str], means: Sequence[float], margins: Sequence[float | None], xlabel: str, reference: float
 ) -> bytes:
-    """Draw a mean and its interval on each line, and a rule to compare them with, as PNG.
+    """Draw a mean and its interval on each row, and a reference line, as PNG.
 
-    Past MAX_NAMED of them, the first few have their names and the others share the room below, all in grey.
+    With more than MAX_NAMED rows, only the first few are named; the others share the room below, in grey.
 
     Args:
-        labels: of the lines, the first at the top.
-        means: of each line; what is not finite is not drawn.
-        margins: half the width of each interval; None where there is none.
-        xlabel: what the numbers are.
-        reference: where the rule is; nan = there is none.
+        labels: of the rows, from the top.
+        means: of the rows; values that are not finite are not drawn.
+        margins: half the width of each interval; None = no interval.
+        xlabel: the label of the axis.
+        reference: the place of the reference line; nan = none.
     """
     named = len(labels) if len(labels) <= MAX_NAMED else len(PALETTE)
     names = [_label(label) for label in labels[:named]]
@@ -118,11 +118,11 @@ def intervals(
 
 
 def parallel(columns: Mapping[str, Sequence[object]], values: Sequence[float], name: str, descending: bool) -> bytes:
-    """Draw a line for each row through an axis for each column, and through its value, whose axis is the last.
+    """Draw parallel coordinates: a line for each row through an axis for each column, and for its value last.
 
-    Columns may be numbers, on a logarithmic axis where they span more than a factor of 30, or anything else, which is
-    placed by its text; None stands below the axis. Colours go by the value and the best lie on top: the greatest if
-    `descending`. Past MAX_NAMED rows the others are grey.
+    Numbers that span more than a factor of 30 have a logarithmic axis; anything else is placed by its text, None below
+    the axis. Colours follow the value, and the best rows are on top: the greatest if `descending`. All but the best
+    MAX_NAMED rows are grey.
     """
     import matplotlib
     from matplotlib.collections import LineCollection
@@ -148,12 +148,12 @@ def parallel(columns: Mapping[str, Sequence[object]], values: Sequence[float], n
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Return whether a value belongs on an axis of numbers; True and False do not."""
+    """Return whether a value is a number and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def new_figure(width: float, height: float, dpi: int) -> "Figure":
-    """Return an empty figure of so many inches; raise UserError where matplotlib is missing."""
+    """Return an empty figure of a size in inches; raise UserError without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -175,7 +175,7 @@ def _figure(height: float) -> "tuple[Figure, Axes]":
 
 
 def _finished(figure: "Figure", axes: "Axes", xlabel: str, ylabel: str, others: int) -> bytes:
-    """Return the picture with its labels, and a legend below if it has more than one name."""
+    """Return the PNG with its labels, and a legend below if it has more than one name."""
     from PIL import Image  # matplotlib brings it
 
     axes.set_xlabel(_label(xlabel, 80), fontsize=9)
@@ -191,7 +191,7 @@ def _finished(figure: "Figure", axes: "Axes", xlabel: str, ylabel: str, others: 
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
     picture = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")  # a font has not all scripts; tables beside it have
+        warnings.filterwarnings("ignore", "Glyph")  # fonts lack some scripts; the tables on the page show them
         figure.savefig(picture, format="png", bbox_inches="tight", pad_inches=0.08)
     smaller = io.BytesIO()
     Image.open(picture).convert("RGB").quantize(96, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
@@ -201,7 +201,7 @@ def _finished(figure: "Figure", axes: "Axes", xlabel: str, ylabel: str, others: 
 
 
 def _heights(axes: "Axes", x: int, column: Sequence[Any]) -> list[float]:
-    """Return where the values of a column lie on its axis, 0 to 1 and None below, and write its ticks beside it."""
+    """Return the places of a column's values on its axis, 0 to 1 and None below, and draw the axis with ticks."""
     present = [value for value in column if value is not None]
     numbers = all(map(is_number, present))
     if numbers and len(set(present)) > 1:
@@ -223,12 +223,12 @@ def _heights(axes: "Axes", x: int, column: Sequence[Any]) -> list[float]:
 
 
 def _finite(values: Sequence[float | None]) -> list[float]:
-    """Return the values with nan, which is not drawn, for what is missing or infinite."""
+    """Return the values with nan, which is not drawn, for missing and infinite ones."""
     return [math.nan if value is None or not math.isfinite(value) else value for value in values]
 
 
 def _label(text: str, characters: int = LABEL_WIDTH) -> str:
-    """Return a text as matplotlib shows it as it is, in lines that are not too long; of more than four, the ends."""
+    """Return a text escaped for matplotlib and wrapped; of more than four lines, the first and the last ones."""
     lines = textwrap.wrap(text, characters)
     if len(lines) > 4:
         lines = [*lines[:2], "…", lines[-1]]

@@ -1,7 +1,6 @@
-"""A page of what runs did: curves of all figures in their rows, answers over updates, scores, settings. No JAX.
+"""The report of a run as a page: curves of all logged values, scores, answers over updates, settings. No JAX.
 
-It reads files only, also of a run that is still training, and changes none. Like the explorer's, the page holds all it
-shows and asks for nothing.
+It only reads files, also of a run that is still training. Like the explorer's, the page is one file that loads nothing.
 """
 
 import functools
@@ -26,7 +25,7 @@ from jformer.tools.pages import page
 
 Rows = Sequence[Mapping[str, Any]]
 MOST_POINTS = 1_000  # of a line; of longer ones every second, third, ... row is drawn, and the last
-GRADES = {  # what an answer is graded by
+GRADES = {  # kind of answers → the heading of their grades
     "text": "chrF",
     "one": "label",
     "several": "labels",
@@ -35,34 +34,34 @@ GRADES = {  # what an answer is graded by
     "qa": "F1",
 }
 WORST = 20  # answers shown of each test set
-ANSWERS = 12  # shown of a validation example, evenly over the updates at which its answer was another than before
-TITLES = {  # of figures, in the order of their charts; the others follow under their own names
+ANSWERS = 12  # shown of a validation example, evenly over the updates at which its answer changed
+TITLES = {  # of charts, in this order; others follow under their own names
     "loss": "loss, nats a token",
     "perplexity": "perplexity",
     "accuracy": "share of tokens or labels that are right",
     "learning_rate": "learning rate",
     "grad_norm": "norm of the gradient",
     "tokens_per_second": "tokens a second",
-    "padding_efficiency": "share of a batch that is no padding",
-    "mfu": "share of the devices' peak that the model's FLOPs take",
+    "padding_efficiency": "share of a batch that is not padding",
+    "mfu": "model FLOPs utilization, of the devices' peak",
     "nll": "loss without label smoothing, nats a token",
     "seconds_per_update": "seconds an update",
-    "data_wait": "share of the time in which training waited for a batch",
-    "flops_efficiency": "share of a batch's FLOPs that real tokens take",
+    "data_wait": "share of the time spent waiting for data",
+    "flops_efficiency": "share of a batch's FLOPs spent on real tokens",
     "model_flops_per_second": "FLOPs a second of the model's matrix products",
-    "peak_flops_per_second": "FLOPs a second that the devices could do",
-    "skipped": "updates so far that were not finite and changed nothing",
+    "peak_flops_per_second": "peak FLOPs a second of the devices",
+    "skipped": "updates skipped so far, as they were not finite",
 }
 LONGEST_WATCH = 86_400  # seconds
-CHARTS = '<div id="charts"></div>'  # where report.js draws
+CHARTS = '<div id="charts"></div>'  # where run_report.js draws
 OF_A_RUN = ("parameters", "updates", "wall_seconds", "tokens_per_update", "hardware", "weights", "libraries", "data")
 
 
 def write_report(config: Config, run: Path, output: str, watch: float = 0.0) -> Iterator[str]:
-    """Write the page of a run to a file and yield what is to be said.
+    """Write the page of a run to a file and yield messages.
 
-    If `watch` is not 0 it is written anew every so many seconds, and a browser loads it as often, until the run is
-    scored after its last update. Raises UserError as `report` does, or for the file.
+    Unless `watch` is 0, rewrite the page every `watch` seconds, and let browsers reload it, until the run is scored
+    after its last update. Raises UserError as `report` does, or if the file cannot be written.
     """
     page.check_output("report", output)
     check_watch(watch)
@@ -79,23 +78,22 @@ def write_report(config: Config, run: Path, output: str, watch: float = 0.0) -> 
 
 
 def check_watch(seconds: float) -> None:
-    """Raise UserError for a pause between two writings of a page that nobody would want."""
+    """Raise UserError for an invalid interval of watching."""
     if seconds and not 1 <= seconds <= LONGEST_WATCH:
         raise UserError(f"--watch={seconds:g} must be 0 or 1 to {LONGEST_WATCH} seconds")
 
 
 def is_over(run: Path) -> bool:
-    """Tell whether a run does not train any more, and was scored after its last update."""
+    """Return whether a run has ended and was scored after its last update."""
     steps = [row["step"] for row in records.rows(run)]
     scored = records.results(run).get("run", {}).get("updates", -1)
     return bool(steps) and scored >= max(steps) and not records.is_training(run)
 
 
 def report(config: Config, run: Path, refresh: float = 0.0) -> str:
-    """Return the page of one run, whose config may name another place of the data.
+    """Return the page of one run; browsers reload it every `refresh` seconds unless that is 0.
 
-    A browser loads it again every `refresh` seconds, if that is not 0. Raises UserError if there is no run, or one of
-    its files cannot be read as what it is.
+    `config` may name another place of the data. Raises UserError for a missing run or an invalid file of it.
     """
     results, rows, name = records.results(run), records.rows(run), run.name or str(run)
     parts = [page.paragraph(state(config, rows, results)), CHARTS, *scores(results, intervals(config, run, results))]
@@ -110,7 +108,7 @@ def report(config: Config, run: Path, refresh: float = 0.0) -> str:
 
 
 def state(config: Config, rows: Rows, results: Mapping[str, Any]) -> str:
-    """Return in a sentence what was trained, how far it is, and after which update it was scored."""
+    """Return a sentence with the task, the data, the number of updates, and when the run was scored."""
     done = max((row["step"] for row in rows), default=0)
     until = f" of {config.train.num_steps:,}" if config.train.num_steps else ""
     updates = results.get("run", {}).get("updates")
@@ -120,7 +118,7 @@ def state(config: Config, rows: Rows, results: Mapping[str, Any]) -> str:
 
 
 def scores(results: Mapping[str, Any], margins: Mapping[tuple[str, str], float]) -> list[str]:
-    """Return the table of all scores, with their groups, signatures and intervals; nothing for a run that has none."""
+    """Return the table of all scores with groups, signatures and intervals; nothing if there are none."""
     rows = [["test set", "score", "value", "signature"]]
     for key, found in scored_sets(results).items():
         for name, score in found.items():
@@ -135,9 +133,9 @@ def scores(results: Mapping[str, Any], margins: Mapping[tuple[str, str], float])
 
 
 def write_own(config: Config, run: Path) -> str:
-    """Write the page of a scored run beside its results, and return a line that names it, or says why there is none.
+    """Write the page of a scored run next to its results, and return a line that names it.
 
-    Whatever goes wrong is told in that line alone: a page is no reason for a run to fail.
+    An error is only reported in that line: a page must not make a run fail.
     """
     path = run / "report.html"
     try:
@@ -148,32 +146,42 @@ def write_own(config: Config, run: Path) -> str:
 
 
 def worst_answers(config: Config, run: Path, key: str) -> list[str]:
-    """Return the answers to a test set that are furthest from their references, the worst first.
+    """Return a table of the worst answers to a test set, the worst first; nothing for a run without answers.
 
-    Texts are ranked by sentence chrF (Popović 2015), tagged sentences by their share of right tags, spans of a context
-    by F1, labels are right or wrong. A run without answers has no table.
+    Texts are ranked by sentence chrF (Popović 2015), tagged sentences by their share of right tags, spans by F1; labels
+    are right or wrong.
     """
     if not (run / "outputs" / f"{key}.txt").exists():
         return []
     title = page.heading(f"Worst answers: {key}")
     try:
-        answers, pairs = records.outputs(run, key), records.examples(run, key, config.data)
-    except (UserError, OSError) as error:
+        pairs, (answers,) = read_answers(config, [run], key)
+    except UserError as error:
         return [title, page.paragraph(f"cannot be shown: {error}")]
-    if len(answers) != len(pairs):
-        both = f"{counted(len(answers), 'answers')} to {counted(len(pairs), 'examples')}"
-        return [title, page.paragraph(f"cannot be shown: {both}: score the run again with --mode=evaluate")]
     wrong = graded(config, answers, pairs)
-    told = f"{len(wrong):,} of {len(answers):,} answers differ from their reference"
+    summary = f"{len(wrong):,} of {len(answers):,} answers differ from their reference"
     rows = [[str(number), *texts, grade] for _, number, texts, grade in wrong[:WORST]]
     head = ["line", "source", "reference", "answer", GRADES[kind_of_answers(config)]]
-    return [title, page.paragraph(told), *([page.table([head, *rows], left=4)] if rows else [])]
+    return [title, page.paragraph(summary), *([page.table([head, *rows], left=4)] if rows else [])]
+
+
+def read_answers(config: Config, runs: Sequence[Path], key: str) -> tuple[Sequence[Pair], list[Sequence[str]]]:
+    """Return the examples of a test set and the answers of each run; raise UserError if they are missing or differ."""
+    try:
+        pairs, answers = records.examples(runs[0], key, config.data), [records.outputs(run, key) for run in runs]
+    except OSError as error:
+        raise UserError(str(error)) from error
+    for each in answers:
+        if len(each) != len(pairs):
+            both = f"{counted(len(each), 'answers')} to {counted(len(pairs), 'examples')}"
+            raise UserError(f"{both}: score the run again with --mode=evaluate")
+    return pairs, [*answers]
 
 
 def answers_over_updates(samples: Rows) -> list[str]:
-    """Return, for each validation example that was answered while training, what was made of it and when."""
+    """Return a table for each validation example answered during training: its answers and their updates."""
     parts = []
-    for example in dict.fromkeys((row["sample"], row["source"]) for row in samples):  # others after a change of options
+    for example in dict.fromkeys((row["sample"], row["source"]) for row in samples):  # several if options changed
         of_example = [row for row in samples if (row["sample"], row["source"]) == example]
         new = [row for i, row in enumerate(of_example) if i == 0 or row["answer"] != of_example[i - 1]["answer"]]
         cells = [[f"{row['step']:,}", row["answer"]] for row in thinned(new, ANSWERS)]
@@ -183,14 +191,14 @@ def answers_over_updates(samples: Rows) -> list[str]:
 
 
 def parameters(parts: Mapping[str, int]) -> list[str]:
-    """Return the table of how many parameters each part of the model has, and its share."""
+    """Return the table of the parameters of each part of the model."""
     total = sum(parts.values())
     rows = [[name, f"{count:,}", f"{count / total:.1%}"] for name, count in parts.items()]
     return [page.heading("Parameters"), page.table([["part", "parameters", "share"], *rows])] if rows else []
 
 
 def facts(run: Mapping[str, Any]) -> list[list[str]]:
-    """Return what results.json says of its run, a name and a text for each fact that is there."""
+    """Return the facts about its run in results.json, as pairs of name and text."""
 
     def text(fact: object) -> str:
         if isinstance(fact, Mapping):
@@ -203,7 +211,7 @@ def facts(run: Mapping[str, Any]) -> list[list[str]]:
 
 
 def kind_of_answers(config: Config) -> str:
-    """Return what kind of answers a run gives: a key of GRADES."""
+    """Return the kind of a run's answers: a key of GRADES."""
     return {"classify": config.data.labels, "tag": "tags", "qa": "qa"}.get(config.task, "text")
 
 
@@ -234,7 +242,7 @@ def graded(
 
 
 def is_right(config: Config, answer: str, pair: Pair) -> bool:
-    """Tell whether an answer is a reference; labels are normalized as for their scores, and several have no order."""
+    """Return whether an answer equals a reference; labels are normalized as for scores, and sets have no order."""
     normalize = NORMALIZATIONS[config.data.normalization] if config.task == "classify" else str
     wanted = normalize(pair.target)
     several = kind_of_answers(config) == "several" and {*label_set(answer)} == {*label_set(wanted)}
@@ -242,7 +250,7 @@ def is_right(config: Config, answer: str, pair: Pair) -> bool:
 
 
 def line_score(config: Config, answer: str, pair: Pair) -> float:
-    """Return how good an answer is, 0 to 100: sentence chrF of a text, F1 of a span, else right; of a number -error."""
+    """Return the score of an answer: chrF of a text, F1 of a span, minus the error of a number, or 0 or 100."""
     kind = kind_of_answers(config)
     if kind == "text":
         return float(_chrf().sentence_score(answer, [pair.target, *pair.others]).score)
@@ -259,14 +267,14 @@ def _chrf() -> Any:
 
 
 def settings(config: Config) -> list[list[str]]:
-    """Return the keys of a config that have another value than their default, after a head."""
+    """Return the rows of the config's values that are not the default, after a head."""
     return [["key", "value", "default"], *([key, *map(str, values)] for key, values in changed(config).items())]
 
 
 def curves(runs: Mapping[str, Rows]) -> list[dict[str, Any]]:
-    """Return what is drawn of rows: for each figure its title and, for each run and split that has it, a line.
+    """Return the charts for the rows of runs: a title and the lines of each run and split.
 
-    A line has `run`, `split`, `steps` and `values`; what was not finite is None. A line of nothing else is left out.
+    A line has `run`, `split`, `steps` and `values`, None for values that were not finite; a line of None is left out.
     """
     lines: dict[str, list[dict[str, Any]]] = {name: [] for name in TITLES}
     for label, rows in runs.items():
@@ -282,12 +290,12 @@ def curves(runs: Mapping[str, Rows]) -> list[dict[str, Any]]:
 
 
 def _points(rows: Rows, name: str) -> dict[str, list[Any]]:
-    """Return the steps and values of a figure in rows that have it, MOST_POINTS of them at most."""
+    """Return the steps and values of a chart, at most MOST_POINTS."""
     shown = thinned(rows, MOST_POINTS)
     values = [None if row[name] is None else float(f"{row[name]:.5g}") for row in shown]
     return {"steps": [row["step"] for row in shown], "values": values}
 
 
 def thinned(rows: Rows, most: int) -> Rows:
-    """Return every second, third, ... row, so that there are `most` of them at most, with the last."""
+    """Return every second, third, … row, so that there are at most `most`, including the last."""
     return rows[:: -math.ceil(len(rows) / most)][::-1]

@@ -1,33 +1,27 @@
-"""Answers of two runs to one test set, line by line, where they differ most. No JAX."""
+"""The answers of two runs to one test set, line by line, where they differ most. No JAX."""
 
 from etils.epath import Path
 
 from jformer.config.options import Config
 from jformer.errors import UserError
-from jformer.evaluation import records
 from jformer.tools.pages import page
-from jformer.tools.pages.run_report import WORST, kind_of_answers, line_score
+from jformer.tools.pages.run_report import WORST, kind_of_answers, line_score, read_answers
 
-# Kind of answers → the score of a line; others are right, 100, or wrong, 0.
+# Kind of answers → the score of a line; others are right (100) or wrong (0).
 NAMES = {"text": "chrF", "qa": "F1", "number": "minus its error"}
 
 
 def side_by_side(config: Config, first: Path, other: Path, key: str) -> list[str]:
-    """Return parts of a page: the lines that the other run answers worse than the first, and those it answers better.
+    """Return parts of a page: lines that the other run answers worse than the first, and better ones.
 
-    The largest difference comes first. Texts are scored by sentence chrF (Popović 2015), spans by F1, numbers by how
-    far off they are. Where answers or data are not there, a line says so.
+    The largest differences come first. Texts are scored by sentence chrF (Popović 2015), spans by F1, numbers by their
+    error. Missing answers or data are reported in a line.
     """
     title = page.heading(f"Answers to {key} side by side")
     try:
-        pairs, answers = (
-            records.examples(first, key, config.data),
-            [records.outputs(run, key) for run in (first, other)],
-        )
-    except (UserError, OSError) as error:
+        pairs, answers = read_answers(config, (first, other), key)
+    except UserError as error:
         return [title, page.paragraph(f"cannot be shown: {error}")]
-    if any(len(each) != len(pairs) for each in answers):
-        return [title, page.paragraph("cannot be shown: not as many answers as examples; score the runs again")]
     kind, found = kind_of_answers(config), []
     for number, (pair, ours, theirs) in enumerate(zip(pairs, *answers, strict=True), start=1):
         if ours != theirs:

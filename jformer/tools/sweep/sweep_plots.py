@@ -11,7 +11,7 @@ from jformer.config.options import flatten
 from jformer.evaluation.statistics import estimate
 from jformer.tools.compare.comparison import Arm, Standing, learning_curves, rank
 from jformer.tools.pages import plots
-from jformer.tools.pages.plots import Line, is_number
+from jformer.tools.pages.plots import PlottedLine, is_number
 from jformer.tools.sweep.experiment import Experiment, Trial
 
 LOGARITHMIC_FROM = 16  # largest value over smallest: four doublings would crowd at one end of a linear axis
@@ -67,7 +67,7 @@ def factor(experiment: Experiment, done: Sequence[Trial], x: str, lines: str) ->
         at = {place: points[label, place] for place in places if (label, place) in points}
         xs = sorted(at) if numeric else list(at)
         positions = xs if numeric else [places.index(place) for place in xs]
-        found.append(Line(label, positions, [at[p].mean for p in xs], [at[p].margin for p in xs]))
+        found.append(PlottedLine(label, positions, [at[p].mean for p in xs], [at[p].margin for p in xs]))
     if not numeric or len(places) == 1:
         return plots.bars([str(place) for place in places], found, x, experiment.metric)
     logarithmic = min(places) > 0 and max(places) >= LOGARITHMIC_FROM * min(places)

@@ -217,7 +217,7 @@ def test_an_update_of_full_rows_is_priced_and_timed_where_the_peak_is_known():
     assert f"update: 8 full rows of 64 + 48 tokens: {flops:.3g} FLOPs forward and backward\n" in text
     assert "MFU" not in text
     timed, _ = described("transformer_tiny", **options, **{"train.peak_flops": flops / 2, "mesh.data": 2})
-    assert "time of it on 2 x cpu: 1 s at 100% MFU, 2.5 s at 40% MFU\n" in timed
+    assert "its time on 2 x cpu: 1 s at 100% MFU, 2.5 s at 40% MFU\n" in timed
 
 
 @pytest.mark.usefixtures("without_memory")

@@ -29,6 +29,19 @@ DECODE = {"beam_size": 1, "length_penalty": 0.0, "max_length": 8, "max_extra_len
 SIZES = {"num_layers": 1, "d_model": 16, "d_ff": 24, "num_heads": 2}
 
 
+class Arrays:
+    """Tensors in memory, read as those of a directory are."""
+
+    def __init__(self, arrays):
+        self.arrays = arrays
+
+    def shapes(self):
+        return {name: array.shape for name, array in self.arrays.items()}
+
+    def read(self, name, take=np.asarray):
+        return np.asarray(take(self.arrays[name]), np.float32)
+
+
 def write_run(directory, preset, task, tokenizers, decode=None, data=None, seed=0, **model):
     """Write a run of a preset with random weights, and return its directory.
 

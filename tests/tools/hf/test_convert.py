@@ -19,7 +19,7 @@ from jformer.models import ExecutionConfig, build_model, init_params
 from jformer.tools.hf import generation_config as generation
 from jformer.tools.hf.__main__ import main
 from jformer.tools.hf.convert import FAMILIES, Texts, import_model, rename
-from jformer.tools.hf.vocabulary import Vocabulary, read_labels
+from jformer.tools.hf.vocabulary import TokenizerFiles, read_labels
 from jformer.tools.hf.write_model import export_model, symbol_fields
 from jformer.trainer import train
 from tests.tools.hf import small_runs
@@ -184,7 +184,7 @@ def test_an_id_far_past_all_others_is_refused_before_lists_of_all_ids_are_made(m
 
 
 def test_a_language_is_not_the_piece_that_is_spelt_as_its_code():
-    vocabulary = Vocabulary.__new__(Vocabulary)
+    vocabulary = TokenizerFiles.__new__(TokenizerFiles)
     vocabulary.ids = {"en": 5, "__en__": 9, "deu_Latn": 7}
     assert vocabulary.language("en", "source_language") == 9
     assert vocabulary.language("deu_Latn", "target_language") == 7
@@ -205,7 +205,7 @@ def test_a_run_that_gives_numbers_is_not_exported(tmp_path):
     config = default_config("bert_base")
     config.task, config.data.source, config.data.labels = "classify", "labelled", "number"
     save_config(resolve(config), Path(tmp_path) / "config.json")
-    with pytest.raises(UserError, match=r"data\.labels='number' has a unit of its own"):
+    with pytest.raises(UserError, match=r"data\.labels='number' has its own unit"):
         export_model(str(tmp_path), tmp_path / "theirs")
     assert not (tmp_path / "theirs").exists()
 

@@ -21,6 +21,7 @@ from jformer.tools.hf import name_tables as tables
 from jformer.tools.hf import write_model as export
 from jformer.tools.hf.families import LOGITS_BIAS, config_fields, model_config, table_of
 from jformer.tools.hf.vit import check_pixels
+from tests.tools.hf.small_runs import Arrays
 
 SIZES = {"vocab_size": 50, "num_layers": 2, "d_model": 32, "d_ff": 48, "num_heads": 4, "max_length": 40}
 
@@ -62,7 +63,7 @@ def state(name):
 def read_back(name, tensors):
     family, model = convert.FAMILIES[name], CASES[name][1]
     abstract = abstract_params(build_model(model), make_mesh(1))
-    return tables.from_source(family.table(model), abstract, tables.Arrays(tensors), family.is_unread)
+    return tables.from_source(family.table(model), abstract, Arrays(tensors), family.is_unread)
 
 
 def test_every_family_has_a_case_but_one_with_computed_positions():
@@ -157,7 +158,7 @@ def test_classes_of_every_position_come_back_without_a_pooler(name, task, classe
     theirs = dict(tables.to_tensors(table, params))
     heads = {key for key in theirs if any(part in key for part in ("pooler", "classifier", "outputs"))}
     assert heads == {f"{output}.weight", f"{output}.bias"}
-    back = tables.from_source(table, abstract, tables.Arrays(theirs), family.is_unread)
+    back = tables.from_source(table, abstract, Arrays(theirs), family.is_unread)
     jax.tree.map(np.testing.assert_array_equal, back, params)
 
 

@@ -50,10 +50,10 @@ def test_ids_and_texts_are_those_of_the_run(kind, texts):
 
 
 def test_what_a_tokenizer_json_does_otherwise_is_told():
-    assert learned.told(learn("bpe", TEXTS["letters"], 70, "identity", False)) == []
-    assert "nfkc" in learned.told(learn("bpe", TEXTS["letters"], 70, "nfkc", False))[0]
-    assert "equally" in learned.told(learn("unigram", TEXTS["letters"], 70, "identity", False))[0]
-    assert "space" in learned.told(learn("word", TEXTS["letters"], 70, "identity", False))[0]
+    assert learned.differences(learn("bpe", TEXTS["letters"], 70, "identity", False)) == []
+    assert "nfkc" in learned.differences(learn("bpe", TEXTS["letters"], 70, "nfkc", False))[0]
+    assert "equally" in learned.differences(learn("unigram", TEXTS["letters"], 70, "identity", False))[0]
+    assert "space" in learned.differences(learn("word", TEXTS["letters"], 70, "identity", False))[0]
 
 
 def test_symbols_stand_around_texts_as_the_model_reads_them():

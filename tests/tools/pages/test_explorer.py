@@ -341,8 +341,8 @@ def test_what_cannot_be_explored_is_refused(tmp_path, text, output, message):
     ("output", "form", "message"),
     [
         ("figure.pdf", None, r"figure\.pdf: a page ends in \.html, a figure in \.png or \.svg"),
-        ("figure.png", "svg", r"figure\.png is the name of another --format than svg: leave one of them out"),
-        ("page.html", "png", r"page\.html is the name of another --format than png"),
+        ("figure.png", "svg", r"figure\.png does not match --format=svg: leave one of them out"),
+        ("page.html", "png", r"page\.html does not match --format=png"),
     ],
 )
 def test_a_figure_of_another_kind_is_refused_before_the_run_is_read(tmp_path, output, form, message):

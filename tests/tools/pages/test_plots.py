@@ -13,7 +13,7 @@ from PIL import Image
 
 from jformer.errors import UserError
 from jformer.tools.pages import page, plots
-from jformer.tools.pages.plots import OTHERS_COLOR, PALETTE, Line
+from jformer.tools.pages.plots import OTHERS_COLOR, PALETTE, PlottedLine
 
 LONG = "warmup_steps=4000, normalisation=post, optimizer=adafactor, " * 4 + "x" * 50
 EVIL = '<script>alert(1)</script>\'& " onload="alert(1)'
@@ -31,7 +31,7 @@ def ink(png, colour):
 
 def some_lines(count, label="arm"):
     x = [1, 2, 4, 8]
-    return [Line(f"{label} {i}", x, [3 + i % 7 - x_ / 10 + i / 99 for x_ in x], [0.1] * 4) for i in range(count)]
+    return [PlottedLine(f"{label} {i}", x, [3 + i % 7 - x_ / 10 + i / 99 for x_ in x], [0.1] * 4) for i in range(count)]
 
 
 def some_rows(count):
@@ -50,7 +50,7 @@ def draw(kind, count, label="arm"):
     lines = some_lines(count, label)
     labels, means = [line.label for line in lines], [line.y[0] for line in lines]
     if kind == "bars":
-        return plots.bars(labels, [Line("", range(count), means, [0.1] * count)], label, label)
+        return plots.bars(labels, [PlottedLine("", range(count), means, [0.1] * count)], label, label)
     if kind == "intervals":
         return plots.intervals(labels, means, [0.1, None] * (count // 2), label, 3.0)
     if kind == "parallel":
@@ -94,22 +94,22 @@ def test_the_best_row_of_parallel_coordinates_is_the_darkest_and_lies_on_top(des
 
 
 def test_what_is_not_finite_is_left_out():
-    line = Line("a", [1, 2, 3], [2.0, float("inf"), float("nan")], [0.1, None, float("nan")])
+    line = PlottedLine("a", [1, 2, 3], [2.0, float("inf"), float("nan")], [0.1, None, float("nan")])
     assert ink(plots.lines([line], "x", "y", logarithmic=True), PALETTE[0]) > 20
     assert ink(plots.curves([line._replace(y=[2.0, 1.0, float("inf")])], "x", "y"), PALETTE[0]) > 20
-    plots.bars(["a", "b"], [Line("", [0, 1], [float("inf"), 1.0], [None, float("inf")])], "x", "y")
+    plots.bars(["a", "b"], [PlottedLine("", [0, 1], [float("inf"), 1.0], [None, float("inf")])], "x", "y")
     plots.intervals(["a", "b"], [float("inf"), 1.0], [None, None], "loss", float("nan"))
 
 
 def test_there_are_no_half_updates(monkeypatch):
     monkeypatch.setattr(plots, "_finished", lambda figure, axes, *_, **__: axes)
-    ticks = plots.curves([Line("a", [20, 40], [3.0, 2.0], [None, None])], "updates", "loss").get_xticks()
+    ticks = plots.curves([PlottedLine("a", [20, 40], [3.0, 2.0], [None, None])], "updates", "loss").get_xticks()
     assert len(ticks) > 2
     assert [tick for tick in ticks if tick % 1] == []
 
 
 def test_a_curve_of_one_point_is_seen():
-    assert ink(plots.curves([Line("a", [20], [2.0], [None])], "x", "y"), PALETTE[0]) > 20
+    assert ink(plots.curves([PlottedLine("a", [20], [2.0], [None])], "x", "y"), PALETTE[0]) > 20
 
 
 def test_a_picture_is_the_same_every_time():

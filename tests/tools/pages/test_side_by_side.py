@@ -30,8 +30,8 @@ def test_the_largest_difference_comes_first(monkeypatch):
     assert "<script>" not in text
 
 
-def test_too_few_answers_are_told(monkeypatch):
-    assert "not as many answers as examples" in parts_of(monkeypatch, {**ANSWERS, "b": ["a"]})
+def test_too_few_answers_are_reported(monkeypatch):
+    assert "1 answer to 4 examples: score the run again" in parts_of(monkeypatch, {**ANSWERS, "b": ["a"]})
 
 
 CLASSIFIER = {"task": "classify", "model": {"family": "encoder"}}
