@@ -108,6 +108,15 @@ def record_beams(
         step: (cache, last tokens) → (logits, cache).
         cache: of n rows a sentence, with room for `start.room` tokens.
         start, rules, beams, constraints, coverage: those of `beam_search`.
+
+    >>> probs = jnp.zeros((5, 5)).at[[1, 1, 3, 3, 4], [3, 4, 2, 3, 2]].set(jnp.array([0.6, 0.4, 0.5, 0.5, 1]))
+    >>> def step(cache, last):  # as in the example of beam_search
+    ...     return jnp.log(probs[last]), {**cache, "position": cache["position"] + 1}
+    >>> cache = {"position": jnp.zeros(2, jnp.int32), "self": {}}
+    >>> start = Start(token=jnp.array([1]), limits=jnp.array([3]), room=3)
+    >>> found, trace = record_beams(step, cache, start, Rules(eos=2, pad=0), Beams(size=2))
+    >>> found.tokens.tolist(), trace.live_tokens[0, 0].tolist()  # the answer; what went on after the first step
+    ([[[4, 2, 0]]], [3, 4])
     """
     required = None if constraints is None else make_constraints(constraints, rules.pad)
 
