@@ -196,7 +196,7 @@ def answer_lines(job: Job[Asked], predictor: Predictor, mode: str) -> None:
     """Do a job, and report its progress and what was altered."""
     path, counts = input_path(job.source), Counter[str]()
     settings = settings_of(predictor, mode, path)
-    done = _lines_to_keep(job, settings)
+    done = _found_by_main(lambda: lines_to_keep(Path(job.target), settings) if job.resume else 0)
     progress = FileProgress(path, lambda: predictor.compile_seconds)
     predictor.on_answered = progress.answered
     lines = numbered_lines(path, done, counts, progress)
@@ -213,11 +213,6 @@ def answer_lines(job: Job[Asked], predictor: Predictor, mode: str) -> None:
                 out.flush()
                 progress.written(len(texts))
     progress.end({**counts, **predictor.counts, "lines kept": done})
-
-
-def _lines_to_keep(job: Job[Asked], settings: dict[str, object]) -> int:
-    """Return how many lines of the output to keep, counted by the main process, which writes them."""
-    return _found_by_main(lambda: lines_to_keep(Path(job.target), settings) if job.resume else 0)
 
 
 def _found_by_main(find: Callable[[], T]) -> T:
@@ -323,22 +318,22 @@ def windows(lines: Iterator[Line], first: int) -> Iterator[list[Line]]:
 
     None is longer than WINDOW, eight times the one before it, or much larger than CHARACTERS.
     """
+
+    def up_to(most: int) -> Iterator[Line]:
+        characters = 0
+        for line in islice(lines, most):
+            yield line
+            characters += len(line[1])
+            if characters > CHARACTERS:
+                return
+
     size = first
-    while window := list(_up_to(lines, size)):
+    while window := list(up_to(size)):
         began = time.monotonic()
         yield window
         rate = len(window) / max(time.monotonic() - began, 1e-6)
         own = max(first, min(WINDOW, 8 * size, int(rate * SECONDS)))
         size = processes.agree(own, min)  # all processes answer the same windows
-
-
-def _up_to(lines: Iterator[Line], most: int) -> Iterator[Line]:
-    characters = 0
-    for line in islice(lines, most):
-        yield line
-        characters += len(line[1])
-        if characters > CHARACTERS:
-            return
 
 
 def arriving(lines: Iterator[Line]) -> Iterator[list[Line]]:

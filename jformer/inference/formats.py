@@ -12,7 +12,7 @@ from jformer.inference.answers import Output, Request, Scored, TaggedWord
 from jformer.storage import parse_json
 from jformer.tasks.span_scores import find_spans, mark_spans
 
-IN_JSON = ("tokens", "cut")  # what of a scored target TSV has no column for
+IN_JSON = ("tokens", "cut")  # of a scored target; TSV has no column for them
 
 
 class Question(NamedTuple):
@@ -20,7 +20,7 @@ class Question(NamedTuple):
 
     source: str
     targets: tuple[str, ...]
-    ranked: bool = False  # they came as a list, and go out in the order of their scores
+    ranked: bool = False  # they came as a list, and are written in the order of their scores
 
 
 def read_request(number: int, line: str, form: str, counts: Counter[str], continues: bool = False) -> Request:
@@ -30,11 +30,11 @@ def read_request(number: int, line: str, form: str, counts: Counter[str], contin
         number: of the line, from 0; random draws depend on it.
         line: without its line feed.
         form: "text" or "jsonl".
-        counts: what is altered in the texts of JSON is added here, by reason.
-        continues: whether the model goes on with texts: then those in JSON keep their line breaks.
+        counts: alterations of texts in JSON are counted here, by reason.
+        continues: whether the model continues texts: then those in JSON keep their line breaks.
 
     Raises:
-        ValueError: for what is no such object; the caller adds the file and the line.
+        ValueError: for anything else; the caller adds the file and the line.
     """
     if form == "text":
         return Request(line, line=number)
@@ -44,9 +44,9 @@ def read_request(number: int, line: str, form: str, counts: Counter[str], contin
 
 
 def read_asked(number: int, line: str, form: str, counts: Counter[str]) -> Request:
-    """Read what is asked in line `number` (from 0): question, one TAB, context; or {"question", "context"} in JSON.
+    """Read line `number` (from 0): question, one TAB, context; or {"question", "context"} in JSON.
 
-    Raises ValueError for what is neither; the caller adds the file and the line.
+    Raises ValueError for anything else; the caller adds the file and the line.
     """
     if form == "jsonl":
         kinds = {"question": str, "context": str}
@@ -58,7 +58,7 @@ def read_asked(number: int, line: str, form: str, counts: Counter[str]) -> Reque
 
 
 def read_question(line: str, form: str, continues: bool, counts: Counter[str]) -> Question:
-    """Read what is to be scored: source, one TAB, target; or {"source", "target"} or {"source", "targets"} in JSON.
+    """Read a line to be scored: source, one TAB, target; or {"source", "target"} or {"source", "targets"} in JSON.
 
     A model that continues texts has no source: the line itself is the target. Raises ValueError as `read_request`.
     """
@@ -106,7 +106,7 @@ def write_outputs(outputs: Sequence[Output], form: str, scores: bool, alignments
 
 
 def answer_record(outputs: Sequence[Output], scores: bool, alignments: bool) -> dict[str, object]:
-    """Return what answers a request as the object that `write_outputs` writes in JSON."""
+    """Return the object that `write_outputs` writes in JSON."""
     records = []
     for output in outputs:
         record: dict[str, object] = {"text": output.text}
@@ -146,7 +146,7 @@ def write_scored(question: Question, scored: Sequence[Scored], form: str, token_
 
 
 def scored_record(scored: Scored, token_scores: bool) -> dict[str, object]:
-    """Return what a target scored as the object that `write_scored` writes in JSON."""
+    """Return the object that `write_scored` writes in JSON."""
     record: dict[str, object] = {"log_prob": _number(scored.log_prob), "length": len(scored.tokens)}
     if token_scores:
         record |= {"log_probs": [_number(each) for each in scored.token_log_probs], "tokens": scored.tokens}
@@ -156,9 +156,9 @@ def scored_record(scored: Scored, token_scores: bool) -> dict[str, object]:
 def _object(
     line: str, kinds: Mapping[str, Any], needed: Sequence[str], counts: Counter[str], lines: bool
 ) -> dict[str, Any]:
-    """Return a JSON object whose values are texts, of one or of several `lines`, or lists of them as `kinds` says.
+    """Return a JSON object of texts, or lists of them as `kinds` says; with `lines`, texts keep their line breaks.
 
-    What of a text is none, which JSON can spell, becomes U+FFFD and is counted.
+    Characters that JSON can spell but no text has become U+FFFD and are counted.
     """
     record = parse_json(line)
     if not isinstance(record, dict) or not all(key in record for key in needed):
@@ -174,7 +174,7 @@ def _object(
 
 
 def one_line(text: str) -> str:
-    """Return a text with its line breaks made spaces, for files that have a line for a line."""
+    """Return a text with its line breaks made spaces."""
     return " ".join(text.split("\n"))
 
 
@@ -197,7 +197,7 @@ def _json(record: Mapping[str, object]) -> str:
 
 
 def _numbers(output: Output) -> dict[str, Any]:
-    """Return the numbers that an output has, by their names."""
+    """Return the numbers that an output has, by name."""
     values = {name: getattr(output, name) for name in ("score", "log_prob", "utility")}
     numbers: dict[str, Any] = {name: _number(value) for name, value in values.items() if value is not None}
     if output.labels is not None:
@@ -206,7 +206,7 @@ def _numbers(output: Output) -> dict[str, Any]:
 
 
 def _tagged(words: Sequence[TaggedWord], scores: bool) -> dict[str, Any]:
-    """Return what a JSON object says of tagged words."""
+    """Return tags, spans and, with `scores`, probabilities of tagged words as they stand in JSON."""
     tags, spans = [word.tag for word in words], []
     for span in find_spans(tags) if mark_spans(tags) else ():
         inside = words[span.start : span.end]

@@ -1,4 +1,4 @@
-"""How a text becomes pieces, and pieces the arrays of a batch for a model and its search. No model here.
+"""How texts become pieces, and pieces the arrays of a batch for a model and its search. No model here.
 
 Letters in shapes: b rows of a batch, v entries of the vocabulary.
 """
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from jformer.tasks.task import Task
 
 PADDED_LENGTHS = (16, 24, 32, 48, *(1 << i for i in range(6, 31)))  # of sequences: few shapes to compile
-LONG_INPUT = 64  # tokens; from here on there is room for the longest output at the first attempt
-UNFINISHED_SHARE = 32  # a short attempt ends when all but one piece in so many have ended
+LONG_INPUT = 64  # tokens; from here on, the first attempt has room for the longest output
+UNFINISHED_SHARE = 32  # a short attempt ends when all but one piece in 32 have ended
 PHRASE_MULTIPLE = 8  # prefixes and constraints are padded to multiples of this
 
 
 class Attempt(NamedTuple):
     """How much room a search gets."""
 
-    short: bool = False  # for outputs of usual length alone; those of other pieces are left unfinished
-    min_length: int = 0  # inputs are padded to so many tokens or more
+    short: bool = False  # room for outputs of usual length alone; longer ones are left unfinished
+    min_length: int = 0  # tokens that inputs are padded to, at least
 
 
 WHOLE = Attempt()
@@ -49,7 +49,7 @@ class Inputs:
         tokenizers: tuple[Tokenizer, Tokenizer],
         models: Sequence[ModelConfig],
     ) -> None:
-        """Hold what it takes, among it the longest sequence that all models have positions for, and their ids.
+        """Find the longest sequence that all models have positions for, and the ids that they all have.
 
         Raises UserError for decode.overlong='split' where answers cannot be joined.
         """
@@ -71,8 +71,8 @@ class Inputs:
     def pieces(self, requests: Sequence[Request]) -> list[list[Piece]]:
         """Return the pieces of every request: none for an empty one, unless it is to be continued.
 
-        A text over the model's limit is split, or cut at its end; one that is to be continued is cut at its beginning.
-        A question is asked of every window of its context.
+        A text over the model's limit is split, or cut at its end; one to be continued is cut at its beginning. A
+        question is asked of every window of its context.
 
         Raises UserError for phrases that cannot be written, and for a question without a context.
         """
@@ -137,15 +137,15 @@ class Inputs:
         return pieces[0]._replace(prefix=encoded[0], constraints=[ids for ids in encoded[1:] if ids])
 
     def _limit(self, sizes: np.ndarray | int) -> np.ndarray:
-        """Return the most tokens that outputs may get, by the sizes of their inputs and the options."""
+        """Return the most tokens that outputs may have, from the sizes of their inputs and the options."""
         limit = self.options.max_extra_length + (np.zeros_like(sizes) if self.continues else np.asarray(sizes))
         return np.minimum(limit, self.options.max_length or limit)
 
     def arrays(self, pieces: Sequence[Piece], rows: int, attempt: Attempt = WHOLE) -> tuple[dict[str, np.ndarray], int]:
-        """Return the batch of some pieces, in one of few shapes, and the most tokens that any output may get.
+        """Return the batch of some pieces, in one of few shapes, and the most tokens that any output may have.
 
-        In a short attempt, sources below LONG_INPUT get room for outputs half as long again, which nearly all are. What
-        is said of an image has the same room always.
+        In a short attempt, sources below LONG_INPUT get room for outputs half as long again, enough for nearly all.
+        Captions always have the same room.
         """
         options, sequences = self.options, [piece.ids for piece in pieces]
         sizes = np.array([self.length(ids) for ids in sequences] + [0] * (rows - len(pieces)))
@@ -170,9 +170,9 @@ class Inputs:
         return {**batch, **_phrases(pieces, rows, self.symbols.pad)}, room
 
     def without_few_long(self, pieces: Sequence[Piece], indices: Sequence[int], few: int) -> Sequence[int]:
-        """Return the indices of a batch, shortest piece first, without the last few if they alone pad the others.
+        """Return the indices of a batch, shortest piece first, without the last `few` if they alone pad the others.
 
-        With few=1 and pieces of 3, 3, 3 and 20 tokens these are the first three, padded to 16 tokens and not to 24.
+        With few=1 and pieces of 3, 3, 3 and 20 tokens, the first three remain, padded to 16 tokens instead of 24.
         """
         padded = [_padded(self.length(pieces[i].ids)) for i in indices]
         shorter = padded.index(padded[-1])
@@ -249,7 +249,7 @@ def _tokens(sequences: Sequence[Sequence[int]]) -> Tokens:
 
 
 def _phrases(pieces: Sequence[Piece], rows: int, pad: int) -> dict[str, np.ndarray]:
-    """Return the arrays of prefixes and of constraints, each only if some piece has one."""
+    """Return the arrays of prefixes and of constraints, each only if a piece has one."""
     arrays = {}
     if any(piece.prefix for piece in pieces):
         sizes = [len(piece.prefix) for piece in pieces]
@@ -268,7 +268,7 @@ def _multiple(size: int) -> int:
 
 
 def _filled(values: Sequence[Any], shape: tuple[int, ...], fill: int) -> np.ndarray:
-    """Return i32 of a shape that begins with the values, a row each, and is filled up."""
+    """Return i32 of a shape that begins with the values, a row each, filled up with `fill`."""
     out = np.full(shape, fill, np.int32)
     for row, value in enumerate(values):
         out[(row, slice(len(value))) if len(shape) == 2 else row] = value

@@ -1,4 +1,4 @@
-"""A trained run read back from its directory: all it takes to answer with it, or to start another run from it."""
+"""A trained run read back from its directory, to answer with it or to start another run from it."""
 
 import dataclasses
 import os
@@ -22,7 +22,7 @@ from jformer.tasks.task import Task
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A trained model with all that converts texts to its arrays and back."""
+    """A trained model with its config, task and tokenizers."""
 
     config: Config
     task: Task
@@ -45,7 +45,7 @@ def saved_config(workdir: str | os.PathLike[str], **decode: object) -> Config:
 def restore(workdir: str | os.PathLike[str], overrides: Config | None = None, mesh: Mesh | None = None) -> Trained:
     """Read a trained run with the weights that `evaluate.weights` names, to compute in decode.dtype.
 
-    `overrides` replaces the saved config. Without a mesh, one is made as `overrides` lays it out, or of all devices.
+    `overrides` replaces the saved config. Without a mesh, that of `overrides` is made, or one of all devices.
     Raises UserError where there is no run, and where the mesh cannot share its heads.
     """
     path = run_path(workdir)
@@ -55,7 +55,7 @@ def restore(workdir: str | os.PathLike[str], overrides: Config | None = None, me
 
 
 def restore_member(workdir: str | os.PathLike[str], run: Trained, mesh: Mesh) -> Trained:
-    """Read another run that is to decide together with `run`, in the dtype that `run` decodes in.
+    """Read another run of the ensemble of `run`, in the dtype that `run` decodes in.
 
     Raises UserError as `member_config` does.
     """
@@ -65,7 +65,7 @@ def restore_member(workdir: str | os.PathLike[str], run: Trained, mesh: Mesh) ->
 
 
 def member_config(workdir: str | os.PathLike[str], config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> Config:
-    """Return the config of another run that is to decide together with the run of a config and its tokenizers.
+    """Return the config of another run that may form an ensemble with the run of `config` and `tokenizers`.
 
     Raises UserError where there is none, and for one of another task, other languages or another vocabulary.
     """

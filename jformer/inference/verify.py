@@ -38,7 +38,7 @@ Answers = list[list[tuple[list[int], float]]]
 
 
 class Check(NamedTuple):
-    """One row of the table."""
+    """One row of the table of checks."""
 
     name: str
     what: str  # the deviation is of
@@ -66,7 +66,7 @@ class Subject:
             return [Piece(ids, i) for i, ids in enumerate(self._random())], f"random tokens, for {error}"
 
     def _random(self) -> list[list[int]]:
-        """Return sources, or beginnings to go on from, that say nothing: tokens, or the pixels of images."""
+        """Return random sources, or texts to continue: tokens, or the pixels of images."""
         rng = np.random.default_rng(0)
         source = self.tokenizers[0]
         if isinstance(source, ImageTokenizer):
@@ -127,14 +127,12 @@ def verify(config: Config, workdir: Path) -> bool:
 
 
 def report(check: Check, subject: Subject, tolerance: float) -> bool:
-    """Run a check, print its row and return whether it passed; a deviation that is no number does not."""
+    """Run a check, print its row and return whether it passed; a NaN deviation fails."""
     with show_progress(f"checking: {check.name}"):
         deviation = check.run(subject)
     passed = deviation <= tolerance
-    row = (
-        f"{'pass' if passed else 'FAIL'}  {check.name:58} {deviation:8.1e}  (at most {tolerance:.0e}, of {check.what})"
-    )
-    print(row, flush=True)
+    verdict = "pass" if passed else "FAIL"
+    print(f"{verdict}  {check.name:58} {deviation:8.1e}  (at most {tolerance:.0e}, of {check.what})", flush=True)
     return passed
 
 
