@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from jformer.inference.answers import Attended, Attention, Part
+from jformer.inference.answers import Attended, AttentionWeights, Part
 from jformer.models.layers.dot_product import attend
 from jformer.tools.pages.explorer import Shown, explorer_page
 
@@ -40,7 +40,7 @@ def explorer() -> str:
         parts = []
         for part, causal in ((Part.ENCODER_SELF, False), (Part.DECODER_SELF, True)):
             _, weights, mask = computed(scale, causal)
-            parts.append(Attention(part, weights[None, None], mask, WORDS, WORDS))
+            parts.append(AttentionWeights(part, weights[None, None], mask, WORDS, WORDS))
         shown.append(Shown(Attended(f"{' '.join(WORDS)} ({name})", "", encoder=parts[0], decoder=parts[1])))
     return explorer_page(TITLE, shown)
 

@@ -10,7 +10,17 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Unpack
 
 from jformer.errors import UserError
-from jformer.inference.answers import Alignment, Attended, Attention, Choice, Output, Part, Request, Scored, SearchTree
+from jformer.inference.answers import (
+    Alignment,
+    Attended,
+    AttentionWeights,
+    Choice,
+    Output,
+    Part,
+    Request,
+    Scored,
+    SearchTree,
+)
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -23,7 +33,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Alignment",
     "Attended",
-    "Attention",
+    "AttentionWeights",
     "Choice",
     "Output",
     "Part",

@@ -28,7 +28,7 @@ import numpy as np
 from absl import app, flags
 
 from experiments.measure import smoke_sizes
-from jformer.inference.answers import Attended, Attention, Part
+from jformer.inference.answers import Attended, AttentionWeights, Part
 from jformer.tools.pages import page
 from jformer.tools.pages.explorer import Shown, explorer_page
 from jformer.tools.pages.run_report import CHARTS, curves
@@ -52,14 +52,14 @@ def largest_page(tokens: int, layers: int) -> str:
     """Return the page of one source and target of so many tokens, all parts there."""
     draw, words = np.random.default_rng(0), tuple(f"token{i}" for i in range(tokens))
 
-    def attention(part: Part) -> Attention:
+    def attention(part: Part) -> AttentionWeights:
         mask = np.ones((tokens, tokens), bool)
         mask = np.tril(mask) if part is Part.DECODER_SELF else mask
         weights = np.empty((layers, HEADS, tokens, tokens), np.float32)
         for layer in weights:
             layer[:] = np.exp(2 * draw.standard_normal(layer.shape, np.float32)) * mask
             layer /= layer.sum(axis=-1, keepdims=True)
-        return Attention(part, weights, mask, words, words)
+        return AttentionWeights(part, weights, mask, words, words)
 
     text = " ".join(words)
     encoder, decoder, cross = map(attention, Part)

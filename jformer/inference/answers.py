@@ -147,7 +147,7 @@ class Part(enum.Enum):
         return self.value
 
 
-class Attention(NamedTuple):
+class AttentionWeights(NamedTuple):
     """How much each position of a text attends to each other one; a row adds up to 1."""
 
     part: Part
@@ -192,14 +192,14 @@ class Attended(NamedTuple):
 
     source: str
     target: str
-    encoder: Attention | None = None  # of the source to itself
-    decoder: Attention | None = None  # of what was written to itself
-    cross: Attention | None = None  # of what is written to the source
+    encoder: AttentionWeights | None = None  # of the source to itself
+    decoder: AttentionWeights | None = None  # of what was written to itself
+    cross: AttentionWeights | None = None  # of what is written to the source
     choices: tuple[Choice, ...] = ()
     image: "np.ndarray | None" = None  # u8 [height width channels], where the source is one: square patches, row by row
 
     @property
-    def parts(self) -> tuple[Attention, ...]:
+    def parts(self) -> tuple[AttentionWeights, ...]:
         """Return the parts that the model has."""
         return tuple(part for part in (self.encoder, self.decoder, self.cross) if part)
 

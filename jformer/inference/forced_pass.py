@@ -18,7 +18,7 @@ from jformer.data.sources.split import Pair
 from jformer.data.spans import END, START
 from jformer.data.tokenizers import NUM_SYMBOLS
 from jformer.errors import UserError
-from jformer.inference.answers import Attended, Attention, Choice, EncodedPair, Part
+from jformer.inference.answers import Attended, AttentionWeights, Choice, EncodedPair, Part
 from jformer.inference.batching import CompileClock, batch_rows, ignore, refuse_nan, shapes_of, sorted_batches
 from jformer.inference.generation import KEPT
 from jformer.inference.heads import HEADS, marked_pair
@@ -189,7 +189,7 @@ class WatchedPass:
             encoded = self._inputs.encode_pairs([(pair.source, pair.target) for pair in pairs])
         yield from (self._inputs.pair_arrays([each], 1) for each in encoded)
 
-    def _parts(self, batch: Mapping[str, np.ndarray], seen: Mapping[str, Any]) -> Iterator[Attention]:
+    def _parts(self, batch: Mapping[str, np.ndarray], seen: Mapping[str, Any]) -> Iterator[AttentionWeights]:
         """Yield the weights of every part that attends, without padding."""
         source, read, written = self._source(batch), self._labels(batch, "target_in"), self._labels(batch, "target_out")
         labels = {
@@ -200,7 +200,9 @@ class WatchedPass:
         for part, (weights, mask) in _arrays(seen).items():
             rows, columns = labels[part]
             shown = ..., slice(len(rows)), slice(len(columns))
-            yield Attention(part=part, weights=weights[:, 0][shown], mask=mask[0][shown], rows=rows, columns=columns)
+            yield AttentionWeights(
+                part=part, weights=weights[:, 0][shown], mask=mask[0][shown], rows=rows, columns=columns
+            )
 
     def _source(self, batch: Mapping[str, np.ndarray]) -> tuple[str, ...]:
         if "image" not in batch:

@@ -126,16 +126,6 @@ def pieces_of_words(encoder: ExampleEncoder, requests: Sequence[Request], counts
     return groups
 
 
-def marks(piece: Piece) -> list[int]:
-    """Return a stand-in for a piece's unknown target: any class where a word begins, a window's marks, else nothing."""
-    if piece.window:
-        return list(piece.window.marks)
-    marked = [0] * len(piece.ids) if piece.starts else []
-    for start in piece.starts:
-        marked[start] = NUM_SYMBOLS
-    return marked
-
-
 def tagged_pair(encoder: ExampleEncoder, text: str, tags: str) -> tuple[Sequence[int], Sequence[int], bool]:
     """Return the sequences of a text and of its tags as training has them, and whether they are cut at the limit."""
     parts = encoder.encode([Pair(text, tags)], Counter())

@@ -12,11 +12,11 @@ import numpy as np
 from jformer.data.corpus import Side, Tokens
 from jformer.data.features import Rows, refuse_foreign_ids
 from jformer.data.plan import Shape
-from jformer.data.tokenizers import ImageTokenizer, Symbols, Tokenizer
+from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer, Symbols, Tokenizer
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, EncodedPair, Piece, Request
-from jformer.inference.heads import HEADS, marks, tagged_pair
+from jformer.inference.heads import HEADS, tagged_pair
 from jformer.models import ModelConfig
 from jformer.tasks.batch_arrays import id_limits
 
@@ -155,7 +155,7 @@ class Inputs:
             batch, room = prompts(sequences, rows, length, self.symbols), options.max_extra_length
         else:
             before = self.symbols.before
-            batch = self._features(sequences, [*map(marks, pieces)], Shape(rows, length, 1))
+            batch = self._features(sequences, [*map(_marks, pieces)], Shape(rows, length, 1))
             batch |= prompts([before] * rows, rows, 1 + len(before), self.symbols)
             extra = options.max_extra_length
             room = extra if self.of_images else length + (min(length // 2, extra) if short else extra)
@@ -248,6 +248,16 @@ def _tokens(sequences: Sequence[Sequence[int]]) -> Tokens:
     return Tokens(np.concatenate(values), np.cumsum([0, *map(len, values)]))
 
 
+def _marks(piece: Piece) -> list[int]:
+    """Return a stand-in for a piece's unknown target: any class where a word begins, a window's marks, else nothing."""
+    if piece.window:
+        return list(piece.window.marks)
+    marked = [0] * len(piece.ids) if piece.starts else []
+    for start in piece.starts:
+        marked[start] = NUM_SYMBOLS
+    return marked
+
+
 def _phrases(pieces: Sequence[Piece], rows: int, pad: int) -> dict[str, np.ndarray]:
     """Return the arrays of prefixes and of constraints, each only if a piece has one."""
     arrays = {}
@@ -277,9 +287,5 @@ def _filled(values: Sequence[Any], shape: tuple[int, ...], fill: int) -> np.ndar
 
 def prompts(sequences: Sequence[Sequence[int]], rows: int, width: int, symbols: Symbols) -> dict[str, np.ndarray]:
     """Return `prompt` and `prompt_length` of `rows` rows: BOS, then the given ids."""
-    prompt = np.full((rows, width), symbols.pad, np.int32)
-    prompt[:, 0] = symbols.bos
-    for row, sequence in enumerate(sequences):
-        prompt[row, 1 : 1 + len(sequence)] = sequence
-    sizes = np.array([1 + len(sequence) for sequence in sequences] + [1] * (rows - len(sequences)), np.int32)
-    return {"prompt": prompt, "prompt_length": sizes}
+    ids = [[symbols.bos, *sequence] for sequence in sequences] + [[symbols.bos]] * (rows - len(sequences))
+    return {"prompt": _filled(ids, (rows, width), symbols.pad), "prompt_length": np.array([*map(len, ids)], np.int32)}

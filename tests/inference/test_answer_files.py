@@ -22,6 +22,7 @@ from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference import answer_files as files
 from jformer.inference.answers import Output, Scored
+from jformer.inference.output_file import lines_to_keep, open_output
 from jformer.tools.pages import explorer
 from tests import terminal
 from tests.faults.full_disk import no_file_above
@@ -380,3 +381,23 @@ def test_line_breaks_that_a_line_cannot_hold_are_counted(echo, source, tmp_path,
     echo.counts.clear()
     assert r'"a\nb"' in predict(source, tmp_path / "out.jsonl", outputs="jsonl")
     assert "line breaks" not in capsys.readouterr().err
+
+
+def test_what_an_empty_line_ends_is_an_answer_of_conll(tmp_path):
+    answers, settings = tmp_path / "answers.conll", {"mode": "predict", "decode.outputs": "conll"}
+    whole = "Ada\tB-person\nsleeps\tO\n\n\n"  # and the answer to an empty line
+    with open_output(answers, False, settings) as file:
+        file.write(whole + "in\tO\nLon")
+    assert lines_to_keep(answers, settings) == 2
+    assert answers.read_text() == whole
+
+
+@pytest.mark.parametrize("content", ["", "{", "[" * 100_000], ids=["empty", "cut", "nested too deep"])
+def test_a_record_that_cannot_be_read_is_refused(tmp_path, content):
+    answers = tmp_path / "answers.txt"
+    with open_output(answers, False, {"mode": "predict"}) as file:
+        file.write("one\n")
+    assert lines_to_keep(answers, {"mode": "predict"}) == 1
+    (tmp_path / "answers.txt.settings.json").write_text(content)
+    with pytest.raises(UserError, match="does not say how"):
+        lines_to_keep(answers, {"mode": "predict"})

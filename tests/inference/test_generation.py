@@ -1,32 +1,50 @@
-"""What a search costs on the devices, of programs that are compiled and never run; what a batch makes of its rules."""
+"""Searches as compiled programs: what they cost, what they share, and the parameters that they are prepared for."""
 
+import dataclasses
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jformer.data.tokenizers import Symbols
+from jformer.data.tokenizers import Symbols, learn
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.inference import generation
-from jformer.inference.generation import make_answer, make_setup
+from jformer.inference.forced_pass import make_scorer
+from jformer.inference.generation import (
+    UNREAD,
+    PreparedParams,
+    in_compute_dtype,
+    make_answer,
+    make_recorder,
+    make_setup,
+    make_stream,
+    stack_layers,
+)
 from jformer.inference.inputs import prompts
-from jformer.models import ModelConfig
+from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
+from jformer.models.head_config import HeadConfig
+from jformer.models.recurrent_config import RecurrentConfig
+from jformer.parallel.backend import compiling_for
+from jformer.parallel.mesh import make_mesh
+from tests.inference import untrained
+from tests.inference.untrained import CHARS
 
-ROWS, LENGTH, ROOM = 2, 5, 16
+INPUTS, LENGTH, ROOM = 2, 5, 16
 
 
 def flops_of_a_row(model, params, **options):
     """Return the FLOPs that XLA counts of one row of a search: a pass of the encoder, and one step of the loop."""
     vocabulary = np.ones(model.config.vocab_size, bool)
     answer = make_answer(make_setup([model], DecodeConfig(**options), vocabulary, Symbols()), "text")
-    ones = np.ones((ROWS, LENGTH), np.int32)
+    ones = np.ones((INPUTS, LENGTH), np.int32)
     batch = {
         "source": ones, "source_segments": ones, "source_positions": np.cumsum(ones, axis=1) - 1,
-        **prompts([[4, 5]] * ROWS, ROWS, 3, Symbols()), "limit": np.full(ROWS, ROOM), "line": np.arange(ROWS),
+        **prompts([[4, 5]] * INPUTS, INPUTS, 3, Symbols()), "limit": np.full(INPUTS, ROOM), "line": np.arange(INPUTS),
     }  # fmt: skip
     costs = answer.lower([params], batch, ROOM).compile().cost_analysis()
-    return costs["flops"] / ROWS / DecodeConfig(**options).hypotheses
+    return costs["flops"] / INPUTS / DecodeConfig(**options).hypotheses
 
 
 @pytest.mark.parametrize("fields", [{}, {"family": "decoder"}], ids=["encdec", "decoder"])
@@ -44,3 +62,120 @@ def test_an_end_is_forced_on_inputs_without_phrases_whatever_others_of_the_batch
     rules = generation._rules(setup, batch)
     assert (rules.last >= batch["limit"]).tolist() == [True, False]  # of a limit of 5, no token is number 5
     assert rules.last[1] == 6
+
+
+SMALLEST = {"num_layers": 1, "d_model": 16, "d_ff": 24, "num_heads": 2}
+VOCABULARY = np.ones(50, bool)
+
+
+@pytest.fixture(scope="module")
+def model(tiny):
+    return tiny(**SMALLEST)[0]
+
+
+def test_who_asks_again_gets_the_same_program(model):
+    def keys():  # nothing in one is an object of the other
+        again = build_model(dataclasses.replace(model.config))
+        return make_setup([again], DecodeConfig(beam_size=2), np.array(VOCABULARY), Symbols(), make_mesh(2))
+
+    for make in (lambda key: make_answer(key, "text"), make_recorder, make_stream):
+        assert make(keys()) is make(keys())
+    assert make_scorer([model], "probability") is make_scorer([build_model(model.config)], "probability", None)
+    assert make_answer(keys(), "text") is not make_answer(keys(), "label")
+
+
+def test_what_no_search_reads_makes_no_other_program(model):
+    plain = make_setup([model], DecodeConfig(), VOCABULARY, Symbols())
+    others = DecodeConfig(forbid=("a",), only=("b",), ensemble=("x",), inputs="jsonl", outputs="jsonl", scores=True,
+                          alignments=True, overlong="split", batch_size=3)  # fmt: skip
+    assert all(getattr(others, name) != getattr(DecodeConfig(), name) for name in UNREAD)
+    assert make_setup([model], others, VOCABULARY, Symbols()) == plain
+
+
+def test_what_a_search_reads_makes_another_program(model, tiny):
+    plain = make_setup([model], DecodeConfig(), VOCABULARY, Symbols())
+    few = np.arange(50) != 7
+    read = {"beam_size": 2, "length_penalty": 0.0, "seed": 1, "search": "sample", "forced_end": True, "n_best": 2}
+    others = [
+        *(make_setup([model], DecodeConfig(**{name: value}), VOCABULARY, Symbols()) for name, value in read.items()),
+        make_setup([model] * 2, DecodeConfig(), VOCABULARY, Symbols()),
+        make_setup([tiny(**SMALLEST, norm="pre")[0]], DecodeConfig(), VOCABULARY, Symbols()),
+        make_setup([model], DecodeConfig(), few, Symbols()),
+        make_setup([model], DecodeConfig(), VOCABULARY, Symbols(eos=3)),
+        make_setup([model], DecodeConfig(), VOCABULARY, Symbols(), make_mesh(2)),
+    ]
+    with compiling_for("tpu"):  # which attends by other kernels
+        others.append(make_setup([model], DecodeConfig(), VOCABULARY, Symbols()))
+    assert len({plain, *others}) == 1 + len(others)
+
+
+LABELS = learn("label", ["good", "bad"], 99, "identity", False)
+LAYERS = 2
+SMALL = {"num_layers": LAYERS, "d_model": 16, "d_ff": 24, "num_heads": 2, "execution": ExecutionConfig()}
+TEXTS = ["abc", "hgfedcba hgfe", "", "ca"]
+KINDS = {
+    "encdec": ("translate", {**SMALL, "dtype": "bfloat16", "tied_output": False}),
+    "decoder": ("lm", {**SMALL, "family": "decoder", "tied_output": False}),
+    "encoder": ("classify", {**SMALL, "family": "encoder", "head": HeadConfig(num_classes=2)}),
+    "lstm": ("translate", {"recurrent": RecurrentConfig("lstm"), "num_layers": 1, "d_model": 16, "tied_output": False}),
+}
+
+
+@pytest.mark.parametrize("mesh", [None, 1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_they_are_the_same_parameters(tiny, mesh, dtype):
+    model, params = tiny(**SMALL, dtype=dtype)
+    (laid,) = PreparedParams([model], mesh and make_mesh(mesh), rounded=True)([params])
+    block = laid["encoder"]["block"]
+    stacked = jax.tree.leaves(block, is_leaf=lambda leaf: isinstance(leaf, tuple))
+    assert {isinstance(leaf, tuple) for leaf in stacked} == {mesh != 2}  # devices share whole arrays
+    jax.tree.map(np.testing.assert_array_equal, stack_layers(laid), in_compute_dtype(params, dtype))
+    assert laid["decoder"]["block"]["feed_forward"]["down"]["kernel"][0].dtype == dtype
+
+
+def test_a_loop_over_layers_reads_whole_arrays(tiny):
+    model, params = tiny(**{**SMALL, "execution": ExecutionConfig(unroll=1)})
+    (laid,) = PreparedParams([model], None, rounded=True)([params])
+    jax.tree.map(np.testing.assert_array_equal, laid, params)
+
+
+def test_a_copy_is_made_once_and_anew_for_other_parameters(tiny):
+    model, params = tiny(**SMALL)
+    prepared = PreparedParams([model], None, rounded=True)
+    first = prepared([params])
+    assert prepared([params]) is first
+    other = jax.tree.map(lambda x: x + 1, params)
+    jax.tree.map(np.testing.assert_array_equal, stack_layers(prepared([other])[0]), other)
+    assert PreparedParams([model], None, rounded=True, enabled=False)([params])[0] is params
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_are_the_same(kind):
+    task, fields = KINDS[kind]
+    model = build_model(ModelConfig(vocab_size=CHARS.vocab_size, **fields))
+    params = init_params(model, jax.random.key(0))
+    tokenizers = (CHARS, LABELS if task == "classify" else CHARS)
+    options = {"batch_size": 2, "beam_size": 2, "max_extra_length": 6}
+    plain, laid = (
+        untrained.predictor(model, params, task, tokenizers, prepare=prepare, **options).generate(TEXTS)
+        for prepare in (False, True)
+    )
+    assert laid == plain
+
+
+def test_no_kernel_is_cut_out_of_a_stack_in_a_call(tiny):
+    wide = {"d_model": 128, "d_ff": 256}
+    model, params = tiny(**{**SMALL, **wide})
+    answer = make_answer(make_setup([model], DecodeConfig(), np.ones(50, bool), Symbols()), "text")
+    source = np.ones((2, 3), np.int32)
+    batch = {
+        "source": source, "source_segments": source, "source_positions": source,
+        **prompts([[]] * 2, 2, 1, Symbols()), "limit": np.array([4, 4]), "line": np.arange(2),
+    }  # fmt: skip
+
+    def temporary(params):
+        return answer.lower([params], batch, 4).compile().memory_analysis().temp_size_in_bytes
+
+    (laid,) = PreparedParams([model], None, rounded=True)([params])
+    kernel = 4 * wide["d_model"] * wide["d_ff"]  # bytes
+    assert temporary(params) > LAYERS * kernel > 2 * temporary(laid)

@@ -20,14 +20,11 @@ from jformer.inference.batching import NBest
 from jformer.inference.inputs import Attempt
 from jformer.inference.predict import Predictor, load
 from jformer.inference.restore import Trained
-from jformer.tasks.build import build_task
+from tests.inference import untrained
+from tests.inference.untrained import CHARS, MODEL, ROWS
 from tests.slow import slow_but
 
 TEXTS = ["abc", "", "hgfedcba hgfe", "b", "  ", "cab", "xyz unknown", "abcdefgh", "ha"]
-TOKENIZER = learn("char", ["abcdefgh "], 99, "identity", False)
-MODEL = {"num_layers": 1, "d_model": 32, "d_ff": 48, "num_heads": 4, "tied_output": False}
-# Rows past the vocabulary must never be written; tied logits of an untrained model would just repeat its input.
-ROWS = TOKENIZER.vocab_size + 6
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +35,8 @@ def predictor(tiny):
     @functools.cache
     def build(max_source_length=64, copies=0, **options):
         options = {"batch_size": 4, "beam_size": 1, "max_extra_length": 6, **options}
-        config = resolve({"data": {"max_source_length": max_source_length}})
-        config = dataclasses.replace(config, decode=DecodeConfig(**options))
-        tokenizers = (TOKENIZER, TOKENIZER)
-        run = Trained(config=config, task=build_task(config), tokenizers=tokenizers, model=model, params=params)
-        return Predictor(run, [run] * copies)
+        data = {"max_source_length": max_source_length}
+        return untrained.predictor(model, params, data=data, copies=copies, **options)
 
     return build
 
@@ -100,7 +94,7 @@ def test_overlong_source_is_cut_or_answered_in_pieces(predictor):
     links = [[(s + x, t + y) for s, t in piece.alignment.pairs] for piece, (x, y) in zip(pieces, shifts, strict=True)]
     assert list(joined.alignment.pairs) == [*itertools.chain(*links)]
     assert joined.alignment.source == tuple("abcdefgh")
-    assert joined.alignment.target == tuple(TOKENIZER.tokens[i] for i in joined.ids if i != EOS)
+    assert joined.alignment.target == tuple(CHARS.tokens[i] for i in joined.ids if i != EOS)
     assert alone.alignment.pairs
 
 
@@ -126,7 +120,7 @@ def test_the_n_best_have_the_scores_of_the_forced_pass_and_are_words_of_the_voca
             assert scored.log_prob == sum(scored.token_log_probs)
             assert scored.tokens == (*output.text, "</s>")
             assert not {PAD, BOS} & set(output.ids)
-            assert max(output.ids) < TOKENIZER.vocab_size
+            assert max(output.ids) < CHARS.vocab_size
 
 
 def test_a_prefix_begins_the_output(predictor):

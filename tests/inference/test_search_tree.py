@@ -1,26 +1,18 @@
 """The tree of a search is the search: its answers are those of generate, and nothing it weighed is missing."""
 
-import dataclasses
 import functools
 
 import jax
 import numpy as np
 import pytest
 
-from jformer.config import resolve
-from jformer.data.tokenizers import learn
-from jformer.decoding.decode_config import DecodeConfig
 from jformer.decoding.search import Trace
 from jformer.errors import UserError
 from jformer.inference.answers import NODE_STATES, Request
 from jformer.inference.batching import NBest
-from jformer.inference.predict import Predictor
-from jformer.inference.restore import Trained
 from jformer.inference.search_tree import read_tree
-from jformer.tasks.build import build_task
-
-TOKENIZER = learn("char", ["abcdefgh "], 99, "identity", False)
-MODEL = {"num_layers": 1, "d_model": 32, "d_ff": 48, "num_heads": 4, "tied_output": False}
+from tests.inference import untrained
+from tests.inference.untrained import CHARS, MODEL, ROWS
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +22,9 @@ def predictor(tiny):
     @functools.cache
     def build(task="translate", **options):
         family = {"translate": "encdec", "lm": "decoder"}[task]
-        model, params = tiny(vocab_size=TOKENIZER.vocab_size + 6, family=family, **MODEL)
-        config = resolve({"task": task, "model": {"family": family}, "data": {"dir": "nowhere"}})
-        options = {"max_extra_length": 6, **options}
-        config = dataclasses.replace(config, decode=DecodeConfig(**options))
-        tokenizers = (TOKENIZER, TOKENIZER)
-        return Predictor(Trained(config, build_task(config), tokenizers, model=model, params=params))
+        return untrained.predictor(
+            *tiny(vocab_size=ROWS, family=family, **MODEL), task, **{"max_extra_length": 6, **options}
+        )
 
     return build
 
@@ -64,14 +53,14 @@ def test_the_outputs_of_a_tree_are_those_of_generate(predictor, task, options):
             path = tree.path(node)
             assert [tree.tokens[i] for i in path] == ids(output)
             assert tree.scores[node] == np.float32(output.score)
-            assert tree.states[node] == ("ended" if output.ids[-1] == TOKENIZER.symbols.eos else "cut")
+            assert tree.states[node] == ("ended" if output.ids[-1] == CHARS.symbols.eos else "cut")
             if not options.get("coverage_penalty"):
                 penalty = ((5 + len(path)) / 6) ** options.get("length_penalty", 0.6)
                 assert tree.log_probs[path].sum() / penalty == pytest.approx(output.score, abs=1e-5)
 
 
 def ids(output):
-    return [TOKENIZER.tokens[i] for i in output.ids]
+    return [CHARS.tokens[i] for i in output.ids]
 
 
 def answer(tree):

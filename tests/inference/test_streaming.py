@@ -1,24 +1,18 @@
 """Answers that are told while they grow are those of the whole search, and nothing that was told is taken back."""
 
-import dataclasses
 import functools
 import itertools
 import random
 
 import pytest
 
-from jformer.config import resolve
 from jformer.data.tokenizers import NUM_SYMBOLS, learn
-from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference.answers import Request
-from jformer.inference.predict import Predictor
-from jformer.inference.restore import Trained
 from jformer.inference.streaming import Streamer, stable_text
-from jformer.tasks.build import build_task
+from tests.inference import untrained
+from tests.inference.untrained import MODEL, ROWS
 
-TOKENIZER = learn("char", ["abcdefgh "], 99, "identity", False)
-MODEL = {"num_layers": 1, "d_model": 32, "d_ff": 48, "num_heads": 4, "tied_output": False}
 REQUESTS = [
     Request("abc", line=0),
     Request("", line=1),
@@ -34,14 +28,10 @@ def predictor(tiny):
 
     @functools.cache
     def build(task="translate", max_source_length=64, **options):
-        family = {"family": "decoder"} if task == "lm" else {}
-        model, params = tiny(vocab_size=TOKENIZER.vocab_size + 6, **MODEL, **family)
+        family = {"translate": "encdec", "lm": "decoder"}[task]
         data = {"max_source_length": max_source_length, "max_target_length": max_source_length}
-        config = resolve({"task": task, "data": data, **({"model": family} if family else {})})
-        config = dataclasses.replace(config, decode=DecodeConfig(**{"batch_size": 4, "max_extra_length": 9, **options}))
-        tokenizers = (TOKENIZER, TOKENIZER)
-        run = Trained(config=config, task=build_task(config), tokenizers=tokenizers, model=model, params=params)
-        return Predictor(run)
+        options = {"batch_size": 4, "max_extra_length": 9, **options}
+        return untrained.predictor(*tiny(vocab_size=ROWS, family=family, **MODEL), task, data=data, **options)
 
     return build
 

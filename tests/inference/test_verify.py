@@ -1,25 +1,19 @@
 """A run that decodes rightly passes every check, and what is broken on purpose fails the check that is for it."""
 
-import dataclasses
 import time
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from jformer.config import resolve
 from jformer.data import progress
-from jformer.data.tokenizers import learn
-from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference import verify
-from jformer.inference.predict import Predictor
-from jformer.inference.restore import Trained
 from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.recurrent_config import RecurrentConfig
-from jformer.tasks.build import build_task
+from tests.inference import untrained
+from tests.inference.untrained import CHARS
 
-TOKENIZER = learn("char", ["abcdefgh "], 99, "identity", False)
 FIELDS = {"num_layers": 1, "d_model": 16, "d_ff": 24, "num_heads": 2, "tied_output": False}
 
 
@@ -29,19 +23,11 @@ def few(monkeypatch):
     monkeypatch.setattr(verify, "BEAMS", 2)
 
 
-def subject(tiny, family="encdec"):
+def subject(model, params):
     """Return what is verified of an untrained model."""
-    task = {"encdec": "translate", "decoder": "lm"}[family]
-    config = resolve({"task": task, "model": {"family": family}, "data": {"dir": "nowhere"}})
-    options = DecodeConfig(max_extra_length=5)
-    config = dataclasses.replace(config, decode=options)
-    return subject_of(config, *tiny(family=family, vocab_size=TOKENIZER.vocab_size, **FIELDS))
-
-
-def subject_of(config, model, params):
-    tokenizers = (TOKENIZER, TOKENIZER)
-    run = Trained(config=config, task=build_task(config), tokenizers=tokenizers, model=model, params=params)
-    return verify.Subject(Predictor(run), config.decode)
+    task = {"encdec": "translate", "decoder": "lm"}[model.config.family]
+    predictor = untrained.predictor(model, params, task, max_extra_length=5)
+    return verify.Subject(predictor, predictor.config.decode)
 
 
 def test_a_check_that_takes_long_is_told(monkeypatch, capsys):
@@ -53,7 +39,7 @@ def test_a_check_that_takes_long_is_told(monkeypatch, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["encdec", "decoder"])
 def test_every_check_passes_on_a_sound_model(tiny, family, capsys):
-    sound = subject(tiny, family)
+    sound = subject(*tiny(family=family, vocab_size=CHARS.vocab_size, **FIELDS))
     assert sound.origin.startswith("random tokens, for data.dir")
     for check in verify.CHECKS:
         assert verify.report(check, sound, 2e-4), capsys.readouterr().out
@@ -63,12 +49,9 @@ def test_every_check_passes_on_a_sound_model(tiny, family, capsys):
 @pytest.mark.slow
 def test_every_check_passes_on_a_recurrent_model(capsys):
     feeding = RecurrentConfig("gru", bidirectional=True, attention="general", input_feeding=True, bridge="dense")
-    model = build_model(
-        ModelConfig(vocab_size=TOKENIZER.vocab_size, num_layers=1, d_model=16, tied_output=False, recurrent=feeding)
-    )
-    params = init_params(model, jax.random.key(0))
-    config = resolve({"data": {"dir": "nowhere"}, "decode": {"max_extra_length": 5}})
-    sound = subject_of(config, model, params)
+    fields = {"num_layers": 1, "d_model": 16, "tied_output": False, "recurrent": feeding}
+    model = build_model(ModelConfig(vocab_size=CHARS.vocab_size, **fields))
+    sound = subject(model, init_params(model, jax.random.key(0)))
     for check in verify.CHECKS:
         assert verify.report(check, sound, 2e-4), capsys.readouterr().out
 
@@ -124,14 +107,14 @@ BROKEN = {  # check → what is broken
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_broken_fails_its_check(tiny, monkeypatch, name, capsys):
     (check,) = [check for check in verify.CHECKS if check.run.__name__ == name]
-    broken = subject(tiny)
+    broken = subject(*tiny(vocab_size=CHARS.vocab_size, **FIELDS))
     BROKEN[name](broken, monkeypatch)
     assert not verify.report(check, broken, 2e-4)
     assert capsys.readouterr().out.startswith("FAIL")
 
 
 def test_numbers_that_are_none_are_refused_and_fail(tiny, capsys):
-    model = subject(tiny)
+    model = subject(*tiny(vocab_size=CHARS.vocab_size, **FIELDS))
     assert not verify.report(verify.Check("nothing", "a score", lambda _: float("nan")), model, 2e-4)
     model.params = jax.tree.map(lambda leaf: leaf * jnp.nan, model.params)
     with pytest.raises(UserError, match="scores are NaN"):

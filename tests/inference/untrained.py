@@ -1,4 +1,4 @@
-"""The directory of a run that was not trained: what searches, scorers and exports need."""
+"""Runs that were not trained, in memory and in a directory: what searches, scorers and exports need."""
 
 import dataclasses
 import itertools
@@ -9,8 +9,15 @@ from jformer.checkpoints.checkpoint import Checkpoints
 from jformer.config import load_config, resolve, save_config
 from jformer.data.tokenizers import learn
 from jformer.decoding.decode_config import DecodeConfig
+from jformer.inference.predict import Predictor
+from jformer.inference.restore import Trained
 from jformer.models import ModelConfig, build_model, init_params
+from jformer.tasks.build import build_task
 
+CHARS = learn("char", ["abcdefgh "], 99, "identity", False)
+# Of a model that writes something: tied logits of an untrained one would repeat its input.
+MODEL = {"num_layers": 1, "d_model": 32, "d_ff": 48, "num_heads": 4, "tied_output": False}
+ROWS = CHARS.vocab_size + 6  # those past the vocabulary must never be written
 TEXTS = ["the cat sat", "", "on the mat and the hat", "xyz?", "a", "that that that that"]
 
 
@@ -42,3 +49,15 @@ def settings_of(workdir, **decode):
     """Return the settings of a run with some options of decoding."""
     saved = load_config(workdir / "config.json")
     return dataclasses.replace(saved, decode=dataclasses.replace(saved.decode, **decode))
+
+
+def predictor(
+    model, params, task="translate", tokenizers=(CHARS, CHARS), data=None, copies=0, mesh=None, prepare=True, **decode
+):
+    """Return the Predictor of a model: an ensemble with so many copies of itself, with these options of decoding."""
+    config = resolve(
+        {"task": task, "model": {"family": model.config.family}, "data": {"dir": "nowhere", **(data or {})}}
+    )
+    config = dataclasses.replace(config, decode=DecodeConfig(**decode))
+    run = Trained(config=config, task=build_task(config), tokenizers=tokenizers, model=model, params=params)
+    return Predictor(run, [run] * copies, mesh, prepare)

@@ -1,4 +1,4 @@
-"""A trained translator as a directory that others serve without jformer: for CTranslate2, or as a program of StableHLO.
+"""A trained translator as a directory to be served without jformer: for CTranslate2, or as a StableHLO program.
 
 The files are written here; docs/serving.md shows how to use them, and the tests run its loaders.
 """
@@ -45,9 +45,9 @@ params.npz    its parameters by name""",
 
 
 def export(config: Config, workdir: Path, format: str, target: Path) -> str:  # noqa: A002
-    """Write the model of a run, with its tokenizers, into a new directory and return what to tell the user.
+    """Write the model of a run, with its tokenizers, into a new directory and return a line that says so.
 
-    `format` is "ctranslate2", weights that decode with whatever search CTranslate2 is asked for, or "stablehlo", a
+    `format` is "ctranslate2", weights for any search of CTranslate2, or "stablehlo", a
     program with the search of `config.decode` in it. The weights are those that `evaluate.weights` names.
 
     Raises UserError for another format, a directory that is not empty, a package that is missing, a run without
@@ -89,7 +89,7 @@ def _check(config: Config, format: str, target: Path) -> None:  # noqa: A002
 
 
 def _around(source: Tokenizer, target: Tokenizer) -> dict[str, Any]:
-    """Return what stands around texts of an imported vocabulary, which no loader can know."""
+    """Return the symbols around texts of an imported vocabulary, which a loader cannot know."""
     symbols = source.symbols
     before, after, written = symbols.before, (symbols.eos, *symbols.after), target.symbols.before
     return {
@@ -102,7 +102,7 @@ def _around(source: Tokenizer, target: Tokenizer) -> dict[str, Any]:
 def _write(
     config: Config, workdir: Path, save: Callable[[str], Any], target: Path, readme: str, around: dict[str, Any]
 ) -> None:
-    """Put everything into the directory: the model, the tokenizers as they are, and what a loader must know."""
+    """Write the model, the tokenizers and what a loader must know into the directory."""
     try:
         target.mkdir(parents=True, exist_ok=True)
         save(str(target))
@@ -115,7 +115,7 @@ def _write(
             "beam_size": config.decode.beam_size,
             "length_penalty": config.decode.length_penalty,
             "length_offset": config.decode.length_offset,
-            "min_length": config.decode.min_length,  # CTranslate2 writes one token or more unless it is told
+            "min_length": config.decode.min_length,  # without it, CTranslate2 writes one token or more
             **around,
         }
         (target / "README").write_text(readme)

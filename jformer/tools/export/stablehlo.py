@@ -1,7 +1,7 @@
-"""Encoder, search and all as one program of StableHLO, which jax.export reads back and runs without jformer.
+"""Encoder and search as one StableHLO program, which jax.export reads back and runs without jformer.
 
-Batch and source length are symbolic: each shape is compiled when it first occurs. The parameters are a file of their
-own. Later releases of JAX read such a program for six months, earlier ones for some weeks: do not archive it.
+Batch and source length are symbolic: each shape is compiled when it first occurs. Parameters are in a separate file.
+Later releases of JAX read such a program for six months, earlier ones for some weeks: do not archive it.
 
 Letters in shapes: b sentences, s source tokens, n outputs of a sentence, t their tokens, v entries of the vocabulary.
 """
@@ -41,11 +41,11 @@ def build_program(
     f32 [b n], lengths i32 [b n]), best first; t is s + decode.max_extra_length. A row of length 0 is left empty.
 
     Args:
-        config: how is searched, and the longest source.
-        model, params: what is exported; its parameters become arguments of the program.
-        longest: positions of the table that sinusoids become, the longest source or output.
+        config: how to search, and the longest source.
+        model, params: the parameters become arguments of the program.
+        longest: positions of the table that replaces sinusoids: the longest source or output.
         vocabulary: of every id, whether it may be written.
-        symbols: those of the target; what stands before an output is in the program.
+        symbols: those of the target; the program itself begins outputs with them.
 
     Raises:
         UserError: for a search that draws random numbers.

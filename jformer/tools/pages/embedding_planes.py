@@ -1,4 +1,4 @@
-"""What a run knows of tokens and positions before its first layer: embeddings, encodings, biases, as arrays to look at.
+"""Embeddings of tokens, encodings of positions and biases of attention, as arrays to plot.
 
 Letters in shapes: v entries of a vocabulary, d features, n distinct tokens, t positions, h heads, s distances.
 """
@@ -15,9 +15,9 @@ from jformer.inference.predict import Predictor
 from jformer.models.layers.positions import alibi_slopes, relative_buckets, sinusoids
 from jformer.models.model_config import RelativeConfig
 
-NEAREST = 5  # neighbours that are told for every token
-MOST_POSITIONS, MOST_FEATURES = 64, 128  # of a table: more can be told apart by nobody
-FAR = 32  # positions to either side that biases are told for
+NEAREST = 5  # neighbours shown for every token
+MOST_POSITIONS, MOST_FEATURES = 64, 128  # of a table that are shown
+FAR = 32  # positions to either side whose biases are shown
 
 
 class Plane(NamedTuple):
@@ -31,7 +31,7 @@ class Plane(NamedTuple):
 
 
 class Positions(NamedTuple):
-    """What a model knows of positions, as a table of numbers."""
+    """A table of what a model knows of positions."""
 
     name: str
     axes: tuple[str, str]  # what rows and columns are: positions and features, or heads and distances
@@ -43,8 +43,8 @@ class Positions(NamedTuple):
 def embedding_planes(predictor: Predictor, pairs: Sequence[tuple[str, str]]) -> list[list[Plane]]:
     """Return for each source and target the planes of their tokens, one for each table that they are read from.
 
-    The axes are the principal components of the example's own tokens (Pearson 1901). Images and labels are in no table.
-    Of a task that restores a text, source and target are that text.
+    The axes are principal components of the tokens of the example (Pearson 1901). Images and labels have no table. In
+    a task that restores a text, source and target are that text.
     """
     found = []
     for pair in predictor.inputs.encode_pairs(pairs):
@@ -81,7 +81,7 @@ def _plane(predictor: Predictor, name: str, ids: Sequence[int]) -> Plane:
 def principal_components(vectors: np.ndarray) -> tuple[np.ndarray, tuple[float, float]]:
     """Return vectors [n d] on their first two principal components, f32 [n 2], and the shares of variance on them.
 
-    The largest coordinate on each axis is positive, so that the same vectors give the same picture everywhere.
+    The largest coordinate on each axis is made positive, so that pictures are reproducible.
     """
     centred = vectors.astype(np.float64) - vectors.mean(axis=0, dtype=np.float64)
     left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
@@ -97,7 +97,7 @@ def principal_components(vectors: np.ndarray) -> tuple[np.ndarray, tuple[float, 
 def nearest(
     table: np.ndarray, ids: Sequence[int], tokens: Sequence[str], count: int
 ) -> tuple[tuple[tuple[str, float], ...], ...]:
-    """Return the `count` entries of a table [v d] nearest to each of some, itself left out, with their cosines."""
+    """Return the `count` entries of a table [v d] nearest to each of `ids`, itself excluded, with their cosines."""
     lengths = np.maximum(np.linalg.norm(table, axis=1), 1e-12)
     found = []
     for i in ids:
@@ -109,9 +109,9 @@ def nearest(
 
 
 def position_tables(predictor: Predictor, length: int) -> list[Positions]:
-    """Return what a model knows of positions, up to `length` tokens: none if it has none, rotates or projects them.
+    """Return the tables of positions of a model, up to `length` tokens; rotary and absent positions have none.
 
-    Of an image, learned positions are those of its patches.
+    Learned positions of an image are those of its patches.
     """
     config = predictor.model.config
     shown = min(length, MOST_POSITIONS)
@@ -141,7 +141,7 @@ def _encodings(name: str, table: np.ndarray) -> Positions:
 
 
 def _relative(options: RelativeConfig, stack: str, table: Any, shown: int) -> Positions:
-    """Return the biases of a stack's heads by distance, each distance that of its bucket."""
+    """Return the biases of a stack's heads by distance, read from their buckets."""
     distances = _distances(shown, causal=stack == "decoder")
     buckets = relative_buckets(jnp.asarray(distances), options.num_buckets, options.max_distance, stack == "decoder")
     values = np.asarray(table["embedding"])[np.asarray(buckets)].T

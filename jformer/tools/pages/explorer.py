@@ -19,7 +19,7 @@ from jformer.data.progress import counted
 from jformer.data.text import read_lines
 from jformer.data.tokenizers import Tokenizer
 from jformer.errors import UserError
-from jformer.inference.answers import NODE_STATES, Attended, Attention, Part, SearchTree
+from jformer.inference.answers import NODE_STATES, Attended, AttentionWeights, Part, SearchTree
 from jformer.inference.output_file import input_path, refuse_input
 from jformer.inference.predict import Predictor, load
 from jformer.inference.search_tree import has_beam
@@ -187,7 +187,7 @@ def _image(image: np.ndarray, packed: list[str]) -> dict[str, Any]:
     return {"width": image.shape[1], "height": image.shape[0], "bytes": _packed(image, packed)}
 
 
-def _maps(part: Attention, side: int, packed: list[str]) -> dict[str, Any]:
+def _maps(part: AttentionWeights, side: int, packed: list[str]) -> dict[str, Any]:
     """Return the weights of one part: the numbers of packed texts for each layer and head, and for means of heads.
 
     `side` is the number of patches along a side of the image, 0 for texts.

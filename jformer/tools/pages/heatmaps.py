@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jformer.errors import UserError
-from jformer.inference.answers import Attended, Attention, Part
+from jformer.inference.answers import Attended, AttentionWeights, Part
 from jformer.tools.pages.page import visible
 from jformer.tools.pages.plots import new_figure
 
@@ -49,12 +49,12 @@ def draw(attended: Attended, form: str) -> bytes:
     return drawn.getvalue()
 
 
-def order(attention: Attention) -> int:
+def order(attention: AttentionWeights) -> int:
     """Return where a part stands in SHOWN_FIRST."""
     return SHOWN_FIRST.index(attention.part)
 
 
-def patches_of(attended: Attended, part: Attention) -> int:
+def patches_of(attended: Attended, part: AttentionWeights) -> int:
     """Return how many patches a side the image has that a part attends to; 0 where it attends to tokens."""
     return 0 if attended.image is None or part.part is Part.DECODER_SELF else math.isqrt(len(part.columns))
 
@@ -72,7 +72,7 @@ def _new_grid(title: str, layers: int, heads: int, height: float, width: float) 
     return figure, figure.subplots(layers, heads, squeeze=False, sharex=True, sharey=True)
 
 
-def _maps(part: Attention) -> "Figure":
+def _maps(part: AttentionWeights) -> "Figure":
     """Return a figure with a panel for every layer and head, rows down and columns across."""
     layers, heads, rows, columns = part.weights.shape
     figure, grid = _new_grid(part.part.title, layers, heads, *(max(LEAST, TOKEN * n) for n in (rows, columns)))
@@ -90,7 +90,7 @@ def _maps(part: Attention) -> "Figure":
     return figure
 
 
-def _label(axes: "Axes", part: Attention, left: bool, below: bool) -> None:
+def _label(axes: "Axes", part: AttentionWeights, left: bool, below: bool) -> None:
     """Label the sides of the grid with tokens."""
     columns, rows = (_plain(side) for side in (part.columns, part.rows))
     axes.set_xticks(range(len(columns)), columns, rotation=90)
@@ -104,7 +104,7 @@ def _plain(tokens: Sequence[str]) -> list[str]:
     return [token.replace("$", r"\$") for token in short]
 
 
-def _pictures(image: Any, part: Attention) -> "Figure":
+def _pictures(image: Any, part: AttentionWeights) -> "Figure":
     """Return a figure with a panel for every written token, or for every layer and head."""
     side = math.isqrt(len(part.columns))
     if part.part is Part.CROSS:

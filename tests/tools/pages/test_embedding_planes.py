@@ -12,7 +12,8 @@ from jformer.models.layers.positions import PositionBias, sinusoids
 from jformer.models.model_config import RelativeConfig
 from jformer.models.vision_config import VisionConfig
 from jformer.tools.pages.embedding_planes import FAR, embedding_planes, nearest, position_tables, principal_components
-from tests.inference.test_forced_attention import ADDITIVE, FIELDS, RECURRENT, TEXT, predictor_of
+from tests.inference.test_forced_pass import ADDITIVE, FIELDS, RECURRENT, predictor_of
+from tests.inference.untrained import CHARS
 
 
 def test_principal_components_of_points_on_a_line():
@@ -49,7 +50,7 @@ def test_neighbours_are_the_nearest_others_by_angle():
         ("translate", FIELDS, ("abba", "fg"), {"embeddings": ("a", "b", "</s>", "f", "g")}),
         (
             "translate",
-            {**FIELDS, "shared_embedding": False, "target_vocab_size": TEXT.vocab_size},
+            {**FIELDS, "shared_embedding": False, "target_vocab_size": CHARS.vocab_size},
             ("ab", "f"),
             {"embeddings of the source": ("a", "b", "</s>"), "embeddings of the target": ("f", "</s>")},
         ),

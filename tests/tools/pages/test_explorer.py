@@ -12,7 +12,7 @@ from etils.epath import Path
 from jformer.data.tokenizers import LabelTokenizer
 from jformer.data.tokenizers.numbers import NumberTokenizer
 from jformer.errors import UserError
-from jformer.inference.answers import NODE_STATES, Attended, Attention, Choice, Part, SearchTree
+from jformer.inference.answers import NODE_STATES, Attended, AttentionWeights, Choice, Part, SearchTree
 from jformer.tools.pages import explorer
 from jformer.tools.pages.embedding_planes import Plane, Positions
 from jformer.tools.pages.explorer import Shown
@@ -25,10 +25,10 @@ def example():
     rows, columns = ("ein", HOSTILE, "</s>"), ("a", HOSTILE)
     values = np.full((2, 3, 3, 2), 0.5, np.float32)
     own = np.eye(2, dtype=np.float32)[None, None].repeat(2, 0)
-    cross = Attention(Part.CROSS, values, np.ones((3, 2), bool), rows, columns)
-    encoder = Attention(Part.ENCODER_SELF, own, np.ones((2, 2), bool), columns, columns)
+    cross = AttentionWeights(Part.CROSS, values, np.ones((3, 2), bool), rows, columns)
+    encoder = AttentionWeights(Part.ENCODER_SELF, own, np.ones((2, 2), bool), columns, columns)
     mask = np.tri(3, dtype=bool)
-    decoder = Attention(Part.DECODER_SELF, (mask / mask.sum(-1, keepdims=True))[None, None], mask, rows, rows)
+    decoder = AttentionWeights(Part.DECODER_SELF, (mask / mask.sum(-1, keepdims=True))[None, None], mask, rows, rows)
     choices = tuple(Choice(token, 0.9, ((token, 0.9), (HOSTILE, 0.05))) for token in rows)
     near = tuple(((HOSTILE, 0.25), ("b", -0.1)) for _ in columns)
     plane = Plane("embeddings", columns, np.array([[1, 0], [-1, 0.5]], np.float32), (0.8, 0.2), near)
@@ -243,7 +243,7 @@ def test_nothing_keeps_anybody_out(page):
 def test_the_page_fits_a_phone_and_paper(page):
     wide = tuple(f"token{i}" for i in range(60))
     many = np.full((1, 6, 60, 60), 1 / 60, np.float32)
-    own = Attention(Part.ENCODER_SELF, many, np.ones((60, 60), bool), wide, wide)
+    own = AttentionWeights(Part.ENCODER_SELF, many, np.ones((60, 60), bool), wide, wide)
     assert browser.overhang(page) == (0, 0)
     assert browser.overhang(explorer.explorer_page("x", [Shown(Attended("a " * 99, "", own))], POSITIONS)) == (0, 0)
 
@@ -424,8 +424,10 @@ def pictured():
     """Return what a caption's words take from an image of 2 by 2 patches: the first all of the last patch."""
     patches = ("1,1", "1,2", "2,1", "2,2")
     weights = np.array([[[[0, 0, 0, 1], [0.25] * 4]]], np.float32)
-    cross = Attention(Part.CROSS, weights, np.ones((2, 4), bool), ("1,2", "</s>"), patches)
-    own = Attention(Part.ENCODER_SELF, np.full((1, 1, 4, 4), 0.25, np.float32), np.ones((4, 4), bool), patches, patches)
+    cross = AttentionWeights(Part.CROSS, weights, np.ones((2, 4), bool), ("1,2", "</s>"), patches)
+    own = AttentionWeights(
+        Part.ENCODER_SELF, np.full((1, 1, 4, 4), 0.25, np.float32), np.ones((4, 4), bool), patches, patches
+    )
     image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
     return Attended("image.png", "1,2", own, None, cross, (), image)
 

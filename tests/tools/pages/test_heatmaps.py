@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from jformer.errors import UserError
-from jformer.inference.answers import Attended, Attention, Part
+from jformer.inference.answers import Attended, AttentionWeights, Part
 from jformer.tools.pages import heatmaps
 
 
@@ -17,7 +17,9 @@ def attended(*parts, layers=2, heads=3, rows=("<b>", "$x^2$"), columns=("a", "b"
     values[..., 0] = 1.0
     mask = np.ones((len(rows), len(columns)), bool)
     names = {Part.ENCODER_SELF: "encoder", Part.DECODER_SELF: "decoder", Part.CROSS: "cross"}
-    return Attended("a b c", "x", **{names[part]: Attention(part, values, mask, rows, columns) for part in parts})
+    return Attended(
+        "a b c", "x", **{names[part]: AttentionWeights(part, values, mask, rows, columns) for part in parts}
+    )
 
 
 def test_a_figure_has_a_panel_for_every_layer_and_head_and_its_tokens_are_texts():
@@ -72,7 +74,7 @@ def test_patches_are_drawn_over_the_picture():
     weights = np.zeros((1, 1, 5, 5), np.float32)
     weights[..., 4] = 1
     names = ("class", "1,1", "1,2", "2,1", "2,2")
-    part = Attention(Part.ENCODER_SELF, weights, np.ones((5, 5), bool), names, names)
+    part = AttentionWeights(Part.ENCODER_SELF, weights, np.ones((5, 5), bool), names, names)
     image = np.full((4, 4, 1), 128, np.uint8)
     picture = Image.open(io.BytesIO(heatmaps.draw(Attended("x", "", part, image=image), ".png"))).convert("RGB")
     colors = np.asarray(picture).astype(int)
@@ -84,7 +86,7 @@ def test_patches_are_drawn_over_the_picture():
 
 def test_of_a_caption_every_word_has_a_picture():
     names = ("1,1", "1,2", "2,1", "2,2")
-    part = Attention(
+    part = AttentionWeights(
         Part.CROSS, np.full((2, 3, 3, 4), 0.25, np.float32), np.ones((3, 4), bool), ("a", "$b", "c"), names
     )
     svg = heatmaps.draw(Attended("x", "", cross=part, image=np.zeros((4, 4, 3), np.uint8)), ".svg").decode()

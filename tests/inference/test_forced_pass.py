@@ -1,26 +1,23 @@
-"""What is shown of a run is what it computes: weights that sum to one, and the probabilities that scoring gives."""
-
-import dataclasses
+"""The forced pass says what the whole model says, alone or with others, and shows what it attends to."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jformer.config import resolve
 from jformer.data.tokenizers import learn
-from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
-from jformer.inference.answers import Attention, Part
-from jformer.inference.predict import Predictor
-from jformer.inference.restore import Trained
+from jformer.inference.answers import AttentionWeights, Part
+from jformer.inference.forced_pass import make_scorer
 from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.head_config import HeadConfig
 from jformer.models.recurrent_config import RecurrentConfig
-from jformer.tasks.build import build_task
+from jformer.parallel.backend import compiling_for
 from jformer.tasks.task import make_loss
+from tests.conftest import make_batch, run
+from tests.inference import untrained
+from tests.inference.untrained import CHARS
 
-TEXT = learn("char", ["abcdefgh "], 99, "identity", False)
 LABELS = learn("label", ["good", "bad"], 99, "identity", False)
 FIELDS = {"num_layers": 2, "d_model": 16, "d_ff": 24, "num_heads": 2, "tied_output": False}
 RECURRENT = {"num_layers": 1, "d_model": 16, "tied_output": False}
@@ -29,14 +26,10 @@ ADDITIVE = RecurrentConfig("gru", attention="additive")
 
 def predictor_of(task, data=None, **fields):
     """Return an untrained run."""
-    data = {"dir": "nowhere", **(data or {})}
-    config = resolve({"task": task, "model": {"family": fields.get("family", "encdec")}, "data": data})
-    config = dataclasses.replace(config, decode=DecodeConfig(max_extra_length=3))
-    model = build_model(ModelConfig(**{"vocab_size": TEXT.vocab_size, **fields}))
+    model = build_model(ModelConfig(**{"vocab_size": CHARS.vocab_size, **fields}))
+    tokenizers = (CHARS, LABELS if task == "classify" else CHARS)
     params = init_params(model, jax.random.key(0))
-    tokenizers = (TEXT, LABELS if task == "classify" else TEXT)
-    run = Trained(config=config, task=build_task(config), tokenizers=tokenizers, model=model, params=params)
-    return Predictor(run)
+    return untrained.predictor(model, params, task, tokenizers, data, max_extra_length=3)
 
 
 def assert_sound(found, layers, heads):
@@ -104,7 +97,7 @@ def test_a_recurrent_decoder_shows_its_one_alignment():
 def test_entropy_and_rollout_by_hand():
     """Two layers of one head over two positions: sharp, then even."""
     values = np.array([[[[1.0, 0.0], [0.0, 1.0]]], [[[0.5, 0.5], [0.5, 0.5]]]], np.float32)
-    weights = Attention(Part.ENCODER_SELF, values, np.ones((2, 2), bool), ("a", "b"), ("a", "b"))
+    weights = AttentionWeights(Part.ENCODER_SELF, values, np.ones((2, 2), bool), ("a", "b"), ("a", "b"))
     np.testing.assert_allclose(weights.entropy(), [[0.0], [np.log(2)]], atol=1e-6)
     # The first layer keeps all; of the second, half is the residual: (0.5 + 1) / 2 and 0.5 / 2.
     np.testing.assert_allclose(weights.rollout(), [[0.75, 0.25], [0.25, 0.75]])
@@ -122,7 +115,7 @@ def loss_of(predictor, text):
 
 
 def test_masked_tokens_are_shown_with_what_the_run_takes_them_for():
-    predictor = predictor_of("mlm", family="encoder", **FIELDS | {"vocab_size": TEXT.vocab_size + 1})
+    predictor = predictor_of("mlm", family="encoder", **FIELDS | {"vocab_size": CHARS.vocab_size + 1})
     shown, again = predictor.attend([(RESTORED, None)] * 2)
     assert shown.parts == (shown.encoder,)
     assert_sound(shown.encoder, 2, 2)
@@ -139,7 +132,7 @@ def test_masked_tokens_are_shown_with_what_the_run_takes_them_for():
 
 @pytest.mark.parametrize("noise", ["t5", "bart"])
 def test_denoising_is_shown_from_the_noised_source_to_what_restores_it(noise):
-    fields = FIELDS | {"vocab_size": TEXT.vocab_size + 200}
+    fields = FIELDS | {"vocab_size": CHARS.vocab_size + 200}
     predictor = predictor_of("denoise", data={"noise": noise}, **fields)
     (shown,) = predictor.attend([(RESTORED, None)])
     assert shown.parts == (shown.encoder, shown.decoder, shown.cross)
@@ -162,7 +155,7 @@ def test_denoising_is_shown_from_the_noised_source_to_what_restores_it(noise):
 
 @pytest.mark.parametrize("pair", [("abc", "d"), (" ", None)])
 def test_a_text_to_restore_has_no_target(pair):
-    predictor = predictor_of("mlm", family="encoder", **FIELDS | {"vocab_size": TEXT.vocab_size + 1})
+    predictor = predictor_of("mlm", family="encoder", **FIELDS | {"vocab_size": CHARS.vocab_size + 1})
     with pytest.raises(UserError, match="restores a text: attend"):
         predictor.attend([pair])
 
@@ -183,3 +176,79 @@ def test_broken_weights_are_refused():
     predictor.params = jax.tree.map(lambda x: x * np.nan, predictor.params)
     with pytest.raises(UserError, match="scores are NaN, so its weights are broken"):
         predictor.attend([("", "abc")])
+
+
+BATCH = make_batch([5, 3, 0], [4, 6, 0], source_size=8, target_size=8)
+
+
+@pytest.fixture(scope="module")
+def members(tiny):
+    """Return two models of one vocabulary and their parameters; one has more rows, as for even shards."""
+    sizes = {"tied_output": False, "num_layers": 1, "num_decoder_layers": 2}
+    return [tiny(**sizes), tiny(**sizes, vocab_size=56, d_model=16, norm="pre")]
+
+
+def distributions(model, params):
+    logits = np.asarray(run(model, params, BATCH), np.float64)
+    return logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+
+
+def of_targets(log_probs):
+    return np.take_along_axis(log_probs, BATCH["target_out"][..., None], axis=-1)[..., 0] * BATCH["weights"]
+
+
+def log_probs(model, params):
+    return of_targets(distributions(model, params))
+
+
+def score(members, average="probability", **options):
+    models, params = zip(*members, strict=True)
+    return jax.device_get(make_scorer(models, average, **options)(params, BATCH))
+
+
+def test_log_probs_are_those_of_the_whole_pass(members):
+    expected = log_probs(*members[0])
+    assert np.abs(expected).max() > 1
+    for tokens in (1_024, 16):  # sentences projected together: all, two
+        found = score(members[:1], tokens=tokens)
+        assert set(found) == {"log_probs"}
+        np.testing.assert_allclose(found["log_probs"], expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_several_models_decide_by_mean_probability_or_mean_log_probability(members):
+    both = np.stack([distributions(*member)[..., :50] for member in members])
+    assert np.abs(of_targets(both[0]) - of_targets(both[1])).max() > 0.1
+    np.testing.assert_allclose(score(members)["log_probs"], of_targets(np.log(np.exp(both).mean(0))), atol=1e-5)
+    mean = both.mean(axis=0)
+    mean -= np.logaddexp.reduce(mean, axis=-1, keepdims=True)
+    np.testing.assert_allclose(score(members, "log_probability")["log_probs"], of_targets(mean), atol=1e-5)
+
+
+def test_a_language_model_scores_its_target_alone(tiny):
+    model, params = tiny(family="decoder", num_layers=1)
+    np.testing.assert_allclose(score([(model, params)])["log_probs"], log_probs(model, params), atol=1e-5)
+
+
+def last_attention(model, params):
+    """Return the last layer's attention to the source, averaged over heads."""
+    seen = jax.jit(lambda p, batch: model.apply({"params": p}, batch, mutable=["intermediates"])[1])(params, BATCH)
+    return np.asarray(seen["intermediates"]["decoder"]["block"]["cross_attn"]["weights"][0])[-1].mean(axis=1)
+
+
+@pytest.mark.slow
+def test_attention_is_that_of_the_last_layer_the_mean_of_heads_and_models(members):
+    found = score(members[:1], attend=True)
+    np.testing.assert_allclose(found["log_probs"], log_probs(*members[0]), atol=1e-5)
+    alone, both = last_attention(*members[0]), np.mean([last_attention(*member) for member in members], axis=0)
+    real = BATCH["weights"] > 0
+    np.testing.assert_allclose(found["attention"][real], alone[real], atol=1e-6)
+    np.testing.assert_allclose(score(members, attend=True)["attention"][real], both[real], atol=1e-6)
+    assert np.abs(alone - both)[real].max() > 1e-3
+    assert (found["attention"].argmax(axis=-1) < np.array([[5], [3], [8]])).all()  # never padding
+
+
+def test_attention_shows_its_weights_on_every_machine(members):
+    here = score(members[:1], attend=True)["attention"]
+    with compiling_for("gpu"):
+        np.testing.assert_allclose(score(members[:1], attend=True)["attention"], here, atol=1e-6)
