@@ -3,12 +3,12 @@
 python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--config.section.key=value ...]
 
   --config   a Python file with get_config(); any of its keys can be set as --config.section.key=value. Once DIR holds a
-             run, its saved config is used where --config is left out.
+             run, its saved config is the default.
   --workdir  the directory of the run: config, tokenizer, checkpoints, metrics, results.
   --mode     train     train, or resume the run in DIR, then score its test sets (the default)
              evaluate  score the test sets again, with other --config.evaluate and --config.decode options if given
              predict   translate --input line by line to --output, or continue or label it
-             score     tell the log-probability of each target in --input: lines of source, TAB, target
+             score     write the log-probability of each target in --input: lines of source, TAB, target
              describe  show parameters and FLOPs; needs no data and no DIR
              verify    check that all ways to decode with the run agree; exit code 1 if any does not
              explore   write a page, --output, that shows what the run attends to in the lines of --input, how it
@@ -16,28 +16,27 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
              report    write a page, --output, of the run: curves, scores, worst answers, settings; also while it trains
              serve     answer over HTTP at --host and --port: a page to type into, JSON for programs
              export    write the run to the folder --output as --format, to be served without jformer
-  --input    predict, score, explore: a text file (of several processes a plain one), or - for standard input (default)
+  --input    predict, score, explore: a text file (for several processes a plain one), or - for standard input (default)
   --output   predict, score: a file, or - for standard output (the default); export: a folder; explore, report: a page;
-             evaluate: a folder for results.json and the outputs, DIR itself if it is not given
-  --resume   predict, score: go on with a half-written --output
-  --watch    report: seconds after which the page is written anew, and loaded by a browser, until the run is scored
-  --host     serve: the address to listen at; 127.0.0.1, which only this machine reaches, if it is not given
-  --port     serve: the port (default: 8000), 0 for any that is free
-  --format   export: ctranslate2, stablehlo; explore: html, or png or svg of one line (default: as --output is named)
-  --deterministic  on GPUs: operations alone that give the same bits every time, which are slower
+             evaluate: a folder for results.json and the outputs (default: DIR)
+  --resume   predict, score: continue a half-written --output
+  --watch    report: rewrite the page every so many seconds, and have browsers reload it, until the run is scored
+  --host     serve: the address to listen at (default: 127.0.0.1, which only this machine reaches)
+  --port     serve: the port (default: 8000), 0 for any free one
+  --format   export: ctranslate2, stablehlo; explore: html, or png or svg of one line (default: by --output's ending)
+  --deterministic  on GPUs: use only operations that give the same bits every time, which are slower
   --topology describe: what the run would take of a TPU slice, such as v5e:16x16 or v5litepod-256; exit code 2 if it
              does not fit. Needs pip install -e ".[tpu-aot]", and a minute or two
-  --price    describe with --topology: dollars for an hour of a chip, to tell the cost
+  --price    describe with --topology: dollars for an hour of a chip, to estimate the cost
 
 Several processes are one run (train, evaluate, predict, score) if all are started with the same command and either
   --distributed  where Cloud TPU, Slurm, Open MPI, Kubernetes or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
                  JAX_PROCESS_ID say who is who, or
   --coordinator=HOST:PORT --processes=N --process=I
-                 a free port of process 0's machine, how many there are, and which this is, from 0
-Exit code 75, or 134 from JAX itself, says that one of them died, 76 that one was stuck: the same command for all goes
-on from the last checkpoint. docs/processes.md has the rest. A process alone that is stuck ends with 76, too, and 75
-says also that a checkpoint cannot be read just now.
-Exit code 143 says that a signal asked the command to stop, and what there was to save is saved.
+                 a free port of process 0's machine, the number of processes, and which this is, from 0
+Exit code 75, or 134 from JAX itself: one of them died, or a checkpoint cannot be read just now. 76: one was stuck (a
+process alone, too). Rerun the same command in all of them to resume from the last checkpoint; see docs/processes.md.
+Exit code 143: a signal asked the command to stop, and what there was to save is saved.
 """
 
 import os
@@ -49,7 +48,7 @@ from jformer.errors import DONE, FAILED, LOST, STOPPED, UserError
 
 
 def stop_early(number: int, frame: FrameType | None) -> None:
-    """End the process with a line: nothing has begun yet, or all is over."""
+    """End the process with a line: nothing has begun yet."""
     os.write(2, b"jformer: stopped\n")
     os._exit(STOPPED)
 
@@ -61,6 +60,7 @@ if __name__ == "__main__":  # before what takes seconds to import; `heed_signals
 
 import contextlib
 import dataclasses
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from absl import flags
@@ -77,26 +77,26 @@ from jformer.parallel.libtpu import silence_libtpu
 from jformer.storage import check_writable, is_step, refusals_told, refuse_file_of_run, run_path
 from jformer.training.malloc import keep_freed_memory
 
-MODES = ("train", "evaluate", "predict", "score", "describe", "verify", "explore", "report", "serve", "export")
-TOGETHER = ("train", "evaluate", "predict", "score")  # what several processes can do
-ONE_FILE = ("predict", "score", "explore", "report")  # is what they write
+TOGETHER = ("train", "evaluate", "predict", "score")  # modes that several processes can share
+ONE_FILE = ("predict", "score", "explore", "report")  # modes that write one file
+WITHOUT_DEVICES = ("describe", "report")
 FORMATS = {"export": ("ctranslate2", "stablehlo"), "explore": ("html", "png", "svg")}
 WORTH_KEEPING = 0.05  # seconds of compiling
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one mode and return the exit code, one of those that `errors` lists with what they say."""
+    """Run one mode and return the exit code, one of those that `errors` lists."""
     argv = sys.argv if argv is None else argv
     if any(argument in ("--help", "-h", "-help") for argument in argv):
         print(__doc__)
         return DONE
     silence_libtpu()
     with processes.heed_signals("stopped"):
-        return answer(argv)
+        return run_command(argv)
 
 
-def answer(argv: list[str]) -> int:
-    """Do what the flags say and return the exit code; a mistake of the user becomes one line."""
+def run_command(argv: list[str]) -> int:
+    """Do what the flags ask for and return the exit code; a mistake of the user becomes one line."""
     try:
         with refusals_told():
             options, overrides = read_flags(argv)
@@ -104,118 +104,77 @@ def answer(argv: list[str]) -> int:
                 choose_deterministic()
             with processes.join_run(coordinates(options)):
                 config = configure(options, overrides)
-                compare(options, config)
-                return run(options, config)
+                check_processes_agree(options, config)
+                workdir = run_path(options.workdir or "")
+                prepare(options, config, workdir)
+                return MODES[options.mode](options, config, workdir)
     except (UserError, processes.AbsentError) as error:
         print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
         with contextlib.suppress(OSError):  # what standard output did not take would fail again at the end
             sys.stdout.flush()
         return error.code if isinstance(error, UserError) else LOST
-    except BrokenPipeError:  # who read our output has left, as head does; what is still to be flushed goes nowhere
+    except BrokenPipeError:  # the reader of our output has left, as head does; what is still to be flushed goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
 
 
-def compare(options: flags.FlagValues, config: Config) -> None:
+def check_processes_agree(options: flags.FlagValues, config: Config) -> None:
     """Raise UserError, as `check_same` does, where processes were started differently or see different runs."""
     given = {f"--{name}": options[name].value for name in ("mode", "workdir", "resume", "deterministic")}
     processes.check_same({**given, **flatten(dataclasses.asdict(config), "config.")})
-    if options.mode != "train" and processes.process_count() > 1:  # what trains sees to it that there is one workdir
+    if options.mode != "train" and processes.process_count() > 1:  # which itself refuses two workdirs
         for workdir in (options.workdir, *config.decode.ensemble):
             processes.check_same(processes.saved_run(run_path(workdir), is_step))
 
 
-def run(options: flags.FlagValues, config: Config) -> int:
-    """Import the mode's module, and with it jax, only now: help and mistakes answer at once."""
-    workdir, files = run_path(options.workdir or ""), (options.input, options.output, options.resume)
-    if options.mode == "describe":
-        return show(options, config, workdir if options.workdir else None)
+def prepare(options: flags.FlagValues, config: Config, workdir: Path) -> None:
+    """Refuse places that cannot be written, and set up this process for its mode."""
     if options.mode in ONE_FILE:
         refuse_file_of_run(workdir, options.output)
-    if options.mode == "report":
-        from jformer.tools.pages.run_report import write_report
-
-        for line in write_report(config, workdir, options.output, options.watch):
-            print(line, flush=True)
-        return DONE
-    folder = run_path(options.output) if options.mode == "evaluate" and options.output != "-" else workdir
     if options.mode in ("train", "evaluate"):
+        folder = scores_folder(options, workdir)
         check_writable("--workdir" if folder == workdir else "--output", folder)
         check_writable("data.cache_dir", run_path(config.data.cache_dir))
+    if options.mode in WITHOUT_DEVICES:
+        return
     if options.mode == "train":
         keep_freed_memory()
     keep_compiled(config)
     if options.deterministic and processes.is_main_process():
         print(deterministic_line(), file=sys.stderr)
     processes.set_stall_limit(config.train.stall_seconds)
-    if options.mode == "predict":
-        from jformer.inference.answer_files import predict_file
-
-        predict_file(config, workdir, *files)
-    elif options.mode == "score":
-        from jformer.inference.answer_files import score_file
-
-        score_file(config, workdir, *files)
-    elif options.mode == "verify":
-        from jformer.inference.verify import verify
-
-        return DONE if verify(config, workdir) else FAILED
-    elif options.mode == "explore":
-        from jformer.tools.pages.explorer import explore
-
-        with show_progress("exploring"):
-            line = explore(config, workdir, options.input, options.output, options.format)
-        print(line)
-    elif options.mode == "serve":
-        from jformer.tools.server.serve import serve
-
-        if not serve(config, workdir, options.host, options.port):
-            return FAILED
-        print("stopped", file=sys.stderr)
-        return STOPPED
-    elif options.mode == "export":
-        from jformer.tools.export.folder import export
-
-        with show_progress("exporting"):
-            line = export(config, workdir, options.format, Path(options.output))
-        print(line)
-    else:
-        return train_or_evaluate(options.mode, config, workdir, folder)
-    return DONE
 
 
-def show(options: flags.FlagValues, config: Config, workdir: Path | None) -> int:
-    """Describe the run, on the devices here or on a TPU slice that is not."""
-    if options.topology:
-        from jformer.tools.forecast.tpu import describe_slice
-
-        for line in describe_slice(config, workdir, options.topology, options.price):
-            print(line, flush=True)
-    else:
-        from jformer.tools.forecast.describe import describe
-
-        print(describe(config, workdir))
-    return DONE
+# The modes: each imports what it needs, and with it JAX, only when it runs, so that help and mistakes answer at once.
 
 
-def train_or_evaluate(mode: str, config: Config, workdir: Path, folder: Path) -> int:
-    """Score the run, once it is trained; the scores go into a folder, the run's own or another."""
+def train(options: flags.FlagValues, config: Config, workdir: Path) -> int:
+    """Train the run, or resume it, and score it."""
+    with show_progress("loading JAX", quiet=not processes.is_main_process()):
+        from jformer.evaluation import evaluate as _  # noqa: F401 (loaded now, so that scoring begins at once)
+        from jformer.trainer import train as train_run
+
+    processes.end_at_once("stopped before the first update")
+    with processes.watched():
+        finished = train_run(config, workdir)
+    processes.end_at_once("stopped while scoring the run; --mode=evaluate scores it again")
+    if finished and not processes.agree(processes.stop_requested(), any):
+        return score_test_sets(options, config, workdir)
+    if processes.is_main_process():
+        done = "trained" if finished else "stopped"
+        further = "score it" if finished else f"resume from {workdir}"
+        with contextlib.suppress(OSError):  # the terminal may be closed
+            print(f"{done} and saved; rerun the same command to {further}", file=sys.stderr)
+    return STOPPED
+
+
+def score_test_sets(options: flags.FlagValues, config: Config, workdir: Path) -> int:
+    """Score the run; the scores go into its own directory, or into another folder."""
     with show_progress("loading JAX", quiet=not processes.is_main_process()):
         from jformer.evaluation.evaluate import evaluate, report_scores
         from jformer.tools.pages.run_report import write_own
-        from jformer.trainer import train
 
-    if mode == "train":
-        processes.end_at_once("stopped before the first update")
-        with processes.watched():
-            finished = train(config, workdir)
-        processes.end_at_once("stopped while scoring the run; --mode=evaluate scores it again")
-        if not finished or processes.agree(processes.stop_requested(), any):
-            if processes.is_main_process():
-                further = "the same command scores it" if finished else f"the same command goes on from {workdir}"
-                with contextlib.suppress(OSError):  # the terminal may be closed
-                    print(f"{'trained' if finished else 'stopped'} and saved; {further}", file=sys.stderr)
-            return STOPPED
+    folder = scores_folder(options, workdir)
     results = evaluate(config, workdir, folder)
     if processes.is_main_process():
         page = write_own(config, workdir) if folder == workdir else ""
@@ -223,8 +182,104 @@ def train_or_evaluate(mode: str, config: Config, workdir: Path, folder: Path) ->
     return DONE
 
 
+def scores_folder(options: flags.FlagValues, workdir: Path) -> Path:
+    """Return the folder of the scores: the run's own, or that of --output with --mode=evaluate."""
+    return run_path(options.output) if options.mode == "evaluate" and options.output != "-" else workdir
+
+
+def predict(options: flags.FlagValues, config: Config, workdir: Path) -> int:
+    """Answer the lines of a file."""
+    from jformer.inference.answer_files import predict_file
+
+    predict_file(config, workdir, options.input, options.output, options.resume)
+    return DONE
+
+
+def score(options: flags.FlagValues, config: Config, workdir: Path) -> int:
+    """Write the log-probabilities of the targets in a file."""
+    from jformer.inference.answer_files import score_file
+
+    score_file(config, workdir, options.input, options.output, options.resume)
+    return DONE
+
+
+def describe(options: flags.FlagValues, config: Config, workdir: Path) -> int:
+    """Describe the run, on the devices here or on a TPU slice that is not."""
+    run = workdir if options.workdir else None
+    if options.topology:
+        from jformer.tools.forecast.tpu import describe_slice
+
+        return print_lines(describe_slice(config, run, options.topology, options.price))
+    from jformer.tools.forecast.describe import describe as describe_here
+
+    return print_lines([describe_here(config, run)])
+
+
+def verify(options: flags.FlagValues, config: Config, workdir: Path) -> int:
+    """Check that all ways to decode with the run agree."""
+    from jformer.inference.verify import verify as agrees
+
+    return DONE if agrees(config, workdir) else FAILED
+
+
+def explore(options: flags.FlagValues, config: Config, workdir: Path) -> int:
+    """Write the page of what the run attends to."""
+    from jformer.tools.pages.explorer import explore as write_page
+
+    with show_progress("exploring"):
+        line = write_page(config, workdir, options.input, options.output, options.format)
+    return print_lines([line])
+
+
+def report(options: flags.FlagValues, config: Config, workdir: Path) -> int:
+    """Write the page of the run."""
+    from jformer.tools.pages.run_report import write_report
+
+    return print_lines(write_report(config, workdir, options.output, options.watch))
+
+
+def serve(options: flags.FlagValues, config: Config, workdir: Path) -> int:
+    """Answer over HTTP until a signal asks to stop."""
+    from jformer.tools.server.serve import serve as serve_until_stopped
+
+    if not serve_until_stopped(config, workdir, options.host, options.port):
+        return FAILED
+    print("stopped", file=sys.stderr)
+    return STOPPED
+
+
+def export(options: flags.FlagValues, config: Config, workdir: Path) -> int:
+    """Write the run for programs other than jformer."""
+    from jformer.tools.export.folder import export as write_folder
+
+    with show_progress("exporting"):
+        line = write_folder(config, workdir, options.format, Path(options.output))
+    return print_lines([line])
+
+
+def print_lines(lines: Iterable[str]) -> int:
+    """Print lines as they come."""
+    for line in lines:
+        print(line, flush=True)
+    return DONE
+
+
+MODES: dict[str, Callable[[flags.FlagValues, Config, Path], int]] = {
+    "train": train,
+    "evaluate": score_test_sets,
+    "predict": predict,
+    "score": score,
+    "describe": describe,
+    "verify": verify,
+    "explore": explore,
+    "report": report,
+    "serve": serve,
+    "export": export,
+}
+
+
 def keep_compiled(config: Config) -> None:
-    """Let JAX keep what takes long to compile beside the tokenized corpora, unless the environment names a place."""
+    """Cache compiled programs beside the tokenized corpora, unless the environment names a place."""
     import jax
 
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -233,14 +288,14 @@ def keep_compiled(config: Config) -> None:
 
 
 def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:
-    """Return the flags, checked as far as they go, and the arguments that set keys of the config."""
+    """Return the flags, checked by themselves, and the arguments that set keys of the config."""
     options = flags.FlagValues()
     flags.DEFINE_string("config", None, "A Python file with get_config().", flag_values=options)
     flags.DEFINE_string("workdir", None, "The directory of the run.", flag_values=options)
-    flags.DEFINE_enum("mode", "train", MODES, "What to do.", flag_values=options)
+    flags.DEFINE_enum("mode", "train", list(MODES), "What to do.", flag_values=options)
     flags.DEFINE_string("input", "-", "Text to answer.", flag_values=options)
     flags.DEFINE_string("output", "-", "Where answers go.", flag_values=options)
-    flags.DEFINE_bool("resume", False, "Go on with a half-written output.", flag_values=options)
+    flags.DEFINE_bool("resume", False, "Continue a half-written output.", flag_values=options)
     flags.DEFINE_float("watch", 0.0, "Seconds.", lower_bound=0.0, flag_values=options)
     flags.DEFINE_bool("deterministic", False, "Deterministic operations on GPUs.", flag_values=options)
     flags.DEFINE_string("host", "127.0.0.1", "Where to listen.", flag_values=options)
@@ -262,14 +317,14 @@ def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:
     if not options.workdir and options.mode != "describe":
         raise UserError("--workdir is missing: name the directory of the run")
     if options.format and options.format not in FORMATS.get(options.mode, ()):
-        raise UserError(f"--format={options.format} is nothing that --mode={options.mode} writes; see --help")
+        raise UserError(f"--format={options.format} is not written by --mode={options.mode}; see --help")
     if options.mode == "export" and (not options.format or options.output == "-"):
         raise UserError("--mode=export needs --format and a folder as --output; see --help")
     return options, overrides
 
 
 def coordinates(options: flags.FlagValues) -> processes.ProcessInfo | None:
-    """Return which of how many processes this is, or None if it is the only one."""
+    """Return which process of how many this is, or None if it is the only one."""
     own = processes.from_flags(options.distributed, options.coordinator, options.processes, options.process)
     if own and options.mode not in TOGETHER:
         raise UserError(f"--mode={options.mode} is for one process: several can {', '.join(TOGETHER)}")
@@ -277,7 +332,7 @@ def coordinates(options: flags.FlagValues) -> processes.ProcessInfo | None:
 
 
 def configure(options: flags.FlagValues, overrides: list[str]) -> Config:
-    """Return the config that the flags name, with what they set; raise UserError if it cannot work or go on."""
+    """Return the config that the flags name, with what they set; raise UserError if it cannot work or resume."""
     saved = run_path(options.workdir or "") / "config.json"
     if not options.config and not (options.workdir and saved.exists()):
         if options.workdir and options.mode not in ("train", "describe"):
@@ -292,5 +347,5 @@ def configure(options: flags.FlagValues, overrides: list[str]) -> Config:
 
 if __name__ == "__main__":
     code = main()
-    processes.ignore_signals()  # all is done and said: no signal may change the exit code while Python ends
+    processes.ignore_signals()  # all is done: no signal may change the exit code while Python ends
     sys.exit(code)

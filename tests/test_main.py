@@ -173,7 +173,7 @@ def test_a_file_without_get_config_says_so(file, tmp_path, capsys):
 
 
 def test_the_traceback_of_a_defect_is_kept(file, tmp_path, monkeypatch):
-    monkeypatch.setattr(main, "run", lambda options, config: 1 / 0)
+    monkeypatch.setattr(main, "prepare", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         call(f"--config={file()}", f"--workdir={tmp_path}")
 
@@ -264,7 +264,7 @@ def answer_with(monkeypatch, module, name, result=None, seconds=0.0):
 
 @pytest.mark.parametrize(("mode", "name"), [("predict", "predict_file"), ("score", "score_file")])
 def test_files_are_answered_and_resumed(saved, monkeypatch, mode, name):
-    calls = answer_with(monkeypatch, "inference.files", name)
+    calls = answer_with(monkeypatch, "inference.answer_files", name)
     assert call(f"--workdir={saved}", f"--mode={mode}") == 0
     assert call(f"--workdir={saved}", f"--mode={mode}", "--input=a", "--output=b", "--resume") == 0
     assert calls == [(saved, "-", "-", False), (saved, "a", "b", True)]
@@ -272,7 +272,7 @@ def test_files_are_answered_and_resumed(saved, monkeypatch, mode, name):
 
 def test_several_processes_are_told_how_long_one_may_stand_still(saved, monkeypatch):
     limits = []
-    answer_with(monkeypatch, "inference.files", "predict_file")
+    answer_with(monkeypatch, "inference.answer_files", "predict_file")
     monkeypatch.setattr(main.processes, "set_stall_limit", limits.append)
     assert call(f"--workdir={saved}", "--mode=predict", "--config.train.stall_seconds=7") == 0
     assert limits == [7]
@@ -285,7 +285,7 @@ def test_a_check_that_fails_is_exit_code_1(saved, monkeypatch, passed, code):
 
 
 def test_export_says_what_it_wrote(saved, monkeypatch, capsys):
-    calls = answer_with(monkeypatch, "inference.export", "export", "written")
+    calls = answer_with(monkeypatch, "tools.export.folder", "export", "written")
     assert call(f"--workdir={saved}", "--mode=export", "--format=stablehlo", "--output=served") == 0
     assert calls == [(saved, "stablehlo", Path("served"))]
     assert capsys.readouterr().out == "written\n"
@@ -293,7 +293,7 @@ def test_export_says_what_it_wrote(saved, monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("mode", "module", "options"),
-    [("export", "inference.export", ("--format=stablehlo", "--output=x")), ("explore", "evaluation.explorer", ())],
+    [("export", "tools.export.folder", ("--format=stablehlo", "--output=x")), ("explore", "tools.pages.explorer", ())],
 )
 def test_what_takes_long_is_told(saved, monkeypatch, capsys, mode, module, options):
     monkeypatch.setattr(progress, "SILENCE", (0.01, 0.01))

@@ -111,7 +111,7 @@ TRAINED = """
     stubs = {"loop": SimpleNamespace(train=train), "evaluate": SimpleNamespace(evaluate=evaluate, report_scores=None)}
     sys.modules["jformer.trainer"], sys.modules["jformer.evaluation.evaluate"] = stubs.values()
     sys.modules["jformer.tools.pages.run_report"] = SimpleNamespace(write_own=None)
-    sys.exit(main.train_or_evaluate("train", None, "DIR", "DIR"))
+    sys.exit(main.train(SimpleNamespace(mode="train"), None, "DIR"))
 """
 TRAINING = """
 import sys, time
@@ -137,7 +137,7 @@ with processes.heed_signals("stopped"):
 @pytest.mark.parametrize(
     ("wait", "line"),
     [
-        (True, "trained and saved; the same command scores it"),
+        (True, "trained and saved; rerun the same command to score it"),
         (False, "jformer: stopped while scoring the run; --mode=evaluate scores it again"),
     ],
     ids=["the last save", "scoring"],
