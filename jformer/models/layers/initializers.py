@@ -20,26 +20,23 @@ RESIDUAL_OUTPUTS = ("output", "down")
 DEEPNORM_SCALED = ("value", "output", "gate", "up", "down")
 
 
+def _gpt2(c: ModelConfig, role: str, layers: int) -> Init:
+    return nn.initializers.normal(0.02 * ((2 * layers) ** -0.5 if role in RESIDUAL_OUTPUTS else 1.0))
+
+
+def _vit(c: ModelConfig, role: str, layers: int) -> Init:
+    rules = {"head": nn.initializers.zeros_init(), "patches": nn.initializers.lecun_normal()}
+    return rules.get(role, nn.initializers.xavier_uniform())
+
+
 KERNELS: dict[str, Callable[[ModelConfig, str, int], Init]] = {  # rule → (config, role, layers) → initializer
-    # Glorot and Bengio 2010, uniform; tensor2tensor's for the paper of 2017
-    "glorot": lambda c, role, layers: nn.initializers.xavier_uniform(),
-    # He et al. 2015
-    "he": lambda c, role, layers: nn.initializers.variance_scaling(2.0, "fan_in", "normal"),
-    # Nguyen and Salazar 2019, SmallInit
-    "small": lambda c, role, layers: nn.initializers.normal((2 / (5 * c.d_model)) ** 0.5),
-    # Devlin et al. 2019: kernels and tables truncated at two deviations
-    "bert": lambda c, role, layers: nn.initializers.truncated_normal(0.02),
-    # Radford et al. 2019: residual outputs smaller by 1/sqrt(2N)
-    "gpt2": lambda c, role, layers: nn.initializers.normal(
-        0.02 * ((2 * layers) ** -0.5 if role in RESIDUAL_OUTPUTS else 1.0)
-    ),
-    # Raffel et al. 2020
-    "t5": lambda c, role, layers: nn.initializers.variance_scaling(1.0, "fan_in", "normal"),
-    # Dosovitskiy et al. 2021: the classifier starts at zero
-    "vit": lambda c, role, layers: {
-        "head": nn.initializers.zeros_init(),
-        "patches": nn.initializers.lecun_normal(),
-    }.get(role, nn.initializers.xavier_uniform()),
+    "glorot": lambda c, role, layers: nn.initializers.xavier_uniform(),  # Glorot and Bengio 2010, uniform
+    "he": lambda c, role, layers: nn.initializers.variance_scaling(2.0, "fan_in", "normal"),  # He et al. 2015
+    "small": lambda c, role, layers: nn.initializers.normal((2 / (5 * c.d_model)) ** 0.5),  # Nguyen and Salazar 2019
+    "bert": lambda c, role, layers: nn.initializers.truncated_normal(0.02),  # Devlin et al. 2019
+    "gpt2": _gpt2,  # Radford et al. 2019: residual outputs smaller by 1/sqrt(2N)
+    "t5": lambda c, role, layers: nn.initializers.variance_scaling(1.0, "fan_in", "normal"),  # Raffel et al. 2020
+    "vit": _vit,  # Dosovitskiy et al. 2021: the classifier starts at zero
 }
 
 TABLES: dict[str, dict[str, float]] = {  # deviations; what is not named has d_model^-0.5, with mup the base's
