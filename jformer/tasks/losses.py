@@ -12,6 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jformer.data.spans import END, MAY_END, MAY_START, START
+from jformer.models.layers.matmul import gradient_by_hand
 from jformer.parallel.activations import parts
 from jformer.parallel.backend import target
 from jformer.parallel.chunks import map_chunks
@@ -98,9 +99,10 @@ def chunked_cross_entropy(
 ) -> Sums:
     """Return the sums of `cross_entropy(project(hidden), …)` without ever holding all logits [b t v].
 
-    They are computed, scored and differentiated a few positions of all rows at a time, at least one. Their gradient is
-    carried back at once, to the hidden states and the parameters that `project` closes over, so that nothing the size
-    of a vocabulary waits for the backward pass and nothing is computed twice. Only the sum of `loss` has a gradient.
+    They are computed, scored and differentiated a few positions of all rows at a time, at least one. The gradient of
+    the sum of `loss` is carried back at once, to the hidden states and the parameters that `project` closes over, so
+    that nothing the size of a vocabulary waits for the backward pass and nothing is computed twice. For that of another
+    sum, or by the weights, the logits are computed again.
 
     Args:
         hidden: what the model gives at every position.
@@ -114,28 +116,38 @@ def chunked_cross_entropy(
     length = _positions_at_once(b, t, vocabulary)
     projects, params = _hoisted(project, hidden, (length, t % length))
 
-    @jax.custom_vjp
-    def total(hidden: Array, params: list[Array], *labels: Array) -> Sums:
-        def score(h: Array, y: Array, w: Array) -> tuple[Sums, None]:
+    def by_jax(hidden: Array, params: list[Array], *labels: Any) -> Sums:
+        def score(h: Array, y: Any, w: Array) -> tuple[Sums, None]:
             return cross_entropy(projects[h.shape[1]](h, *params), y, w, smoothing), None
 
-        return _over_positions(score, length, hidden, *labels)[0]
+        return _over_positions(jax.checkpoint(score), length, hidden, *labels)[0]
 
-    def forward(hidden: Array, params: list[Array], *labels: Array) -> tuple[Sums, Any]:
+    def forward(*primals: Any) -> tuple[Sums, Any]:
+        hidden, params, targets, weights = arguments = jax.tree.map(lambda primal: primal.value, primals)
+
         def differentiate(h: Array, y: Array, w: Array) -> tuple[Any, Array]:
             logits, pull_back = jax.vjp(projects[h.shape[1]], h, *params)
             sums, slope = _sums_and_slope(logits, y, w, smoothing)
             dh, *dparams = pull_back(slope.astype(logits.dtype))
             return (sums, dparams), dh
 
-        (sums, dparams), dh = _over_positions(differentiate, length, hidden, *labels)
-        return sums, (dh, dparams)
+        (sums, dparams), dh = _over_positions(differentiate, length, hidden, targets, weights)
+        by_weights = () if primals[3].perturbed else None  # known as the gradient is traced: no array
+        return sums, ((dh, dparams), arguments, by_weights)
 
     def backward(saved: Any, slopes: Sums) -> Any:
-        return *jax.tree.map(lambda x: (x * slopes["loss"].total).astype(x.dtype), saved), None, None
+        gradient, arguments, by_weights = saved
+        slope = slopes["loss"].total
+        if by_weights is None and all(x is slope or _is_zero(x) for x in jax.tree.leaves(slopes)):
+            return *jax.tree.map(lambda x: (x * slope).astype(x.dtype), gradient), None, None
+        _, pull_back = jax.vjp(by_jax, *arguments)
+        return pull_back(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype) if _is_zero(x) else x, slopes))
 
-    total.defvjp(forward, backward)
-    return total(hidden, params, targets, weights)
+    return gradient_by_hand(forward, backward, zeros=True)(by_jax)(hidden, params, targets, weights)
+
+
+def _is_zero(slope: object) -> bool:
+    return isinstance(slope, jax.custom_derivatives.SymbolicZero)
 
 
 def divergence(
@@ -193,7 +205,7 @@ def _hoisted(
     return {length: function for length, (function, _) in converted.items()}, converted[lengths[0]][1]
 
 
-def _over_positions(visit: Callable[..., Any], length: int, *arrays: Array) -> tuple[Any, Any]:
+def _over_positions(visit: Callable[..., Any], length: int, *arrays: Any) -> tuple[Any, Any]:
     """Visit arrays [b t ·] `length` positions at a time, then those left over.
 
     A visit returns what is summed over all of them, and what is joined along the positions, [b length ·] or None.

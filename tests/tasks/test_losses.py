@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jformer.models.layers.matmul import jax_gradients
 from jformer.tasks import losses
 
 V = 37
@@ -209,9 +210,66 @@ def test_a_loss_that_was_staged_can_be_differentiated():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected)
 
 
-def test_the_sums_that_are_only_reported_have_no_gradient():
-    gradient = jax.jit(jax.grad(lambda h: chunked(h, PARAMS, 0.1)["nll"].total))(HIDDEN)
-    assert not np.any(gradient)
+def chunked_total(name, part):
+    def total(hidden, params, weights):
+        sums = losses.chunked_cross_entropy(hidden, lambda h: project(params, h), jnp.asarray(TARGETS), weights, 0.1)
+        return sums[name][part]
+
+    return total
+
+
+def plain_total(name, part):
+    """Write the figure out, in float64 if its arguments are."""
+
+    def total(hidden, params, weights):
+        logits = project(params, hidden)
+        log_probs = jax.nn.log_softmax(logits)
+        nll = -jnp.take_along_axis(log_probs, TARGETS[..., None], -1)[..., 0]
+        values = {
+            "loss": 0.9 * nll - 0.1 * log_probs.mean(-1),
+            "nll": nll,
+            "correct": (logits.argmax(-1) == TARGETS).astype(hidden.dtype),
+        }
+        return ((values[name] * weights).sum(), weights.sum())[part]
+
+    return total
+
+
+def as_float64(function, *args):
+    with jax.enable_x64(True):
+        return function(*jax.tree.map(lambda x: np.asarray(x, np.float64), args))
+
+
+def assert_trees_close(found, expected):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), found, expected)
+
+
+ARGUMENTS = jax.tree.map(jnp.asarray, (HIDDEN, PARAMS, WEIGHTS))
+
+
+@pytest.mark.parametrize("part", [0, 1], ids=["total", "count"])
+@pytest.mark.parametrize("name", ["loss", "nll", "correct"])
+@pytest.mark.parametrize("mine", [False, True], ids=["by_hand", "by_jax"])
+def test_every_figure_has_the_gradient_of_the_plain_one(mine, name, part, positions):
+    with jax_gradients(mine):
+        found = jax.jit(jax.grad(chunked_total(name, part), (0, 1, 2)))(*ARGUMENTS)
+        alone = jax.jit(jax.grad(chunked_total(name, part)))(*ARGUMENTS)  # where no weight has a gradient
+    expected = as_float64(jax.grad(plain_total(name, part), (0, 1, 2)), *ARGUMENTS)
+    assert_trees_close((*found, alone), (*expected, expected[0]))
+
+
+@pytest.mark.parametrize("name", ["loss", "nll"])
+def test_forward_mode_and_products_with_the_hessian_are_those_of_the_plain_figure(name, positions):
+    tangents = jax.tree.map(lambda x: jnp.cos(7 * x + 1), ARGUMENTS)
+
+    def derivatives(function, primals, tangents):
+        slope = jax.jvp(function, primals, tangents)[1]
+        return slope, jax.jvp(jax.grad(function, (0, 1, 2)), primals, tangents)[1]
+
+    with jax_gradients(True):
+        found = jax.jit(lambda *args: derivatives(chunked_total(name, 0), *args))(ARGUMENTS, tangents)
+    expected = as_float64(lambda *args: derivatives(plain_total(name, 0), *args), ARGUMENTS, tangents)
+    assert_trees_close(found, expected)
 
 
 def test_a_large_vocabulary_takes_a_third_of_the_memory():

@@ -9,6 +9,8 @@ import pytest
 
 from jformer.config import resolve
 from jformer.errors import UserError
+from jformer.models.layers.matmul import jax_gradients
+from jformer.models.recurrent_config import RecurrentConfig
 from jformer.tasks import losses
 from jformer.tasks.task import make_loss, token_loss
 from tests.conftest import make_batch
@@ -77,3 +79,19 @@ def test_evaluation_makes_one_pass(tiny):
 def test_what_cannot_be_compared_is_refused(options, said):
     with pytest.raises(UserError, match=said):
         resolve(options)
+
+
+@pytest.mark.parametrize("options", [{}, {"recurrent": RecurrentConfig(cell="lstm")}], ids=["transformer", "recurrent"])
+def test_products_with_the_hessian_are_differences_of_gradients(tiny, options):
+    model, params = tiny(**options)
+    batch = jax.tree.map(jnp.asarray, make_batch([7, 5], [6, 4]))
+    loss = make_loss(model, TASK, 5.0)
+    slope = jax.grad(lambda p: loss(p, batch, KEY)["loss"].total)
+    away = jax.tree.map(lambda p: jnp.cos(7 * p) / 10, params)
+    with jax_gradients(True):
+        found = jax.jit(lambda p, v: jax.jvp(slope, (p,), (v,))[1])(params, away)
+    shifted = [jax.tree.map(lambda p, v, e=e: p + e * v, params, away) for e in (0.01, -0.01)]
+    one, other = map(jax.jit(slope), shifted)
+    expected = jax.tree.map(lambda a, b: (a - b) / 0.02, one, other)
+    found, expected = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)]) for tree in (found, expected))
+    assert np.linalg.norm(found - expected) < 0.02 * np.linalg.norm(expected)

@@ -5,6 +5,8 @@ b rows, t query positions, s key positions, g heads of keys, r query heads of ea
 """
 
 import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,35 @@ from jaxtyping import Array, Float
 from jformer.parallel.activations import COLUMN, ROW, constrain_rows, constrain_sharding, kernel_axes
 from jformer.parallel.backend import target
 from jformer.parallel.mesh import TENSOR
+
+F = TypeVar("F", bound=Callable[..., Any])
+jax_gradients = jax.make_user_context(False)  # under `with jax_gradients(True)` JAX derives every gradient
+
+
+def gradient_by_hand(
+    forward: Callable[..., Any], backward: Callable[..., Any], static: tuple[int, ...] = (), zeros: bool = False
+) -> Callable[[F], F]:
+    """Decorate a function with a gradient of its own, which is left to JAX under `jax_gradients(True)`.
+
+    JAX differentiates a function with a gradient of its own in reverse and once; one without, in every mode and order.
+
+    Args:
+        forward, backward: those of `jax.custom_vjp`.
+        static: the arguments that are not differentiated and hashable, its `nondiff_argnums`.
+        zeros: its `symbolic_zeros`.
+    """
+
+    def decorate(function: F) -> F:
+        by_hand = jax.custom_vjp(function, nondiff_argnums=static)
+        by_hand.defvjp(forward, backward, symbolic_zeros=zeros)
+
+        @functools.wraps(function)
+        def call(*args: Any) -> Any:
+            return (function if jax_gradients.value else by_hand)(*args)
+
+        return call  # type: ignore[return-value]
+
+    return decorate
 
 
 def _gathered(w: Array, split: str | None) -> Array:
@@ -28,12 +59,39 @@ def _output(y: Array, split: str | None) -> Array:
     return constrain_rows(y, TENSOR if split == COLUMN else None)
 
 
+def materialized(x: Array) -> Array:
+    """Compute x, transposed or not, before it is multiplied.
+
+    XLA:CPU would fuse its computation into the transposing copy that the weight gradient needs, which then reads and
+    writes a few bytes at a time. Elsewhere products read either order.
+    """
+    return jax.lax.optimization_barrier(x) if target() == "cpu" else x
+
+
 def _multiply(x: Array, w: Array, split: str | None, dtype: str | None) -> Array:
     kernel = _gathered(w.astype(x.dtype), split)
     return _output(jnp.matmul(_input(x, split), kernel, preferred_element_type=dtype), split)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _multiply_forward(x: Array, w: Array, split: str | None, dtype: str | None) -> tuple[Array, tuple[Array, Array]]:
+    x = materialized(x)
+    # Not `matmul`: a rematerialisation policy does not see the product inside it.
+    return _multiply(x, w, split, dtype), (x, w)
+
+
+def _multiply_backward(
+    split: str | None, dtype: str | None, saved: tuple[Array, Array], g: Array
+) -> tuple[Array, Array]:
+    x, w = saved
+    g = materialized(_output(g.astype(x.dtype), split))
+    rows = tuple(range(x.ndim - 1))
+    dx = jnp.einsum("...f,df->...d", g, _gathered(w.astype(g.dtype), split))
+    # Not with preferred_element_type=float32: XLA:CPU runs no product of two bfloat16 arrays into float32.
+    dw = jnp.tensordot(_input(x, split), g, axes=(rows, rows))
+    return _input(dx, split), constrain_sharding(dw.astype(w.dtype), *kernel_axes(split))
+
+
+@gradient_by_hand(_multiply_forward, _multiply_backward, static=(2, 3))
 def matmul(
     x: Float[Array, "... d"], w: Float[Array, "d f"], split: str | None = None, dtype: str | None = None
 ) -> Float[Array, "... f"]:
@@ -47,67 +105,29 @@ def matmul(
     return _multiply(x, w, split, dtype)
 
 
-def _matmul_forward(x: Array, w: Array, split: str | None, dtype: str | None) -> tuple[Array, tuple[Array, Array]]:
-    x = materialized(x)
-    # Not `matmul`, which a policy of rematerialisation could not look into.
-    return _multiply(x, w, split, dtype), (x, w)
-
-
-def _matmul_backward(split: str | None, dtype: str | None, saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
-    x, w = saved
-    g = materialized(_output(g.astype(x.dtype), split))
-    rows = tuple(range(x.ndim - 1))
-    dx = jnp.einsum("...f,df->...d", g, _gathered(w.astype(g.dtype), split))
-    # Not with preferred_element_type=float32: XLA:CPU runs no product of two bfloat16 arrays into float32.
-    dw = jnp.tensordot(_input(x, split), g, axes=(rows, rows))
-    return _input(dx, split), constrain_sharding(dw.astype(w.dtype), *kernel_axes(split))
-
-
-def materialized(x: Array) -> Array:
-    """Have x computed, transposed or not, before it is multiplied.
-
-    XLA:CPU would fuse its computation into the transposing copy that the weight gradient takes, which then reads and
-    writes a few bytes at a time. Elsewhere products read either order, and there is nothing to mend.
-    """
-    return jax.lax.optimization_barrier(x) if target() == "cpu" else x
-
-
-matmul.defvjp(_matmul_forward, _matmul_backward)
-
-
-@jax.custom_vjp
+@gradient_by_hand(
+    lambda y, bias: (y + bias.astype(y.dtype), None),
+    lambda _, g: (g, g.astype(jnp.float32).sum(tuple(range(g.ndim - 1)))),
+)
 def add_bias(y: Float[Array, "... f"], bias: Float[Array, " f"]) -> Float[Array, "... f"]:
     """Add a float32 bias in y's dtype; its gradient is summed in float32, exactly and, on CPUs, much faster."""
     return y + bias.astype(y.dtype)
 
 
-add_bias.defvjp(
-    lambda y, bias: (y + bias.astype(y.dtype), None),
-    lambda _, g: (g, g.astype(jnp.float32).sum(tuple(range(g.ndim - 1)))),
-)
+def _scores_backward(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+    _, pull_back = jax.vjp(lambda q, k: jnp.einsum("btgrk,bsgk->bgrts", q, k), *saved)
+    return pull_back(g.astype(saved[0].dtype))
 
 
-def _plain_scores(q: Array, k: Array) -> Array:
-    return jnp.einsum("btgrk,bsgk->bgrts", q, k)
-
-
-@jax.custom_vjp
+@gradient_by_hand(lambda q, k: (_scores(q, k), (q, k)), _scores_backward)
 def query_key_scores(q: Float[Array, "b t g r k"], k: Float[Array, "b s g k"]) -> Float[Array, "b g r t s"]:
     """Multiply queries by keys, in their dtype, into float32.
 
     The gradient is rounded to their dtype before it is multiplied, as those of projections are: autodiff would multiply
     it in float32, which most accelerators do many times slower.
     """
+    return _scores(q, k)
+
+
+def _scores(q: Array, k: Array) -> Array:
     return jnp.einsum("btgrk,bsgk->bgrts", q, k, preferred_element_type=jnp.float32)
-
-
-def _scores_forward(q: Array, k: Array) -> tuple[Array, tuple[Array, Array]]:
-    return jnp.einsum("btgrk,bsgk->bgrts", q, k, preferred_element_type=jnp.float32), (q, k)
-
-
-def _scores_backward(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
-    _, pull_back = jax.vjp(_plain_scores, *saved)
-    return pull_back(g.astype(saved[0].dtype))
-
-
-query_key_scores.defvjp(_scores_forward, _scores_backward)

@@ -23,7 +23,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from jformer.models.layers.linear import Dense
-from jformer.models.layers.matmul import materialized
+from jformer.models.layers.matmul import gradient_by_hand, materialized
 
 State = Float[Array, "b n d"]
 Parts = tuple[Float[Array, "b d"], ...]  # of a state: stacked in a loop, XLA:CPU computes one number at a time
@@ -78,33 +78,6 @@ def _scan(
     return jnp.stack(states, axis=2), recurrent
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def run_cell(
-    cell: str,
-    unroll: int,
-    inputs: Float[Array, "t b z"],
-    kernel: Float[Array, "d z"],
-    bias: Float[Array, " z"],
-    state: State,
-    real: Bool[Array, "t b"],
-) -> Float[Array, "t b n d"]:
-    """Return the state of every row after every position; only real tokens change it.
-
-    The gradients are written by hand: back through time there is only what depends on time, and the gradient of the
-    kernel is one product over all positions, where autodiff would add up one for each.
-
-    Args:
-        cell: a key of CELLS.
-        unroll: positions that are written out in each turn of the loop.
-        inputs: the gates' part that the inputs make, in the compute dtype.
-        kernel: float32, from a state's output to its part of the gates.
-        bias: float32, added to that part.
-        state: float32, before the first position.
-        real: False where a row has no token, or no more.
-    """
-    return _scan(cell, unroll, inputs, kernel, bias, state, real)[0]
-
-
 def _run_forward(cell: str, unroll: int, *arguments: Array) -> tuple[Array, tuple[Array, ...]]:
     states, recurrent = _scan(cell, unroll, *arguments)
     return states, (*arguments, states, recurrent)
@@ -130,7 +103,31 @@ def _run_backward(cell: str, unroll: int, saved: tuple[Array, ...], gradient: Ar
     return d_inputs, d_kernel, d_recurrent.sum((0, 1)), jnp.stack(d_state, axis=1), None
 
 
-run_cell.defvjp(_run_forward, _run_backward)
+@gradient_by_hand(_run_forward, _run_backward, static=(0, 1))
+def run_cell(
+    cell: str,
+    unroll: int,
+    inputs: Float[Array, "t b z"],
+    kernel: Float[Array, "d z"],
+    bias: Float[Array, " z"],
+    state: State,
+    real: Bool[Array, "t b"],
+) -> Float[Array, "t b n d"]:
+    """Return the state of every row after every position; only real tokens change it.
+
+    The gradients are written by hand: back through time there is only what depends on time, and the gradient of the
+    kernel is one product over all positions, where autodiff would add up one for each.
+
+    Args:
+        cell: a key of CELLS.
+        unroll: positions that are written out in each turn of the loop.
+        inputs: the gates' part that the inputs make, in the compute dtype.
+        kernel: float32, from a state's output to its part of the gates.
+        bias: float32, added to that part.
+        state: float32, before the first position.
+        real: False where a row has no token, or no more.
+    """
+    return _scan(cell, unroll, inputs, kernel, bias, state, real)[0]
 
 
 def in_turn(unroll: int, length: object) -> int:

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jformer.models.layers.matmul import add_bias, matmul
+from jformer.models.layers.matmul import add_bias, jax_gradients, matmul, query_key_scores
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(3, 5, 8)).astype(np.float32)
+QUERIES, KEYS = X.reshape(3, 5, 2, 2, 2), X.reshape(3, 5, 2, 4)[..., 2:]  # [b t g r k], [b s g k]
 W, B = RNG.normal(size=(8, 6)).astype(np.float32), RNG.normal(size=6).astype(np.float32)
 
 
@@ -45,3 +46,36 @@ def test_a_policy_of_rematerialisation_sees_the_product():
     layer = jax.checkpoint(lambda x, w: jnp.tanh(matmul(x, w)), policy=policy)
     _, pull_back = jax.eval_shape(lambda x, w: jax.vjp(layer, x, w), X, W)
     assert (3, 5, 6) in [leaf.shape for leaf in jax.tree.leaves(pull_back)]
+
+
+@pytest.mark.parametrize(
+    ("ours", "plain", "primals"),
+    [
+        (matmul, jnp.matmul, (X, W)),
+        (add_bias, jnp.add, (X @ W, B)),
+        (query_key_scores, lambda q, k: jnp.einsum("btgrk,bsgk->bgrts", q, k), (QUERIES, KEYS)),
+    ],
+    ids=["matmul", "add_bias", "query_key_scores"],
+)
+def test_derived_by_jax_it_has_every_mode_and_order(ours, plain, primals):
+    def derivatives(function, primals):
+        def total(*args):
+            return jnp.sin(function(*args)).sum()
+
+        tangents = jax.tree.map(jnp.cos, primals)
+        return jax.jvp(total, primals, tangents), jax.jvp(jax.grad(total, (0, 1)), primals, tangents)
+
+    with jax_gradients(True):
+        found = derivatives(ours, primals)
+    with jax.enable_x64(True):
+        expected = derivatives(plain, tuple(x.astype(np.float64) for x in primals))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected)
+
+
+def test_a_compiled_program_is_traced_anew_for_it():
+    product = jax.jit(matmul)
+    product(X, W)
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(product, (X, W), (X, W))
+    with jax_gradients(True):
+        np.testing.assert_allclose(jax.jvp(product, (X, W), (X, W))[1], 2 * X @ W, rtol=1e-4, atol=1e-5)
