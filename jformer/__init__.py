@@ -4,6 +4,7 @@ What stands in `__all__` is the library; docs/library.md shows it at work. It im
 """
 
 import contextlib
+import importlib
 import threading
 from collections.abc import Mapping
 from os import PathLike
@@ -27,14 +28,38 @@ if TYPE_CHECKING:
 
     from jformer.config.options import Config
     from jformer.decoding.decode_config import DecodeOptions
+    from jformer.inference.generation import search_ids as search
     from jformer.inference.predict import Predictor
+    from jformer.inference.restore import restore
+    from jformer.models import ModelConfig, build_model, init_params
+    from jformer.models.layers.matmul import jax_gradients
+    from jformer.parallel.mesh import make_mesh
+    from jformer.tasks.batch_arrays import make_batch
+    from jformer.tasks.task import make_loss, token_loss
+    from jformer.training.state import create_state
+    from jformer.training.step import make_train_step
 
+PARTS = {  # of a loop of one's own → where they are, imported on first use
+    "ModelConfig": "jformer.models:ModelConfig",
+    "build_model": "jformer.models:build_model",
+    "create_state": "jformer.training.state:create_state",
+    "init_params": "jformer.models:init_params",
+    "jax_gradients": "jformer.models.layers.matmul:jax_gradients",
+    "make_batch": "jformer.tasks.batch_arrays:make_batch",
+    "make_loss": "jformer.tasks.task:make_loss",
+    "make_mesh": "jformer.parallel.mesh:make_mesh",
+    "make_train_step": "jformer.training.step:make_train_step",
+    "restore": "jformer.inference.restore:restore",
+    "search": "jformer.inference.generation:search_ids",
+    "token_loss": "jformer.tasks.task:token_loss",
+}
 __version__ = "0.1.0"
 __all__ = [
     "Alignment",
     "Attended",
     "AttentionWeights",
     "Choice",
+    "ModelConfig",
     "Output",
     "Part",
     "Request",
@@ -42,10 +67,29 @@ __all__ = [
     "SearchTree",
     "UserError",
     "__version__",
+    "build_model",
+    "create_state",
     "evaluate",
+    "init_params",
+    "jax_gradients",
     "load",
+    "make_batch",
+    "make_loss",
+    "make_mesh",
+    "make_train_step",
+    "restore",
+    "search",
+    "token_loss",
     "train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PARTS:
+        raise AttributeError(f"module 'jformer' has no attribute {name!r}")
+    module, _, part = PARTS[name].partition(":")
+    _silence_libtpu()
+    return getattr(importlib.import_module(module), part)
 
 
 def load(workdir: str | PathLike[str], **decode: "Unpack[DecodeOptions]") -> "Predictor":
@@ -65,8 +109,8 @@ def load(workdir: str | PathLike[str], **decode: "Unpack[DecodeOptions]") -> "Pr
 def train(config: "ConfigDict | Config | Mapping[str, Any]", workdir: str | PathLike[str]) -> bool:
     """Train a run in a directory, or go on with the one there; return False if a signal stopped it before its end.
 
-    Called from the main thread, it heeds SIGTERM, SIGINT and SIGHUP as the command does: it saves after the update that
-    it is at, the first one included. A second SIGINT ends the process at once.
+    Called from the main thread, SIGTERM, SIGINT and SIGHUP stop it as they stop the command: after the current
+    update, which it saves. A second SIGINT ends the process at once.
 
     The config is what `jformer.config.default_config` gives, changed as a config file would, or a resolved one.
 

@@ -95,7 +95,7 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
         progress.tokenizers = [tokenizer.fingerprint for tokenizer in data.tokenizers]
 
         # The update, its batches, the search for what is not finite in it, and what a validation computes.
-        loss, tx, frozen = make_loss(model, task, config.optim.r_drop), optimizer.transform, optimizer.frozen
+        loss, tx, frozen = make_loss(model, task.loss, config.optim.r_drop), optimizer.transform, optimizer.frozen
         update = make_train_step(loss, tx, mesh, config.seed, config.train.ema_decay, frozen)
         feed = make_feed(data.batches, model.config, mesh, config.train.accumulation)
         examine = Examination(model, trained_loss(loss, frozen), tx, mesh, config.seed, config.optim.passes)

@@ -9,7 +9,11 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jformer
@@ -33,6 +37,53 @@ def test_the_version_is_that_of_the_package():
 def test_importing_it_does_not_import_jax():
     program = "import sys, jformer; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_the_documents_own_loop_learns_searches_and_is_differentiated_twice():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "library.md").read_text(), re.DOTALL)
+    loop, search, derivatives = blocks[-3:]
+    assert len(loop.splitlines()) <= 40
+    names: dict[str, Any] = {}
+    for block in (loop, search, derivatives):
+        exec(block, names)
+    nll = names["metrics"].sums["nll"]
+    assert float(nll.total / nll.count) < 0.2
+    np.testing.assert_array_equal(names["found"].tokens[:, 0], names["pad"](names["target"]))
+    pull = jax.grad(names["total"])(names["state"].params)
+    assert float(names["slope"]) == pytest.approx(sum(float(g.sum()) for g in jax.tree.leaves(pull)), rel=1e-3)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(names["hessian_product"]))
+
+
+def test_a_batch_is_made_from_ids_alone():
+    batch = jformer.make_batch([[5, 6, 2], [7, 2]], target=np.array([[8, 2], [2, 0]]))
+    assert {name: array.tolist() for name, array in batch.items()} == {
+        "source": [[5, 6, 2], [7, 2, 0]],
+        "source_segments": [[1, 1, 1], [1, 1, 0]],
+        "source_positions": [[0, 1, 2], [0, 1, 0]],
+        "source_types": [[0, 0, 0], [0, 0, 0]],
+        "target_in": [[1, 8], [1, 1]],
+        "target_out": [[8, 2], [2, 0]],
+        "target_segments": [[1, 1], [1, 0]],
+        "target_positions": [[0, 1], [0, 0]],
+        "weights": [[1.0, 1.0], [1.0, 0.0]],
+        "row": [0, 1],
+    }
+    labelled = jformer.make_batch([[5, 2]], target_out=np.array([[3]]), row=np.array([9]))
+    assert (labelled["weights"].tolist(), labelled["row"].tolist()) == ([[1.0]], [9])
+    with pytest.raises(jformer.UserError, match=r"target_out: 1 rows"):
+        jformer.make_batch([[5, 2], [2]], target_out=np.array([[3]]))
+
+
+def test_a_language_model_goes_on_from_a_prompt_as_its_logits_say():
+    model = jformer.build_model(jformer.ModelConfig(family="decoder", vocab_size=9, d_model=8, d_ff=8, num_heads=2))
+    params = jformer.init_params(model, jax.random.key(1))
+    prompt = np.array([[1, 5, 6], [1, 7, 0]])
+    found = jax.jit(lambda p: jformer.search(model, p, {}, 1, prompt=jnp.asarray(prompt), beam_size=1))(params)
+    for row, length in enumerate((3, 2)):
+        batch = jformer.make_batch(target=[[*prompt[row, 1:length], 3]])
+        logits = np.array(model.apply({"params": params}, batch)[0, -1])
+        logits[:2] = -np.inf  # PAD and BOS are never written
+        assert found.tokens[row, 0, 0] == logits.argmax()
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,7 @@ def feed_forward_norms(norm: str, depth: int, seeds: Sequence[int]) -> dict[str,
     )
     model = build_model(shape.with_vocabulary(VOCABULARY, VOCABULARY))
     task = TASKS["translate"](DataConfig(), label_smoothing=0.1, scores=(), tokenize="13a", lowercase=False)
-    probe, batch = make_norms(model, make_loss(model, task)), make_batch("full", 64, VOCABULARY)
+    probe, batch = make_norms(model, make_loss(model, task.loss)), make_batch("full", 64, VOCABULARY)
     init = jax.jit(functools.partial(init_params, model))
     rows = [probe(init(jax.random.key(seed)), batch).gradients for seed in seeds]
     return {stack: np.stack([row[f"{stack}/feed_forward"] for row in rows]) for stack in STACKS}

@@ -59,4 +59,4 @@ def build_step(
     task = task or TASKS["translate"](DataConfig(), label_smoothing=0.1, scores=(), tokenize="none", lowercase=False)
     state = jax.device_put(create_state(params, tx, ema=False), replicated(mesh))  # as an update leaves it
     batch = put_batch(mesh, {name: x.reshape(microbatches, -1, *x.shape[1:]) for name, x in arrays.items()})
-    return make_train_step(make_loss(model, task), tx, mesh, seed=0), state, batch
+    return make_train_step(make_loss(model, task.loss), tx, mesh, seed=0), state, batch

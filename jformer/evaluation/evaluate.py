@@ -56,7 +56,7 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
     with show_progress("opening the trained run", quiet=quiet):
         predictor = load(workdir, config, mesh)
     model = build_sized(config, predictor.task, predictor.tokenizers)  # decode.dtype is for answers alone
-    eval_step = make_eval_step(make_loss(model, predictor.task), mesh)
+    eval_step = make_eval_step(make_loss(model, predictor.task.loss), mesh)
     settings = results.settings_of(config, predictor.steps)
     scored: dict[str, Any] = {"schema": results.SCHEMA}
     for key, name in config.data.test_splits().items():

@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Unpack, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.decoding.beam import Coverage, beam_search, record_beams
 from jformer.decoding.cache_rows import FOLLOW_BEAMS, Cache, Step, repeat_rows
 from jformer.decoding.constraints import has_phrases
-from jformer.decoding.decode_config import DEFAULTS, DecodeConfig
+from jformer.decoding.decode_config import DEFAULTS, DecodeConfig, DecodeOptions
 from jformer.decoding.rules import Rules
 from jformer.decoding.sample import sample
 from jformer.decoding.search import Decoded, SearchLoop, Start, Trace
@@ -184,6 +184,46 @@ def begin_search(setup: SearchSetup, params: Sequence[PyTree], batch: SearchBatc
         own: OwnSearch = plugins.find("decode.search", options.search, {})
         return own(*begun, options)
     return sample(*begun, options.filters, _keys(options.seed, batch["line"], options.hypotheses))
+
+
+def search_ids(
+    model: Model,
+    params: PyTree,
+    batch: Batch,
+    room: int,
+    prompt: Int[Array, "b p"] | None = None,
+    **options: Unpack[DecodeOptions],
+) -> Decoded:
+    """Return the outputs of a model for every row of a batch of ids; it may be compiled, and needs no run.
+
+    `lambda params, batch: search_ids(model, params, batch, 20, beam_size=4)` is what `jax.jit` takes.
+
+    Args:
+        model: one that writes, whose ids are those of `data.tokenizers.Symbols` (PAD 0, BOS 1, EOS 2).
+        params: its parameters.
+        batch: the arrays of the source, as `tasks.batch_arrays.make_batch` makes them; of a language model nothing.
+        room: the most tokens of an output.
+        prompt: what the outputs go on from, PAD behind it; None: BOS alone.
+        options: those of decode that decide on a search, such as `beam_size` and `search`.
+
+    Raises:
+        UserError: for options that cannot work together.
+    """
+    settings = DecodeConfig(**cast(Any, options))
+    settings.check()
+    symbols, vocabulary = Symbols(), model.config.target_vocab_size or model.config.vocab_size
+    if prompt is None:
+        prompt = jnp.full((len(next(iter(batch.values()))), 1), symbols.bos, jnp.int32)  # type: ignore[arg-type]
+    rows = prompt.shape[0]
+    asked: SearchBatch = {
+        **batch,
+        "prompt": prompt,
+        "prompt_length": (prompt != symbols.pad).sum(axis=1),
+        "limit": jnp.full(rows, room),
+        "line": jnp.arange(rows),
+    }
+    may_write = ~np.isin(np.arange(vocabulary), (symbols.pad, symbols.bos))
+    return begin_search(make_setup([model], settings, may_write, symbols), [params], asked, room).run()
 
 
 def _begin(

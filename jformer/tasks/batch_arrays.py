@@ -3,7 +3,8 @@
 Letters in shapes: a microbatches of an update, b rows.
 """
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jformer.data.features import refuse_foreign_ids
 from jformer.data.plan import Shape
+from jformer.data.tokenizers.symbols import BOS, PAD
+from jformer.errors import UserError
 from jformer.models import ModelConfig
 from jformer.models.batch import Batch
 from jformer.parallel.sharding import EVERY_ROW, local_rows, put_batch
@@ -19,7 +22,52 @@ from jformer.parallel.sharding import EVERY_ROW, local_rows, put_batch
 if TYPE_CHECKING:
     from jformer.data.pipeline import Batches
 
-__all__ = ["Batch", "abstract_batch", "id_limits", "place_batch"]
+__all__ = ["Batch", "abstract_batch", "id_limits", "make_batch", "place_batch"]
+
+
+Ids = Sequence[Sequence[int]] | np.ndarray
+"""The ids of each row, or an array [b t] that PAD fills up."""
+
+
+def make_batch(source: Ids | None = None, target: Ids | None = None, bos: int = BOS, **arrays: np.ndarray) -> Batch:
+    """Return a batch [b …] made from ids alone, one example a row.
+
+    Segments are 1 where there is a token, positions and rows are counted from 0, the decoder reads `bos` and the tokens
+    before, and every token of the target weighs 1. The end symbol is one of the ids.
+
+    Args:
+        source, target: the ids of either side; None where a model has no such side.
+        bos: what the decoder reads first.
+        arrays: what is not made from ids (an image; classes as target_out), or replaces what is (the segments and
+            positions of packed rows); `weights` are 1 by default.
+
+    Raises:
+        UserError: for arrays that differ in their number of rows.
+    """
+    made: dict[str, Any] = {}
+    for side, given in (("source", source), ("target", target)):
+        if given is None:
+            continue
+        ids = np.full((len(given), max(map(len, given), default=0)), PAD, np.int32)
+        for row, each in zip(ids, given, strict=True):
+            row[: len(each)] = each
+        real = (ids != PAD).astype(np.int32)
+        made |= {f"{side}_segments": real, f"{side}_positions": real * np.arange(ids.shape[1], dtype=np.int32)}
+        if side == "source":
+            made |= {"source": ids, "source_types": np.zeros_like(ids)}
+        else:
+            read = np.where(made["target_positions"] == 0, bos, np.roll(ids, 1, axis=1)).astype(np.int32)
+            made |= {"target_in": read, "target_out": ids, "weights": real.astype(np.float32)}
+    if "target_out" in arrays:
+        made["weights"] = np.ones(np.shape(arrays["target_out"]), np.float32)
+    made |= arrays
+    rows = {name: len(array) for name, array in made.items()}
+    if len(set(rows.values())) > 1:
+        raise UserError(
+            f"a batch of {', '.join(f'{name}: {count} rows' for name, count in rows.items())}: give as many"
+        )
+    made.setdefault("row", np.arange(next(iter(rows.values()), 0), dtype=np.int32))
+    return cast(Batch, jax.tree.map(jnp.asarray, made))
 
 
 def abstract_batch(

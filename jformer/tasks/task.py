@@ -33,7 +33,7 @@ Score = Callable[[Sequence[str], Sequence[Pair], Sums], Scores]
 CLASSES = ("label", "labels", "number", "tags")  # of a classifier: one label, several, a number, one for each word
 SPAN = "span"  # the answer that is some words of its context
 
-KEPT = 16  # losses that are kept for whoever asks for an equal one
+KEPT = 16  # losses in the cache
 
 NOTHING = Side(None, max_length=1)  # a side without text
 
@@ -58,19 +58,16 @@ class Task(NamedTuple):
     score: Score
 
 
-def make_loss(model: Model, task: Task, r_drop: float = 0.0) -> LossFn:
-    """Join a model and a task's loss; the task sees hidden states and the projection, never a model.
+@functools.lru_cache(KEPT)
+def make_loss(model: Model, task_loss: TaskLoss, r_drop: float = 0.0) -> LossFn:
+    """Join a model and a task's loss, which sees hidden states and the projection, never a model.
 
     `r_drop` is alpha of R-Drop (Liang et al. 2021, equation 4), in training: two passes with dropout of their own,
     whose losses are averaged, plus alpha/2 times the mean of their divergences KL(p‖q) and KL(q‖p). That is half of the
-    paper's loss, so that the gradient of alpha 0 is that of one pass. Equal models and tasks get one and the same loss,
-    so that what is compiled for it serves the next run, too.
+    paper's loss, so that the gradient of alpha 0 is that of one pass. Losses are cached by model, task loss and alpha,
+    so that what is compiled for one serves the next run, too.
     """
-    return _make_loss(model, task.loss, r_drop)
 
-
-@functools.lru_cache(KEPT)
-def _make_loss(model: Model, task_loss: TaskLoss, r_drop: float) -> LossFn:
     def loss(params: PyTree, batch: Batch, key: Key[Array, ""] | None) -> Sums:
         def project(hidden: Array) -> Array:
             return model.apply({"params": params}, hidden, method="logits")

@@ -56,7 +56,7 @@ def abstract_update(config: Config, task: Task, model: Model, mesh: Mesh) -> tup
     create = functools.partial(create_state, tx=optimizer.transform, ema=bool(ema_decay))
     state = jax.eval_shape(lambda key: create(init_params(model, key)), jax.random.key(0))
     state = abstract_like(state, state_shardings(mesh, state))
-    loss = make_loss(model, task, config.optim.r_drop)
+    loss = make_loss(model, task.loss, config.optim.r_drop)
     return make_train_step(loss, optimizer.transform, mesh, config.seed, ema_decay, optimizer.frozen), state
 
 

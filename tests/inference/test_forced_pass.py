@@ -108,7 +108,7 @@ RESTORED = "abcdefgh hgfedcb"  # as many characters as the shortest batch has pl
 
 def loss_of(predictor, text):
     """Return the loss that training has of a text, in nats, all that is hidden together."""
-    loss = make_loss(predictor.model, predictor.task)
+    loss = make_loss(predictor.model, predictor.task.loss)
     return float(
         loss(predictor.params, jax.tree.map(jnp.asarray, predictor.inputs.noised_arrays(text)), None)["nll"].total
     )

@@ -130,7 +130,7 @@ def gradient(config, *shape):
     """Return the compiled gradient of a model on a mesh, dropout on."""
     task = SimpleNamespace(loss=token_loss(0.0))
     mesh = make_mesh(*shape)
-    step = jax.jit(make_gradient(make_loss(built(config)[0], task), mesh))
+    step = jax.jit(make_gradient(make_loss(built(config)[0], task.loss), mesh))
     return lambda params, batch, key: step(params, put_batch(mesh, {k: v[None] for k, v in batch.items()}), key)
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -43,7 +42,7 @@ def program(tiny):
         mesh = make_mesh(*sizes)
         placed = jax.device_put(params, parameter_shardings(mesh, params))
         batch = put_batch(mesh, {name: x[None] for name, x in BATCH.items()})
-        gradient = make_gradient(make_loss(model, SimpleNamespace(loss=token_loss(0.1))), mesh)
+        gradient = make_gradient(make_loss(model, token_loss(0.1)), mesh)
         text = jax.jit(gradient).lower(placed, batch, jax.random.key(0)).compile().as_text()
         return parse(text), sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(placed))
 
@@ -160,7 +159,7 @@ def test_devices_share_the_scores_of_distances_by_heads(tiny, layers):
         kernel = placed["encoder"]["block"]["self_attn"]["distance"]["kernel"]
         assert kernel.sharding.shard_shape(kernel.shape) == (layers, 64 // sizes[1], 64 // sizes[2])
         batch = put_batch(mesh, {name: x[None] for name, x in BATCH.items()})
-        gradient = make_gradient(make_loss(model, SimpleNamespace(loss=token_loss(0.1))), mesh)
+        gradient = make_gradient(make_loss(model, token_loss(0.1)), mesh)
         found.append(jax.device_get(jax.jit(gradient)(placed, batch, jax.random.key(0))))
     norm = np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(found[0][0])))
     for one, shared in zip(*map(jax.tree.leaves, found), strict=True):

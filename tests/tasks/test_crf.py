@@ -190,7 +190,7 @@ def test_devices_share_the_rows_of_chains(kind):
     found = []
     for sizes in ((1, 1, 1), (2, 1, 2)):
         mesh = make_mesh(*sizes)
-        gradient = jax.jit(make_gradient(make_loss(model, task), mesh))
+        gradient = jax.jit(make_gradient(make_loss(model, task.loss), mesh))
         found.append(jax.device_get(gradient(params, put_batch(mesh, rows), jax.random.key(1))))
     (slopes, sums), (shared, same) = found
     assert sums["loss"].count == sum(map(len, PIECES))
@@ -201,7 +201,7 @@ def test_devices_share_the_rows_of_chains(kind):
 
 def test_sentences_that_share_a_row_lose_what_they_lose_apart():
     model, params = untrained("transformer")
-    loss = make_loss(model, make_task("tag", crf=True)[0])
+    loss = make_loss(model, make_task("tag", crf=True)[0].loss)
     apart, packed = (loss(params, LAYOUTS[name][0], None) for name in ("apart", "packed"))
     for name, (total, count) in apart.items():
         np.testing.assert_allclose(packed[name], (total, count), rtol=1e-5)

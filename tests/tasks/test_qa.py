@@ -164,7 +164,7 @@ def test_a_model_of_either_kind_learns_where_answers_are(make, cell):
     model = build_model(sized(options, made.task, made.tokenizers[0].vocab_size, made.tokenizers[1].vocab_size))
     batch = jax.tree.map(jnp.asarray, made.batches[0])
     params = init_params(model, jax.random.key(0))
-    loss = make_loss(model, made.task)
+    loss = make_loss(model, made.task.loss)
 
     @jax.jit
     def update(params):

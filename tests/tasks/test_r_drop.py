@@ -9,11 +9,12 @@ import pytest
 
 from jformer.config import resolve
 from jformer.errors import UserError
+from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.layers.matmul import jax_gradients
 from jformer.models.recurrent_config import RecurrentConfig
 from jformer.tasks import losses
 from jformer.tasks.task import make_loss, token_loss
-from tests.conftest import make_batch
+from tests.conftest import TINY, make_batch
 
 KEY = jax.random.key(3)
 TASK = SimpleNamespace(loss=token_loss(0.1))
@@ -37,7 +38,7 @@ def test_the_loss_is_half_of_the_papers(tiny, monkeypatch, chunk):
     kl = (np.exp(p) * (p - q)).sum(-1) / 2 + (np.exp(q) * (q - p)).sum(-1) / 2
     right = np.eye(p.shape[-1])[batch["target_out"]] * 0.9 + 0.1 / p.shape[-1]
     expected = (((-right * (p + q)).sum(-1) + alpha * kl) * batch["weights"]).sum() / 2
-    loss = make_loss(model, TASK, alpha)
+    loss = make_loss(model, TASK.loss, alpha)
     sums = jax.jit(lambda *arguments: loss(*arguments))(params, batch, KEY)  # traced anew, with chunks of this size
     np.testing.assert_allclose(sums["loss"].total, expected, rtol=2e-5)
     assert sums["loss"].count == batch["weights"].sum()
@@ -48,7 +49,9 @@ def test_without_dropout_both_passes_agree(tiny):
     batch = jax.tree.map(jnp.asarray, make_batch([7, 5], [6, 4]))
 
     def gradient(alpha):
-        return jax.jit(jax.value_and_grad(lambda p: make_loss(model, TASK, alpha)(p, batch, KEY)["loss"].total))(params)
+        return jax.jit(jax.value_and_grad(lambda p: make_loss(model, TASK.loss, alpha)(p, batch, KEY)["loss"].total))(
+            params
+        )
 
     for one, both in zip(*map(jax.tree.leaves, (gradient(0.0), gradient(5.0))), strict=True):
         np.testing.assert_allclose(one, both, rtol=1e-5, atol=1e-5)
@@ -57,7 +60,7 @@ def test_without_dropout_both_passes_agree(tiny):
 def test_the_gradient_is_that_of_differences(tiny):
     model, params = tiny(dropout=0.4)
     batch = jax.tree.map(jnp.asarray, make_batch([7, 5], [6, 4]))
-    loss = jax.jit(lambda p: make_loss(model, TASK, 5.0)(p, batch, KEY)["loss"].total)
+    loss = jax.jit(lambda p: make_loss(model, TASK.loss, 5.0)(p, batch, KEY)["loss"].total)
     slope = jax.jit(jax.grad(loss))(params)
     norm = np.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(slope)))
     ahead, behind = (jax.tree.map(lambda p, g, s=s: p + s * 1e-2 / norm * g, params, slope) for s in (1, -1))
@@ -67,7 +70,9 @@ def test_the_gradient_is_that_of_differences(tiny):
 def test_evaluation_makes_one_pass(tiny):
     model, params = tiny(dropout=0.4)
     batch = make_batch([7, 5], [6, 4])
-    plain, r_drop = (jax.jit(make_loss(model, TASK, alpha))(params, batch, None)["loss"].total for alpha in (0.0, 5.0))
+    plain, r_drop = (
+        jax.jit(make_loss(model, TASK.loss, alpha))(params, batch, None)["loss"].total for alpha in (0.0, 5.0)
+    )
     assert plain == r_drop
 
 
@@ -81,11 +86,15 @@ def test_what_cannot_be_compared_is_refused(options, said):
         resolve(options)
 
 
-@pytest.mark.parametrize("options", [{}, {"recurrent": RecurrentConfig(cell="lstm")}], ids=["transformer", "recurrent"])
-def test_products_with_the_hessian_are_differences_of_gradients(tiny, options):
-    model, params = tiny(**options)
+LSTM = {"recurrent": RecurrentConfig(cell="lstm"), "d_ff": 2048, "num_heads": 8, "tied_output": False}
+
+
+@pytest.mark.parametrize("options", [{"activation": "gelu"}, LSTM], ids=["transformer", "recurrent"])
+def test_products_with_the_hessian_are_differences_of_gradients(options):
+    model = build_model(ModelConfig(**{**TINY, **options}))
+    params = init_params(model, jax.random.key(0))
     batch = jax.tree.map(jnp.asarray, make_batch([7, 5], [6, 4]))
-    loss = make_loss(model, TASK, 5.0)
+    loss = make_loss(model, TASK.loss, 5.0)
     slope = jax.grad(lambda p: loss(p, batch, KEY)["loss"].total)
     away = jax.tree.map(lambda p: jnp.cos(7 * p) / 10, params)
     with jax_gradients(True):

@@ -40,7 +40,7 @@ def prepare(name, **fields):
     shapes = jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))
     params = jax.tree.map(lambda leaf: rng.normal(0, 0.2, leaf.shape).astype(np.float32), shapes)
     made = TASKS[task](DataConfig(), label_smoothing=0.1, scores=(), tokenize="13a", lowercase=False)
-    return model, params, batch, make_norms(model, make_loss(model, made))
+    return model, params, batch, make_norms(model, make_loss(model, made.loss))
 
 
 @functools.cache
@@ -123,7 +123,7 @@ def at_initialisation(norm, seeds=3):
     sizes = {"vocab_size": 200, "num_layers": 6, "d_model": 64, "d_ff": 256, "num_heads": 4, "dropout": 0.0}
     model = build_model(ModelConfig(**sizes, norm=norm, execution=ExecutionConfig(unroll=1)))
     task = TASKS["translate"](DataConfig(), label_smoothing=0.0, scores=(), tokenize="13a", lowercase=False)
-    probe, init = make_norms(model, make_loss(model, task)), jax.jit(functools.partial(init_params, model))
+    probe, init = make_norms(model, make_loss(model, task.loss)), jax.jit(functools.partial(init_params, model))
     batches = [make_batch([10, 8, 9, 10], [9, 10, 7, 10], seed=seed, vocab_size=200) for seed in range(seeds)]
     found = [probe(init(jax.random.key(seed)), batch) for seed, batch in enumerate(batches)]
     return jax.tree.map(lambda *norms: np.mean(norms, axis=0), *found)

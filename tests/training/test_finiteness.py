@@ -31,7 +31,7 @@ def examined(tiny):
 def examination(tiny, **fields):
     """Return a function: how parameters are changed → what is said of their update in two microbatches."""
     model, params = tiny(family="decoder", dropout=0.2, vocab_size=48, **fields)
-    plain, mesh = make_loss(model, SMOOTHED), make_mesh(2)
+    plain, mesh = make_loss(model, SMOOTHED.loss), make_mesh(2)
 
     def of_layer_1(params, norm, name):
         return functools.reduce(dict.__getitem__, norm, params)[name][0]

@@ -84,7 +84,7 @@ def test_prediction_is_within_15_percent_of_what_the_compiler_says(model, shape)
 def test_validation_in_microbatches_takes_a_share_of_the_memory():
     model, mesh = build_model(ModelConfig(**SMALL)), make_mesh(1)
     config = resolve({})
-    eval_step = make_eval_step(make_loss(model, build_task(config)), mesh)
+    eval_step = make_eval_step(make_loss(model, build_task(config).loss), mesh)
     params = update(model.config, Shape(32, 16, 16), mesh)[1].params
     taken = [
         evaluation_memory(

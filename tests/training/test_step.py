@@ -87,7 +87,7 @@ def test_gradient_is_that_of_the_mean_over_the_whole_batch(noisy, reference, sha
     key, loss, expected = reference
     mesh = make_mesh(*shape)
     params = jax.device_put(params, parameter_shardings(mesh, params))
-    gradient = jax.jit(make_gradient(make_loss(model, SMOOTHED), mesh))
+    gradient = jax.jit(make_gradient(make_loss(model, SMOOTHED.loss), mesh))
     found, sums = gradient(params, on(mesh, UNEVEN, microbatches), key)
     assert float(sums["loss"].count) == UNEVEN["weights"].sum()
     assert abs(float(sums["loss"].total / sums["loss"].count) / float(loss) - 1) < 1e-6
@@ -103,7 +103,7 @@ def test_sgd_update_does_not_depend_on_the_devices(noisy, shape, microbatches):
     states = []
     for s, m in (((1, 1, 1), 1), (shape, microbatches)):
         mesh, tx = make_mesh(*s), optax.sgd(0.1)
-        step = make_train_step(make_loss(model, SMOOTHED), tx, mesh, seed=5)
+        step = make_train_step(make_loss(model, SMOOTHED.loss), tx, mesh, seed=5)
         state = fresh(params, tx, mesh)
         for _ in range(3):
             state, _ = step(state, on(mesh, UNEVEN, m))
@@ -119,7 +119,7 @@ def test_sgd_update_does_not_depend_on_the_devices(noisy, shape, microbatches):
 def test_every_step_drops_something_else(noisy):
     model, params = noisy
     mesh, tx = make_mesh(1), optax.sgd(0.0)
-    step = make_train_step(make_loss(model, SMOOTHED), tx, mesh, seed=5)
+    step = make_train_step(make_loss(model, SMOOTHED.loss), tx, mesh, seed=5)
     state = fresh(params, tx, mesh)
     losses = []
     for _ in range(2):
@@ -211,7 +211,7 @@ def test_gradients_of_frozen_parameters_count_neither_in_the_norm_nor_as_not_fin
 def test_a_model_is_compiled_once_however_many_microbatches_there_are(noisy):
     model, params = noisy
     mesh = make_mesh(1)
-    gradient = jax.jit(make_gradient(make_loss(model, SMOOTHED), mesh))
+    gradient = jax.jit(make_gradient(make_loss(model, SMOOTHED.loss), mesh))
     products = [
         gradient.lower(params, on(mesh, UNEVEN, microbatches), jax.random.key(0)).as_text().count("dot_general")
         for microbatches in (1, 4)
@@ -223,7 +223,7 @@ def test_batch_without_tokens_has_no_gradient_and_no_nan(noisy):
     model, params = noisy
     mesh = make_mesh(1)
     empty = {**UNEVEN, "weights": np.zeros_like(UNEVEN["weights"])}
-    gradient, sums = jax.jit(make_gradient(make_loss(model, SMOOTHED), mesh))(
+    gradient, sums = jax.jit(make_gradient(make_loss(model, SMOOTHED.loss), mesh))(
         params, on(mesh, empty), jax.random.key(0)
     )
     assert float(sums["loss"].total) == float(sums["loss"].count) == 0
@@ -233,10 +233,10 @@ def test_batch_without_tokens_has_no_gradient_and_no_nan(noisy):
 def test_eval_step_sums_over_devices_and_microbatches_without_dropout(noisy):
     model, params = noisy
     found = [
-        make_eval_step(make_loss(model, SMOOTHED), mesh)(params, on(mesh, UNEVEN))
+        make_eval_step(make_loss(model, SMOOTHED.loss), mesh)(params, on(mesh, UNEVEN))
         for mesh in (make_mesh(1), make_mesh(4), make_mesh(2, 2, 2))
     ]
-    found.append(make_eval_step(make_loss(model, SMOOTHED), make_mesh(2))(params, on(make_mesh(2), UNEVEN, 4)))
+    found.append(make_eval_step(make_loss(model, SMOOTHED.loss), make_mesh(2))(params, on(make_mesh(2), UNEVEN, 4)))
     for name, (total, count) in found[0].items():
         for other in found[1:]:
             np.testing.assert_allclose(other[name], (total, count), rtol=1e-6)
