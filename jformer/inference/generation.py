@@ -196,7 +196,8 @@ def search_ids(
 ) -> Decoded:
     """Return the outputs of a model for every row of a batch of ids; it may be compiled, and needs no run.
 
-    `lambda params, batch: search_ids(model, params, batch, 20, beam_size=4)` is what `jax.jit` takes.
+    `lambda params, batch: search_ids(model, params, batch, 20, beam_size=4)` is what `jax.jit` takes; keyword arguments
+    are the options of decode that decide on a search.
 
     Args:
         model: one that writes, whose ids are those of `data.tokenizers.Symbols` (PAD 0, BOS 1, EOS 2).
@@ -204,7 +205,6 @@ def search_ids(
         batch: the arrays of the source, as `tasks.batch_arrays.make_batch` makes them; of a language model nothing.
         room: the most tokens of an output.
         prompt: what the outputs go on from, PAD behind it; None: BOS alone.
-        options: those of decode that decide on a search, such as `beam_size` and `search`.
 
     Raises:
         UserError: for options that cannot work together.

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from jformer.parallel.activations import COLUMN, ROW, constrain_rows, constrain_sharding, kernel_axes
 from jformer.parallel.backend import target
@@ -21,7 +21,7 @@ jax_gradients = jax.make_user_context(False)  # under `with jax_gradients(True)`
 
 
 def gradient_by_hand(
-    forward: Callable[..., Any], backward: Callable[..., Any], static: tuple[int, ...] = (), zeros: bool = False
+    forward: Callable[..., PyTree], backward: Callable[..., PyTree], static: tuple[int, ...] = (), zeros: bool = False
 ) -> Callable[[F], F]:
     """Decorate a function with a gradient of its own, which is left to JAX under `jax_gradients(True)`.
 
