@@ -231,10 +231,10 @@ def check_pairs(pairs: Iterable[AnyPair], usage: str, one_line: bool, answered: 
 
 
 def check_texts(texts: Iterable[Any], usage: str, one_line: bool) -> list[str]:
-    """Return texts, of which an iterator gives each once, as a list.
+    """Return texts, which an iterator gives only once, as a list.
 
-    Raises UserError for one text in place of a list, for what is no text, for a NUL and half of a surrogate pair in one
-    and, if asked for, for a line break.
+    Raises UserError for a single text, for anything but texts, for a NUL or half of a surrogate pair in one and, with
+    `one_line`, for a line break.
     """
     if isinstance(texts, str):
         raise UserError(f"{texts[:40]!r} is one text, not a list of texts: {usage}")

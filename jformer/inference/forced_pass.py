@@ -157,7 +157,7 @@ class WatchedPass:
     def __call__(self, params: PyTree, pairs: Sequence[Pair]) -> list[Attended]:
         """Return what is attended to in every pair, in order; of a context in windows, in the one with the answer.
 
-        Raises UserError for NaN scores, and for what is no pair of the task.
+        Raises UserError for NaN scores, and for a pair that the task cannot read.
         """
         forced = _make_pass(self._model, self._inputs.task.answer)
         found = []

@@ -52,7 +52,7 @@ class Predictor:
     def __init__(
         self, run: "Trained", members: "Sequence[Trained]" = (), mesh: Mesh | None = None, prepare: bool = True
     ) -> None:
-        """Take a run; its `params` may be replaced while training goes on.
+        """Take a run; its `params` may be replaced in the course of training.
 
         `members` are models of the same vocabulary that form an ensemble with this one. The devices of a mesh share the
         rows of a batch; without one, everything is computed where the parameters lie. With `prepare`, a copy of the

@@ -76,7 +76,7 @@ class Subject:
         return [[*ids, *end] for ids in texts]
 
     def answer(self, beam_size: int, rows: int = SENTENCES, copies: int = 1, order: int = 1) -> Answers:
-        """Search with so many beams, rows a batch, and copies of the model; `order` -1 answers the last input first.
+        """Search with these numbers of beams, rows, and copies of the model; `order` -1 answers the last input first.
 
         Raises UserError for a model whose logits are NaN.
         """

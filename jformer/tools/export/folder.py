@@ -37,7 +37,7 @@ model in base64 as "model" with the ids of its pieces, and a prefix of every tex
 MODELS = {
     "ctranslate2": """model.bin     what ctranslate2.Translator loads from here, with config.json and *vocabulary.json
               Give it the tokens of a text without </s>, which it adds, and min_length of serving.json as
-              min_decoding_length, the tokens of a prefix counted: it writes one token or more if nothing is said.""",
+              min_decoding_length, the tokens of a prefix counted: it writes one token or more otherwise.""",
     "stablehlo": """program.bin   what jax.export.deserialize reads: encoder, search and all, for cpu, cuda and tpu
               (parameters, tokens i32 [b s] with </s>, lengths i32 [b]) to (tokens [b n t], scores [b n], lengths [b n])
 params.npz    its parameters by name""",
