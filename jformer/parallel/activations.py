@@ -67,20 +67,26 @@ def look_up(table: Array, ids: Array) -> Array:
     return constrain_rows(partial.sum(axis=0))
 
 
-def over_rows_and_heads(function: Callable[..., Array], *arrays: Array) -> Array:
-    """Return function(*arrays), each device working on its own rows of [b ·] and heads of [b t h k]; so is the result.
+def over_rows_and_heads(function: Callable[..., Array], *arrays: tuple[str, Array]) -> Array:
+    """Return function(*arrays), each device working on its own rows and heads.
 
     The compiler cannot split what is written for a device itself, not even over an axis of one device: every axis that
     is left to it is handled here.
+
+    Args:
+        function: called with the arrays of one device.
+        arrays: each with its axes, as in "b t h k": those called b are split as rows, those called h or g as heads,
+            others not at all. The result has the axes of the first.
     """
     mesh = jax.sharding.get_abstract_mesh()
     own = {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto}
     if not own:
-        return function(*arrays)
-    rows, heads = tuple(axis for axis in (DATA, FSDP) if axis in own), TENSOR if TENSOR in own else None
-    specs = tuple(PartitionSpec(rows, *((None, heads) if x.ndim == 4 else ())) for x in arrays)
-    split = jax.shard_map(function, in_specs=specs, out_specs=specs[0], axis_names=own, check_vma=False)
-    return split(*arrays)
+        return function(*(x for _, x in arrays))
+    heads = TENSOR if TENSOR in own else None
+    split = {"b": tuple(axis for axis in (DATA, FSDP) if axis in own), "h": heads, "g": heads}
+    specs = tuple(PartitionSpec(*(split.get(axis) for axis in axes.split())) for axes, _ in arrays)
+    mapped = jax.shard_map(function, in_specs=specs, out_specs=specs[0], axis_names=own, check_vma=False)
+    return mapped(*(x for _, x in arrays))
 
 
 def kernel_axes(split: str | None) -> tuple[str | None, str | None]:

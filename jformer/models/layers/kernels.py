@@ -81,7 +81,7 @@ def _refusal(config: ModelConfig, platform: str, call: Call) -> str:
         f"splash attention has no mask for {call.rule}": splash and call.rule not in SPLASH_MASKS,
         f"{lengths}: {LANES} do not divide them": splash and bool(call.queries % LANES or call.keys % LANES),
         f"{lengths}: few enough to store their scores": splash and call.queries * call.keys < LEAST_PAIRS,
-        f"mesh.tensor={call.tensor} does not divide the heads": splash and bool(config.kv_heads % call.tensor),
+        f"mesh.tensor={call.tensor} does not divide the heads": bool(config.kv_heads % call.tensor),
         # jax.nn.dot_product_attention: check_layout and check_is_flash_attention of its cuDNN
         f"cuDNN's has no {call.dtype}": cudnn and call.dtype not in ("bfloat16", "float16"),
         f"cuDNN's has no heads of {size}: up to 128, multiples of 8": cudnn and bool(size > 128 or size % 8),
@@ -102,14 +102,24 @@ def attend_cudnn(
     bias: Float[Array, "#b h t s"] | None,
     scale: float,
 ) -> Float[Array, "b t h k"]:
-    """Attend with cuDNN, which reads the mask as a bias of every row. Never run: no GPU was available.
+    """Attend with cuDNN, which reads the mask as a bias of every row. Compiled for GPUs, run on none so far.
 
     Args:
         q, kv, mask, bias, scale: those of `dot_product.attend`.
     """
-    mask = None if mask is None else jnp.broadcast_to(mask, (*mask.shape[:2], q.shape[1], mask.shape[3]))
-    bias = None if bias is None else bias.astype(q.dtype)
-    return jax.nn.dot_product_attention(q, kv["k"], kv["v"], bias, mask, scale=scale, implementation="cudnn")
+    arrays = {"q": ("b t h k", q), "k": ("b s g k", kv["k"]), "v": ("b s g u", kv["v"])}
+    if mask is not None:
+        arrays["mask"] = "b 1 t s", jnp.broadcast_to(mask, (*mask.shape[:2], q.shape[1], mask.shape[3]))
+    if bias is not None:
+        arrays["bias"] = "b h t s" if len(bias) == len(q) else "1 h t s", bias.astype(q.dtype)
+
+    def attend(*own: Array) -> Array:
+        q, k, v, rest = *own[:3], dict(zip([*arrays][3:], own[3:], strict=True))
+        return jax.nn.dot_product_attention(
+            q, k, v, rest.get("bias"), rest.get("mask"), scale=scale, implementation="cudnn"
+        )
+
+    return over_rows_and_heads(attend, *arrays.values())
 
 
 def attend_splash(
@@ -141,4 +151,5 @@ def attend_splash(
         values = jax.vmap(kernel)(q, k, v, splash.SegmentIds(query, key))
         return values.swapaxes(1, 2)  # → [b t h k]
 
-    return over_rows_and_heads(attend, q, kv["k"], kv["v"], visible.query.segments, visible.key.segments)
+    segments = ("b t", visible.query.segments), ("b s", visible.key.segments)
+    return over_rows_and_heads(attend, ("b t h k", q), ("b s g k", kv["k"]), ("b s g u", kv["v"]), *segments)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -168,10 +169,11 @@ def test_every_device_attends_from_its_own_rows_and_heads():
     keys = jax.random.split(jax.random.key(0), 3)
     q, k, v = (jax.random.normal(each, (8, 4, heads, 3)) for each, heads in zip(keys, (4, 2, 2), strict=True))
     arguments = q, k, v, jnp.ones((8, 4), jnp.int32), jnp.ones((8, 4), jnp.int32)
+    axes = "b t h k", "b s g k", "b s g u", "b t", "b s"
     expected = attend_here(*arguments)
     rows = PartitionSpec("data")
     split = jax.shard_map(
-        functools.partial(over_rows_and_heads, attend_here),
+        lambda *arrays: over_rows_and_heads(attend_here, *zip(axes, arrays, strict=True)),
         mesh=mesh, in_specs=rows, out_specs=rows, axis_names={"data"}, check_vma=False,
     )  # fmt: skip
     np.testing.assert_allclose(jax.jit(split)(*arguments), expected, atol=1e-6)
@@ -195,22 +197,47 @@ def test_attention_to_8192_tokens_stores_no_scores_on_a_tpu(chip):
     assert compiled.as_text().count('custom_call_target="tpu_custom_call"') == 3
 
 
-def test_cudnn_gets_what_it_reads(monkeypatch):
-    """It was never run; what it is given is what the code of XLA makes our values of."""
-    given = {}
+@pytest.mark.parametrize("rows_of_bias", [1, 4])
+@pytest.mark.parametrize("mesh", [None, (4, 1, 1), (2, 2, 2)], ids=str)
+def test_cudnn_gets_the_rows_and_heads_of_its_device(monkeypatch, mesh, rows_of_bias):
+    """With XLA's attention in its place, values and gradients are those of our own, on every mesh."""
+    given = []
 
     def library(q, k, v, bias, mask, **options):
-        given.update(options, mask=mask.shape, bias=bias.dtype)
-        return functools.partial(real, q, k, v, bias, mask, scale=options["scale"])()
+        given.append({**options, "q": q.shape, "k": k.shape, "bias": bias.shape, "mask": mask.shape})
+        return real(q, k, v, bias, mask, scale=options["scale"])
 
     real = jax.nn.dot_product_attention
     monkeypatch.setattr(jax.nn, "dot_product_attention", library)
     keys = jax.random.split(jax.random.key(0), 4)
-    q, k, v = (jax.random.normal(each, (2, 6, heads, 8)) for each, heads in zip(keys, (4, 2, 2), strict=False))
-    bias, mask = (
-        jax.random.normal(keys[3], (1, 4, 6, 6)),
-        jnp.arange(6)[None, None, None] < jnp.array([4, 6])[:, None, None, None],
-    )
-    found = attend_cudnn(q, {"k": k, "v": v}, mask, bias, 0.3)
-    np.testing.assert_allclose(found, attend(q, {"k": k, "v": v}, mask, bias, 0.3)[0], atol=2e-6)
-    assert given == {"scale": 0.3, "implementation": "cudnn", "mask": (2, 1, 6, 6), "bias": jnp.float32}
+    q, k, v = (jax.random.normal(each, (4, 6, heads, 8)) for each, heads in zip(keys, (4, 2, 2), strict=False))
+    bias = jax.random.normal(keys[3], (rows_of_bias, 4, 6, 6))
+    mask = jnp.arange(6)[None, None, None] < jnp.array([4, 6, 5, 3])[:, None, None, None]
+
+    def values(attention, q, k, v, mask, bias):
+        found = attention(q, {"k": k, "v": v}, mask, bias, 0.3)
+        return found[0] if isinstance(found, tuple) else found
+
+    split = cudnn = functools.partial(values, attend_cudnn)
+    if mesh:
+        rows = PartitionSpec("data")
+        specs = rows, rows, rows, rows, PartitionSpec() if rows_of_bias == 1 else rows
+        split = jax.shard_map(
+            cudnn, mesh=make_mesh(*mesh, devices=jax.devices()[: math.prod(mesh)]),
+            in_specs=specs, out_specs=rows, axis_names={"data"}, check_vma=False,
+        )  # fmt: skip
+    weights = jax.random.normal(jax.random.key(1), q.shape)
+
+    def gradients(function):
+        return jax.grad(lambda q, k, v, bias: (function(q, k, v, mask, bias) * weights).sum(), (0, 1, 2, 3))
+
+    own = functools.partial(values, attend)
+    np.testing.assert_allclose(jax.jit(split)(q, k, v, mask, bias), own(q, k, v, mask, bias), atol=2e-6)
+    for found, expected in zip(jax.jit(gradients(split))(q, k, v, bias), gradients(own)(q, k, v, bias), strict=True):
+        np.testing.assert_allclose(found, expected, atol=5e-6)
+    data, fsdp, tensor = mesh or (1, 1, 1)
+    rows, heads = 4 // (data * fsdp), 4 // tensor
+    assert given[0] == {
+        "scale": 0.3, "implementation": "cudnn", "q": (rows, 6, heads, 8), "k": (rows, 6, heads // 2, 8),
+        "bias": (min(rows, rows_of_bias), heads, 6, 6), "mask": (rows, 1, 6, 6),
+    }  # fmt: skip
