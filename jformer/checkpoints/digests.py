@@ -27,7 +27,7 @@ def digests(tree: PyTree) -> dict[str, str]:
     """Return the path of every array of a tree → its digest, 8 hexadecimal digits."""
     named = dict(zip(jax.tree.leaves(parameter_names(tree)), jax.tree.leaves(tree), strict=True))
     large = {name: array for name, array in named.items() if _is_large_on_one_cpu(array)}
-    on_host = {name for name, array in named.items() if _is_small_on_this_host(array)}
+    on_host = {name for name, array in named.items() if _is_summed_here(array)}
     together = [array for name, array in named.items() if name not in large and name not in on_host]
     # One program for each shape of a large array: compiled together, hundreds of them take half a minute.
     sums = iter(_digests(together) if together else ())
@@ -38,20 +38,25 @@ def digests(tree: PyTree) -> dict[str, str]:
     return {name: f"{int(total):08x}" for name, total in jax.device_get(found).items()}
 
 
-def _is_small_on_this_host(array: Array | np.ndarray) -> bool:
-    here = isinstance(array, np.ndarray) or array.is_fully_addressable
-    return array.size < LARGE and here and jax.default_backend() == "cpu"
+def _is_summed_here(array: Array | np.ndarray) -> bool:
+    """Return whether NumPy sums it: a small array, or one of the host that would have to be copied to a GPU or TPU."""
+    if isinstance(array, np.ndarray):
+        return array.size < LARGE or jax.default_backend() != "cpu"
+    return array.size < LARGE and array.is_fully_addressable and jax.default_backend() == "cpu"
 
 
 def _digest_on_host(array: Array) -> int:
-    """Return the same sum by NumPy: for a small array that takes less than to compile a program."""
+    """Return the same sum by NumPy, in blocks: for a small array that is faster than compiling a program."""
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     host = np.ascontiguousarray(array).reshape(-1)
-    unsigned = np.dtype(UNSIGNED[min(host.dtype.itemsize, 4)])
-    words: np.ndarray = host.view(unsigned).astype(np.uint32)  # of 64 bits two each
-    words ^= np.arange(1, words.size + 1, dtype=np.uint32) * np.uint32(GOLDEN)
-    return int(_mix(words).sum(dtype=np.uint32))
+    unsigned = host.view(np.dtype(UNSIGNED[min(host.dtype.itemsize, 4)]))  # of 64 bits two each
+    total = 0
+    for start in range(0, unsigned.size, LARGE):
+        words = unsigned[start : start + LARGE].astype(np.uint32)
+        index = np.arange(start + 1, start + 1 + words.size, dtype=np.uint64).astype(np.uint32)
+        total += int(_mix(words ^ (index * np.uint32(GOLDEN))).sum(dtype=np.uint32))
+    return total % 2**32
 
 
 def _is_large_on_one_cpu(array: Array | np.ndarray) -> bool:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from etils.epath import Path
-from jax.sharding import SingleDeviceSharding
 from jaxtyping import PyTree
 
 from jformer.checkpoints.manifest import DamagedError, Manifest, refuse_damage
@@ -48,12 +48,11 @@ def read_together(read: Callable[[], T], where: Path) -> T:
 
 
 def on_host(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    """Return the shapes and dtypes of a state's arrays, to be read into the memory of this machine."""
-    place = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
-    return {
-        name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree)
-        for name, tree in state.items()
-    }
+    """Return a state's shapes and dtypes as NumPy arrays without memory, to be read as such.
+
+    No device of the CPU is asked for: JAX has none where JAX_PLATFORMS=cuda or =tpu names the only platform.
+    """
+    return jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), dict(state))
 
 
 def prove(where: Path, manifest: Manifest, abstract: Mapping[str, PyTree]) -> None:

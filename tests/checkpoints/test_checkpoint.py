@@ -457,6 +457,19 @@ def test_old_steps_that_cannot_be_read_or_deleted_do_not_fail_a_save(copied, cap
     assert re.fullmatch(r"jformer: .*/checkpoints: old checkpoints could not be deleted \(.*/30: .*\n", said)
 
 
+def test_a_save_is_proved_where_jax_has_no_cpu_devices(copied, monkeypatch):
+    """As under JAX_PLATFORMS=cuda: whoever asks for a device of the CPU gets an error."""
+
+    def local_devices(*_, backend=None, **__):
+        raise RuntimeError(f"Unknown backend {backend}")
+
+    with Checkpoints(copied / "checkpoints", every=10) as run, monkeypatch.context() as without:
+        without.setattr(jax, "local_devices", local_devices)
+        run.save(40, state(40), {}, None)
+        run.wait()
+        assert run.steps()[-1] == 40
+
+
 def test_a_save_that_fails_where_nothing_can_be_listed_is_one_line(copied, monkeypatch):
     with Checkpoints(copied / "checkpoints", every=10) as run:
         run.save(40, state(40), {}, None)
