@@ -12,7 +12,7 @@ from jformer.tools.hf import families
 from jformer.tools.hf.families import config_fields
 from jformer.tools.hf.gpt2 import GPT2
 
-Later = dataclasses.make_dataclass("Later", [("window", int, 0)], bases=(ModelConfig,), frozen=True)
+Later = dataclasses.make_dataclass("Later", [("invented", int, 0)], bases=(ModelConfig,), frozen=True)
 SIZES = {"vocab_size": 9, "target_vocab_size": 9}
 READERS = {
     "recurrent": lambda **new: Later(**SIZES, recurrent=RecurrentConfig("gru"), **new).check(),
@@ -26,14 +26,14 @@ READERS = {
 def test_an_option_added_later_is_refused_by_name(name, monkeypatch):
     monkeypatch.setattr(families, "ModelConfig", Later)
     READERS[name]()
-    with pytest.raises(UserError, match=r"model\.window=3: "):
-        READERS[name](window=3)
+    with pytest.raises(UserError, match=r"model\.invented=3: "):
+        READERS[name](invented=3)
 
 
 def test_known_options_and_defaults_pass():
-    refuse_unknown("model", Later(window=3, norm="pre"), ("window", "norm"), "a part")
-    with pytest.raises(UserError, match=r"^model\.window=3: a part has no such option; use 0$"):
-        refuse_unknown("model", Later(window=3), ("norm",), "a part")
+    refuse_unknown("model", Later(invented=3, norm="pre"), ("invented", "norm"), "a part")
+    with pytest.raises(UserError, match=r"^model\.invented=3: a part has no such option; use 0$"):
+        refuse_unknown("model", Later(invented=3), ("norm",), "a part")
 
 
 @pytest.mark.parametrize("known", [READ, flops.KNOWN, ctranslate2.KNOWN], ids=["recurrent", "flops", "ctranslate2"])
