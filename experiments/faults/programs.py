@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import app, flags
 
+from experiments.faults.program_quality import gathered_twice, ideal_traffic, overlap
 from experiments.measure import smoke_sizes
 from jformer.config import default_config, resolve
 from jformer.data.plan import Shape
@@ -56,8 +57,8 @@ FAMILY = flags.DEFINE_enum("family", None, CHIPS, "Of the chips, in place of the
 HEADS = ("FLOPs", "HBM", "of ideal", "twice", "beside", "waited", "temps", "of pred.", "bound", "apart", "MFU")
 
 
-def compiled(update: Update, chips: Slice) -> tuple[Figures, UpdateMemory, float]:
-    """Return the figures of an update, its memory as predicted, and the FLOPs of a chip that are the model's."""
+def compiled(update: Update, chips: Slice) -> tuple[Figures, list[str], UpdateMemory, float]:
+    """Return figures of an update, what it gathers twice, its predicted memory, and the model's FLOPs on a chip."""
     settings = default_config(update.preset)
     settings.model.dtype = "bfloat16"
     settings.update_from_flattened_dict(dict(update.options))
@@ -68,15 +69,17 @@ def compiled(update: Update, chips: Slice) -> tuple[Figures, UpdateMemory, float
     shape = Shape(update.rows * len(chips.devices), *update.lengths)
     useful = update_flops(model, work_of(*(np.full(update.rows, length) for length in update.lengths)))
     predicted = estimate(config, task, model, shape, mesh.size, chips.platform)
-    return compile_update(config, task, model, shape, mesh), predicted, useful
+    figures = compile_update(config, task, model, shape, mesh)
+    return figures, gathered_twice(figures.program, mesh.shape), predicted, useful
 
 
-def row_of(figures: Figures, predicted: UpdateMemory, useful: float, chips: Slice) -> list[str]:
+def row_of(figures: Figures, twice: list[str], predicted: UpdateMemory, useful: float, chips: Slice) -> list[str]:
     """Return the cells of a row."""
-    least, (hidden, bare, blocking) = bound(figures, chips), figures.overlap
+    least, (hidden, bare, blocking) = bound(figures, chips), overlap(figures.program)
+    ideal = ideal_traffic(figures.program, figures.arguments)
     return [
-        f"{useful / figures.flops:.3f}", f"{figures.traffic / 1e9:.1f} GB", f"{figures.traffic / figures.ideal:.2f}",
-        f"{len(figures.gathered_twice)}", f"{hidden:,}", f"{bare + blocking:,}", f"{figures.temporaries / GIB:.2f} GiB",
+        f"{useful / figures.flops:.3f}", f"{figures.traffic / 1e9:.1f} GB", f"{figures.traffic / ideal:.2f}",
+        f"{len(twice)}", f"{hidden:,}", f"{bare + blocking:,}", f"{figures.temporaries / GIB:.2f} GiB",
         f"{figures.temporaries / (predicted.gradients + predicted.activations):.2f}",
         f"{least.overlapped * 1e3:.1f} ms", f"{least.apart * 1e3:.1f} ms",
         f"{useful / least.overlapped / chips.peak:.1%}",

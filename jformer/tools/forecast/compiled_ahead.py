@@ -20,7 +20,6 @@ from jformer.tasks.batch_arrays import abstract_batch
 from jformer.tasks.task import Task
 from jformer.tools.forecast import cost_analysis, hlo
 from jformer.tools.forecast.collectives import Collective, collectives
-from jformer.tools.forecast.program_quality import Overlap, gathered_twice, ideal_traffic, overlap
 from jformer.tools.forecast.shapes import mesh_sizes
 from jformer.training.memory import UpdateMemory, abstract_update, update_memory
 
@@ -37,9 +36,7 @@ class Figures(NamedTuple):
     flops: float
     traffic: float  # between HBM and the cores
     collectives: list[Collective]
-    ideal: float = 0.0  # of traffic: see `program_quality.ideal_traffic`
-    overlap: Overlap = Overlap(0, 0, 0)
-    gathered_twice: tuple[str, ...] = ()
+    program: hlo.Program = hlo.Program({})  # what all of this was read from
 
     @property
     def memory(self) -> int:
@@ -131,9 +128,7 @@ def figures(compiled: jax.stages.Compiled, mesh: Mesh) -> Figures:
         flops=cost_analysis.flops(program),
         traffic=cost_analysis.traffic(program),
         collectives=collectives(program, axes),
-        ideal=ideal_traffic(program, memory.argument_size_in_bytes),
-        overlap=overlap(program),
-        gathered_twice=tuple(gathered_twice(program, axes)),
+        program=program,
     )
 
 

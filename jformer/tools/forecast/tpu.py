@@ -143,12 +143,8 @@ def _program_lines(figures: Figures, chips: Slice) -> Iterator[str]:
     names = ("arguments", "outputs", "temporaries", "code")
     parts = ", ".join(f"{name} {getattr(figures, name) / MIB:,.1f}" for name in names)
     yield f"  memory by the compiler: {figures.memory / MIB:,.1f} MiB, {figures.memory / chips.chip.hbm:.1%}: {parts}"
-    moved = f"{figures.traffic / 1e9:,.2f} GB between HBM and cores, {figures.traffic / figures.ideal:.2f} of the ideal"
-    yield f"  {figures.flops:.3g} FLOPs, {moved}"
+    yield f"  {figures.flops:.3g} FLOPs, {figures.traffic / 1e9:,.2f} GB between HBM and cores"
     if figures.collectives:
-        hidden, bare, blocking = figures.overlap
-        twice = f"; gathered twice: {', '.join(figures.gathered_twice)}" if figures.gathered_twice else ""
-        yield f"  collectives: {hidden:,} overlapped with kernels, {bare + blocking:,} not{twice}"
         cells = [["collectives over", "", "count", "MB whole", "MB sent"]]
         for each in figures.collectives:
             sizes = f"{each.bytes / 1e6:,.2f}", f"{each.sent / 1e6:,.2f}"

@@ -1,8 +1,8 @@
 """Read and write safetensors files: headers are validated, parts of tensors are read through a memory map.
 
 A file is 8 bytes with the length of its header, the header as JSON, and the tensors. A damaged or hostile file is
-refused: every offset must follow from the shapes and lie in the file. The library is not used for reading, as it copies
-a whole tensor before an arbitrary part can be taken.
+refused: every offset must follow from the shapes and lie in the file. Reading does without the library, whose slices
+cannot express a part of a transposed or permuted tensor: each process would hold whole tensors.
 """
 
 import json

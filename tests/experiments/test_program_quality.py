@@ -1,5 +1,5 @@
+from experiments.faults.program_quality import Overlap, gathered_twice, ideal_traffic, overlap
 from jformer.tools.forecast import cost_analysis, hlo
-from jformer.tools.forecast.program_quality import Overlap, gathered_twice, ideal_traffic, overlap
 
 MESH = {"data": 2, "fsdp": 4, "tensor": 1}
 OVER_FSDP = "replica_groups=[2,4]<=[8], dimensions={0}"
