@@ -29,7 +29,7 @@ from jformer.tasks.build import open_mesh
 from jformer.tools.export.folder import export
 from jformer.tools.server.engine import Engine
 from jformer.tools.server.limits import Limits
-from jformer.tools.server.schema import Inputs
+from jformer.tools.server.schema import InputsBody
 from jformer.trainer import train
 from jformer.training.initial_state import adopt, table_of
 from tests.slow import slow_but
@@ -260,18 +260,18 @@ def test_an_engine_of_a_server_answers_as_predict_does(loaded, texts, name, rout
     engine = Engine(predictor, Limits())
     engine.warm_up()
     assert engine.facts()["route"] == f"/v1/{route}"
-    answers = in_order(engine.answer(engine.requests(Inputs(inputs=lines))))
+    answers = in_order(engine.answer(engine.requests(InputsBody(inputs=lines))))
     assert [answer["outputs"][0]["text"] for answer in answers] == predictor.predict(lines)
     assert ("labels" in answers[0]["outputs"][0]) == (name in ("classify", "several"))
     if name == "qa":
         objects = [dict(zip(("question", "context"), line.split("\t"), strict=True)) for line in lines]
-        assert in_order(engine.answer(engine.requests(Inputs(inputs=objects)))) == answers
+        assert in_order(engine.answer(engine.requests(InputsBody(inputs=objects)))) == answers
         assert {"start", "end", "log_prob"} < answers[0]["outputs"][0].keys()
         (looked,) = in_order(engine.look_into([(lines[0], None)]))
         assert [token["token"].partition(":")[0] for token in looked["tokens"]] == ["start", "end"]
         return
     with pytest.raises(UserError, match="reads no context: send texts"):
-        engine.requests(Inputs(inputs=[{"question": "a", "context": "b"}]))
+        engine.requests(InputsBody(inputs=[{"question": "a", "context": "b"}]))
     pairs = [(LINES[0], None), *([(LINES[0], "red,cat")] if name == "several" else [])]
     looked = in_order(engine.look_into(pairs))[-1]
     chosen = [token["token"] for token in looked["tokens"]]
