@@ -35,12 +35,14 @@ if TYPE_CHECKING:
     from jformer.models.layers.matmul import jax_gradients
     from jformer.parallel.mesh import make_mesh
     from jformer.tasks.batch_arrays import make_batch
-    from jformer.tasks.task import make_loss, token_loss
+    from jformer.tasks.task import adapted_loss, adapted_params, make_loss, token_loss
     from jformer.training.state import create_state
     from jformer.training.step import make_train_step
 
 PARTS = {  # of a loop of one's own → where they are, imported on first use
     "ModelConfig": "jformer.models:ModelConfig",
+    "adapted_loss": "jformer.tasks.task:adapted_loss",
+    "adapted_params": "jformer.tasks.task:adapted_params",
     "build_model": "jformer.models:build_model",
     "create_state": "jformer.training.state:create_state",
     "init_params": "jformer.models:init_params",
@@ -67,6 +69,8 @@ __all__ = [
     "SearchTree",
     "UserError",
     "__version__",
+    "adapted_loss",
+    "adapted_params",
     "build_model",
     "create_state",
     "evaluate",

@@ -19,14 +19,14 @@ from jaxtyping import PyTree
 
 from jformer.checkpoints.folders import delete, quarantine, remove_failed, remove_unfinished, saved_steps
 from jformer.checkpoints.manifest import DamagedError, Manifest, entries, refuse_damage, refuse_mismatch
-from jformer.checkpoints.quiet_orbax_logging import say_failures_once
+from jformer.checkpoints.quiet_orbax_logging import log_failures_once
 from jformer.checkpoints.reading import explain, first_line, on_host, prove, read_together
 from jformer.errors import UnavailableError, UserError
 from jformer.parallel import processes
 from jformer.storage import in_bucket, parse_object
 
 MANIFEST = "manifest"
-say_failures_once()  # here, as whoever uses Orbax imports this module
+log_failures_once()  # here: every use of Orbax imports this module
 
 
 class Restored(NamedTuple):
@@ -44,8 +44,8 @@ class Checkpoints:
     def __init__(self, directory: Path, every: int = 1, keep_last: int = 1, clean: bool = True) -> None:
         """Open the folder, which the first save creates; `every` and `keep_last` are those of `kept_steps`.
 
-        `clean` lets it remove the half-written checkpoints of a killed run, and set damaged ones aside. Who only reads
-        must not clean: a run that is still training may be writing one.
+        `clean` removes the half-written checkpoints of a killed run, and sets damaged ones aside. Never clean to read:
+        a run that is still training may be writing one.
         """
         self.directory = Path(directory if in_bucket(directory) else directory.absolute())
         self._every, self._keep_last, self._clean = every, keep_last, clean
@@ -75,7 +75,7 @@ class Checkpoints:
         return read_together(lambda: self._own_manifest(step), self.directory / str(step))
 
     def progress(self, step: int) -> dict[str, Any]:
-        """Return what `save` was told beside the arrays."""
+        """Return the progress that `save` was given beside the arrays."""
         return self.manifest(step).progress
 
     def newest_progress(self) -> dict[str, Any]:
@@ -191,7 +191,7 @@ class Checkpoints:
         return dict(self._orbax.handler.restore(where, args=args))
 
     def _finish(self, step: int, manifest: Manifest, abstract: Mapping[str, PyTree]) -> None:
-        """Wait in a thread for a save; once it is proven on disk, delete the steps that are needed no more."""
+        """Wait in a thread for a save; once it is proven on disk, delete the steps that are no longer needed."""
         try:
             self._orbax.wait_until_finished()
         except Exception as error:
@@ -232,14 +232,14 @@ class Checkpoints:
             steps = self._own_steps()
             left = f"step {steps[-1]} is the last that is saved" if steps else "no step is saved"
         except UserError:  # such as a network that has failed the save, too
-            left = "which steps are saved cannot be told just now"
+            left = "which steps are saved is not known just now"
         return UserError(f"{self.directory / str(step)}: could not be written ({first_line(error)}); {left}")
 
 
 def kept_steps(costs: Mapping[int, float | None], every: int, count: int) -> set[int]:
     """Return the steps to keep: the newest, the last `count` regular ones, and the one of the lowest selection cost.
 
-    Regular are multiples of `every`. A checkpoint written because the run was told to stop is none: it must not push
+    Regular are multiples of `every`. A checkpoint written because a signal stopped the run is none: it must not push
     out one that averaging needs. `costs` tells of every step its selection cost, if it was validated.
 
     >>> sorted(kept_steps({10: 1.0, 20: 2.0, 30: 3.0, 33: None}, every=10, count=1))

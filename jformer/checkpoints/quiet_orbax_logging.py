@@ -9,18 +9,18 @@ CANCELLED = r"coroutine 'Store\._get_array_metadatas' was never awaited"
 _print_unraisable = sys.unraisablehook
 
 
-def say_failures_once() -> None:
-    """Leave out what is raised, too: tracebacks that Orbax logs, calls to its loop that is over, what it cancelled."""
-    logging.getLogger("absl").addFilter(_is_said_here_alone)
+def log_failures_once() -> None:
+    """Drop messages about errors that are raised as well: Orbax's tracebacks, its closed loop, what it cancelled."""
+    logging.getLogger("absl").addFilter(_is_logged_here_alone)
     sys.unraisablehook = _unraisable
     warnings.filterwarnings("ignore", CANCELLED, RuntimeWarning)
 
 
-def _is_said_here_alone(record: logging.LogRecord) -> bool:
+def _is_logged_here_alone(record: logging.LogRecord) -> bool:
     return not (record.exc_info and "/orbax/" in record.pathname)
 
 
 def _unraisable(error: "sys.UnraisableHookArgs") -> None:
-    """Print what nobody can catch, unless threads of TensorStore met it: they told of a write that failed too late."""
+    """Print what nobody can catch, unless threads of TensorStore met it: they report a failed write too late."""
     if not (error.exc_type is RuntimeError and str(error.exc_value) == "Event loop is closed"):
         _print_unraisable(error)

@@ -39,8 +39,8 @@ def read_together(read: Callable[[], T], where: Path) -> T:
     except Exception as error:  # Orbax, TensorStore and those of buckets raise whatever they meet
         cause = error
     own = explain(cause, where) if cause else None
-    told = (max(i for i, kind in enumerate(KINDS) if isinstance(own, kind)), str(own)) if own else None
-    failure = processes.agree(told, _first)
+    failed = (max(i for i, kind in enumerate(KINDS) if isinstance(own, kind)), str(own)) if own else None
+    failure = processes.agree(failed, _first)
     if failure:
         kind, text = failure
         raise KINDS[kind](text) from cause

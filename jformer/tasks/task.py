@@ -35,6 +35,7 @@ SPAN = "span"  # the answer that is some words of its context
 
 KEPT = 16  # losses in the cache
 
+ADAPTER = "adapter"  # the name of an adapter's own parameters beside those of the model
 NOTHING = Side(None, max_length=1)  # a side without text
 
 
@@ -85,6 +86,27 @@ def make_loss(model: Model, task_loss: TaskLoss, r_drop: float = 0.0) -> LossFn:
         return {**sums, "loss": Sum(sums["loss"].total + r_drop / 4 * apart, sums["loss"].count)}
 
     return loss
+
+
+class Adapter(Protocol):
+    """Parameters that change those of a model, such as low-rank differences; hashable, as programs are cached by it."""
+
+    def apply(self, base: PyTree, adapter: PyTree) -> PyTree:
+        """Return the parameters that the model computes with, of the names and shapes of `base`."""
+
+
+def adapted_params(adapter: Adapter, params: PyTree) -> PyTree:
+    """Return a model's parameters from {**base, "adapter": …}; applied once, they need no adapter any more."""
+    return adapter.apply({name: tree for name, tree in params.items() if name != ADAPTER}, params[ADAPTER])
+
+
+@functools.lru_cache(KEPT)
+def adapted_loss(loss: LossFn, adapter: Adapter) -> LossFn:
+    """Return the loss of parameters {**base, "adapter": …}, from that of a model's.
+
+    Update, optimizer and checkpoints take the whole tree; mark the base as `frozen` to train the adapter alone.
+    """
+    return lambda params, batch, key: loss(adapted_params(adapter, params), batch, key)
 
 
 def sized(

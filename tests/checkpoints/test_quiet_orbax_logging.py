@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 from jformer.checkpoints import quiet_orbax_logging as twice
-from jformer.checkpoints.quiet_orbax_logging import say_failures_once
+from jformer.checkpoints.quiet_orbax_logging import log_failures_once
 
 
 @pytest.mark.parametrize(("path", "traceback", "kept"), [
     ("/lib/orbax/future.py", True, False), ("/lib/orbax/future.py", False, True), ("/lib/other/future.py", True, True),
 ])  # fmt: skip
 def test_records_of_orbax_with_a_traceback_are_left_out(path, traceback, kept):
-    say_failures_once()
+    log_failures_once()
     error = (ValueError, ValueError("x"), None) if traceback else None
     record = logging.LogRecord("absl", logging.ERROR, path, 1, "failed", (), error)
     assert bool(logging.getLogger("absl").filter(record)) == kept
@@ -28,7 +28,7 @@ def test_calls_to_a_loop_that_is_over_are_left_out(error, printed, monkeypatch):
     seen = []
     monkeypatch.setattr(twice, "_print_unraisable", seen.append)
     monkeypatch.setattr(sys, "unraisablehook", None)
-    say_failures_once()
+    log_failures_once()
     sys.unraisablehook(SimpleNamespace(exc_type=type(error), exc_value=error))
     assert bool(seen) == printed
 
@@ -47,7 +47,7 @@ class Store:
 def test_reads_that_were_cancelled_before_they_began_are_left_out(name, told):
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        say_failures_once()
+        log_failures_once()
         getattr(Store(), name)()
         gc.collect()
     assert bool(found) == told
