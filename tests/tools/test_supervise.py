@@ -59,7 +59,7 @@ def starts(tmp_path, process=0):
     return [json.loads(line) for line in (tmp_path / "run" / f"starts-{process}.jsonl").read_text().splitlines()]
 
 
-def test_processes_are_told_where_they_meet_and_end_together(supervise, tmp_path):
+def test_processes_get_an_address_to_meet_and_end_together(supervise, tmp_path):
     logs = tmp_path / "logs"
     code, out, err = outcome(supervise("print('I am', process)", "--processes=2", f"--logs={logs}"))
     assert code == 0
@@ -71,7 +71,7 @@ def test_processes_are_told_where_they_meet_and_end_together(supervise, tmp_path
     assert places[0][0].startswith("--coordinator=127.0.0.1:")
 
 
-def test_one_process_is_told_nothing(supervise, tmp_path):
+def test_a_single_process_gets_no_address(supervise, tmp_path):
     assert outcome(supervise("pass"))[0] == 0
     assert len(starts(tmp_path)[0]) == 2
 
@@ -99,7 +99,7 @@ def test_a_run_that_lost_a_process_goes_on(supervise, tmp_path, end, code, what)
     assert len(starts(tmp_path)) == 2
 
 
-def test_no_restart_mends_a_mistake(supervise, tmp_path):
+def test_a_mistake_is_not_restarted(supervise, tmp_path):
     code, _, err = outcome(supervise("import time; time.sleep(600) if process else exit(2)", "--processes=2"))
     assert code == 2
     assert err.endswith("supervise: mistake, see the log\n")
@@ -113,37 +113,26 @@ def test_it_gives_up_after_so_many_failures(supervise, tmp_path):
     assert ": gave up: exit code 75, and no new checkpoint since 2 restarts (boot " in state.read_text()
 
 
-def test_the_state_names_the_boot(supervise, tmp_path):
-    state, boot = tmp_path / "state", Path("/proc/sys/kernel/random/boot_id")
-    assert outcome(supervise("pass", f"--state={state}"))[0] == 0
-    assert state.read_text().endswith(f": done (boot {boot.read_text().strip() if boot.exists() else ''})\n")
-
-
-def test_who_reads_the_state_meets_no_half_of_it(supervise, tmp_path):
-    state = tmp_path / "state"
-    state.write_text("before\n")
-    with state.open() as opened:
-        assert outcome(supervise("pass", f"--state={state}"))[0] == 0
-        assert opened.read() == "before\n"
-    assert ": done" in state.read_text()
-
-
 def test_failures_count_anew_after_a_checkpoint(supervise, tmp_path):
     code, _, _ = outcome(supervise("checkpoint(attempt); exit(1 if attempt < 4 else 0)", "--retries=1"))
     assert code == 0
     assert len(starts(tmp_path)) == 5
 
 
-def test_a_damaged_checkpoint_that_was_set_aside_is_none(supervise, tmp_path):
-    code, _, err = outcome(supervise("checkpoint(f'broken-{attempt}'); exit(1 if attempt < 4 else 0)", "--retries=1"))
+@pytest.mark.parametrize("name", ["broken-", "00"])
+def test_a_folder_that_is_not_a_step_is_no_new_checkpoint(supervise, tmp_path, name):
+    code, _, err = outcome(supervise(f"checkpoint(f'{name}{{attempt}}'); exit(1 if attempt < 4 else 0)", "--retries=1"))
     assert code == 1, err
     assert len(starts(tmp_path)) == 2
 
 
-def test_a_folder_that_is_no_step_is_no_new_checkpoint(supervise, tmp_path):
-    code, _, err = outcome(supervise("checkpoint(f'00{attempt}'); exit(1 if attempt < 4 else 0)", "--retries=1"))
-    assert code == 1, err
-    assert len(starts(tmp_path)) == 2
+def test_a_state_is_replaced_whole_and_names_the_boot(supervise, tmp_path):
+    state, boot = tmp_path / "state", Path("/proc/sys/kernel/random/boot_id")
+    state.write_text("before\n")
+    with state.open() as opened:
+        assert outcome(supervise("pass", f"--state={state}"))[0] == 0
+        assert opened.read() == "before\n"
+    assert state.read_text().endswith(f": done (boot {boot.read_text().strip() if boot.exists() else ''})\n")
 
 
 def test_a_state_that_cannot_be_written_ends_no_run(supervise, tmp_path):
@@ -152,7 +141,7 @@ def test_a_state_that_cannot_be_written_ends_no_run(supervise, tmp_path):
     assert err.count("nowhere/state: ") == 3
 
 
-def test_told_to_stop_it_lets_all_save_and_starts_none_again(supervise, tmp_path):
+def test_a_request_to_stop_lets_all_save_and_restarts_none(supervise, tmp_path):
     logs = tmp_path / "logs"
     process = supervise(SAVE_WHEN_TOLD, "--processes=2", f"--logs={logs}")
     wait_until(lambda: all((logs / f"process-{i}.log").is_file() for i in range(2)), 20)
@@ -165,7 +154,7 @@ def test_told_to_stop_it_lets_all_save_and_starts_none_again(supervise, tmp_path
     assert len(starts(tmp_path)) == 1
 
 
-def test_told_twice_it_kills(supervise, tmp_path):
+def test_a_second_request_kills(supervise, tmp_path):
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); "
     process = supervise(deaf + "time.sleep(600)")
     assert process.stdout.readline() == "ready\n"

@@ -158,37 +158,23 @@ def test_what_nohup_ignores_stays_ignored():
     assert process.communicate(timeout=30) == ("asked\n", "")
 
 
-@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize("stream", ["stdout", "stderr", "terminal"])
 def test_a_reader_that_leaves_is_a_request_to_stop(stream, tmp_path):
     body = f"""
     processes.defer_stop()
     with processes.readers_may_leave():
         while not processes.stop_requested():
-            print("line", file=sys.{stream}, flush=True)
+            print("line", file=sys.{stream.replace("terminal", "stderr")}, flush=True)
             time.sleep(0.01)
-        print("more", file=sys.{stream}, flush=True)
-    open({str(tmp_path / "saved")!r}, "w").close()
-"""
-    with start(body) as process:
-        getattr(process, stream).close()
-        assert process.wait(timeout=30) == 0
-    assert (tmp_path / "saved").exists()
-
-
-def test_a_terminal_that_is_closed_is_a_request_to_stop(tmp_path):
-    body = f"""
-    processes.defer_stop()
-    with processes.readers_may_leave():
-        while not processes.stop_requested():
-            print("line", file=sys.stderr, flush=True)
-            time.sleep(0.01)
-        print("more", file=sys.stderr, flush=True)
+        print("more", file=sys.{stream.replace("terminal", "stderr")}, flush=True)
     open({str(tmp_path / "saved")!r}, "w").close()
 """
     terminal, end = pty.openpty()
-    with start(body, stderr=end) as process:
+    with start(body, **({"stderr": end} if stream == "terminal" else {})) as process:
         os.close(end)
         os.close(terminal)
+        if stream != "terminal":
+            getattr(process, stream).close()
         assert process.wait(timeout=30) == 0
     assert (tmp_path / "saved").exists()
 

@@ -85,19 +85,6 @@ def test_an_unknown_key_is_told_the_nearest_before_any_trial(tmp_path, capsys):
     assert not (tmp_path / "sweep").exists()
 
 
-def test_zero_arms_are_refused(tmp_path, capsys):
-    arguments = words(tmp_path, code="\ndef sweep():\n    return []\n")
-    assert refused(capsys, arguments).endswith("sweep() returned no overrides")
-
-
-def test_a_second_experiment_and_another_base_are_refused(tmp_path, capsys):
-    open_queue(tmp_path)
-    other = f"--experiment={write(tmp_path, name='other')}"
-    assert "holds a sweep of 'small'" in refused(capsys, [other, f"--workdir={tmp_path}/sweep"])
-    line = refused(capsys, words(tmp_path, "--config.train.num_steps=50"))
-    assert line.startswith("train.num_steps=50 but the trials of this sweep have 40: set it back")
-
-
 def test_a_metric_that_no_trial_reports_stops_all_workers(tmp_path, capfd):
     arguments = words(tmp_path, "--workers=2", f"--command={stand_in(pause=0.05)}", METRIC="train/loss", GOAL="min")
     assert main(arguments) == 2
@@ -107,30 +94,10 @@ def test_a_metric_that_no_trial_reports_stops_all_workers(tmp_path, capfd):
     assert not any(trial.state == "complete" for trial in open_queue(tmp_path, METRIC="train/loss").trials())
 
 
-def test_a_report_of_nothing_is_one_line(tmp_path, capsys):
-    assert "has no sweep; leave out --report" in refused(capsys, words(tmp_path, "--report"))
-
-
 def test_a_bucket_needs_a_storage(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("fsspec.get_filesystem_class", lambda protocol: None)  # gcsfs may not be there
     arguments = [words(tmp_path)[0], "--workdir=gs://bucket/sweep"]
     assert refused(capsys, arguments).endswith("which cannot hold the journal of the trials: give --storage")
-
-
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        (
-            "--storage=postgresql+psycopg://me:secret@127.0.0.1:1/sweeps",
-            "--storage=postgresql+psycopg://me:…@127.0.0.1:1",
-        ),
-        ("--workers=0", "--workers=0 and --lease=60.0 must be above 0"),
-        ("--lease=0", "--workers=1 and --lease=0.0 must be above 0"),
-        ("--worker_s=2", "unexpected argument '--worker_s=2'; see --help"),
-    ],
-)
-def test_what_cannot_work_is_one_line(tmp_path, capsys, option, said):
-    assert refused(capsys, words(tmp_path, option)).startswith(said)
 
 
 def test_a_workdir_that_cannot_be_written_is_one_line(tmp_path, capsys):
@@ -166,15 +133,21 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
         (["--report", "--retry_failed"], "--retry_failed starts a sweep again: not with --report"),
         (["--config.optim.learning_rate=4.0"], "--config.optim.learning_rate is for all trials, but"),
         (["--config.seed=4"], "seeds are SEEDS=(0, 1, …), not an override"),
+        (["--storage=postgresql+psycopg://me:secret@127.0.0.1:1/sweeps"], "psycopg://me:…@127.0.0.1:1"),
+        (["--workers=0"], "--workers=0 and --lease=60.0 must be above 0"),
+        (["--lease=0"], "--workers=1 and --lease=0.0 must be above 0"),
+        (["--worker_s=2"], "unexpected argument '--worker_s=2'; see --help"),
+        (["--report"], "has no sweep; leave out --report"),
     ],
 )
-def test_what_does_not_go_together_is_refused(tmp_path, capsys, options, says):
+def test_options_that_cannot_work_are_refused_in_one_line(tmp_path, capsys, options, says):
     assert says in refused(capsys, words(tmp_path, *options))
 
 
 @pytest.mark.parametrize(
     ("code", "constants", "says"),
     [
+        ("def sweep(): return []", {}, "sweep() returned no overrides"),
         ("def sweep(): return product({'seed': 1})", {}, "sweep(): "),
         ("def sweep(): return product({'seed': [1]}, {'seed': [2]})", {}, "sweep(): seed is in two factors"),
         ("def sweep(): return [{'evaluate.scores': ('ter',)}]", {"METRIC": "test/bleu"}, "evaluate.scores=('ter',)"),

@@ -96,15 +96,6 @@ def test_a_result_is_recorded_once(tmp_path, storage):
     assert queue.left() == 5
 
 
-def test_finished_trials_are_not_run_again(tmp_path, queue):
-    claim = queue.claim()
-    claim.complete(0.5, {}, 1.0)
-    other = another(tmp_path)
-    other.plan()
-    assert claim.trial.name not in {other.claim().trial.name for _ in range(5)}
-    assert other.claim() is None
-
-
 def test_a_failure_is_kept_with_its_error_until_it_is_tried_again(tmp_path, storage):
     queue = another(tmp_path, storage)
     claim = queue.claim()

@@ -53,25 +53,23 @@ def test_a_process_that_dies_is_started_again_where_it_was(tmp_path):
     assert len((folder_of(tmp_path, only(worker)) / "metrics.jsonl").read_text().splitlines()) == 3
 
 
-def test_a_process_that_dies_three_times_has_failed_with_what_it_said_last(tmp_path):
-    worker = make_worker(tmp_path, stand_in("raise RuntimeError('out of memory')"), SWEEP.replace("2.0, 3.0", "2.0"))
+MISTAKE = "print('jformer: d_model must be even', file=sys.stderr); print('warning'); sys.exit(2)"
+
+
+@pytest.mark.parametrize(
+    ("command", "attempts", "error"),
+    [
+        (stand_in("raise RuntimeError('out of memory')"), 3, "RuntimeError: out of memory (exit code 1)"),
+        (stand_in(MISTAKE), 1, "d_model must be even"),
+        ("false", 3, "no output (exit code 1)"),
+    ],
+    ids=["crashes", "a mistake", "silence"],
+)
+def test_a_trial_fails_after_three_crashes_or_a_mistake_with_its_last_error(tmp_path, command, attempts, error):
+    worker = make_worker(tmp_path, command, SWEEP.replace("2.0, 3.0", "2.0"))
     assert worker.work() == 0
     trials = worker._queue.trials()
-    assert [(trial.state, trial.attempts) for trial in trials] == [("failed", 3)] * 2
-    assert trials[0].error == "RuntimeError: out of memory (exit code 1)"
-
-
-def test_a_mistake_is_not_tried_again(tmp_path):
-    code = "print('jformer: d_model must be even', file=sys.stderr); print('warning'); sys.exit(2)"
-    worker = make_worker(tmp_path, stand_in(code))
-    assert worker.work() == 0
-    assert (only(worker).state, only(worker).error, only(worker).attempts) == ("failed", "d_model must be even", 1)
-
-
-def test_a_process_without_output_is_reported(tmp_path):
-    worker = make_worker(tmp_path, "false")
-    assert worker.work() == 0
-    assert only(worker).error == "no output (exit code 1)"
+    assert [(trial.state, trial.attempts, trial.error) for trial in trials] == [("failed", attempts, error)] * 2
 
 
 def test_a_metric_that_is_no_number_fails_its_trial_alone(tmp_path):
@@ -184,14 +182,6 @@ def test_a_process_that_trains_there_already_is_waited_for(tmp_path):
     timer.join()
     assert not (folder / "shared").exists()
     assert (only(worker).state, starts(tmp_path, only(worker))) == ("complete", 1)
-
-
-def test_a_lock_that_nobody_holds_is_none(tmp_path):
-    worker = make_worker(tmp_path, stand_in())
-    folder = folder_of(tmp_path, worker._queue.trials()[0])
-    folder.mkdir(parents=True)
-    (folder / "training.lock").touch()
-    assert worker.work() == 0
 
 
 def test_a_process_that_found_its_directory_in_use_has_not_failed(tmp_path, monkeypatch):
