@@ -64,6 +64,20 @@ def shortened(code):
     return re.sub(r"(--config=(?:configs/\w+|mine)\.py)", rf"\1 {SMALL}", code)
 
 
+@contextlib.contextmanager
+def own_modules(folder):
+    """Import modules of a folder first, and forget them afterwards."""
+    before = set(sys.modules)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for path in folder.glob("*.py"):
+            if path.stem not in before:
+                sys.modules.pop(path.stem, None)
+
+
 class Reader:
     """Somebody who types the blocks of a page, one after the other, in a folder."""
 
@@ -88,8 +102,15 @@ class Reader:
         """Run code of a block in this process, in the names of those before it."""
         if any(what in code for what in FILES):
             (self.folder / "mine.py").write_text(code, encoding="utf-8")
+        if named := re.match(r"# (\w+\.py)\n", code):  # blocks of one file, one after the other
+            with (self.folder / named[1]).open("a", encoding="utf-8") as file:
+                file.write(code)
         above = "\n" * (block.line - 1)  # so that a traceback names the page's line
-        with contextlib.chdir(self.folder), contextlib.redirect_stdout(io.StringIO()) as printed:
+        with (
+            contextlib.chdir(self.folder),
+            contextlib.redirect_stdout(io.StringIO()) as printed,
+            own_modules(self.folder),
+        ):
             exec(compile(above + code, ROOT / block.page, "exec"), self.names)
         return printed.getvalue()
 

@@ -130,7 +130,7 @@ def _check_optim(config: Config) -> None:
         count = getattr(optim, key)
         if count >= 1 and (count != round(count) or count >= 2**31):
             raise UserError(f"optim.{key}={count} must be whole updates (2147483647 at most), or a share below 1")
-    if not is_open(optim.schedule):
+    if optim.schedule in ENDING_SCHEDULES:
         decay = optim.decay_steps(steps) if optim.schedule == "warmup_stable_decay" else 0
         if optim.warmup_steps(steps) + decay > steps:
             parts = f"optim.warmup={optim.warmup}" + (f" and optim.decay={optim.decay}" if decay else "")
@@ -138,7 +138,7 @@ def _check_optim(config: Config) -> None:
                 f"{parts} take more updates than train.num_steps={steps}, when optim.schedule={optim.schedule!r} ends: "
                 "give shares of them, such as 0.08"
             )
-    elif optim.final_rate:
+    elif optim.final_rate and optim.schedule in OPEN_SCHEDULES:
         raise UserError(
             f"optim.final_rate={optim.final_rate} is read by optim.schedule={' or '.join(map(repr, ENDING_SCHEDULES))}"
         )

@@ -142,13 +142,15 @@ def cached_and_uncached_logits(subject: Subject) -> float:
     batch, begins = subject.forced(outputs)
     full = jax.jit(subject.model.apply)({"params": subject.params}, batch)
     given = np.arange(batch["target_in"].shape[1]) < np.array(begins)[:, None]
-    stepped = jax.jit(_stepwise, static_argnums=0)(subject.model, subject.params, batch, given)
+    stepped = jax.jit(stepwise_logits, static_argnums=0)(subject.model, subject.params, batch, given)
     return _largest((np.asarray(full, np.float32) - np.asarray(stepped, np.float32))[batch["weights"] > 0])
 
 
-def _stepwise(
+def stepwise_logits(
     model: Model, params: PyTree, batch: dict[str, Array], given: Bool[Array, "b t"]
 ) -> Float[Array, "b t v"]:
+    """Return the logits of a batch of targets as the cache gives them: of the given tokens at once, then one by one."""
+
     def apply(*args: Any, method: str) -> Any:
         return model.apply({"params": params}, *args, method=method)
 

@@ -7,6 +7,7 @@ from jformer.models.head_config import HeadConfig
 from jformer.models.mup_config import MupConfig
 from jformer.models.recurrent_config import RecurrentConfig
 from jformer.models.vision_config import VisionConfig
+from jformer.plugins import check_part
 
 CHOICES = {
     "family": ("encdec", "encoder", "decoder", "vit"),
@@ -20,6 +21,8 @@ CHOICES = {
     "parametrization": ("standard", "mup"),
     "dtype": ("float32", "bfloat16", "auto"),
 }
+OPEN = ("norm_type", "positions", "activation")  # keys of CHOICES that may name a part of one's own
+LAYERS = {"attention": ("multi_head",), "feed_forward": ("projections",)}  # the same, of one built-in choice each
 REMAT = ("none", "dots", "full")
 KERNELS = ("auto", "own")
 
@@ -63,6 +66,8 @@ class ModelConfig:
     norm_type: str = "layernorm"  # layernorm (Ba et al. 2016) | rmsnorm (Zhang and Sennrich 2019)
     norm_epsilon: float = 1e-6  # added to the variance, by whose root a norm divides; published models differ in it
     residual: bool = True  # False, for ablations: sublayers replace their input, not add to it (He et al. 2016)
+    attention: str = "multi_head"  # or package.module:Class (docs/parts.md), in place of models.Attention
+    feed_forward: str = "projections"  # or package.module:Class, in place of models.FeedForward
     attention_scale: str = "sqrt"  # sqrt: 1/sqrt(k) (section 3.2.1) | one: in the initial queries (T5) | off: ablation
     positions: str = "sinusoidal"  # sinusoidal | learned | relative | rotary | alibi | transformer_xl | none
     max_length: int = 512  # learned positions only (Gehring et al. 2017): the longest sequence the table can place
@@ -184,8 +189,9 @@ class ModelConfig:
 
     def check(self) -> None:
         """Raise UserError for the first field that no model can be built from."""
-        for key, choices in CHOICES.items():
-            check_choice(f"model.{key}", getattr(self, key), choices)
+        for key, choices in {**CHOICES, **LAYERS}.items():
+            allow = check_choice if key in CHOICES and key not in OPEN else check_part
+            allow(f"model.{key}", getattr(self, key), choices)
         check_choice("model.execution.remat", self.execution.remat, REMAT)
         check_choice("model.execution.attention_kernel", self.execution.attention_kernel, KERNELS)
         for key in ("unroll", "attention_chunk"):

@@ -5,7 +5,7 @@ import re
 import string
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence, Set
-from typing import NotRequired, TypedDict
+from typing import NotRequired, Protocol, TypedDict
 
 import numpy as np
 from sacrebleu import BLEU, CHRF, TER
@@ -39,6 +39,13 @@ class TextOptions(TypedDict, total=False):
     names: Sequence[str]  # of the scores
 
 
+class OwnScore(Protocol):
+    """What evaluate.scores names as `package.module:function`."""
+
+    def __call__(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+        """Score texts, one for each example, beside one or several whole texts of references, as `text_scores` does."""
+
+
 def text_scores(
     hypotheses: Sequence[str],
     references: Sequence[Sequence[str]],
@@ -66,7 +73,8 @@ def text_scores(
     scores: Scores = {}
     for name in names:
         if is_own(name):
-            scores[name] = {"score": float(plugins.find("evaluate.scores", name, {})(hypotheses, references))}
+            own: OwnScore = plugins.find("evaluate.scores", name, {})
+            scores[name] = {"score": float(own(hypotheses, references))}
             continue
         metric = text_metric(name, tokenize, lowercase)
         result = metric.corpus_score(hypotheses, references)

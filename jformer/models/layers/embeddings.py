@@ -7,12 +7,14 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jformer import plugins
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.initializers import table_init
 from jformer.models.layers.linear import Embedding
 from jformer.models.layers.norms import make_norm
 from jformer.models.layers.positions import sinusoids
 from jformer.models.model_config import ModelConfig
+from jformer.plugins import is_own
 
 
 def token_table(config: ModelConfig, rows: int) -> Embedding:
@@ -53,6 +55,8 @@ class InputEmbedding(nn.Module):
             x = x + self.positions(positions) * smaller
         elif c.positions == "sinusoidal":
             x = x + jnp.asarray(sinusoids(length, c.d_model) * smaller)[positions]
+        elif is_own(c.positions):  # (positions [b t], config) → [b t d]
+            x = x + plugins.find("model.positions", c.positions, {})(positions, c) * smaller
         if c.head.num_segments and types is not None:
             x = x + self.segments(types)
         x = x.astype(c.dtype)

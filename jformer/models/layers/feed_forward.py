@@ -8,6 +8,7 @@ from collections.abc import Callable
 import flax.linen as nn
 from jaxtyping import Array, Float
 
+from jformer import plugins
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.initializers import bias_init, kernel_init
 from jformer.models.layers.linear import Dense
@@ -27,6 +28,12 @@ GATES: dict[str, Callable[[Array], Array]] = {
     "geglu_tanh": ACTIVATIONS["gelu_tanh"],
     "swiglu": nn.silu,  # Shazeer 2020
 }
+
+
+def activation_of(config: ModelConfig) -> Callable[[Array], Array]:
+    """Return the activation, or that of the gate, which a config names: built in or one's own, element by element."""
+    found: Callable[[Array], Array] = plugins.find("model.activation", config.activation, {**GATES, **ACTIVATIONS})
+    return found
 
 
 class FeedForward(nn.Module):
@@ -52,9 +59,7 @@ class FeedForward(nn.Module):
     def __call__(self, x: Float[Array, "b t d"], dropout_key: DropoutKey | None = None) -> Float[Array, "b t d"]:
         """Map every position by itself."""
         c = self.config
-        if c.activation in GATES:
-            y = GATES[c.activation](self.gate(x)) * self.up(x)
-        else:
-            y = ACTIVATIONS[c.activation](self.up(x))
+        nonlinearity = activation_of(c)
+        y = nonlinearity(self.gate(x)) * self.up(x) if c.activation in GATES else nonlinearity(self.up(x))
         y = dropout(y, c.activation_dropout, dropout_key, Site.ACTIVATION)
         return self.down(y)

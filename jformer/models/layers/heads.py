@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
-from jformer.models.layers.feed_forward import ACTIVATIONS, GATES
+from jformer.models.layers.feed_forward import activation_of
 from jformer.models.layers.initializers import kernel_init
 from jformer.models.layers.linear import Dense, Embedding
 from jformer.models.layers.norms import make_norm
@@ -39,7 +39,7 @@ class TokenHead(nn.Module):
         """Project to the vocabulary."""
         c = self.config
         if c.head.transform:  # Devlin et al. 2019, as published in code
-            hidden = {**ACTIVATIONS, **GATES}[c.activation](self.transform(hidden))
+            hidden = activation_of(c)(self.transform(hidden))
             hidden = self.norm(hidden)
         if c.tied_output and c.embedding_scale == "output":
             hidden = hidden * c.scale_width**-0.5

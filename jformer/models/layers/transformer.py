@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from jformer import plugins
 from jformer.errors import UserError
 from jformer.models.cache import Cache, KeyValue, NewTokens, write_entries
 from jformer.models.layers.attention import Attention
@@ -64,10 +65,12 @@ class Block(nn.Module):
         """Build the sublayers and their norms."""
         c = self.config
         _, beta = deepnorm(c, self.cross)
-        self.self_attn = Attention(c, Site.SELF_WEIGHTS, self.layers, beta)
+        attention = plugins.find("model.attention", c.attention, {"multi_head": Attention})
+        feed_forward = plugins.find("model.feed_forward", c.feed_forward, {"projections": FeedForward})
+        self.self_attn = attention(c, Site.SELF_WEIGHTS, self.layers, beta)
         if self.cross:
-            self.cross_attn = Attention(c, Site.CROSS_WEIGHTS, self.layers, beta)
-        self.feed_forward = FeedForward(c, self.layers, beta)
+            self.cross_attn = attention(c, Site.CROSS_WEIGHTS, self.layers, beta)
+        self.feed_forward = feed_forward(c, self.layers, beta)
         for name in ("self_attn", "cross_attn", "feed_forward") if self.cross else ("self_attn", "feed_forward"):
             if c.norm != "none":
                 setattr(self, f"{name}_norm", make_norm(c))

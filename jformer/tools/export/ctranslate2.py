@@ -47,6 +47,8 @@ def check(config: ModelConfig) -> None:
         "positions": ("sinusoidal", "learned", "relative", "rotary", "none"),
         "embedding_scale": ("input", "output", "none"),
         "d_v": (0, config.key_size),
+        "activation": (*ACTIVATIONS, *GATES),
+        "norm_type": ("layernorm", "rmsnorm"),
     }
     for key, values in needed.items():
         value = getattr(config, key)

@@ -1,0 +1,203 @@
+"""Checks that anybody can run on a part of one's own, before a run depends on it; each raises AssertionError.
+
+They are the contracts of docs/parts.md in a form that runs, and the tests of the built-in parts use them.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from etils import epath
+
+from jformer.config.options import OptimConfig
+from jformer.data.corpus import open_corpus
+from jformer.data.data_config import DataConfig, SourceConfig
+from jformer.data.pipeline import make_batches
+from jformer.data.sources import OpenSplit
+from jformer.data.sources.split import Pair, Split, fingerprint
+from jformer.data.tokenizers import Tokenizer, load
+from jformer.data.vocabularies import learn_tokenizers
+from jformer.decoding.decode_config import DecodeConfig
+from jformer.decoding.rules import Rules
+from jformer.decoding.search import Decoded, Start
+from jformer.inference.generation import OwnSearch
+from jformer.inference.verify import stepwise_logits
+from jformer.models import ModelConfig, build_model, init_params
+from jformer.tasks.build import MakeTask
+from jformer.tasks.metrics import OwnScore
+from jformer.tasks.task import make_loss, sized
+from jformer.training.optim import ScheduleParams
+
+VOCABULARY = 23
+TEXTS = ("a rose is a rose", "é ü 漢字 🙂", "x", "  two  spaces ", "1 2 34 567")
+
+
+def check_source(open_split: OpenSplit, config: SourceConfig, split: str = "train") -> None:
+    """Check that a split is read again as it was read before, counts what it says, and has a fingerprint."""
+    first, again = open_split(config, split), open_split(config, split)
+    assert first.name == split, f"the split is named {first.name!r}, not {split!r}"
+    assert first.fingerprint == again.fingerprint, "opened twice, a split has two fingerprints: runs could not resume"
+    pairs = list(first.read(Counter()))
+    assert pairs == list(first.read(Counter())) == list(again.read(Counter())), "read twice, a split differs"
+    assert pairs, "a split without pairs"
+    assert first.size in (0, len(pairs)), f"size={first.size}, but there are {len(pairs)} pairs"
+    for pair in pairs:
+        assert isinstance(pair, Pair), f"{pair!r:.80} is no Pair"
+        assert "\n" not in pair.source + pair.target, f"{pair!r:.80} has a line feed"
+        if pair.start is not None:
+            context = pair.source.partition("\t")[2]
+            assert context[pair.start :].startswith(pair.target), f"{pair!r:.80}: the answer does not start there"
+
+
+def check_tokenizer(tokenizer: Tokenizer, texts: Sequence[str] = TEXTS) -> None:
+    """Check ids, symbols and fingerprint, and that a saved tokenizer is the same once it is read back."""
+    ids = tokenizer.encode(texts)
+    assert len(ids) == len(texts), "encode() returns a list for each text"
+    assert ids == [tokenizer.encode([text])[0] for text in texts], "a text has other ids beside other texts"
+    assert len(tokenizer.tokens) == tokenizer.vocab_size, "tokens are as many as vocab_size says"
+    assert all(0 <= each < tokenizer.vocab_size for some in ids for each in some), "an id is outside of the vocabulary"
+    symbols = tokenizer.symbols
+    inside = {*(each for some in ids for each in some)} & {symbols.pad, symbols.bos, symbols.eos}
+    assert not inside, f"encode() writes the symbols {inside}, which the task adds"
+    texts_back = [tokenizer.decode(some) for some in ids]
+    assert all(isinstance(text, str) for text in texts_back), "decode() returns text"
+    framed = [tokenizer.decode([symbols.bos, *some, symbols.eos]) for some in ids]
+    assert framed == texts_back, "decode() leaves out the symbols around a text"
+    with TemporaryDirectory() as folder:
+        tokenizer.save(epath.Path(folder), "saved")
+        back = load(epath.Path(folder), "saved")
+    assert back.fingerprint == tokenizer.fingerprint, "read back, it has another fingerprint"
+    assert back.encode(texts) == ids, "read back, it encodes otherwise"
+
+
+def check_task(make: MakeTask, config: DataConfig, pairs: Sequence[Pair], family: str = "encdec") -> None:
+    """Check that a task makes batches of examples, has a finite loss and gradient over a small model, and scores.
+
+    Args:
+        make: the task.
+        config: options that it works with; its folder of cached corpora is not used.
+        pairs: examples as its data has them, some tens of them.
+        family: of the model.
+    """
+    task = make(config, label_smoothing=0.0, scores=(), tokenize="13a", lowercase=False)
+    split = Split("train", fingerprint(list(pairs)), lambda counts: iter(pairs), len(pairs))
+    with TemporaryDirectory() as folder:
+        tokenizers = learn_tokenizers(epath.Path(folder) / "tokenizer", config, [split], task.vocabularies)
+        corpus = open_corpus(split, task.encoder(*tokenizers), folder)
+        batches = make_batches([corpus], [1.0], config, 0, task.features(*tokenizers))
+        first, again = batches[0], batches[0]
+    assert all(np.array_equal(first[name], again[name]) for name in first), "made twice, a batch differs"
+    batch: Any = {name: jnp.asarray(array) for name, array in first.items()}
+    source, target = tokenizers
+    own_noise = bool(target.symbols.noise)
+    model = build_model(sized(small_model(family=family), task, source.vocab_size, target.vocab_size, own_noise))
+    params, loss = init_params(model, jax.random.key(0)), make_loss(model, task)
+    sums = jax.jit(loss)(params, batch, None)
+    gradient = jax.jit(jax.grad(lambda params: loss(params, batch, None)["loss"].total))(params)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((sums, gradient))), "not finite: loss or gradient"
+    assert any(np.any(leaf) for leaf in jax.tree.leaves(gradient)), "the loss moves no parameter"
+    assert sums["loss"].count > 0, "the loss counts nothing"
+    if task.answer:
+        scores = task.score([pair.target for pair in pairs], list(pairs), sums)
+        assert all(math.isfinite(entry["score"]) for entry in scores.values()), f"scores are not finite: {scores}"
+
+
+def check_score(score: OwnScore) -> None:
+    """Check that a score is a finite number, the same twice, and finite for empty answers."""
+    references = [list(TEXTS), list(reversed(TEXTS))]
+    value = score(list(TEXTS), references)
+    assert math.isfinite(value), f"the score is {value}"
+    assert value == score(list(TEXTS), references), "scored twice, the same answers have two scores"
+    assert math.isfinite(score([""] * len(TEXTS), references)), "the score of empty answers is not finite"
+
+
+def check_schedule(schedule: Callable[[Any, ScheduleParams], Any], num_steps: int = 100) -> None:
+    """Check that factors are finite, at least 0, traceable, and a function of the update alone."""
+    params = ScheduleParams(warmup=10, num_steps=num_steps, d_model=64, decay=20, final_rate=0.1)
+    factors = [float(schedule(step, params)) for step in range(num_steps)]
+    assert all(math.isfinite(each) and each >= 0 for each in factors), "a factor is negative or not finite"
+    traced = jax.jit(lambda step: schedule(step, params))
+    np.testing.assert_allclose([traced(step) for step in range(num_steps)], factors, rtol=1e-4, atol=1e-7)
+
+
+def check_optimizer(make: Callable[[Any, OptimConfig, float], optax.GradientTransformation]) -> None:
+    """Check that an optimizer brings a small quadratic down, keeps shapes and dtypes, and can be compiled."""
+    transform = make(lambda step: 0.05, OptimConfig(epsilon=1e-8), 1.0)
+    params = {"dense": {"kernel": jnp.ones((4, 3)), "bias": jnp.full(3, 2.0)}}
+
+    def loss(params: Any) -> Any:
+        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params))
+
+    @jax.jit
+    def update(params: Any, state: Any) -> Any:
+        updates, state = transform.update(jax.grad(loss)(params), state, params)
+        return optax.apply_updates(params, updates), state
+
+    before, after, state = loss(params), params, transform.init(params)
+    for _ in range(20):
+        after, state = update(after, state)
+    assert loss(after) < before, "twenty updates did not lower a sum of squares"
+    same = jax.tree.map(lambda a, b: a.shape == b.shape and a.dtype == b.dtype, params, after)
+    assert all(jax.tree.leaves(same)), "an update changed a shape or a dtype"
+
+
+def check_layer(**options: Any) -> None:
+    """Check a decoder with a layer of one's own: `check_layer(norm_type="my_layers:norm")`, after `plugins.allow`.
+
+    Its logits are finite, no later token changes what an earlier position gives, and the cache of a search, token by
+    token, gives what one pass over the whole text gives.
+    """
+    config = small_model(family="decoder", vocab_size=VOCABULARY, **options)
+    model = build_model(config)
+    params = init_params(model, jax.random.key(0))
+    batch: Any = {
+        "target_in": jax.random.randint(jax.random.key(1), (2, 7), 0, VOCABULARY),
+        "target_segments": jnp.ones((2, 7), jnp.int32),
+        "target_positions": jnp.tile(jnp.arange(7), (2, 1)),
+    }
+    logits = model.apply({"params": params}, batch)
+    assert np.isfinite(logits).all(), "logits are not finite"
+    later = {**batch, "target_in": (batch["target_in"] + jnp.arange(7) // 6) % VOCABULARY}
+    np.testing.assert_allclose(
+        model.apply({"params": params}, later)[:, :-1], logits[:, :-1], atol=1e-5, err_msg="a later token is seen"
+    )
+    stepped = stepwise_logits(model, params, batch, jnp.tile(jnp.arange(7) < 3, (2, 1)))
+    np.testing.assert_allclose(stepped, logits, atol=1e-4, err_msg="the cache differs from a whole pass")
+
+
+def check_search(search: OwnSearch, options: DecodeConfig | None = None) -> None:
+    """Check a search over a table of probabilities: the limits, tokens and scores of its outputs."""
+    options, eos, pad, limits = options or DecodeConfig(search="sample"), 2, 0, np.array([4, 2, 0])
+    rows = 3 * options.hypotheses
+    table = jax.nn.log_softmax(2 * jax.random.normal(jax.random.key(0), (VOCABULARY, VOCABULARY)))
+
+    def step(cache: Any, last: Any) -> Any:
+        return table[last], {**cache, "position": cache["position"] + 1}
+
+    @jax.jit
+    def run() -> Decoded:
+        cache = {"position": jnp.zeros(rows, jnp.int32), "self": {}}
+        start = Start(token=jnp.ones(3, jnp.int32), limits=jnp.asarray(limits), room=4)
+        return search(step, cache, start, Rules(eos=eos, pad=pad), options).run()
+
+    found = jax.tree.map(np.asarray, run())
+    assert found.tokens.shape[:2] == found.scores.shape == found.lengths.shape, "shapes of outputs do not agree"
+    assert (found.lengths <= limits[:, None]).all(), "an output is longer than its limit"
+    assert ((found.tokens >= 0) & (found.tokens < VOCABULARY)).all(), "a token is outside of the vocabulary"
+    for tokens, score, length in zip(*(np.concatenate(each) for each in found[:3]), strict=True):
+        path = [1, *tokens[:length]]
+        expected = sum(table[a, b] for a, b in pairwise(path))
+        assert not length or abs(score - expected) < 1e-4, f"score {score} of {path}, which has {expected}"
+        assert eos not in tokens[: max(length - 1, 0)], f"{path} goes on after the end symbol"
+
+
+def small_model(**options: Any) -> ModelConfig:
+    """Return the options of a model that is built in a moment."""
+    return ModelConfig(**{"num_layers": 2, "d_model": 16, "d_ff": 32, "num_heads": 2, "dropout": 0.0, **options})

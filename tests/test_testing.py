@@ -1,0 +1,121 @@
+"""The checks of `jformer.testing` pass for built-in parts and those of docs/parts.md, and fail for broken ones."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jformer import plugins, testing
+from jformer.data.data_config import SourceConfig
+from jformer.data.sources import open_split
+from jformer.data.sources.split import Pair, Split
+from jformer.data.tokenizers import ByteTokenizer, learn
+from jformer.decoding.greedy import greedy, one_by_one
+from jformer.models import Attention
+from jformer.tasks.build import TASKS
+from jformer.training.optim import OPTIMIZERS, SCHEDULES
+from tests.blocks import Reader, blocks
+from tests.tasks.conftest import PAIRS, TEXTS, make_task
+
+FAMILIES = {"lm": "decoder", "classify": "encoder", "tag": "encoder", "qa": "encoder", "mlm": "encoder"}
+
+
+def test_every_block_of_python_of_the_page_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(plugins, "_allowed", set())
+    reader = Reader(tmp_path, tmp_path)
+    for block in blocks("docs/parts.md"):
+        if block.language == "python":
+            reader.run(block, whole=True)
+
+
+@pytest.mark.parametrize("name", ["copy", "reverse", "sort"])
+def test_built_in_sources_pass(name):
+    testing.check_source(open_split, SourceConfig(source="generated", name=name, num_pairs=20))
+
+
+@pytest.mark.parametrize("kind", ["word", "char", "byte", "bpe", "unigram"])
+def test_built_in_tokenizers_pass(kind):
+    lines = [*testing.TEXTS, "the rose that rose in rows"] * 3
+    testing.check_tokenizer(learn(kind, lines, 60, "identity", False))
+
+
+@pytest.mark.parametrize("name", sorted(set(TASKS) - {"caption"}))
+def test_built_in_tasks_pass(name):
+    _, config = make_task(name)
+    pairs = PAIRS.get(name, [Pair("", text) for text in TEXTS])
+    testing.check_task(TASKS[name], config, pairs, FAMILIES.get(name, "encdec"))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_built_in_schedules_pass(name):
+    testing.check_schedule(SCHEDULES[name])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_built_in_optimizers_pass(name):
+    testing.check_optimizer(OPTIMIZERS[name])
+
+
+def test_built_in_layers_and_searches_pass():
+    testing.check_layer(positions="rotary", activation="swiglu", norm_type="rmsnorm")
+    testing.check_search(lambda step, cache, start, rules, options: greedy(step, cache, start, rules))
+
+
+def drawn_source(config, split):
+    pairs = [Pair(str(number), "x") for number in np.random.default_rng().integers(1000, size=50)]
+    return Split(split, "1", lambda counts: iter(pairs))
+
+
+class Rounded(ByteTokenizer):
+    """Text whose ids depend on what else there is."""
+
+    def encode(self, lines):
+        return [ids[: 20 // len(lines)] for ids in super().encode(lines)]
+
+
+class AllSeeing(Attention):
+    """Attention that adds what comes last to everything."""
+
+    def __call__(self, x, *args, **options):
+        return super().__call__(x, *args, **options) + x[:, -1:]
+
+
+def scoreless(step, cache, start, rules, options):
+    def choose(log_probs, logits, index):
+        values, tokens = log_probs.top_k(1)
+        return 0 * values[:, 0], tokens[:, 0]
+
+    return one_by_one(step, cache, start, rules, choose, hypotheses=1)
+
+
+@pytest.mark.parametrize(
+    ("check", "message"),
+    [
+        (lambda: testing.check_source(drawn_source, SourceConfig()), "read twice, a split differs"),
+        (lambda: testing.check_tokenizer(Rounded("identity")), "other ids beside other texts"),
+        (lambda: testing.check_score(lambda answers, references: float("nan")), "the score is nan"),
+        (lambda: testing.check_schedule(lambda step, params: -1.0), "negative"),
+        (lambda: testing.check_optimizer(lambda *_: optax.sgd(-0.1)), "did not lower"),
+        (lambda: testing.check_layer(attention="tests.test_testing:AllSeeing"), "a later token is seen"),
+        (lambda: testing.check_search(scoreless), "score 0"),
+    ],
+)
+def test_a_broken_part_fails_with_what_is_wrong(check, message):
+    with pytest.raises(AssertionError, match=message):
+        check()
+
+
+def test_a_task_whose_loss_teaches_nothing_fails():
+    _, config = make_task("translate")
+
+    def constant(data, **options):
+        task = TASKS["translate"](data, **options)
+
+        def loss(hidden, project, batch):
+            sums = task.loss(hidden, project, batch)
+            return {**sums, "loss": sums["loss"]._replace(total=jnp.float32(1))}
+
+        return task._replace(loss=loss)
+
+    with pytest.raises(AssertionError, match="moves no parameter"):
+        testing.check_task(constant, config, PAIRS["translate"])
