@@ -1,4 +1,4 @@
-"""The one exception that means: the user can mend this; and the exit codes of the commands.
+"""The one exception that means "the user can fix this", and the exit codes of the commands.
 
 Every room may raise a UserError; only commands catch it.
 """
@@ -8,27 +8,27 @@ import difflib
 from collections.abc import Collection, Iterable
 from typing import Any
 
-DONE = 0  # exit codes: all is done
+DONE = 0  # exit codes: success
 FAILED = 1  # a check did not pass, or trials of a sweep are not done and will not be
-MISTAKE = 2  # the user can mend it: a UserError was printed
-LOST = 75  # another process of the run died, or storage could not be read: the same command may well go on
-STUCK = 76  # a process stands still, maybe this one; its stacks were shown, and the same command goes on
+MISTAKE = 2  # the user can fix it: a UserError was printed
+LOST = 75  # another process of the run died, or storage could not be read: rerun the same command to resume
+STUCK = 76  # a process is stuck, maybe this one; its stacks were shown: rerun the same command to resume
 ABORTED = 134  # the same, where JAX's C++ ended the process; 128 and SIGABRT, as a shell says it
-STOPPED = 143  # told to stop, by SIGTERM or SIGINT; what there was to save is saved
+STOPPED = 143  # stopped by SIGTERM or SIGINT, after saving
 
 
 class UserError(ValueError):
     """A mistake in a config, a data file or a run directory.
 
     Its text is one line that names the key or file:line, the value and the remedy; `main` prints it without a
-    traceback and exits with its code. Anything else that escapes is a defect of ours and keeps its traceback.
+    traceback and exits with its code. Any other exception is a defect of ours and keeps its traceback.
     """
 
     code = MISTAKE
 
 
 class UnavailableError(UserError):
-    """What cannot be read just now: nothing is wrong with it as far as we know, and the same command may succeed."""
+    """Something cannot be read now, with no sign of damage: the same command may succeed later."""
 
     code = LOST
 

@@ -74,7 +74,7 @@ from jformer.data.progress import show_progress
 from jformer.parallel import processes
 from jformer.parallel.deterministic import choose_deterministic, deterministic_line
 from jformer.parallel.libtpu import silence_libtpu
-from jformer.storage import check_writable, is_step, refusals_told, refuse_file_of_run, run_path
+from jformer.storage import check_writable, is_step, os_errors_as_user_errors, refuse_file_of_run, run_path
 from jformer.training.malloc import keep_freed_memory
 
 TOGETHER = ("train", "evaluate", "predict", "score")  # modes that several processes can share
@@ -98,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
 def run_command(argv: list[str]) -> int:
     """Do what the flags ask for and return the exit code; a mistake of the user becomes one line."""
     try:
-        with refusals_told():
+        with os_errors_as_user_errors():
             options, overrides = read_flags(argv)
             if options.deterministic:
                 choose_deterministic()

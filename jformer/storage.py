@@ -149,8 +149,8 @@ def refusal(error: OSError) -> str:
 
 
 @contextlib.contextmanager
-def refusals_told() -> Iterator[None]:
-    """Raise UserError for what the system refuses inside, where `refusal` has a line for it."""
+def os_errors_as_user_errors() -> Iterator[None]:
+    """Raise UserError for an OSError inside that `refusal` has a line for."""
     try:
         yield
     except OSError as error:
@@ -160,9 +160,9 @@ def refusals_told() -> Iterator[None]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return what a JSON text says. Raise ValueError for what is none, nests too deep, or gives one key two values.
+    """Return the content of a JSON text; raise ValueError if it is invalid, nests too deep or repeats a key.
 
-    Whatever of ours decides something is read by this function, and by `parse_object` where it must be an object.
+    Use this for every JSON file that affects behaviour, and `parse_object` where it must hold an object.
     """
     text = text.decode() if isinstance(text, bytes) else text
     try:
@@ -227,7 +227,7 @@ def digest_of(content: object) -> str:
 
 
 def seal(folder: Path) -> None:
-    """Write down the SHA-256 of every file in a folder, for `damaged`."""
+    """Record the SHA-256 of every file in a folder, for `damaged`."""
     found = {path.name: _sha256(path) for path in sorted(folder.iterdir()) if path.name != DIGESTS}
     replace_content(folder / DIGESTS, (json.dumps(found, indent=1) + "\n").encode())
 

@@ -200,7 +200,10 @@ MISPLACED = {  # what reads or writes it; a folder is in its place, where it is 
 def test_a_folder_in_the_place_of_a_file_or_the_reverse_is_one_line(tmp_path, name):
     path = tmp_path / name
     path.touch() if name in ("corpus", "checkpoints") else path.mkdir()
-    with pytest.raises(UserError, match=rf"^{tmp_path}/.*: .*; move it away, or") as told, storage.refusals_told():
+    with (
+        pytest.raises(UserError, match=rf"^{tmp_path}/.*: .*; move it away, or") as told,
+        storage.os_errors_as_user_errors(),
+    ):
         MISPLACED[name](path)
     assert "\n" not in str(told.value)
 

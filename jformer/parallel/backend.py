@@ -22,7 +22,7 @@ def is_one_cpu(mesh: Mesh | None) -> bool:
 
 @contextlib.contextmanager
 def compiling_for(platform: str) -> Iterator[None]:
-    """Let whatever is traced inside choose as it would on a platform that need not be here."""
+    """Trace as for a platform that need not be present."""
     token = _CHOSEN.set(platform)
     try:
         yield

@@ -11,7 +11,7 @@ OPTION = "xla_gpu_deterministic_ops"  # slower; what has no deterministic form i
 def choose_deterministic() -> None:
     """Let XLA take deterministic operations alone, on GPUs; to be called before JAX looks for devices.
 
-    Raises UserError where XLA_FLAGS says the contrary.
+    Raises UserError where XLA_FLAGS contradicts it.
     """
     flags = os.environ.get("XLA_FLAGS", "")
     if said := re.search(rf"--{OPTION}(=\S*)?", flags):

@@ -55,7 +55,7 @@ def row_shards(mesh: Mesh) -> int:
 
 
 def round_up_rows(rows: int, mesh: Mesh) -> int:
-    """Return the least number of rows, so many or more, that the mesh splits evenly."""
+    """Return the least number of rows, at least `rows`, that the mesh splits evenly."""
     return -(-rows // row_shards(mesh)) * row_shards(mesh)
 
 

@@ -27,7 +27,7 @@ from jformer.data.progress import counted
 from jformer.data.text import read_lines
 from jformer.data.tokenizers import word_splitting as words
 from jformer.errors import DONE, MISTAKE, UserError
-from jformer.storage import check_writable, refusals_told, replace_content
+from jformer.storage import check_writable, os_errors_as_user_errors, replace_content
 
 LONGEST = 10_000  # words of a line that gensim trains on; it drops the rest without a word
 
@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     given = vars(parser.parse_args(argv))
     texts, output = [Path(name) for name in given.pop("input").split(",")], given.pop("output")
     try:
-        with refusals_told():
+        with os_errors_as_user_errors():
             check_output(output, texts)
             vocabulary, vectors = train_vectors(texts, SkipGramOptions(**given), lambda line: print(line, flush=True))
             write_vectors(output, vocabulary, vectors)

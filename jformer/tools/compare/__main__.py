@@ -26,7 +26,7 @@ from jformer.errors import STOPPED, UserError, nearest
 from jformer.evaluation import records
 from jformer.evaluation.score_tables import aligned, scored_sets
 from jformer.evaluation.statistics import estimate
-from jformer.storage import refusals_told, run_path
+from jformer.storage import os_errors_as_user_errors, run_path
 from jformer.tools.compare.comparable import ScoredRun, allowed_kinds, read, refuse_apart, refuse_few, trained_on
 from jformer.tools.compare.comparison import Arm, compare_arms, learning_curves, table
 from jformer.tools.pages import page
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the comparison and return the exit code: 0, 2 for a mistake or incomparable runs, 143 for Ctrl-C."""
     options = parse(sys.argv[1:] if argv is None else argv)
     try:
-        with refusals_told():
+        with os_errors_as_user_errors():
             allowed = allowed_kinds(options.despite)  # checked before hours of watching
             for line in watch(options.runs, options.output, options.watch) if options.watch else ():
                 print(line, flush=True)

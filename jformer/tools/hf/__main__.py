@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 
 from jformer.errors import DONE, LOST, MISTAKE, UserError
-from jformer.storage import refusals_told
+from jformer.storage import os_errors_as_user_errors
 
 EXTRA = ("safetensors", "tokenizers")  # packages of the extra `hf`; some imports and all exports need them
 
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     from jformer.parallel import processes
 
     try:
-        with refusals_told():
+        with os_errors_as_user_errors():
             do(options)
     except (UserError, processes.AbsentError) as error:
         print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)

@@ -51,7 +51,7 @@ from etils.epath import Path
 
 from jformer.errors import DONE, FAILED, MISTAKE, STOPPED, UserError
 from jformer.parallel.processes.children import signals_to
-from jformer.storage import in_bucket, refusals_told, run_path
+from jformer.storage import in_bucket, os_errors_as_user_errors, run_path
 from jformer.tools.sweep.experiment import JOURNAL, Experiment, load_experiment
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(__doc__)
         return 0
     try:
-        with refusals_told():
+        with os_errors_as_user_errors():
             options, keys = parse(argv)
             experiment = load_experiment(Path(options.experiment), keys)
             return run(options, experiment, keys)
