@@ -1,4 +1,4 @@
-"""What a saved run may go on with: options that change nothing of what it computes, and what it found out itself."""
+"""The options that may change on resuming, as they change nothing that is computed, and those that a run settled."""
 
 import dataclasses
 from typing import Any
@@ -36,7 +36,7 @@ def with_saved_config(given: Config, saved: Config) -> Config:
 
 
 def resume_config(saved: Config, given: Config) -> Config:
-    """Return the config that a saved run goes on with: the given one, with what the saved one found out.
+    """Return the config that a saved run resumes with: the given one, with what the saved one found out.
 
     Raise UserError for a change that would make it another run.
     """

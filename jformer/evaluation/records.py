@@ -92,7 +92,7 @@ def _values(entry: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def is_training(run: Path) -> bool:
-    """Tell whether the run's heartbeat says that it trains; one that was killed seems to go on."""
+    """Return whether the run's heartbeat says that it trains; a killed run still seems to."""
     path = run_path(run) / "heartbeat.json"
     if not path.exists():
         return False

@@ -24,7 +24,7 @@ RESAMPLED = (*TEXT_SCORES, "cider", "f1", *OF_LABELS, *OF_SPANS, *SHARES)
 
 
 def is_resampled(config: Config, name: str) -> bool:
-    """Tell whether a score of the config's task is made of outputs, line by line."""
+    """Return whether a score of the config's task is made of outputs, line by line."""
     return name in RESAMPLED and config.task != "mlm"  # whose accuracy is of tokens, and no line is written
 
 

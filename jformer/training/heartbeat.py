@@ -31,8 +31,8 @@ class Heartbeat:
             path: of the file.
             step: how many updates there have been.
             total: how many there will be.
-            show: called with what goes on, and on a terminal with "" when that is over.
-            terminal: whether a person looks on, who is told sooner.
+            show: called with the current phase, and on a terminal with "" when it is over.
+            terminal: whether a person looks on, for whom it speaks sooner.
         """
         self.step, self.loss, self._total = step, math.nan, total
         self._path, self._show = path, show

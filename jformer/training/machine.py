@@ -1,6 +1,6 @@
 """The memory of a device, which for a CPU is the machine's: all of it, what is free, and what this process holds.
 
-A container's limits count, those of Linux's control groups, versions 1 and 2. Where nobody says, there is no answer.
+A container's limits count, those of Linux's control groups, versions 1 and 2. Where nothing reports it, the answer is None.
 """
 
 import re
@@ -25,7 +25,7 @@ class Available(NamedTuple):
 
 
 def available(device: jax.Device) -> Available | None:
-    """Return the memory of a device, or of the machine for a CPU; None where nobody says."""
+    """Return the memory of a device, or of the machine for a CPU; None where nothing reports it."""
     stats = device.memory_stats() or {}
     if "bytes_limit" in stats:
         held = stats.get("bytes_in_use", 0)
@@ -41,7 +41,7 @@ def available(device: jax.Device) -> Available | None:
 
 
 def refuse_state(size: int, mesh: Mesh) -> None:
-    """Raise UserError for a state, of so many bytes on each device, that is more than there is, before it is made."""
+    """Raise UserError, before a state of `size` bytes on each device is made, if that is more than there is."""
     device, there = mesh.local_devices[0], available(mesh.local_devices[0])
     whole = size * (len(mesh.local_devices) if device.platform == "cpu" else 1)  # they share the memory of one machine
     if there and whole > there.total:

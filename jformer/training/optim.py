@@ -1,4 +1,4 @@
-"""Learning-rate schedules and the optimizer. What an update does with them is said in `step`."""
+"""Learning-rate schedules and the optimizer. `step` applies them."""
 
 import functools
 import re

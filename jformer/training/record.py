@@ -17,7 +17,7 @@ from jformer.training.writers import AppendedFile, JsonlWriter, TensorBoardWrite
 class Record:
     """The files of a run, and the services that get its rows, TensorBoard among them.
 
-    The run goes on without a service that fails, and without training.log. Rows and answers are the run's own: a disk
+    The run continues without a service that fails, and without training.log. Rows and answers are the run's own: a disk
     that does not take them ends it with a UserError, and a resumed run writes them again.
     """
 
@@ -77,7 +77,7 @@ class Record:
         return [self._metrics, self._samples, *([self._text] if self._text else [])]
 
     def _tell(self, send: Callable[[Tracker], None]) -> None:
-        """Send something to every service; the run goes on without one that fails."""
+        """Send something to every service; the run continues without one that fails."""
         for name, tracker in list(self._trackers.items()):
             try:
                 send(tracker)

@@ -46,14 +46,14 @@ def _parsed(line: bytes, where: str, kind: str) -> dict[str, Any]:
 
 
 def _fits(key: str, value: object) -> bool:
-    """Tell whether a field of a row may have such a value: `split` is a word, what was not finite is null."""
+    """Return whether a field of a row may have this value: `split` is a word, what was not finite is null."""
     if key == "split":
         return isinstance(value, str)
     return (type(value) is int and 0 <= value < 2**63) if key == "step" else is_figure(value)
 
 
 def is_figure(value: object) -> bool:
-    """Tell whether a value is a finite number, or null, as what was not finite or is not there."""
+    """Return whether a value is a finite number, or null, as what was not finite or is not there."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return value is None
     return abs(value) <= sys.float_info.max

@@ -31,7 +31,7 @@ class TrainState(flax.struct.PyTreeNode):
 
 @dataclasses.dataclass
 class Progress:
-    """What a checkpoint says beside its arrays."""
+    """What a checkpoint holds beside its arrays."""
 
     step: int = 0
     seconds: float = 0.0  # over all restarts, up to this checkpoint

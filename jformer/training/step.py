@@ -1,6 +1,6 @@
 """The update of a run, compiled: gradients over devices and microbatches, the optimizer, and the guard against NaN.
 
-What is optimized and how is said in `optim`, what a state holds in `state`. The sum over devices that is written by
+`optim` has the optimizer, `state` what is updated. The sum over devices that is written by
 hand is in parallel/sharding.
 
 Letters in shapes: a microbatches of an update, b rows, · whatever axes follow.
@@ -29,7 +29,7 @@ KEPT = 8  # compiled updates
 
 
 class Metrics(NamedTuple):
-    """What an update tells, still on the devices."""
+    """The metrics of an update, still on the devices."""
 
     sums: Sums
     grad_norm: Scalar  # of all parameters that are trained, before clipping
@@ -170,7 +170,7 @@ def _make_train_step(
 
 
 def all_finite(tree: PyTree) -> jax.Array:
-    """Tell whether no array of a tree holds a NaN or an infinity.
+    """Return whether no array of a tree holds a NaN or an infinity.
 
     Behind the barrier it is one number. Without it XLA writes what joins the arrays into the kernel of each array that
     asks for it, a program that grows with the square of their number. XLA of JAX 0.10 heeds no barrier on CPUs.

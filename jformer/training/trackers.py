@@ -1,7 +1,7 @@
 """Rows of a run for services that collect runs: Weights & Biases, MLflow. Each is imported only if it is asked for.
 
 Where they send to, and whether, is their own business: WANDB_MODE=offline, WANDB_PROJECT, MLFLOW_TRACKING_URI,
-MLFLOW_EXPERIMENT_NAME and whatever else they read. A run that goes on is the same run there: what it is called is kept
+MLFLOW_EXPERIMENT_NAME and whatever else they read. A resumed run is the same run there: what it is called is kept
 in WORKDIR/trackers.json.
 """
 
@@ -40,7 +40,7 @@ class Tracker(Protocol):
 
 
 def open_tracker(name: str, workdir: Path, config: Config) -> Tracker:
-    """Begin, or go on with, the run of a workdir at a service; raise UserError where that cannot be done."""
+    """Start, or resume, the run of a workdir at a service; raise UserError where that cannot be done."""
     try:
         module = importlib.import_module(name)
     except ImportError as error:

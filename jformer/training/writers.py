@@ -1,4 +1,4 @@
-"""Where the rows of a run go on disk: metrics.jsonl, samples.jsonl, TensorBoard. A row is one flat dict with `step`."""
+"""The files of a run's rows: metrics.jsonl, samples.jsonl, TensorBoard. A row is one flat dict with `step`."""
 
 import contextlib
 import io
