@@ -1,6 +1,6 @@
 """The memory of a device, which for a CPU is the machine's: all of it, what is free, and what this process holds.
 
-A container's limits count, those of Linux's control groups, versions 1 and 2. Where nothing reports it, the answer is None.
+Limits of containers count, those of Linux control groups, versions 1 and 2. Where nothing reports memory, it is None.
 """
 
 import re

@@ -33,7 +33,7 @@ def give_back_freed_memory() -> None:
 
 
 def computes_on_cpu() -> bool:
-    """Return whether JAX will compute on the CPU, without starting it: as JAX_PLATFORMS says, or as no device is seen."""
+    """Return whether JAX will compute on the CPU, without starting it: by JAX_PLATFORMS, or where no device is seen."""
     named = os.environ.get("JAX_PLATFORMS", "")
     return named.split(",")[0] == "cpu" if named else not any(map(glob.glob, ACCELERATORS))
 
