@@ -98,7 +98,7 @@ def check_task(make: MakeTask, config: DataConfig, pairs: Sequence[Pair], family
     source, target = tokenizers
     own_noise = bool(target.symbols.noise)
     model = build_model(sized(small_model(family=family), task, source.vocab_size, target.vocab_size, own_noise))
-    params, loss = init_params(model, jax.random.key(0)), make_loss(model, task)
+    params, loss = init_params(model, jax.random.key(0)), make_loss(model, task.loss)
     sums = jax.jit(loss)(params, batch, None)
     gradient = jax.jit(jax.grad(lambda params: loss(params, batch, None)["loss"].total))(params)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((sums, gradient))), "not finite: loss or gradient"
