@@ -41,7 +41,7 @@ FIRST_MAP, PATIENCE = "svg image", 120_000  # of a head enlarged; milliseconds
 
 def empty_pages() -> dict[str, bytes]:
     """Return every page without what a run puts into it. The server's is three files that a browser asks for."""
-    charts = page.page("", [CHARTS], ("report",), curves({"": []}))
+    charts = page.page("", [CHARTS], ("run_report",), curves({"": []}))
     served = files("jformer.tools.server")
     pages = {"explorer": explorer_page("", []), "report, comparison": charts, "report of a sweep": page.page("", [])}
     parts = [served.joinpath(f"page.{ending}").read_bytes() for ending in ("html", "js", "css")]
