@@ -28,6 +28,7 @@ NEVER = {  # room → packages
     "config": {"jax", "flax", "optax"},
     "parallel": {"optax", "orbax", "ml_collections", "absl"},
     "storage": {"jax", "flax", "optax"},
+    "integrity": {"jax", "flax", "optax"},
     "errors": {"jax", "flax", "optax", "etils"},
 }
 HEAVY = {"tensorflow", "tensorflow_datasets", "torch", "transformers"}
@@ -43,7 +44,7 @@ UNTYPED = {  # may take Any: the config that has these as its parts, and so impo
 }  # fmt: skip
 LISTED_FROM = 5  # parameters of a public function, which its docstring lists then
 MOST_WITHOUT_NAMES = 3  # values of a record with more than four fields: what a reader tells apart by their place
-WITHOUT_JAX = ("data", "tools.sweep", "tools.compare", "tools.supervise", "storage", "errors", "config")
+WITHOUT_JAX = ("data", "tools.sweep", "tools.compare", "tools.supervise", "storage", "integrity", "errors", "config")
 COMMANDS = ("main", "hf", "compare", "sweep", "skipgram", "supervise")
 
 

@@ -15,7 +15,7 @@ from etils import epath
 from jax.sharding import SingleDeviceSharding
 
 import jformer
-from jformer import main, storage
+from jformer import integrity, main, storage
 from jformer.checkpoints.checkpoint import Checkpoints, open_run
 from jformer.data.corpus import open_corpus
 from jformer.data.sources.split import Split
@@ -189,7 +189,7 @@ MISPLACED = {  # what reads or writes it; a folder is in its place, where it is 
     "samples.jsonl": lambda path: records.samples(epath.Path(path.parent)),
     "results.json": lambda path: records.results(epath.Path(path.parent)),
     "rows to go on with.jsonl": lambda path: JsonlWriter.truncate_after(epath.Path(path), 10),
-    "digests.json": lambda path: storage.damaged(epath.Path(path.parent)),
+    "digests.json": lambda path: integrity.damaged(epath.Path(path.parent)),
     "corpus.lock": tokenize,
     "corpus": tokenize,
     "checkpoints": lambda path: Checkpoints(epath.Path(path)).steps(),
@@ -244,11 +244,11 @@ def test_content_is_replaced_whole(tmp_path):
 )
 def test_json_that_says_nothing_clear_is_refused(line, reason):
     with pytest.raises(ValueError, match=reason):
-        storage.parse_json(line)
+        integrity.parse_json(line)
 
 
 def test_brackets_in_a_text_and_many_beside_each_other_are_no_nesting():
-    assert storage.parse_json('["' + "[" * 200 + '"]') == ["[" * 200]
-    assert storage.parse_json("[" + "[]," * 200 + "[]]") == [[]] * 201
+    assert integrity.parse_json('["' + "[" * 200 + '"]') == ["[" * 200]
+    assert integrity.parse_json("[" + "[]," * 200 + "[]]") == [[]] * 201
     with pytest.raises(ValueError, match="it must be a JSON object"):
-        storage.parse_object("[]")
+        integrity.parse_object("[]")

@@ -22,8 +22,9 @@ from jformer.checkpoints.manifest import DamagedError, Manifest, entries, refuse
 from jformer.checkpoints.quiet_orbax_logging import log_failures_once
 from jformer.checkpoints.reading import explain, first_line, on_host, prove, read_together
 from jformer.errors import UnavailableError, UserError
+from jformer.integrity import parse_object
 from jformer.parallel import processes
-from jformer.storage import in_bucket, parse_object
+from jformer.storage import in_bucket
 
 MANIFEST = "manifest"
 log_failures_once()  # here: every use of Orbax imports this module

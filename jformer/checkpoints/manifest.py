@@ -12,8 +12,8 @@ from jaxtyping import PyTree
 
 from jformer.checkpoints.digests import digests
 from jformer.errors import UserError
+from jformer.integrity import DIGEST, digest_of, with_digest
 from jformer.parallel.sharding import parameter_names
-from jformer.storage import DIGEST, digest_of, with_digest
 
 
 class DamagedError(UserError):

@@ -19,7 +19,8 @@ from jformer.config.checks import check
 from jformer.config.options import OF_IMAGES, Config, flatten, own_parts
 from jformer.config.presets import PRESETS, RECIPES
 from jformer.errors import UserError, nearest
-from jformer.storage import parse_object, replace_content, with_digest, without_digest
+from jformer.integrity import parse_object, with_digest, without_digest
+from jformer.storage import replace_content
 
 LARGEST = 2**31  # no size or count is as large: JAX and sentencepiece count in 32 bits with a sign
 LARGEST_SEED = 2**32  # no seed is as large, nor a number that is to be a float

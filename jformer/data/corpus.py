@@ -21,7 +21,8 @@ from jformer.data.repeats import hashes
 from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.errors import UserError
-from jformer.storage import DIGESTS, damaged, open_lock, seal, writing
+from jformer.integrity import DIGESTS, damaged, seal
+from jformer.storage import open_lock, writing
 
 FORMAT = 3  # raise it when the same options give other arrays or counts
 CHUNK = 2_048  # examples tokenized at a time

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from jformer.data.text import open_bytes
 from jformer.errors import UserError
-from jformer.storage import digest_of, here, parse_object, replace_content, with_digest, without_digest
+from jformer.integrity import digest_of, parse_object, with_digest, without_digest
+from jformer.storage import here, replace_content
 
 LARGE = 64 << 20  # bytes; fewer are hashed in a tenth of a second
 SETTLED = 2.0  # seconds since the last change: file systems do not tell changes apart that are closer in time

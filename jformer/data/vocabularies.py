@@ -14,7 +14,7 @@ from jformer.data.progress import show_progress
 from jformer.data.sources.split import Split
 from jformer.data.tokenizers import Tokenizer, learn, load
 from jformer.errors import UserError
-from jformer.storage import damaged, seal
+from jformer.integrity import damaged, seal
 
 OWN = ("label", "labels", "number", "tag", "image")  # kinds that a run learns anew: they describe its own examples
 

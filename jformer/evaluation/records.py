@@ -19,7 +19,8 @@ from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
 from jformer.evaluation.score_tables import scored_sets
-from jformer.storage import parse_object, run_path, without_digest
+from jformer.integrity import parse_object, without_digest
+from jformer.storage import run_path
 from jformer.tasks.metrics import reference_texts
 from jformer.training.rows import is_figure, read_row, read_sample
 

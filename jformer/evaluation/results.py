@@ -14,7 +14,8 @@ from etils.epath import Path
 from jformer.config.options import Config
 from jformer.errors import UserError
 from jformer.evaluation import records
-from jformer.storage import replace_content, with_digest
+from jformer.integrity import with_digest
+from jformer.storage import replace_content
 
 SCHEMA = 2
 WITHOUT_EFFECT = ("batch_size", "inputs", "outputs", "scores", "alignments")  # options of decoding

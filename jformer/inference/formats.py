@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jformer.data.spans import fault_of, joined_text
 from jformer.data.text import admit
 from jformer.inference.answers import Output, Request, Scored, TaggedWord
-from jformer.storage import parse_json
+from jformer.integrity import parse_json
 from jformer.tasks.span_scores import find_spans, mark_spans
 
 IN_JSON = ("tokens", "cut")  # of a scored target; TSV has no column for them

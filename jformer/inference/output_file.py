@@ -13,7 +13,8 @@ from typing import IO
 from etils import epath
 
 from jformer.errors import UserError
-from jformer.storage import check_writable, parse_object, replace_content
+from jformer.integrity import parse_object
+from jformer.storage import check_writable, replace_content
 
 RECORD = ".settings.json"
 

@@ -38,8 +38,8 @@ from jformer.inference.generation import PreparedParams, make_answer, make_setup
 from jformer.inference.heads import HEADS
 from jformer.inference.inputs import Inputs
 from jformer.inference.search_tree import RecordedSearch, refuse_without_beam
+from jformer.integrity import digest_of
 from jformer.models.parts import count_params
-from jformer.storage import digest_of
 
 if TYPE_CHECKING:
     from jformer.config.options import Config

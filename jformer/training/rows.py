@@ -4,7 +4,7 @@ import sys
 from typing import Any, NamedTuple
 
 from jformer.errors import UserError
-from jformer.storage import parse_object, without_digest
+from jformer.integrity import parse_object, without_digest
 
 
 class Sample(NamedTuple):

@@ -19,7 +19,8 @@ from etils.epath import Path
 
 from jformer.config.options import Config, changed
 from jformer.errors import UserError
-from jformer.storage import in_bucket, parse_object, replace_content
+from jformer.integrity import parse_object
+from jformer.storage import in_bucket, replace_content
 
 PROJECT = "jformer"  # where the environment names none
 PATIENCE = {"MAX_RETRIES": "1", "TIMEOUT": "10"}  # seconds, with a server of MLflow

@@ -15,7 +15,8 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import RecordWriter, directory_check
 from tensorboardX.summary import scalar
 
-from jformer.storage import in_bucket, replace_content, unwritten, with_digest, writing
+from jformer.integrity import with_digest
+from jformer.storage import in_bucket, replace_content, unwritten, writing
 from jformer.training.rows import read_row
 
 FLUSH_SECONDS = 10.0  # between two looks of TensorBoard's that show something new

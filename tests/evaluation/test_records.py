@@ -7,7 +7,7 @@ import pytest
 
 from jformer.errors import UserError
 from jformer.evaluation import records
-from jformer.storage import with_digest
+from jformer.integrity import with_digest
 from tests.stored_run import store_run
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jformer.storage import DIGEST
+from jformer.integrity import DIGEST
 
 
 class Guard(NamedTuple):

@@ -12,7 +12,7 @@ import optuna
 from etils import epath
 from PIL import Image
 
-from jformer import storage
+from jformer import integrity
 from jformer.checkpoints.checkpoint import Checkpoints
 from jformer.checkpoints.manifest import Manifest
 from jformer.config import load_config
@@ -95,8 +95,8 @@ def of_runs(folder: Path) -> Iterator[tuple[str, Reader]]:
     sealed = run / "tokenizer"
     sealed.mkdir()
     (sealed / "shared.json").write_text("{}")
-    storage.seal(sealed)
-    yield "digests.json", Reader(sealed / "digests.json", lambda: storage.damaged(sealed))
+    integrity.seal(sealed)
+    yield "digests.json", Reader(sealed / "digests.json", lambda: integrity.damaged(sealed))
 
 
 def progress(run: epath.Path) -> dict[str, Any]:

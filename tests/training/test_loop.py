@@ -27,8 +27,8 @@ from jformer.errors import UserError
 from jformer.evaluation import records
 from jformer.evaluation.evaluate import evaluate
 from jformer.inference import predict
+from jformer.integrity import seal
 from jformer.parallel.devices import QuickerDtype
-from jformer.storage import seal
 from jformer.tasks.build import build_task
 from jformer.tasks.split_loss import split_sums
 from jformer.tools.sweep.experiment import reported

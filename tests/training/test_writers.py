@@ -9,7 +9,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from jformer.config import resolve
 from jformer.errors import UserError
-from jformer.storage import without_digest
+from jformer.integrity import without_digest
 from jformer.training.record import Record
 from jformer.training.writers import AppendedFile, JsonlWriter, TensorBoardWriter
 from tests import small_run

@@ -15,7 +15,7 @@ from jformer.data.file_digests import digest
 from jformer.data.sources.split import Pair, Split, find, fingerprint
 from jformer.data.text import admit, is_jsonl, read_lines, read_objects
 from jformer.errors import UserError
-from jformer.storage import parse_json
+from jformer.integrity import parse_json
 
 COMMENTS = "comment lines skipped"
 DOCUMENTS = "document marks skipped"

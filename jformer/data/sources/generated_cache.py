@@ -18,7 +18,8 @@ from typing import NamedTuple
 from jformer.data.file_digests import own_folder
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
-from jformer.storage import digest_of, parse_object, replace_content, with_digest, without_digest
+from jformer.integrity import digest_of, parse_object, with_digest, without_digest
+from jformer.storage import replace_content
 
 LIBRARIES = ("numpy", "babel")
 

@@ -15,7 +15,7 @@ from jformer.data.sources.split import Pair, Split, find, fingerprint
 from jformer.data.text import admit, is_jsonl, read_lines, read_objects
 from jformer.data.tokenizers.numbers import is_number
 from jformer.errors import UserError
-from jformer.storage import parse_json
+from jformer.integrity import parse_json
 
 
 def open_files(config: SourceConfig, split: str) -> Split:

@@ -19,8 +19,8 @@ from jformer.data.tokenizers.pretrained import FastTokenizer, PiecesTokenizer
 from jformer.data.tokenizers.subwords import SubwordTokenizer, learn_subwords
 from jformer.data.tokenizers.symbols import BOS, EOS, NUM_SYMBOLS, PAD, SYMBOLS, UNK, Symbols, check_stored
 from jformer.errors import UserError
+from jformer.integrity import parse_object
 from jformer.plugins import is_own
-from jformer.storage import parse_object
 
 __all__ = [
     "BOS",

@@ -18,10 +18,11 @@ from jformer.config import default_config, resolve, save_config
 from jformer.config.options import Config
 from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer, LabelTokenizer, Tokenizer
 from jformer.errors import UserError, nearest
+from jformer.integrity import seal
 from jformer.models import ModelConfig, build_model
 from jformer.parallel import processes
 from jformer.parallel.mesh import make_mesh
-from jformer.storage import replace_content, run_path, seal
+from jformer.storage import replace_content, run_path
 from jformer.tools.hf import generation_config as generation
 from jformer.tools.hf import name_tables as tables
 from jformer.tools.hf import tensors, vocabulary

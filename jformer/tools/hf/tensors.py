@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jformer.errors import UserError
-from jformer.storage import is_file, parse_object
+from jformer.integrity import parse_object
+from jformer.storage import is_file
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 LONGEST_HEADER = 100_000_000  # bytes; the format's own limit

@@ -12,7 +12,7 @@ from jformer.data.tokenizers import Tokenizer
 from jformer.data.tokenizers.pretrained import FastTokenizer, PiecesTokenizer
 from jformer.data.tokenizers.symbols import Symbols
 from jformer.errors import UserError
-from jformer.storage import parse_object
+from jformer.integrity import parse_object
 from jformer.tools.hf import learned
 from jformer.tools.hf.families import Fields
 

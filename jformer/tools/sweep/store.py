@@ -25,7 +25,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from jformer.config import resolve
 from jformer.config.resume import differences
 from jformer.errors import UserError
-from jformer.storage import in_bucket, parse_object, replace_content
+from jformer.integrity import parse_object
+from jformer.storage import in_bucket, replace_content
 from jformer.tools.sweep.experiment import JOURNAL, Experiment
 
 OWN = {"experiment", "metric", "study", "id"}  # keys of sweep.json

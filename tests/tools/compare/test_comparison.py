@@ -8,7 +8,7 @@ import pytest
 from jformer.errors import UserError
 from jformer.evaluation import records
 from jformer.evaluation.statistics import paired_difference
-from jformer.storage import without_digest
+from jformer.integrity import without_digest
 from jformer.tools.compare.comparison import Arm, best, compare_arms, learning_curves, resampled, table
 from tests.stored_run import store_run
 

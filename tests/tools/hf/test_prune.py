@@ -19,7 +19,7 @@ from jformer.errors import UserError
 from jformer.inference.answers import UNKNOWN
 from jformer.inference.predict import load
 from jformer.inference.restore import saved_config
-from jformer.storage import DIGESTS
+from jformer.integrity import DIGESTS
 from jformer.tools.hf.__main__ import main
 from jformer.tools.hf.convert import Texts, import_model
 from jformer.tools.hf.prune import prune

@@ -1,0 +1,114 @@
+"""Strict JSON, and digests that show whether a file has changed since it was written."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from etils.epath import Path
+
+from jformer.errors import UserError
+from jformer.storage import replace_content
+
+DIGESTS = "digests.json"  # the file with the digests of a folder's files
+DIGEST = "digest"  # the key of a JSON object's own digest
+DEEPEST = 100  # nested lists and objects; no file that is read here has ten
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the content of a JSON text; raise ValueError if it is invalid, nests too deep or repeats a key.
+
+    Use this for every JSON file that affects behaviour, and `parse_object` where it must hold an object.
+    """
+    text = text.decode() if isinstance(text, bytes) else text
+    try:
+        content = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
+    if text.count("[") + text.count("{") > DEEPEST and _is_deep(content):
+        raise ValueError("nested too deep")
+    return content
+
+
+def parse_object(text: str | bytes) -> dict[str, Any]:
+    """Return the object that a JSON text is. Raise ValueError as `parse_json` does, and for any other value."""
+    content = parse_json(text)
+    if not isinstance(content, dict):
+        raise ValueError("it must be a JSON object")
+    return content
+
+
+def _is_deep(content: Any) -> bool:
+    """Tell whether JSON is nested deeper than what copies or writes it can follow."""
+    level = [content]
+    for _ in range(DEEPEST + 1):
+        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [each for some in inner for each in some]
+    return bool(level)
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        raise ValueError(f"the key {max(counts, key=counts.__getitem__)!r} stands twice in one object; keep one")
+    return values
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON; write a number or null")
+
+
+def with_digest(content: Mapping[str, object]) -> dict[str, object]:
+    """Return a JSON object with a digest of itself as its last key, for `without_digest`."""
+    return {**content, DIGEST: digest_of(content)}
+
+
+def without_digest(content: Any, where: str) -> Any:
+    """Return what `with_digest` was given; an object without a digest, such as one written by hand, is taken as it is.
+
+    Raises UserError if it is not what was written.
+    """
+    if not isinstance(content, dict) or DIGEST not in content:
+        return content
+    rest = {key: value for key, value in content.items() if key != DIGEST}
+    if content[DIGEST] != digest_of(rest):
+        raise UserError(f"{where} is damaged: it is not what was written; restore it, or remove its digest to keep it")
+    return rest
+
+
+def digest_of(content: object) -> str:
+    """Return the digest of plain JSON, 16 hexadecimal digits; the order of keys does not matter."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def seal(folder: Path) -> None:
+    """Record the SHA-256 of every file in a folder, for `damaged`."""
+    found = {path.name: _sha256(path) for path in sorted(folder.iterdir()) if path.name != DIGESTS}
+    replace_content(folder / DIGESTS, (json.dumps(found, indent=1) + "\n").encode())
+
+
+def damaged(folder: Path) -> list[str]:
+    """Return the names of the files that are no longer what they were when the folder was sealed, or are missing.
+
+    A folder that was never sealed has none.
+    """
+    if not (folder / DIGESTS).exists():
+        return []
+    try:
+        expected = parse_object((folder / DIGESTS).read_bytes())
+    except ValueError:
+        return [DIGESTS]
+    return [name for name, digest in expected.items() if _sha256(folder / Path(name).name) != digest]
+
+
+def _sha256(path: Path) -> str:
+    """Return the digest of a file, read in pieces, or nothing if there is none."""
+    if not path.is_file():
+        return ""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
