@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from jformer.data.corpus import Encoder, Example, Side
+from jformer.data.corpus import Example, PairEncoder, Side
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import FastTokenizer, Tokenizer
 from jformer.errors import UserError
@@ -79,7 +79,7 @@ def _chunk(before: Sequence[int], words: Sequence[list[int]], after: Sequence[in
 
 
 @dataclasses.dataclass(frozen=True)
-class TagEncoder(Encoder):
+class TagEncoder(PairEncoder):
     """How words and their tags become two sequences of one length: a tag stands at the first token of its word.
 
     All other positions of the target are PAD. Examples over the limit are split between words; `cut` keeps the first

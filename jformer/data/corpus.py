@@ -143,7 +143,7 @@ class ExampleEncoder(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Encoder:
+class PairEncoder:
     """How an example becomes two token sequences, and what to do with those over the limits: drop, cut or split.
 
     Only examples with one side can be split: their pieces become examples of their own, and nothing is lost.

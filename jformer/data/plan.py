@@ -28,7 +28,7 @@ class Shape(NamedTuple):
     target_length: int
 
 
-class Batch(NamedTuple):
+class PlannedBatch(NamedTuple):
     """One batch: units[i] fills row i, and -1 leaves it empty."""
 
     shape: Shape
@@ -50,13 +50,13 @@ class Plan:
         """Batches of one epoch, the same in each."""
         return len(self.epoch(0))
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int) -> PlannedBatch:
         """Return batch number `step`, counted over all epochs."""
         epoch, index = divmod(step, self.batches_per_epoch)
         return self.epoch(epoch)[index]
 
     @functools.lru_cache(maxsize=2)  # noqa: B019 - a plan lives as long as its run
-    def epoch(self, epoch: int) -> list[Batch]:
+    def epoch(self, epoch: int) -> list[PlannedBatch]:
         """Return one epoch's batches in their order.
 
         What does not fill a batch of its shape joins the next longer one; only the longest shape ends in a batch
@@ -67,11 +67,11 @@ class Plan:
         for index, shape in enumerate(self.shapes):
             units = np.concatenate([rest, rng.permutation(self._drawn(index, rng))])
             full = len(units) // shape.rows * shape.rows
-            batches += [Batch(shape, rows) for rows in units[:full].reshape(-1, shape.rows)]
+            batches += [PlannedBatch(shape, rows) for rows in units[:full].reshape(-1, shape.rows)]
             rest = units[full:]
         if len(rest):
             empty = np.full(self.shapes[-1].rows - len(rest), -1)
-            batches.append(Batch(self.shapes[-1], np.concatenate([rest, empty])))
+            batches.append(PlannedBatch(self.shapes[-1], np.concatenate([rest, empty])))
         return [batches[i] for i in rng.permutation(len(batches))]
 
     def _drawn(self, bucket: int, rng: np.random.Generator) -> np.ndarray:

@@ -42,12 +42,12 @@ def show_progress(what: str, total: int = 0, quiet: bool = False) -> Iterator[Do
         count = f"{many}, " if done.examples else ""
         return f"{what}: {count}{seconds // 60}:{seconds % 60:02}"
 
-    with contextlib.nullcontext() if quiet else telling(line, lambda: done.examples / total if total else None):
+    with contextlib.nullcontext() if quiet else showing_line(line, lambda: done.examples / total if total else None):
         yield done
 
 
 @contextlib.contextmanager
-def telling(line: Callable[[], str], share: Callable[[], float | None] = lambda: None) -> Iterator[None]:
+def showing_line(line: Callable[[], str], share: Callable[[], float | None] = lambda: None) -> Iterator[None]:
     """Show the line of the moment every so often, from a thread, as long as this lasts.
 
     A terminal shows one only, with a bar before it where the share that is done is known.

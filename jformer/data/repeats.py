@@ -41,7 +41,7 @@ def known(found: np.ndarray, training: Sequence[np.ndarray]) -> int:
     return int(np.count_nonzero(there))
 
 
-def told(training: dict[str, np.ndarray], scored: dict[str, np.ndarray]) -> list[str]:
+def duplicate_warnings(training: dict[str, np.ndarray], scored: dict[str, np.ndarray]) -> list[str]:
     """Return a line for every text of which pairs come twice, or are trained on as well.
 
     Args:

@@ -19,7 +19,7 @@ from jformer.integrity import damaged, seal
 OWN = ("label", "labels", "number", "tag", "image")  # kinds that a run learns anew: they describe its own examples
 
 
-class Vocabulary(NamedTuple):
+class VocabularySpec(NamedTuple):
     """What a tokenizer is learned from."""
 
     kind: str  # a key of tokenizers.TOKENIZERS
@@ -29,7 +29,7 @@ class Vocabulary(NamedTuple):
 
 
 def learn_tokenizers(
-    directory: Path, config: DataConfig, training: Sequence[Split], vocabularies: Mapping[str, Vocabulary]
+    directory: Path, config: DataConfig, training: Sequence[Split], vocabularies: Mapping[str, VocabularySpec]
 ) -> tuple[Tokenizer, Tokenizer]:
     """Learn the tokenizers from the training text, save them in a new directory and return those of both sides."""
     _empty(directory)
@@ -44,7 +44,7 @@ def copy_tokenizers(
     directory: Path,
     config: DataConfig,
     training: Sequence[Split],
-    vocabularies: Mapping[str, Vocabulary],
+    vocabularies: Mapping[str, VocabularySpec],
 ) -> tuple[Tokenizer, Tokenizer]:
     """Take over another run's tokenizers: its parameters mean nothing under another vocabulary.
 
@@ -116,14 +116,14 @@ def _has_shared(directory: Path) -> bool:
     return any(directory.glob("shared.*"))
 
 
-def _learn(config: DataConfig, splits: Sequence[Split], vocabulary: Vocabulary) -> Tokenizer:
+def _learn(config: DataConfig, splits: Sequence[Split], vocabulary: VocabularySpec) -> Tokenizer:
     size = config.image_size if vocabulary.kind == "image" else config.vocab_size
     options = (size, config.normalization, config.split_digits)
     with show_progress(f"learning the {vocabulary.kind} tokenizer"):
         return learn(vocabulary.kind, _texts(splits, vocabulary), *options)
 
 
-def _texts(splits: Sequence[Split], vocabulary: Vocabulary) -> Iterator[str]:
+def _texts(splits: Sequence[Split], vocabulary: VocabularySpec) -> Iterator[str]:
     for split in splits:
         for pair in split.read(Counter()):
             for side in vocabulary.sides:

@@ -21,7 +21,7 @@ from typing import IO, Generic, NamedTuple, TypeVar
 
 from jformer.config.options import Config
 from jformer.data.file_digests import digest
-from jformer.data.progress import counted, show, show_progress, telling
+from jformer.data.progress import counted, show, show_progress, showing_line
 from jformer.data.text import INVALID_REPLACED, read_lines
 from jformer.errors import UserError
 from jformer.inference.answers import Request
@@ -70,7 +70,7 @@ class FileProgress:
 
     def reported(self) -> contextlib.AbstractContextManager[None]:
         """Report the progress from time to time inside the context, from the main process alone."""
-        return telling(self.line, self.share) if processes.is_main_process() else contextlib.nullcontext()
+        return showing_line(self.line, self.share) if processes.is_main_process() else contextlib.nullcontext()
 
     def read(self, size: int, skipped: bool) -> None:
         """Count a line of `size` bytes as read."""

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from jformer.data import features
-from jformer.data.corpus import Encoder, Side
+from jformer.data.corpus import PairEncoder, Side
 from jformer.data.data_config import DataConfig
 from jformer.data.features import Features
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import ImageTokenizer, Tokenizer
-from jformer.data.vocabularies import Vocabulary
+from jformer.data.vocabularies import VocabularySpec
 from jformer.errors import UserError
 from jformer.plugins import is_own
 from jformer.tasks.cider import SIGNATURE, cider_d
@@ -37,8 +37,8 @@ def caption(
             raise UserError(f"data.source={part.source!r} has no captions of images: use 'captions'")
     check_scores(scores, tokenize, lowercase)
 
-    def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> Encoder:
-        return Encoder(
+    def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> PairEncoder:
+        return PairEncoder(
             Side(source, _image(source).length, end=False), Side(target, data.max_target_length), data.overlong
         )
 
@@ -52,8 +52,8 @@ def caption(
 
     return Task(
         vocabularies={
-            "source": Vocabulary("image", ("source",)),
-            "target": Vocabulary(data.tokenizer, ("target",)),
+            "source": VocabularySpec("image", ("source",)),
+            "target": VocabularySpec(data.tokenizer, ("target",)),
         },
         encoder=encoder,
         features=make_features,

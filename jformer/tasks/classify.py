@@ -13,14 +13,14 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jformer.data import features
-from jformer.data.corpus import Encoder, Side
+from jformer.data.corpus import PairEncoder, Side
 from jformer.data.data_config import DataConfig
 from jformer.data.features import Features, Labels
 from jformer.data.labels import balanced, one_label, one_number, several_labels
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer, LabelTokenizer, Tokenizer
 from jformer.data.tokenizers.lists import NORMALIZATIONS, label_set
-from jformer.data.vocabularies import Vocabulary
+from jformer.data.vocabularies import VocabularySpec
 from jformer.errors import UserError
 from jformer.models.batch import Batch
 from jformer.plugins import is_own
@@ -32,7 +32,7 @@ from jformer.tasks.task import Task, TaskLoss, refuse, token_loss, token_scores
 MOST_LABELS = 1_000  # that an example may have
 
 
-class Kind(NamedTuple):
+class LabelKind(NamedTuple):
     """How one kind of label is read, learned and scored."""
 
     answer: str
@@ -52,11 +52,11 @@ def classify(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
         if (part.source == "images") != images and not is_own(part.source):
             raise UserError(f"data.tokenizer={data.tokenizer!r} does not fit source={part.source!r}: images take both")
 
-    def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> Encoder:
+    def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> PairEncoder:
         label = Side(target, kind.length, end=False, optional=data.labels == "several")
         if isinstance(source, ImageTokenizer):
-            return Encoder(Side(source, source.length, end=False), label, data.overlong)
-        return Encoder(Side(source, data.max_source_length, begin=True, parts=True), label, data.overlong)
+            return PairEncoder(Side(source, source.length, end=False), label, data.overlong)
+        return PairEncoder(Side(source, data.max_source_length, begin=True, parts=True), label, data.overlong)
 
     def make_features(source: Tokenizer, target: Tokenizer) -> Features:
         labels = kind.arrays(target, data)
@@ -70,8 +70,8 @@ def classify(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
 
     return Task(
         vocabularies={
-            "source": Vocabulary(data.tokenizer, ("source",), parts=not images),
-            "target": Vocabulary(kind.vocabulary, ("target",)),
+            "source": VocabularySpec(data.tokenizer, ("source",), parts=not images),
+            "target": VocabularySpec(kind.vocabulary, ("target",)),
         },
         encoder=encoder,
         features=make_features,
@@ -125,9 +125,11 @@ def _one_label(target: Tokenizer, data: DataConfig) -> Labels:
     return one_label(balanced(cast(LabelTokenizer, target)) if data.label_weights == "balanced" else None)
 
 
-KINDS: Mapping[str, Kind] = {  # the keys are those of LABELS in data/data_config.py
-    "one": Kind(answer="label", vocabulary="label", length=1, arrays=_one_label, loss=token_loss, score=_score_one),
-    "several": Kind(
+KINDS: Mapping[str, LabelKind] = {  # the keys are those of LABELS in data/data_config.py
+    "one": LabelKind(
+        answer="label", vocabulary="label", length=1, arrays=_one_label, loss=token_loss, score=_score_one
+    ),
+    "several": LabelKind(
         answer="labels",
         vocabulary="labels",
         length=MOST_LABELS,
@@ -135,7 +137,7 @@ KINDS: Mapping[str, Kind] = {  # the keys are those of LABELS in data/data_confi
         loss=several_loss,
         score=_score_several,
     ),
-    "number": Kind(
+    "number": LabelKind(
         answer="number",
         vocabulary="number",
         length=1,

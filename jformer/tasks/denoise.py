@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from jformer.data import features
-from jformer.data.corpus import Encoder, Side
+from jformer.data.corpus import PairEncoder, Side
 from jformer.data.data_config import DataConfig
 from jformer.data.features import Features
 from jformer.data.noise import span_counts
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import Tokenizer
-from jformer.data.vocabularies import Vocabulary
+from jformer.data.vocabularies import VocabularySpec
 from jformer.tasks.metrics import Scores
 from jformer.tasks.sums import Sums
 from jformer.tasks.task import NOTHING, Task, refuse, token_loss, token_scores
@@ -29,8 +29,8 @@ def denoise(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
     refuse("denoise", data, tokenizer="image", source=("images", "captions"))
     longest = data.max_target_length - 1
 
-    def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> Encoder:
-        return Encoder(NOTHING, Side(target, longest, end=False), "split" if evaluating else data.overlong)
+    def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> PairEncoder:
+        return PairEncoder(NOTHING, Side(target, longest, end=False), "split" if evaluating else data.overlong)
 
     def make_features(source: Tokenizer, target: Tokenizer) -> Features:
         return NOISES[data.noise](data.noise_density, data.mean_span, target.vocab_size, target.symbols)
@@ -40,7 +40,7 @@ def denoise(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
 
     sentinels = int(span_counts(np.array(longest), data.noise_density, data.mean_span)[1])
     return Task(
-        vocabularies={"shared": Vocabulary(data.tokenizer, ("target",))},
+        vocabularies={"shared": VocabularySpec(data.tokenizer, ("target",))},
         encoder=encoder,
         features=make_features,
         symbols=sentinels if data.noise == "t5" else 1,

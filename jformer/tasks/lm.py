@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 
 from jformer.data import features
-from jformer.data.corpus import Encoder, Side
+from jformer.data.corpus import PairEncoder, Side
 from jformer.data.data_config import DataConfig
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import Tokenizer
-from jformer.data.vocabularies import Vocabulary
+from jformer.data.vocabularies import VocabularySpec
 from jformer.tasks.metrics import Scores
 from jformer.tasks.sums import Sums
 from jformer.tasks.task import NOTHING, Task, refuse, token_loss, token_scores
@@ -23,14 +23,14 @@ def lm(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
     """
     refuse("lm", data, tokenizer="image", source=("images", "captions"))
 
-    def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> Encoder:
-        return Encoder(NOTHING, Side(target, data.max_target_length), "split" if evaluating else data.overlong)
+    def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> PairEncoder:
+        return PairEncoder(NOTHING, Side(target, data.max_target_length), "split" if evaluating else data.overlong)
 
     def score(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
         return {"bits_per_character": {"score": bits_per_character(examples, sums)}, **token_scores(sums)}
 
     return Task(
-        vocabularies={"shared": Vocabulary(data.tokenizer, ("target",))},
+        vocabularies={"shared": VocabularySpec(data.tokenizer, ("target",))},
         encoder=encoder,
         features=lambda source, target: features.next_token(target.symbols, data.piece_start == "previous"),
         symbols=0,

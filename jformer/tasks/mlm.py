@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from jformer.data import features
-from jformer.data.corpus import Encoder, Side
+from jformer.data.corpus import PairEncoder, Side
 from jformer.data.data_config import DataConfig
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import Tokenizer
-from jformer.data.vocabularies import Vocabulary
+from jformer.data.vocabularies import VocabularySpec
 from jformer.tasks.metrics import Scores
 from jformer.tasks.sums import Sums
 from jformer.tasks.task import NOTHING, Task, refuse, token_loss, token_scores
@@ -20,15 +20,15 @@ def mlm(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
     """
     refuse("mlm", data, overlong="split", tokenizer="image", source=("images", "captions"))
 
-    def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> Encoder:
+    def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> PairEncoder:
         side = Side(source, data.max_source_length, begin=True)
-        return Encoder(side, NOTHING, data.overlong, reads=("target", "target"))
+        return PairEncoder(side, NOTHING, data.overlong, reads=("target", "target"))
 
     def score(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
         return token_scores(sums, "accuracy")
 
     return Task(
-        vocabularies={"shared": Vocabulary(data.tokenizer, ("target",))},
+        vocabularies={"shared": VocabularySpec(data.tokenizer, ("target",))},
         encoder=encoder,
         features=lambda source, target: features.masked(data.noise_density, source.vocab_size, source.symbols),
         symbols=1,

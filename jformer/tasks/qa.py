@@ -9,7 +9,7 @@ from jformer.data.data_config import DataConfig
 from jformer.data.sources.split import Pair
 from jformer.data.spans import SpanEncoder
 from jformer.data.tokenizers import Tokenizer
-from jformer.data.vocabularies import Vocabulary
+from jformer.data.vocabularies import VocabularySpec
 from jformer.errors import UserError
 from jformer.models.batch import Batch
 from jformer.plugins import is_own
@@ -46,7 +46,7 @@ def qa(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
         return {**answer_scores(outputs, examples), "perplexity": token_scores(sums)["perplexity"]}
 
     return Task(
-        vocabularies={"shared": Vocabulary(data.tokenizer, ("source",), parts=True, cut=spans.words_of)},
+        vocabularies={"shared": VocabularySpec(data.tokenizer, ("source",), parts=True, cut=spans.words_of)},
         encoder=encoder,
         features=lambda source, target: features.marked_spans(source.symbols),
         symbols=0,

@@ -10,7 +10,7 @@ from jformer.data.corpus import Side
 from jformer.data.data_config import DataConfig
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import NUM_SYMBOLS, Tokenizer
-from jformer.data.vocabularies import Vocabulary
+from jformer.data.vocabularies import VocabularySpec
 from jformer.errors import UserError
 from jformer.plugins import is_own
 from jformer.tasks.crf import chain_loss
@@ -41,8 +41,8 @@ def tag(data: DataConfig, *, label_smoothing: float, crf: bool = False, **_: obj
 
     return Task(
         vocabularies={
-            "source": Vocabulary(data.tokenizer, ("source",)),
-            "target": Vocabulary("tag", ("target",)),
+            "source": VocabularySpec(data.tokenizer, ("source",)),
+            "target": VocabularySpec("tag", ("target",)),
         },
         encoder=encoder,
         features=lambda source, target: features.tagged_texts(),

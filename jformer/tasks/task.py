@@ -15,7 +15,7 @@ from jformer.data.data_config import DataConfig
 from jformer.data.features import Features
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import NUM_SYMBOLS, Tokenizer
-from jformer.data.vocabularies import Vocabulary
+from jformer.data.vocabularies import VocabularySpec
 from jformer.errors import UserError
 from jformer.models import ModelConfig
 from jformer.models.batch import Batch
@@ -49,7 +49,7 @@ class MakeEncoder(Protocol):
 class Task(NamedTuple):
     """How a model learns something and how well it did."""
 
-    vocabularies: Mapping[str, Vocabulary]  # file name → what its tokenizer is learned from
+    vocabularies: Mapping[str, VocabularySpec]  # file name → what its tokenizer is learned from
     encoder: MakeEncoder
     features: Callable[[Tokenizer, Tokenizer], Features]
     symbols: int  # ids past the vocabulary that the noise uses

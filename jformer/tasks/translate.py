@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from jformer.data import features
-from jformer.data.corpus import Encoder, Side
+from jformer.data.corpus import PairEncoder, Side
 from jformer.data.data_config import DataConfig
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import Tokenizer
-from jformer.data.vocabularies import Vocabulary
+from jformer.data.vocabularies import VocabularySpec
 from jformer.tasks.metrics import Scores, check_scores
 from jformer.tasks.sums import Sums
 from jformer.tasks.task import Task, refuse, score_texts, token_loss
@@ -30,11 +30,11 @@ def translate(
     """
     refuse("translate", data, overlong="split", tokenizer="image", source=("images", "captions"))
     check_scores(scores, tokenize, lowercase)
-    both = Vocabulary(data.tokenizer, ("source", "target"))
-    apart = {side: Vocabulary(data.tokenizer, (side,)) for side in both.sides}
+    both = VocabularySpec(data.tokenizer, ("source", "target"))
+    apart = {side: VocabularySpec(data.tokenizer, (side,)) for side in both.sides}
 
-    def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> Encoder:
-        return Encoder(Side(source, data.max_source_length), Side(target, data.max_target_length), data.overlong)
+    def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> PairEncoder:
+        return PairEncoder(Side(source, data.max_source_length), Side(target, data.max_target_length), data.overlong)
 
     def score(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
         return score_texts(outputs, examples, sums, tokenize=tokenize, lowercase=lowercase, names=scores)

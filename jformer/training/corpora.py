@@ -12,7 +12,7 @@ from jformer.data.corpus import SIDES, Corpus, open_corpus
 from jformer.data.data_config import DataConfig
 from jformer.data.pipeline import Batches, make_batches
 from jformer.data.progress import show_progress
-from jformer.data.repeats import hashes, told
+from jformer.data.repeats import duplicate_warnings, hashes
 from jformer.data.sources import open_split
 from jformer.data.tokenizers import SubwordTokenizer, Tokenizer
 from jformer.data.tokenizers.bpe_dropout import BpeDropout
@@ -90,7 +90,7 @@ def open_data(data: DataConfig, train: TrainConfig, seed: int, task: Task, workd
         batches=batches,
         valid=valid_batches,
         texts=texts,
-        repeats=told(trained_on, scored),
+        repeats=duplicate_warnings(trained_on, scored),
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jformer.data.corpus import Encoder, Side, open_corpus
+from jformer.data.corpus import PairEncoder, Side, open_corpus
 from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers import BOS, EOS, Symbols, learn
 from jformer.data.tokenizers.lists import ByteTokenizer, ListTokenizer
@@ -20,9 +20,9 @@ from tests.faults.full_disk import no_file_above
 ROOT = Path(__file__).parents[2]
 BYTES = ByteTokenizer("identity")
 PAIRS = [Pair("a house", "ein Haus"), Pair("", "leer"), Pair("much too long", "zu lang"), Pair("end", "Ende")]
-DROPPING = Encoder(Side(BYTES, 10), Side(BYTES, 12), "drop")
+DROPPING = PairEncoder(Side(BYTES, 10), Side(BYTES, 12), "drop")
 CUTTING = dataclasses.replace(DROPPING, overlong="cut")
-TEXT = Encoder(Side(None, 1), Side(BYTES, 4), "split")
+TEXT = PairEncoder(Side(None, 1), Side(BYTES, 4), "split")
 
 
 def with_side(name, **change):
@@ -89,7 +89,7 @@ def test_every_example_is_counted_once_by_what_became_of_it(tmp_path):
 
 def test_tokens_that_training_did_not_hold_are_counted(tmp_path):
     words = learn("word", ["a b"], 10, "identity", split_digits=False)
-    encoder = Encoder(Side(words, 10), Side(words, 10), "drop")
+    encoder = PairEncoder(Side(words, 10), Side(words, 10), "drop")
     corpus = open_corpus(Readings([Pair("a new b", "a"), Pair("b", "b old older")]).split, encoder, str(tmp_path))
     assert corpus.counts["unknown tokens"] == 3
 
@@ -137,7 +137,7 @@ def test_split_text_is_whole_in_consecutive_examples_and_ends_once(tmp_path):
 
 
 def test_the_only_side_may_be_the_source_and_read_the_target(tmp_path):
-    encoder = Encoder(Side(BYTES, 6, begin=True), Side(None, 1), "cut", reads=("target", "target"))
+    encoder = PairEncoder(Side(BYTES, 6, begin=True), Side(None, 1), "cut", reads=("target", "target"))
     corpus = open_corpus(Readings([Pair("", "abc"), Pair("", "abcdefgh"), Pair("x", "")]).split, encoder, str(tmp_path))
     abc = BYTES.encode(["abcd"])[0]
     assert sentences(corpus.source) == [[BOS, *abc[:3], EOS], [BOS, *abc, EOS]]
@@ -162,7 +162,7 @@ class Pixels:
 
 def test_pixels_are_stored_as_bytes_and_labels_as_one_id(tmp_path):
     labels = ListTokenizer("word", "identity", ["cat", "dog"])
-    encoder = Encoder(Side(Pixels(), 12, end=False), Side(labels, 1, end=False), "drop")
+    encoder = PairEncoder(Side(Pixels(), 12, end=False), Side(labels, 1, end=False), "drop")
     corpus = open_corpus(Readings([Pair("255", "dog"), Pair("0", "cat")]).split, encoder, str(tmp_path))
     assert corpus.source.values.dtype == np.uint8
     assert sentences(corpus.source) == [[255] * 12, [0] * 12]
@@ -293,7 +293,7 @@ def test_threads_that_open_at_once_build_once(tmp_path):
 
 CHILD = """
 import os, sys, time
-from jformer.data.corpus import (Encoder, Side, open_corpus)
+from jformer.data.corpus import (PairEncoder, Side, open_corpus)
 from jformer.data.sources.split import (Pair, Split)
 from jformer.data.tokenizers.lists import ByteTokenizer
 
@@ -303,7 +303,7 @@ def read(counts):
     {inside}
     yield Pair("end", "Ende")
 
-encoder = Encoder(Side(ByteTokenizer("identity"), 10), Side(ByteTokenizer("identity"), 12), "drop")
+encoder = PairEncoder(Side(ByteTokenizer("identity"), 10), Side(ByteTokenizer("identity"), 12), "drop")
 print(len(open_corpus(Split("train", "text 1", read), encoder, sys.argv[1])))
 """
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jformer.data import features
-from jformer.data.corpus import Corpus, Encoder, Side, Tokens, open_corpus
+from jformer.data.corpus import Corpus, PairEncoder, Side, Tokens, open_corpus
 from jformer.data.data_config import DataConfig
 from jformer.data.labels import one_label
 from jformer.data.pipeline import make_batches, prefetch
@@ -21,7 +21,7 @@ from jformer.errors import UserError
 from tests.slow import slow_but
 
 BYTES = ByteTokenizer("identity")
-ENCODER = Encoder(Side(BYTES, 40), Side(BYTES, 40), "drop")
+ENCODER = PairEncoder(Side(BYTES, 40), Side(BYTES, 40), "drop")
 FEATURES = features.sequence_to_sequence()
 SIZES = {"tokens_per_update": 160, "row_multiple": 2, "packed_length": 40, "num_buckets": 3}
 

@@ -1,7 +1,7 @@
 import numpy as np
 
 from jformer.data.corpus import open_corpus
-from jformer.data.repeats import hashes, told
+from jformer.data.repeats import duplicate_warnings, hashes
 from jformer.data.sources.split import Pair, Split
 from tests.data.test_corpus import DROPPING
 
@@ -19,11 +19,11 @@ def test_equal_texts_have_equal_hashes_and_what_holds_no_text_has_none():
 def test_pairs_that_come_twice_and_those_trained_on_are_told_and_nothing_else():
     training = {"training text 1": np.sort(hashes(PAIRS)), "training text 2": np.sort(hashes([Pair("x", "y")]))}
     scored = {"validation text": hashes([Pair("x", "y"), *PAIRS[:2]]), "test set": hashes([Pair("y", "x")])}
-    assert told(training, scored) == [
+    assert duplicate_warnings(training, scored) == [
         "training text 1: 2 of 5 pairs are the same as one before",
         "validation text: 3 of 3 pairs are training pairs as well",
     ]
-    assert told({"none": hashes([])}, {"some": hashes(PAIRS)}) == []
+    assert duplicate_warnings({"none": hashes([])}, {"some": hashes(PAIRS)}) == []
 
 
 def test_a_corpus_has_the_hashes_of_its_pairs_in_order_and_a_cache_without_them_is_made_again(tmp_path, capsys):

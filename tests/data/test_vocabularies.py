@@ -2,7 +2,7 @@ import pytest
 
 from jformer.data.data_config import DataConfig
 from jformer.data.sources.split import Pair, Split
-from jformer.data.vocabularies import Vocabulary, copy_tokenizers, learn_tokenizers, load_tokenizers
+from jformer.data.vocabularies import VocabularySpec, copy_tokenizers, learn_tokenizers, load_tokenizers
 from jformer.errors import UserError
 
 PAIRS = [Pair("the house is small", "das Haus ist klein"), Pair("the dog", "der Hund"), Pair("", "ohne Quelle")]
@@ -19,15 +19,15 @@ def options(**changes):
 
 
 def both(kind="word"):
-    return {"shared": Vocabulary(kind, ("source", "target"))}
+    return {"shared": VocabularySpec(kind, ("source", "target"))}
 
 
 def apart(kind="word"):
-    return {side: Vocabulary(kind, (side,)) for side in ("source", "target")}
+    return {side: VocabularySpec(kind, (side,)) for side in ("source", "target")}
 
 
 def classes(kind="word"):
-    return {"source": Vocabulary(kind, ("source",), parts=True), "target": Vocabulary("label", ("target",))}
+    return {"source": VocabularySpec(kind, ("source",), parts=True), "target": VocabularySpec("label", ("target",))}
 
 
 def learned(folder, vocabularies, pairs=PAIRS, **changes):
@@ -66,7 +66,7 @@ def test_separate_vocabularies_know_their_own_side_only(tmp_path):
 
 
 def test_a_task_of_one_side_has_one_vocabulary_of_it_for_both(tmp_path):
-    source, target = learned(tmp_path / "t", {"shared": Vocabulary("word", ("target",))})
+    source, target = learned(tmp_path / "t", {"shared": VocabularySpec("word", ("target",))})
     assert source is target
     assert target.decode(target.encode(["the Hund"])[0]) == "⁇ Hund"
 
@@ -121,7 +121,7 @@ def test_a_classifier_takes_a_shared_vocabulary_for_its_texts(tmp_path):
 
 def test_a_run_of_one_text_takes_the_texts_of_a_classifier(tmp_path):
     parent, _ = learned(tmp_path / "parent", classes(), [Pair("a text", "bad")])
-    source, target = copied(tmp_path, {"shared": Vocabulary("char", ("source",))})
+    source, target = copied(tmp_path, {"shared": VocabularySpec("char", ("source",))})
     assert source.fingerprint == target.fingerprint == parent.fingerprint
 
 
@@ -144,7 +144,7 @@ def test_a_folder_without_the_vocabulary_asked_for_is_refused(tmp_path):
 def test_a_folder_without_one_of_two_vocabularies_is_refused(tmp_path):
     learned(tmp_path / "parent", classes(), [Pair("a text", "good")])
     with pytest.raises(UserError, match=r"holds no tokenizer 'other'"):
-        copied(tmp_path, {"other": Vocabulary("char", ("source",))})
+        copied(tmp_path, {"other": VocabularySpec("char", ("source",))})
 
 
 def test_a_parent_without_vocabularies_is_refused_and_nothing_is_removed(tmp_path):

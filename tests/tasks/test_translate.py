@@ -3,7 +3,7 @@ import math
 import pytest
 
 from jformer.data.sources.split import Pair
-from jformer.data.vocabularies import Vocabulary
+from jformer.data.vocabularies import VocabularySpec
 from jformer.errors import UserError
 from jformer.tasks.build import TASKS
 from jformer.tasks.sums import Sum
@@ -23,9 +23,9 @@ def test_scores_are_of_the_outputs_and_of_the_losses():
 
 
 def test_vocabularies_are_shared_or_apart():
-    assert make_task("translate")[0].vocabularies == {"shared": Vocabulary("char", ("source", "target"))}
+    assert make_task("translate")[0].vocabularies == {"shared": VocabularySpec("char", ("source", "target"))}
     apart = make_task("translate", vocab_shared=False)[0].vocabularies
-    assert apart == {"source": Vocabulary("char", ("source",)), "target": Vocabulary("char", ("target",))}
+    assert apart == {"source": VocabularySpec("char", ("source",)), "target": VocabularySpec("char", ("target",))}
 
 
 def test_limits_of_both_sides_are_those_of_the_options(make):

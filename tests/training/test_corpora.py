@@ -34,11 +34,11 @@ def test_what_takes_long_before_training_is_told(tmp_path, monkeypatch):
     told = []
 
     @contextlib.contextmanager
-    def telling(line, share):
+    def showing_line(line, share):
         yield
         told.append(line())
 
-    monkeypatch.setattr(progress, "telling", telling)
+    monkeypatch.setattr(progress, "showing_line", showing_line)
     options = small_run.get_config()
     options.data.cache_dir = str(tmp_path / "cache")
     config = resolve(options)

@@ -15,7 +15,7 @@ from jformer.errors import UserError
 from jformer.storage import is_file
 
 
-class Line(NamedTuple):
+class CaptionLine(NamedTuple):
     """One line of the table."""
 
     number: int  # from 1
@@ -44,7 +44,7 @@ def open_split(config: SourceConfig, split: str) -> Split:
     return Split(split, fingerprint("captions 1", list(digests.values()), captions, split == config.train), read)
 
 
-def _read(table: Path, invalid: str, counts: Counter[str]) -> Iterator[Line]:
+def _read(table: Path, invalid: str, counts: Counter[str]) -> Iterator[CaptionLine]:
     for number, line in enumerate(read_lines(table, counts, invalid=invalid), start=1):
         parts = line.split("\t")
         if len(parts) != 2:
@@ -57,10 +57,10 @@ def _read(table: Path, invalid: str, counts: Counter[str]) -> Iterator[Line]:
         place = str(table.parent / path)
         if not path.strip() or not is_file(file_of(place)):
             raise UserError(f"{table}:{number}: no image {path!r} in {table.parent}; paths are relative to that folder")
-        yield Line(number, place, caption)
+        yield CaptionLine(number, place, caption)
 
 
-def _together(table: Path, lines: list[Line]) -> list[Pair]:
+def _together(table: Path, lines: list[CaptionLine]) -> list[Pair]:
     """Return a pair for each image, its further captions being further references."""
     pairs: list[Pair] = []
     for image, group in itertools.groupby(lines, key=lambda line: line.image):

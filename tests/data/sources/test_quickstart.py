@@ -7,10 +7,10 @@ from random import Random
 import babel
 import pytest
 
-from jformer.data.sources.quickstart import FAMILIES, Example, Family, build
+from jformer.data.sources.quickstart import FAMILIES, QuickstartPair, TemplateFamily, build
 from jformer.errors import UserError
 
-Corpus = dict[str, list[Example]]
+Corpus = dict[str, list[QuickstartPair]]
 
 GOLDEN = {
     "date": [
@@ -77,7 +77,7 @@ def corpus() -> Corpus:
 
 
 @pytest.fixture(scope="module")
-def examples(corpus: Corpus) -> list[Example]:
+def examples(corpus: Corpus) -> list[QuickstartPair]:
     return [example for split in corpus.values() for example in split]
 
 
@@ -88,7 +88,7 @@ def test_splits_have_the_promised_sizes(corpus: Corpus) -> None:
     assert sizes["valid"] == pytest.approx(1_000, rel=0.1)
 
 
-def test_every_family_has_its_share_and_can_be_scored_alone(corpus: Corpus, examples: list[Example]) -> None:
+def test_every_family_has_its_share_and_can_be_scored_alone(corpus: Corpus, examples: list[QuickstartPair]) -> None:
     assert sum(family.percent for family in FAMILIES.values()) == 100
     counts = collections.Counter(example.family for example in examples)
     assert counts == {name: 1_000 * family.percent for name, family in FAMILIES.items()}
@@ -96,7 +96,7 @@ def test_every_family_has_its_share_and_can_be_scored_alone(corpus: Corpus, exam
     assert min(tested[name] for name in FAMILIES) >= 100
 
 
-def test_no_content_is_in_two_splits(corpus: Corpus, examples: list[Example]) -> None:
+def test_no_content_is_in_two_splits(corpus: Corpus, examples: list[QuickstartPair]) -> None:
     keys = {split: {example.key for example in examples} for split, examples in corpus.items()}
     assert keys["train"].isdisjoint(keys["test"])
     assert keys["train"].isdisjoint(keys["valid"])
@@ -104,7 +104,7 @@ def test_no_content_is_in_two_splits(corpus: Corpus, examples: list[Example]) ->
     assert sum(map(len, keys.values())) < 0.95 * len(examples), "families that share keys make this test bite"
 
 
-def test_no_source_occurs_twice(examples: list[Example]) -> None:
+def test_no_source_occurs_twice(examples: list[QuickstartPair]) -> None:
     assert len({example.source for example in examples}) == len(examples)
 
 
@@ -126,7 +126,7 @@ def test_copying_and_swapping_comma_with_point_translate_almost_nothing(corpus: 
     assert sum(swapped) <= 0.06 * len(swapped)
 
 
-def test_texts_have_one_kind_of_blank_and_stay_short(examples: list[Example]) -> None:
+def test_texts_have_one_kind_of_blank_and_stay_short(examples: list[QuickstartPair]) -> None:
     for _, source, target, _ in examples:
         for text in (source, target):
             assert text.isprintable(), ascii(text)  # of all blanks, only the plain space is printable
@@ -135,7 +135,7 @@ def test_texts_have_one_kind_of_blank_and_stay_short(examples: list[Example]) ->
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_golden_pairs(examples: list[Example], family: str) -> None:
+def test_golden_pairs(examples: list[QuickstartPair], family: str) -> None:
     targets = {example.source: example.target for example in examples if example.family == family}
     for source, target in GOLDEN[family]:
         assert targets[source] == target
@@ -160,6 +160,6 @@ def test_seed_chooses_the_examples_but_never_their_split() -> None:
 
 
 def test_too_large_a_size_names_the_family(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FAMILIES, "date", Family(lambda rng: ("one", "eins", "1"), 12))
+    monkeypatch.setitem(FAMILIES, "date", TemplateFamily(lambda rng: ("one", "eins", "1"), 12))
     with pytest.raises(UserError, match="size=100: family 'date' has fewer than 12 distinct pairs; ask for less"):
         build(size=100)

@@ -14,7 +14,7 @@ from jformer.data.sources.quickstart import contents
 from jformer.errors import UserError
 
 
-class Example(NamedTuple):
+class QuickstartPair(NamedTuple):
     """A sentence pair of one family. The key is its content in no language, and alone decides the split."""
 
     family: str
@@ -23,31 +23,31 @@ class Example(NamedTuple):
     key: str
 
 
-class Family(NamedTuple):
+class TemplateFamily(NamedTuple):
     """A kind of content: how to draw one, and its share of the corpus in percent."""
 
     draw: Callable[[Random], contents.Drawn]
     percent: int
 
 
-FAMILIES: dict[str, Family] = {
-    "date": Family(contents.draw_date, 12),
-    "datetime": Family(contents.draw_datetime, 9),
-    "time": Family(contents.draw_time, 5),
-    "interval": Family(contents.draw_interval, 8),
-    "duration": Family(contents.draw_duration, 8),
-    "relative": Family(contents.draw_relative, 5),
-    "money": Family(contents.draw_money, 11),
-    "measure": Family(contents.draw_measure, 11),
-    "worded_measure": Family(contents.draw_worded_measure, 5),
-    "number": Family(contents.draw_number, 6),
-    "number_words": Family(contents.draw_number_words, 9),
-    "ordinal": Family(contents.draw_ordinal, 5),
-    "countries": Family(contents.draw_countries, 6),
+FAMILIES: dict[str, TemplateFamily] = {
+    "date": TemplateFamily(contents.draw_date, 12),
+    "datetime": TemplateFamily(contents.draw_datetime, 9),
+    "time": TemplateFamily(contents.draw_time, 5),
+    "interval": TemplateFamily(contents.draw_interval, 8),
+    "duration": TemplateFamily(contents.draw_duration, 8),
+    "relative": TemplateFamily(contents.draw_relative, 5),
+    "money": TemplateFamily(contents.draw_money, 11),
+    "measure": TemplateFamily(contents.draw_measure, 11),
+    "worded_measure": TemplateFamily(contents.draw_worded_measure, 5),
+    "number": TemplateFamily(contents.draw_number, 6),
+    "number_words": TemplateFamily(contents.draw_number_words, 9),
+    "ordinal": TemplateFamily(contents.draw_ordinal, 5),
+    "countries": TemplateFamily(contents.draw_countries, 6),
 }
 
 
-def build(seed: int = 0, size: int = 100_000) -> dict[str, list[Example]]:
+def build(seed: int = 0, size: int = 100_000) -> dict[str, list[QuickstartPair]]:
     """Generate about `size` distinct pairs: 96 % in "train", 1 % in "valid", 3 % in "test", each list shuffled.
 
     No source occurs twice, and no key in two splits: its hash alone decides, whatever the seed, the size and the
@@ -56,7 +56,7 @@ def build(seed: int = 0, size: int = 100_000) -> dict[str, list[Example]]:
     Raises:
         UserError: a family has too few contents for its share of `size`; 200,000 is safe.
     """
-    examples: dict[str, Example] = {}
+    examples: dict[str, QuickstartPair] = {}
     for name, family in FAMILIES.items():
         rng = Random(f"quickstart {seed} {name}")  # a string is seeded through SHA-512, never through hash()
         share = size * family.percent // 100
@@ -65,10 +65,10 @@ def build(seed: int = 0, size: int = 100_000) -> dict[str, list[Example]]:
             if len(examples) == goal:
                 break
             source, target, key = family.draw(rng)
-            examples.setdefault(source, Example(name, source, target, key))
+            examples.setdefault(source, QuickstartPair(name, source, target, key))
         if len(examples) < goal:
             raise UserError(f"size={size}: family {name!r} has fewer than {share} distinct pairs; ask for less")
-    splits: dict[str, list[Example]] = {"train": [], "valid": [], "test": []}
+    splits: dict[str, list[QuickstartPair]] = {"train": [], "valid": [], "test": []}
     for example in sorted(examples.values(), key=lambda example: _digest(f"{seed} {example.source}")):
         splits[_split(example.key)].append(example)
     return splits
