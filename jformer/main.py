@@ -25,9 +25,10 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
   --port     serve: the port (default: 8000), 0 for any free one
   --format   export: ctranslate2, stablehlo; explore: html, or png or svg of one line (default: by --output's ending)
   --deterministic  on GPUs: use only operations that give the same bits every time, which are slower
-  --topology describe: what the run would take of a TPU slice, such as v5e:16x16 or v5litepod-256; exit code 2 if it
-             does not fit. Needs pip install -e ".[tpu-aot]", and a minute or two
-  --price    describe with --topology: dollars for an hour of a chip, to estimate the cost
+  --topology describe: what the run would take of a TPU slice, such as v5e:16x16 or v5litepod-256, or of GPUs, such as
+             h100:8, or h100:8x4 on four machines; exit code 2 if it does not fit. Needs pip install -e ".[tpu-aot]"
+             or ".[gpu-aot]", and a minute or two
+  --price    describe with --topology: dollars for an hour of a chip or GPU, to estimate the cost
 
 Several processes are one run (train, evaluate, predict, score) if all are started with the same command and either
   --distributed  where Cloud TPU, Slurm, Open MPI, Kubernetes or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
@@ -207,9 +208,9 @@ def describe(options: flags.FlagValues, config: Config, workdir: Path) -> int:
     """Describe the run, on the devices here or on a TPU slice that is not."""
     run = workdir if options.workdir else None
     if options.topology:
-        from jformer.tools.forecast.tpu import describe_slice
+        from jformer.tools.forecast.on_topology import describe_topology
 
-        return print_lines(describe_slice(config, run, options.topology, options.price))
+        return print_lines(describe_topology(config, run, options.topology, options.price))
     from jformer.tools.forecast.describe import describe as describe_here
 
     return print_lines([describe_here(config, run)])
@@ -301,7 +302,7 @@ def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:
     flags.DEFINE_string("host", "127.0.0.1", "Where to listen.", flag_values=options)
     flags.DEFINE_integer("port", 8000, "A port.", lower_bound=0, upper_bound=65535, flag_values=options)
     flags.DEFINE_string("format", None, "What to write.", flag_values=options)
-    flags.DEFINE_string("topology", "", "A TPU slice.", flag_values=options)
+    flags.DEFINE_string("topology", "", "A TPU slice or GPUs.", flag_values=options)
     flags.DEFINE_float("price", 0.0, "Dollars for an hour of a chip.", lower_bound=0.0, flag_values=options)
     flags.DEFINE_bool("distributed", False, "One of several processes, as the cluster says.", flag_values=options)
     flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0.", flag_values=options)

@@ -48,7 +48,7 @@ NOT_RUN = {  # page → what a block contains → why it is not run here
         "from jax import export": LOADER,
     },
     "docs/tpu.md": {
-        "--topology": "needs libtpu, and minutes: tests/tools/forecast describes slices where it is there",
+        "--topology": "needs a compiler, and minutes: tests/tools/forecast describes slices and GPUs where it is there",
         "JFORMER_ZONE": ELSEWHERE,
         "launch.sh slurm": ELSEWHERE,
         "--coordinator=HOST0": ELSEWHERE,

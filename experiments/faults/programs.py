@@ -26,7 +26,7 @@ from jformer.tasks.build import build_task
 from jformer.tasks.task import sized
 from jformer.tools.forecast.compiled_ahead import Figures, compile_update, estimate
 from jformer.tools.forecast.roofline import bound
-from jformer.tools.forecast.topology import CHIPS, GIB, Slice, open_slice
+from jformer.tools.forecast.topology import CHIPS, GIB, Topology, open_topology
 from jformer.training.memory import UpdateMemory
 
 
@@ -57,7 +57,7 @@ FAMILY = flags.DEFINE_enum("family", None, CHIPS, "Of the chips, in place of the
 HEADS = ("FLOPs", "HBM", "of ideal", "twice", "beside", "waited", "temps", "of pred.", "bound", "apart", "MFU")
 
 
-def compiled(update: Update, chips: Slice) -> tuple[Figures, list[str], UpdateMemory, float]:
+def compiled(update: Update, chips: Topology) -> tuple[Figures, list[str], UpdateMemory, float]:
     """Return figures of an update, what it gathers twice, its predicted memory, and the model's FLOPs on a chip."""
     settings = default_config(update.preset)
     settings.model.dtype = "bfloat16"
@@ -73,7 +73,7 @@ def compiled(update: Update, chips: Slice) -> tuple[Figures, list[str], UpdateMe
     return figures, gathered_twice(figures.program, mesh.shape), predicted, useful
 
 
-def row_of(figures: Figures, twice: list[str], predicted: UpdateMemory, useful: float, chips: Slice) -> list[str]:
+def row_of(figures: Figures, twice: list[str], predicted: UpdateMemory, useful: float, chips: Topology) -> list[str]:
     """Return the cells of a row."""
     least, (hidden, bare, blocking) = bound(figures, chips), overlap(figures.program)
     ideal = ideal_traffic(figures.program, figures.arguments)
@@ -94,7 +94,7 @@ def main(argv: Sequence[str]) -> None:
     for name in NAMES.value:
         for count in map(int, COUNTS.value):
             update = UPDATES[name]
-            chips = open_slice(_slice(FAMILY.value or update.family, count))
+            chips = open_topology(_slice(FAMILY.value or update.family, count))
             row = row_of(*compiled(update, chips), chips)
             print(f"{name:<10}{chips.name:>12}" + "".join(f"{cell:>10}" for cell in row), flush=True)
 

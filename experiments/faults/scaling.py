@@ -23,7 +23,7 @@ from jformer.tasks.build import build_task
 from jformer.tasks.task import sized
 from jformer.tools.forecast.compiled_ahead import Figures, compile_update
 from jformer.tools.forecast.roofline import bound
-from jformer.tools.forecast.topology import CHIPS, GIB, Slice, open_slice
+from jformer.tools.forecast.topology import CHIPS, GIB, Topology, open_topology
 
 PRESETS = flags.DEFINE_list("presets", ["transformer_base", "transformer_big"], "Models, in bfloat16.")
 ROWS = flags.DEFINE_integer("rows", 32, "Rows of a chip.")
@@ -34,7 +34,7 @@ LENGTH, VOCABULARY = 256, 37_120  # tokens of either side; entries
 HEADS = ("chips", "mesh", "compiled", "TFLOP", "memory", "HBM", "over data", "over fsdp", "bound", "MFU", "tokens/s")
 
 
-def figures_of(preset: str, chips: Slice, fsdp: int) -> tuple[Figures, float]:
+def figures_of(preset: str, chips: Topology, fsdp: int) -> tuple[Figures, float]:
     """Return the figures of a compiled update, and the FLOPs of a chip that are the model's."""
     settings = default_config(preset)
     settings.model.dtype = "bfloat16"
@@ -46,7 +46,7 @@ def figures_of(preset: str, chips: Slice, fsdp: int) -> tuple[Figures, float]:
     return compile_update(config, task, model, shape, mesh), useful
 
 
-def row_of(chips: Slice, fsdp: int, figures: Figures, useful: float, seconds: float) -> list[str]:
+def row_of(chips: Topology, fsdp: int, figures: Figures, useful: float, seconds: float) -> list[str]:
     """Return the cells of a row."""
     least, count = bound(figures, chips).overlapped, len(chips.devices)
     sent = {axis: sum(each.sent for each in figures.collectives if axis in each.axes) for axis in AXES}
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> None:
         print(f"\n{preset}, {FAMILY.value}, {ROWS.value} rows of {LENGTH} + {LENGTH} tokens a chip")
         print("".join(f"{head:>12}" for head in HEADS))
         for count, fsdp in itertools.product(map(int, COUNTS.value), map(int, FSDP.value)):
-            chips = open_slice(f"{FAMILY.value}-{count * CHIPS[FAMILY.value].cores}")
+            chips = open_topology(f"{FAMILY.value}-{count * CHIPS[FAMILY.value].cores}")
             began = time.perf_counter()
             figures, useful = figures_of(preset, chips, fsdp)
             row = row_of(chips, fsdp, figures, useful, time.perf_counter() - began)

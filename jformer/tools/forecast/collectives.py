@@ -30,6 +30,7 @@ class Collective(NamedTuple):
     times: int  # in one run of the program, at most
     bytes: int  # of the whole array of a device, before scattering or after gathering; of all runs together
     largest: int  # bytes of the largest
+    machines: int = 1  # that the devices of a group are spread over
 
     @property
     def sent(self) -> float:
@@ -38,19 +39,29 @@ class Collective(NamedTuple):
         return self.bytes * {"all-reduce": 2 * share, "collective-permute": 1.0}.get(self.kind, share)
 
 
-def collectives(program: Program, mesh: Mapping[str, int]) -> list[Collective]:
-    """Return the collectives of a program on a mesh, axis → size; those that send most are first."""
+def collectives(program: Program, mesh: Mapping[str, int], machines: np.ndarray | None = None) -> list[Collective]:
+    """Return the collectives of a program on a mesh, axis → size; those that send most are first.
+
+    `machines` is the number of each device's machine, in the order of the mesh, if there are several.
+    """
     found: dict[tuple[Any, ...], tuple[int, int, int]] = {}
     for (kind, _, instruction), (times, size) in instances(program).items():
         axes, devices = groups_of(instruction, mesh)
+        spread = 1 if machines is None else _spread(machines[device_groups(instruction.attributes, machines.size)])
         if devices > 1:
-            count, total, largest = found.get((kind, axes, devices), (0, 0, 0))
-            found[kind, axes, devices] = count + times, total + times * size, max(largest, size)
+            key = kind, axes, devices, spread
+            count, total, largest = found.get(key, (0, 0, 0))
+            found[key] = count + times, total + times * size, max(largest, size)
     listed = [
-        Collective(kind=kind, axes=axes, devices=devices, times=times, bytes=total, largest=largest)
-        for (kind, axes, devices), (times, total, largest) in found.items()
+        Collective(kind=kind, axes=axes, devices=devices, times=times, bytes=total, largest=largest, machines=spread)
+        for (kind, axes, devices, spread), (times, total, largest) in found.items()
     ]
     return sorted(listed, key=lambda each: -each.sent)
+
+
+def _spread(machines: np.ndarray) -> int:
+    """Return over how many machines a group is spread at most, from the machine of each device [groups devices]."""
+    return max(len(set(group)) for group in machines.tolist())
 
 
 def groups_of(instruction: Instruction, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], int]:

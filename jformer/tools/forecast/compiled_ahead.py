@@ -21,6 +21,7 @@ from jformer.tasks.task import Task
 from jformer.tools.forecast import cost_analysis, hlo
 from jformer.tools.forecast.collectives import Collective, collectives
 from jformer.tools.forecast.shapes import mesh_sizes
+from jformer.tools.forecast.topology import compiler_options
 from jformer.training.memory import UpdateMemory, abstract_update, update_memory
 
 AUTO = (AxisType.Auto,) * 3
@@ -79,7 +80,7 @@ def compile_update(config: Config, task: Task, model: ModelConfig, shape: Shape,
     """
     with compiling_for(_platform(mesh)):
         step, arguments = _update(config, task, model, shape, mesh)
-        return figures(_compile(step.lower(*arguments)), mesh)
+        return figures(_compile(step.lower(*arguments), mesh), mesh)
 
 
 def compile_answer(config: Config, task: Task, model: ModelConfig, shape: Shape, mesh: Mesh) -> Figures:
@@ -96,7 +97,7 @@ def compile_answer(config: Config, task: Task, model: ModelConfig, shape: Shape,
         built = build_model(model)
         params = abstract_params(built, mesh)
         answer = make_answer(make_setup([built], config.decode, vocabulary, Symbols(), mesh), task.answer)
-        return figures(_compile(answer.lower((params,), batch, room)), mesh)
+        return figures(_compile(answer.lower((params,), batch, room), mesh), mesh)
 
 
 def _answer_batch(model: ModelConfig, task: Task, shape: Shape, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
@@ -127,7 +128,7 @@ def figures(compiled: jax.stages.Compiled, mesh: Mesh) -> Figures:
         code=memory.generated_code_size_in_bytes,
         flops=cost_analysis.flops(program),
         traffic=cost_analysis.traffic(program),
-        collectives=collectives(program, axes),
+        collectives=collectives(program, axes, _machines(mesh)),
         program=program,
     )
 
@@ -138,11 +139,17 @@ def _update(config: Config, task: Task, model: ModelConfig, shape: Shape, mesh: 
     return step, (state, abstract_batch(model, task.answer, shape, mesh, config.train.accumulation))
 
 
-def _compile(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+def _compile(lowered: jax.stages.Lowered, mesh: Mesh) -> jax.stages.Compiled:
     """Compile without warnings: JAX caches programs for absent devices, but cannot load them."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
-        return lowered.compile()
+        return lowered.compile(compiler_options(_platform(mesh)))
+
+
+def _machines(mesh: Mesh) -> np.ndarray | None:
+    """Return the number of each device's machine; None where all share a network, as the hosts of a slice do."""
+    machines = np.array([device.process_index for device in mesh.devices.flat])
+    return machines if _platform(mesh) == "gpu" and machines.any() else None
 
 
 def _platform(mesh: Mesh) -> str:

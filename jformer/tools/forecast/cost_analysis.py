@@ -11,8 +11,14 @@ from jformer.tools.forecast.hlo import CONTROL, Computation, Instruction, Leaf, 
 FREE = {  # move nothing, or what is counted elsewhere
     *CONTROL, "after-all", "bitcast", "constant", "get-tuple-element", "iota", "parameter", "partition-id", "tuple",
 }  # fmt: skip
+FUSIONS = ("fusion", "fusion-start")
 KERNEL = re.compile(r"splash_\w+?_(fwd|dkv|dq)_")  # JAX's names of the kernels of splash attention
 PRODUCTS = {"fwd": 2, "dkv": 4, "dq": 3}  # products of a query and a key per pair
+LIBRARY = re.compile(r"__(cublas|cudnn)\$(\w+)")  # XLA:GPU's names of calls of NVIDIA's libraries
+SCORES = re.compile(
+    r'"intermediate_tensor_shape":\s*\{[^{}]*?"dimensions":\s*\[([^\]]*)\]'
+)  # rows, heads, queries, keys
+ATTENTION_PRODUCTS = {False: 2, True: 5}  # of a query and a key per pair, forward and backward, which scores again
 SLICES = ("dynamic-slice", "slice", "gather", "slice-start")  # read as many bytes as they output
 
 
@@ -20,10 +26,9 @@ def flops(program: Program) -> float:
     """Return the FLOPs of all matrix products; a multiply-add counts as two."""
     counts = runs(program)
     return sum(
-        counts[name] * (_attended(computation, each)[0] if kernel_of(each) else _product(computation, each))
+        counts[name] * _work(computation, each)
         for name, computation in program.computations.items()
         for each in computation.values()
-        if each.opcode in ("dot", "convolution") or kernel_of(each)
     )
 
 
@@ -47,6 +52,33 @@ def kernel_of(each: Instruction) -> str:
     return found[1] if found else ""
 
 
+def library_of(each: Instruction) -> str:
+    """Return the library that an instruction calls: cublas or cudnn; '' for all others."""
+    found = each.opcode.removesuffix("-start") == "custom-call" and LIBRARY.search(each.attribute("custom_call_target"))
+    return found[1] if found else ""
+
+
+def _work(computation: Computation, each: Instruction) -> int:
+    """Return the FLOPs of the products of an instruction."""
+    if each.opcode in ("dot", "convolution") or library_of(each) == "cublas":
+        return _product(computation, each)
+    if library_of(each) == "cudnn":
+        return _attended_by_cudnn(computation, each)
+    return _attended(computation, each)[0] if kernel_of(each) else 0
+
+
+def _attended_by_cudnn(computation: Computation, each: Instruction) -> int:
+    """Return the FLOPs of attention in cuDNN; a causal one skips the pairs above the diagonal."""
+    found = SCORES.search(each.attributes)
+    if not found:  # a convolution, of which our models on GPUs have none, or a norm
+        return 0
+    b, h, t, s = (int(size) for size in re.findall(r"\d+", found[1]))
+    q = math.prod(computation[each.operands[0]].leaves[0].dims)
+    pairs = t * (t + 1) // 2 if re.search(r'"mask_type":\s*"\w*CAUSAL', each.attributes) and t == s else t * s
+    backward = "Backward" in each.attribute("custom_call_target")
+    return 2 * b * h * pairs * (q // (b * h * t)) * ATTENTION_PRODUCTS[backward]
+
+
 def _attended(computation: Computation, each: Instruction) -> tuple[int, int]:
     """Return FLOPs and bytes of a kernel of splash attention; a causal one skips the blocks above the diagonal."""
     leaves = [leaf for name in each.operands for leaf in computation[name].leaves]
@@ -68,9 +100,9 @@ def _attended(computation: Computation, each: Instruction) -> tuple[int, int]:
 def _product(computation: Computation, each: Instruction) -> int:
     left, right = (computation[name].leaves[0].dims for name in each.operands[:2])
     out = each.leaves[0].dims
-    if each.opcode == "dot":
-        axes = each.attribute("lhs_contracting_dims")
-        return 2 * math.prod(out) * math.prod(left[int(axis)] for axis in axes.split(",") if axis)
+    if each.opcode != "convolution":
+        found = re.search(r'lhs_contracting_dim(?:s=\{|ensions":\s*\[)([^\]}]*)', each.attributes)
+        return 2 * math.prod(out) * math.prod(left[int(axis)] for axis in re.findall(r"\d+", found[1] if found else ""))
     inputs, kernels, outputs = re.split(r"_|->", each.attribute("dim_labels"))
     window = dict(part.split("=") for part in re.findall(r"\w+=[\dx_]+", _window(each)))
     pairs = 1
@@ -96,7 +128,7 @@ def _pairs(inputs: int, size: int, outputs: int, options: Mapping[str, str]) -> 
 
 def _moved(program: Program, computation: Computation, each: Instruction) -> int:
     """Return the bytes that a kernel moves; of arrays that it slices or updates, only the slice."""
-    if each.opcode == "fusion":
+    if each.opcode in FUSIONS:
         return sum(_moved_by_fusion(program, computation, each))
     if kernel_of(each):
         return _attended(computation, each)[1]
@@ -107,7 +139,12 @@ def _moved(program: Program, computation: Computation, each: Instruction) -> int
         return 2 * _slow(operands[1].leaves)
     if each.opcode.endswith("-start"):  # its type includes the operand
         return 2 * _slow(operands[0].leaves) if operands else 0
-    return _slow(each.leaves) + sum(_slow(operand.leaves) for operand in operands)
+    return _slow(_results(each)) + sum(_slow(operand.leaves) for operand in operands)
+
+
+def _results(each: Instruction) -> list[Leaf]:
+    """Return the output arrays of an instruction without the workspace of a library, the last of several."""
+    return each.leaves[:-1] if library_of(each) and len(each.leaves) > 1 else each.leaves
 
 
 def _moved_by_fusion(program: Program, outer: Computation, each: Instruction) -> Iterator[int]:
@@ -117,7 +154,8 @@ def _moved_by_fusion(program: Program, outer: Computation, each: Instruction) ->
             yield _read(program, inner, _parameter(inner, place))
     (root,) = (instruction for instruction in inner.values() if instruction.root)
     written = [inner[name] for name in root.operands] if root.opcode == "tuple" else [root]
-    for result, leaf in zip(written, each.leaves, strict=False):
+    given = sum(len(outer[name].leaves) for name in each.operands) if each.opcode == "fusion-start" else 0
+    for result, leaf in zip(written, each.leaves[given:], strict=False):  # the type of a start includes the operands
         if not leaf.fast:
             yield _updated(result, inner)
 
@@ -135,7 +173,7 @@ def _read(program: Program, computation: Computation, value: Instruction) -> int
         for place, name in enumerate(reader.operands):
             if name != value.name:
                 continue
-            if reader.opcode == "fusion":
+            if reader.opcode in FUSIONS:
                 inner = program.computations[reader.calls[0]]
                 total += _read(program, inner, _parameter(inner, place))
             elif reader.opcode == "bitcast":
@@ -152,7 +190,9 @@ def _updated(result: Instruction, inner: Computation) -> int:
         result = inner[result.operands[0]]
     if result.opcode == "dynamic-update-slice":
         result = inner[result.operands[1]]
-    return sum(leaf.bytes for leaf in result.leaves)
+    if result.opcode == "get-tuple-element" and (called := inner[result.operands[0]]) and library_of(called):
+        result = result if int(result.attribute("index")) < len(_results(called)) else result._replace(type="")
+    return sum(leaf.bytes for leaf in _results(result))
 
 
 def _slow(arrays: list[Leaf]) -> int:

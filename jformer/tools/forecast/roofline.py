@@ -5,12 +5,16 @@ See ASSUMPTIONS: it is not a prediction.
 
 from typing import NamedTuple
 
+from jformer.tools.forecast.collectives import Collective
 from jformer.tools.forecast.compiled_ahead import Figures
-from jformer.tools.forecast.topology import Slice
+from jformer.tools.forecast.topology import Chip, Gpu, Topology
 
-ASSUMPTIONS = (
-    "products at the data sheet's peak, each kernel's arrays between HBM and cores once at full bandwidth, the bytes "
-    "of a ring over all links of a chip at once; overlapped = the longest of these, apart = their sum"
+KERNELS = "products at the data sheet's peak, each kernel's arrays between HBM and cores once at full bandwidth, "
+SUMS = "overlapped = the longest of these, apart = their sum"
+ASSUMPTIONS = f"{KERNELS}the bytes of a ring over all links of a chip at once; {SUMS}"
+GPU_ASSUMPTIONS = (
+    f"{KERNELS}float32 in TF32, the bytes of a ring over NVLink, between machines over a network card a GPU of 200 "
+    f"(A100) or 400 Gbit/s; {SUMS}. Kernels that XLA would time were chosen by rules"
 )
 
 
@@ -32,6 +36,15 @@ class Bound(NamedTuple):
         return sum(self)
 
 
-def bound(figures: Figures, chips: Slice) -> Bound:
-    """Return the bound of a program on the chips that it was compiled for."""
-    return Bound(figures.flops / chips.peak, figures.traffic / chips.chip.bandwidth, figures.sent / chips.chip.network)
+def bound(figures: Figures, chips: Topology, dtype: str = "bfloat16") -> Bound:
+    """Return the bound of a program on the devices that it was compiled for, with its products in a dtype."""
+    network = sum(_sending(each, chips.chip) for each in figures.collectives)
+    return Bound(figures.flops / chips.peak_in(dtype), figures.traffic / chips.chip.bandwidth, network)
+
+
+def _sending(each: Collective, chip: Chip | Gpu) -> float:
+    """Return the seconds of a ring; the devices that a group has in a machine share what leaves it."""
+    inside = each.sent / chip.network
+    if each.machines == 1 or isinstance(chip, Chip):
+        return inside
+    return max(inside, each.sent * each.machines / each.devices / chip.between)

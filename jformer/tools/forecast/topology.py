@@ -1,12 +1,14 @@
-"""TPU slices by name: their devices, none of which need be present, and the specifications of their chips.
+"""TPU slices and machines with GPUs by name: their devices, none of which need be present, and their specifications.
 
-libtpu describes slices and compiles for them on a CPU machine; `compiled_ahead` compiles.
+libtpu and the CUDA plugin of JAX describe them and compile for them on a CPU machine; `compiled_ahead` compiles.
 """
 
+import ctypes
 import math
 import os
 import re
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -17,6 +19,7 @@ from jformer.parallel.devices import known_peak
 from jformer.parallel.libtpu import SETTINGS
 
 EXAMPLES = "v4:4x4x4, v5e:16x16, v5p:4x4x8, v6e:16x16, or as gcloud writes types: v5litepod-256, v6e-256, v5p-256"
+GPU_EXAMPLES = "h100 for one GPU, h100:8 for a machine with eight, h100:8x4 for four such machines"
 GIB = 2**30
 
 
@@ -41,11 +44,51 @@ CHIPS = {
 }
 
 
-class Slice(NamedTuple):
-    """Connected chips."""
+class Gpu(NamedTuple):
+    """Specifications of a GPU: what XLA asks a driver for, and NVIDIA's data sheets (A100 and H100: SXM)."""
 
-    name: str  # family:AxB or family:AxBxC
-    chip: Chip
+    device: str  # JAX's device_kind
+    capability: int  # major number of the compute capability
+    cores: int  # streaming multiprocessors
+    units: int  # for float32, of a core
+    clock: float  # GHz
+    hbm: int  # bytes
+    bandwidth: float  # bytes a second between HBM and the cores
+    shared: int  # bytes of shared memory of a core
+    l2: int  # bytes
+    network: float  # bytes a second sent over NVLink: half of "bidirectional"
+    between: float  # bytes a second sent to other machines: one network card a GPU, as in NVIDIA's DGX machines
+    largest: int = 8  # GPUs of a machine
+
+
+GPUS = {
+    "a100": Gpu(
+        device="NVIDIA A100-SXM4-80GB", capability=8, cores=108, units=64, clock=1.41, hbm=85_100_068_864,
+        bandwidth=2_039e9, shared=167_936, l2=41_943_040, network=300e9, between=25e9,
+    ),
+    "h100": Gpu(
+        device="NVIDIA H100 80GB HBM3", capability=9, cores=132, units=128, clock=1.98, hbm=84_929_347_584,
+        bandwidth=3_352e9, shared=233_472, l2=52_428_800, network=450e9, between=50e9,
+    ),
+    "h200": Gpu(
+        device="NVIDIA H200", capability=9, cores=132, units=128, clock=1.98, hbm=151_397_597_184,
+        bandwidth=4_800e9, shared=233_472, l2=52_428_800, network=450e9, between=50e9,
+    ),
+    "b200": Gpu(
+        device="NVIDIA B200", capability=10, cores=148, units=128, clock=1.965, hbm=191_514_411_008,
+        bandwidth=7_672e9, shared=233_472, l2=132_644_864, network=900e9, between=50e9,
+    ),
+}  # fmt: skip
+MEMORY_SHARE = 0.75  # of a GPU's memory that JAX takes, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise
+CUDA_PACKAGES = ("jax_cuda13_plugin", "jax_cuda12_plugin")
+MOST_MACHINES = 512
+
+
+class Topology(NamedTuple):
+    """Connected chips of a TPU slice, or the GPUs of one or several machines."""
+
+    name: str  # family:AxB or family:AxBxC; of GPUs kind:GPUs of a machine or kind:GPUs x machines
+    chip: Chip | Gpu
     devices: list[jax.Device]  # one a chip, in JAX's order; programs can be compiled for them
 
     @property
@@ -54,35 +97,122 @@ class Slice(NamedTuple):
         return self.devices[0].platform
 
     @property
+    def unit(self) -> str:
+        """What a device is called."""
+        return "GPU" if isinstance(self.chip, Gpu) else "chip"
+
+    @property
+    def memory(self) -> float:
+        """Bytes of a device that a program may take."""
+        return self.chip.hbm * (MEMORY_SHARE if isinstance(self.chip, Gpu) else 1)
+
+    @property
     def peak(self) -> float:
-        """FLOPs a second of a chip; by default, products of float32 use bfloat16, too."""
+        """FLOPs a second of a chip in bfloat16."""
         found = known_peak(self.devices[0].device_kind, "bfloat16")
         assert found, self.devices[0].device_kind
         return found
 
+    def peak_in(self, dtype: str) -> float:
+        """Return FLOPs a second of products in a dtype; float32 is by default bfloat16 on TPUs, and TF32 on GPUs."""
+        return self.peak / 2 if isinstance(self.chip, Gpu) and dtype == "float32" else self.peak
 
-def open_slice(name: str) -> Slice:
-    """Return the slice of a name such as v5e:16x16 or v5litepod-256.
+    def __str__(self) -> str:
+        """Return the line that describes them."""
+        count = len(self.devices)
+        if not isinstance(self.chip, Gpu):
+            return f"slice: {self.name}, {count:,} chips of {self.chip.hbm / GIB:.0f} GiB"
+        machines = 1 + max(device.process_index for device in self.devices)
+        where = "one machine" if machines == 1 else f"{machines} machines"
+        size = f"{self.chip.hbm / GIB:.0f} GiB each, of which JAX takes {MEMORY_SHARE:.0%}"
+        return f"GPUs: {count} x {self.chip.device} on {where}, {size}"
 
-    Raises UserError for invalid names, and without libtpu.
+
+def open_topology(name: str) -> Topology:
+    """Return the slice of a name such as v5e:16x16 or v5litepod-256, or the GPUs of one such as h100:8.
+
+    Raises UserError for invalid names, and without libtpu or the CUDA plugin.
     """
     family, sizes = read_name(name)
+    jax.config.update("jax_platforms", "cpu")  # keeps JAX from looking for a TPU or GPU
+    if family in GPUS:
+        return _open_gpus(name, family, *sizes)
     chip, full = CHIPS[family], f"{family}:{'x'.join(map(str, sizes))}"
     if not find_spec("libtpu"):
         raise UserError(f'--topology={name} needs libtpu, which compiles for TPUs: pip install -e ".[tpu-aot]"')
     for key, value in SETTINGS.items():
         os.environ.setdefault(key, value)
-    jax.config.update("jax_platforms", "cpu")  # keeps JAX from looking for a TPU
     try:
         found = topologies.get_topology_desc(full, "tpu", chip_config_name=chip.config)
     except RuntimeError as error:
         raise UserError(f"--topology={name}: no such slice, says libtpu: {error}; try {EXAMPLES}") from error
-    return Slice(full, chip, list(found.devices))
+    return Topology(full, chip, list(found.devices))
+
+
+def _open_gpus(name: str, kind: str, count: int, machines: int) -> Topology:
+    cudnn = next(iter(nvidia_folders("cudnn", "lib/libcudnn.so.9")), None)
+    if not any(map(find_spec, CUDA_PACKAGES)) or not cudnn or not compiler_options("gpu"):
+        raise UserError(f'--topology={name} needs XLA\'s compiler for GPUs: pip install -e ".[gpu-aot]"')
+    ctypes.CDLL(str(cudnn / "lib/libcudnn.so.9"))  # XLA asks for its version
+    shape, full = f"1x{machines}x{count}", f"{kind}:{count}" + (f"x{machines}" if machines > 1 else "")
+    found = topologies.get_topology_desc(platform="cuda", target_config=target_config(GPUS[kind]), topology=shape)
+    return Topology(full, GPUS[kind], list(found.devices))
+
+
+def target_config(gpu: Gpu) -> str:
+    """Return XLA's description of a GPU, a GpuTargetConfigProto as text."""
+    return f"""
+gpu_device_info {{
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  shared_memory_per_block: 49152 shared_memory_per_core: {gpu.shared} shared_memory_per_block_optin: {gpu.shared - 1024}
+  core_count: {gpu.cores} fpus_per_core: {gpu.units} clock_rate_ghz: {gpu.clock} l2_cache_size: {gpu.l2}
+  memory_bandwidth: {gpu.bandwidth:.0f} device_memory_size: {gpu.hbm}
+  cuda_compute_capability {{ major: {gpu.capability} }}
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 12 }}
+runtime_version {{ major: 13 minor: 0 patch: 0 }}
+device_description_str: "{gpu.device}"
+"""
+
+
+def compiler_options(platform: str) -> dict[str, str | bool | int]:
+    """Return the options with which XLA compiles for a device that is not there.
+
+    Empty if none are needed, and where libdevice is not installed. Kernels that it would time are chosen by rules, and
+    products are cuBLAS's.
+    """
+    cuda = nvidia_folders("cu13", "nvvm/libdevice") + nvidia_folders("cuda_nvcc", "nvvm/libdevice")
+    if platform != "gpu" or not cuda:
+        return {}
+    return {
+        "xla_gpu_autotune_level": 0,
+        "xla_gpu_cuda_data_dir": str(cuda[0]),
+        "xla_gpu_enable_triton_gemm": False,
+    }
+
+
+def nvidia_folders(package: str, content: str) -> list[Path]:
+    """Return the folders of a package of NVIDIA's that have some content."""
+    found = find_spec("nvidia")
+    roots = (found and found.submodule_search_locations) or []
+    return [Path(root, package) for root in roots if Path(root, package, content).exists()]
 
 
 def read_name(name: str) -> tuple[str, tuple[int, ...]]:
-    """Return the family of a slice and its chips along each dimension; raise UserError for invalid names."""
+    """Return the family of a slice and its chips along each dimension, or the kind of GPUs, their number and machines.
+
+    Raises UserError for invalid names.
+    """
     family, colon, shape = name.partition(":")
+    if family in GPUS:
+        found = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", shape) if colon else re.fullmatch("()()", "")
+        gpus, machines = (int(each or 1) for each in found.groups()) if found else (0, 0)
+        if 1 <= gpus <= GPUS[family].largest and machines <= MOST_MACHINES:
+            return family, (gpus, machines)
+        raise UserError(f"--topology={name}: no such machine, of at most {GPUS[family].largest} GPUs: {GPU_EXAMPLES}")
     if colon and family in CHIPS and re.fullmatch(r"[1-9]\d*(x[1-9]\d*)+", shape):
         sizes = tuple(map(int, shape.split("x")))
         if len(sizes) == CHIPS[family].dimensions and math.prod(sizes) <= CHIPS[family].largest:
@@ -93,7 +223,8 @@ def read_name(name: str) -> tuple[str, tuple[int, ...]]:
             chips, rest = divmod(int(count), chip.cores)
             if not rest and 1 <= chips <= chip.largest and chips.bit_count() == 1:
                 return family, most_even(chips, chip.dimensions)
-    raise UserError(f"--topology={name}: no such slice; the families are {', '.join(CHIPS)}: {EXAMPLES}")
+    slices, others = f"the families are {', '.join(CHIPS)}: {EXAMPLES}", f"GPUs are {', '.join(GPUS)}: {GPU_EXAMPLES}"
+    raise UserError(f"--topology={name}: no such slice; {slices}; {others}")
 
 
 def most_even(chips: int, dimensions: int) -> tuple[int, ...]:

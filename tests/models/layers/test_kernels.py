@@ -26,7 +26,7 @@ from jformer.models.layers.visibility import Rule, TokenPlaces, Visibility
 from jformer.parallel.activations import over_rows_and_heads
 from jformer.parallel.backend import compiling_for
 from jformer.parallel.mesh import make_mesh
-from jformer.tools.forecast.topology import open_slice
+from jformer.tools.forecast.topology import open_topology
 from tests.conftest import TINY, run
 from tests.models.reference import random_params
 from tests.tools.forecast.test_topology import needs_libtpu
@@ -184,7 +184,7 @@ def test_every_device_attends_from_its_own_rows_and_heads():
 @pytest.mark.parametrize("chip", ["v5e:2x2", "v5p:2x2x1"])
 def test_attention_to_8192_tokens_stores_no_scores_on_a_tpu(chip):
     length = 8_192
-    place = NamedSharding(Mesh(np.array(open_slice(chip).devices[:1]), "x"), PartitionSpec())
+    place = NamedSharding(Mesh(np.array(open_topology(chip).devices[:1]), "x"), PartitionSpec())
     x = jax.ShapeDtypeStruct((1, length, 2, 64), jnp.bfloat16, sharding=place)
     segments = jax.ShapeDtypeStruct((1, length), jnp.int32, sharding=place)
 

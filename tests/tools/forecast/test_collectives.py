@@ -43,6 +43,18 @@ def test_axes_are_those_along_which_the_devices_of_a_group_differ(attributes, ax
     assert groups_of(instruction, SIZES) == (axes, devices)
 
 
+@pytest.mark.parametrize(("groups", "spread"), [("{{0,1},{2,3}}", 1), ("{{0,2},{1,3}}", 2), ("{{0,1,2,3}}", 2)])
+def test_a_group_may_be_spread_over_machines(groups, spread):
+    text = f"""
+ENTRY %main (x: f32[8]) -> f32[8] {{
+  %x = f32[8] parameter(0)
+  ROOT %y = f32[8] all-reduce(%x), replica_groups={groups}, to_apply=%add
+}}
+"""
+    (found,) = collectives(hlo.parse(text), {"data": 2, "fsdp": 2}, np.array([0, 0, 1, 1]))
+    assert found.machines == spread
+
+
 ASYNC = """
 %start.1 (p: bf16[4,256]) -> bf16[16,256] {
   %p = bf16[4,256]{1,0} parameter(0)

@@ -94,3 +94,55 @@ def test_a_kernel_reads_its_inputs_and_writes_its_outputs_once():
     x = np.ones((64, 32), np.float32)
     program = parse(jax.jit(lambda x, y: x * y + 1).lower(x, x).compile().as_text())
     assert traffic(program) == 3 * x.nbytes
+
+
+# Programs for GPUs: a product of one layer's slice, with a workspace; a slice copied asynchronously; attention.
+GPU_CALLS = """
+%sliced_product (a: f32[8,16,4], i: s32[], b: f32[4,2]) -> (f32[16,2], s8[33554432]) {
+  %a = f32[8,16,4]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %s = f32[1,16,4]{2,1,0} dynamic-slice(%a, %i, %i, %i), dynamic_slice_sizes={1,16,4}
+  %c = f32[16,4]{1,0} bitcast(%s)
+  %b = f32[4,2]{1,0} parameter(2)
+  ROOT %p = (f32[16,2]{1,0}, s8[33554432]{0}) custom-call(%c, %b), custom_call_target="__cublas$lt$matmul", \
+backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}
+}
+
+%slice (a.1: f32[8,16,4], i.1: s32[]) -> f32[1,16,4] {
+  %a.1 = f32[8,16,4]{2,1,0} parameter(0)
+  %i.1 = s32[] parameter(1)
+  ROOT %s.1 = f32[1,16,4]{2,1,0} dynamic-slice(%a.1, %i.1, %i.1, %i.1), dynamic_slice_sizes={1,16,4}
+}
+
+ENTRY %main (x: f32[8,16,4], k: s32[], w: f32[4,2], q: bf16[3,32,2,8]) -> f32[16,2] {
+  %x = f32[8,16,4]{2,1,0} parameter(0)
+  %k = s32[] parameter(1)
+  %w = f32[4,2]{1,0} parameter(2)
+  %q = bf16[3,32,2,8]{3,2,1,0} parameter(3)
+  FIRST
+}
+"""
+PRODUCT = "ROOT %y = (f32[16,2]{1,0}, s8[33554432]{0}) fusion(%x, %k, %w), kind=kCustom, calls=%sliced_product"
+START = "%z = ((f32[8,16,4], s32[]), f32[1,16,4], u32[]) fusion-start(%x, %k), kind=kLoop, calls=%slice"
+DONE = "  ROOT %d = f32[1,16,4] fusion-done(%z)"
+FORWARD = """ROOT %o = (bf16[3,2,32,8], f32[3,2,32], u8[0]) custom-call(%q, %q, %q), \
+custom_call_target="__cudnn$fmhaSoftmax", backend_config={"cudnn_fmha_backend_config": {"intermediate_tensor_shape": \
+{"element_type": "BF16", "dimensions": ["3", "2", "32", "32"], "tuple_shapes": []}, "mask_type": "NO_MASK"}}"""
+BACKWARD = FORWARD.replace("fmhaSoftmax", "fmhaSoftmaxBackward")
+ATTENDED, Q_BYTES = 2 * 3 * 2 * 32 * 32 * 8, 3 * 32 * 2 * 8 * 2
+
+
+@pytest.mark.parametrize(
+    ("line", "products", "moved"),
+    [
+        (PRODUCT, 2 * 16 * 4 * 2, 4 * (16 * 4 + 4 * 2 + 16 * 2) + 4),
+        (f"{START}\n{DONE}", 0, 2 * 4 * 16 * 4 + 4),
+        (FORWARD, 2 * ATTENDED, 4 * Q_BYTES + 4 * 3 * 2 * 32),
+        (BACKWARD, 5 * ATTENDED, 4 * Q_BYTES + 4 * 3 * 2 * 32),
+        (FORWARD.replace("NO_MASK", "CAUSAL"), 2 * ATTENDED * 33 // 64, 4 * Q_BYTES + 4 * 3 * 2 * 32),
+    ],
+    ids=["product", "slice", "forward", "backward", "causal"],
+)
+def test_calls_of_nvidias_libraries_count_their_products_and_slices(line, products, moved):
+    program = parse(GPU_CALLS.replace("FIRST", line).replace("\\\n", ""))
+    assert (flops(program), traffic(program)) == (products, moved)

@@ -6,9 +6,13 @@ import pytest
 from jformer.errors import UserError
 from jformer.main import main
 from jformer.tools.forecast import topology
-from jformer.tools.forecast.topology import CHIPS, most_even, open_slice, read_name
+from jformer.tools.forecast.topology import CHIPS, CUDA_PACKAGES, GIB, GPUS, most_even, open_topology, read_name
 
 needs_libtpu = pytest.mark.skipif(not find_spec("libtpu"), reason='no libtpu here: pip install -e ".[tpu-aot]"')
+
+needs_cuda_compiler = pytest.mark.skipif(
+    not any(map(find_spec, CUDA_PACKAGES)), reason='no compiler for GPUs here: pip install -e ".[gpu-aot]"'
+)
 
 
 @pytest.mark.parametrize(
@@ -22,9 +26,12 @@ needs_libtpu = pytest.mark.skipif(not find_spec("libtpu"), reason='no libtpu her
         ("v5p-8", "v5p", (2, 2, 1)),  # counts cores, two a chip
         ("v5p-128", "v5p", (4, 4, 4)),
         ("v4-2048", "v4", (8, 8, 16)),
+        ("h100", "h100", (1, 1)),
+        ("b200:8", "b200", (8, 1)),
+        ("a100:4x16", "a100", (4, 16)),  # GPUs of a machine, machines
     ],
 )
-def test_a_slice_is_named_by_its_shape_or_by_its_type(name, family, sizes):
+def test_a_slice_is_named_by_its_shape_or_by_its_type_and_gpus_by_their_number(name, family, sizes):
     assert read_name(name) == (family, sizes)
 
 
@@ -33,7 +40,13 @@ def test_a_slice_is_named_by_its_shape_or_by_its_type(name, family, sizes):
 )
 def test_other_names_are_answered_with_the_families_and_an_example(name):
     with pytest.raises(UserError, match=r"the families are v4, v5e, v5p, v6e: .*v5e:16x16"):
-        open_slice(name)
+        open_topology(name)
+
+
+@pytest.mark.parametrize("name", ["h100:0", "h100:9", "h100:", "h100:8x", "h100:8x4x2", "h100:8x1000", "h200:-1"])
+def test_other_numbers_of_gpus_are_answered_with_examples(name):
+    with pytest.raises(UserError, match=r"no such machine, of at most 8 GPUs: .*h100:8x4 for four such machines"):
+        open_topology(name)
 
 
 def test_shapes_are_as_even_as_can_be():
@@ -41,10 +54,22 @@ def test_shapes_are_as_even_as_can_be():
     assert [most_even(2**i, 3) for i in (2, 3, 4, 5)] == [(2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4)]
 
 
-def test_without_libtpu_one_line_says_what_to_install(monkeypatch):
+@pytest.mark.parametrize(("name", "extra"), [("v5e:2x2", "tpu-aot"), ("h100:8", "gpu-aot")])
+def test_without_the_compiler_one_line_says_what_to_install(name, extra, monkeypatch):
     monkeypatch.setattr(topology, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r'needs libtpu.*pip install -e "\.\[tpu-aot\]"$'):
-        open_slice("v5e:2x2")
+    with pytest.raises(UserError, match=rf'needs .*pip install -e "\.\[{extra}\]"$'):
+        open_topology(name)
+
+
+@needs_cuda_compiler
+@pytest.mark.parametrize("kind", GPUS)
+def test_gpus_lie_on_machines(kind):
+    found = open_topology(f"{kind}:4x2")
+    assert (len(found.devices), found.platform, found.unit) == (8, "gpu", "GPU")
+    assert [device.process_index for device in found.devices] == [0] * 4 + [1] * 4
+    assert 300e12 < found.peak == 2 * found.peak_in("float32") < 3e15
+    size = f"{found.chip.hbm / GIB:.0f} GiB each, of which JAX takes 75%"
+    assert str(found) == f"GPUs: 8 x {found.devices[0].device_kind} on 2 machines, {size}"
 
 
 @needs_libtpu
@@ -52,7 +77,7 @@ def test_without_libtpu_one_line_says_what_to_install(monkeypatch):
     ("name", "chips"), [("v4:2x2x1", 4), ("v5e:16x16", 256), ("v5p:8x8x16", 1_024), ("v6e:4x8", 32)]
 )
 def test_a_slice_has_a_device_for_each_chip(name, chips):
-    found = open_slice(name)
+    found = open_topology(name)
     assert (found.name, len(found.devices), found.platform) == (name, chips, "tpu")
     assert found.chip == CHIPS[name.split(":")[0]]
     assert 100e12 < found.peak < 1e15
@@ -61,12 +86,12 @@ def test_a_slice_has_a_device_for_each_chip(name, chips):
 @needs_libtpu
 def test_a_shape_that_hosts_cannot_make_up_is_refused():
     with pytest.raises(UserError, match=r"--topology=v5e:3x3: no such slice, says libtpu: .*divisible"):
-        open_slice("v5e:3x3")
+        open_topology("v5e:3x3")
 
 
 @needs_libtpu
 def test_libtpu_may_be_in_use_elsewhere():
-    open_slice("v5e:2x2")
+    open_topology("v5e:2x2")
     assert os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] == "1"
 
 
@@ -75,4 +100,5 @@ def test_a_slice_that_there_is_not_is_a_mistake_of_one_line(capsys):
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("jformer: --topology=v9:2x2: no such slice; the families are v4, v5e, v5p, v6e: ")
+    assert "; GPUs are a100, h100, h200, b200: " in printed.err
     assert printed.err.count("\n") == 1

@@ -17,11 +17,11 @@ from jformer.tasks.build import build_task
 from jformer.tasks.task import sized
 from jformer.tools.forecast.collectives import Collective
 from jformer.tools.forecast.compiled_ahead import Figures, compile_answer, compile_update, estimate
+from jformer.tools.forecast.on_topology import describe_topology, ways_to_fit
 from jformer.tools.forecast.roofline import bound
 from jformer.tools.forecast.shapes import answer_shape, full_shape, mesh_sizes
-from jformer.tools.forecast.topology import CHIPS, Slice, open_slice
-from jformer.tools.forecast.tpu import describe_slice, ways_to_fit
-from tests.tools.forecast.test_topology import needs_libtpu
+from jformer.tools.forecast.topology import CHIPS, GPUS, Topology, open_topology
+from tests.tools.forecast.test_topology import needs_cuda_compiler, needs_libtpu
 
 VOCABULARY = 512
 SMALL = {"num_layers": 2, "d_model": 128, "d_ff": 256, "num_heads": 2, "dtype": "bfloat16"}
@@ -49,7 +49,7 @@ def modelled(config, vocabulary=VOCABULARY):
 @functools.cache
 def compiled(name, fsdp=1):
     """Compile the update of a small model, with the same rows for every chip of a slice."""
-    config, devices = small(), open_slice(name).devices
+    config, devices = small(), open_topology(name).devices
     shape = Shape(ROWS * len(devices), LENGTH, LENGTH)
     return compile_update(config, build_task(config), modelled(config), shape, make_mesh(-1, fsdp, 1, devices))
 
@@ -114,7 +114,7 @@ def test_fsdp_stores_a_part_of_the_state():
 @pytest.mark.parametrize("name", ["v5e:2x2", "v5e:16x16", "v6e:4x4"])
 def test_transformer_big_compiles(name):
     config = resolved("transformer_big", **{"model.dtype": "bfloat16"})
-    devices = open_slice(name).devices
+    devices = open_topology(name).devices
     shape = Shape(4 * len(devices), 64, 64)
     figures = compile_update(config, build_task(config), modelled(config, 37_000), shape, make_mesh(devices=devices))
     lengths = np.full(4, 64)
@@ -126,7 +126,7 @@ def test_transformer_big_compiles(name):
 @needs_libtpu
 def test_a_batch_of_answers_compiles_and_exchanges_nothing_but_the_answers():
     config = small(**{"decode.beam_size": 2, "decode.batch_size": 10, "decode.max_extra_length": 8})
-    mesh, task = make_mesh(devices=open_slice("v5e:2x2").devices), build_task(config)
+    mesh, task = make_mesh(devices=open_topology("v5e:2x2").devices), build_task(config)
     shape = answer_shape(config, task, mesh)
     assert shape == Shape(12, LENGTH, LENGTH + 8)
     figures = compile_answer(config, task, modelled(config), shape, mesh)
@@ -138,7 +138,7 @@ def test_a_batch_of_answers_compiles_and_exchanges_nothing_but_the_answers():
 @needs_libtpu
 def test_the_page_says_what_a_run_takes_of_a_slice():
     config = small(**{"data.tokens_per_update": 1_024, "decode.batch_size": 8, "train.num_steps": 5_000})
-    text = "\n".join(describe_slice(config, None, "v5litepod-4", 1.2))
+    text = "\n".join(describe_topology(config, None, "v5litepod-4", 1.2))
     assert "slice: v5e:2x2, 4 chips of 16 GiB; mesh data=4 x fsdp=1 x tensor=1" in text
     assert "update: 32 full rows of 32 + 32, 8 for a chip" in text
     for words in (
@@ -161,7 +161,7 @@ def test_what_does_not_fit_ends_with_what_would():
     with pytest.raises(
         UserError, match=r"the update does not fit: it needs [\d.]+ GiB of a chip's 16; by estimate it "
     ) as e:
-        list(describe_slice(config, None, "v5e:2x2", 0.0))
+        list(describe_topology(config, None, "v5e:2x2", 0.0))
     assert "data.tokens_per_update=" in str(e.value)
 
 
@@ -169,11 +169,11 @@ def test_what_does_not_fit_ends_with_what_would():
 @needs_libtpu
 def test_a_mesh_that_the_slice_does_not_have_is_refused():
     with pytest.raises(UserError, match="does not fit 4 devices"):
-        list(describe_slice(small(**{"mesh.fsdp": 3}), None, "v5e:2x2", 0.0))
+        list(describe_topology(small(**{"mesh.fsdp": 3}), None, "v5e:2x2", 0.0))
 
 
 def pretended(count):
-    return Slice(f"v5e:{count}", CHIPS["v5e"], [dataclasses.make_dataclass("Device", ["platform"])("tpu")] * count)
+    return Topology(f"v5e:{count}", CHIPS["v5e"], [dataclasses.make_dataclass("Device", ["platform"])("tpu")] * count)
 
 
 @pytest.mark.slow
@@ -201,8 +201,41 @@ def test_the_mesh_is_filled_up_and_estimates_follow_it():
 
 @pytest.mark.slow
 def test_the_bound_is_the_longest_of_three_times_or_their_sum():
-    chips = Slice("v5e:2x2", CHIPS["v5e"], [dataclasses.make_dataclass("Device", ["device_kind"])("TPU v5 lite")])
+    chips = Topology("v5e:2x2", CHIPS["v5e"], [dataclasses.make_dataclass("Device", ["device_kind"])("TPU v5 lite")])
     gather = Collective("all-gather", ("fsdp",), 4, 1, int(4 / 3 * 200e9), 0)
     least = bound(Figures(0, 0, 0, 0, 2 * 197e12, 3 * 819e9, [gather]), chips)
     assert least == pytest.approx((2.0, 3.0, 1.0))
     assert (least.overlapped, least.apart) == pytest.approx((3.0, 6.0))
+
+
+@pytest.mark.parametrize(
+    ("devices", "machines", "seconds"), [(8, 1, 2.0), (8, 2, 4.5), (2, 2, 18.0)], ids=["inside", "shared", "alone"]
+)
+def test_gpus_of_a_machine_share_what_a_group_sends_to_other_machines(devices, machines, seconds):
+    share = (devices - 1) / devices
+    gathered = Collective("all-gather", ("data",), devices, 1, int(900e9 / share), 0, machines)
+    chips = Topology("h100:4x2", GPUS["h100"], [dataclasses.make_dataclass("Device", ["device_kind"])("NVIDIA H100")])
+    least = bound(Figures(0, 0, 0, 0, 989.4e12, 0, [gathered]), chips, "float32")
+    assert (least.network, least.products) == pytest.approx((seconds, 2.0))
+
+
+@pytest.mark.slow
+@needs_cuda_compiler
+def test_the_page_says_what_a_run_takes_of_gpus():
+    config = small(**{"data.tokens_per_update": 1_024, "decode.batch_size": 8, "mesh.tensor": 2})
+    lines = list(describe_topology(config, None, "h100:4", 2.0))
+    text = "\n".join(lines)
+    assert "GPUs: 4 x NVIDIA H100 80GB HBM3 on one machine, 79 GiB each, of which JAX takes 75%; mesh data=2" in text
+    assert "update: 32 full rows of 32 + 32, 16 for a GPU" in text
+    assert "attention kernel: cudnn" in text
+    counted, useful = (float(re.search(rf"([\d.e+]+) FLOPs{end}", text)[1]) for end in (",", " of the model"))
+    assert counted == pytest.approx(useful, rel=0.05)
+    assert not {"slice", "chip"} & set(re.findall(r"\w+", text))
+
+
+@pytest.mark.slow
+@needs_cuda_compiler
+def test_what_no_gpu_can_hold_ends_with_what_would_fit():
+    config = small(**{"data.tokens_per_update": 2**24, "data.max_source_length": 512, "data.max_target_length": 512})
+    with pytest.raises(UserError, match=r"does not fit: it needs [\d.]+ GiB of a GPU's 59; .*data.tokens_per_update="):
+        list(describe_topology(config, None, "h100", 0.0))

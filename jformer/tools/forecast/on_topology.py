@@ -1,6 +1,6 @@
-"""--mode=describe --topology=…: memory, FLOPs, collectives, time and cost of a run on a TPU slice that is not present.
+"""--mode=describe --topology=…: what a run takes of a TPU slice or of GPUs that are not present.
 
-The real programs are compiled for the slice; times are bounds (see `roofline`), not measurements.
+The real programs are compiled for them; times are bounds (see `roofline`), not measurements.
 """
 
 import dataclasses
@@ -27,9 +27,9 @@ from jformer.tasks.build import build_task, choose_dtype, open_mesh
 from jformer.tasks.task import Task
 from jformer.tools.forecast.compiled_ahead import Figures, compile_answer, compile_update, estimate
 from jformer.tools.forecast.describe import kernel_line, summary
-from jformer.tools.forecast.roofline import ASSUMPTIONS, Bound, bound
+from jformer.tools.forecast.roofline import ASSUMPTIONS, GPU_ASSUMPTIONS, Bound, bound
 from jformer.tools.forecast.shapes import answer_shape, full_shape, mesh_sizes, sized_model
-from jformer.tools.forecast.topology import GIB, Slice, open_slice
+from jformer.tools.forecast.topology import GIB, Gpu, Topology, open_topology
 
 MIB = 2**20
 NEEDED = re.compile(r"\(([\d.]+)([KMG])\) exceeds available HBM")
@@ -37,17 +37,17 @@ CHUNK = 512  # the proposed attention_chunk
 SIZES = {"K": 2**10, "M": MIB, "G": GIB}
 
 
-def describe_slice(config: Config, workdir: Path | None, topology: str, price: float) -> Iterator[str]:
-    """Yield lines on a run on a slice; `price` is in dollars per chip hour, 0 = unknown.
+def describe_topology(config: Config, workdir: Path | None, topology: str, price: float) -> Iterator[str]:
+    """Yield lines on a run on a slice or on GPUs; `price` is in dollars per hour of a device, 0 = unknown.
 
     Raises UserError if the run does not fit, with changes that make it fit.
     """
-    chips = open_slice(topology)
+    chips = open_topology(topology)
     task = build_task(config)
     mesh = open_mesh(config, chips.devices)
     if mesh.size != len(chips.devices):
         raise UserError(
-            f"the mesh has {mesh.size} of the {len(chips.devices)} chips of {chips.name}; -1 takes the rest"
+            f"the mesh has {mesh.size} of the {len(chips.devices)} {chips.unit}s of {chips.name}; -1 takes the rest"
         )
     config, _ = choose_dtype(config, "model", mesh)
     asked, config = config, divide_rows(config, row_shards(mesh))
@@ -56,13 +56,13 @@ def describe_slice(config: Config, workdir: Path | None, topology: str, price: f
     axes = " x ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
     yield from summary(config)
     yield kernel_line(model, chips.platform, shape)
-    yield f"slice: {chips.name}, {len(chips.devices):,} chips of {chips.chip.hbm / GIB:.0f} GiB; mesh {axes}"
+    yield f"{chips}; mesh {axes}"
     lengths = " + ".join(f"{length:,}" for length in shape[1:] if length)
-    yield f"\nupdate: {shape.rows:,} full rows of {lengths}, {shape.rows // row_shards(mesh):,} for a chip"
+    yield f"\nupdate: {shape.rows:,} full rows of {lengths}, {shape.rows // row_shards(mesh):,} for a {chips.unit}"
     memory = estimate(config, task, model, shape, mesh.size, chips.platform)
     yield f"  memory by estimate: {memory}"
     update = _compiled("update", chips, lambda: compile_update(config, task, model, shape, mesh))
-    if isinstance(update, float):
+    if not isinstance(update, Figures):
         update += sum(memory) - memory.gradients - memory.activations  # not counted by the compiler
         ways = ways_to_fit(asked, task, model, chips, update / sum(memory))
         raise UserError(f"{_too_large('update', update, chips)}; by estimate it fits with {ways}")
@@ -70,17 +70,17 @@ def describe_slice(config: Config, workdir: Path | None, topology: str, price: f
     yield from _update_lines(config, model, update, chips, price)
     if task.answer:
         yield from _answer_lines(config, task, model, chips, mesh, price)
-    yield f"\nassumed: {ASSUMPTIONS}"
+    yield f"\nassumed: {GPU_ASSUMPTIONS if isinstance(chips.chip, Gpu) else ASSUMPTIONS}"
 
 
-def ways_to_fit(config: Config, task: Task, model: ModelConfig, chips: Slice, ratio: float) -> str:
+def ways_to_fit(config: Config, task: Task, model: ModelConfig, chips: Topology, ratio: float) -> str:
     """Return changes to the config that each make an update fit, or advice if none does.
 
     Args:
-        config: as requested, before its rows were divided over the chips.
+        config: as requested, before its rows were divided over the devices.
         task: of the run.
         model: the options of the model with the sizes of its vocabularies or classes.
-        chips: the slice.
+        chips: the slice or GPUs.
         ratio: of the compiler's bytes to the estimated ones, for the update that does not fit.
     """
 
@@ -91,7 +91,7 @@ def ways_to_fit(config: Config, task: Task, model: ModelConfig, chips: Slice, ra
             other = resolve(changed)
             sizes, own = mesh_sizes(other, devices), dataclasses.replace(model, execution=other.model.execution)
             other = divide_rows(other, sizes["data"] * sizes["fsdp"])
-            return ratio * sum(estimate(other, task, own, full_shape(other), devices, chips.platform)) < chips.chip.hbm
+            return ratio * sum(estimate(other, task, own, full_shape(other), devices, chips.platform)) < chips.memory
         except UserError:  # not divisible
             return False
 
@@ -117,12 +117,13 @@ def _changes(config: Config) -> Iterator[tuple[str, list[Any]]]:
     yield "data.tokens_per_update", [config.data.tokens_per_update >> i for i in range(1, 5)]
 
 
-def _compiled(what: str, chips: Slice, compile_it: Callable[[], Figures]) -> Figures | float:
+def _compiled(what: str, chips: Topology, compile_it: Callable[[], Figures]) -> Figures | float:
     """Return the figures of a program, or the bytes that it needs if it does not fit."""
     print(f"compiling the {what} for {chips.name}, which takes a minute or so ...", file=sys.stderr, flush=True)
     began = time.perf_counter()
     try:
-        return compile_it()
+        figures = compile_it()
+        return figures.memory if figures.memory > chips.memory else figures  # XLA compiles what no GPU can hold
     except RuntimeError as error:
         over = NEEDED.search(str(error))
         if not over:
@@ -132,17 +133,16 @@ def _compiled(what: str, chips: Slice, compile_it: Callable[[], Figures]) -> Fig
         print(f"  {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
 
 
-def _too_large(what: str, needed: float, chips: Slice) -> str:
-    return (
-        f"{chips.name}: the {what} does not fit: it needs {needed / GIB:.1f} GiB of a chip's {chips.chip.hbm / GIB:.0f}"
-    )
+def _too_large(what: str, needed: float, chips: Topology) -> str:
+    room = f"{needed / GIB:.1f} GiB of a {chips.unit}'s {chips.memory / GIB:.0f}"
+    return f"{chips.name}: the {what} does not fit: it needs {room}"
 
 
-def _program_lines(figures: Figures, chips: Slice) -> Iterator[str]:
-    """Yield lines on a compiled program: memory, work and collectives of each chip."""
+def _program_lines(figures: Figures, chips: Topology) -> Iterator[str]:
+    """Yield lines on a compiled program: memory, work and collectives of each device."""
     names = ("arguments", "outputs", "temporaries", "code")
     parts = ", ".join(f"{name} {getattr(figures, name) / MIB:,.1f}" for name in names)
-    yield f"  memory by the compiler: {figures.memory / MIB:,.1f} MiB, {figures.memory / chips.chip.hbm:.1%}: {parts}"
+    yield f"  memory by the compiler: {figures.memory / MIB:,.1f} MiB, {figures.memory / chips.memory:.1%}: {parts}"
     yield f"  {figures.flops:.3g} FLOPs, {figures.traffic / 1e9:,.2f} GB between HBM and cores"
     if figures.collectives:
         cells = [["collectives over", "", "count", "MB whole", "MB sent"]]
@@ -152,15 +152,17 @@ def _program_lines(figures: Figures, chips: Slice) -> Iterator[str]:
         yield from (f"  {line}" for line in aligned(cells, 2))
 
 
-def _update_lines(config: Config, model: ModelConfig, figures: Figures, chips: Slice, price: float) -> Iterator[str]:
+def _update_lines(config: Config, model: ModelConfig, figures: Figures, chips: Topology, price: float) -> Iterator[str]:
     """Yield lines on the least time of an update, its MFU at most, and its cost."""
     shape = full_shape(config)
     count = len(chips.devices)
-    least = bound(figures, chips)
+    least = bound(figures, chips, model.dtype)
     useful = config.optim.passes * update_flops(model, work_of(*(np.full(shape.rows, length) for length in shape[1:])))
     yield f"  {useful / count:.3g} FLOPs of the model, without recomputation"
     yield _time_line(least)
-    shares = (f"{useful / count / seconds / chips.peak:.1%}" for seconds in (least.overlapped, least.apart))
+    shares = (
+        f"{useful / count / seconds / chips.peak_in(model.dtype):.1%}" for seconds in (least.overlapped, least.apart)
+    )
     yield f"  MFU at most {' or '.join(shares)}"
     tokens = shape.rows * (shape.target_length or shape.source_length)
     yield f"  {_rate(tokens, least)} {'target ' if shape.target_length else ''}tokens/s"
@@ -172,18 +174,18 @@ def _update_lines(config: Config, model: ModelConfig, figures: Figures, chips: S
 
 
 def _answer_lines(
-    config: Config, task: Task, model: ModelConfig, chips: Slice, mesh: Mesh, price: float
+    config: Config, task: Task, model: ModelConfig, chips: Topology, mesh: Mesh, price: float
 ) -> Iterator[str]:
     """Yield lines on answering one batch of inputs, with searches that run to their limit."""
     shape = answer_shape(config, task, mesh)
     room = "" if task.answer in HEADS else f", at most {shape.target_length:,} tokens each"
     yield f"\nanswers: {shape.rows:,} inputs of {shape.source_length:,}{room}"
     figures = _compiled("answers", chips, lambda: compile_answer(config, task, model, shape, mesh))
-    if isinstance(figures, float):
+    if not isinstance(figures, Figures):
         raise UserError(
             f"{_too_large('batch of answers', figures, chips)}; lower decode.batch_size or raise mesh.tensor"
         )
-    least = bound(figures, chips)
+    least = bound(figures, chips, config.decode.dtype)
     yield from _program_lines(figures, chips)
     yield _time_line(least)
     yield f"  {_rate(shape.rows, least)} inputs/s"
