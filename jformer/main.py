@@ -20,7 +20,7 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
   --output   predict, score: a file, or - for standard output (the default); export: a folder; explore, report: a page;
              evaluate: a folder for results.json and the outputs (default: DIR)
   --resume   predict, score: continue a half-written --output
-  --watch    report: rewrite the page every so many seconds, and have browsers reload it, until the run is scored
+  --watch    report: rewrite the page every N seconds, which browsers reload, until the run is scored
   --host     serve: the address to listen at (default: 127.0.0.1, which only this machine reaches)
   --port     serve: the port (default: 8000), 0 for any free one
   --format   export: ctranslate2, stablehlo; explore: html, or png or svg of one line (default: by --output's ending)
@@ -32,7 +32,7 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
 
 Several processes are one run (train, evaluate, predict, score) if all are started with the same command and either
   --distributed  where Cloud TPU, Slurm, Open MPI, Kubernetes or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
-                 JAX_PROCESS_ID say who is who, or
+                 JAX_PROCESS_ID identify the processes, or
   --coordinator=HOST:PORT --processes=N --process=I
                  a free port of process 0's machine, the number of processes, and which this is, from 0
 Exit code 75, or 134 from JAX itself: one of them died, or a checkpoint cannot be read just now. 76: one was stuck (a

@@ -1,6 +1,6 @@
 """A training run, assembled: text, task, model, optimizer, state, update, validation, loop. Reads from top to bottom.
 
-Scores of the test sets come after it, in `evaluation.evaluate`; `main` calls both.
+The test sets are scored afterwards by `evaluation.evaluate`; `main` calls both.
 """
 
 import contextlib
@@ -57,9 +57,9 @@ from jformer.training.validation import Validation, answered_examples, validate
 
 
 def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = loop) -> bool:
-    """Train, or resume the run in `workdir`; return False if a signal stopped it before its end.
+    """Train, or resume the run in `workdir`; return False if a signal stopped it early.
 
-    `run_loop` gets the arguments of `training.loop.loop` by name. Saves that were begun are finished even if it raises.
+    `run_loop` gets the arguments of `training.loop.loop` by name. Saves in progress are finished even if it raises.
     """
     quiet = not processes.is_main_process()
     with (
@@ -67,7 +67,7 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
         open_checkpoints(config, workdir) as checkpoints,
         processes.readers_may_leave(),
     ):
-        # The config: on resuming the saved one, with what the devices settle.
+        # The config: the saved one when resuming, with the choices that depend on the devices.
         processes.refuse_unshared(workdir)
         saved = saved_config(workdir, checkpoints)
         config = resume_config(saved, config) if saved else config
@@ -83,7 +83,7 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
         config = checks.count_epochs(config, len(data.batches))
         refuse_later_mistakes(config, task, data)
 
-        # The model, its optimizer, and the state: that of the newest checkpoint, or a new one.
+        # The model, its optimizer, and the state: restored from the newest checkpoint, or new.
         model = build_sized(config, task, data.tokenizers)
         optimizer = build_optimizer(model, config.optim, config.train.num_steps, config.train.freeze)
         create = functools.partial(create_state, tx=optimizer.transform, ema=bool(config.train.ema_decay))
@@ -94,7 +94,7 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
         progress.config = dataclasses.asdict(config)
         progress.tokenizers = [tokenizer.fingerprint for tokenizer in data.tokenizers]
 
-        # The update, its batches, the search for what is not finite in it, and what a validation computes.
+        # The update, its batches, the examination of updates that are not finite, and the validation.
         loss, tx, frozen = make_loss(model, task.loss, config.optim.r_drop), optimizer.transform, optimizer.frozen
         update = make_train_step(loss, tx, mesh, config.seed, config.train.ema_decay, frozen)
         feed = make_feed(data.batches, model.config, mesh, config.train.accumulation)
@@ -103,7 +103,7 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
         trained = Trained(config=config, task=task, tokenizers=data.tokenizers, model=model, params=state.params)
         validation = make_validation(trained, data.valid, eval_step, mesh)
 
-        # The log, with what it tells before the first update.
+        # The log, and its first lines.
         peak = find_peak(own_devices_first(mesh), config.model.dtype, config.train.peak_flops)
         cost = Cost(lambda work: config.optim.passes * update_flops(model.config, work), peak.flops)
 
@@ -127,7 +127,7 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
                 if progress.step:
                     log.say(f"resuming at update {progress.step} of {config.train.num_steps}")
             if processes.is_main_process():
-                save_config(config, workdir / "config.json")  # not before: what is refused leaves no run behind
+                save_config(config, workdir / "config.json")  # last, so that a refused run leaves no files
 
             # The loop.
             with contextlib.closing(prefetch(map(feed, itertools.count(progress.step)))) as batches:
@@ -146,7 +146,7 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
 
 
 def open_checkpoints(config: Config, workdir: Path) -> Checkpoints:
-    """Open the checkpoints of a run, to keep as many as it asks for, and as many as it will average."""
+    """Open the checkpoints of a run, keeping train.keep_last of them, or as many as will be averaged if more."""
     averaged = config.evaluate.average_last if config.evaluate.weights == "average" else 1
     keep = max(config.train.keep_last, averaged)
     return Checkpoints(workdir / "checkpoints", config.train.checkpoint_every, keep)
@@ -155,12 +155,12 @@ def open_checkpoints(config: Config, workdir: Path) -> Checkpoints:
 def saved_config(workdir: Path, checkpoints: Checkpoints) -> Config | None:
     """Return the config of the run in a workdir, or None for a new one.
 
-    Without config.json the checkpoints have it: a run never resumes under another config. Raises UserError for imported
-    parameters, which no run trained.
+    If config.json is missing, the checkpoints have it: a run never resumes under another config. Raises UserError for
+    imported parameters, which no run trained.
     """
-    if checkpoints.steps() == [0]:  # import, prune and extend write that: parameters without an optimizer's state
+    if checkpoints.steps() == [0]:  # written by import, prune and extend: parameters without an optimizer state
         raise UserError(
-            f"{workdir} holds parameters that no run trained: begin with them in a --workdir of its own, with "
+            f"{workdir} holds parameters that no run trained: start from them in a new --workdir with "
             f"--config.train.init_from={workdir}"
         )
     if (workdir / "config.json").exists():
@@ -171,9 +171,9 @@ def saved_config(workdir: Path, checkpoints: Checkpoints) -> Config | None:
 def inherited(
     config: Config, tokenizers: tuple[Tokenizer, Tokenizer], mesh: Mesh, params: PyTree
 ) -> tuple[PyTree, list[str]]:
-    """Return new parameters with those of the run train.init_from and the word vectors that a config names, and notes.
+    """Return the new parameters with those of train.init_from and the configured word vectors, and notes.
 
-    Raises UserError where they do not fit the model.
+    Raises UserError if they do not fit the model.
     """
     notes: list[str] = []
     if config.train.init_from:
@@ -183,9 +183,9 @@ def inherited(
 
 
 def make_validation(trained: Trained, valid: Batches | None, eval_step: EvalStep, mesh: Mesh) -> Validation:
-    """Return what a validation computes: losses of `valid`, greedy answers to its first texts, and their scores.
+    """Return the validation: losses of `valid`, greedy answers to its first texts, and their scores.
 
-    `trained` is the run whose parameters are validated while they are trained.
+    `trained` is the run in training; its parameters are replaced at each validation.
     """
     config, task = trained.config, trained.task
     during, scored = config.evaluate.during, config.evaluate.during_examples if config.evaluate.during else 0
@@ -227,13 +227,13 @@ def greedy_predictor(trained: Trained, batch_size: int, mesh: Mesh) -> Predictor
 
 
 def scored_during(config: Config) -> Config:
-    """Return the config with the scores of evaluate.during in place of those of the end."""
+    """Return the config with the scores of evaluate.during in place of evaluate.scores."""
     names = tuple(name for name in config.evaluate.during if name in TEXT_SCORES)
     return dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, scores=names))
 
 
 def refuse_later_mistakes(config: Config, task: Task, data: Data) -> None:
-    """Raise UserError for what scoring the trained run would find out."""
+    """Raise UserError for errors that would otherwise appear only when the trained run is scored."""
     for other in config.decode.ensemble:
         member_config(other, config, data.tokenizers)
     if task.answer == "tags":
@@ -242,11 +242,11 @@ def refuse_later_mistakes(config: Config, task: Task, data: Data) -> None:
         for key, name in config.data.test_splits().items():
             refuse_unknown_labels(key, open_split(config.data, name), data.tokenizers[1])
     if task.answer in ("text", "continuation"):
-        writable(data.tokenizers[1], config.decode)  # refuses a beam, and words, that scoring would refuse
+        writable(data.tokenizers[1], config.decode)  # refuses beams and words that scoring would refuse
 
 
 def refuse_unknown_labels(key: str, test: Split, labels: Tokenizer) -> None:
-    """Raise UserError for a label of a test set that training does not hold."""
+    """Raise UserError for a label of a test set that is not in the training text."""
     found = {pair.target: None for pair in test.read(Counter())}
     try:
         labels.encode(list(found))
@@ -255,7 +255,7 @@ def refuse_unknown_labels(key: str, test: Split, labels: Tokenizer) -> None:
 
 
 def refuse_other_text(data: Data, progress: Progress, workdir: Path) -> None:
-    """Note the text of a run in its progress, or raise UserError where an earlier start had another."""
+    """Store the fingerprints of the texts in the progress, or raise UserError if they have changed."""
     texts = [corpus.fingerprint for corpus in data.texts.values()]
     trained, valid = texts[: len(data.corpora)], texts[len(data.corpora) :]
     for what, before, now in (("training", progress.data, trained), ("validation", progress.valid, valid)):

@@ -156,20 +156,18 @@ def test_a_mistake_in_the_file_is_one_line_too(body, file, tmp_path, capsys):
     assert BROKEN[body] in err
 
 
-def test_a_file_that_is_named_from_the_folder_it_is_in_is_told_with_its_line(file, tmp_path, monkeypatch, capsys):
+def test_an_error_in_a_file_of_the_current_folder_names_its_line(file, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(file("1 / 0").parent)
     assert call("--config=my_config.py", f"--workdir={tmp_path / 'run'}") == 2
     assert "--config=my_config.py:5: ZeroDivisionError" in capsys.readouterr().err
 
 
-def test_a_file_that_is_no_text_is_one_line(file, tmp_path, capsys):
-    assert call(f"--config={file(text=chr(0))}", f"--workdir={tmp_path}") == 2
-    assert "my_config.py: source code string cannot contain null bytes" in capsys.readouterr().err
-
-
-def test_a_file_without_get_config_says_so(file, tmp_path, capsys):
-    assert call(f"--config={file(text='x = 1')}", f"--workdir={tmp_path}") == 2
-    assert "my_config.py: has no get_config()" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("text", "error"), [("\0", "source code string cannot contain null bytes"), ("x = 1", "has no get_config()")]
+)
+def test_a_file_that_is_no_config_is_named(file, tmp_path, capsys, text, error):
+    assert call(f"--config={file(text=text)}", f"--workdir={tmp_path}") == 2
+    assert f"my_config.py: {error}" in capsys.readouterr().err
 
 
 def test_the_traceback_of_a_defect_is_kept(file, tmp_path, monkeypatch):
@@ -270,7 +268,7 @@ def test_files_are_answered_and_resumed(saved, monkeypatch, mode, name):
     assert calls == [(saved, "-", "-", False), (saved, "a", "b", True)]
 
 
-def test_several_processes_are_told_how_long_one_may_stand_still(saved, monkeypatch):
+def test_several_processes_get_the_limit_for_stuck_ones(saved, monkeypatch):
     limits = []
     answer_with(monkeypatch, "inference.answer_files", "predict_file")
     monkeypatch.setattr(main.processes, "set_stall_limit", limits.append)
@@ -295,7 +293,7 @@ def test_export_says_what_it_wrote(saved, monkeypatch, capsys):
     ("mode", "module", "options"),
     [("export", "tools.export.folder", ("--format=stablehlo", "--output=x")), ("explore", "tools.pages.explorer", ())],
 )
-def test_what_takes_long_is_told(saved, monkeypatch, capsys, mode, module, options):
+def test_what_takes_long_is_reported(saved, monkeypatch, capsys, mode, module, options):
     monkeypatch.setattr(progress, "SILENCE", (0.01, 0.01))
     answer_with(monkeypatch, module, mode, "written", seconds=0.1)
     assert call(f"--workdir={saved}", f"--mode={mode}", *options) == 0
@@ -411,11 +409,3 @@ def test_a_folder_in_the_place_of_a_file_is_one_line(tmp_path, capsys):
     assert call(f"--workdir={run}", "--mode=report", f"--output={tmp_path}/page.html") == 2
     said = f"jformer: {run}/samples.jsonl: Is a directory; move it away, or make it one that can be read and written\n"
     assert capsys.readouterr().err == said
-
-
-def test_it_runs_as_a_module():
-    command = [sys.executable, "-m", "jformer.main", "--mode=trian"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert done.stderr.startswith("jformer: ")
-    assert done.stderr.count("\n") == 1

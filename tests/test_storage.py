@@ -23,7 +23,7 @@ from jformer.errors import UserError
 from jformer.evaluation import records
 from jformer.tools.supervise import newest_checkpoint
 from jformer.training.lock import sole_trainer
-from jformer.training.writers import JsonlWriter
+from jformer.training.record import JsonlWriter
 from tests import bucket
 from tests.data.test_corpus import DROPPING as BYTES
 from tests.faults.full_disk import no_file_above

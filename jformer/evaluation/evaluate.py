@@ -1,4 +1,4 @@
-"""Score a run: the loss of a split, and generated text against references, into results.json."""
+"""Score a run: losses of the test sets, and answers against references, written to results.json."""
 
 import dataclasses
 import hashlib
@@ -40,8 +40,8 @@ ANSWERS_WITH_REFERENCES = ("text", SPAN, *CLASSES)
 def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[str, Any]:
     """Score every test set with the run's weights, write results.json and the outputs, and return the new results.
 
-    They are written into the run's directory, or into another folder. Of several processes each gets the results, and
-    the main one writes them and tells how far it is. Raises UserError for the directory of another run.
+    They are written into the run's directory, or into `folder`. All processes return the results; the main one writes
+    them and shows the progress. Raises UserError for the directory of another run.
     """
     folder = folder or workdir
     if (folder / "config.json").exists() and os.path.realpath(folder) != os.path.realpath(workdir):
@@ -55,7 +55,7 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
     config = choose_decoding_dtype(config, mesh)
     with show_progress("opening the trained run", quiet=quiet):
         predictor = load(workdir, config, mesh)
-    model = build_sized(config, predictor.task, predictor.tokenizers)  # decode.dtype is for answers alone
+    model = build_sized(config, predictor.task, predictor.tokenizers)  # decode.dtype applies to answers only
     eval_step = make_eval_step(make_loss(model, predictor.task.loss), mesh)
     settings = results.settings_of(config, predictor.steps)
     scored: dict[str, Any] = {"schema": results.SCHEMA}
@@ -84,7 +84,7 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
 
 
 def answer(predictor: Predictor, examples: Sequence[Pair], count: Callable[[int], None]) -> list[str]:
-    """Return the answers that have a reference, a line each; none for other tasks. `count` is told how many more."""
+    """Return the answers, one line each, or [] for tasks without references; `count` is called with each increment."""
     if predictor.task.answer not in ANSWERS_WITH_REFERENCES:
         return []
     predictor.on_answered = count
@@ -95,7 +95,7 @@ def answer(predictor: Predictor, examples: Sequence[Pair], count: Callable[[int]
 
 
 def provenance(config: Config, workdir: Path, predictor: Predictor) -> dict[str, Any]:
-    """Return what a reader needs to judge or repeat the scores."""
+    """Return what a reader needs to interpret or reproduce the scores."""
     with checkpoint.open_run(workdir) as saved:
         progress = saved.newest_progress()
     text = json.dumps(dataclasses.asdict(config), sort_keys=True)
@@ -119,9 +119,9 @@ def provenance(config: Config, workdir: Path, predictor: Predictor) -> dict[str,
     }
 
 
-PREDICT = {  # task → what --mode=predict is for
+PREDICT = {  # task → the purpose of --mode=predict
     "translate": "translate lines of your own",
-    "lm": "let the model go on from lines of your own",
+    "lm": "continue lines of your own",
     "classify": "label lines of your own (images by their paths)",
     "caption": "describe images of your own, by their paths",
     "tag": "tag the words of lines of your own",
@@ -132,14 +132,14 @@ PREDICT = {  # task → what --mode=predict is for
 def report_scores(
     scored: dict[str, Any], config: Config, workdir: Path, folder: Path | None = None, page: str = ""
 ) -> str:
-    """Return the table of scores, where they and the run's page were written, and what to try next, to copy.
+    """Return the table of scores, where they and the run's page were written, and commands to try next.
 
     Args:
         scored: the content of results.json, as `evaluate` returns it.
-        config: of the run, with the options of decoding that it was scored with.
-        workdir: what the commands to try next are told.
+        config: of the run, with the decoding options used.
+        workdir: of the run, for the commands to try next.
         folder: where the scores were written; None = the workdir.
-        page: the line that says where the page is; "" = none was written.
+        page: the line with the path of the page; "" = none was written.
     """
     answer = build_task(config).answer
     tries = [("--mode=predict < TEXT", PREDICT.get(config.task, "answer lines of your own"))] if answer else []

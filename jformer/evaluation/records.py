@@ -1,7 +1,7 @@
-"""What a run left in its directory, read without JAX: its config, rows, scores and outputs; whole runs and half ones.
+"""Read the config, rows, scores and outputs in a run's directory, without JAX; the run may still be training.
 
-A run is given by the path of its directory. Files that a run has not written yet are empty here; only what cannot be
-read, or is asked for by name and missing, is a mistake.
+A run is given by the path of its directory. A file that is not written yet reads as empty; it is an error if a file
+cannot be read, or if something requested by name is missing.
 """
 
 import math
@@ -28,7 +28,7 @@ RUN_FIGURES = ("parameters", "updates", "wall_seconds")
 
 
 def saved_config(run: Path) -> Config:
-    """Return the config that the run was trained with; raise UserError if there is none."""
+    """Return the config that the run was trained with; raise UserError if it is missing."""
     return load_config(run_path(run) / "config.json")
 
 
@@ -47,21 +47,19 @@ def samples(run: Path) -> list[dict[str, Any]]:
 
 def _read(path: Path, read: Callable[[bytes, str], dict[str, Any]]) -> list[dict[str, Any]]:
     lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    found = []
-    for number, line in enumerate(lines[:-1], start=1):  # what follows the last line feed is not whole
-        found.append(read(line, f"{path}:{number}"))
-    return found
+    # What follows the last line feed is incomplete.
+    return [read(line, f"{path}:{number}") for number, line in enumerate(lines[:-1], start=1)]
 
 
 def results(run: Path) -> dict[str, Any]:
-    """Return results.json, or {} for a run that is not scored yet; raise UserError for what is none."""
+    """Return results.json, or {} if the run is not scored yet; raise UserError if it is invalid."""
     path = run_path(run) / "results.json"
     if not path.exists():
         return {}
     try:
         found = without_digest(parse_object(path.read_bytes()), str(path))
         _check_results(found)
-    except UserError:  # of another digest, which says all
+    except UserError:  # a wrong digest, with a complete message
         raise
     except ValueError as error:
         raise UserError(
@@ -71,7 +69,7 @@ def results(run: Path) -> dict[str, Any]:
 
 
 def _check_results(found: Mapping[str, Any]) -> None:
-    """Raise ValueError for an object that has not the shape of results, as far as anybody reads it."""
+    """Raise ValueError if an object lacks the structure of results that readers rely on."""
     run, earlier, scored = found.get("run"), found.get("earlier", []), scored_sets(found)
     if not isinstance(run, Mapping) or not all(map(is_figure, [run.get(name) for name in RUN_FIGURES])):
         raise ValueError("`run` must be an object whose figures are numbers")
@@ -87,13 +85,13 @@ def _check_results(found: Mapping[str, Any]) -> None:
 
 
 def _values(entry: Mapping[str, Any], key: str) -> list[Any]:
-    """Return the values of an object within an object; what is no object is itself a value, and a wrong one."""
+    """Return the values of an object within an object; anything else is returned as a single, invalid value."""
     inner = entry.get(key, {})
     return list(inner.values()) if isinstance(inner, Mapping) else [inner or ""]
 
 
 def is_training(run: Path) -> bool:
-    """Return whether the run's heartbeat says that it trains; a killed run still seems to."""
+    """Return whether the run is training according to its heartbeat; a killed run still appears to be."""
     path = run_path(run) / "heartbeat.json"
     if not path.exists():
         return False
@@ -102,16 +100,16 @@ def is_training(run: Path) -> bool:
         if not isinstance(phase, str):
             raise ValueError("it has no phase")
     except (OSError, ValueError) as error:
-        print(f"{path}: cannot be read as a heartbeat ({error}); taken as that of no training", file=sys.stderr)
+        print(f"{path}: cannot be read as a heartbeat ({error}); the run is treated as not training", file=sys.stderr)
         return False
     return phase != "ended"
 
 
 def metrics(run: Path) -> dict[str, float]:
-    """Return the run's figures by name, as far as there are any yet.
+    """Return the run's figures by name, as far as they exist.
 
-    "valid/loss" is of the last row of that split, "test/bleu" and "test/exact_match/GROUP" are scores of a test set,
-    which stand over a row of the same name, and "run/updates" is of the run. What was not finite is nan.
+    "valid/loss" is from the last row of that split, "test/bleu" and "test/exact_match/GROUP" are scores of a test set,
+    which replace a figure of a row with the same name, and "run/updates" is of the run. Values not finite are nan.
     """
     last = {row["split"]: row for row in rows(run)}
     figures = {f"{split}/{name}": value for split, row in last.items() for name, value in _numbers(row).items()}

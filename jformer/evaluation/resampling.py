@@ -1,37 +1,44 @@
-"""Scores of a test set, made again from a run's outputs and from those that a bootstrap draws (Koehn 2004). No JAX."""
+"""Scores of a test set recomputed from a run's outputs, with intervals by bootstrap (Koehn 2004). No JAX."""
 
+import math
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 import numpy as np
+from etils.epath import Path
 
 from jformer.config.options import TEXT_SCORES, Config
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers.lists import NORMALIZATIONS, label_set
+from jformer.errors import UserError
+from jformer.evaluation import records
+from jformer.evaluation.score_tables import scored_sets
 from jformer.evaluation.statistics import Ratios, Resampled, paired_bootstrap, paired_bootstrap_of_ratios
 from jformer.tasks.cider import cider_d
 from jformer.tasks.metrics import answer_values, reference_texts, text_metric
 from jformer.tasks.span_scores import span_counts
 
-SHARES = ("exact_match", "accuracy")  # of lines, or of words, that are right
+SHARES = ("exact_match", "accuracy")  # of lines, or of words, that are correct
 OF_LABELS = ("micro_f1", "macro_f1")
-OF_SPANS: Mapping[str, tuple[int, ...]] = {  # name → which of found and wanted spans it is divided by
+OF_SPANS: Mapping[str, tuple[int, ...]] = {  # name → what its denominator counts: 1 = found, 2 = reference spans
     "span_f1": (1, 2),
     "span_precision": (1,),
     "span_recall": (2,),
 }
 RESAMPLED = (*TEXT_SCORES, "cider", "f1", *OF_LABELS, *OF_SPANS, *SHARES)
+TOO_SLOW = ("ter",)  # to resample for every report
 
 
 def is_resampled(config: Config, name: str) -> bool:
-    """Return whether a score of the config's task is made of outputs, line by line."""
-    return name in RESAMPLED and config.task != "mlm"  # whose accuracy is of tokens, and no line is written
+    """Return whether a score of the config's task is computed from the lines of the outputs."""
+    return name in RESAMPLED and config.task != "mlm"  # whose accuracy counts tokens, without any outputs
 
 
 def resample(config: Config, name: str, outputs: Sequence[Sequence[str]], pairs: Sequence[Pair]) -> list[Resampled]:
-    """Return a score of several runs' outputs for one test set, with its interval and p against the first of them.
+    """Score the outputs of several runs for one test set, with intervals, and p against the first run.
 
-    It is of the task and by the options of a config. Returns nothing for a score that such outputs do not give.
+    The config gives the task and the options of scores. Returns [] for a score that these outputs do not determine.
     """
     if name in TEXT_SCORES:
         metric = text_metric(name, config.evaluate.tokenize, config.evaluate.lowercase)
@@ -40,9 +47,30 @@ def resample(config: Config, name: str, outputs: Sequence[Sequence[str]], pairs:
     return paired_bootstrap_of_ratios(len(pairs), systems) if len(systems) == len(outputs) else []
 
 
+def intervals(config: Config, run: Path, results: Mapping[str, Any]) -> dict[tuple[str, str], float]:
+    """Return (test set, score) → half width of its 95 % interval, for scores that can be recomputed from the outputs.
+
+    Sentences are drawn with a fixed seed. A run without its outputs or data has none.
+    """
+    found = {}
+    for key, scores in scored_sets(results).items():
+        try:
+            outputs, pairs = records.outputs(run, key), records.examples(run, key, config.data)
+        except (UserError, OSError):
+            continue
+        if not outputs or len(outputs) != len(pairs):
+            continue
+        for name, entry in scores.items():
+            if is_resampled(config, name) and name not in TOO_SLOW:
+                for again in resample(config, name, [outputs], pairs):
+                    if math.isclose(again.score, entry["score"] or 0.0, abs_tol=1e-6):
+                        found[key, name] = again.margin
+    return found
+
+
 def ratios_of(config: Config, name: str, outputs: Sequence[str], pairs: Sequence[Pair]) -> Ratios | None:
-    """Return what the lines of a test set add to a score of the config's task; None for one that is no such sum."""
-    if name == "cider":  # how rare words are in the references stays what the whole test set says
+    """Return what each line contributes to a score of the config's task; None if the score is no ratio of sums."""
+    if name == "cider":  # document frequencies stay those of the whole test set
         return _mean(cider_d(outputs, list(zip(*reference_texts(pairs), strict=True))))
     if config.task == "qa":
         values = answer_values(outputs, pairs)
@@ -84,7 +112,7 @@ def _of_tags(name: str, found: Sequence[Sequence[str]], wanted: Sequence[Sequenc
 
 
 def _f1(name: str, found: Sequence[Sequence[AbstractSet[str]]], wanted: Sequence[Sequence[AbstractSet[str]]]) -> Ratios:
-    """Return F1 of labels: of each line as many sets as it has things with labels, such as words."""
+    """Return F1 of labels; a line has one set of labels for each labelled item, such as a word."""
     entries = [
         (line, label, label in ours & theirs)
         for line, sets in enumerate(zip(found, wanted, strict=True))

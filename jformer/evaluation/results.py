@@ -1,4 +1,4 @@
-"""results.json: the newest scores of every test set, and beside them those that were made under other settings.
+"""results.json: the newest scores of every test set, and earlier ones that were computed with other settings.
 
 Imports no JAX.
 """
@@ -19,13 +19,13 @@ from jformer.storage import replace_content
 
 SCHEMA = 2
 WITHOUT_EFFECT = ("batch_size", "inputs", "outputs", "scores", "alignments")  # options of decoding
-SETTINGS = "settings"  # of an entry: all that its scores depend on beside the test set and the run
+SETTINGS = "settings"  # key of an entry: all that its scores depend on except the test set and the run
 
 
 def settings_of(config: Config, steps: Sequence[int]) -> dict[str, Any]:
-    """Return the options of decoding and evaluation that scores are made with, and the checkpoints of the weights.
+    """Return the options of decoding and evaluation that affect scores, and the steps of the checkpoints.
 
-    Options that change no score, such as the number of inputs that are answered together, are not among them.
+    Options that do not change scores, such as the batch size, are left out.
     """
     decode = {key: value for key, value in dataclasses.asdict(config.decode).items() if key not in WITHOUT_EFFECT}
     return {"steps": list(steps), "evaluate": dataclasses.asdict(config.evaluate), "decode": decode}
@@ -35,8 +35,7 @@ def merge(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """Return the new results with the old ones of other test sets, and of the same ones under other settings.
 
     The newest entry of a test set has its key; older ones are in the list `earlier`, each with its key as `set`.
-    `run` is that of the newest scoring. What an older entry was made with, such as the checkpoints of its weights,
-    is in its own settings.
+    `run` is that of the newest scoring; the checkpoints and options of older entries are in their settings.
     """
     earlier = list(before.get("earlier", []))
     kept = {key: entry for key, entry in before.items() if isinstance(entry, Mapping) and key != "run"}
@@ -50,12 +49,12 @@ def merge(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
 def save(folder: Path, now: Mapping[str, Any]) -> dict[str, Any]:
     """Merge new results, test sets and `run`, into a folder's results.json, and return what it holds now.
 
-    A file that cannot be read as results is replaced, and standard error says so.
+    A file that cannot be read as results is replaced, which is reported on standard error.
     """
     try:
         before = records.results(folder)
     except UserError:
-        print(f"{folder / 'results.json'}: cannot be read; the new scores replace all that it held", file=sys.stderr)
+        print(f"{folder / 'results.json'}: cannot be read; its content is replaced by the new scores", file=sys.stderr)
         before = {}
     as_read_again = json.loads(json.dumps(now))  # tuples become lists, so that settings equal those of the file
     results = merge(before, as_read_again)
@@ -66,6 +65,6 @@ def save(folder: Path, now: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def save_outputs(folder: Path, key: str, outputs: Sequence[str]) -> None:
-    """Write the answers to a test set into a folder, a line for a line."""
+    """Write the answers to a test set into a folder, one line each."""
     (folder / "outputs").mkdir(parents=True, exist_ok=True)
     replace_content(folder / "outputs" / f"{key}.txt", "".join(line + "\n" for line in outputs).encode())

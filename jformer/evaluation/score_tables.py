@@ -26,7 +26,7 @@ def score_table(results: Mapping[str, Any]) -> str:
 
 
 def scored_sets(results: Mapping[str, Any]) -> dict[str, dict[str, Mapping[str, Any]]]:
-    """Return key of a test set → name → score, for those entries of results.json that have scores."""
+    """Return key of a test set → name → score, for the entries of results.json that have scores."""
     sets = {
         key: {name: value for name, value in entry.items() if isinstance(value, Mapping) and "score" in value}
         for key, entry in results.items()
@@ -36,7 +36,7 @@ def scored_sets(results: Mapping[str, Any]) -> dict[str, dict[str, Mapping[str, 
 
 
 def formatted(name: str, value: float | None) -> str:
-    """Return the value of a score as text; what was not finite is "nan"."""
+    """Return the value of a score as text; "nan" if it was not finite."""
     return ("{:.2%}" if name in FRACTIONS else "{:.2f}").format(math.nan if value is None else value)
 
 

@@ -1,7 +1,7 @@
-"""Statistics of a few numbers: means and differences with intervals, tests, ranks, power laws. No run is known here.
+"""Statistics: means and differences with intervals, tests, rank correlation, power laws. Independent of runs.
 
-Intervals are for 95 %. Student's t is for values of different seeds, which stand for all the seeds that were not tried;
-sacreBLEU's bootstrap is for the sentences of a test set, which stand for all the sentences that are not in it.
+Intervals are for 95 %. Student's t is for values over seeds, a sample of all seeds; sacreBLEU's bootstrap is for the
+sentences of a test set, a sample of all sentences.
 """
 
 import math
@@ -20,7 +20,7 @@ SEED = 12_345  # of its samples: sacreBLEU's
 
 
 class Estimate(NamedTuple):
-    """The mean of n values, and the half width of its interval: None where one value cannot tell."""
+    """The mean of n values, and the half width of its interval, None for a single value."""
 
     mean: float
     margin: float | None
@@ -30,7 +30,7 @@ class Estimate(NamedTuple):
 class Difference(NamedTuple):
     """A mean difference of pairs, the half width of its interval, and p of the hypothesis that there is none.
 
-    The last two are None where the pairs cannot tell.
+    The last two are None where the pairs do not determine them.
     """
 
     mean: float
@@ -39,7 +39,7 @@ class Difference(NamedTuple):
 
 
 class Correlation(NamedTuple):
-    """How alike two orders are, -1 to 1, and p of the hypothesis that one tells nothing of the other."""
+    """The rank correlation of two orders, -1 to 1, and p of the hypothesis that they are independent."""
 
     rho: float
     p: float
@@ -63,19 +63,19 @@ class Resampled(NamedTuple):
 
 
 class Ratios(NamedTuple):
-    """A score that is a ratio of sums over lines, or the mean of several such ratios, one for each class.
+    """A score that is a ratio of sums over lines, or the mean of one ratio per class.
 
-    Letter in shapes: e entries of the sums, any number of a line.
+    Letter in shapes: e entries of the sums; a line may have any number.
     """
 
-    lines: np.ndarray  # int [e]: the line that an entry is of, from 0
+    lines: np.ndarray  # int [e]: the line of an entry, from 0
     classes: np.ndarray  # int [e], from 0
-    parts: np.ndarray  # f64 [e]
-    wholes: np.ndarray  # f64 [e]
-    empty: float = 0.0  # the score where no class has anything to be divided by; otherwise such classes are left out
+    parts: np.ndarray  # f64 [e]: numerators
+    wholes: np.ndarray  # f64 [e]: denominators
+    empty: float = 0.0  # the score if all denominators are 0; otherwise classes with 0 are left out
 
     def score(self, times: np.ndarray) -> float:
-        """Return the score where each line stands so many times in the test set."""
+        """Return the score of a test set that repeats each line the given number of times."""
         weights = times[self.lines]
         parts, wholes = (np.bincount(self.classes, weights * each) for each in (self.parts, self.wholes))
         met = wholes > 0
@@ -83,18 +83,22 @@ class Ratios(NamedTuple):
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Return the mean with its t interval. The mean of what is not finite is nan, without an interval."""
+    """Return the mean with its t interval; nan without an interval if any value is not finite."""
     if not all(map(math.isfinite, values)):
         return Estimate(math.nan, None, len(values))
-    mean = math.fsum(values) / len(values)
-    return Estimate(mean, _margin(values, mean), len(values))
+    n = len(values)
+    mean = math.fsum(values) / n
+    if n == 1:
+        return Estimate(mean, None, n)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
+    return Estimate(mean, _quantile(n - 1) * math.sqrt(variance / n), n)
 
 
 def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Difference:
     """Return the mean of values minus baseline, pair by pair, with its t interval and two-sided paired t test.
 
-    One pair has neither. Nor have pairs that all differ by the same amount, as scores that are counts may: the test
-    takes its noise from how they vary, and p = 0 would be more than so few can prove. Without any difference p is 1.
+    A single pair has neither, nor have pairs that all differ by the same amount, as counts may: the noise is estimated
+    from their variation, and p = 0 would overstate the evidence of a few pairs. If all differences are 0, p is 1.
     """
     differences = [value - base for value, base in zip(values, baseline, strict=True)]
     mean, margin, n = estimate(differences)
@@ -108,7 +112,7 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Dif
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p values adjusted for being several: any one below 0.05 by chance is then as rare (Holm 1979)."""
+    """Return p values adjusted for multiple tests, so that all together err in 5 % of cases at most (Holm 1979)."""
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
@@ -117,7 +121,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def spearman(x: Sequence[float], y: Sequence[float]) -> Correlation:
-    """Return the rank correlation (Spearman 1904); of fewer than three pairs, or of a constant, it is nan."""
+    """Return the rank correlation (Spearman 1904); nan for fewer than three pairs or a constant."""
     from scipy import stats
 
     if len(x) < 3 or len(set(x)) == 1 or len(set(y)) == 1:
@@ -129,8 +133,8 @@ def spearman(x: Sequence[float], y: Sequence[float]) -> Correlation:
 def power_law(x: Sequence[float], y: Sequence[float], offset: bool = False) -> PowerLaw:
     """Fit y = a · x^-b, by least squares of the logarithms, or with `offset` y = a · x^-b + c, c from 0 to the least y.
 
-    The interval of b is that of Student's t, as if the fit were linear there. Raises ValueError for fewer than two
-    different x, or four with an offset, for what is not above 0, and where there is no fit.
+    The interval of b is Student's t for the linearized fit. Raises ValueError for fewer than two different x, or four
+    with an offset, for values not above 0, and if the fit fails.
     """
     fewest = 4 if offset else 2
     if len(set(x)) < fewest or min(*x, *y) <= 0:
@@ -150,16 +154,16 @@ def power_law(x: Sequence[float], y: Sequence[float], offset: bool = False) -> P
 def paired_bootstrap(
     metric: "Metric", baseline: Sequence[str], systems: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
 ) -> list[Resampled]:
-    """Score the baseline and then every system by one of sacreBLEU's metrics, resampling sentences (Koehn 2004).
+    """Score the baseline and every system by one of sacreBLEU's metrics, resampling sentences (Koehn 2004).
 
-    `references` holds one or several whole texts. p is two-sided, that of `sacrebleu --paired-bs`, whose seed is fixed;
-    but systems that score the same have p = 1, where sacreBLEU, which counts only larger differences, would say 0.001.
+    `references` holds one or several whole texts. p is two-sided, as in `sacrebleu --paired-bs` with its fixed seed,
+    except that systems with equal scores have p = 1; sacreBLEU, which counts only larger differences, returns 0.001.
     """
     from sacrebleu.significance import PairedTest
 
     named: list[tuple[str, Sequence[str]]] = [(str(i), outputs) for i, outputs in enumerate([baseline, *systems])]
     test = PairedTest(named, {"score": metric}, [list(text) for text in references], test_type="bs", n_samples=SAMPLES)
-    columns: dict[str, Any] = test()[1]  # the systems' names, and under the score's name what became of each
+    columns: dict[str, Any] = test()[1]  # "System": names; name of the score: results
     first, *others = next(column for name, column in columns.items() if name != "System")
     return [Resampled(first.score, float(first.ci), 1.0)] + [
         Resampled(other.score, float(other.ci), 1.0 if other.score == first.score else other.p_value)
@@ -168,7 +172,7 @@ def paired_bootstrap(
 
 
 def paired_bootstrap_of_ratios(lines: int, systems: Sequence[Ratios]) -> list[Resampled]:
-    """Score systems by ratios of sums, and resample their lines as `paired_bootstrap` does: the same samples and test.
+    """Score systems by ratios of sums, with the samples and the test of `paired_bootstrap`.
 
     The first system is the baseline.
     """
@@ -177,7 +181,7 @@ def paired_bootstrap_of_ratios(lines: int, systems: Sequence[Ratios]) -> list[Re
         times = np.bincount(draw.integers(0, lines, lines), minlength=lines)
         sample[:] = [system.score(times) for system in systems]
     scores = [system.score(np.ones(lines)) for system in systems]
-    ordered, cut = np.sort(drawn, axis=0), SAMPLES // 40  # 2.5 % at either end
+    ordered, cut = np.sort(drawn, axis=0), SAMPLES // 40  # 2.5 % at each end
     margins = (ordered[SAMPLES - cut - 1] - ordered[cut]) / 2
     gaps = np.abs(drawn - drawn[:, :1])
     larger = (gaps - gaps.mean(axis=0) > np.abs(np.subtract(scores, scores[0]))).sum(axis=0)
@@ -187,15 +191,8 @@ def paired_bootstrap_of_ratios(lines: int, systems: Sequence[Ratios]) -> list[Re
     ]
 
 
-def _margin(values: Sequence[float], mean: float) -> float | None:
-    if len(values) == 1:
-        return None
-    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return _quantile(len(values) - 1) * math.sqrt(variance / len(values))
-
-
 def _quantile(freedom: int) -> float:
-    """Return Student's t that so many degrees of freedom exceed in 2.5 % of cases."""
+    """Return the 97.5 % quantile of Student's t with the given degrees of freedom."""
     return float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 

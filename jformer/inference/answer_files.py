@@ -1,8 +1,8 @@
-"""Files in, files out, window by window: any number of lines in the memory of one window.
+"""Answer or score a file line by line, in windows of bounded memory.
 
 A window is read, answered, written and flushed before the next one is read. The first window of a file is one batch,
-to show something soon; the others are as many lines as take about SECONDS. Lines from a pipe or a keyboard are
-answered as they arrive: a window is all that is waiting.
+so that output appears early; the others take about SECONDS each. Lines from a pipe or a keyboard are answered as they
+arrive: a window is all the lines that are waiting.
 """
 
 import contextlib
@@ -31,20 +31,20 @@ from jformer.inference.predict import Predictor, load
 from jformer.parallel import processes
 
 WINDOW = 4_096  # lines
-SECONDS = 20.0  # that a window takes, about: the most work that a killed command loses
-CHARACTERS = 1 << 22  # of a window: the line that exceeds it is the last one
+SECONDS = 20.0  # target duration of a window: a killed command loses at most about this much work
+CHARACTERS = 1 << 22  # of a window; the line that exceeds this is its last
 FLATTENED = "outputs with line breaks written as spaces, which decode.outputs=jsonl keeps"
-HEAD = 1 << 16  # bytes by which one input is told from another
+HEAD = 1 << 16  # bytes of an input that identify it
 WARNINGS = 10
 
 T = TypeVar("T")
-Asked = TypeVar("Asked")  # what a line becomes: a request to answer, or a question to score
+Asked = TypeVar("Asked")  # a parsed line: a request to answer, or a question to score
 Line = tuple[int, str]
 """Its number, from 0, and its text."""
 
 
 class Job(NamedTuple, Generic[Asked]):
-    """What to do with every line of an input."""
+    """How to read and answer the lines of an input."""
 
     source: str  # a path, or '-' for standard input
     target: str  # a path, or '-' for standard output
@@ -57,19 +57,19 @@ class FileProgress:
     """Counts lines read, answered and written, and reports them on standard error."""
 
     def __init__(self, path: Path, compiling: Callable[[], float]) -> None:
-        """Begin; only of a plain file is the total known.
+        """Start; the total is known for plain files only.
 
-        `compiling` returns the seconds spent on compiling so far, which are left out of rates and estimates.
+        `compiling` returns the seconds spent on compiling so far, which rates and estimates leave out.
         """
         self._size = path.stat().st_size if path.is_file() and path.suffix != ".gz" else 0
         self._compiling = compiling
-        self._written = self._answered = self._reading = 0  # lines; the last two since some were written
-        self._read = self._skipped = self._finished = 0  # bytes; those of lines that are written
+        self._written = self._answered = self._reading = 0  # lines; the last two since the last write
+        self._read = self._skipped = self._finished = 0  # bytes: read, skipped, written
         self._warned = 0
         self._began = time.monotonic()
 
     def reported(self) -> contextlib.AbstractContextManager[None]:
-        """Report the progress from time to time inside the context, from the main process alone."""
+        """Report the progress periodically inside the context, from the main process only."""
         return showing_line(self.line, self.share) if processes.is_main_process() else contextlib.nullcontext()
 
     def read(self, size: int, skipped: bool) -> None:
@@ -85,25 +85,25 @@ class FileProgress:
         self._answered += count
 
     def written(self, lines: int) -> None:
-        """Count lines as written: all that were read."""
+        """Count lines as written: all those read so far."""
         self._written, self._answered, self._reading = self._written + lines, 0, 0
         self._finished = self._read
 
     def warn(self, text: str) -> None:
-        """Report a line that was altered; only the first WARNINGS of them, since all are counted."""
+        """Report an altered line, up to WARNINGS of them; all are counted."""
         self._warned += 1
         if self._warned <= WARNINGS:
             _report(text)
 
     def end(self, counts: Mapping[str, int]) -> None:
-        """Report what was done, and all that was counted."""
+        """Report the totals and all counts."""
         _report(", ".join([self._done(), *(counted(count, what) for what, count in counts.items() if count)]))
 
     def line(self) -> str:
-        """Return the progress, and how long the rest will take at the present rate."""
+        """Return the progress, and the time left at the current rate."""
         seconds = time.monotonic() - self._began
         if not self._written + self._answered:
-            return f"no line is answered yet, {seconds:.0f} s"
+            return f"no line answered yet, {seconds:.0f} s"
         at = self._at()
         if not self._size or at <= self._skipped:
             return self._done()
@@ -111,11 +111,11 @@ class FileProgress:
         return f"{self._done()}, {int(left) // 60}:{int(left) % 60:02} left"
 
     def share(self) -> float | None:
-        """Return the share of the input that is answered; None where its length is unknown."""
+        """Return the share of the input that is answered; None if its length is unknown."""
         return self._at() / self._size if self._size else None
 
     def _at(self) -> float:
-        """Return up to which byte the input is answered, estimated within a window."""
+        """Return the byte up to which the input is answered, estimated within a window."""
         share = min(1.0, self._answered / max(1, self._reading))
         return self._finished + share * (self._read - self._finished)
 
@@ -132,18 +132,18 @@ def _report(text: str) -> None:
 
 
 def predict_file(settings: Config, workdir: Path, source: str, target: str, resume: bool = False) -> None:
-    """Answer a file or standard input ('-') into another or standard output: a line for a line, in order.
+    """Answer a file or standard input ('-') into another or standard output: one line per line, in order.
 
     Args:
-        settings: replaces the run's own config, to change how it decodes.
+        settings: replaces the run's own config, to change decoding.
         workdir: of the run.
         source: the file of inputs; "-" = standard input.
         target: the file of outputs; "-" = standard output.
-        resume: continue a half-written output file: keep its whole lines, and skip as many lines of the input. Without
-            it, the file is overwritten.
+        resume: continue a half-written output file: keep its whole lines, and skip that many lines of the input.
+            Otherwise the file is overwritten.
 
     Raises:
-        UserError: with file:line for a line that cannot be read; for an output that is the input, or was begun under
+        UserError: for a line that cannot be read, with file:line; for an output that is the input, or was started with
             other settings.
     """
     options = settings.decode
@@ -168,10 +168,10 @@ def predict_file(settings: Config, workdir: Path, source: str, target: str, resu
 
 
 def score_file(settings: Config, workdir: Path, source: str, target: str, resume: bool = False) -> None:
-    """Score the targets in a file or standard input, and write a line for a line, in order.
+    """Score the targets in a file or standard input, and write one line per line, in order.
 
     Args:
-        settings, workdir, target, resume: those of `predict_file`, which also says what is raised.
+        settings, workdir, target, resume: as for `predict_file`, which lists the errors, too.
         source: the file of questions, as `read_question` reads them; "-" = standard input.
     """
     options = settings.decode
@@ -193,10 +193,10 @@ def score_file(settings: Config, workdir: Path, source: str, target: str, resume
 
 
 def answer_lines(job: Job[Asked], predictor: Predictor, mode: str) -> None:
-    """Do a job, and report its progress and what was altered."""
+    """Run a job, and report its progress and altered lines."""
     path, counts = input_path(job.source), Counter[str]()
     settings = settings_of(predictor, mode, path)
-    done = _found_by_main(lambda: lines_to_keep(Path(job.target), settings) if job.resume else 0)
+    done = _from_main_process(lambda: lines_to_keep(Path(job.target), settings) if job.resume else 0)
     progress = FileProgress(path, lambda: predictor.compile_seconds)
     predictor.on_answered = progress.answered
     lines = numbered_lines(path, done, counts, progress)
@@ -206,7 +206,7 @@ def answer_lines(job: Job[Asked], predictor: Predictor, mode: str) -> None:
         for window in (windows(lines, size) if path.is_file() else arriving(lines))
     )
     with progress.reported():
-        first = next(answers, [])  # before the file is opened: a mistake in the first lines leaves it as it was
+        first = next(answers, [])  # before the file is opened: an error in the first lines leaves it unchanged
         with whole_lines_only(Path(job.target)), _opened(job, settings) as out:
             for texts in chain([first], answers):
                 out.writelines(text + "\n" for text in texts)
@@ -215,8 +215,8 @@ def answer_lines(job: Job[Asked], predictor: Predictor, mode: str) -> None:
     progress.end({**counts, **predictor.counts, "lines kept": done})
 
 
-def _found_by_main(find: Callable[[], T]) -> T:
-    """Return in all processes what the main process finds, as plain JSON, or raise its UserError."""
+def _from_main_process(find: Callable[[], T]) -> T:
+    """Return the main process's result, as plain JSON, in all processes, or raise its UserError."""
     found: list[T] = []
     refusal = ""
     if processes.is_main_process():
@@ -240,7 +240,7 @@ def _opened(job: Job[Asked], settings: dict[str, object]) -> contextlib.Abstract
 
 
 def settings_of(predictor: Predictor, mode: str, path: Path) -> dict[str, object]:
-    """Return all that the lines of an output depend on, as plain JSON; batch sizes are no part of it."""
+    """Return all that the lines of an output depend on, as plain JSON; batch sizes are left out."""
     decode = dataclasses.asdict(predictor.config.decode)
     del decode["batch_size"]
     with path.open("rb") if path.is_file() else contextlib.nullcontext() as file:
@@ -258,16 +258,16 @@ def settings_of(predictor: Predictor, mode: str, path: Path) -> dict[str, object
 def _open_run(settings: Config, workdir: Path, source: str, target: str, resume: bool) -> Predictor:
     """Check the files, then load the predictor of a run.
 
-    Raises UserError, in all processes, for files that cannot be read or written, and if processes would answer
-    different lines, as they would from a pipe.
+    Raises UserError, in all processes, for files that cannot be read or written, and for inputs that differ between
+    processes, such as pipes.
     """
     if target == "-" and resume:
         raise UserError("--resume continues a file: name it by --output")
-    _found_by_main(lambda: check_files(input_path(source), None if target == "-" else Path(target)))
+    _from_main_process(lambda: check_files(input_path(source), None if target == "-" else Path(target)))
     if processes.process_count() > 1:
         if not Path(source).is_file():
             raise UserError(
-                f"--input={source}: several processes answer a plain file, no pipe: name one that all of them see"
+                f"--input={source}: several processes need a plain file, not a pipe: name one that all of them can read"
             )
         processes.check_same({"the text of --input": digest(Path(source))[0]})
     processes.enter_phase("opening the trained run")
@@ -314,9 +314,9 @@ def numbered_lines(path: Path, done: int, counts: Counter[str], progress: FilePr
 
 
 def windows(lines: Iterator[Line], first: int) -> Iterator[list[Line]]:
-    """Yield the lines in lists: `first` of them, then as many as take SECONDS at the speed of the last list.
+    """Yield lists of lines: `first` of them, then as many as take SECONDS at the speed of the last list.
 
-    None is longer than WINDOW, eight times the one before it, or much larger than CHARACTERS.
+    A list has at most WINDOW lines, eight times the one before it, and about CHARACTERS.
     """
 
     def up_to(most: int) -> Iterator[Line]:
@@ -337,7 +337,7 @@ def windows(lines: Iterator[Line], first: int) -> Iterator[list[Line]]:
 
 
 def arriving(lines: Iterator[Line]) -> Iterator[list[Line]]:
-    """Yield the lines in lists as they arrive: as soon as there is one, all that wait. A thread reads ahead."""
+    """Yield lists of lines as they arrive: all that are waiting, at least one. A thread reads ahead."""
     arrived: queue.Queue[Line | Exception] = queue.Queue(WINDOW)
 
     def read() -> None:

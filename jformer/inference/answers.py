@@ -1,4 +1,4 @@
-"""What is asked of a trained run and what it answers, as types. Imports neither JAX nor NumPy.
+"""Types of requests to a trained run and of its answers. Imports neither JAX nor NumPy.
 
 Letters in shapes: l layers, h heads, t positions that attend, s positions attended to.
 """
@@ -33,7 +33,7 @@ class Request(NamedTuple):
     """One input."""
 
     text: str
-    prefix: str = ""  # what the output begins with
+    prefix: str = ""  # the beginning of the output
     constraints: Sequence[str] = ()  # phrases that the output contains
     line: int = 0  # its number, counted from 0; samples depend on it
 
@@ -45,9 +45,9 @@ class Piece(NamedTuple):
     line: int  # the number of its input
     prefix: Sequence[int] = ()
     constraints: Sequence[Sequence[int]] = ()
-    words: Sequence[str] = ()  # that `ids` were made of, where each is answered
-    starts: Sequence[int] = ()  # where the first token of each word stands in `ids`
-    window: "Window | None" = None  # what its tokens are of a question and its context
+    words: Sequence[str] = ()  # that `ids` encode, if each word is answered
+    starts: Sequence[int] = ()  # index in `ids` of the first token of each word
+    window: "Window | None" = None  # the part of a question and its context that it covers
 
 
 class EncodedPair(NamedTuple):
@@ -64,7 +64,7 @@ class TaggedWord(NamedTuple):
     word: str
     tag: str
     probability: float
-    follows: float  # its probability given the tag before: the same, but in a chain of tags (`tasks.crf`)
+    follows: float  # given the tag before; equals `probability` without a CRF (`tasks.crf`)
 
 
 class Alignment(NamedTuple):
@@ -76,17 +76,17 @@ class Alignment(NamedTuple):
 
 
 class Output(NamedTuple):
-    """One answer to an input. Of the three numbers it has those that its search gives; larger is better."""
+    """One answer to an input, with the numbers that its search computes; larger is better."""
 
     text: str
-    ids: tuple[int, ...] = ()  # its tokens, the end symbol included unless it was cut at its limit
+    ids: tuple[int, ...] = ()  # tokens, with the end symbol unless it was cut at its limit
     score: float | None = None  # beam: log-probability / length penalty, of 2 or more beams with the coverage penalty
     log_prob: float | None = None  # sample, mbr, labels and spans: natural logarithm of its probability
     utility: float | None = None  # mbr: its expected utility
     labels: Mapping[str, float] | None = None  # every label's probability, the most probable first
-    alignment: Alignment | None = None  # if it was asked for
-    tags: tuple[TaggedWord, ...] | None = None  # of all words, where each is answered
-    span: tuple[int, int] | None = None  # of an answer in its context: its first character, and the one after its last
+    alignment: Alignment | None = None  # if requested
+    tags: tuple[TaggedWord, ...] | None = None  # of all words, if each is answered
+    span: tuple[int, int] | None = None  # characters of an answer in its context, the end exclusive
 
     @property
     def rank(self) -> float | None:
@@ -95,24 +95,24 @@ class Output(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """How probable a model finds a target."""
+    """The log-probability of a target."""
 
     log_prob: float  # natural, summed over the tokens
     token_log_probs: tuple[float, ...]
     tokens: tuple[str, ...]  # as the vocabulary writes them, the end symbol included
-    cut: bool = False  # source or target were over the model's limit, and what is beyond it was left out
+    cut: bool = False  # source or target exceeded the model's limit and was truncated
 
 
 class SearchTree(NamedTuple):
     """A beam search as a tree, step by step; node 0 is the beginning, every other one appends a token to its parent.
 
-    Log-probabilities are natural. Beams of one group share what they have in common; groups do not.
+    Log-probabilities are natural. Beams of a group share common prefixes; groups do not.
     """
 
     tokens: tuple[str, ...]  # as the vocabulary writes them; "" at node 0
-    parents: "np.ndarray"  # i32 [nodes]: before the node itself, -1 at node 0
-    log_probs: "np.ndarray"  # f32 [nodes], of the token given all before it, as the search counted it
-    scores: "np.ndarray"  # f32 [nodes]: the sum so far; where a hypothesis ended or was cut, what it is ranked by
+    parents: "np.ndarray"  # i32 [nodes]: smaller than the node itself, -1 at node 0
+    log_probs: "np.ndarray"  # f32 [nodes], of the token given its prefix, as used by the search
+    scores: "np.ndarray"  # f32 [nodes]: the sum so far; the ranking score where a hypothesis ended or was cut
     states: tuple[str, ...]  # one of NODE_STATES
     ranks: "np.ndarray"  # i32 [nodes]: 1 at the answer, 2 at the next best output; 0 where no output ends
 
@@ -126,11 +126,11 @@ class SearchTree(NamedTuple):
 
 
 NODE_STATES = {
-    "kept": "went on",
+    "kept": "continued",
     "ended": "ended with the end symbol",
     "cut": "ended at the limit",
-    "left": "was live when the search stopped, as no better output could come",
-    "dropped": "was weighed, and not among the best",
+    "left": "live when the search stopped, as no better output was possible",
+    "dropped": "considered, and not among the best",
 }
 
 
@@ -143,30 +143,30 @@ class Part(enum.Enum):
 
     @property
     def title(self) -> str:
-        """What it is called on a page."""
+        """Its name on a page."""
         return self.value
 
 
 class AttentionWeights(NamedTuple):
-    """How much each position of a text attends to each other one; a row adds up to 1."""
+    """Attention weights between the positions of a text; rows sum to 1."""
 
     part: Part
     weights: "np.ndarray"  # f32 [l h t s]
-    mask: "np.ndarray"  # bool [t s]: True = may attend; where it may not, the weight is 0
-    rows: tuple[str, ...]  # the token at each t, as the vocabulary writes it; of cross-attention the one written there
-    columns: tuple[str, ...]  # the token at each s, the end symbol included; of an image its patches
+    mask: "np.ndarray"  # bool [t s]: True = may attend; otherwise the weight is 0
+    rows: tuple[str, ...]  # the token at each t, as the vocabulary writes it; for cross-attention the predicted one
+    columns: tuple[str, ...]  # the token at each s, with the end symbol; for an image its patches
 
     def entropy(self) -> "np.ndarray":
-        """Return the entropy of every head in nats, the mean of its rows, f32 [l h]: 0 where it sees one token."""
+        """Return the mean entropy of each head's rows in nats, f32 [l h]; 0 if each row attends to one token."""
         import numpy as np
 
         logs = np.log(np.maximum(self.weights, 1e-12))
         return np.asarray(-(self.weights * logs).sum(axis=-1).mean(axis=-1))
 
     def rollout(self) -> "np.ndarray | None":
-        """Return what each position takes from each input through all layers, f32 [t s] (Abnar and Zuidema 2020).
+        """Return the attention rollout through all layers, f32 [t s] (Abnar and Zuidema 2020).
 
-        Heads are averaged, and half of every layer is its residual. None for cross-attention, which is no chain.
+        Heads are averaged, and the residual counts for half of each layer. None for cross-attention.
         """
         import numpy as np
 
@@ -179,24 +179,26 @@ class AttentionWeights(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """One token of a target, and the tokens that the model found most probable in its place."""
+    """One token of a target, and the model's most probable tokens in its place."""
 
     token: str
     probability: float
     likeliest: tuple[tuple[str, float], ...]
-    read: str = ""  # what the model read in its place, where the tokens to predict are hidden
+    read: str = ""  # the input at its place, for tasks that hide tokens
 
 
 class Attended(NamedTuple):
-    """What a model attends to in one source and its target; a part that it lacks is None."""
+    """The attention of a model for one source and target; a missing part is None."""
 
     source: str
     target: str
     encoder: AttentionWeights | None = None  # of the source to itself
-    decoder: AttentionWeights | None = None  # of what was written to itself
-    cross: AttentionWeights | None = None  # of what is written to the source
+    decoder: AttentionWeights | None = None  # of the target to itself
+    cross: AttentionWeights | None = None  # of the target to the source
     choices: tuple[Choice, ...] = ()
-    image: "np.ndarray | None" = None  # u8 [height width channels], where the source is one: square patches, row by row
+    image: "np.ndarray | None" = (
+        None  # u8 [height width channels] if the source is an image: square patches, row by row
+    )
 
     @property
     def parts(self) -> tuple[AttentionWeights, ...]:
@@ -205,7 +207,7 @@ class Attended(NamedTuple):
 
 
 def check_requests(requests: Iterable[Request | str], usage: str, one_line: bool) -> list[Request]:
-    """Return texts as requests, numbered in order; raise UserError as `check_texts` does, also for their phrases."""
+    """Return texts as requests, numbered in order; raise UserError as `check_texts` does, for phrases, too."""
     if isinstance(requests, str) or not isinstance(requests, Iterable):
         check_texts(requests, usage, one_line=False)
     asked = [each if isinstance(each, Request) else Request(each, line=i) for i, each in enumerate(requests)]
@@ -225,15 +227,15 @@ def check_pairs(pairs: Iterable[AnyPair], usage: str, one_line: bool, answered: 
     checked = list(pairs)
     for texts in checked:
         if not isinstance(texts, tuple | list) or len(texts) != 2:
-            raise UserError(f"{texts!r:.60} is no pair of source and target: {usage}")
+            raise UserError(f"{texts!r:.60} is not a pair of source and target: {usage}")
         check_texts([text for text in texts if not answered or text is not None], usage, one_line)
     return checked
 
 
 def check_texts(texts: Iterable[Any], usage: str, one_line: bool) -> list[str]:
-    """Return texts, which an iterator gives only once, as a list.
+    """Return texts as a list.
 
-    Raises UserError for a single text, for anything but texts, for a NUL or half of a surrogate pair in one and, with
+    Raises UserError for a single text, for other types, for a text with a NUL or half of a surrogate pair and, with
     `one_line`, for a line break.
     """
     if isinstance(texts, str):
@@ -248,16 +250,16 @@ def check_texts(texts: Iterable[Any], usage: str, one_line: bool) -> list[str]:
             raise UserError(f"text {number} of {len(checked)}: {fault}; remove it")
         if one_line and "\n" in text:
             raise UserError(
-                f"text {number} of {len(checked)} has a line break, which training texts have not: give each line as a "
-                f"text of its own, or replace it by a space: {text!r:.60}"
+                f"text {number} of {len(checked)} has a line break, which training texts never have: pass each line as "
+                f"a separate text, or replace it by a space: {text!r:.60}"
             )
     return checked
 
 
 def whole_groups(sizes: Sequence[int], found: Iterable[Mapping[int, T]]) -> Iterator[dict[int, list[T]]]:
-    """Yield number of a group → what was found for its members, in order, once it is complete; empty groups first.
+    """Yield number of a group → results of its members, in order, once it is complete; empty groups first.
 
-    `found` arrives in parts, by the number of a member, counted one group after the other.
+    `found` yields parts of the results by the number of a member, counted through all groups.
     """
     owners = [number for number, size in enumerate(sizes) for _ in range(size)]
     members = [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
@@ -271,7 +273,7 @@ def whole_groups(sizes: Sequence[int], found: Iterable[Mapping[int, T]]) -> Iter
 
 
 def join_outputs(answers: Sequence[list[Output]], eos: int) -> list[Output]:
-    """Return the outputs of an input from those of its pieces: an empty one for none, the best of each put together."""
+    """Return the outputs of an input from those of its pieces: an empty one for none; the best ones joined."""
     if len(answers) < 2:
         return answers[0] if answers else [Output("")]
     best = [outputs[0] for outputs in answers]
@@ -286,7 +288,7 @@ def join_outputs(answers: Sequence[list[Output]], eos: int) -> list[Output]:
 
 
 def _join_alignments(alignments: Sequence[Alignment | None]) -> Alignment | None:
-    """Return the alignments of several pieces as one, each moved by the tokens of those before it."""
+    """Return the alignments of several pieces as one, with shifted token indices."""
     whole = Alignment((), (), ())
     for each in alignments:
         if each is None:

@@ -1,4 +1,4 @@
-"""Any number of pieces answered fast, in batches of few shapes: sorted by length, two at a time, long outputs last."""
+"""Batching: pieces are sorted by length and answered in batches of few shapes, two at a time, long outputs last."""
 
 import contextlib
 import time
@@ -26,20 +26,20 @@ SMALL_BATCH = 8
 # Rows for few pieces, as typed by a person, who should not wait for a whole batch. On CPUs, XLA multiplies a single
 # row slower than two rows, so one row is used only with several hypotheses.
 FEW = (1, 2, SMALL_BATCH)
-MOSTLY = 1 / 4  # where more outputs than this share had no room in short attempts, there are none for a while:
-EVIDENCE = 64  # pieces, at least, that short attempts were made at before they are judged
-WHILE = 4_096  # pieces; then the text may have changed, and short attempts are tried again
+MOSTLY = 1 / 4  # if more than this share of outputs did not fit short attempts, these pause:
+EVIDENCE = 64  # minimum pieces in short attempts before deciding
+WHILE = 4_096  # pieces without short attempts; then they are tried again, as the text may have changed
 
 
 class NBest(NamedTuple):
-    """What a search found for one piece, best first."""
+    """The outputs of a search for one piece, best first."""
 
     tokens: list[list[int]]
     scores: list[float]
 
 
 Found = NBest | ClassScores | Estimates | Tags | Spans
-"""What was found for one piece: of a head, one row of its arrays."""
+"""The result for one piece; for a head, one row of its arrays."""
 
 
 class CompileClock:
@@ -64,7 +64,7 @@ Program = Callable[[Sequence[PyTree], Mapping[str, np.ndarray], int], Any]
 
 
 class BatchedSearch:
-    """A compiled search or head over any number of pieces; it learns whether a first attempt with little room pays."""
+    """A compiled search or head for any number of pieces; it learns whether a short first attempt pays."""
 
     def __init__(self, search: Program, inputs: Inputs, mesh: Mesh | None) -> None:
         """Take a program of `make_answer`; the devices of a mesh share the rows of a batch."""
@@ -76,8 +76,8 @@ class BatchedSearch:
 
     def forget(self) -> None:
         """Forget whether outputs are short."""
-        self._tried = self._unfinished = 0  # pieces that a short attempt was made at, and those it had no room for
-        self._left = 0  # pieces still to be answered without a short attempt
+        self._tried = self._unfinished = 0  # pieces in short attempts, and those that did not fit
+        self._left = 0  # pieces to answer before the next short attempt
 
     @property
     def outputs_are_short(self) -> bool:
@@ -98,7 +98,7 @@ class BatchedSearch:
     def __call__(
         self, params: Sequence[PyTree], pieces: Sequence[Piece], on_answered: Callable[[int], None]
     ) -> Iterator[dict[int, Found]]:
-        """Yield number of a piece → what was found for it, batch by batch, while the next batches are being computed.
+        """Yield number of a piece → its result, batch by batch, while the next batches are computed.
 
         `on_answered` is given the number of pieces of each batch that is done.
 
@@ -126,7 +126,7 @@ class BatchedSearch:
     def _attempt(
         self, params: Sequence[PyTree], pieces: Sequence[Piece], indices: Sequence[int], rows: int, attempt: Attempt
     ) -> Iterator[dict[int, Found]]:
-        """Yield index → what was found, batch by batch, of those pieces that had enough room."""
+        """Yield index → result, batch by batch, for the pieces that had enough room."""
         for batch, arrays in self._compute_all(params, pieces, indices, rows, attempt):
             found = ((i, read_row(arrays, row)) for row, i in enumerate(batch))
             yield {i: one for i, one in found if one is not None}
@@ -139,7 +139,7 @@ class BatchedSearch:
         rows: int,
         attempt: Attempt,
     ) -> Iterator[tuple[Sequence[int], Any]]:
-        """Yield the indices of each batch and its arrays, while the next batches are being computed."""
+        """Yield the indices of each batch and its arrays, while the next batches are computed."""
         running: deque[tuple[Sequence[int], Future[Any]]] = deque()
         with ThreadPoolExecutor(self._concurrent) as pool:
             for order in sorted_batches([len(pieces[i].ids) for i in indices], rows):
@@ -149,7 +149,7 @@ class BatchedSearch:
                 arrays, longest = self.inputs.arrays([pieces[i] for i in batch], rows, attempt)
                 with self.clock.batch((longest, *shapes_of(arrays))) as first:
                     future = pool.submit(self._compute, params, arrays, longest)
-                    if first:  # wait, else the next batch would compile the same once more
+                    if first:  # wait: the next batch would compile the same program again
                         future.exception()
                 running.append((batch, future))
                 if len(running) > self._concurrent:
@@ -163,7 +163,7 @@ class BatchedSearch:
 
 
 def read_row(arrays: Any, row: int) -> Found | None:
-    """Return what a program found for one row; None where a search had no more room. Raise UserError for NaN scores."""
+    """Return the result for one row; None if the search ran out of room. Raise UserError for NaN scores."""
     if not isinstance(arrays, Decoded):
         found = type(arrays)(*(array[row] for array in arrays))
         refuse_nan(found[-1])
@@ -190,7 +190,7 @@ def concurrent_batches(mesh: Mesh | None) -> int:
 
 
 def batch_rows(count: int, batch_size: int, mesh: Mesh | None, hypotheses: int = 1) -> int:
-    """Return the rows of the batches for `count` pieces: few for few pieces, and what the mesh divides evenly."""
+    """Return the rows of the batches for `count` pieces: fewer for few pieces, and a multiple of the row shards."""
     rows = min(batch_size, next((rows for rows in FEW if count <= rows and rows * hypotheses > 1), batch_size))
     return round_up_rows(rows, mesh) if mesh else rows
 
@@ -203,7 +203,7 @@ def sorted_batches(lengths: Sequence[int], rows: int) -> Iterator[Sequence[int]]
 
 
 def ignore(count: int) -> None:
-    """Do nothing: the callback of those who do not count answers."""
+    """Do nothing: the default callback for answer counts."""
 
 
 def refuse_nan(scores: Any) -> None:

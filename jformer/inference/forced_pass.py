@@ -1,4 +1,4 @@
-"""Forced passes over given targets: how probable they are, and what a model attends to in them.
+"""Forced passes over given targets: their log-probabilities, and the attention of the model.
 
 Letters in shapes: b rows of a batch, t target positions, s source positions, d d_model, v entries of the vocabulary,
 l layers, h heads.
@@ -32,9 +32,9 @@ from jformer.tasks.crf import allowed_states, pair_shares
 from jformer.tasks.losses import span_log_probs
 
 Scorer = Callable[[Sequence[PyTree], Mapping[str, np.ndarray]], dict[str, Array]]
-TOKENS = 1_024  # projected to the vocabulary at a time: logits of a whole batch would be its largest array by far
+TOKENS = 1_024  # projected to the vocabulary at a time: logits of a whole batch would be the largest array by far
 LIKELIEST = 5  # tokens that are shown for every position
-MASK, SENTINEL = "<mask>", "<extra_id_{}>"  # as BART and T5 call theirs: ids of noise, past the vocabulary
+MASK, SENTINEL = "<mask>", "<extra_id_{}>"  # as in BART and T5: ids of noise, beyond the vocabulary
 BLOCKS = {  # part → where the weights of a Transformer's layers are
     Part.ENCODER_SELF: ("encoder", "self_attn"),
     Part.DECODER_SELF: ("decoder", "self_attn"),
@@ -148,14 +148,14 @@ class ForcedPass:
 
 
 class WatchedPass:
-    """A compiled forced pass that shows what it attends to, over any number of sources with their targets."""
+    """A compiled forced pass that records attention, for any number of sources with their targets."""
 
     def __init__(self, model: Model, inputs: Inputs) -> None:
         """Compile nothing yet."""
         self._model, self._inputs = model, inputs
 
     def __call__(self, params: PyTree, pairs: Sequence[Pair]) -> list[Attended]:
-        """Return what is attended to in every pair, in order; of a context in windows, in the one with the answer.
+        """Return the attention for every pair, in order; for a context in windows, in the one with the answer.
 
         Raises UserError for NaN scores, and for a pair that the task cannot read.
         """
@@ -195,7 +195,7 @@ class WatchedPass:
         labels = {
             Part.ENCODER_SELF: (source, source),
             Part.DECODER_SELF: (read, read),
-            Part.CROSS: (written, source),  # a weight stands beside the token that it helped to write
+            Part.CROSS: (written, source),  # a row belongs to the token that it helps to predict
         }
         for part, (weights, mask) in _arrays(seen).items():
             rows, columns = labels[part]

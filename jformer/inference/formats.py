@@ -20,7 +20,7 @@ class Question(NamedTuple):
 
     source: str
     targets: tuple[str, ...]
-    ranked: bool = False  # they came as a list, and are written in the order of their scores
+    ranked: bool = False  # given as a list, and written in the order of their scores
 
 
 def read_request(number: int, line: str, form: str, counts: Counter[str], continues: bool = False) -> Request:
@@ -174,7 +174,7 @@ def _object(
 
 
 def one_line(text: str) -> str:
-    """Return a text with its line breaks made spaces."""
+    """Return a text with its line breaks replaced by spaces."""
     return " ".join(text.split("\n"))
 
 
@@ -197,7 +197,7 @@ def _json(record: Mapping[str, object]) -> str:
 
 
 def _numbers(output: Output) -> dict[str, Any]:
-    """Return the numbers that an output has, by name."""
+    """Return the numbers of an output by name."""
     values = {name: getattr(output, name) for name in ("score", "log_prob", "utility")}
     numbers: dict[str, Any] = {name: _number(value) for name, value in values.items() if value is not None}
     if output.labels is not None:

@@ -38,34 +38,34 @@ from jformer.parallel.sharding import over_rows
 from jformer.plugins import is_own
 
 KEPT = 16  # programs of each kind that are cached
-STREAM_STEPS = 2  # tokens between two looks at a search: each look costs a fraction of a step of a small model
+STREAM_STEPS = 2  # tokens between updates of a stream: each costs a fraction of a step of a small model
 # Options that no program reads: those of files and shapes, and those that the models and the vocabulary carry.
 UNREAD = ("forbid", "only", "ensemble", "inputs", "outputs", "scores", "alignments", "overlong", "batch_size")
 
 
 class SearchBatch(Batch, total=False):
-    """What a search reads beside what the models encode. Inputs that ask for them bring prefixes and constraints."""
+    """The inputs of a search beside the encoded sources; prefixes and constraints are optional."""
 
-    prompt: Int[Array, "b p"]  # tokens that are there before the search; the first is BOS
+    prompt: Int[Array, "b p"]  # tokens before the search; the first is BOS
     prompt_length: Int[Array, " b"]  # at least 1
     limit: Int[Array, " b"]  # the most tokens to add; 0 for a row that only fills the batch
     line: Int[Array, " b"]  # the number of the input line, from which samples are drawn
-    max_unfinished: int | Int[Array, ""]  # rows, the last ones, that may be left unfinished; 0 where it is missing
+    max_unfinished: int | Int[Array, ""]  # last rows that may be left unfinished; 0 if missing
     prefix: Int[Array, "b p"]  # the beginning of the output
     prefix_length: Int[Array, " b"]
     constraints: Int[Array, "b p l"]  # phrases in the output
 
 
 class SearchSetup(NamedTuple):
-    """All that a search depends on beside parameters and batch; `make_setup` makes one, and programs are cached by it.
+    """All that a search depends on beside parameters and batch, made by `make_setup`; programs are cached by it.
 
     What a token may attend to is up to the models: a search hands them tokens and asks for logits.
     """
 
     models: tuple[Model, ...]  # an ensemble, whose probabilities are averaged
     options: DecodeConfig  # without those in UNREAD
-    vocabulary: bytes  # of a mask: an array cannot be a key
-    symbols: Symbols  # what begins, ends and fills an output
+    vocabulary: bytes  # of a mask, as arrays are not hashable
+    symbols: Symbols  # BOS, EOS and PAD of outputs
     mesh: Mesh | None  # over whose data and fsdp the rows are split
     platform: str  # that it is traced for
 
@@ -87,8 +87,8 @@ def make_setup(
     Args:
         models: one, or an ensemble of the same vocabulary.
         options: how to search; those that no program reads are set to their defaults.
-        vocabulary: of every id, whether it may be written, from `writable`.
-        symbols: what begins, ends and fills an output.
+        vocabulary: whether each id may be written, from `writable`.
+        symbols: BOS, EOS and PAD of outputs.
         mesh: over whose data and fsdp the rows are split.
     """
     unread: dict[str, Any] = {name: DEFAULTS[name] for name in UNREAD}
@@ -120,7 +120,7 @@ def make_answer(setup: SearchSetup, answer: str) -> jax.stages.Wrapped:
 
 @functools.lru_cache(KEPT)
 def make_recorder(setup: SearchSetup) -> jax.stages.Wrapped:
-    """Return the compiled (parameters of every model, batch, room) → (Decoded, Trace): a search and all it weighed.
+    """Return the compiled (parameters of every model, batch, room) → (Decoded, Trace): a search and all its candidates.
 
     It finds what the program of `make_answer` finds.
     """
@@ -204,7 +204,7 @@ def search_ids(
         params: its parameters.
         batch: the arrays of the source, as `tasks.batch_arrays.make_batch` makes them; of a language model nothing.
         room: the most tokens of an output.
-        prompt: what the outputs go on from, PAD behind it; None: BOS alone.
+        prompt: the tokens that outputs continue, padded with PAD; None = BOS alone.
 
     Raises:
         UserError: for options that cannot work together.
@@ -229,7 +229,7 @@ def search_ids(
 def _begin(
     setup: SearchSetup, params: Sequence[PyTree], batch: SearchBatch, room: int
 ) -> tuple[Step, Cache, Start, Rules]:
-    """Return what every search begins with."""
+    """Return the initial state that all searches share."""
     models, options = setup.models, setup.options
     each = zip(models, params, strict=True)
     params = [in_compute_dtype(stack_layers(tree), model.config.dtype) for model, tree in each]
@@ -304,7 +304,7 @@ def _separate(cache: Cache, copies: int) -> Cache:
 
 
 def _side_by_side(caches: Sequence[Cache]) -> Cache:
-    """Lay the caches of several models side by side, so that a search sees one."""
+    """Combine the caches of several models into one for the search."""
     own = tuple({key: cache[key] for key in FOLLOW_BEAMS} for cache in caches)
     rest = tuple({key: cache[key] for key in cache if key not in FOLLOW_BEAMS} for cache in caches)
     return {"position": caches[0]["position"], "self": own, "shared": rest}
@@ -385,7 +385,7 @@ def _keys(seed: int, lines: Int[Array, " b"], samples: int) -> Key[Array, " rows
 
 
 class PreparedParams:
-    """Parameters in the form that answers are computed from fastest, kept from one call to the next.
+    """Parameters in the fastest form for answers, cached between calls.
 
     Kernels are rounded to the compute dtype once rather than in every call. On a CPU, layers are also taken apart: a
     stack holds one array for all its layers, of which XLA would copy each layer's part before every product. Together
@@ -394,7 +394,7 @@ class PreparedParams:
     """
 
     def __init__(self, models: Sequence[Model], mesh: Mesh | None, rounded: bool, enabled: bool = True) -> None:
-        """Copy nothing yet; unless `enabled`, parameters are used as they are. Heads compute by unrounded kernels."""
+        """Copy nothing yet; unless `enabled`, parameters are used unchanged. Heads keep unrounded kernels."""
         self._enabled = enabled
         self._prepare = [
             _make_prepare(

@@ -44,7 +44,7 @@ class Estimates(NamedTuple):
 class Spans(NamedTuple):
     """The most probable spans of a window, best first, after the hypothesis that it holds no answer.
 
-    A span is its first and its last token; (0, 0) says that there is no answer. Unused slots have log-probability -inf.
+    A span is its first and its last token; (0, 0) = no answer. Unused slots have log-probability -inf.
     """
 
     ends: Int[Array, "b n 2"]
@@ -81,7 +81,7 @@ def _several_labels(logits: Float[Array, "b t v"], batch: Batch, options: Decode
 
 
 def _read_labels(scores: ClassScores, tokenizer: Tokenizer, piece: Piece) -> list[Output]:
-    """Return the labels more probable than not, and the probability that these and no others are right."""
+    """Return the labels with probability above 1/2, and the probability of exactly this set."""
     labels = _probabilities(scores, tokenizer)
     ids = tuple(NUM_SYMBOLS + i for i, value in enumerate(scores.log_probs.tolist()) if math.exp(value) > 0.5)
     log_prob = sum(math.log(max(p, 1 - p)) for p in labels.values())
@@ -109,7 +109,7 @@ def _read_number(estimate: Estimates, tokenizer: Tokenizer, piece: Piece) -> lis
 def pieces_of_words(encoder: ExampleEncoder, requests: Sequence[Request], counts: Counter[str]) -> list[list[Piece]]:
     """Return the pieces of every request, none for one without words.
 
-    An input over the model's limit is split between words, whatever decode.overlong says: a word left out would get no
+    An input over the model's limit is split between words, regardless of decode.overlong: a truncated word would get no
     tag. Of a word that is over the limit alone, the first tokens are read.
     """
     groups, side = list[list[Piece]](), encoder.source
@@ -230,7 +230,7 @@ def read_spans(spans: Spans, tokenizer: Tokenizer, piece: Piece) -> list[Output]
 
 
 def best_of_windows(answers: Sequence[Sequence[Output]], options: DecodeConfig) -> list[Output]:
-    """Return the outputs for a question of what was read in each of its windows, best first.
+    """Return the outputs for a question from the spans of all its windows, best first.
 
     A span counts as where it is most probable. No answer counts as where it is least probable, since all windows but
     those of the answer have none, plus decode.no_answer_threshold (Devlin et al. 2019, section 4.3).

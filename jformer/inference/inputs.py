@@ -1,4 +1,4 @@
-"""How texts become pieces, and pieces the arrays of a batch for a model and its search. No model here.
+"""Converts texts into pieces, and pieces into the arrays of a batch for a model and its search. No model here.
 
 Letters in shapes: b rows of a batch, v entries of the vocabulary.
 """
@@ -30,17 +30,17 @@ PHRASE_MULTIPLE = 8  # prefixes and constraints are padded to multiples of this
 
 
 class Attempt(NamedTuple):
-    """How much room a search gets."""
+    """The room of a search."""
 
-    short: bool = False  # room for outputs of usual length alone; longer ones are left unfinished
-    min_length: int = 0  # tokens that inputs are padded to, at least
+    short: bool = False  # room for outputs of usual length; longer ones are left unfinished
+    min_length: int = 0  # minimum padded length of inputs, in tokens
 
 
 WHOLE = Attempt()
 
 
 class Inputs:
-    """How texts become pieces and pieces arrays, for one task, its tokenizers and the options of decoding."""
+    """Converts texts into pieces and pieces into arrays, for one task, its tokenizers and decoding options."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Inputs:
         tokenizers: tuple[Tokenizer, Tokenizer],
         models: Sequence[ModelConfig],
     ) -> None:
-        """Find the longest sequence that all models have positions for, and the ids that they all have.
+        """Find the longest sequence and the ids that all models support.
 
         Raises UserError for decode.overlong='split' where answers cannot be joined.
         """
@@ -61,7 +61,7 @@ class Inputs:
         if options.overlong == "split" and task.answer not in ("", "text", "tags"):
             raise UserError(f"decode.overlong='split' joins translations, not a {task.answer}: use 'cut'")
         self.counts: Counter[str] = Counter()
-        self.of_images = isinstance(tokenizers[0], ImageTokenizer)  # whose shape no batch has to make room for
+        self.of_images = isinstance(tokenizers[0], ImageTokenizer)  # whose shape is fixed
         self.continues = task.answer == "continuation"
         self.encoder = task.encoder(*tokenizers, evaluating=True)
         self.features = task.features(*tokenizers)
@@ -211,7 +211,7 @@ class Inputs:
         return arrays
 
     def noised_arrays(self, text: str) -> dict[str, np.ndarray]:
-        """Return the batch of one text, parts of which the task's noise hides: the same ones each time."""
+        """Return the batch of one text, with parts hidden by the task's noise, with a fixed seed."""
         (pair,) = self.encode_pairs([(text, text)])  # a side either reads it or holds nothing
         sizes = self.features.lengths(np.array([len(pair.source)]), np.array([len(pair.target)]))
         needed = max(int(size[0]) for size in sizes)
@@ -223,7 +223,7 @@ class Inputs:
         return arrays
 
     def length(self, source: Sequence[int]) -> int:
-        """Return how many tokens of a source a batch must have room for: of an image none."""
+        """Return how many source tokens a batch needs room for; none for an image."""
         return 0 if self.of_images else len(source)
 
     def _features(

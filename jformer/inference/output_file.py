@@ -1,6 +1,6 @@
-"""The file of answers: overwritten, or continued where an earlier command stopped, under the same settings.
+"""The file of answers: overwritten, or continued where an earlier command stopped, with the same settings.
 
-Beside it, NAME.settings.json records all that its lines depend on.
+NAME.settings.json next to it records all that its lines depend on.
 """
 
 import contextlib
@@ -27,16 +27,16 @@ def input_path(source: str) -> Path:
 def refuse_input(source: Path, target: Path, recorded: bool = False) -> None:
     """Raise UserError if the output, or with `recorded` its record, is the input, even through a link.
 
-    Writing would destroy what is to be read.
+    Writing would destroy the input.
     """
     for written in (target, _record(target))[: 1 + recorded]:
         if written.is_file() and source.exists() and source.samefile(written):
             also = f", which also writes {written}," if written != target else ""
-            raise UserError(f"--output={target}{also} is the input itself, which would be destroyed: name another file")
+            raise UserError(f"--output={target}{also} is the input itself and would overwrite it: name another file")
 
 
 def check_files(source: Path, target: Path | None) -> None:
-    """Raise UserError for an input that does not exist and for an output that cannot be written."""
+    """Raise UserError if the input does not exist or the output cannot be written."""
     if not source.exists() or source.is_dir():
         found = "is a folder" if source.is_dir() else "does not exist"
         raise UserError(f"--input={source} {found}: name a file with a line for each text")
@@ -54,8 +54,8 @@ def check_files(source: Path, target: Path | None) -> None:
 def lines_to_keep(target: Path, settings: Mapping[str, object]) -> int:
     """Count the whole answers in a half-written file, and truncate it after the last one.
 
-    An answer is a line, or with decode.outputs='conll' the lines up to an empty one. Raises UserError where they were
-    written under other settings, or the record of those cannot be read.
+    An answer is a line, or with decode.outputs='conll' the lines up to an empty one. Raises UserError if they were
+    written with other settings, or if the record of the settings cannot be read.
     """
     if not target.is_file() or not target.stat().st_size:
         return 0
@@ -63,14 +63,14 @@ def lines_to_keep(target: Path, settings: Mapping[str, object]) -> int:
         before = parse_object(_record(target).read_bytes())
     except (OSError, ValueError) as error:
         raise UserError(
-            f"--resume: {_record(target)} does not say how {target} was begun ({_reason(error)}); leave out --resume "
-            "to overwrite it"
+            f"--resume: the settings of {target} cannot be read from {_record(target)} ({_reason(error)}); leave out "
+            "--resume to overwrite it"
         ) from error
     now = json.loads(json.dumps(settings))
     for key in [*now, *before]:
         if now.get(key) != before.get(key):
             raise UserError(
-                f"--resume: {target} was begun with {key}={before.get(key)!r}, this command has {now.get(key)!r}: "
+                f"--resume: {target} was started with {key}={before.get(key)!r}, this command has {now.get(key)!r}: "
                 f"{'take that run' if key == 'model' else 'set it back'}, or leave out --resume to overwrite the file"
             )
     return whole_lines(target, last="\n" if settings.get("decode.outputs") == "conll" else "")
@@ -89,7 +89,7 @@ def whole_lines(path: Path, last: str = "") -> int:
 
 
 def open_output(target: Path, resume: bool, settings: Mapping[str, object]) -> IO[str]:
-    """Open a file to append to it, or to overwrite it; its record is written first."""
+    """Open a file for appending or overwriting; its record is written first."""
     try:
         if not resume or not _record(target).exists():
             record = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
@@ -111,7 +111,9 @@ def whole_lines_only(target: Path) -> Iterator[None]:
         if not target.is_file():
             raise
         done, again = whole_lines(target), "make room there, and continue with --resume"
-        raise UserError(f"--output={target}: full after {done} lines ({error.strerror or error}); {again}") from error
+        raise UserError(
+            f"--output={target}: writing failed after {done} lines ({error.strerror or error}); {again}"
+        ) from error
 
 
 def _reason(error: OSError | ValueError) -> str:

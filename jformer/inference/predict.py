@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 
 
 class Predictor:
-    """A trained model with its tokenizers: `predict` answers texts, `score` says how probable given answers are."""
+    """A trained model with its tokenizers: `predict` answers texts, `score` computes log-probabilities of answers."""
 
     def __init__(
         self, run: "Trained", members: "Sequence[Trained]" = (), mesh: Mesh | None = None, prepare: bool = True
     ) -> None:
-        """Take a run; its `params` may be replaced in the course of training.
+        """Take a run; its `params` may be replaced during training.
 
         `members` are models of the same vocabulary that form an ensemble with this one. The devices of a mesh share the
         rows of a batch; without one, everything is computed where the parameters lie. With `prepare`, a copy of the
@@ -61,7 +61,7 @@ class Predictor:
         self.config, self.task, self.tokenizers = run.config, run.task, run.tokenizers
         self.model, self.params, self.steps = run.model, run.params, run.steps
         self.members, self.mesh = members, mesh
-        self.on_answered: Callable[[int], None] = ignore  # is given how many more inputs, or pieces, are answered
+        self.on_answered: Callable[[int], None] = ignore  # called with the number of newly answered inputs or pieces
         options, self.models = run.config.decode, (run.model, *(member.model for member in members))
         self.inputs = Inputs(options, run.task, run.tokenizers, [model.config for model in self.models])
         self._forced, self._watched = ForcedPass(self.models, self.inputs, mesh), WatchedPass(run.model, self.inputs)
@@ -92,7 +92,7 @@ class Predictor:
         return self._forced.clock.seconds + (self._search.clock.seconds if self._search else 0.0)
 
     def forget(self) -> None:
-        """Reset the counts, and what was learned of the length of outputs. Compiled programs stay."""
+        """Reset the counts and the statistics of output lengths; compiled programs are kept."""
         self.counts.clear()
         if self._search:
             self._search.forget()
@@ -111,7 +111,7 @@ class Predictor:
 
     @property
     def prepared_params(self) -> Sequence[PyTree]:
-        """The same in the form that searches compute from fastest; made once for the same parameters."""
+        """The parameters in the fastest form for searches; prepared once."""
         return self._prepare(self.all_params)
 
     def predict(self, texts: Iterable[str]) -> list[str]:
@@ -150,7 +150,7 @@ class Predictor:
             yield dict(zip(some, answers, strict=True))
 
     def answers(self, groups: Sequence[Sequence[Piece]], found: Sequence[Found]) -> list[list[Output]]:
-        """Return the outputs for every request, given as its pieces, from what was found for all pieces in turn."""
+        """Return the outputs for every request, given as its pieces, from the results for all pieces in order."""
         pieces = [piece for group in groups for piece in group]
         outputs = [self._outputs(piece, each) for piece, each in zip(pieces, found, strict=True)]
         if self.config.decode.alignments:
@@ -190,7 +190,7 @@ class Predictor:
         return scored
 
     def attend(self, pairs: Iterable[tuple[str, str | None]]) -> list[Attended]:
-        """Return what the run attends to in every (source, target) pair, in order: all layers and heads of every part.
+        """Return the attention weights for every (source, target) pair, in order: all layers and heads of every part.
 
         A target of None is the run's own answer. A language model reads a target alone; without one, it continues the
         source. A label is a target; an answer to a question is words of its context, and of several windows of it the
@@ -219,7 +219,7 @@ class Predictor:
         return join(answers, self.config.decode) if join else join_outputs(answers, self.inputs.symbols.eos)
 
     def _outputs(self, piece: Piece, found: Found) -> list[Output]:
-        """Return what was found for a piece, as texts; the samples of mbr are ranked by their utility."""
+        """Return the results for a piece as texts; samples of mbr are ranked by utility."""
         options = self.config.decode
         if not isinstance(found, NBest):
             return HEADS[self.task.answer].read(found, self.tokenizers[1], piece)
@@ -237,7 +237,7 @@ class Predictor:
         return outputs or [self._output([], [], -math.inf)]
 
     def _output(self, written: Sequence[int], ids: Sequence[int], value: float) -> Output:
-        """Return ids as text, with the number that this kind of search gives."""
+        """Return ids as text, with the number that this kind of search computes."""
         text = self.tokenizers[1].decode(written)
         if self.config.decode.search == "beam":
             return Output(text, tuple(ids), score=value)
@@ -267,7 +267,7 @@ class Predictor:
 
 
 def load(workdir: str | os.PathLike[str], overrides: "Config | None" = None, mesh: Mesh | None = None) -> Predictor:
-    """Return the Predictor of a trained run; `overrides` replaces its saved config, to change how it decodes.
+    """Return the Predictor of a trained run; `overrides` replaces its saved config, to change decoding.
 
     With decode.ensemble, the runs named there form an ensemble with this one, each with the weights that its own config
     names. All compute in decode.dtype. The devices of the mesh share the rows of a batch: those that `overrides` lays

@@ -1,4 +1,4 @@
-"""A trained run read back from its directory, to answer with it or to start another run from it."""
+"""Restore a trained run from its directory, to answer with it or to start another run from it."""
 
 import dataclasses
 import os
@@ -33,7 +33,7 @@ class Trained:
 
 
 def saved_config(workdir: str | os.PathLike[str], **decode: object) -> Config:
-    """Return the config of a run with some options of decoding replaced; raise UserError for one that cannot work.
+    """Return the config of a run with some options of decoding replaced; raise UserError for an invalid one.
 
     Outputs are not limited to text: alignments, for example, may be asked for.
     """

@@ -23,7 +23,7 @@ from jformer.inference.inputs import Inputs
 
 
 class RecordedSearch:
-    """A compiled beam search that records all it weighs, over any number of pieces."""
+    """A compiled beam search that records all candidates, for any number of pieces."""
 
     def __init__(self, setup: SearchSetup, inputs: Inputs) -> None:
         """Compile nothing yet."""
@@ -50,7 +50,7 @@ class RecordedSearch:
 
 
 def refuse_without_beam(answer: str, options: DecodeConfig) -> None:
-    """Raise UserError where answers of this kind are searched for with fewer than two beams."""
+    """Raise UserError if answers of this kind are searched for with fewer than two beams."""
     if not answer or answer in HEADS:
         raise UserError("this run writes no text, so it has no search to show: a translator or a language model has")
     if not has_beam(answer, options):
@@ -76,7 +76,7 @@ def read_tree(trace: Trace, outputs: NBest, eos: int, names: Sequence[str], limi
     """Return the tree of one sentence.
 
     Args:
-        trace: of the sentence alone: arrays [t …].
+        trace: of this sentence: arrays [t …].
         outputs: what the search returned, best first.
         eos: the end symbol.
         names: how the vocabulary writes every id.
@@ -105,7 +105,7 @@ def read_tree(trace: Trace, outputs: NBest, eos: int, names: Sequence[str], limi
 
 
 def _add_step(nodes: list[_Node], beams: np.ndarray, step: Trace, eos: int) -> np.ndarray:
-    """Add a node for everything that a step weighed; return the node that each beam [n] stands at from then on."""
+    """Add a node for every candidate of a step; return the node of each beam [n] after it."""
     live = zip(step.live_parents.tolist(), step.live_tokens.tolist(), step.live_sums.tolist(), strict=True)
     beam_of = {(parent, token): beam for beam, (parent, token, total) in enumerate(live) if total > -np.inf}
     ends = zip(step.end_parents.tolist(), step.end_scores.tolist(), strict=True)

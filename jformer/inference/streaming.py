@@ -23,10 +23,10 @@ BROKEN = "\N{REPLACEMENT CHARACTER}"  # the bytes of a character so far
 
 
 class StreamUpdate(NamedTuple):
-    """What is new of a request."""
+    """An update of a request."""
 
     request: int
-    text: str  # how its best output begins
+    text: str  # the beginning of its best output
     outputs: list[Output] | None = None  # once it is answered
 
 
@@ -51,15 +51,15 @@ class Streamer:
         self.begin, self.advance = make_stream(setup)
 
     def start(self, groups: Sequence[Sequence[Piece]]) -> "Streaming":
-        """Begin to answer requests, each given as its pieces."""
+        """Start to answer requests, each given as its pieces."""
         return Streaming(self, groups)
 
 
 class Streaming:
-    """Requests while they are answered together."""
+    """Requests that are being answered together."""
 
     def __init__(self, streamer: Streamer, groups: Sequence[Sequence[Piece]]) -> None:
-        """Begin; the pieces of all requests are the rows of one batch."""
+        """Start; the pieces of all requests are the rows of one batch."""
         self._streamer, self._predictor, self._groups = streamer, streamer.predictor, groups
         self._owners = [i for i, group in enumerate(groups) for _ in group]  # of every row that is a piece
         self._open = set(range(len(groups)))
@@ -81,13 +81,13 @@ class Streaming:
         return bool(self._open)
 
     def leave(self, request: int) -> None:
-        """Cancel a request: from the next step on, nothing is computed for it."""
+        """Cancel a request; it is not computed from the next step on."""
         self._open.discard(request)
         for row, owner in enumerate(self._owners):
             self._cancelled[row] |= owner == request
 
     def advance(self) -> list[StreamUpdate]:
-        """Write some more tokens; return what is new. Raises UserError for NaN scores."""
+        """Write some more tokens; return the updates. Raises UserError for NaN scores."""
         if self._owners and self.running:
             arguments = self._predictor.prepared_params, self._batch, self._room, self._state, self._cancelled
             self._state, *found = self._streamer.advance(*arguments)

@@ -1,4 +1,4 @@
-"""Prove that a run decodes correctly: several ways to compute the same answers must agree.
+"""Check that a run decodes correctly: several ways to compute the same answers must agree.
 
 Letters in shapes: b inputs, t target positions, v entries of the vocabulary.
 """
@@ -41,15 +41,15 @@ class Check(NamedTuple):
     """One row of the table of checks."""
 
     name: str
-    what: str  # the deviation is of
-    run: Callable[["Subject"], float]  # → the largest deviation there was
+    what: str  # what the deviation measures
+    run: Callable[["Subject"], float]  # → the largest deviation
 
 
 class Subject:
     """A run, some inputs, and several ways to answer them."""
 
     def __init__(self, predictor: Predictor, settings: DecodeConfig) -> None:
-        """Take the first inputs of the first test set or, where that cannot be read, random tokens."""
+        """Take the first inputs of the first test set or, if that cannot be read, random tokens."""
         self.model, self.params, self.task = predictor.model, predictor.params, predictor.task
         self.tokenizers, self.options = predictor.tokenizers, settings
         self.inputs, self.mask = predictor.inputs, writable(self.tokenizers[1], settings)
@@ -95,7 +95,7 @@ class Subject:
         return found[::order]
 
     def forced(self, outputs: Sequence[Sequence[int]]) -> tuple[dict[str, np.ndarray], list[int]]:
-        """Return the arrays that hold each input with an output as training has them, and where the outputs begin."""
+        """Return the arrays of each input with an output, as in training, and where the outputs begin."""
         prompt = self.inputs.symbols.before
         before = [piece.ids if self.inputs.continues else prompt for piece in self.pieces]
         sources = [[] if self.inputs.continues else piece.ids for piece in self.pieces]
@@ -137,7 +137,7 @@ def report(check: Check, subject: Subject, tolerance: float) -> bool:
 
 
 def cached_and_uncached_logits(subject: Subject) -> float:
-    """Compare the logits of a full pass over some outputs with those of a cache that is fed as by a search."""
+    """Compare the logits of a full pass over some outputs with those of a cache that is filled as in a search."""
     outputs = [best[0][0] for best in subject.answer(1)]
     batch, begins = subject.forced(outputs)
     full = jax.jit(subject.model.apply)({"params": subject.params}, batch)
@@ -149,7 +149,7 @@ def cached_and_uncached_logits(subject: Subject) -> float:
 def stepwise_logits(
     model: Model, params: PyTree, batch: dict[str, Array], given: Bool[Array, "b t"]
 ) -> Float[Array, "b t v"]:
-    """Return the logits of a batch of targets as the cache gives them: of the given tokens at once, then one by one."""
+    """Return the logits of a batch of targets from the cache: of the prompt at once, then token by token."""
 
     def apply(*args: Any, method: str) -> Any:
         return model.apply({"params": params}, *args, method=method)

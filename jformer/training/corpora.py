@@ -1,4 +1,4 @@
-"""The texts of a run, opened and tokenized: those that are trained on, and the one for validation."""
+"""The texts of a run, opened and tokenized: those the training texts and the validation text."""
 
 import dataclasses
 from collections import Counter
@@ -28,21 +28,21 @@ class Data:
     """The text of a run, ready to train on."""
 
     tokenizers: tuple[Tokenizer, Tokenizer]
-    corpora: list[Corpus]  # that are trained on
+    corpora: list[Corpus]  # to train on
     batches: Batches
     valid: Batches | None
-    texts: dict[str, Corpus]  # by what it is for: those trained on, and the one for validation
-    repeats: list[str]  # warnings of pairs that come more than once
+    texts: dict[str, Corpus]  # by role: the training texts and the validation text
+    repeats: list[str]  # warnings about repeated pairs
 
 
 def fingerprints(data: Data) -> dict[str, str]:
-    """Return what identifies the text and the tokenizers, which all processes must share."""
+    """Return fingerprints of the texts and tokenizers, which must be the same in all processes."""
     sides = {f"the {side} tokenizer": each.fingerprint for side, each in zip(SIDES, data.tokenizers, strict=True)}
     return sides | {name: corpus.fingerprint for name, corpus in data.texts.items()}
 
 
 def open_data(data: DataConfig, train: TrainConfig, seed: int, task: Task, workdir: Path, learned: bool) -> Data:
-    """Open every split, so that a missing file is found now; then the tokenizers and the token arrays.
+    """Open every split first, to find missing files early; then the tokenizers and the token arrays.
 
     Args:
         data: the text, and how it is batched.
@@ -50,7 +50,7 @@ def open_data(data: DataConfig, train: TrainConfig, seed: int, task: Task, workd
         seed: of the batches.
         task: how examples become tokens and arrays.
         workdir: of the run, whose tokenizers are in its folder `tokenizer`.
-        learned: whether they are there; else they are learned, or copied, now.
+        learned: whether they exist; otherwise they are learned or copied now.
     """
     parts = (data, *data.mixture)
     with show_progress("reading the text"):
@@ -97,7 +97,7 @@ def open_data(data: DataConfig, train: TrainConfig, seed: int, task: Task, workd
 def segmentations(tokenizers: tuple[Tokenizer, Tokenizer], data: DataConfig) -> Iterator[tuple[Tokenizer, Tokenizer]]:
     """Yield the tokenizers of the training text: the run's, or with BPE-dropout several that each cut all of it.
 
-    Raises UserError for tokenizers of other weights that are no BPE.
+    Raises UserError for inherited tokenizers that are not BPE.
     """
     if not data.bpe_dropout:
         yield tokenizers
@@ -114,7 +114,7 @@ def segmentations(tokenizers: tuple[Tokenizer, Tokenizer], data: DataConfig) -> 
 
 
 def refuse_empty_sets(data: DataConfig) -> None:
-    """Raise UserError for a test set without any example, which scoring would find out later."""
+    """Raise UserError for a test set without any example, before training rather than when scoring."""
     for key, name in data.test_splits().items():
         if next(open_split(data, name).read(Counter()), None) is None:
             raise UserError(f"data.test: the set {key!r} ({name}) holds no example; give it some or leave it out")

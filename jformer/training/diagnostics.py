@@ -1,6 +1,6 @@
 """Look inside a model for one batch: how large gradients and activations are, layer by layer. It trains nothing.
 
-Letters in shapes: b rows of a batch, t positions, d d_model, l layers, · whatever axes follow.
+Letters in shapes: b rows of a batch, t positions, d d_model, l layers, · any further axes.
 """
 
 from collections.abc import Callable, Mapping

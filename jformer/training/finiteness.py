@@ -1,6 +1,6 @@
 """Which part of an update is the first that is not finite: looked for once an update was skipped, never before.
 
-The update is computed again, with the output of every module looked at on the way; what is trained stays as it is.
+Recomputes the update while inspecting the output of every module; the training state is not changed.
 
 Letters in shapes: a microbatches, l layers of a stack, · whatever axes follow.
 """

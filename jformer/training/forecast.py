@@ -1,7 +1,7 @@
-"""The memory that a run will hold, logged before anything is compiled, and refused where there is not enough.
+"""A forecast of the memory of a run, logged before anything is compiled; a run that cannot fit is refused.
 
-`memory` has what an update takes, `machine` what there is. Where the CPU computes, the whole process counts: the
-program and its libraries, the text, the state, and what compiling and saving need beside them.
+`memory` estimates the update, `machine` measures what is available. On a CPU the forecast covers the whole process:
+the program and its libraries, the text, the state, and what compiling and saving need in addition.
 """
 
 from collections.abc import Iterator
@@ -17,21 +17,21 @@ from jformer.training.malloc import give_back_freed_memory
 from jformer.training.memory import UpdateMemory
 
 MIB = 2**20
-COMPILING = 60 * MIB  # for each layer of the compiled program: what processes grew by, see docs/performance.md
-UNFORESEEN = 0.25  # of all that is added up: so much more was held at most, see the lab book
-CLEARLY = 1.2  # times all there is: so much too high the forecast of an update may be, and was not
+COMPILING = 60 * MIB  # growth per layer of the compiled program, measured; see docs/performance.md
+UNFORESEEN = 0.25  # of the sum: the largest excess measured, see the lab book
+CLEARLY = 1.2  # times the total memory: a margin for forecasts of the update that are too high
 
 
 class Forecast(NamedTuple):
-    """Bytes of a device, or of the whole process where the CPU computes."""
+    """Bytes of a device, or of the whole process on a CPU."""
 
     held: int  # already: program, text, state
-    updating: int  # the longest update or validation batch, beside the state
-    # The largest of what the heap grows by, into whose free parts the others fit: a copy of the state while it is
-    # saved, what compiling takes, or the temporaries of an update once more. Freed ones are kept (see `malloc`), but
-    # small things come to lie in them, so that the next update needs another place.
+    updating: int  # the longest update or validation batch, in addition to the state
+    # The largest growth of the heap, whose free parts the others can reuse: a copy of the state during a save, the
+    # compiler's memory, or a second copy of an update's temporaries. (Freed temporaries stay in the heap, see `malloc`;
+    # small allocations fragment them, so that the next update needs new space.)
     beside: int
-    unforeseen: int = 0  # what the sum may be too low by
+    unforeseen: int = 0  # a margin for what the sum omits
 
     def __str__(self) -> str:
         parts = (f"{size / MIB:,.0f} {name}" for name, size in self._asdict().items() if size)
@@ -41,38 +41,38 @@ class Forecast(NamedTuple):
 def memory_lines(
     config: Config, model: ModelConfig, mesh: Mesh, update: UpdateMemory, evaluation: int
 ) -> Iterator[str]:
-    """Yield what the longest update, the longest validation batch and the whole run will take, and what there is.
+    """Yield lines about the memory of the longest update and validation batch, of the run, and of the device.
 
-    A warning follows if that is more than is free now. Raises UserError if it is clearly more than all there is.
+    A warning follows if the run needs more than is free now. Raises UserError if it clearly exceeds the total.
 
     Args:
-        config: of the run, whose options a remedy names.
+        config: of the run, whose options the remedies name.
         model: whose layers are compiled.
         mesh: its devices.
         update: bytes of the longest update.
-        evaluation: bytes of the longest validation batch on each device; 0 = there is none.
+        evaluation: bytes of the longest validation batch on each device; 0 = no validation.
     """
     yield f"memory of the longest update: {update}"
     if evaluation:
         yield f"memory of the longest validation batch: {evaluation / MIB:,.1f} MiB a device beside the state"
-    give_back_freed_memory()  # of what the run was opened with
+    give_back_freed_memory()  # used while opening the run
     there = available(mesh.local_devices[0])
     if there:
         found = forecast(update, evaluation, there, mesh, compiled_layers(model))
-        yield f"memory of the run: {found}; there are {there.total / MIB:,.0f}, {there.free / MIB:,.0f} of them free"
+        yield f"memory of the run: {found}; {there.total / MIB:,.0f} in total, {there.free / MIB:,.0f} free"
         if warning := check(found, there, config):
             yield f"warning: {warning}"
 
 
 def forecast(update: UpdateMemory, evaluation: int, there: Available, mesh: Mesh, layers: int) -> Forecast:
-    """Return what a device will hold or, of devices of a CPU, which share one memory, the whole process.
+    """Return the memory of a device or, on a CPU, whose devices share their memory, of the whole process.
 
     Args:
         update: bytes of the longest update on each device.
-        evaluation: bytes of the longest validation batch on each device, beside the state; 0 = there is none.
-        there: what is held already.
-        mesh: its devices of this process count.
-        layers: of the compiled program, which say how much compiling takes.
+        evaluation: bytes of the longest validation batch on each device, in addition to the state; 0 = no validation.
+        there: the memory available, and held already.
+        mesh: whose devices of this process are counted.
+        layers: of the compiled program, which determine how much memory compiling takes.
     """
     count = len(mesh.local_devices)
     updating = max(update.gradients + update.activations + update.batch, evaluation)
@@ -85,13 +85,13 @@ def forecast(update: UpdateMemory, evaluation: int, there: Available, mesh: Mesh
 
 
 def compiled_layers(model: ModelConfig) -> int:
-    """Return how many layers a program for a CPU has: those of a stack are unrolled unless the config says less."""
+    """Return how many layers a program for a CPU has: stacks are unrolled fully unless execution.unroll is set."""
     stacks = [model.num_layers, *([model.decoder_layers] if model.family == "encdec" else [])]
     return sum(min(layers, model.execution.unroll or layers) for layers in stacks)
 
 
 def check(found: Forecast, there: Available, config: Config) -> str:
-    """Return a warning where more is needed than is free, or nothing; raise UserError where there never is so much."""
+    """Return a warning if more is needed than is free, otherwise ""; raise UserError if it exceeds the total."""
     data, train = config.data, config.train
     remedy = (
         f"raise train.accumulation={train.accumulation}, lower data.tokens_per_update={data.tokens_per_update}, or set "

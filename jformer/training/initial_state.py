@@ -65,7 +65,7 @@ def open_state(
 
 
 def adopt(parent: PyTree, fresh: PyTree, origin: str) -> tuple[PyTree, list[str]]:
-    """Return the parent's parameters where it has them and fresh ones for a new head, and what was not one to one.
+    """Return the parent's parameters where it has them, fresh ones for a new head, and notes on differences.
 
     Tables may have other numbers of rows (a task's symbols lie past the vocabulary): their common rows are taken over.
     Raise UserError naming the first other parameter that the parent has in another shape, or not at all.
@@ -81,7 +81,7 @@ def adopt(parent: PyTree, fresh: PyTree, origin: str) -> tuple[PyTree, list[str]
 
 
 def _taken(name: str, old: jax.Array | None, new: jax.Array, origin: str) -> tuple[jax.Array, str]:
-    """Return what a parameter begins with, and a note where that is not all of the parent's."""
+    """Return the initial value of a parameter, and a note if it is not all of the parent's."""
     if old is not None and old.shape == new.shape:
         return old, ""
     if name.partition("/")[0] in HEADS:

@@ -1,4 +1,4 @@
-"""What a run logs before its first update: what is trained, on what text and on which devices."""
+"""The lines that a run logs at its start: text, vocabulary, parameters, batches, schedule and devices."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,7 +14,7 @@ from jformer.parallel.devices import Peak
 from jformer.training.corpora import Data
 from jformer.training.optim import schedule_line
 
-SIZED = ("word", "bpe", "unigram")  # tokenizers that data.vocab_size limits
+SIZED = ("word", "bpe", "unigram")  # tokenizers whose vocabulary data.vocab_size limits
 
 
 def introduction(
@@ -25,15 +25,15 @@ def introduction(
     Args:
         config: of the run.
         data: its text.
-        notes: on what was chosen, and where the state comes from.
-        parameters: their number.
-        devices: the mesh's.
-        peak: of all devices.
+        notes: lines about automatic choices and the origin of the state.
+        parameters: how many the model has.
+        devices: of the mesh.
+        peak: FLOP/s of all devices together.
     """
     for name, corpus in data.texts.items():
         yield f"{name}: " + ", ".join(counted(count, reason) for reason, count in corpus.counts.items())
     yield from (*data.repeats, *notes)
-    note = "" if config.train.init_from else unfilled(config.data, data.tokenizers)  # a child has its parent's
+    note = "" if config.train.init_from else unfilled(config.data, data.tokenizers)  # whose tokenizers are copied
     yield f"vocabulary: {vocabulary(*data.tokenizers)}{note}; parameters: {parameters:,}"
     yield f"batches: {len(data.batches):,} an epoch, {shapes(data.batches.plan)}"
     yield schedule_line(config.optim, config.train.num_steps, config.model.scale_width)
@@ -42,7 +42,7 @@ def introduction(
 
 
 def vocabulary(source: Tokenizer, target: Tokenizer) -> str:
-    """Return how many entries the vocabularies have, and how many labels there are."""
+    """Return the sizes of the vocabularies and the number of labels, as text."""
     if source is target:
         return f"{source.vocab_size:,}"
     if isinstance(target, LabelTokenizer):
@@ -53,15 +53,15 @@ def vocabulary(source: Tokenizer, target: Tokenizer) -> str:
 
 
 def unfilled(options: DataConfig, tokenizers: Sequence[Tokenizer]) -> str:
-    """Return a note where a vocabulary that was learned from the text has fewer entries than it might have."""
-    asked = options.vocab_size
+    """Return a note if a learned vocabulary is smaller than data.vocab_size, otherwise ""."""
+    limit = options.vocab_size
     learned = [each.vocab_size for each in tokenizers if not isinstance(each, LabelTokenizer)]
-    if options.tokenizer not in SIZED or all(size >= asked for size in learned):
+    if options.tokenizer not in SIZED or all(size >= limit for size in learned):
         return ""
-    return f" (the text does not fill data.vocab_size={asked:,})"
+    return f" (the text does not fill data.vocab_size={limit:,})"
 
 
 def shapes(plan: Plan) -> str:
-    """Return the shapes of batches, without a side that holds nothing."""
+    """Return the shapes of batches as text, without a side that is always empty."""
     found = ", ".join(f"{shape.rows} x {' + '.join(str(n) for n in shape[1:] if n)}" for shape in plan.shapes)
     return f"of rows x {' + '.join(side for side, n in zip(SIDES, plan.shapes[-1][1:], strict=True) if n)} = {found}"

@@ -12,7 +12,7 @@ from jformer.storage import lock_of, open_lock
 
 @contextlib.contextmanager
 def sole_trainer(workdir: Path) -> Iterator[None]:
-    """Hold the run against a second trainer; the operating system lets go when this process ends, however it ends.
+    """Lock the run against a second trainer; the operating system releases the lock when this process ends.
 
     Held before anything of the run is opened: opening removes what a killed run left half-written, which may be what
     a living one is writing. A directory that was made for the lock alone goes with it.

@@ -1,6 +1,6 @@
-"""What a training run logs: rows of numbers for its files, a bar and plain lines for the person at the terminal.
+"""The log of a training run: rows of numbers for its files, a progress bar and plain lines for the terminal.
 
-`writers` has the files, `heartbeat` the sign of life. Of several processes only the first one logs.
+`record` writes the files, `heartbeat` reports long phases. Of several processes only the main one logs.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from jformer.training.state import Progress, TrainState
 from jformer.training.step import Metrics
 
 T = TypeVar("T")
-AHEAD = 2  # updates dispatched before the devices are done: they never idle, and a request to stop is soon met
+AHEAD = 2  # updates dispatched before the devices are done: they never idle, and a run stops soon when asked to
 
 
 class Works(NamedTuple):
@@ -42,14 +42,14 @@ class Works(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What turns work into shares of what the devices can do."""
+    """Converts work into FLOPs and utilization."""
 
     flops: Callable[[Work], int]  # of an update
     peak: float  # FLOPs a second of all devices
 
 
 class TrainingLog:
-    """Collects the metrics of updates, fetches them when a row is due, and shows how far the run is."""
+    """Collects the metrics of updates, fetches them when a row is due, and shows the progress of the run."""
 
     def __init__(
         self,
@@ -64,11 +64,11 @@ class TrainingLog:
 
         Args:
             workdir: of the run.
-            config: how many updates there will be, for how long, and how many may be skipped in a row.
-            progress: what was done before this process, counted into what is shown.
+            config: the limits on updates, minutes and consecutive skipped updates.
+            progress: of the run before this process.
             schedule: the learning rate of every update.
-            cost: what makes FLOPs of work, and shares of FLOPs.
-            explain: (the newest state, a recently skipped update) → what of the update was not finite.
+            cost: converts work into FLOPs and utilization.
+            explain: (newest state, number of a skipped update) → what was not finite in the update.
         """
         start = progress.step
         traced = config.train.profiled() if processes.is_main_process() else range(0)
@@ -81,7 +81,7 @@ class TrainingLog:
         self._work: list[Works] = []
         self._state: TrainState | None = None  # the newest
         self._waited = 0.0
-        self._rows = progress.rows  # that should be in metrics.jsonl at the start
+        self._rows = progress.rows  # expected in metrics.jsonl at the start
         self._start, self._aside = start, 0.0  # seconds of validating and saving since update `start`
         self._compiled: set[Hashable] = set()  # shapes of batches
         self.skipped_in_row = 0  # updates, at the newest row
@@ -110,16 +110,16 @@ class TrainingLog:
 
     @property
     def rows(self) -> int:
-        """How many rows metrics.jsonl has; 0 in all processes but the main one."""
+        """The number of rows in metrics.jsonl; 0 in all processes but the main one."""
         return self._record.rows if self._record else 0
 
     def keep(self) -> None:
-        """Make sure that all rows and lines outlive this process."""
+        """Flush all rows and lines."""
         if self._record:
             self._record.keep()
 
     def restart_clock(self) -> None:
-        """Start a new window for speeds and the time left: what lies between two windows is not training."""
+        """Start a new window for speeds and the time left; time between windows does not count as training."""
         now = time.monotonic()
         self._aside += now - self._since
         self._since = now
@@ -164,18 +164,18 @@ class TrainingLog:
             in_row = int(self._pending[-1 - AHEAD].skipped_in_row)  # waits for that update
             self.heartbeat.step = step - AHEAD
             if in_row and not self._explained:
-                self._look_at(step - AHEAD)
+                self._explain_skip(step - AHEAD)
             if in_row >= self._config.train.max_skipped:
                 self.flush(step)  # raises
         self._bar.update()
 
-    def _look_at(self, update: int) -> None:
-        """Log what was not finite in a skipped update; that is no time of training."""
+    def _explain_skip(self, update: int) -> None:
+        """Log what was not finite in a skipped update; the time does not count as training."""
         assert self._state is not None
         began = time.monotonic()
         self.heartbeat.enter(f"looking for what was not finite in update {update}")
         self._explained, self._reason = update, self._explain(self._state, update)
-        self.say(f"update {update} is skipped: {self._reason}")
+        self.say(f"update {update} was skipped: {self._reason}")
         self.heartbeat.enter(UPDATING)
         self._since += time.monotonic() - began
 
@@ -209,7 +209,7 @@ class TrainingLog:
         most, at = max((int(update.skipped_in_row), at) for at, update in enumerate(fetched, step + 1 - len(fetched)))
         too_many = most >= self._config.train.max_skipped
         if most and (not self._explained or (too_many and self._explained <= at - most)):  # or of an earlier row
-            self._look_at(at - most + 1)
+            self._explain_skip(at - most + 1)
         if too_many:
             raise UserError(
                 f"update {at}: number {most} in a row that was not finite and changed nothing "
@@ -218,7 +218,7 @@ class TrainingLog:
             )
 
     def _speed(self, seconds: float) -> dict[str, float]:
-        """Return the throughput of all processes in tokens and FLOPs, and the share of it that was not padding."""
+        """Return the throughput of all processes in tokens and FLOPs, and the share that was not padding."""
         own = [total(works) for works in zip(*self._work, strict=True)]
         texts, rows = (Work(*sums) for sums in processes.agree(own, _add_up))
         flops, peak = self._cost.flops(texts), self._cost.peak
@@ -234,7 +234,7 @@ class TrainingLog:
         }
 
     def write(self, row: dict[str, Any]) -> None:
-        """Send one flat row to every file and a line or the bar to the person."""
+        """Write a row to every file, and show it as a line or in the bar."""
         if self._record:
             self._record.write(row)
         if row["split"] == "train":
@@ -257,16 +257,16 @@ class TrainingLog:
             self.say(f"update {row['step']}: {row['split']} {numbers}")
 
     def say(self, text: str) -> None:
-        """Print a line above the bar, and keep it in training.log."""
+        """Print a line above the bar, and append it to training.log."""
         if processes.is_main_process():
-            self.heartbeat.spoke()
+            self.heartbeat.note_output()
             self._bar.write(text, file=sys.stderr)
             sys.stderr.flush()
             if self._record:
                 self._record.write_line(text)
 
     def say_all(self, lines: Iterable[str]) -> None:
-        """Say each line."""
+        """Print each line as `say` does."""
         for line in lines:
             self.say(line)
 
@@ -278,7 +278,7 @@ class TrainingLog:
             self.say(text)
 
     def show_start(self) -> None:
-        """Print the options that are not the default, a line for each section, and what of the start is amiss."""
+        """Print the options that are not the default, a line for each section, and warnings about the start."""
         sections: dict[str, list[str]] = {}
         for key, (value, _) in changed(self._config).items():
             section, _, option = key.rpartition(".")
@@ -286,13 +286,15 @@ class TrainingLog:
         for section, options in sections.items():
             self.say(f"{section}: {', '.join(options)}" if section else ", ".join(options))
         if self.rows != self._rows:
-            self.say(f"metrics.jsonl is damaged: {self._rows} rows were written until here, it has {self.rows} of them")
+            self.say(
+                f"metrics.jsonl is damaged: {self._rows} rows were written before this update, {self.rows} are left"
+            )
         train = self._config.train
         if train.profile_steps and train.profiled()[-1] <= self._start:
-            self.say(f"train.profile_steps={train.profile_steps!r} are updates of the past: none is traced")
+            self.say(f"train.profile_steps={train.profile_steps!r} have passed: no update is traced")
 
     def show_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Print and keep answers to validation examples."""
+        """Print and record answers to validation examples."""
         for number, sample in enumerate(samples, start=1):
             if self._record:
                 self._record.write_sample(step, number, sample)

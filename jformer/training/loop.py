@@ -27,15 +27,15 @@ def loop(
     checkpoints: Checkpoints,
     log: TrainingLog,
 ) -> TrainState:
-    """Update until the last step, the end of patience or of the time, or a signal; return the last state.
+    """Update until the last step, the patience or time limit, or a signal; return the last state.
 
     The order of one turn is a contract: update, row, validation, checkpoint. So a row or a checkpoint of step s holds
     all of update s and nothing of the next, no window of rows spans a checkpoint, and a resumed run writes the same
-    rows. The devices are waited for only when a row is due, or a trace begins or ends; until then updates are
-    dispatched a little ahead.
+    rows. The loop waits for the devices only when a row is due or a trace begins or ends; otherwise it dispatches
+    updates slightly ahead.
 
-    While updates are skipped, parameters stay as they are saved already: they are not validated and saved again, which
-    would push older checkpoints out.
+    Skipped updates leave the parameters unchanged, so these are not validated or saved again, which would delete older
+    checkpoints.
 
     Args:
         train: how long to train, and when to log, validate and save.
@@ -80,7 +80,7 @@ def loop(
             processes.enter_phase(f"saving update {step}")
             checkpoints.save(step, as_items(state), dataclasses.asdict(progress), selection_cost)
             saved_step = step
-            give_back_freed_memory()  # what was copied lay among the temporaries of updates, which then need more room
+            give_back_freed_memory()  # the copies fragment the heap, and updates would need more
             log.heartbeat.enter(UPDATING)
             log.restart_clock()
         if stopping or has_ended(train, progress):

@@ -1,4 +1,4 @@
-"""The memory of a device, which for a CPU is the machine's: all of it, what is free, and what this process holds.
+"""The memory of a device, which for a CPU is the machine's: in total, free, and held by this process.
 
 Limits of containers count, those of Linux control groups, versions 1 and 2. Where nothing reports memory, it is None.
 """
@@ -25,7 +25,7 @@ class Available(NamedTuple):
 
 
 def available(device: jax.Device) -> Available | None:
-    """Return the memory of a device, or of the machine for a CPU; None where nothing reports it."""
+    """Return the memory of a device, or of the machine for a CPU; None if nothing reports it."""
     stats = device.memory_stats() or {}
     if "bytes_limit" in stats:
         held = stats.get("bytes_in_use", 0)
@@ -41,7 +41,7 @@ def available(device: jax.Device) -> Available | None:
 
 
 def refuse_state(size: int, mesh: Mesh) -> None:
-    """Raise UserError, before a state of `size` bytes on each device is made, if that is more than there is."""
+    """Raise UserError if a state of `size` bytes on each device exceeds the memory; call it before making the state."""
     device, there = mesh.local_devices[0], available(mesh.local_devices[0])
     whole = size * (len(mesh.local_devices) if device.platform == "cpu" else 1)  # they share the memory of one machine
     if there and whole > there.total:
@@ -58,7 +58,7 @@ def _sizes(path: Path) -> dict[str, int]:
 
 
 def _limits() -> Iterator[tuple[int, int]]:
-    """Yield the limits of the control groups that this process is in, and what is used of each beside caches."""
+    """Yield the limits of this process's control groups, and how much of each is used, without caches."""
     groups = ROOT / "proc" / "self" / "cgroup"
     for line in groups.read_text().splitlines() if groups.exists() else ():
         _, controllers, name = line.split(":", 2)
@@ -74,13 +74,13 @@ def _limits() -> Iterator[tuple[int, int]]:
 
 
 def _number(path: Path) -> int | None:
-    """Return what a file of one number holds; None for no file, and for "max"."""
+    """Return the number in a file; None for a missing file and for "max"."""
     text = path.read_text().strip() if path.is_file() else ""
     return int(text) if text.isdecimal() else None
 
 
 def _file_caches(path: Path, new: bool) -> int:
-    """Return the bytes of files that are only kept to be read again: the kernel frees them when others need them."""
+    """Return the bytes of the page cache that the kernel can reclaim."""
     text = path.read_text() if path.is_file() else ""
     found = re.search(rf"^{'' if new else 'total_'}inactive_file (\d+)$", text, re.MULTILINE)
     return int(found[1]) if found else 0

@@ -1,4 +1,4 @@
-"""How this process holds the memory it computes in, where it computes on the CPU with glibc."""
+"""Settings of glibc's malloc for processes that compute on the CPU."""
 
 import ctypes
 import glob
@@ -11,7 +11,7 @@ ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/accel*", "/dev/vfio/[0-9]
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep what is freed, for the next update; to be called before threads begin.
+    """Make the C library keep freed memory for the next update; call this before threads start.
 
     XLA:CPU asks for all temporaries of an update at once and frees them after it. By default such large blocks go back
     to the operating system and come again as untouched pages, hundreds of thousands an update, which took a quarter
@@ -26,14 +26,14 @@ def keep_freed_memory() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Give all free memory back to the operating system: compiling leaves more of it than updates take up again."""
+    """Return free memory to the operating system: compiling leaves more of it than updates reuse."""
     trim = _glibc("malloc_trim")
     if trim:
         trim(0)
 
 
 def computes_on_cpu() -> bool:
-    """Return whether JAX will compute on the CPU, without starting it: by JAX_PLATFORMS, or where no device is seen."""
+    """Return whether JAX will compute on the CPU, without starting it: by JAX_PLATFORMS, or if no device is found."""
     named = os.environ.get("JAX_PLATFORMS", "")
     return named.split(",")[0] == "cpu" if named else not any(map(glob.glob, ACCELERATORS))
 

@@ -1,9 +1,9 @@
-"""How much memory of a device an update takes, by class, before anything is compiled.
+"""Estimate the memory of an update on a device, by class, before anything is compiled.
 
 All of it follows from shapes. Activations are what is alive at once in the traced program of forward and backward,
 each value from where it is made to where it is last read: with dropout, remat and the chunks of the loss, for the real
 update is what is traced. The compiler fuses some of it away, and keeps copies of weights and words of random bits that
-the program does not show; docs/performance.md has the ratio to what it says of its own programs.
+the program does not show; docs/performance.md has the ratio to what XLA reports for its programs.
 """
 
 import functools
@@ -28,7 +28,7 @@ from jformer.training.state import TrainState, create_state
 from jformer.training.step import TrainStep, make_train_step
 
 LOOPS = ("scan", "while")
-STORED = {  # primitives whose results no later one is fused with
+STORED = {  # primitives whose results are not fused into later ones
     *LOOPS, "argmax", "concatenate", "cond", "conv_general_dilated", "cumsum", "dot_general", "gather",
     "optimization_barrier", "random_bits", "reduce_max", "reduce_sum", "scatter-add", "sort",
 }  # fmt: skip
@@ -61,7 +61,7 @@ def abstract_update(config: Config, task: Task, model: Model, mesh: Mesh) -> tup
 
 
 def update_memory(train_step: TrainStep, state: TrainState, batch: PyTree) -> UpdateMemory:
-    """Return what the compiled update of `make_train_step` will take; state and batch may be shapes only, but placed.
+    """Return the memory of the compiled update of `make_train_step`; state and batch may be shapes with shardings.
 
     Tracing is shared with the first update of these shapes and shardings, so that a run pays for it only once. What
     the axis `tensor` of the mesh saves of activations is not taken off.
@@ -81,14 +81,14 @@ def update_memory(train_step: TrainStep, state: TrainState, batch: PyTree) -> Up
 
 
 def evaluation_memory(eval_step: EvalStep, params: PyTree, batch: PyTree) -> int:
-    """Return the bytes on each device that a batch of `make_eval_step` takes beside the parameters."""
+    """Return the bytes on each device of a batch of `make_eval_step`, in addition to the parameters."""
     (passes,) = _equations(_traced(eval_step, params, batch), "shard_map")
     fsdp = batch["row"].sharding.mesh.shape[FSDP]
     return max(map(peak_bytes, _programs(passes))) // fsdp + device_bytes(batch)
 
 
 def peak_bytes(program: Jaxpr) -> int:
-    """Return the most bytes that values made by a jaxpr take at once; its inputs are not counted.
+    """Return the peak bytes of the values made by a jaxpr, without its inputs.
 
     What is made element by element and read once is fused into its reader: it takes no memory, but what it is made from
     stays until then. What a called program makes is alive beside the caller's values; the results of a loop grow while

@@ -30,7 +30,7 @@ KEPT = 16  # optimizers, cached by key
 
 
 class ScheduleParams(NamedTuple):
-    """What the learning rate of an update depends on, beside its number."""
+    """What the learning rate of an update depends on, apart from its number."""
 
     warmup: int  # updates
     num_steps: int
@@ -83,12 +83,12 @@ def _warmup_factor(step: Count, params: ScheduleParams) -> Array:
 
 
 def _decay_progress(step: Count, params: ScheduleParams, updates: int) -> Array:
-    """Go from 0 to 1, which is just after the last update, so that every one of the last `updates` moves."""
+    """Rise from 0 to 1, reached just after the last update, so that each of the last `updates` changes the rate."""
     return jnp.clip((step + 1.0 - (params.num_steps - updates)) / (updates + 1), 0.0, 1.0)
 
 
 def _interpolate_to_final(final_rate: float, factor: Array) -> Array:
-    """Return 1 where the factor is 1, `final_rate` where it is 0, and what lies between in proportion."""
+    """Interpolate linearly between `final_rate` (factor 0) and 1 (factor 1)."""
     return final_rate + (1 - final_rate) * factor
 
 
@@ -132,7 +132,7 @@ class Optimizer(NamedTuple):
 
     schedule: Schedule
     transform: optax.GradientTransformation
-    frozen: PyTree  # a tree of booleans, True for parameters that stay as they are; None if all are trained
+    frozen: PyTree  # a tree of booleans, True for parameters that are not trained; None if all are
 
 
 def build_optimizer(model: Model, options: OptimConfig, num_steps: int, freeze: Sequence[str] = ()) -> Optimizer:
@@ -155,7 +155,7 @@ def build_schedule(options: OptimConfig, num_steps: int, d_model: int) -> Schedu
 
 
 def schedule_params(options: OptimConfig, num_steps: int, d_model: int) -> ScheduleParams:
-    """Return what the learning rates of a run depend on: on its length only where the schedule has an end."""
+    """Return what the learning rates of a run depend on; the length counts only if the schedule has an end."""
     ends = not is_open(options.schedule)
     return ScheduleParams(
         warmup=options.warmup_steps(num_steps),
@@ -187,7 +187,7 @@ def frozen_parameters(params: PyTree, patterns: Sequence[str]) -> PyTree:
 def make_optimizer(
     options: OptimConfig, schedule: Schedule, frozen: PyTree = None, mup_width_ratio: float = 1.0
 ) -> optax.GradientTransformation:
-    """Chain clipping by global norm (0 = off) and the named optimizer; frozen parameters stay as they are.
+    """Chain clipping by global norm (0 = off) and the named optimizer; frozen parameters are not changed.
 
     Gradients of frozen parameters do not count in the norm. `mup_width_ratio` is `ModelConfig.mup_width_ratio`.
     """
@@ -223,7 +223,7 @@ def divide_kernels(updates: PyTree, mup_width_ratio: float) -> PyTree:
 
 
 def _adafactor(schedule: Schedule, options: OptimConfig, mup_width_ratio: float) -> optax.GradientTransformation:
-    """Return Adafactor, which has no place for mup's rates and weight decay: `config.checks` refuses both with it."""
+    """Return Adafactor; it supports neither mup's rates nor weight decay, which `config.checks` refuses with it."""
     return per_layer(optax.adafactor(schedule))
 
 
@@ -244,7 +244,7 @@ def _is_kernel(name: str) -> bool:
 
 
 def per_layer(tx: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Let a transform that looks at whole parameters see one layer at a time of those stacked under 'block'.
+    """Apply a transform of whole parameters to each layer of those stacked under 'block' separately.
 
     Factored moments, update clipping and parameter scale of Adafactor are statistics of a matrix; taken over a
     stack of layers they would mix all of them.

@@ -12,26 +12,26 @@ from jformer.storage import in_bucket
 
 
 class Profile:
-    """Traces the updates it is asked for."""
+    """Traces the updates of train.profile_steps."""
 
     def __init__(self, folder: Path, updates: range, say: Callable[[str], None]) -> None:
         """Trace `updates`, which are counted from 1 and may be none, into `folder`, which must lie on a disk."""
         if updates and in_bucket(folder):
             raise UserError("train.profile_steps: a trace cannot be written to a bucket; take a --workdir on a disk")
         self._folder, self._updates, self._say = folder, updates, say
-        self._traced: list[int] = []  # updates of the trace that is being made
+        self._traced: list[int] = []  # updates of the trace in progress
 
     def close(self) -> None:
-        """Write the trace of a run that ends before the last of its traced updates."""
+        """Write the trace if the run ends before its last traced update."""
         if self._traced:
             self._stop()
 
     @contextlib.contextmanager
     def update(self, number: int, state: Callable[[], PyTree]) -> Iterator[None]:
-        """Trace what is done here if update `number` is one of those asked for.
+        """Trace the context if update `number` is to be traced.
 
-        The devices are waited for, by way of the newest `state()`, before the first of them and after the last, so a
-        trace holds the whole of them; and whatever the loop does between them, such as validation.
+        Waits for the devices, using the newest `state()`, before the first and after the last of these updates, so that
+        the trace contains all of them, and what the loop does in between, such as validation.
         """
         if number not in self._updates:
             yield
@@ -48,7 +48,7 @@ class Profile:
 
     def _start(self) -> None:
         options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # every call of Python would drown what the devices do
+        options.python_tracer_level = 0  # calls of Python would outnumber the events of the devices
         jax.profiler.start_trace(self._folder, profiler_options=options)
 
     def _stop(self) -> None:

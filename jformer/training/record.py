@@ -1,31 +1,159 @@
-"""What a run keeps of its course: rows, answers to validation examples, and what it said."""
+"""The record of a run: rows, answers to validation examples and log lines, written to files and to trackers.
+
+metrics.jsonl, samples.jsonl, training.log and TensorBoard's events. A row is one flat dict with `step`.
+"""
 
 import contextlib
+import io
+import json
+import math
+import os
+import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TextIO
 
 from etils.epath import Path
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.record_writer import RecordWriter, directory_check
+from tensorboardX.summary import scalar
 
 from jformer.config.options import Config
 from jformer.errors import UserError
-from jformer.storage import writing
-from jformer.training.rows import Sample, read_sample
+from jformer.integrity import with_digest
+from jformer.storage import in_bucket, replace_content, unwritten, writing
+from jformer.training.rows import Sample, read_row, read_sample
 from jformer.training.trackers import Tracker, open_tracker
-from jformer.training.writers import AppendedFile, JsonlWriter, TensorBoardWriter
+
+FLUSH_SECONDS = 10.0  # between flushes of TensorBoard's events
+
+
+class AppendedFile:
+    """Lines at the end of a file.
+
+    On disk each line is flushed at once. Objects in a bucket cannot be appended to: `keep` writes them whole.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, and create its folder; every method raises UserError for a full disk."""
+        self._path, self._failed = path, False
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if in_bucket(path):
+                self._file: TextIO = io.StringIO(path.read_text() if path.exists() else "")
+                self._file.seek(0, io.SEEK_END)
+            else:
+                self._file = path.open("a", encoding="utf-8")
+
+    def append(self, line: str) -> None:
+        """Append one line."""
+        try:
+            self._file.write(line + "\n")
+            self._file.flush()
+        except OSError as error:
+            self._failed = True  # closing would fail again to write the buffer
+            raise unwritten(self._path, error) from error
+
+    def keep(self) -> None:
+        """Write all lines; after this they outlive the process."""
+        if isinstance(self._file, io.StringIO):
+            self._path.write_text(self._file.getvalue())
+
+    def close(self) -> None:
+        """Write all lines and close the file; a failure that was raised before is not raised again."""
+        with contextlib.suppress(OSError) if self._failed else writing(self._path):
+            self.keep()
+            self._file.close()
+
+
+class JsonlWriter(AppendedFile):
+    """Appends rows to a file as JSON, one a line, each with its digest; nan and infinity become null."""
+
+    def write(self, row: Mapping[str, object]) -> None:
+        """Append one row."""
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+        self.append(json.dumps(with_digest(finite), ensure_ascii=False, allow_nan=False))
+
+    @staticmethod
+    def truncate_after(path: Path, step: int, read: Callable[[bytes, str], Mapping[str, Any]] = read_row) -> int:
+        """Drop the rows of later steps and a half-written last line, atomically; return how many rows are left.
+
+        `read` parses a line; its second argument is the line's place, for messages. Raises UserError for any other line
+        that is not a row, or not what was written.
+        """
+        if not path.exists():
+            return 0
+        *whole, last = path.read_bytes().split(b"\n")
+        kept = [line + b"\n" for n, line in enumerate(whole, 1) if read(line, f"{path}:{n}")["step"] <= step]
+        if last or len(kept) < len(whole):
+            with writing(path):
+                replace_content(path, b"".join(kept))
+        return len(kept)
+
+
+class TensorBoardWriter:
+    """Writes the numbers of rows as scalars `split/name`, without TensorFlow.
+
+    It writes synchronously and raises errors of the disk. In tensorboardX's SummaryWriter an error ends the writing
+    thread, and callers then block for ever once its queue is full.
+    """
+
+    def __init__(self, folder: Path, purge_step: int | None = None) -> None:
+        """Open an event file; TensorBoard ignores `purge_step` and later steps of earlier files."""
+        directory_check(str(folder))
+        self._flushes_itself = not in_bucket(folder)  # where each flush uploads the whole file
+        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
+        self._events = RecordWriter(f"{folder}/{name}")
+        self._add(Event(file_version="brain.Event:2"))
+        if purge_step is not None:
+            self._add(Event(step=purge_step, session_log=SessionLog(status=SessionLog.START)))
+        self._flushed = time.monotonic()
+
+    def write(self, row: Mapping[str, object]) -> None:
+        """Add every number of a row."""
+        for name, value in row.items():
+            if name != "step" and isinstance(value, int | float):
+                self._add(Event(step=row["step"], summary=scalar(f"{row['split']}/{name}", value)))
+        if self._flushes_itself and time.monotonic() - self._flushed > FLUSH_SECONDS:
+            self.keep()
+
+    def keep(self) -> None:
+        """Write what is left."""
+        with self._closed_by_error():
+            self._events.flush()
+        self._flushed = time.monotonic()
+
+    def close(self, failed: bool = False) -> None:
+        """Write what is left and close the file."""
+        self._events.close()
+
+    def _add(self, event: Event) -> None:
+        event.wall_time = time.time()
+        with self._closed_by_error():
+            self._events.write(event.SerializeToString())
+
+    @contextlib.contextmanager
+    def _closed_by_error(self) -> Iterator[None]:
+        """Close the file after a failed write; otherwise Python does on exit, and prints the error again."""
+        try:
+            yield
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._events.close()
+            raise
 
 
 class Record:
-    """The files of a run, and the services that get its rows, TensorBoard among them.
+    """The files of a run, and the trackers that receive its rows, TensorBoard among them.
 
-    The run continues without a service that fails, and without training.log. Rows and answers are the run's own: a disk
-    that does not take them ends it with a UserError, and a resumed run writes them again.
+    The run continues without a tracker that fails, and without training.log. Rows and answers are required: if they
+    cannot be written, the run ends with a UserError, and writes them again when it is resumed.
     """
 
     def __init__(self, workdir: Path, config: Config, step: int, say: Callable[[str], None]) -> None:
-        """Open all of it, dropping what comes after a step: a killed run wrote it, and its restart repeats it.
+        """Open all of it, dropping what follows a step: a killed run wrote it, and its restart repeats it.
 
-        `say` is called with what a person should know. Raises UserError for a damaged file, a full disk, and a service
-        that cannot be reached.
+        `say` logs a line. Raises UserError for a damaged file, a full disk, and a service that cannot be reached.
         """
         path, samples = workdir / "metrics.jsonl", workdir / "samples.jsonl"
         self.rows = JsonlWriter.truncate_after(path, step)  # in metrics.jsonl
@@ -40,9 +168,9 @@ class Record:
         self._text: AppendedFile | None = AppendedFile(workdir / "training.log")
 
     def write(self, row: Mapping[str, object]) -> None:
-        """Add a row."""
+        """Write a row to the file and the trackers."""
         self._metrics.write(row)
-        self._tell(lambda tracker: tracker.write(row))
+        self._send(lambda tracker: tracker.write(row))
         self.rows += 1
 
     def write_sample(self, step: int, number: int, sample: Sample) -> None:
@@ -50,7 +178,7 @@ class Record:
         self._samples.write({"step": step, "sample": number, **sample._asdict()})
 
     def write_line(self, text: str) -> None:
-        """Add a line that was said."""
+        """Append a line to training.log."""
         if not self._text:
             return
         try:
@@ -61,26 +189,26 @@ class Record:
             self._say(f"training.log gets no further lines: {error.__cause__}")
 
     def keep(self) -> None:
-        """Make sure that all of it outlives this process."""
+        """Flush everything; after this it outlives the process."""
         for file in self._files():
             file.keep()
-        self._tell(lambda tracker: tracker.keep())
+        self._send(lambda tracker: tracker.keep())
 
     def close(self, failed: bool = False) -> None:
-        """Keep all of it and close the files; the services are told whether the run failed."""
-        self._tell(lambda tracker: tracker.close(failed))
+        """Flush and close everything; trackers mark the run as finished or failed."""
+        self._send(lambda tracker: tracker.close(failed))
         with contextlib.ExitStack() as closing:
             for file in self._files():
                 closing.callback(file.close)
 
-    def _files(self) -> list[JsonlWriter | AppendedFile]:
+    def _files(self) -> list[AppendedFile]:
         return [self._metrics, self._samples, *([self._text] if self._text else [])]
 
-    def _tell(self, send: Callable[[Tracker], None]) -> None:
-        """Send something to every service; the run continues without one that fails."""
+    def _send(self, send: Callable[[Tracker], None]) -> None:
+        """Call `send` with every tracker; one that fails is dropped, and the run continues."""
         for name, tracker in list(self._trackers.items()):
             try:
                 send(tracker)
-            except Exception as error:  # they raise of many kinds, and none is worth a run
+            except Exception as error:  # any error of a tracker is less important than the run
                 del self._trackers[name]
                 self._say(f"{name} failed and gets no further rows; metrics.jsonl has all of them: {error}")

@@ -11,7 +11,7 @@ class Sample(NamedTuple):
     """The answer to a validation example."""
 
     source: str
-    reference: str  # "" where there is none
+    reference: str  # "" if there is none
     answer: str
 
 
@@ -19,7 +19,7 @@ SAMPLE = {"step": int, "sample": int, **dict.fromkeys(Sample._fields, str)}  # a
 
 
 def read_row(line: bytes, where: str) -> dict[str, Any]:
-    """Return a row of metrics.jsonl; raise UserError, naming its place, for what is none, or not what was written."""
+    """Return a row of metrics.jsonl; raise UserError, naming its place, if it is invalid or damaged."""
     row = _parsed(line, where, "metrics")
     if not all(map(_fits, row, row.values())) or not {"step", "split"} <= row.keys():
         raise UserError(f"{where} is not a row of metrics; fix or delete this line")
@@ -46,14 +46,14 @@ def _parsed(line: bytes, where: str, kind: str) -> dict[str, Any]:
 
 
 def _fits(key: str, value: object) -> bool:
-    """Return whether a field of a row may have this value: `split` is a word, what was not finite is null."""
+    """Return whether a field of a row may have this value: `split` is a word, null stands for not finite."""
     if key == "split":
         return isinstance(value, str)
     return (type(value) is int and 0 <= value < 2**63) if key == "step" else is_figure(value)
 
 
 def is_figure(value: object) -> bool:
-    """Return whether a value is a finite number, or null, as what was not finite or is not there."""
+    """Return whether a value is a finite number, or null for a missing value or one not finite."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return value is None
     return abs(value) <= sys.float_info.max

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a run: the state on the devices, and its progress, which is plain JSON.
+"""The content of a checkpoint: the state on the devices, and the progress of the run, which is plain JSON.
 
 `step` updates a state, `initial_state` makes or restores one, checkpoints/ writes it.
 """
@@ -19,7 +19,7 @@ APART = ("params", "ema")  # fields of a state that are checkpoint items of thei
 
 
 class TrainState(flax.struct.PyTreeNode):
-    """All that the next update depends on, beside config and data."""
+    """All that the next update depends on, apart from config and data."""
 
     step: jax.Array  # updates tried, which is also the number of the next batch
     params: PyTree
@@ -31,7 +31,7 @@ class TrainState(flax.struct.PyTreeNode):
 
 @dataclasses.dataclass
 class Progress:
-    """What a checkpoint holds beside its arrays."""
+    """The content of a checkpoint apart from its arrays."""
 
     step: int = 0
     seconds: float = 0.0  # over all restarts, up to this checkpoint
@@ -42,7 +42,7 @@ class Progress:
     data: list[str] = dataclasses.field(default_factory=list)  # fingerprints of the token arrays trained on
     valid: list[str] = dataclasses.field(default_factory=list)  # and of those for validation
     tokenizers: list[str] = dataclasses.field(default_factory=list)  # fingerprints of source and target
-    config: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the run, should its file be lost
+    config: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the run, in case its file is lost
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], where: str) -> Self:
@@ -56,7 +56,7 @@ class Progress:
 
 def create_state(params: PyTree, tx: optax.GradientTransformation, ema: bool) -> TrainState:
     """Return the state before the first update."""
-    zeros = [jnp.zeros((), jnp.int32) for _ in range(3)]  # three buffers: a step that reuses memory needs its own
+    zeros = [jnp.zeros((), jnp.int32) for _ in range(3)]  # three buffers, as a donated state may not share any
     copy = jax.tree.map(jnp.copy, params) if ema else None
     return TrainState(
         step=zeros[0], params=params, opt_state=tx.init(params), ema=copy, skipped=zeros[1], skipped_in_row=zeros[2]
@@ -71,5 +71,5 @@ def as_items(state: TrainState) -> dict[str, PyTree]:
 
 
 def from_items(state: TrainState, items: Mapping[str, PyTree]) -> TrainState:
-    """Return the state with what `as_items` made of it, and was restored."""
+    """Return the state with the restored items of `as_items`."""
     return state.replace(**{name: items[name] for name in APART if name in items}, **items["rest"])

@@ -3,7 +3,7 @@
 `optim` has the optimizer, `state` what is updated. The sum over devices that is written by
 hand is in parallel/sharding.
 
-Letters in shapes: a microbatches of an update, b rows, · whatever axes follow.
+Letters in shapes: a microbatches of an update, b rows, · any further axes.
 """
 
 import functools
@@ -33,8 +33,8 @@ class Metrics(NamedTuple):
 
     sums: Sums
     grad_norm: Scalar  # of all parameters that are trained, before clipping
-    skipped: Array  # updates so far that changed nothing, as they were not finite
-    skipped_in_row: Array  # the last ones of them; 0 after an update that changed something
+    skipped: Array  # updates so far that were not applied, as they were not finite
+    skipped_in_row: Array  # the most recent consecutive ones; 0 after an applied update
 
 
 GradientFn = Callable[[PyTree, Batch, Key[Array, ""]], tuple[PyTree, Sums]]
@@ -121,7 +121,7 @@ def make_train_step(
     Args:
         loss: of a task joined with a model, from `make_loss`.
         tx: the optimizer, whose state the train state holds.
-        mesh: over which rows are split, and parameters where it says so.
+        mesh: over which rows are split, and parameters with mesh.fsdp.
         seed: with the number of the update, what dropout draws its masks from.
         ema_decay: of the moving average, from 0 to below 1; it matters only where the state has one.
         frozen: a tree of booleans: parameters marked there have no gradient, none that counts in the norm either.

@@ -1,6 +1,6 @@
-"""A validation in the course of training: rows of losses and scores, answers that are shown, and the best update.
+"""Validation during training: rows of losses and scores, sample answers, and the best update.
 
-What computes losses and answers comes in as functions: training knows neither searches nor scores.
+Losses, answers and scores are computed by functions passed in: training imports neither searches nor scores.
 """
 
 import itertools
@@ -20,15 +20,15 @@ from jformer.training.log import TrainingLog
 from jformer.training.rows import Sample
 from jformer.training.state import Progress, TrainState
 
-LABELLED = 1_000  # first examples among which those of each label are looked for
-PROMPT = 40  # characters of a validation text that a language model is shown continuing
+LABELLED = 1_000  # examples searched for the first ones of each label
+PROMPT = 40  # characters of a validation text that a language model continues
 
 
 class Validation(NamedTuple):
-    """What a validation computes."""
+    """The functions and examples of a validation."""
 
     losses: Callable[[PyTree], Sums]  # parameters → sums over the validation text
-    examples: Sequence[Pair]  # that are answered; may be none
+    examples: Sequence[Pair]  # to answer; may be empty
     answer: Callable[[PyTree], Sequence[str]]  # parameters → an answer to each example
     score: Callable[[Sequence[str], Sums], dict[str, float]]  # answers, sums → score by name
 
@@ -42,8 +42,8 @@ def validate(
     of the parameters gets a row of its own and decides nothing.
 
     Args:
-        validation: what is computed.
-        train: what makes an update the best, how long to be patient, and how many answers are shown.
+        validation: the functions and examples.
+        train: the selection metric, the patience, and the number of answers to show.
         state: whose parameters are validated.
         progress: of the run; its best update is noted here.
         log: where rows and answers go.
@@ -67,13 +67,13 @@ def validate(
     note_best(progress, value, train.best_by)
     if 0 < train.patience <= progress.since_best:
         best = "none was finite" if progress.best is None else f"{progress.best:.4f} of update {progress.best_step}"
-        log.say(f"no better validation {train.best_by} than before ({best}): stopping")
+        log.say(f"validation {train.best_by} no longer improves (best: {best}): stopping")
     log.heartbeat.enter(UPDATING)
     return value if train.best_by in LOWER_IS_BETTER else -value
 
 
 def note_best(progress: Progress, value: float, best_by: str) -> None:
-    """Note a validation's value and whether it is the best so far; one that is not finite never is."""
+    """Record a validation's value as the best if it is; one that is not finite never is."""
     best = progress.best
     if math.isfinite(value) and (best is None or (value < best if best_by in LOWER_IS_BETTER else value > best)):
         progress.best, progress.best_step, progress.since_best = value, progress.step, 0
@@ -82,9 +82,9 @@ def note_best(progress: Progress, value: float, best_by: str) -> None:
 
 
 def answered_examples(kind: str, shown: int, scored: int, valid: Split) -> list[Pair]:
-    """Return the first examples of the validation text that are answered: those shown, or those scored if more.
+    """Return the first examples of the validation text to answer: those to show, or those to score if more.
 
-    Labels that are shown and not scored are the first ones of each, as a text may be sorted by them.
+    If labels are only shown, the examples alternate between labels, as a text may be sorted by them.
 
     Args:
         kind: what the task answers, as `Task.answer` has it; "" = nothing.

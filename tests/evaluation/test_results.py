@@ -54,7 +54,7 @@ def test_options_that_change_no_score_are_no_other_settings(tmp_path):
 def test_a_file_that_is_no_results_is_replaced_and_that_is_said(tmp_path, capsys):
     (tmp_path / "results.json").write_text("{")
     assert bleus(results.save(tmp_path, scored(30.0))) == ({"test": 30.0}, [])
-    assert "results.json: cannot be read; the new scores replace all that it held\n" in capsys.readouterr().err
+    assert "results.json: cannot be read; its content is replaced by the new scores\n" in capsys.readouterr().err
     results.save(tmp_path, scored(31.0))
     assert not capsys.readouterr().err
 

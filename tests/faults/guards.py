@@ -111,7 +111,7 @@ GUARDS = {
     "digests of rows": Guard("jformer.training.rows.without_digest", unchecked, ("metrics.jsonl",)),
     "digest of results": Guard("jformer.evaluation.records.without_digest", unchecked, ("results.json",)),
     "rows after the checkpoint are dropped": Guard(
-        "jformer.training.writers.JsonlWriter.truncate_after",
+        "jformer.training.record.JsonlWriter.truncate_after",
         staticmethod(count_rows),
         test="training/test_writers.py::test_a_half_written_last_line_is_dropped",
     ),

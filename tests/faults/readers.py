@@ -24,7 +24,7 @@ from jformer.inference import output_file
 from jformer.tools.hf import tensors, vocabulary
 from jformer.tools.sweep import store
 from jformer.training import trackers
-from jformer.training.writers import JsonlWriter
+from jformer.training.record import JsonlWriter
 from tests.data.tokenizers.test_pretrained import pieces
 from tests.stored_run import store_run
 
@@ -66,7 +66,7 @@ def of_runs(folder: Path) -> Iterator[tuple[str, Reader]]:
     for name, content, read in (
         ("samples.jsonl", SAMPLE, lambda: records.samples(run)),
         ("heartbeat.json", BEAT, lambda: records.is_training(run)),
-        ("trackers.json", '{"wandb": "abc", "mlflow": "def"}', lambda: trackers.known_names(run)),
+        ("trackers.json", '{"wandb": "abc", "mlflow": "def"}', lambda: trackers.run_ids(run)),
         ("sweep.json", SWEEP, lambda: store.read_record(run / "sweep.json")),
     ):
         (run / name).write_text(content)

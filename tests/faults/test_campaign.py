@@ -14,8 +14,8 @@ from etils import epath
 from jformer import main
 from jformer.evaluation import results
 from jformer.trainer import train
+from jformer.training.record import JsonlWriter
 from jformer.training.state import as_items
-from jformer.training.writers import JsonlWriter
 from tests.faults.children import run
 from tests.faults.corruptions import KINDS, Damaged, damage, flip
 from tests.faults.guards import GUARDS, without

@@ -1,4 +1,4 @@
-"""As many lines out as in, in order, from files and pipes; what was half written goes on where it stopped."""
+"""One line out per line in, in order, from files and pipes; a half-written file is continued where it stopped."""
 
 import dataclasses
 import gzip
@@ -138,7 +138,10 @@ def test_a_half_written_file_is_continued_to_the_byte(echo, source, tmp_path, si
 def test_an_output_that_has_no_room_ends_with_a_whole_line_and_is_continued(echo, tmp_path):
     source, target = tmp_path / "in.txt", tmp_path / "out.txt"
     source.write_text("some words\n" * 500)
-    with no_file_above(5_000), pytest.raises(UserError, match=r"out\.txt: full after \d+ lines \(File too large\)"):
+    with (
+        no_file_above(5_000),
+        pytest.raises(UserError, match=r"out\.txt: writing failed after \d+ lines \(File too large\)"),
+    ):
         predict(source, target)
     assert 0 < target.stat().st_size <= 5_000
     assert target.read_bytes().endswith(b"\n")
@@ -237,7 +240,7 @@ def test_progress_tells_the_rate_and_the_time_left_without_compiling(tmp_path, m
     at(monkeypatch, 0)
     told = files.FileProgress(source, lambda: 20.0)
     at(monkeypatch, 3)
-    assert told.line() == "no line is answered yet, 3 s"
+    assert told.line() == "no line answered yet, 3 s"
     for _ in range(10):
         told.read(4, skipped=False)
     told.answered(5)  # of the ten that were read
@@ -267,7 +270,7 @@ def test_silence_is_broken_while_lines_are_answered(echo, source, tmp_path, monk
     predict(source, tmp_path / "out.txt")
     opening = "opening the trained run"  # says so too, where that takes longer than the silence
     said = [line for line in capsys.readouterr().err.splitlines() if not line.startswith(opening)]
-    assert said[0] == "no line is answered yet, 0 s"
+    assert said[0] == "no line answered yet, 0 s"
     assert re.fullmatch(r"5 lines, [\d.]+ a second, 0:00 left", said[-2])
 
 
@@ -307,7 +310,7 @@ def test_an_output_that_is_the_input_is_refused(echo, source, tmp_path, link):
         target = tmp_path / "link.txt"
         link(source, target)
     before = source.read_bytes()
-    said = "is the input itself, which would be destroyed: name another file"
+    said = "is the input itself and would overwrite it: name another file"
     with pytest.raises(UserError, match=said):
         predict(source, target)
     with pytest.raises(UserError, match=said):  # a page may have any name
@@ -353,23 +356,27 @@ def test_an_output_is_continued_under_the_settings_it_was_begun_with_alone(echo,
     assert predict(source, target, beam_size=1) == ANSWERS
     target.write_text("0:abc\n")
     with pytest.raises(
-        UserError, match=r"out\.txt was begun with decode\.beam_size=1, this command has 5: set it back"
+        UserError, match=r"out\.txt was started with decode\.beam_size=1, this command has 5: set it back"
     ):
         predict(source, target, resume=True, beam_size=5)
     echo.steps = (50,)
-    with pytest.raises(UserError, match=r"was begun with steps=\[40\], this command has \[50\]"):
+    with pytest.raises(UserError, match=r"was started with steps=\[40\], this command has \[50\]"):
         predict(source, target, resume=True, beam_size=1)
     echo.steps, echo.parameters = (40,), "those of another run"
-    with pytest.raises(UserError, match="was begun with model='those of one run', this command has 'those of another"):
+    with pytest.raises(
+        UserError, match="was started with model='those of one run', this command has 'those of another"
+    ):
         predict(source, target, resume=True, beam_size=1)
     echo.parameters = Echo.parameters
     (tmp_path / "other.txt").write_text("a\n" * 7)
-    with pytest.raises(UserError, match="was begun with input='"):
+    with pytest.raises(UserError, match="was started with input='"):
         predict(tmp_path / "other.txt", target, resume=True, beam_size=1)
     assert target.read_text() == "0:abc\n"
     assert predict(source, target, resume=True, beam_size=1) == ANSWERS
     (tmp_path / "out.txt.settings.json").unlink()
-    with pytest.raises(UserError, match=r"settings\.json does not say how .* was begun \(.*\); leave out --resume"):
+    with pytest.raises(
+        UserError, match=r"the settings of .*out\.txt cannot be read from .*settings\.json \(.*\); leave out --resume"
+    ):
         predict(source, target, resume=True, beam_size=1)
 
 
@@ -399,5 +406,5 @@ def test_a_record_that_cannot_be_read_is_refused(tmp_path, content):
         file.write("one\n")
     assert lines_to_keep(answers, {"mode": "predict"}) == 1
     (tmp_path / "answers.txt.settings.json").write_text(content)
-    with pytest.raises(UserError, match="does not say how"):
+    with pytest.raises(UserError, match=r"the settings of .* cannot be read"):
         lines_to_keep(answers, {"mode": "predict"})

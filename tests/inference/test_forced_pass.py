@@ -167,7 +167,9 @@ def test_a_decoder_without_attention_to_the_source_shows_none():
 
 
 def test_what_is_no_pair_is_refused():
-    with pytest.raises(UserError, match=r"'abc' is no pair of source and target: attend\(\[\('a source', 'its target'"):
+    with pytest.raises(
+        UserError, match=r"'abc' is not a pair of source and target: attend\(\[\('a source', 'its target'"
+    ):
         predictor_of("translate", **FIELDS).attend(["abc"])
 
 

@@ -194,7 +194,7 @@ REFUSED = {
     "bytes": (lambda p: p.predict([b"abc"]), "text 1 of 1 is b'abc', not a text"),
     "a line break": (
         lambda p: p.predict(["abc", "a", "a\nb"]),
-        "text 3 of 3 has a line break, which training texts have not: give",
+        "text 3 of 3 has a line break, which training texts never have: pass",
     ),
     "one text to generate": (
         lambda p: p.generate("abc"),
@@ -206,9 +206,9 @@ REFUSED = {
         "constraints='bad' is one text, not a list of texts",
     ),
     "a prefix that is none": (lambda p: p.generate([Request("abc", prefix=None)]), "text 1 of 1 is None, not a text"),
-    "one pair": (lambda p: p.score(("ab", "cd")), "'ab' is no pair of source and target"),
-    "a number in place of a pair": (lambda p: p.score([5]), "5 is no pair of source and target"),
-    "half a pair": (lambda p: p.score([("ab",)]), r"\('ab',\) is no pair of source and target"),
+    "one pair": (lambda p: p.score(("ab", "cd")), "'ab' is not a pair of source and target"),
+    "a number in place of a pair": (lambda p: p.score([5]), "5 is not a pair of source and target"),
+    "half a pair": (lambda p: p.score([("ab",)]), r"\('ab',\) is not a pair of source and target"),
     "a pair with None": (lambda p: p.score([("ab", None)]), "text 2 of 2 is None, not a text"),
     "half a surrogate pair": (
         lambda p: p.predict(["abc", "a\ud800b"]),
@@ -216,7 +216,7 @@ REFUSED = {
     ),
     "a NUL": (lambda p: p.predict(["ab\0"]), "text 1 of 1: NUL character at offset 2; remove it"),
     "a NUL in a pair": (lambda p: p.score(iter([("ab", "c\0")])), "text 2 of 2: NUL character at offset 1; remove it"),
-    "one text to score": (lambda p: p.score("ab"), "'a' is no pair of source and target"),
+    "one text to score": (lambda p: p.score("ab"), "'a' is not a pair of source and target"),
     "a pair with a line break": (lambda p: p.score([("ab", "c\nd")]), "text 2 of 2 has a line break"),
 }
 

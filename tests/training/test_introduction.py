@@ -26,12 +26,12 @@ def test_labels_are_counted_without_the_symbols():
     assert vocabulary(one, learn_labels("label", ["good", "bad"], "identity")) == "260, 2 labels"
 
 
-def test_a_vocabulary_that_the_text_does_not_fill_is_told():
+def test_a_vocabulary_that_the_text_does_not_fill_is_noted():
     words, labels = (
         learn("word", ["a b c"], 100, "identity", split_digits=False),
         learn_labels("label", ["good"], "identity"),
     )
-    told = " (the text does not fill data.vocab_size=8)"
-    assert unfilled(DataConfig(tokenizer="word", vocab_size=8), (words, labels)) == told
+    note = " (the text does not fill data.vocab_size=8)"
+    assert unfilled(DataConfig(tokenizer="word", vocab_size=8), (words, labels)) == note
     assert unfilled(DataConfig(tokenizer="word", vocab_size=7), (words, labels)) == ""
     assert unfilled(DataConfig(tokenizer="byte", vocab_size=999), (ByteTokenizer("identity"),) * 2) == ""

@@ -239,7 +239,7 @@ def test_a_trace_of_updates_is_written_once(cache, tmp_path, capfd):
     assert "PjitFunction(step)" in names
     assert any("dot" in str(name) or "fusion" in str(name) for name in names)
     assert train(small(cache, train__num_steps=10, **options), tmp_path)
-    assert "train.profile_steps='3:4' are updates of the past: none is traced\n" in capfd.readouterr().err
+    assert "train.profile_steps='3:4' have passed: no update is traced\n" in capfd.readouterr().err
     assert len(trace_events(tmp_path / "profile")) == len(found)
 
 
@@ -312,7 +312,7 @@ def test_skipped_updates_end_a_run_soon_with_the_reason_and_push_no_checkpoint_o
     said = rf"in a row that was not finite and changed nothing \(train\.max_skipped=8\): {reason}; lower"
     with pytest.raises(UserError, match=said):
         train(config, tmp_path, lambda **given: steps.append(given["progress"]) or loop(**given))
-    assert (tmp_path / "training.log").read_text().count(f"update 5 is skipped: {reason}\n") == 1
+    assert (tmp_path / "training.log").read_text().count(f"update 5 was skipped: {reason}\n") == 1
     assert 12 <= steps[0].step + 1 <= 12 + AHEAD
     assert open_run(tmp_path).steps() == [2, 4]
     assert [row["step"] for row in rows(tmp_path, "valid")] == [2, 4]
@@ -424,20 +424,6 @@ def test_checkpoints_know_their_run_should_its_config_be_lost(unbroken, cache, t
     assert (lost / "config.json").exists()
 
 
-def test_a_save_that_failed_is_seen_within_an_update(unbroken, cache, tmp_path, monkeypatch):
-    calls = []
-
-    def failed(checkpoints):
-        calls.append(checkpoints)
-        raise UserError("could not be written")
-
-    monkeypatch.setattr(Checkpoints, "check_save", failed)
-    shutil.copytree(unbroken, tmp_path / "run")
-    with pytest.raises(UserError, match="could not be written"):
-        train(small(cache, train__num_steps=60), tmp_path / "run")
-    assert len(calls) == 1
-
-
 def test_changed_training_text_is_refused(unbroken, cache, tmp_path):
     progress = open_run(unbroken).progress(40)
     assert progress["data"]
@@ -483,11 +469,6 @@ def test_warm_start_takes_parameters_and_tokenizer_and_freezing_keeps_some(unbro
     assert 0 < np.abs(kernel - parent["decoder"]["block"]["self_attn"]["q"]["kernel"]).max() < 0.1
     same = [(workdir / "tokenizer" / "shared.json").read_bytes() for workdir in (unbroken, tmp_path)]
     assert same[0] == same[1]
-
-
-def test_warm_start_from_another_shape_names_the_parameter(unbroken, cache, tmp_path):
-    with pytest.raises(UserError, match=r"has .* for .*, this model needs"):
-        train(small(cache, model__d_ff=48, train__init_from=str(unbroken)), tmp_path)
 
 
 def test_patience_ends_a_run_that_no_longer_improves(cache, tmp_path, capfd, monkeypatch):
@@ -578,11 +559,6 @@ def test_dtype_is_chosen_once_for_a_run_and_each_time_for_its_answers(cache, tmp
     assert capsys.readouterr().err.count("decode.dtype=auto: float32 (of this test)\n") == 1
     assert predict.load(tmp_path).model.config.dtype == "float32"
     assert capsys.readouterr().err.count("decode.dtype=auto: float32 (of this test)\n") == 1
-
-
-def test_row_multiple_that_devices_do_not_divide_is_refused(cache, tmp_path):
-    with pytest.raises(UserError, match=r"data\.row_multiple=9 must be a multiple of 4"):
-        train(small(cache, mesh__data=4, data__row_multiple=9), tmp_path)
 
 
 @pytest.mark.parametrize(

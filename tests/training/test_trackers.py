@@ -1,4 +1,4 @@
-"""Services that get the rows of a run, where their packages are: for real, and without any network."""
+"""Trackers receive the rows of a run: the real packages where installed, without a network."""
 
 import json
 import sys
@@ -67,7 +67,7 @@ def test_a_service_that_fails_does_not_end_the_run(tmp_path, monkeypatch):
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == len(ROWS)
 
 
-def test_a_run_goes_on_without_the_curves_and_the_text_that_have_no_room(tmp_path):
+def test_a_run_continues_without_the_curves_and_the_text_that_have_no_room(tmp_path):
     (tmp_path / "training.log").write_text("x" * 60_000)
     said = []
     kept = record(tmp_path, said=said.append)
@@ -90,12 +90,12 @@ def test_a_service_that_cannot_begin_is_one_line(tmp_path, monkeypatch):
 
     monkeypatch.setitem(trackers.TRACKERS, "wandb", Refusing)
     monkeypatch.setitem(sys.modules, "wandb", sys)
-    with pytest.raises(UserError, match="wandb cannot begin: no key; mend that, or leave it out"):
+    with pytest.raises(UserError, match="wandb cannot start: no key; fix that, or remove it from train"):
         record(tmp_path, "wandb")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own, of SQLAlchemy
-def test_mlflow_has_the_rows_and_the_settings_of_a_run_that_went_on(tmp_path, monkeypatch):
+def test_mlflow_has_the_rows_and_the_settings_of_a_run_that_was_resumed(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'jformer[mlflow]'")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     for step, rows in ((0, ROWS[:2]), (10, ROWS[2:])):  # the second part after a restart
@@ -114,7 +114,7 @@ def test_mlflow_has_the_rows_and_the_settings_of_a_run_that_went_on(tmp_path, mo
     assert run.data.params == settings
 
 
-def test_wandb_keeps_the_rows_of_a_run_that_went_on_without_any_network(tmp_path, monkeypatch):
+def test_wandb_keeps_the_rows_of_a_run_that_was_resumed_without_any_network(tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="wandb is not installed: pip install 'jformer[wandb]'")
     monkeypatch.setenv("WANDB_MODE", "offline")
     for step, rows in ((0, ROWS[:2]), (10, ROWS[2:])):
@@ -134,18 +134,18 @@ def test_wandb_keeps_the_rows_of_a_run_that_went_on_without_any_network(tmp_path
     wait_until(all_are_there)
 
 
-def test_a_damaged_file_of_names_is_one_line_and_a_failed_run_is_none_that_finished(tmp_path, monkeypatch):
-    class Telling(Failing):
+def test_a_damaged_file_of_names_is_one_line_and_a_failed_run_is_marked_as_failed(tmp_path, monkeypatch):
+    class Closing(Failing):
         def close(self, failed):
-            told.append((trackers._note(Path(tmp_path), "wandb", "name"), failed))
+            closed.append((trackers._store_id(Path(tmp_path), "wandb", "name"), failed))
 
-    told = []
-    monkeypatch.setitem(trackers.TRACKERS, "wandb", Telling)
+    closed = []
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", Closing)
     monkeypatch.setitem(sys.modules, "wandb", sys)
     record(tmp_path, "wandb").close(failed=True)
-    assert told == [("name", True)]
+    assert closed == [("name", True)]
     (tmp_path / "trackers.json").write_text("{")
     with pytest.raises(
-        UserError, match=r"trackers\.json: cannot be read \(.*\); delete it, and the services begin a new run"
+        UserError, match=r"trackers\.json: cannot be read \(.*\); delete it to start a new run at each service"
     ):
-        trackers.known_names(Path(tmp_path))
+        trackers.run_ids(Path(tmp_path))

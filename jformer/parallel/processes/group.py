@@ -35,7 +35,7 @@ _watchdog = Watchdog()
 
 @contextlib.contextmanager
 def join_run(own: ProcessInfo | None, seconds: float = MEETING_SECONDS) -> Iterator[None]:
-    """Join the multi-process run for the duration of the context; None is a run of one process, which needs nothing.
+    """Join the multi-process run for the duration of the context; None = a run of one process.
 
     All processes end together: a UserError in one is printed by all, with its exit code; a closed output ends all
     silently; any other error ends the others with 75. Raises AbsentError and UserError if the processes do not meet.
@@ -87,7 +87,7 @@ def process_index() -> int:
 
 
 def enter_phase(phase: str, kind: Hashable = None) -> None:
-    """Record the start of a phase, from which the others tell whether this process is slow, stuck or dead; never waits.
+    """Record the start of a phase, for detecting slow, stuck and dead processes; never waits.
 
     All processes enter the same phases in the same order. Phases of one kind take about as long: a process that is
     stuck in one is noticed soon, even if its processor is busy.
@@ -96,7 +96,7 @@ def enter_phase(phase: str, kind: Hashable = None) -> None:
 
 
 def set_stall_limit(seconds: float) -> None:
-    """Set how long a process may make no progress; 0 is ten times as long as an update takes, at least a minute."""
+    """Set how long a process may make no progress; 0 = ten updates, at least a minute."""
     (_service or _watchdog).stall_seconds = seconds
 
 

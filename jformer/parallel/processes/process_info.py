@@ -41,7 +41,7 @@ def from_flags(
 
 
 def detect() -> ProcessInfo:
-    """Return what JAX_COORDINATOR_ADDRESS and its companions say, or else a cluster that JAX recognizes."""
+    """Return the place from JAX_COORDINATOR_ADDRESS and its companions, or from a cluster that JAX detects."""
     values = [os.environ.get(name) for name in VARIABLES]
     if all(values):
         address, *numbers = map(str, values)

@@ -146,7 +146,7 @@ class PeerWatch:
 def waited_for(statuses: Sequence[Status], longer: float) -> list[int]:
     """Return the processes that all are waiting for, if no process has made progress for longer than `longer` seconds.
 
-    Those are the ones that entered the fewest phases. If that is all of them, nothing tells which is stuck. A process
+    Those are the ones that entered the fewest phases. If that is all of them, the stuck one is unknown. A process
     outside a steady phase has ten times as long.
     """
     if any(each.idle <= longer * (1 if each.steady else OTHER_PHASES) for each in statuses):

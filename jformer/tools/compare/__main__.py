@@ -108,14 +108,14 @@ def watch(paths: Sequence[str], output: str, seconds: float) -> Iterator[str]:
     refuse_few(paths)
     if not output:
         raise UserError(f"--watch={seconds:g} writes a page: name a folder as --output")
-    told = False
+    announced = False
     while not all(is_over(run_path(path)) for path in paths):
         page.write(run_path(output), {"index.html": page_of_training(paths, seconds)})
-        if not told:
+        if not announced:
             yield f"{output}/index.html: open it in a browser; it is written every {seconds:g} s until all are scored"
-        told = True
+        announced = True
         time.sleep(seconds)
-    if told:  # browsers stop reloading it, even if the runs turn out not to be comparable
+    if announced:  # browsers stop reloading it, even if the runs turn out not to be comparable
         page.write(run_path(output), {"index.html": page_of_training(paths, 0.0)})
 
 

@@ -148,7 +148,7 @@ def _difference(arm: Arm, base: Arm) -> Difference:
 def _tests(
     base: Arm, others: Sequence[Arm], differences: Mapping[str, Difference], metric: str
 ) -> tuple[dict[str, float], str]:
-    """Return label → p, and what gives it."""
+    """Return label → p, and the name of the test."""
     student = {label: found.p for label, found in differences.items() if found.p is not None}
     test, (key, _, name) = "p of paired t tests", metric.partition("/")
     run = next(iter(base.runs.values()), None)
@@ -157,7 +157,7 @@ def _tests(
     if name in SHARES and student:
         return student, test
     if sum(len(arm.runs) for arm in others) > MOST_RESAMPLED:
-        return student, f"{test}, for so many runs, in place of bootstraps of their outputs"
+        return student, f"{test}, as there are more than {MOST_RESAMPLED} runs, in place of bootstraps of their outputs"
     try:
         found = _resampled_over_seeds(base, others, metric)
     except UserError as error:

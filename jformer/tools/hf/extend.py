@@ -49,7 +49,9 @@ def _read(files: Sequence[Path], tokenizer: Changeable) -> list[str]:
     for file in files:
         for number, token in enumerate(read_lines(file, Counter()), start=1):
             if not token or token != token.strip():
-                raise UserError(f"{file}:{number}: {token!r} is no token: write one a line, without spaces around it")
+                raise UserError(
+                    f"{file}:{number}: {token!r} is not a token: write one a line, without spaces around it"
+                )
             (ids,) = tokenizer.cut([token])
             if token in old or token in found or (len(ids) == 1 and ids[0] != tokenizer.symbols.unk):
                 raise UserError(f"{file}:{number}: {token!r} is a token already: leave it out")

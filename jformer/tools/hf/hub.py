@@ -22,10 +22,12 @@ def find_model(given: str) -> Path:
         hub = importlib.import_module("huggingface_hub")
     except ImportError as error:
         raise UserError(
-            f"{given}: is no directory; to fetch the model of that name: pip install huggingface_hub"
+            f"{given}: is not a directory; to fetch the model of that name: pip install huggingface_hub"
         ) from error
     try:
         return Path(hub.snapshot_download(given, allow_patterns=list(WANTED)))
     except Exception as error:  # of the package, the network or the disk: one line for each
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{given}: is no directory, and could not be fetched ({reason}); look at its name") from error
+        raise UserError(
+            f"{given}: is not a directory, and could not be fetched ({reason}); look at its name"
+        ) from error

@@ -116,7 +116,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
         header.pop("__metadata__", None)
         found = {name: _tensor(path, entry, 8 + length) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: its header is no list of tensors ({error}); fetch the file again") from error
+        raise UserError(f"{path}: its header is not a list of tensors ({error}); fetch the file again") from error
     end = 8 + length
     for name, tensor in sorted(found.items(), key=lambda item: item[1].begin):
         if tensor.begin != end:
@@ -156,11 +156,11 @@ def _files(directory: Path) -> dict[Path, set[str] | None]:
             weight_map = parse_object(index.read_bytes())["weight_map"]
             places = [(str(name), str(file)) for name, file in weight_map.items()]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{index}: is no index of tensors ({error}); fetch it again") from error
+            raise UserError(f"{index}: is not an index of tensors ({error}); fetch it again") from error
         files: dict[Path, set[str] | None] = {}
         for name, file in places:
             if Path(file).name != file or not file.endswith(".safetensors"):
-                raise UserError(f"{index}: {name!r} lies in {file!r}, which is no safetensors file beside it")
+                raise UserError(f"{index}: {name!r} lies in {file!r}, which is not a safetensors file beside it")
             if not is_file(directory / file):
                 raise UserError(f"{index}: names {file!r}, which is not there; fetch it")
             names = files.setdefault(directory / file, set())

@@ -62,7 +62,7 @@ class TokenizerFiles:
         except UserError:
             raise
         except Exception as error:  # the library raises nothing more special
-            raise UserError(f"{self.directory / FAST}: is no tokenizer ({error}); fetch it again") from error
+            raise UserError(f"{self.directory / FAST}: is not a tokenizer ({error}); fetch it again") from error
         return self.probe.ids
 
     def _piece_ids(self) -> dict[str, int]:
@@ -90,7 +90,9 @@ class TokenizerFiles:
         for token in (f"__{name}__", name):  # in this order: "en" is also an ordinary piece of many vocabularies
             if name and token in self.ids:
                 return self.ids[token]
-        raise UserError(f"--{flag}={name!r} is no language of this vocabulary, which writes them as its tokenizer does")
+        raise UserError(
+            f"--{flag}={name!r} is not a language of this vocabulary, which writes them as its tokenizer does"
+        )
 
     def symbols(self, side: str, language: str, start: int) -> Symbols:
         """Return the symbols of the texts of one side."""
@@ -153,7 +155,7 @@ class TokenizerFiles:
             model = base64.b64encode(path.read_bytes()).decode()
             return PiecesTokenizer(model, self.ids, stored, specials, prefix)
         except (OSError, RuntimeError) as error:
-            raise UserError(f"{path}: is no sentencepiece model ({error}); fetch it again") from error
+            raise UserError(f"{path}: is not a sentencepiece model ({error}); fetch it again") from error
 
     def _is_special(self, token: str) -> bool:
         return token in self._listed() or self.ids[token] in [self.special(name) for name in SPECIAL]
@@ -231,4 +233,4 @@ def read_json(path: Path, otherwise: dict[str, Any] | None = None) -> dict[str, 
     except FileNotFoundError as error:
         raise UserError(f"{path}: is not there; name the folder of a model") from error
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: is no JSON object ({error}); fetch it again") from error
+        raise UserError(f"{path}: is not a JSON object ({error}); fetch it again") from error

@@ -31,7 +31,7 @@ class Plane(NamedTuple):
 
 
 class Positions(NamedTuple):
-    """A table of what a model knows of positions."""
+    """A table of a model's encodings or biases of positions."""
 
     name: str
     axes: tuple[str, str]  # what rows and columns are: positions and features, or heads and distances
@@ -58,7 +58,7 @@ def _read(predictor: Predictor, pair: EncodedPair) -> dict[str, list[int]]:
     source = () if inputs.of_images or inputs.continues else pair.source
     target = pair.target if predictor.task.answer in ("text", "continuation", "") else ()
     sides = {"source_embedding": source, "target_embedding": target}
-    if "target_embedding" not in tables:  # one table for both, whatever its name
+    if "target_embedding" not in tables:  # one table for both, under any name
         sides = dict.fromkeys(("source_embedding", "embedding"), (*source, *target))
     return {name: list(dict.fromkeys(map(int, ids))) for name, ids in sides.items() if name in tables}
 

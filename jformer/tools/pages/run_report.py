@@ -18,7 +18,7 @@ from jformer.data.sources.split import Pair
 from jformer.data.tokenizers.lists import NORMALIZATIONS, label_set
 from jformer.errors import UserError
 from jformer.evaluation import records
-from jformer.evaluation.intervals import intervals
+from jformer.evaluation.resampling import intervals
 from jformer.evaluation.score_tables import formatted, scored_sets
 from jformer.tasks.metrics import answer_scores, text_metric
 from jformer.tools.pages import page
@@ -128,8 +128,8 @@ def scores(results: Mapping[str, Any], margins: Mapping[tuple[str, str], float])
             rows.append([key, label, value, score.get("signature", "")])
             groups = score.get("by_group", {}).items()
             rows += [[key, f"{label}: {group}", formatted(name, value), ""] for group, value in groups]
-    told = [page.paragraph("± 95 %, by bootstrap over sentences: what other sentences would give, not other seeds")]
-    return [page.heading("Scores"), page.table(rows, left=4), *(told if margins else [])] if rows[1:] else []
+    note = [page.paragraph("± 95 %, by bootstrap over sentences: what other sentences would give, not other seeds")]
+    return [page.heading("Scores"), page.table(rows, left=4), *(note if margins else [])] if rows[1:] else []
 
 
 def write_own(config: Config, run: Path) -> str:
@@ -224,20 +224,20 @@ def graded(
     for number, (answer, pair) in enumerate(zip(answers, pairs, strict=True), start=1):
         if is_right(config, answer, pair):
             continue
-        grade, told = 0.0, "wrong"
+        grade, text = 0.0, "wrong"
         if kind in ("text", "qa"):
             grade = line_score(config, answer, pair)
-            told = f"{grade:.1f}"
+            text = f"{grade:.1f}"
             if kind == "qa" and grade == 100:
                 continue
         elif kind == "tags":
             tags = pair.target.split()
             right = sum(map(str.__eq__, answer.split(), tags))
-            grade, told = right / len(tags), f"{right} of {len(tags)}"
+            grade, text = right / len(tags), f"{right} of {len(tags)}"
         elif kind == "number":
             grade = line_score(config, answer, pair)
-            told = f"{-grade:.3g}"
-        found.append((grade, number, (pair.source, pair.target, answer), told))
+            text = f"{-grade:.3g}"
+        found.append((grade, number, (pair.source, pair.target, answer), text))
     return sorted(found)
 
 

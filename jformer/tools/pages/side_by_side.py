@@ -30,7 +30,7 @@ def side_by_side(config: Config, first: Path, other: Path, key: str) -> list[str
     form = ".3g" if kind == "number" else ".1f"
     head = ["line", "source", "reference", first.name, other.name, NAMES.get(kind, "right"), "", "difference"]
     parts = [title, page.paragraph(f"{len(found):,} of {len(pairs):,} lines are answered differently")]
-    for told, sign in (("worse", 1), ("better", -1)):
+    for judgement, sign in (("worse", 1), ("better", -1)):
         shown = sorted((each for each in found if each[0] * sign < 0), key=lambda each: (each[0] * sign, each[1]))[
             :WORST
         ]
@@ -38,5 +38,8 @@ def side_by_side(config: Config, first: Path, other: Path, key: str) -> list[str
             [str(n), *texts, *(f"{s:{form}}" for s in scores), f"{gap:+{form}}"] for gap, n, texts, scores in shown
         ]
         if cells:
-            parts += [page.paragraph(f"{other.name} is {told} than {first.name}:"), page.table([head, *cells], left=5)]
+            parts += [
+                page.paragraph(f"{other.name} is {judgement} than {first.name}:"),
+                page.table([head, *cells], left=5),
+            ]
     return parts

@@ -99,7 +99,7 @@ class Batcher(Generic[Item, Reply]):
     def _within(self, seconds: float) -> float:
         """Return how many items can be answered in some seconds, at the best rate of the newest full batches.
 
-        Small batches are slower per item, and those that had to be compiled say nothing.
+        Small batches are slower per item, and compiled ones are ignored by taking the best rate.
         """
         rate = max(self._rates) if len(self._rates) >= ENOUGH else math.inf
         return min(self._limits.waiting, rate * seconds)
@@ -111,7 +111,7 @@ class Batcher(Generic[Item, Reply]):
             found = self._answer([item for job in jobs for item in job.items])
             for some in whole_groups([len(job.items) for job in jobs], found):
                 _resolve(loop, [(left.pop(number), answers) for number, answers in some.items()])
-        except Exception as error:  # whatever it is, only the job that causes it fails
+        except Exception as error:  # any error fails only the job that causes it
             rest, half = list(left.values()), len(left) // 2
             if len(rest) == 1:
                 _resolve(loop, [(rest[0], error)])

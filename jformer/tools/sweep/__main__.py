@@ -136,7 +136,7 @@ def run(options: argparse.Namespace, experiment: Experiment, keys: Sequence[str]
     if options.slurm is not None:
         folder = Path("slurm").absolute() if in_bucket(workdir) else workdir / "slurm"
         jobs = launch.submit(folder, command, options.workers, options.slurm)
-        print(f"submitted: {', '.join(jobs)}; run the same command with --report instead of --slurm for their progress")
+        print(f"submitted: {', '.join(jobs)}; rerun with --report instead of --slurm for their progress")
         return DONE
     print(opening(options, queue, workdir), file=sys.stderr, flush=True)
     local = launch.LocalWorkers(queue, command, options.workers)
@@ -172,7 +172,7 @@ def opening(options: argparse.Namespace, queue: "TrialQueue", workdir: Path) -> 
     return f"""{experiment.title}
 {count} trials ({whole}) of {experiment.base}, {queue.left()} left, {options.workers} at a time; \
 metric: {experiment.metric}
-logs: {log_folder(workdir)}; results so far: the same command with --report; Ctrl-C saves, and rerunning resumes"""
+logs: {log_folder(workdir)}; results so far: rerun with --report; Ctrl-C saves, and rerunning resumes"""
 
 
 def show(options: argparse.Namespace, queue: "TrialQueue", workdir: Path) -> int:

@@ -133,7 +133,7 @@ def load_experiment(path: Path, arguments: Sequence[str] = ()) -> Experiment:
         fixed={**getattr(module, "FIXED", {}), **given},
         arms=arms,
         baseline=getattr(module, "BASELINE", next(iter(arms), "")),
-        plots=tuple(getattr(module, "PLOTS", _each_factor(arms))),
+        plots=tuple(getattr(module, "PLOTS", ((key, "") for key in _varying(list(arms.values()))))),
         environment=dict(getattr(module, "ENVIRONMENT", {})),
         search=search,
         trials=getattr(module, "TRIALS", 0),
@@ -254,10 +254,6 @@ def _varying(arms: Sequence[Overrides]) -> list[str]:
     """Return the keys whose value differs between arms."""
     keys = dict.fromkeys(key for arm in arms for key in arm)
     return [key for key in keys if any(key not in arm or arm[key] != arms[0].get(key) for arm in arms)]
-
-
-def _each_factor(arms: Mapping[str, Overrides]) -> tuple[tuple[str, str], ...]:
-    return tuple((key, "") for key in _varying(list(arms.values())))
 
 
 def label_of(overrides: Overrides) -> str:

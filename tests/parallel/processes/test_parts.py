@@ -220,9 +220,8 @@ def test_client_of_jaxs_coordination_service_has_the_methods_that_service_uses()
     used = set(re.findall(r"_client\.(\w+)\(", source))
     assert used == {"key_value_set", "blocking_key_value_get", "key_value_delete", "key_value_dir_get"}
     assert all(hasattr(_jax.DistributedRuntimeClient, name) for name in used)
-    for name in ("client",):
-        assert hasattr(global_state, name)
-        assert f"global_state.{name}" in source
+    assert hasattr(global_state, "client")
+    assert "global_state.client" in source
     others = [path for path in Path(processes.__file__).parents[2].rglob("*.py") if path != Path(service.__file__)]
     assert not [path for path in others if "_src.distributed" in path.read_text()]
 

@@ -158,9 +158,9 @@ def test_what_the_system_refuses_is_one_line(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("file", "content", "says"), [
-    ("config.json", "[]", "must be a JSON object"), ("config.json", "{", "is no JSON"),
+    ("config.json", "[]", "must be a JSON object"), ("config.json", "{", "is not a JSON"),
     ("config.json", '{"d_ff": 1, "d_ff": 2}', "the key 'd_ff' stands twice"),
-    ("tokenizer.json", "{}", "is no tokenizer"), ("config.json", None, "is not there"),
+    ("tokenizer.json", "{}", "is not a tokenizer"), ("config.json", None, "is not there"),
     ("tokenizer.json", None, "has no tokenizer.json"), ("model.safetensors", None, "has neither"),
 ])  # fmt: skip
 def test_damaged_files_are_one_line(model_dir, tmp_path_factory, capsys, file, content, says):
@@ -265,7 +265,7 @@ def test_an_imported_run_is_scored_not_trained_in_place_and_its_tokenizer_is_gua
     results = evaluate(config, Path(tmp_path / "run"))
     assert results["test"]["examples"] == 2
     assert (results["run"]["updates"], results["run"]["data"]) == (0, [])
-    with pytest.raises(UserError, match=r"begin with them in a --workdir of its own, with --config.train.init_from="):
+    with pytest.raises(UserError, match=r"start from them in a new --workdir with --config.train.init_from="):
         train(config, Path(tmp_path / "run"))
     (saved,) = (tmp_path / "run" / "tokenizer").glob("shared.*")
     saved.write_bytes(saved.read_bytes().replace(b"house", b"mouse"))

@@ -166,8 +166,8 @@ def test_training_goes_on_from_an_extended_run(tmp_path):
     [
         (["<name>", "t"], r"tokens:2: 't' is a token already"),
         (["<name>", "<name>"], r"tokens:2: '<name>' is a token already"),
-        (["a b", " a"], r"tokens:2: ' a' is no token"),
-        (["a b", ""], r"tokens:2: '' is no token"),
+        (["a b", " a"], r"tokens:2: ' a' is not a token"),
+        (["a b", ""], r"tokens:2: '' is not a token"),
         ([], r"has no tokens"),
     ],
 )

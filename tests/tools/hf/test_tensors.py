@@ -57,8 +57,8 @@ def test_other_floating_point_types_become_float32(tmp_path, dtype, data, expect
     ({"x": entry(dtype="F8")}, 8, "F8"),
     ({"x": {"dtype": "F32"}}, 8, "shape"),
     (b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "x": 1}', 8, "the key 'x' stands twice"),
-    (b"[1]", 0, "no list of tensors"),
-    (b"{", 0, "no list of tensors"),
+    (b"[1]", 0, "not a list of tensors"),
+    (b"{", 0, "not a list of tensors"),
 ])  # fmt: skip
 def test_headers_that_cannot_be_true_are_refused(tmp_path, header, size, says):
     raw(tmp_path / WHOLE, header, bytes(size))
@@ -85,7 +85,7 @@ def test_what_is_no_finite_number_is_refused(tmp_path, numbers, dtype, says):
 
 
 @pytest.mark.parametrize(("file", "says"), [
-    ("../model.safetensors", "no safetensors file beside it"), ("/etc/x.safetensors", "beside it"),
+    ("../model.safetensors", "not a safetensors file beside it"), ("/etc/x.safetensors", "beside it"),
     ("gone.safetensors", "not there"), (f"{300 * 'x'}.safetensors", "not there"), ("model.bin", "beside it"),
 ])  # fmt: skip
 def test_an_index_names_files_beside_it_and_no_others(tmp_path, file, says):

@@ -85,7 +85,7 @@ def test_a_search_is_a_tree_whose_answer_is_marked(page):
     assert [html.unescape(text) for text in re.findall(r"<text[^>]*>([^<]*)</text>", section)] == [
         "ein", HOSTILE[:24], "1: </s> −0.250", "ein", "2: </s> −2.250", "ein …",
     ]  # fmt: skip
-    assert "step 1, ein: probability 0.905 (−0.100 nats), sum −0.100; went on; on the way to the answer" in section
+    assert "step 1, ein: probability 0.905 (−0.100 nats), sum −0.100; continued; on the way to the answer" in section
     assert "</s>: probability 0.819 (−0.200 nats), sum −0.300, score −0.250; ended with the end symbol, the answer" in (
         html.unescape(section)
     )
@@ -381,30 +381,27 @@ def test_hidden_tokens_stand_beside_what_was_read_in_their_places():
     assert '<th scope="col">read</th>' not in browser.draw(explorer.explorer_page("x", [Shown(attended)])).html
 
 
-@pytest.mark.parametrize("task", ["mlm", "denoise"])
-def test_all_of_a_line_is_a_text_to_restore(task):
-    assert explorer._pair("a\tb", SimpleNamespace(config=SimpleNamespace(task=task))) == ("a\tb", None)
+LABELS = LabelTokenizer("label", "identity", ["yes", "no"]), NumberTokenizer(0.0, 1.0)
+SIDES = {  # of a line: task, the label tokenizer of a classifier, line → source and target
+    "a text to restore": ("mlm", None, "a\tb", ("a\tb", None)),
+    "another text to restore": ("denoise", None, "a\tb", ("a\tb", None)),
+    "a question and its context": ("qa", None, "who\ta cat", ("who\ta cat", None)),
+    "a question, its context and an answer": ("qa", None, "who\ta cat\tcat", ("who\ta cat", "cat")),
+    "a source and a target": ("translate", None, "a\tb", ("a", "b")),
+    "a source": ("translate", None, "a", ("a", None)),
+    "a text": ("classify", LABELS[0], "a cat", ("a cat", None)),
+    "a text and a label": ("classify", LABELS[0], "a cat\tno", ("a cat", "no")),
+    "two texts": ("classify", LABELS[0], "a cat\ta dog", ("a cat\ta dog", None)),
+    "two texts and a label": ("classify", LABELS[0], "a cat\ta dog\tno", ("a cat\ta dog", "no")),
+    "a text and a number": ("classify", LABELS[1], "a cat\t2.5", ("a cat", "2.5")),
+    "two texts without a number": ("classify", LABELS[1], "a cat\ta dog", ("a cat\ta dog", None)),
+}
 
 
-def test_a_question_has_its_context_before_the_answer():
-    run = SimpleNamespace(config=SimpleNamespace(task="qa"))
-    assert [explorer._pair(line, run) for line in ("who\ta cat", "who\ta cat\tcat")] == [
-        ("who\ta cat", None),
-        ("who\ta cat", "cat"),
-    ]
-    run = SimpleNamespace(config=SimpleNamespace(task="translate"))
-    assert [explorer._pair(line, run) for line in ("a\tb", "a")] == [("a", "b"), ("a", None)]
-
-
-@pytest.mark.parametrize(
-    ("labels", "label"),
-    [(LabelTokenizer("label", "identity", ["yes", "no"]), "no"), (NumberTokenizer(0.0, 1.0), "2.5")],
-)
-def test_the_second_text_of_a_classifier_is_no_label(labels, label):
-    run = SimpleNamespace(config=SimpleNamespace(task="classify"), tokenizers=(None, labels))
-    lines = ["a cat", f"a cat\t{label}", "a cat\ta dog", f"a cat\ta dog\t{label}"]
-    expected = [("a cat", None), ("a cat", label), ("a cat\ta dog", None), ("a cat\ta dog", label)]
-    assert [explorer._pair(line, run) for line in lines] == expected
+@pytest.mark.parametrize("line", SIDES)
+def test_the_sides_of_a_line_depend_on_the_task(line):
+    task, labels, text, sides = SIDES[line]
+    assert explorer._pair(text, SimpleNamespace(config=SimpleNamespace(task=task), tokenizers=(None, labels))) == sides
 
 
 def test_a_masked_pair_looks_and_reads_unlike_a_weight_of_zero(page):

@@ -143,7 +143,7 @@ def test_jobs_of_slurm_do_all_trials(tmp_path):
     options = "--slurm=slurm_partition=gpu,gpus_per_node=1,timeout_min=600"
     result = sweep(tmp_path, options, "--workers=2", f"--command={stand_in()}", path=FAKES)
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith("submitted: 7_0, 7_1; run the same command with --report")
+    assert result.stdout.startswith("submitted: 7_0, 7_1; rerun with --report")
     (directives,) = [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
     assert {"partition=gpu", "gpus-per-node=1", "time=600", "job-name=jformer-sweep"} <= set(directives)
     queue = open_queue(tmp_path)

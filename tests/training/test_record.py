@@ -10,8 +10,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from jformer.config import resolve
 from jformer.errors import UserError
 from jformer.integrity import without_digest
-from jformer.training.record import Record
-from jformer.training.writers import AppendedFile, JsonlWriter, TensorBoardWriter
+from jformer.training.record import AppendedFile, JsonlWriter, Record, TensorBoardWriter
 from tests import small_run
 from tests.faults.full_disk import no_file_above
 
