@@ -41,13 +41,13 @@ def nearest(name: str, choices: Iterable[str], otherwise: str = "") -> str:
 
 
 def check_choice(key: str, value: str, choices: Collection[str], otherwise: str = "") -> None:
-    """Raise UserError unless a value is one of the choices: with the one that was probably meant, if there is one.
+    """Raise UserError unless a value is one of the choices, with a hint at the choice that was probably meant.
 
-    The message goes on with `otherwise`, for values that are no choices and allowed elsewhere.
+    `otherwise` is added to the message, for further values that the caller accepts.
     """
     if value in choices:
         return
-    text = value if isinstance(value, str) else ""  # of Python, where nothing has looked at types before
+    text = value if isinstance(value, str) else ""  # values set from Python are not type-checked yet
     begins = [choice for choice in choices if choice and (text.startswith(choice) or choice.startswith(text))]
     close = begins or difflib.get_close_matches(text, choices, n=1)
     hint = f" (did you mean {close[0]!r}?)" if close and text else ""
@@ -66,11 +66,11 @@ def check_range(section: str, values: object, keys: tuple[str, ...], low: float,
     """Raise UserError for the first of a section's keys whose value is out of range.
 
     Args:
-        section: what the message has before the key, such as "optim".
-        values: the record that has the keys as fields, all of them numbers.
-        keys: those that are looked at, in this order.
-        low: the least value that is allowed.
-        high: what every value must be below.
+        section: prefix of the key in the message, such as "optim".
+        values: a record with the keys as numeric fields.
+        keys: the fields to check, in this order.
+        low: inclusive lower bound.
+        high: exclusive upper bound.
     """
     for key in keys:
         value = getattr(values, key)
@@ -79,16 +79,16 @@ def check_range(section: str, values: object, keys: tuple[str, ...], low: float,
 
 
 def refuse_unknown(section: str, options: Any, known: Collection[str], reader: str) -> None:
-    """Raise UserError for the first option that is not at its default and that a reader does not know.
+    """Raise UserError for the first option that is not at its default and that a reader does not support.
 
-    Code that reads the options of a dataclass one by one calls this, so that an option added later is refused by name,
-    and not ignored, until somebody looks at that code and adds the option to its list.
+    Call this in code that reads the options of a dataclass one by one. An option added later is then refused by name
+    instead of silently ignored, until that code supports it and lists it.
 
     Args:
-        section: what the message has before the key, such as "model".
+        section: prefix of the key in the message, such as "model".
         options: a dataclass whose fields all have defaults.
-        known: the fields that the reader takes into account, or that do not matter to it.
-        reader: what the message calls the code that reads them.
+        known: the fields that the reader supports or that do not affect it.
+        reader: the name of the reader in the message.
     """
     defaults = type(options)()
     for field in dataclasses.fields(options):

@@ -32,7 +32,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
-    """Return the object that a JSON text is. Raise ValueError as `parse_json` does, and for any other value."""
+    """Return the object in a JSON text. Raise ValueError as `parse_json` does, and for any other value."""
     content = parse_json(text)
     if not isinstance(content, dict):
         raise ValueError("it must be a JSON object")
@@ -40,7 +40,7 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
 
 
 def _is_deep(content: Any) -> bool:
-    """Tell whether JSON is nested deeper than what copies or writes it can follow."""
+    """Return whether JSON is nested too deep to be copied or written recursively."""
     level = [content]
     for _ in range(DEEPEST + 1):
         inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
@@ -52,7 +52,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
         counts = Counter(key for key, _ in pairs)
-        raise ValueError(f"the key {max(counts, key=counts.__getitem__)!r} stands twice in one object; keep one")
+        raise ValueError(f"the key {max(counts, key=counts.__getitem__)!r} occurs twice in one object; keep one")
     return values
 
 
@@ -61,14 +61,14 @@ def _no_constant(name: str) -> Any:
 
 
 def with_digest(content: Mapping[str, object]) -> dict[str, object]:
-    """Return a JSON object with a digest of itself as its last key, for `without_digest`."""
+    """Return a JSON object with its digest as the last key; `without_digest` checks it."""
     return {**content, DIGEST: digest_of(content)}
 
 
 def without_digest(content: Any, where: str) -> Any:
-    """Return what `with_digest` was given; an object without a digest, such as one written by hand, is taken as it is.
+    """Return an object without its digest. One that has none, such as one written by hand, is returned unchanged.
 
-    Raises UserError if it is not what was written.
+    Raises UserError if the digest does not match.
     """
     if not isinstance(content, dict) or DIGEST not in content:
         return content
@@ -90,10 +90,7 @@ def seal(folder: Path) -> None:
 
 
 def damaged(folder: Path) -> list[str]:
-    """Return the names of the files that are no longer what they were when the folder was sealed, or are missing.
-
-    A folder that was never sealed has none.
-    """
+    """Return the names of files that are missing or have changed since the folder was sealed; none if it never was."""
     if not (folder / DIGESTS).exists():
         return []
     try:
@@ -104,7 +101,7 @@ def damaged(folder: Path) -> list[str]:
 
 
 def _sha256(path: Path) -> str:
-    """Return the digest of a file, read in pieces, or nothing if there is none."""
+    """Return the digest of a file, or "" if there is none."""
     if not path.is_file():
         return ""
     digest = hashlib.sha256()

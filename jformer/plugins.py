@@ -1,9 +1,9 @@
 """Parts that a config names: built-in ones by a short name, one's own as `package.module:function`.
 
-A table maps short names to parts, or to the places of parts that are imported on first use. A part of one's own is
-imported only if its module was allowed in this process: by `allow`, which commands call for what their config file and
-their arguments name, or by the environment (JFORMER_PARTS=my_package,other.module). The config.json of a run may come
-from a stranger, so that what it names is never imported for its sake alone.
+A table maps short names to parts, or to import paths that are resolved on first use. A part of one's own is imported
+only if its module was allowed in this process: by `allow`, which commands call for the parts named in their config file
+and arguments, or by the environment (JFORMER_PARTS=my_package,other.module). The config.json of a run may come from a
+stranger, so naming a part there is not enough to import it.
 
 docs/parts.md shows one part of each kind; `jformer.testing` checks them.
 """

@@ -1,6 +1,6 @@
-"""Where a run lies: in a directory of a disk, or in a bucket (gs://). What differs between the two is here.
+"""Paths, locks and atomic writes of a run, in a directory on disk or in a Google Cloud bucket (gs://).
 
-Paths are those of etils; pathlib's serve as well for what lies on a disk.
+Paths are etils paths; pathlib paths work too for files on disk.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ from etils.epath import Path
 from jformer.errors import UserError
 
 BUCKET = "gs://"
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # of a disk, a quota or a limit; one that only reads
-MISPLACED = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP)  # what has that name
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # no room, or a read-only file system
+MISPLACED = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP)  # the path is taken
 OF_A_RUN = {"checkpoints", "config.json", "metrics.jsonl", "results.json", "samples.jsonl", "tokenizer", "training.log"}
 fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False  # other processes write there, too
 
 
 def run_path(text: str | os.PathLike[str]) -> Path:
-    """Return the path of a run; raise UserError for a kind of storage that cannot be reached or written to."""
+    """Return the path of a run. Raise UserError for an unsupported kind of storage."""
     if "://" in str(text) and not str(text).startswith(BUCKET):
         raise UserError(f"{text}: a run lies in a directory or in a bucket of Google's ({BUCKET}…)")
     if str(text).startswith(BUCKET):
@@ -36,17 +36,17 @@ def run_path(text: str | os.PathLike[str]) -> Path:
 
 
 def in_bucket(path: Path) -> bool:
-    """Return whether a path is that of an object in a bucket: written whole, never appended to, locked or renamed."""
+    """Return whether a path is in a bucket, where objects cannot be appended, locked or renamed."""
     return str(path).startswith(BUCKET)
 
 
 def is_step(name: str) -> bool:
-    """Tell whether a folder of checkpoints is a step by its name: its number, as we write it; 0099 is another's."""
+    """Return whether a checkpoint folder's name is a step number as jformer writes it; 0099 is not."""
     return name.isdecimal() and name == str(int(name))
 
 
 def lock_of(path: Path) -> Path:
-    """Return the file that is locked while a process trains a run; for a bucket it speaks for this machine alone."""
+    """Return the file that is locked while a process trains a run; for a bucket, the lock covers this machine only."""
     if not in_bucket(path):
         return path / "training.lock"
     name = hashlib.sha256(str(path).encode()).hexdigest()[:16]
@@ -54,14 +54,14 @@ def lock_of(path: Path) -> Path:
 
 
 def here() -> Path:
-    """Return the folder of this machine, for this user, for what a bucket cannot hold."""
+    """Return this user's folder on this machine, for files that cannot be in a bucket."""
     return Path(tempfile.gettempdir()) / f"jformer-{os.getuid()}"
 
 
 def open_lock(path: os.PathLike[str]) -> IO[bytes]:
-    """Open a file for `flock`, which is made if need be.
+    """Open a file for `flock`, creating it if needed.
 
-    Another user's may be one that only reads, which locks all the same; over NFS alone an exclusive lock needs writing.
+    Another user's file may be read-only; it can still be locked, except over NFS, where exclusive locks need writing.
     """
     try:
         return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "rb")
@@ -70,12 +70,12 @@ def open_lock(path: os.PathLike[str]) -> IO[bytes]:
 
 
 def is_file(path: os.PathLike[str]) -> bool:
-    """Tell whether there is such a file; there is none with a name that is longer than file systems allow."""
+    """Return whether a file exists; False, not an error, for a name longer than file systems allow."""
     return os.path.isfile(path)  # noqa: PTH113 - pathlib's raises an error for such a name
 
 
 def check_writable(option: str, path: Path) -> None:
-    """Raise UserError, naming the option, if a folder cannot be written to, or be made; it is not made."""
+    """Raise UserError, naming the option, if a folder cannot be written or created. Does not create it."""
     if in_bucket(path):
         return
     place = Path(path).expanduser()
@@ -88,7 +88,7 @@ def check_writable(option: str, path: Path) -> None:
 
 
 def refuse_file_of_run(workdir: Path, output: os.PathLike[str] | str) -> None:
-    """Raise UserError for an --output that is what a run consists of, be it through a link."""
+    """Raise UserError for an --output that would overwrite a run's own files, directly or through a link."""
     if in_bucket(workdir):
         return
     run, written = (Path(os.path.realpath(path)) for path in (workdir, output))
@@ -97,9 +97,9 @@ def refuse_file_of_run(workdir: Path, output: os.PathLike[str] | str) -> None:
 
 
 def replace_content(path: Path, content: bytes) -> None:
-    """Write a file anew in one atomic move: a killed process or a full disk leaves the old one or the new one.
+    """Replace a file atomically: after a kill or on a full disk, the file is either the old or the new one.
 
-    Every file that a run writes more than once goes through here, but for those that grow line by line.
+    Use this for every file that a run writes more than once, except those that grow line by line.
     """
     if in_bucket(path):
         path.write_bytes(content)
@@ -114,13 +114,13 @@ def replace_content(path: Path, content: bytes) -> None:
     except BaseException as error:
         new.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            error.filename = str(path)  # which the error of a full disk does not tell
+            error.filename = str(path)  # missing from the error of a full disk
         raise
 
 
 @contextlib.contextmanager
 def writing(path: os.PathLike[str]) -> Iterator[None]:
-    """Raise UserError, naming a path, where the system refuses what is written inside: a full disk, a limit."""
+    """Turn an OSError raised inside, such as that of a full disk, into a UserError that names a path."""
     try:
         yield
     except OSError as error:
@@ -128,7 +128,7 @@ def writing(path: os.PathLike[str]) -> Iterator[None]:
 
 
 def unwritten(path: os.PathLike[str] | str, error: OSError) -> UserError:
-    """Return what to raise for a path that could not be written; NumPy's errors of a full disk have no number."""
+    """Return the UserError for a path that could not be written; NumPy's errors of a full disk have no errno."""
     if error.errno in MISPLACED:
         return UserError(f"{path}: {error.strerror}; move it away, or make it one that can be read and written")
     reason = error.strerror or " ".join(str(error).split())

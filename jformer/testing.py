@@ -1,6 +1,6 @@
-"""Checks that anybody can run on a part of one's own, before a run depends on it; each raises AssertionError.
+"""Checks to run on a part of your own before a run depends on it; each raises AssertionError.
 
-They are the contracts of docs/parts.md in a form that runs, and the tests of the built-in parts use them.
+They are the contracts of docs/parts.md in executable form, and the built-in parts are tested with them.
 """
 
 import math
@@ -40,7 +40,7 @@ TEXTS = ("a rose is a rose", "é ü 漢字 🙂", "x", "  two  spaces ", "1 2 34
 
 
 def check_source(open_split: OpenSplit, config: SourceConfig, split: str = "train") -> None:
-    """Check that a split is read again as it was read before, counts what it says, and has a fingerprint."""
+    """Check that reading a split is repeatable, and that its size, fingerprint and pairs are valid."""
     first, again = open_split(config, split), open_split(config, split)
     assert first.name == split, f"the split is named {first.name!r}, not {split!r}"
     assert first.fingerprint == again.fingerprint, "opened twice, a split has two fingerprints: runs could not resume"
@@ -57,11 +57,11 @@ def check_source(open_split: OpenSplit, config: SourceConfig, split: str = "trai
 
 
 def check_tokenizer(tokenizer: Tokenizer, texts: Sequence[str] = TEXTS) -> None:
-    """Check ids, symbols and fingerprint, and that a saved tokenizer is the same once it is read back."""
+    """Check ids, symbols and fingerprint, and that a tokenizer survives being saved and loaded."""
     ids = tokenizer.encode(texts)
     assert len(ids) == len(texts), "encode() returns a list for each text"
     assert ids == [tokenizer.encode([text])[0] for text in texts], "a text has other ids beside other texts"
-    assert len(tokenizer.tokens) == tokenizer.vocab_size, "tokens are as many as vocab_size says"
+    assert len(tokenizer.tokens) == tokenizer.vocab_size, f"{len(tokenizer.tokens)} tokens, but vocab_size differs"
     assert all(0 <= each < tokenizer.vocab_size for some in ids for each in some), "an id is outside of the vocabulary"
     symbols = tokenizer.symbols
     inside = {*(each for some in ids for each in some)} & {symbols.pad, symbols.bos, symbols.eos}
@@ -78,13 +78,13 @@ def check_tokenizer(tokenizer: Tokenizer, texts: Sequence[str] = TEXTS) -> None:
 
 
 def check_task(make: MakeTask, config: DataConfig, pairs: Sequence[Pair], family: str = "encdec") -> None:
-    """Check that a task makes batches of examples, has a finite loss and gradient over a small model, and scores.
+    """Check the batches, the scores, and the loss and gradient of a task with a small model.
 
     Args:
-        make: the task.
-        config: options that it works with; its folder of cached corpora is not used.
-        pairs: examples as its data has them, some tens of them.
-        family: of the model.
+        make: the task's factory.
+        config: data options that the task supports; data.cache_dir is not used.
+        pairs: a few dozen examples.
+        family: the model family to train.
     """
     task = make(config, label_smoothing=0.0, scores=(), tokenize="13a", lowercase=False)
     split = Split("train", fingerprint(list(pairs)), lambda counts: iter(pairs), len(pairs))
@@ -99,8 +99,12 @@ def check_task(make: MakeTask, config: DataConfig, pairs: Sequence[Pair], family
     own_noise = bool(target.symbols.noise)
     model = build_model(sized(small_model(family=family), task, source.vocab_size, target.vocab_size, own_noise))
     params, loss = init_params(model, jax.random.key(0)), make_loss(model, task.loss)
-    sums = jax.jit(loss)(params, batch, None)
-    gradient = jax.jit(jax.grad(lambda params: loss(params, batch, None)["loss"].total))(params)
+
+    def total(params: Any) -> tuple[Any, Any]:
+        sums = loss(params, batch, None)
+        return sums["loss"].total, sums
+
+    gradient, sums = jax.jit(jax.grad(total, has_aux=True))(params)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((sums, gradient))), "not finite: loss or gradient"
     assert any(np.any(leaf) for leaf in jax.tree.leaves(gradient)), "the loss moves no parameter"
     assert sums["loss"].count > 0, "the loss counts nothing"
@@ -128,7 +132,7 @@ def check_schedule(schedule: Callable[[Any, ScheduleParams], Any], num_steps: in
 
 
 def check_optimizer(make: Callable[[Any, OptimConfig, float], optax.GradientTransformation]) -> None:
-    """Check that an optimizer brings a small quadratic down, keeps shapes and dtypes, and can be compiled."""
+    """Check that an optimizer minimizes a small quadratic under jit and keeps shapes and dtypes."""
     transform = make(lambda step: 0.05, OptimConfig(epsilon=1e-8), 1.0)
     params = {"dense": {"kernel": jnp.ones((4, 3)), "bias": jnp.full(3, 2.0)}}
 
@@ -151,8 +155,8 @@ def check_optimizer(make: Callable[[Any, OptimConfig, float], optax.GradientTran
 def check_layer(**options: Any) -> None:
     """Check a decoder with a layer of one's own: `check_layer(norm_type="my_layers:norm")`, after `plugins.allow`.
 
-    Its logits are finite, no later token changes what an earlier position gives, and the cache of a search, token by
-    token, gives what one pass over the whole text gives.
+    Its logits must be finite and causal, and decoding token by token with the cache must give the logits of one pass
+    over the whole text.
     """
     config = small_model(family="decoder", vocab_size=VOCABULARY, **options)
     model = build_model(config)

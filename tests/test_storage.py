@@ -234,7 +234,7 @@ def test_content_is_replaced_whole(tmp_path):
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ('{"a": 1, "b": 2, "a": 3}', "the key 'a' stands twice in one object"),
+        ('{"a": 1, "b": 2, "a": 3}', "the key 'a' occurs twice in one object"),
         ('{"a": NaN}', "NaN is no JSON"),
         ("[" * 100_000, "nested too deep"),
         ('{"a":' * 101 + "1" + "}" * 101, "nested too deep"),

@@ -20,6 +20,7 @@ from tests.tasks.conftest import PAIRS, TEXTS, make_task
 FAMILIES = {"lm": "decoder", "classify": "encoder", "tag": "encoder", "qa": "encoder", "mlm": "encoder"}
 
 
+@pytest.mark.slow  # tests/test_blocks.py runs the same blocks, and those of bash
 def test_every_block_of_python_of_the_page_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(plugins, "_allowed", set())
     reader = Reader(tmp_path, tmp_path)

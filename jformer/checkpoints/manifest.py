@@ -64,7 +64,7 @@ class Manifest:
             if content.pop(DIGEST) != digest_of(content):
                 raise DamagedError(f"{where}: was changed since it was written")
             if content.keys() != {field.name for field in dataclasses.fields(cls)}:
-                raise UserError(f"{where}: another version of jformer wrote it: use that version, or train anew")
+                raise UserError(f"{where}: another version of jformer wrote it: use that version, or train again")
             arrays = {
                 item: {path: ArrayEntry(tuple(one["shape"]), one["dtype"], one["digest"]) for path, one in tree.items()}
                 for item, tree in content["arrays"].items()

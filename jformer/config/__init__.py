@@ -1,7 +1,7 @@
-"""From the keys that a config file sets to one frozen, checked config, and to config.json and back.
+"""Turn the keys that a config file sets into one frozen, checked config, and save and load it as config.json.
 
-A config file gets a locked ConfigDict from `default_config`, sets some keys and returns it. `resolve` turns it into
-the dataclasses of `jformer.config.options`, checked; beyond it nobody sees a ConfigDict.
+A config file takes a locked ConfigDict from `default_config`, sets some keys and returns it. `resolve` checks it and
+turns it into the dataclasses of `jformer.config.options`, which the rest of the package uses.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ def resolve(config: ConfigDict | Config | Mapping[str, object]) -> Config:
 
 
 def _with_source(config: Config) -> Config:
-    """Return the config whose model reads images where that is what the task is about: nobody has to say so twice."""
+    """Return the config with model.vision.source set where the task implies it."""
     if config.task not in OF_IMAGES or config.model.family != "encdec":
         return config
     vision = dataclasses.replace(config.model.vision, source=True)
@@ -62,7 +62,7 @@ def _with_source(config: Config) -> Config:
 def load_config(path: Path) -> Config:
     """Read a config saved by `save_config`; raise UserError where there is none, or it is damaged.
 
-    Parts that it names are not imported; where their code is not what the run recorded, their first use reports it.
+    Does not import the parts that it names; if their code has changed since the run, their first use reports it.
     """
     try:
         values = parse_object(path.read_bytes())
@@ -86,7 +86,7 @@ def as_config_dict(config: Config) -> ConfigDict:
 
 
 class _Options(ConfigDict):
-    """A ConfigDict that does not take a bool for a number: ConfigDict itself makes 1.0 of True."""
+    """A ConfigDict that rejects a bool for a float; ConfigDict itself converts True to 1.0."""
 
     def __setitem__(self, key: str, value: object) -> None:
         if isinstance(value, bool) and isinstance(self.get(key), float):
@@ -102,9 +102,9 @@ def _as_options(values: Mapping[str, Any]) -> _Options:
 
 
 def save_config(config: Config, path: Path) -> None:
-    """Write the resolved config, which is all that is needed to rebuild the run, unless the file holds it already.
+    """Write the resolved config, from which the run can be rebuilt, unless the file already holds it.
 
-    The file also has the digests of the parts of one's own that the config names, as "parts".
+    The key "parts" holds the digests of the `package.module:function` parts that the config names.
     """
     values = dataclasses.asdict(config)
     if names := own_parts(flatten(values)):

@@ -1,7 +1,7 @@
-"""What a config is checked for: values that cannot work, alone and together.
+"""Checks of a config: values that cannot work, alone or together.
 
-What concerns one section alone is checked where its options are defined, if that is in another room. `check` sees a
-config before anything else does; `divide_rows` needs the number of devices, so whoever opens a mesh calls it.
+Sections that are defined in another room check their own values there. `check` runs before a config is used;
+`divide_rows` needs the number of devices and runs once a mesh is open.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ def check(config: Config) -> None:
     config.data.check()
     if "://" in config.data.cache_dir:
         raise UserError(
-            f"data.cache_dir={config.data.cache_dir!r} must be a folder of a disk, which corpora are read from"
+            f"data.cache_dir={config.data.cache_dir!r} must be a folder on disk: corpora are memory-mapped from it"
         )
     _check_train(config)
     _check_optim(config)
@@ -88,7 +88,7 @@ def _check_train(config: Config) -> None:
     if config.data.row_multiple % train.accumulation:
         raise UserError(
             f"train.accumulation={train.accumulation} must divide data.row_multiple={config.data.row_multiple}, "
-            "which follows by itself where it is 0"
+            "or set data.row_multiple=0 to derive it"
         )
 
 
@@ -98,13 +98,13 @@ def _are_updates(steps: str, count: int) -> bool:
 
 
 def _check_r_drop(config: Config) -> None:
-    said = f"optim.r_drop={config.optim.r_drop} compares"
+    compares = f"optim.r_drop={config.optim.r_drop} compares"
     if config.optim.r_drop and (config.task == "qa" or config.data.labels != "one" or config.model.head.crf):
-        raise UserError(f"{said} one prediction a token or text, which this task has not: set it to 0.0")
+        raise UserError(f"{compares} one prediction per token or text, which this task does not make: set it to 0.0")
     model = config.model
     if config.optim.r_drop and not (model.dropout or model.attention_dropout or model.activation_dropout):
         raise UserError(
-            f"{said} two passes with dropout, and this model drops nothing: set model.dropout, or it to 0.0"
+            f"{compares} two passes with dropout, and this model has none: set model.dropout, or optim.r_drop=0.0"
         )
 
 
@@ -232,7 +232,7 @@ def _check_task(config: Config) -> None:
 
 
 def _check_pooling(config: Config) -> None:
-    """Raise UserError where a classifier would read a recurrent state that has not read the text, or look for one."""
+    """Raise UserError where a classifier would pool a recurrent state that has not read the whole text."""
     model, pooling = config.model, config.model.head.pooling
     two = model.recurrent.bidirectional
     if config.task == "classify" and model.recurrent.cell and (pooling == "first" or (pooling == "last" and two)):
@@ -243,7 +243,7 @@ def _check_pooling(config: Config) -> None:
 
 
 def _check_questions(config: Config) -> None:
-    """Raise UserError for what only questions about contexts have, in a run of another task."""
+    """Raise UserError for options of question answering in a run of another task."""
     if config.task == "qa":
         return
     if any(part.source == "squad" for part in (config.data, *config.data.mixture)):
@@ -267,9 +267,9 @@ def _check_mesh(mesh: MeshConfig) -> None:
 
 
 def divide_rows(config: Config, shards: int) -> Config:
-    """Return the config with data.row_multiple set, for a mesh that splits rows into so many shards.
+    """Return the config with data.row_multiple set for a mesh that splits rows into `shards`.
 
-    Raise UserError if the multiple that is set cannot be dealt evenly to devices and microbatches.
+    Raises UserError if the given multiple does not divide evenly among devices and microbatches.
     """
     multiple, parts = config.data.row_multiple, shards * config.train.accumulation
     if not multiple:
@@ -284,9 +284,9 @@ def divide_rows(config: Config, shards: int) -> Config:
 
 
 def count_epochs(config: Config, updates: int) -> Config:
-    """Return the config with the train.num_steps that train.num_epochs take, of so many updates each, if it is set.
+    """Return the config with train.num_steps set from train.num_epochs, if given, of `updates` each.
 
-    Raise UserError if those are more than train.num_steps, or do not go together with other options.
+    Raises UserError if they exceed train.num_steps or conflict with other options.
     """
     epochs, most = config.train.num_epochs, config.train.num_steps
     if not epochs:

@@ -1,4 +1,4 @@
-"""Config files and keys set from outside: what the command lines have in common. Knows no flag and no experiment."""
+"""Read config files, and set dotted keys on a config; shared by all command lines."""
 
 import ast
 import contextlib
@@ -33,9 +33,9 @@ def load_module(path: Path, flag: str) -> ModuleType:
 
 
 def run_config_file(path: Path) -> ConfigDict:
-    """Return what a config file's get_config() gives; raise UserError naming file and line if it gives none.
+    """Return the result of a config file's get_config(), and allow the import of the parts that it names.
 
-    The parts that it names may then be imported.
+    Raises UserError naming file and line if there is none.
     """
     module = load_module(path, "config")
     if not hasattr(module, "get_config"):
@@ -51,7 +51,7 @@ def run_config_file(path: Path) -> ConfigDict:
 
 @contextlib.contextmanager
 def _blaming(path: Path, flag: str) -> Iterator[None]:
-    """Turn whatever a user's file raises into a UserError that names its line; it does not end the command either."""
+    """Turn any exception of a user's file, SystemExit included, into a UserError that names its line."""
     try:
         yield
     except UserError:
@@ -90,7 +90,7 @@ def check_keys(keys: Iterable[str], known: Mapping[str, object]) -> None:
 def nearest_key(key: str, known: Mapping[str, object]) -> str:
     """Return the end of an error's line: the key or section that was probably meant, or else the sections there are."""
     sections = dict.fromkeys(name.partition(".")[0] for name in known if "." in name)
-    # A key is known by its own name, too: of two sections' the first one's, which comes last here.
+    # A key is also known by its last part; where two sections share one, the first section wins, so it comes last.
     meant = {name.rpartition(".")[2]: name for name in reversed(list(known))}
     meant |= {name: name for name in (*known, *sections)}
     close = difflib.get_close_matches(key, meant, n=1, cutoff=0.5)

@@ -1,4 +1,4 @@
-"""Keys of a config set on the command line, as --config.section.key=value."""
+"""Set keys of a config from the command line, as --config.section.key=value."""
 
 import re
 
@@ -12,9 +12,9 @@ from jformer.errors import UserError
 
 
 def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
-    """Set the keys of --config.section.key=value arguments; each value takes the type of the default it replaces.
+    """Set the keys of --config.section.key=value arguments, and allow the import of the parts that they name.
 
-    The parts that they name may then be imported.
+    Each value is converted to the type of the default it replaces.
     """
     keys = [argument.partition("config.")[2].partition("=")[0] for argument in arguments]
     known = flatten(config.to_dict())
@@ -34,7 +34,7 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
 
 
 def check_whole(key: str, text: str) -> None:
-    """Raise UserError for the value of an argument that is no whole number, and say which one it may stand for."""
+    """Raise UserError for an argument that is not a whole number, suggesting one for values such as 1e5."""
     if not re.fullmatch(r"\s*[+-]?\d(_?\d)*\s*", text):
         stands_for = re.fullmatch(r"\d+(\.\d*)?[eE]\+?\d", text) and float(text)
         hint = f": {int(stands_for)}" if stands_for and stands_for == int(stands_for) else ""

@@ -1,4 +1,4 @@
-"""The options that may change on resuming, as they change nothing that is computed, and those that a run settled."""
+"""Which options may change on resuming, because they do not affect results, and which the saved run determines."""
 
 import dataclasses
 from typing import Any
@@ -23,9 +23,9 @@ def differences(old: Config, new: Config) -> dict[str, tuple[object, object]]:
 
 
 def with_saved_config(given: Config, saved: Config) -> Config:
-    """Return a config with what the saved run found out itself, where the config leaves it open.
+    """Return a config with the values that the saved run resolved, where the given config leaves them open.
 
-    That is data.row_multiple, the dtype of model.dtype=auto, and the updates of the same train.num_epochs.
+    These are data.row_multiple, the dtype for model.dtype=auto, and train.num_steps for the same train.num_epochs.
     """
     data, train, model = given.data, given.train, given.model
     data = dataclasses.replace(data, row_multiple=data.row_multiple or saved.data.row_multiple)
@@ -36,9 +36,9 @@ def with_saved_config(given: Config, saved: Config) -> Config:
 
 
 def resume_config(saved: Config, given: Config) -> Config:
-    """Return the config that a saved run resumes with: the given one, with what the saved one found out.
+    """Return the config to resume a run with: the given one, with the values that the saved run resolved.
 
-    Raise UserError for a change that would make it another run.
+    Raises UserError for a change that would affect results.
     """
     given = with_saved_config(given, saved)
     ends = not is_open(saved.optim.schedule) or 0 < saved.optim.warmup < 1

@@ -1,4 +1,4 @@
-"""Words cut into tokens one by one, so that what is said of a word can be said of its first token."""
+"""Tokenize words one by one, so that a label of a word can be put on its first token."""
 
 import dataclasses
 import hashlib
@@ -19,15 +19,15 @@ class Chunk(NamedTuple):
     """Consecutive words of a text as one sequence, with the symbols of its side around them."""
 
     ids: list[int]
-    starts: list[int]  # where the first token of each word stands in `ids`
-    cut: int = 0  # words of more tokens than a sequence has room for, and so without their last ones
+    starts: list[int]  # the index in `ids` of each word's first token
+    cut: int = 0  # words that lost tokens because they alone exceed a sequence
 
 
 def encode_words(tokenizer: Tokenizer, texts: Sequence[Sequence[str]]) -> list[tuple[list[int], list[int]]]:
-    """Return for every text, given as words, the tokens of all its words, and where the first token of each stands.
+    """Return the tokens of every text, given as words, and the index of each word's first token.
 
-    A word that leaves no token, such as a lone control character, is the unknown one. With subwords `un` `like` `ly` of
-    the second word, ["very", "unlikely"] becomes ([7, 11, 12, 13], [0, 1]).
+    A word without tokens, such as a lone control character, becomes the unknown token. If the second word has the
+    subwords `un` `like` `ly`, ["very", "unlikely"] becomes ([7, 11, 12, 13], [0, 1]).
     """
     space = " " * (isinstance(tokenizer, FastTokenizer) and tokenizer.marks_spaces)
     encoded = iter(tokenizer.encode([space + word for words in texts for word in words]))
@@ -40,10 +40,10 @@ def encode_words(tokenizer: Tokenizer, texts: Sequence[Sequence[str]]) -> list[t
 
 
 def encode_chunks(side: Side, texts: Sequence[Sequence[str]]) -> list[list[Chunk]]:
-    """Return every text, given as words, as sequences within the limit of a side, each as long as whole words fit.
+    """Split every text, given as words, between words into sequences as long as the side's limit allows.
 
-    With a limit of 5, BOS and EOS, words of 2, 1 and 2 tokens become [BOS 7 8 9 EOS] and [BOS 10 11 EOS]; only a word
-    that has no room in any sequence is cut. Raises UserError where the limit leaves room for no token.
+    With a limit of 5, BOS and EOS, words of 2, 1 and 2 tokens become [BOS 7 8 9 EOS] and [BOS 10 11 EOS]. A word is cut
+    only if it alone exceeds a sequence. Raises UserError if the limit leaves no room for a token.
     """
     assert side.tokenizer is not None
     before = [*[side.symbols.bos] * side.begin, *side.symbols.before]
@@ -60,7 +60,7 @@ def encode_chunks(side: Side, texts: Sequence[Sequence[str]]) -> list[list[Chunk
 
 
 def _groups(words: Sequence[list[int]], room: int) -> list[list[list[int]]]:
-    """Return consecutive words in groups of at most so many tokens; a longer word is a group of its own."""
+    """Group consecutive words, at most `room` tokens each; a longer word is a group of its own."""
     groups: list[list[list[int]]] = []
     left = 0
     for word in words:
@@ -80,10 +80,10 @@ def _chunk(before: Sequence[int], words: Sequence[list[int]], after: Sequence[in
 
 @dataclasses.dataclass(frozen=True)
 class TagEncoder(PairEncoder):
-    """How words and their tags become two sequences of one length: a tag stands at the first token of its word.
+    """Encode words and their tags as two sequences of one length, with each tag at its word's first token.
 
-    All other positions of the target are PAD. Examples over the limit are split between words; `cut` keeps the first
-    part of them, `drop` none.
+    All other positions of the target are PAD. Examples over the limit are split between words; `cut` keeps only the
+    first part, `drop` none.
     """
 
     def fingerprint(self) -> str:
@@ -93,7 +93,7 @@ class TagEncoder(PairEncoder):
     def encode(self, pairs: Sequence[Pair], counts: Counter[str]) -> list[Example]:
         """Return the sequences of the examples that can be used; count the others by reason.
 
-        Raises UserError for words and tags that are not as many.
+        Raises UserError if the numbers of words and tags differ.
         """
         assert self.target.tokenizer is not None
         filled = [pair for pair in pairs if pair.source.strip()]

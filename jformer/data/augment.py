@@ -1,7 +1,7 @@
-"""Images of training altered at random, on the host: another view of the same thing each time it is met. NumPy only.
+"""Random augmentation of training images on the host. NumPy only.
 
-What is drawn for a row follows from (seed, step, number of the row) and nothing else, so that devices, microbatches and
-restarts see the same images. Evaluation sees images as they are.
+The draws for a row depend only on (seed, step, row number), so that devices, microbatches and restarts see the same
+images. Evaluation images are not augmented.
 
 Axes: b rows, h and w pixels, c channels.
 """
@@ -19,12 +19,12 @@ Alter = Callable[[Image, np.random.Generator], Image]
 Augment = Callable[[UInt8[np.ndarray, "b h w c"], np.ndarray, tuple[int, int]], UInt8[np.ndarray, "b h w c"]]
 """(images, numbers of their rows, (seed, step)) → images."""
 
-BORDER = 1 / 8  # of a side, that "crop" adds before it cuts: 4 of 32 pixels in He et al. 2016, section 4.2
-JITTER = 0.4  # the most that "color" takes from or adds to brightness and contrast (Krizhevsky 2014's factors)
+BORDER = 1 / 8  # of a side: the padding of "crop", 4 of 32 pixels in He et al. 2016, section 4.2
+JITTER = 0.4  # the largest change of brightness and contrast by "color" (Krizhevsky 2014's factors)
 
 
 def make_augment(names: Sequence[str]) -> Augment | None:
-    """Return the function that alters images by all that is named, keys of AUGMENTS, in their order; None for none."""
+    """Return the function that applies the named AUGMENTS in order, or None without names."""
     return functools.partial(_augment, [AUGMENTS[name] for name in names]) if names else None
 
 
@@ -39,12 +39,12 @@ def _augment(alters: Sequence[Alter], images: np.ndarray, rows: np.ndarray, seed
 
 
 def flip(image: Image, rng: np.random.Generator) -> Image:
-    """Mirror half of the images: left becomes right, which a label or a caption may not survive."""
+    """Mirror half of the images; not for labels or captions that depend on left and right."""
     return image[:, ::-1] if rng.random() < 1 / 2 else image
 
 
 def crop(image: Image, rng: np.random.Generator) -> Image:
-    """Put a black border around an image and cut its size out of that, anywhere (He et al. 2016, section 4.2)."""
+    """Pad an image with black and cut a random window of the original size (He et al. 2016, section 4.2)."""
     h, w, _ = image.shape
     border = [round(side * BORDER) for side in (h, w)]
     top, left = (int(rng.integers(2 * each + 1)) for each in border)
@@ -53,7 +53,7 @@ def crop(image: Image, rng: np.random.Generator) -> Image:
 
 
 def color(image: Image, rng: np.random.Generator) -> Image:
-    """Change brightness, then contrast, each by a factor of 1 - JITTER to 1 + JITTER; hues stay."""
+    """Scale brightness, then contrast, each by a factor of 1 - JITTER to 1 + JITTER; hues stay."""
     brightness, contrast = rng.uniform(1 - JITTER, 1 + JITTER, 2)
     pixels = image * brightness
     gray = (pixels @ LUMINANCE if image.shape[-1] == 3 else pixels).mean()

@@ -1,4 +1,4 @@
-"""Tokenized text as flat memory-mapped arrays, made once and found again by a fingerprint of all they depend on."""
+"""Tokenized text as flat memory-mapped arrays, cached by a fingerprint of everything they depend on."""
 
 import contextlib
 import dataclasses
@@ -24,7 +24,7 @@ from jformer.errors import UserError
 from jformer.integrity import DIGESTS, damaged, seal
 from jformer.storage import open_lock, writing
 
-FORMAT = 3  # raise it when the same options give other arrays or counts
+FORMAT = 3  # increase it when the same options give different arrays or counts
 CHUNK = 2_048  # examples tokenized at a time
 SIDES = ("source", "target")
 PAIRS = "pairs.npy"  # the hashes of all pairs of text that were read, in order
@@ -46,7 +46,7 @@ class Tokens:
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Both sides of a tokenized corpus, what became of the examples read, and what identifies it."""
+    """Both sides of a tokenized corpus, the counts of examples by outcome, and its fingerprint."""
 
     source: Tokens
     target: Tokens
@@ -62,7 +62,7 @@ class Corpus:
 class Side:
     """How the text of one side becomes a sequence of token ids, with the tokenizer's symbols around it."""
 
-    tokenizer: Tokenizer | None  # None: this side holds nothing, whatever its text
+    tokenizer: Tokenizer | None  # None: this side is always empty
     max_length: int  # of a sequence, its symbols included
     begin: bool = False  # BOS comes first
     end: bool = True  # EOS comes last
@@ -75,12 +75,12 @@ class Side:
         return self.tokenizer.symbols if self.tokenizer else Symbols()
 
     def fingerprint(self) -> list[object]:
-        """Return everything that the sequences depend on, besides the text."""
+        """Return all that the sequences depend on besides the text."""
         tokenizer = self.tokenizer and self.tokenizer.fingerprint
         return [tokenizer, self.max_length, self.begin, self.end, self.parts]
 
     def is_empty(self, text: str) -> bool:
-        """Tell whether the text leaves this side without the tokens it should have."""
+        """Return whether the text leaves this side empty although it must not be."""
         return self.tokenizer is not None and not self.optional and not text.strip()
 
     def encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
@@ -105,7 +105,7 @@ class Side:
         return [*first, *(token for other in others for token in (*self.symbols.between, *other))]
 
     def cut(self, sequence: Sequence[int]) -> Sequence[int]:
-        """Return what the limit lets through; the end symbol stays, and what follows it."""
+        """Cut a sequence to the limit, keeping the end symbol and the symbols after it."""
         if len(sequence) <= self.max_length:
             return sequence
         end = (*[self.symbols.eos] * self.end, *self.symbols.after)
@@ -125,7 +125,7 @@ class Side:
 
 
 class ExampleEncoder(Protocol):
-    """How the examples of a task become two token sequences each."""
+    """Turns each example of a task into two token sequences."""
 
     @property
     def source(self) -> Side:
@@ -144,9 +144,9 @@ class ExampleEncoder(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class PairEncoder:
-    """How an example becomes two token sequences, and what to do with those over the limits: drop, cut or split.
+    """Tokenizes each side of an example on its own; examples over the limits are dropped, cut or split.
 
-    Only examples with one side can be split: their pieces become examples of their own, and nothing is lost.
+    Only one-sided examples can be split: each piece becomes an example of its own, and no token is lost.
     """
 
     source: Side
@@ -187,9 +187,9 @@ class PairEncoder:
 
 
 def open_corpus(split: Split, encoder: ExampleEncoder, cache_dir: str) -> Corpus:
-    """Open the split's token arrays, tokenizing it first if no run has done so before.
+    """Open the split's token arrays, tokenizing it first if they are not in the cache.
 
-    One process builds, others wait for it. What is damaged is built again. Raise UserError where no usable example is
+    One process tokenizes while others wait. Damaged arrays are made again. Raises UserError if no usable example is
     left.
     """
     fingerprint = hashlib.sha256(f"{split.fingerprint} {encoder.fingerprint()}".encode()).hexdigest()[:32]
@@ -250,7 +250,7 @@ def _half_made(folder: Path) -> Path:
 
 
 def _damaged(folder: Path) -> list[str]:
-    """Return the files of a cache that are not what was written, whether it was sealed or not."""
+    """Return the files of a cache that are missing or damaged; an unsealed cache counts as damaged."""
     missing = [name for name in (DIGESTS, PAIRS) if not (folder / name).exists()]
     return missing or damaged(folder)
 
@@ -272,7 +272,7 @@ def _in_chunks(pairs: Iterator[Pair], size: int) -> Iterator[list[Pair]]:
 
 @contextlib.contextmanager
 def _locked(path: Path, waiting: str) -> Iterator[None]:
-    """Hold a lock that the operating system frees when its holder dies; tell what is waited for."""
+    """Hold a lock that the operating system frees when its holder dies; report waiting for it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_lock(path) as file:
         with show_progress(waiting):

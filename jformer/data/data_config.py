@@ -1,4 +1,4 @@
-"""Every option of the data room, once, with its default and its reason. Plain dataclasses: no jax, no I/O."""
+"""All options of the data room with their defaults. Plain dataclasses: no JAX, no I/O."""
 
 import dataclasses
 import re
@@ -18,7 +18,7 @@ SOURCES = {
     "conll": "jformer.data.sources.conll:open_split",
     "squad": "jformer.data.sources.squad:open_split",
 }
-RESERVED = ("schema", "run", "earlier", "digest")  # keys of results.json that are no test sets
+RESERVED = ("schema", "run", "earlier", "digest")  # keys of results.json that are not test sets
 TOKENIZERS = ("word", "char", "byte", "bpe", "unigram", "image")
 DOCUMENTS = ("line", "paragraph", "file")
 SHARES = ("lines", "characters")
@@ -31,7 +31,7 @@ ROWS_DIVIDE_BY = 8  # with data.row_multiple=0: an update is the same on 1, 2, 4
 
 @dataclasses.dataclass(frozen=True)
 class SourceConfig:
-    """Where one corpus of examples comes from, and how much of an epoch it takes."""
+    """Where one corpus comes from, and how often an epoch passes over it."""
 
     # files: sentence pairs | labelled: texts and labels | text | images (with labels) | captions | tfds | generated |
     # conll: words and tags | squad: questions | package.module:function, one's own (docs/parts.md)
@@ -43,7 +43,7 @@ class SourceConfig:
     document: str = "line"  # text: an example is a line | a paragraph (between empty lines) | the whole file
     share_of: str = "lines"  # text: what the share in a split's name is of: lines | characters, of a whole file
     labels: str = "one"  # classify: an example has one label | several, commas between them, or none | a number
-    invalid: str = "refuse"  # characters that are no text (bytes that are no UTF-8, NUL): refuse | replace, counted
+    invalid: str = "refuse"  # invalid characters (bytes that are not UTF-8, NUL): refuse | replace, counted
     train: str = "train"  # the split's name: a file stem, or with a share of it (text, tfds), as in "train[:10%]"
     num_pairs: int = 20_000  # generated, but for quickstart: the training pairs to draw
     weight: float = 1.0  # passes over this corpus in one epoch: 2.0 = twice, 0.5 = another random half each time
@@ -66,7 +66,7 @@ class DataConfig(SourceConfig):
     # bpe, translate and lm: the share of merges that is left out at each step when training text is cut (Provilkov et
     # al. 2020 took 0.1)
     bpe_dropout: float = 0.0
-    segmentations: int = 10  # bpe_dropout: ways in which training text is cut; an epoch draws from all, anew each time
+    segmentations: int = 10  # bpe_dropout: segmentations of the training text; each epoch draws from all of them
     split_digits: bool = False  # bpe, unigram: every digit is a token of its own, so numbers generalise
 
     # classify, one label: none | balanced: examples weigh so that all labels weigh alike, in losses and their accuracy
@@ -122,8 +122,8 @@ class DataConfig(SourceConfig):
         check_choice("data.label_weights", self.label_weights, ("none", "balanced"))
         if self.label_weights != "none" and self.labels != "one":
             raise UserError(
-                f"data.label_weights={self.label_weights!r} weighs examples by their one label, which "
-                f"data.labels={self.labels!r} has not: use 'none'"
+                f"data.label_weights={self.label_weights!r} needs one label per example, not "
+                f"data.labels={self.labels!r}: use 'none'"
             )
         if not 0 < self.noise_density < 1:
             raise UserError(f"data.noise_density={self.noise_density} must be above 0 and below 1")
@@ -132,9 +132,9 @@ class DataConfig(SourceConfig):
         if not 0 <= self.bpe_dropout < 1:
             raise UserError(f"data.bpe_dropout={self.bpe_dropout} must be from 0 to below 1")
         if self.bpe_dropout and self.tokenizer != "bpe":
-            raise UserError(f"data.bpe_dropout is of tokenizer='bpe', not {self.tokenizer!r}: set it to 0")
+            raise UserError(f"data.bpe_dropout needs tokenizer='bpe', not {self.tokenizer!r}: set it to 0")
         if self.segmentations != DataConfig.segmentations and not self.bpe_dropout:
-            raise UserError(f"data.segmentations={self.segmentations} is of data.bpe_dropout, which is 0: leave it out")
+            raise UserError(f"data.segmentations={self.segmentations} needs data.bpe_dropout, which is 0: leave it out")
         check_choice("data.normalization", self.normalization, ("identity", "nfkc"))
         if not 1 <= self.num_buckets <= 8:
             raise UserError(f"data.num_buckets={self.num_buckets} must be 1 to 8: each is a compiled shape")

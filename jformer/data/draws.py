@@ -1,9 +1,9 @@
-"""Random draws for many texts at once, each of which depends on its own key alone.
+"""Vectorized random draws for many texts at once, each depending only on its own key.
 
-Draws are those of SplitMix64 (Steele et al. 2014): word i of a key is a hash of key + i, so all words of all keys are
-made in a few array operations, in any order and on any host alike.
+The generator is SplitMix64 (Steele et al. 2014): word i of a key is a hash of key + i, so all words of all keys take a
+few array operations and do not depend on their order or on the host.
 
-Letters in shapes: n keys; values that belong to keys lie side by side, those of the first key first.
+Letters in shapes: n keys; the values of all keys are concatenated in the order of the keys.
 """
 
 import math
@@ -19,7 +19,7 @@ def ranges(lengths: np.ndarray) -> np.ndarray:
 
 
 def make_keys(seed: tuple[int, ...], *numbers: np.ndarray) -> np.ndarray:
-    """Return a key [n] for each column of numbers [n], of nothing but these and the seed."""
+    """Return a key [n] for each column of numbers [n], derived from them and the seed only."""
     keys = np.zeros(numbers[0].shape, np.uint64)
     for part in (*seed, *numbers):
         keys = _hash(keys ^ _hash(np.full(keys.shape, part).astype(np.uint64) + STRIDE))
@@ -27,34 +27,34 @@ def make_keys(seed: tuple[int, ...], *numbers: np.ndarray) -> np.ndarray:
 
 
 def other_keys(keys: np.ndarray, purpose: int) -> np.ndarray:
-    """Return keys for draws of another purpose."""
+    """Return independent keys for draws of another purpose."""
     return _hash(keys ^ np.uint64(purpose))
 
 
 def words(keys: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return so many random words of 64 bits for each key."""
+    """Return `counts` [n] random 64-bit words for each key."""
     return _hash(np.repeat(keys, counts) + (ranges(counts) + 1).astype(np.uint64) * STRIDE)
 
 
 def uniform(keys: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return so many numbers in [0, 1) for each key."""
+    """Return `counts` [n] numbers in [0, 1) for each key."""
     return (words(keys, counts) >> np.uint64(11)) * 2.0**-53
 
 
 def integers(keys: np.ndarray, counts: np.ndarray, low: int, high: int) -> np.ndarray:
-    """Return so many integers in [low, high) for each key."""
+    """Return `counts` [n] integers in [low, high) for each key."""
     return low + (uniform(keys, counts) * (high - low)).astype(np.int64)
 
 
 def poisson(keys: np.ndarray, counts: np.ndarray, mean: float) -> np.ndarray:
-    """Return so many draws of a Poisson distribution for each key, by inverting its distribution function."""
+    """Return `counts` [n] Poisson draws for each key, by inverting the distribution function."""
     most = math.ceil(mean + 12 * math.sqrt(mean) + 24)
     logs = [k * math.log(mean) - mean - math.lgamma(k + 1) for k in range(most)]
     return np.searchsorted(np.cumsum(np.exp(logs)), uniform(keys, counts), side="right")
 
 
 def choose(keys: np.ndarray, sizes: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Choose so many of the things of each key, without replacement, in random order; return their numbers among all.
+    """Choose `counts` of the `sizes` items of each key, without replacement, in random order; return their indices.
 
     >>> keys = make_keys((0,), np.arange(2))
     >>> sorted(choose(keys, np.array([3, 2]), np.array([3, 1]))[:3].tolist())  # all three of the first key
@@ -66,7 +66,7 @@ def choose(keys: np.ndarray, sizes: np.ndarray, counts: np.ndarray) -> np.ndarra
 
 
 def divide(keys: np.ndarray, totals: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """Divide each total into so many parts, none empty, all divisions as likely; return the sizes of all parts."""
+    """Divide each total into `parts` non-empty parts, uniformly at random; return the sizes of all parts."""
     cuts = choose(keys, totals - 1, parts - 1)
     firsts = np.cumsum(totals) - totals
     cuts = cuts + 1 + np.repeat(np.arange(len(keys)), parts - 1)  # the first unit of a total is not among its cuts

@@ -1,8 +1,8 @@
-"""How the examples of a batch become the arrays a task learns from. Which examples they are is the plan's to say.
+"""Turn the examples of a batch into the arrays that a task learns from; `plan` chooses the examples.
 
-A row of a batch holds one example, or several with segments 1, 2, …; 0 is padding, and so is a row that holds none.
-Every array is a pure function of the examples and of `seed`, which is (seed, step): some rows of a batch alone are
-those rows of all of it.
+A row holds one example, or several with segments 1, 2, …; 0 is padding, and a row may be empty. Every array is a pure
+function of the examples and of `seed`, which is (seed, step): computing only some rows gives the same values as
+computing the whole batch.
 
 Letters in shapes: b rows, t target positions, s source positions, n examples.
 """
@@ -30,19 +30,19 @@ Labels = Callable[["Rows", Tokens, Shape], Arrays]
 
 
 class Rows(NamedTuple):
-    """Which example stands where. Those that share a row follow each other, with the segments 1, 2, …"""
+    """The placement of examples in rows. Those that share a row are consecutive, with the segments 1, 2, …"""
 
-    examples: np.ndarray  # [n] numbers of the examples
-    rows: np.ndarray  # [n] the row of each in the arrays that are made, in any order
-    segments: np.ndarray  # [n] its place among the examples of its row: 1, 2, …
-    numbers: np.ndarray  # [n] the number of that row in the whole batch, of which the arrays may be a part
+    examples: np.ndarray  # [n] indices of the examples
+    rows: np.ndarray  # [n] the row of each example in the resulting arrays, in any order
+    segments: np.ndarray  # [n] its position among the examples of its row: 1, 2, …
+    numbers: np.ndarray  # [n] the index of that row in the whole batch, of which the arrays may be a part
 
 
 class Features(NamedTuple):
-    """What a batch must have room for, and what it holds: in training, and of a source and a target as they are given.
+    """The lengths and arrays of a batch, in training and for a given source and target.
 
-    Noise is drawn from the seed in `arrays` alone. What scores a given target uses `given`, which draws nothing; it is
-    None where the target is what noise hides.
+    Only `arrays` draws noise, from its seed. Scoring a given target uses `given`, which draws nothing; it is None where
+    the noise itself defines the target.
     """
 
     lengths: Callable[[np.ndarray, np.ndarray], Lengths]  # source and target lengths [n] → the lengths to plan for
@@ -63,8 +63,8 @@ def sequence_to_sequence(symbols: Symbols = OURS) -> Features:
 def next_token(symbols: Symbols = OURS, previous: bool = False) -> Features:
     """Return target [b t] alone: what a decoder predicts without a source.
 
-    An example is read after BOS. With `previous`, one that goes on with the text of the example before it is read
-    after the last token there: of a text split in [5 6] and [7 EOS], the inputs are [BOS 5] and [6 7].
+    The decoder reads BOS first. With `previous`, an example that continues the text of the one before it starts with
+    the last token of that one instead: a text split into [5 6] and [7 EOS] has the inputs [BOS 5] and [6 7].
     """
 
     def given(rows: Rows, source: Tokens, target: Tokens, shape: Shape) -> Arrays:
@@ -171,9 +171,9 @@ def captioned_images(height: int, width: int, channels: int, symbols: Symbols = 
 
 
 def refuse_foreign_ids(arrays: Arrays, sizes: dict[str, int], where: str) -> None:
-    """Raise UserError for a token that is not in the vocabulary of an array; `sizes` has their entries, by array.
+    """Raise UserError for an id outside the vocabulary of its array; `sizes` maps array to vocabulary size.
 
-    On a device such an id would be cut to the nearest one there is, and nobody told.
+    A device would silently clamp it to the nearest valid id.
     """
     for name, size in sizes.items():
         ids = arrays.get(name)
@@ -219,9 +219,9 @@ def _noised(tokens: Tokens, rows: Rows, noise: Noise, seed: tuple[int, int]) -> 
 
 
 def fill_rows(tokens: Tokens, rows: Rows, shape: Shape, length: int) -> Arrays:
-    """Put the examples' tokens side by side into rows of a length: `tokens`, `segments` and `positions` [b length].
+    """Place the examples' tokens in rows of a length: `tokens`, `segments` and `positions` [b length].
 
-    Raise ValueError for a row that cannot hold its examples: the rest would stand in the next one.
+    Raises ValueError if the examples of a row exceed it: the rest would spill into the next row.
     """
     begins = tokens.offsets[rows.examples]  # [n]
     lengths = tokens.offsets[rows.examples + 1] - begins
@@ -261,7 +261,7 @@ def _shift_right(tokens: np.ndarray, positions: np.ndarray, bos: int) -> np.ndar
 
 
 def _tokens_before(tokens: Tokens, examples: np.ndarray, symbols: Symbols) -> np.ndarray:
-    """Return the token [n] that stands before each example in its text, or BOS where its text begins."""
+    """Return the token [n] before each example in its text, or BOS at the beginning of a text."""
     start = tokens.offsets[examples]
     before = tokens.values[np.maximum(start - 1, 0)]
     ends = (symbols.eos, *symbols.after)[-1]  # a text ends in it, and no piece but its last

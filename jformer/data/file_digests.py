@@ -1,7 +1,7 @@
-"""The digest of a data file: large ones are hashed once on a machine, not by every process at every start.
+"""Digests of data files; those of large files are cached on the machine.
 
-What is remembered is found by the file's path, number, size and times. The time of change (ctime) is that of the file
-system, which no program can set back; it changes with the content, also where a copy keeps the time of modification.
+The cache key is the file's path, inode, size and times. Programs cannot set the change time (ctime); it changes with
+the content even where a copy preserves the modification time.
 """
 
 import hashlib
@@ -16,12 +16,12 @@ from jformer.errors import UserError
 from jformer.integrity import digest_of, parse_object, with_digest, without_digest
 from jformer.storage import here, replace_content
 
-LARGE = 64 << 20  # bytes; fewer are hashed in a tenth of a second
-SETTLED = 2.0  # seconds since the last change: file systems do not tell changes apart that are closer in time
+LARGE = 64 << 20  # bytes; smaller files are hashed in a tenth of a second
+SETTLED = 2.0  # seconds since the last change: timestamps of file systems do not distinguish changes that are closer
 
 
 def digest(path: Path) -> tuple[str, int]:
-    """Return the SHA-256 of a file's (gunzipped) bytes and its number of lines; a last line needs no line feed.
+    """Return the SHA-256 of a file's (gunzipped) bytes and its number of lines; the last line needs no line feed.
 
     Raises UserError if it cannot be read to its end.
     """
@@ -33,7 +33,7 @@ def digest(path: Path) -> tuple[str, int]:
         kept = without_digest(parse_object(remembered.read_bytes()), str(remembered))
         return str(kept["sha256"]), int(kept["lines"])
     except (OSError, ValueError, KeyError, TypeError, UserError):
-        pass  # it was never hashed, or what was remembered is damaged
+        pass  # not in the cache, or the entry is damaged
     sha256, lines = _hashed(path)
     if _identity(path) == found and time.time() - path.stat().st_ctime > SETTLED:
         replace_content(remembered, json.dumps(with_digest({"sha256": sha256, "lines": lines})).encode())
@@ -51,7 +51,7 @@ def _hashed(path: Path) -> tuple[str, int]:
 
 
 def _identity(path: Path) -> list[str | int]:
-    """Return what changes with the content of a file, or nothing if there is none."""
+    """Return properties that change with the content of a file, or nothing if there is no file."""
     try:
         there = path.stat()
     except OSError:
@@ -60,7 +60,7 @@ def _identity(path: Path) -> list[str | int]:
 
 
 def own_folder(name: str) -> Path | None:
-    """Return a folder of this user that nobody else can write to, or None: what lies there is believed."""
+    """Return a folder that only this user can write to, so that its content can be trusted, or None."""
     folder = Path(here(), name)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

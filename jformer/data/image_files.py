@@ -1,6 +1,6 @@
-"""Images from where they stand, as u8 [h w c], and brought to one size. No pairs and no labels here.
+"""Read images as u8 [h w c] and resize them.
 
-An image is written by its place: "PATH.png", "PATH.jpg", or "PATH.npy#17" for item 17 of an array u8 [n h w] or
+An image is named by its place: "PATH.png", "PATH.jpg", or "PATH.npy#17" for item 17 of an array u8 [n h w] or
 [n h w c].
 
 Axes: h and w pixels, c channels.
@@ -25,7 +25,7 @@ Image = UInt8[np.ndarray, "h w c"]
 
 
 def read_images(places: Iterable[str]) -> Iterator[Image]:
-    """Yield the images that stand at some places. Raise UserError for a place that holds none."""
+    """Yield the images at the given places. Raise UserError for a place without an image."""
     open_once = functools.cache(open_array)
     for place in places:
         path, _, number = place.rpartition("#")
@@ -41,7 +41,7 @@ def read_images(places: Iterable[str]) -> Iterator[Image]:
 
 
 def file_of(place: str) -> Path:
-    """Return the file that holds the image of a place, be it the only one there or not."""
+    """Return the file that holds the image of a place, alone or in an array."""
     path, _, number = place.rpartition("#")
     return Path(path if path.endswith(".npy") and number.isdecimal() else place)
 
@@ -56,7 +56,7 @@ def open_array(path: Path) -> np.ndarray:
 
 
 def load_array(path: Path, what: str, mmap: bool) -> np.ndarray:
-    """Read an array, or map it into memory; raise UserError saying of what there is none."""
+    """Read an array, or map it into memory. Raise UserError naming `what` it should hold if it cannot be read."""
     try:
         return np.load(path, mmap_mode="r" if mmap else None)
     except Exception as error:  # NumPy reads the header as Python literals, and raises whatever that raises
@@ -67,9 +67,9 @@ def load_array(path: Path, what: str, mmap: bool) -> np.ndarray:
 def fit(image: Image, size: int, channels: int, place: str) -> Image:
     """Return an image with two sides of `size` pixels, and 1 or 3 channels.
 
-    The shorter side is brought to that size, bilinearly and smoothed where it shrinks; of the longer one the middle is
-    kept. Grays become colours and colours grays (their luminance) where others are wanted. What is so already is
-    returned as it is. Raises UserError for an image of other channels.
+    The shorter side is resized to `size`, bilinearly with antialiasing, and the middle of the longer side is kept. Gray
+    images become colour images or the reverse (luminance) as needed. An image of the right shape is returned as it is.
+    Raises UserError for an image with other channels.
     """
     h, w, c = image.shape
     if (h, w, c) == (size, size, channels):
@@ -88,7 +88,7 @@ def fit(image: Image, size: int, channels: int, place: str) -> Image:
 
 
 def _read_file(path: Path) -> Image:
-    """Read 8-bit grayscale, or colours as RGB, turned as a camera says that it was held."""
+    """Read 8-bit grayscale, or colours as RGB, rotated by the EXIF orientation."""
     pillow = _pillow("PIL.Image", path, "reading PNG and JPEG files")
     turn = _pillow("PIL.ImageOps", path, "").exif_transpose
     try:

@@ -1,4 +1,4 @@
-"""What an example is labelled with, as the arrays `target_out` and `weights`: one label, several of them, or a number.
+"""The labels of examples as the arrays `target_out` and `weights`: one label, several labels, or a number.
 
 Letters in shapes: b rows of a batch, v labels.
 """
@@ -12,7 +12,7 @@ from jformer.data.tokenizers import NUM_SYMBOLS, LabelTokenizer
 
 
 def one_label(weights: np.ndarray | None = None) -> Labels:
-    """Return classes 0, 1, … [b 1], one a row; each weighs 1, or what `weights` [v] says."""
+    """Return classes 0, 1, … [b 1], one a row, weighted by `weights` [v] (default 1)."""
 
     def arrays(rows: Rows, labels: Tokens, shape: Shape) -> Arrays:
         filled = fill_rows(labels, rows, shape, 1)
@@ -40,7 +40,7 @@ def several_labels(count: int) -> Labels:
 
 
 def one_number(rows: Rows, labels: Tokens, shape: Shape) -> Arrays:
-    """Return the bits of a float32 as i32 [b 1]: all batches have integers to predict."""
+    """Return the bits of a float32 as i32 [b 1], because target_out holds integers in every batch."""
     filled = fill_rows(Tokens(labels.values.astype(np.uint32).view(np.int32), labels.offsets), rows, shape, 1)
     return {"target_out": filled["tokens"], "weights": (filled["segments"] > 0).astype(np.float32)}
 

@@ -1,9 +1,8 @@
-"""Noise over the token ids of many texts at once: masks, sentinels and infilled spans. No batches, and no padding.
+"""Vectorized noise over the token ids of many texts: masks, sentinels and infilled spans.
 
-Every function is pure: what it does to a text depends on the text and its key alone. Symbols of the noise are those
-that the vocabulary has for it, or else ids past it, of which `vocab_size` is the first. How long the noised sequences
-are depends on the number of tokens alone (masks, sentinels) or never exceeds it (infilling), so batches can be planned
-without drawing any noise.
+Every function is pure: its effect on a text depends only on the text and its key. Noise symbols are the vocabulary's
+own, or else ids past it, starting at `vocab_size`. The length of a noised sequence is a function of the number of
+tokens (masks, sentinels) or bounded by it (infilling), so batches can be planned without drawing noise.
 """
 
 import numpy as np
@@ -14,15 +13,15 @@ from jformer.data.tokenizers import NUM_SYMBOLS, Symbols
 from jformer.errors import UserError
 
 OURS = Symbols()
-SURPLUS = 32  # draws of span lengths beyond twice the covered tokens: that they do not do has a chance of exp(-32)
+SURPLUS = 32  # draws of span lengths beyond twice the covered tokens: too few with a probability of exp(-32)
 
 
 def mask_tokens(
     texts: Tokens, keys: np.ndarray, *, density: float, vocab_size: int, symbols: Symbols = OURS
 ) -> tuple[Tokens, Tokens]:
-    """Return the texts with some tokens corrupted, and which they are, as booleans (Devlin et al. 2019, section 3.1).
+    """Return the texts with some tokens corrupted, and a boolean mask of these (Devlin et al. 2019, section 3.1).
 
-    Of the tokens that are chosen 80 % become the mask, 10 % a random ordinary token and 10 % stay as they are.
+    Of the chosen tokens 80 % become the mask, 10 % a random ordinary token, and 10 % are unchanged.
 
     Args:
         texts: with BOS and EOS, which are never chosen.
@@ -151,7 +150,7 @@ def noise_ids(symbols: Symbols, vocab_size: int, count: int) -> np.ndarray:
         return vocab_size + np.arange(count)
     if count > len(symbols.noise):
         raise UserError(
-            f"data.max_target_length: a text of {count} noise spans needs as many sentinels, and the vocabulary has "
+            f"data.max_target_length: a text of {count} noise spans needs {count} sentinels, and the vocabulary has "
             f"{len(symbols.noise)}: lower it"
         )
     return np.array(symbols.noise[:count])
@@ -162,7 +161,7 @@ def _poisson_spans(keys: np.ndarray, covered: np.ndarray, mean_span: float) -> t
     draws = 2 * covered + SURPLUS
     owner = _owners(draws)
     lengths = poisson(keys, draws, mean_span)
-    lengths[np.cumsum(draws) - 1] = covered  # whatever is left then
+    lengths[np.cumsum(draws) - 1] = covered  # the last draw takes all that is left
     before = np.cumsum(lengths) - lengths
     before -= before[np.cumsum(draws) - draws][owner]
     lengths = np.minimum(lengths, covered[owner] - before)  # 0 or less once all are covered

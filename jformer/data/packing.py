@@ -1,22 +1,21 @@
-"""Several examples a row: which of them share one, so that both of its sides come out full.
+"""Pack several examples into each row so that both sides of the row are full.
 
-Only lengths matter here, and a corpus has few different ones: 29,000 captions have 600 pairs of a source and a target
-length, 4.5 million sentences some 10,000. So the packer does not look at examples. It keeps a table counts [s t], how
-many examples with s source and t target tokens are in no row yet, and makes one row after another until it is empty:
+Only lengths matter, and a corpus has few distinct ones: 29,000 captions have 600 pairs of a source and a target length,
+4.5 million sentences about 10,000. So the packer works on a table counts [s t] of the examples with s source and t
+target tokens that are in no row yet, and makes rows until it is empty:
 
-1. The row begins with the longest lengths that are left, for which company will only become harder to find.
-2. Lengths drawn at random join it, each as often as examples have them, until it is nearly full. So every row is a
-   sample of the corpus, and easy lengths are not used up first.
-3. Two examples (or one) whose lengths add up to exactly what is left close the row. Where there are none, two may
-   leave a token unused, or two or three; where there are none still, the largest example that fits joins, and the two
-   are looked for again.
+1. A row starts with the longest remaining lengths, which are the hardest to place.
+2. Lengths drawn at random, in proportion to their counts, join it until it is nearly full. So every row is a sample of
+   the corpus, and easy lengths are not used up first.
+3. One or two examples whose lengths exactly fill the rest close the row, or failing that, leave one to three tokens
+   unused. If there are none, the largest example that fits joins, and the search for the last two starts again.
 4. The row is repeated as often as the counts allow.
 
-Last, the examples are dealt into the rows, to each place one of the lengths that the place is for.
+Finally each place in the rows is given a random example of its lengths.
 
-The trade-off: to fill the fewest rows is NP-hard, and this does not try. Rows are 97 to 99.8 % full, in a time that
-grows with the different lengths and not with the examples. In return rows that were repeated are alike in their
-lengths, and rows lie in the order in which they were made: whoever reads them shuffles them (`jformer.data.plan`).
+The trade-off: filling the fewest rows is NP-hard, and this heuristic does not try. Rows are 97 to 99.8 % full, in a
+time that grows with the number of distinct lengths, not of examples. In return, repeated rows have the same lengths,
+and rows come in the order in which they were made; `jformer.data.plan` shuffles them.
 """
 
 import itertools
@@ -29,13 +28,13 @@ from jformer.data.plan import LIMITS, Shape, shape_of, side_multiples
 from jformer.errors import UserError
 
 Lengths = tuple[int, int]
-"""Source and target tokens: of one example, or those that a row has room for."""
+"""Source and target tokens of an example, or the room left in a row."""
 
-# A row is nearly full when its room is less than so many average examples. The 29,000 pairs of Multi30k fill rows of
+# A row is nearly full when its room is below this many average examples. The 29,000 pairs of Multi30k fill rows of
 # 128 to 99.3 % with 2, 99.8 % with 2.5 and 99.7 % with 6, which takes four times as long.
 NEARLY_FULL = 2.5
 UNUSED = sorted(((s, t) for s in range(4) for t in range(4) if s + t <= 3), key=sum)
-"""What the examples that close a row may leave of its room, in the order in which it is tried."""
+"""The room that the closing examples may leave unused, in the order in which it is tried."""
 DRAWS_PER_ROW = 32  # lengths drawn for one row, fitting or not; rows are as full with 8 and with 128
 DRAWS_AT_ONCE = 512  # from the same counts, which is faster; rows are as full with 64 and with 4,096
 
@@ -43,15 +42,15 @@ DRAWS_AT_ONCE = 512  # from the same counts, which is faster; rows are as full w
 def packed_shape(
     source: np.ndarray, target: np.ndarray, length: int, tokens: int, row_multiple: int, length_multiple: int = 1
 ) -> Shape:
-    """Return the one shape of packed rows, both of whose sides fill up at once.
+    """Return the shape of packed rows, with side lengths in proportion to the tokens of each side.
 
     Args:
         source, target: tokens of each example [n] on either side.
-        length: positions of a row on the side with more tokens; the other side has its share of that, or as many as
-            its longest sequence.
-        tokens: of a batch; it has as many rows as they hold of its longer side.
-        row_multiple: rows of a batch divide by it.
-        length_multiple: both lengths are raised to multiples of it, but for a side with one position an example.
+        length: positions of a row on the side with more tokens; the other side has its share of that, and at least the
+            length of its longest sequence.
+        tokens: the tokens of a batch on its longer side.
+        row_multiple: the number of rows is a multiple of it.
+        length_multiple: both lengths are rounded up to multiples of it, except for a side with one position an example.
 
     Raises:
         UserError: a sequence is longer than `length`, or `tokens` hold too few rows.
@@ -73,14 +72,14 @@ def packed_shape(
 
 
 def pack(source: np.ndarray, target: np.ndarray, shape: Shape, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of the examples [n], row after row, and how many of them each row holds [rows].
+    """Return the indices of the examples [n], row after row, and the number of examples in each row [rows].
 
-    The same lengths, shape and seed give the same rows.
+    The result depends only on the lengths, the shape and the seed.
 
     Args:
-        source, target: tokens of each example [n] on either side. Each fits a row, and has a token on some side.
-        shape: its lengths are the room of a row; how many rows a batch has does not matter here.
-        seed: of all that is drawn.
+        source, target: tokens of each example [n] on either side. Each fits a row and has a token on some side.
+        shape: its lengths are the room of a row; its number of rows is not used.
+        seed: of all draws.
 
     >>> source, target = np.array([3, 5, 2, 6]), np.array([3, 5, 2, 6])
     >>> examples, sizes = pack(source, target, Shape(rows=1, source_length=8, target_length=8), seed=0)
@@ -100,9 +99,9 @@ def pack(source: np.ndarray, target: np.ndarray, shape: Shape, seed: int) -> tup
 
 
 def _deal(lengths: np.ndarray, places: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return an example [n] for each place of the rows, at random among those that have the lengths of the place.
+    """Return an example [n] for each place of the rows, at random among those with the lengths of the place.
 
-    Examples and places [n] have the same lengths equally often. Sorted by them, they stand side by side.
+    Examples and places [n] have the same multiset of lengths, so sorting both by length pairs them up.
     """
     shuffled = rng.permutation(len(lengths))
     sorted_examples = shuffled[np.argsort(lengths[shuffled], kind="stable")]
@@ -127,7 +126,7 @@ def _make_rows(counts: np.ndarray, room: Lengths, rng: np.random.Generator) -> I
 
 
 def _longest_first(counts: np.ndarray, room: Lengths) -> list[Lengths]:
-    """Return all lengths there are, first those that take the largest part of the room on one of their sides."""
+    """Return all distinct lengths, sorted by the larger share of the room that either side takes, largest first."""
     kinds = np.argwhere(counts)
     part = (kinds / np.maximum(room, 1)).max(axis=1)
     return list(map(tuple, kinds[np.argsort(-part, kind="stable")].tolist()))
@@ -153,7 +152,7 @@ def _make_row(first: Lengths, room: Lengths, remaining: np.ndarray, sampler: "_L
 
 
 class _Row:
-    """A row that fills up, and takes what it holds away from the examples that remain."""
+    """A row being filled; examples that it takes are subtracted from the remaining ones."""
 
     def __init__(self, room: Lengths, remaining: np.ndarray) -> None:
         self.lengths: list[Lengths] = []
@@ -167,9 +166,9 @@ class _Row:
 
 
 class _LengthSampler:
-    """An iterator of random lengths, each as often as it remains; it ends when nothing does.
+    """An iterator of random lengths in proportion to their remaining counts; it ends when none remain.
 
-    It looks at what remains once for many draws, so that some come too often for a few rows.
+    It reads the counts once for many draws, so some lengths come too often for a few rows.
     """
 
     def __init__(self, remaining: np.ndarray, rng: np.random.Generator) -> None:
@@ -197,7 +196,7 @@ class _LengthSampler:
 
 
 def _closing(remaining: np.ndarray, room: Lengths) -> list[Lengths]:
-    """Return the one or two examples that leave least of the room unused; none if all would leave too much."""
+    """Return the one or two examples that leave the least room unused; none if all would leave too much."""
     for unused in UNUSED:
         if _fits(unused, room) and (found := _adding_up_to(_minus(room, unused), remaining)):
             return found
@@ -205,14 +204,13 @@ def _closing(remaining: np.ndarray, room: Lengths) -> list[Lengths]:
 
 
 def _adding_up_to(total: Lengths, remaining: np.ndarray) -> list[Lengths]:
-    """Return the lengths of one or of two examples that make up the total; none if there are none.
+    """Return the lengths of one or two examples that add up to the total, or none.
 
-    Of several choices it is the one that can be repeated most often.
+    Of several choices, return the one that can be repeated most often.
     """
     longest = remaining.shape[0] - 1, remaining.shape[1] - 1
-    # One of two examples has at least the lengths `low`, or the other would be longer than any there is; and so it has
-    # at most `high`. In the part of the table between them, any lengths lie opposite to those that they lack of the
-    # total: the table read backwards counts the partners.
+    # Of two examples, each has at least the lengths `low`, or the other would exceed the longest, and so at most
+    # `high`. In that part of the table, reversing both axes maps lengths to those of their partner.
     low = max(0, total[0] - longest[0]), max(0, total[1] - longest[1])
     high = _minus(total, low)
     ones = remaining[low[0] : high[0] + 1, low[1] : high[1] + 1]

@@ -1,4 +1,4 @@
-"""From a plan and token arrays to batches of fixed shapes, made ahead by one thread."""
+"""Make batches of fixed shapes from a plan and token arrays, ahead of time in one thread."""
 
 import dataclasses
 import queue
@@ -30,17 +30,17 @@ class Batches:
     offsets: np.ndarray  # [units + 1] unit u holds the examples members[offsets[u]:offsets[u + 1]]
     members: np.ndarray
     features: Features
-    augment: Augment | None = None  # what happens to images, in training
+    augment: Augment | None = None  # of training images
 
     def __len__(self) -> int:
         return self.plan.batches_per_epoch
 
     def __getitem__(self, step: int) -> Arrays:
-        """Return batch number `step` as arrays [b ·]; see `jformer.data.features` for what each task gets."""
+        """Return batch number `step` as arrays [b ·]; `jformer.data.features` lists those of each task."""
         return self.rows(step, np.arange(self.plan.batch(step).shape.rows))
 
     def rows(self, step: int, numbers: np.ndarray) -> Arrays:
-        """Return some rows of batch number `step`, by their numbers; the others are not even read."""
+        """Return only the given rows of batch number `step`, without reading the others."""
         shape, units = self.plan.batch(step)
         units = units[numbers]
         used = np.flatnonzero(units >= 0)
@@ -65,13 +65,13 @@ def make_batches(
 
     Args:
         corpora: the parts of the mixture, which have the same tokenizers.
-        weights: how often an epoch passes over each part; a broken number draws a share of it anew in every epoch.
+        weights: passes of an epoch over each part; the fraction of a weight is a random share, drawn in every epoch.
         config: tokens of a batch, and whether rows hold one example or several.
-        seed: what all that is drawn depends on, with the number of the epoch or the batch.
-        features: how many positions an example takes on either side, and the arrays that rows of them become.
+        seed: of all draws, together with the number of the epoch or the batch.
+        features: the positions that an example takes on either side, and the arrays of rows of examples.
 
     Raises:
-        UserError: for sizes that hold no batch, or weights that leave none.
+        UserError: for sizes too small for a batch, or weights that leave no example.
     """
     source = _joined([corpus.source for corpus in corpora])
     target = _joined([corpus.target for corpus in corpora])
@@ -94,7 +94,7 @@ def make_batches(
 
 
 class _Units(NamedTuple):
-    """What fills the rows: shapes, bucket and part as a `Plan` has them, offsets and members as `Batches`."""
+    """The contents of rows: shapes, bucket and part as in `Plan`, offsets and members as in `Batches`."""
 
     shapes: tuple[Shape, ...]
     bucket: np.ndarray
@@ -132,7 +132,7 @@ def _packed(lengths: tuple[np.ndarray, np.ndarray], part: np.ndarray, config: Da
 
 
 def _budget(config: DataConfig) -> tuple[int, int, int]:
-    """Return the tokens of a batch, and what its rows and its lengths divide by."""
+    """Return the tokens of a batch, and the multiples of its rows and its lengths."""
     return config.tokens_per_update, config.rows_divide_by(), config.length_multiple
 
 
@@ -144,7 +144,7 @@ def _joined(sides: Sequence[Tokens]) -> Tokens:
 
 
 def prefetch(items: Iterator[T], depth: int = 2) -> Generator[T]:
-    """Make items ahead in one thread; an error in it is raised here, and leaving early ends it."""
+    """Yield items made ahead in one thread; errors are raised here, and closing the generator ends the thread."""
     ready: queue.Queue[Any] = queue.Queue(depth)
     stop = threading.Event()
 

@@ -1,8 +1,8 @@
-"""Which examples make batch number s: a pure function of (seed, s). Nothing here touches text or tokens.
+"""Choose the examples of batch number s as a pure function of (seed, s), without reading text or tokens.
 
-A unit is what fills one row: one example (buckets) or several (packed). An example has a length on each side, 0 where
-that side holds nothing. Each epoch deals every unit anew, yet the number of batches and their shapes never change, so
-resuming needs the step alone.
+A unit fills one row: one example (buckets) or several (packed). An example has a length on each side, 0 for an empty
+side. Each epoch shuffles all units, but the number and shapes of its batches are the same, so resuming needs only the
+step.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from jformer.errors import UserError
 
 LIMITS = "data.max_source_length and data.max_target_length"
 Limit = tuple[int, int]
-"""The longest source and target that a shape takes."""
+"""The longest source and target that fit a shape."""
 
 
 class Shape(NamedTuple):
@@ -39,7 +39,7 @@ class PlannedBatch(NamedTuple):
 class Plan:
     """The batches of every epoch."""
 
-    shapes: tuple[Shape, ...]  # short to long: whatever fits one fits the next
+    shapes: tuple[Shape, ...]  # short to long: an example that fits one fits the next
     bucket: np.ndarray  # [units] the first shape that fits
     part: np.ndarray  # [units] the corpus of a mixture
     weights: tuple[float, ...]  # [parts] passes an epoch
@@ -57,10 +57,10 @@ class Plan:
 
     @functools.lru_cache(maxsize=2)  # noqa: B019 - a plan lives as long as its run
     def epoch(self, epoch: int) -> list[PlannedBatch]:
-        """Return one epoch's batches in their order.
+        """Return one epoch's batches in order.
 
-        What does not fill a batch of its shape joins the next longer one; only the longest shape ends in a batch
-        with empty rows.
+        Units left over from one shape join the next longer one; only the longest shape may end in a batch with empty
+        rows.
         """
         rng = np.random.default_rng([self.seed, epoch])
         batches, rest = [], np.zeros(0, np.int64)
@@ -75,7 +75,7 @@ class Plan:
         return [batches[i] for i in rng.permutation(len(batches))]
 
     def _drawn(self, bucket: int, rng: np.random.Generator) -> np.ndarray:
-        """Return a bucket's units of this epoch: whole passes, then a random share whose size is always the same."""
+        """Return a bucket's units of this epoch: whole passes, then a random share of constant size."""
         drawn = []
         for part, weight in enumerate(self.weights):
             units = np.flatnonzero((self.bucket == bucket) & (self.part == part))
@@ -85,7 +85,7 @@ class Plan:
 
 
 def side_multiples(source: np.ndarray, target: np.ndarray, multiple: int) -> tuple[int, int]:
-    """Return what the lengths of shapes divide by; a side with a position an example, a label, is left alone."""
+    """Return the multiples of the lengths of shapes: `multiple`, or 1 for a side of labels, with one position each."""
     source_multiple, target_multiple = (multiple if side.max() > 1 else 1 for side in (source, target))
     return source_multiple, target_multiple
 
@@ -93,19 +93,19 @@ def side_multiples(source: np.ndarray, target: np.ndarray, multiple: int) -> tup
 def bucket_shapes(
     source: np.ndarray, target: np.ndarray, num_buckets: int, tokens: int, row_multiple: int, length_multiple: int = 1
 ) -> tuple[tuple[Shape, ...], np.ndarray]:
-    """Return at most `num_buckets` shapes that compute few positions in one pass, and the first that fits each example.
+    """Return at most `num_buckets` shapes with little padding, and the index of the first that fits each example.
 
-    Examples are ordered by their longer side; a dynamic program cuts that order where the sum over both sides of
-    padded lengths is smallest. From there the limits of both sides move on their own, a token at a time, as long as an
-    epoch computes fewer positions: that counts batches, so also what joins a longer shape and what stays empty.
-    The weights of a mixture are not looked at.
+    Examples are ordered by their longer side; a dynamic program cuts that order to minimize the padded lengths of both
+    sides. Coordinate descent then moves the limits of both sides by a token at a time while that lowers the positions
+    that an epoch computes, with units that join a longer shape and empty rows included. The weights of a mixture are
+    ignored.
 
     Args:
-        source, target: tokens of each example, on either side.
-        num_buckets: shapes, at most.
-        tokens: of a batch; it has as many rows as they hold of its longer side.
-        row_multiple: rows of a batch divide by it.
-        length_multiple: all of this is done in units of so many tokens.
+        source, target: tokens of each example on either side.
+        num_buckets: the most shapes.
+        tokens: the tokens of a batch on its longer side.
+        row_multiple: the number of rows is a multiple of it.
+        length_multiple: lengths are multiples of it.
     """
     units = side_multiples(source, target, length_multiple)
     source, target = -(-source // units[0]), -(-target // units[1])
@@ -114,7 +114,7 @@ def bucket_shapes(
     def shape(limit: Limit) -> Shape:
         return shape_of(limit[0] * units[0], limit[1] * units[1], tokens, row_multiple, LIMITS)
 
-    shape(longest)  # refuses what the longest would not fit
+    shape(longest)  # raises if the longest does not fit
     fitting = np.zeros((longest[0] + 1, longest[1] + 1), np.int64)  # [s t] examples no longer than s and t
     np.add.at(fitting, (source, target), 1)
     fitting = fitting.cumsum(axis=0).cumsum(axis=1)
@@ -131,7 +131,7 @@ def bucket_shapes(
 
 
 def _first_limits(source: np.ndarray, target: np.ndarray, num_buckets: int) -> list[Limit]:
-    """Return the longest source and target up to each cut of the examples in order of their longer side."""
+    """Return the longest source and target below each cut of the examples, ordered by their longer side."""
     sizes, index, count = np.unique(np.maximum(source, target), return_inverse=True, return_counts=True)
     top = np.zeros((2, len(sizes)), np.int64)
     np.maximum.at(top[0], index, source)
@@ -141,7 +141,7 @@ def _first_limits(source: np.ndarray, target: np.ndarray, num_buckets: int) -> l
 
 
 def _computed(shapes: Sequence[Shape], population: Sequence[int]) -> int:
-    """Return the positions of an epoch whose shapes are the first to fit so many examples each; see `Plan.epoch`."""
+    """Return the positions of an epoch with `population` examples for each shape; see `Plan.epoch`."""
     total = rest = 0
     for shape, number in zip(shapes, population, strict=True):
         batches, rest = divmod(rest + number, shape.rows)
@@ -150,7 +150,7 @@ def _computed(shapes: Sequence[Shape], population: Sequence[int]) -> int:
 
 
 def _descend(limits: list[Limit], cost: Callable[[list[Limit]], int]) -> list[Limit]:
-    """Move limits by a token of one side or both while that lowers the cost; the last stays, and so does the order."""
+    """Move limits by a token on one side or both while that lowers the cost, keeping their order and the last one."""
     lowest, before = cost(limits), None
     while before != lowest:
         before = lowest

@@ -1,4 +1,4 @@
-"""What takes long is told on standard error while it lasts, whoever computes: Python or C++."""
+"""Report long-running work on standard error, from a thread, so that it also works while C++ computes."""
 
 import contextlib
 import dataclasses
@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from tqdm import tqdm
 
 BARS = "▁▂▃▄▅▆▇█"
-SILENCE = (2.0, 30.0)  # most seconds between two lines about it: on a terminal, elsewhere
-# What is counted, as it is written for several.
+SILENCE = (2.0, 30.0)  # seconds between two lines: on a terminal, elsewhere
+# Plural nouns of what is counted.
 NOUNS = re.compile(
     r"\b(answer|checkpoint|example|input|output|text|token|line|return|feed|mark|file|parameter|update)s( that are)?\b"
 )
@@ -22,18 +22,18 @@ NOUNS = re.compile(
 
 @dataclasses.dataclass
 class Done:
-    """How far it is; whoever works counts here."""
+    """Progress counter."""
 
     examples: int = 0
 
     def count(self, examples: int) -> None:
-        """Note that so many more are done."""
+        """Add to the examples that are done."""
         self.examples += examples
 
 
 @contextlib.contextmanager
 def show_progress(what: str, total: int = 0, quiet: bool = False) -> Iterator[Done]:
-    """Tell what is done, for how long and with how many examples (of a total, if it is known), as long as it lasts."""
+    """Report the work, its duration and its examples (of a total, if known) for the duration of the context."""
     done, began = Done(), time.monotonic()
 
     def line() -> str:
@@ -48,9 +48,9 @@ def show_progress(what: str, total: int = 0, quiet: bool = False) -> Iterator[Do
 
 @contextlib.contextmanager
 def showing_line(line: Callable[[], str], share: Callable[[], float | None] = lambda: None) -> Iterator[None]:
-    """Show the line of the moment every so often, from a thread, as long as this lasts.
+    """Print the current line periodically from a thread for the duration of the context.
 
-    A terminal shows one only, with a bar before it where the share that is done is known.
+    On a terminal, each line overwrites the last, with a progress bar if the share that is done is known.
     """
     over, terminal = threading.Event(), sys.stderr.isatty()
 
@@ -70,7 +70,7 @@ def showing_line(line: Callable[[], str], share: Callable[[], float | None] = la
 
 
 def with_bar(text: str, share: float | None) -> str:
-    """Return a line with a bar of a share before it, as wide as the terminal; without a share the line alone.
+    """Return a line of the terminal's width with a progress bar in front, or the line alone without a share.
 
     >>> with_bar("answering test", 0.5)[:5]
     ' 50%|'
@@ -86,12 +86,12 @@ def with_bar(text: str, share: float | None) -> str:
 
 
 def show(text: str, end: str) -> None:
-    """Print on standard error, on a terminal over the line before."""
+    """Print on standard error; on a terminal, overwrite the current line."""
     print(("\r\033[K" if sys.stderr.isatty() else "") + text, end=end, file=sys.stderr, flush=True)
 
 
 def counted(count: int, what: str) -> str:
-    """Return a count with what is counted, which is written for several.
+    """Return a count and its noun, which is given in the plural.
 
     >>> counted(1, "inputs cut to the limit"), counted(2_000, "inputs cut to the limit")
     ('1 input cut to the limit', '2,000 inputs cut to the limit')
@@ -101,7 +101,7 @@ def counted(count: int, what: str) -> str:
 
 
 def sparkline(values: Sequence[float], width: int = 12) -> str:
-    """Return a curve as so many bars at most, each the mean of its share of the finite values.
+    """Return a curve as at most `width` bars, each the mean of its share of the finite values.
 
     >>> sparkline([4.0, 2.0, 1.0, 0.5])
     '█▄▂▁'

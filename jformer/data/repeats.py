@@ -1,7 +1,7 @@
-"""Pairs that come more than once: within a text, or in one that is trained on and in one that is scored.
+"""Find duplicate pairs within a text, and between training and evaluation texts.
 
-Pairs are told apart by hashes of 64 bits, of which ten million take 80 MB; that two of so many pairs have one by chance
-is to be expected once in 370,000 texts. What comes of it is told and never refused.
+Pairs are compared by 64-bit hashes; ten million take 80 MB and collide by chance in one of 370,000 texts. Duplicates
+are reported, never refused.
 """
 
 import hashlib
@@ -13,14 +13,14 @@ from jformer.data.sources.split import Pair
 
 
 def hashes(pairs: Iterable[Pair]) -> np.ndarray:
-    """Return the u64 of each pair that holds any text, in order; equal source and target have an equal one."""
+    """Return a u64 hash of source and target for each non-empty pair, in order."""
     texts = (f"{pair.source}\0{pair.target}" for pair in pairs if pair.source.strip() or pair.target.strip())
     digests = (hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest() for text in texts)
     return np.frombuffer(b"".join(digests), np.uint64)
 
 
 def repeated(ordered: np.ndarray) -> int:
-    """Return how many pairs of a text, given as hashes in order, are one that came before.
+    """Return how many pairs of a text, given as sorted hashes, repeat an earlier one.
 
     >>> repeated(np.array([1, 2, 2, 2, 3], np.uint64))
     2
@@ -29,7 +29,7 @@ def repeated(ordered: np.ndarray) -> int:
 
 
 def known(found: np.ndarray, training: Sequence[np.ndarray]) -> int:
-    """Return how many hashes are among those of any text that is trained on, each of which is in order.
+    """Return how many hashes occur in any training text, each given as sorted hashes.
 
     >>> known(np.array([1, 4, 4], np.uint64), [np.array([4, 5], np.uint64), np.array([], np.uint64)])
     2
@@ -42,11 +42,11 @@ def known(found: np.ndarray, training: Sequence[np.ndarray]) -> int:
 
 
 def duplicate_warnings(training: dict[str, np.ndarray], scored: dict[str, np.ndarray]) -> list[str]:
-    """Return a line for every text of which pairs come twice, or are trained on as well.
+    """Return a line for every text with duplicate pairs or pairs that are trained on as well.
 
     Args:
-        training: name → hashes, in order, of every text that is trained on.
-        scored: name → hashes of the others.
+        training: name → sorted hashes of every training text.
+        scored: name → hashes of every other text.
     """
     lines = []
     for name, ordered in training.items():

@@ -1,6 +1,6 @@
-"""Answers as spans of words: contexts cut into words and windows, and what marks an answer in them. No arrays.
+"""Answers as spans of words: split contexts into words and windows, and mark the answers in them.
 
-A text here is a question and its context, one TAB between them. An answer is some of the context's words, or none.
+A text is a question, a TAB and its context. An answer is some consecutive words of the context, or none.
 """
 
 import dataclasses
@@ -18,10 +18,10 @@ from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import Tokenizer
 
 START, END, MAY_START, MAY_END = 1, 2, 4, 8
-"""What is marked at a token, and added up: the answer starts or ends there; a word does, so that an answer may."""
-NOWHERE = MAY_START | MAY_END  # the first position of all is where the answer of those that have none starts and ends
+"""Bits marked at a token: the answer starts or ends there, or may, because a word does."""
+NOWHERE = MAY_START | MAY_END  # at the first position, where the answer of a question without one starts and ends
 
-IDEOGRAPHS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # are written without spaces: a word each
+IDEOGRAPHS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # written without spaces: each is a word
 WORD = re.compile(rf"[{IDEOGRAPHS}]|[^\W\d_{IDEOGRAPHS}]+|\d+|[^\w\s]|_")
 
 SEVERAL = "contexts in several windows"
@@ -34,12 +34,12 @@ Place = tuple[int, int]
 
 
 class Window(NamedTuple):
-    """A question and a part of its context as a model reads them; `marks` and `places` have an entry for each token."""
+    """A question and a part of its context as model input; `marks` and `places` have an entry for each token."""
 
     context: str
     ids: list[int]
     marks: list[int]
-    places: list[Place]  # of the word in the context that a token is of; (0, 0) for what is not of the context
+    places: list[Place]  # of the token's word in the context; (0, 0) for tokens outside the context
 
 
 class Windows(NamedTuple):
@@ -59,28 +59,28 @@ def words_of(text: str) -> list[str]:
 
 
 def joined_text(question: str, context: str) -> str:
-    """Return a question and its context as one text, their own TABs made spaces."""
+    """Return a question and its context as one text, replacing their own TABs by spaces."""
     return "\t".join(text.replace("\t", " ") for text in (question, context))
 
 
 def fault_of(text: str) -> str:
-    """Return what is wrong with a text that is to be a question and its context, or "" where nothing is."""
+    """Return why a text is not a question and its context, or "" if it is."""
     tabs = text.count("\t")
     return f"{tabs} TABs; a text is a question, one TAB, its context" if text.strip() and tabs != 1 else ""
 
 
 def is_blank(text: str) -> bool:
-    """Tell whether a text lacks its question or its context, or both."""
+    """Return whether a text lacks its question or its context."""
     return not all(part.strip() for part in text.split("\t"))
 
 
 @dataclasses.dataclass(frozen=True)
 class SpanEncoder:
-    """How questions and contexts become windows, and windows examples: their tokens, and their marks.
+    """Splits questions and contexts into windows, and encodes each window as tokens and marks.
 
-    A window is BOS, the question, EOS, as much of the context as there is room for, EOS; with the symbols of imported
-    vocabularies around them. The next one begins `stride` tokens of the context later. In windows that do not hold the
-    whole answer, there is none (Devlin et al. 2019, section 4.3, and their published code).
+    A window is BOS, the question, EOS, as much of the context as fits, EOS, with the symbols of imported vocabularies
+    around them. The next one begins `stride` tokens of the context later. A window that does not hold the whole answer
+    has none (Devlin et al. 2019, section 4.3, and their published code).
     """
 
     tokenizer: Tokenizer
@@ -90,16 +90,16 @@ class SpanEncoder:
 
     @property
     def source(self) -> Side:
-        """What is read: the tokens of a window."""
+        """The source: the tokens of a window."""
         return Side(self.tokenizer, self.max_length, begin=True, parts=True)
 
     @property
     def target(self) -> Side:
-        """What is learned: marks, which no vocabulary holds."""
+        """The target: marks, which have no vocabulary."""
         return Side(None, self.max_length)
 
     def fingerprint(self) -> str:
-        """Identify everything that the arrays depend on, besides the text."""
+        """Identify all that the arrays depend on besides the text."""
         parts = [self.tokenizer.fingerprint, self.max_length, self.stride, self.overlong, "spans 1", FORMAT]
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
@@ -122,9 +122,9 @@ class SpanEncoder:
     def windows(self, texts: Sequence[str]) -> Iterator[Windows]:
         """Yield the windows of every text; a question of over half a window is cut."""
         questions, contexts = zip(*(text.split("\t") for text in texts), strict=True) if texts else ((), ())
-        asked = encode_words(self.tokenizer, [words_of(question) for question in questions])
-        told = encode_words(self.tokenizer, [words_of(context) for context in contexts])
-        for (question, _), context, (ids, starts) in zip(asked, contexts, told, strict=True):
+        question_ids = encode_words(self.tokenizer, [words_of(question) for question in questions])
+        context_ids = encode_words(self.tokenizer, [words_of(context) for context in contexts])
+        for (question, _), context, (ids, starts) in zip(question_ids, contexts, context_ids, strict=True):
             most = (self.max_length - len(self._around([]))) // 2
             whole = _whole_context(context, ids, starts)
             yield Windows(list(self._windows(question[:most], whole)), len(question) > most)
@@ -161,7 +161,7 @@ def _whole_context(context: str, ids: list[int], starts: list[int]) -> Window:
 
 
 def _starts(length: int, room: int, stride: int) -> list[int]:
-    """Return where windows of so much room begin; the last one reaches the end, and none leaves a gap.
+    """Return the starts of windows of `room` tokens; the last one reaches the end, and there are no gaps.
 
     >>> _starts(10, 6, 3)
     [0, 3, 6]
@@ -171,7 +171,7 @@ def _starts(length: int, room: int, stride: int) -> list[int]:
 
 
 def _marked(pair: Pair, windows: Sequence[Window], counts: Counter[str]) -> Iterator[list[int]]:
-    """Yield the marks of every window with those of the answer, none where a window does not hold all of it."""
+    """Yield the marks of every window with those of the answer if the window holds all of it."""
     place = _widened(pair, counts) if pair.start is not None else None
     ends = [_ends(window, place) if place else None for window in windows]
     if place and not any(ends):

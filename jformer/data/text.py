@@ -1,7 +1,7 @@
-"""Text as it lies in files: opening, lines, and what may stand in a line. No pairs and no tokens here.
+"""Read text files line by line, and validate and clean the characters of a line.
 
-A line ends at a line feed and nowhere else. `str.splitlines` and text-mode files also break at carriage returns, form
-feeds, U+2028 and the like, which shifts one side of a corpus against the other; here those are characters of the line.
+A line ends at a line feed only. `str.splitlines` and text-mode files also break at carriage returns, form feeds, U+2028
+and the like, which misaligns the two sides of a corpus; here those are characters of the line.
 """
 
 import codecs
@@ -26,11 +26,11 @@ LINE_FEEDS_REPLACED = "line feeds within a text made spaces"  # JSON and TFDS te
 SEPARATORS_KEPT = "texts with unusual line separators, kept"
 BOMS_KEPT = "texts with a byte order mark, kept"
 INVALID_REPLACED = "texts with invalid characters, replaced by U+FFFD"
-LONGEST_UNPACKED = 2**24  # bytes of a line of a compressed file, which a thousandth of them may unpack to
-INVALID = ("refuse", "replace")  # what is done about characters that are no text
+LONGEST_UNPACKED = 2**24  # bytes of a line of a compressed file, which may be a thousand times smaller
+INVALID = ("refuse", "replace")  # what to do about invalid characters
 
-# Everything str.splitlines would break at, and what is no text: NUL, at which sentencepiece models break, and halves of
-# surrogate pairs, which JSON can spell and UTF-8 cannot.
+# Everything str.splitlines would break at, and invalid characters: NUL, at which sentencepiece models break, and halves
+# of surrogate pairs, which JSON can spell and UTF-8 cannot.
 _SUSPECT = re.compile("[\0\n\r\v\f\x1c-\x1e\x85\u2028\u2029\ufeff\ud800-\udfff]")
 _SEPARATOR = re.compile("[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
@@ -57,19 +57,19 @@ def read_lines(
     invalid: str = "refuse",
     warn: Callable[[int, str], None] = lambda number, reason: None,
 ) -> Iterator[str]:
-    """Yield lines first to last - 1 of a UTF-8 file, counting what `admit` alters or meets in them.
+    """Yield lines first to last - 1 of a UTF-8 file, counting what `admit` changes or finds in them.
 
     Args:
         path: the file, gunzipped if its name ends in .gz.
-        counts: what is altered or met is added here, by reason.
-        first: the first line that is wanted, from 0.
-        last: the line before which reading ends; None = the end of the file.
+        counts: receives the number of changes and findings by reason.
+        first: the first line, from 0.
+        last: the line after the last one; None = the end of the file.
         keepends: a line keeps its line feed.
         invalid: one of INVALID, for invalid UTF-8 and NUL.
-        warn: called with the number of a line, from 1, and the reason, where characters are replaced.
+        warn: called with the number of a line, from 1, and the reason, if characters are replaced.
 
     Raises:
-        UserError: with file:line, for a line that is to be refused.
+        UserError: with file:line, for an invalid line.
     """
     with open_bytes(path) as stream:
         for number, line in islice(enumerate(_lines(path, stream), start=1), first, last):
@@ -88,7 +88,7 @@ def read_lines(
 
 
 def _lines(path: Path, stream: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of an open file; raise UserError for one that a small compressed file would fill memory with."""
+    """Yield the lines of an open file. Raise UserError for a decompressed line that would fill the memory."""
     if path.suffix != ".gz":
         yield from stream
         return
@@ -100,15 +100,15 @@ def _lines(path: Path, stream: IO[bytes]) -> Iterator[bytes]:
 
 
 def is_jsonl(path: Path) -> bool:
-    """Tell whether a file has an object a line, by its name."""
+    """Return whether a file is JSONL, by its name."""
     return path.name.removesuffix(".gz").endswith(".jsonl")
 
 
 def read_objects(path: Path, counts: Counter[str], invalid: str, read: Callable[[str], T]) -> Iterator[tuple[int, T]]:
-    """Yield the number of each line of a JSONL file, from 1, and what `read` makes of it.
+    """Yield the number of each line of a JSONL file, from 1, and the result of `read`.
 
-    What stands around an object's texts is not counted, but for what was replaced. Raises UserError with file:line for
-    a line that `read` raises ValueError for.
+    Of characters outside an object's texts, only replacements are counted. Raises UserError with file:line for a line
+    that `read` raises ValueError for.
     """
     around: Counter[str] = Counter()
     for number, line in enumerate(read_lines(path, around, invalid=invalid), start=1):
@@ -121,7 +121,7 @@ def read_objects(path: Path, counts: Counter[str], invalid: str, read: Callable[
 
 
 def not_text(text: str) -> str:
-    """Return which character of a text is none, and where: the first NUL or half of a surrogate pair; "" if all are."""
+    """Describe the first invalid character of a text (NUL or half a surrogate pair) and its offset; "" if none."""
     if not (found := _NO_TEXT.search(text)):
         return ""
     what = "NUL character" if found[0] == "\0" else "half a surrogate pair"
@@ -143,11 +143,11 @@ def decode(text: bytes, invalid: str = "refuse") -> str:
 
 
 def admit(text: str, counts: Counter[str], invalid: str = "refuse", lines: bool = False) -> str:
-    """Return a text as it enters a pair: one line, every change to it counted, nothing else touched.
+    """Return a text cleaned up to be one line of a pair, counting every change.
 
-    A carriage return at its end goes (the rest of a CRLF); a line feed within becomes a space, unless the text may have
-    several `lines`; other separators stay.
-    NUL and halves of surrogate pairs become U+FFFD, or are refused: raises ValueError, for the caller to add the place.
+    A trailing carriage return (of a CRLF) is removed; a line feed becomes a space unless the text may have several
+    `lines`; other separators stay. NUL and halves of surrogate pairs become U+FFFD, or raise ValueError, for the caller
+    to add the place.
     """
     if not _SUSPECT.search(text):
         return text

@@ -1,6 +1,6 @@
-"""The run's tokenizers: learned once from the training text, saved with the run, and read back ever after.
+"""The tokenizers of a run: learned once from the training text and saved with the run.
 
-A task says which there are: "shared" for both sides or for the only one that holds text, or "source" and "target".
+A task has either one, "shared" by both sides or for the only side with text, or "source" and "target".
 """
 
 from collections import Counter
@@ -16,16 +16,16 @@ from jformer.data.tokenizers import Tokenizer, learn, load
 from jformer.errors import UserError
 from jformer.integrity import damaged, seal
 
-OWN = ("label", "labels", "number", "tag", "image")  # kinds that a run learns anew: they describe its own examples
+OWN = ("label", "labels", "number", "tag", "image")  # kinds that are never copied: they describe a run's own examples
 
 
 class VocabularySpec(NamedTuple):
-    """What a tokenizer is learned from."""
+    """The kind of a tokenizer and the text to learn it from."""
 
     kind: str  # a key of tokenizers.TOKENIZERS
     sides: tuple[str, ...]  # "source", "target" or both
     parts: bool = False  # TABs separate texts
-    cut: Callable[[str], list[str]] | None = None  # into words that are encoded one by one: it learns them with spaces
+    cut: Callable[[str], list[str]] | None = None  # splits a text into words that are encoded one by one
 
 
 def learn_tokenizers(
@@ -46,25 +46,25 @@ def copy_tokenizers(
     training: Sequence[Split],
     vocabularies: Mapping[str, VocabularySpec],
 ) -> tuple[Tokenizer, Tokenizer]:
-    """Take over another run's tokenizers: its parameters mean nothing under another vocabulary.
+    """Copy another run's tokenizers, without which its parameters could not be used.
 
-    Where it has but a shared one, that serves for a single side too; where it has two that cut texts in two ways into
-    one vocabulary (Marian, NLLB), they are the shared one. Labels, tags and images are learned anew.
+    A shared tokenizer also serves a single side; two that segment texts differently into one vocabulary (Marian, NLLB)
+    also serve as the shared one. Tokenizers of labels, tags and images are learned from this run's text.
 
     Args:
         parent: the directory of the other run's tokenizers.
-        directory: where they are saved; what was there is removed.
-        config: the options of what is learned anew.
-        training: the text that it is learned from.
-        vocabularies: file name → which tokenizer the task wants there.
+        directory: where to save them; its content is removed.
+        config: options of the tokenizers to learn.
+        training: the text to learn them from.
+        vocabularies: file name → the tokenizer that the task needs there.
 
     Raises:
-        UserError: there is no such run, its files are damaged, or it has two vocabularies where one table is wanted.
+        UserError: there is no such run, its files are damaged, or it has two vocabularies where one table is needed.
     """
     if not parent.is_dir():
         raise UserError(f"{parent}: no such directory; train.init_from must name the workdir of a run")
     for name in damaged(parent):
-        raise UserError(f"{parent / name} is damaged: restore it, or begin with another run")
+        raise UserError(f"{parent / name} is damaged: restore it, or start from another run")
     _empty(directory)
     for name, vocabulary in vocabularies.items():
         if vocabulary.kind in OWN:
@@ -78,13 +78,13 @@ def copy_tokenizers(
 
 
 def load_tokenizers(directory: Path) -> tuple[Tokenizer, Tokenizer]:
-    """Read the saved tokenizers of a run, source and target; they are one if they are shared.
+    """Load the saved tokenizers of a run, source and target, which are the same object if shared.
 
-    Raises UserError for a file that is missing, or damaged since the run began.
+    Raises UserError for a file that is missing or damaged.
     """
     for name in damaged(directory):
-        state = "damaged: it is not what the run began with" if (directory / name).exists() else "missing"
-        raise UserError(f"{directory / name} is {state}; restore it or train anew")
+        state = "damaged: it has changed since the run began" if (directory / name).exists() else "missing"
+        raise UserError(f"{directory / name} is {state}; restore it or train again")
     if _has_shared(directory):
         tokenizer = load(directory, "shared")
         return tokenizer, tokenizer
@@ -92,22 +92,24 @@ def load_tokenizers(directory: Path) -> tuple[Tokenizer, Tokenizer]:
 
 
 def _taken_over(parent: Path, name: str, sides: tuple[str, ...]) -> dict[str, Tokenizer]:
-    """Return the tokenizers that take the place of one, file → tokenizer."""
+    """Return the parent's tokenizers to save instead of one, file → tokenizer."""
     if _has_shared(parent):
         return {name: load(parent, "shared")}
     if name != "shared":
         return {name: load(parent, name)}
-    if len(sides) == 1:  # which a parent with labels calls its source
+    if len(sides) == 1:  # a parent with labels calls it "source"
         return {name: load(parent, "source")}
     both = {side: load(parent, side) for side in sides}
     if both["source"].tokens != both["target"].tokens:
-        raise UserError(f"{parent}: has two vocabularies, which one table cannot hold: set data.vocab_shared=False")
+        raise UserError(f"{parent}: has two vocabularies, which cannot share a table: set data.vocab_shared=False")
     return both
 
 
 def _empty(directory: Path) -> None:
-    if directory.exists() and not directory.is_dir():  # whose it is, we do not know: rmtree would remove it
-        raise UserError(f"{directory} is a file, where a run keeps its tokenizers in a folder: move it away")
+    if directory.exists() and not directory.is_dir():  # not ours: rmtree would remove it
+        raise UserError(
+            f"{directory} is a file, but a run needs a folder of that name for its tokenizers: move it away"
+        )
     Path(directory).rmtree(missing_ok=True)
     directory.mkdir(parents=True)
 

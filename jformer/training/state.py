@@ -50,7 +50,7 @@ class Progress:
         unknown = content.keys() - {field.name for field in dataclasses.fields(cls)}
         if unknown:
             names = ", ".join(sorted(unknown))
-            raise UserError(f"{where}: another version of jformer wrote it ({names}): use that version, or train anew")
+            raise UserError(f"{where}: another version of jformer wrote it ({names}): use that version, or train again")
         return cls(**content)
 
 

@@ -199,7 +199,7 @@ RANGES = [
     ("model.recurrent.embedding_size", -1, "must be 0"),
     ("model.recurrent.readout_size", -1, "must be 0"),
     *((f"data.max_{side}_length", 1, "at least 2") for side in ("source", "target")),
-    ("data.cache_dir", "gs://mine/cache", "must be a folder of a disk"),
+    ("data.cache_dir", "gs://mine/cache", "must be a folder on disk"),
     ("data.weight", 0.0, "above 0"),
     ("data.test", ("a=x", "a=y"), "names a key twice"),
     ("data.test", ("run=x",), "'run' cannot be a key; name the set, as in 'name=run'"),
@@ -278,7 +278,7 @@ COMBINATIONS = [
     ),
     (
         {"train.accumulation": 3, "data.row_multiple": 8},
-        "train.accumulation=3 must divide data.row_multiple=8, which follows by itself where it is 0",
+        "train.accumulation=3 must divide data.row_multiple=8, or set data.row_multiple=0 to derive it",
     ),
     (
         {"data.batching": "packed", "data.packed_length": 100, "data.length_multiple": 8},
@@ -551,5 +551,5 @@ def test_a_saved_config_is_written_only_where_it_changed(tmp_path):
 def test_a_saved_config_with_a_key_twice_is_refused(tmp_path):
     path = tmp_path / "config.json"
     path.write_text('{"seed": 1, "task": "lm", "seed": 2}')
-    with pytest.raises(UserError, match=r"the key 'seed' stands twice in one object; keep one"):
+    with pytest.raises(UserError, match=r"the key 'seed' occurs twice in one object; keep one"):
         load_config(path)

@@ -134,10 +134,10 @@ def test_a_classifier_that_starts_from_another_learns_its_own_labels(tmp_path):
 
 def test_a_folder_without_the_vocabulary_asked_for_is_refused(tmp_path):
     learned(tmp_path / "parent", apart())
-    with pytest.raises(UserError, match=r"has two vocabularies, which one table cannot hold: set data\.vocab_shared=F"):
+    with pytest.raises(UserError, match=r"has two vocabularies, which cannot share a table: set data\.vocab_shared=F"):
         copied(tmp_path, both())
     (tmp_path / "parent" / "source.json").unlink()
-    with pytest.raises(UserError, match=r"source\.json is missing; restore it or train anew"):
+    with pytest.raises(UserError, match=r"source\.json is missing; restore it or train again"):
         load_tokenizers(tmp_path / "parent")
 
 
@@ -159,7 +159,7 @@ def test_a_tokenizer_that_was_damaged_is_refused_by_name(tmp_path):
     (path,) = (tmp_path / "t").glob("shared.*")
     content = path.read_bytes()
     path.write_bytes(content.replace(b"e", b"a", 1))
-    with pytest.raises(UserError, match=rf"{path.name} is damaged: it is not what the run began with; restore it"):
+    with pytest.raises(UserError, match=rf"{path.name} is damaged: it has changed since the run began; restore it"):
         load_tokenizers(tmp_path / "t")
     path.write_bytes(content)
     load_tokenizers(tmp_path / "t")
@@ -167,6 +167,6 @@ def test_a_tokenizer_that_was_damaged_is_refused_by_name(tmp_path):
 
 def test_a_file_in_the_place_of_the_folder_is_refused_and_stays(tmp_path):
     (tmp_path / "tokenizer").write_text("")
-    with pytest.raises(UserError, match="/tokenizer is a file, where a run keeps its tokenizers in a folder: move it"):
+    with pytest.raises(UserError, match="/tokenizer is a file, but a run needs a folder of that name for its tokenizers: move it"):
         learned(tmp_path / "tokenizer", both())
     assert (tmp_path / "tokenizer").read_text() == ""

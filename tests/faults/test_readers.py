@@ -1,4 +1,4 @@
-"""JSON that everybody may write into a file of ours: of another shape, or with a key that stands twice in it."""
+"""JSON that everybody may write into a file of ours: of another shape, or with a key that occurs twice in it."""
 
 import json
 from pathlib import Path

@@ -129,7 +129,7 @@ def load(directory: Path, name: str) -> Tokenizer:
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = f" ({error})" if path == table and type(error) is ValueError else ""
         raise UserError(
-            f"{path} is not a tokenizer of ours, or is damaged{reason}; restore it or train anew"
+            f"{path} is not a tokenizer of ours, or is damaged{reason}; restore it or train again"
         ) from error
 
 

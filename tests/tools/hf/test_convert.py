@@ -159,7 +159,7 @@ def test_what_the_system_refuses_is_one_line(tmp_path, capsys):
 
 @pytest.mark.parametrize(("file", "content", "says"), [
     ("config.json", "[]", "must be a JSON object"), ("config.json", "{", "is not a JSON"),
-    ("config.json", '{"d_ff": 1, "d_ff": 2}', "the key 'd_ff' stands twice"),
+    ("config.json", '{"d_ff": 1, "d_ff": 2}', "the key 'd_ff' occurs twice"),
     ("tokenizer.json", "{}", "is not a tokenizer"), ("config.json", None, "is not there"),
     ("tokenizer.json", None, "has no tokenizer.json"), ("model.safetensors", None, "has neither"),
 ])  # fmt: skip

@@ -56,7 +56,7 @@ def test_other_floating_point_types_become_float32(tmp_path, dtype, data, expect
     ({"x": entry(shape=(10**30, 0))}, 8, "8 bytes are not F32"),
     ({"x": entry(dtype="F8")}, 8, "F8"),
     ({"x": {"dtype": "F32"}}, 8, "shape"),
-    (b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "x": 1}', 8, "the key 'x' stands twice"),
+    (b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "x": 1}', 8, "the key 'x' occurs twice"),
     (b"[1]", 0, "not a list of tensors"),
     (b"{", 0, "not a list of tensors"),
 ])  # fmt: skip
