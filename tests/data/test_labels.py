@@ -62,7 +62,7 @@ def test_numbers_that_are_all_one_have_a_unit():
 
 @pytest.mark.parametrize("text", ["much", "nan", "inf", ""])
 def test_what_is_no_finite_number_is_refused(text):
-    with pytest.raises(UserError, match=r"^label .* is no finite number, as data\.labels='number' wants"):
+    with pytest.raises(UserError, match=r"^label .*: data\.labels='number' needs a finite number"):
         labels_of("number", ["1"]).encode([text])
 
 

@@ -62,6 +62,6 @@ def test_a_curve_has_no_more_bars_than_asked_for_and_leaves_out_what_is_no_numbe
 def test_one_of_a_kind_is_told_as_one():
     found = [progress.counted(1, what) for what in ("empty inputs", "line feeds within a text made spaces", "parts")]
     assert found == ["1 empty input", "1 line feed within a text made spaces", "1 parts"]
-    assert progress.counted(1, "files that are no .png, left out") == "1 file that is no .png, left out"
+    assert progress.counted(1, "files that are not .png, left out") == "1 file that is not .png, left out"
     assert progress.counted(2_000, "inputs with unknown tokens") == "2,000 inputs with unknown tokens"
     assert progress.counted(0, "lines") == "0 lines"

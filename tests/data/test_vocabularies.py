@@ -167,6 +167,8 @@ def test_a_tokenizer_that_was_damaged_is_refused_by_name(tmp_path):
 
 def test_a_file_in_the_place_of_the_folder_is_refused_and_stays(tmp_path):
     (tmp_path / "tokenizer").write_text("")
-    with pytest.raises(UserError, match="/tokenizer is a file, but a run needs a folder of that name for its tokenizers: move it"):
+    with pytest.raises(
+        UserError, match="/tokenizer is a file, but a run needs a folder of that name for its tokenizers: move it"
+    ):
         learned(tmp_path / "tokenizer", both())
     assert (tmp_path / "tokenizer").read_text() == ""

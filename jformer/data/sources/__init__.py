@@ -1,7 +1,7 @@
-"""Where examples come from, whatever they are: pairs of texts as they stand, no tokens, nothing dropped.
+"""Data sources: pairs of texts, not tokenized, with none dropped.
 
 A source opens a split of a corpus by its config. Opening finds and checks the files and fingerprints all that the pairs
-depend on; reading streams the pairs in order, empty ones too, and counts what had to be altered.
+depend on; reading streams the pairs in order, empty ones included, and counts changes made to them.
 """
 
 from typing import Protocol
@@ -12,13 +12,13 @@ from jformer.data.sources.split import Split
 
 
 class OpenSplit(Protocol):
-    """What a source is: a function that opens a split. `jformer.testing.check_source` checks one."""
+    """A source: a function that opens a split. `jformer.testing.check_source` checks one."""
 
     def __call__(self, config: SourceConfig, split: str) -> Split:
-        """Return the split; raise UserError for what is missing, doubtful or misaligned."""
+        """Return the split. Raise UserError for missing, ambiguous or misaligned data."""
 
 
 def open_split(config: SourceConfig, split: str) -> Split:
-    """Find a split and check that it is whole. Raise UserError for what is missing, doubtful or misaligned."""
+    """Find and check a split. Raise UserError for missing, ambiguous or misaligned data."""
     open_named: OpenSplit = plugins.find("data.source", config.source, SOURCES)
     return open_named(config, split)

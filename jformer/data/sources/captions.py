@@ -1,4 +1,4 @@
-"""Images with captions: a table of paths and texts. How images are read is said in `image_files`."""
+"""Images with captions: a table of paths and texts; `image_files` reads the images."""
 
 import itertools
 from collections import Counter
@@ -19,16 +19,16 @@ class CaptionLine(NamedTuple):
     """One line of the table."""
 
     number: int  # from 1
-    image: str  # its place
+    image: str  # its path
     caption: str
 
 
 def open_split(config: SourceConfig, split: str) -> Split:
     """Open SPLIT.tsv: a line is the path of an image relative to the folder, a TAB and a caption.
 
-    Lines in a row that name the same image are its references: each is an example of training, and all together are one
-    of any other split. The fingerprint covers the content of all images. Raises UserError for a line that is no such
-    thing, an image that is not there, and images of a split to evaluate with that have not all as many captions.
+    Consecutive lines that name the same image are its references: each is an example in training, and all together are
+    one example in any other split. The fingerprint covers the content of all images. Raises UserError for a malformed
+    line, a missing image, and images of an evaluation split with different numbers of captions.
     """
     (table,) = find(config.dir, split, [[f"{split}.tsv"]])
     met: Counter[str] = Counter()
@@ -68,7 +68,7 @@ def _together(table: Path, lines: list[CaptionLine]) -> list[Pair]:
         if pairs and len(others) != len(pairs[0].others):
             raise UserError(
                 f"{table}:{first.number}: {image} has {len(others) + 1} captions, the first image "
-                f"{len(pairs[0].others) + 1}: give every image of a split to evaluate with as many"
+                f"{len(pairs[0].others) + 1}: give every image of an evaluation split the same number"
             )
         pairs.append(Pair(image, first.caption, others=tuple(other.caption for other in others)))
     return pairs

@@ -1,6 +1,6 @@
-"""Sentences of words with a tag for each: files with a word a line (CoNLL), or a JSONL.
+"""Sentences with a tag for each word: files with a word a line (CoNLL), or a JSONL.
 
-Opening a split reads it once, so that a word without a tag is known before anything is learned.
+Opening a split reads and checks all of it, so that errors are found before training.
 """
 
 import functools
@@ -25,7 +25,7 @@ BEGIN_OR_INSIDE = re.compile(r"O|[BI]-\S+")
 
 
 class Tagged(NamedTuple):
-    """The words of a sentence and their tags, and the line of the file that it begins in."""
+    """The words of a sentence, their tags, and the sentence's first line in the file."""
 
     line: int
     words: Sequence[str]
@@ -104,16 +104,16 @@ def _read_columns(path: Path, invalid: str, counts: Counter[str]) -> Iterator[Ta
 
 
 def _check_cells(path: Path, number: int, line: str, cells: Sequence[str], columns: int) -> None:
-    """Raise UserError for a line that is no word and tag, or has not as many columns as those before it."""
+    """Raise UserError for a line that is not a word and a tag, or has another number of columns than those before."""
     if len(cells) < 2 or not all(map(str.strip, (cells[0], cells[-1]))):
         raise UserError(f"{path}:{number}: {line[:80]!r} is not a word and its tag, with a TAB or spaces between")
     if columns and len(cells) != columns:
         raise UserError(
-            f"{path}:{number}: {len(cells)} columns, where lines before it have {columns}; give all as many"
+            f"{path}:{number}: {len(cells)} columns, where lines before it have {columns}; give all the same number"
         )
     for cell in (cells[0], cells[-1]):
         if cell.split() != [cell]:
-            raise UserError(f"{path}:{number}: {cell[:80]!r} holds white space: a word or tag has none; mend the line")
+            raise UserError(f"{path}:{number}: {cell[:80]!r} holds white space: a word or tag has none; fix the line")
 
 
 def _read_jsonl(path: Path, invalid: str, counts: Counter[str]) -> Iterator[Tagged]:
@@ -134,10 +134,10 @@ def _lists(line: str) -> list[list[str]]:
 
 
 def _check(path: Path, sentence: Tagged) -> None:
-    """Raise UserError for lists that do not belong together, and for words and tags that are not one word each."""
+    """Raise UserError for lists of different lengths, and for words and tags that are empty or hold white space."""
     line, words, tags = sentence
     if len(words) != len(tags):
         raise UserError(f"{path}:{line}: {len(words)} words but {len(tags)} tags: give every word one")
     for text in (*words, *tags):
         if text.split() != [text]:
-            raise UserError(f"{path}:{line}: {text[:80]!r} is no word or tag: it is empty or holds white space")
+            raise UserError(f"{path}:{line}: {text[:80]!r} is not a word or tag: it is empty or holds white space")

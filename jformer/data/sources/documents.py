@@ -1,9 +1,9 @@
-"""Plain text as a source: one file, an example being a line, a paragraph or all of it. No tokens.
+"""Plain text as a source: one file, in which an example is a line, a paragraph or the whole file.
 
-The name of a split may end in a share of the file, as in "input[:90%]" and "input[90%:]", so that one file gives all
-splits. The share [a%:b%] of n lines has those from n·a/100 up to n·b/100, both rounded down and the last one excluded:
-shares that touch hold every line once. A paragraph that a border cuts gives an example to either side. With
-`data.share_of=characters` a whole file is shared out by its characters in the same way; then all of it must be text.
+The name of a split may end in a share of the file, as in "input[:90%]" and "input[90%:]", so that one file holds all
+splits. The share [a%:b%] of n lines has lines n·a/100 up to but excluding n·b/100, both rounded down, so adjacent
+shares hold every line once. A paragraph that a border cuts gives an example to either side. With
+`data.share_of=characters` a whole file is shared out by its characters the same way; all of it must then be valid text.
 """
 
 import functools
@@ -22,9 +22,9 @@ _SHARE = re.compile(r"([^\[\]]+)(?:\[(?:(\d+)%)?:(?:(\d+)%)?\])?")
 
 
 def open_split(config: SourceConfig, split: str) -> Split:
-    """Open a text file, or a share of it. The fingerprint covers its bytes, the kind of document and what is read.
+    """Open a text file or a share of it. The fingerprint covers its bytes, the kind of document and the share.
 
-    Raises UserError for a file that is missing and for a share that is misspelt or holds nothing.
+    Raises UserError for a missing file and for a share that is malformed or empty.
     """
     stem, start, end = _parse(split)
     (path,) = find(config.dir, stem, [[f"{stem}.txt"], [stem]])
@@ -49,7 +49,7 @@ def open_split(config: SourceConfig, split: str) -> Split:
 
 
 def _parse(split: str) -> tuple[str, int, int]:
-    """Return the stem of a split's file, and where its share begins and ends in percent."""
+    """Return the stem of a split's file, and the start and end of its share in percent."""
     match = _SHARE.fullmatch(split)
     stem, start, end = match.groups() if match else ("", None, None)
     bounds = int(start or 0), int(end or 100)
@@ -59,7 +59,7 @@ def _parse(split: str) -> tuple[str, int, int]:
 
 
 def _characters(lines: Iterator[str], first: int, last: int) -> Iterator[str]:
-    """Yield what lines have of the characters first to last - 1 of all of them; the lines after are not read."""
+    """Yield the parts of lines within characters first to last - 1 of the file, without reading further lines."""
     end = 0
     for line in lines:
         start, end = end, end + len(line)

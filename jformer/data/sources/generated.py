@@ -1,7 +1,7 @@
-"""Generated corpora as a source, without files: the quickstart and tasks of letters; and `open_built` for one's own.
+"""Generated corpora, without files: the quickstart and tasks of letters; `open_built` opens one of your own.
 
-Beside train, valid and test, the tasks of letters have a split for any range of lengths beyond those of training, named
-after it: "21-30" is HELD_OUT pairs of 21 to 30 letters.
+Besides train, valid and test, the tasks of letters have a split for any range of lengths beyond those of training: the
+split "21-30" has HELD_OUT pairs of 21 to 30 letters.
 """
 
 import functools
@@ -43,10 +43,10 @@ def open_split(config: SourceConfig, split: str) -> Split:
 
 
 def open_built(config: SourceConfig, split: str, build: Build) -> Split:
-    """Open one split of the pairs that `build` makes, once on a machine; its fingerprint is that of the pairs.
+    """Open one split of the pairs that `build` makes, cached on the machine; the fingerprint covers the pairs.
 
     The pairs may depend on data.source, data.name and data.num_pairs, and on the code in the folder of `build`.
-    Raises UserError where there is no such split.
+    Raises UserError for an unknown split.
     """
     asked = config.source, config.name, config.num_pairs
     path = cache.path_of([*asked, split], build)

@@ -1,7 +1,7 @@
-"""Generated corpora are made once on a machine: their pairs lie in a file for each split, beside what identifies them.
+"""The cache of generated corpora on a machine: a file for each split, with its fingerprint and pairs.
 
-A file is found by what was asked for and by the code that generates: all files of its folder, and the versions of what
-they draw with. Other code makes it anew; the fingerprint of a split stays that of its pairs.
+The key of a file is the request and the generating code: all files of its folder, and the versions of the libraries it
+uses. Changed code generates the pairs again; the fingerprint of a split depends only on its pairs.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ LIBRARIES = ("numpy", "babel")
 
 
 class CachedSplit(NamedTuple):
-    """A split: what identifies it, and its pairs, which are read when they are asked for."""
+    """A split: its fingerprint, and its pairs, which are read on demand."""
 
     fingerprint: str
     size: int  # pairs
@@ -33,14 +33,14 @@ class CachedSplit(NamedTuple):
 
 
 def path_of(asked: Sequence[str | int], build: Callable[..., object]) -> Path | None:
-    """Return where the split that is asked for lies once `build` made it; None where this machine keeps nothing."""
+    """Return the path of a split made by `build`, or None if this machine has no private folder for the cache."""
     folder = own_folder("generated")
     code = code_of(Path(inspect.getfile(build)).parent)
     return folder and folder / f"{digest_of([*asked, code])}.jsonl"
 
 
 def find(path: Path | None) -> CachedSplit | None:
-    """Return the split that lies there, or None where there is none or it is damaged."""
+    """Return the split at a path, or None if there is none or it is damaged."""
     if path is None:
         return None
     try:
@@ -54,7 +54,7 @@ def find(path: Path | None) -> CachedSplit | None:
 
 
 def save(path: Path | None, fingerprint: str, pairs: Sequence[Pair]) -> None:
-    """Write a split; a machine without room makes it anew."""
+    """Write a split to the cache if there is room."""
     if path is None:
         return
     body = b"".join(json.dumps(pair).encode() + b"\n" for pair in pairs)
@@ -66,7 +66,7 @@ def save(path: Path | None, fingerprint: str, pairs: Sequence[Pair]) -> None:
 
 @functools.cache
 def code_of(folder: Path) -> str:
-    """Return the digest of all code in a folder, and the versions of what it draws with."""
+    """Return the digest of all code in a folder and of the versions of Python and the libraries it uses."""
     contents = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*.py"))}
     return digest_of([contents, platform.python_version(), *map(version, LIBRARIES)])
 

@@ -1,4 +1,4 @@
-"""Labelled images as a source: arrays with labels, or files in folders. How they are read is said in `image_files`."""
+"""Labelled images as a source: arrays with labels, or files in folders; `image_files` reads them."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ from jformer.errors import UserError
 def open_split(config: SourceConfig, split: str) -> Split:
     """Open SPLIT.npy with SPLIT.labels.txt (a label a line) or SPLIT.labels.npy, or SPLIT/LABEL/*.png (or .jpg).
 
-    The source of a pair is the written form of an image, its target the label. The fingerprint covers the content of
-    the files and the labels, not their place. Raises UserError for what is missing, misaligned or no such array.
+    The source of a pair is the place of an image (see `image_files`), its target the label. The fingerprint covers the
+    content of the files and the labels, not their paths. Raises UserError for missing, misaligned or invalid files.
     """
     root = find_folder(config.dir).resolve()
     array, folder = root / f"{split}.npy", root / split
@@ -71,7 +71,7 @@ def _folder_pairs(folder: Path, counts: Counter[str]) -> list[Pair]:
         if not images:
             raise UserError(f"{label} holds no {', '.join(SUFFIXES)}; convert its images, or remove the folder")
         if len(images) < len(files):
-            counts[f"files that are no {', '.join(SUFFIXES)}, left out"] += len(files) - len(images)
+            counts[f"files that are not {', '.join(SUFFIXES)}, left out"] += len(files) - len(images)
         pairs += [Pair(str(image), label.name) for image in images]
     if not pairs:
         raise UserError(

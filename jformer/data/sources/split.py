@@ -1,7 +1,4 @@
-"""What every source returns, a split: pairs of texts, to be read any number of times, and what identifies them.
-
-How the files of a split are found, and what is said where they are not, is the same for all sources that have files.
-"""
+"""A split, as every source returns it: pairs of texts and their fingerprint; and how sources find a split's files."""
 
 import difflib
 import hashlib
@@ -16,27 +13,27 @@ from jformer.errors import UserError
 
 
 class Pair(NamedTuple):
-    """A source text and its target, and the group it is scored with, such as its template family.
+    """A source text, its target, and the group it is scored with, such as its template family.
 
-    Plain text is a target without a source; a label is the target of its text, or of an image, which is written by its
-    place. The first and second of two texts that share a label are joined by a TAB. So are a question and its context:
-    their target is the answer, which may be none, and the characters of the context from `start` on are it.
+    Plain text is a target without a source. A label is the target of its text, or of an image, given by its place. Two
+    texts that share a label are joined by a TAB, and so are a question and its context; the target of these is the
+    answer, possibly empty, which stands in the context from character `start` on.
     """
 
     source: str
     target: str
     group: str = ""
-    others: tuple[str, ...] = ()  # further references; as many for each pair of a split, but for answers to questions
-    start: int | None = None  # of an answer in its context, from 0; None for any other target, and where there is none
+    others: tuple[str, ...] = ()  # further references, equally many for all pairs of a split except in qa
+    start: int | None = None  # of an answer in its context, from 0; None without an answer and for any other target
 
 
 @dataclass(frozen=True)
 class Split:
     """One named part of a corpus, ready to be read any number of times.
 
-    `fingerprint` is a SHA-256 over all that the pairs depend on. `read` starts anew at each call, yields every pair in
-    order, and counts by reason what it altered or met; it raises UserError at the first text that cannot be used.
-    `size` is how many pairs it will be, 0 where that is not known before they are read.
+    `fingerprint` is a SHA-256 over all that the pairs depend on. Each call of `read` yields every pair in order, counts
+    changes and findings by reason, and raises UserError at the first invalid text. `size` is the number of pairs, 0 if
+    not known in advance.
     """
 
     name: str
@@ -51,7 +48,7 @@ def fingerprint(*parts: object) -> str:
 
 
 def find(folder: str, split: str, layouts: list[list[str]]) -> tuple[Path, ...]:
-    """Return the files of the one layout, plain or gzipped, that a folder holds a split in."""
+    """Return the files, plain or gzipped, of the one layout in which a folder holds a split."""
     root = find_folder(folder)
     found = {
         name: [path for path in (root / name, root / f"{name}.gz") if path.is_file()]

@@ -1,7 +1,7 @@
 """Questions about paragraphs as a source: files of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018), read as they are.
 
-A pair has the first answer as its target, with its place, and the other answers beside it. Opening a split reads all
-of it, so that a mistake is known before anything is trained.
+The target of a pair is the first answer, with its start; the other answers are further references. Opening a split
+reads and checks all of it, so that errors are found before training.
 """
 
 import functools
@@ -23,7 +23,7 @@ KINDS = {str: "a text", list: "a list", dict: "an object", int: "a whole number"
 
 
 def open_split(config: SourceConfig, split: str) -> Split:
-    """Open SPLIT.json; raise UserError naming the file and the question for what is missing or not in its context."""
+    """Open SPLIT.json. Raise UserError naming the file and the question for an answer that is not in its context."""
     (path,) = find(config.dir, split, [[f"{split}.json"]])
     read = functools.partial(_read, path, config.invalid)
     for _ in read(Counter()):
@@ -61,7 +61,7 @@ def _of_paragraph(paragraph: Any, where: str, invalid: str, counts: Counter[str]
 
 
 def _answer(answer: Any, context: str, at: str, invalid: str, counts: Counter[str]) -> tuple[str, int]:
-    """Return an answer and where it starts in its context; raise ValueError where it does not stand there."""
+    """Return an answer and its start in the context. Raise ValueError if it is not there."""
     text = _text(_value(answer, "text", str, at), invalid, counts, at)
     start = _value(answer, "answer_start", int, at)
     if not text.strip():
@@ -69,13 +69,13 @@ def _answer(answer: Any, context: str, at: str, invalid: str, counts: Counter[st
     if start < 0 or not context.startswith(text, start):
         there = context[max(start, 0) :][: len(text)]
         raise ValueError(
-            f"{at}: the context has {there!r:.60} at answer_start={start}, not {text!r:.60}: mend the place or the text"
+            f"{at}: the context has {there!r:.60} at answer_start={start}, not {text!r:.60}: fix the start or the text"
         )
     return text, start
 
 
 def _text(text: str, invalid: str, counts: Counter[str], at: str) -> str:
-    """Return a text of one line without TABs, every character in its place."""
+    """Return a text of one line without TABs; offsets of characters do not change."""
     try:
         admitted = admit(text, counts, invalid)
     except ValueError as error:
@@ -91,7 +91,7 @@ def _list(record: Any, key: str, where: str) -> list[Any]:
 
 
 def _value(record: Any, key: str, kind: type, where: str) -> Any:
-    """Return what an object has under a key; raise ValueError naming the place where it has no such thing."""
+    """Return the value under a key. Raise ValueError naming the place if it is missing or of another type."""
     value = record.get(key) if isinstance(record, dict) else None
     if not isinstance(value, kind) or isinstance(value, bool):
         raise ValueError(f"{where}: needs {KINDS[kind]} under {key!r}, as SQuAD has it")

@@ -1,7 +1,7 @@
-"""Files of text as sources: sentence pairs, and texts with labels; two parallel files, a TSV or a JSONL.
+"""Text files as sources: sentence pairs, and texts with labels; two parallel files, a TSV or a JSONL.
 
-Opening a split finds its files, fingerprints them and checks that sides have as many lines; reading yields the pairs
-and names file:line of what cannot be used.
+Opening a split finds its files, fingerprints them and checks that both sides have the same number of lines; reading
+yields the pairs and raises errors with file:line.
 """
 
 import functools
@@ -21,7 +21,7 @@ from jformer.integrity import parse_json
 def open_files(config: SourceConfig, split: str) -> Split:
     """Open sentence pairs: SPLIT.en with SPLIT.de (line n of one translates line n of the other), a TSV or a JSONL.
 
-    Beside SPLIT.de may lie further references, SPLIT.de.1, SPLIT.de.2 and so on.
+    Further references may be in SPLIT.de.1, SPLIT.de.2 and so on.
     """
     languages = (config.source_language, config.target_language)
     layouts = [[f"{split}.{language}" for language in languages], [f"{split}.tsv"], [f"{split}.jsonl"]]
@@ -47,7 +47,7 @@ def _reader(
 
 
 def further_references(target: Path) -> tuple[Path, ...]:
-    """Return NAME.1, NAME.2 and so on, plain or gzipped, as far as they are there."""
+    """Return the existing files NAME.1, NAME.2 and so on, plain or gzipped."""
     found: list[Path] = []
     while True:
         name = f"{target.name.removesuffix('.gz')}.{len(found) + 1}"
@@ -110,7 +110,9 @@ def _read_labelled(
                 f"{path}:{number}: {line[:80]!r} is not one or two texts and then a label, TABs between them"
             )
         if len(texts) + 1 != columns:
-            raise UserError(f"{path}:{number}: {len(texts) + 1} columns, where line 1 has {columns}; give all as many")
+            raise UserError(
+                f"{path}:{number}: {len(texts) + 1} columns, where line 1 has {columns}; give all the same number"
+            )
         if config.labels == "number" and not is_number(label):
-            raise UserError(f"{path}:{number}: label {label[:40]!r} is no finite number, as data.labels='number' wants")
+            raise UserError(f"{path}:{number}: label {label[:40]!r}: data.labels='number' needs a finite number")
         yield Pair("\t".join(texts), label)

@@ -1,6 +1,6 @@
-"""TFDS translation sets as a source: found or prepared as array_record files, and read, all without TensorFlow.
+"""TFDS translation sets as a source: prepared if needed as array_record files, and read, all without TensorFlow.
 
-Importing this takes most of a second, so only `sources` does, when a config asks for it.
+Importing this takes most of a second, so only `sources` imports it, when a config needs it.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from jformer.data.sources.split import Pair, Split, fingerprint
 from jformer.data.text import admit, decode
 from jformer.errors import UserError
 
-# The one format that TFDS writes and reads soundly without TensorFlow; its parquet loses examples (4.9.10).
+# The only format that TFDS writes and reads correctly without TensorFlow; its parquet loses examples (4.9.10).
 FORMAT = "array_record"
 
 
@@ -32,7 +32,7 @@ def open_split(config: SourceConfig, split: str) -> Split:
     """Open a TFDS split such as "train[:10%]", preparing the data set first if `data.dir` does not hold it yet.
 
     The fingerprint covers the data set's name and version, the slice, and the content of the shards it touches.
-    Raises UserError for whatever TFDS does not know, cannot prepare, or holds in another form.
+    Raises UserError for a set that TFDS does not know, cannot prepare, or holds in another format.
     """
     builder = _find(config)
     _prepare(builder, config)
@@ -105,12 +105,12 @@ def _prepare(builder: Any, config: SourceConfig) -> None:
     except _PREPARATION_ERRORS as error:
         raise UserError(
             f"data.name={config.name!r}: TFDS could not prepare it in {builder.data_dir}: {_one_line(error)}; "
-            "mend that, or prepare it elsewhere as array_record and point data.dir there"
+            "fix that, or prepare it elsewhere as array_record and point data.dir there"
         ) from error
     if tfds.core.FileFormat.ARRAY_RECORD not in builder.info.available_file_formats():
         found = builder.info.file_format.value
         raise UserError(
-            f"data.name={config.name!r} lies in {builder.data_dir} as {found}; remove that folder or set another "
+            f"data.name={config.name!r} is in {builder.data_dir} as {found}; remove that folder or set another "
             "data.dir to have it prepared as array_record, or convert it (tfds convert_format)"
         )
 

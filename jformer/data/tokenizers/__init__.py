@@ -1,7 +1,7 @@
-"""Tokenizers: text to token ids and back, learned from a corpus, saved with the run. No padding and no batches.
+"""Tokenizers: text to token ids and back, learned from a corpus and saved with the run.
 
-Every vocabulary of text begins with the same four symbols. `encode` adds none of them but UNK, for what the training
-text did not hold; `decode` leaves the first three out and shows UNK as ⁇.
+Every vocabulary of text begins with the same four symbols. `encode` adds only UNK, for tokens that are not in the
+vocabulary; `decode` omits the first three and shows UNK as ⁇.
 """
 
 import functools
@@ -49,7 +49,7 @@ class Tokenizer(Protocol):
     """A vocabulary and the rule that cuts text into its tokens."""
 
     symbols: Symbols
-    mends_spaces: bool  # whether decoding takes away the space before a mark
+    mends_spaces: bool  # whether decoding removes the space before punctuation
 
     @property
     def vocab_size(self) -> int:
@@ -74,10 +74,10 @@ class Tokenizer(Protocol):
 
 
 class OwnTokenizer(Protocol):
-    """The class of a tokenizer of one's own, which data.tokenizer names as `package.module:Class`.
+    """The class of a tokenizer of your own, which data.tokenizer names as `package.module:Class`.
 
-    Its tokenizers save a JSON object with "kind", which is that name; the other keys are arguments of the class.
-    `OneFile` and `to_json` of `jformer.data.tokenizers.symbols` do so.
+    It saves a JSON object whose key "kind" is that name and whose other keys are arguments of the class; use `OneFile`
+    and `to_json` of `jformer.data.tokenizers.symbols`.
     """
 
     def learn(self, lines: Iterable[str], size: int, normalization: str, split_digits: bool) -> Tokenizer:
@@ -93,13 +93,13 @@ def learn(kind: str, lines: Iterable[str], size: int, normalization: str, split_
     Args:
         kind: a key of TOKENIZERS, or `package.module:Class` (see OwnTokenizer).
         lines: the training text, read once.
-        size: the most ids a word or subword vocabulary may have; it is smaller where the text holds fewer. Of images,
-            the pixels of the sides that all are brought to; 0 = they are alike.
+        size: the most ids of a word or subword vocabulary; it is smaller if the text has fewer. For images, the size
+            in pixels that all sides are resized to; 0 = all images are alike.
         normalization: "identity" or "nfkc", applied to each text before it is cut.
         split_digits: subwords never join digits.
 
     Raises:
-        UserError: no such kind, no text, or a vocabulary's size below what the symbols and the characters need.
+        UserError: unknown kind, no text, or a size too small for the symbols and the characters.
     """
     if kind != "image" and size <= NUM_SYMBOLS:
         raise UserError(f"data.vocab_size={size} must be above {NUM_SYMBOLS}, the number of special symbols")

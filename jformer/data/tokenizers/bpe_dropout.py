@@ -1,7 +1,7 @@
-"""BPE-dropout: subwords that are cut otherwise each time, so that a model learns how words are made up.
+"""BPE-dropout: segment a word differently each time, as regularization.
 
-Provilkov et al. 2020 (BPE-Dropout: Simple and Effective Subword Regularization), algorithm 1. sentencepiece can drop
-merges, too, but what it draws differs from process to process, and a run must be repeatable.
+Provilkov et al. 2020 (BPE-Dropout: Simple and Effective Subword Regularization), algorithm 1. sentencepiece can also
+drop merges, but its draws differ between processes, and a run must be repeatable.
 """
 
 import functools
@@ -14,22 +14,22 @@ from collections.abc import Sequence
 from jformer.data.tokenizers.subwords import SubwordTokenizer
 from jformer.data.tokenizers.symbols import NUM_SYMBOLS, UNK
 
-DRAWS = 8  # ways in which a word that comes often is cut; they take turns
-REMEMBERED = 32  # characters of the longest word whose ways are kept: longer ones come seldom, and hold memory
-LONGEST = 200  # characters that are cut together, as time grows with their square: texts without spaces are one word
+DRAWS = 8  # segmentations of a frequent word, used in turn
+REMEMBERED = 32  # characters of the longest word whose segmentations are cached: longer ones are rare
+LONGEST = 200  # characters segmented at once, as time grows with their square: texts without spaces are one word
 WORDS = re.compile(f"▁[^▁]{{0,{LONGEST - 1}}}|[^▁]{{1,{LONGEST}}}")  # no piece has a space but at its start
 
 
 class BpeDropout(SubwordTokenizer):
-    """A BPE model each of whose merges is left out with some probability, at each step anew. It decodes as always."""
+    """A BPE model that drops each merge with some probability at each step. Decoding is unchanged."""
 
     def __init__(self, tokenizer: SubwordTokenizer, share: float, key: str) -> None:
-        """Take over a model.
+        """Wrap a model.
 
         Args:
-            tokenizer: whose pieces these are.
-            share: of the merges that are possible at a step, those that are left out; 0 cuts as the model does.
-            key: what is drawn depends on it, and on the texts in the order in which they come.
+            tokenizer: the BPE model.
+            share: the share of the possible merges that is dropped at a step; 0 segments as the model does.
+            key: seed of the draws, which also depend on the order of the texts.
         """
         super().__init__(tokenizer.content)
         self._share, self._key, self._random = share, key, random.Random(f"{share} {key}")
@@ -38,16 +38,16 @@ class BpeDropout(SubwordTokenizer):
 
     @functools.cached_property
     def _rank(self) -> dict[str, int]:
-        """Piece → id, merges that were learned early first. A run whose arrays are kept never asks for it."""
+        """Piece → id, in the order in which merges were learned; not needed if the run's arrays are cached."""
         return {piece: i for i, piece in enumerate(self.tokens) if i >= NUM_SYMBOLS}
 
     @property
     def fingerprint(self) -> str:
-        """What identifies the texts that it makes, for the arrays that are kept of them."""
+        """The SHA-256 of the model and of the options of dropout, which identifies cached arrays."""
         return hashlib.sha256(f"{super().fingerprint} {self._share} {self._key} {DRAWS}".encode()).hexdigest()
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Cut the texts into pieces, the same words into others."""
+        """Segment the texts, the same word in several ways."""
         return [self._encode(text) for text in self._processor.normalize(list(lines))]
 
     def _encode(self, text: str) -> list[int]:
@@ -65,7 +65,7 @@ class BpeDropout(SubwordTokenizer):
         return cuts[turn % DRAWS]
 
     def _draw(self, word: str) -> list[int]:
-        """Merge characters until none of the merges that are possible is left."""
+        """Merge characters until no possible merge is left or all are dropped."""
         pieces, chance = list(word), self._random.random
         while True:
             merges = ((self._rank.get(left + right), i) for i, (left, right) in enumerate(itertools.pairwise(pieces)))

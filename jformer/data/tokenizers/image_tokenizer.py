@@ -12,7 +12,7 @@ from jformer.errors import UserError
 
 
 class ImageTokenizer(OneFile):
-    """Pixel values as ids, for images of one shape (h, w, c), or of any that are brought to it. No symbols."""
+    """Pixel values as ids, for images of one shape (h, w, c), or resized to it. No symbols."""
 
     vocab_size = 256
     tokens = [str(value) for value in range(256)]  # noqa: RUF012
@@ -30,7 +30,7 @@ class ImageTokenizer(OneFile):
         return math.prod(self.shape)
 
     def encode(self, lines: Sequence[str]) -> list[Any]:
-        """Return the u8 [h·w·c] of the images that stand at some places, row by row and channels last."""
+        """Return the u8 [h·w·c] of the images at the given places, row by row and channels last."""
         return [self._values(place, image) for place, image in zip(lines, read_images(lines), strict=True)]
 
     def _values(self, place: str, image: np.ndarray) -> np.ndarray:

@@ -1,7 +1,6 @@
-"""Tokenizers that are a list of what a text is split into: words, characters, bytes, labels or tags.
+"""Tokenizers with a list of tokens: words, characters, bytes, labels or tags.
 
-How texts are normalised and split stands in two tables, then come the tokenizers, then how each is learned. Subwords
-are in jformer/data/tokenizers/subwords.py.
+Two tables define how texts are normalised and split; then come the tokenizers, then how each is learned.
 """
 
 import functools
@@ -30,7 +29,7 @@ LABELS_SHOWN = 20  # in the error that names those known
 
 
 def label_set(text: str) -> list[str]:
-    """Return the labels that stand in a text with commas between them, each once, without the spaces around it.
+    """Return the comma-separated labels of a text, each once, without the spaces around it.
 
     >>> label_set("calm, glad,calm")
     ['calm', 'glad']
@@ -39,7 +38,7 @@ def label_set(text: str) -> list[str]:
 
 
 class ListTokenizer(OneFile):
-    """Words or characters, numbered as listed. Words lose what spacing `words.join` cannot know; characters nothing."""
+    """Words or characters, numbered as listed. Words lose the spacing that `words.join` cannot restore."""
 
     def __init__(self, kind: str, normalization: str, tokens: Sequence[str]) -> None:
         super().__init__(".json", to_json(kind=kind, normalization=normalization, tokens=tokens))
@@ -108,13 +107,13 @@ class LabelTokenizer(ListTokenizer):
             more = self.vocab_size - NUM_SYMBOLS - LABELS_SHOWN
             raise UserError(
                 f"{self.kind.removesuffix('s')} {label!r} is none of those trained on: {known}"
-                f"{f' and {more} more' if more > 0 else ''}; mend the data, or train with it"
+                f"{f' and {more} more' if more > 0 else ''}; fix the data, or train with it"
             )
         return ids
 
 
 def learn_labels(kind: str, lines: Iterable[str], normalization: str) -> LabelTokenizer:
-    """List the labels that training holds, in the order of their letters, and count the examples of each."""
+    """List the labels of the training text in alphabetical order, and count the examples of each."""
     split, normalize = RULES[kind][0], NORMALIZATIONS[normalization]
     counts = Counter(label for line in lines if line.strip() for label in split(normalize(line)))
     labels = sorted(counts)
@@ -122,7 +121,7 @@ def learn_labels(kind: str, lines: Iterable[str], normalization: str) -> LabelTo
 
 
 def learn_list(kind: str, lines: Iterable[str], normalization: str, limit: int | None) -> ListTokenizer:
-    """List the words or characters that training holds, the most frequent first."""
+    """List the words or characters of the training text, the most frequent first."""
     split, normalize = RULES[kind][0], NORMALIZATIONS[normalization]
     counts = Counter(token for line in lines for token in split(normalize(line)))
     by_frequency = sorted(counts, key=lambda token: (-counts[token], token))

@@ -32,7 +32,7 @@ class NumberTokenizer(OneFile):
 
 
 def is_number(text: str) -> bool:
-    """Tell whether a text is a finite number, as people write it."""
+    """Return whether a text is a finite number."""
     try:
         return math.isfinite(float(text))
     except ValueError:
@@ -41,7 +41,7 @@ def is_number(text: str) -> bool:
 
 def _parse(text: str) -> float:
     if not is_number(text):
-        raise UserError(f"label {text[:40]!r} is no finite number, as data.labels='number' wants; mend the data")
+        raise UserError(f"label {text[:40]!r}: data.labels='number' needs a finite number; fix the data")
     return float(text)
 
 

@@ -29,15 +29,15 @@ class FastTokenizer(OneFile):
         kept: Sequence[int] = (),
         split_specials: bool = False,
     ) -> None:
-        """Hold what the tokenizer does beside cutting texts.
+        """Wrap a tokenizer.json.
 
         Args:
-            content: of a tokenizer.json.
-            symbols: as `Symbols` has them, which `read_symbols` reads.
+            content: of the tokenizer.json.
+            symbols: the fields of `Symbols`, for `read_symbols`.
             prefix: put in front of every text.
-            cleanup: decoding takes spaces away, as `clean_up` does.
-            kept: if there are any, ours are the places of these ids in the list, and all others are the unknown one.
-            split_specials: special tokens that are spelt in a text are text like any other, not themselves.
+            cleanup: whether decoding removes spaces as `clean_up` does.
+            kept: if given, only these ids are used, renumbered by their position; all others are unknown.
+            split_specials: whether special tokens spelt in a text are ordinary text.
         """
         few: dict[str, Any] = {"kept": list(kept)} if kept else {}
         few |= {"split_specials": True} if split_specials else {}
@@ -99,16 +99,16 @@ class FastTokenizer(OneFile):
         return clean_up(text) if self.mends_spaces else text
 
     def pruned(self, ids: Sequence[int]) -> "FastTokenizer":
-        """Return a tokenizer that cuts texts as this one does, and knows only some ids, which it numbers anew."""
+        """Return a tokenizer that segments texts like this one, restricted to some ids, which are renumbered."""
         kept = [self.kept[i] for i in ids] if self.kept else list(ids)
         symbols = _renumbered(self.symbols, ids, self.vocab_size)
         return self._changed(self.content, symbols, kept)
 
     def extended(self, tokens: Sequence[str], before: int, rows: int) -> "FastTokenizer":
-        """Return a tokenizer with further tokens, wherever they stand in a text; tables had and have so many rows."""
+        """Return a tokenizer with further tokens, where the embedding had `before` rows and now has `rows`."""
         fast = _library().Tokenizer.from_str(self.content)
         fast.add_tokens(list(tokens))
-        # What was pruned before has its number there still.
+        # Pruned tokens keep their number in the file.
         kept = [*self.kept, *map(fast.token_to_id, tokens)] if self.kept else ()
         symbols = _past(self.symbols, before, rows)
         return self._changed(fast.to_str(), symbols, kept)
@@ -193,26 +193,26 @@ class PiecesTokenizer(OneFile):
         return " ".join(texts).strip()
 
     def pruned(self, ids: Sequence[int]) -> "PiecesTokenizer":
-        """Return a tokenizer that cuts texts as this one does, and knows only some ids, which it numbers anew."""
+        """Return a tokenizer that segments texts like this one, restricted to some ids, which are renumbered."""
         places = {i: place for place, i in enumerate(ids)}
         few = {piece: places[i] for piece, i in self.ids.items() if i in places}
         symbols, added = _renumbered(self.symbols, ids, self.vocab_size), [one for one in self.added if one in few]
         return PiecesTokenizer(self.model, few, symbols._asdict(), [*self.specials], self._prefix, added)
 
     def extended(self, tokens: Sequence[str], before: int, rows: int) -> "PiecesTokenizer":
-        """Return a tokenizer with further tokens, wherever they stand in a text; tables had and have so many rows."""
+        """Return a tokenizer with further tokens, where the embedding had `before` rows and now has `rows`."""
         ids = {**self.ids, **{token: self.vocab_size + i for i, token in enumerate(tokens)}}
         symbols, added = _past(self.symbols, before, rows), [*self.added, *tokens]
         return PiecesTokenizer(self.model, ids, symbols._asdict(), [*self.specials], self._prefix, added)
 
 
 def _past(symbols: Symbols, before: int, rows: int) -> Symbols:
-    """Return symbols whose padding is past a table of so many rows, if it was past that of before."""
+    """Return symbols with padding moved past a table of `rows`, if it was past one of `before` rows."""
     return symbols._replace(pad=rows) if symbols.pad >= before else symbols
 
 
 def _renumbered(symbols: Symbols, ids: Sequence[int], size: int) -> Symbols:
-    """Return symbols as places in a list of ids; one that was past a vocabulary of some size is past the list."""
+    """Return symbols as positions in a list of ids; padding past the vocabulary of `size` ids is then past the list."""
     places = {i: place for place, i in enumerate(ids)}
     new = {-1: -1, **places, **({symbols.pad: len(ids)} if symbols.pad >= size else {})}
     return read_symbols({

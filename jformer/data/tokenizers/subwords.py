@@ -1,4 +1,4 @@
-"""Subwords: sentencepiece models, BPE and unigram, learned so that no character of the text is lost."""
+"""Subwords: sentencepiece models, BPE and unigram, trained so that no character of the text is lost."""
 
 import functools
 import io
@@ -11,7 +11,7 @@ import sentencepiece
 from jformer.data.tokenizers.symbols import BOS, EOS, PAD, UNK, UNKNOWN, OneFile, texts_only
 from jformer.errors import UserError
 
-LONGEST_LINE = 4_096  # characters that are learned from at once; longer lines come in parts
+LONGEST_LINE = 4_096  # characters of a training line; longer lines are split
 
 
 class SubwordTokenizer(OneFile):
@@ -42,7 +42,7 @@ class SubwordTokenizer(OneFile):
 
     @property
     def scores(self) -> list[float]:
-        """What sentencepiece holds every piece for: unigram log-probabilities, or the order of merges."""
+        """The score of every piece: unigram log-probabilities, or the order of merges."""
         return [self._processor.get_score(i) for i in range(self.vocab_size)]
 
     @functools.cached_property
@@ -81,7 +81,7 @@ def learn_subwords(
     Args:
         model_type: "bpe" or "unigram".
         lines: the training text, read once.
-        vocab_size: the most ids, the four symbols included; a small text may not hold so many pieces.
+        vocab_size: the most ids, the four symbols included; a small text may have fewer pieces.
         normalization: "identity" or "nfkc", applied to each text before it is cut, also later.
         split_digits: each digit is a piece of its own.
 
@@ -118,11 +118,11 @@ def learn_subwords(
 
 
 def _learnable(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the text so that sentencepiece learns from all of it.
+    """Yield the text in a form of which sentencepiece skips nothing.
 
-    It skips lines that hold ▅ (U+2585), its sign for the unknown, which so remains unknown. Unigram learning takes
-    minutes over one line of a million letters, so long lines come in parts. And it strips line feeds and carriage
-    returns from the end of a line, unless a space follows them, which no piece joins to what stands before it.
+    sentencepiece skips lines with ▅ (U+2585), its sign for unknown characters, so replace it; it remains unknown.
+    Unigram training takes minutes on a line of a million letters, so split long lines. And sentencepiece strips line
+    feeds and carriage returns from the end of a line, so append a space, which no piece joins to the left.
     """
     for line in lines:
         line = line.replace("▅", " ")

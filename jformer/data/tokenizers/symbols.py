@@ -1,4 +1,4 @@
-"""The symbols of a vocabulary: those that all of ours begin with; and the one file that a tokenizer is. No rules."""
+"""The special symbols of vocabularies, and the file format that all tokenizers share."""
 
 import hashlib
 import json
@@ -17,12 +17,12 @@ UNKNOWN = "⁇"  # how decoded text shows UNK
 
 
 class Symbols(NamedTuple):
-    """The ids of a vocabulary that stand for no text; some may be one and the same. The defaults are those of ours.
+    """The special ids of a vocabulary, some of which may be equal. The defaults are those of jformer's tokenizers.
 
     An encoder's text is (bos where the task asks for it), before, text, eos, after; a decoder reads bos first.
     """
 
-    pad: int = PAD  # fills up what is left over, and is never written; the vocabulary need not hold it
+    pad: int = PAD  # padding, never decoded; may be past the vocabulary
     bos: int = BOS
     eos: int = EOS
     unk: int = UNK  # -1: nothing is unknown
@@ -33,7 +33,7 @@ class Symbols(NamedTuple):
 
 
 class OneFile:
-    """A tokenizer is one file, and that file identifies it."""
+    """Base of tokenizers that are saved as one file, whose digest is the fingerprint."""
 
     symbols = Symbols()
     mends_spaces = False
@@ -57,12 +57,12 @@ def to_json(**content: object) -> bytes:
 
 
 def check_stored(stored: Mapping[str, Any]) -> None:
-    """Raise ValueError for a field of a tokenizer's file whose value is of a kind that it cannot have."""
+    """Raise ValueError for a field of a tokenizer's file with a value of the wrong type."""
     lists = {"tokens": str, "specials": str, "added": str, "counts": int, "shape": int, "kept": int}
     plain = {"kind": str, "normalization": str, "content": str, "prefix": str, "model": str, "mean": float}
     for key, value in stored.items():
         if key in lists and (not isinstance(value, list) or not all(type(each) is lists[key] for each in value)):
-            raise ValueError(f"{key} must be a list, and all in it of one kind")
+            raise ValueError(f"{key} must be a list of {lists[key].__name__}")
         if key in plain and not isinstance(value, plain[key]):
             raise ValueError(f"{key} must not be {type(value).__name__}")
         if key in ("ids", "symbols") and not isinstance(value, dict):
@@ -70,9 +70,9 @@ def check_stored(stored: Mapping[str, Any]) -> None:
     roles = {key: value if key in LISTED else [value] for key, value in stored.get("symbols", {}).items()}
     ids = [*stored.get("ids", {"": 0}).values(), *(each for role in roles.values() for each in role)]
     if stored.get("ids") == {} or any(type(each) is not int for each in ids):
-        raise ValueError("ids must be there, and whole numbers")
+        raise ValueError("ids must not be empty, and must be whole numbers")
 
 
 def texts_only(ids: Sequence[int]) -> Iterator[int]:
-    """Leave out PAD, BOS and EOS, which stand for no text."""
+    """Drop PAD, BOS and EOS."""
     return (i for i in ids if i not in (PAD, BOS, EOS))

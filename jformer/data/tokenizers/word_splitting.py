@@ -1,4 +1,4 @@
-"""Sentences as words: the rule that takes them apart, and the rule that puts them together. No ids.
+"""Rules to split sentences into words and to join them again.
 
 Written for languages that space their words. `join(split(text))` gives ordinary English and German sentences back;
 see `join` for what it cannot know.

@@ -84,8 +84,8 @@ def test_a_line_that_is_no_word_and_tag_is_named_when_the_split_is_opened(tmp_pa
     ("line", "message"),
     [
         ('{"words": ["a", "b"], "tags": ["O"]}', r"train\.jsonl:1: 2 words but 1 tags"),
-        ('{"words": ["a b"], "tags": ["O"]}', r"train\.jsonl:1: 'a b' is no word or tag"),
-        ('{"words": [""], "tags": ["O"]}', r"train\.jsonl:1: '' is no word or tag"),
+        ('{"words": ["a b"], "tags": ["O"]}', r"train\.jsonl:1: 'a b' is not a word or tag"),
+        ('{"words": [""], "tags": ["O"]}', r"train\.jsonl:1: '' is not a word or tag"),
         ('{"words": "a", "tags": ["O"]}', r"train\.jsonl:1: not an object with a list of texts under each"),
         ('{"words": ["a"], "tags": [1]}', r"train\.jsonl:1: not an object with a list of texts"),
         ("[]", r"train\.jsonl:1: not an object with"),

@@ -88,7 +88,7 @@ def test_what_was_altered_or_left_out_is_counted_at_each_reading(tmp_path):
         assert read(tmp_path)[1] == {text.CARRIAGE_RETURNS_REMOVED: 5}
         pairs, counts = read(tmp_path, "valid")
         assert len(pairs) == 5
-        assert counts == {"files that are no .png, .jpg, .jpeg, left out": 2}
+        assert counts == {"files that are not .png, .jpg, .jpeg, left out": 2}
 
 
 def test_the_fingerprint_is_that_of_the_content(tmp_path):

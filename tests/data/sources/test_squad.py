@@ -55,9 +55,9 @@ def test_the_fingerprint_is_that_of_the_content(tmp_path):
     ("asked", "line"),
     [
         (question(answers=(("Ada\tLee", 10),)),
-         "question 'q1': the context has 'da Lee ' at answer_start=10, not 'Ada Lee': mend the place or the text"),
+         "question 'q1': the context has 'da Lee ' at answer_start=10, not 'Ada Lee': fix the start or the text"),
         (question(answers=(("Ada", -1),)),
-         "question 'q1': the context has 'In ' at answer_start=-1, not 'Ada': mend the place or the text"),
+         "question 'q1': the context has 'In ' at answer_start=-1, not 'Ada': fix the start or the text"),
         (question(answers=((" ", 2),)),
          "question 'q1': an answer of white space; write its text, or 'is_impossible': true"),
         (question(answers=(("Ada", "9"),)),

@@ -2,7 +2,7 @@
 
 Every pair renders one content in both languages. So the corpus needs no download and carries no licence but CLDR's
 (see NOTICE), and translating it takes reordering, inflection and vocabulary, yet a small model learns it in minutes.
-This room decides what the corpus holds and which split it goes to; the texts are drawn in `localized`.
+This module decides the contents of the corpus and its splits; `contents` draws the texts.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from jformer.errors import UserError
 
 
 class QuickstartPair(NamedTuple):
-    """A sentence pair of one family. The key is its content in no language, and alone decides the split."""
+    """A sentence pair of one family. The key is its language-independent content, and alone decides the split."""
 
     family: str
     source: str
@@ -50,8 +50,8 @@ FAMILIES: dict[str, TemplateFamily] = {
 def build(seed: int = 0, size: int = 100_000) -> dict[str, list[QuickstartPair]]:
     """Generate about `size` distinct pairs: 96 % in "train", 1 % in "valid", 3 % in "test", each list shuffled.
 
-    No source occurs twice, and no key in two splits: its hash alone decides, whatever the seed, the size and the
-    template. The pairs depend on nothing but the arguments and the CLDR release inside Babel.
+    No source occurs twice, and no key in two splits: the hash of the key decides, not the seed, the size or the
+    template. The pairs depend only on the arguments and the CLDR release in Babel.
 
     Raises:
         UserError: a family has too few contents for its share of `size`; 200,000 is safe.

@@ -1,7 +1,7 @@
 """Contents (a day, an amount of money, a list of countries) drawn at random and rendered in English and German.
 
-One function a family; all use CLDR's patterns and names through Babel, or our own number words. What share each
-family takes, what counts as a duplicate and where a pair goes is decided in `quickstart`.
+One function a family; all use CLDR's patterns and names through Babel, or our own number words. `quickstart` decides
+the share of each family, which pairs are duplicates, and the split of a pair.
 """
 
 import datetime
@@ -52,7 +52,7 @@ _SECONDS: dict[Literal["year", "month", "week", "day", "hour", "minute"], int] =
 
 
 def _below(rng: Random, n: int) -> int:
-    """Draw from 0 … n - 1. Of all its methods, Random promises the same stream in later Pythons for random() only."""
+    """Draw from 0 … n - 1. Only Random.random() is guaranteed to give the same stream in later Pythons."""
     return int(rng.random() * n)
 
 
