@@ -1,4 +1,4 @@
-"""The arrays of a batch: their shapes, by family, and their way to the devices.
+"""The arrays of a batch: make them from ids, give their shapes by family, and move them to the devices.
 
 Letters in shapes: a microbatches of an update, b rows.
 """
@@ -26,23 +26,23 @@ __all__ = ["Batch", "abstract_batch", "id_limits", "make_batch", "place_batch"]
 
 
 Ids = Sequence[Sequence[int]] | np.ndarray
-"""The ids of each row, or an array [b t] that PAD fills up."""
+"""The ids of each row, or an array [b t] padded with PAD."""
 
 
 def make_batch(source: Ids | None = None, target: Ids | None = None, bos: int = BOS, **arrays: np.ndarray) -> Batch:
     """Return a batch [b …] made from ids alone, one example a row.
 
-    Segments are 1 where there is a token, positions and rows are counted from 0, the decoder reads `bos` and the tokens
-    before, and every token of the target weighs 1. The end symbol is one of the ids.
+    Segments are 1 where there is a token, positions and rows count from 0, the decoder reads `bos` and the preceding
+    tokens, and every target token has weight 1. The ids include the end symbol.
 
     Args:
-        source, target: the ids of either side; None where a model has no such side.
-        bos: what the decoder reads first.
-        arrays: what is not made from ids (an image; classes as target_out), or replaces what is (the segments and
-            positions of packed rows); `weights` are 1 by default.
+        source, target: the ids of either side; None if the model has no such side.
+        bos: the first input of the decoder.
+        arrays: further arrays (an image; classes as target_out), or replacements (the segments and positions of packed
+            rows); `weights` default to 1.
 
     Raises:
-        UserError: for arrays that differ in their number of rows.
+        UserError: for arrays with different numbers of rows.
     """
     made: dict[str, Any] = {}
     for side, given in (("source", source), ("target", target)):
@@ -64,7 +64,7 @@ def make_batch(source: Ids | None = None, target: Ids | None = None, bos: int = 
     rows = {name: len(array) for name, array in made.items()}
     if len(set(rows.values())) > 1:
         raise UserError(
-            f"a batch of {', '.join(f'{name}: {count} rows' for name, count in rows.items())}: give as many"
+            f"a batch of {', '.join(f'{name}: {count} rows' for name, count in rows.items())}: give all the same number"
         )
     made.setdefault("row", np.arange(next(iter(rows.values()), 0), dtype=np.int32))
     return cast(Batch, jax.tree.map(jnp.asarray, made))
@@ -73,13 +73,13 @@ def make_batch(source: Ids | None = None, target: Ids | None = None, bos: int = 
 def abstract_batch(
     model: ModelConfig, answer: str, shape: Shape, mesh: Mesh, accumulation: int = 1
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shapes [a b …] of a batch as a task makes them, with the shardings of `put_batch`.
+    """Return the shapes [a b …] of a task's batch, with the shardings of `put_batch`.
 
     Args:
-        model: its family says which arrays there are.
-        answer: what the task gives, as `Task.answer` has it; of "labels" every class is predicted.
-        shape: b of all microbatches together, and the positions of either side.
-        mesh: over which b is split.
+        model: its family determines the arrays.
+        answer: `Task.answer`; for "labels" every class is predicted.
+        shape: the rows of all microbatches together, and the positions of either side.
+        mesh: the mesh that splits b.
         accumulation: a, which divides the rows.
     """
     lengths: dict[str, tuple[int, ...]] = {"row": ()}
@@ -106,7 +106,7 @@ def abstract_batch(
 
 
 def id_limits(model: ModelConfig) -> dict[str, int]:
-    """Return array → how many ids there are to choose from; of classes, marks and numbers nothing is said."""
+    """Return array → number of valid ids, for arrays of token ids; not for classes, marks and numbers."""
     target = model.target_vocab_size if model.family == "encdec" else model.vocab_size
     limits = {"source": model.vocab_size, "target_in": target, "prompt": target}
     limits |= {} if model.head.num_classes else {"target_out": target}
@@ -116,20 +116,20 @@ def id_limits(model: ModelConfig) -> dict[str, int]:
 def place_batch(
     batches: "Batches", number: int, model: ModelConfig, mesh: Mesh, accumulation: int, name: str
 ) -> tuple[Batch, dict[str, np.ndarray], np.ndarray]:
-    """Return batch `number` on the devices [a b …], and what of it this process made: arrays, rows of a microbatch.
+    """Return batch `number` on the devices [a b …], and this process's part: its arrays, and its rows of a microbatch.
 
-    Of several processes each makes its own rows alone: those of the first microbatch, then of the next.
+    Each process makes only its own rows: those of the first microbatch, then of the next.
 
     Args:
-        batches: those of training, or of one evaluation pass.
-        number: which of them, counted over all epochs.
-        model: what says how many ids there are.
-        mesh: over which b is split.
+        batches: of training, or of one evaluation pass.
+        number: the batch's number, counted over all epochs.
+        model: determines the valid ids.
+        mesh: the mesh that splits b.
         accumulation: a, which divides the rows of every batch.
-        name: what the error calls the batch.
+        name: the name of the batch in errors.
 
     Raises:
-        UserError: for ids that the model has not.
+        UserError: for ids outside the model's vocabulary.
     """
     rows = batches.plan.batch(number).shape.rows // accumulation
     mine = local_rows(mesh, rows)

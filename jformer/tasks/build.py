@@ -1,4 +1,4 @@
-"""From a config to its task, its model and the mesh that the model is computed on."""
+"""Build the task, the model and the mesh of a config."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ from jformer.tasks.translate import translate
 
 
 class MakeTask(Protocol):
-    """What each task's module defines."""
+    """The factory that each task's module defines."""
 
     def __call__(
         self,
@@ -42,7 +42,7 @@ class MakeTask(Protocol):
         lowercase: bool,
         crf: bool = False,
     ) -> Task:
-        """Return the task; raise UserError for options that it cannot work with."""
+        """Return the task. Raise UserError for options that it does not support."""
 
 
 TASKS: Mapping[str, MakeTask] = {
@@ -57,13 +57,13 @@ TASKS: Mapping[str, MakeTask] = {
 }
 
 
-DROPOUT_TASKS = ("translate", "lm")  # whose texts may be cut in more than one way
+DROPOUT_TASKS = ("translate", "lm")  # tasks that support BPE-dropout
 
 
 def build_task(config: Config) -> Task:
-    """Return the task that the config names. Raise UserError for options that it cannot work with."""
+    """Return the task that the config names. Raise UserError for options that it does not support."""
     if config.model.head.crf and config.task != "tag":
-        raise UserError(f"model.head.crf=True joins the tags of a sentence: task={config.task!r} has none; use False")
+        raise UserError(f"model.head.crf=True needs task='tag', not {config.task!r}: use False")
     if config.data.bpe_dropout and config.task not in DROPOUT_TASKS:
         raise UserError(f"data.bpe_dropout is for task={' and '.join(DROPOUT_TASKS)}, not {config.task!r}: set it to 0")
     make: MakeTask = plugins.find("task", config.task, TASKS)
@@ -78,32 +78,32 @@ def build_task(config: Config) -> Task:
 
 
 def build_sized(config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokenizer]) -> Model:
-    """Return the model with the sizes that the tokenizers and the task give it.
+    """Return the model with the sizes of the tokenizers and the task.
 
-    Raises UserError where the images of the run are not those of the model.
+    Raises UserError if the images of the run do not fit the model.
     """
     source, target = tokenizers
     vision = config.model.vision
     if isinstance(source, ImageTokenizer) and source.shape != (vision.image_size, vision.image_size, vision.channels):
         raise UserError(
             f"model.vision.image_size={vision.image_size} and channels={vision.channels} but the images are "
-            f"{' x '.join(map(str, source.shape))} (height, width, channels): set them so"
+            f"{' x '.join(map(str, source.shape))} (height, width, channels): set them to these"
         )
     own_noise = bool(target.symbols.noise)
     return build_model(sized(config.model, task, source.vocab_size, target.vocab_size, own_noise))
 
 
 def open_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Lay out the devices as the config says; raise UserError where the model cannot be shared so."""
+    """Return the mesh of a config. Raise UserError if the model's heads do not divide over it."""
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
     check_heads(config.model, mesh)
     return mesh
 
 
 def choose_dtype(config: Config, room: str, mesh: Mesh) -> tuple[Config, list[str]]:
-    """Return the config with the dtype that the devices are quicker in for auto, and what to tell of it.
+    """Resolve dtype=auto of a room, model or decode, to the faster dtype on the devices; also return lines to log.
 
-    The room, whose dtype it is, is model or decode. All processes take the one that the first finds.
+    All processes use the choice of the first one.
     """
     options = getattr(config, room)
     if options.dtype != "auto":
@@ -115,7 +115,7 @@ def choose_dtype(config: Config, room: str, mesh: Mesh) -> tuple[Config, list[st
 
 
 def choose_decoding_dtype(config: Config, mesh: Mesh) -> Config:
-    """Do so for decode.dtype, and say it on standard error."""
+    """Resolve decode.dtype and log the choice to standard error."""
     config, chosen = choose_dtype(config, "decode", mesh)
     if processes.is_main_process():
         for note in chosen:
@@ -124,7 +124,7 @@ def choose_decoding_dtype(config: Config, mesh: Mesh) -> Config:
 
 
 def check_heads(model: ModelConfig, mesh: Mesh) -> None:
-    """Raise UserError where the heads of a model cannot be dealt evenly over `tensor`."""
+    """Raise UserError if `tensor` does not divide the heads of a model."""
     for key, heads in (("num_heads", model.num_heads), ("num_kv_heads", model.kv_heads)):
         if heads % mesh.shape[TENSOR]:
             raise UserError(f"mesh.tensor={mesh.shape[TENSOR]} must divide model.{key}={heads}: devices share heads")

@@ -25,16 +25,16 @@ def caption(
     It is scored as a translation is, and by CIDEr-D; an exact match is one of any reference.
 
     Args:
-        data: where images and captions are, the tokenizer of captions, and the longest one.
-        label_smoothing, scores, tokenize, lowercase: those of `translate`.
+        data: the images and captions, the tokenizer of captions and their maximum length.
+        label_smoothing, scores, tokenize, lowercase: see `translate`.
 
     Raises:
-        UserError: for scores or a tokenization that sacreBLEU has not, and for options that need a text as the source.
+        UserError: for scores or a tokenization that sacreBLEU lacks, and for options that need a source text.
     """
     refuse("caption", data, overlong="split", batching="packed", tokenizer="image")
     for part in (data, *data.mixture):
         if part.source != "captions" and not is_own(part.source):
-            raise UserError(f"data.source={part.source!r} has no captions of images: use 'captions'")
+            raise UserError(f"data.source={part.source!r} has no image captions: use 'captions'")
     check_scores(scores, tokenize, lowercase)
 
     def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> PairEncoder:

@@ -1,7 +1,7 @@
-"""CIDEr-D: how much of what people say of an image, and of few others, a caption says too. Imports no JAX.
+"""CIDEr-D: tf-idf-weighted n-gram similarity of captions and references. Imports no JAX.
 
-Vedantam et al. 2015, sections 4 and 5. A caption is a vector over its n-grams, for n of 1 to 4: their counts in it,
-times the logarithm of the inverse share of images whose references have them. Letters: w an n-gram, i an image.
+Vedantam et al. 2015, sections 4 and 5. A caption is a vector over its n-grams, n = 1 to 4: their counts, times the
+logarithm of the inverse share of images whose references contain them. Letters: w an n-gram, i an image.
 """
 
 import math
@@ -20,15 +20,15 @@ Ngram = tuple[str, ...]
 def cider_d(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
     """Return the CIDEr-D of every output, 0 to 10, against the references of its image, one or several.
 
-    The frequencies of n-grams are those in `references`, image by image. As an n-gram of all images says nothing, a
-    set of one image scores 0. Raises ValueError where outputs and references are not as many.
+    Document frequencies are counted in `references`, image by image. An n-gram of every image has weight 0, so a set of
+    one image scores 0. Raises ValueError if the numbers of outputs and references differ.
     """
     if len(outputs) != len(references):
         raise ValueError(f"{len(outputs)} outputs but references of {len(references)} images")
     counted = [[ngrams(text) for text in texts] for texts in references]
-    images = Counter(w for texts in counted for w in set().union(*texts))  # in which an n-gram is said
+    images = Counter(w for texts in counted for w in set().union(*texts))  # document frequency
     weights = {w: math.log(len(references) / count) for w, count in images.items()}
-    rarest = math.log(len(references))  # of what no reference says
+    rarest = math.log(len(references))  # of n-grams in no reference
 
     def similarity(output: Counter[Ngram], reference: Counter[Ngram]) -> float:
         words = [sum(count for w, count in each.items() if len(w) == 1) for each in (output, reference)]

@@ -1,6 +1,6 @@
-"""Classification: what a text, a pair of texts (a TAB between them) or an image is labelled with.
+"""Classification of a text, a pair of texts (separated by a TAB) or an image.
 
-That is one label of those trained on, several of them, or a number: `data.labels` says which.
+The answer is one label of the training set, several of them, or a number, as `data.labels` says.
 
 Letters in shapes: b rows of a batch, t positions (one: a text has one answer), d d_model, v entries of the vocabulary.
 """
@@ -29,15 +29,15 @@ from jformer.tasks.metrics import Scores, agreement, exact_match, f1_scores
 from jformer.tasks.sums import Sums
 from jformer.tasks.task import Task, TaskLoss, refuse, token_loss, token_scores
 
-MOST_LABELS = 1_000  # that an example may have
+MOST_LABELS = 1_000  # of an example
 
 
 class LabelKind(NamedTuple):
-    """How one kind of label is read, learned and scored."""
+    """The encoding, loss and scores of one kind of label."""
 
     answer: str
     vocabulary: str  # the kind of tokenizer
-    length: int  # the most ids that an example is labelled with
+    length: int  # the most label ids of an example
     arrays: Callable[[Tokenizer, DataConfig], Labels]
     loss: Callable[[float], TaskLoss]  # of the label smoothing
     score: Callable[[Sequence[str], Sequence[Pair], Sums], Scores]  # (outputs, normalized examples, sums)
@@ -50,7 +50,7 @@ def classify(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
     kind = KINDS[data.labels]
     for part in (data, *data.mixture):
         if (part.source == "images") != images and not is_own(part.source):
-            raise UserError(f"data.tokenizer={data.tokenizer!r} does not fit source={part.source!r}: images take both")
+            raise UserError(f"data.tokenizer={data.tokenizer!r} does not fit source={part.source!r}: images need both")
 
     def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> PairEncoder:
         label = Side(target, kind.length, end=False, optional=data.labels == "several")
@@ -83,7 +83,7 @@ def classify(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
 
 
 def several_loss(label_smoothing: float) -> TaskLoss:
-    """Return the cross-entropy of each label for itself."""
+    """Return the binary cross-entropy of each label."""
 
     def loss(hidden: Float[Array, "b 1 d"], project: Project, batch: Batch) -> Sums:
         return binary_cross_entropy(project(hidden)[:, 0], batch["target_out"], batch["weights"], label_smoothing)
@@ -92,7 +92,7 @@ def several_loss(label_smoothing: float) -> TaskLoss:
 
 
 def number_loss(label_smoothing: float) -> TaskLoss:
-    """Return the squared error of a number, in units of the training numbers' spread; nothing of it is smoothed."""
+    """Return the squared error of a number, in standard deviations of the training numbers; smoothing is ignored."""
 
     def loss(hidden: Float[Array, "b 1 d"], project: Project, batch: Batch) -> Sums:
         wanted = lax.bitcast_convert_type(batch["target_out"], jnp.float32)
@@ -116,7 +116,7 @@ def _score_several(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums)
 
 
 def _score_number(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
-    """Return how numbers agree; an empty text has no answer, and a set that holds one no score."""
+    """Score numbers; an empty text is nan, and so are the scores of a set that holds one."""
     found, wanted = ([float(text or "nan") for text in side] for side in (outputs, [p.target for p in examples]))
     return {name: {"score": value} for name, value in agreement(found, wanted).items()}
 

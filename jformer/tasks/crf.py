@@ -5,8 +5,8 @@ the logits of the word's tag plus a table of transitions (Huang et al. 2015; Lam
 of a path, a state for every word, is the sum of its pairs, and its probability exp(score) / Z, Z summed over all paths.
 
 States are the tags, and a last one outside of sentences: before the first word and after the last one. Only the first
-tokens of words and of sentences are steps; other positions, and padding, leave all as it is. So sentences that share a
-row are chains of their own.
+tokens of words and of sentences are steps; other positions and padding do not change the state. So sentences that share
+a row are separate chains.
 
 Letters in shapes: b rows, s positions, w states.
 """
@@ -22,22 +22,22 @@ from jformer.models.batch import Batch
 from jformer.tasks.losses import Project
 from jformer.tasks.sums import Sum, Sums
 
-NEVER = -1e30  # the score of what cannot be: log(0), but differences of it are no nan
+NEVER = -1e30  # the score of an impossible state: log(0), but finite, so that differences are not nan
 
 
 class Tags(NamedTuple):
-    """The best tags of every row; where no word begins, what is said means nothing."""
+    """The best tags of every row; values where no word begins are undefined."""
 
     tags: Int[Array, "b s"]
-    shares: Float[Array, "b s"]  # log-probability of a word's tag, whatever the others are: its marginal
-    follows: Float[Array, "b s"]  # that of the tag, given the one of the word before
-    log_probs: Float[Array, " b"]  # that of all tags together
+    shares: Float[Array, "b s"]  # marginal log-probability of a word's tag
+    follows: Float[Array, "b s"]  # log-probability of the tag given that of the word before
+    log_probs: Float[Array, " b"]  # log-probability of the whole sequence
 
 
 def chain_loss(hidden: Float[Array, "b s d"], project: Project, batch: Batch) -> Sums:
-    """Return `loss` and `nll`, of whole sentences, and `correct`, the words whose tag is that of the best path.
+    """Return `loss` and `nll` of whole sentences, and `correct`, the words whose tag is that of the best path.
 
-    All are counted a word, as without a CRF: -log p of a sentence's tags weighs as much as its words do.
+    All are normalized per word, as without a CRF.
     """
     pairs = project(hidden)
     allowed, outside = allowed_states(batch, pairs.shape[-1]), pairs.shape[-1] - 1
@@ -50,9 +50,9 @@ def chain_loss(hidden: Float[Array, "b s d"], project: Project, batch: Batch) ->
 
 
 def allowed_states(batch: Batch, states: int) -> Bool[Array, "b s w"]:
-    """Tell which states a position may be in: those of tags at a word, outside where a sentence begins, else none.
+    """Return the states allowed at a position: tags at a word, outside where a sentence begins, else none.
 
-    None means that nothing is decided there. Where a sentence begins, the one before it ends.
+    A position without allowed states is skipped. Where a sentence begins, the one before it ends.
     """
     is_tag = jnp.arange(states) < states - 1
     begins = (batch["source_positions"] == 0) & (batch["source_segments"] > 0)  # [b s]
@@ -60,7 +60,7 @@ def allowed_states(batch: Batch, states: int) -> Bool[Array, "b s w"]:
 
 
 def log_partition(pairs: Float[Array, "b s w w"], allowed: Bool[Array, "b s w"]) -> Float[Array, " b"]:
-    """Return log Z of the paths that are allowed, from outside to outside; of a single one it is the score."""
+    """Return log Z over the allowed paths from outside to outside; for a single path, its score."""
 
     def step(before: Array, position: tuple[Array, Array]) -> tuple[Array, None]:
         pairs, allowed = position
@@ -73,7 +73,7 @@ def log_partition(pairs: Float[Array, "b s w w"], allowed: Bool[Array, "b s w"])
 def best_path(pairs: Float[Array, "b s w w"], allowed: Bool[Array, "b s w"]) -> tuple[Int[Array, "b s"], Array]:
     """Return the path with the largest score (Viterbi 1967), and that score [b].
 
-    Where nothing is decided, it stays in the state that was decided last.
+    Positions that are skipped keep the state of the last step.
     """
 
     def step(before: Array, position: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -104,9 +104,9 @@ def best_tags(pairs: Float[Array, "b s w w"], batch: Batch) -> Tags:
 
 
 def pair_shares(pairs: Float[Array, "b s w w"], allowed: Bool[Array, "b s w"]) -> Float[Array, "b s w w"]:
-    """Return the probability of each two states that follow each other; a word's tag has the sum over those before it.
+    """Return the marginal probability of each pair of consecutive states; summed over the first, that of a word's tag.
 
-    It is the gradient of log Z: going back through its sum is the backward half of forward-backward (Eisner 2016).
+    It is the gradient of log Z: backpropagation is the backward half of forward-backward (Eisner 2016).
     """
     return jax.grad(lambda scores: log_partition(scores, allowed).sum())(pairs)
 
@@ -116,5 +116,5 @@ def _outside(pairs: Array) -> Float[Array, "b w"]:
 
 
 def _advance(before: Float[Array, "b w"], after: Float[Array, "b w"], allowed: Bool[Array, "b w"]) -> Array:
-    """Return the scores after a position: those before it where it decides nothing."""
+    """Return the scores after a position; a skipped position keeps those before it."""
     return jnp.where(allowed.any(axis=1, keepdims=True), jnp.where(allowed, after, NEVER), before)

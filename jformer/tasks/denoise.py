@@ -1,4 +1,4 @@
-"""Denoising: a text with some spans missing in, what is missing (T5) or all of the text (BART) out."""
+"""Denoising: restore the missing spans of a text (T5) or the whole text (BART)."""
 
 from collections.abc import Sequence
 
@@ -22,8 +22,8 @@ NOISES = {"t5": features.corrupted_spans, "bart": features.infilled}
 def denoise(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
     """Return the task: cross-entropy of the target (Raffel et al. 2020, section 3.1; Lewis et al. 2020).
 
-    The text is the target of an example, and source and target of the model are made from it for each batch. It is
-    stored without EOS, which both get after the noise, so `max_target_length` holds for both. In evaluation long texts
+    The text is the target of an example; the model's source and target are made from it for each batch. It is stored
+    without EOS, which is added to both after the noise, so `max_target_length` limits both. In evaluation long texts
     are always split, so the scores cover all of the text.
     """
     refuse("denoise", data, tokenizer="image", source=("images", "captions"))

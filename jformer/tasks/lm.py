@@ -1,4 +1,4 @@
-"""Language modelling: every token of a text from those before it."""
+"""Language modelling: predict every token of a text from the preceding ones."""
 
 import math
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ from jformer.tasks.task import NOTHING, Task, refuse, token_loss, token_scores
 def lm(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
     """Return the task: cross-entropy of the next token (Radford et al. 2018, section 3.1), the text being the target.
 
-    `overlong` is for training. In evaluation long texts are always split, so that bits per character cover all of the
-    text; the first tokens of a piece are predicted from few tokens before it (from none with piece_start 'bos', from
-    one with 'previous'), which makes the figure an upper bound. An answer begins with BOS in either case.
+    `overlong` applies to training. In evaluation long texts are always split, so that bits per character cover all of
+    the text; the first tokens of a piece have little context (none with piece_start 'bos', one token with 'previous'),
+    which makes the figure an upper bound. An answer begins with BOS in either case.
     """
     refuse("lm", data, tokenizer="image", source=("images", "captions"))
 
@@ -41,10 +41,10 @@ def lm(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
 
 
 def bits_per_character(examples: Sequence[Pair], sums: Sums) -> float:
-    """Return the bits that the model needs for the texts, end symbols included, over their characters.
+    """Return the bits that the model needs for the texts, end symbols included, per character.
 
-    Texts of nothing but white space are no examples and count on neither side. An unknown token costs what its symbol
-    does, so the figure compares tokenizers only where nothing is unknown.
+    Texts of white space only are not examples and are not counted. An unknown token costs the bits of UNK, so the
+    figure compares tokenizers only on texts without unknown tokens.
     """
     characters = sum(len(pair.target) for pair in examples if pair.target.strip())
     return float(sums["nll"].total) / math.log(2) / characters if characters else math.nan

@@ -1,4 +1,4 @@
-"""Losses as sums and counts, never means: a mean is taken once, after all devices and microbatches are summed.
+"""Losses as sums and counts, never means: the one division comes after summing over devices and microbatches.
 
 Letters in shapes: b rows of a batch, t positions, s those of a source, d d_model, v entries of the vocabulary.
 """
@@ -22,8 +22,8 @@ from jformer.tasks.sums import Scalar, Sum, Sums
 Project = Callable[[Array], Array]
 """The projection of hidden states [b t d] to logits [b t v]."""
 
-CHUNK = {"cpu": 2**21}  # logits that a device computes at a time, by platform: few enough for the cache of a core,
-LARGE_CHUNK = 2**26  # or enough to keep an accelerator busy
+CHUNK = {"cpu": 2**21}  # logits that a device computes at a time: small enough for the cache of a core,
+LARGE_CHUNK = 2**26  # or large enough to keep an accelerator busy
 
 
 def cross_entropy(
@@ -41,9 +41,9 @@ def cross_entropy(
 def binary_cross_entropy(
     logits: Float[Array, "b v"], there: Int[Array, "b v"], weights: Float[Array, "b v"], smoothing: float = 0.0
 ) -> Sums:
-    """Return the sums of `cross_entropy` where each of v labels is there (1) or not (0), whatever the others are.
+    """Return the sums of `cross_entropy` for v independent labels that are present (1) or absent (0).
 
-    Smoothing ε makes 1 - ε/2 of a label that is there, and ε/2 of one that is not.
+    Smoothing ε turns the target 1 into 1 - ε/2 and 0 into ε/2.
     """
     z = logits.astype(jnp.float32)
     yes, no = -jax.nn.log_sigmoid(z), -jax.nn.log_sigmoid(-z)
@@ -62,9 +62,9 @@ def squared_error(found: Float[Array, "b t"], wanted: Float[Array, "b t"], weigh
 
 
 def span_log_probs(logits: Float[Array, "b s 2"], marks: Int[Array, "b s"]) -> Float[Array, "b s 2"]:
-    """Return the log-probability of every position to be where an answer starts, and to be where it ends.
+    """Return the log-probability of every position to be the start of the answer, and to be its end.
 
-    Positions that the marks (`data.spans`) forbid have none, -inf; all of a row that holds no example are alike.
+    Positions that the marks (`data.spans`) forbid have -inf; a row without an example is uniform.
     """
     allowed = jnp.stack([(marks & MAY_START) > 0, (marks & MAY_END) > 0], axis=-1)  # [b s 2]
     empty = ~jnp.any(marks > 0, axis=1)[:, None, None]  # [b 1 1]
@@ -73,9 +73,9 @@ def span_log_probs(logits: Float[Array, "b s 2"], marks: Int[Array, "b s"]) -> F
 
 
 def span_cross_entropy(logits: Float[Array, "b s 2"], marks: Int[Array, "b s"], smoothing: float = 0.0) -> Sums:
-    """Return `loss`, `nll` and `correct` of where the answers start and end, summed over the rows with an example.
+    """Return `loss`, `nll` and `correct` of the starts and ends of answers, summed over the rows with an example.
 
-    A row's loss and nll are the means of both ends (Devlin et al. 2019, section 4.2), and it is correct if both are.
+    A row's loss and nll are the means over both (Devlin et al. 2019, section 4.2), and it is correct if both are.
     Smoothing spreads over the positions that the marks allow.
     """
     log_probs = span_log_probs(logits, marks)
@@ -99,15 +99,15 @@ def chunked_cross_entropy(
 ) -> Sums:
     """Return the sums of `cross_entropy(project(hidden), …)` without ever holding all logits [b t v].
 
-    They are computed, scored and differentiated a few positions of all rows at a time, at least one. The gradient of
-    the sum of `loss` is carried back at once, to the hidden states and the parameters that `project` closes over, so
-    that nothing the size of a vocabulary waits for the backward pass and nothing is computed twice. For that of another
-    sum, or by the weights, the logits are computed again.
+    Logits are computed, scored and differentiated for a few positions of all rows at a time. The forward pass also
+    computes the gradient of the sum of `loss` with respect to the hidden states and the parameters that `project`
+    closes over, so that nothing of the size of a vocabulary is kept for the backward pass or computed twice. The
+    gradient of another sum, or with respect to the weights, computes the logits again.
 
     Args:
-        hidden: what the model gives at every position.
-        project: (hidden states of some positions) → their logits; each position by itself.
-        targets: the id of the vocabulary, or the class, at each position.
+        hidden: the hidden states of all positions.
+        project: (hidden states of some positions) → their logits, position by position.
+        targets: the id or class at each position.
         weights: of each position; 0 where nothing is predicted.
         smoothing: the share of a target's probability that is spread over the vocabulary.
     """
@@ -153,7 +153,7 @@ def _is_zero(slope: object) -> bool:
 def divergence(
     first: Float[Array, "b t d"], second: Float[Array, "b t d"], project: Project, weights: Float[Array, "b t"]
 ) -> Scalar:
-    """Return KL(p‖q) + KL(q‖p) of what two passes predict, p and q, in nats, summed over the positions with weight.
+    """Return KL(p‖q) + KL(q‖p) of the predictions p and q of two passes, in nats, summed over weighted positions.
 
     A few positions of all rows are projected at a time, and again in the backward pass.
     """
@@ -174,7 +174,7 @@ def _positions_at_once(rows: int, positions: int, vocabulary: int) -> int:
 
 
 def _sums_and_slope(logits: Array, targets: Array, weights: Array, smoothing: float) -> tuple[Sums, Array]:
-    """Return the sums, and the gradient of that of `loss`, float32 [b t v]."""
+    """Return the sums, and the gradient of `loss` with respect to the logits, float32 [b t v]."""
     z, v = logits.astype(jnp.float32), logits.shape[-1]
     highest = lax.stop_gradient(z.max(axis=-1))
     scaled = jnp.exp(z - highest[..., None])
@@ -197,18 +197,18 @@ def _sums_and_slope(logits: Array, targets: Array, weights: Array, smoothing: fl
 def _hoisted(
     project: Project, hidden: Array, lengths: Sequence[int]
 ) -> tuple[dict[int, Callable[..., Any]], list[Array]]:
-    """Return the projection of each length of hidden states with what it closes over as further arguments, and these.
+    """Return the projection for each length of hidden states with its captured values as arguments, and these values.
 
-    A gradient written by hand can only be given to arguments.
+    A hand-written gradient is only possible with respect to arguments.
     """
     converted = {length: jax.closure_convert(project, hidden[:, :length]) for length in lengths if length}
     return {length: function for length, (function, _) in converted.items()}, converted[lengths[0]][1]
 
 
 def _over_positions(visit: Callable[..., Any], length: int, *arrays: Any) -> tuple[Any, Any]:
-    """Visit arrays [b t ·] `length` positions at a time, then those left over.
+    """Apply `visit` to arrays [b t ·], `length` positions at a time, then to the rest.
 
-    A visit returns what is summed over all of them, and what is joined along the positions, [b length ·] or None.
+    A visit returns values to sum over all visits, and values [b length ·] or None to join along the positions.
     """
     b, t = arrays[0].shape[:2]
     whole = t - t % length

@@ -19,12 +19,12 @@ from jformer.plugins import is_own
 
 
 class ScoreEntry(TypedDict):
-    """A score as results.json has it."""
+    """A score in results.json."""
 
     score: float
-    signature: NotRequired[str]  # of a score of texts: what makes it comparable
+    signature: NotRequired[str]  # sacreBLEU's, which makes scores comparable
     details: NotRequired[str]
-    by_group: NotRequired[dict[str, float]]  # where examples, or what is found in them, are of several kinds
+    by_group: NotRequired[dict[str, float]]  # for examples, or spans in them, of several kinds
 
 
 Scores = dict[str, ScoreEntry]
@@ -32,7 +32,7 @@ Scores = dict[str, ScoreEntry]
 
 
 class TextOptions(TypedDict, total=False):
-    """How texts are scored."""
+    """Options of `text_scores`."""
 
     tokenize: str  # that of BLEU; "none" takes text as it is tokenized already
     lowercase: bool  # for BLEU and chrF: TER, as sacreBLEU defines it, ignores case anyway
@@ -40,10 +40,10 @@ class TextOptions(TypedDict, total=False):
 
 
 class OwnScore(Protocol):
-    """What evaluate.scores names as `package.module:function`."""
+    """A score of your own, which evaluate.scores names as `package.module:function`."""
 
     def __call__(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-        """Score texts, one for each example, beside one or several whole texts of references, as `text_scores` does."""
+        """Score texts, one for each example, against one or several lists of references, as in `text_scores`."""
 
 
 def text_scores(
@@ -89,14 +89,13 @@ def text_scores(
 def reference_texts(examples: Sequence[Pair]) -> list[list[str]]:
     """Return the targets of all examples, and then each further reference of them, text by text.
 
-    Sources of texts see to it that all examples have as many; answers to questions may have more or fewer, and are
-    scored by `answer_scores`.
+    Sources guarantee the same number for all examples, except for answers to questions, which `answer_scores` scores.
     """
     return [[pair.target for pair in examples], *map(list, zip(*(pair.others for pair in examples), strict=True))]
 
 
 def check_scores(names: Sequence[str], tokenize: str, lowercase: bool) -> None:
-    """Raise UserError now for a score that `text_scores` could not give later."""
+    """Raise UserError early for a score that `text_scores` cannot compute."""
     for name in names:
         if not is_own(name):
             text_metric(name, tokenize, lowercase)
@@ -131,7 +130,7 @@ def exact_match(
 def f1_scores(outputs: Sequence[Set[str]], labels: Sequence[Set[str]]) -> dict[str, float]:
     """Return F1, the harmonic mean of precision and recall, of sets of labels.
 
-    `micro_f1` counts all labels together, `macro_f1` is the mean over those met on either side; 1 where none is.
+    `micro_f1` counts all labels together, `macro_f1` is the mean over labels that occur on either side; 1 if none does.
     """
     right = Counter(label for output, wanted in zip(outputs, labels, strict=True) for label in output & wanted)
     met = Counter(label for each in (*outputs, *labels) for label in each)
@@ -141,11 +140,11 @@ def f1_scores(outputs: Sequence[Set[str]], labels: Sequence[Set[str]]) -> dict[s
 
 
 def agreement(found: Sequence[float], wanted: Sequence[float]) -> dict[str, float]:
-    """Return the correlation of numbers (Pearson), that of their ranks (Spearman), and the mean squared error.
+    """Return the correlation of numbers (Pearson) and of their ranks (Spearman), and the mean squared error.
 
-    A correlation with what does not vary is nan, and so is everything where a number is.
+    A correlation with a constant is nan, and so are all values if any number is.
     """
-    from scipy.stats import rankdata  # takes half a second, and few runs have numbers for answers
+    from scipy.stats import rankdata  # takes half a second, and few runs need it
 
     a, b = np.array(found), np.array(wanted)
     return {
@@ -173,7 +172,7 @@ def answer_scores(answers: Sequence[str], examples: Sequence[Pair]) -> Scores:
 def answer_values(answers: Sequence[str], examples: Sequence[Pair]) -> dict[str, list[float]]:
     """Return exact match and F1 of every answer: the best value over an example's answers.
 
-    Those of which normalizing leaves nothing do not count beside others.
+    Answers that normalize to nothing are ignored if there are others.
     """
     _check_lengths(answers, [pair.target for pair in examples])
     references = [[text for text in (pair.target, *pair.others) if normalized(text)] or [""] for pair in examples]
@@ -188,7 +187,7 @@ def answer_values(answers: Sequence[str], examples: Sequence[Pair]) -> dict[str,
 
 
 def normalized(answer: str) -> str:
-    """Return an answer in lower case without ASCII punctuation, then without articles, its words one space apart.
+    """Return an answer in lower case, without ASCII punctuation and articles, with single spaces between words.
 
     >>> normalized("The  U.S.-led “force”")
     'usled “force”'
@@ -198,18 +197,18 @@ def normalized(answer: str) -> str:
 
 
 def token_f1(answer: str, reference: str) -> float:
-    """Return the harmonic mean of precision and recall of an answer's words, each as often as it stands there.
+    """Return the harmonic mean of precision and recall of the bag of an answer's words.
 
-    Where one of both has no words, it is 1 if neither has any, else 0.
+    If either has no words, it is 1 if neither has any, else 0.
     """
-    said, right = normalized(answer).split(), normalized(reference).split()
-    if not said or not right:
-        return float(said == right)
-    return 2 * (Counter(said) & Counter(right)).total() / (len(said) + len(right))
+    found, right = normalized(answer).split(), normalized(reference).split()
+    if not found or not right:
+        return float(found == right)
+    return 2 * (Counter(found) & Counter(right)).total() / (len(found) + len(right))
 
 
 def _in_groups(values: Sequence[float], groups: Sequence[str] | None) -> ScoreEntry:
-    """Return the mean of the values, and of those of each group where they have groups."""
+    """Return the mean of the values, overall and in each group if there are groups."""
     found: ScoreEntry = {"score": _mean(values)}
     if groups is not None:
         members: defaultdict[str, list[float]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Masked language modelling: some tokens of a text from those around them."""
+"""Masked language modelling: predict some tokens of a text from their context."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Question answering: a question and a context in, the words of the context that answer out."""
+"""Question answering: find the words of a context that answer a question."""
 
 from collections.abc import Sequence
 
@@ -18,13 +18,13 @@ from jformer.tasks.metrics import Scores, answer_scores
 from jformer.tasks.sums import Sums
 from jformer.tasks.task import SPAN, Task, refuse, token_scores
 
-LEAST_LENGTH = 16  # tokens of a window: symbols around both texts, some of the question and some of the context
+LEAST_LENGTH = 16  # tokens of a window: the symbols, and some tokens of the question and the context
 
 
 def qa(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
-    """Return the task: where the answer starts and where it ends (Devlin et al. 2019, sections 4.2 and 4.3).
+    """Return the task: predict the start and the end of the answer (Devlin et al. 2019, sections 4.2 and 4.3).
 
-    Raises UserError for data that are no questions, and for options that need texts on both sides.
+    Raises UserError for data without questions, and for options that need texts on both sides.
     """
     refuse("qa", data, overlong="split", batching="packed", tokenizer="image")
     for part in (data, *data.mixture):

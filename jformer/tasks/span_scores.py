@@ -1,7 +1,7 @@
-"""Spans in tagged words, such as names, and how well some agree with others. Words and texts, no tokens.
+"""Find spans in tagged words, such as names, and score them.
 
-A tag is O, or a prefix and a type: B-X begins a span of type X, I-X goes on with it; where spans have marked ends, E-X
-is the last word of one and S-X a span of one word.
+A tag is O, or a prefix and a type: B-X begins a span of type X, I-X continues it; in schemes that mark ends, E-X is the
+last word of a span and S-X a span of one word.
 """
 
 import re
@@ -15,7 +15,7 @@ TAG_OF_SPANS = re.compile(r"O|[BIES]-.+")
 
 
 class Span(NamedTuple):
-    """Words of one type, from `start` to just before `end`, both counted from 0."""
+    """Words `start` up to but excluding `end`, of one type."""
 
     type: str
     start: int
@@ -23,16 +23,16 @@ class Span(NamedTuple):
 
 
 def mark_spans(tags: Iterable[str]) -> bool:
-    """Tell whether tags mark spans: all are O, or a prefix and a type. Parts of speech are others."""
+    """Return whether all tags are O, or a prefix and a type; parts of speech, for example, are not."""
     return all(map(TAG_OF_SPANS.fullmatch, tags))
 
 
 def find_spans(tags: Sequence[str]) -> list[Span]:
-    """Return the spans of a sentence, in order, whether its tags follow the rules or not.
+    """Return the spans of a sentence, in order, even if its tags are inconsistent.
 
-    A word goes on with the span before it if it has I or E, the word before it B or I, and both one type; any other
-    tag than O begins a span. That is what conlleval of CoNLL-2000 (Tjong Kim Sang and Buchholz 2000) makes of such
-    tags, and seqeval by default.
+    A word continues the span before it if it has I or E, the word before it B or I, and both the same type; any other
+    tag than O begins a span. conlleval of CoNLL-2000 (Tjong Kim Sang and Buchholz 2000) and seqeval by default do the
+    same.
 
     >>> find_spans(["O", "B-x", "I-x", "I-y", "B-y"])
     [Span(type='x', start=1, end=3), Span(type='y', start=3, end=4), Span(type='y', start=4, end=5)]
@@ -51,8 +51,8 @@ def find_spans(tags: Sequence[str]) -> list[Span]:
 def span_scores(found: Sequence[Sequence[str]], wanted: Sequence[Sequence[str]]) -> Scores:
     """Return precision, recall and their harmonic mean of the spans of all sentences, given as tags.
 
-    A span is right if its type, its first and its last word are. `by_group` has each type. What has no span to be
-    divided by is 0, as in conlleval.
+    A span is right if its type, its first and its last word are. `by_group` has each type. A share of no spans is 0, as
+    in conlleval.
     """
     of_found, of_wanted, right = Counter[str](), Counter[str](), Counter[str]()
     for one, other in zip(found, wanted, strict=True):
@@ -69,7 +69,7 @@ def span_scores(found: Sequence[Sequence[str]], wanted: Sequence[Sequence[str]])
 
 
 def span_counts(found: Sequence[str], wanted: Sequence[str]) -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """Return how many spans of each type are right in a sentence, given as tags, how many were found, and wanted."""
+    """Return the right, found and wanted spans of each type in a sentence, given as tags."""
     spans, references = find_spans(found), find_spans(wanted)
     right, of_found, of_wanted = (
         Counter(s.type for s in each) for each in ({*spans} & {*references}, spans, references)

@@ -37,13 +37,13 @@ def evaluation_batches(
 ) -> tuple[Batches, Corpus]:
     """Return batches that hold every usable example of a split once, and its tokens.
 
-    Whatever training uses, they have two shapes, with room for any example within the limits; images stay as they are.
+    Independently of training, they have two shapes, with room for any example within the limits, and no augmentation.
 
     Args:
         data: limits, and tokens of a batch.
-        task: how examples become tokens, and tokens the arrays of a batch.
+        task: encodes the examples and makes the arrays of a batch.
         tokenizers: of source and target.
-        split: what is evaluated, opened.
+        split: the opened split.
         divisor: of the rows of a batch: shards of the mesh times microbatches.
     """
     corpus = open_corpus(split, task.encoder(*tokenizers, evaluating=True), data.cache_dir)
@@ -61,18 +61,18 @@ def split_sums(
 ) -> Sums:
     """Return the sums of the loss, nll and correct predictions over one pass of the batches, as floats.
 
-    Few batches lie on the devices at a time.
+    At most BATCHES_AHEAD batches are on the devices at a time.
 
     Args:
         eval_step: from `make_eval_step` for this mesh.
         params: placed on the mesh.
         batches: from `evaluation_batches`.
-        mesh: over which rows are split.
-        model: what says how many ids there are.
-        accumulation: microbatches of a batch; with those of an update they take as much memory as it.
+        mesh: the mesh that splits rows.
+        model: determines the valid ids.
+        accumulation: microbatches of a batch; with those of training, a batch takes as much memory as an update.
 
     Raises:
-        UserError: for ids that the model has not.
+        UserError: for ids outside the model's vocabulary.
     """
 
     found: list[Sums] = []
@@ -90,7 +90,7 @@ def split_sums(
 
 
 def make_eval_step(loss: LossFn, mesh: Mesh) -> EvalStep:
-    """Return the compiled step that evaluates a batch: the same one for the same loss and an equal mesh."""
+    """Return the compiled step that evaluates a batch, cached by loss and mesh."""
     return _make_eval_step(loss, mesh, target())
 
 

@@ -1,4 +1,4 @@
-"""What a loss adds up over rows, microbatches and batches, and the means taken of it once everything is added."""
+"""Sums of a loss over rows, microbatches and batches, and the means taken of them at the end."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -33,8 +33,8 @@ LossFn = Callable[[PyTree, Batch, Key[Array, ""] | None], Sums]
 def sum_over_microbatches(function: Callable[[Batch], T], batch: Batch) -> T:
     """Return the sum of function(rows [b …]) over the microbatches of a batch [a b …], computed one after another.
 
-    The function is compiled once, however many microbatches there are: their sum begins with zeros. It has the dtype of
-    what the function returns; a loss and its gradient are float32.
+    The function is compiled once for any number of microbatches, because the sum starts with zeros. The sum has the
+    dtypes of the function's results; a loss and its gradient are float32.
     """
     first = jax.tree.map(lambda x: x[0], batch)
     if len(jax.tree.leaves(batch)[0]) == 1:
@@ -58,9 +58,9 @@ def add_up(batches: Iterable[Sums]) -> Sums:
 
 
 def summarize(sums: Sums) -> dict[str, float]:
-    """Divide every sum by its count; `correct` becomes accuracy, and `nll` (nats) is given as perplexity too.
+    """Divide every sum by its count; `correct` becomes accuracy, and `nll` (nats) also gives perplexity.
 
-    The mean of nothing is nan, which is never better than any loss. A perplexity beyond floats is inf.
+    The mean of nothing is nan, which is never better than any loss. A perplexity that overflows is inf.
     """
     means = {name: float(total / count) if count else math.nan for name, (total, count) in sums.items()}
     if "correct" in means:

@@ -23,13 +23,13 @@ from jformer.tasks.task import Task, refuse, token_loss, token_scores
 def tag(data: DataConfig, *, label_smoothing: float, crf: bool = False, **_: object) -> Task:
     """Return the task: cross-entropy of each word's tag at its first token (Devlin et al. 2019, section 5.3).
 
-    With `crf` it is that of a sentence's tags together. In evaluation long sentences are always split between words, so
-    the scores cover every word.
+    With `crf` it is that of all tags of a sentence jointly. In evaluation long sentences are always split between
+    words, so the scores cover every word.
     """
     refuse("tag", data, tokenizer="image")
     if crf and label_smoothing:
-        raise UserError(f"optim.label_smoothing={label_smoothing} smooths one tag at a time, and model.head.crf=True "
-                        "has a sentence's tags as one: set it to 0.0")  # fmt: skip
+        raise UserError(f"optim.label_smoothing={label_smoothing} smooths single tags, but model.head.crf=True scores "
+                        "whole sentences: set it to 0.0")  # fmt: skip
     for part in (data, *data.mixture):
         if part.source != "conll" and not is_own(part.source):
             raise UserError(f"data.source={part.source!r} has no tags for words: task='tag' needs 'conll'")
@@ -54,9 +54,9 @@ def tag(data: DataConfig, *, label_smoothing: float, crf: bool = False, **_: obj
 
 
 def score(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
-    """Return scores of tags, and of the spans that they mark if they do.
+    """Return scores of tags, and of spans if the tags mark any.
 
-    Raises ValueError for an output that has not a tag for each word.
+    Raises ValueError for an output without a tag for each word.
     """
     found, wanted = [output.split() for output in outputs], [pair.target.split() for pair in examples]
     flat = [list(chain.from_iterable(each)) for each in (found, wanted)]
@@ -69,8 +69,8 @@ def score(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Score
 
 
 def refuse_scores_of_spans(names: Sequence[str], tags: Tokenizer) -> None:
-    """Raise UserError for scores of evaluate.during that are of spans, where the tags of a run mark none."""
+    """Raise UserError for span scores in evaluate.during if the tags of a run do not mark spans."""
     for name in names:
         if name.startswith("span_") and not mark_spans(tags.tokens[NUM_SYMBOLS:]):
-            raise UserError(f"evaluate.during: {name} needs tags such as O, B-X and I-X, which this text has not: "
+            raise UserError(f"evaluate.during: {name} needs tags such as O, B-X and I-X, which this text lacks: "
                             "choose macro_f1 or exact_match")  # fmt: skip

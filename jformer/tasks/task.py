@@ -1,4 +1,4 @@
-"""What makes a task: a value with a few functions, no class tree. And what the tasks have in common.
+"""A task as a value with a few functions, and the code that tasks share.
 
 Letters in shapes: b rows of a batch, t positions, d d_model.
 """
@@ -30,8 +30,8 @@ TaskLoss = Callable[[Array, Project, Batch], Sums]
 Score = Callable[[Sequence[str], Sequence[Pair], Sums], Scores]
 """(outputs, examples, sums of the split's losses) → scores."""
 
-CLASSES = ("label", "labels", "number", "tags")  # of a classifier: one label, several, a number, one for each word
-SPAN = "span"  # the answer that is some words of its context
+CLASSES = ("label", "labels", "number", "tags")  # answers of a classifier: one label, several, a number, one per word
+SPAN = "span"  # an answer that is some words of its context
 
 KEPT = 16  # losses in the cache
 
@@ -40,20 +40,20 @@ NOTHING = Side(None, max_length=1)  # a side without text
 
 
 class MakeEncoder(Protocol):
-    """Tokenizers of both sides → how examples become tokens; `evaluating` where no text may be lost."""
+    """Makes the encoder of examples from the tokenizers of both sides; with `evaluating`, it must not lose any text."""
 
     def __call__(self, source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> ExampleEncoder:
         """Return the encoder."""
 
 
 class Task(NamedTuple):
-    """How a model learns something and how well it did."""
+    """The data, loss and scores of a kind of learning problem."""
 
-    vocabularies: Mapping[str, VocabularySpec]  # file name → what its tokenizer is learned from
+    vocabularies: Mapping[str, VocabularySpec]  # file name → the kind and text of its tokenizer
     encoder: MakeEncoder
     features: Callable[[Tokenizer, Tokenizer], Features]
     symbols: int  # ids past the vocabulary that the noise uses
-    # What it gives for a text: another "text" | its "continuation" | SPAN | "" for nothing | one of CLASSES.
+    # The kind of answer to a text: another "text" | its "continuation" | SPAN | "" for none | one of CLASSES.
     answer: str
     loss: TaskLoss
     score: Score
@@ -63,10 +63,10 @@ class Task(NamedTuple):
 def make_loss(model: Model, task_loss: TaskLoss, r_drop: float = 0.0) -> LossFn:
     """Join a model and a task's loss, which sees hidden states and the projection, never a model.
 
-    `r_drop` is alpha of R-Drop (Liang et al. 2021, equation 4), in training: two passes with dropout of their own,
-    whose losses are averaged, plus alpha/2 times the mean of their divergences KL(p‖q) and KL(q‖p). That is half of the
-    paper's loss, so that the gradient of alpha 0 is that of one pass. Losses are cached by model, task loss and alpha,
-    so that what is compiled for one serves the next run, too.
+    `r_drop` is alpha of R-Drop (Liang et al. 2021, equation 4), in training: the mean loss of two passes with
+    independent dropout, plus alpha/2 times the mean of their divergences KL(p‖q) and KL(q‖p). That is half of the
+    paper's loss, so that alpha 0 has the gradient of one pass. Losses are cached by model, task loss and alpha, so that
+    a later run reuses compiled programs.
     """
 
     def loss(params: PyTree, batch: Batch, key: Key[Array, ""] | None) -> Sums:
@@ -89,22 +89,22 @@ def make_loss(model: Model, task_loss: TaskLoss, r_drop: float = 0.0) -> LossFn:
 
 
 class Adapter(Protocol):
-    """Parameters that change those of a model, such as low-rank differences; hashable, as programs are cached by it."""
+    """Parameters that modify those of a model, such as low-rank updates; hashable, as a cache key."""
 
     def apply(self, base: PyTree, adapter: PyTree) -> PyTree:
         """Return the parameters that the model computes with, of the names and shapes of `base`."""
 
 
 def adapted_params(adapter: Adapter, params: PyTree) -> PyTree:
-    """Return a model's parameters from {**base, "adapter": …}; applied once, they need no adapter any more."""
+    """Merge {**base, "adapter": …} into the model's parameters."""
     return adapter.apply({name: tree for name, tree in params.items() if name != ADAPTER}, params[ADAPTER])
 
 
 @functools.lru_cache(KEPT)
 def adapted_loss(loss: LossFn, adapter: Adapter) -> LossFn:
-    """Return the loss of parameters {**base, "adapter": …}, from that of a model's.
+    """Return the loss as a function of parameters {**base, "adapter": …}.
 
-    Update, optimizer and checkpoints take the whole tree; mark the base as `frozen` to train the adapter alone.
+    Update, optimizer and checkpoints take the whole tree; freeze the base to train only the adapter.
     """
     return lambda params, batch, key: loss(adapted_params(adapter, params), batch, key)
 
@@ -112,16 +112,16 @@ def adapted_loss(loss: LossFn, adapter: Adapter) -> LossFn:
 def sized(
     model_config: ModelConfig, task: Task, source_vocab: int, target_vocab: int, own_noise: bool = False
 ) -> ModelConfig:
-    """Return the model config with the sizes that the tokenizers and the task give it.
+    """Return the model config with the vocabulary sizes and classes of the tokenizers and the task.
 
     Args:
-        model_config: as it was asked for; what it leaves at 0 is filled in.
-        task: which answers it has, and how many ids its noise needs.
+        model_config: the given config; sizes that are 0 are filled in.
+        task: determines the kind of answers and the number of noise ids.
         source_vocab, target_vocab: ids of the tokenizers; the target's may be those of labels.
-        own_noise: the vocabulary itself has the symbols of the task's noise, so that it needs no further ids.
+        own_noise: whether the vocabulary has noise symbols of its own, so that the task adds no ids.
 
     Raises:
-        UserError: it asks for fewer rows than there are ids, or for another number of classes.
+        UserError: the config has fewer rows than there are ids, or another number of classes.
     """
     if task.answer == SPAN:
         return model_config.with_vocabulary(source_vocab, source_vocab).with_classes(2, each=True)
@@ -129,7 +129,7 @@ def sized(
         model_config = model_config.with_vocabulary(source_vocab, source_vocab)
         count = 1 if task.answer == "number" else target_vocab - NUM_SYMBOLS
         return model_config.with_classes(count, each=task.answer == "tags")
-    if model_config.vision.source:  # which has no rows
+    if model_config.vision.source:  # the source has no embedding
         return model_config.with_vocabulary(target_vocab, target_vocab)
     symbols = 0 if own_noise else task.symbols
     return model_config.with_vocabulary(source_vocab + symbols, target_vocab + symbols)
@@ -146,15 +146,15 @@ def token_loss(label_smoothing: float) -> TaskLoss:
 
 
 def token_scores(sums: Sums, accuracy: str = "token_accuracy") -> Scores:
-    """Return perplexity, and the share of tokens that were the most probable ones, given all before or around them."""
+    """Return perplexity, and the accuracy of the most probable token given the true context."""
     means = summarize(sums)
     return {"perplexity": {"score": means["perplexity"]}, accuracy: {"score": means["accuracy"]}}
 
 
 def score_texts(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums, **options: Unpack[TextOptions]) -> Scores:
-    """Return what generated texts are scored with: sacreBLEU's metrics, exact matches, and the scores of tokens.
+    """Return the scores of generated texts: sacreBLEU's metrics, exact match, and those of tokens.
 
-    An output is matched by whichever reference it equals.
+    An output matches if it equals any reference.
     """
     answers, groups = list(outputs), [pair.group for pair in examples]
     found = text_scores(answers, reference_texts(examples), **options)
@@ -164,9 +164,9 @@ def score_texts(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums, **
 
 
 def refuse(task: str, data: DataConfig, **options: str | tuple[str, ...]) -> None:
-    """Raise UserError for the first option that has a value given here, which this task cannot work with.
+    """Raise UserError for the first option with one of the given values, which the task does not support.
 
-    The source is that of every corpus of a mixture.
+    The source is checked for every corpus of a mixture.
     """
     for key, values in options.items():
         for part in (data, *data.mixture) if key == "source" else (data,):

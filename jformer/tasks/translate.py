@@ -19,14 +19,14 @@ def translate(
     """Return the task: label-smoothed cross-entropy (Vaswani et al. 2017, section 5.4), scored by sacreBLEU.
 
     Args:
-        data: which vocabularies are learned, and the longest source and target.
+        data: the vocabularies to learn, and the maximum lengths of source and target.
         label_smoothing: the share of the probability that is spread over the vocabulary, from 0 to below 1.
         scores: names of `TEXT_SCORES`, without exact matches, which are always counted.
         tokenize: that of BLEU, by sacreBLEU's name.
-        lowercase: whether BLEU and chrF are blind to case.
+        lowercase: whether BLEU and chrF ignore case.
 
     Raises:
-        UserError: for scores or a tokenization that sacreBLEU has not, and for options that need one-sided text.
+        UserError: for scores or a tokenization that sacreBLEU lacks, and for options that need one-sided text.
     """
     refuse("translate", data, overlong="split", tokenizer="image", source=("images", "captions"))
     check_scores(scores, tokenize, lowercase)

@@ -78,7 +78,7 @@ def test_scores_are_those_of_a_translation_and_cider():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"data": {"source": "files"}}, r"data\.source='files' has no captions of images: use 'captions'"),
+        ({"data": {"source": "files"}}, r"data\.source='files' has no image captions: use 'captions'"),
         ({"data": {"tokenizer": "image"}}, r"data\.tokenizer='image' is not for task='caption'"),
         ({"model": {"recurrent": {"cell": "gru"}, "vision": {}}}, r"model\.recurrent\.cell='gru' reads tokens, and"),
         ({"model": {"family": "decoder"}}, r"task='caption' is not for model\.family='decoder'"),

@@ -210,7 +210,7 @@ def test_sentences_that_share_a_row_lose_what_they_lose_apart():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"task": "tag", "optim.label_smoothing": 0.1}, r"optim\.label_smoothing=0\.1 smooths one tag at a time"),
+        ({"task": "tag", "optim.label_smoothing": 0.1}, r"optim\.label_smoothing=0\.1 smooths single tags"),
         ({"task": "tag", "optim.r_drop": 1.0}, r"optim\.r_drop=1\.0 compares one prediction a token"),
         (
             {"task": "classify", "data.source": "labelled"},
