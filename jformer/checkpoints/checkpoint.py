@@ -1,7 +1,7 @@
-"""A run's checkpoints: Orbax writes them in the background, digests prove them intact, and what is needed is kept.
+"""A run's checkpoints: saved by Orbax in the background, verified by digests, and deleted when no longer needed.
 
-A step is a folder with its number as name. What a killed process left half-written has another name until it is done;
-what turns out damaged is renamed broken-STEP when training goes on from an older step (in a bucket it is deleted).
+A step is a folder named by its number. A half-written step has another name until it is complete; a damaged one is
+renamed broken-STEP when training resumes from an older step (in a bucket it is deleted).
 """
 
 import contextlib
@@ -31,21 +31,21 @@ log_failures_once()  # here: every use of Orbax imports this module
 
 
 class Restored(NamedTuple):
-    """What the newest intact step holds."""
+    """The content of the newest intact step."""
 
     step: int
     items: dict[str, PyTree]
     progress: dict[str, Any]
-    skipped: list[str]  # why newer steps were not taken
+    skipped: list[str]  # why newer steps were skipped
 
 
 class Checkpoints:
     """The folder of one run's checkpoints: parameters, optimizer, moving average and progress of a step each."""
 
     def __init__(self, directory: Path, every: int = 1, keep_last: int = 1, clean: bool = True) -> None:
-        """Open the folder, which the first save creates; `every` and `keep_last` are those of `kept_steps`.
+        """Open the folder, which the first save creates; for `every` and `keep_last` see `kept_steps`.
 
-        `clean` removes the half-written checkpoints of a killed run, and sets damaged ones aside. Never clean to read:
+        `clean` removes the half-written checkpoints of a killed run and sets damaged ones aside. Do not clean to read:
         a run that is still training may be writing one.
         """
         self.directory = Path(directory if in_bucket(directory) else directory.absolute())
@@ -64,19 +64,19 @@ class Checkpoints:
         self.close()
 
     def steps(self) -> list[int]:
-        """Return the steps that were saved to their end, oldest first; reading one may still find it damaged.
+        """Return the completely saved steps, oldest first; reading one may still find it damaged.
 
-        All processes call it: a step counts once all of them see it.
+        All processes call it and get the steps that all of them see.
         """
         found = read_together(self._own_steps, self.directory)
         return list(processes.agree(found, lambda everybody: sorted(set(everybody[0]).intersection(*everybody[1:]))))
 
     def manifest(self, step: int) -> Manifest:
-        """Return the manifest of a step. All processes call it; all raise what one does, as in `restore`."""
+        """Return the manifest of a step. All processes call it; if one fails, all raise its error, as in `restore`."""
         return read_together(lambda: self._own_manifest(step), self.directory / str(step))
 
     def progress(self, step: int) -> dict[str, Any]:
-        """Return the progress that `save` was given beside the arrays."""
+        """Return the progress that was passed to `save`."""
         return self.manifest(step).progress
 
     def newest_progress(self) -> dict[str, Any]:
@@ -91,8 +91,8 @@ class Checkpoints:
     ) -> None:
         """Start writing a checkpoint; returns once the arrays are copied, before they are on disk.
 
-        The state is a mapping of items ('params' among them); `progress` is plain JSON. With the selection cost of
-        a validation at this very step it can become the best. Raises UserError if it, or the save before it, fails.
+        The state maps item names ('params' among them) to trees; `progress` is plain JSON. With the selection cost of a
+        validation at this step, it can become the best. Raises UserError if this save or the one before fails.
         """
         self.wait()
         self._manifests.pop(step, None)  # of an older save of this step
@@ -108,7 +108,7 @@ class Checkpoints:
         self._saving = self._thread.submit(self._finish, step, manifest, on_host(state))
 
     def check_save(self) -> None:
-        """Raise UserError if the save that was running has failed; does not wait for one that still runs."""
+        """Raise UserError if the last save has failed; does not wait if it is still running."""
         if self._saving is not None and self._saving.done():
             self.wait()
 
@@ -119,7 +119,7 @@ class Checkpoints:
             saving.result()
 
     def close(self) -> None:
-        """Wait until every save is on disk; raise UserError for one that failed."""
+        """Wait until every save is on disk. Raise UserError if one failed."""
         try:
             self.wait()
         finally:
@@ -127,11 +127,11 @@ class Checkpoints:
             self._orbax.close()
 
     def restore(self, step: int, abstract: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        """Return the items named in `abstract`, with its shardings, proven to be what was saved.
+        """Return the items named in `abstract`, with its shardings, verified by their digests.
 
-        Raises UserError for another shape, dtype or name in `abstract` than was saved, DamagedError for a step that
-        is proven not to be what was saved, and UnavailableError for one that cannot be read just now. All processes
-        call it; all raise what one does.
+        Raises UserError if `abstract` has another shape, dtype or name than was saved, DamagedError for a step that is
+        proven to be damaged, and UnavailableError for one that cannot be read now. All processes call it; if one fails,
+        all raise its error.
         """
         where, manifest = self.directory / str(step), self.manifest(step)
         for name, tree in abstract.items():
@@ -147,8 +147,8 @@ class Checkpoints:
     def restore_newest(self, abstract: Mapping[str, PyTree]) -> Restored:
         """Return the items of the newest intact step, and why newer ones were skipped.
 
-        Where the folder was opened to train, what was skipped is renamed, out of the way of what will be saved.
-        Raises UserError if there is no step, or none is intact, and as `restore` for arrays of another model.
+        If the folder was opened to train, skipped steps are renamed, out of the way of future ones. Raises UserError
+        if no step is intact, and as `restore` for arrays of another model.
         """
         skipped: dict[int, str] = {}
         for step in reversed(self.steps()):
@@ -164,12 +164,12 @@ class Checkpoints:
         raise UserError(f"{self.directory}: no checkpoint is intact; {'; '.join(skipped.values()) or 'there is none'}")
 
     def _own_steps(self) -> list[int]:
-        """Return the steps that this process sees; raise UserError where it cannot look."""
+        """Return the steps that this process sees. Raise UserError if it cannot list them."""
         try:
             return saved_steps(self.directory)
         except Exception as error:  # those of buckets are not all OSErrors
             raise UnavailableError(
-                f"{self.directory}: cannot be listed just now ({first_line(error)}); try again"
+                f"{self.directory}: cannot be listed now ({first_line(error)}); try again"
             ) from error
 
     def _own_manifest(self, step: int) -> Manifest:
@@ -184,15 +184,16 @@ class Checkpoints:
         return self._manifests[step]
 
     def _own_items(self, where: Path, args: ocp.args.Composite) -> dict[str, PyTree]:
-        """Return the items as this process reads them: Orbax's checkpointers wait in the end for the other processes.
+        """Return the items as this process reads them.
 
-        Where one has failed, the others would wait in vain; their handlers wait for nobody.
+        Orbax's checkpointers end with a barrier, at which the others would wait forever if one process has failed; its
+        handlers have none.
         """
         self._orbax.wait_until_finished()
         return dict(self._orbax.handler.restore(where, args=args))
 
     def _finish(self, step: int, manifest: Manifest, abstract: Mapping[str, PyTree]) -> None:
-        """Wait in a thread for a save; once it is proven on disk, delete the steps that are no longer needed."""
+        """Wait for a save in a thread; once it is verified on disk, delete the steps that are no longer needed."""
         try:
             self._orbax.wait_until_finished()
         except Exception as error:
@@ -214,12 +215,12 @@ class Checkpoints:
             except DamagedError as error:  # it must not push out one that can be restored
                 quarantine(self.directory, step)
                 raise self._failure(step, error) from error
-            except Exception as error:  # this step is saved, whatever a disk or a bucket makes of the old ones
+            except Exception as error:  # this step is saved, even if the storage cannot delete the old ones
                 line = f"{self.directory}: old checkpoints could not be deleted ({first_line(error)})"
                 print(f"jformer: {line}; the next save tries again", file=sys.stderr)
 
     def _selection_costs(self) -> dict[int, float | None]:
-        """Return the selection costs of all steps; set damaged ones aside, raise for one that cannot be read now."""
+        """Return the selection costs of all steps; set damaged ones aside, raise if one cannot be read now."""
         costs: dict[int, float | None] = {}
         for step in self._own_steps():
             try:
@@ -232,16 +233,16 @@ class Checkpoints:
         try:
             steps = self._own_steps()
             left = f"step {steps[-1]} is the last that is saved" if steps else "no step is saved"
-        except UserError:  # such as a network that has failed the save, too
-            left = "which steps are saved is not known just now"
+        except UserError:  # such as on a network failure, which also failed the save
+            left = "the saved steps cannot be listed now"
         return UserError(f"{self.directory / str(step)}: could not be written ({first_line(error)}); {left}")
 
 
 def kept_steps(costs: Mapping[int, float | None], every: int, count: int) -> set[int]:
-    """Return the steps to keep: the newest, the last `count` regular ones, and the one of the lowest selection cost.
+    """Return the steps to keep: the newest, the last `count` regular ones, and the one with the lowest selection cost.
 
-    Regular are multiples of `every`. A checkpoint written because a signal stopped the run is none: it must not push
-    out one that averaging needs. `costs` tells of every step its selection cost, if it was validated.
+    Multiples of `every` are regular. A checkpoint written because a signal stopped the run is not: it must not replace
+    one that averaging needs. `costs` maps every step to its selection cost, or None if it was not validated.
 
     >>> sorted(kept_steps({10: 1.0, 20: 2.0, 30: 3.0, 33: None}, every=10, count=1))
     [10, 30, 33]
@@ -252,7 +253,7 @@ def kept_steps(costs: Mapping[int, float | None], every: int, count: int) -> set
 
 
 def open_run(workdir: Path) -> Checkpoints:
-    """Open the checkpoints of a finished or running run to read them; raise UserError where there are none."""
+    """Open the checkpoints of a finished or running run for reading. Raise UserError if there are none."""
     checkpoints = Checkpoints(workdir / "checkpoints", clean=False)
     if not checkpoints.steps():
         checkpoints.close()

@@ -1,8 +1,8 @@
-"""A digest of every array of a state: damage changes it, but for one case in 2^32; another mesh does not.
+"""A digest of every array of a state, which detects damage but does not depend on the mesh.
 
-The digest of an array is a sum, modulo 2^32, of a hash of each element's index and bits. A sum has no order, so every
-device adds up its own shard where it lies, and only the sums are exchanged: nothing is gathered. A
-single flipped bit always changes the digest; other damage, such as two swapped elements, with probability 1 - 2^-32.
+The digest of an array is a sum, modulo 2^32, of a hash of each element's index and bits. A sum does not depend on the
+order, so every device adds up its own shard and only the sums are exchanged: nothing is gathered. A single flipped bit
+always changes the digest; other damage, such as two swapped elements, with probability 1 - 2^-32.
 """
 
 import math
@@ -18,7 +18,7 @@ from jformer.parallel.sharding import parameter_names
 
 LARGE = 2**18  # elements
 GOLDEN = 0x9E3779B1  # 2^32 over the golden ratio
-PARTS = 32  # into which a large array is cut where it lies on one CPU
+PARTS = 32  # into which a large array on one CPU is cut
 Words = TypeVar("Words", Array, np.ndarray)  # uint32 [...], on devices or here
 UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}  # by the bytes of an element
 
@@ -39,14 +39,14 @@ def digests(tree: PyTree) -> dict[str, str]:
 
 
 def _is_summed_here(array: Array | np.ndarray) -> bool:
-    """Return whether NumPy sums it: a small array, or one of the host that would have to be copied to a GPU or TPU."""
+    """Return whether NumPy sums it: a small array, or a host array that would have to be copied to a GPU or TPU."""
     if isinstance(array, np.ndarray):
         return array.size < LARGE or jax.default_backend() != "cpu"
     return array.size < LARGE and array.is_fully_addressable and jax.default_backend() == "cpu"
 
 
 def _digest_on_host(array: Array) -> int:
-    """Return the same sum by NumPy, in blocks: for a small array that is faster than compiling a program."""
+    """Return the same sum by NumPy, in blocks; for a small array, this is faster than compiling a program."""
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     host = np.ascontiguousarray(array).reshape(-1)
@@ -67,9 +67,9 @@ def _is_large_on_one_cpu(array: Array | np.ndarray) -> bool:
 
 @jax.jit
 def _digests(arrays: list[Array]) -> list[UInt32[Array, ""]]:
-    """Return the sums, one after the other: on CPUs XLA writes hashes down, as many as an array has elements.
+    """Return the sums, computed one after the other, because XLA on CPUs materializes the hashes of an array.
 
-    Older XLA (JAX 0.10) drops the barriers first, and holds those of all arrays.
+    Older XLA (JAX 0.10) drops the barriers first and holds the hashes of all arrays.
     """
     found = []
     last = jnp.uint32(0)
@@ -91,9 +91,9 @@ def _digest(array: Array) -> UInt32[Array, ""]:
 
 @jax.jit
 def _digest_in_parts(array: Array) -> UInt32[Array, ""]:
-    """Return the same sum, of parts added to each other element by element, so that XLA writes one of them down.
+    """Return the same sum by adding parts elementwise, so that XLA materializes only one of them.
 
-    That is 10 instead of 3 GiB a second on 2 cores: XLA does not vectorize a sum of integers, but it does this.
+    This runs at 10 instead of 3 GiB a second on 2 cores: XLA vectorizes it, but not a sum of integers.
     """
     flat = array.reshape(-1)
     size = flat.size // PARTS

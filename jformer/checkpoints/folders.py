@@ -1,7 +1,4 @@
-"""The folders of a run's checkpoints, by their names: which are steps, and what is removed or set aside, and how.
-
-What lies in a step is not read here.
-"""
+"""The folders of a run's checkpoints: list the steps, remove them or set them aside, without reading them."""
 
 import contextlib
 import time
@@ -11,24 +8,24 @@ from etils.epath import Path
 
 from jformer.storage import in_bucket, is_step
 
-REMOVALS, BETWEEN_REMOVALS = 20, 0.05  # how often what a failed save has begun is removed, and the seconds between
-SETTLED = 8  # so many times in a row nothing of it has come back: its threads have ended
-UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a step's folder until all of it is written
-DELETED, BROKEN = "deleted-", "broken-"  # prefixes of the names of folders that are no steps any more
+REMOVALS, BETWEEN_REMOVALS = 20, 0.05  # attempts to remove what a failed save has left, and the seconds between them
+SETTLED = 8  # consecutive attempts that find nothing left, after which the save's threads must have ended
+UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a step's folder until it is complete
+DELETED, BROKEN = "deleted-", "broken-"  # prefixes of folders that are no longer steps
 
 
 def saved_steps(directory: Path) -> list[int]:
-    """Return the steps that were saved to their end, oldest first, as this process sees them."""
+    """Return the completely saved steps, oldest first, as this process sees them."""
     return sorted(int(path.name) for path in _paths(directory) if is_step(path.name) and _is_saved(path))
 
 
 def delete(directory: Path, step: int) -> None:
-    """Delete a step, under another name first: a killed process must not leave half of it as a step."""
+    """Delete a step, renaming it first so that a killed process does not leave half of it as a step."""
     (directory / str(step) if in_bucket(directory) else _set_aside(directory, step, DELETED)).rmtree()
 
 
 def quarantine(directory: Path, step: int) -> None:
-    """Keep a damaged step under another name; in a bucket, where nothing is renamed, delete it."""
+    """Rename a damaged step to keep it; in a bucket, which has no renaming, delete it."""
     if in_bucket(directory):
         delete(directory, step)
     else:
@@ -36,7 +33,7 @@ def quarantine(directory: Path, step: int) -> None:
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Remove what a process that was killed has left half-written or half-deleted."""
+    """Remove folders that a killed process has left half-written or half-deleted."""
     for path in _paths(directory):
         half = UNFINISHED in path.name or path.name.startswith(DELETED)
         if half or (in_bucket(path) and is_step(path.name) and not ocp.utils.is_checkpoint_finalized(path)):
@@ -44,9 +41,9 @@ def remove_unfinished(directory: Path) -> None:
 
 
 def remove_failed(directory: Path) -> None:
-    """Remove what a failed save has begun, into which its other threads may still write for a moment.
+    """Remove the files of a failed save, whose other threads may still be writing for a moment.
 
-    What cannot be removed now is removed when training goes on.
+    Files that cannot be removed now are removed when training resumes.
     """
     gone = 0
     for _ in range(REMOVALS):
@@ -60,7 +57,7 @@ def remove_failed(directory: Path) -> None:
 
 
 def _set_aside(directory: Path, step: int, prefix: str) -> Path:
-    """Rename a step, in one move, so that nobody takes it for one any more; return where it lies now."""
+    """Rename a step atomically so that it is no longer one; return its new path."""
     new = directory / f"{prefix}{step}"
     if new.exists():
         new.rmtree()
@@ -70,10 +67,10 @@ def _set_aside(directory: Path, step: int, prefix: str) -> Path:
 def _paths(directory: Path) -> list[Path]:
     try:
         return list(directory.iterdir())
-    except FileNotFoundError:  # and no other: a folder that may not be looked into is not an empty one
+    except FileNotFoundError:  # only this error: a folder that cannot be read is not empty
         return []
 
 
 def _is_saved(path: Path) -> bool:
-    """Tell a saved step from an empty folder, and from one in a bucket that is still being written."""
+    """Return whether a step is complete: not an empty folder, nor one in a bucket that is still being written."""
     return path.is_dir() and any(path.iterdir()) and ocp.utils.is_checkpoint_finalized(path)

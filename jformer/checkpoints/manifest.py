@@ -1,6 +1,6 @@
-"""What lies in a checkpoint beside its arrays: how far the run was, its config, and a digest of every array.
+"""The manifest of a checkpoint: the progress of the run, and the shape, dtype and digest of every array.
 
-The file has a digest of itself, so that a flipped bit in it is noticed like one in an array.
+The file has a digest of itself, so that damage to it is detected like damage to an array.
 """
 
 import dataclasses
@@ -17,12 +17,12 @@ from jformer.parallel.sharding import parameter_names
 
 
 class DamagedError(UserError):
-    """A checkpoint is proven not to be as it was written; an older one may be intact."""
+    """A checkpoint is proven to be damaged; an older one may be intact."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ArrayEntry:
-    """What is known of a saved array."""
+    """The shape, dtype and digest of a saved array."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -41,12 +41,12 @@ class Manifest:
     """What a checkpoint has beside its arrays."""
 
     progress: dict[str, Any]  # plain JSON
-    selection_cost: float | None  # of a validation at this very step: the lower, the better; a negated score, say
+    selection_cost: float | None  # of a validation at this step, lower is better; may be a negated score
     arrays: Entries
 
     @classmethod
     def of(cls, items: Mapping[str, PyTree], progress: Mapping[str, object], selection_cost: float | None) -> Self:
-        """Describe what is about to be saved. All processes call it: each adds up its own shards."""
+        """Describe items before saving them. All processes call it: each adds up its own shards."""
         arrays = {name: entries(tree) for name, tree in items.items()}
         for name, tree in items.items():
             for path, digest in digests(tree).items():
@@ -59,10 +59,10 @@ class Manifest:
 
     @classmethod
     def from_json(cls, content: Any, where: str) -> Self:
-        """Read what `to_json` wrote; raise DamagedError if it is damaged, UserError if another version wrote it."""
+        """Parse the output of `to_json`. Raise DamagedError if damaged, UserError if another version wrote it."""
         try:
             if content.pop(DIGEST) != digest_of(content):
-                raise DamagedError(f"{where}: was changed since it was written")
+                raise DamagedError(f"{where}: has changed since it was written")
             if content.keys() != {field.name for field in dataclasses.fields(cls)}:
                 raise UserError(f"{where}: another version of jformer wrote it: use that version, or train again")
             arrays = {
@@ -73,18 +73,18 @@ class Manifest:
         except UserError:  # the two above
             raise
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise DamagedError(f"{where}: is no manifest of a checkpoint") from error
+            raise DamagedError(f"{where}: is not a manifest of a checkpoint") from error
 
 
 def entries(tree: PyTree) -> dict[str, ArrayEntry]:
-    """Return the path of every array, or shape of one, in a tree → its shape and dtype."""
+    """Return path → shape and dtype of every array, or abstract array, in a tree."""
     paths = jax.tree.leaves(parameter_names(tree))
     leaves = jax.tree.leaves(tree)
     return {path: ArrayEntry(tuple(x.shape), str(x.dtype)) for path, x in zip(paths, leaves, strict=True)}
 
 
 def refuse_mismatch(saved: Mapping[str, ArrayEntry], wanted: Mapping[str, ArrayEntry], where: str) -> None:
-    """Raise UserError for the first array that one side lacks, or that has another shape or dtype there."""
+    """Raise UserError for the first array that one side lacks, or whose shape or dtype differs."""
     for path in [*wanted, *saved]:
         ours, theirs = (str(side[path]) if path in side else "nothing" for side in (wanted, saved))
         if ours != theirs:
@@ -95,7 +95,7 @@ def refuse_mismatch(saved: Mapping[str, ArrayEntry], wanted: Mapping[str, ArrayE
 
 
 def refuse_damage(saved: Mapping[str, ArrayEntry], tree: PyTree, where: str) -> None:
-    """Raise DamagedError for the first array whose bits are not those that were saved. All processes call it."""
+    """Raise DamagedError for the first array whose digest differs. All processes call it."""
     for path, digest in digests(tree).items():
         if digest != saved[path].digest:
             raise DamagedError(f"{where}: the bits of {path} are not those that were saved")

@@ -1,16 +1,16 @@
-"""What Orbax and TensorStore print of a failure that they raise as well: pages of tracebacks, around our one line."""
+"""Silence the tracebacks that Orbax and TensorStore print for failures that they also raise."""
 
 import logging
 import sys
 import warnings
 
-# Of reads that Orbax had not begun when another one failed: it cancels them, and Python finds them when it collects.
+# Of reads that Orbax cancels before they start when another one fails; Python warns when it collects them.
 CANCELLED = r"coroutine 'Store\._get_array_metadatas' was never awaited"
 _print_unraisable = sys.unraisablehook
 
 
 def log_failures_once() -> None:
-    """Drop messages about errors that are raised as well: Orbax's tracebacks, its closed loop, what it cancelled."""
+    """Drop messages about errors that are also raised: Orbax's tracebacks, closed event loop and cancelled reads."""
     logging.getLogger("absl").addFilter(_is_logged_here_alone)
     sys.unraisablehook = _unraisable
     warnings.filterwarnings("ignore", CANCELLED, RuntimeWarning)
@@ -21,6 +21,6 @@ def _is_logged_here_alone(record: logging.LogRecord) -> bool:
 
 
 def _unraisable(error: "sys.UnraisableHookArgs") -> None:
-    """Print what nobody can catch, unless threads of TensorStore met it: they report a failed write too late."""
+    """Print errors that cannot be caught, except those of TensorStore's threads that report a failed write too late."""
     if not (error.exc_type is RuntimeError and str(error.exc_value) == "Event loop is closed"):
         _print_unraisable(error)

@@ -1,8 +1,8 @@
-"""Tell a damaged checkpoint from one that cannot be read just now; of several processes, all raise what one does.
+"""Distinguish a damaged checkpoint from one that cannot be read now, and agree on it among all processes.
 
-Damage is renamed, in a bucket even deleted; a network or a disk that fails for a moment must not lead to that. So an
-error counts as damage only if it is of a kind that damage leads to, and every file of the checkpoint can be opened:
-libraries take a file that they were not allowed to look at for one that is missing.
+Damaged checkpoints are renamed, or in a bucket deleted, which a temporary failure of a network or disk must not cause.
+So an error counts as damage only if damage can cause errors of its kind and every file of the checkpoint can be opened:
+libraries report a file without read permission as missing.
 """
 
 import re
@@ -20,23 +20,23 @@ from jformer.errors import UnavailableError, UserError
 from jformer.parallel import processes
 
 T = TypeVar("T")
-STATUS = re.compile(r"[A-Z_]{4,}(?=: )")  # how TensorStore begins the text of every ValueError of its own
+STATUS = re.compile(r"[A-Z_]{4,}(?=: )")  # the beginning of every ValueError of TensorStore
 DAMAGE_STATUS = ("NOT_FOUND", "DATA_LOSS", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "OUT_OF_RANGE")
-KINDS = (UserError, UnavailableError, DamagedError)  # of several failures the first counts: what is in doubt must stay
+KINDS = (UserError, UnavailableError, DamagedError)  # of several failures the first counts: keep a step when in doubt
 MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 def read_together(read: Callable[[], T], where: Path) -> T:
-    """Return what `read` returns. All processes call it; if it fails in one, all raise the same.
+    """Return the result of `read`. All processes call it; if it fails in one, all raise its error.
 
-    Raises DamagedError for a step that is proven damaged, UnavailableError for one that cannot be read just now. What
-    `read` does must not wait for the other processes where it can fail in one alone.
+    Raises DamagedError for a step that is proven to be damaged, UnavailableError for one that cannot be read now.
+    `read` must not wait for the other processes, because it may fail in one alone.
     """
     values: list[T] = []
     cause: Exception | None = None
     try:
         values.append(read())
-    except Exception as error:  # Orbax, TensorStore and those of buckets raise whatever they meet
+    except Exception as error:  # Orbax, TensorStore and libraries for buckets raise errors of many types
         cause = error
     own = explain(cause, where) if cause else None
     failed = (max(i for i, kind in enumerate(KINDS) if isinstance(own, kind)), str(own)) if own else None
@@ -48,20 +48,20 @@ def read_together(read: Callable[[], T], where: Path) -> T:
 
 
 def on_host(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    """Return a state's shapes and dtypes as NumPy arrays without memory, to be read as such.
+    """Return a state's shapes and dtypes as NumPy arrays without memory, to restore it as NumPy arrays.
 
-    No device of the CPU is asked for: JAX has none where JAX_PLATFORMS=cuda or =tpu names the only platform.
+    This needs no CPU device: JAX has none if JAX_PLATFORMS=cuda or =tpu names the only platform.
     """
     return jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), dict(state))
 
 
 def prove(where: Path, manifest: Manifest, abstract: Mapping[str, PyTree]) -> None:
-    """Read back the step at `where`, an item at a time, as large as a copy while it is saved.
+    """Read back the step at `where`, an item at a time, and compare its digests.
 
-    A reader of its own does it: the one that wrote has in its cache what should be on disk. It is for one process and
-    a disk: of several processes none can read all arrays alone, and those of a bucket come over the network.
+    A new checkpointer reads, because the one that wrote may read its own cache instead of the disk. Only for a single
+    process and a disk: with several, no process can read all arrays, and those of a bucket come over the network.
 
-    Raises DamagedError if it is not what was saved, UnavailableError if it cannot be read just now.
+    Raises DamagedError if it is not what was saved, UnavailableError if it cannot be read now.
     """
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
         for name, tree in abstract.items():
@@ -73,10 +73,10 @@ def prove(where: Path, manifest: Manifest, abstract: Mapping[str, PyTree]) -> No
 
 
 def explain(error: Exception, where: Path) -> UserError:
-    """Return what to raise for an error in reading the step at `where`: DamagedError only if damage is proven."""
+    """Return the error to raise for one in reading the step at `where`: DamagedError only if damage is proven."""
     if isinstance(error, UserError):
         return error
-    while type(error) is Exception and isinstance(error.__cause__, Exception):  # Orbax's wrapping of what it met
+    while type(error) is Exception and isinstance(error.__cause__, Exception):  # unwrap Orbax's wrapper
         error = error.__cause__
     if _may_be_damage(error):
         try:
@@ -86,18 +86,18 @@ def explain(error: Exception, where: Path) -> UserError:
         else:
             return DamagedError(f"{where}: {first_line(error)}")
     return UnavailableError(
-        f"{where}: cannot be read just now ({first_line(error)}); try again, or move it away if it stays so"
+        f"{where}: cannot be read now ({first_line(error)}); try again, or move it away if this persists"
     )
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, or its kind if it has none."""
+    """Return the first line of an error's text, or its type if it has none."""
     text = str(error).strip() or type(error).__name__
     return " ".join(text.splitlines()[0].split())[:300]
 
 
 def _may_be_damage(error: BaseException | None) -> bool:
-    """Tell whether missing or undecodable files lead to such an error, and no error behind it is one of the storage."""
+    """Return whether missing or corrupt files can cause this error, and no storage error is among its causes."""
     status = STATUS.match(str(error))
     if not isinstance(error, (*MISSING, AttributeError, LookupError, TypeError, ValueError)):
         return False
@@ -110,7 +110,7 @@ def _may_be_damage(error: BaseException | None) -> bool:
 
 
 def _open_all(folder: Path) -> None:
-    """Read a byte of every file in a folder; raise what the storage raises."""
+    """Read a byte of every file in a folder, to raise the storage's errors."""
     for path in folder.iterdir():
         if path.is_dir():
             _open_all(path)
@@ -120,5 +120,5 @@ def _open_all(folder: Path) -> None:
 
 
 def _first(failures: list[tuple[int, str] | None]) -> tuple[int, str] | None:
-    """Return the failure, its place in KINDS and its text, whose kind stands first there, or None if there is none."""
+    """Return the failure (index in KINDS, text) with the lowest index, or None if there is none."""
     return min(filter(None, failures), key=lambda failure: failure[0], default=None)

@@ -1,4 +1,4 @@
-"""Layers that share their parameters, spelled out for formats in which each has its own."""
+"""Untie layers that share their parameters, for formats in which each layer has its own."""
 
 import dataclasses
 from typing import Any
@@ -12,7 +12,7 @@ from jformer.models.parts import STACKED
 
 
 def own_layers(config: ModelConfig, params: PyTree) -> tuple[ModelConfig, PyTree]:
-    """Return the same model with parameters of its own for every layer: those shared are repeated, without a copy."""
+    """Return the same model with separate parameters for every layer; shared ones are repeated without a copy."""
     if not config.shared_layers:
         return config, params
     layers = {"encoder": config.num_layers, "decoder": config.decoder_layers}

@@ -1,4 +1,4 @@
-"""The parameters of a trained run: the last ones, the best ones, or an average of several."""
+"""Load the parameters of a trained run: the last, the best, or an average of several."""
 
 import functools
 import sys
@@ -23,24 +23,24 @@ from jformer.parallel.sharding import abstract_like, parameter_shardings
 
 
 def abstract_params(model: Model, mesh: Mesh, whole: Sequence[str] = (FSDP,)) -> PyTree:
-    """Return the shapes of a model's parameters, not split over `whole` axes: so answers need them."""
+    """Return the shapes of a model's parameters with shardings for inference, not split over `whole` axes."""
     shapes = jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))
     return abstract_like(shapes, parameter_shardings(mesh, shapes, whole))
 
 
 class Weights(NamedTuple):
-    """Parameters, the steps of the checkpoints that they are from, and what identifies the tokenizers of the last."""
+    """Parameters, the steps of their checkpoints, and the fingerprints of the tokenizers of the last one."""
 
     params: PyTree
     steps: tuple[int, ...]
-    tokenizers: tuple[str, ...]  # fingerprints; none where it was not trained here
+    tokenizers: tuple[str, ...]  # fingerprints; empty if it was not trained here
 
 
 def load_weights(workdir: Path, settings: Config, model: Model, mesh: Mesh) -> Weights:
-    """Return the parameters that `evaluate.weights` names, as answers need them.
+    """Return the parameters that `evaluate.weights` names, sharded for inference.
 
-    The last ones, and their moving average, are those of the newest intact checkpoint; what was skipped for it
-    is printed on standard error. Raises UserError where others are asked for and damaged.
+    The last ones and their moving average come from the newest intact checkpoint; skipped ones are reported on standard
+    error. Raises UserError if other checkpoints are needed and damaged.
     """
     abstract = abstract_params(model, mesh)
     with checkpoint.open_run(workdir) as saved:

@@ -1,10 +1,10 @@
-"""How the arrays inside a model are sharded over the mesh that a program is made for. Without a mesh: not at all.
+"""Shardings of the arrays inside a model over the mesh of a program; without a mesh, nothing is sharded.
 
-A model calls this because a compiler that is left to guess would rather move activations than parameters. The mesh is
-made in `mesh`; where parameters and batches lie is said in `sharding`.
+A model needs these constraints because the compiler alone would move activations rather than parameters. `mesh` makes
+the mesh; `sharding` places parameters and batches.
 
 Letters in shapes: b rows, d inputs and f outputs of a kernel, v vocabulary, t positions, h heads, k size of a head, ·
-whatever axes follow.
+any further axes.
 """
 
 import math
@@ -22,9 +22,9 @@ COLUMN, ROW = "column", "row"
 
 
 def constrain_sharding(x: Array, *axes: str | None) -> Array:
-    """Split each axis of x over the axis of the mesh named for it; None and those not named are not split.
+    """Split each axis of x over the given mesh axis; None and missing axes are not split.
 
-    Axes of the mesh that the program handles by hand, or that have one device, are left out.
+    Mesh axes that are manual in this program or have one device are ignored.
     """
     free = _free(jax.sharding.get_abstract_mesh()) & {FSDP, TENSOR}
     if not free:
@@ -33,7 +33,7 @@ def constrain_sharding(x: Array, *axes: str | None) -> Array:
 
 
 def constrain_rows(x: Array, features: str | None = None) -> Array:
-    """Split the rows of activations [b · f] over `fsdp`, and their features over an axis of the mesh or none."""
+    """Split the rows of activations [b · f] over `fsdp`, and their features over a mesh axis, if given."""
     return constrain_sharding(x, FSDP, *(None,) * (x.ndim - 2), features)
 
 
@@ -70,13 +70,13 @@ def look_up(table: Array, ids: Array) -> Array:
 def over_rows_and_heads(function: Callable[..., Array], *arrays: tuple[str, Array]) -> Array:
     """Return function(*arrays), each device working on its own rows and heads.
 
-    The compiler cannot split what is written for a device itself, not even over an axis of one device: every axis that
-    is left to it is handled here.
+    The compiler cannot split custom kernels, not even over an axis of one device: every automatic axis is made manual
+    here.
 
     Args:
         function: called with the arrays of one device.
-        arrays: each with its axes, as in "b t h k": those called b are split as rows, those called h or g as heads,
-            others not at all. The result has the axes of the first.
+        arrays: each with its axes, as in "b t h k": b is split as rows, h and g as heads, others not at all. The result
+            has the axes of the first array.
     """
     mesh = jax.sharding.get_abstract_mesh()
     own = {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto}
@@ -90,17 +90,17 @@ def over_rows_and_heads(function: Callable[..., Array], *arrays: tuple[str, Arra
 
 
 def kernel_axes(split: str | None) -> tuple[str | None, str | None]:
-    """Return the axes that a kernel [d f] is stored on: split as said over `tensor`, and the other way over `fsdp`."""
+    """Return the mesh axes of a stored kernel [d f]: `split` over `tensor`, and the other axis over `fsdp`."""
     return {COLUMN: (FSDP, TENSOR), ROW: (TENSOR, FSDP)}.get(split or "", (None, None))
 
 
 def parts(*axes: str) -> int:
-    """Return among how many devices the compiler is free to split something over some axes of the mesh."""
+    """Return the number of devices over which the compiler may split an array on the given mesh axes."""
     mesh = jax.sharding.get_abstract_mesh()
     return math.prod(size for name, size in mesh.shape.items() if name in axes and name in _free(mesh))
 
 
 def _free(mesh: AbstractMesh) -> set[str]:
-    """Return the axes that the compiler, and nobody by hand, splits over several devices."""
+    """Return the automatic axes with several devices, which the compiler splits."""
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return {name for name, kind in kinds if kind == AxisType.Auto and mesh.shape[name] > 1}

@@ -1,4 +1,4 @@
-"""Which platform a program is being made for: that of JAX, unless it is compiled here to run elsewhere."""
+"""The target platform of a program: JAX's backend, unless the program is compiled here to run elsewhere."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,12 +11,12 @@ _CHOSEN: ContextVar[str] = ContextVar("platform", default="")
 
 
 def target() -> str:
-    """Return the platform for which what is traced now is meant: cpu, gpu or tpu."""
+    """Return the platform that programs are currently traced for: cpu, gpu or tpu."""
     return _CHOSEN.get() or jax.default_backend()
 
 
 def is_one_cpu(mesh: Mesh | None) -> bool:
-    """Tell whether what is traced now is meant for a CPU alone, which no mesh of several devices shares."""
+    """Return whether programs are currently traced for a single CPU device."""
     return target() == "cpu" and (mesh is None or mesh.size == 1)
 
 

@@ -1,6 +1,6 @@
-"""A function over a few positions at a time, so that what it holds in between is small, whatever the device.
+"""Apply a function to a few positions at a time, to keep its intermediate arrays small.
 
-Letters in shapes: b rows, t positions, c positions of a chunk, ... whatever axes follow.
+Letters in shapes: b rows, t positions, c positions of a chunk, ... any further axes.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,11 +18,11 @@ def map_chunks(
 ) -> Float[Array, "b t ..."]:
     """Apply a function to chunks of arrays, one after the other, and join what it returns along the second axis.
 
-    A chunk is computed again in the backward pass, which thus holds what is between its ends for one chunk alone.
+    A chunk is recomputed in the backward pass, which therefore holds the intermediate arrays of one chunk only.
 
     Args:
         function: (the chunk of every array, the index of its first position) → its result.
-        arrays: name → the array and its axis of t positions. The last chunk is filled up with zeros.
+        arrays: name → the array and its axis of t positions. The last chunk is padded with zeros.
         size: positions of a chunk.
     """
     first, axis = next(iter(arrays.values()))

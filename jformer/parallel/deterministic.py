@@ -1,31 +1,31 @@
-"""Operations of XLA that give the same bits every time, where a device has others: on GPUs."""
+"""Deterministic operations of XLA on GPUs."""
 
 import os
 import re
 
 from jformer.errors import UserError
 
-OPTION = "xla_gpu_deterministic_ops"  # slower; what has no deterministic form is refused by XLA
+OPTION = "xla_gpu_deterministic_ops"  # slower; XLA raises for operations without a deterministic form
 
 
 def choose_deterministic() -> None:
-    """Let XLA take deterministic operations alone, on GPUs; to be called before JAX looks for devices.
+    """Make XLA use only deterministic operations on GPUs. Call this before JAX initializes its devices.
 
-    Raises UserError where XLA_FLAGS contradicts it.
+    Raises UserError if XLA_FLAGS contradicts it.
     """
     flags = os.environ.get("XLA_FLAGS", "")
-    if said := re.search(rf"--{OPTION}(=\S*)?", flags):
-        if said[1] and said[1].lower() not in ("=true", "=1"):
-            raise UserError(f"--deterministic, but XLA_FLAGS has {said[0]}: leave out one of them")
+    if given := re.search(rf"--{OPTION}(=\S*)?", flags):
+        if given[1] and given[1].lower() not in ("=true", "=1"):
+            raise UserError(f"--deterministic, but XLA_FLAGS has {given[0]}: leave out one of them")
         return
     os.environ["XLA_FLAGS"] = f"{flags} --{OPTION}=true".strip()
 
 
 def deterministic_line() -> str:
-    """Return what the choice means on the devices here, which JAX looks for now at the latest."""
+    """Return a line on what the option does on this platform; initializes JAX's devices."""
     import jax
 
     platform = jax.default_backend()
     if platform == "gpu":
-        return f"deterministic operations alone (XLA's {OPTION})"
+        return f"only deterministic operations (XLA's {OPTION})"
     return f"--deterministic is for GPUs and changes nothing on {platform}"

@@ -1,4 +1,4 @@
-"""How many FLOPs a second the devices could do at most, by data sheet or measured, and which dtype is quicker."""
+"""The peak FLOPs a second of devices, by data sheet or measured, and the faster dtype."""
 
 import functools
 import statistics
@@ -34,15 +34,15 @@ PEAKS = {
     "TPU v6 lite": 918.0,
     "TPU7x": 1_153.5,
 }
-WORTH_ROUNDING = 1.5  # times as many products a second bfloat16 must make to be chosen
+WORTH_ROUNDING = 1.5  # the speedup that bfloat16 must give to be chosen
 TIMED_PRODUCTS = 5  # an odd number, so that one slow product does not move the median; some milliseconds each
 
 
 class Peak(NamedTuple):
-    """The most that all devices of a run can do together."""
+    """The peak of all devices of a run together."""
 
     flops: float  # a second
-    origin: str  # who says so
+    origin: str  # the source of the figure
 
 
 class QuickerDtype(NamedTuple):
@@ -53,13 +53,13 @@ class QuickerDtype(NamedTuple):
 
 
 def known_peak(kind: str, dtype: str) -> float | None:
-    """Return the FLOPs a second that a kind of device is sold for, or None where no data sheet is at hand."""
+    """Return the FLOPs a second of a kind of device by its data sheet, or None if there is none."""
     names = [name for name in PEAKS if kind == name or kind.startswith((f"{name} ", f"{name}-"))]
     return PEAKS[max(names, key=len)] * 1e12 if names and dtype == "bfloat16" else None
 
 
 def find_peak(devices: Sequence[jax.Device], dtype: str, given: float = 0.0) -> Peak:
-    """Return the peak of devices of one kind: the one `given` for each, else that of the data sheet, else measured."""
+    """Return the peak of devices of one kind: `given` for each, else by data sheet, else measured."""
     count, kind = len(devices), devices[0].device_kind
     if given:
         return Peak(given * count, "train.peak_flops")
@@ -67,15 +67,15 @@ def find_peak(devices: Sequence[jax.Device], dtype: str, given: float = 0.0) -> 
     if sold:
         return Peak(sold * count, f"data sheet of {kind}, {dtype}")
     if devices[0].platform == "cpu":
-        count = 1  # all of them share the cores of one machine, all of which a product uses
+        count = 1  # CPU devices share the cores of the machine, and a product uses all of them
     return Peak(measured_peak(devices[0], dtype) * count, f"measured by matrix products in {dtype}")
 
 
 @functools.cache
 def quicker_dtype(device: jax.Device) -> QuickerDtype:
-    """Return bfloat16 where a device multiplies much quicker in it than in float32, by its data sheet or measured here.
+    """Return bfloat16 if the device multiplies much faster in it than in float32, by data sheet or measured here.
 
-    A CPU does so with instructions for it (AMX, AVX-512 BF16) and a JAX that uses them.
+    A CPU does with instructions for it (AMX, AVX-512 BF16) and a JAX that uses them.
     """
     if known_peak(device.device_kind, "bfloat16"):
         return QuickerDtype("bfloat16", f"data sheet of {device.device_kind}")
@@ -85,7 +85,7 @@ def quicker_dtype(device: jax.Device) -> QuickerDtype:
 
 
 def measured_peak(device: jax.Device, dtype: str) -> float:
-    """Return the FLOPs a second of a product of two square matrices, the median of a few."""
+    """Return the median FLOPs a second of a few products of two square matrices."""
     size = 1_024 if device.platform == "cpu" else 8_192  # some milliseconds
     x = jax.device_put(jnp.full((size, size), 1 / size, dtype), device)
     multiply = jax.jit(jnp.matmul)

@@ -1,4 +1,4 @@
-"""libtpu, TPU's library, on a machine without a TPU: it is installed there to compile for slices. Knows no JAX."""
+"""Silence libtpu on machines without a TPU, where it is installed to compile for slices. Does not import JAX."""
 
 import os
 from importlib.util import find_spec
@@ -6,20 +6,20 @@ from pathlib import Path
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 NVIDIA_DRIVER = Path("/dev/nvidiactl")
-GOOGLE = "0x1ae0"  # vendor of TPUs on the PCI bus, which JAX looks for, too
-SETTINGS = {  # with these it neither asks a metadata server nor complains that nobody answers
+GOOGLE = "0x1ae0"  # PCI vendor of TPUs, which JAX also looks for
+SETTINGS = {  # with these it does not query a metadata server, which is not there
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # another process may be compiling with it
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",  # says nothing about the slices that programs are compiled for
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",  # does not affect the slices that programs are compiled for
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
 
 
 def silence_libtpu() -> None:
-    """Keep libtpu and JAX's CUDA plugin from printing a page of errors where JAX looks for a device that is not there.
+    """Keep libtpu and JAX's CUDA plugin from printing a page of errors when JAX looks for a device that is not there.
 
-    To be called before JAX looks for devices. Where there is a TPU, or JAX_PLATFORMS says what to look for, nothing is
-    changed; nor is any variable that is set already.
+    Call this before JAX initializes its devices. Changes nothing if there is a TPU or JAX_PLATFORMS is set, and no
+    variable that is already set.
     """
     if find_spec("libtpu") and "JAX_PLATFORMS" not in os.environ and not has_tpu():
         for name, value in SETTINGS.items():
@@ -29,5 +29,5 @@ def silence_libtpu() -> None:
 
 
 def has_tpu() -> bool:
-    """Return whether a device of Google's is on the PCI bus."""
+    """Return whether a Google device is on the PCI bus."""
     return any(vendor.read_text().strip() == GOOGLE for vendor in PCI_DEVICES.glob("*/vendor"))

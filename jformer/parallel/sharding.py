@@ -1,9 +1,9 @@
-"""How arrays lie on the mesh: parameters and their moments by one table of names, batches by their rows.
+"""Shardings of parameters and their moments, by one table of names, and of batches, by their rows.
 
-The mesh itself is made in `mesh`, what a model says of its activations in `activations`. Here is the only sum over
-devices that is written by hand.
+`mesh` makes the mesh; `activations` shards the arrays inside a model. This module has the only hand-written sum over
+devices.
 
-Letters in shapes: a microbatches, b rows, · whatever axes follow.
+Letters in shapes: a microbatches, b rows, · any further axes.
 """
 
 import math
@@ -19,7 +19,7 @@ from jaxtyping import PyTree
 from jformer.errors import UserError
 from jformer.parallel.mesh import DATA, FSDP, TENSOR
 
-ROWS = PartitionSpec(None, DATA)  # of batch leaves [a b …], as far as steps split them by hand
+ROWS = PartitionSpec(None, DATA)  # of batch leaves [a b …] in steps that split them by shard_map
 EVERY_ROW = PartitionSpec((DATA, FSDP))
 
 # A regular expression over a parameter's path → the mesh axes that its last axes are split over; the axis of layers, in
@@ -27,7 +27,7 @@ EVERY_ROW = PartitionSpec((DATA, FSDP))
 # matmul.py multiplies by it, so that a block needs one sum over devices for attention and one for the feed-forward
 # (Shoeybi et al. 2019, section 3): q, k, v and up by their outputs, o and down by their inputs.
 PARAMETER_AXES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (r"^adapter/", ()),  # small, whatever its paths end in: whole on every device
+    (r"^adapter/", ()),  # small: replicated, whatever its paths end in
     (r"/(q|k|v|distance|gate|up)/kernel$", (FSDP, TENSOR)),
     (r"/(q|k|v|gate|up)/bias$", (TENSOR,)),
     (r"/distance/(content|distance)_bias$", (TENSOR,)),
@@ -35,14 +35,14 @@ PARAMETER_AXES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"^(source_|target_)?embedding/embedding$", (TENSOR, FSDP)),
     (r"^head/output/kernel$", (FSDP, TENSOR)),
     (r"^head/bias$", (TENSOR,)),
-    # What is small lies whole on every device.
+    # Small parameters are replicated.
     (r"/(o|down)/bias$", ()),
     (r"norm/(scale|bias)$", ()),
     (r"(positions|segments|position_bias)/embedding$", ()),
     (r"^head/transform/", ()),
     (r"^(pooler/dense|classifier|patches)/(kernel|bias)$", ()),
     (r"^(class_token|transitions)$", ()),
-    # And so do recurrent models.
+    # And so are recurrent models.
     (r"^(encoder|decoder)/(forward|backward|layers)_\d+/", ()),
     (r"^(encoder|decoder)/(alignment|feed|readout)/", ()),
     (r"^bridge_\d+/", ()),
@@ -50,7 +50,7 @@ PARAMETER_AXES: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def row_shards(mesh: Mesh) -> int:
-    """Return among how many parts of the mesh the rows of a batch are split."""
+    """Return the number of parts of the mesh that split the rows of a batch."""
     return mesh.shape[DATA] * mesh.shape[FSDP]
 
 
@@ -60,7 +60,7 @@ def round_up_rows(rows: int, mesh: Mesh) -> int:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of a value that every device holds whole."""
+    """Return the sharding of a replicated value."""
     return NamedSharding(mesh, PartitionSpec())
 
 
@@ -70,9 +70,9 @@ def parameter_names(params: PyTree) -> PyTree:
 
 
 def parameter_specs(params: PyTree) -> PyTree:
-    """Return where each parameter (or its shape) lies, as PartitionSpecs; its gradient and moments lie there too.
+    """Return the PartitionSpec of each parameter (or its shape), which its gradient and moments share.
 
-    Raises ValueError for a parameter that the table does not know, or that has fewer axes than its row there.
+    Raises ValueError for a parameter that is not in the table, or that has fewer axes than its row there.
     """
 
     def spec(path: Any, leaf: Any) -> PartitionSpec:
@@ -89,13 +89,13 @@ def _axes_of(name: str) -> tuple[str, ...]:
     for pattern, axes in PARAMETER_AXES:
         if re.search(pattern, name):
             return axes
-    raise ValueError(f"parameter {name}: PARAMETER_AXES in jformer/parallel/sharding.py does not say where it lies")
+    raise ValueError(f"parameter {name}: add its axes to PARAMETER_AXES in jformer/parallel/sharding.py")
 
 
 def parameter_shardings(mesh: Mesh, params: PyTree, whole: Sequence[str] = ()) -> PyTree:
-    """Return the sharding of each parameter; over the axes in `whole` none is split.
+    """Return the sharding of each parameter, not split over the axes in `whole`.
 
-    Raises UserError for a parameter that does not divide.
+    Raises UserError for a parameter that does not divide evenly.
     """
 
     def sharding_of(path: Any, leaf: Any, spec: PartitionSpec) -> NamedSharding:
@@ -106,8 +106,8 @@ def parameter_shardings(mesh: Mesh, params: PyTree, whole: Sequence[str] = ()) -
                     f"mesh.{axis}={mesh.shape[axis]} does not divide {size} of parameter {_name(path)} "
                     f"[{' '.join(map(str, leaf.shape))}]: choose a divisor of it, or another size of the model"
                 )
-        # jit gives its results shardings that do not end in None. Those of a first state must be written the same way:
-        # the step is compiled once for each way of writing.
+        # jit gives its results shardings without trailing None. Those of a first state must be spelled the same way, or
+        # the step is compiled twice.
         while axes and axes[-1] is None:
             axes.pop()
         return NamedSharding(mesh, PartitionSpec(*axes))
@@ -116,10 +116,10 @@ def parameter_shardings(mesh: Mesh, params: PyTree, whole: Sequence[str] = ()) -
 
 
 def state_shardings(mesh: Mesh, state: PyTree) -> PyTree:
-    """Return the shardings of a state with `params`: moments and moving averages are split as their parameters are.
+    """Return the shardings of a state with `params`; moments and moving averages are split like their parameters.
 
-    They are found by their paths, which end in the whole path of a parameter, and by its shape. The rest is on every
-    device: counters, and Adafactor's statistics of rows and columns, which have a parameter's path but other shapes.
+    They are matched by their paths, which end in the whole path of a parameter, and by their shapes. The rest is
+    replicated: counters, and Adafactor's statistics of rows and columns, which have a parameter's path, not its shape.
     """
     shapes = jax.tree_util.tree_leaves_with_path(state.params)
     shardings = jax.tree.leaves(parameter_shardings(mesh, state.params))
@@ -127,7 +127,7 @@ def state_shardings(mesh: Mesh, state: PyTree) -> PyTree:
 
     def like_its_parameter(path: Any, leaf: Any) -> NamedSharding:
         parts = _name(path).split("/")
-        for start in range(len(parts)):  # the longest end first: no parameter is taken for one within another
+        for start in range(len(parts)):  # the longest suffix first, as one path may end in another
             name = "/".join(parts[start:])
             if (name, leaf.shape) in known:
                 return known[name, leaf.shape]
@@ -142,7 +142,7 @@ def abstract_like(tree: PyTree, shardings: PyTree) -> PyTree:
 
 
 def local_rows(mesh: Mesh, rows: int) -> np.ndarray:
-    """Return which of a batch's rows this process's devices hold, in order."""
+    """Return the sorted rows of a batch that this process's devices hold."""
     parts: Any = NamedSharding(mesh, EVERY_ROW).addressable_devices_indices_map((rows,)).values()
     return np.unique(np.concatenate([np.arange(rows)[part] for part in parts]))
 
@@ -150,7 +150,7 @@ def local_rows(mesh: Mesh, rows: int) -> np.ndarray:
 def put_batch(mesh: Mesh, batch: dict[str, np.ndarray], rows: int | None = None) -> dict[str, jax.Array]:
     """Move a batch of leaves [a b …] to the devices, rows split over data and fsdp.
 
-    With several processes, each gives its `local_rows` alone, of `rows` in each microbatch.
+    With several processes, each passes only its `local_rows`, of `rows` in each microbatch.
     """
     sharding = NamedSharding(mesh, PartitionSpec(None, *EVERY_ROW))
     if rows is None:
@@ -167,11 +167,11 @@ def put_batch(mesh: Mesh, batch: dict[str, np.ndarray], rows: int | None = None)
 
 
 def over_rows(function: Callable[..., PyTree], mesh: Mesh | None) -> Callable[..., PyTree]:
-    """Return function(parameters, batch), each part of a mesh working on its own rows; the results are everywhere.
+    """Map function(parameters, batch) over the parts of a mesh, each with its own rows; results are replicated.
 
-    Arrays of the batch have the rows first, scalars are for all. Nothing is exchanged on the way over data and fsdp,
-    where parameters are whole: rows of one part may need more steps of a loop than those of another. The axis `tensor`
-    is left to the compiler.
+    Arrays of the batch have rows as their first axis; scalars are shared. Parameters must be whole over data and fsdp,
+    so that the parts do not communicate there: one may need more steps of a loop than another. The axis `tensor` is
+    left to the compiler.
     """
     if mesh is None or mesh.size == 1:
         return function
@@ -192,7 +192,7 @@ def over_rows(function: Callable[..., PyTree], mesh: Mesh | None) -> Callable[..
 
 
 def sum_over_data(tree: PyTree, mesh: Mesh) -> PyTree:
-    """Add up what the parts of the `data` axis have; XLA knows no such sum where there is one part and other axes."""
+    """Sum over the `data` axis; XLA cannot if that axis has one part and there are other axes."""
     return jax.lax.psum(tree, DATA) if mesh.shape[DATA] > 1 else tree
 
 
@@ -201,5 +201,5 @@ def _name(path: Any) -> str:
 
 
 def device_bytes(tree: PyTree) -> int:
-    """Return the bytes of placed arrays, or of their shapes, that lie on one device."""
+    """Return the bytes of sharded arrays, or abstract ones, on one device."""
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))

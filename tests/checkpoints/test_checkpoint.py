@@ -253,7 +253,7 @@ DAMAGES = {
     "an item is missing": (lambda step: shutil.rmtree(step / "rest"), "/33: "),
     "all is empty": (lambda step: [file.write_bytes(b"") for file in step.rglob("*") if file.is_file()], "/33: "),
     "no manifest": (lambda step: shutil.rmtree(step / "manifest"), "/33: "),
-    "another manifest": (change_progress, "/33/manifest: was changed since it was written"),
+    "another manifest": (change_progress, "/33/manifest: has changed since it was written"),
 }
 
 
@@ -404,7 +404,7 @@ REFUSED = {"manifest": "manifest/metadata", "descriptions of the arrays": "param
 def test_what_cannot_be_read_just_now_is_said_and_nothing_is_set_aside(copied, case):
     for file in (copied / "checkpoints" / "33").glob(REFUSED[case]):
         link_to_itself(file)
-    with pytest.raises(UnavailableError, match=r"/33: cannot be read just now \(.*\); try again") as caught:
+    with pytest.raises(UnavailableError, match=r"/33: cannot be read now \(.*\); try again") as caught:
         newest(copied, clean=True)
     assert caught.value.code == LOST
     assert sorted(path.name for path in (copied / "checkpoints").iterdir()) == ["20", "30", "33"]
@@ -427,7 +427,7 @@ def test_an_error_of_the_storage_is_no_damage(copied, monkeypatch, error):
             raise error
 
         monkeypatch.setattr(run._orbax.handler, "restore", refuse)
-        with pytest.raises(UnavailableError, match=r"/33: cannot be read just now \(.*\); try again"):
+        with pytest.raises(UnavailableError, match=r"/33: cannot be read now \(.*\); try again"):
             run.restore_newest(abstract())
         assert run.steps() == [20, 30, 33]
 

@@ -26,7 +26,7 @@ def test_a_flag_that_says_the_contrary_is_refused(monkeypatch):
         choose_deterministic()
 
 
-@pytest.mark.parametrize(("platform", "said"), [("gpu", "deterministic operations alone"), ("tpu", "nothing on tpu")])
+@pytest.mark.parametrize(("platform", "said"), [("gpu", "only deterministic operations"), ("tpu", "nothing on tpu")])
 def test_a_line_says_what_it_means_here(monkeypatch, platform, said):
     monkeypatch.setattr("jax.default_backend", lambda: platform)
     assert said in deterministic_line()

@@ -211,12 +211,12 @@ def test_sentences_that_share_a_row_lose_what_they_lose_apart():
     ("options", "words"),
     [
         ({"task": "tag", "optim.label_smoothing": 0.1}, r"optim\.label_smoothing=0\.1 smooths single tags"),
-        ({"task": "tag", "optim.r_drop": 1.0}, r"optim\.r_drop=1\.0 compares one prediction a token"),
+        ({"task": "tag", "optim.r_drop": 1.0}, r"optim\.r_drop=1\.0 compares one prediction per token"),
         (
             {"task": "classify", "data.source": "labelled"},
-            r"model\.head\.crf=True joins the tags .*task='classify' has none",
+            r"model\.head\.crf=True needs task='tag', not 'classify'",
         ),
-        ({"task": "mlm", "data.source": "text"}, r"model\.head\.crf=True joins the tags .*task='mlm' has none"),
+        ({"task": "mlm", "data.source": "text"}, r"model\.head\.crf=True needs task='tag', not 'mlm'"),
         ({"task": "lm", "model.family": "decoder"}, r"model\.head, but for its bias, is read by encoder and vit"),
     ],
 )
