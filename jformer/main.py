@@ -67,9 +67,8 @@ from pathlib import Path
 from absl import flags
 
 from jformer.config import as_config_dict, load_config, resolve
-from jformer.config.config_files import run_config_file
+from jformer.config.config_files import override, run_config_file
 from jformer.config.options import Config, flatten
-from jformer.config.overrides import override
 from jformer.config.resume import resume_config
 from jformer.data.progress import show_progress
 from jformer.parallel import processes

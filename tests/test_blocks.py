@@ -18,8 +18,8 @@ import jax
 import pytest
 
 from jformer.config import default_config, resolve
+from jformer.config.config_files import override
 from jformer.config.options import Config, flatten
-from jformer.config.overrides import override
 from jformer.main import read_flags
 from jformer.tools.hf.__main__ import main as hf
 from tests.blocks import BLOCK, PAGES, ROOT, Reader, blocks, shortened

@@ -11,8 +11,7 @@ from etils import epath
 
 from jformer import plugins
 from jformer.config import default_config, load_config, resolve, save_config
-from jformer.config.config_files import run_config_file
-from jformer.config.overrides import override
+from jformer.config.config_files import override, run_config_file
 from jformer.errors import UserError
 
 TABLE = {"sqrt": "math:sqrt", "twice": lambda x: 2 * x}

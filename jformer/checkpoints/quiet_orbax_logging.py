@@ -11,13 +11,9 @@ _print_unraisable = sys.unraisablehook
 
 def log_failures_once() -> None:
     """Drop messages about errors that are also raised: Orbax's tracebacks, closed event loop and cancelled reads."""
-    logging.getLogger("absl").addFilter(_is_logged_here_alone)
+    logging.getLogger("absl").addFilter(lambda record: not (record.exc_info and "/orbax/" in record.pathname))
     sys.unraisablehook = _unraisable
     warnings.filterwarnings("ignore", CANCELLED, RuntimeWarning)
-
-
-def _is_logged_here_alone(record: logging.LogRecord) -> bool:
-    return not (record.exc_info and "/orbax/" in record.pathname)
 
 
 def _unraisable(error: "sys.UnraisableHookArgs") -> None:

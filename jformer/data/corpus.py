@@ -220,12 +220,14 @@ def _build(split: Split, encoder: ExampleEncoder, folder: Path) -> None:
     half_made = _half_made(folder)
     shutil.rmtree(half_made, ignore_errors=True)
     half_made.mkdir(parents=True)
-    dtypes = [_smallest_dtype(side.tokenizer) for side in (encoder.source, encoder.target)]
+    sizes = [side.tokenizer.vocab_size if side.tokenizer else 1 for side in (encoder.source, encoder.target)]
+    dtypes = [np.min_scalar_type(size - 1) for size in sizes]
     chunks = [[np.zeros(0, dtype)] for dtype in dtypes]
     lengths: list[list[int]] = [[], []]
     texts = [hashes([])]
     with show_progress(f"tokenizing {split.name}", split.size) as done:
-        for pairs in _in_chunks(split.read(counts), CHUNK):
+        stream = split.read(counts)
+        while pairs := list(islice(stream, CHUNK)):
             examples = encoder.encode(pairs, counts)
             for i, side in enumerate((encoder.source, encoder.target)):
                 sequences = [example[i] for example in examples]
@@ -237,9 +239,9 @@ def _build(split: Split, encoder: ExampleEncoder, folder: Path) -> None:
             done.examples += len(pairs)
     with writing(folder):
         np.save(half_made / PAIRS, np.sort(np.concatenate(texts)))
-        for name, values, sizes in zip(SIDES, chunks, lengths, strict=True):
+        for name, values, counted in zip(SIDES, chunks, lengths, strict=True):
             np.save(half_made / f"{name}.values.npy", np.concatenate(values))
-            np.save(half_made / f"{name}.offsets.npy", np.cumsum([0, *sizes]))
+            np.save(half_made / f"{name}.offsets.npy", np.cumsum([0, *counted]))
         (half_made / "counts.json").write_text(json.dumps({"examples used": 0, **counts}))
         seal(half_made)
         half_made.rename(folder)
@@ -255,19 +257,10 @@ def _damaged(folder: Path) -> list[str]:
     return missing or damaged(folder)
 
 
-def _smallest_dtype(tokenizer: Tokenizer | None) -> np.dtype:
-    return np.min_scalar_type(tokenizer.vocab_size - 1 if tokenizer else 0)
-
-
 def _flat(sequences: Sequence[Sequence[int]], dtype: np.dtype) -> np.ndarray:
     if sequences and isinstance(sequences[0], np.ndarray):
         return np.concatenate(sequences, dtype=dtype)
     return np.fromiter(chain.from_iterable(sequences), dtype)
-
-
-def _in_chunks(pairs: Iterator[Pair], size: int) -> Iterator[list[Pair]]:
-    while chunk := list(islice(pairs, size)):
-        yield chunk
 
 
 @contextlib.contextmanager

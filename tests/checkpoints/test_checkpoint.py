@@ -481,7 +481,7 @@ def test_a_save_that_fails_where_nothing_can_be_listed_is_one_line(copied, monke
         with monkeypatch.context() as broken:
             broken.setattr(run._orbax, "wait_until_finished", refuse)
             broken.setattr(folders, "_paths", refuse)
-            with pytest.raises(UserError, match=r"/50: could not be written \(stale file handle\); which steps"):
+            with pytest.raises(UserError, match=r"/50: could not be written \(stale file handle\); the saved steps"):
                 run._finish(50, run.manifest(40), on_host(state(50)))
 
 

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from jformer.config import as_config_dict, checks, default_config, load_config, options, resolve, resume, save_config
-from jformer.config.config_files import run_config_file
+from jformer.config.config_files import override, run_config_file
 from jformer.config.options import Config
-from jformer.config.overrides import override
 from jformer.config.presets import PRESETS
 from jformer.data import tokenizers
 from jformer.data.data_config import NOISES, TOKENIZERS, DataConfig, SourceConfig

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jformer.config import default_config, resolve
-from jformer.config.overrides import override
+from jformer.config.config_files import override
 from jformer.errors import UserError
 from tests.config.test_config import DEFAULTS, WRONG, typos, with_values
 from tests.faults.runs import Runs

@@ -139,18 +139,6 @@ def test_signs_of_sentencepiece_in_the_text_cost_no_more_than_themselves(kind):
     assert tokenizer.decode(tokenizer.encode(["a▅man"])[0]) == "a⁇man"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_saved_and_loaded_is_the_same(kind, tmp_path):
-    tokenizer = learn_from(kind, normalization="nfkc")
-    tokenizer.save(tmp_path, "source")
-    loaded = load(tmp_path, "source")
-    lines = [*corpus(20), "ｗｉｄｅ ﬁ 家"]
-    assert loaded.encode(lines) == tokenizer.encode(lines)
-    assert (loaded.vocab_size, loaded.fingerprint) == (tokenizer.vocab_size, tokenizer.fingerprint)
-    assert [path.stem for path in tmp_path.iterdir()] == ["source"]
-
-
 def test_learning_is_the_same_in_every_process(tmp_path):
     here = {kind: learn_from(kind).fingerprint for kind in KINDS}
     code = (

@@ -5,7 +5,7 @@ import threading
 import pytest
 from etils.epath import Path
 
-from jformer.config.overrides import override
+from jformer.config.config_files import override
 from jformer.errors import UserError
 from jformer.parallel.processes.children import signals_to
 from jformer.tools.sweep.worker import LEASE_LOST, Worker
