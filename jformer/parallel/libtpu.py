@@ -18,8 +18,8 @@ SETTINGS = {  # with these it does not query a metadata server, which is not the
 def silence_libtpu() -> None:
     """Keep libtpu and JAX's CUDA plugin from printing a page of errors when JAX looks for a device that is not there.
 
-    Call this before JAX initializes its devices. Changes nothing if there is a TPU or JAX_PLATFORMS is set, and no
-    variable that is already set.
+    Call this before JAX initializes its devices. Changes no variable that is already set, and none of libtpu's if there
+    is a TPU or JAX_PLATFORMS is set.
     """
     if find_spec("libtpu") and "JAX_PLATFORMS" not in os.environ and not has_tpu():
         for name, value in SETTINGS.items():
