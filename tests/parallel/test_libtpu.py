@@ -17,6 +17,7 @@ def environment(monkeypatch, tmp_path):
     variables = {}
     monkeypatch.setattr(libtpu, "find_spec", lambda name: name == "libtpu")
     monkeypatch.setattr(libtpu, "PCI_DEVICES", tmp_path)
+    monkeypatch.setattr(libtpu, "NVIDIA_DRIVER", tmp_path)
     monkeypatch.setattr(libtpu, "os", SimpleNamespace(environ=variables))
     (tmp_path / "0000:00:04.0").mkdir()
     return variables, (tmp_path / "0000:00:04.0" / "vendor").write_text
@@ -45,3 +46,11 @@ def test_jax_starts_without_a_word():
     inherited = {name: value for name, value in os.environ.items() if name not in {"JAX_PLATFORMS", *libtpu.SETTINGS}}
     done = subprocess.run([sys.executable, "-c", program], env=inherited, capture_output=True, text=True, check=True)
     assert done.stderr == ""
+
+
+def test_cuda_libraries_are_not_checked_without_a_driver(environment, monkeypatch, tmp_path):
+    variables, set_vendor = environment
+    set_vendor("0x1ae0\n")
+    monkeypatch.setattr(libtpu, "NVIDIA_DRIVER", tmp_path / "none")
+    libtpu.silence_libtpu()
+    assert variables == {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
