@@ -1,4 +1,4 @@
-"""Every option once, with its default and its reason: the sections of a config, and the names its choices have.
+"""All options with their defaults: the sections of a config, and the names of its choices.
 
 The sections that belong to a room are defined there (data/data_config.py, models/model_config.py and
 decoding/decode_config.py below jformer/); the others are here, and `Config` joins them. Plain frozen dataclasses:
@@ -32,8 +32,8 @@ PARTS = (  # keys whose values may name a part of one's own; data.mixture has a 
 ONE_PASS = ("classify", "tag", "qa")  # tasks whose answers are not searched for
 OF_IMAGES = ("caption",)  # tasks whose source is an image and never a text
 OPTIMIZERS = ("adam", "adamw", "adafactor")
-OPEN_SCHEDULES = ("noam", "inverse_square_root", "t5", "constant")  # their rates do not depend on train.num_steps
-ENDING_SCHEDULES = ("cosine", "linear", "warmup_stable_decay")  # theirs do: such a run cannot be prolonged
+OPEN_SCHEDULES = ("noam", "inverse_square_root", "t5", "constant")  # rates do not depend on train.num_steps
+ENDING_SCHEDULES = ("cosine", "linear", "warmup_stable_decay")  # rates do, so that a run cannot be extended
 SCHEDULES = (*OPEN_SCHEDULES, *ENDING_SCHEDULES)
 TEXT_SCORES = ("bleu", "chrf", "ter")
 # Of all other metrics higher is better.
@@ -87,7 +87,7 @@ class OptimConfig:
     weight_decay: float = 0.0  # adamw, on matrices only (Loshchilov and Hutter 2019)
     # Of the global gradient norm (Pascanu et al. 2013); 0 = off. It costs nothing and keeps runs that one batch loses.
     clip_norm: float = 1.0
-    # The share of probability that targets give to all classes alike: it costs perplexity and gains BLEU (section 5.4).
+    # The probability that is spread evenly over all classes: it costs perplexity and gains BLEU (section 5.4).
     label_smoothing: float = 0.1
     r_drop: float = 0.0  # alpha of R-Drop: two passes with dropout of their own shall agree (Liang et al. 2021)
 
@@ -114,20 +114,20 @@ class TrainConfig:
     """How long to train, what to keep and what to start from. Counts are updates."""
 
     num_steps: int = 100_000  # updates of the whole run, those before a restart included
-    num_epochs: float = 0.0  # passes over the training text: num_steps becomes their updates, and is their limit
-    max_minutes: float = 0.0  # of training, over all restarts: then it ends as after num_steps; 0 = no limit
-    log_every: int = 100  # a row of metrics.jsonl, and a line, are of so many updates
+    num_epochs: float = 0.0  # passes over the training text: sets num_steps, which is then also their limit
+    max_minutes: float = 0.0  # of training, over all restarts; then it ends as after num_steps; 0 = no limit
+    log_every: int = 100  # updates of a row of metrics.jsonl and of a logged line
     eval_every: int = 1_000  # validation loss and sample translations; 0 = never
     checkpoint_every: int = 1_000  # must divide eval_every, so that the best evaluation has a checkpoint
-    checkpoint_minutes: float = 0.0  # save too, with a row, once the last save is so long ago; 0 = by updates alone
+    checkpoint_minutes: float = 0.0  # also save, with a row, when the last save is this long ago; 0 = by updates only
     # Newest checkpoints kept, never fewer than evaluate.average_last; the best one is kept too. In a bucket, and of
     # several processes, at least 2: a new one is not read back there, and might be damaged.
     keep_last: int = 5
-    patience: int = 0  # stop after so many evaluations in a row without a better one; 0 = never
+    patience: int = 0  # stop after this many consecutive evaluations without a better one; 0 = never
     best_by: str = "loss"  # what makes an evaluation better: loss | accuracy | a score of evaluate.during
     accumulation: int = 1  # microbatches of one update, for batches that do not fit the memory at once
     ema_decay: float = 0.0  # moving average of parameters beside the trained ones (Polyak and Juditsky 1992); 0 = off
-    max_skipped: int = 10  # stop after so many updates in a row that were not finite
+    max_skipped: int = 10  # stop after this many consecutive updates that were not finite
     # Another run's workdir: start from its parameters with a fresh optimizer, and a fresh head where that has other
     # shapes, as that of another task or of more labels has.
     init_from: str = ""
@@ -138,9 +138,9 @@ class TrainConfig:
     samples: int = 3  # validation sentences translated at every evaluation; 0 = none
     trackers: tuple[str, ...] = ()  # services that get the rows, too: wandb, mlflow; each needs the extra of its name
     profile_steps: str = ""  # "10:13" = trace updates 10, 11, 12 and 13 into WORKDIR/profile; "" = none
-    # A process that stands still so long ends the run; 0 = 10 updates, at least a minute. What was never timed
-    # (compiling, validating, saving), or took half of that, has ten times as long, with a busy processor as progress;
-    # a process alone is not judged there.
+    # A process that makes no progress for this long ends the run; 0 = the time of 10 updates, at least a minute. Phases
+    # that were never timed (compiling, validating, saving), or took half of that, have ten times as long, and a busy
+    # processor counts as progress there; a single process has no limit there.
     stall_seconds: float = 0.0
     # FLOPs a second of a device, which MFU is a share of (Chowdhery et al. 2022); 0 = its data sheet's, or measured.
     peak_flops: float = 0.0
@@ -156,13 +156,13 @@ class EvaluateConfig:
     """What the test sets are scored with."""
 
     weights: str = "last"  # last | best | average (of average_last checkpoints) | ema
-    average_last: int = 5  # the newest regular checkpoints (Vaswani et al. 2017, section 6.1), or as many as there are
+    average_last: int = 5  # the newest regular checkpoints, or all if fewer (Vaswani et al. 2017, section 6.1)
     # bleu (Papineni et al. 2002) | chrf (Popović 2015) | ter (Snover et al. 2006), which takes by far the longest; by
     # sacreBLEU (Post 2018). Exact match and perplexity are always there.
     scores: tuple[str, ...] = ("bleu", "chrf")
     # Scores of greedy answers at every evaluation while training, such as ("bleu",): of tasks in SCORES_DURING.
     during: tuple[str, ...] = ()
-    during_examples: int = 500  # the first so many of data.valid
+    during_examples: int = 500  # examples from the start of data.valid
     tokenize: str = "13a"  # sacreBLEU's tokenization (Post 2018); "none" for text that is tokenized already
     lowercase: bool = False  # BLEU and chrF compare without case, as some papers do; the signature says so
 
@@ -171,7 +171,7 @@ class EvaluateConfig:
 class MeshConfig:
     """How the devices are laid out; their number is the product of the three. Results do not depend on it."""
 
-    data: int = -1  # parts that rows are split among, each with all parameters; -1 = as many as the devices allow
+    data: int = -1  # parts that split the rows, each with all parameters; -1 = all remaining devices
     # Devices of a part that split its rows, and store parameters and optimizer split among them (Rajbhandari et al.
     # 2020); or -1.
     fsdp: int = 1
@@ -195,19 +195,19 @@ class Config:
 
 
 def final_scores(config: Config) -> tuple[str, ...]:
-    """Return the names of the scores that a test set of a run has; of the scores of texts those that were asked for."""
+    """Return the names of a test set's scores; of text scores, those in evaluate.scores."""
     names = LABEL_SCORES[config.data.labels] if config.task == "classify" else TEST_SCORES.get(config.task, ())
     own = tuple(filter(is_own, config.evaluate.scores)) if set(names) & {*TEXT_SCORES} else ()
     return (*(name for name in names if name not in TEXT_SCORES or name in config.evaluate.scores), *own)
 
 
 def is_open(schedule: str) -> bool:
-    """Return whether a schedule's rates do not depend on train.num_steps; those of one's own are taken to do."""
+    """Return whether a schedule's rates are independent of train.num_steps; not assumed of one's own schedules."""
     return schedule in OPEN_SCHEDULES
 
 
 def scores_during(config: Config) -> tuple[str, ...]:
-    """Return the names of the scores that a run can have of answers while it trains; none where it answers nothing."""
+    """Return the names of the scores of answers that are possible during training; none for tasks without answers."""
     return SCORES_DURING.get(config.data.labels if config.task == "classify" else config.task, ())
 
 
@@ -218,7 +218,7 @@ def changed(config: Config) -> dict[str, tuple[object, object]]:
 
 
 def own_parts(flat: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the `package.module:function` parts that dotted keys name; values may be wrong in any way."""
+    """Return the `package.module:function` parts that dotted keys name; values need not be valid."""
     mixture = flat.get("data.mixture", ())
     corpora = mixture if isinstance(mixture, tuple | list) else ()
     values = [flat.get(key) for key in PARTS] + [each.get("source") for each in corpora if isinstance(each, Mapping)]

@@ -184,7 +184,7 @@ def cheapest_cuts(cost: np.ndarray, count: np.ndarray, parts: int) -> np.ndarray
 
 
 def shape_of(source_length: int, target_length: int, tokens: int, row_multiple: int, lower: str) -> Shape:
-    """Return the shape with as many rows as a batch can have.
+    """Return the shape with the most rows that a batch can have.
 
     Args:
         source_length, target_length: positions of a row on either side.
