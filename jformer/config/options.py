@@ -114,7 +114,7 @@ class TrainConfig:
     """How long to train, what to keep and what to start from. Counts are updates."""
 
     num_steps: int = 100_000  # updates of the whole run, those before a restart included
-    num_epochs: float = 0.0  # passes over the training text: sets num_steps, which is then also their limit
+    num_epochs: float = 0.0  # passes over the training text: sets num_steps, whose given value is the limit
     max_minutes: float = 0.0  # of training, over all restarts; then it ends as after num_steps; 0 = no limit
     log_every: int = 100  # updates of a row of metrics.jsonl and of a logged line
     eval_every: int = 1_000  # validation loss and sample translations; 0 = never
