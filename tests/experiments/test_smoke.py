@@ -39,6 +39,7 @@ ARGUMENTS = {  # what a command cannot do without
 NEEDS = {
     "export_digits": "sklearn",
     "finetune_imported": "transformers",
+    "gpu_programs": "jax_cuda13_plugin",
     "programs": "libtpu",
     "scaling": "libtpu",
 }

@@ -12,6 +12,7 @@ from jformer.checkpoints.weights import abstract_params
 from jformer.config.options import Config
 from jformer.data.plan import Shape
 from jformer.data.tokenizers import Symbols
+from jformer.inference.forced_pass import make_scorer
 from jformer.inference.generation import make_answer, make_setup
 from jformer.models import ModelConfig, build_model
 from jformer.parallel.backend import compiling_for
@@ -83,12 +84,15 @@ def compile_update(config: Config, task: Task, model: ModelConfig, shape: Shape,
         return figures(_compile(step.lower(*arguments), mesh), mesh)
 
 
-def compile_answer(config: Config, task: Task, model: ModelConfig, shape: Shape, mesh: Mesh) -> Figures:
+def compile_answer(
+    config: Config, task: Task, model: ModelConfig, shape: Shape, mesh: Mesh, ensemble: int = 1
+) -> Figures:
     """Compile the program that answers a batch: the whole search, or the classes.
 
     Args:
         config, task, model, mesh: as for `compile_update`.
         shape: from `answer_shape`: rows of a batch, positions of a source, and tokens of an output.
+        ensemble: the number of models that decide together.
     """
     room = shape.target_length
     batch = _answer_batch(model, task, shape, mesh)
@@ -96,8 +100,17 @@ def compile_answer(config: Config, task: Task, model: ModelConfig, shape: Shape,
     with compiling_for(_platform(mesh)):
         built = build_model(model)
         params = abstract_params(built, mesh)
-        answer = make_answer(make_setup([built], config.decode, vocabulary, Symbols(), mesh), task.answer)
-        return figures(_compile(answer.lower((params,), batch, room), mesh), mesh)
+        answer = make_answer(make_setup([built] * ensemble, config.decode, vocabulary, Symbols(), mesh), task.answer)
+        return figures(_compile(answer.lower((params,) * ensemble, batch, room), mesh), mesh)
+
+
+def compile_score(config: Config, task: Task, model: ModelConfig, shape: Shape, mesh: Mesh) -> Figures:
+    """Compile the program that scores given targets; arguments as for `compile_update`."""
+    with compiling_for(_platform(mesh)):
+        built = build_model(model)
+        score: Any = make_scorer([built], config.decode.ensemble_average, mesh)
+        batch = abstract_batch(model, task.answer, shape, mesh)
+        return figures(_compile(score.lower((abstract_params(built, mesh),), batch), mesh), mesh)
 
 
 def _answer_batch(model: ModelConfig, task: Task, shape: Shape, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
