@@ -41,7 +41,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name → preset, options
     "llama": ("tinyllama_1b", {}),
     "t5": ("t5_small", {}),
     "t5 denoise": ("t5_small", {"task": "denoise", "model.vocab_size": 8_192}),
-    "bart": ("bart_base", {}),
+    "bart": ("bart_base", {"model.vocab_size": 8_192}),
     "marian": ("marian", {}),
     "bert mlm": ("bert_base", {"task": "mlm", "model.vocab_size": 8_192}),
     "bert classify": ("bert_base", {"task": "classify"}),

@@ -105,7 +105,11 @@ def compile_answer(
 
 
 def compile_score(config: Config, task: Task, model: ModelConfig, shape: Shape, mesh: Mesh) -> Figures:
-    """Compile the program that scores given targets; arguments as for `compile_update`."""
+    """Compile the program that scores given targets.
+
+    Args:
+        config, task, model, shape, mesh: as for `compile_update`.
+    """
     with compiling_for(_platform(mesh)):
         built = build_model(model)
         score: Any = make_scorer([built], config.decode.ensemble_average, mesh)
