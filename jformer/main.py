@@ -88,7 +88,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run one mode and return the exit code, one of those that `errors` lists."""
     argv = sys.argv if argv is None else argv
     if any(argument in ("--help", "-h", "-help") for argument in argv):
-        print(__doc__)
+        with contextlib.suppress(BrokenPipeError):  # of a reader such as head
+            print(__doc__, flush=True)
         return DONE
     silence_libtpu()
     with processes.heed_signals("stopped"):

@@ -170,3 +170,10 @@ print(jformer.train(config, {str(tmp_path / "run")!r}))
     assert (process.returncode, out) == (0, "False\n"), err
     (step,) = (int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert step >= 2
+
+
+@pytest.mark.parametrize("option", [{"max_length": 2}, {"forbid": ("x",)}, {"ensemble": ("runs/b",)}])
+def test_a_search_of_ids_refuses_what_it_does_not_read(option):
+    model = jformer.build_model(jformer.ModelConfig(vocab_size=16, num_layers=1, d_model=8, d_ff=8, num_heads=2))
+    with pytest.raises(jformer.UserError, match=next(iter(option))):
+        jformer.search(model, {}, jformer.make_batch([[4, 5]]), 4, **option)

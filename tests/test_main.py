@@ -409,3 +409,12 @@ def test_a_folder_in_the_place_of_a_file_is_one_line(tmp_path, capsys):
     assert call(f"--workdir={run}", "--mode=report", f"--output={tmp_path}/page.html") == 2
     said = f"jformer: {run}/samples.jsonl: Is a directory; move it away, or make it one that can be read and written\n"
     assert capsys.readouterr().err == said
+
+
+def test_help_ends_quietly_when_its_reader_leaves():
+    with subprocess.Popen(
+        [sys.executable, "-m", "jformer.main", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.close()
+        assert process.wait(60) == 0
+        assert "Traceback" not in process.stderr.read()

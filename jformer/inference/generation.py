@@ -186,6 +186,12 @@ def begin_search(setup: SearchSetup, params: Sequence[PyTree], batch: SearchBatc
     return sample(*begun, options.filters, _keys(options.seed, batch["line"], options.hypotheses))
 
 
+OF_TEXTS = {  # options of decode that a search of ids does not read
+    "max_length", "max_extra_length", "forbid", "only", "max_answer_length", "no_answer_threshold", "ensemble",
+    "ensemble_average", "inputs", "outputs", "scores", "alignments", "overlong", "batch_size", "dtype", "mbr_utility",
+}  # fmt: skip
+
+
 def search_ids(
     model: Model,
     params: PyTree,
@@ -207,10 +213,13 @@ def search_ids(
         prompt: the tokens that outputs continue, padded with PAD; None = BOS alone.
 
     Raises:
-        UserError: for options that cannot work together.
+        UserError: for options that cannot work together, and for those of texts and files.
     """
     settings = DecodeConfig(**cast(Any, options))
     settings.check()
+    unread = sorted({*options} & OF_TEXTS)
+    if unread:
+        raise UserError(f"search of ids reads no {', '.join(unread)}: `room` is the most tokens; leave the others out")
     symbols, vocabulary = Symbols(), model.config.target_vocab_size or model.config.vocab_size
     if prompt is None:
         prompt = jnp.full((len(next(iter(batch.values()))), 1), symbols.bos, jnp.int32)  # type: ignore[arg-type]

@@ -23,7 +23,8 @@ ROWS = PartitionSpec(None, DATA)  # of batch leaves [a b …] in steps that spli
 EVERY_ROW = PartitionSpec((DATA, FSDP))
 
 # A regular expression over a parameter's path → the mesh axes that its last axes are split over; the axis of layers, in
-# front of them, is never split. The first row that matches counts. A kernel [inputs outputs] is split over `tensor` as
+# front of them, is never split. The first row that matches counts; what none matches is small, as norms and recurrent
+# models are, or a user's own, and lies whole on every device. A kernel [inputs outputs] is split over `tensor` as
 # matmul.py multiplies by it, so that a block needs one sum over devices for attention and one for the feed-forward
 # (Shoeybi et al. 2019, section 3): q, k, v and up by their outputs, o and down by their inputs.
 PARAMETER_AXES: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -35,17 +36,6 @@ PARAMETER_AXES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"^(source_|target_)?embedding/embedding$", (TENSOR, FSDP)),
     (r"^head/output/kernel$", (FSDP, TENSOR)),
     (r"^head/bias$", (TENSOR,)),
-    # Small parameters are replicated.
-    (r"/(o|down)/bias$", ()),
-    (r"norm/(scale|bias)$", ()),
-    (r"(positions|segments|position_bias)/embedding$", ()),
-    (r"^head/transform/", ()),
-    (r"^(pooler/dense|classifier|patches)/(kernel|bias)$", ()),
-    (r"^(class_token|transitions)$", ()),
-    # And so are recurrent models.
-    (r"^(encoder|decoder)/(forward|backward|layers)_\d+/", ()),
-    (r"^(encoder|decoder)/(alignment|feed|readout)/", ()),
-    (r"^bridge_\d+/", ()),
 )
 
 
@@ -72,7 +62,8 @@ def parameter_names(params: PyTree) -> PyTree:
 def parameter_specs(params: PyTree) -> PyTree:
     """Return the PartitionSpec of each parameter (or its shape), which its gradient and moments share.
 
-    Raises ValueError for a parameter that is not in the table, or that has fewer axes than its row there.
+    A parameter of a name that the table does not know, as a layer of one's own may have, is whole on every device.
+    Raises ValueError for one that has fewer axes than its row there.
     """
 
     def spec(path: Any, leaf: Any) -> PartitionSpec:
@@ -86,10 +77,7 @@ def parameter_specs(params: PyTree) -> PyTree:
 
 
 def _axes_of(name: str) -> tuple[str, ...]:
-    for pattern, axes in PARAMETER_AXES:
-        if re.search(pattern, name):
-            return axes
-    raise ValueError(f"parameter {name}: add its axes to PARAMETER_AXES in jformer/parallel/sharding.py")
+    return next((axes for pattern, axes in PARAMETER_AXES if re.search(pattern, name)), ())
 
 
 def parameter_shardings(mesh: Mesh, params: PyTree, whole: Sequence[str] = ()) -> PyTree:

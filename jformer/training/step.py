@@ -150,6 +150,8 @@ def _make_train_step(
         gradient, sums = mean_gradient(state.params, batch, key)
         norm = optax.tree.norm(gradient)
         updates, opt_state = tx.update(gradient, state.opt_state, state.params)
+        if frozen is not None:  # weight decay would move them without a gradient
+            updates = jax.tree.map(lambda fixed, x: jnp.zeros_like(x) if fixed else x, frozen, updates)
         params = optax.apply_updates(state.params, updates)
         ema = None if state.ema is None else moving_average(state.ema, params, ema_decay, state.step - state.skipped)
         # A finite gradient can still end in NaN: by epsilon or a learning rate that float32 cannot hold.

@@ -54,9 +54,8 @@ def test_kernels_are_split_over_tensor_by_their_heads_and_over_fsdp_the_other_wa
     }
 
 
-def test_parameter_without_a_place_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"^parameter encoder/mystery: add its axes to PARAMETER_AXES"):
-        parameter_specs({"encoder": {"mystery": jnp.ones(3)}})
+def test_a_parameter_of_ones_own_is_whole_on_every_device():
+    assert parameter_specs({"encoder": {"mystery": jnp.ones((3, 2))}}) == {"encoder": {"mystery": P()}}
 
 
 def test_a_parameter_with_fewer_axes_than_its_row_splits_is_refused_by_name():
