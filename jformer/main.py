@@ -304,7 +304,7 @@ def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:
     flags.DEFINE_string("format", None, "What to write.", flag_values=options)
     flags.DEFINE_string("topology", "", "A TPU slice or GPUs.", flag_values=options)
     flags.DEFINE_float("price", 0.0, "Dollars for an hour of a chip.", lower_bound=0.0, flag_values=options)
-    flags.DEFINE_bool("distributed", False, "One of several processes, as the cluster says.", flag_values=options)
+    flags.DEFINE_bool("distributed", False, "One of several processes, detected from the cluster.", flag_values=options)
     flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0.", flag_values=options)
     flags.DEFINE_integer("processes", None, "How many processes there are.", flag_values=options)
     flags.DEFINE_integer("process", None, "Which of them this is.", flag_values=options)

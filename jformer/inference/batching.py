@@ -15,8 +15,8 @@ from jaxtyping import PyTree
 from jformer.decoding.search import Decoded
 from jformer.errors import UserError
 from jformer.inference.answers import Piece
-from jformer.inference.heads import ClassScores, Estimates, Spans
 from jformer.inference.inputs import LONG_INPUT, Attempt, Inputs
+from jformer.inference.one_pass import ClassScores, Estimates, Spans
 from jformer.parallel.backend import is_one_cpu
 from jformer.parallel.sharding import round_up_rows
 from jformer.tasks.crf import Tags

@@ -21,8 +21,8 @@ from jformer.errors import UserError
 from jformer.inference.answers import Attended, AttentionWeights, Choice, EncodedPair, Part
 from jformer.inference.batching import CompileClock, batch_rows, ignore, refuse_nan, shapes_of, sorted_batches
 from jformer.inference.generation import KEPT
-from jformer.inference.heads import HEADS, marked_pair
 from jformer.inference.inputs import Inputs
+from jformer.inference.one_pass import HEADS, marked_pair
 from jformer.models.batch import Batch
 from jformer.models.model import Model
 from jformer.parallel.activations import constrain_sharding

@@ -156,7 +156,7 @@ def scored_record(scored: Scored, token_scores: bool) -> dict[str, object]:
 def _object(
     line: str, kinds: Mapping[str, Any], needed: Sequence[str], counts: Counter[str], lines: bool
 ) -> dict[str, Any]:
-    """Return a JSON object of texts, or lists of them as `kinds` says; with `lines`, texts keep their line breaks.
+    """Return a JSON object of texts, or lists of them by `kinds`; with `lines`, texts keep their line breaks.
 
     Characters that JSON can spell but no text has become U+FFFD and are counted.
     """

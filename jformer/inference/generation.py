@@ -28,7 +28,7 @@ from jformer.decoding.rules import Rules
 from jformer.decoding.sample import sample
 from jformer.decoding.search import Decoded, SearchLoop, Start, Trace
 from jformer.errors import UserError
-from jformer.inference.heads import HEADS
+from jformer.inference.one_pass import HEADS
 from jformer.models.batch import Batch
 from jformer.models.model import Model
 from jformer.models.parts import STACKED

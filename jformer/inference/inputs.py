@@ -16,7 +16,7 @@ from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer, Symbols, Tokeni
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, EncodedPair, Piece, Request
-from jformer.inference.heads import HEADS, tagged_pair
+from jformer.inference.one_pass import HEADS, tagged_pair
 from jformer.models import ModelConfig
 from jformer.tasks.batch_arrays import id_limits
 

@@ -35,8 +35,8 @@ from jformer.inference.answers import (
 from jformer.inference.batching import BatchedSearch, Found, NBest, ignore, refuse_nan
 from jformer.inference.forced_pass import ForcedPass, WatchedPass, to_restore
 from jformer.inference.generation import PreparedParams, make_answer, make_setup, writable
-from jformer.inference.heads import HEADS
 from jformer.inference.inputs import Inputs
+from jformer.inference.one_pass import HEADS
 from jformer.inference.search_tree import RecordedSearch, refuse_without_beam
 from jformer.integrity import digest_of
 from jformer.models.parts import count_params

@@ -18,8 +18,8 @@ from jformer.errors import UserError
 from jformer.inference.answers import Piece, SearchTree
 from jformer.inference.batching import NBest, batch_rows, read_row, sorted_batches
 from jformer.inference.generation import SearchSetup, make_recorder
-from jformer.inference.heads import HEADS
 from jformer.inference.inputs import Inputs
+from jformer.inference.one_pass import HEADS
 
 
 class RecordedSearch:

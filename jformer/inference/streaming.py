@@ -16,7 +16,7 @@ from jformer.errors import UserError
 from jformer.inference.answers import Output, Piece
 from jformer.inference.batching import NBest, batch_rows, read_row
 from jformer.inference.generation import make_setup, make_stream
-from jformer.inference.heads import HEADS
+from jformer.inference.one_pass import HEADS
 from jformer.inference.predict import Predictor
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # the bytes of a character so far

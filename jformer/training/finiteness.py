@@ -2,7 +2,7 @@
 
 Recomputes the update while inspecting the output of every module; the training state is not changed.
 
-Letters in shapes: a microbatches, l layers of a stack, · whatever axes follow.
+Letters in shapes: a microbatches, l layers of a stack, · any further axes.
 """
 
 import functools

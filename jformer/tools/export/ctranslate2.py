@@ -72,7 +72,7 @@ def build_spec(
         config: one that `check` lets through.
         params: the parameters of that model, the layers of a stack on the first axis.
         vocabularies: the written forms of the source and target ids. Rows of a table past them are left out.
-        longest: the most positions of either side, where no table of the model says how many there are.
+        longest: the most positions of either side, if no table of the model limits them.
         symbols: those of the target. With others than ours, sources come with all that stands around them.
         never: the ids that are not written.
 

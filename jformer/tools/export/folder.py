@@ -45,7 +45,7 @@ params.npz    its parameters by name""",
 
 
 def export(config: Config, workdir: Path, format: str, target: Path) -> str:  # noqa: A002
-    """Write the model of a run, with its tokenizers, into a new directory and return a line that says so.
+    """Write the model of a run, with its tokenizers, into a new directory and return a summary.
 
     `format` is "ctranslate2", weights for any search of CTranslate2, or "stablehlo", a
     program with the search of `config.decode` in it. The weights are those that `evaluate.weights` names.

@@ -19,7 +19,7 @@ from jformer.config.checks import divide_rows
 from jformer.config.options import Config
 from jformer.errors import UserError
 from jformer.evaluation.score_tables import aligned
-from jformer.inference.heads import HEADS
+from jformer.inference.one_pass import HEADS
 from jformer.models import ModelConfig
 from jformer.models.flops import update_flops, work_of
 from jformer.parallel.sharding import row_shards

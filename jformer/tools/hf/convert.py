@@ -52,7 +52,7 @@ TRAINING = {
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """What a model's directory does not say about texts."""
+    """Facts about texts that a model's directory does not contain."""
 
     source_language: str = ""  # as the tokenizer writes it, such as eng_Latn
     target_language: str = ""

@@ -15,7 +15,7 @@ from jformer.errors import UserError
 from jformer.inference.answers import Attended, Output, Piece, Request
 from jformer.inference.batching import FEW, SMALL_BATCH
 from jformer.inference.formats import answer_record, scored_record
-from jformer.inference.heads import HEADS
+from jformer.inference.one_pass import HEADS
 from jformer.inference.predict import Predictor
 from jformer.inference.streaming import Streamer, Streaming, refuse_streaming
 from jformer.tasks.task import SPAN

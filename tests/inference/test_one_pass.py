@@ -19,7 +19,7 @@ from jformer.errors import UserError
 from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, Output, Piece, Request, TaggedWord
 from jformer.inference.batching import read_row
 from jformer.inference.formats import write_outputs
-from jformer.inference.heads import HEADS, Spans, best_of_windows, likeliest_spans, marked_pair, read_spans
+from jformer.inference.one_pass import HEADS, Spans, best_of_windows, likeliest_spans, marked_pair, read_spans
 from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.head_config import HeadConfig
 from jformer.models.recurrent_config import RecurrentConfig
