@@ -117,15 +117,15 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
         with TrainingLog(workdir, config, progress, optimizer.schedule, cost, explain) as log:
             parameters, notes = count_params(state.params), [*choices, *origin]
             log.show_start()
-            log.say_all(introduction(config, data, notes, parameters, mesh.devices, peak))
+            log.show(introduction(config, data, notes, parameters, mesh.devices, peak))
             if has_ended(config.train, progress):
-                log.say(f"already trained to update {progress.step}")
+                log.show(f"already trained to update {progress.step}")
             else:
                 needed = update_memory(update, state, longest(data.batches))
                 beside = evaluation_memory(eval_step, state.params, longest(data.valid)) if data.valid else 0
-                log.say_all(memory_lines(config, model.config, mesh, needed, beside))
+                log.show(memory_lines(config, model.config, mesh, needed, beside))
                 if progress.step:
-                    log.say(f"resuming at update {progress.step} of {config.train.num_steps}")
+                    log.show(f"resuming at update {progress.step} of {config.train.num_steps}")
             if processes.is_main_process():
                 save_config(config, workdir / "config.json")  # last, so that a refused run leaves no files
 

@@ -72,8 +72,8 @@ class TrainingLog:
         """
         start = progress.step
         traced = config.train.profiled() if processes.is_main_process() else range(0)
-        self.profile = Profile(workdir / "profile", traced, self.say)
-        self._record = Record(workdir, config, start, self.say) if processes.is_main_process() else None
+        self.profile = Profile(workdir / "profile", traced, self.show)
+        self._record = Record(workdir, config, start, self.show) if processes.is_main_process() else None
         self._config, self._schedule, self._cost = config, schedule, cost
         limit = 60 * config.train.max_minutes
         self._ends = time.monotonic() + limit - progress.seconds if limit else math.inf
@@ -175,7 +175,7 @@ class TrainingLog:
         began = time.monotonic()
         self.heartbeat.enter(f"looking for what was not finite in update {update}")
         self._explained, self._reason = update, self._explain(self._state, update)
-        self.say(f"update {update} was skipped: {self._reason}")
+        self.show(f"update {update} was skipped: {self._reason}")
         self.heartbeat.enter(UPDATING)
         self._since += time.monotonic() - began
 
@@ -244,7 +244,7 @@ class TrainingLog:
                 aside = self._aside / (row["step"] - self._start)
                 left = (total - row["step"]) * (row["seconds_per_update"] + aside)
                 left = min(left, self._ends - time.monotonic())
-                self.say(f"update {row['step']}/{total}: loss {row['loss']:.3f}, {speed}, {_clock(max(0, left))} left")
+                self.show(f"update {row['step']}/{total}: loss {row['loss']:.3f}, {speed}, {_clock(max(0, left))} left")
             else:
                 self._losses.append(row["loss"])
                 curve = sparkline(self._losses)
@@ -254,28 +254,24 @@ class TrainingLog:
                 self._valid_loss = f", valid loss {row['loss']:.3f}"
             names = dict.fromkeys(("loss", "perplexity", "accuracy", *self._config.evaluate.during))
             numbers = ", ".join(f"{name} {row[name]:.3f}" for name in names if name in row)
-            self.say(f"update {row['step']}: {row['split']} {numbers}")
+            self.show(f"update {row['step']}: {row['split']} {numbers}")
 
-    def say(self, text: str) -> None:
-        """Print a line above the bar, and append it to training.log."""
-        if processes.is_main_process():
-            self.heartbeat.note_output()
-            self._bar.write(text, file=sys.stderr)
-            sys.stderr.flush()
-            if self._record:
-                self._record.write_line(text)
-
-    def say_all(self, lines: Iterable[str]) -> None:
-        """Print each line as `say` does."""
-        for line in lines:
-            self.say(line)
+    def show(self, lines: str | Iterable[str]) -> None:
+        """Print a line, or each of several, above the bar, and append it to training.log."""
+        for line in [lines] if isinstance(lines, str) else lines:
+            if processes.is_main_process():
+                self.heartbeat.note_output()
+                self._bar.write(line, file=sys.stderr)
+                sys.stderr.flush()
+                if self._record:
+                    self._record.write_line(line)
 
     def _show_phase(self, text: str) -> None:
         """Show the current phase, "" for none; called by the heartbeat, from its thread and the main one."""
         if not self._bar.disable:
             self._bar.set_description_str(text)
         elif text:
-            self.say(text)
+            self.show(text)
 
     def show_start(self) -> None:
         """Print the options that are not the default, a line for each section, and warnings about the start."""
@@ -284,14 +280,14 @@ class TrainingLog:
             section, _, option = key.rpartition(".")
             sections.setdefault(section, []).append(f"{option}={value!r}")
         for section, options in sections.items():
-            self.say(f"{section}: {', '.join(options)}" if section else ", ".join(options))
+            self.show(f"{section}: {', '.join(options)}" if section else ", ".join(options))
         if self.rows != self._rows:
-            self.say(
+            self.show(
                 f"metrics.jsonl is damaged: {self._rows} rows were written before this update, {self.rows} are left"
             )
         train = self._config.train
         if train.profile_steps and train.profiled()[-1] <= self._start:
-            self.say(f"train.profile_steps={train.profile_steps!r} have passed: no update is traced")
+            self.show(f"train.profile_steps={train.profile_steps!r} have passed: no update is traced")
 
     def show_samples(self, step: int, samples: Sequence[Sample]) -> None:
         """Print and record answers to validation examples."""
@@ -300,7 +296,7 @@ class TrainingLog:
                 self._record.write_sample(step, number, sample)
             mark = "exact" if sample.answer == sample.reference else f"should be: {sample.reference}"
             source, answer = (" ".join(text.split("\n")) for text in (sample.source, sample.answer))
-            self.say(f"    {source}\n      → {answer}" + (f"   ({mark})" if sample.reference else ""))
+            self.show(f"    {source}\n      → {answer}" + (f"   ({mark})" if sample.reference else ""))
 
 
 def _add_up(processes: Sequence[Sequence[Work]]) -> list[Work]:

@@ -14,11 +14,11 @@ from jformer.storage import in_bucket
 class Profile:
     """Traces the updates of train.profile_steps."""
 
-    def __init__(self, folder: Path, updates: range, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, updates: range, show: Callable[[str], None]) -> None:
         """Trace `updates`, which are counted from 1 and may be none, into `folder`, which must lie on a disk."""
         if updates and in_bucket(folder):
             raise UserError("train.profile_steps: a trace cannot be written to a bucket; take a --workdir on a disk")
-        self._folder, self._updates, self._say = folder, updates, say
+        self._folder, self._updates, self._show = folder, updates, show
         self._traced: list[int] = []  # updates of the trace in progress
 
     def close(self) -> None:
@@ -55,4 +55,4 @@ class Profile:
         first, last = self._traced[0], self._traced[-1]
         self._traced = []
         jax.profiler.stop_trace()
-        self._say(f"trace of updates {first} to {last}: {self._folder}")
+        self._show(f"trace of updates {first} to {last}: {self._folder}")

@@ -150,15 +150,15 @@ class Record:
     cannot be written, the run ends with a UserError, and writes them again when it is resumed.
     """
 
-    def __init__(self, workdir: Path, config: Config, step: int, say: Callable[[str], None]) -> None:
+    def __init__(self, workdir: Path, config: Config, step: int, show: Callable[[str], None]) -> None:
         """Open all of it, dropping what follows a step: a killed run wrote it, and its restart repeats it.
 
-        `say` logs a line. Raises UserError for a damaged file, a full disk, and a service that cannot be reached.
+        `show` logs a line. Raises UserError for a damaged file, a full disk, and a service that cannot be reached.
         """
         path, samples = workdir / "metrics.jsonl", workdir / "samples.jsonl"
         self.rows = JsonlWriter.truncate_after(path, step)  # in metrics.jsonl
         JsonlWriter.truncate_after(samples, step, read_sample)
-        self._say = say
+        self._show = show
         self._trackers: dict[str, Tracker] = {
             name: open_tracker(name, workdir, config) for name in config.train.trackers
         }
@@ -186,7 +186,7 @@ class Record:
         except UserError as error:
             self._text.close()
             self._text = None
-            self._say(f"training.log gets no further lines: {error.__cause__}")
+            self._show(f"training.log gets no further lines: {error.__cause__}")
 
     def keep(self) -> None:
         """Flush everything; after this it outlives the process."""
@@ -211,4 +211,4 @@ class Record:
                 send(tracker)
             except Exception as error:  # any error of a tracker is less important than the run
                 del self._trackers[name]
-                self._say(f"{name} failed and gets no further rows; metrics.jsonl has all of them: {error}")
+                self._show(f"{name} failed and gets no further rows; metrics.jsonl has all of them: {error}")

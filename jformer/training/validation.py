@@ -67,7 +67,7 @@ def validate(
     note_best(progress, value, train.best_by)
     if 0 < train.patience <= progress.since_best:
         best = "none was finite" if progress.best is None else f"{progress.best:.4f} of update {progress.best_step}"
-        log.say(f"validation {train.best_by} no longer improves (best: {best}): stopping")
+        log.show(f"validation {train.best_by} no longer improves (best: {best}): stopping")
     log.heartbeat.enter(UPDATING)
     return value if train.best_by in LOWER_IS_BETTER else -value
 
