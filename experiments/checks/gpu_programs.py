@@ -20,7 +20,7 @@ from experiments.measure import smoke_sizes
 from jformer.config import default_config, resolve
 from jformer.config.checks import divide_rows
 from jformer.evaluation.score_tables import aligned
-from jformer.inference.heads import HEADS
+from jformer.inference.one_pass import HEADS
 from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import row_shards
 from jformer.tasks.build import build_task
