@@ -113,7 +113,11 @@ def compile_score(config: Config, task: Task, model: ModelConfig, shape: Shape, 
     with compiling_for(_platform(mesh)):
         built = build_model(model)
         score: Any = make_scorer([built], config.decode.ensemble_average, mesh)
-        batch = abstract_batch(model, task.answer, shape, mesh)
+        split = NamedSharding(mesh, EVERY_ROW)
+        batch = {
+            name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype, sharding=split)
+            for name, array in abstract_batch(model, task.answer, shape, mesh).items()  # of one step of accumulation
+        }
         return figures(_compile(score.lower((abstract_params(built, mesh),), batch), mesh), mesh)
 
 
