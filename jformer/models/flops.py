@@ -22,6 +22,7 @@ KNOWN = (  # options that the counts depend on, or that change no product
     *("dropout", "attention_dropout", "activation_dropout", "embedding_dropout", "output_dropout"),
     *("shared_embedding", "tied_output", "init", "parametrization", "dtype", "relative", "vision", "head"),
     *("recurrent", "mup", "execution"),
+    "window",  # pairs that it hides are computed
     *("attention", "feed_forward"),  # layers of one's own count as those that they replace
 )
 FORWARD_AND_BACKWARD = 3  # a product has two gradients, each as much work; what remat repeats is not counted

@@ -69,6 +69,7 @@ class ModelConfig:
     attention: str = "multi_head"  # or package.module:Class (docs/parts.md), in place of models.Attention
     feed_forward: str = "projections"  # or package.module:Class, in place of models.FeedForward
     attention_scale: str = "sqrt"  # sqrt: 1/sqrt(k) (section 3.2.1) | one: in the initial queries (T5) | off: ablation
+    window: int = 0  # self-attention: only keys at a distance below it (Beltagy et al. 2020, section 3.1); 0 = all keys
     positions: str = "sinusoidal"  # sinusoidal | learned | relative | rotary | alibi | transformer_xl | none
     max_length: int = 512  # learned positions only (Gehring et al. 2017): the longest sequence the table can place
     activation: str = "relu"  # relu | gelu | gelu_tanh | silu, or gated: glu | reglu | geglu | geglu_tanh | swiglu
@@ -209,7 +210,7 @@ class ModelConfig:
     def _check_numbers(self) -> None:
         check_least("model.relative", self.relative, ("num_buckets", "max_distance"), 1)
         check_least("model", self, ("num_layers", "d_model", "d_ff", "num_heads", "max_length"), 1)
-        for key in ("vocab_size", "target_vocab_size", "num_decoder_layers", "num_kv_heads", "d_k", "d_v"):
+        for key in ("vocab_size", "target_vocab_size", "num_decoder_layers", "num_kv_heads", "d_k", "d_v", "window"):
             if getattr(self, key) < 0:
                 raise UserError(f"model.{key}={getattr(self, key)} must be 0 (the default rule) or more")
         check_range("model", self, ("dropout", "attention_dropout", "activation_dropout"), 0, 1)

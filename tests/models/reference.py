@@ -202,7 +202,8 @@ def turn(x):
 
 def hides(c, query, key, causal, prefix):
     """Tell whether the query at one position does not see the key at another."""
-    return causal and key > query and key >= prefix
+    beyond = 0 < c.window <= abs(query - key)  # Beltagy et al. 2020, section 3.1; Jiang et al. 2023, section 2
+    return key >= prefix and ((causal and key > query) or beyond)
 
 
 def position_bias(c, p, distance, causal):

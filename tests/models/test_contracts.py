@@ -33,14 +33,18 @@ EXCEPTIONS = {  # (contract, family) → why it does not apply
 }
 
 
-QUICK = ("transformer_tiny", "t5_small", "rnnsearch_tiny", "image_source")
-BESIDE_PRESETS = {"image_source": "transformer_tiny"}  # architectures that no preset has → the preset they vary
+QUICK = ("transformer_tiny", "t5_small", "rnnsearch_tiny", "image_source", "windowed")
+BESIDE_PRESETS = {  # architectures that no preset has → the preset they vary, and how
+    "image_source": ("transformer_tiny", {"vision": VisionConfig(8, 4, 1, source=True)}),
+    "windowed": ("gpt2", {"window": 3}),
+}
 
 
 def shrink(name):
     """Return a preset at tiny sizes: its shapes change, its choices stay."""
-    if name == "image_source":
-        return dataclasses.replace(shrink(BESIDE_PRESETS[name]), vision=VisionConfig(8, 4, 1, source=True))
+    if name in BESIDE_PRESETS:
+        preset, fields = BESIDE_PRESETS[name]
+        return dataclasses.replace(shrink(preset), **fields)
     fields = vars(resolve(default_config(name)).model)
     if fields["recurrent"].cell:
         return shrink_recurrent(fields)

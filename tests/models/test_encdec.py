@@ -61,8 +61,9 @@ def test_cached_step_equals_full_pass(tiny, fields):
     assert all(leaf.shape[0] == 3 for leaf in jax.tree.leaves([cache["self"], cache["memory"], entries["layers"]]))
 
 
-def test_beams_share_memory_and_entries_and_go_on_from_any_history(tiny):
-    model, params = tiny()
+@pytest.mark.parametrize("window", [0, 1])
+def test_beams_share_memory_and_entries_and_go_on_from_any_history(tiny, window):
+    model, params = tiny(window=window)
     batch = make_batch([7, 4], [5, 5])
     apply = functools.partial(run, model, params)
     one = np.ones((4, 1), bool)

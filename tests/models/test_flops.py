@@ -32,7 +32,7 @@ MODELS = {
     "grouped and gated": ModelConfig(
         **SMALL, **OWN_SIZES, num_kv_heads=2, activation="swiglu", norm="sandwich", positions="relative", bias=False
     ),
-    "decoder": ModelConfig(**SMALL, family="decoder", num_kv_heads=1, positions="rotary", norm="none"),
+    "decoder": ModelConfig(**SMALL, family="decoder", num_kv_heads=1, positions="rotary", norm="none", window=4),
     "untied decoder": ModelConfig(**SMALL, family="decoder", tied_output=False, activation="geglu", positions="alibi"),
     "masked": ModelConfig(**SMALL, family="encoder", embedding_norm=True, head=HeadConfig(transform=True)),
     "texts": ModelConfig(**SMALL, family="encoder", head=HeadConfig(num_classes=3, pooler=True, num_segments=2)),

@@ -30,6 +30,7 @@ OPTIONS = {
     "pooling": ("first", "mean", "none"),
     **dict.fromkeys(("pooler", "transform", "image_source"), (False, True)),
     "num_segments": (0, 2),
+    "window": (0, 3),
 }
 NEVER = {  # value → the values that it never meets
     ("norm", "deepnorm"): [("residual", False)],
@@ -168,10 +169,14 @@ def test_model_equals_the_reference(index):
             np.testing.assert_allclose(found, expected, atol=3e-5 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("window", [0, 1])
 @pytest.mark.parametrize("family", ["encdec", "decoder"])
-def test_all_of_a_text_sees_its_prefix(family):
-    """Two packed texts: of one, two tokens are given, of the other all but the last; fed to a cache, too."""
-    c = ModelConfig(**TINY, family=family, positions="relative", relative=RelativeConfig(8, 7))
+def test_all_of_a_text_sees_its_prefix(family, window):
+    """Two packed texts: of one, two tokens are given, of the other all but the last; fed to a cache, too.
+
+    A window hides nothing of a prefix.
+    """
+    c = ModelConfig(**TINY, family=family, window=window, positions="relative", relative=RelativeConfig(8, 7))
     model, texts, prefixes = build_model(c), draw_examples()[:2], (2, 8)
     params, batch = random_params(model), batch_of([texts])
     batch["target_prefix"] = np.isin(batch["target_segments"], (1, 2)) & (
@@ -205,7 +210,7 @@ def test_an_unknown_choice_is_refused(key):
 
 REFUSALS = [
     *(({key: 0}, f"model.{key}=0 must be at least 1") for key in ("num_layers", "d_model", "d_ff", "num_heads")),
-    *(({key: -1}, f"model.{key}=-1 must be 0") for key in ("vocab_size", "num_kv_heads", "d_k", "d_v")),
+    *(({key: -1}, f"model.{key}=-1 must be 0") for key in ("vocab_size", "num_kv_heads", "d_k", "d_v", "window")),
     *(({key: 1.0}, f"model.{key}=1.0 must be") for key in ("dropout", "attention_dropout", "activation_dropout")),
     ({"norm_epsilon": 0.0}, "model.norm_epsilon=0.0 must be above 0"),
     ({"norm": "deepnorm", "residual": False}, "model.norm='deepnorm' scales residuals"),

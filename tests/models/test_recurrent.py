@@ -170,6 +170,7 @@ def test_what_each_direction_ends_with_can_be_what_a_classifier_reads(bidirectio
             {"norm": "pre"},
             "model.norm='pre': a recurrent model has no such option; use 'post'",
         ),
+        (RecurrentConfig("lstm"), {"window": 4}, "model.window=4: a recurrent model has no such option; use 0"),
         (RecurrentConfig("lstm", attention="dot"), {"family": "decoder"}, "are of family='encdec', not of 'decoder'"),
         (RecurrentConfig("lstm", bidirectional=True), {"family": "decoder"}, "reads from one end"),
         (RecurrentConfig("lstm", bidirectional=True, attention="dot"), {}, "vectors of one size: use 'general'"),

@@ -29,12 +29,13 @@ class Rule:
     """Which keys of its own text a query sees. Programs and kernels are chosen by it, so it is hashable."""
 
     causal: bool = False  # none that come later
+    window: int = 0  # none at this distance or beyond; 0 = at any
     prefix: bool = False  # but all of the prefix of its text
 
 
 def self_attention_rule(config: ModelConfig, causal: bool) -> Rule:
     """Return the rule of a stack's self-attention. Cross-attention sees the whole source: `Rule()`."""
-    return Rule(causal)
+    return Rule(causal, config.window)
 
 
 def may_attend(query: TokenPlaces, key: TokenPlaces, rule: Rule) -> Bool[Array, "b t s"]:
@@ -43,6 +44,8 @@ def may_attend(query: TokenPlaces, key: TokenPlaces, rule: Rule) -> Bool[Array, 
     visible = (query.segments[..., None] == segments) & (segments > 0)  # → [b t s]
     distance = key.positions[:, None] - query.positions[..., None]  # [#b t s]
     shown = distance <= 0 if rule.causal else True
+    if rule.window:
+        shown &= abs(distance) < rule.window
     if rule.prefix and key.prefix is not None:
         shown |= key.prefix[:, None]
     return visible & shown

@@ -38,7 +38,7 @@ def values_and_gradients(parts, chunk=None):
     bias = None if parts == "no bias" else bias
     query = TokenPlaces(jnp.array([[1] * 3 + [2] * 4, [1] * 7]), jnp.arange(T)[None] + 1)
     key = TokenPlaces(jnp.array([[1] * 4 + [2] * 5, [1] * 8 + [0]]), jnp.arange(S)[None])
-    visible = Visibility(query, key, Rule(causal=parts != "not causal"))
+    visible = Visibility(query, key, Rule(parts != "not causal", window=3 if parts == "window" else 0))
 
     def attention(q, kv):
         if chunk is None:
@@ -53,7 +53,7 @@ def values_and_gradients(parts, chunk=None):
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 6])
-@pytest.mark.parametrize("parts", ["all", "no bias", "not causal"])
+@pytest.mark.parametrize("parts", ["all", "no bias", "not causal", "window"])
 def test_values_and_gradients_are_those_of_all_queries_at_once(chunk, parts):
     (found, gradients), (expected, theirs) = values_and_gradients(parts, chunk), values_and_gradients(parts)
     np.testing.assert_allclose(found, expected, atol=2e-6)

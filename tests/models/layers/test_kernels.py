@@ -57,6 +57,7 @@ def visibility(query, key, causal=False):
         ("tpu", HALF._replace(queries=512, keys=384), "jax", "few enough to store their scores"),
         ("tpu", HALF._replace(rule=Rule(causal=True)), "splash", "on tpu"),
         ("tpu", HALF._replace(rule=Rule(causal=True, prefix=True)), "jax", "splash attention has no mask for Rule("),
+        ("tpu", HALF._replace(rule=Rule(causal=True, window=128)), "jax", "splash attention has no mask for Rule("),
         ("tpu", HALF._replace(rule=Strange()), "jax", "splash attention has no mask for Strange("),
         ("tpu", HALF._replace(biased=True), "jax", "positions=relative add to the scores"),
         ("tpu", HALF._replace(tensor=3), "jax", "mesh.tensor=3 does not divide the heads"),

@@ -142,6 +142,7 @@ def test_the_program_runs_anywhere(program):
         ({"d_k": 8, "d_v": 4}, "model.d_v=4"),
         ({"residual": False}, "model.residual=False"),
         ({"parametrization": "mup"}, "model.parametrization='mup'"),
+        ({"window": 4}, "model.window=4"),
     ],
 )
 def test_what_ctranslate2_cannot_express_is_refused_by_name(fields, said):

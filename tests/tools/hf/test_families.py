@@ -102,7 +102,7 @@ def test_what_does_not_fit_is_told_together(name):
 @pytest.mark.parametrize(("name", "change"), [
     ("gpt2", {"norm": "post"}), ("gpt2", {"activation": "swiglu"}), ("bert", {"norm_type": "rmsnorm"}),
     ("bert", {"positions": "rotary"}), ("bart", {"positions": "transformer_xl"}),
-    ("llama", {"positions": "learned"}), ("t5", {"attention_scale": "sqrt"}),
+    ("llama", {"positions": "learned"}), ("llama", {"window": 4}), ("t5", {"attention_scale": "sqrt"}),
     ("mt5", {"tied_output": True}), ("bart", {"num_kv_heads": 2}), ("marian", {"embedding_norm": True}),
     ("marian", {"shared_embedding": False}), ("vit", {"bias": False}), ("t5", {"d_v": 4}),
     ("gpt2", {"parametrization": "mup"}), ("bart", {"parametrization": "mup"}),
