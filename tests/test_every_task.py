@@ -25,6 +25,7 @@ from jformer.inference.answer_files import predict_file
 from jformer.inference.answers import CUT, Request
 from jformer.inference.predict import load
 from jformer.inference.verify import verify
+from jformer.tasks.batch_arrays import make_batch
 from jformer.tasks.build import open_mesh
 from jformer.tools.export.folder import export
 from jformer.tools.server.engine import Engine
@@ -107,6 +108,7 @@ PACKED = {"batching": "packed", "packed_length": 32}
 RUNS = {  # name → (preset, options of the data, whether it gives answers)
     "lm": ("gpt2", PACKED, True),
     "lm_lstm": ("lstm_medium", {}, True),
+    "prefix_lm": ("gpt2", {"source": "files", "overlong": "drop", **PACKED}, True),
     "mlm": ("bert_base", {}, False),
     "t5": ("t5_small", {}, False),
     "classify": ("bert_base", {"source": "labelled"}, True),
@@ -119,6 +121,7 @@ RUNS = {  # name → (preset, options of the data, whether it gives answers)
     "qa": ("bert_base", {"source": "squad", "doc_stride": 8}, True),
 }
 OF_IMAGES = ("vit", "caption")
+NAMED = ("prefix_lm", "tag", "tag_chain", "caption", "qa")  # after their task
 
 
 @pytest.fixture(scope="module")
@@ -129,10 +132,11 @@ def trained(texts, tmp_path_factory):
     def get(name):
         if name not in done:
             preset, data, _ = RUNS[name]
-            named = name.removesuffix("_chain") if name in ("tag", "tag_chain", "caption", "qa") else None
+            named = name.removesuffix("_chain") if name in NAMED else None
             task = "classify" if data.get("source") == "labelled" else named
             config = small(preset, texts, task, **data)
             config.model.head.crf = name == "tag_chain"
+            config.model.num_layers = 1 + (name == "prefix_lm")  # what a target sees of one layer, no prefix changes
             if name == "caption":
                 config.data.dir = str(texts / "captions")
             if name in OF_IMAGES:
@@ -225,6 +229,31 @@ def test_a_continuation_is_what_greedy_search_without_a_cache_gives(loaded):
         assert found == tokenizer.decode(tokens)
 
 
+def test_a_prefix_is_continued_as_greedy_search_without_a_cache_does_and_scored_alike(loaded):
+    predictor = loaded("prefix_lm")
+    tokenizer = predictor.tokenizers[1]
+    apply, sources = jax.jit(predictor.model.apply), ["red cat sat", "blue dog"]  # of other lengths than each other
+    for source, (found,) in zip(sources, predictor.generate(sources), strict=True):
+        prefix = [*tokenizer.encode([source])[0], EOS]
+        tokens, log_prob = list(prefix), 0.0
+        while len(tokens) == len(prefix) or tokens[-1] != EOS:
+            batch = make_batch(target=np.array([[*tokens, 1] + [0] * (15 - len(tokens))]))
+            batch["target_prefix"] = np.arange(16)[None] < len(prefix)
+            logits = np.array(apply({"params": predictor.params}, batch)[0, len(tokens)])
+            tokens.append(int(np.where(np.isin(np.arange(len(logits)), (0, BOS)), -np.inf, logits).argmax()))
+            log_prob += float(jax.nn.log_softmax(logits)[tokens[-1]])
+        assert found.ids == (*tokens[len(prefix) :],)
+        (scored,) = predictor.score([(source, found.text)])
+        assert len(scored.tokens) == len(found.ids)
+        assert scored.log_prob == pytest.approx(log_prob, abs=1e-4)
+        penalty = ((5 + len(found.ids)) / 6) ** predictor.config.decode.length_penalty
+        assert found.score * penalty == pytest.approx(log_prob, abs=1e-4)
+    (attended,) = predictor.attend([("red cat sat", "red")])
+    assert attended.decoder.mask.astype(int).tolist() == [
+        *[[1, 1, 1, 1, 0, 0]] * 4, [1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1],
+    ]  # fmt: skip
+
+
 def test_a_label_of_a_test_set_that_training_does_not_hold_is_named_before_the_first_update(texts, tmp_path):
     (texts / "odd.tsv").write_text("a red cat\tred\na pink cat\tpink\n")
     config = small("bert_base", texts, "classify", source="labelled", test=("odd=odd",))
@@ -252,7 +281,7 @@ def in_order(batches):
     ("name", "route"),
     [
         *(("lm", "continue"), ("classify", "label"), ("several", "label"), ("number", "estimate"), ("tag", "tag")),
-        *(("tag_chain", "tag"), ("qa", "answer")),
+        *(("tag_chain", "tag"), ("qa", "answer"), ("prefix_lm", "translate")),
     ],
 )
 def test_an_engine_of_a_server_answers_as_predict_does(loaded, texts, name, route):

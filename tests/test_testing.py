@@ -17,7 +17,7 @@ from jformer.training.optim import OPTIMIZERS, SCHEDULES
 from tests.blocks import Reader, blocks
 from tests.tasks.conftest import PAIRS, TEXTS, make_task
 
-FAMILIES = {"lm": "decoder", "classify": "encoder", "tag": "encoder", "qa": "encoder", "mlm": "encoder"}
+FAMILIES = {"lm": "decoder", "prefix_lm": "decoder", **dict.fromkeys(("classify", "tag", "qa", "mlm"), "encoder")}
 
 
 @pytest.mark.slow  # tests/test_blocks.py runs the same blocks, and those of bash

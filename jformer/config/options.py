@@ -17,6 +17,7 @@ from jformer.plugins import is_own
 TASKS = {  # task → the families that can learn it
     "translate": ("encdec",),
     "lm": ("decoder",),
+    "prefix_lm": ("decoder",),
     "mlm": ("encoder",),
     "denoise": ("encdec",),
     "classify": ("encoder", "vit"),
@@ -42,6 +43,7 @@ TRACKERS = ("wandb", "mlflow")
 TEST_SCORES = {  # task → what results.json has of a test set; of text scores those of evaluate.scores
     "translate": (*TEXT_SCORES, "exact_match", "token_accuracy", "perplexity"),
     "lm": ("bits_per_character", "token_accuracy", "perplexity"),
+    "prefix_lm": (*TEXT_SCORES, "exact_match", "token_accuracy", "perplexity"),
     "mlm": ("accuracy", "perplexity"),
     "denoise": ("token_accuracy", "perplexity"),
     "tag": ("span_f1", "span_precision", "span_recall", "accuracy", "macro_f1", "exact_match", "perplexity"),
@@ -56,6 +58,7 @@ LABEL_SCORES = {  # data.labels → the same for task classify
 SCORES = tuple(dict.fromkeys(name for names in (*TEST_SCORES.values(), *LABEL_SCORES.values()) for name in names))
 SCORES_DURING = {  # of evaluate.during, by task, and by data.labels for task classify
     "translate": (*TEXT_SCORES, "exact_match"),
+    "prefix_lm": (*TEXT_SCORES, "exact_match"),
     "one": ("macro_f1",),
     "several": LABEL_SCORES["several"],
     "number": LABEL_SCORES["number"],
@@ -184,7 +187,8 @@ class Config:
     """A whole run."""
 
     seed: int = 0  # of parameters, dropout and the order of the data
-    task: str = "translate"  # translate | lm | mlm | denoise | classify | tag | caption | qa: what is learned
+    # What is learned: translate | lm | prefix_lm | mlm | denoise | classify | tag | caption | qa
+    task: str = "translate"
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     optim: OptimConfig = OptimConfig()

@@ -77,6 +77,22 @@ def next_token(symbols: Symbols = OURS, previous: bool = False) -> Features:
     return _without_noise(_unchanged, given)
 
 
+def prefixed(symbols: Symbols = OURS) -> Features:
+    """Return target [b t] that is each source with its target behind it, and target_prefix [b t]; only targets weigh.
+
+    The prefix is what a decoder reads before the last token of a source. That one is read as the target's beginning:
+    a search has it as the first token to go on from, and nothing before it may see it.
+    """
+
+    def given(rows: Rows, source: Tokens, target: Tokens, shape: Shape) -> Arrays:
+        joined, behind, inner = _joined(source, target, rows)
+        made = _target(joined, inner, shape, symbols.bos)
+        weights = fill_rows(behind, inner, shape, shape.target_length)["tokens"].astype(np.float32)
+        return {**made, "weights": weights, "target_prefix": made["weights"] > weights}
+
+    return _without_noise(lambda source, target: (np.zeros_like(source), source + target), given)
+
+
 def masked(density: float, vocab_size: int, symbols: Symbols = OURS) -> Features:
     """Return source [b s] with masks, and target_out [b s] that weighs where they fell."""
     noise = functools.partial(mask_tokens, density=density, vocab_size=vocab_size, symbols=symbols)
@@ -211,11 +227,28 @@ def _noised(tokens: Tokens, rows: Rows, noise: Noise, seed: tuple[int, int]) -> 
 
     An example's noise depends on (seed, step, number of the row, segment), so on nothing else in the batch.
     """
+    first, second = noise(_chosen(tokens, rows), make_keys(seed, rows.numbers, rows.segments))
+    return first, second, rows._replace(examples=np.arange(len(rows.examples)))
+
+
+def _joined(source: Tokens, target: Tokens, rows: Rows) -> tuple[Tokens, Tokens, Rows]:
+    """Return each example of a batch as one sequence, what of it is the target (1, else 0), and where it stands."""
+    sides = _chosen(source, rows), _chosen(target, rows)
+    count = len(rows.examples)
+    lengths = np.stack([side.lengths for side in sides], axis=1)  # [n 2]
+    behind = np.repeat(np.tile([0, 1], count), lengths.ravel())
+    values = np.empty(len(behind), np.int32)
+    for side, tokens in enumerate(sides):
+        values[behind == side] = tokens.values
+    offsets = sides[0].offsets + sides[1].offsets
+    return Tokens(values, offsets), Tokens(behind, offsets), rows._replace(examples=np.arange(count))
+
+
+def _chosen(tokens: Tokens, rows: Rows) -> Tokens:
+    """Return the sequences of the examples of a batch alone."""
     lengths = tokens.lengths[rows.examples]
     values = tokens.values[np.repeat(tokens.offsets[rows.examples], lengths) + ranges(lengths)]
-    texts = Tokens(values, np.concatenate([[0], np.cumsum(lengths)]))
-    first, second = noise(texts, make_keys(seed, rows.numbers, rows.segments))
-    return first, second, rows._replace(examples=np.arange(len(lengths)))
+    return Tokens(values, np.concatenate([[0], np.cumsum(lengths)]))
 
 
 def fill_rows(tokens: Tokens, rows: Rows, shape: Shape, length: int) -> Arrays:

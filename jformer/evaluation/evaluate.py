@@ -122,6 +122,7 @@ def provenance(config: Config, workdir: Path, predictor: Predictor) -> dict[str,
 PREDICT = {  # task → the purpose of --mode=predict
     "translate": "translate lines of your own",
     "lm": "continue lines of your own",
+    "prefix_lm": "answer lines of your own",
     "classify": "label lines of your own (images by their paths)",
     "caption": "describe images of your own, by their paths",
     "tag": "tag the words of lines of your own",

@@ -142,7 +142,9 @@ class ForcedPass:
             with self.clock.batch((attend, *shapes_of(batch))):
                 arrays = jax.device_get(score(params, batch))
             for row, i in enumerate(indices):
-                results[i] = {name: values[row, : len(pairs[i].target)] for name, values in arrays.items()}
+                begin = self._inputs.begin(pairs[i].source)
+                end = begin + len(pairs[i].target)
+                results[i] = {name: values[row, begin:end] for name, values in arrays.items()}
             on_scored(len(indices))
         return results
 

@@ -18,7 +18,7 @@ from jformer.errors import UserError
 from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, EncodedPair, Piece, Request
 from jformer.inference.one_pass import HEADS, tagged_pair
 from jformer.models import ModelConfig
-from jformer.tasks.batch_arrays import id_limits
+from jformer.tasks.batch_arrays import id_limits, source_is_prefix
 
 if TYPE_CHECKING:
     from jformer.tasks.task import Task
@@ -63,6 +63,7 @@ class Inputs:
         self.counts: Counter[str] = Counter()
         self.of_images = isinstance(tokenizers[0], ImageTokenizer)  # whose shape is fixed
         self.continues = task.answer == "continuation"
+        self.source_is_prefix = source_is_prefix(models[0], task.answer)
         self.encoder = task.encoder(*tokenizers, evaluating=True)
         self.features = task.features(*tokenizers)
         self.side = self.encoder.target if self.continues else self.encoder.source
@@ -155,8 +156,11 @@ class Inputs:
             batch, room = prompts(sequences, rows, length, self.symbols), options.max_extra_length
         else:
             before = self.symbols.before
-            batch = self._features(sequences, [*map(_marks, pieces)], Shape(rows, length, 1))
-            batch |= prompts([before] * rows, rows, 1 + len(before), self.symbols)
+            lengths = (0, length) if self.source_is_prefix else (length, 1)
+            batch = self._features(sequences, [*map(_marks, pieces)], Shape(rows, *lengths))
+            begun = [[*ids[: self.begin(ids)], *before] for ids in sequences]
+            width = 1 + len(before) + (length if self.source_is_prefix else 0)
+            batch |= prompts(begun + [before] * (rows - len(begun)), rows, width, self.symbols)
             extra = options.max_extra_length
             room = extra if self.of_images else length + (min(length // 2, extra) if short else extra)
         room, limit = min(room, options.max_length or room), self._limit(sizes)
@@ -202,7 +206,8 @@ class Inputs:
 
     def pair_arrays(self, pairs: Sequence[EncodedPair], rows: int) -> dict[str, np.ndarray]:
         """Return the batch of some encoded pairs, in one of few shapes, with both sides as training has them."""
-        longest = _padded(max(max(self.length(pair.source), len(pair.target)) for pair in pairs))
+        most = sum if self.source_is_prefix else max
+        longest = _padded(max(most((self.length(pair.source), len(pair.target))) for pair in pairs))
         target = longest if self.max_positions is None else min(longest, self.max_positions)
         sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
         shape = Shape(rows, min(longest, self.encoder.source.max_length), target)
@@ -225,6 +230,10 @@ class Inputs:
     def length(self, source: Sequence[int]) -> int:
         """Return how many source tokens a batch needs room for; none for an image."""
         return 0 if self.of_images else len(source)
+
+    def begin(self, source: Sequence[int]) -> int:
+        """Return where the target of a source begins in the arrays of targets: behind it, or where they begin."""
+        return len(source) if self.source_is_prefix else 0
 
     def _features(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], shape: Shape

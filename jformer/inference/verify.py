@@ -101,7 +101,7 @@ class Subject:
         sources = [[] if self.inputs.continues else piece.ids for piece in self.pieces]
         targets = [[*prompt, *ids] for prompt, ids in zip(before, outputs, strict=True)]
         batch = self.inputs.pair_arrays(list(map(EncodedPair, sources, targets)), len(targets))
-        return batch, [len(prompt) for prompt in before]
+        return batch, [self.inputs.begin(ids) + len(prompt) for ids, prompt in zip(sources, before, strict=True)]
 
 
 def verify(config: Config, workdir: Path) -> bool:

@@ -70,6 +70,11 @@ def make_batch(source: Ids | None = None, target: Ids | None = None, bos: int = 
     return cast(Batch, jax.tree.map(jnp.asarray, made))
 
 
+def source_is_prefix(model: ModelConfig, answer: str) -> bool:
+    """Return whether the source stands before the target, in the target's arrays: a decoder answers it with a text."""
+    return model.family == "decoder" and answer == "text"
+
+
 def abstract_batch(
     model: ModelConfig, answer: str, shape: Shape, mesh: Mesh, accumulation: int = 1
 ) -> dict[str, jax.ShapeDtypeStruct]:
@@ -87,6 +92,8 @@ def abstract_batch(
         lengths |= dict.fromkeys(("source", "source_segments", "source_positions"), (shape.source_length,))
     if model.family in ("encdec", "decoder"):
         lengths |= dict.fromkeys(("target_in", "target_segments", "target_positions"), (shape.target_length,))
+    if source_is_prefix(model, answer):
+        lengths["target_prefix"] = (shape.target_length,)
     if model.family == "encoder" and model.head.num_classes:
         lengths["source_types"] = (shape.source_length,)
     if model.reads_images:
@@ -96,7 +103,7 @@ def abstract_batch(
     if model.pooled:
         predicted = model.head.num_classes if answer == "labels" else 1
     lengths |= {"target_out": (predicted,), "weights": (predicted,)}
-    dtypes = {"weights": jnp.float32, "image": jnp.uint8}
+    dtypes = {"weights": jnp.float32, "image": jnp.uint8, "target_prefix": jnp.bool_}
     sharding = NamedSharding(mesh, PartitionSpec(None, *EVERY_ROW))
     lead = (accumulation, shape.rows // accumulation)
     return {

@@ -23,6 +23,7 @@ from jformer.tasks.classify import classify
 from jformer.tasks.denoise import denoise
 from jformer.tasks.lm import lm
 from jformer.tasks.mlm import mlm
+from jformer.tasks.prefix_lm import prefix_lm
 from jformer.tasks.qa import qa
 from jformer.tasks.tag import tag
 from jformer.tasks.task import Task, sized
@@ -48,6 +49,7 @@ class MakeTask(Protocol):
 TASKS: Mapping[str, MakeTask] = {
     "translate": translate,
     "lm": lm,
+    "prefix_lm": prefix_lm,
     "mlm": mlm,
     "denoise": denoise,
     "classify": classify,

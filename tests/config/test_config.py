@@ -260,10 +260,16 @@ def test_a_value_that_cannot_work_is_refused_by_key_value_and_remedy(key, value,
 
 CLASSIFIES = {"task": "classify", "model.family": "encoder", "data.source": "labelled"}
 TWO_ENDS = {"tied_output": False, "recurrent.cell": "gru", "recurrent.bidirectional": True, "head.pooling": "last"}
+PREFIX_LM = {"task": "prefix_lm", "model.family": "decoder"}
 COMBINATIONS = [
     ({"model.num_heads": 7, "model.d_k": 64}, "model.num_heads=7 must divide model.d_model=512"),
     ({"model.d_model": 9, "model.num_heads": 3}, "model.d_model=9 must be even"),
     ({"model.positions": "learned", "model.max_length": 255}, "model.max_length=255 places fewer tokens"),
+    (
+        {**PREFIX_LM, "model.positions": "learned", "model.max_length": 511},
+        "model.max_length=511 places fewer tokens than data allows (512)",
+    ),
+    ({**PREFIX_LM, "model.recurrent.cell": "lstm"}, "task='prefix_lm': no state of model.recurrent.cell sees a prefix"),
     ({"data.vocab_shared": False}, "model.shared_embedding=True needs data.vocab_shared=True"),
     ({"train.eval_every": 0, "train.patience": 3}, "train.patience=3 needs evaluations: set train.eval_every"),
     ({"train.eval_every": 0, "evaluate.weights": "best"}, "evaluate.weights='best' needs evaluations"),

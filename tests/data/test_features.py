@@ -76,6 +76,22 @@ def test_a_language_model_gets_the_target_alone():
     assert batch["weights"].sum() == 12
 
 
+def test_a_prefix_is_what_is_read_before_the_last_token_of_a_source_and_targets_alone_weigh():
+    source = tokens([5, 6, EOS], [9, EOS], [7, EOS], [8, EOS])
+    target = tokens([15, EOS], [19, EOS], [16, 17, EOS], [EOS])
+    made = features.prefixed()
+    batch = made.arrays(PACKED, source, target, Shape(3, 0, 12), SEED)
+    assert {key.partition("_")[0] for key in batch} == {"target", "weights"}
+    assert batch["target_in"][0].tolist() == [BOS, 5, 6, EOS, 15, BOS, 7, EOS, 16, 17, BOS, BOS]
+    assert batch["target_out"][0].tolist() == [5, 6, EOS, 15, EOS, 7, EOS, 16, 17, EOS, 0, 0]
+    assert batch["target_prefix"][0].tolist() == [1, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0]
+    assert batch["weights"][0].tolist() == [0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0, 0]
+    assert batch["target_segments"][0].tolist() == [1] * 5 + [2] * 5 + [0] * 2
+    assert (batch["weights"].sum(), batch["target_prefix"].sum()) == (6, 7)
+    planned = made.lengths(source.lengths, target.lengths)
+    assert [side.tolist() for side in planned] == [[0] * 4, [5, 4, 5, 3]]
+
+
 PIECES = tokens([5, 6], [7, 8], [9, EOS], [10, EOS], [11, 12], [13, 14], [EOS])  # of three texts
 INPUTS = ([BOS, 5], [6, 7], [8, 9], [BOS, 10], [BOS, 11], [12, 13], [14])  # of their pieces, read after what precedes
 

@@ -23,9 +23,9 @@ def few(monkeypatch):
     monkeypatch.setattr(verify, "BEAMS", 2)
 
 
-def subject(model, params):
+def subject(model, params, task=None):
     """Return what is verified of an untrained model."""
-    task = {"encdec": "translate", "decoder": "lm"}[model.config.family]
+    task = task or {"encdec": "translate", "decoder": "lm"}[model.config.family]
     predictor = untrained.predictor(model, params, task, max_extra_length=5)
     return verify.Subject(predictor, predictor.config.decode)
 
@@ -37,9 +37,16 @@ def test_a_check_that_takes_long_is_told(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "window"), [("encdec", 0), ("decoder", 0), ("encdec", 2), ("decoder", 2)])
-def test_every_check_passes_on_a_sound_model(tiny, family, window, capsys):
-    sound = subject(*tiny(family=family, window=window, vocab_size=CHARS.vocab_size, **FIELDS))
+@pytest.mark.parametrize(
+    ("family", "task", "window"),
+    [
+        ("encdec", "translate", 0), ("decoder", "lm", 0), ("decoder", "prefix_lm", 0),
+        ("encdec", "translate", 2), ("decoder", "lm", 2), ("decoder", "prefix_lm", 2),
+    ],
+)  # fmt: skip
+def test_every_check_passes_on_a_sound_model(tiny, family, task, window, capsys):
+    fields = {**FIELDS, "num_layers": 2}  # what a target sees of one layer, no prefix changes
+    sound = subject(*tiny(family=family, window=window, vocab_size=CHARS.vocab_size, **fields), task)
     assert sound.origin.startswith("random tokens, for data.dir")
     for check in verify.CHECKS:
         assert verify.report(check, sound, 2e-4), capsys.readouterr().out

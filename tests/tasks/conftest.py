@@ -19,6 +19,7 @@ TEXTS = ["".join(RNG.choice(list("abcdef "), n)).strip() or "a" for n in RNG.int
 PICTURES = draw_all([f"large red circle {i % 32} {i // 32}" for i in range(len(TEXTS))])
 PAIRS = {
     "translate": [Pair(text, text[::-1]) for text in TEXTS],
+    "prefix_lm": [Pair(text, text[:10][::-1]) for text in TEXTS],  # which together fit a packed row
     "caption": [Pair(f"{PICTURES}#{i}", text) for i, text in enumerate(TEXTS)],
     "classify": [Pair(f"{text}\t{text[:3]}", f"label {i % 3}") for i, text in enumerate(TEXTS)],
     "tag": [Pair(text, " ".join("O" if word < "c" else f"B-{word[0]}" for word in text.split())) for text in TEXTS],

@@ -69,6 +69,7 @@ def test_models_get_the_rows_and_classes_that_the_task_needs(name, source, targe
 
 @pytest.mark.parametrize(("name", "options"), [
     ("translate", {"overlong": "split"}),
+    ("prefix_lm", {"overlong": "split"}),
     ("mlm", {"overlong": "split"}),
     ("classify", {"overlong": "split"}),
     *((name, {"batching": "packed"}) for name in ("classify", "caption", "qa")),

@@ -126,6 +126,7 @@ CAPTIONS = ModelConfig(**PLAIN, vision=VisionConfig(image_size=4, patch_size=2, 
     [
         (ModelConfig(**PLAIN), features.sequence_to_sequence(), 5),
         (ModelConfig(**PLAIN, family="decoder"), features.next_token(), 5),
+        (ModelConfig(**PLAIN, family="decoder"), features.prefixed(), 1),
         (ModelConfig(**PLAIN, family="encoder"), features.masked(0.5, 40), 5),
         (
             ModelConfig(**PLAIN, family="encoder", head=HeadConfig(num_classes=2)),
@@ -136,7 +137,7 @@ CAPTIONS = ModelConfig(**PLAIN, vision=VisionConfig(image_size=4, patch_size=2, 
         (ModelConfig(**PLAIN, family="encoder", head=EACH), features.tagged_texts(), 5),
         (CAPTIONS, features.captioned_images(4, 4, 3), 48),
     ],
-    ids=["translate", "lm", "mlm", "classify", "images", "tag", "captions"],
+    ids=["translate", "lm", "prefix_lm", "mlm", "classify", "images", "tag", "captions"],
 )
 def test_batches_have_the_shapes_that_were_assumed(model, made, source):
     mesh, shape = make_mesh(1), Shape(4, 6, 7)
@@ -144,6 +145,6 @@ def test_batches_have_the_shapes_that_were_assumed(model, made, source):
     sides = tokens(*2 * [np.full(source, 5)]), tokens(*2 * [np.array([5] * (1 if model.pooled else min(source, 6)))])
     arrays = {"row": np.arange(4, dtype=np.int32), **made.arrays(rows, *sides, shape, (0, 0))}
     real = put_batch(mesh, {name: x.reshape(2, -1, *x.shape[1:]) for name, x in arrays.items()})
-    assumed = abstract_batch(model, "label", shape, mesh, accumulation=2)
+    assumed = abstract_batch(model, "text" if "target_prefix" in arrays else "label", shape, mesh, accumulation=2)
     describe = functools.partial(jax.tree.map, lambda x: (x.shape, x.dtype, x.sharding))
     assert describe(dict(sorted(assumed.items()))) == describe(dict(sorted(real.items())))

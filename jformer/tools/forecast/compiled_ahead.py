@@ -17,7 +17,7 @@ from jformer.inference.generation import make_answer, make_setup
 from jformer.models import ModelConfig, build_model
 from jformer.parallel.backend import compiling_for
 from jformer.parallel.sharding import EVERY_ROW, replicated
-from jformer.tasks.batch_arrays import abstract_batch
+from jformer.tasks.batch_arrays import abstract_batch, source_is_prefix
 from jformer.tasks.task import Task
 from jformer.tools.forecast import cost_analysis, hlo
 from jformer.tools.forecast.collectives import Collective, collectives
@@ -124,11 +124,12 @@ def compile_score(config: Config, task: Task, model: ModelConfig, shape: Shape, 
 def _answer_batch(model: ModelConfig, task: Task, shape: Shape, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shapes and shardings of the arrays that `inference.inputs.Inputs.arrays` makes of such inputs."""
     rows, length, _ = shape
-    continues = task.answer == "continuation"
-    encoded = abstract_batch(model, task.answer, Shape(rows, 0 if continues else length, 1), mesh)
+    continues, prefix = task.answer == "continuation", source_is_prefix(model, task.answer)
+    prompt = length if continues else 1 + length * prefix
+    encoded = abstract_batch(model, task.answer, Shape(rows, 0 if continues else length, length if prefix else 1), mesh)
     shapes = {name: (array.shape[1:], array.dtype) for name, array in encoded.items()}
     per_row = dict.fromkeys(("prompt_length", "limit", "line"), ((rows,), jnp.int32))
-    shapes |= per_row | {"prompt": ((rows, length if continues else 1), jnp.int32), "max_unfinished": ((), jnp.int32)}
+    shapes |= per_row | {"prompt": ((rows, prompt), jnp.int32), "max_unfinished": ((), jnp.int32)}
     split, whole = NamedSharding(mesh, EVERY_ROW), replicated(mesh)
     return {
         name: jax.ShapeDtypeStruct(sizes, dtype, sharding=split if sizes else whole)

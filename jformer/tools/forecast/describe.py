@@ -3,6 +3,7 @@
 Everything follows from shapes: no data is read and no weight is allocated.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from jformer.models.layers.visibility import self_attention_rule
 from jformer.models.parts import parameter_rows
 from jformer.parallel.devices import known_peak
 from jformer.parallel.mesh import make_mesh
+from jformer.tasks.batch_arrays import source_is_prefix
 from jformer.tasks.build import build_task, choose_dtype
 from jformer.tasks.task import Task
 from jformer.tools.forecast.compiled_ahead import estimate
@@ -55,7 +57,7 @@ def describe(config: Config, workdir: Path | None = None) -> str:
     lines = [
         *summary(config),
         *_size_lines(config, model, task, saved),
-        kernel_line(model, jax.default_backend(), full_shape(config)),
+        kernel_line(model, jax.default_backend(), full_shape(config), source_is_prefix(model, task.answer)),
     ]
     lines += [*update_lines(config, model), memory_line(config, task, model)]
     return "\n".join([*lines, "", *aligned(cells, 2), "", *aligned(flops_table(config, model), 1)])
@@ -82,7 +84,7 @@ def summary(config: Config) -> Iterator[str]:
     yield schedule_line(config.optim, config.train.num_steps, config.model.scale_width) + epochs
 
 
-def kernel_line(model: ModelConfig, platform: str, shape: Shape) -> str:
+def kernel_line(model: ModelConfig, platform: str, shape: Shape, prefix: bool = False) -> str:
     """Return the attention kernel on a platform for the longer side in training, and the reason."""
     if model.recurrent.cell:
         return f"recurrent layers: {model.recurrent.cell}, attention: {model.recurrent.attention}"
@@ -91,7 +93,7 @@ def kernel_line(model: ModelConfig, platform: str, shape: Shape) -> str:
     length = max(source + with_class, shape.target_length)
     causal = model.family == "decoder" or (model.family == "encdec" and length == shape.target_length)
     biased, drops = model.positions in ("relative", "alibi", "transformer_xl"), model.attention_dropout > 0
-    rule = self_attention_rule(model, causal)
+    rule = dataclasses.replace(self_attention_rule(model, causal), prefix=prefix)
     call = Call(model.dtype, length, length, rule=rule, biased=biased, drops=drops)
     kernel, why, _ = choose_kernel(model, platform, call)
     return f"attention kernel: {kernel} ({why})"

@@ -23,6 +23,7 @@ from jformer.inference.one_pass import HEADS
 from jformer.models import ModelConfig
 from jformer.models.flops import update_flops, work_of
 from jformer.parallel.sharding import row_shards
+from jformer.tasks.batch_arrays import source_is_prefix
 from jformer.tasks.build import build_task, choose_dtype, open_mesh
 from jformer.tasks.task import Task
 from jformer.tools.forecast.compiled_ahead import Figures, compile_answer, compile_update, estimate
@@ -55,7 +56,7 @@ def describe_topology(config: Config, workdir: Path | None, topology: str, price
     shape = full_shape(config)
     axes = " x ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
     yield from summary(config)
-    yield kernel_line(model, chips.platform, shape)
+    yield kernel_line(model, chips.platform, shape, source_is_prefix(model, task.answer))
     yield f"{chips}; mesh {axes}"
     lengths = " + ".join(f"{length:,}" for length in shape[1:] if length)
     yield f"\nupdate: {shape.rows:,} full rows of {lengths}, {shape.rows // row_shards(mesh):,} for a {chips.unit}"

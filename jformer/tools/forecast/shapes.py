@@ -53,6 +53,8 @@ def full_shape(config: Config) -> Shape:
     if config.task == "denoise":
         spans = (int(length) for length in span_lengths(np.array(target - 1), data.noise_density, data.mean_span))
         source, target = spans if data.noise == "t5" else (target, target)
+    if config.task == "prefix_lm":
+        target += source
     source = size * size if config.model.reads_images else source
     lengths = {"encdec": (source, target), "encoder": (source, 0), "decoder": (0, target), "vit": (source, 0)}
     source, target = lengths[family]
