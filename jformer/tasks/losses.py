@@ -114,7 +114,7 @@ def chunked_cross_entropy(
     b, t, _ = hidden.shape
     vocabulary = jax.eval_shape(project, hidden[:, :1]).shape[-1]
     length = _positions_at_once(b, t, vocabulary)
-    projects, params = _hoisted(project, hidden, (length, t % length))
+    projects, params = _closed_over_as_arguments(project, hidden, (length, t % length))
 
     def by_jax(hidden: Array, params: list[Array], *labels: Any) -> Sums:
         def score(h: Array, y: Any, w: Array) -> tuple[Sums, None]:
@@ -182,9 +182,9 @@ def _sums_and_slope(logits: Array, targets: Array, weights: Array, smoothing: fl
     # XLA fuses a comparison, and devices that share the vocabulary can make it. Neither holds for a gather, whose
     # gradient is a scatter, which CPUs and TPUs run slowly.
     is_target = jnp.arange(v) == targets[..., None]
-    target = jnp.where(is_target, z, 0).sum(axis=-1)
-    nll = highest + jnp.log(partition) - target
-    loss = nll + smoothing * (target - z.mean(axis=-1)) if smoothing else nll
+    target_logit = jnp.where(is_target, z, 0).sum(axis=-1)
+    nll = highest + jnp.log(partition) - target_logit
+    loss = nll + smoothing * (target_logit - z.mean(axis=-1)) if smoothing else nll
     # argmax, the first of equals: a tie is not counted as right. XLA fuses a minimum, but not argmax.
     predicted = jnp.where(z >= highest[..., None], jnp.arange(v), v).min(axis=-1)
     values = {"loss": loss, "nll": nll, "correct": predicted == targets}
@@ -194,7 +194,7 @@ def _sums_and_slope(logits: Array, targets: Array, weights: Array, smoothing: fl
     return {name: Sum(jnp.sum(value * weights), tokens) for name, value in values.items()}, slope
 
 
-def _hoisted(
+def _closed_over_as_arguments(
     project: Project, hidden: Array, lengths: Sequence[int]
 ) -> tuple[dict[int, Callable[..., Any]], list[Array]]:
     """Return the projection for each length of hidden states with its captured values as arguments, and these values.

@@ -1,7 +1,7 @@
 """The update of a run, compiled: gradients over devices and microbatches, the optimizer, and the guard against NaN.
 
-`optim` has the optimizer, `state` what is updated. The sum over devices that is written by
-hand is in parallel/sharding.
+`optim` has the optimizer, `state` what is updated. The sum over devices that is written by hand is in
+parallel/sharding.
 
 Letters in shapes: a microbatches of an update, b rows, · any further axes.
 """
