@@ -56,7 +56,10 @@ class Subject:
         self.pieces, self.origin = self._find(predictor.config)
 
     def _find(self, config: Config) -> tuple[list[Piece], str]:
-        name, split = next(iter(config.data.test_splits().items()))
+        named = next(iter(config.data.test_splits().items()), None)
+        if named is None:
+            return [Piece(ids, i) for i, ids in enumerate(self._random())], "random tokens, for data.test names no set"
+        name, split = named
         try:
             pairs = list(islice(open_split(config.data, split).read(Counter()), SENTENCES))
             texts = [pair.target if self.inputs.continues else pair.source for pair in pairs]

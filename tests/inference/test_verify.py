@@ -1,5 +1,6 @@
 """A run that decodes rightly passes every check, and what is broken on purpose fails the check that is for it."""
 
+import dataclasses
 import time
 
 import jax
@@ -34,6 +35,16 @@ def test_a_check_that_takes_long_is_told(monkeypatch, capsys):
     monkeypatch.setattr(progress, "SILENCE", (0.01, 0.01))
     assert verify.report(verify.Check("a slow one", "nothing", lambda subject: time.sleep(0.1) or 0.0), None, 1e-3)
     assert "checking: a slow one: 0:00\n" in capsys.readouterr().err
+
+
+def test_a_run_without_test_sets_is_verified_on_random_tokens(tiny):
+    model, params = tiny(vocab_size=CHARS.vocab_size, **FIELDS)
+    predictor = untrained.predictor(model, params, "translate", max_extra_length=5)
+    data = dataclasses.replace(predictor.config.data, test=())
+    predictor.config = dataclasses.replace(predictor.config, data=data)
+    found = verify.Subject(predictor, predictor.config.decode)
+    assert len(found.pieces) == 4
+    assert found.origin == "random tokens, for data.test names no set"
 
 
 @pytest.mark.slow
