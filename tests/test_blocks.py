@@ -27,6 +27,7 @@ from tests.tools.hf import small_runs
 
 WALKTHROUGH = "docs/walkthrough.md"  # prints what it says
 ELSEWHERE = "needs machines that are not here: tests/launch runs launch.sh with stand-ins for gcloud and Slurm"
+COMPILER = "needs a compiler, and minutes: tests/tools/forecast describes slices and GPUs where it is there"
 SERVER = "a server does not end by itself: tests/tools/server asks a real one"
 LOADER = "tests/inference/test_export.py runs it without jformer, on exported runs"
 NOT_RUN = {  # page → what a block contains → why it is not run here
@@ -48,7 +49,8 @@ NOT_RUN = {  # page → what a block contains → why it is not run here
         "from jax import export": LOADER,
     },
     "docs/tpu.md": {
-        "--topology": "needs a compiler, and minutes: tests/tools/forecast describes slices and GPUs where it is there",
+        "--topology=v5litepod-16": COMPILER,
+        "--topology=h100:8": COMPILER,
         "JFORMER_ZONE": ELSEWHERE,
         "launch.sh slurm": ELSEWHERE,
         "--coordinator=HOST0": ELSEWHERE,

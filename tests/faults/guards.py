@@ -113,7 +113,7 @@ GUARDS = {
     "rows after the checkpoint are dropped": Guard(
         "jformer.training.record.JsonlWriter.truncate_after",
         staticmethod(count_rows),
-        test="training/test_writers.py::test_a_half_written_last_line_is_dropped",
+        test="training/test_record.py::test_a_half_written_last_line_is_dropped",
     ),
     "the result of every save is looked at": Guard(
         f"{CHECKPOINT}.Checkpoints.wait",
@@ -148,7 +148,7 @@ GUARDS = {
     "an output is not the input": Guard(
         "jformer.inference.output_file.refuse_input",
         nothing,
-        test="inference/test_files.py::test_an_output_that_is_the_input_is_refused",
+        test="inference/test_answer_files.py::test_an_output_that_is_the_input_is_refused",
     ),
     "one trainer of a run": Guard(
         "jformer.training.lock.sole_trainer",

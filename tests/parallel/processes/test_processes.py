@@ -100,8 +100,8 @@ def test_pipes_and_other_runs_are_refused_by_all_and_a_reader_that_leaves_ends_a
     os.mkfifo(tmp_path / "pipe")
     ask = ("--mode=predict", f"--input={source}")
     for own, named in (
-        ({0: ["--input=-"], 1: ["--input=-"]}, "--input=-: several processes answer a plain file, no pipe"),
-        ({1: [f"--input={tmp_path / 'pipe'}"]}, "pipe: several processes answer a plain file, no pipe"),
+        ({0: ["--input=-"], 1: ["--input=-"]}, "--input=-: several processes need a plain file, not a pipe"),
+        ({1: [f"--input={tmp_path / 'pipe'}"]}, "pipe: several processes need a plain file, not a pipe"),
         ({1: [f"--workdir={copy}"]}, "the processes differ in --workdir"),
         ({1: ["--resume"]}, "the processes differ in --resume"),
     ):
