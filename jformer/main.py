@@ -205,7 +205,7 @@ def score(options: flags.FlagValues, config: Config, workdir: Path) -> int:
 
 
 def describe(options: flags.FlagValues, config: Config, workdir: Path) -> int:
-    """Describe the run, on the devices here or on a TPU slice that is not."""
+    """Describe the run, on the devices here, or on a TPU slice or GPUs that are not."""
     run = workdir if options.workdir else None
     if options.topology:
         from jformer.tools.forecast.on_topology import describe_topology

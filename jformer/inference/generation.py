@@ -187,8 +187,8 @@ def begin_search(setup: SearchSetup, params: Sequence[PyTree], batch: SearchBatc
 
 
 OF_TEXTS = {  # options of decode that a search of ids does not read
-    "max_length", "max_extra_length", "forbid", "only", "max_answer_length", "no_answer_threshold", "ensemble",
-    "ensemble_average", "inputs", "outputs", "scores", "alignments", "overlong", "batch_size", "dtype", "mbr_utility",
+    *UNREAD, "max_length", "max_extra_length", "max_answer_length", "no_answer_threshold", "ensemble_average", "dtype",
+    "mbr_utility",
 }  # fmt: skip
 
 

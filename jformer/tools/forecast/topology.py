@@ -208,7 +208,7 @@ def read_name(name: str) -> tuple[str, tuple[int, ...]]:
     """
     family, colon, shape = name.partition(":")
     if family in GPUS:
-        found = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", shape) if colon else re.fullmatch("()()", "")
+        found = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", shape if colon else "1")
         gpus, machines = (int(each or 1) for each in found.groups()) if found else (0, 0)
         if 1 <= gpus <= GPUS[family].largest and machines <= MOST_MACHINES:
             return family, (gpus, machines)
