@@ -137,7 +137,7 @@ class ForcedPass:
         score = make_scorer(self._models, options.ensemble_average, self._mesh, attend)
         results: list[dict[str, np.ndarray]] = [{} for _ in pairs]
         rows = batch_rows(len(pairs), options.batch_size, self._mesh)
-        for indices in sorted_batches([max(len(pair.source), len(pair.target)) for pair in pairs], rows):
+        for indices in sorted_batches([*map(self._inputs.pair_length, pairs)], rows):
             batch = self._inputs.pair_arrays([pairs[i] for i in indices], rows)
             with self.clock.batch((attend, *shapes_of(batch))):
                 arrays = jax.device_get(score(params, batch))

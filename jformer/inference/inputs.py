@@ -206,8 +206,7 @@ class Inputs:
 
     def pair_arrays(self, pairs: Sequence[EncodedPair], rows: int) -> dict[str, np.ndarray]:
         """Return the batch of some encoded pairs, in one of few shapes, with both sides as training has them."""
-        most = sum if self.source_is_prefix else max
-        longest = _padded(max(most((self.length(pair.source), len(pair.target))) for pair in pairs))
+        longest = _padded(max(map(self.pair_length, pairs)))
         target = longest if self.max_positions is None else min(longest, self.max_positions)
         sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
         shape = Shape(rows, min(longest, self.encoder.source.max_length), target)
@@ -230,6 +229,11 @@ class Inputs:
     def length(self, source: Sequence[int]) -> int:
         """Return how many source tokens a batch needs room for; none for an image."""
         return 0 if self.of_images else len(source)
+
+    def pair_length(self, pair: EncodedPair) -> int:
+        """Return how many positions a pair takes: of its longer side, or of both if the source is a prefix."""
+        sides = self.length(pair.source), len(pair.target)
+        return sum(sides) if self.source_is_prefix else max(sides)
 
     def begin(self, source: Sequence[int]) -> int:
         """Return where the target of a source begins in the arrays of targets: behind it, or where they begin."""
