@@ -40,6 +40,14 @@ def test_an_array_of_numpy_has_the_digest_that_it_has_on_a_device(shape):
     assert digests({"x": array}) == digests({"x": jnp.asarray(array)}) == {"x": f"{_digest_on_host(array):08x}"}
 
 
+def test_an_array_of_the_host_is_not_copied_to_a_gpu(monkeypatch):
+    array = np.random.default_rng(0).standard_normal(2**18 + 15).astype(np.float32)
+    wanted = digests({"x": array})
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr("jformer.checkpoints.digests._digests", None)  # the program that would run there
+    assert digests({"x": array}) == wanted
+
+
 @pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="XLA of older JAX drops the barriers before it schedules")
 def test_many_arrays_take_no_more_memory_than_one():
     arrays = [jax.ShapeDtypeStruct((256, 1024), jnp.float32)] * 8

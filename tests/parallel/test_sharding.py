@@ -54,6 +54,11 @@ def test_kernels_are_split_over_tensor_by_their_heads_and_over_fsdp_the_other_wa
     }
 
 
+def test_an_adapter_is_whole_on_every_device_whatever_it_adapts():
+    factors = {"adapter": {"self_attn": {"q": {"kernel": jnp.ones((4, 8, 2))}}}}
+    assert jax.tree.leaves(parameter_specs(factors)) == [P()]
+
+
 def test_a_parameter_of_ones_own_is_whole_on_every_device():
     assert parameter_specs({"encoder": {"mystery": jnp.ones((3, 2))}}) == {"encoder": {"mystery": P()}}
 
