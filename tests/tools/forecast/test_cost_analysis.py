@@ -124,6 +124,7 @@ ENTRY %main (x: f32[8,16,4], k: s32[], w: f32[4,2], q: bf16[3,32,2,8]) -> f32[16
 """
 PRODUCT = "ROOT %y = (f32[16,2]{1,0}, s8[33554432]{0}) fusion(%x, %k, %w), kind=kCustom, calls=%sliced_product"
 START = "%z = ((f32[8,16,4], s32[]), f32[1,16,4], u32[]) fusion-start(%x, %k), kind=kLoop, calls=%slice"
+FAST_START = START.replace("), f32[1,16,4]", "), f32[1,16,4]{2,1,0:S(1)}")  # its output stays in on-chip memory
 DONE = "  ROOT %d = f32[1,16,4] fusion-done(%z)"
 FORWARD = """ROOT %o = (bf16[3,2,32,8], f32[3,2,32], u8[0]) custom-call(%q, %q, %q), \
 custom_call_target="__cudnn$fmhaSoftmax", backend_config={"cudnn_fmha_backend_config": {"intermediate_tensor_shape": \
@@ -137,11 +138,12 @@ ATTENDED, Q_BYTES = 2 * 3 * 2 * 32 * 32 * 8, 3 * 32 * 2 * 8 * 2
     [
         (PRODUCT, 2 * 16 * 4 * 2, 4 * (16 * 4 + 4 * 2 + 16 * 2) + 4),
         (f"{START}\n{DONE}", 0, 2 * 4 * 16 * 4 + 4),
+        (f"{FAST_START}\n{DONE}", 0, 4 * 16 * 4 + 4),
         (FORWARD, 2 * ATTENDED, 4 * Q_BYTES + 4 * 3 * 2 * 32),
         (BACKWARD, 5 * ATTENDED, 4 * Q_BYTES + 4 * 3 * 2 * 32),
         (FORWARD.replace("NO_MASK", "CAUSAL"), 2 * ATTENDED * 33 // 64, 4 * Q_BYTES + 4 * 3 * 2 * 32),
     ],
-    ids=["product", "slice", "forward", "backward", "causal"],
+    ids=["product", "slice", "slice into the core", "forward", "backward", "causal"],
 )
 def test_calls_of_nvidias_libraries_count_their_products_and_slices(line, products, moved):
     program = parse(GPU_CALLS.replace("FIRST", line).replace("\\\n", ""))
