@@ -8,30 +8,57 @@ is among the n best continuations of the sentence; the beams go on with the n be
 the search never narrows. What a beam chose in a step is stored as (token, parent beam): only these two numbers move,
 and the tokens of the results are traced back once, at the end.
 
-`_extend` is one step, in its order, and `SearchLoop` (search.py) the loop around it. `expand` and `select`
-(candidates.py) choose the continuations, finished.py ranks the ends, beam_state.py reads the outputs from a state.
+`_extend` is one step, in its order, and `SearchLoop` (search.py) the loop around it. hypotheses.py chooses among
+continuations and ends; `_ranked` and `_stable_prefix` read the outputs from a state.
 """
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jformer.decoding.beam_state import State, initial_state, ranked, stable_prefix
-from jformer.decoding.cache_rows import Cache, Step, reorder
-from jformer.decoding.candidates import Continuations, expand, select
-from jformer.decoding.constraints import Constraints, make_constraints
+from jformer.decoding.constraints import (
+    Constraints,
+    has_phrases,
+    initial_progress,
+    make_constraints,
+    tokens_met,
+)
 from jformer.decoding.decode_config import Beams
-from jformer.decoding.finished import Finished, is_complete, keep_best, length_penalty
 from jformer.decoding.greedy import greedy
-from jformer.decoding.rules import Rules, append_token, next_log_probs
-from jformer.decoding.search import Decoded, SearchLoop, Start, Trace
+from jformer.decoding.hypotheses import (
+    Continuations,
+    Finished,
+    expand,
+    is_complete,
+    keep_best,
+    length_penalty,
+    select,
+)
+from jformer.decoding.rules import Rules, append_token, initial_history, next_log_probs
+from jformer.decoding.search import Cache, Decoded, SearchLoop, Start, Step, Trace, reorder
 
 Coverage = Callable[[Cache], Float[Array, " rows"]]
 """The cache after the step that ends a hypothesis → what is added to its score: a number that is not positive."""
+
+
+class State(NamedTuple):
+    """A beam search between two steps."""
+
+    cur_index: Int[Array, ""]  # of the token to choose, from 0
+    cache: Cache
+    history: Int[Array, "rows h"] | None  # what rules read
+    live: Continuations
+    finished: Finished
+    num_finished: Int[Array, " b"]  # all that have ended, also those that were too bad for a slot of `finished`
+    tokens: Int[Array, "t b n"]  # what each beam chose in each step
+    parents: Int[Array, "t b n"]  # and the beam it came from
+    done: Bool[Array, " b"]  # no step changes these: complete (`is_complete`), at the limit, or failed (nan)
+    cut: Bool[Array, " b"]  # searched up to the limit, so that live hypotheses count as outputs, if the worst
 
 
 def beam_search(
@@ -76,18 +103,13 @@ def beam_search(
 
         return loop._replace(result=result)
 
-    required = None if constraints is None else make_constraints(constraints, rules.pad)
-
-    def body(state: State) -> State:
-        after, _ = _extend(state, step, start.limits, rules, beams, required, coverage)
-        return after
-
+    search = _make_search(step, start, rules, beams, constraints, coverage)
     return SearchLoop(
-        init=initial_state(cache, start, rules, beams, required),
+        init=_initial_state(search, cache),
         cond=start.goes_on,
-        body=body,
-        result=lambda state: ranked(state, start.limits, rules, beams, required),
-        stable_prefix=lambda state: stable_prefix(state, start.limits, rules, beams),
+        body=lambda state: _extend(search, state)[0],
+        result=functools.partial(_ranked, search),
+        stable_prefix=functools.partial(_stable_prefix, search),
     )
 
 
@@ -118,37 +140,45 @@ def record_beams(
     >>> found.tokens.tolist(), trace.live_tokens[0, 0].tolist()  # the answer; what went on after the first step
     ([[[4, 2, 0]]], [3, 4])
     """
-    required = None if constraints is None else make_constraints(constraints, rules.pad)
-
-    def extend(state: State) -> tuple[State, Trace]:
-        return _extend(state, step, start.limits, rules, beams, required, coverage)
+    search = _make_search(step, start, rules, beams, constraints, coverage)
 
     def cond(both: tuple[State, Trace]) -> Bool[Array, ""]:
         return start.goes_on(both[0])
 
     def body(both: tuple[State, Trace]) -> tuple[State, Trace]:
         state, trace = both
-        after, of_step = extend(state)
+        after, of_step = _extend(search, state)
         return after, jax.tree.map(lambda every, one: every.at[:, state.cur_index].set(one), trace, of_step)
 
-    init = initial_state(cache, start, rules, beams, required)
-    of_step = jax.eval_shape(lambda state: extend(state)[1], init)
+    init = _initial_state(search, cache)
+    of_step = jax.eval_shape(lambda state: _extend(search, state)[1], init)
     trace = jax.tree.map(lambda x: jnp.zeros((x.shape[0], start.room, *x.shape[1:]), x.dtype), of_step)
     state, trace = lax.while_loop(cond, body, (init, trace))
-    return ranked(state, start.limits, rules, beams, required), trace
+    return _ranked(search, state), trace
 
 
-def _extend(
-    state: State,
-    step: Step,
-    limits: Int[Array, " b"],
-    rules: Rules,
-    beams: Beams,
-    constraints: Constraints | None,
-    coverage: Coverage | None,
-) -> tuple[State, Trace]:
+class _Search(NamedTuple):
+    """What all steps of a beam search share."""
+
+    step: Step
+    start: Start
+    rules: Rules
+    beams: Beams
+    constraints: Constraints | None
+    coverage: Coverage | None
+
+
+def _make_search(
+    step: Step, start: Start, rules: Rules, beams: Beams, phrases: Int[Array, "b p l"] | None, coverage: Coverage | None
+) -> _Search:
+    required = None if phrases is None else make_constraints(phrases, rules.pad)
+    return _Search(step=step, start=start, rules=rules, beams=beams, constraints=required, coverage=coverage)
+
+
+def _extend(search: _Search, state: State) -> tuple[State, Trace]:
     """Append one token to every live hypothesis, and store those that end; also return what was chosen from what."""
-    # 1. The model tells how probable each token is after each live hypothesis, and the rules forbid some of them.
+    step, start, rules, beams, constraints, coverage = search
+    # 1. The model scores every next token of each live hypothesis, and the rules forbid some of them.
     logits, cache = step(state.cache, state.live.tokens.reshape(-1))  # [b n] → [rows]
     log_probs = next_log_probs(rules, logits, state.history, state.cur_index)
 
@@ -165,8 +195,8 @@ def _extend(
     num_finished = state.num_finished + ((best.tokens == rules.eos) & (best.scores > -jnp.inf)).sum(axis=1)
 
     # 4. A sentence is done when nothing better can come, at its limit, or when its scores are no numbers.
-    complete = is_complete(finished, num_finished, live.scores, length_penalty(limits, beams), beams)
-    at_limit = state.cur_index + 1 >= limits
+    complete = is_complete(finished, num_finished, live.scores, length_penalty(start.limits, beams), beams)
+    at_limit = state.cur_index + 1 >= start.limits
 
     # 5. What belongs to a beam, its cache and its history, follows the hypothesis that the beam went on from.
     after = State(
@@ -226,3 +256,112 @@ def _append_tokens(history: Int[Array, "rows h"] | None, live: Continuations) ->
     by_beam = history.reshape(*live.parents.shape, -1)  # [rows h] → [b n h]
     of_parents = jnp.take_along_axis(by_beam, live.parents[..., None], axis=1)
     return append_token(of_parents.reshape(history.shape), live.tokens.reshape(-1))
+
+
+def _initial_state(search: _Search, cache: Cache) -> State:
+    """Return the state before the first step: one live hypothesis, the empty one, in the first beam of every group."""
+    start, beams, constraints = search.start, search.beams, search.constraints
+    sentences = start.limits.shape[0]
+    shape = sentences, beams.size
+    zeros = jnp.zeros(shape, jnp.int32)
+    empty = jnp.full(shape, -jnp.inf)
+    per_step = jnp.zeros((start.room, *shape), jnp.int32)
+    live = Continuations(
+        scores=empty.at[:, :: beams.size // beams.groups].set(0.0),
+        tokens=zeros + start.token[:, None],
+        parents=zeros,
+        progress=None if constraints is None else initial_progress(constraints, beams.size),
+    )
+    return State(
+        cur_index=jnp.int32(0),
+        cache=cache,
+        history=initial_history(search.rules, *shape, start.room),
+        live=live,
+        finished=Finished(empty, zeros, zeros),
+        num_finished=zeros[:, 0],
+        tokens=per_step,
+        parents=per_step,
+        done=start.limits <= 0,
+        cut=jnp.zeros_like(start.limits, bool),
+    )
+
+
+def _ranked(search: _Search, state: State) -> Decoded:
+    """Rank the finished hypotheses and those cut at the limit, and follow their parents back to the first token.
+
+    Those that were cut come last, or among the others by their scores. In a sentence with constraints they always come
+    last, ordered by how many constraint tokens they have met.
+    """
+    limits, rules, beams, constraints = search.start.limits, search.rules, search.beams, search.constraints
+    ended, order = lax.top_k(state.finished.scores, beams.size)  # [b n]
+    cut = _rank_live(state.live, constraints)  # [b n], beams
+    live = jnp.take_along_axis(state.live.scores, cut, axis=1) / length_penalty(limits, beams)[:, None]
+    scores = jnp.concatenate([ended, live], axis=1)  # → [b 2n]
+    is_ended = jnp.arange(2 * beams.size) < beams.size
+    ranks = jnp.where(is_ended, jnp.where(scores > -jnp.inf, 0.0, 2.0), 1.0)
+    if not beams.ended_first:
+        by_score = -jnp.where(is_ended | state.cut[:, None], scores, -jnp.inf)
+        asked = jnp.zeros_like(state.cut) if constraints is None else has_phrases(constraints.phrases, constraints.pad)
+        ranks = jnp.where(asked[:, None], ranks, by_score)
+    best = jnp.argsort(ranks, axis=1, stable=True)[:, : beams.n_best]  # [b 2n] → [b k]
+
+    def choose(of_ended: Int[Array, "b n"], of_cut: Int[Array, "b n"]) -> Int[Array, "b k"]:
+        every = jnp.concatenate([jnp.take_along_axis(of_ended, order, axis=1), of_cut], axis=1)
+        return jnp.take_along_axis(every, best, axis=1)
+
+    is_finished = best < beams.size
+    has_nan = jnp.isnan(state.live.scores).any(axis=1, keepdims=True)
+    scores = jnp.where(has_nan, jnp.nan, jnp.take_along_axis(scores, best, axis=1))
+    exists = scores > -jnp.inf
+    lengths = choose(state.finished.lengths, jnp.broadcast_to(limits[:, None], cut.shape))
+    tokens = _follow(state, choose(state.finished.beams, cut), jnp.where(exists, lengths, 0), rules.pad)
+    is_end = (is_finished & exists)[..., None] & (jnp.arange(tokens.shape[-1]) == lengths[..., None])
+    tokens = jnp.where(is_end, rules.eos, tokens)
+    return Decoded(tokens, scores, jnp.where(exists, lengths + is_finished, 0), state.done)
+
+
+def _stable_prefix(search: _Search, state: State) -> tuple[Int[Array, "b t"], Int[Array, " b"]]:
+    """Return the common beginning of all hypotheses that can still become the best output, and its length.
+
+    These are the best one that has ended, and the live ones that may yet beat it, by the bound of `is_complete`.
+    """
+    rules, beams = search.rules, search.beams
+    ended = state.finished.scores.argmax(axis=1)[:, None]  # [b 1]
+    best = jnp.take_along_axis(state.finished.scores, ended, axis=1)
+    may_win = state.live.scores / length_penalty(search.start.limits, beams)[:, None] > best  # [b n]
+    exists = jnp.concatenate([best > -jnp.inf, may_win & ~state.done[:, None]], axis=1)  # [b 1+n]
+
+    def both(of_ended: Int[Array, "b n"], of_live: Int[Array, " #n"]) -> Int[Array, "b 1+n"]:
+        one = jnp.take_along_axis(of_ended, ended, axis=1)
+        return jnp.concatenate([one, jnp.broadcast_to(of_live, may_win.shape)], axis=1)
+
+    lengths = jnp.where(exists, both(state.finished.lengths, state.cur_index[None]), 0)
+    tokens = _follow(state, both(state.finished.beams, jnp.arange(beams.size)), lengths, rules.pad)
+    first = jnp.take_along_axis(tokens, exists.argmax(axis=1)[:, None, None], axis=1)  # [b 1 t], of one that exists
+    inside = jnp.arange(tokens.shape[-1]) < lengths[..., None]  # [b 1+n t]
+    agreed = (((tokens == first) & inside) | ~exists[..., None]).all(axis=1) & exists.any(axis=1)[:, None]  # [b t]
+    return first[:, 0], jnp.cumprod(agreed, axis=1, dtype=jnp.int32).sum(axis=1)
+
+
+def _follow(state: State, beams: Int[Array, "b k"], lengths: Int[Array, "b k"], pad: int) -> Int[Array, "b k t"]:
+    """Return the tokens of hypotheses of given lengths that end in given beams, with padding after them."""
+
+    def back(beam: Int[Array, "b k"], at: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+        index, tokens, parents = at
+        inside = index < lengths
+        tokens = jnp.take_along_axis(tokens, beam, axis=1)  # [b n] → [b k]
+        parents = jnp.take_along_axis(parents, beam, axis=1)
+        return jnp.where(inside, parents, beam), jnp.where(inside, tokens, pad)
+
+    steps = jnp.arange(state.tokens.shape[0])
+    _, tokens = lax.scan(back, beams, (steps, state.tokens, state.parents), reverse=True)
+    return jnp.moveaxis(tokens, 0, -1)  # [t b k] → [b k t]
+
+
+def _rank_live(live: Continuations, constraints: Constraints | None) -> Int[Array, "b n"]:
+    """Return the beams of every sentence, best first: by the constraint tokens they have met, then by their scores."""
+    met = jnp.zeros_like(live.tokens)
+    if constraints is not None and live.progress is not None:
+        met = tokens_met(constraints, live.progress)
+    met = jnp.where(live.scores > -jnp.inf, met, -1)
+    return jnp.lexsort((-live.scores, -met), axis=1)

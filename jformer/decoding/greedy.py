@@ -9,9 +9,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jformer.decoding.cache_rows import Cache, Step
 from jformer.decoding.rules import LogProbs, Rules, append_token, initial_history, next_log_probs
-from jformer.decoding.search import Decoded, SearchLoop, Start
+from jformer.decoding.search import Cache, Decoded, SearchLoop, Start, Step
 
 # (log-probabilities under the rules, logits, index of the token) → (what the score gains, the token) of every row
 Choose = Callable[[LogProbs, Float[Array, "rows v"], Int[Array, ""]], tuple[Float[Array, " rows"], Int[Array, " rows"]]]

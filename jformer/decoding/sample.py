@@ -11,12 +11,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jformer.decoding.cache_rows import Cache, Step
 from jformer.decoding.decode_config import Filters
 from jformer.decoding.greedy import one_by_one
-from jformer.decoding.rules import LogProbs, Rules
-from jformer.decoding.search import SearchLoop, Start
-from jformer.decoding.top_k import CHUNK
+from jformer.decoding.rules import CHUNK, LogProbs, Rules
+from jformer.decoding.search import Cache, SearchLoop, Start, Step
 
 
 def sample(

@@ -1,13 +1,23 @@
-"""The inputs and results of every search, and its loop: run to the end, or some steps at a time.
+"""What every search has in common: a step function over a cache, its inputs and results, and its loop.
 
-Axes: b sentences, n hypotheses of a sentence, t tokens, k continuations of a hypothesis.
+Axes: b sentences, n hypotheses of a sentence, v vocabulary, t tokens, k continuations of a hypothesis; rows = b·n, the
+hypotheses of a sentence side by side.
+
+`position` and every leaf of `self` in a cache have one entry a row, and follow the row's hypothesis. Everything else in
+it belongs to a sentence and is shared by its rows.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
+
+Cache = dict[str, PyTree]  # {'position': i32[rows], 'self': pytree of [rows …], and what belongs to sentences}
+Step = Callable[[Cache, Int[Array, " rows"]], tuple[Float[Array, "rows v"], Cache]]
+FOLLOW_BEAMS = ("position", "self")
 
 
 class Start(NamedTuple):
@@ -77,3 +87,29 @@ class Trace(NamedTuple):
     live_parents: Int[Array, "b *t n"]  # the beam that a token was appended to
     end_parents: Int[Array, "b *t n"]  # of those that ended in this step
     end_scores: Float[Array, "b *t n"]  # with the penalties of length and coverage
+
+
+def reorder(cache: Cache, beams: Int[Array, "b n"]) -> Cache:
+    """Let every row continue the history of another beam of its sentence.
+
+    >>> cache = {"position": jnp.array([5, 6, 7, 8]), "self": {}, "memory": "of sentences"}
+    >>> reorder(cache, jnp.array([[1, 1], [0, 1]]))["position"].tolist()
+    [6, 6, 7, 8]
+    """
+    sentences, beam_size = beams.shape
+    offsets = jnp.arange(sentences)[:, None] * beam_size  # [b 1], of each sentence's rows
+    rows = (offsets + beams).reshape(-1)  # [b n] → [rows]
+    return _map_rows(cache, lambda leaf: leaf[rows])
+
+
+def repeat_rows(cache: Cache, beam_size: int) -> Cache:
+    """Turn a cache with one row a sentence into one with `beam_size` equal rows a sentence.
+
+    >>> repeat_rows({"position": jnp.array([5, 7]), "self": {}}, 2)["position"].tolist()
+    [5, 5, 7, 7]
+    """
+    return _map_rows(cache, lambda leaf: jnp.repeat(leaf, beam_size, axis=0))
+
+
+def _map_rows(cache: Cache, function: Callable[[Array], Array]) -> Cache:
+    return {**cache, **jax.tree.map(function, {key: cache[key] for key in FOLLOW_BEAMS})}

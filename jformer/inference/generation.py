@@ -21,12 +21,11 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from jformer import plugins
 from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.decoding.beam import Coverage, beam_search, record_beams
-from jformer.decoding.cache_rows import FOLLOW_BEAMS, Cache, Step, repeat_rows
 from jformer.decoding.constraints import has_phrases
 from jformer.decoding.decode_config import DEFAULTS, DecodeConfig, DecodeOptions
 from jformer.decoding.rules import Rules
 from jformer.decoding.sample import sample
-from jformer.decoding.search import Decoded, SearchLoop, Start, Trace
+from jformer.decoding.search import FOLLOW_BEAMS, Cache, Decoded, SearchLoop, Start, Step, Trace, repeat_rows
 from jformer.errors import UserError
 from jformer.inference.one_pass import HEADS
 from jformer.models.batch import Batch

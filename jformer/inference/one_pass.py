@@ -21,7 +21,7 @@ from jformer.data.sources.split import Pair
 from jformer.data.spans import MAY_START, START, SpanEncoder, Windows, fault_of, is_blank
 from jformer.data.tokenizers import NUM_SYMBOLS, Tokenizer
 from jformer.decoding.decode_config import DecodeConfig
-from jformer.decoding.top_k import top_k
+from jformer.decoding.rules import top_k
 from jformer.errors import UserError
 from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, Output, Piece, Request, TaggedWord
 from jformer.models.batch import Batch

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from jformer.decoding.decode_config import DecodeConfig
-from jformer.decoding.finished import length_penalty
+from jformer.decoding.hypotheses import length_penalty
 from jformer.decoding.search import Trace
 from jformer.errors import UserError
 from jformer.inference.answers import Piece, SearchTree

@@ -20,7 +20,7 @@ from jformer.data.progress import counted, show_progress
 from jformer.data.sources import open_split
 from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer
 from jformer.decoding.decode_config import DecodeConfig
-from jformer.decoding.finished import length_penalty
+from jformer.decoding.hypotheses import length_penalty
 from jformer.errors import UserError
 from jformer.inference.answers import EncodedPair, Piece, Request
 from jformer.inference.batching import refuse_nan

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jformer.decoding.cache_rows import reorder, repeat_rows
+from jformer.decoding.search import reorder, repeat_rows
 from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
 from jformer.models.layers.transformer import Stack
 from jformer.models.layers.visibility import TokenPlaces

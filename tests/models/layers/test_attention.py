@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jformer.decoding.cache_rows import repeat_rows
+from jformer.decoding.search import repeat_rows
 from jformer.models import ModelConfig, build_model
 from jformer.models.layers.attention import Attention
 from jformer.models.layers.dot_product import MAX_QUERIES_FOR_SUMS, attend, attend_few_queries
