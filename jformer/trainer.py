@@ -52,7 +52,7 @@ from jformer.training.loop import loop
 from jformer.training.memory import evaluation_memory, update_memory
 from jformer.training.optim import build_optimizer
 from jformer.training.state import Progress, TrainState, create_state
-from jformer.training.step import make_train_step, trained_loss
+from jformer.training.step import make_train_step
 from jformer.training.validation import Validation, answered_examples, validate
 
 
@@ -98,7 +98,7 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
         loss, tx, frozen = make_loss(model, task.loss, config.optim.r_drop), optimizer.transform, optimizer.frozen
         update = make_train_step(loss, tx, mesh, config.seed, config.train.ema_decay, frozen)
         feed = make_feed(data.batches, model.config, mesh, config.train.accumulation)
-        examine = Examination(model, trained_loss(loss, frozen), tx, mesh, config.seed, config.optim.passes)
+        examine = Examination(model, loss, tx, mesh, config.seed, config.optim.passes, frozen)
         eval_step = make_eval_step(loss, mesh)
         trained = Trained(config=config, task=task, tokenizers=data.tokenizers, model=model, params=state.params)
         validation = make_validation(trained, data.valid, eval_step, mesh)

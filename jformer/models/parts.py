@@ -14,6 +14,24 @@ def count_params(params: PyTree) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
+def split(params: PyTree, marks: PyTree) -> tuple[PyTree, PyTree]:
+    """Return the parameters that are not marked in a tree of booleans, and those that are, with None for the others.
+
+    Without marks, the first tree is `params` and the second None.
+    """
+    if marks is None:
+        return params, None
+    trained = jax.tree.map(lambda leaf, mark: None if mark else leaf, params, marks)
+    return trained, jax.tree.map(lambda leaf, mark: leaf if mark else None, params, marks)
+
+
+def join(first: PyTree, second: PyTree) -> PyTree:
+    """Return a tree with the leaves of the first, and those of the second where the first has None."""
+    if second is None:
+        return first
+    return jax.tree.map(lambda a, b: b if a is None else a, first, second, is_leaf=lambda leaf: leaf is None)
+
+
 def parameter_rows(params: Mapping[str, PyTree]) -> Iterator[tuple[str, str, int]]:
     """Yield (part, shapes, count) of every table, norm, projection and sublayer; stacks begin with their layers."""
     for name, part in _parts(params):

@@ -21,12 +21,13 @@ from jaxtyping import Array, Key, PyTree
 from jformer.models.batch import Batch
 from jformer.models.layers.layer_scan import FINITE
 from jformer.models.model import Model
-from jformer.models.parts import STACKED
+from jformer.models.parts import STACKED, split
 from jformer.parallel import processes
 from jformer.parallel.mesh import DATA
 from jformer.parallel.sharding import ROWS, sum_over_data
-from jformer.tasks.sums import LossFn, Scalar, Sums
+from jformer.tasks.sums import LossFn
 from jformer.training.state import TrainState
+from jformer.training.step import apply_gradient, trained_gradient
 
 FLAG = "is_finite"  # of a module's output
 
@@ -49,17 +50,24 @@ class Examination:
     """The search for what is not finite in an update, compiled when it is first asked for."""
 
     def __init__(
-        self, model: Model, loss: LossFn, tx: optax.GradientTransformation, mesh: Mesh, seed: int, passes: int = 1
+        self,
+        model: Model,
+        loss: LossFn,
+        tx: optax.GradientTransformation,
+        mesh: Mesh,
+        seed: int,
+        passes: int = 1,
+        frozen: PyTree = None,
     ) -> None:
         """Hold what an update is made of.
 
         Args:
             model: whose modules are looked at.
-            loss, tx, mesh, seed: those of `make_train_step`.
+            loss, tx, mesh, seed, frozen: those of `make_train_step`.
             passes: of the model over each row in the loss, each with dropout of its own: two with R-Drop.
         """
-        self._model, self._loss, self._tx, self._mesh = model, loss, tx, mesh
-        self._seed, self._passes = seed, passes
+        self._model, self._gradient, self._tx, self._mesh = model, trained_gradient(loss, frozen), tx, mesh
+        self._seed, self._passes, self._frozen = seed, passes, frozen
         self._calls: list[Module] = []  # modules in the order in which they are done, as tracing finds it
         self.program = jax.jit(self._examine)
 
@@ -85,30 +93,26 @@ class Examination:
         )
         total, count, (activations, loss, gradients) = over_data(state.params, batch, key)
         gradient = jax.tree.map(lambda g: g / jnp.maximum(count, 1.0), total)
-        updates, _ = self._tx.update(gradient, state.opt_state, state.params)
+        updated, _ = apply_gradient(self._tx, gradient, state, self._frozen)
         return Broken(
             parameters=by_layer(state.params),
             activations=jax.tree.map(lambda parts: parts > 0, activations),
             loss=loss > 0,
             gradients=jax.tree.map(lambda parts: parts > 0, gradients),
             norm=~jnp.isfinite(optax.tree.norm(gradient)),
-            updated=by_layer(optax.apply_updates(state.params, updates)),
+            updated=by_layer(updated),
         )
 
     def _microbatches(self, params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[PyTree, Array, PyTree]:
         """Return the gradient of the summed loss, what it is divided by, and on how many parts what is broken [a ·]."""
 
-        def total_loss(params: PyTree, rows: Batch) -> tuple[Scalar, Sums]:
-            sums = self._loss(params, rows, key)
-            return sums["loss"].total, sums
-
         def add(sum_so_far: PyTree, rows: Batch) -> tuple[PyTree, PyTree]:
-            gradient, sums = jax.grad(total_loss, has_aux=True)(params, rows)
+            gradient, sums = self._gradient(params, rows, key)
             added = jax.tree.map(jnp.add, sum_so_far, (gradient, sums["loss"].count))
             flags = self._outputs(params, rows, key), ~jnp.isfinite(sums["loss"].total), by_layer(gradient)
             return added, jax.tree.map(lambda flag: flag.astype(jnp.int32), flags)
 
-        begin = jax.tree.map(jnp.zeros_like, params), jnp.zeros(())
+        begin = jax.tree.map(jnp.zeros_like, split(params, self._frozen)[0]), jnp.zeros(())
         (gradient, count), flags = jax.lax.scan(add, begin, batch)
         return sum_over_data((gradient, count, flags), self._mesh)
 

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Key, PyTree
 
 from jformer.models.batch import Batch
+from jformer.models.parts import join, split
 from jformer.parallel.activations import constrain_sharding
 from jformer.parallel.backend import target
 from jformer.parallel.mesh import DATA
@@ -38,24 +39,34 @@ class Metrics(NamedTuple):
 
 
 GradientFn = Callable[[PyTree, Batch, Key[Array, ""]], tuple[PyTree, Sums]]
-"""(parameters, batch [a b …], dropout key) → the gradient of the mean loss over the whole batch, and the sums."""
+"""(parameters, batch, dropout key) → the gradient of a loss by the parameters that are trained, and the sums."""
 
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 """(state, batch [a b …]) → state and metrics. It is compiled, and the state is donated: do not use it afterwards."""
 
 
-def make_gradient(loss: LossFn, mesh: Mesh) -> GradientFn:
-    """Return the function that differentiates the mean of `loss` over a batch.
+def trained_gradient(loss: LossFn, frozen: PyTree = None) -> GradientFn:
+    """Return the function that differentiates the sum of `loss` over rows [b …] by the parameters that are trained.
+
+    Those that are marked in `frozen`, a tree of booleans, are None in the gradient; without marks all are trained.
+    """
+
+    def total_loss(trained: PyTree, fixed: PyTree, rows: Batch, key: Key[Array, ""]) -> tuple[Scalar, Sums]:
+        sums = loss(join(trained, fixed), rows, key)
+        return sums["loss"].total, sums
+
+    return lambda params, rows, key: jax.grad(total_loss, has_aux=True)(*split(params, frozen), rows, key)
+
+
+def make_gradient(loss: LossFn, mesh: Mesh, frozen: PyTree = None) -> GradientFn:
+    """Return the function that differentiates the mean of `loss` over a batch, as `trained_gradient` does its sum.
 
     Each part of the `data` axis differentiates the sum over its own rows, a microbatch at a time. Gradients and sums
     are added over the axis in one psum and divided by the global count: never a mean of means, so devices and
     microbatches with uneven padding count as they should. They are float32, as parameters are. Within a part, over
     `fsdp` and `tensor`, the compiler exchanges what the model's shardings ask for.
     """
-
-    def total_loss(params: PyTree, rows: Batch, key: Key[Array, ""]) -> tuple[Scalar, Sums]:
-        sums = loss(params, rows, key)
-        return sums["loss"].total, sums
+    total_gradient = trained_gradient(loss, frozen)
 
     def add_up_part(params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[PyTree, Sums]:
         """Return the gradient of the total loss over all devices, and the sums, from this part's rows."""
@@ -63,8 +74,8 @@ def make_gradient(loss: LossFn, mesh: Mesh) -> GradientFn:
         # All microbatches and parts have the same key: what is drawn for a row depends on the row's number in the whole
         # update, too (batch["row"]), so it is the same however the rows are split.
         def differentiate(rows: Batch) -> tuple[PyTree, Sums]:
-            gradient, sums = jax.grad(total_loss, has_aux=True)(params, rows, key)
-            return _shard_as_parameters(gradient, params), sums
+            gradient, sums = total_gradient(params, rows, key)
+            return _shard_as_parameters(gradient), sums
 
         return sum_over_data(sum_over_microbatches(differentiate, batch), mesh)
 
@@ -81,18 +92,22 @@ def make_gradient(loss: LossFn, mesh: Mesh) -> GradientFn:
     return mean_gradient
 
 
-def _shard_as_parameters(gradient: PyTree, params: PyTree) -> PyTree:
+def _shard_as_parameters(gradient: PyTree) -> PyTree:
     """Let each gradient be sharded as its parameter, so that only shards of gradients cross the `data` axis."""
-    return jax.tree.map(lambda g, spec: constrain_sharding(g, *spec), gradient, parameter_specs(params))
+    return jax.tree.map(lambda g, spec: constrain_sharding(g, *spec), gradient, parameter_specs(gradient))
 
 
-def trained_loss(loss: LossFn, frozen: PyTree) -> LossFn:
-    """Return a loss that has no gradient in the parameters that are marked in `frozen`, if that is a tree at all."""
+def apply_gradient(
+    tx: optax.GradientTransformation, gradient: PyTree, state: TrainState, frozen: PyTree = None
+) -> tuple[PyTree, optax.OptState]:
+    """Return the parameters and the optimizer's state after a gradient of `trained_gradient`.
 
-    def stopped(params: PyTree, rows: Batch, key: Key[Array, ""] | None) -> Sums:
-        return loss(jax.tree.map(lambda p, fixed: jax.lax.stop_gradient(p) if fixed else p, params, frozen), rows, key)
-
-    return loss if frozen is None else stopped
+    Frozen parameters stay as they are, whatever moves without a gradient, such as weight decay.
+    """
+    gradient = join(gradient, jax.tree.map(jnp.zeros_like, split(state.params, frozen)[1]))
+    updates, opt_state = tx.update(gradient, state.opt_state, state.params)
+    trained, _ = split(optax.apply_updates(state.params, updates), frozen)
+    return join(trained, state.params), opt_state
 
 
 def moving_average(average: PyTree, params: PyTree, decay: float, updates: jax.Array) -> PyTree:
@@ -143,16 +158,13 @@ def _make_train_step(
 ) -> TrainStep:
     marks, tree = frozen_leaves
     frozen = jax.tree.unflatten(tree, marks)
-    mean_gradient = make_gradient(trained_loss(loss, frozen), mesh)
+    mean_gradient = make_gradient(loss, mesh, frozen)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         gradient, sums = mean_gradient(state.params, batch, key)
         norm = optax.tree.norm(gradient)
-        updates, opt_state = tx.update(gradient, state.opt_state, state.params)
-        if frozen is not None:  # weight decay would move them without a gradient
-            updates = jax.tree.map(lambda fixed, x: jnp.zeros_like(x) if fixed else x, frozen, updates)
-        params = optax.apply_updates(state.params, updates)
+        params, opt_state = apply_gradient(tx, gradient, state, frozen)
         ema = None if state.ema is None else moving_average(state.ema, params, ema_decay, state.step - state.skipped)
         # A finite gradient can still end in NaN: by epsilon or a learning rate that float32 cannot hold.
         finite = all_finite((norm, sums["loss"].total, params, ema))
