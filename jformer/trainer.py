@@ -27,7 +27,7 @@ from jformer.data.tokenizers import Tokenizer
 from jformer.errors import UserError
 from jformer.inference.generation import writable
 from jformer.inference.predict import Predictor
-from jformer.inference.restore import Trained, member_config, restore
+from jformer.inference.restore import Trained, member_config
 from jformer.models.flops import update_flops
 from jformer.models.parts import count_params
 from jformer.parallel import processes
@@ -44,7 +44,7 @@ from jformer.training.corpora import Data, fingerprints, open_data
 from jformer.training.feed import make_feed
 from jformer.training.finiteness import Examination
 from jformer.training.forecast import memory_lines
-from jformer.training.initial_state import adopt, open_state, put_vectors
+from jformer.training.initial_state import inherit, open_state
 from jformer.training.introduction import introduction
 from jformer.training.lock import sole_trainer
 from jformer.training.log import Cost, TrainingLog
@@ -87,9 +87,9 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
         model = build_sized(config, task, data.tokenizers)
         optimizer = build_optimizer(model, config.optim, config.train.num_steps, config.train.freeze)
         create = functools.partial(create_state, tx=optimizer.transform, ema=bool(config.train.ema_decay))
-        inherit = functools.partial(inherited, config, data.tokenizers, mesh)
+        start = functools.partial(inherit, config, data.tokenizers, mesh)
         with show_progress("loading the parameters", quiet=quiet):
-            state, progress, origin = open_state(create, model, mesh, config.seed, checkpoints, inherit)
+            state, progress, origin = open_state(create, model, mesh, config.seed, checkpoints, start)
         refuse_other_text(data, progress, workdir)
         progress.config = dataclasses.asdict(config)
         progress.tokenizers = [tokenizer.fingerprint for tokenizer in data.tokenizers]
@@ -165,21 +165,7 @@ def saved_config(workdir: Path, checkpoints: Checkpoints) -> Config | None:
         )
     if (workdir / "config.json").exists():
         return load_config(workdir / "config.json")
-    return resolve(checkpoints.newest_progress()["config"]) if checkpoints.steps() else None
-
-
-def inherited(
-    config: Config, tokenizers: tuple[Tokenizer, Tokenizer], mesh: Mesh, params: PyTree
-) -> tuple[PyTree, list[str]]:
-    """Return the new parameters with those of train.init_from and the configured word vectors, and notes.
-
-    Raises UserError if they do not fit the model.
-    """
-    notes: list[str] = []
-    if config.train.init_from:
-        params, notes = adopt(restore(config.train.init_from, mesh=mesh).params, params, config.train.init_from)
-    params, coverage = put_vectors(config.train, config.model, tokenizers, params)
-    return params, notes + coverage
+    return resolve(checkpoints.newest_manifest().progress["config"]) if checkpoints.steps() else None
 
 
 def make_validation(trained: Trained, valid: Batches | None, eval_step: EvalStep, mesh: Mesh) -> Validation:

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 
+from jformer.checkpoints.weights import adopt
 from jformer.config import as_config_dict, default_config, load_config, resolve
 from jformer.config.options import MeshConfig, final_scores
 from jformer.data.data_config import SourceConfig
@@ -32,7 +33,7 @@ from jformer.tools.server.engine import Engine
 from jformer.tools.server.limits import Limits
 from jformer.tools.server.schema import InputsBody
 from jformer.trainer import train
-from jformer.training.initial_state import adopt, table_of
+from jformer.training.initial_state import table_of
 from tests.slow import slow_but
 
 LINES = [

@@ -79,11 +79,11 @@ class Checkpoints:
         """Return the progress that was passed to `save`."""
         return self.manifest(step).progress
 
-    def newest_progress(self) -> dict[str, Any]:
-        """Return the progress of the newest step whose manifest is readable; raise UserError if there is none."""
+    def newest_manifest(self) -> Manifest:
+        """Return the manifest of the newest step for which it is readable; raise UserError if there is none."""
         for step in reversed(self.steps()):
             with contextlib.suppress(DamagedError):
-                return self.progress(step)
+                return self.manifest(step)
         raise UserError(f"{self.directory}: no checkpoint is readable")
 
     def save(

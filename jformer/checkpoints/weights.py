@@ -1,4 +1,4 @@
-"""Load the parameters of a trained run: the last, the best, or an average of several."""
+"""Load the parameters of a trained run, to answer with or to start another run from: last, best, or an average."""
 
 import functools
 import sys
@@ -8,24 +8,33 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from etils.epath import Path
+from flax import traverse_util
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from jformer.checkpoints import checkpoint
+from jformer.config import load_config
 from jformer.config.options import Config
 from jformer.data.progress import counted
+from jformer.data.tokenizers import Tokenizer
+from jformer.data.vocabularies import load_tokenizers
 from jformer.errors import UserError
 from jformer.models import init_params
 from jformer.models.model import Model
 from jformer.parallel import processes
 from jformer.parallel.mesh import FSDP
-from jformer.parallel.sharding import abstract_like, parameter_shardings
+from jformer.parallel.sharding import abstract_like, parameter_names, parameter_shardings
+from jformer.storage import run_path
 
 
 def abstract_params(model: Model, mesh: Mesh, whole: Sequence[str] = (FSDP,)) -> PyTree:
     """Return the shapes of a model's parameters with shardings for inference, not split over `whole` axes."""
     shapes = jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))
     return abstract_like(shapes, parameter_shardings(mesh, shapes, whole))
+
+
+# Parameters of a task, which start anew where the parent did not learn them.
+HEADS = ("head", "pooler", "classifier", "transitions")
 
 
 class Weights(NamedTuple):
@@ -36,16 +45,68 @@ class Weights(NamedTuple):
     tokenizers: tuple[str, ...]  # fingerprints; empty if it was not trained here
 
 
-def load_weights(workdir: Path, settings: Config, model: Model, mesh: Mesh) -> Weights:
+def saved_params(saved: checkpoint.Checkpoints, mesh: Mesh) -> PyTree:
+    """Return shapes and shardings as `abstract_params` does, of whatever a run has saved."""
+    arrays = saved.newest_manifest().arrays["params"]
+    shapes = {path: jax.ShapeDtypeStruct(entry.shape, entry.dtype) for path, entry in arrays.items()}
+    tree = traverse_util.unflatten_dict(shapes, sep="/")
+    return abstract_like(tree, parameter_shardings(mesh, tree, (FSDP,)))
+
+
+def load_weights(workdir: Path, settings: Config, model: Model | None, mesh: Mesh) -> Weights:
     """Return the parameters that `evaluate.weights` names, sharded for inference.
 
-    The last ones and their moving average come from the newest intact checkpoint; skipped ones are reported on standard
-    error. Raises UserError if other checkpoints are needed and damaged.
+    They are those of `model`, or, without one, whatever was saved. The last ones and their moving average come from the
+    newest intact checkpoint; skipped ones are reported on standard error. Raises UserError if other checkpoints are needed and damaged.
     """
-    abstract = abstract_params(model, mesh)
     with checkpoint.open_run(workdir) as saved:
+        abstract = abstract_params(model, mesh) if model else saved_params(saved, mesh)
         params, steps = _params_and_steps(saved, workdir, settings, abstract)
         return Weights(params, steps, tuple(saved.progress(steps[-1]).get("tokenizers", ())))
+
+
+def load_parent(workdir: str, mesh: Mesh) -> PyTree:
+    """Return the parameters of a run that another starts from. Raise UserError if its tokenizer has changed."""
+    path = run_path(workdir)
+    weights = load_weights(path, load_config(path / "config.json"), None, mesh)
+    refuse_other_tokens(path, weights, load_tokenizers(path / "tokenizer"))
+    return weights.params
+
+
+def refuse_other_tokens(workdir: Path, weights: Weights, tokenizers: Sequence[Tokenizer]) -> None:
+    """Raise UserError if parameters were trained with other tokenizers."""
+    if weights.tokenizers and weights.tokenizers != tuple(tokenizer.fingerprint for tokenizer in tokenizers):
+        raise UserError(f"{workdir / 'tokenizer'}: its tokens are not those that the run was trained with: restore it")
+
+
+def adopt(parent: PyTree, fresh: PyTree, origin: str) -> tuple[PyTree, list[str]]:
+    """Return the parent's parameters where it has them, fresh ones for a new head, and notes on differences.
+
+    Tables may have other numbers of rows (a task's symbols lie past the vocabulary): their common rows are taken over.
+    Raise UserError naming the first other parameter that the parent has in another shape, or not at all.
+    """
+    have = dict(zip(jax.tree.leaves(parameter_names(parent)), jax.tree.leaves(parent), strict=True))
+    leaves, tree = jax.tree.flatten(fresh)
+    names = jax.tree.leaves(parameter_names(fresh))
+    taken = [_taken(name, have.get(name), new, origin) for name, new in zip(names, leaves, strict=True)]
+    notes = [note for _, note in taken if note]
+    unused = [f"{name} has no use here" for name in have if name not in names]
+    notes = [f"{counted(len(leaves) - len(notes), 'parameters')} taken over", *notes, *unused]
+    return jax.tree.unflatten(tree, [leaf for leaf, _ in taken]), [f"init_from {origin}: {note}" for note in notes]
+
+
+def _taken(name: str, old: jax.Array | None, new: jax.Array, origin: str) -> tuple[jax.Array, str]:
+    """Return the initial value of a parameter, and a note if it is not all of the parent's."""
+    if old is not None and old.shape == new.shape:
+        return old, ""
+    if name.partition("/")[0] in HEADS:
+        return new, f"{name} begins anew"
+    if old is None or not name.endswith("embedding") or old.shape[1:] != new.shape[1:]:
+        found = "nothing" if old is None else old.shape
+        raise UserError(f"train.init_from={origin!r} has {found} for {name}, this model needs {new.shape}")
+    rows = min(len(old), len(new))
+    note = f"{name}: {rows:,} of {len(new):,} rows taken over, of {len(old):,}"
+    return new.at[:rows].set(old[:rows]), note
 
 
 def _params_and_steps(
@@ -60,7 +121,7 @@ def _params_and_steps(
         params = average(saved.restore(step, {"params": abstract})["params"] for step in steps)
         return params, tuple(steps)
     if weights == "best":
-        step = saved.newest_progress()["best_step"]
+        step = saved.newest_manifest().progress["best_step"]
         if not step:
             raise UserError(f"evaluate.weights='best' but no validation of {workdir} was finite: take 'last'")
         return saved.restore(step, {"params": abstract})["params"], (step,)

@@ -97,7 +97,7 @@ def answer(predictor: Predictor, examples: Sequence[Pair], count: Callable[[int]
 def provenance(config: Config, workdir: Path, predictor: Predictor) -> dict[str, Any]:
     """Return what a reader needs to interpret or reproduce the scores."""
     with checkpoint.open_run(workdir) as saved:
-        progress = saved.newest_progress()
+        progress = saved.newest_manifest().progress
     text = json.dumps(dataclasses.asdict(config), sort_keys=True)
     device = jax.devices()[0]
     return {

@@ -1,4 +1,4 @@
-"""Restore a trained run from its directory, to answer with it or to start another run from it."""
+"""Restore a trained run from its directory, to answer with it."""
 
 import dataclasses
 import os
@@ -7,7 +7,7 @@ from etils.epath import Path
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from jformer.checkpoints.weights import load_weights
+from jformer.checkpoints.weights import load_weights, refuse_other_tokens
 from jformer.config import load_config, resolve
 from jformer.config.options import Config
 from jformer.data.tokenizers import Tokenizer
@@ -99,7 +99,6 @@ def _restore(workdir: Path, config: Config, task: Task, tokenizers: tuple[Tokeni
     computing = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
     model = build_sized(computing, task, tokenizers)
     check_heads(model.config, mesh)
-    params, steps, trained_with = load_weights(workdir, config, model, mesh)
-    if trained_with and trained_with != tuple(tokenizer.fingerprint for tokenizer in tokenizers):
-        raise UserError(f"{workdir / 'tokenizer'}: its tokens are not those that the run was trained with: restore it")
-    return Trained(config=config, task=task, tokenizers=tokenizers, model=model, params=params, steps=steps)
+    weights = load_weights(workdir, config, model, mesh)
+    refuse_other_tokens(workdir, weights, tokenizers)
+    return Trained(config, task, tokenizers, model, weights.params, weights.steps)

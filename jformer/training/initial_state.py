@@ -13,19 +13,15 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from jformer.checkpoints.checkpoint import Checkpoints
-from jformer.config.options import TrainConfig
-from jformer.data.progress import counted
+from jformer.checkpoints.weights import adopt, load_parent
+from jformer.config.options import Config, TrainConfig
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.word_vectors import match
-from jformer.errors import UserError
 from jformer.models import ModelConfig, init_params
 from jformer.models.model import Model
-from jformer.parallel.sharding import abstract_like, device_bytes, parameter_names, state_shardings
+from jformer.parallel.sharding import abstract_like, device_bytes, state_shardings
 from jformer.training.machine import refuse_state
 from jformer.training.state import Progress, TrainState, as_items, from_items
-
-# Parameters of a task, which start anew where the parent did not learn them.
-HEADS = ("head", "pooler", "classifier", "transitions")
 
 
 def open_state(
@@ -64,34 +60,16 @@ def open_state(
     return jax.jit(create, out_shardings=shardings)(params), Progress(), notes
 
 
-def adopt(parent: PyTree, fresh: PyTree, origin: str) -> tuple[PyTree, list[str]]:
-    """Return the parent's parameters where it has them, fresh ones for a new head, and notes on differences.
+def inherit(config: Config, tokenizers: Sequence[Tokenizer], mesh: Mesh, params: PyTree) -> tuple[PyTree, list[str]]:
+    """Return the new parameters with those of train.init_from and the configured word vectors, and notes.
 
-    Tables may have other numbers of rows (a task's symbols lie past the vocabulary): their common rows are taken over.
-    Raise UserError naming the first other parameter that the parent has in another shape, or not at all.
+    Raises UserError if they do not fit the model.
     """
-    have = dict(zip(jax.tree.leaves(parameter_names(parent)), jax.tree.leaves(parent), strict=True))
-    leaves, tree = jax.tree.flatten(fresh)
-    names = jax.tree.leaves(parameter_names(fresh))
-    taken = [_taken(name, have.get(name), new, origin) for name, new in zip(names, leaves, strict=True)]
-    notes = [note for _, note in taken if note]
-    unused = [f"{name} has no use here" for name in have if name not in names]
-    notes = [f"{counted(len(leaves) - len(notes), 'parameters')} taken over", *notes, *unused]
-    return jax.tree.unflatten(tree, [leaf for leaf, _ in taken]), [f"init_from {origin}: {note}" for note in notes]
-
-
-def _taken(name: str, old: jax.Array | None, new: jax.Array, origin: str) -> tuple[jax.Array, str]:
-    """Return the initial value of a parameter, and a note if it is not all of the parent's."""
-    if old is not None and old.shape == new.shape:
-        return old, ""
-    if name.partition("/")[0] in HEADS:
-        return new, f"{name} begins anew"
-    if old is None or not name.endswith("embedding") or old.shape[1:] != new.shape[1:]:
-        found = "nothing" if old is None else old.shape
-        raise UserError(f"train.init_from={origin!r} has {found} for {name}, this model needs {new.shape}")
-    rows = min(len(old), len(new))
-    note = f"{name}: {rows:,} of {len(new):,} rows taken over, of {len(old):,}"
-    return new.at[:rows].set(old[:rows]), note
+    notes: list[str] = []
+    if config.train.init_from:
+        params, notes = adopt(load_parent(config.train.init_from, mesh), params, config.train.init_from)
+    params, coverage = put_vectors(config.train, config.model, tokenizers, params)
+    return params, notes + coverage
 
 
 def put_vectors(

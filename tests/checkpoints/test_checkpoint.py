@@ -131,7 +131,7 @@ def test_parameters_are_placed_as_asked(finished):
 def test_progress_is_plain_json(finished):
     run = open_run(finished)
     assert run.progress(33) == {"step": 33, "data": ["ab", "cd"]}
-    assert run.newest_progress() == run.progress(33)
+    assert run.newest_manifest().progress == run.progress(33)
     run.close()
     file = finished / "checkpoints" / "33" / "manifest" / "metadata"
     assert json.loads(file.read_text())["progress"]["step"] == 33

@@ -392,7 +392,7 @@ def test_answers_are_scored_in_the_course_of_training_and_decide_what_is_best(ca
     assert any(row["loss"] != other["loss"] for row, other in zip(found, averages, strict=True))
     best = max(found, key=lambda row: row["chrf"])
     with open_run(tmp_path) as saved:
-        progress = saved.newest_progress()
+        progress = saved.newest_manifest().progress
         assert (progress["best"], progress["best_step"]) == (best["chrf"], best["step"])
         assert saved.manifest(best["step"]).selection_cost == -best["chrf"]
 
