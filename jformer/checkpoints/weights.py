@@ -57,7 +57,8 @@ def load_weights(workdir: Path, settings: Config, model: Model | None, mesh: Mes
     """Return the parameters that `evaluate.weights` names, sharded for inference.
 
     They are those of `model`, or, without one, whatever was saved. The last ones and their moving average come from the
-    newest intact checkpoint; skipped ones are reported on standard error. Raises UserError if other checkpoints are needed and damaged.
+    newest intact checkpoint; skipped ones are reported on standard error. Raises UserError if other checkpoints are
+    needed and damaged.
     """
     with checkpoint.open_run(workdir) as saved:
         abstract = abstract_params(model, mesh) if model else saved_params(saved, mesh)

@@ -101,4 +101,5 @@ def _restore(workdir: Path, config: Config, task: Task, tokenizers: tuple[Tokeni
     check_heads(model.config, mesh)
     weights = load_weights(workdir, config, model, mesh)
     refuse_other_tokens(workdir, weights, tokenizers)
-    return Trained(config, task, tokenizers, model, weights.params, weights.steps)
+    params, steps = weights.params, weights.steps
+    return Trained(config=config, task=task, tokenizers=tokenizers, model=model, params=params, steps=steps)
