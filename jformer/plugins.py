@@ -81,6 +81,11 @@ def digests(names: Iterable[str]) -> dict[str, str]:
     return {name: _digest(name) for name in names if find("parts", name, {})}
 
 
+def digests_of_imported(names: Iterable[str]) -> dict[str, str]:
+    """Return part → SHA-256 of the file of its module, of those parts whose modules this process has imported."""
+    return {name: _digest(name) for name in names if name.partition(":")[0] in sys.modules}
+
+
 def expect(recorded: Mapping[str, str]) -> None:
     """Compare parts with the digests that a run recorded as they are imported, and report changes to standard error."""
     _recorded.update(recorded)

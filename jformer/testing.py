@@ -30,9 +30,10 @@ from jformer.decoding.search import Decoded, Start
 from jformer.inference.generation import OwnSearch
 from jformer.inference.verify import stepwise_logits
 from jformer.models import ModelConfig, build_model, init_params
+from jformer.tasks.batch_arrays import make_batch
 from jformer.tasks.build import MakeTask
 from jformer.tasks.metrics import OwnScore
-from jformer.tasks.task import make_loss, sized
+from jformer.tasks.task import TaskLoss, make_loss, sized
 from jformer.training.optim import ScheduleParams
 
 VOCABULARY = 23
@@ -111,6 +112,28 @@ def check_task(make: MakeTask, config: DataConfig, pairs: Sequence[Pair], family
     if task.answer:
         scores = task.score([pair.target for pair in pairs], list(pairs), sums)
         assert all(math.isfinite(entry["score"]) for entry in scores.values()), f"scores are not finite: {scores}"
+
+
+def check_loss(loss: TaskLoss) -> None:
+    """Check a loss of tokens: sums that are finite and add up over rows, and a loss that the hidden states move."""
+    batch = make_batch(target=[[4, 5, 6, 2], [7, 2]])
+    hidden, kernel = (
+        jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(2, 4, 8), (8, VOCABULARY)])
+    )
+
+    def sums_of(hidden: Any, rows: slice) -> Any:
+        some: Any = jax.tree.map(lambda array: array[rows], batch)
+        return jax.jit(lambda hidden: loss(hidden, lambda states: states @ kernel, some))(hidden[rows])
+
+    sums, *rows = (sums_of(hidden, each) for each in (slice(None), slice(1), slice(1, 2)))
+    assert "loss" in sums, f"the sums are {sorted(sums)}, without 'loss'"
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(sums)), f"a sum is not finite: {sums}"
+    for each, first, second in zip(*map(jax.tree.leaves, (sums, *rows)), strict=True):
+        np.testing.assert_allclose(each, first + second, rtol=1e-5, err_msg="two rows have other sums than one and one")
+    assert sums["loss"].count > 0, "the loss counts nothing"
+    gradient = jax.grad(lambda hidden: sums_of(hidden, slice(None))["loss"].total)(hidden)
+    assert np.isfinite(gradient).all(), "the gradient is not finite"
+    assert np.any(gradient), "the gradient is zero"
 
 
 def check_score(score: OwnScore) -> None:

@@ -33,6 +33,7 @@ from jformer.models.parts import count_params
 from jformer.parallel import processes
 from jformer.parallel.devices import find_peak
 from jformer.parallel.sharding import row_shards
+from jformer.plugins import is_own
 from jformer.tasks.batch_arrays import abstract_batch
 from jformer.tasks.build import build_sized, build_task, choose_dtype, open_mesh
 from jformer.tasks.split_loss import EvalStep, make_eval_step, split_sums
@@ -192,6 +193,8 @@ def make_validation(trained: Trained, valid: Batches | None, eval_step: EvalStep
 
     def score(answers: Sequence[str], sums: Sums) -> dict[str, float]:
         found = score_texts(answers[:scored], examples[:scored], sums) if during else {}
+        if missing := [name for name in during if name not in found]:
+            raise UserError(f"evaluate.during={missing[0]!r}: task={config.task!r} has only {', '.join(found)}")
         return {name: found[name]["score"] for name in during}
 
     return Validation(losses, examples, answer, score)
@@ -214,7 +217,7 @@ def greedy_predictor(trained: Trained, batch_size: int, mesh: Mesh) -> Predictor
 
 def scored_during(config: Config) -> Config:
     """Return the config with the scores of evaluate.during in place of evaluate.scores."""
-    names = tuple(name for name in config.evaluate.during if name in TEXT_SCORES)
+    names = tuple(name for name in config.evaluate.during if name in TEXT_SCORES or is_own(name))
     return dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, scores=names))
 
 

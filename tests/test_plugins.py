@@ -113,6 +113,13 @@ def test_a_part_whose_source_has_changed_is_reported_once(mine, tmp_path, capsys
     assert err.count("\n") == 1
 
 
+def test_scores_record_the_parts_whose_modules_are_imported(mine):
+    plugins.allow(mine)
+    plugins.find("data.source", f"{mine}:part", {})
+    own = plugins.digests([f"{mine}:part"])
+    assert plugins.digests_of_imported([f"{mine}:part", f"{mine}.other:part"]) == own
+
+
 def test_a_damaged_record_of_parts_is_refused(tmp_path, mine):
     path = epath.Path(tmp_path) / "config.json"
     for wrong in ([1], {"a:b": 1}):

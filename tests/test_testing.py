@@ -11,8 +11,12 @@ from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers import ByteTokenizer, learn
 from jformer.decoding.greedy import greedy, one_by_one
+from jformer.errors import UserError
 from jformer.models import Attention
+from jformer.tasks.batch_arrays import make_batch
 from jformer.tasks.build import TASKS
+from jformer.tasks.sums import Sum
+from jformer.tasks.task import own_loss, token_loss
 from jformer.training.optim import OPTIMIZERS, SCHEDULES
 from tests.blocks import Reader, blocks
 from tests.tasks.conftest import PAIRS, TEXTS, make_task
@@ -57,6 +61,17 @@ def test_built_in_optimizers_pass(name):
     testing.check_optimizer(OPTIMIZERS[name])
 
 
+def test_the_built_in_loss_passes_and_completes_the_sums_of_another():
+    testing.check_loss(token_loss(0.1))
+    half = own_loss(lambda *arguments: {"loss": token_loss(0.1)(*arguments)["correct"]}, token_loss(0.0))
+    hidden, batch = jnp.ones((1, 3, 8)), make_batch(target=[[4, 5, 2]])
+    sums = half(hidden, lambda states: states, batch)
+    assert sums["loss"] == sums["correct"]
+    assert sums["nll"] == token_loss(0.0)(hidden, lambda states: states, batch)["nll"]
+    with pytest.raises(UserError, match="test_testing:<lambda> lack 'loss'"):
+        own_loss(lambda *_: {}, token_loss(0.0))(hidden, lambda states: states, batch)
+
+
 def test_built_in_layers_and_searches_pass():
     testing.check_layer(positions="rotary", activation="swiglu", norm_type="rmsnorm")
     testing.check_search(lambda step, cache, start, rules, options: greedy(step, cache, start, rules))
@@ -81,6 +96,11 @@ class AllSeeing(Attention):
         return super().__call__(x, *args, **options) + x[:, -1:]
 
 
+def mean_loss(hidden, project, batch):
+    found = token_loss(0.0)(hidden, project, batch)["loss"]
+    return {"loss": Sum(found.total / found.count, 1.0)}
+
+
 def scoreless(step, cache, start, rules, options):
     def choose(log_probs, logits, index):
         values, tokens = log_probs.top_k(1)
@@ -94,6 +114,9 @@ def scoreless(step, cache, start, rules, options):
     [
         (lambda: testing.check_source(drawn_source, SourceConfig()), "read twice, a split differs"),
         (lambda: testing.check_tokenizer(Rounded("identity")), "other ids beside other texts"),
+        (lambda: testing.check_loss(mean_loss), "two rows have other sums"),
+        (lambda: testing.check_loss(lambda *_: {"loss": Sum(jnp.float32(1), 0.5)}), "two rows have other sums"),
+        (lambda: testing.check_loss(lambda *_: {"nll": Sum(0.0, 1.0)}), "without 'loss'"),
         (lambda: testing.check_score(lambda answers, references: float("nan")), "the score is nan"),
         (lambda: testing.check_schedule(lambda step, params: -1.0), "negative"),
         (lambda: testing.check_optimizer(lambda *_: optax.sgd(-0.1)), "did not lower"),

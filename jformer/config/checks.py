@@ -110,6 +110,7 @@ def _check_r_drop(config: Config) -> None:
 
 def _check_optim(config: Config) -> None:
     optim, steps = config.optim, config.train.num_steps
+    check_part("optim.loss", optim.loss, ("task",))
     check_part("optim.optimizer", optim.optimizer, OPTIMIZERS)
     check_part("optim.schedule", optim.schedule, SCHEDULES)
     check_range("optim", optim, ("b1", "b2", "label_smoothing"), 0, 1)
@@ -157,7 +158,8 @@ def _check_evaluate(config: Config) -> None:
     for name in evaluate.during:
         if not scores_during(config):
             raise UserError(f"evaluate.during={evaluate.during}: task={config.task!r} has no answers to score")
-        check_choice("evaluate.during", name, scores_during(config))
+        allow = check_part if {*TEXT_SCORES} & {*scores_during(config)} else check_choice
+        allow("evaluate.during", name, scores_during(config))
     if evaluate.during and not config.train.eval_every:
         raise UserError(f"evaluate.during={evaluate.during} needs evaluations: set train.eval_every")
     if evaluate.weights == "ema" and not config.train.ema_decay:

@@ -26,7 +26,8 @@ TASKS = {  # task → the families that can learn it
     "qa": ("encoder",),
 }
 PARTS = (  # keys whose values may name a part of one's own; data.mixture has a source in each of its corpora
-    *("task", "data.source", "data.tokenizer", "optim.optimizer", "optim.schedule", "evaluate.scores"),
+    *("task", "data.source", "data.tokenizer", "optim.optimizer", "optim.schedule", "optim.loss"),
+    *("evaluate.scores", "evaluate.during"),
     *("model.attention", "model.feed_forward", "model.activation", "model.norm_type", "model.positions"),
     "decode.search",
 )
@@ -76,6 +77,7 @@ class OptimConfig:
     The defaults are those of Vaswani et al. 2017, section 5.3, and one of ours: the paper does not clip gradients.
     """
 
+    loss: str = "task"  # task: that of the task; your own makes the sums of `tasks.task.TaskLoss`
     optimizer: str = "adam"  # adam | adamw | adafactor (which reads only the learning rate)
     # noam | inverse_square_root | t5 | constant | cosine | linear | warmup_stable_decay; all but t5 rise linearly first
     schedule: str = "noam"
@@ -163,7 +165,8 @@ class EvaluateConfig:
     # bleu (Papineni et al. 2002) | chrf (Popović 2015) | ter (Snover et al. 2006), which takes by far the longest; by
     # sacreBLEU (Post 2018). Exact match and perplexity are always there.
     scores: tuple[str, ...] = ("bleu", "chrf")
-    # Scores of greedy answers at every evaluation while training, such as ("bleu",): of tasks in SCORES_DURING.
+    # Scores of greedy answers at every evaluation while training, such as ("bleu",): those in SCORES_DURING, and your
+    # own of tasks that write text.
     during: tuple[str, ...] = ()
     during_examples: int = 500  # examples from the start of data.valid
     tokenize: str = "13a"  # sacreBLEU's tokenization (Post 2018); "none" for text that is tokenized already
@@ -212,6 +215,8 @@ def is_open(schedule: str) -> bool:
 
 def scores_during(config: Config) -> tuple[str, ...]:
     """Return the names of the scores of answers that are possible during training; none for tasks without answers."""
+    if is_own(config.task):  # it may write text
+        return SCORES_DURING["translate"]
     return SCORES_DURING.get(config.data.labels if config.task == "classify" else config.task, ())
 
 

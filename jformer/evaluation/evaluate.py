@@ -13,9 +13,10 @@ from typing import Any
 import jax
 from etils.epath import Path
 
+from jformer import plugins
 from jformer.checkpoints import checkpoint
 from jformer.config import load_config
-from jformer.config.options import Config
+from jformer.config.options import Config, flatten, own_parts
 from jformer.config.resume import with_saved_config
 from jformer.data.progress import show_progress
 from jformer.data.sources import open_split
@@ -100,6 +101,7 @@ def provenance(config: Config, workdir: Path, predictor: Predictor) -> dict[str,
         progress = saved.newest_manifest().progress
     text = json.dumps(dataclasses.asdict(config), sort_keys=True)
     device = jax.devices()[0]
+    parts = plugins.digests_of_imported(own_parts(flatten(dataclasses.asdict(config))))
     return {
         "config": hashlib.sha256(text.encode()).hexdigest()[:16],
         "data": progress["data"],
@@ -116,6 +118,7 @@ def provenance(config: Config, workdir: Path, predictor: Predictor) -> dict[str,
         "wall_seconds": round(progress["seconds"], 1),
         "libraries": processes.library_versions(),
         "code": processes.code_version(),
+        **({"parts": parts} if parts else {}),
     }
 
 

@@ -26,7 +26,7 @@ from jformer.tasks.mlm import mlm
 from jformer.tasks.prefix_lm import prefix_lm
 from jformer.tasks.qa import qa
 from jformer.tasks.tag import tag
-from jformer.tasks.task import Task, sized
+from jformer.tasks.task import Task, own_loss, sized
 from jformer.tasks.translate import translate
 
 
@@ -69,7 +69,7 @@ def build_task(config: Config) -> Task:
     if config.data.bpe_dropout and config.task not in DROPOUT_TASKS:
         raise UserError(f"data.bpe_dropout is for task={' and '.join(DROPOUT_TASKS)}, not {config.task!r}: set it to 0")
     make: MakeTask = plugins.find("task", config.task, TASKS)
-    return make(
+    task = make(
         config.data,
         label_smoothing=config.optim.label_smoothing,
         scores=config.evaluate.scores,
@@ -77,6 +77,9 @@ def build_task(config: Config) -> Task:
         lowercase=config.evaluate.lowercase,
         crf=config.model.head.crf,
     )
+    if config.optim.loss == "task":
+        return task
+    return task._replace(loss=own_loss(plugins.find("optim.loss", config.optim.loss, {}), task.loss))
 
 
 def build_sized(config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokenizer]) -> Model:

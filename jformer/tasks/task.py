@@ -145,6 +145,22 @@ def token_loss(label_smoothing: float) -> TaskLoss:
     return loss
 
 
+@functools.lru_cache(KEPT)
+def own_loss(own: TaskLoss, task_loss: TaskLoss) -> TaskLoss:
+    """Return a loss of your own, with those sums of the task's loss that it leaves out, such as `nll` and `correct`.
+
+    Raises UserError if its sums lack `loss`, which is differentiated.
+    """
+
+    def loss(hidden: Array, project: Project, batch: Batch) -> Sums:
+        sums = own(hidden, project, batch)
+        if "loss" not in sums:
+            raise UserError(f"optim.loss: the sums of {own.__module__}:{own.__name__} lack 'loss', a Sum to minimize")
+        return {**task_loss(hidden, project, batch), **sums}
+
+    return loss
+
+
 def token_scores(sums: Sums, accuracy: str = "token_accuracy") -> Scores:
     """Return perplexity, and the accuracy of the most probable token given the true context."""
     means = summarize(sums)

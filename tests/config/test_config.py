@@ -203,6 +203,7 @@ RANGES = [
     ("data.test", ("a=x", "a=y"), "names a key twice"),
     ("data.test", ("run=x",), "'run' cannot be a key; name the set, as in 'name=run'"),
     ("data.test", ("a/b",), "'a/b' cannot be a key; name the set, as in 'name=a/b'"),
+    ("optim.loss", "mse", "choose one of: task, or name package.module:function"),
     ("optim.optimizer", "sgd", "choose one of: adam, adamw, adafactor"),
     ("optim.schedule", "step", f"choose one of: {', '.join(options.SCHEDULES)}"),
     *((f"optim.{key}", 1.0, "below 1") for key in ("b1", "b2", "label_smoothing")),
