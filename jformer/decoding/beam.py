@@ -1,7 +1,7 @@
 """Beam search with the penalties of GNMT, optionally in groups. Depends on a step function and a cache, not on models.
 
-Axes: b sentences, n beams of a sentence, k hypotheses asked for, p phrases, l of a phrase, h tokens of history,
-t tokens; rows = b·n, the beams of a sentence side by side.
+Axes: b sentences, n beams of a sentence, k hypotheses asked for, p phrases, s spellings of a phrase, l of a spelling,
+h tokens of history, t tokens; rows = b·n, the beams of a sentence side by side.
 
 A sentence has n live hypotheses, one in each beam, and slots for n finished ones. A hypothesis finishes when its end
 is among the n best continuations of the sentence; the beams go on with the n best continuations that do not end, so
@@ -67,7 +67,7 @@ def beam_search(
     start: Start,
     rules: Rules,
     beams: Beams,
-    constraints: Int[Array, "b p l"] | None = None,
+    constraints: Int[Array, "b p s l"] | None = None,
     coverage: Coverage | None = None,
 ) -> SearchLoop:
     """Search for the hypotheses whose log-probability, divided by the length penalty, is largest.
@@ -82,7 +82,8 @@ def beam_search(
         start: the tokens to go on from, and the limits.
         rules: which tokens may come next.
         beams: how many there are, how they are ranked, and when a sentence is done.
-        constraints: phrases, filled with padding, that a hypothesis must contain to end (Post and Vilar 2018).
+        constraints: phrases, filled with padding, that a hypothesis must contain to end, each in one of its spellings
+            (Post and Vilar 2018).
         coverage: what is added to the score of a hypothesis that ends (Wu et al. 2016, equation 14).
 
     >>> probs = jnp.zeros((5, 5)).at[[1, 1, 3, 3, 4], [3, 4, 2, 3, 2]].set(jnp.array([0.6, 0.4, 0.5, 0.5, 1]))
@@ -119,7 +120,7 @@ def record_beams(
     start: Start,
     rules: Rules,
     beams: Beams,
-    constraints: Int[Array, "b p l"] | None = None,
+    constraints: Int[Array, "b p s l"] | None = None,
     coverage: Coverage | None = None,
 ) -> tuple[Decoded, Trace]:
     """Search as `beam_search` does, and also return what each of `start.room` steps weighed.

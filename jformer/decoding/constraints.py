@@ -1,12 +1,13 @@
 """Phrases that an output must contain, and a beam that makes room for hypotheses that do not have them yet.
 
-Axes: b sentences, p phrases of a sentence, l tokens of the longest, n beams, c candidates of a beam, k before phrases
-add theirs, v vocabulary.
+Axes: b sentences, p phrases of a sentence, s spellings of a phrase, l tokens of the longest, n beams, c candidates of a
+beam, k before phrases add theirs, v vocabulary.
 
 Left to itself a beam drops improbable words before they can be rewarded. So its beams are shared out between banks,
 one for each number of constraint tokens that hypotheses have met, and the next token of every unmet phrase is a
-candidate whatever its probability. A phrase is met where its tokens stand side by side; phrases may overlap, and one
-that is asked for twice is met by one occurrence.
+candidate whatever its probability. A phrase has one or more spellings, as token sequences of one text, and is met where
+the tokens of any of them stand side by side; phrases may overlap, and one that is asked for twice is met by one
+occurrence.
 
 Source: Post and Vilar 2018 (dynamic beam allocation).
 """
@@ -21,47 +22,58 @@ from jaxtyping import Array, Bool, Float, Int
 class Constraints(NamedTuple):
     """The phrases that outputs must contain; empty ones ask for nothing."""
 
-    phrases: Int[Array, "b p l"]  # filled with padding
-    lengths: Int[Array, "b p"]
+    phrases: Int[Array, "b p s l"]  # filled with padding
+    lengths: Int[Array, "b p s"]  # 0 where a phrase has no more spellings
     pad: int
 
+    @property
+    def needed(self) -> Int[Array, "b p"]:
+        """The tokens of the shortest spelling of every phrase."""
+        return self.fewest(self.lengths)
 
-def make_constraints(phrases: Int[Array, "b p l"], pad: int) -> Constraints:
+    def fewest(self, tokens: Int[Array, "*b p s"]) -> Int[Array, "*b p"]:
+        """Return the smallest of the numbers of tokens of all spellings; 0 for an empty phrase."""
+        lengths = self.lengths.reshape(self.lengths.shape[0], *[1] * (tokens.ndim - 3), *self.lengths.shape[1:])
+        fewest = jnp.where(lengths > 0, tokens, self.phrases.shape[3]).min(axis=-1)
+        return jnp.where((lengths > 0).any(axis=-1), fewest, 0)
+
+
+def make_constraints(phrases: Int[Array, "b p s l"], pad: int) -> Constraints:
     """Build the constraints of a search from phrases filled with padding.
 
-    >>> make_constraints(jnp.array([[[5, 6], [7, 0]]]), pad=0).lengths.tolist()
-    [[2, 1]]
+    >>> make_constraints(jnp.array([[[[5, 6], [8, 0]], [[7, 0], [0, 0]]]]), pad=0).lengths.tolist()
+    [[[2, 1], [1, 0]]]
     """
-    return Constraints(phrases, (phrases != pad).sum(axis=2), pad)
+    return Constraints(phrases, (phrases != pad).sum(axis=3), pad)
 
 
-def has_phrases(phrases: Int[Array, "b p l"], pad: int) -> Bool[Array, " b"]:
+def has_phrases(phrases: Int[Array, "b p s l"], pad: int) -> Bool[Array, " b"]:
     """Return which sentences have a phrase: a batch may mix both kinds.
 
-    >>> has_phrases(jnp.array([[[5, 6], [0, 0]], [[0, 0], [0, 0]]]), pad=0).tolist()
+    >>> has_phrases(jnp.array([[[[5, 6]], [[0, 0]]], [[[0, 0]], [[0, 0]]]]), pad=0).tolist()
     [True, False]
     """
-    return (phrases != pad).any(axis=(1, 2))
+    return (phrases != pad).any(axis=(1, 2, 3))
 
 
 class ConstraintProgress(NamedTuple):
     """How much of each phrase every hypothesis has."""
 
     met: Bool[Array, "b *n p"]
-    matched: Int[Array, "b *n p"]  # tokens of the longest beginning of the phrase that the hypothesis ends with
+    matched: Int[Array, "b *n p s"]  # tokens of the longest beginning of the spelling that the hypothesis ends with
     tail: Int[Array, "b *n l"]  # the last tokens of the hypothesis, as many as the longest phrase has
 
 
 def initial_progress(constraints: Constraints, beams: int) -> ConstraintProgress:
     """Return the progress of empty hypotheses, which have met nothing but empty phrases.
 
-    >>> initial_progress(make_constraints(jnp.array([[[5, 6], [0, 0]]]), pad=0), beams=1).met.tolist()
+    >>> initial_progress(make_constraints(jnp.array([[[[5, 6]], [[0, 0]]]]), pad=0), beams=1).met.tolist()
     [[[False, True]]]
     """
-    is_empty = (constraints.phrases == constraints.pad).all(axis=2)  # [b p]
-    met = jnp.repeat(is_empty[:, None], beams, axis=1)  # → [b n p]
-    tail = jnp.full((*met.shape[:2], constraints.phrases.shape[2]), constraints.pad, jnp.int32)
-    return ConstraintProgress(met, jnp.zeros(met.shape, jnp.int32), tail)
+    b, _, _, longest = constraints.phrases.shape
+    met = jnp.repeat((constraints.needed == 0)[:, None], beams, axis=1)  # [b p] → [b n p]
+    tail = jnp.full((b, beams, longest), constraints.pad, jnp.int32)
+    return ConstraintProgress(met, jnp.zeros((b, beams, *constraints.lengths.shape[1:]), jnp.int32), tail)
 
 
 def add_constraint_tokens(
@@ -71,7 +83,7 @@ def add_constraint_tokens(
     values: Float[Array, "b n k"],
     tokens: Int[Array, "b n k"],
 ) -> tuple[Float[Array, "b n c"], Int[Array, "b n c"]]:
-    """Add the next token of every unmet phrase to the k candidates of each beam.
+    """Add the next token of every spelling of every unmet phrase to the k candidates of each beam.
 
     A token that is a candidate already is added with -inf.
 
@@ -82,21 +94,22 @@ def add_constraint_tokens(
         values: what `log_probs` has for the candidates.
         tokens: the candidates.
 
-    >>> constraints = make_constraints(jnp.array([[[3]]]), pad=0)
+    >>> constraints = make_constraints(jnp.array([[[[3]]]]), pad=0)
     >>> log_probs = jnp.array([[[-jnp.inf, -0.1, -3.0, -4.0]]])
     >>> best = jnp.array([[[-0.1]]]), jnp.array([[[1]]])
     >>> add_constraint_tokens(constraints, initial_progress(constraints, 1), log_probs, *best)[1].tolist()
     [[[1, 3]]]
     """
-    phrases = constraints.phrases[:, None]  # [b 1 p l]
-    wanted = jnp.take_along_axis(phrases, progress.matched[..., None], axis=3, mode="clip")[..., 0]  # [b n p]
-    wanted = jnp.where(progress.met, constraints.pad, wanted)
+    phrases = constraints.phrases[:, None]  # [b 1 p s l]
+    wanted = jnp.take_along_axis(phrases, progress.matched[..., None], axis=4, mode="clip")[..., 0]  # [b n p s]
+    wanted = jnp.where(progress.met[..., None], constraints.pad, wanted)
+    wanted = wanted.reshape(*wanted.shape[:2], -1)  # → [b n w], of all phrases and spellings
 
-    earlier = jnp.tril(jnp.ones((wanted.shape[2],) * 2, bool), -1)  # [p p]
-    of_earlier_phrase = ((wanted[..., None] == wanted[..., None, :]) & earlier).any(axis=3)  # [b n p p] → [b n p]
-    is_candidate = (wanted[..., None] == tokens[..., None, :]).any(axis=3)  # [b n p k] → [b n p]
+    earlier = jnp.tril(jnp.ones((wanted.shape[2],) * 2, bool), -1)  # [w w]
+    is_repeated = ((wanted[..., None] == wanted[..., None, :]) & earlier).any(axis=3)  # [b n w w] → [b n w]
+    is_candidate = (wanted[..., None] == tokens[..., None, :]).any(axis=3)  # [b n w k] → [b n w]
     wanted_values = jnp.take_along_axis(log_probs, wanted, axis=2)
-    wanted_values = jnp.where(of_earlier_phrase | is_candidate, -jnp.inf, wanted_values)
+    wanted_values = jnp.where(is_repeated | is_candidate, -jnp.inf, wanted_values)
     values = jnp.concatenate([values, wanted_values], axis=2)
     tokens = jnp.concatenate([tokens, wanted], axis=2)
     return values, tokens
@@ -107,42 +120,46 @@ def advance_progress(
 ) -> ConstraintProgress:
     """Return the progress [b n c ·] of every hypothesis after each of its candidates.
 
-    An interrupted phrase falls back to whatever beginning of it the hypothesis still ends with.
+    An interrupted spelling falls back to whatever beginning of it the hypothesis still ends with.
 
-    >>> constraints = make_constraints(jnp.array([[[5, 6]]]), pad=0)
+    >>> constraints = make_constraints(jnp.array([[[[5, 6]]]]), pad=0)
     >>> after = advance_progress(constraints, initial_progress(constraints, 1), jnp.array([[[5, 6]]]))
     >>> after.matched.tolist()  # a first 5 is half of the phrase, a first 6 is nothing
-    [[[[1], [0]]]]
+    [[[[[1]], [[0]]]]]
     """
-    longest = constraints.phrases.shape[2]
+    longest = constraints.phrases.shape[3]
     past = progress.tail[:, :, None, 1:]  # [b n 1 l-1]
     past = jnp.broadcast_to(past, (*tokens.shape, longest - 1))  # → [b n c l-1]
     tail = jnp.concatenate([past, tokens[..., None]], axis=3)  # → [b n c l]
 
-    # The last `size` tokens of the tail beside the first `size` tokens of every phrase, for all sizes at once.
+    # The last `size` tokens of the tail beside the first `size` tokens of every spelling, for all sizes at once.
     offsets = jnp.arange(longest)  # [l]
     sizes = jnp.arange(1, longest + 1)  # [size]
     beyond = offsets >= sizes[:, None]  # [size l]
     indices = jnp.minimum(longest - sizes[:, None] + offsets, longest - 1)  # [size l]
-    suffixes = tail[:, :, :, None, indices]  # [b n c 1 size l]
-    prefixes = constraints.phrases[:, None, None, :, None]  # [b 1 1 p 1 l]
-    equal = ((prefixes == suffixes) | beyond).all(axis=5)  # [b n c p size]
-    matched = jnp.where(equal, sizes, 0).max(axis=4)  # [b n c p]; at most the phrase, as padding is never written
-    met = progress.met[:, :, None] | (matched == constraints.lengths[:, None, None])
+    suffixes = tail[:, :, :, None, None, indices]  # [b n c 1 1 size l]
+    prefixes = constraints.phrases[:, None, None, :, :, None]  # [b 1 1 p s 1 l]
+    equal = ((prefixes == suffixes) | beyond).all(axis=6)  # [b n c p s size]
+    matched = jnp.where(equal, sizes, 0).max(axis=5)  # [b n c p s]; at most the spelling: padding is never written
+    lengths = constraints.lengths[:, None, None]
+    met = progress.met[:, :, None] | ((matched == lengths) & (lengths > 0)).any(axis=4)
     return ConstraintProgress(met, matched, tail)
 
 
 def tokens_met(constraints: Constraints, progress: ConstraintProgress) -> Int[Array, " b *n"]:
-    """Count the constraint tokens of each hypothesis, its bank: all of a met phrase, of others those it ends with.
+    """Count the constraint tokens of each hypothesis, its bank: those that are needed, less those still to be written.
 
-    >>> constraints = make_constraints(jnp.array([[[5, 6], [7, 0]]]), pad=0)
+    Of several spellings, the one counts that has fewest tokens to come.
+
+    >>> constraints = make_constraints(jnp.array([[[[5, 6]], [[7, 0]]]]), pad=0)
     >>> after = advance_progress(constraints, initial_progress(constraints, 1), jnp.array([[[5, 7, 8]]]))
     >>> tokens_met(constraints, after).tolist()
     [[[1, 1, 0]]]
     """
-    lengths = constraints.lengths
-    lengths = lengths.reshape(lengths.shape[0], *[1] * (progress.met.ndim - 2), -1)  # [b p] → [b 1… p]
-    return jnp.where(progress.met, lengths, progress.matched).sum(axis=-1)
+    b, *_, p, s = progress.matched.shape
+    lengths = constraints.lengths.reshape(b, *[1] * (progress.met.ndim - 2), p, s)  # [b p s] → [b 1… p s]
+    to_come = jnp.where(progress.met, 0, constraints.fewest(lengths - progress.matched))
+    return (constraints.fewest(lengths) - to_come).sum(axis=-1)
 
 
 def allocate(

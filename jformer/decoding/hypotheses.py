@@ -122,7 +122,7 @@ def _best_indices(
     if constraints is None or candidates.progress is None:
         return lax.top_k(ranks, size)[1]
     bank = tokens_met(constraints, candidates.progress)
-    return allocate(ranks, bank, constraints.lengths.sum(axis=1), size)
+    return allocate(ranks, bank, constraints.needed.sum(axis=1), size)
 
 
 class Finished(NamedTuple):

@@ -44,7 +44,7 @@ class Piece(NamedTuple):
     ids: Sequence[int]
     line: int  # the number of its input
     prefix: Sequence[int] = ()
-    constraints: Sequence[Sequence[int]] = ()
+    constraints: Sequence[Sequence[Sequence[int]]] = ()  # phrases, each in its spellings
     words: Sequence[str] = ()  # that `ids` encode, if each word is answered
     starts: Sequence[int] = ()  # index in `ids` of the first token of each word
     window: "Window | None" = None  # the part of a question and its context that it covers

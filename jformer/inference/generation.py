@@ -2,8 +2,8 @@
 
 Arrays in, arrays out; no text here. Programs hold no parameters.
 
-Letters in shapes: b inputs, p tokens of a prompt or prefix, c phrases, l tokens of a phrase, n beams or samples of an
-input, rows = b·n, v entries of the vocabulary.
+Letters in shapes: b inputs, p tokens of a prompt or prefix, c phrases, s spellings of a phrase, l tokens of a spelling,
+n beams or samples of an input, rows = b·n, v entries of the vocabulary.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ class SearchBatch(Batch, total=False):
     max_unfinished: int | Int[Array, ""]  # last rows that may be left unfinished; 0 if missing
     prefix: Int[Array, "b p"]  # the beginning of the output
     prefix_length: Int[Array, " b"]
-    constraints: Int[Array, "b p l"]  # phrases in the output
+    constraints: Int[Array, "b c s l"]  # phrases in the output, each in one of its spellings
 
 
 class SearchSetup(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 from jformer.data.corpus import Side, Tokens
 from jformer.data.features import Rows, refuse_foreign_ids
 from jformer.data.plan import Shape
-from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer, Symbols, Tokenizer
+from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer, Symbols, Tokenizer, beginning, closed, spellings
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, EncodedPair, Piece, Request
@@ -99,7 +99,9 @@ class Inputs:
             yield [Piece(part, request.line) for part in self._fit(ids)]
 
     def _encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
-        return [*self.tokenizers[1].encode(texts)] if self.continues else self.side.encode(texts)
+        if not self.continues:
+            return self.side.encode(texts)
+        return [*self.tokenizers[1].encode([closed(self.tokenizers[1], text) for text in texts])]
 
     def _fit(self, ids: Sequence[int]) -> list[Sequence[int]]:
         limit = self.side.max_length
@@ -124,18 +126,30 @@ class Inputs:
             )
         if request.constraints and len(pieces) > 1:
             raise UserError(f"{where}: is over the model's limit, and constraints cannot be split: shorten it")
+        prefix = beginning(self.tokenizers[1], request.prefix)
+        constraints = [spellings(self.tokenizers[1], phrase) for phrase in request.constraints]
         phrases = [request.prefix, *request.constraints]
-        encoded = self.tokenizers[1].encode(phrases)
-        for phrase, ids in zip(phrases, encoded, strict=True):
-            if self.symbols.unk in ids:
+        for phrase, found in zip(phrases, [[prefix], *constraints], strict=True):
+            if found and all(self.symbols.unk in ids for ids in found):
                 raise UserError(f"{where}: {phrase!r} holds what the vocabulary cannot write; choose other words")
-        wanted, most = sum(map(len, encoded)), int(self._limit(self.length(pieces[0].ids))) - 1  # then comes the end
-        if request.constraints and wanted > most:  # a search takes memory by their square
+        constraints = [[ids for ids in found if self.symbols.unk not in ids] for found in constraints if found]
+        wanted = len(prefix) + sum(len(found[0]) for found in constraints)  # the shortest comes first
+        most, option = self._most(pieces[0].ids)
+        if wanted >= most:  # the end comes last; a search takes memory by the square of the constraints
+            given = " and ".join(name for name in ("prefix", "constraints") if getattr(request, name))
             raise UserError(
-                f"{where}: prefix and constraints are {wanted} tokens, and its output may have {most} of them: shorten "
-                "them, or raise decode.max_extra_length"
+                f"{where}: its {given} of {wanted} tokens and the end symbol do not fit in an output of {most}: shorten "
+                f"{'them' if request.constraints else 'it'}, or raise {option}"
             )
-        return pieces[0]._replace(prefix=encoded[0], constraints=[ids for ids in encoded[1:] if ids])
+        return pieces[0]._replace(prefix=prefix, constraints=constraints)
+
+    def _most(self, ids: Sequence[int]) -> tuple[int, str]:
+        """Return the most tokens that the output for an input may have, and the option that limits them."""
+        options, most = self.options, int(self._limit(self.length(ids)))
+        option = "max_length" if most == options.max_length else "max_extra_length"
+        found = most, f"decode.{option}={getattr(options, option)}"
+        before = len(ids) if self.continues else self.begin(ids) + len(self.symbols.before)
+        return found if self.max_positions is None else min(found, (self.max_positions - before, "model.max_length"))
 
     def _limit(self, sizes: np.ndarray | int) -> np.ndarray:
         """Return the most tokens that outputs may have, from the sizes of their inputs and the options."""
@@ -279,10 +293,14 @@ def _phrases(pieces: Sequence[Piece], rows: int, pad: int) -> dict[str, np.ndarr
         arrays["prefix"] = _filled([piece.prefix for piece in pieces], (rows, _multiple(max(sizes))), pad)
         arrays["prefix_length"] = _filled(sizes, (rows,), 0)
     if any(piece.constraints for piece in pieces):
-        phrases = _multiple(max(len(piece.constraints) for piece in pieces))
-        length = _multiple(max(len(ids) for piece in pieces for ids in piece.constraints))
-        each = [_filled(piece.constraints, (phrases, length), pad) for piece in pieces]
-        arrays["constraints"] = np.array(each + [_filled([], (phrases, length), pad)] * (rows - len(pieces)))
+        most = _multiple(max(len(piece.constraints) for piece in pieces))
+        every = [spelt for piece in pieces for spelt in piece.constraints]
+        length = _multiple(max(len(ids) for spelt in every for ids in spelt))
+        constraints = np.full((rows, most, max(map(len, every)), length), pad, np.int32)
+        for row, piece in enumerate(pieces):
+            for phrase, spelt in enumerate(piece.constraints):
+                constraints[row, phrase] = _filled(spelt, constraints.shape[2:], pad)
+        arrays["constraints"] = constraints
     return arrays
 
 

@@ -21,6 +21,9 @@ def assert_same(found, expected):
 
 
 def contains(tokens, phrase):
+    """Return whether the tokens hold a phrase, or one of its spellings if it is a list of them."""
+    if isinstance(phrase, list):
+        return any(contains(tokens, spelling) for spelling in spelt(phrase))
     return any(tokens[i : i + len(phrase)] == phrase for i in range(len(tokens) - len(phrase) + 1))
 
 
@@ -84,11 +87,22 @@ def exhaustive(toy, sentence, limit, alpha, coverage=lambda tokens: 0.0, phrases
 
 
 def constraint_tokens(tokens, phrases):
-    """Count the tokens of phrases that a hypothesis has or, of phrases it lacks, ends with."""
-    return sum(
-        next(n for n in range(len(phrase), -1, -1) if not n or tokens[-n:] == phrase[:n] or contains(tokens, phrase))
-        for phrase in phrases
-    )
+    """Count the tokens of phrases that a hypothesis has or, of phrases it lacks, ends with.
+
+    Of several spellings, the shortest one's tokens less those that the nearest one still lacks.
+    """
+    total = 0
+    for phrase in phrases:
+        spellings = spelt(phrase if isinstance(phrase, list) else [phrase])
+        lacks = [next(n for n in range(len(one) + 1) if n == len(one) or tokens[n - len(one) :] == one[: len(one) - n])
+                 for one in spellings]  # fmt: skip
+        shortest = min(map(len, spellings), default=0)
+        total += shortest - (0 if not spellings or contains(tokens, spellings) else min(lacks))
+    return total
+
+
+def spelt(phrase):
+    return [spelling for spelling in phrase if spelling]
 
 
 def patient(toy, sentence, limit, alpha, n, groups=1, diversity=0.0, enough=np.inf, ended_first=True, **rules):

@@ -21,20 +21,35 @@ PHRASES = [  # of each sentence
 ]
 
 
+SPELT = [  # each phrase in its spellings
+    [[(4,), (3, 1)]],
+    [[(3, 4), (1,)], [(4, 4)]],
+    [[(3, 3, 4), (4, 4)]],
+    [],
+    [[(1,), (3, 3)], [(4, 3), (3, 4)]],  # 3 3 4 has both
+    [[(3, 4), (3,)]],  # one within the other
+    [[(4, 1, 3), (1, 1)], [(3,)]],
+    [[(4, 4, 4), (3, 3, 3)], [(1,)]],
+]
+
+
 def as_array(phrases):
-    array = np.full((len(phrases), 3, 3), PAD, np.int32)
+    """Lay out the phrases of each sentence; one that is no list of spellings has one."""
+    array = np.full((len(phrases), 3, 2, 3), PAD, np.int32)
     for i, mine in enumerate(phrases):
         for j, phrase in enumerate(mine):
-            array[i, j, : len(phrase)] = phrase
+            for k, spelling in enumerate(phrase if isinstance(phrase, list) else [phrase]):
+                array[i, j, k, : len(spelling)] = spelling
     return array
 
 
-def test_full_width_finds_what_exhaustive_search_finds_among_outputs_with_all_phrases(toy):
+@pytest.mark.parametrize("phrases", [PHRASES, SPELT], ids=["phrases", "spellings"])
+def test_full_width_finds_what_exhaustive_search_finds_among_outputs_with_all_phrases(toy, phrases):
     model, limits = toy(3, 8, 1.5), [4, 4, 4, 3, 3, 4, 4, 3]
-    constraints = as_array(PHRASES)
+    constraints = as_array(phrases)
     found = model.search(beam_search, limits, constraints=constraints, size=121, n_best=121, length_penalty=1.0)
     for i, limit in enumerate(limits):
-        assert_same(hypotheses(found, i), exhaustive(model, i, limit, 1.0, phrases=PHRASES[i]))
+        assert_same(hypotheses(found, i), exhaustive(model, i, limit, 1.0, phrases=phrases[i]))
 
 
 @pytest.mark.parametrize("beam_size", [1, 2])
@@ -83,7 +98,10 @@ def test_a_sentence_without_phrases_is_ranked_as_if_its_batch_had_none(toy):
 
 def test_progress_is_what_reading_the_tokens_again_finds():
     rng = np.random.default_rng(0)
-    phrases = [[tuple(rng.integers(3, 5, rng.integers(0, 4))) for _ in range(3)] for _ in range(40)]
+    def drawn():
+        return tuple(rng.integers(3, 5, rng.integers(0, 4)))
+
+    phrases = [[[drawn(), drawn()] if j else drawn() for j in range(3)] for _ in range(40)]
     tokens = rng.integers(3, 5, (40, 2, 9))
     constraints = make_constraints(jnp.asarray(as_array(phrases)), PAD)
     progress, read = initial_progress(constraints, 2), jax.jit(advance_progress)

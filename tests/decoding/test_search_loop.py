@@ -22,7 +22,7 @@ CASES = {
     "beams that stop early": (beam_search, {"size": 3, "patience": 1.0, "length_penalty": 1.0}),
     "beams with a phrase": (
         beam_search,
-        {"size": 4, "length_penalty": 1.0, "constraints": np.full((len(LIMITS), 1, 1), 3, np.int32)},
+        {"size": 4, "length_penalty": 1.0, "constraints": np.full((len(LIMITS), 1, 1, 1), 3, np.int32)},
     ),
 }
 

@@ -56,7 +56,7 @@ def test_a_sample_costs_no_more_where_there_are_more_of_them(tiny, fields):
 
 def test_an_end_is_forced_on_inputs_without_phrases_whatever_others_of_the_batch_ask_for():
     batch = {**prompts([[]] * 2, 2, 1, Symbols()), "limit": np.array([5, 7])}
-    batch["constraints"] = jnp.array([[[4, 5], [6, 0]], [[0, 0], [0, 0]]])
+    batch["constraints"] = jnp.array([[[[4, 5]], [[6, 0]]], [[[0, 0]], [[0, 0]]]])
     models = [SimpleNamespace(config=ModelConfig(vocab_size=9))]
     setup = make_setup(models, DecodeConfig(forced_end=True), np.ones(9, bool), Symbols())
     rules = generation._rules(setup, batch)

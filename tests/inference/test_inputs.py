@@ -62,7 +62,7 @@ def test_an_input_over_the_limit_is_cut_or_split():
 
 def test_prefix_and_phrases_become_tokens():
     (found,), _ = inputs(limit=4).pieces([Request("ab", "cd", ("e", "fg", ""), 6), Request("a")])
-    assert found == Piece([*ids("ab"), EOS], 6, ids("cd"), [ids("e"), ids("fg")])
+    assert found == Piece([*ids("ab"), EOS], 6, ids("cd"), [[ids("e")], [ids("fg")]])
     first, second = inputs(limit=4, overlong="split").pieces([Request("abcde", "cd")])[0]
     assert (first.prefix, second.prefix) == (ids("cd"), ())
 
@@ -77,7 +77,19 @@ REFUSED = {
     "more than there is room for": (
         {"max_extra_length": 5},
         Request("ab", "cd", constraints=("bcd", "abc")),
-        "input line 1: prefix and constraints are 8 tokens, and its output may have 7 of them: shorten",
+        "input line 1: its prefix and constraints of 8 tokens and the end symbol do not fit in an output of 8: shorten "
+        "them, or raise decode.max_extra_length=5",
+    ),
+    "a prefix that has no room": (
+        {"max_length": 4},
+        Request("ab", "abcd", line=2),
+        "line 3: its prefix of 4 tokens and the end symbol do not fit in an output of 4: shorten it, or raise "
+        "decode.max_length=4",
+    ),
+    "nor enough positions": (
+        {"task": "lm", "max_positions": 9},
+        Request("abc", "abcdef"),
+        "its prefix of 6 tokens and the end symbol do not fit in an output of 6: shorten it, or raise model.max_length",
     ),
     "pieces": ({"overlong": "split"}, Request("a" * 99, constraints=("b",)), "and constraints cannot be split"),
 }
@@ -153,8 +165,8 @@ def test_prefixes_and_constraints_come_in_few_widths():
     batch, _ = made(inputs(), *asked)
     assert batch["prefix"].shape == (4, 16)
     assert batch["prefix_length"].tolist() == [9, 0, 0, 0]
-    assert batch["constraints"].shape == (4, 8, 8)
-    assert batch["constraints"][1, :2, :3].tolist() == [[*ids("bc"), PAD], [*ids("d"), PAD, PAD]]
+    assert batch["constraints"].shape == (4, 8, 1, 8)
+    assert batch["constraints"][1, :2, 0, :3].tolist() == [[*ids("bc"), PAD], [*ids("d"), PAD, PAD]]
     assert (batch["constraints"] != PAD).sum() == 3
 
 

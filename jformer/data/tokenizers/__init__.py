@@ -22,6 +22,8 @@ from jformer.errors import UserError
 from jformer.integrity import parse_object
 from jformer.plugins import is_own
 
+BEFORE = ("a", "x", "0", "(", "的")  # what a phrase may stand behind, in a word and out of one
+
 __all__ = [
     "BOS",
     "EOS",
@@ -40,8 +42,11 @@ __all__ = [
     "SubwordTokenizer",
     "Symbols",
     "Tokenizer",
+    "beginning",
+    "closed",
     "learn",
     "load",
+    "spellings",
 ]
 
 
@@ -85,6 +90,47 @@ class OwnTokenizer(Protocol):
 
     def __call__(self, **stored: Any) -> Tokenizer:
         """Return the tokenizer that was saved."""
+
+
+def spellings(tokenizer: Tokenizer, phrase: str) -> list[list[int]]:
+    """Return the token sequences that a phrase can have in a text: at its start, after a space, and within a word.
+
+    Those that contain another one are left out; so is white space at the end, as `closed` does.
+    """
+    if not phrase:
+        return []
+    cut, phrase = _cut(tokenizer), closed(tokenizer, phrase)
+    before = [("", ""), *((head, space) for head in BEFORE for space in (" ", ""))]
+    whole, heads = cut([f"{head}{space}{phrase}" for head, space in before]), cut([head for head, _ in before])
+    found = [ids[len(head) :] for ids, head in zip(whole, heads, strict=True) if ids[: len(head)] == head]
+    shortest: list[list[int]] = []
+    for ids in sorted(filter(None, found), key=len):
+        if not any(one == ids[i : i + len(one)] for one in shortest for i in range(len(ids))):
+            shortest.append(ids)
+    return shortest
+
+
+def beginning(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the ids of a text that an output begins with; white space at its end is left out as `closed` does."""
+    (ids,) = _cut(tokenizer)([closed(tokenizer, text)])
+    return ids
+
+
+def closed(tokenizer: Tokenizer, text: str) -> str:
+    """Return the beginning of a text without the white space at its end, if the next token may begin with that space.
+
+    So it is with subwords; characters and bytes have a token for the space, which stays.
+    """
+    if text == text.rstrip():
+        return text
+    (ids,) = _cut(tokenizer)([text])
+    space = tokenizer.tokens[ids[-1]] if ids else ""
+    return text.rstrip() if any(token.startswith(space) and token != space for token in tokenizer.tokens) else text
+
+
+def _cut(tokenizer: Tokenizer) -> Callable[[Sequence[str]], list[list[int]]]:
+    """Return what encodes texts without the prefix that imported tokenizers may put in front of each."""
+    return getattr(tokenizer, "cut", tokenizer.encode)
 
 
 def learn(kind: str, lines: Iterable[str], size: int, normalization: str, split_digits: bool) -> Tokenizer:
