@@ -138,7 +138,7 @@ class Inputs:
         if wanted >= most:  # the end comes last; a search takes memory by the square of the constraints
             given = " and ".join(name for name in ("prefix", "constraints") if getattr(request, name))
             raise UserError(
-                f"{where}: its {given} of {wanted} tokens and the end symbol do not fit in an output of {most}: shorten "
+                f"{where}: {given} of {wanted} tokens and the end symbol do not fit in an output of {most}: shorten "
                 f"{'them' if request.constraints else 'it'}, or raise {option}"
             )
         return pieces[0]._replace(prefix=prefix, constraints=constraints)

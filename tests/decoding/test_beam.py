@@ -168,7 +168,9 @@ def test_rows_that_fill_a_batch_stay_padding(toy):
     assert (found.lengths[:8] == 0).all()
 
 
-@pytest.mark.parametrize("constraints", [{}, {"constraints": np.full((3, 1, 1, 1), 3, np.int32)}], ids=["free", "phrases"])
+@pytest.mark.parametrize(
+    "constraints", [{}, {"constraints": np.full((3, 1, 1, 1), 3, np.int32)}], ids=["free", "phrases"]
+)
 def test_nan_logits_end_their_own_sentence_only(toy, constraints):
     model, limits = toy(13, 3), [6, 2, 6]
     options = {"size": 6, "n_best": 6, "length_penalty": 0.6, **constraints}

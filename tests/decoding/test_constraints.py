@@ -98,6 +98,7 @@ def test_a_sentence_without_phrases_is_ranked_as_if_its_batch_had_none(toy):
 
 def test_progress_is_what_reading_the_tokens_again_finds():
     rng = np.random.default_rng(0)
+
     def drawn():
         return tuple(rng.integers(3, 5, rng.integers(0, 4)))
 

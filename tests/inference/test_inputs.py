@@ -77,19 +77,17 @@ REFUSED = {
     "more than there is room for": (
         {"max_extra_length": 5},
         Request("ab", "cd", constraints=("bcd", "abc")),
-        "input line 1: its prefix and constraints of 8 tokens and the end symbol do not fit in an output of 8: shorten "
-        "them, or raise decode.max_extra_length=5",
+        "prefix and constraints of 8 tokens and the end symbol do not fit in an output of 8: shorten them, or raise dec",
     ),
     "a prefix that has no room": (
         {"max_length": 4},
         Request("ab", "abcd", line=2),
-        "line 3: its prefix of 4 tokens and the end symbol do not fit in an output of 4: shorten it, or raise "
-        "decode.max_length=4",
+        "line 3: prefix of 4 tokens and the end symbol do not fit in an output of 4: shorten it, or raise decode.max_l",
     ),
     "nor enough positions": (
         {"task": "lm", "max_positions": 9},
         Request("abc", "abcdef"),
-        "its prefix of 6 tokens and the end symbol do not fit in an output of 6: shorten it, or raise model.max_length",
+        "prefix of 6 tokens and the end symbol do not fit in an output of 6: shorten it, or raise model.max_length",
     ),
     "pieces": ({"overlong": "split"}, Request("a" * 99, constraints=("b",)), "and constraints cannot be split"),
 }

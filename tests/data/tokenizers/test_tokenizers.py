@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sentencepiece import sentencepiece_model_pb2
 
-from jformer.data.tokenizers import BOS, EOS, NUM_SYMBOLS, PAD, SYMBOLS, UNK, learn, load
+from jformer.data.tokenizers import BOS, EOS, NUM_SYMBOLS, PAD, SYMBOLS, UNK, beginning, learn, load, spellings
 from jformer.errors import UserError
 
 KINDS = ("word", "char", "byte", "bpe", "unigram")  # of text; those of images are tested in test_images
@@ -35,6 +35,30 @@ def test_text_of_the_training_set_comes_back(kind):
     assert tokenizer.encode([]) == []
     assert tokenizer.encode([""]) == [[]]
     assert tokenizer.decode([]) == ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_phrase_of_a_text_has_the_spelling_that_it_has_there(kind):
+    chinese = ["一大的房子", "房子很大", "大的房子在这里", "这里很大"]
+    lines = corpus(40) if kind == "word" else [*corpus(40), *chinese * 5]
+    tokenizer = learn_from(kind, lines)
+    for ids in tokenizer.encode([*lines[:10], *lines[-4:]]):
+        for start in range(len(ids)):
+            for end in range(start + 1, min(start + 4, len(ids)) + 1):
+                phrase = tokenizer.decode(ids[start:end])
+                found = [ids[i : i + n] for n in range(1, end - start + 1) for i in range(start, end - n + 1)]
+                if phrase and "\N{REPLACEMENT CHARACTER}" not in phrase:  # half of a character
+                    assert any(one in found for one in spellings(tokenizer, phrase)), (phrase, ids[start:end])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_space_at_the_end_of_a_beginning_belongs_to_the_next_token(kind):
+    tokenizer = learn_from(kind)
+    for first, second in [("the house", "while a man"), ("1234 dogs", "56"), ("small", "“so”.")]:
+        (whole,) = tokenizer.encode([f"{first} {second}"])
+        begun = beginning(tokenizer, f"{first} ")
+        assert begun == whole[: len(begun)]
+        assert tokenizer.decode(begun).rstrip() == first
 
 
 @pytest.mark.slow
