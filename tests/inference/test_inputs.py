@@ -77,7 +77,7 @@ REFUSED = {
     "more than there is room for": (
         {"max_extra_length": 5},
         Request("ab", "cd", constraints=("bcd", "abc")),
-        "prefix and constraints of 8 tokens and the end symbol do not fit in an output of 8: shorten them, or raise dec",
+        "prefix and constraints of 8 tokens and the end symbol do not fit in an output of 8: shorten them, or raise",
     ),
     "a prefix that has no room": (
         {"max_length": 4},
