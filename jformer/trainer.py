@@ -36,6 +36,7 @@ from jformer.parallel.sharding import row_shards
 from jformer.plugins import is_own
 from jformer.tasks.batch_arrays import abstract_batch
 from jformer.tasks.build import build_sized, build_task, choose_dtype, open_mesh
+from jformer.tasks.metrics import Scores
 from jformer.tasks.split_loss import EvalStep, make_eval_step, split_sums
 from jformer.tasks.sums import Sums
 from jformer.tasks.tag import refuse_scores_of_spans
@@ -191,11 +192,11 @@ def make_validation(trained: Trained, valid: Batches | None, eval_step: EvalStep
         predictor.params = params
         return predictor.predict([pair.source for pair in examples])
 
-    def score(answers: Sequence[str], sums: Sums) -> dict[str, float]:
+    def score(answers: Sequence[str], sums: Sums) -> Scores:
         found = score_texts(answers[:scored], examples[:scored], sums) if during else {}
         if missing := [name for name in during if name not in found]:
             raise UserError(f"evaluate.during={missing[0]!r}: task={config.task!r} has only {', '.join(found)}")
-        return {name: found[name]["score"] for name in during}
+        return {name: found[name] for name in during}
 
     return Validation(losses, examples, answer, score)
 

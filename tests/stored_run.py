@@ -6,7 +6,7 @@ from collections import Counter
 from jformer.config import save_config
 from jformer.config.config_files import with_keys
 from jformer.data.sources import open_split
-from jformer.tasks.metrics import exact_match, text_scores
+from jformer.tasks.metrics import exact_match, text_scores, tokenization
 from tests import small_run
 
 STEPS = (10, 20, 30, 40)
@@ -32,7 +32,8 @@ def score(folder, config, wrong):
     (folder / "outputs").mkdir()
     (folder / "outputs" / "test.txt").write_text("".join(line + "\n" for line in outputs))
     names = config.evaluate.scores
-    scores = text_scores(outputs, [references], tokenize=config.evaluate.tokenize, names=names)
+    tokenize = tokenization(config.evaluate.tokenize, config.data.target_language)
+    scores = text_scores(outputs, [references], tokenize=tokenize, names=names)
     scores["exact_match"] = exact_match(outputs, references)
     entry = {**scores, "examples": len(outputs), "counts": {}, "checksum": split.fingerprint}
     updates, tokens = config.train.num_steps, config.data.tokens_per_update

@@ -169,7 +169,9 @@ class EvaluateConfig:
     # own of tasks that write text.
     during: tuple[str, ...] = ()
     during_examples: int = 500  # examples from the start of data.valid
-    tokenize: str = "13a"  # sacreBLEU's tokenization (Post 2018); "none" for text that is tokenized already
+    # sacreBLEU's tokenization (Post 2018); "none" for text that is tokenized already; auto: the one that it recommends
+    # for data.target_language (zh, ja-mecab, ko-mecab; char for Thai and without MeCab; 13a for all others)
+    tokenize: str = "auto"
     lowercase: bool = False  # BLEU and chrF compare without case, as some papers do; the signature says so
 
 

@@ -28,6 +28,11 @@ BOMS_KEPT = "texts with a byte order mark, kept"
 INVALID_REPLACED = "texts with invalid characters, replaced by U+FFFD"
 LONGEST_UNPACKED = 2**24  # bytes of a line of a compressed file, which may be a thousand times smaller
 INVALID = ("refuse", "replace")  # what to do about invalid characters
+UNSPACED = (  # letters and marks of scripts without spaces between words: Han, Kana; Thai, Lao, Burmese, Khmer
+    "\u3001-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003ffff"
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
+)
+"""Ranges of a character class."""
 
 # Everything str.splitlines would break at, and invalid characters: NUL, at which sentencepiece models break, and halves
 # of surrogate pairs, which JSON can spell and UTF-8 cannot.

@@ -5,7 +5,7 @@ Freitag et al. 2022 show how much depends on the utility. Both utilities here ar
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from sacrebleu import BLEU, CHRF
@@ -14,12 +14,12 @@ from sacrebleu.metrics.helpers import extract_all_char_ngrams, extract_word_ngra
 BLEU_ORDER = 4
 
 
-def rank(candidates: Sequence[str], utility: str) -> tuple[list[int], list[float]]:
+def rank(candidates: Sequence[str], utility: str, tokenize: str = "13a") -> tuple[list[int], list[float]]:
     """Return the indices of the distinct candidates, best first, and the expected utility (0 to 100) of each.
 
     The expected utility of a candidate is its mean utility against all candidates, itself among them, as references. A
     text that was drawn k times counts k times as a reference and is ranked once, at its first index. Of equals the one
-    drawn first comes first.
+    drawn first comes first. `tokenize` is sacreBLEU's tokenization, for utility "bleu".
 
     >>> order, expected = rank(["the cat sat", "a dog", "the cat sat down"], "chrf")
     >>> order, [round(each) for each in expected]
@@ -28,7 +28,7 @@ def rank(candidates: Sequence[str], utility: str) -> tuple[list[int], list[float
     drawn = Counter(candidates)
     texts = list(drawn)
     shares = np.array(list(drawn.values())) / len(candidates)
-    expected = UTILITIES[utility](texts) @ shares
+    expected = (bleu(texts, tokenize) if utility == "bleu" else chrf(texts)) @ shares
     order = np.argsort(-expected, kind="stable")
     return [candidates.index(texts[i]) for i in order], expected[order].tolist()
 
@@ -51,13 +51,13 @@ def chrf(texts: Sequence[str]) -> np.ndarray:
     return 100 * (1 + weight) * precision * recall / np.where(weighed > 0, weighed, 1)
 
 
-def bleu(texts: Sequence[str]) -> np.ndarray:
+def bleu(texts: Sequence[str], tokenization: str = "13a") -> np.ndarray:
     """Return sacreBLEU's sentence BLEU, smoothed and of effective order, of every text against every other.
 
     >>> bleu(["the cat sat", "the cat"]).round().tolist()
     [[100.0, 55.0], [61.0, 100.0]]
     """
-    tokenize = BLEU().tokenizer
+    tokenize = BLEU(tokenize=tokenization).tokenizer
     words = [tokenize(text.rstrip()).split() for text in texts]
     orders = range(1, BLEU_ORDER + 1)
     matches, totals = _overlaps([[extract_word_ngrams(each, n) for n in orders] for each in words])
@@ -69,10 +69,6 @@ def bleu(texts: Sequence[str]) -> np.ndarray:
 
     every = range(len(texts))
     return np.array([[score(hypothesis, reference) for reference in every] for hypothesis in every])
-
-
-UTILITIES: dict[str, Callable[[Sequence[str]], np.ndarray]] = {"chrf": chrf, "bleu": bleu}
-"""Name → (texts) → utilities [hypothesis reference], 0 to 100."""
 
 
 def _overlaps(counts: Sequence[Sequence[Counter[str]]]) -> tuple[np.ndarray, np.ndarray]:

@@ -82,6 +82,8 @@ def _check_results(found: Mapping[str, Any]) -> None:
     scores = [score for entry in scored.values() for score in entry.values()]
     if not all(map(is_figure, (value for score in scores for value in [score["score"], *_values(score, "by_group")]))):
         raise ValueError("every `score`, and those `by_group`, must be numbers")
+    if not all(isinstance(score.get("notes", []), list) for score in scores):
+        raise ValueError("`notes` of a score must be a list")
 
 
 def _values(entry: Mapping[str, Any], key: str) -> list[Any]:
@@ -137,8 +139,8 @@ def outputs(run: Path, key: str) -> list[str]:
         raise UserError(f"{path}: there are no outputs; score the run again with --mode=evaluate") from error
 
 
-def references(run: Path, key: str) -> list[list[str]]:
-    """Return the targets of a test set, and then its further references; raise UserError as `examples` does."""
+def references(run: Path, key: str) -> list[list[str | None]]:
+    """Return the references of a test set, as `reference_texts` does; raise UserError as `examples` does."""
     return reference_texts(examples(run, key))
 
 

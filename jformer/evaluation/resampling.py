@@ -16,7 +16,7 @@ from jformer.evaluation import records
 from jformer.evaluation.score_tables import scored_sets
 from jformer.evaluation.statistics import Ratios, Resampled, paired_bootstrap, paired_bootstrap_of_ratios
 from jformer.tasks.cider import cider_d
-from jformer.tasks.metrics import answer_values, reference_texts, text_metric
+from jformer.tasks.metrics import answer_values, reference_texts, text_metric, tokenization
 from jformer.tasks.span_scores import span_counts
 
 SHARES = ("exact_match", "accuracy")  # of lines, or of words, that are correct
@@ -41,7 +41,8 @@ def resample(config: Config, name: str, outputs: Sequence[Sequence[str]], pairs:
     The config gives the task and the options of scores. Returns [] for a score that these outputs do not determine.
     """
     if name in TEXT_SCORES:
-        metric = text_metric(name, config.evaluate.tokenize, config.evaluate.lowercase)
+        tokenize = tokenization(config.evaluate.tokenize, config.data.target_language)
+        metric = text_metric(name, tokenize, config.evaluate.lowercase)
         return paired_bootstrap(metric, outputs[0], outputs[1:], reference_texts(pairs))
     systems = [ratios for each in outputs if (ratios := ratios_of(config, name, each, pairs))]
     return paired_bootstrap_of_ratios(len(pairs), systems) if len(systems) == len(outputs) else []
@@ -71,7 +72,7 @@ def intervals(config: Config, run: Path, results: Mapping[str, Any]) -> dict[tup
 def ratios_of(config: Config, name: str, outputs: Sequence[str], pairs: Sequence[Pair]) -> Ratios | None:
     """Return what each line contributes to a score of the config's task; None if the score is no ratio of sums."""
     if name == "cider":  # document frequencies stay those of the whole test set
-        return _mean(cider_d(outputs, list(zip(*reference_texts(pairs), strict=True))))
+        return _mean(cider_d(outputs, [pair.references for pair in pairs]))
     if config.task == "qa":
         values = answer_values(outputs, pairs)
         return _mean(values[name]) if name in values else None
@@ -81,7 +82,7 @@ def ratios_of(config: Config, name: str, outputs: Sequence[str], pairs: Sequence
         normalize = NORMALIZATIONS[config.data.normalization]
         return _of_labels(config.data.labels, name, outputs, [normalize(pair.target) for pair in pairs])
     if name in SHARES:
-        return _mean([out in (pair.target, *pair.others) for out, pair in zip(outputs, pairs, strict=True)])
+        return _mean([out in pair.references for out, pair in zip(outputs, pairs, strict=True)])
     return None
 
 

@@ -16,6 +16,7 @@ from jformer.errors import UserError
 from jformer.evaluation import records
 from jformer.integrity import with_digest
 from jformer.storage import replace_content
+from jformer.tasks.metrics import tokenization
 
 SCHEMA = 2
 WITHOUT_EFFECT = ("batch_size", "inputs", "outputs", "scores", "alignments")  # options of decoding
@@ -28,7 +29,12 @@ def settings_of(config: Config, steps: Sequence[int]) -> dict[str, Any]:
     Options that do not change scores, such as the batch size, are left out.
     """
     decode = {key: value for key, value in dataclasses.asdict(config.decode).items() if key not in WITHOUT_EFFECT}
-    return {"steps": list(steps), "evaluate": dataclasses.asdict(config.evaluate), "decode": decode}
+    tokenize = tokenization(config.evaluate.tokenize, config.data.target_language)
+    return {
+        "steps": list(steps),
+        "evaluate": dataclasses.asdict(config.evaluate) | {"tokenize": tokenize},
+        "decode": decode,
+    }
 
 
 def merge(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ FRACTIONS = (  # scores from 0 to 1, shown as percentages
 
 
 def score_table(results: Mapping[str, Any]) -> str:
-    """Return the scores of results.json as plain text: a column for each test set, then the signatures."""
+    """Return the scores of results.json as plain text: a column for each test set, then the signatures and notes."""
     sets = scored_sets(results)
     columns = {key: _cells(scores) for key, scores in sets.items()}
     labels = list(dict.fromkeys(label for cells in columns.values() for label in cells))
@@ -22,7 +22,9 @@ def score_table(results: Mapping[str, Any]) -> str:
         for name, score in scores.items()
         if "signature" in score
     }
-    return "\n".join([*aligned(rows, 1), *signatures])
+    every = ((key, score) for key, scores in sets.items() for score in scores.values())
+    notes = {f"{key}: {note}": None for key, score in every for note in score.get("notes", ())}
+    return "\n".join([*aligned(rows, 1), *signatures, *notes])
 
 
 def scored_sets(results: Mapping[str, Any]) -> dict[str, dict[str, Mapping[str, Any]]]:

@@ -152,12 +152,13 @@ def power_law(x: Sequence[float], y: Sequence[float], offset: bool = False) -> P
 
 
 def paired_bootstrap(
-    metric: "Metric", baseline: Sequence[str], systems: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
+    metric: "Metric", baseline: Sequence[str], systems: Sequence[Sequence[str]], references: Sequence[Sequence[Any]]
 ) -> list[Resampled]:
     """Score the baseline and every system by one of sacreBLEU's metrics, resampling sentences (Koehn 2004).
 
-    `references` holds one or several whole texts. p is two-sided, as in `sacrebleu --paired-bs` with its fixed seed,
-    except that systems with equal scores have p = 1; sacreBLEU, which counts only larger differences, returns 0.001.
+    `references` holds one or several whole texts, None where one is missing. p is two-sided, as in
+    `sacrebleu --paired-bs` with its fixed seed, except that systems with equal scores have p = 1;
+    sacreBLEU, which counts only larger differences, returns 0.001.
     """
     from sacrebleu.significance import PairedTest
 

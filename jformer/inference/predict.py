@@ -40,6 +40,7 @@ from jformer.inference.one_pass import HEADS
 from jformer.inference.search_tree import RecordedSearch, refuse_without_beam
 from jformer.integrity import digest_of
 from jformer.models.parts import count_params
+from jformer.tasks.metrics import tokenization
 
 if TYPE_CHECKING:
     from jformer.config.options import Config
@@ -230,7 +231,9 @@ class Predictor:
             if ids
         ]
         if options.search == "mbr" and outputs:
-            order, utilities = rank([self.tokenizers[1].decode(output.ids) for output in outputs], options.mbr_utility)
+            texts = [self.tokenizers[1].decode(output.ids) for output in outputs]
+            tokenize = tokenization(self.config.evaluate.tokenize, self.config.data.target_language)
+            order, utilities = rank(texts, options.mbr_utility, tokenize)
             outputs = [outputs[i]._replace(utility=utility) for i, utility in zip(order, utilities, strict=True)]
         outputs = outputs[: options.returned]
         self.counts[TRUNCATED] += sum(self.inputs.symbols.eos not in output.ids for output in outputs)

@@ -22,6 +22,7 @@ from jformer.tasks.caption import caption
 from jformer.tasks.classify import classify
 from jformer.tasks.denoise import denoise
 from jformer.tasks.lm import lm
+from jformer.tasks.metrics import tokenization
 from jformer.tasks.mlm import mlm
 from jformer.tasks.prefix_lm import prefix_lm
 from jformer.tasks.qa import qa
@@ -73,7 +74,7 @@ def build_task(config: Config) -> Task:
         config.data,
         label_smoothing=config.optim.label_smoothing,
         scores=config.evaluate.scores,
-        tokenize=config.evaluate.tokenize,
+        tokenize=tokenization(config.evaluate.tokenize, config.data.target_language),
         lowercase=config.evaluate.lowercase,
         crf=config.model.head.crf,
     )

@@ -12,7 +12,7 @@ from jformer.data.vocabularies import VocabularySpec
 from jformer.errors import UserError
 from jformer.plugins import is_own
 from jformer.tasks.cider import SIGNATURE, cider_d
-from jformer.tasks.metrics import Scores, check_scores, reference_texts
+from jformer.tasks.metrics import Scores, check_scores
 from jformer.tasks.sums import Sums
 from jformer.tasks.task import Task, refuse, score_texts, token_loss
 
@@ -47,7 +47,7 @@ def caption(
 
     def score(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
         found = score_texts(outputs, examples, sums, tokenize=tokenize, lowercase=lowercase, names=scores)
-        values = cider_d(outputs, list(zip(*reference_texts(examples), strict=True)))
+        values = cider_d(outputs, [pair.references for pair in examples])
         return found | {"cider": {"score": sum(values) / len(values), "signature": SIGNATURE}}
 
     return Task(

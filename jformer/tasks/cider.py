@@ -9,7 +9,10 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from jformer.data.text import UNSPACED
+
 LONGEST = 4  # words of an n-gram
+WORD = re.compile(rf"(?=\w)[{UNSPACED}]|(?:(?![{UNSPACED}])\w)+(?:['’](?:(?![{UNSPACED}])\w)+)*")
 SIGMA = 6.0  # deviation, in words, of the weight of a length's difference
 SCALE = 10.0
 SIGNATURE = f"words:lowercase|n:1-{LONGEST}|sigma:{SIGMA:g}|idf:references of this set"
@@ -46,10 +49,12 @@ def cider_d(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> list
 def ngrams(text: str) -> Counter[Ngram]:
     """Return how often each n-gram of 1 to 4 words is in a text; words are lowercase, without punctuation.
 
+    Letters of scripts without spaces, such as Han, are words each.
+
     >>> ngrams("A cat, a dog")[("a",)]
     2
     """
-    words = re.findall(r"\w+(?:['’]\w+)*", text.lower())
+    words = WORD.findall(text.lower())
     return Counter(tuple(words[i : i + n]) for n in range(1, LONGEST + 1) for i in range(len(words) - n + 1))
 
 

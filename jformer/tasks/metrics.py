@@ -1,11 +1,13 @@
 """Scores of answers against references: texts, labels, numbers, spans. Imports no JAX."""
 
+import functools
 import math
 import re
 import string
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence, Set
-from typing import NotRequired, Protocol, TypedDict
+from itertools import zip_longest
+from typing import Any, NotRequired, Protocol, TypedDict
 
 import numpy as np
 from sacrebleu import BLEU, CHRF, TER
@@ -13,6 +15,7 @@ from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.bleu import BLEUScore
 
 from jformer import plugins
+from jformer.data.progress import counted
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
 from jformer.plugins import is_own
@@ -25,6 +28,7 @@ class ScoreEntry(TypedDict):
     signature: NotRequired[str]  # sacreBLEU's, which makes scores comparable
     details: NotRequired[str]
     by_group: NotRequired[dict[str, float]]  # for examples, or spans in them, of several kinds
+    notes: NotRequired[list[str]]  # what a reader of the score should know, shown once
 
 
 Scores = dict[str, ScoreEntry]
@@ -34,7 +38,7 @@ Scores = dict[str, ScoreEntry]
 class TextOptions(TypedDict, total=False):
     """Options of `text_scores`."""
 
-    tokenize: str  # that of BLEU; "none" takes text as it is tokenized already
+    tokenize: str  # that of BLEU, as `tokenization` gives it; "none" takes text as it is tokenized already
     lowercase: bool  # for BLEU and chrF: TER, as sacreBLEU defines it, ignores case anyway
     names: Sequence[str]  # of the scores
 
@@ -42,13 +46,30 @@ class TextOptions(TypedDict, total=False):
 class OwnScore(Protocol):
     """A score of your own, which evaluate.scores names as `package.module:function`."""
 
-    def __call__(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    def __call__(self, hypotheses: Sequence[str], references: "References") -> float:
         """Score texts, one for each example, against one or several lists of references, as in `text_scores`."""
+
+
+References = Sequence[Sequence[Any]]
+"""One or several whole texts; None for a line without that many references."""
+
+TOKENIZATIONS = {  # language, by ISO 639-1 and 639-3 → sacreBLEU's tokenizations for it, the first that works here
+    **dict.fromkeys(("zh", "zho", "chi", "cmn", "yue"), ("zh",)),
+    **dict.fromkeys(("ja", "jpn"), ("ja-mecab", "char")),
+    **dict.fromkeys(("ko", "kor"), ("ko-mecab", "char")),
+    **dict.fromkeys(("th", "tha", "lo", "lao", "my", "mya", "km", "khm"), ("char",)),  # flores200 is a download
+}
+ASIAN = ("zh", "ja-mecab", "ko-mecab", "char")  # tokenizations with which TER takes Han and Kana apart
+NEAR_ZERO, FAR_FROM_ZERO = 1.0, 20.0  # BLEU and chrF that hardly fit together
+NO_WORDS = (
+    "BLEU is near 0 and chrF is not: tok:{} finds few runs of four words in these texts; if they are written without "
+    "spaces, set data.target_language, or evaluate.tokenize=zh, ja-mecab or char"
+)
 
 
 def text_scores(
     hypotheses: Sequence[str],
-    references: Sequence[Sequence[str]],
+    references: References,
     *,
     tokenize: str = "13a",
     lowercase: bool = False,
@@ -59,7 +80,7 @@ def text_scores(
     Args:
         hypotheses: one a line.
         references: one or several whole texts, as `reference_texts` gives them.
-        tokenize: that of BLEU; "none" takes text as it is tokenized already.
+        tokenize: that of BLEU, as `tokenization` gives it; "none" takes text as it is tokenized already.
         lowercase: for BLEU and chrF: TER, as sacreBLEU defines it, ignores case anyway.
         names: of the scores, or of one's own: `package.module:function` of hypotheses and references → float.
 
@@ -83,15 +104,44 @@ def text_scores(
             precisions = "/".join(f"{precision:.1f}" for precision in result.precisions)
             lengths = f"hyp_len = {result.sys_len} ref_len = {result.ref_len}"
             scores[name]["details"] = f"{precisions} (BP = {result.bp:.3f} ratio = {result.ratio:.3f} {lengths})"
+            if result.score < NEAR_ZERO and CHRF().corpus_score(hypotheses, references).score > FAR_FROM_ZERO:
+                scores[name]["notes"] = [NO_WORDS.format(tokenize)]
     return scores
 
 
-def reference_texts(examples: Sequence[Pair]) -> list[list[str]]:
-    """Return the targets of all examples, and then each further reference of them, text by text.
+def reference_texts(examples: Sequence[Pair]) -> list[list[str | None]]:
+    """Return the first reference of all examples, then each further one of them, text by text; None where missing."""
+    return [list(text) for text in zip_longest(*(pair.references for pair in examples))]
 
-    Sources guarantee the same number for all examples, except for answers to questions, which `answer_scores` scores.
+
+def reference_notes(examples: Sequence[Pair]) -> list[str]:
+    """Return lines on blank references: how many are missing among several, and how many examples have no other."""
+    written = [pair for pair in examples if pair.references[0].strip()]
+    missing, blank = sum(1 + len(pair.others) - len(pair.references) for pair in written), len(examples) - len(written)
+    notes = [f"{counted(missing, 'blank references')} left out: their examples have others"] if missing else []
+    if blank:
+        notes.append(f"{counted(blank, 'examples')} whose only reference is blank: an answer there is wrong")
+    return notes
+
+
+def tokenization(tokenize: str, language: str) -> str:
+    """Return the name of sacreBLEU's tokenization; for "auto" the one recommended for a language, such as "zh-CN".
+
+    MeCab's are replaced by "char" where it is not installed. A language that is not known has "13a".
     """
-    return [[pair.target for pair in examples], *map(list, zip(*(pair.others for pair in examples), strict=True))]
+    if tokenize != "auto":
+        return tokenize
+    names = TOKENIZATIONS.get(re.split("[-_]", language.lower())[0], ("13a",))
+    return next((name for name in names[:-1] if _is_available(name)), names[-1])
+
+
+@functools.cache
+def _is_available(tokenize: str) -> bool:
+    try:
+        text_metric("bleu", tokenize, lowercase=False)
+    except UserError:
+        return False
+    return True
 
 
 def check_scores(names: Sequence[str], tokenize: str, lowercase: bool) -> None:
@@ -106,7 +156,7 @@ def text_metric(name: str, tokenize: str, lowercase: bool) -> Metric:
     if name == "chrf":
         return CHRF(lowercase=lowercase)
     if name == "ter":
-        return TER()
+        return TER(normalized=tokenize in ASIAN, asian_support=tokenize in ASIAN)
     if name != "bleu":
         raise ValueError(f"no text metric {name!r}")
     if tokenize not in BLEU.TOKENIZERS:
@@ -218,7 +268,7 @@ def _in_groups(values: Sequence[float], groups: Sequence[str] | None) -> ScoreEn
     return found
 
 
-def _check_lengths(hypotheses: Sequence[str], references: Sequence[str]) -> None:
+def _check_lengths(hypotheses: Sequence[str], references: Sequence[str | None]) -> None:
     if len(hypotheses) != len(references):
         raise ValueError(f"{len(hypotheses)} hypotheses but {len(references)} references")
 

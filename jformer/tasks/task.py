@@ -21,7 +21,7 @@ from jformer.models import ModelConfig
 from jformer.models.batch import Batch
 from jformer.models.model import Model
 from jformer.tasks.losses import Project, chunked_cross_entropy, divergence
-from jformer.tasks.metrics import Scores, TextOptions, exact_match, reference_texts, text_scores
+from jformer.tasks.metrics import Scores, TextOptions, exact_match, reference_notes, reference_texts, text_scores
 from jformer.tasks.sums import LossFn, Sum, Sums, summarize
 
 TaskLoss = Callable[[Array, Project, Batch], Sums]
@@ -170,12 +170,18 @@ def token_scores(sums: Sums, accuracy: str = "token_accuracy") -> Scores:
 def score_texts(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums, **options: Unpack[TextOptions]) -> Scores:
     """Return the scores of generated texts: sacreBLEU's metrics, exact match, and those of tokens.
 
-    An output matches if it equals any reference.
+    An output matches if it equals any reference. Blank references are missing where there are others.
     """
     answers, groups = list(outputs), [pair.group for pair in examples]
     found = text_scores(answers, reference_texts(examples), **options)
-    matched = [answer if answer in pair.others else pair.target for answer, pair in zip(answers, examples, strict=True)]
+    matched = [
+        answer if answer in pair.references else pair.references[0]
+        for answer, pair in zip(answers, examples, strict=True)
+    ]
     found["exact_match"] = exact_match(answers, matched, groups=groups if any(groups) else None)
+    if notes := reference_notes(examples):
+        for entry in found.values():
+            entry["notes"] = [*entry.get("notes", ()), *notes]
     return found | token_scores(sums)
 
 

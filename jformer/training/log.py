@@ -86,6 +86,7 @@ class TrainingLog:
         self._compiled: set[Hashable] = set()  # shapes of batches
         self.skipped_in_row = 0  # updates, at the newest row
         self._explain = explain
+        self._shown: set[str] = set()  # lines that are shown once
         self._explained, self._reason = 0, ""  # an update that was skipped, and what of it was not finite
         hidden = not (processes.is_main_process() and sys.stderr.isatty())
         self._bar = tqdm(total=config.train.num_steps, initial=start, unit="update", disable=hidden, leave=False)
@@ -265,6 +266,12 @@ class TrainingLog:
                 sys.stderr.flush()
                 if self._record:
                     self._record.write_line(line)
+
+    def show_once(self, lines: Iterable[str]) -> None:
+        """Show lines that were not shown in this way before."""
+        new = [line for line in dict.fromkeys(lines) if line not in self._shown]
+        self._shown.update(new)
+        self.show(new)
 
     def _show_phase(self, text: str) -> None:
         """Show the current phase, "" for none; called by the heartbeat, from its thread and the main one."""

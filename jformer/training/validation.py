@@ -14,6 +14,7 @@ from jaxtyping import PyTree
 from jformer.config.options import LOWER_IS_BETTER, TrainConfig
 from jformer.data.sources.split import Pair, Split
 from jformer.parallel import processes
+from jformer.tasks.metrics import Scores
 from jformer.tasks.sums import Sums, summarize
 from jformer.training.heartbeat import UPDATING
 from jformer.training.log import TrainingLog
@@ -30,7 +31,7 @@ class Validation(NamedTuple):
     losses: Callable[[PyTree], Sums]  # parameters → sums over the validation text
     examples: Sequence[Pair]  # to answer; may be empty
     answer: Callable[[PyTree], Sequence[str]]  # parameters → an answer to each example
-    score: Callable[[Sequence[str], Sums], dict[str, float]]  # answers, sums → score by name
+    score: Callable[[Sequence[str], Sums], Scores]  # answers, sums → scores
 
 
 def validate(
@@ -58,7 +59,9 @@ def validate(
         answers = validation.answer(state.params)
         shown = zip(validation.examples[: train.samples], answers, strict=False)
         log.show_samples(step, [Sample(pair.source, pair.target, answer) for pair, answer in shown])
-        row |= validation.score(answers, sums)
+        scores = validation.score(answers, sums)
+        row |= {name: entry["score"] for name, entry in scores.items()}
+        log.show_once(note for entry in scores.values() for note in entry.get("notes", ()))
     log.write(row)
     if state.ema is not None:
         processes.enter_phase(f"the validation of the average after update {step}")

@@ -147,7 +147,7 @@ def test_reverse_numbers_luong_is_the_model_of_the_tutorial_of_joeynmt():
         "model.recurrent.input_feeding": True, "model.recurrent.embedding_size": 16, "model.recurrent.bridge": "zeros",
         "model.tied_output": False, "data.num_pairs": 50_000, "data.tokens_per_update": 24 * 26,
         "optim.optimizer": "adamw", "optim.learning_rate": 1e-3, "optim.weight_decay": 0.0, "optim.b1": 0.0,
-        "train.best_by": "bleu", "train.eval_every": 1_000, "train.num_steps": 10_000, "evaluate.tokenize": "13a",
+        "train.best_by": "bleu", "train.eval_every": 1_000, "train.num_steps": 10_000, "evaluate.tokenize": "auto",
         "decode.beam_size": 1,
     }  # fmt: skip
     assert at(named("reverse_numbers_luong"), expected) == expected

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from sacrebleu import BLEU, CHRF
 
-from jformer.decoding.mbr import UTILITIES, rank
+from jformer.decoding import mbr
+from jformer.decoding.mbr import rank
 
 TEXTS = [
     "ein mann mit einem orangefarbenen hut starrt auf etwas .",
@@ -22,7 +23,7 @@ METRICS = {"chrf": CHRF(), "bleu": BLEU(effective_order=True)}
 
 @pytest.mark.parametrize("name", METRICS)
 def test_utilities_are_those_of_sacrebleu(name):
-    ours = UTILITIES[name](TEXTS)
+    ours = getattr(mbr, name)(TEXTS)
     for (i, hypothesis), (j, reference) in itertools.product(enumerate(TEXTS), repeat=2):
         assert abs(ours[i, j] - METRICS[name].sentence_score(hypothesis, [reference]).score) < 1e-9
 
@@ -42,3 +43,9 @@ def test_one_candidate_and_equal_ones_are_ranked_too():
     assert rank(["ja"], "chrf") == ([0], [100.0])
     assert rank(["", ""], "chrf")[0] == rank(["", ""], "bleu")[0] == [0]
     assert rank(["a b", "c d", "a b", "c d"], "chrf")[0] == [0, 1]  # of equals the first
+
+
+def test_bleu_takes_texts_apart_as_it_is_asked_to():
+    drawn = ["山上的花", "一大的房子。", "一大的房子", "小的房子"]
+    assert rank(drawn, "bleu")[0][0] == 0  # nothing is shared between words of a whole clause
+    assert rank(drawn, "bleu", "zh")[0][0] == 2

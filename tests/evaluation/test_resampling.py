@@ -16,7 +16,7 @@ from jformer.evaluation.resampling import intervals, is_resampled, resample
 from jformer.evaluation.statistics import Ratios, paired_bootstrap, paired_bootstrap_of_ratios
 from jformer.tasks import classify, tag
 from jformer.tasks.cider import cider_d
-from jformer.tasks.metrics import answer_scores, text_metric
+from jformer.tasks.metrics import answer_scores, reference_texts, text_metric, text_scores
 from jformer.tasks.span_scores import span_scores
 from jformer.tasks.sums import Sum
 from jformer.tools.compare.comparison import Arm, compare_arms
@@ -226,6 +226,16 @@ def test_bleu_is_resampled(monkeypatch):
     first, again = found_of(monkeypatch, {"bleu": score})
     assert first == again
     assert 0.5 < first["test", "bleu"] < 10
+
+
+def test_bleu_is_resampled_with_the_tokenization_of_the_language_and_without_missing_references():
+    pairs = [Pair("", f"一大的房{i}在山上", others=(f"房{i}在山上" if i % 2 else "",)) for i in range(20)]
+    outputs = [f"一大的房{i}在山下" for i in range(20)]
+    config = resolve({"data": {"dir": "nowhere", "target_language": "zh"}})
+    (found,) = resample(config, "bleu", [outputs], pairs)
+    assert found.score == text_scores(outputs, reference_texts(pairs), tokenize="zh")["bleu"]["score"]
+    assert found.score > 50
+    assert resample(config, "exact_match", [[""] * 20], pairs)[0].score == 0
 
 
 def test_scores_of_spans_are_resampled_by_sentence(monkeypatch):

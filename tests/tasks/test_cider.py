@@ -10,6 +10,7 @@ def test_ngrams_are_of_lowercase_words_without_punctuation():
         ("a",): 1, ("man's",): 1, ("hat",): 1, ("a", "man's"): 1, ("man's", "hat"): 1, ("a", "man's", "hat"): 1,
     }  # fmt: skip
     assert not ngrams(" ... ")
+    assert ngrams("大房，man's") == ngrams("大 房 man's")
 
 
 def test_what_is_the_same_and_nobody_else_says_scores_ten():

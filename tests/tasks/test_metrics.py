@@ -3,15 +3,18 @@ import math
 
 import numpy as np
 import pytest
-from sacrebleu import BLEU
+from sacrebleu import BLEU, CHRF, TER
 from scipy.stats import pearsonr, spearmanr
 
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
 from jformer.evaluation.score_tables import score_table
-from jformer.tasks.metrics import agreement, exact_match, f1_scores, reference_texts, text_scores
+from jformer.tasks.metrics import agreement, exact_match, f1_scores, reference_texts, text_scores, tokenization
+from jformer.tasks.sums import Sum
+from jformer.tasks.task import score_texts
 
 REFERENCES = ["A man doesn't sleep on the bench.", "Two dogs run through the snow.", "It rains."]
+TOTALS = {"nll": Sum(4.0, 2.0), "correct": Sum(1.0, 2.0)}
 HYPOTHESES = ["A man doesn't sit on a bench.", "Two dogs run through snow.", "It rains."]
 
 
@@ -77,6 +80,50 @@ def test_several_references_are_scored_as_by_sacrebleu():
     assert scores["bleu"]["score"] == BLEU().corpus_score(HYPOTHESES, [REFERENCES, others]).score
     assert all("nrefs:2" in scores[name]["signature"] for name in ("bleu", "chrf", "ter"))
     assert reference_texts([pair._replace(others=()) for pair in examples]) == [REFERENCES]
+
+
+def test_blank_references_are_missing_where_there_are_others():
+    full, short = "the quick brown fox jumps over the lazy dog", "the quick brown fox"
+    some = [Pair("", full, others=(other,)) for other in ("another text", "", " ")]
+    blank = [Pair("", "", others=(full,)), Pair("", "", others=("",))]
+    assert reference_texts(some) == [[full] * 3, ["another text", None, None]]
+    assert reference_texts(blank) == [[full, ""]]
+    scores = score_texts([short] * 3, some, TOTALS, names=["bleu", "chrf", "ter"])
+    for name, metric in {"bleu": BLEU(), "chrf": CHRF(), "ter": TER()}.items():
+        wanted = metric.corpus_score([short] * 3, [[full] * 3, ["another text", None, None]])
+        assert scores[name]["score"] == wanted.score
+        assert "nrefs:var" in scores[name]["signature"]
+        assert scores[name]["notes"] == ["2 blank references left out: their examples have others"]
+    empty = score_texts(["", ""], blank, TOTALS, names=["bleu"])
+    assert empty["exact_match"]["score"] == 0.5  # nothing equals the blank one of the first
+    assert empty["bleu"]["notes"] == [
+        "1 blank reference left out: their examples have others",
+        "1 example whose only reference is blank: an answer there is wrong",
+    ]
+    assert "test: 1 blank reference" in score_table({"test": empty})
+
+
+@pytest.mark.parametrize(
+    ("language", "wanted"),
+    [("de", "13a"), ("zh", "zh"), ("zh-CN", "zh"), ("zho_Hans", "zh"), ("ja", "char"), ("KO", "char"), ("th", "char")],
+)
+def test_tokenization_follows_the_language(language, wanted):
+    """MeCab is not installed here."""
+    assert tokenization("auto", language) == wanted
+    assert tokenization("intl", language) == "intl"
+
+
+def test_bleu_of_text_without_spaces_is_noted_where_its_words_are_not_found():
+    references = ["一大的房子在山上。", "小红花在河边，我们去喝水。"]
+    outputs = ["一大的房子在山下。", "小红花在河边，我们去吃鱼。"]
+    found = text_scores(outputs, [references], names=["bleu"])["bleu"]
+    assert found["score"] < 1
+    assert "BLEU is near 0 and chrF is not: tok:13a" in found["notes"][0]
+    followed = text_scores(outputs, [references], names=["bleu", "ter"], tokenize=tokenization("auto", "zh"))
+    assert followed["bleu"]["score"] > 50
+    assert followed["ter"]["score"] < 50
+    assert "tok:zh" in followed["bleu"]["signature"]
+    assert "notes" not in followed["bleu"]
 
 
 def test_exact_match_overall_and_by_group():

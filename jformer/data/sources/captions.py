@@ -28,13 +28,13 @@ def open_split(config: SourceConfig, split: str) -> Split:
 
     Consecutive lines that name the same image are its references: each is an example in training, and all together are
     one example in any other split. The fingerprint covers the content of all images. Raises UserError for a malformed
-    line, a missing image, and images of an evaluation split with different numbers of captions.
+    line and a missing image.
     """
     (table,) = find(config.dir, split, [[f"{split}.tsv"]])
     met: Counter[str] = Counter()
     lines = list(_read(table, config.invalid, met))
     digests = {file: digest(file)[0] for file in dict.fromkeys(file_of(line.image) for line in lines)}
-    pairs = [Pair(line.image, line.caption) for line in lines] if split == config.train else _together(table, lines)
+    pairs = [Pair(line.image, line.caption) for line in lines] if split == config.train else _together(lines)
 
     def read(counts: Counter[str]) -> Iterator[Pair]:
         counts.update(met)
@@ -60,15 +60,10 @@ def _read(table: Path, invalid: str, counts: Counter[str]) -> Iterator[CaptionLi
         yield CaptionLine(number, place, caption)
 
 
-def _together(table: Path, lines: list[CaptionLine]) -> list[Pair]:
+def _together(lines: list[CaptionLine]) -> list[Pair]:
     """Return a pair for each image, its further captions being further references."""
     pairs: list[Pair] = []
     for image, group in itertools.groupby(lines, key=lambda line: line.image):
-        first, *others = group
-        if pairs and len(others) != len(pairs[0].others):
-            raise UserError(
-                f"{table}:{first.number}: {image} has {len(others) + 1} captions, the first image "
-                f"{len(pairs[0].others) + 1}: give every image of an evaluation split the same number"
-            )
-        pairs.append(Pair(image, first.caption, others=tuple(other.caption for other in others)))
+        first, *others = (line.caption for line in group)
+        pairs.append(Pair(image, first, others=tuple(others)))
     return pairs

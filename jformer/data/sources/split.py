@@ -23,8 +23,13 @@ class Pair(NamedTuple):
     source: str
     target: str
     group: str = ""
-    others: tuple[str, ...] = ()  # further references, equally many for all pairs of a split except in qa
+    others: tuple[str, ...] = ()  # further references; blank where a file of references has none for this line
     start: int | None = None  # of an answer in its context, from 0; None without an answer and for any other target
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        """The texts that an answer is compared with: blank ones are missing, unless nothing else is there."""
+        return tuple(text for text in (self.target, *self.others) if text.strip()) or (self.target,)
 
 
 @dataclass(frozen=True)

@@ -246,14 +246,14 @@ def is_right(config: Config, answer: str, pair: Pair) -> bool:
     normalize = NORMALIZATIONS[config.data.normalization] if config.task == "classify" else str
     wanted = normalize(pair.target)
     several = kind_of_answers(config) == "several" and {*label_set(answer)} == {*label_set(wanted)}
-    return several or answer in (wanted, *pair.others)
+    return several or answer in (wanted, *pair.references)
 
 
 def line_score(config: Config, answer: str, pair: Pair) -> float:
     """Return the score of an answer: chrF of a text, F1 of a span, minus the error of a number, or 0 or 100."""
     kind = kind_of_answers(config)
     if kind == "text":
-        return float(_chrf().sentence_score(answer, [pair.target, *pair.others]).score)
+        return float(_chrf().sentence_score(answer, pair.references).score)
     if kind == "number":
         return -abs(float(answer or "nan") - float(pair.target))
     return 100 * float(
