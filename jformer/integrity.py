@@ -60,6 +60,17 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON; write a number or null")
 
 
+def refuse_newer(schema: object, known: int, where: str) -> None:
+    """Raise UserError if the schema number in a file is larger than the one that this version writes.
+
+    None, of a file without one, stands for 1. A schema is raised when older code would misread the file.
+    """
+    if schema is not None and (type(schema) is not int or not 1 <= schema <= known):
+        raise UserError(
+            f"{where}: schema={schema!r:.40}, and this version of jformer reads up to {known}: upgrade jformer"
+        )
+
+
 def with_digest(content: Mapping[str, object]) -> dict[str, object]:
     """Return a JSON object with its digest as the last key; `without_digest` checks it."""
     return {**content, DIGEST: digest_of(content)}

@@ -31,7 +31,9 @@ def test_the_public_surface_is_what_the_document_lists():
 
 
 def test_the_version_is_that_of_the_package():
-    assert jformer.__version__ == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    dynamic = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["dynamic"]
+    assert dynamic["version"] == {"attr": "jformer.__version__"}
+    assert re.fullmatch(r"\d+\.\d+\.\d+(\.dev\d+|rc\d+)?", jformer.__version__)
 
 
 def test_importing_it_does_not_import_jax():

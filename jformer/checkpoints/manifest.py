@@ -12,8 +12,10 @@ from jaxtyping import PyTree
 
 from jformer.checkpoints.digests import digests
 from jformer.errors import UserError
-from jformer.integrity import DIGEST, digest_of, with_digest
+from jformer.integrity import DIGEST, digest_of, refuse_newer, with_digest
 from jformer.parallel.sharding import parameter_names
+
+SCHEMA = 1
 
 
 class DamagedError(UserError):
@@ -55,22 +57,21 @@ class Manifest:
 
     def to_json(self) -> dict[str, object]:
         """Return the manifest as plain JSON, with its own digest."""
-        return with_digest(dataclasses.asdict(self))
+        return with_digest({"schema": SCHEMA, **dataclasses.asdict(self)})
 
     @classmethod
     def from_json(cls, content: Any, where: str) -> Self:
-        """Parse the output of `to_json`. Raise DamagedError if damaged, UserError if another version wrote it."""
+        """Parse the output of `to_json`. Raise DamagedError if damaged, UserError if its schema is newer."""
         try:
             if content.pop(DIGEST) != digest_of(content):
                 raise DamagedError(f"{where}: has changed since it was written")
-            if content.keys() != {field.name for field in dataclasses.fields(cls)}:
-                raise UserError(f"{where}: another version of jformer wrote it: use that version, or train again")
+            refuse_newer(content.pop("schema", None), SCHEMA, where)
             arrays = {
                 item: {path: ArrayEntry(tuple(one["shape"]), one["dtype"], one["digest"]) for path, one in tree.items()}
                 for item, tree in content["arrays"].items()
             }
             return cls(dict(content["progress"]), content["selection_cost"], arrays)
-        except UserError:  # the two above
+        except UserError:  # those above
             raise
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"{where}: is not a manifest of a checkpoint") from error

@@ -19,9 +19,10 @@ from jformer.config.checks import check
 from jformer.config.options import OF_IMAGES, Config, flatten, own_parts
 from jformer.config.presets import PRESETS, RECIPES
 from jformer.errors import UserError, nearest
-from jformer.integrity import parse_object, with_digest, without_digest
+from jformer.integrity import parse_object, refuse_newer, with_digest, without_digest
 from jformer.storage import replace_content
 
+SCHEMA = 1  # of config.json
 LARGEST = 2**31  # no size or count is as large: JAX and sentencepiece count in 32 bits with a sign
 LARGEST_SEED = 2**32  # no seed is as large, nor a number that is to be a float
 LARGEST_FLOAT = 3.4e38  # what float32 can hold, in which everything is computed
@@ -60,8 +61,9 @@ def _with_source(config: Config) -> Config:
 
 
 def load_config(path: Path) -> Config:
-    """Read a config saved by `save_config`; raise UserError where there is none, or it is damaged.
+    """Read a config saved by `save_config`; raise UserError where there is none, it is damaged, or of a newer schema.
 
+    An option that the file lacks, because an older version wrote it, has its default.
     Does not import the parts that it names; if their code has changed since the run, their first use reports it.
     """
     try:
@@ -73,6 +75,7 @@ def load_config(path: Path) -> Config:
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as a saved config ({error}); is this a run's directory?") from error
     values = dict(without_digest(values, str(path)))
+    refuse_newer(values.pop("schema", None), SCHEMA, str(path))
     recorded = values.pop("parts", {})
     if not isinstance(recorded, dict) or not all(isinstance(each, str) for each in recorded.values()):
         raise UserError(f"{path}: parts={recorded!r:.80} is no record of parts and their digests; restore the file")
@@ -106,8 +109,8 @@ def save_config(config: Config, path: Path) -> None:
 
     The key "parts" holds the digests of the `package.module:function` parts that the config names.
     """
-    values = dataclasses.asdict(config)
-    if names := own_parts(flatten(values)):
+    values = {"schema": SCHEMA, **dataclasses.asdict(config)}
+    if names := own_parts(flatten(dataclasses.asdict(config))):
         values["parts"] = plugins.digests(names)
     content = (json.dumps(with_digest(values), indent=2) + "\n").encode()
     if not path.exists() or path.read_bytes() != content:

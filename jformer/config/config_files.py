@@ -19,14 +19,19 @@ from ml_collections import ConfigDict, config_flags
 from jformer import plugins
 from jformer.config import options, resolve
 from jformer.config.options import Config
-from jformer.errors import UserError
+from jformer.errors import UserError, nearest
+
+
+RECIPES = Path(__file__).parents[1] / "recipes"  # the folder configs/, which comes with the package
 
 
 def load_module(path: Path, flag: str) -> ModuleType:
     """Return a Python file, run as a module; raise UserError naming flag, file and line if it cannot be run."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise UserError(f"--{flag}={path}: no such Python file; the ones that come along are in {flag}s/")
+        known = [each.stem for each in RECIPES.glob("*.py")] if flag == "config" else []
+        hint = f": name a file, or a config that comes with jformer ({nearest(path.stem, known)})" if known else ""
+        raise UserError(f"--{flag}={path}: no such Python file{hint}")
     module = importlib.util.module_from_spec(spec)
     with _blaming(path, flag):
         spec.loader.exec_module(module)
@@ -36,9 +41,12 @@ def load_module(path: Path, flag: str) -> ModuleType:
 def run_config_file(path: Path) -> ConfigDict:
     """Return the result of a config file's get_config(), and allow the import of the parts that it names.
 
+    A name such as `quickstart`, which is no file, stands for a config that comes with jformer.
+
     Raises UserError naming file and line if there is none.
     """
-    module = load_module(path, "config")
+    bundled = RECIPES / f"{path}.py"
+    module = load_module(bundled if not path.exists() and bundled.is_file() else path, "config")
     if not hasattr(module, "get_config"):
         raise UserError(f"--config={path}: has no get_config()")
     with _blaming(path, "config"):

@@ -22,7 +22,7 @@ from jformer.data.progress import show_progress
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
-from jformer.evaluation import results
+from jformer.evaluation import records, results
 from jformer.evaluation.score_tables import score_table
 from jformer.inference.answers import CUT
 from jformer.inference.batching import ignore
@@ -59,7 +59,7 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
     model = build_sized(config, predictor.task, predictor.tokenizers)  # decode.dtype applies to answers only
     eval_step = make_eval_step(make_loss(model, predictor.task.loss), mesh)
     settings = results.settings_of(config, predictor.steps)
-    scored: dict[str, Any] = {"schema": results.SCHEMA}
+    scored: dict[str, Any] = {"schema": records.SCHEMA}
     for key, name in config.data.test_splits().items():
         split = open_split(config.data, name)
         processes.check_same({f"the text of {name}": split.fingerprint})

@@ -19,11 +19,12 @@ from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
 from jformer.evaluation.score_tables import scored_sets
-from jformer.integrity import parse_object, without_digest
+from jformer.integrity import parse_object, refuse_newer, without_digest
 from jformer.storage import run_path
 from jformer.tasks.metrics import reference_texts
 from jformer.training.rows import is_figure, read_row, read_sample
 
+SCHEMA = 2  # of results.json
 RUN_FIGURES = ("parameters", "updates", "wall_seconds")
 
 
@@ -58,8 +59,9 @@ def results(run: Path) -> dict[str, Any]:
         return {}
     try:
         found = without_digest(parse_object(path.read_bytes()), str(path))
+        refuse_newer(found.get("schema"), SCHEMA, str(path))
         _check_results(found)
-    except UserError:  # a wrong digest, with a complete message
+    except UserError:  # a wrong digest or a newer schema, with a complete message
         raise
     except ValueError as error:
         raise UserError(

@@ -18,7 +18,6 @@ from jformer.integrity import with_digest
 from jformer.storage import replace_content
 from jformer.tasks.metrics import tokenization
 
-SCHEMA = 2
 WITHOUT_EFFECT = ("batch_size", "inputs", "outputs", "scores", "alignments")  # options of decoding
 SETTINGS = "settings"  # key of an entry: all that its scores depend on except the test set and the run
 
@@ -49,7 +48,7 @@ def merge(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
         earlier.append({"set": key, **kept.pop(key)})
     made = [(key, entry.get(SETTINGS)) for key, entry in now.items() if isinstance(entry, Mapping)]
     earlier = [entry for entry in earlier if (entry["set"], entry.get(SETTINGS)) not in made]
-    return {"schema": SCHEMA, **kept, **now, "earlier": earlier}
+    return {"schema": records.SCHEMA, **kept, **now, "earlier": earlier}
 
 
 def save(folder: Path, now: Mapping[str, Any]) -> dict[str, Any]:

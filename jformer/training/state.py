@@ -46,11 +46,11 @@ class Progress:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], where: str) -> Self:
-        """Read the progress of the checkpoint `where`; raise UserError if another version wrote it."""
+        """Read the progress of the checkpoint `where`; raise UserError if a newer version wrote it."""
         unknown = content.keys() - {field.name for field in dataclasses.fields(cls)}
         if unknown:
             names = ", ".join(sorted(unknown))
-            raise UserError(f"{where}: another version of jformer wrote it ({names}): use that version, or train again")
+            raise UserError(f"{where}: a newer version of jformer wrote it ({names}): upgrade jformer")
         return cls(**content)
 
 

@@ -1,5 +1,4 @@
 import contextlib
-import dataclasses
 import doctest
 import json
 import math
@@ -23,6 +22,7 @@ from jformer.checkpoints.folders import remove_failed
 from jformer.checkpoints.manifest import DamagedError, Manifest
 from jformer.checkpoints.reading import KINDS, on_host
 from jformer.errors import LOST, UnavailableError, UserError
+from jformer.integrity import with_digest
 from jformer.parallel import processes
 from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import abstract_like, replicated
@@ -271,17 +271,14 @@ def test_the_newest_intact_step_is_restored_and_what_is_skipped_is_said(copied, 
     assert (copied / "checkpoints" / "33").exists()  # who reads changes nothing
 
 
-@dataclasses.dataclass(frozen=True)
-class LaterManifest(Manifest):
-    """What another version may write."""
-
-    note: str = ""
-
-
-def test_a_manifest_of_another_version_is_refused_not_taken_for_damaged():
-    assert Manifest.from_json(Manifest({}, 1.0, {}).to_json(), "run") == Manifest({}, 1.0, {})
-    with pytest.raises(UserError, match=r"^run: another version of jformer wrote it: use that version") as error:
-        Manifest.from_json(LaterManifest({}, 1.0, {}).to_json(), "run")
+def test_a_manifest_of_a_newer_version_is_refused_not_taken_for_damaged():
+    written = Manifest({}, 1.0, {}).to_json()
+    assert Manifest.from_json(dict(written), "run") == Manifest({}, 1.0, {})
+    older = with_digest({key: value for key, value in written.items() if key not in ("schema", "digest")})
+    assert Manifest.from_json(older, "run") == Manifest({}, 1.0, {})
+    newer = {key: value for key, value in written.items() if key != "digest"} | {"schema": 2}
+    with pytest.raises(UserError, match=r"^run: schema=2, and this version of jformer reads up to 1: upgrade") as error:
+        Manifest.from_json(with_digest(newer), "run")
     assert not isinstance(error.value, DamagedError)
 
 

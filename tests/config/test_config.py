@@ -527,8 +527,21 @@ def test_every_key_is_read_beyond_the_config():
 def test_a_saved_config_is_readable_json(tmp_path):
     save_config(Config(), tmp_path / "config.json")
     text = (tmp_path / "config.json").read_text()
-    assert list(json.loads(text)) == [*(field.name for field in dataclasses.fields(Config)), "digest"]
+    assert list(json.loads(text)) == ["schema", *(field.name for field in dataclasses.fields(Config)), "digest"]
     assert text.endswith("}\n")
+
+
+def test_a_config_without_a_schema_and_newer_options_is_read_and_one_of_a_newer_schema_is_refused(tmp_path):
+    path = tmp_path / "config.json"
+    save_config(Config(), path)
+    saved = json.loads(path.read_text())
+    older = {key: value for key, value in saved.items() if key not in ("schema", "digest")}
+    del older["model"]["window"], older["seed"]
+    path.write_text(json.dumps(older))
+    assert load_config(path) == Config()
+    path.write_text(json.dumps({**older, "schema": 2}))
+    with pytest.raises(UserError, match=r"config\.json: schema=2, and this version of jformer reads up to 1: upgrade"):
+        load_config(path)
 
 
 def test_a_saved_config_that_was_changed_is_named_and_one_written_by_hand_is_read(tmp_path):

@@ -15,7 +15,7 @@ def scored(bleu, key="test", steps=(40,), evaluate=None, **decode):
     """Return results as evaluate makes them."""
     config = dataclasses.replace(Config(), decode=DecodeConfig(**decode), evaluate=EvaluateConfig(**(evaluate or {})))
     entry = {"bleu": {"score": bleu}, "checksum": "0", "settings": results.settings_of(config, steps)}
-    return {"schema": results.SCHEMA, key: entry, "run": {"seed": 1}}
+    return {"schema": records.SCHEMA, key: entry, "run": {"seed": 1}}
 
 
 def bleus(found):

@@ -32,7 +32,7 @@ def test_every_field_of_a_state_is_saved_and_comes_back():
 
 def test_progress_of_another_version_is_refused_with_the_name_of_its_checkpoint():
     assert Progress.from_json(dataclasses.asdict(Progress(step=3)), "run/checkpoints/3") == Progress(step=3)
-    said = r"^run/checkpoints/3: another version of jformer wrote it \(best_bleu\): use that version, or train again$"
+    said = r"^run/checkpoints/3: a newer version of jformer wrote it \(best_bleu\): upgrade jformer$"
     with pytest.raises(UserError, match=said):
         Progress.from_json({"step": 3, "best_bleu": 30.0}, "run/checkpoints/3")
 
