@@ -42,7 +42,7 @@ NAVIGATION = {
         *(f"experiments/{part}/README.md" for part in ("papers", "speed", "faults", "checks")),
     ],
     "Decisions": [f"docs/decisions/{path.name}" for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))],
-    "Take part": ["docs/map.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"],
+    "Take part": ["docs/map.md", "CONTRIBUTING.md", "docs/stability.md", "SECURITY.md", "CHANGELOG.md"],
 }
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)|<img src=\"([^\"]+)\"")
 

@@ -2,8 +2,8 @@
 
 python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--config.section.key=value ...]
 
-  --config   a Python file with get_config(), or the name of a config that comes with jformer, such as quickstart; any of
-             its keys can be set as --config.section.key=value. Once DIR holds a run, its saved config is the default.
+  --config   a Python file with get_config(), or the name of a config that comes with jformer, such as quickstart; any
+             of its keys can be set as --config.section.key=value. Once DIR holds a run, its config is the default.
   --workdir  the directory of the run: config, tokenizer, checkpoints, metrics, results.
   --mode     train     train, or resume the run in DIR, then score its test sets (the default)
              evaluate  score the test sets again, with other --config.evaluate and --config.decode options if given

@@ -21,7 +21,6 @@ from jformer.config import options, resolve
 from jformer.config.options import Config
 from jformer.errors import UserError, nearest
 
-
 RECIPES = Path(__file__).parents[1] / "recipes"  # the folder configs/, which comes with the package
 
 
