@@ -106,7 +106,7 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
         validation = make_validation(trained, data.valid, eval_step, mesh)
 
         # The log, and its first lines.
-        peak = find_peak(own_devices_first(mesh), config.model.dtype, config.train.peak_flops)
+        peak = find_peak(own_devices_first(mesh), model.config.dtype, config.train.peak_flops, model.config.precision)
         cost = Cost(lambda work: config.optim.passes * update_flops(model.config, work), peak.flops)
 
         def explain(state: TrainState, number: int) -> str:

@@ -30,6 +30,7 @@ from jformer.tools.forecast.topology import open_topology
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name → preset, options
     "base": ("transformer_base", {}),
+    "highest": ("transformer_base", {"model.precision": "highest"}),
     "packed": ("transformer_base", {"data.batching": "packed"}),
     "accumulation": ("transformer_base", {"train.accumulation": 2}),
     "remat": ("transformer_base", {"model.execution.remat": "full"}),

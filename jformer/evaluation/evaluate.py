@@ -30,6 +30,7 @@ from jformer.inference.formats import one_line
 from jformer.inference.predict import Predictor, load
 from jformer.models.parts import count_params, parameter_rows
 from jformer.parallel import processes
+from jformer.parallel.devices import arithmetic
 from jformer.parallel.sharding import row_shards
 from jformer.tasks.build import build_sized, build_task, choose_decoding_dtype, open_mesh
 from jformer.tasks.split_loss import evaluation_batches, make_eval_step, split_sums
@@ -109,6 +110,8 @@ def provenance(config: Config, workdir: Path, predictor: Predictor) -> dict[str,
         "weights": config.evaluate.weights,
         "training_dtype": config.model.dtype,
         "decoding_dtype": config.decode.dtype or config.model.dtype,
+        "precision": config.model.precision,
+        "arithmetic": arithmetic(config.model.dtype, device.platform, config.model.precision),
         "tokens_per_update": config.data.tokens_per_update,
         "updates": progress["step"],
         "parameters": count_params(predictor.params),

@@ -28,10 +28,11 @@ from jformer.inference.forced_pass import make_scorer
 from jformer.inference.generation import make_answer, make_setup, writable
 from jformer.inference.predict import Predictor, load
 from jformer.models.model import Model
+from jformer.parallel.devices import arithmetic, products_line
 from jformer.parallel.mesh import make_mesh
 
 SENTENCES, BEAMS = 16, 4
-TOLERANCE = {"float32": 2e-4, "bfloat16": 0.2}  # of a log-probability or a logit
+TOLERANCE = {"float32": 2e-4, "bfloat16": 0.2}  # of a log-probability or a logit, by the arithmetic of products
 
 Answers = list[list[tuple[list[int], float]]]
 """For every input its outputs, best first: tokens and score."""
@@ -110,6 +111,8 @@ class Subject:
 def verify(config: Config, workdir: Path) -> bool:
     """Print a table of checks over some inputs of a run, and return whether all passed.
 
+    Products of float32 have the highest precision, so that the checks see mistakes and not the rounding of a platform.
+
     Raises UserError for a task that generates nothing.
     """
     options = DecodeConfig(
@@ -118,13 +121,14 @@ def verify(config: Config, workdir: Path) -> bool:
         dtype=config.decode.dtype,
     )
     with show_progress("loading the run"):
-        predictor = load(workdir, dataclasses.replace(config, decode=options), make_mesh(1))
+        model = dataclasses.replace(config.model, precision="highest")
+        predictor = load(workdir, dataclasses.replace(config, decode=options, model=model), make_mesh(1))
     if predictor.task.answer not in ("text", "continuation"):
         raise UserError(f"task={config.task!r} generates nothing: there is no decoding to verify")
     subject = Subject(predictor, options)
-    dtype = predictor.model.config.dtype
-    print(f"{counted(len(subject.pieces), 'inputs')} ({subject.origin}), {dtype} on {jax.default_backend()}")
-    passed = [report(check, subject, TOLERANCE[dtype]) for check in CHECKS]
+    used = predictor.model.config.dtype, jax.default_backend(), predictor.model.config.precision
+    print(f"{counted(len(subject.pieces), 'inputs')} ({subject.origin}), {products_line(*used)}")
+    passed = [report(check, subject, TOLERANCE[arithmetic(*used)]) for check in CHECKS]
     print(f"{sum(passed)} of {len(passed)} checks passed")
     return all(passed)
 

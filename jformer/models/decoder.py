@@ -3,7 +3,6 @@
 Axes: b rows, t positions, d d_model, v vocabulary.
 """
 
-import flax.linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from jformer.models.batch import Batch
@@ -11,18 +10,16 @@ from jformer.models.cache import Cache, Memory, advance, empty_cache
 from jformer.models.layers.dropout import make_dropout_key
 from jformer.models.layers.embeddings import InputEmbedding, token_table
 from jformer.models.layers.heads import TokenHead
+from jformer.models.layers.precision import Network
 from jformer.models.layers.transformer import Stack
 from jformer.models.layers.visibility import TokenPlaces
-from jformer.models.model_config import ModelConfig
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(Network):
     """The parts of a language model besides its stack: embedding table and head.
 
     `config.vocab_size` must be set.
     """
-
-    config: ModelConfig
 
     def setup(self) -> None:
         """Make the table and the head."""

@@ -6,7 +6,6 @@ a readout), v vocabulary.
 
 import dataclasses
 
-import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
@@ -17,18 +16,16 @@ from jformer.models.layers.embeddings import InputEmbedding, token_table
 from jformer.models.layers.heads import TokenHead
 from jformer.models.layers.linear import Embedding
 from jformer.models.layers.patches import patch_projection, to_patches
+from jformer.models.layers.precision import Network
 from jformer.models.layers.transformer import Stack
 from jformer.models.layers.visibility import TokenPlaces
-from jformer.models.model_config import ModelConfig
 
 
-class SequenceToSequence(nn.Module):
+class SequenceToSequence(Network):
     """The parts of an encoder-decoder besides its stacks: embedding tables, head and dropout seeds.
 
     `config.vocab_size` must be set.
     """
-
-    config: ModelConfig
 
     def setup(self) -> None:
         """Make the tables and the head."""

@@ -12,19 +12,17 @@ from jformer.models.cache import Memory
 from jformer.models.layers.dropout import DropoutKey, make_dropout_key
 from jformer.models.layers.embeddings import InputEmbedding, token_table
 from jformer.models.layers.heads import Pooler, TokenHead, class_head
+from jformer.models.layers.precision import Network
 from jformer.models.layers.transformer import Stack
 from jformer.models.layers.visibility import TokenPlaces
-from jformer.models.model_config import ModelConfig
 
 
-class SourceModel(nn.Module):
+class SourceModel(Network):
     """The parts of an encoder besides its stack. `config.vocab_size` must be set.
 
     With `head.num_classes` it classifies: `hidden` is one pooled vector for each row (or every position, where nothing
     is pooled) and `logits` its classes. Without, `hidden` has every position and `logits` the vocabulary.
     """
-
-    config: ModelConfig
 
     def setup(self) -> None:
         """Make the table and one of the two heads."""

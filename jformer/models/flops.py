@@ -20,8 +20,8 @@ KNOWN = (  # options that the counts depend on, or that change no product
     *("d_ff", "num_heads", "num_kv_heads", "d_k", "d_v", "norm", "norm_type", "norm_epsilon", "residual"),
     *("attention_scale", "positions", "max_length", "activation", "bias", "embedding_scale", "embedding_norm"),
     *("dropout", "attention_dropout", "activation_dropout", "embedding_dropout", "output_dropout"),
-    *("shared_embedding", "tied_output", "init", "parametrization", "dtype", "relative", "vision", "head"),
-    *("recurrent", "mup", "execution"),
+    *("shared_embedding", "tied_output", "init", "parametrization", "dtype", "precision"),
+    *("relative", "vision", "head", "recurrent", "mup", "execution"),
     "window",  # pairs that it hides are computed
     *("attention", "feed_forward"),  # layers of one's own count as those that they replace
 )

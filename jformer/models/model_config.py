@@ -20,6 +20,7 @@ CHOICES = {
     "init": ("glorot", "he", "small", "bert", "gpt2", "t5", "vit"),
     "parametrization": ("standard", "mup"),
     "dtype": ("float32", "bfloat16", "auto"),
+    "precision": ("default", "high", "highest"),
 }
 OPEN = ("norm_type", "positions", "activation")  # keys of CHOICES that may name a part of one's own
 LAYERS = {"attention": ("multi_head",), "feed_forward": ("projections",)}  # the same, of one built-in choice each
@@ -87,6 +88,8 @@ class ModelConfig:
     parametrization: str = "standard"  # standard | mup: the best rate stays as d_model grows (Yang et al. 2022)
     # Of activations; parameters and sums of the loss are always float32. auto: what the devices are quicker in
     dtype: str = "float32"
+    # Of float32 products: default (TF32 on GPUs, one bfloat16 pass on TPUs) | high (TF32, three passes) | highest (all)
+    precision: str = "default"
     relative: RelativeConfig = RelativeConfig()
     vision: VisionConfig = VisionConfig()
     head: HeadConfig = HeadConfig()

@@ -12,7 +12,7 @@ CHOICES = {
 }
 READ = (  # options of a model that recurrent ones read, or that are checked or do not matter where others are read
     *("family", "vocab_size", "target_vocab_size", "num_layers", "num_decoder_layers", "d_model", "dropout"),
-    *("shared_embedding", "tied_output", "dtype", "head", "recurrent", "execution"),
+    *("shared_embedding", "tied_output", "dtype", "precision", "head", "recurrent", "execution"),
     *("max_length", "relative", "vision", "parametrization", "mup"),
 )
 

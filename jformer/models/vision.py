@@ -12,15 +12,13 @@ from jformer.models.layers.dropout import make_dropout_key
 from jformer.models.layers.embeddings import InputEmbedding
 from jformer.models.layers.heads import Pooler, class_head
 from jformer.models.layers.patches import patch_projection, to_patches
+from jformer.models.layers.precision import Network
 from jformer.models.layers.transformer import Stack
 from jformer.models.layers.visibility import TokenPlaces
-from jformer.models.model_config import ModelConfig
 
 
-class VisionTransformer(nn.Module):
+class VisionTransformer(Network):
     """One stack over the patches of an image, after a learned class token where that is what is pooled."""
-
-    config: ModelConfig
 
     def setup(self) -> None:
         """Make the projection of patches, the class token, the stack and the classifier."""

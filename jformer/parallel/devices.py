@@ -1,4 +1,4 @@
-"""The peak FLOPs a second of devices, by data sheet or measured, and the faster dtype."""
+"""What devices multiply in and how fast: the arithmetic of products, peak FLOPs a second, and the faster dtype."""
 
 import functools
 import statistics
@@ -34,6 +34,12 @@ PEAKS = {
     "TPU v6 lite": 918.0,
     "TPU7x": 1_153.5,
 }
+# What XLA multiplies float32 arrays in, by the names of jax.lax.Precision: TF32 rounds them to 10 bits of mantissa, on
+# GPUs from compute capability 8 on; passes of bfloat16 keep 8 bits each (Henry et al. 2019), and six make a float32.
+ARITHMETIC = {
+    "gpu": {"default": "tf32", "high": "tf32", "highest": "float32"},
+    "tpu": {"default": "bfloat16", "high": "bfloat16 x 3", "highest": "float32"},
+}
 WORTH_ROUNDING = 1.5  # the speedup that bfloat16 must give to be chosen
 TIMED_PRODUCTS = 5  # an odd number, so that one slow product does not move the median; some milliseconds each
 
@@ -52,14 +58,35 @@ class QuickerDtype(NamedTuple):
     reason: str
 
 
+def arithmetic(dtype: str, platform: str, precision: str = "default") -> str:
+    """Return what products of arrays of a dtype are computed in: float32, tf32, bfloat16 x 3 or the dtype itself.
+
+    Args:
+        dtype: of activations.
+        platform: cpu, gpu or tpu.
+        precision: model.precision; `default` is JAX's own setting, if there is one (JAX_DEFAULT_MATMUL_PRECISION).
+    """
+    if dtype != "float32" or platform not in ARITHMETIC:
+        return dtype
+    asked = (jax.config.jax_default_matmul_precision or precision) if precision == "default" else precision
+    return ARITHMETIC[platform].get(asked, asked)
+
+
+def products_line(dtype: str, platform: str, precision: str) -> str:
+    """Return the line about the arithmetic of products."""
+    return (
+        f"products on {platform}: of {dtype} in {arithmetic(dtype, platform, precision)} (model.precision={precision})"
+    )
+
+
 def known_peak(kind: str, dtype: str) -> float | None:
     """Return the FLOPs a second of a kind of device by its data sheet, or None if there is none."""
     names = [name for name in PEAKS if kind == name or kind.startswith((f"{name} ", f"{name}-"))]
     return PEAKS[max(names, key=len)] * 1e12 if names and dtype == "bfloat16" else None
 
 
-def find_peak(devices: Sequence[jax.Device], dtype: str, given: float = 0.0) -> Peak:
-    """Return the peak of devices of one kind: `given` for each, else by data sheet, else measured."""
+def find_peak(devices: Sequence[jax.Device], dtype: str, given: float = 0.0, precision: str = "default") -> Peak:
+    """Return the peak of devices of one kind: `given` for each, else by data sheet, else measured at a precision."""
     count, kind = len(devices), devices[0].device_kind
     if given:
         return Peak(given * count, "train.peak_flops")
@@ -68,7 +95,8 @@ def find_peak(devices: Sequence[jax.Device], dtype: str, given: float = 0.0) -> 
         return Peak(sold * count, f"data sheet of {kind}, {dtype}")
     if devices[0].platform == "cpu":
         count = 1  # CPU devices share the cores of the machine, and a product uses all of them
-    return Peak(measured_peak(devices[0], dtype) * count, f"measured by matrix products in {dtype}")
+    used = arithmetic(dtype, devices[0].platform, precision)
+    return Peak(measured_peak(devices[0], dtype, precision) * count, f"measured by matrix products in {used}")
 
 
 @functools.cache
@@ -84,11 +112,11 @@ def quicker_dtype(device: jax.Device) -> QuickerDtype:
     return QuickerDtype(dtype, f"measured here: products in bfloat16 take {share:.2f} times those in float32")
 
 
-def measured_peak(device: jax.Device, dtype: str) -> float:
+def measured_peak(device: jax.Device, dtype: str, precision: str = "default") -> float:
     """Return the median FLOPs a second of a few products of two square matrices."""
     size = 1_024 if device.platform == "cpu" else 8_192  # some milliseconds
     x = jax.device_put(jnp.full((size, size), 1 / size, dtype), device)
-    multiply = jax.jit(jnp.matmul)
+    multiply = jax.jit(functools.partial(jnp.matmul, precision=None if precision == "default" else precision))
     multiply(x, x).block_until_ready()
     seconds = []
     for _ in range(TIMED_PRODUCTS):

@@ -10,7 +10,7 @@ from jformer.data.data_config import DataConfig
 from jformer.data.plan import Plan
 from jformer.data.progress import counted
 from jformer.data.tokenizers import NUM_SYMBOLS, LabelTokenizer, NumberTokenizer, Tokenizer
-from jformer.parallel.devices import Peak
+from jformer.parallel.devices import Peak, products_line
 from jformer.training.corpora import Data
 from jformer.training.optim import schedule_line
 
@@ -37,8 +37,9 @@ def introduction(
     yield f"vocabulary: {vocabulary(*data.tokenizers)}{note}; parameters: {parameters:,}"
     yield f"batches: {len(data.batches):,} an epoch, {shapes(data.batches.plan)}"
     yield schedule_line(config.optim, config.train.num_steps, config.model.scale_width)
-    kind = devices.flat[0].device_kind
+    kind, platform = devices.flat[0].device_kind, devices.flat[0].platform
     yield f"devices: {devices.size} x {kind}, at most {peak.flops / 1e12:.3g} TFLOP/s ({peak.origin})"
+    yield products_line(config.model.dtype, platform, config.model.precision)
 
 
 def vocabulary(source: Tokenizer, target: Tokenizer) -> str:

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from experiments.checks.gpu_programs import CASES, DTYPES, MESHES, PROGRAMS, Cell, cells, compiled, outcome
@@ -30,6 +32,16 @@ def test_bfloat16_on_eight_gpus_takes_cudnns_attention():
     called = [each.attributes for part in figures.program.computations.values() for each in part.values()]
     assert any("__cudnn$fmha" in attributes for attributes in called)
     assert {each.axes for each in figures.collectives} >= {("data",), ("fsdp",), ("tensor",)}
+
+
+@needs_cuda_compiler
+@pytest.mark.parametrize(("case", "precision"), [("base", "DEFAULT"), ("highest", "HIGHEST")])
+def test_no_float32_product_is_tf32_at_the_highest_precision(case, precision):
+    figures = compiled(Cell(case, "update", "float32", "1x1x1"))
+    products = [each for part in figures.program.computations.values() for each in part.values()]
+    found = [re.findall(r'"operand_precision":\["(\w+)","(\w+)"\]', each.attributes) for each in products]
+    assert len(found := [pair for pairs in found for pair in pairs]) > 40
+    assert set(found) == {(precision, precision)}
 
 
 @pytest.mark.slow

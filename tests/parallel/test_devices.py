@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from jformer.parallel.devices import find_peak, known_peak, measured_peak, quicker_dtype
+from jformer.parallel.devices import arithmetic, find_peak, known_peak, measured_peak, quicker_dtype
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_all_devices_count_and_the_user_has_the_last_word():
 
 
 def test_devices_of_a_cpu_share_what_is_measured(monkeypatch):
-    monkeypatch.setattr("jformer.parallel.devices.measured_peak", lambda device, dtype: 7.0)
+    monkeypatch.setattr("jformer.parallel.devices.measured_peak", lambda device, dtype, precision: 7.0)
     assert find_peak(jax.devices(), "float32") == (7.0, "measured by matrix products in float32")
 
 
@@ -66,3 +66,19 @@ def test_bfloat16_is_taken_where_its_products_are_much_quicker(monkeypatch, gain
 
 def test_a_device_sold_for_bfloat16_need_not_be_measured():
     assert quicker_dtype(Chip) == ("bfloat16", "data sheet of TPU v5 lite")
+
+
+@pytest.mark.parametrize(
+    ("platform", "default", "high", "highest"),
+    [
+        ("cpu", "float32", "float32", "float32"),
+        ("gpu", "tf32", "tf32", "float32"),
+        ("tpu", "bfloat16", "bfloat16 x 3", "float32"),
+    ],
+)
+def test_the_precision_decides_what_float32_is_multiplied_in(platform, default, high, highest):
+    found = [arithmetic("float32", platform, name) for name in ("default", "high", "highest")]
+    assert found == [default, high, highest]
+    assert arithmetic("bfloat16", platform, "highest") == "bfloat16"
+    with jax.default_matmul_precision("highest"):  # as JAX_DEFAULT_MATMUL_PRECISION sets
+        assert arithmetic("float32", platform) == "float32" == arithmetic("float32", platform, "highest")

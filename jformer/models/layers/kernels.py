@@ -77,6 +77,9 @@ def _refusal(config: ModelConfig, platform: str, call: Call) -> str:
         f"model.attention_dropout={config.attention_dropout} drops weights": call.drops,
         f"keys of {size} and values of {config.value_size}": size != config.value_size,
         # jax.experimental.pallas.ops.tpu.splash_attention
+        f"splash attention has no model.precision={config.precision}": (
+            splash and call.dtype == "float32" and config.precision != "default"
+        ),
         f"positions={config.positions} add to the scores": splash and call.biased,
         f"splash attention has no mask for {call.rule}": splash and call.rule not in SPLASH_MASKS,
         f"{lengths}: {LANES} do not divide them": splash and bool(call.queries % LANES or call.keys % LANES),

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from jformer.models.layers.precision import keeping
 from jformer.parallel.activations import COLUMN, ROW, constrain_rows, constrain_sharding, kernel_axes
 from jformer.parallel.backend import target
 from jformer.parallel.mesh import TENSOR
@@ -34,12 +35,15 @@ def gradient_by_hand(
     """
 
     def decorate(function: F) -> F:
-        by_hand = jax.custom_vjp(function, nondiff_argnums=static)
-        by_hand.defvjp(forward, backward, symbolic_zeros=zeros)
+        @functools.cache
+        def by_hand(precision: str | None) -> Callable[..., Any]:
+            rule = jax.custom_vjp(keeping(precision, function), nondiff_argnums=static)
+            rule.defvjp(keeping(precision, forward), keeping(precision, backward), symbolic_zeros=zeros)
+            return rule
 
         @functools.wraps(function)
         def call(*args: Any) -> Any:
-            return (function if jax_gradients.value else by_hand)(*args)
+            return (function if jax_gradients.value else by_hand(jax.config.jax_default_matmul_precision))(*args)
 
         return call  # type: ignore[return-value]
 

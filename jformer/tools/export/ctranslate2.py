@@ -28,7 +28,7 @@ KNOWN = (  # options of a model that `check` compares, that the specification ha
     *("num_heads", "num_kv_heads", "d_k", "norm_type", "norm_epsilon", "attention_scale", "max_length", "activation"),
     *("bias", "embedding_norm", "shared_embedding", "tied_output", "relative", "head"),
     *("dropout", "attention_dropout", "activation_dropout", "embedding_dropout", "output_dropout", "init"),
-    *("dtype", "execution"),
+    *("dtype", "precision", "execution"),
 )
 NEVER = -1e4  # added to the logits of what is never written
 

@@ -21,7 +21,7 @@ from jformer.models.flops import forward_flops, text_work, update_flops, work_of
 from jformer.models.layers.kernels import Call, choose_kernel
 from jformer.models.layers.visibility import self_attention_rule
 from jformer.models.parts import parameter_rows
-from jformer.parallel.devices import known_peak
+from jformer.parallel.devices import known_peak, products_line
 from jformer.parallel.mesh import make_mesh
 from jformer.tasks.batch_arrays import source_is_prefix
 from jformer.tasks.build import build_task, choose_dtype
@@ -57,6 +57,7 @@ def describe(config: Config, workdir: Path | None = None) -> str:
     lines = [
         *summary(config),
         *_size_lines(config, model, task, saved),
+        products_line(model.dtype, jax.default_backend(), model.precision),
         kernel_line(model, jax.default_backend(), full_shape(config), source_is_prefix(model, task.answer)),
     ]
     lines += [*update_lines(config, model), memory_line(config, task, model)]

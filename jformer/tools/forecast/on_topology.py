@@ -22,6 +22,7 @@ from jformer.evaluation.score_tables import aligned
 from jformer.inference.one_pass import HEADS
 from jformer.models import ModelConfig
 from jformer.models.flops import update_flops, work_of
+from jformer.parallel.devices import products_line
 from jformer.parallel.sharding import row_shards
 from jformer.tasks.batch_arrays import source_is_prefix
 from jformer.tasks.build import build_task, choose_dtype, open_mesh
@@ -56,6 +57,7 @@ def describe_topology(config: Config, workdir: Path | None, topology: str, price
     shape = full_shape(config)
     axes = " x ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
     yield from summary(config)
+    yield products_line(model.dtype, chips.platform, model.precision)
     yield kernel_line(model, chips.platform, shape, source_is_prefix(model, task.answer))
     yield f"{chips}; mesh {axes}"
     lengths = " + ".join(f"{length:,}" for length in shape[1:] if length)
@@ -157,13 +159,12 @@ def _update_lines(config: Config, model: ModelConfig, figures: Figures, chips: T
     """Yield lines on the least time of an update, its MFU at most, and its cost."""
     shape = full_shape(config)
     count = len(chips.devices)
-    least = bound(figures, chips, model.dtype)
+    least = bound(figures, chips, model.dtype, model.precision)
     useful = config.optim.passes * update_flops(model, work_of(*(np.full(shape.rows, length) for length in shape[1:])))
     yield f"  {useful / count:.3g} FLOPs of the model, without recomputation"
     yield _time_line(least)
-    shares = (
-        f"{useful / count / seconds / chips.peak_in(model.dtype):.1%}" for seconds in (least.overlapped, least.apart)
-    )
+    peak = chips.peak_in(model.dtype, model.precision)
+    shares = (f"{useful / count / seconds / peak:.1%}" for seconds in (least.overlapped, least.apart))
     yield f"  MFU at most {' or '.join(shares)}"
     tokens = shape.rows * (shape.target_length or shape.source_length)
     yield f"  {_rate(tokens, least)} {'target ' if shape.target_length else ''}tokens/s"
@@ -186,7 +187,7 @@ def _answer_lines(
         raise UserError(
             f"{_too_large('batch of answers', figures, chips)}; lower decode.batch_size or raise mesh.tensor"
         )
-    least = bound(figures, chips, config.decode.dtype)
+    least = bound(figures, chips, config.decode.dtype, model.precision)
     yield from _program_lines(figures, chips)
     yield _time_line(least)
     yield f"  {_rate(shape.rows, least)} inputs/s"

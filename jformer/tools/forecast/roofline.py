@@ -13,7 +13,7 @@ KERNELS = "products at the data sheet's peak, each kernel's arrays between HBM a
 SUMS = "overlapped = the longest of these, apart = their sum"
 ASSUMPTIONS = f"{KERNELS}the bytes of a ring over all links of a chip at once; {SUMS}"
 GPU_ASSUMPTIONS = (
-    f"{KERNELS}float32 in TF32, the bytes of a ring over NVLink, between machines over a network card a GPU of 200 "
+    f"{KERNELS}the bytes of a ring over NVLink, between machines over a network card a GPU of 200 "
     f"(A100) or 400 Gbit/s; {SUMS}. Kernels that XLA would time were chosen by rules"
 )
 
@@ -36,10 +36,10 @@ class Bound(NamedTuple):
         return sum(self)
 
 
-def bound(figures: Figures, chips: Topology, dtype: str = "bfloat16") -> Bound:
-    """Return the bound of a program on the devices that it was compiled for, with its products in a dtype."""
+def bound(figures: Figures, chips: Topology, dtype: str = "bfloat16", precision: str = "default") -> Bound:
+    """Return the bound of a program on the devices that it was compiled for, with products in a dtype."""
     network = sum(_sending(each, chips.chip) for each in figures.collectives)
-    return Bound(figures.flops / chips.peak_in(dtype), figures.traffic / chips.chip.bandwidth, network)
+    return Bound(figures.flops / chips.peak_in(dtype, precision), figures.traffic / chips.chip.bandwidth, network)
 
 
 def _sending(each: Collective, chip: Chip | Gpu) -> float:

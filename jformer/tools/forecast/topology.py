@@ -15,7 +15,7 @@ import jax
 from jax.experimental import topologies
 
 from jformer.errors import UserError
-from jformer.parallel.devices import known_peak
+from jformer.parallel.devices import arithmetic, known_peak
 from jformer.parallel.libtpu import SETTINGS
 
 EXAMPLES = "v4:4x4x4, v5e:16x16, v5p:4x4x8, v6e:16x16, or as gcloud writes types: v5litepod-256, v6e-256, v5p-256"
@@ -113,9 +113,14 @@ class Topology(NamedTuple):
         assert found, self.devices[0].device_kind
         return found
 
-    def peak_in(self, dtype: str) -> float:
-        """Return FLOPs a second of products in a dtype; float32 is by default bfloat16 on TPUs, and TF32 on GPUs."""
-        return self.peak / 2 if isinstance(self.chip, Gpu) and dtype == "float32" else self.peak
+    def peak_in(self, dtype: str, precision: str = "default") -> float:
+        """Return FLOPs a second of products in a dtype, of float32 at a precision: see `arithmetic`."""
+        if not isinstance(self.chip, Gpu):
+            used = arithmetic(dtype, "tpu", precision)
+            return self.peak / {"bfloat16 x 3": 3, "float32": 6}.get(used, 1)  # passes of bfloat16
+        used = arithmetic(dtype, "gpu", precision)
+        of_units = 2e9 * self.chip.cores * self.chip.units * self.chip.clock  # a product and a sum a cycle
+        return {"float32": of_units, "tf32": self.peak / 2}.get(used, self.peak)
 
     def __str__(self) -> str:
         """Return the line that describes them."""

@@ -24,7 +24,7 @@ LOGITS_BIAS = "_logits_bias"  # not a field of theirs: whether the stored bias o
 PLAIN = ModelConfig()  # the defaults
 TRAINING_ONLY = (
     *("init", "dropout", "attention_dropout", "activation_dropout", "embedding_dropout", "output_dropout"),
-    *("dtype", "execution"),
+    *("dtype", "precision", "execution"),
 )
 
 

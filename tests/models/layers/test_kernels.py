@@ -85,6 +85,7 @@ def test_a_fused_kernel_attends_where_its_limits_hold(platform, call, kernel, wh
         ({"d_k": 20, "d_v": 20}, "tpu", "splash", ""),
         ({"execution": ExecutionConfig(attention_kernel="own")}, "tpu", "own", "attention_kernel=own"),
         ({"execution": ExecutionConfig(attention_kernel="own")}, "gpu", "own", "attention_kernel=own"),
+        ({"precision": "highest"}, "tpu", "splash", ""),  # of bfloat16 it changes nothing
         ({"execution": ExecutionConfig(attention_chunk=64)}, "tpu", "splash", ""),
         ({"execution": ExecutionConfig(attention_chunk=64)}, "cpu", "chunked", "64 queries at a time"),
     ],

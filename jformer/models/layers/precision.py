@@ -1,0 +1,43 @@
+"""The precision of float32 products: a model sets it for all that it computes, and hand-written gradients keep it."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from jformer.models.model_config import ModelConfig
+
+
+class Network(nn.Module):
+    """A model whose products have the precision of its config, in whatever program its methods are traced."""
+
+    config: ModelConfig
+
+    @nn.nowrap
+    def apply(self, *args: Any, **options: Any) -> Any:
+        """Apply a method as Linen does, at the precision of the config; `default` leaves it to JAX's own setting."""
+        with at_precision(self.config.precision):
+            return super().apply(*args, **options)
+
+
+def at_precision(precision: str) -> contextlib.AbstractContextManager[None]:
+    """Return the context in which products get a precision of `model.precision`; JAX's caches tell programs apart."""
+    return contextlib.nullcontext() if precision == "default" else jax.default_matmul_precision(precision)
+
+
+def keeping(precision: str | None, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that is traced at a setting of JAX's, wherever it is called.
+
+    A product keeps the precision of where it was traced, and so do the gradients that JAX derives from it. A gradient
+    written by hand is traced later, where the model's setting no longer holds.
+    """
+
+    @functools.wraps(function)
+    def traced(*args: Any) -> Any:
+        with jax.default_matmul_precision(precision):
+            return function(*args)
+
+    return traced
