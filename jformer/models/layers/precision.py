@@ -7,6 +7,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+from jaxtyping import PyTree
 
 from jformer.models.model_config import ModelConfig
 
@@ -28,7 +29,7 @@ def at_precision(precision: str) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if precision == "default" else jax.default_matmul_precision(precision)
 
 
-def keeping(precision: str | None, function: Callable[..., Any]) -> Callable[..., Any]:
+def keeping(precision: str | None, function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """Return a function that is traced at a setting of JAX's, wherever it is called.
 
     A product keeps the precision of where it was traced, and so do the gradients that JAX derives from it. A gradient
@@ -36,7 +37,7 @@ def keeping(precision: str | None, function: Callable[..., Any]) -> Callable[...
     """
 
     @functools.wraps(function)
-    def traced(*args: Any) -> Any:
+    def traced(*args: PyTree) -> PyTree:
         with jax.default_matmul_precision(precision):
             return function(*args)
 
