@@ -3,7 +3,6 @@
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -18,7 +17,7 @@ class Network(nn.Module):
     config: ModelConfig
 
     @nn.nowrap
-    def apply(self, *args: Any, **options: Any) -> Any:
+    def apply(self, *args: PyTree, **options: PyTree) -> PyTree:
         """Apply a method as Linen does, at the precision of the config; `default` leaves it to JAX's own setting."""
         with at_precision(self.config.precision):
             return super().apply(*args, **options)
