@@ -170,7 +170,12 @@ class _Search(NamedTuple):
 
 
 def _make_search(
-    step: Step, start: Start, rules: Rules, beams: Beams, phrases: Int[Array, "b p l"] | None, coverage: Coverage | None
+    step: Step,
+    start: Start,
+    rules: Rules,
+    beams: Beams,
+    phrases: Int[Array, "b p s l"] | None,
+    coverage: Coverage | None,
 ) -> _Search:
     required = None if phrases is None else make_constraints(phrases, rules.pad)
     return _Search(step=step, start=start, rules=rules, beams=beams, constraints=required, coverage=coverage)
