@@ -65,7 +65,7 @@ def make_batches(
 
     Args:
         corpora: the parts of the mixture, which have the same tokenizers.
-        weights: passes of an epoch over each part; the fraction of a weight is a random share, drawn in every epoch.
+        weights: passes of an epoch over each part; of a fraction p/q, every unit is drawn p times in q epochs.
         config: tokens of a batch, and whether rows hold one example or several.
         seed: of all draws, together with the number of the epoch or the batch.
         features: the positions that an example takes on either side, and the arrays of rows of examples.
@@ -88,7 +88,7 @@ def make_batches(
         features=features,
         augment=make_augment(config.augment),
     )
-    if not len(batches):
+    if plan.fewest < 1:
         raise UserError(f"data.weight={min(weights)} of {len(part)} examples leaves none for an epoch: raise it")
     return batches
 

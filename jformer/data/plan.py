@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +43,7 @@ class Plan:
     shapes: tuple[Shape, ...]  # short to long: an example that fits one fits the next
     bucket: np.ndarray  # [units] the first shape that fits
     part: np.ndarray  # [units] the corpus of a mixture
-    weights: tuple[float, ...]  # [parts] passes an epoch
+    weights: tuple[float, ...]  # [parts] passes of an epoch; for fractions see `_shares`
     seed: int
 
     @functools.cached_property
@@ -60,28 +61,86 @@ class Plan:
         """Return one epoch's batches in order.
 
         Units left over from one shape join the next longer one; only the longest shape may end in a batch with empty
-        rows.
+        rows. Beside these there is at most one empty row for each different fraction among the weights.
         """
         rng = np.random.default_rng([self.seed, epoch])
-        batches, rest = [], np.zeros(0, np.int64)
+        shares = self._shares(epoch)
+        empty = int(self._places.sum() - self._whole.sum()) - len(shares)
+        batches, rest, waiting = list[PlannedBatch](), np.full(empty, -1), 0
         for index, shape in enumerate(self.shapes):
-            units = np.concatenate([rest, rng.permutation(self._drawn(index, rng))])
-            full = len(units) // shape.rows * shape.rows
-            batches += [PlannedBatch(shape, rows) for rows in units[:full].reshape(-1, shape.rows)]
-            rest = units[full:]
+            units = np.concatenate([self._passes(index, rng), shares[self.bucket[shares] == index]])
+            units = np.concatenate([rest, rng.permutation(units)])
+            waiting += self._places[index]
+            full = waiting // shape.rows * shape.rows
+            batches += [
+                PlannedBatch(shape, self._occupied(rows, index)) for rows in units[:full].reshape(-1, shape.rows)
+            ]
+            rest, waiting = units[full:], waiting - full
         if len(rest):
-            empty = np.full(self.shapes[-1].rows - len(rest), -1)
-            batches.append(PlannedBatch(self.shapes[-1], np.concatenate([rest, empty])))
+            last = np.concatenate([rest, np.full(self.shapes[-1].rows - len(rest), -1)])
+            batches.append(PlannedBatch(self.shapes[-1], self._occupied(last, len(self.shapes) - 1)))
         return [batches[i] for i in rng.permutation(len(batches))]
 
-    def _drawn(self, bucket: int, rng: np.random.Generator) -> np.ndarray:
-        """Return a bucket's units of this epoch: whole passes, then a random share of constant size."""
+    def _passes(self, bucket: int, rng: np.random.Generator) -> np.ndarray:
+        """Return a bucket's units once for each whole pass of their part."""
         drawn = []
         for part, weight in enumerate(self.weights):
             units = np.flatnonzero((self.bucket == bucket) & (self.part == part))
-            passes, share = divmod(weight, 1)
-            drawn += [units] * int(passes) + [rng.permutation(units)[: round(share * len(units))]]
+            drawn += [units] * int(weight)
+            rng.permutation(units)  # unused: it keeps the order that follows what it was for whole weights
+        return np.concatenate(drawn) if drawn else np.zeros(0, np.int64)
+
+    def _occupied(self, rows: np.ndarray, bucket: int) -> np.ndarray:
+        """Return the units of a batch, or some unit that fits if all of its rows are empty: nothing has no loss."""
+        return np.append(np.flatnonzero(self.bucket <= bucket)[0], rows[1:]) if rows.max() < 0 else rows
+
+    @functools.cached_property
+    def _fractions(self) -> list[tuple[Fraction, np.ndarray]]:
+        """Return each fraction among the weights, and the units of the parts that have it."""
+        fractions = [Fraction(weight % 1).limit_denominator(10**9) for weight in self.weights]
+        return [
+            (fraction, np.flatnonzero(np.isin(self.part, [i for i, each in enumerate(fractions) if each == fraction])))
+            for fraction in sorted({*fractions} - {0})
+        ]
+
+    def _shares(self, epoch: int) -> np.ndarray:
+        """Return the units that an epoch draws for the fractions p/q of the weights, p times in each q epochs.
+
+        This is systematic sampling with the remainders carried from epoch to epoch: units stand in a line, short to
+        long and at random within a bucket, of which each epoch takes those where floor(u + n·p/q) rises, n being the
+        epoch minus the place. So any run of k places has floor or ceil k·p/q of them, and the line is made anew after q
+        epochs.
+        """
+        drawn = [np.zeros(0, np.int64)]
+        for number, (fraction, units) in enumerate(self._fractions):
+            cycle, turn = divmod(epoch, fraction.denominator)
+            rng = np.random.default_rng([self.seed, cycle, number, 1])
+            line = rng.permutation(units)
+            line = line[np.argsort(self.bucket[line], kind="stable")]
+            begin = rng.integers(fraction.denominator)
+            risen = (begin + (turn + 1 - np.arange(len(line) + 1)) * fraction.numerator) // fraction.denominator
+            drawn.append(line[risen[:-1] > risen[1:]])
         return np.concatenate(drawn)
+
+    @functools.cached_property
+    def _whole(self) -> np.ndarray:
+        """The units [buckets] of an epoch's whole passes."""
+        return np.bincount(self.bucket, np.floor(self.weights)[self.part], len(self.shapes)).astype(np.int64)
+
+    @functools.cached_property
+    def _places(self) -> np.ndarray:
+        """The places [buckets] that an epoch has for units: as many in a bucket and all longer ones as it may draw."""
+        places = np.cumsum(self._whole[::-1])
+        for fraction, units in self._fractions:
+            count = np.cumsum(np.bincount(self.bucket[units], minlength=len(self.shapes))[::-1])
+            places += -(-count * fraction.numerator // fraction.denominator)
+        return np.diff(places, prepend=0)[::-1]
+
+    @property
+    def fewest(self) -> int:
+        """The least number of units that an epoch may draw."""
+        fractions = sum(len(units) * fraction // 1 for fraction, units in self._fractions)
+        return int(self._whole.sum()) + fractions
 
 
 def side_multiples(source: np.ndarray, target: np.ndarray, multiple: int) -> tuple[int, int]:

@@ -198,27 +198,48 @@ def test_weight_two_deals_a_corpus_twice_an_epoch():
         assert units_of(plan.epoch(epoch)) == Counter({unit: 1 + int(part[unit]) for unit in range(190)})
 
 
-def test_weight_one_half_deals_another_half_each_epoch():
-    plan, part = mixture((1.0, 0.5), (100, 200))
-    seen, sizes = [], set()
-    for epoch in range(12):
-        units = units_of(plan.epoch(epoch))
-        assert set(units.values()) == {1}
-        assert set(np.flatnonzero(part == 0)) <= set(units)
-        seen.append({unit for unit in units if part[unit] == 1})
-        sizes.add(len(seen[-1]))
-        assert plan.batches_per_epoch == len(plan.epoch(epoch))
-    assert len(sizes) == 1
-    assert 96 <= sizes.pop() <= 104  # half of every bucket, rounded
-    assert seen[0] != seen[1]
-    assert set.union(*seen) == set(np.flatnonzero(part == 1))
+@pytest.mark.parametrize(
+    ("weights", "epochs"),
+    [((1.0, 0.5), 4), ((0.05,), 40), ((0.3, 1.0, 2.7), 20), ((0.1,) * 10, 20), ((1 / 3, 0.01), 300)],
+)
+def test_fractions_deal_every_unit_its_share(weights, epochs):
+    """Whatever its bucket, though a share of a bucket may be far below one unit."""
+    plan, part = mixture(weights, [200 // len(weights)] * len(weights))
+    deals = [plan.epoch(epoch) for epoch in range(epochs)]
+    counts = sum(map(units_of, deals), Counter())
+    assert counts == {unit: round(weights[part[unit]] * epochs) for unit in range(len(part)) if counts[unit]}
+    assert len(counts) == len(part)
+    assert len({tuple(sorted(batch.shape for batch in deal)) for deal in deals}) == 1
+    for batch in itertools.chain(*deals):
+        units = batch.units[batch.units >= 0]
+        assert len(units)
+        assert all(plan.shapes.index(batch.shape) >= plan.bucket[units])
+    sizes = [units_of(deal).total() for deal in deals]
+    assert max(sizes) - min(sizes) <= len(set(weights))
+    assert sorted(deals[0][0].units) != sorted(deals[-1][0].units)
 
 
-def test_weight_of_one_and_a_half_repeats_half_of_a_corpus():
-    plan, _ = mixture((1.5,), (200,))
-    counts = Counter(units_of(plan.epoch(0)).values())
-    assert set(counts) == {1, 2}
-    assert 96 <= counts[2] <= 104
+def test_few_long_units_are_dealt_as_often_as_the_others():
+    shapes, bucket = (Shape(8, 4, 4), Shape(8, 90, 90)), np.repeat([0, 1], [1_991, 9])
+    plan = Plan(shapes, bucket, np.zeros(2_000, np.int64), (0.05,), 0)
+    dealt = sum((units_of(plan.epoch(epoch)) for epoch in range(20)), Counter())
+    assert dealt == Counter(range(2_000))
+    halves = [[unit for epoch in pair for unit in units_of(plan.epoch(epoch))] for pair in ((0, 1), (20, 21))]
+    assert sorted(halves[0]) != sorted(halves[1])  # shares of later rounds are others
+
+
+def test_rows_for_one_unit_are_never_empty():
+    """0.5 of 3 units takes turns between one and two, in two batches."""
+    plan = Plan((Shape(1, 4, 4),), np.zeros(3, np.int64), np.zeros(3, np.int64), (0.5,), 0)
+    assert [len(plan.epoch(epoch)) for epoch in range(4)] == [2] * 4
+    assert all(batch.units[0] >= 0 for epoch in range(4) for batch in plan.epoch(epoch))
+    assert plan.fewest == 1
+
+
+def test_whole_weights_deal_as_they_always_did():
+    """A resumed run finds its batches again; NumPy's generators keep their streams."""
+    plan = Plan((Shape(2, 4, 4), Shape(2, 8, 8)), np.array([0, 0, 0, 1, 1]), np.array([0, 1, 1, 0, 1]), (1.0, 2.0), 3)
+    assert [batch.units.tolist() for batch in plan.epoch(2)] == [[2, 0], [4, 3], [1, 2], [1, 4]]
 
 
 @pytest.mark.parametrize("empty", [0, 1])
