@@ -25,7 +25,7 @@ from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers import Tokenizer
 from jformer.errors import UserError
-from jformer.inference.generation import writable
+from jformer.inference.inputs import writable
 from jformer.inference.predict import Predictor
 from jformer.inference.restore import Trained, member_config
 from jformer.models.flops import update_flops

@@ -8,7 +8,7 @@ Letters in shapes: b rows, t target positions, s source positions, n examples.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,6 +48,8 @@ class Features(NamedTuple):
     lengths: Callable[[np.ndarray, np.ndarray], Lengths]  # source and target lengths [n] → the lengths to plan for
     arrays: Callable[[Rows, Tokens, Tokens, Shape, tuple[int, int]], Arrays]
     given: Callable[[Rows, Tokens, Tokens, Shape], Arrays] | None = None
+    # source → what a decoder reads of it before the target, in the arrays of targets
+    prompt: Callable[[Sequence[int]], Sequence[int]] = lambda source: ()
 
 
 def sequence_to_sequence(symbols: Symbols = OURS) -> Features:
@@ -90,7 +92,8 @@ def prefixed(symbols: Symbols = OURS) -> Features:
         weights = fill_rows(behind, inner, shape, shape.target_length)["tokens"].astype(np.float32)
         return {**made, "weights": weights, "target_prefix": made["weights"] > weights}
 
-    return _without_noise(lambda source, target: (np.zeros_like(source), source + target), given)
+    made = _without_noise(lambda source, target: (np.zeros_like(source), source + target), given)
+    return made._replace(prompt=lambda source: source)
 
 
 def masked(density: float, vocab_size: int, symbols: Symbols = OURS) -> Features:
@@ -263,7 +266,7 @@ def fill_rows(tokens: Tokens, rows: Rows, shape: Shape, length: int) -> Arrays:
     columns = before - before[first]
     if (columns + lengths > length).any():
         raise ValueError(f"examples of {(columns + lengths).max()} tokens share a row of {length}")
-    within = ranges(lengths)  # from here on token by token
+    within = np.arange(lengths.sum()) - np.repeat(before, lengths)  # from here on token by token
     places = np.repeat(rows.rows * length + columns, lengths) + within
     out = {name: np.zeros((shape.rows, length), np.int32) for name in ("tokens", "segments", "positions")}
     out["tokens"].flat[places] = tokens.values[np.repeat(begins, lengths) + within]

@@ -20,7 +20,7 @@ from jformer.data.tokenizers import NUM_SYMBOLS
 from jformer.errors import UserError
 from jformer.inference.answers import Attended, AttentionWeights, Choice, EncodedPair, Part
 from jformer.inference.batching import CompileClock, batch_rows, ignore, refuse_nan, shapes_of, sorted_batches
-from jformer.inference.generation import KEPT
+from jformer.inference.generation import KEPT, mean_logits
 from jformer.inference.inputs import Inputs
 from jformer.inference.one_pass import HEADS, marked_pair
 from jformer.models.batch import Batch
@@ -71,8 +71,9 @@ def _make_scorer(
 
         def row(one: tuple[list[Float[Array, "t d"]], Int[Array, " t"]]) -> Float[Array, " t"]:
             states, targets = one
-            each = [_log_probs(*member) for member in zip(models, params, states, strict=True)]
-            return jnp.take_along_axis(_mean(each, average), targets[:, None], axis=-1)[:, 0]
+            each = [_logits(*member) for member in zip(models, params, states, strict=True)]
+            log_probs = jax.nn.log_softmax(mean_logits(each, average))
+            return jnp.take_along_axis(log_probs, targets[:, None], axis=-1)[:, 0]
 
         log_probs = jax.lax.map(row, (hidden, batch["target_out"]), batch_size=max(1, tokens // hidden[0].shape[1]))
         scores = {"log_probs": jnp.where(batch["weights"] > 0, log_probs, 0.0)}
@@ -97,21 +98,9 @@ def watched_pass(model: Model, params: PyTree, batch: Batch) -> tuple[Float[Arra
     return hidden, seen.get("intermediates", {})
 
 
-def _log_probs(model: Model, params: PyTree, hidden: Float[Array, "t d"]) -> Float[Array, "t v"]:
+def _logits(model: Model, params: PyTree, hidden: Float[Array, "t d"]) -> Float[Array, "t v"]:
     logits = model.apply({"params": params}, hidden[None], method="logits")[0]
-    whole = constrain_sharding(logits.astype(jnp.float32))  # on every device, to gather targets from
-    return jax.nn.log_softmax(whole)
-
-
-def _mean(each: Sequence[Float[Array, "t _"]], average: str) -> Float[Array, "t v"]:
-    """Return the logarithm of the mean probability, or the mean of log-probabilities made to sum to one again.
-
-    Some models may have rows past the vocabulary; no target is among them.
-    """
-    rows = jnp.stack([log_probs[:, : min(one.shape[1] for one in each)] for log_probs in each])
-    if average == "probability":
-        return jax.nn.logsumexp(rows, axis=0) - jnp.log(float(len(each)))
-    return jax.nn.log_softmax(rows.mean(axis=0))
+    return constrain_sharding(logits.astype(jnp.float32))  # whole on every device, to gather targets from
 
 
 class ForcedPass:

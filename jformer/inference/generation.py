@@ -1,13 +1,13 @@
-"""What models write for a batch of inputs: the search, and its compiled programs, cached by all they depend on.
+"""The program that answers a batch: a search over models, compiled and cached by all that it depends on.
 
-Arrays in, arrays out; no text here. Programs hold no parameters.
+Arrays in, arrays out; no text here. Programs hold no parameters. `make_answer` compiles one, `begin_search` chooses the
+search, `_begin` gives it the models as one step over one cache.
 
 Letters in shapes: b inputs, p tokens of a prompt or prefix, c phrases, s spellings of a phrase, l tokens of a spelling,
 n beams or samples of an input, rows = b·n, v entries of the vocabulary.
 """
 
 import dataclasses
-import difflib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, Unpack, cast
@@ -19,25 +19,23 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from jformer import plugins
-from jformer.data.tokenizers import Symbols, Tokenizer
-from jformer.decoding.beam import Coverage, beam_search, record_beams
+from jformer.data.tokenizers import Symbols
+from jformer.decoding.beam import beam_search
 from jformer.decoding.constraints import has_phrases
 from jformer.decoding.decode_config import DEFAULTS, DecodeConfig, DecodeOptions
 from jformer.decoding.rules import Rules
 from jformer.decoding.sample import sample
-from jformer.decoding.search import FOLLOW_BEAMS, Cache, Decoded, SearchLoop, Start, Step, Trace, repeat_rows
+from jformer.decoding.search import FOLLOW_BEAMS, Cache, Decoded, SearchLoop, Start, Step, repeat_rows
 from jformer.errors import UserError
 from jformer.inference.one_pass import HEADS
 from jformer.models.batch import Batch
 from jformer.models.model import Model
-from jformer.models.parts import STACKED
 from jformer.parallel.activations import constrain_sharding
-from jformer.parallel.backend import is_one_cpu, target
+from jformer.parallel.backend import target
 from jformer.parallel.sharding import over_rows
 from jformer.plugins import is_own
 
 KEPT = 16  # programs of each kind that are cached
-STREAM_STEPS = 2  # tokens between updates of a stream: each costs a fraction of a step of a small model
 # Options that no program reads: those of files and shapes, and those that the models and the vocabulary carry.
 UNREAD = ("forbid", "only", "ensemble", "inputs", "outputs", "scores", "alignments", "overlong", "batch_size")
 
@@ -108,59 +106,22 @@ def make_answer(setup: SearchSetup, answer: str) -> jax.stages.Wrapped:
     Answers in `HEADS` are what that head computes from one pass of the first model, the others a search's `Decoded`.
     """
     if answer not in HEADS:
-        return _compiled(lambda params, batch, room: begin_search(setup, params, batch, room).run(), setup.mesh)
+        return compile_over_rows(lambda params, batch, room: begin_search(setup, params, batch, room).run(), setup.mesh)
 
     def one_pass(params: Sequence[PyTree], batch: Batch, room: int) -> PyTree:
         logits = setup.models[0].apply({"params": stack_layers(params[0])}, batch).astype(jnp.float32)
         return HEADS[answer].respond(logits, batch, setup.options)
 
-    return _compiled(one_pass, setup.mesh)
+    return compile_over_rows(one_pass, setup.mesh)
 
 
-@functools.lru_cache(KEPT)
-def make_recorder(setup: SearchSetup) -> jax.stages.Wrapped:
-    """Return the compiled (parameters of every model, batch, room) → (Decoded, Trace): a search and all its candidates.
-
-    It finds what the program of `make_answer` finds.
-    """
-
-    def record(params: Sequence[PyTree], batch: SearchBatch, room: int) -> tuple[Decoded, Trace]:
-        begun, options = _begin(setup, params, batch, room), setup.options
-        return record_beams(*begun, options.beams, batch.get("constraints"), _coverage_of(options))
-
-    return _compiled(record, setup.mesh)
-
-
-def _compiled(respond: Callable[..., PyTree], mesh: Mesh | None) -> jax.stages.Wrapped:
+def compile_over_rows(respond: Callable[..., PyTree], mesh: Mesh | None) -> jax.stages.Wrapped:
     """Compile (parameters, batch, room) → arrays, with the rows split over a mesh."""
 
     def on_mesh(params: Sequence[PyTree], batch: SearchBatch, room: int) -> PyTree:
         return over_rows(functools.partial(respond, room=room), mesh)(params, batch)
 
     return jax.jit(on_mesh, static_argnums=2)
-
-
-@functools.lru_cache(KEPT)
-def make_stream(setup: SearchSetup) -> tuple[jax.stages.Wrapped, jax.stages.Wrapped]:
-    """Return a search as two compiled programs: one makes the first state, one advances a state.
-
-    They are (parameters, batch, room) → state, and (parameters, batch, room, state, cancelled rows [b]) → state after
-    STREAM_STEPS more tokens, (tokens [b t], lengths [b]) that outputs begin with, and `Decoded`. The state passed in is
-    donated.
-    """
-
-    def begin(params: Sequence[PyTree], batch: SearchBatch, room: int) -> Any:
-        return begin_search(setup, params, batch, room).init
-
-    def advance(
-        params: Sequence[PyTree], batch: SearchBatch, room: int, state: PyTree, cancelled: Bool[Array, " b"]
-    ) -> tuple[Any, tuple[Int[Array, "b t"], Int[Array, " b"]], Decoded]:
-        search = begin_search(setup, params, batch, room)
-        cancelled = jnp.repeat(cancelled, state.done.shape[0] // cancelled.shape[0])  # [b] → [b], or [rows]
-        state = search.advance(state._replace(done=state.done | cancelled), jnp.int32(STREAM_STEPS))
-        return state, search.stable_prefix(state), search.result(state)
-
-    return jax.jit(begin, static_argnums=2), jax.jit(advance, static_argnums=2, donate_argnums=3)
 
 
 class OwnSearch(Protocol):
@@ -176,13 +137,21 @@ def begin_search(setup: SearchSetup, params: Sequence[PyTree], batch: SearchBatc
     For use inside jit. `params` are those of every model; the cache has entries for `room` tokens. A row whose limit is
     above it may be left unfinished, and so may the last `max_unfinished` rows.
     """
-    begun, options = _begin(setup, params, batch, room), setup.options
+    options = setup.options
     if options.search == "beam":
-        return beam_search(*begun, options.beams, batch.get("constraints"), _coverage_of(options))
+        return beam_search(*beam_arguments(setup, params, batch, room))
+    begun = _begin(setup, params, batch, room)
     if is_own(options.search):
         own: OwnSearch = plugins.find("decode.search", options.search, {})
         return own(*begun, options)
     return sample(*begun, options.filters, _keys(options.seed, batch["line"], options.hypotheses))
+
+
+def beam_arguments(setup: SearchSetup, params: Sequence[PyTree], batch: SearchBatch, room: int) -> tuple[Any, ...]:
+    """Return the arguments of `beam_search` or `record_beams` for a batch."""
+    beta = setup.options.coverage_penalty
+    coverage = functools.partial(_coverage, beta) if beta else None
+    return *_begin(setup, params, batch, room), setup.options.beams, batch.get("constraints"), coverage
 
 
 OF_TEXTS = {  # options of decode that a search of ids does not read
@@ -244,7 +213,8 @@ def _begin(
     prompt, sizes, rows = batch["prompt"], batch["prompt_length"], options.hypotheses
     together = rows if options.search == "beam" else 1  # which share their entries
     entries = prompt.shape[1] - 1 + room * together
-    caches = _prefill(models, params, batch, entries, bool(options.coverage_penalty))
+    coverage = bool(options.coverage_penalty)
+    caches = [_prefill(model, tree, batch, entries, coverage) for model, tree in zip(models, params, strict=True)]
     cache = repeat_rows(_side_by_side([_separate(cache, rows // together) for cache in caches]), rows)
     step = _make_step(models, params, options.ensemble_average)
     start = Start(
@@ -256,48 +226,24 @@ def _begin(
     return step, cache, start, _rules(setup, batch)
 
 
-def writable(tokenizer: Tokenizer, options: DecodeConfig) -> Bool[np.ndarray, " v"]:
-    """Return, for every entry of the vocabulary, whether a search may write it.
-
-    Raises UserError for words of decode.forbid and decode.only that are no entries, and where too few remain.
-    """
-    ids = {token: i for i, token in enumerate(tokenizer.tokens)}
-    for key in ("forbid", "only"):
-        for word in getattr(options, key):
-            if word not in ids:
-                close = difflib.get_close_matches(word, ids, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else "name entries as the vocabulary writes them"
-                raise UserError(f"decode.{key}: {word!r} is no entry of the vocabulary; {hint}")
-    mask = np.full(tokenizer.vocab_size, not options.only)
-    mask[[ids[word] for word in options.only]] = True
-    symbols = tokenizer.symbols
-    mask[[symbol for symbol in (symbols.pad, symbols.bos) if symbol < len(mask)]] = False
-    mask[symbols.eos] = True
-    mask[[ids[word] for word in options.forbid]] = False
-    if options.search == "beam" and options.beam_size > mask.sum():
-        raise UserError(
-            f"decode.beam_size={options.beam_size} is more than the {mask.sum()} entries that may be written: lower it"
-        )
-    return mask
+def start_cache(apply: Callable[..., Any], batch: Batch, rows: int, entries: int) -> Cache:
+    """Encode the sources of a batch with a model's `apply`; return the cache of a decoder that has read nothing yet."""
+    cache: Cache = apply(apply(batch, method="encode"), rows, entries, method="start")
+    if "target_prefix" in batch:
+        cache["self"]["prefix"] = batch["target_prefix"].sum(axis=1, dtype=jnp.int32)
+    return cache
 
 
-def _prefill(
-    models: Sequence[Model], params: Sequence[PyTree], batch: SearchBatch, entries: int, coverage: bool
-) -> list[Any]:
-    """Return the cache of every model, one row a sentence, with all of the prompts but their last tokens."""
-    caches, width = [], batch["prompt"].shape[1] - 1
-    for model, tree in zip(models, params, strict=True):
-        apply = functools.partial(model.apply, {"params": tree})
-        cache = apply(apply(batch, method="encode"), batch["prompt"].shape[0], entries, method="start")
-        if coverage:
-            cache["self"]["coverage"] = jnp.zeros(cache["memory"]["mask"].shape)
-        if "target_prefix" in batch:
-            cache["self"]["prefix"] = batch["target_prefix"].sum(axis=1, dtype=jnp.int32)
-        if width:
-            before = jnp.arange(width) < batch["prompt_length"][:, None] - 1
-            _, cache = apply(cache, batch["prompt"][:, :-1], before, method="extend")
-        caches.append(cache)
-    return caches
+def _prefill(model: Model, params: PyTree, batch: SearchBatch, entries: int, coverage: bool) -> Cache:
+    """Return the cache of a model, one row per sentence, after all tokens of the prompts but the last."""
+    prompt, apply = batch["prompt"], functools.partial(model.apply, {"params": params})
+    cache = start_cache(apply, batch, prompt.shape[0], entries)
+    if coverage:
+        cache["self"]["coverage"] = jnp.zeros(cache["memory"]["mask"].shape)
+    if width := prompt.shape[1] - 1:
+        before = jnp.arange(width) < batch["prompt_length"][:, None] - 1
+        _, cache = apply(cache, prompt[:, :-1], before, method="extend")
+    return cache
 
 
 def _separate(cache: Cache, copies: int) -> Cache:
@@ -329,13 +275,16 @@ def _make_step(models: Sequence[Model], params: Sequence[PyTree], average: str) 
             # Whole on every device: searches gather tokens, which XLA cannot do where devices share the vocabulary.
             logits.append(constrain_sharding(apply(hidden, method="logits")[:, 0].astype(jnp.float32)))
             caches.append(after)
-        return _mean(logits, average), _side_by_side(caches)
+        return mean_logits(logits, average), _side_by_side(caches)
 
     return step
 
 
-def _mean(logits: Sequence[Float[Array, "rows _"]], average: str) -> Float[Array, "rows v"]:
-    """Average probabilities, or log-probabilities, of models with one vocabulary; some may have more unused rows."""
+def mean_logits(logits: Sequence[Float[Array, "rows _"]], average: str) -> Float[Array, "rows v"]:
+    """Return logits of the mean of the models' probabilities, or of their log-probabilities.
+
+    The models have one vocabulary; some may have further rows, which are unused.
+    """
     if len(logits) == 1:
         return logits[0]
     width = max(one.shape[1] for one in logits)
@@ -366,10 +315,6 @@ def _rules(setup: SearchSetup, batch: SearchBatch) -> Rules:
     )
 
 
-def _coverage_of(options: DecodeConfig) -> Coverage | None:
-    return functools.partial(_coverage, options.coverage_penalty) if options.coverage_penalty else None
-
-
 def _coverage(weight: float, cache: Cache) -> Float[Array, " rows"]:
     """Return the coverage penalty of every row (Wu et al. 2016, equation 14): 0 if all of the source was attended to.
 
@@ -390,52 +335,6 @@ def _keys(seed: int, lines: Int[Array, " b"], samples: int) -> Key[Array, " rows
         return jax.vmap(lambda number: jax.random.fold_in(key, number))(jnp.arange(samples))
 
     return jax.vmap(of_line)(lines).reshape(-1)
-
-
-class PreparedParams:
-    """Parameters in the fastest form for answers, cached between calls.
-
-    Kernels are rounded to the compute dtype once rather than in every call. On a CPU, layers are also taken apart: a
-    stack holds one array for all its layers, of which XLA would copy each layer's part before every product. Together
-    that was half of the time of a short sentence at d_model 512. Programs put layers together by `stack_layers`, which
-    costs nothing inside jit.
-    """
-
-    def __init__(self, models: Sequence[Model], mesh: Mesh | None, rounded: bool, enabled: bool = True) -> None:
-        """Copy nothing yet; unless `enabled`, parameters are used unchanged. Heads keep unrounded kernels."""
-        self._enabled = enabled
-        self._prepare = [
-            _make_prepare(
-                dtype=model.config.dtype if rounded else "float32",
-                unstack=is_one_cpu(mesh) and not model.config.execution.unroll,  # a loop over layers reads whole arrays
-            )
-            for model in models
-        ]
-        self._given: Sequence[PyTree] = ()
-        self._prepared: Sequence[PyTree] = ()
-
-    def __call__(self, params: Sequence[PyTree]) -> Sequence[PyTree]:
-        """Return the prepared parameters of every model."""
-        if not self._enabled:
-            return params
-        if [*map(id, params)] != [*map(id, self._given)]:
-            self._given = self._prepared = ()  # frees memory before more is taken
-            self._prepared = [prepare(tree) for prepare, tree in zip(self._prepare, params, strict=True)]
-            self._given = params  # holding them keeps their ids from being reused
-        return self._prepared
-
-
-@functools.cache
-def _make_prepare(dtype: str, unstack: bool) -> Callable[[PyTree], PyTree]:
-    def prepare(params: PyTree) -> PyTree:
-        params = in_compute_dtype(params, dtype)
-        return jax.tree_util.tree_map_with_path(_unstacked, params) if unstack else params
-
-    return jax.jit(prepare)
-
-
-def _unstacked(path: Any, leaf: Array) -> Array | tuple[Array, ...]:
-    return tuple(jnp.unstack(leaf)) if any(step.key == STACKED for step in path) else leaf
 
 
 def stack_layers(params: PyTree) -> PyTree:

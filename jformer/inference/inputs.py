@@ -3,11 +3,13 @@
 Letters in shapes: b rows of a batch, v entries of the vocabulary.
 """
 
+import difflib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Bool
 
 from jformer.data.corpus import Side, Tokens
 from jformer.data.features import Rows, refuse_foreign_ids
@@ -18,7 +20,7 @@ from jformer.errors import UserError
 from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, EncodedPair, Piece, Request
 from jformer.inference.one_pass import HEADS, tagged_pair
 from jformer.models import ModelConfig
-from jformer.tasks.batch_arrays import id_limits, source_is_prefix
+from jformer.tasks.batch_arrays import id_limits
 
 if TYPE_CHECKING:
     from jformer.tasks.task import Task
@@ -63,7 +65,6 @@ class Inputs:
         self.counts: Counter[str] = Counter()
         self.of_images = isinstance(tokenizers[0], ImageTokenizer)  # whose shape is fixed
         self.continues = task.answer == "continuation"
-        self.source_is_prefix = source_is_prefix(models[0], task.answer)
         self.encoder = task.encoder(*tokenizers, evaluating=True)
         self.features = task.features(*tokenizers)
         self.side = self.encoder.target if self.continues else self.encoder.source
@@ -170,10 +171,9 @@ class Inputs:
             batch, room = prompts(sequences, rows, length, self.symbols), options.max_extra_length
         else:
             before = self.symbols.before
-            lengths = (0, length) if self.source_is_prefix else (length, 1)
-            batch = self._features(sequences, [*map(_marks, pieces)], Shape(rows, *lengths))
-            begun = [[*ids[: self.begin(ids)], *before] for ids in sequences]
-            width = 1 + len(before) + (length if self.source_is_prefix else 0)
+            batch = self._features(sequences, [*map(_marks, pieces)], Shape(rows, *self._lengths(length, 0)))
+            begun = [[*self.features.prompt(ids), *before] for ids in sequences]
+            width = 1 + len(self.features.prompt(range(length))) + len(before)
             batch |= prompts(begun + [before] * (rows - len(begun)), rows, width, self.symbols)
             extra = options.max_extra_length
             room = extra if self.of_images else length + (min(length // 2, extra) if short else extra)
@@ -231,8 +231,7 @@ class Inputs:
     def noised_arrays(self, text: str) -> dict[str, np.ndarray]:
         """Return the batch of one text, with parts hidden by the task's noise, with a fixed seed."""
         (pair,) = self.encode_pairs([(text, text)])  # a side either reads it or holds nothing
-        sizes = self.features.lengths(np.array([len(pair.source)]), np.array([len(pair.target)]))
-        needed = max(int(size[0]) for size in sizes)
+        needed = max(self._lengths(len(pair.source), len(pair.target)))
         most = max(self.encoder.source.max_length, self.encoder.target.max_length)
         length = max(needed, min(_padded(needed), most))  # there may be no positions past it
         tokens = _tokens([pair.source]), _tokens([pair.target])
@@ -245,13 +244,17 @@ class Inputs:
         return 0 if self.of_images else len(source)
 
     def pair_length(self, pair: EncodedPair) -> int:
-        """Return how many positions a pair takes: of its longer side, or of both if the source is a prefix."""
-        sides = self.length(pair.source), len(pair.target)
-        return sum(sides) if self.source_is_prefix else max(sides)
+        """Return how many positions a pair takes, of the side that has more."""
+        return max(self._lengths(self.length(pair.source), len(pair.target)))
 
     def begin(self, source: Sequence[int]) -> int:
-        """Return where the target of a source begins in the arrays of targets: behind it, or where they begin."""
-        return len(source) if self.source_is_prefix else 0
+        """Return where the target of a source begins in the arrays of targets: behind its prompt."""
+        return len(self.features.prompt(source))
+
+    def _lengths(self, source: int, target: int) -> tuple[int, int]:
+        """Return the positions of either side of an example, at least 1."""
+        sides = self.features.lengths(np.array([source]), np.array([target]))
+        return max(1, int(sides[0][0])), max(1, int(sides[1][0]))
 
     def _features(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], shape: Shape
@@ -259,6 +262,31 @@ class Inputs:
         """Return the arrays of given sources and targets, an example a row; no noise is drawn."""
         assert self.features.given
         return self.features.given(_rows(len(sources)), _tokens(sources), _tokens(targets), shape)
+
+
+def writable(tokenizer: Tokenizer, options: DecodeConfig) -> Bool[np.ndarray, " v"]:
+    """Return, for every entry of the vocabulary, whether a search may write it.
+
+    Raises UserError for words of decode.forbid and decode.only that are no entries, and where too few remain.
+    """
+    ids = {token: i for i, token in enumerate(tokenizer.tokens)}
+    for key in ("forbid", "only"):
+        for word in getattr(options, key):
+            if word not in ids:
+                close = difflib.get_close_matches(word, ids, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else "name entries as the vocabulary writes them"
+                raise UserError(f"decode.{key}: {word!r} is no entry of the vocabulary; {hint}")
+    mask = np.full(tokenizer.vocab_size, not options.only)
+    mask[[ids[word] for word in options.only]] = True
+    symbols = tokenizer.symbols
+    mask[[symbol for symbol in (symbols.pad, symbols.bos) if symbol < len(mask)]] = False
+    mask[symbols.eos] = True
+    mask[[ids[word] for word in options.forbid]] = False
+    if options.search == "beam" and options.beam_size > mask.sum():
+        raise UserError(
+            f"decode.beam_size={options.beam_size} is more than the {mask.sum()} entries that may be written: lower it"
+        )
+    return mask
 
 
 def _padded(length: int) -> int:

@@ -32,10 +32,10 @@ from jformer.inference.answers import (
     join_outputs,
     whole_groups,
 )
-from jformer.inference.batching import BatchedSearch, Found, NBest, ignore, refuse_nan
+from jformer.inference.batching import BatchedSearch, Found, NBest, PreparedParams, ignore, refuse_nan
 from jformer.inference.forced_pass import ForcedPass, WatchedPass, to_restore
-from jformer.inference.generation import PreparedParams, make_answer, make_setup, writable
-from jformer.inference.inputs import Inputs
+from jformer.inference.generation import make_answer, make_setup
+from jformer.inference.inputs import Inputs, writable
 from jformer.inference.one_pass import HEADS
 from jformer.inference.search_tree import RecordedSearch, refuse_without_beam
 from jformer.integrity import digest_of

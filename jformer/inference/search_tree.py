@@ -3,6 +3,7 @@
 Letters in shapes: t steps, n beams, k continuations of a beam that are weighed; of one sentence, so without b.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,15 +12,29 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from jformer.decoding.beam import record_beams
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.decoding.hypotheses import length_penalty
-from jformer.decoding.search import Trace
+from jformer.decoding.search import Decoded, Trace
 from jformer.errors import UserError
 from jformer.inference.answers import Piece, SearchTree
 from jformer.inference.batching import NBest, batch_rows, read_row, sorted_batches
-from jformer.inference.generation import SearchSetup, make_recorder
+from jformer.inference.generation import KEPT, SearchBatch, SearchSetup, beam_arguments, compile_over_rows
 from jformer.inference.inputs import Inputs
 from jformer.inference.one_pass import HEADS
+
+
+@functools.lru_cache(KEPT)
+def make_recorder(setup: SearchSetup) -> jax.stages.Wrapped:
+    """Return the compiled (parameters of every model, batch, room) → (Decoded, Trace): a search and all its candidates.
+
+    It finds what the program of `make_answer` finds.
+    """
+
+    def record(params: Sequence[PyTree], batch: SearchBatch, room: int) -> tuple[Decoded, Trace]:
+        return record_beams(*beam_arguments(setup, params, batch, room))
+
+    return compile_over_rows(record, setup.mesh)
 
 
 class RecordedSearch:

@@ -3,22 +3,27 @@
 No HTTP here, and no threads. The steps are those of the whole search, so the answers are the same.
 """
 
+import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Int, PyTree
 
 from jformer.data.tokenizers import Tokenizer
 from jformer.decoding.decode_config import DecodeConfig
+from jformer.decoding.search import Decoded
 from jformer.errors import UserError
 from jformer.inference.answers import Output, Piece
 from jformer.inference.batching import NBest, batch_rows, read_row
-from jformer.inference.generation import make_setup, make_stream
+from jformer.inference.generation import KEPT, SearchBatch, SearchSetup, begin_search, make_setup
 from jformer.inference.one_pass import HEADS
 from jformer.inference.predict import Predictor
 
+STEPS = 2  # tokens between updates of a stream: each update costs a fraction of a step of a small model
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # the bytes of a character so far
 
 
@@ -38,6 +43,29 @@ def refuse_streaming(answer: str, options: DecodeConfig) -> None:
         raise UserError(
             "decode.search='mbr' chooses among whole samples, so nothing can be sent before: leave out `stream`"
         )
+
+
+@functools.lru_cache(KEPT)
+def make_stream(setup: SearchSetup) -> tuple[jax.stages.Wrapped, jax.stages.Wrapped]:
+    """Return a search as two compiled programs: one makes the first state, one advances a state.
+
+    They are (parameters, batch, room) → state, and (parameters, batch, room, state, cancelled rows [b]) → state after
+    STEPS more tokens, (tokens [b t], lengths [b]) that outputs begin with, and `Decoded`. The state passed in is
+    donated.
+    """
+
+    def begin(params: Sequence[PyTree], batch: SearchBatch, room: int) -> Any:
+        return begin_search(setup, params, batch, room).init
+
+    def advance(
+        params: Sequence[PyTree], batch: SearchBatch, room: int, state: PyTree, cancelled: Bool[Array, " b"]
+    ) -> tuple[Any, tuple[Int[Array, "b t"], Int[Array, " b"]], Decoded]:
+        search = begin_search(setup, params, batch, room)
+        cancelled = jnp.repeat(cancelled, state.done.shape[0] // cancelled.shape[0])  # [b] → [b], or [rows]
+        state = search.advance(state._replace(done=state.done | cancelled), jnp.int32(STEPS))
+        return state, search.stable_prefix(state), search.result(state)
+
+    return jax.jit(begin, static_argnums=2), jax.jit(advance, static_argnums=2, donate_argnums=3)
 
 
 class Streamer:

@@ -7,7 +7,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +25,10 @@ from jformer.errors import UserError
 from jformer.inference.answers import EncodedPair, Piece, Request
 from jformer.inference.batching import refuse_nan
 from jformer.inference.forced_pass import make_scorer
-from jformer.inference.generation import make_answer, make_setup, writable
+from jformer.inference.generation import make_answer, make_setup, start_cache
+from jformer.inference.inputs import writable
 from jformer.inference.predict import Predictor, load
+from jformer.models.batch import Batch
 from jformer.models.model import Model
 from jformer.parallel.devices import arithmetic, products_line
 from jformer.parallel.mesh import make_mesh
@@ -162,9 +164,7 @@ def stepwise_logits(
         return model.apply({"params": params}, *args, method=method)
 
     rows, length = batch["target_in"].shape
-    cache = apply(apply(batch, method="encode"), rows, 2 * length, method="start")
-    if "target_prefix" in batch:
-        cache["self"]["prefix"] = batch["target_prefix"].sum(axis=1, dtype=jnp.int32)
+    cache = start_cache(apply, cast(Batch, batch), rows, 2 * length)
     hidden, cache = apply(cache, batch["target_in"], given, method="extend")
     first, real = apply(hidden, method="logits"), (batch["target_segments"] > 0) & ~given
 

@@ -11,18 +11,12 @@ import pytest
 from jformer.data.tokenizers import Symbols, learn
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.inference import generation
+from jformer.inference.batching import PreparedParams
 from jformer.inference.forced_pass import make_scorer
-from jformer.inference.generation import (
-    UNREAD,
-    PreparedParams,
-    in_compute_dtype,
-    make_answer,
-    make_recorder,
-    make_setup,
-    make_stream,
-    stack_layers,
-)
+from jformer.inference.generation import UNREAD, in_compute_dtype, make_answer, make_setup, stack_layers
 from jformer.inference.inputs import prompts
+from jformer.inference.search_tree import make_recorder
+from jformer.inference.streaming import make_stream
 from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
 from jformer.models.head_config import HeadConfig
 from jformer.models.recurrent_config import RecurrentConfig

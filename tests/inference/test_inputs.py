@@ -10,8 +10,7 @@ from jformer.data.tokenizers import BOS, EOS, PAD, UNK, learn
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, EncodedPair, Piece, Request
-from jformer.inference.generation import writable
-from jformer.inference.inputs import Attempt, Inputs
+from jformer.inference.inputs import Attempt, Inputs, writable
 from jformer.tasks.build import build_sized, build_task
 
 TOKENIZER = learn("char", ["abcdefgh "], 99, "identity", False)

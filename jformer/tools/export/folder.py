@@ -15,7 +15,7 @@ import numpy as np
 from jformer.config.options import Config
 from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.errors import UserError
-from jformer.inference.generation import writable
+from jformer.inference.inputs import writable
 from jformer.inference.predict import load
 from jformer.parallel.mesh import make_mesh
 from jformer.tools.export.ctranslate2 import build_spec
