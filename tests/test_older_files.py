@@ -44,7 +44,8 @@ def test_an_export_is_imported_again(files, tmp_path):
 
 
 def test_a_sweep_is_reported_and_has_nothing_left_to_do(files, capsys):
-    arguments = [f"--experiment={files / 'sweep.py'}", f"--workdir={files / 'sweep'}"]
+    changed_since = "--config.evaluate.tokenize=13a"  # the default then; the refusal without it names it
+    arguments = [f"--experiment={files / 'sweep.py'}", f"--workdir={files / 'sweep'}", changed_since]
     assert not sweep([*arguments, "--report"])
     assert not sweep([*arguments, "--worker"])
     printed = capsys.readouterr().out
