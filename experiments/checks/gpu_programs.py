@@ -1,24 +1,31 @@
 """Does every kind of program compile for NVIDIA GPUs? Presets, tasks and ways to train, on meshes and in dtypes.
 
-Nothing runs: XLA's compiler for GPUs makes the programs on a machine without one. Models have two layers and small
-vocabularies. A cell of the table is the memory of a GPU in MiB, or the error.
+Nothing runs: XLA's compiler for GPUs makes the programs on a machine without one. Models have two layers of 64 features
+and a vocabulary of 256: whether a program compiles depends on its operations, not on its sizes. A cell of the table is
+the memory of a GPU in MiB, or the error. With --results a file gets each cell as soon as it is known, and a second run
+compiles the rest.
 
 Command:  pip install -e ".[gpu-aot]"; python -m experiments.checks.gpu_programs [--topology=h100] [--cases=gpt2,t5]
           [--meshes=8x1x1] [--dtypes=bfloat16] [--programs=update,beam] [--sample=24] [--minutes=60]
-          [--smoke]
+          [--results=FILE] [--smoke]
 """
 
+import json
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 from absl import app, flags
 
 from experiments.measure import smoke_sizes
 from jformer.config import default_config, resolve
 from jformer.config.checks import divide_rows
+from jformer.errors import UserError
 from jformer.evaluation.score_tables import aligned
 from jformer.inference.one_pass import HEADS
 from jformer.parallel.mesh import make_mesh
@@ -37,14 +44,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name → preset, options
     "ema": ("transformer_base", {"train.ema_decay": 0.999}),
     "r_drop": ("transformer_base", {"optim.r_drop": 1.0}),
     "ensemble": ("transformer_base", {}),
+    "chunks": ("transformer_base", {"model.vocab_size": 2**20, "model.execution.attention_chunk": 8}),
     "gpt2": ("gpt2", {}),
     "gpt2 packed": ("gpt2", {"data.batching": "packed", "model.attention_dropout": 0.0}),
     "llama": ("tinyllama_1b", {}),
     "t5": ("t5_small", {}),
-    "t5 denoise": ("t5_small", {"task": "denoise", "model.vocab_size": 8_192}),
-    "bart": ("bart_base", {"model.vocab_size": 8_192}),
+    "t5 denoise": ("t5_small", {"task": "denoise", "model.vocab_size": 512}),
+    "bart": ("bart_base", {"model.vocab_size": 512}),
     "marian": ("marian", {}),
-    "bert mlm": ("bert_base", {"task": "mlm", "model.vocab_size": 8_192}),
+    "bert mlm": ("bert_base", {"task": "mlm", "model.vocab_size": 512}),
     "bert classify": ("bert_base", {"task": "classify"}),
     "bert tag": ("bert_base", {"task": "tag", "data.source": "conll"}),
     "vit": ("vit_s16", {}),
@@ -60,7 +68,16 @@ PROGRAMS: dict[str, dict[str, Any]] = {
     "sample": {"decode.search": "sample"},
     "score": {},
 }
-SMALL = {"model.num_layers": 2, "data.vocab_size": 8_000, "data.tokens_per_update": 4_096, "decode.batch_size": 16}
+SMALL = {
+    "model.num_layers": 2,
+    "model.d_model": 64,
+    "decode.batch_size": 16,
+    "data.vocab_size": 256,
+    "data.max_source_length": 32,
+    "data.max_target_length": 32,
+    "data.tokens_per_update": 1_024,
+    "decode.max_extra_length": 8,
+}
 
 CHOSEN = {
     name: flags.DEFINE_list(name, [*values], "Of the table.")
@@ -69,6 +86,7 @@ CHOSEN = {
 TOPOLOGY = flags.DEFINE_string("topology", "h100", "The kind of GPU.")
 SAMPLE = flags.DEFINE_integer("sample", 0, "Cells to compile, drawn at random; 0 compiles all.")
 MINUTES = flags.DEFINE_float("minutes", 0.0, "After which no cell is begun; 0 = none.")
+RESULTS = flags.DEFINE_string("results", None, "File of cells, one a line; those in it are not compiled again.")
 
 
 class Cell(NamedTuple):
@@ -110,7 +128,9 @@ def configured(case: str, program: str, dtype: str) -> Any:
     preset, options = CASES[case]
     config = default_config(preset)
     both = {"model.num_decoder_layers": 2} if config.model.num_decoder_layers else {}
-    config.update_from_flattened_dict(SMALL | both | PROGRAMS[program] | options | {"model.dtype": dtype})
+    transformer = {} if config.model.recurrent.cell else {"model.d_ff": 128, "model.num_heads": 4}
+    given = SMALL | both | transformer | PROGRAMS[program] | options | {"model.dtype": dtype}
+    config.update_from_flattened_dict(given)
     config.decode.dtype = dtype
     return resolve(config)
 
@@ -131,35 +151,83 @@ def compiled(cell: Cell, kind: str = "h100") -> Figures:
     return compile_answer(config, task, model, answer_shape(config, task, mesh), mesh, count)
 
 
-def outcome(cell: Cell, kind: str) -> str:
-    """Return the memory of a program in MiB, or why it does not compile, and print it."""
-    began = time.perf_counter()
+class Outcome(NamedTuple):
+    """What became of a cell."""
+
+    kind: str  # compiled, refused (by a message of ours) or failed
+    text: str  # the memory of a GPU in MiB, or the error
+    seconds: float  # of the process's CPU time
+
+
+def outcome(cell: Cell, kind: str) -> Outcome:
+    """Compile a program, and print and return what became of it."""
+    began = time.process_time()
     try:
-        found = f"{compiled(cell, kind).memory / 2**20:,.0f}"
+        found = "compiled", f"{compiled(cell, kind).memory / 2**20:,.0f}"
+    except UserError as error:
+        found = "refused", str(error)
     except Exception as error:  # the table shows them all
-        found = f"{type(error).__name__}: {str(error)[:200]}".replace("\n", " ")
-    print(*cell, found, f"{time.perf_counter() - began:.0f} s", sep="  ", flush=True)
-    return found
+        found = "failed", f"{type(error).__name__}: {str(error)[:200]}".replace("\n", " ")
+    jax.clear_caches()
+    result = Outcome(*found, round(time.process_time() - began, 1))
+    print(*cell, *result[:2], f"{result.seconds:.0f} s", sep="  ", flush=True)
+    return result
+
+
+def recorded(path: Path | None) -> dict[Cell, Outcome]:
+    """Return the cells of a file; of several lines for one the last counts."""
+    lines = path.read_text().splitlines() if path and path.exists() else []
+    return {Cell(*cell): Outcome(*result) for cell, result in map(json.loads, lines)}
+
+
+def outcomes(todo: Sequence[Cell], kind: str, path: Path | None, end: float) -> dict[Cell, Outcome]:
+    """Return what became of cells, from a file, or else compiled and added to it."""
+    found = recorded(path)
+
+    def record(cell: Cell, result: Outcome) -> None:
+        found[cell] = result
+        if path:
+            with path.open("a") as file:
+                file.write(json.dumps([cell, result]) + "\n")
+
+    for cell in todo:
+        if cell not in found and time.monotonic() < end:
+            record(cell, Outcome("failed", "the process ended", 0.0))  # as when XLA aborts, until the next line
+            record(cell, outcome(cell, kind))
+    return {cell: found[cell] for cell in todo if cell in found}
+
+
+def tables(found: dict[Cell, Outcome], meshes: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of two tables, of all programs and of their numbers, and of errors."""
+    rows = [["program, MiB", "", "", *meshes]]
+    for key in dict.fromkeys(cell[:3] for cell in found):
+        marks = (found.get(Cell(*key, mesh)) for mesh in meshes)
+        rows.append(
+            [*key, *("" if not mark else mark.text if mark.kind == "compiled" else mark.kind for mark in marks)]
+        )
+    yield from aligned(rows, 3)
+    counts = Counter((cell.program, cell.dtype, cell.mesh, result.kind) for cell, result in found.items())
+    rows = [["compiled / refused / failed", "", *meshes]]
+    for key in dict.fromkeys((cell.program, cell.dtype) for cell in found):
+        kinds = ([counts[*key, mesh, kind] for kind in ("compiled", "refused", "failed")] for mesh in meshes)
+        rows.append([*key, *(" / ".join(map(str, each)) for each in kinds)])
+    yield from ("", *aligned(rows, 2), "")
+    yield from (f"{' '.join(cell)}: {result.text}" for cell, result in found.items() if result.kind != "compiled")
 
 
 def main(argv: Sequence[str]) -> None:
-    """Compile and print the table."""
+    """Compile and print the tables."""
     del argv
     smoke_sizes(cases=["rnnsearch"], meshes=["1x1x1"], dtypes=["float32"], programs=["greedy"])
     cases, meshes, dtypes, programs = (CHOSEN[name].value for name in ("cases", "meshes", "dtypes", "programs"))
     end = time.monotonic() + MINUTES.value * 60 if MINUTES.value else math.inf
-    found = {
-        cell: outcome(cell, TOPOLOGY.value)
-        for cell in cells(cases, programs, dtypes, meshes, SAMPLE.value)
-        if time.monotonic() < end
-    }
-    rows = [["program, MiB", "", "", *meshes]]
-    for key in dict.fromkeys(cell[:3] for cell in found):
-        marks = (found.get(Cell(*key, mesh), "") for mesh in meshes)
-        rows.append([*key, *("FAILED" if ":" in mark else mark for mark in marks)])
-    print("", *aligned(rows, 3), sep="\n")
-    failed = sum(":" in mark for mark in found.values())
-    print(f"\n{len(found) - failed} of {len(found)} programs compiled for {TOPOLOGY.value}")
+    todo = cells(cases, programs, dtypes, meshes, SAMPLE.value)
+    found = outcomes(todo, TOPOLOGY.value, RESULTS.value and Path(RESULTS.value), end)
+    print("", *tables(found, meshes), sep="\n")
+    kinds = Counter(result.kind for result in found.values())
+    seconds = sum(result.seconds for result in found.values())
+    counts = ", ".join(f"{kinds[kind]} {kind}" for kind in ("compiled", "refused", "failed"))
+    print(f"\n{len(found)} of {len(todo)} programs for {TOPOLOGY.value}: {counts}; {seconds / 60:,.0f} minutes of CPU")
 
 
 if __name__ == "__main__":
