@@ -96,6 +96,8 @@ def test_products_and_bytes_of_splash_attention_follow_from_its_blocks():
     assert cost_analysis.flops(splash("fwd", causal=False)) == 2 * 2 * pairs * 64
     assert cost_analysis.flops(splash("dkv", causal=True)) == 2 * 4 * pairs * 64 * 3 / 4
     assert cost_analysis.flops(splash("dq", causal=True)) == 2 * 3 * pairs * 64 * 3 / 4
+    backward = (cost_analysis.flops(splash(kind, causal=True), once=True) for kind in ("dkv", "dq"))
+    assert sum(backward) == 2 * 4 * pairs * 64
     side, copied = 4 * 2 * 3 * 8 * 1_024, 2 * 4 * 8 * 8  # the copy at the end moves its own
     assert cost_analysis.traffic(splash("fwd", causal=False)) == copied + 2 * array + 2 * array * 2 + side
     assert cost_analysis.traffic(splash("dkv", causal=False)) == copied + 3 * array + 2 * (array + side)

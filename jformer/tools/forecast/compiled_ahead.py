@@ -39,6 +39,7 @@ class Figures(NamedTuple):
     traffic: float  # between HBM and the cores
     collectives: list[Collective]
     program: hlo.Program = hlo.Program({})  # what all of this was read from
+    flops_once: float = 0.0  # as the model counts them: without recomputation, over all pairs of positions
 
     @property
     def memory(self) -> int:
@@ -152,6 +153,7 @@ def figures(compiled: jax.stages.Compiled, mesh: Mesh) -> Figures:
         traffic=cost_analysis.traffic(program),
         collectives=collectives(program, axes, _machines(mesh)),
         program=program,
+        flops_once=cost_analysis.flops(program, once=True),
     )
 
 

@@ -14,19 +14,25 @@ FREE = {  # move nothing, or what is counted elsewhere
 FUSIONS = ("fusion", "fusion-start")
 KERNEL = re.compile(r"splash_\w+?_(fwd|dkv|dq)_")  # JAX's names of the kernels of splash attention
 PRODUCTS = {"fwd": 2, "dkv": 4, "dq": 3}  # products of a query and a key per pair
+PRODUCTS_ONCE = {"fwd": 2, "dkv": 3, "dq": 1}  # the same without those that another kernel has made
 LIBRARY = re.compile(r"__(cublas|cudnn)\$(\w+)")  # XLA:GPU's names of calls of NVIDIA's libraries
 SCORES = re.compile(
     r'"intermediate_tensor_shape":\s*\{[^{}]*?"dimensions":\s*\[([^\]]*)\]'
 )  # rows, heads, queries, keys
 ATTENTION_PRODUCTS = {False: 2, True: 5}  # of a query and a key per pair, forward and backward, which scores again
+REMAT = "/rematted_computation/"  # in JAX's names of what a backward pass repeats of the forward pass
 SLICES = ("dynamic-slice", "slice", "gather", "slice-start")  # read as many bytes as they output
 
 
-def flops(program: Program) -> float:
-    """Return the FLOPs of all matrix products; a multiply-add counts as two."""
+def flops(program: Program, once: bool = False) -> float:
+    """Return the FLOPs of all matrix products; a multiply-add counts as two.
+
+    `once`: as `models.flops` counts, without what the backward pass repeats of the forward pass (remat, and the scores
+    of fused attention), and over all pairs of positions, also those that a causal kernel skips.
+    """
     counts = runs(program)
     return sum(
-        counts[name] * _work(computation, each)
+        counts[name] * _work(computation, each, once)
         for name, computation in program.computations.items()
         for each in computation.values()
     )
@@ -58,28 +64,31 @@ def library_of(each: Instruction) -> str:
     return found[1] if found else ""
 
 
-def _work(computation: Computation, each: Instruction) -> int:
+def _work(computation: Computation, each: Instruction, once: bool) -> int:
     """Return the FLOPs of the products of an instruction."""
+    if once and REMAT in each.attributes:
+        return 0
     if each.opcode in ("dot", "convolution") or library_of(each) == "cublas":
         return _product(computation, each)
     if library_of(each) == "cudnn":
-        return _attended_by_cudnn(computation, each)
-    return _attended(computation, each)[0] if kernel_of(each) else 0
+        return _attended_by_cudnn(computation, each, once)
+    return _attended(computation, each, once)[0] if kernel_of(each) else 0
 
 
-def _attended_by_cudnn(computation: Computation, each: Instruction) -> int:
+def _attended_by_cudnn(computation: Computation, each: Instruction, once: bool) -> int:
     """Return the FLOPs of attention in cuDNN; a causal one skips the pairs above the diagonal."""
     found = SCORES.search(each.attributes)
     if not found:  # a convolution, of which our models on GPUs have none, or a norm
         return 0
     b, h, t, s = (int(size) for size in re.findall(r"\d+", found[1]))
     q = math.prod(computation[each.operands[0]].leaves[0].dims)
-    pairs = t * (t + 1) // 2 if re.search(r'"mask_type":\s*"\w*CAUSAL', each.attributes) and t == s else t * s
+    causal = t == s and not once and re.search(r'"mask_type":\s*"\w*CAUSAL', each.attributes)
+    pairs = t * (t + 1) // 2 if causal else t * s
     backward = "Backward" in each.attribute("custom_call_target")
-    return 2 * b * h * pairs * (q // (b * h * t)) * ATTENTION_PRODUCTS[backward]
+    return 2 * b * h * pairs * (q // (b * h * t)) * (ATTENTION_PRODUCTS[backward] - (once and backward))
 
 
-def _attended(computation: Computation, each: Instruction) -> tuple[int, int]:
+def _attended(computation: Computation, each: Instruction, once: bool = False) -> tuple[int, int]:
     """Return FLOPs and bytes of a kernel of splash attention; a causal one skips the blocks above the diagonal."""
     leaves = [leaf for name in each.operands for leaf in computation[name].leaves]
     wide = [leaf for leaf in leaves if len(leaf.dims) == 4]
@@ -92,9 +101,10 @@ def _attended(computation: Computation, each: Instruction) -> tuple[int, int]:
     kernel = kernel_of(each)
     again = [wide[0], *wide[3:]] if kernel == "dkv" else [k, v]  # for every block of the other side
     times = visited / (t // rows if kernel == "dkv" else s // columns)
-    once = sum(leaf.bytes for leaf in (*leaves, *each.leaves)) - sum(leaf.bytes for leaf in again)
-    moved = once + sum(leaf.bytes for leaf in again) * max(times, 1.0)
-    return 2 * b * h * visited * rows * columns * size * PRODUCTS[kernel], int(moved)
+    first = sum(leaf.bytes for leaf in (*leaves, *each.leaves)) - sum(leaf.bytes for leaf in again)
+    moved = first + sum(leaf.bytes for leaf in again) * max(times, 1.0)
+    pairs = t * s if once else visited * rows * columns
+    return 2 * b * h * pairs * size * (PRODUCTS_ONCE if once else PRODUCTS)[kernel], int(moved)
 
 
 def _product(computation: Computation, each: Instruction) -> int:

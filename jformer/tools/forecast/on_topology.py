@@ -161,7 +161,8 @@ def _update_lines(config: Config, model: ModelConfig, figures: Figures, chips: T
     count = len(chips.devices)
     least = bound(figures, chips, model.dtype, model.precision)
     useful = config.optim.passes * update_flops(model, work_of(*(np.full(shape.rows, length) for length in shape[1:])))
-    yield f"  {useful / count:.3g} FLOPs of the model, without recomputation"
+    once = f"the program has {figures.flops_once:.3g} without recomputation and with pairs that a causal kernel skips"
+    yield f"  {useful / count:.3g} FLOPs of the model; {once}"
     yield _time_line(least)
     peak = chips.peak_in(model.dtype, model.precision)
     shares = (f"{useful / count / seconds / peak:.1%}" for seconds in (least.overlapped, least.apart))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jformer.tools.forecast.cost_analysis import flops, traffic
+from jformer.tools.forecast.cost_analysis import REMAT, flops, traffic
 from jformer.tools.forecast.hlo import parse
 from tests.tools.forecast.test_hlo import LOOP
 
@@ -134,17 +134,31 @@ ATTENDED, Q_BYTES = 2 * 3 * 2 * 32 * 32 * 8, 3 * 32 * 2 * 8 * 2
 
 
 @pytest.mark.parametrize(
-    ("line", "products", "moved"),
+    ("line", "products", "once", "moved"),
     [
-        (PRODUCT, 2 * 16 * 4 * 2, 4 * (16 * 4 + 4 * 2 + 16 * 2) + 4),
-        (f"{START}\n{DONE}", 0, 2 * 4 * 16 * 4 + 4),
-        (f"{FAST_START}\n{DONE}", 0, 4 * 16 * 4 + 4),
-        (FORWARD, 2 * ATTENDED, 4 * Q_BYTES + 4 * 3 * 2 * 32),
-        (BACKWARD, 5 * ATTENDED, 4 * Q_BYTES + 4 * 3 * 2 * 32),
-        (FORWARD.replace("NO_MASK", "CAUSAL"), 2 * ATTENDED * 33 // 64, 4 * Q_BYTES + 4 * 3 * 2 * 32),
+        (PRODUCT, 2 * 16 * 4 * 2, 2 * 16 * 4 * 2, 4 * (16 * 4 + 4 * 2 + 16 * 2) + 4),
+        (f"{START}\n{DONE}", 0, 0, 2 * 4 * 16 * 4 + 4),
+        (f"{FAST_START}\n{DONE}", 0, 0, 4 * 16 * 4 + 4),
+        (FORWARD, 2 * ATTENDED, 2 * ATTENDED, 4 * Q_BYTES + 4 * 3 * 2 * 32),
+        (BACKWARD, 5 * ATTENDED, 4 * ATTENDED, 4 * Q_BYTES + 4 * 3 * 2 * 32),
+        (FORWARD.replace("NO_MASK", "CAUSAL"), 2 * ATTENDED * 33 // 64, 2 * ATTENDED, 4 * Q_BYTES + 4 * 3 * 2 * 32),
+        (f'{FORWARD}, metadata={{op_name="jit(f)/{REMAT}/attn"}}', 2 * ATTENDED, 0, 4 * Q_BYTES + 4 * 3 * 2 * 32),
     ],
-    ids=["product", "slice", "slice into the core", "forward", "backward", "causal"],
+    ids=["product", "slice", "slice into the core", "forward", "backward", "causal", "repeated"],
 )
-def test_calls_of_nvidias_libraries_count_their_products_and_slices(line, products, moved):
+def test_calls_of_nvidias_libraries_count_their_products_and_slices(line, products, once, moved):
     program = parse(GPU_CALLS.replace("FIRST", line).replace("\\\n", ""))
-    assert (flops(program), traffic(program)) == (products, moved)
+    assert (flops(program), flops(program, once=True), traffic(program)) == (products, once, moved)
+
+
+def test_what_a_backward_pass_repeats_is_not_counted_again():
+    def loss(w, x, policy):
+        layer = jax.checkpoint(lambda x, _: (jnp.sin(x @ w), None), policy=policy)
+        return lax.scan(layer, x, length=5)[0].sum()
+
+    x = jnp.ones((8, 8))
+    kept, repeated = (
+        parse(jax.jit(jax.grad(loss), static_argnums=2).lower(x, x, policy).compile().as_text())
+        for policy in (jax.checkpoint_policies.everything_saveable, jax.checkpoint_policies.nothing_saveable)
+    )
+    assert flops(repeated) > flops(kept) == flops(kept, once=True) == flops(repeated, once=True)
