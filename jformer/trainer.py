@@ -119,7 +119,7 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
         with TrainingLog(workdir, config, progress, optimizer.schedule, cost, explain) as log:
             parameters, notes = count_params(state.params), [*choices, *origin]
             log.show_start()
-            log.show(introduction(config, data, notes, parameters, mesh.devices, peak))
+            log.show(introduction(config, data, notes, parameters, mesh, peak))
             if has_ended(config.train, progress):
                 log.show(f"already trained to update {progress.step}")
             else:

@@ -1,7 +1,8 @@
 """The mesh of devices with the axes data, fsdp and tensor; `sharding` places arrays on it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -16,6 +17,9 @@ DATA, FSDP, TENSOR = AXES = ("data", "fsdp", "tensor")
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Arrange the devices (default: all) on three axes, of which one may be -1 to take all remaining devices.
 
+    Neighbours on the mesh are neighbours on the network: of several slices (see `slices_of`) each takes its part of
+    `data`, or where that is too short of `fsdp`, and of `tensor` last, as MaxText's and Levanter's hybrid meshes do.
+
     Raises UserError if the product of the sizes exceeds the devices, or is smaller while a size is -1 or there are
     several processes; a single process may use fewer devices than it has.
     """
@@ -27,10 +31,48 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[
         raise UserError(f"{wanted} does not fit {len(given)} devices: the product must be {len(given)}; -1 fills it up")
     # Explicit axes, the default of jax.make_mesh, do not work with Linen's embeddings; Auto leaves it to the compiler.
     auto = (AxisType.Auto,) * len(AXES)
-    if count == len(given) and count > 1 and given[0].platform == "tpu":  # neighbours on the chips' network
-        grid = mesh_utils.create_device_mesh(tuple(sizes.values()), given, allow_split_physical_axes=True)
-        return Mesh(grid, AXES, axis_types=auto)
-    return Mesh(np.array(given[:count]).reshape(*sizes.values()), AXES, axis_types=auto)
+    return Mesh(_arranged(given[:count], tuple(sizes.values()), count == len(given)), AXES, axis_types=auto)
+
+
+def _arranged(devices: Sequence[jax.Device], sizes: tuple[int, ...], whole: bool) -> np.ndarray:
+    """Return the devices as a grid; `whole`: they are all that there are."""
+    slices = Counter(slices_of(devices))
+    if whole and len(slices) > 1 and len({*slices.values()}) == 1:
+        outer, left = [], len(slices)
+        for size in sizes:
+            outer.append(math.gcd(size, left))
+            left //= outer[-1]
+        inner = [size // part for size, part in zip(sizes, outer, strict=True)]
+        return mesh_utils.create_hybrid_device_mesh(inner, outer, devices, allow_split_physical_axes=True)
+    if whole and len(devices) > 1 and devices[0].platform == "tpu":
+        return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    return np.array(devices).reshape(sizes)
+
+
+def slices_of(devices: Iterable[jax.Device]) -> list[int]:
+    """Return the number of each device's slice: TPU chips, or the GPUs of a machine, that share a fast network.
+
+    Several slices are joined by a slower one.
+    """
+    return [getattr(device, "slice_index", 0) for device in devices]
+
+
+def axes_between_slices(mesh: Mesh) -> tuple[str, ...]:
+    """Return the axes along which devices lie in different slices: their collectives cross the slower network."""
+    slices = np.reshape(slices_of(mesh.devices.flat), mesh.devices.shape)
+    return tuple(name for axis, name in enumerate(mesh.axis_names) if np.diff(slices, axis=axis).any())
+
+
+def slices_line(mesh: Mesh) -> str:
+    """Return a line on the axes that cross the network between slices, or '' for a mesh on a single one."""
+    slices = len({*slices_of(mesh.devices.flat)})
+    if slices == 1:
+        return ""
+    axes, what = axes_between_slices(mesh), "machines" if mesh.devices.flat[0].platform == "gpu" else "slices"
+    line = f"mesh: {' and '.join(axes)} across {slices} {what}, joined by a slower network"
+    if TENSOR not in axes:
+        return line
+    return f"{line}, which {TENSOR} uses in every layer: mesh.{TENSOR} at most {mesh.size // slices} stays within one"
 
 
 def fill_axes(sizes: Mapping[str, int], devices: int) -> dict[str, int]:

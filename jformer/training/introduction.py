@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
+from jax.sharding import Mesh
 
 from jformer.config.options import Config
 from jformer.data.corpus import SIDES
@@ -11,6 +11,7 @@ from jformer.data.plan import Plan
 from jformer.data.progress import counted
 from jformer.data.tokenizers import NUM_SYMBOLS, LabelTokenizer, NumberTokenizer, Tokenizer
 from jformer.parallel.devices import Peak, products_line
+from jformer.parallel.mesh import slices_line
 from jformer.training.corpora import Data
 from jformer.training.optim import schedule_line
 
@@ -18,7 +19,7 @@ SIZED = ("word", "bpe", "unigram")  # tokenizers whose vocabulary data.vocab_siz
 
 
 def introduction(
-    config: Config, data: Data, notes: Sequence[str], parameters: int, devices: np.ndarray, peak: Peak
+    config: Config, data: Data, notes: Sequence[str], parameters: int, mesh: Mesh, peak: Peak
 ) -> Iterator[str]:
     """Yield the lines.
 
@@ -27,7 +28,7 @@ def introduction(
         data: its text.
         notes: lines about automatic choices and the origin of the state.
         parameters: how many the model has.
-        devices: of the mesh.
+        mesh: of the devices.
         peak: FLOP/s of all devices together.
     """
     for name, corpus in data.texts.items():
@@ -37,8 +38,9 @@ def introduction(
     yield f"vocabulary: {vocabulary(*data.tokenizers)}{note}; parameters: {parameters:,}"
     yield f"batches: {len(data.batches):,} an epoch, {shapes(data.batches.plan)}"
     yield schedule_line(config.optim, config.train.num_steps, config.model.scale_width)
-    kind, platform = devices.flat[0].device_kind, devices.flat[0].platform
-    yield f"devices: {devices.size} x {kind}, at most {peak.flops / 1e12:.3g} TFLOP/s ({peak.origin})"
+    kind, platform = mesh.devices.flat[0].device_kind, mesh.devices.flat[0].platform
+    yield f"devices: {mesh.size} x {kind}, at most {peak.flops / 1e12:.3g} TFLOP/s ({peak.origin})"
+    yield from filter(None, [slices_line(mesh)])
     yield products_line(config.model.dtype, platform, config.model.precision)
 
 

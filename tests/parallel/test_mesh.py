@@ -6,6 +6,7 @@ import functools
 import jax
 import numpy as np
 import pytest
+from jax.experimental import topologies
 
 from jformer.config import resolve
 from jformer.data.tokenizers import learn
@@ -13,18 +14,20 @@ from jformer.decoding.decode_config import DecodeConfig
 from jformer.inference.answers import Request
 from jformer.inference.predict import Predictor
 from jformer.inference.restore import Trained
-from jformer.parallel.mesh import make_mesh
+from jformer.parallel.mesh import axes_between_slices, make_mesh, slices_line
 from jformer.parallel.sharding import parameter_shardings, put_batch
 from jformer.tasks.build import build_task
 from jformer.tasks.task import make_loss, token_loss
 from jformer.tools.forecast.collectives import collectives
 from jformer.tools.forecast.cost_analysis import flops
 from jformer.tools.forecast.hlo import parse
+from jformer.tools.forecast.topology import open_topology
 from jformer.trainer import train
 from jformer.training.step import make_gradient
 from tests.conftest import make_batch
 from tests.opening import opened
 from tests.slow import slow_but
+from tests.tools.forecast.test_topology import needs_libtpu
 from tests.training.test_loop import rows, small
 from tests.training.test_step import MESHES as UPDATED
 
@@ -164,3 +167,44 @@ def test_devices_share_the_scores_of_distances_by_heads(tiny, layers):
     norm = np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(found[0][0])))
     for one, shared in zip(*map(jax.tree.leaves, found), strict=True):
         np.testing.assert_allclose(one, shared, rtol=1e-5, atol=1e-6 * norm)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fake:
+    """A device that is not there: what a mesh asks of one."""
+
+    id: int
+    slice_index: int
+    platform: str = "gpu"
+    device_kind: str = "NVIDIA H100 80GB HBM3"
+
+
+@pytest.mark.parametrize(
+    ("machines", "sizes", "across", "note"),
+    [
+        ((0, 0, 0, 0), (2, 2, 1), (), ""),
+        ((0, 0, 0, 0, 1, 1, 1, 1), (2, 2, 2), ("data",), "mesh: data across 2 machines, joined by a slower network"),
+        ((0, 1) * 4, (2, 2, 2), ("data",), "data across 2 machines"),  # in whatever order they are listed
+        ((0,) * 6 + (1,) * 6, (3, 2, 2), ("fsdp",), "fsdp across 2 machines"),  # 2 does not divide data
+        ((0, 0, 1, 1, 2, 2, 3, 3), (2, 2, 2), ("data", "fsdp"), "data and fsdp across 4 machines"),
+        ((0, 0, 1, 1), (1, 1, 4), ("tensor",), "which tensor uses in every layer: mesh.tensor at most 2 stays within"),
+        ((0, 0, 0, 1), (4, 1, 1), ("data",), "data across 2 machines"),  # of different sizes: as they are listed
+    ],
+)
+def test_data_crosses_the_network_between_machines_before_fsdp_and_tensor(machines, sizes, across, note):
+    devices = [Fake(number, machine) for number, machine in enumerate(machines)]
+    mesh = make_mesh(*sizes, devices=devices)
+    assert tuple(mesh.shape.values()) == sizes
+    assert {*mesh.devices.flat} == {*devices}
+    assert axes_between_slices(mesh) == across
+    line = slices_line(mesh)
+    assert note in line if note else not line
+
+
+@needs_libtpu
+def test_slices_of_tpus_are_joined_along_data():
+    open_topology("v5e:2x4")  # loads libtpu
+    two = topologies.get_topology_desc("v5e:2x4", "tpu", chip_config_name="default", num_slices=2)
+    mesh = make_mesh(2, 4, 2, devices=two.devices)
+    assert axes_between_slices(mesh) == ("data",)
+    assert slices_line(mesh) == "mesh: data across 2 slices, joined by a slower network"

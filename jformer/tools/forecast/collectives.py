@@ -30,38 +30,58 @@ class Collective(NamedTuple):
     times: int  # in one run of the program, at most
     bytes: int  # of the whole array of a device, before scattering or after gathering; of all runs together
     largest: int  # bytes of the largest
-    machines: int = 1  # that the devices of a group are spread over
+    slices: int = 1  # that the devices of a group are spread over; see `mesh.slices_of`
 
     @property
     def sent(self) -> float:
-        """The bytes that a device sends in a ring."""
-        share = (self.devices - 1) / self.devices
-        return self.bytes * {"all-reduce": 2 * share, "collective-permute": 1.0}.get(self.kind, share)
+        """The bytes that a device sends over the fast network, in a ring of its group's devices in a slice."""
+        inside = self.devices // self.slices
+        if self.kind == "collective-permute":
+            return self.bytes * (self.slices == 1)
+        if self.kind == "all-to-all":
+            return self.bytes * (inside - 1) / self.devices
+        return self._ring(inside)
+
+    @property
+    def crossing(self) -> float:
+        """The bytes that a device sends to other slices.
+
+        The devices of a group in a slice share what is left once they have combined their own: a hierarchical
+        collective, where a ring sends up to twice as much. In an all-to-all each device sends its own.
+        """
+        if self.kind == "collective-permute":
+            return self.bytes * (self.slices > 1)
+        if self.kind == "all-to-all":
+            return self.bytes * (self.slices - 1) / self.slices
+        return self._ring(self.slices) * self.slices / self.devices
+
+    def _ring(self, devices: int) -> float:
+        return self.bytes * (devices - 1) / devices * (2 if self.kind == "all-reduce" else 1)
 
 
-def collectives(program: Program, mesh: Mapping[str, int], machines: np.ndarray | None = None) -> list[Collective]:
+def collectives(program: Program, mesh: Mapping[str, int], slices: np.ndarray | None = None) -> list[Collective]:
     """Return the collectives of a program on a mesh, axis → size; those that send most are first.
 
-    `machines` is the number of each device's machine, in the order of the mesh, if there are several.
+    `slices` is the number of each device's slice, in the order of the mesh, if there are several.
     """
     found: dict[tuple[Any, ...], tuple[int, int, int]] = {}
     for (kind, _, instruction), (times, size) in instances(program).items():
         axes, devices = groups_of(instruction, mesh)
-        spread = 1 if machines is None else _spread(machines[device_groups(instruction.attributes, machines.size)])
+        spread = 1 if slices is None else _spread(slices[device_groups(instruction.attributes, slices.size)])
         if devices > 1:
             key = kind, axes, devices, spread
             count, total, largest = found.get(key, (0, 0, 0))
             found[key] = count + times, total + times * size, max(largest, size)
     listed = [
-        Collective(kind=kind, axes=axes, devices=devices, times=times, bytes=total, largest=largest, machines=spread)
+        Collective(kind=kind, axes=axes, devices=devices, times=times, bytes=total, largest=largest, slices=spread)
         for (kind, axes, devices, spread), (times, total, largest) in found.items()
     ]
-    return sorted(listed, key=lambda each: -each.sent)
+    return sorted(listed, key=lambda each: (-each.crossing, -each.sent))
 
 
-def _spread(machines: np.ndarray) -> int:
-    """Return over how many machines a group is spread at most, from the machine of each device [groups devices]."""
-    return max(len(set(group)) for group in machines.tolist())
+def _spread(slices: np.ndarray) -> int:
+    """Return over how many slices a group is spread at most, from the slice of each device [groups devices]."""
+    return max(len(set(group)) for group in slices.tolist())
 
 
 def groups_of(instruction: Instruction, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], int]:

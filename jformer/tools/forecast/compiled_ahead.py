@@ -16,6 +16,7 @@ from jformer.inference.forced_pass import make_scorer
 from jformer.inference.generation import make_answer, make_setup
 from jformer.models import ModelConfig, build_model
 from jformer.parallel.backend import compiling_for
+from jformer.parallel.mesh import slices_of
 from jformer.parallel.sharding import EVERY_ROW, replicated
 from jformer.tasks.batch_arrays import abstract_batch, source_is_prefix
 from jformer.tasks.task import Task
@@ -151,7 +152,7 @@ def figures(compiled: jax.stages.Compiled, mesh: Mesh) -> Figures:
         code=memory.generated_code_size_in_bytes,
         flops=cost_analysis.flops(program),
         traffic=cost_analysis.traffic(program),
-        collectives=collectives(program, axes, _machines(mesh)),
+        collectives=collectives(program, axes, np.array(slices_of(mesh.devices.flat))),
         program=program,
         flops_once=cost_analysis.flops(program, once=True),
     )
@@ -168,12 +169,6 @@ def _compile(lowered: jax.stages.Lowered, mesh: Mesh) -> jax.stages.Compiled:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
         return lowered.compile(compiler_options(_platform(mesh)))
-
-
-def _machines(mesh: Mesh) -> np.ndarray | None:
-    """Return the number of each device's machine; None where all share a network, as the hosts of a slice do."""
-    machines = np.array([device.process_index for device in mesh.devices.flat])
-    return machines if _platform(mesh) == "gpu" and machines.any() else None
 
 
 def _platform(mesh: Mesh) -> str:

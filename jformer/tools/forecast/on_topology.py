@@ -4,6 +4,7 @@ The real programs are compiled for them; times are bounds (see `roofline`), not 
 """
 
 import dataclasses
+import math
 import re
 import sys
 import time
@@ -23,6 +24,7 @@ from jformer.inference.one_pass import HEADS
 from jformer.models import ModelConfig
 from jformer.models.flops import update_flops, work_of
 from jformer.parallel.devices import products_line
+from jformer.parallel.mesh import slices_line
 from jformer.parallel.sharding import row_shards
 from jformer.tasks.batch_arrays import source_is_prefix
 from jformer.tasks.build import build_task, choose_dtype, open_mesh
@@ -31,7 +33,7 @@ from jformer.tools.forecast.compiled_ahead import Figures, compile_answer, compi
 from jformer.tools.forecast.describe import kernel_line, summary
 from jformer.tools.forecast.roofline import ASSUMPTIONS, GPU_ASSUMPTIONS, Bound, bound
 from jformer.tools.forecast.shapes import answer_shape, full_shape, mesh_sizes, sized_model
-from jformer.tools.forecast.topology import GIB, Gpu, Topology, open_topology
+from jformer.tools.forecast.topology import GIB, LARGEST_SHARE, SHARE_VARIABLE, Gpu, Topology, open_topology
 
 MIB = 2**20
 NEEDED = re.compile(r"\(([\d.]+)([KMG])\) exceeds available HBM")
@@ -60,6 +62,7 @@ def describe_topology(config: Config, workdir: Path | None, topology: str, price
     yield products_line(model.dtype, chips.platform, model.precision)
     yield kernel_line(model, chips.platform, shape, source_is_prefix(model, task.answer))
     yield f"{chips}; mesh {axes}"
+    yield from filter(None, [slices_line(mesh)])
     lengths = " + ".join(f"{length:,}" for length in shape[1:] if length)
     yield f"\nupdate: {shape.rows:,} full rows of {lengths}, {shape.rows // row_shards(mesh):,} for a {chips.unit}"
     memory = estimate(config, task, model, shape, mesh.size, chips.platform)
@@ -68,7 +71,8 @@ def describe_topology(config: Config, workdir: Path | None, topology: str, price
     if not isinstance(update, Figures):
         update += sum(memory) - memory.gradients - memory.activations  # not counted by the compiler
         ways = ways_to_fit(asked, task, model, chips, update / sum(memory))
-        raise UserError(f"{_too_large('update', update, chips)}; by estimate it fits with {ways}")
+        larger = _with_larger_share(update, chips)
+        raise UserError(f"{_too_large('update', update, chips)}; {larger}by estimate it fits with {ways}")
     yield from _program_lines(update, chips)
     yield from _update_lines(config, model, update, chips, price)
     if task.answer:
@@ -136,6 +140,14 @@ def _compiled(what: str, chips: Topology, compile_it: Callable[[], Figures]) -> 
         print(f"  {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
 
 
+def _with_larger_share(needed: float, chips: Topology) -> str:
+    """Return a note if a program fits a GPU of whose memory JAX takes more, or ''."""
+    share = needed / chips.chip.hbm
+    if not isinstance(chips.chip, Gpu) or share > LARGEST_SHARE:
+        return ""
+    return f"{SHARE_VARIABLE}={math.ceil(share * 100) / 100:g} in the environment is enough for it, and "
+
+
 def _too_large(what: str, needed: float, chips: Topology) -> str:
     room = f"{needed / GIB:.1f} GiB of a {chips.unit}'s {chips.memory / GIB:.0f}"
     return f"{chips.name}: the {what} does not fit: it needs {room}"
@@ -148,10 +160,12 @@ def _program_lines(figures: Figures, chips: Topology) -> Iterator[str]:
     yield f"  memory by the compiler: {figures.memory / MIB:,.1f} MiB, {figures.memory / chips.memory:.1%}: {parts}"
     yield f"  {figures.flops:.3g} FLOPs, {figures.traffic / 1e9:,.2f} GB between HBM and cores"
     if figures.collectives:
-        cells = [["collectives over", "", "count", "MB whole", "MB sent"]]
+        crossing = any(each.crossing for each in figures.collectives)
+        cells = [["collectives over", "", "count", "MB whole", "MB sent"] + ["to other machines"] * crossing]
         for each in figures.collectives:
-            sizes = f"{each.bytes / 1e6:,.2f}", f"{each.sent / 1e6:,.2f}"
-            cells.append([" and ".join(each.axes), each.kind, f"{each.times:,}", *sizes])
+            sizes = [each.bytes, each.sent] + [each.crossing] * crossing
+            row = [" and ".join(each.axes), each.kind, f"{each.times:,}"]
+            cells.append([*row, *(f"{size / 1e6:,.2f}" for size in sizes)])
         yield from (f"  {line}" for line in aligned(cells, 2))
 
 

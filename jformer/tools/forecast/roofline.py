@@ -13,8 +13,8 @@ KERNELS = "products at the data sheet's peak, each kernel's arrays between HBM a
 SUMS = "overlapped = the longest of these, apart = their sum"
 ASSUMPTIONS = f"{KERNELS}the bytes of a ring over all links of a chip at once; {SUMS}"
 GPU_ASSUMPTIONS = (
-    f"{KERNELS}the bytes of a ring over NVLink, between machines over a network card a GPU of 200 "
-    f"(A100) or 400 Gbit/s; {SUMS}. Kernels that XLA would time were chosen by rules"
+    f"{KERNELS}the bytes of a ring over NVLink; between machines what is left once each machine has combined its own, over "
+    f"a network card a GPU of 200 (A100) or 400 Gbit/s; {SUMS}. Kernels that XLA would time were chosen by rules"
 )
 
 
@@ -43,8 +43,5 @@ def bound(figures: Figures, chips: Topology, dtype: str = "bfloat16", precision:
 
 
 def _sending(each: Collective, chip: Chip | Gpu) -> float:
-    """Return the seconds of a ring; the devices that a group has in a machine share what leaves it."""
-    inside = each.sent / chip.network
-    if each.machines == 1 or isinstance(chip, Chip):
-        return inside
-    return max(inside, each.sent * each.machines / each.devices / chip.between)
+    """Return the seconds on the busier network, while they run at the same time."""
+    return max(each.sent / chip.network, each.crossing / chip.between if isinstance(chip, Gpu) else 0.0)

@@ -17,6 +17,7 @@ from jax.experimental import topologies
 from jformer.errors import UserError
 from jformer.parallel.devices import arithmetic, known_peak
 from jformer.parallel.libtpu import SETTINGS
+from jformer.parallel.mesh import slices_of
 
 EXAMPLES = "v4:4x4x4, v5e:16x16, v5p:4x4x8, v6e:16x16, or as gcloud writes types: v5litepod-256, v6e-256, v5p-256"
 GPU_EXAMPLES = "h100 for one GPU, h100:8 for a machine with eight, h100:8x4 for four such machines"
@@ -79,7 +80,8 @@ GPUS = {
         bandwidth=7_672e9, shared=233_472, l2=132_644_864, network=900e9, between=50e9,
     ),
 }  # fmt: skip
-MEMORY_SHARE = 0.75  # of a GPU's memory that JAX takes, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise
+SHARE_VARIABLE, DEFAULT_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75  # of a GPU's memory, that JAX takes
+LARGEST_SHARE = 0.92  # that leaves room for the CUDA context, cuBLAS and NCCL
 CUDA_PACKAGES = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 MOST_MACHINES = 512
 
@@ -104,7 +106,7 @@ class Topology(NamedTuple):
     @property
     def memory(self) -> float:
         """Bytes of a device that a program may take."""
-        return self.chip.hbm * (MEMORY_SHARE if isinstance(self.chip, Gpu) else 1)
+        return self.chip.hbm * (memory_share() if isinstance(self.chip, Gpu) else 1)
 
     @property
     def peak(self) -> float:
@@ -127,10 +129,22 @@ class Topology(NamedTuple):
         count = len(self.devices)
         if not isinstance(self.chip, Gpu):
             return f"slice: {self.name}, {count:,} chips of {self.chip.hbm / GIB:.0f} GiB"
-        machines = 1 + max(device.process_index for device in self.devices)
+        machines = len({*slices_of(self.devices)})
         where = "one machine" if machines == 1 else f"{machines} machines"
-        size = f"{self.chip.hbm / GIB:.0f} GiB each, of which JAX takes {MEMORY_SHARE:.0%}"
+        size = f"{self.chip.hbm / GIB:.0f} GiB each, of which JAX takes {memory_share():.0%}"
         return f"GPUs: {count} x {self.chip.device} on {where}, {size}"
+
+
+def memory_share() -> float:
+    """Return the share of a GPU's memory that JAX takes. Raise UserError for an invalid variable."""
+    given = os.environ.get(SHARE_VARIABLE, "")
+    try:
+        share = float(given or DEFAULT_SHARE)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise UserError(f"{SHARE_VARIABLE}={given!r} must be a share of a GPU's memory, such as 0.9")
+    return share
 
 
 def open_topology(name: str) -> Topology:
@@ -159,7 +173,7 @@ def _open_gpus(name: str, kind: str, count: int, machines: int) -> Topology:
     if not any(map(find_spec, CUDA_PACKAGES)) or not cudnn or not compiler_options("gpu"):
         raise UserError(f'--topology={name} needs XLA\'s compiler for GPUs: pip install -e ".[gpu-aot]"')
     ctypes.CDLL(str(cudnn / "lib/libcudnn.so.9"))  # XLA asks for its version
-    shape, full = f"1x{machines}x{count}", f"{kind}:{count}" + (f"x{machines}" if machines > 1 else "")
+    shape, full = f"{machines}x1x{count}", f"{kind}:{count}" + (f"x{machines}" if machines > 1 else "")
     found = topologies.get_topology_desc(platform="cuda", target_config=target_config(GPUS[kind]), topology=shape)
     return Topology(full, GPUS[kind], list(found.devices))
 

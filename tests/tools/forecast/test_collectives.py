@@ -43,16 +43,32 @@ def test_axes_are_those_along_which_the_devices_of_a_group_differ(attributes, ax
     assert groups_of(instruction, SIZES) == (axes, devices)
 
 
-@pytest.mark.parametrize(("groups", "spread"), [("{{0,1},{2,3}}", 1), ("{{0,2},{1,3}}", 2), ("{{0,1,2,3}}", 2)])
-def test_a_group_may_be_spread_over_machines(groups, spread):
+TWO_MACHINES = [0, 0, 0, 0, 1, 1, 1, 1]
+ALL, WITHIN, PAIRS = "[1,8]<=[8]", "[2,4]<=[8]", "[4,2]<=[2,4]T(1,0)"  # groups; a pair has a device of each machine
+
+
+@pytest.mark.parametrize(
+    ("kind", "groups", "sent", "crossing"),  # of an array of 80 bytes
+    [
+        ("all-reduce", WITHIN, 2 * 80 * 3 / 4, 0),
+        ("all-reduce", ALL, 2 * 80 * 3 / 4, 2 * 40 / 4),  # of the half that the other machine sums; four cards share it
+        ("all-reduce", PAIRS, 0, 2 * 40),
+        ("all-to-all", ALL, 80 * 3 / 8, 40),
+        ("all-to-all", WITHIN, 80 * 3 / 4, 0),
+        ("collective-permute", "{{0,1},{1,0}}", 80, 0),
+        ("collective-permute", "{{0,4},{4,0}}", 0, 80),
+    ],
+)
+def test_what_leaves_a_machine_is_shared_by_its_devices(kind, groups, sent, crossing):
+    attribute = "source_target_pairs" if kind == "collective-permute" else "replica_groups"
     text = f"""
-ENTRY %main (x: f32[8]) -> f32[8] {{
-  %x = f32[8] parameter(0)
-  ROOT %y = f32[8] all-reduce(%x), replica_groups={groups}, to_apply=%add
+ENTRY %main (x: f32[20]) -> f32[20] {{
+  %x = f32[20] parameter(0)
+  ROOT %y = f32[20] {kind}(%x), {attribute}={groups}, to_apply=%add
 }}
 """
-    (found,) = collectives(hlo.parse(text), {"data": 2, "fsdp": 2}, np.array([0, 0, 1, 1]))
-    assert found.machines == spread
+    (found,) = collectives(hlo.parse(text), {"data": 2, "fsdp": 4}, np.array(TWO_MACHINES))
+    assert (found.sent, found.crossing) == (sent, crossing)
 
 
 ASYNC = """
