@@ -208,9 +208,9 @@ def tables(found: dict[Cell, Outcome], meshes: Sequence[str]) -> Iterator[str]:
     yield from aligned(rows, 3)
     counts = Counter((cell.program, cell.dtype, cell.mesh, result.kind) for cell, result in found.items())
     rows = [["compiled / refused / failed", "", *meshes]]
-    for key in dict.fromkeys((cell.program, cell.dtype) for cell in found):
-        kinds = ([counts[*key, mesh, kind] for kind in ("compiled", "refused", "failed")] for mesh in meshes)
-        rows.append([*key, *(" / ".join(map(str, each)) for each in kinds)])
+    for program, dtype in dict.fromkeys((cell.program, cell.dtype) for cell in found):
+        kinds = ([counts[program, dtype, mesh, kind] for kind in ("compiled", "refused", "failed")] for mesh in meshes)
+        rows.append([program, dtype, *(" / ".join(map(str, each)) for each in kinds)])
     yield from ("", *aligned(rows, 2), "")
     yield from (f"{' '.join(cell)}: {result.text}" for cell, result in found.items() if result.kind != "compiled")
 
@@ -222,7 +222,7 @@ def main(argv: Sequence[str]) -> None:
     cases, meshes, dtypes, programs = (CHOSEN[name].value for name in ("cases", "meshes", "dtypes", "programs"))
     end = time.monotonic() + MINUTES.value * 60 if MINUTES.value else math.inf
     todo = cells(cases, programs, dtypes, meshes, SAMPLE.value)
-    found = outcomes(todo, TOPOLOGY.value, RESULTS.value and Path(RESULTS.value), end)
+    found = outcomes(todo, TOPOLOGY.value, Path(RESULTS.value) if RESULTS.value else None, end)
     print("", *tables(found, meshes), sep="\n")
     kinds = Counter(result.kind for result in found.values())
     seconds = sum(result.seconds for result in found.values())

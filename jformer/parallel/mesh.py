@@ -43,7 +43,10 @@ def _arranged(devices: Sequence[jax.Device], sizes: tuple[int, ...], whole: bool
             outer.append(math.gcd(size, left))
             left //= outer[-1]
         inner = [size // part for size, part in zip(sizes, outer, strict=True)]
-        return mesh_utils.create_hybrid_device_mesh(inner, outer, devices, allow_split_physical_axes=True)
+        by_process = _slice_attribute(devices[0]) == "process_index"
+        return mesh_utils.create_hybrid_device_mesh(
+            inner, outer, devices, process_is_granule=by_process, allow_split_physical_axes=True
+        )
     if whole and len(devices) > 1 and devices[0].platform == "tpu":
         return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
     return np.array(devices).reshape(sizes)
@@ -54,7 +57,16 @@ def slices_of(devices: Iterable[jax.Device]) -> list[int]:
 
     Several slices are joined by a slower one.
     """
-    return [getattr(device, "slice_index", 0) for device in devices]
+    return [getattr(device, _slice_attribute(device), 0) for device in devices]
+
+
+def _slice_attribute(device: jax.Device) -> str:
+    """Return the name of JAX's number of a device's slice.
+
+    It numbers those of TPUs and GPUs, but gives the same number to all GPUs that a program is only compiled for: there
+    each machine has a process, while the run that compiles has one.
+    """
+    return "process_index" if device.platform == "gpu" and jax.process_count() == 1 else "slice_index"
 
 
 def axes_between_slices(mesh: Mesh) -> tuple[str, ...]:

@@ -171,9 +171,10 @@ def test_devices_share_the_scores_of_distances_by_heads(tiny, layers):
 
 @dataclasses.dataclass(frozen=True)
 class Fake:
-    """A device that is not there: what a mesh asks of one."""
+    """A GPU that is not there: what a mesh asks of one."""
 
     id: int
+    process_index: int
     slice_index: int
     platform: str = "gpu"
     device_kind: str = "NVIDIA H100 80GB HBM3"
@@ -191,8 +192,12 @@ class Fake:
         ((0, 0, 0, 1), (4, 1, 1), ("data",), "data across 2 machines"),  # of different sizes: as they are listed
     ],
 )
-def test_data_crosses_the_network_between_machines_before_fsdp_and_tensor(machines, sizes, across, note):
-    devices = [Fake(number, machine) for number, machine in enumerate(machines)]
+@pytest.mark.parametrize("running", [True, False], ids=["a process each", "only compiled for"])
+def test_data_crosses_the_network_between_machines_before_fsdp_and_tensor(
+    machines, sizes, across, note, running, monkeypatch
+):
+    devices = [Fake(i, i if running else machine, machine if running else 0) for i, machine in enumerate(machines)]
+    monkeypatch.setattr(jax, "process_count", lambda: len(devices) if running else 1)
     mesh = make_mesh(*sizes, devices=devices)
     assert tuple(mesh.shape.values()) == sizes
     assert {*mesh.devices.flat} == {*devices}

@@ -13,8 +13,8 @@ KERNELS = "products at the data sheet's peak, each kernel's arrays between HBM a
 SUMS = "overlapped = the longest of these, apart = their sum"
 ASSUMPTIONS = f"{KERNELS}the bytes of a ring over all links of a chip at once; {SUMS}"
 GPU_ASSUMPTIONS = (
-    f"{KERNELS}the bytes of a ring over NVLink; between machines what is left once each machine has combined its own, over "
-    f"a network card a GPU of 200 (A100) or 400 Gbit/s; {SUMS}. Kernels that XLA would time were chosen by rules"
+    f"{KERNELS}the bytes of a ring over NVLink; between machines what is left once each machine has combined its own, "
+    f"over a network card a GPU of 200 (A100) or 400 Gbit/s; {SUMS}. Kernels that XLA would time were chosen by rules"
 )
 
 
