@@ -28,7 +28,7 @@ from jformer.decoding.constraints import (
     make_constraints,
     tokens_met,
 )
-from jformer.decoding.decode_config import Beams
+from jformer.decoding.decode_config import DecodeConfig
 from jformer.decoding.greedy import greedy
 from jformer.decoding.hypotheses import (
     Continuations,
@@ -66,7 +66,7 @@ def beam_search(
     cache: Cache,
     start: Start,
     rules: Rules,
-    beams: Beams,
+    options: DecodeConfig,
     constraints: Int[Array, "b p s l"] | None = None,
     coverage: Coverage | None = None,
 ) -> SearchLoop:
@@ -81,7 +81,7 @@ def beam_search(
         cache: of n rows a sentence, with room for `start.room` tokens.
         start: the tokens to go on from, and the limits.
         rules: which tokens may come next.
-        beams: how many there are, how they are ranked, and when a sentence is done.
+        options: how many beams there are, how they are ranked, and when a sentence is done.
         constraints: phrases, filled with padding, that a hypothesis must contain to end, each in one of its spellings
             (Post and Vilar 2018).
         coverage: what is added to the score of a hypothesis that ends (Wu et al. 2016, equation 14).
@@ -91,20 +91,21 @@ def beam_search(
     ...     return jnp.log(probs[last]), {**cache, "position": cache["position"] + 1}
     >>> cache = {"position": jnp.zeros(2, jnp.int32), "self": {}}
     >>> start = Start(token=jnp.array([1]), limits=jnp.array([3]), room=3)
-    >>> found = beam_search(step, cache, start, Rules(eos=2, pad=0), Beams(size=2)).run()
+    >>> options = DecodeConfig(beam_size=2, length_penalty=0.0)
+    >>> found = beam_search(step, cache, start, Rules(eos=2, pad=0), options).run()
     >>> found.tokens.tolist(), round(jnp.exp(found.scores).item(), 3)
     ([[[4, 2, 0]]], 0.4)
     """
-    if beams.size == 1 and constraints is None:
+    if options.beam_size == 1 and constraints is None:
         loop = greedy(step, cache, start, rules)
 
         def result(state: Any) -> Decoded:
             found = loop.result(state)
-            return found._replace(scores=found.scores / length_penalty(found.lengths, beams))
+            return found._replace(scores=found.scores / length_penalty(found.lengths, options))
 
         return loop._replace(result=result)
 
-    search = _make_search(step, start, rules, beams, constraints, coverage)
+    search = _make_search(step, start, rules, options, constraints, coverage)
     return SearchLoop(
         init=_initial_state(search, cache),
         cond=start.goes_on,
@@ -119,7 +120,7 @@ def record_beams(
     cache: Cache,
     start: Start,
     rules: Rules,
-    beams: Beams,
+    options: DecodeConfig,
     constraints: Int[Array, "b p s l"] | None = None,
     coverage: Coverage | None = None,
 ) -> tuple[Decoded, Trace]:
@@ -130,18 +131,18 @@ def record_beams(
     Args:
         step: (cache, last tokens) → (logits, cache).
         cache: of n rows a sentence, with room for `start.room` tokens.
-        start, rules, beams, constraints, coverage: those of `beam_search`.
+        start, rules, options, constraints, coverage: those of `beam_search`.
 
     >>> probs = jnp.zeros((5, 5)).at[[1, 1, 3, 3, 4], [3, 4, 2, 3, 2]].set(jnp.array([0.6, 0.4, 0.5, 0.5, 1]))
     >>> def step(cache, last):  # as in the example of beam_search
     ...     return jnp.log(probs[last]), {**cache, "position": cache["position"] + 1}
     >>> cache = {"position": jnp.zeros(2, jnp.int32), "self": {}}
     >>> start = Start(token=jnp.array([1]), limits=jnp.array([3]), room=3)
-    >>> found, trace = record_beams(step, cache, start, Rules(eos=2, pad=0), Beams(size=2))
+    >>> found, trace = record_beams(step, cache, start, Rules(eos=2, pad=0), DecodeConfig(beam_size=2))
     >>> found.tokens.tolist(), trace.live_tokens[0, 0].tolist()  # the answer; what went on after the first step
     ([[[4, 2, 0]]], [3, 4])
     """
-    search = _make_search(step, start, rules, beams, constraints, coverage)
+    search = _make_search(step, start, rules, options, constraints, coverage)
 
     def cond(both: tuple[State, Trace]) -> Bool[Array, ""]:
         return start.goes_on(both[0])
@@ -164,7 +165,7 @@ class _Search(NamedTuple):
     step: Step
     start: Start
     rules: Rules
-    beams: Beams
+    options: DecodeConfig
     constraints: Constraints | None
     coverage: Coverage | None
 
@@ -173,35 +174,35 @@ def _make_search(
     step: Step,
     start: Start,
     rules: Rules,
-    beams: Beams,
+    options: DecodeConfig,
     phrases: Int[Array, "b p s l"] | None,
     coverage: Coverage | None,
 ) -> _Search:
     required = None if phrases is None else make_constraints(phrases, rules.pad)
-    return _Search(step=step, start=start, rules=rules, beams=beams, constraints=required, coverage=coverage)
+    return _Search(step=step, start=start, rules=rules, options=options, constraints=required, coverage=coverage)
 
 
 def _extend(search: _Search, state: State) -> tuple[State, Trace]:
     """Append one token to every live hypothesis, and store those that end; also return what was chosen from what."""
-    step, start, rules, beams, constraints, coverage = search
+    step, start, rules, options, constraints, coverage = search
     # 1. The model scores every next token of each live hypothesis, and the rules forbid some of them.
     logits, cache = step(state.cache, state.live.tokens.reshape(-1))  # [b n] → [rows]
     log_probs = next_log_probs(rules, logits, state.history, state.cur_index)
 
     # 2. The n best continuations, ends among them, and the n best that do not end: these go on.
     candidates = expand(state.live, log_probs, rules.eos, constraints)
-    best, chosen = select(candidates, rules.eos, beams, constraints)
+    best, chosen = select(candidates, rules.eos, options, constraints)
     has_nan = jnp.isnan(candidates.scores).any(axis=(1, 2))
     live = _next_live(state, chosen, has_nan)
 
     # 3. Those of the best that end compete with the ones that have ended before.
     coverages = None if coverage is None else coverage(cache).reshape(live.scores.shape)  # [rows] → [b n]
-    ends = _ends(state, best, coverages, beams, rules.eos)
-    finished = keep_best(state.finished, ends, beams.groups)
+    ends = _ends(state, best, coverages, options, rules.eos)
+    finished = keep_best(state.finished, ends, options.beam_groups)
     num_finished = state.num_finished + ((best.tokens == rules.eos) & (best.scores > -jnp.inf)).sum(axis=1)
 
     # 4. A sentence is done when nothing better can come, at its limit, or when its scores are no numbers.
-    complete = is_complete(finished, num_finished, live.scores, length_penalty(start.limits, beams), beams)
+    complete = is_complete(finished, num_finished, live.scores, length_penalty(start.limits, options), options)
     at_limit = state.cur_index + 1 >= start.limits
 
     # 5. What belongs to a beam, its cache and its history, follows the hypothesis that the beam went on from.
@@ -239,12 +240,14 @@ def _next_live(state: State, chosen: Continuations, has_nan: Bool[Array, " b"]) 
     return jax.tree.map(keep_done, state.live, chosen._replace(scores=scores))
 
 
-def _ends(state: State, best: Continuations, coverages: Float[Array, "b n"] | None, beams: Beams, eos: int) -> Finished:
+def _ends(
+    state: State, best: Continuations, coverages: Float[Array, "b n"] | None, options: DecodeConfig, eos: int
+) -> Finished:
     """Return the ends among the best candidates, with their final scores; others score -inf.
 
     `cur_index` tokens precede the end symbol, which counts as one more in the length.
     """
-    scores = best.scores / length_penalty(state.cur_index + 1, beams)
+    scores = best.scores / length_penalty(state.cur_index + 1, options)
     if coverages is not None:
         scores += jnp.take_along_axis(coverages, best.parents, axis=1)
     is_end = (best.tokens == eos) & ~state.done[:, None]
@@ -266,17 +269,17 @@ def _append_tokens(history: Int[Array, "rows h"] | None, live: Continuations) ->
 
 def _initial_state(search: _Search, cache: Cache) -> State:
     """Return the state before the first step: one live hypothesis, the empty one, in the first beam of every group."""
-    start, beams, constraints = search.start, search.beams, search.constraints
+    start, options, constraints = search.start, search.options, search.constraints
     sentences = start.limits.shape[0]
-    shape = sentences, beams.size
+    shape = sentences, options.beam_size
     zeros = jnp.zeros(shape, jnp.int32)
     empty = jnp.full(shape, -jnp.inf)
     per_step = jnp.zeros((start.room, *shape), jnp.int32)
     live = Continuations(
-        scores=empty.at[:, :: beams.size // beams.groups].set(0.0),
+        scores=empty.at[:, :: options.beam_size // options.beam_groups].set(0.0),
         tokens=zeros + start.token[:, None],
         parents=zeros,
-        progress=None if constraints is None else initial_progress(constraints, beams.size),
+        progress=None if constraints is None else initial_progress(constraints, options.beam_size),
     )
     return State(
         cur_index=jnp.int32(0),
@@ -298,24 +301,24 @@ def _ranked(search: _Search, state: State) -> Decoded:
     Those that were cut come last, or among the others by their scores. In a sentence with constraints they always come
     last, ordered by how many constraint tokens they have met.
     """
-    limits, rules, beams, constraints = search.start.limits, search.rules, search.beams, search.constraints
-    ended, order = lax.top_k(state.finished.scores, beams.size)  # [b n]
+    limits, rules, options, constraints = search.start.limits, search.rules, search.options, search.constraints
+    ended, order = lax.top_k(state.finished.scores, options.beam_size)  # [b n]
     cut = _rank_live(state.live, constraints)  # [b n], beams
-    live = jnp.take_along_axis(state.live.scores, cut, axis=1) / length_penalty(limits, beams)[:, None]
+    live = jnp.take_along_axis(state.live.scores, cut, axis=1) / length_penalty(limits, options)[:, None]
     scores = jnp.concatenate([ended, live], axis=1)  # → [b 2n]
-    is_ended = jnp.arange(2 * beams.size) < beams.size
+    is_ended = jnp.arange(2 * options.beam_size) < options.beam_size
     ranks = jnp.where(is_ended, jnp.where(scores > -jnp.inf, 0.0, 2.0), 1.0)
-    if not beams.ended_first:
+    if not options.ended_first:
         by_score = -jnp.where(is_ended | state.cut[:, None], scores, -jnp.inf)
         asked = jnp.zeros_like(state.cut) if constraints is None else has_phrases(constraints.phrases, constraints.pad)
         ranks = jnp.where(asked[:, None], ranks, by_score)
-    best = jnp.argsort(ranks, axis=1, stable=True)[:, : beams.n_best]  # [b 2n] → [b k]
+    best = jnp.argsort(ranks, axis=1, stable=True)[:, : options.n_best]  # [b 2n] → [b k]
 
     def choose(of_ended: Int[Array, "b n"], of_cut: Int[Array, "b n"]) -> Int[Array, "b k"]:
         every = jnp.concatenate([jnp.take_along_axis(of_ended, order, axis=1), of_cut], axis=1)
         return jnp.take_along_axis(every, best, axis=1)
 
-    is_finished = best < beams.size
+    is_finished = best < options.beam_size
     has_nan = jnp.isnan(state.live.scores).any(axis=1, keepdims=True)
     scores = jnp.where(has_nan, jnp.nan, jnp.take_along_axis(scores, best, axis=1))
     exists = scores > -jnp.inf
@@ -331,10 +334,10 @@ def _stable_prefix(search: _Search, state: State) -> tuple[Int[Array, "b t"], In
 
     These are the best one that has ended, and the live ones that may yet beat it, by the bound of `is_complete`.
     """
-    rules, beams = search.rules, search.beams
+    rules, options = search.rules, search.options
     ended = state.finished.scores.argmax(axis=1)[:, None]  # [b 1]
     best = jnp.take_along_axis(state.finished.scores, ended, axis=1)
-    may_win = state.live.scores / length_penalty(search.start.limits, beams)[:, None] > best  # [b n]
+    may_win = state.live.scores / length_penalty(search.start.limits, options)[:, None] > best  # [b n]
     exists = jnp.concatenate([best > -jnp.inf, may_win & ~state.done[:, None]], axis=1)  # [b 1+n]
 
     def both(of_ended: Int[Array, "b n"], of_live: Int[Array, " #n"]) -> Int[Array, "b 1+n"]:
@@ -342,7 +345,7 @@ def _stable_prefix(search: _Search, state: State) -> tuple[Int[Array, "b t"], In
         return jnp.concatenate([one, jnp.broadcast_to(of_live, may_win.shape)], axis=1)
 
     lengths = jnp.where(exists, both(state.finished.lengths, state.cur_index[None]), 0)
-    tokens = _follow(state, both(state.finished.beams, jnp.arange(beams.size)), lengths, rules.pad)
+    tokens = _follow(state, both(state.finished.beams, jnp.arange(options.beam_size)), lengths, rules.pad)
     first = jnp.take_along_axis(tokens, exists.argmax(axis=1)[:, None, None], axis=1)  # [b 1 t], of one that exists
     inside = jnp.arange(tokens.shape[-1]) < lengths[..., None]  # [b 1+n t]
     agreed = (((tokens == first) & inside) | ~exists[..., None]).all(axis=1) & exists.any(axis=1)[:, None]  # [b t]

@@ -22,32 +22,6 @@ SAMPLE_ONLY = ("samples", "temperature", "top_k", "top_p", "min_p", "epsilon", "
 
 
 @dataclasses.dataclass(frozen=True)
-class Beams:
-    """How beam search ranks hypotheses and when it stops; see DecodeConfig for the sources."""
-
-    size: int  # beams of a sentence
-    length_penalty: float = 0.0  # alpha, not negative: a score is divided by ((k + length) / (k + 1)) ** alpha
-    length_offset: float = 5.0  # k
-    n_best: int = 1  # hypotheses asked for, at most `size`
-    patience: float = 0.0  # a sentence is done once patience x size hypotheses ended; 0 = when no better one can come
-    ended_first: bool = True  # hypotheses that ended come before those cut at the limit, whatever their scores
-    groups: int = 1  # that share the beams out; a divisor of `size`
-    diversity: float = 0.0  # what a token costs for each beam of earlier groups that chose it in the same step
-
-
-@dataclasses.dataclass(frozen=True)
-class Filters:
-    """Which tokens are probable enough to be sampled; the defaults keep all. See DecodeConfig for the sources."""
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    epsilon: float = 0.0
-    typical: float = 1.0
-
-
-@dataclasses.dataclass(frozen=True)
 class DecodeConfig:
     """How text is generated; the defaults are those of Vaswani et al. 2017, section 6.1. Lengths are in tokens."""
 
@@ -108,25 +82,6 @@ class DecodeConfig:
 
     batch_size: int = 64  # inputs decoded together
     dtype: str = ""  # of activations while decoding: "" = the model's | float32 | bfloat16 | auto: see model.dtype
-
-    @property
-    def beams(self) -> Beams:
-        """The options of beam search."""
-        return Beams(
-            size=self.beam_size,
-            length_penalty=self.length_penalty,
-            length_offset=self.length_offset,
-            n_best=self.n_best,
-            patience=self.patience,
-            ended_first=self.ended_first,
-            groups=self.beam_groups,
-            diversity=self.diversity,
-        )
-
-    @property
-    def filters(self) -> Filters:
-        """The options of sampling."""
-        return Filters(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Filters)})
 
     @property
     def hypotheses(self) -> int:

@@ -18,7 +18,7 @@ from jformer.decoding.constraints import (
     allocate,
     tokens_met,
 )
-from jformer.decoding.decode_config import Beams
+from jformer.decoding.decode_config import DecodeConfig
 from jformer.decoding.rules import LogProbs
 
 
@@ -59,29 +59,29 @@ def expand(live: Continuations, log_probs: LogProbs, eos: int, constraints: Cons
 
 
 def select(
-    candidates: Continuations, eos: int, beams: Beams, constraints: Constraints | None = None
+    candidates: Continuations, eos: int, options: DecodeConfig, constraints: Constraints | None = None
 ) -> tuple[Continuations, Continuations]:
     """Return, for every group of m beams, the m best candidates and the m best that do not end, side by side: [b n].
 
-    In each group, a token costs `beams.diversity` for every beam of earlier groups that chose it.
+    In each group, a token costs `options.diversity` for every beam of earlier groups that chose it.
 
     >>> scores = jnp.array([[[-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0]]])
     >>> tokens = jnp.array([[[2, 7, 8], [7, 8, 9]]])
     >>> parents = jnp.array([[[0, 0, 0], [1, 1, 1]]])
-    >>> best, live = select(Continuations(scores, tokens, parents, None), eos=2, beams=Beams(size=2))
+    >>> best, live = select(Continuations(scores, tokens, parents, None), eos=2, options=DecodeConfig(beam_size=2))
     >>> best.tokens.tolist(), live.tokens.tolist()
     ([[2, 7]], [[7, 8]])
     """
-    size = beams.size // beams.groups
+    size = options.beam_size // options.beam_groups
     best: list[Continuations] = []
     live: list[Continuations] = []
-    for start in range(0, beams.size, size):
+    for start in range(0, options.beam_size, size):
         group = _candidates_of(candidates, start, size)
         ranks = group.scores
         for earlier in live:
             used = jnp.where(earlier.scores > -jnp.inf, earlier.tokens, -1)  # [b m]
             times = (group.tokens[..., None] == used[:, None]).sum(axis=2)  # [b c m] → [b c]
-            ranks -= beams.diversity * times
+            ranks -= options.diversity * times
         best.append(gather(group, _best_indices(ranks, group, size, constraints)))
         ends = group.tokens == eos
         group = group._replace(scores=jnp.where(ends, -jnp.inf, group.scores))
@@ -133,15 +133,15 @@ class Finished(NamedTuple):
     beams: Int[Array, "b n"]  # the beam that held those tokens
 
 
-def length_penalty(lengths: Int[Array, " *b"], beams: Beams) -> Float[Array, " *b"]:
+def length_penalty(lengths: Int[Array, " *b"], options: DecodeConfig) -> Float[Array, " *b"]:
     """Return ((k + length) / (k + 1)) ** alpha (Wu et al. 2016, equation 14, where k is 5).
 
     The end symbol counts as a token of the length; a hypothesis that was cut has none.
 
-    >>> length_penalty(jnp.array([1, 7]), Beams(size=1, length_penalty=1.0)).tolist()
+    >>> length_penalty(jnp.array([1, 7]), DecodeConfig(length_penalty=1.0)).tolist()
     [1.0, 2.0]
     """
-    return ((beams.length_offset + lengths) / (beams.length_offset + 1.0)) ** beams.length_penalty
+    return ((options.length_offset + lengths) / (options.length_offset + 1.0)) ** options.length_penalty
 
 
 def keep_best(old: Finished, new: Finished, groups: int) -> Finished:
@@ -168,7 +168,7 @@ def is_complete(
     num_finished: Int[Array, " b"],
     live_scores: Float[Array, "b n"],
     largest_penalty: Float[Array, " b"],
-    beams: Beams,
+    options: DecodeConfig,
 ) -> Bool[Array, " b"]:
     """Return which sentences need no further search.
 
@@ -182,17 +182,18 @@ def is_complete(
         num_finished: how many have ended, also those that were not kept.
         live_scores: summed log-probabilities of the others.
         largest_penalty: the length penalty at the limits.
-        beams: how many there are, how many are asked for, and the patience.
+        options: how many beams there are, how many outputs are asked for, and the patience.
 
     >>> finished = Finished(jnp.array([[-1.0, -3.0]]), jnp.array([[4, 4]]), jnp.array([[0, 1]]))
+    >>> options = DecodeConfig(beam_size=2)
     >>> for best_live in (-1.9, -2.1):  # over a penalty of 2: -0.95 could still win, -1.05 cannot
-    ...     is_complete(finished, jnp.array([2]), jnp.array([[best_live, -9.0]]), jnp.array([2.0]), Beams(2)).item()
+    ...     is_complete(finished, jnp.array([2]), jnp.array([[best_live, -9.0]]), jnp.array([2.0]), options).item()
     False
     True
     """
-    worst = lax.top_k(finished.scores, beams.n_best)[0][:, -1]
+    worst = lax.top_k(finished.scores, options.n_best)[0][:, -1]
     bound = live_scores.max(axis=1) / largest_penalty
     complete = worst >= bound
-    if beams.patience:  # only finished hypotheses are returned before the limit, so n_best must have finished
-        complete |= (num_finished >= beams.patience * beams.size) & (worst > -jnp.inf)
+    if options.patience:  # only finished hypotheses are returned before the limit, so n_best must have finished
+        complete |= (num_finished >= options.patience * options.beam_size) & (worst > -jnp.inf)
     return complete

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jformer.decoding.decode_config import Filters
+from jformer.decoding.decode_config import DecodeConfig
 from jformer.decoding.greedy import one_by_one
 from jformer.decoding.rules import CHUNK, LogProbs, Rules
 from jformer.decoding.search import Cache, SearchLoop, Start, Step
 
 
 def sample(
-    step: Step, cache: Cache, start: Start, rules: Rules, filters: Filters, keys: Key[Array, " rows"]
+    step: Step, cache: Cache, start: Start, rules: Rules, options: DecodeConfig, keys: Key[Array, " rows"]
 ) -> SearchLoop:
     """Draw one sample for every key.
 
@@ -30,7 +30,7 @@ def sample(
         cache: of one row a key, with room for `start.room` tokens.
         start: the tokens to go on from, and the limits, of the sentences.
         rules: which tokens may come next; they act before the filters.
-        filters: which of those are probable enough.
+        options: the temperature, and which tokens are probable enough.
         keys: of every row; a multiple of the number of sentences.
 
     >>> probs = jnp.array([[0, 0, 0, 0.7, 0.3], [0, 0, 1, 0, 0]])  # of the first token, of the second
@@ -39,7 +39,7 @@ def sample(
     >>> cache = {"position": jnp.zeros(40, jnp.int32), "self": {}}
     >>> start = Start(token=jnp.array([1]), limits=jnp.array([2]), room=2)
     >>> keys = jax.random.split(jax.random.key(0), 40)
-    >>> found = sample(step, cache, start, Rules(eos=2, pad=0), Filters(), keys).run()
+    >>> found = sample(step, cache, start, Rules(eos=2, pad=0), DecodeConfig(search="sample"), keys).run()
     >>> sorted({tuple(tokens) for tokens in found.tokens[0].tolist()})
     [(3, 2), (4, 2)]
     """
@@ -49,7 +49,7 @@ def sample(
     ) -> tuple[Float[Array, " rows"], Int[Array, " rows"]]:
         allowed = log_probs.dense()
         uniform = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, index)))(keys)
-        kept = apply_filters(allowed, filters)
+        kept = apply_filters(allowed, options)
         tokens = inverse_cdf(jnp.exp(kept), uniform)
         gain = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, None], axis=1)[:, 0]
         nothing_allowed = jnp.isneginf(allowed).all(axis=1)
@@ -58,35 +58,36 @@ def sample(
     return one_by_one(step, cache, start, rules, draw, hypotheses=keys.shape[0] // start.limits.shape[0])
 
 
-def apply_filters(log_probs: Float[Array, "rows v"], filters: Filters) -> Float[Array, "rows v"]:
+def apply_filters(log_probs: Float[Array, "rows v"], options: DecodeConfig) -> Float[Array, "rows v"]:
     """Return the log-probabilities to draw from, -inf for a token that a filter drops.
 
-    The filters follow each other in the order of their fields, each on what the one before has left, normalised again.
+    The filters apply one after another, each to what the one before has left, normalised again.
     Equally probable tokens stay or go together, and the most probable ones (of `typical`: the most typical) stay.
 
     >>> import numpy as np
     >>> log_probs = jnp.log(jnp.array([[0.4, 0.3, 0.2, 0.1]]))
-    >>> print(np.exp(apply_filters(log_probs, Filters(top_p=0.6))).round(2))  # 0.4 and 0.3 hold 0.6 of the mass
+    >>> kept = apply_filters(log_probs, DecodeConfig(search="sample", top_p=0.6))  # 0.4 and 0.3 hold 0.6 of the mass
+    >>> print(np.exp(kept).round(2))
     [[0.57 0.43 0.   0.  ]]
     """
     best = log_probs.max(axis=1, keepdims=True)
-    log_probs = jax.nn.log_softmax((log_probs - best) / filters.temperature)
-    if filters.top_k:  # the k most probable (Fan et al. 2018, section 5.1)
-        surprise, k = _surprise(log_probs), float(filters.top_k)
+    log_probs = jax.nn.log_softmax((log_probs - best) / options.temperature)
+    if options.top_k:  # the k most probable (Fan et al. 2018, section 5.1)
+        surprise, k = _surprise(log_probs), float(options.top_k)
         log_probs = _keep(log_probs, surprise <= weighted_quantile(surprise, jnp.ones_like(surprise), k))
-    if filters.top_p < 1:  # the most probable that hold this mass (Holtzman et al. 2020, section 3.1)
+    if options.top_p < 1:  # the most probable that hold this mass (Holtzman et al. 2020, section 3.1)
         surprise = _surprise(log_probs)
-        log_probs = _keep(log_probs, surprise <= weighted_quantile(surprise, jnp.exp(log_probs), filters.top_p))
-    if filters.min_p > 0:  # those with this share of the largest probability (Nguyen et al. 2024, section 3)
-        log_probs = _keep(log_probs, log_probs >= log_probs.max(axis=1, keepdims=True) + jnp.log(filters.min_p))
-    if filters.epsilon > 0:  # those with this probability, or the largest one (Hewitt et al. 2022, section 3)
+        log_probs = _keep(log_probs, surprise <= weighted_quantile(surprise, jnp.exp(log_probs), options.top_p))
+    if options.min_p > 0:  # those with this share of the largest probability (Nguyen et al. 2024, section 3)
+        log_probs = _keep(log_probs, log_probs >= log_probs.max(axis=1, keepdims=True) + jnp.log(options.min_p))
+    if options.epsilon > 0:  # those with this probability, or the largest one (Hewitt et al. 2022, section 3)
         most_probable = log_probs == log_probs.max(axis=1, keepdims=True)
-        log_probs = _keep(log_probs, (log_probs >= jnp.log(filters.epsilon)) | most_probable)
-    if filters.typical < 1:  # those nearest to the entropy that hold this mass (Meister et al. 2023, section 4)
+        log_probs = _keep(log_probs, (log_probs >= jnp.log(options.epsilon)) | most_probable)
+    if options.typical < 1:  # those nearest to the entropy that hold this mass (Meister et al. 2023, section 4)
         surprise, probs = _surprise(log_probs), jnp.exp(log_probs)
         entropy = jnp.where(probs > 0, probs * surprise, 0).sum(axis=1, keepdims=True)
         distance = jnp.abs(surprise - entropy)
-        log_probs = _keep(log_probs, distance <= weighted_quantile(distance, probs, filters.typical))
+        log_probs = _keep(log_probs, distance <= weighted_quantile(distance, probs, options.typical))
     return log_probs
 
 

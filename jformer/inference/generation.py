@@ -143,15 +143,15 @@ def begin_search(setup: SearchSetup, params: Sequence[PyTree], batch: SearchBatc
     begun = _begin(setup, params, batch, room)
     if is_own(options.search):
         own: OwnSearch = plugins.find("decode.search", options.search, {})
-        return own(*begun, options)
-    return sample(*begun, options.filters, _keys(options.seed, batch["line"], options.hypotheses))
+        return own(*begun)
+    return sample(*begun, _keys(options.seed, batch["line"], options.hypotheses))
 
 
 def beam_arguments(setup: SearchSetup, params: Sequence[PyTree], batch: SearchBatch, room: int) -> tuple[Any, ...]:
     """Return the arguments of `beam_search` or `record_beams` for a batch."""
     beta = setup.options.coverage_penalty
     coverage = functools.partial(_coverage, beta) if beta else None
-    return *_begin(setup, params, batch, room), setup.options.beams, batch.get("constraints"), coverage
+    return *_begin(setup, params, batch, room), batch.get("constraints"), coverage
 
 
 OF_TEXTS = {  # options of decode that a search of ids does not read
@@ -205,8 +205,8 @@ def search_ids(
 
 def _begin(
     setup: SearchSetup, params: Sequence[PyTree], batch: SearchBatch, room: int
-) -> tuple[Step, Cache, Start, Rules]:
-    """Return the initial state that all searches share."""
+) -> tuple[Step, Cache, Start, Rules, DecodeConfig]:
+    """Return the arguments that all searches share: the models as one step over one cache, limits, rules, options."""
     models, options = setup.models, setup.options
     each = zip(models, params, strict=True)
     params = [in_compute_dtype(stack_layers(tree), model.config.dtype) for model, tree in each]
@@ -223,7 +223,7 @@ def _begin(
         room=room,
         max_unfinished=batch.get("max_unfinished", 0),
     )
-    return step, cache, start, _rules(setup, batch)
+    return step, cache, start, _rules(setup, batch), options
 
 
 def start_cache(apply: Callable[..., Any], batch: Batch, rows: int, entries: int) -> Cache:

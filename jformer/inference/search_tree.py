@@ -58,7 +58,7 @@ class RecordedSearch:
             for row, i in enumerate(indices):
                 limit, outputs = int(arrays["limit"][row]), read_row(decoded, row)
                 assert isinstance(outputs, NBest)
-                penalty = float(length_penalty(jnp.array(limit), options.beams))
+                penalty = float(length_penalty(jnp.array(limit), options))
                 names, eos = self._inputs.tokenizers[1].tokens, self._inputs.symbols.eos
                 found[i] = read_tree(Trace(*(x[row] for x in trace)), outputs, eos, names, limit, penalty)
         return [found[i] for i in range(len(pieces))]

@@ -210,7 +210,7 @@ def searched_and_forced(subject: Subject) -> float:
         log_probs = np.asarray(score((subject.params,), batch)["log_probs"])
         for row, begin, hypotheses in zip(log_probs, begins, answers, strict=True):
             ids, given = hypotheses[rank]
-            penalty = float(length_penalty(jnp.array(len(ids)), subject.options.beams))
+            penalty = float(length_penalty(jnp.array(len(ids)), subject.options))
             worst.append(abs(row[begin : begin + len(ids)].sum() - given * penalty) / len(ids))
     return _largest(np.array(worst))
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jformer.decoding.decode_config import Beams, Filters
+from jformer.decoding.decode_config import DecodeConfig
 from jformer.decoding.rules import Rules
 from jformer.decoding.search import SearchLoop, Start
 
@@ -63,13 +63,15 @@ def split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def search_arguments(options: dict[str, Any]) -> list[Any]:
-    """Return what a search takes beside a start and rules: beams, or filters and keys, or nothing (greedy)."""
+    """Return what a search takes beside a start and rules: options, and keys of samples; nothing for greedy search."""
     if "size" in options:
         others = [options.pop("constraints", None), options.pop("coverage", None)]
-        return [Beams(**options), *others]
+        names = {"size": "beam_size", "groups": "beam_groups"}
+        plain = {"length_penalty": 0.0, "diversity": 0.0, **{names.get(key, key): options[key] for key in options}}
+        return [DecodeConfig(**plain), *others]
     if "keys" in options:
         keys = options.pop("keys")
-        return [Filters(**options), keys]
+        return [DecodeConfig(**options), keys]
     return []
 
 

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jformer.decoding.decode_config import Filters
+from jformer.decoding.decode_config import DecodeConfig
 from jformer.decoding.greedy import greedy
 from jformer.decoding.sample import apply_filters, inverse_cdf, sample, weighted_quantile
 
@@ -66,7 +66,7 @@ def draw_log_probs(seed, rows, vocabulary):
 @pytest.mark.parametrize("options", FILTERS, ids=str)
 def test_a_filter_keeps_what_its_paper_keeps(options):
     log_probs, options = draw_log_probs(0, 60, 40), {**OFF, **options}
-    found = np.exp(jax.jit(lambda x: apply_filters(x, Filters(**options)))(log_probs))
+    found = np.exp(jax.jit(lambda x: apply_filters(x, DecodeConfig(**options)))(log_probs))
     expected = np.stack([by_the_papers(row.astype(np.float64), **options) for row in log_probs])
     np.testing.assert_array_equal(found > 0, expected > 1e-37)
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-30)
@@ -75,7 +75,7 @@ def test_a_filter_keeps_what_its_paper_keeps(options):
 def test_tokens_that_are_equally_likely_stay_or_go_together():
     log_probs = np.log(np.array([[0.4, 0.2, 0.2, 0.1, 0.1]], np.float32))
     for options, size in (({"top_k": 2}, 3), ({"top_p": 0.5}, 3), ({"top_p": 0.85}, 5), ({"top_k": 1}, 1)):
-        assert (apply_filters(jnp.asarray(log_probs), Filters(**options)) > -np.inf).sum() == size
+        assert (apply_filters(jnp.asarray(log_probs), DecodeConfig(**options)) > -np.inf).sum() == size
 
 
 def test_a_weighted_quantile_is_exact_to_the_last_bit():
