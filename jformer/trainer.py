@@ -9,6 +9,7 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 from etils.epath import Path
@@ -36,7 +37,7 @@ from jformer.parallel.sharding import row_shards
 from jformer.plugins import is_own
 from jformer.tasks.batch_arrays import abstract_batch
 from jformer.tasks.build import build_sized, build_task, choose_dtype, open_mesh
-from jformer.tasks.metrics import Scores
+from jformer.tasks.metrics import Scores, tokenization
 from jformer.tasks.split_loss import EvalStep, make_eval_step, split_sums
 from jformer.tasks.sums import Sums
 from jformer.tasks.tag import refuse_scores_of_spans
@@ -55,7 +56,13 @@ from jformer.training.memory import evaluation_memory, update_memory
 from jformer.training.optim import build_optimizer
 from jformer.training.state import Progress, TrainState, create_state
 from jformer.training.step import make_train_step
-from jformer.training.validation import Validation, answered_examples, validate
+from jformer.training.validation import Validation, answered_examples, forget_best, validate
+
+GREEDY: dict[str, Any] = {"search": "beam", "beam_size": 1, "beam_groups": 1, "n_best": 1, "alignments": False}
+NOT_READ_BY_GREEDY = (  # options of decoding that do not change a greedy answer of one model
+    *("samples", "temperature", "top_k", "top_p", "min_p", "epsilon", "typical", "seed", "mbr_utility", "diversity"),
+    *("ensemble", "ensemble_average", "inputs", "outputs", "scores", "batch_size", "dtype"),
+)
 
 
 def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = loop) -> bool:
@@ -93,6 +100,7 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
         with show_progress("loading the parameters", quiet=quiet):
             state, progress, origin = open_state(create, model, mesh, config.seed, checkpoints, start)
         refuse_other_text(data, progress, workdir)
+        origin += forget_best(progress, best_measured_with(config), best_measured_with(saved or config))
         progress.config = dataclasses.asdict(config)
         progress.tokenizers = [tokenizer.fingerprint for tokenizer in data.tokenizers]
 
@@ -203,17 +211,27 @@ def make_validation(trained: Trained, valid: Batches | None, eval_step: EvalStep
 
 def greedy_predictor(trained: Trained, batch_size: int, mesh: Mesh) -> Predictor:
     """Return a Predictor that answers with one beam, `batch_size` texts at a time."""
-    decode = dataclasses.replace(
-        trained.config.decode,
-        search="beam",
-        beam_size=1,
-        beam_groups=1,
-        n_best=1,
-        alignments=False,
-        batch_size=batch_size,
-    )
+    decode = dataclasses.replace(trained.config.decode, **GREEDY, batch_size=batch_size)
     config = dataclasses.replace(trained.config, decode=decode)
     return Predictor(dataclasses.replace(trained, config=config), mesh=mesh, prepare=False)
+
+
+def best_measured_with(config: Config) -> dict[str, Any]:
+    """Return the options, of those that a resumed run may change, that the value of train.best_by depends on.
+
+    Losses depend on none; a score on the examples, and on what the greedy answers to them and itself read.
+    """
+    name, evaluate = config.train.best_by, config.evaluate
+    if name not in evaluate.during:
+        return {}
+    found: dict[str, Any] = {"evaluate.during_examples": evaluate.during_examples}
+    if name in ("bleu", "ter"):
+        found["evaluate.tokenize"] = tokenization(evaluate.tokenize, config.data.target_language)
+    if name in ("bleu", "chrf"):
+        found["evaluate.lowercase"] = evaluate.lowercase
+    decode = dataclasses.asdict(config.decode)
+    read = {key: value for key, value in decode.items() if key not in (*GREEDY, *NOT_READ_BY_GREEDY)}
+    return found | {f"decode.{key}": [*value] if isinstance(value, tuple) else value for key, value in read.items()}
 
 
 def scored_during(config: Config) -> Config:

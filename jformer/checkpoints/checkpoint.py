@@ -204,6 +204,9 @@ class Checkpoints:
             try:
                 self._own_manifest(step)  # as it is on disk
                 costs = self._selection_costs()
+                if "best_step" in manifest.progress:  # costs that other options measured are not comparable
+                    best = manifest.progress["best_step"]
+                    costs = {each: cost if each == best else None for each, cost in costs.items()}
                 provable = processes.process_count() == 1 and not in_bucket(self.directory)
                 keep_last = self._keep_last if provable else max(2, self._keep_last)  # one more than may be damaged
                 old = costs.keys() - kept_steps(costs, self._every, keep_last)

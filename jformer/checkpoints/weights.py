@@ -118,13 +118,18 @@ def _params_and_steps(
         count = settings.evaluate.average_last
         steps = average_steps(saved.steps(), settings.train.checkpoint_every, count)
         if len(steps) < count:
-            _say(f"evaluate.average_last={count}, but {workdir} has {counted(len(steps), 'checkpoints')} to average")
+            left = [step for step in saved.steps() if step < steps[0]]
+            gap = f", from step {steps[0]} on: step {left[-1]} lies further back" if left else ""
+            found = counted(len(steps), "checkpoints")
+            _say(f"evaluate.average_last={count}, but {workdir} has {found} in a row to average{gap}")
         params = average(saved.restore(step, {"params": abstract})["params"] for step in steps)
         return params, tuple(steps)
     if weights == "best":
         step = saved.newest_manifest().progress["best_step"]
         if not step:
-            raise UserError(f"evaluate.weights='best' but no validation of {workdir} was finite: take 'last'")
+            raise UserError(
+                f"evaluate.weights='best' but no validation of {workdir} was finite and scored as now: take 'last'"
+            )
         return saved.restore(step, {"params": abstract})["params"], (step,)
     item = "ema" if weights == "ema" else "params"
     restored = saved.restore_newest({item: abstract})
@@ -139,9 +144,14 @@ def _say(text: str) -> None:
 
 
 def average_steps(steps: Sequence[int], every: int, count: int) -> list[int]:
-    """Return the last `count` steps at regular intervals, the last step of all among them, or all if they are fewer."""
-    regular = [step for step in steps if step % every == 0 or step == steps[-1]]
-    return regular[-count:]
+    """Return the last step and those before it in a row, `every` apart, at most `count`, oldest first.
+
+    A step further back, such as the best one of long ago, is of other parameters than an average is made for.
+    """
+    row, before = [steps[-1]], (steps[-1] - 1) // every * every
+    while len(row) < count and before in steps:
+        row, before = [before, *row], before - every
+    return row
 
 
 def average(trees: Iterable[PyTree]) -> PyTree:

@@ -161,7 +161,7 @@ class EvaluateConfig:
     """What the test sets are scored with."""
 
     weights: str = "last"  # last | best | average (of average_last checkpoints) | ema
-    average_last: int = 5  # the newest regular checkpoints, or all if fewer (Vaswani et al. 2017, section 6.1)
+    average_last: int = 5  # the newest checkpoints in a row, or all if fewer (Vaswani et al. 2017, section 6.1)
     # bleu (Papineni et al. 2002) | chrf (Popović 2015) | ter (Snover et al. 2006), which takes by far the longest; by
     # sacreBLEU (Post 2018). Exact match and perplexity are always there.
     scores: tuple[str, ...] = ("bleu", "chrf")

@@ -39,6 +39,7 @@ class Progress:
     best: float | None = None  # the best validation so far: a loss, or the score that train.best_by names
     best_step: int = 0  # its update; 0 while no validation was finite
     since_best: int = 0  # validations
+    measured: dict[str, Any] = dataclasses.field(default_factory=dict)  # options that the best was measured with
     data: list[str] = dataclasses.field(default_factory=list)  # fingerprints of the token arrays trained on
     valid: list[str] = dataclasses.field(default_factory=list)  # and of those for validation
     tokenizers: list[str] = dataclasses.field(default_factory=list)  # fingerprints of source and target

@@ -6,7 +6,7 @@ Losses, answers and scores are computed by functions passed in: training imports
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxtyping import PyTree
@@ -82,6 +82,24 @@ def note_best(progress: Progress, value: float, best_by: str) -> None:
         progress.best, progress.best_step, progress.since_best = value, progress.step, 0
     else:
         progress.since_best += 1
+
+
+def forget_best(progress: Progress, now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
+    """Forget a best that other options measured, note the options of now, and return a line on it, if any.
+
+    Args:
+        progress: of the run, which may hold the options of its best.
+        now: options that values of train.best_by depend on from now on.
+        before: those of the run before; read if the progress does not hold them, as that of older versions.
+    """
+    before = progress.measured or before
+    changes = [f"{key}={value!r} (was {before.get(key)!r})" for key, value in now.items() if before.get(key) != value]
+    progress.measured = dict(now)
+    if not changes or not (progress.best_step or progress.since_best):
+        return []
+    best = "none" if progress.best is None else f"{progress.best:.4f} of update {progress.best_step}"
+    progress.best, progress.best_step, progress.since_best = None, 0, 0
+    return [f"{', '.join(changes)}: train.best_by measures otherwise; its best ({best}) and train.patience begin again"]
 
 
 def answered_examples(kind: str, shown: int, scored: int, valid: Split) -> list[Pair]:

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from jformer.checkpoints import checkpoint, folders
+from jformer.checkpoints import checkpoint, folders, weights
 from jformer.checkpoints.checkpoint import Checkpoints, kept_steps, open_run
 from jformer.checkpoints.folders import remove_failed
 from jformer.checkpoints.manifest import DamagedError, Manifest
 from jformer.checkpoints.reading import KINDS, on_host
+from jformer.config import resolve
 from jformer.errors import LOST, UnavailableError, UserError
 from jformer.integrity import with_digest
 from jformer.parallel import processes
@@ -153,6 +154,27 @@ def test_a_run_opened_again_still_knows_its_best(tmp_path):
     run = open_run(tmp_path)
     assert run.steps() == [10, 30]
     run.close()
+
+
+def test_best_of_other_rules_is_not_kept_for_its_lower_cost(tmp_path):
+    with Checkpoints(tmp_path / "checkpoints", every=10, keep_last=1) as checkpoints:
+        for step, cost, best in ((10, -80.0, 10), (20, -50.0, 20), (30, -40.0, 20)):
+            checkpoints.save(step, state(step), {"best_step": best}, cost)
+    run = open_run(tmp_path)
+    assert run.steps() == [20, 30]
+    run.close()
+
+
+def test_average_leaves_out_the_best_of_long_ago_and_says_so(tmp_path, monkeypatch, capsys):
+    with Checkpoints(tmp_path / "checkpoints", every=10, keep_last=3) as checkpoints:
+        for step in (20, 470, 480, 490, 500):
+            checkpoints.save(step, state(step), {"best_step": 20}, 0.0 if step == 20 else None)
+    monkeypatch.setattr(weights, "abstract_params", lambda model, mesh: abstract()["params"])
+    settings = resolve({"train": {"checkpoint_every": 10}, "evaluate": {"weights": "average", "average_last": 4}})
+    found = weights.load_weights(tmp_path, settings, None, None)
+    assert found.steps == (480, 490, 500)
+    np.testing.assert_allclose(found.params["w"], state(490)["params"]["w"], rtol=1e-6)
+    assert "has 3 checkpoints in a row to average, from step 480 on: step 20 lies" in capsys.readouterr().err
 
 
 def test_manifests_of_deleted_steps_are_forgotten(tmp_path):

@@ -325,3 +325,6 @@ def test_averaged_steps_are_the_last_regular_ones():
     assert average_steps([10, 20, 25, 30], 10, 3) == [10, 20, 30]
     assert average_steps([10, 20, 27], 10, 2) == [20, 27]
     assert average_steps([10, 20, 25, 30], 10, 4) == [10, 20, 30], "as many as there are"
+    assert average_steps([20, 4980, 4990, 5000], 10, 4) == [4980, 4990, 5000], "not the best of long ago"
+    assert average_steps([20, 4980, 4990, 4993], 10, 3) == [4980, 4990, 4993]
+    assert average_steps([0], 1000, 5) == [0]

@@ -395,6 +395,19 @@ def test_answers_are_scored_in_the_course_of_training_and_decide_what_is_best(ca
         progress = saved.newest_manifest().progress
         assert (progress["best"], progress["best_step"]) == (best["chrf"], best["step"])
         assert saved.manifest(best["step"]).selection_cost == -best["chrf"]
+    for steps, options, forgotten in (
+        (8, {"beam_size": 4}, False),
+        (10, {"max_length": 1}, True),
+    ):  # answers are greedy
+        decode, trained = (
+            dataclasses.replace(config.decode, **options),
+            dataclasses.replace(config.train, num_steps=steps),
+        )
+        assert train(dataclasses.replace(config, decode=decode, train=trained), tmp_path)
+        text = (tmp_path / "training.log").read_text()
+        assert ("decode.max_length=1 (was 0): train.best_by measures otherwise" in text) == forgotten
+    progress = open_run(tmp_path).newest_manifest().progress
+    assert (progress["best_step"], progress["measured"]["decode.max_length"]) == (10, 1)
 
 
 def test_second_trainer_of_a_workdir_is_refused(cache, tmp_path):

@@ -5,7 +5,7 @@ import pytest
 
 from jformer.data.sources.split import Pair
 from jformer.training.state import Progress
-from jformer.training.validation import note_best, of_each_label, prompt
+from jformer.training.validation import forget_best, note_best, of_each_label, prompt
 
 
 def test_the_first_example_of_each_label_comes_first():
@@ -33,6 +33,30 @@ def test_validation_that_is_not_finite_is_never_the_best():
         progress.step = step
         note_best(progress, loss, "loss")
     assert (progress.best, progress.best_step, progress.since_best) == (2.0, 4, 1)
+
+
+def test_best_that_other_options_measured_is_forgotten():
+    best = {"best": 84.65, "best_step": 20, "since_best": 3}
+    told = (
+        "limit=3 (was 2): train.best_by measures otherwise; its best (84.6500 of update 20) and train.patience begin "
+    )
+    for held, before, line in (
+        (
+            {"limit": 2},
+            {"limit": 3},
+            told,
+        ),  # what the checkpoint holds goes before the config of a start that saved none
+        ({}, {"limit": 2}, told),
+        ({"limit": 3}, {}, ""),
+        ({}, {}, "limit=3 (was None)"),
+    ):
+        progress = Progress(**best, measured=held)
+        lines = forget_best(progress, {"limit": 3}, before)
+        assert "".join(lines).startswith(line)
+        assert len(lines) == bool(line)
+        assert (progress.best, progress.best_step, progress.since_best) == ((None, 0, 0) if line else (84.65, 20, 3))
+        assert progress.measured == {"limit": 3}
+    assert forget_best(Progress(), {"limit": 3}, {}) == []
 
 
 @pytest.mark.parametrize(("best_by", "best"), [("loss", 1.0), ("ter", 1.0), ("chrf", 3.0), ("accuracy", 3.0)])
