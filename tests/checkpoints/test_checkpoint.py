@@ -165,13 +165,12 @@ def test_best_of_other_rules_is_not_kept_for_its_lower_cost(tmp_path):
     run.close()
 
 
-def test_average_leaves_out_the_best_of_long_ago_and_says_so(tmp_path, monkeypatch, capsys):
+def test_average_leaves_out_the_best_of_long_ago_and_says_so(tmp_path, capsys):
     with Checkpoints(tmp_path / "checkpoints", every=10, keep_last=3) as checkpoints:
         for step in (20, 470, 480, 490, 500):
             checkpoints.save(step, state(step), {"best_step": 20}, 0.0 if step == 20 else None)
-    monkeypatch.setattr(weights, "abstract_params", lambda model, mesh: abstract()["params"])
     settings = resolve({"train": {"checkpoint_every": 10}, "evaluate": {"weights": "average", "average_last": 4}})
-    found = weights.load_weights(tmp_path, settings, None, None)
+    found = weights.load_weights(tmp_path, settings, None, make_mesh(data=1, devices=jax.devices()[:1]))
     assert found.steps == (480, 490, 500)
     np.testing.assert_allclose(found.params["w"], state(490)["params"]["w"], rtol=1e-6)
     assert "has 3 checkpoints in a row to average, from step 480 on: step 20 lies" in capsys.readouterr().err
