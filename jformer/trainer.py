@@ -32,11 +32,12 @@ from jformer.inference.restore import Trained, member_config
 from jformer.models.flops import update_flops
 from jformer.models.parts import count_params
 from jformer.parallel import processes
+from jformer.parallel.backend import target
 from jformer.parallel.devices import find_peak
 from jformer.parallel.sharding import row_shards
 from jformer.plugins import is_own
-from jformer.tasks.batch_arrays import abstract_batch
-from jformer.tasks.build import build_sized, build_task, choose_dtype, open_mesh
+from jformer.tasks.batch_arrays import abstract_batch, source_is_prefix
+from jformer.tasks.build import build_sized, build_task, choose_dtype, choose_lengths, open_mesh
 from jformer.tasks.metrics import Scores, tokenization
 from jformer.tasks.split_loss import EvalStep, make_eval_step, split_sums
 from jformer.tasks.sums import Sums
@@ -48,7 +49,7 @@ from jformer.training.feed import make_feed
 from jformer.training.finiteness import Examination
 from jformer.training.forecast import memory_lines
 from jformer.training.initial_state import inherit, open_state
-from jformer.training.introduction import introduction
+from jformer.training.introduction import introduction, kernel_line
 from jformer.training.lock import sole_trainer
 from jformer.training.log import Cost, TrainingLog
 from jformer.training.loop import loop
@@ -83,6 +84,9 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
         mesh = open_mesh(config)
         config, choices = choose_dtype(config, "model", mesh)
         config = checks.divide_rows(config, row_shards(mesh))
+        if not saved:
+            config, lengths = choose_lengths(config, target())
+            choices += lengths
 
         # The task and its text.
         task = build_task(config)
@@ -94,6 +98,8 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
 
         # The model, its optimizer, and the state: restored from the newest checkpoint, or new.
         model = build_sized(config, task, data.tokenizers)
+        prefix = source_is_prefix(model.config, task.answer)
+        choices.append(kernel_line(model.config, target(), data.batches.plan.shapes, prefix))
         optimizer = build_optimizer(model, config.optim, config.train.num_steps, config.train.freeze)
         create = functools.partial(create_state, tx=optimizer.transform, ema=bool(config.train.ema_decay))
         start = functools.partial(inherit, config, data.tokenizers, mesh)

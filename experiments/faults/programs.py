@@ -21,6 +21,7 @@ from experiments.measure import smoke_sizes
 from jformer.config import default_config, resolve
 from jformer.data.plan import Shape
 from jformer.models.flops import update_flops, work_of
+from jformer.parallel.backend import target_of
 from jformer.parallel.mesh import make_mesh
 from jformer.tasks.build import build_task
 from jformer.tasks.task import sized
@@ -68,7 +69,7 @@ def compiled(update: Update, chips: Topology) -> tuple[Figures, list[str], Updat
     mesh = make_mesh(-1, update.fsdp, 1, chips.devices)
     shape = Shape(update.rows * len(chips.devices), *update.lengths)
     useful = update_flops(model, work_of(*(np.full(update.rows, length) for length in update.lengths)))
-    predicted = estimate(config, task, model, shape, mesh.size, chips.platform)
+    predicted = estimate(config, task, model, shape, mesh.size, target_of(chips.devices[0]))
     figures = compile_update(config, task, model, shape, mesh)
     return figures, gathered_twice(figures.program, mesh.shape), predicted, useful
 

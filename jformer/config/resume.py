@@ -25,10 +25,15 @@ def differences(old: Config, new: Config) -> dict[str, tuple[object, object]]:
 def with_saved_config(given: Config, saved: Config) -> Config:
     """Return a config with the values that the saved run resolved, where the given config leaves them open.
 
-    These are data.row_multiple, the dtype for model.dtype=auto, and train.num_steps for the same train.num_epochs.
+    These are data.row_multiple, data.length_multiple, the dtype for model.dtype=auto, and train.num_steps for the same
+    train.num_epochs.
     """
     data, train, model = given.data, given.train, given.model
-    data = dataclasses.replace(data, row_multiple=data.row_multiple or saved.data.row_multiple)
+    data = dataclasses.replace(
+        data,
+        row_multiple=data.row_multiple or saved.data.row_multiple,
+        length_multiple=data.length_multiple or saved.data.length_multiple,
+    )
     model = dataclasses.replace(model, dtype=saved.model.dtype if model.dtype == "auto" else model.dtype)
     if train.num_epochs and train.num_epochs == saved.train.num_epochs and train.num_steps > saved.train.num_steps:
         train = dataclasses.replace(train, num_steps=saved.train.num_steps)

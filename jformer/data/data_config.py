@@ -101,13 +101,18 @@ class DataConfig(SourceConfig):
     # Rows of a batch divide by it: any number of devices times train.accumulation that divides it gives the same
     # updates. 0 = the least multiple of 8 that the devices of the run's first start divide; config.json then holds it.
     row_multiple: int = 0
-    # Lengths of shapes divide by it, unless they are of labels: what devices compute in one piece, such as 8 or 128.
-    length_multiple: int = 1
+    # Lengths of shapes divide by it, unless they are of labels. 0 = what the fused attention kernel of the devices of
+    # the run's first start takes, 8 on GPUs and 128 on TPUs, or 1 where there is none; config.json then holds it.
+    length_multiple: int = 0
     cache_dir: str = "~/.cache/jformer"  # tokenized corpora, found again by fingerprint, and compiled programs
 
     def rows_divide_by(self) -> int:
         """Return what the rows of a batch divide by: the multiple that is set, or what a few devices need."""
         return self.row_multiple or ROWS_DIVIDE_BY
+
+    def lengths_divide_by(self) -> int:
+        """Return what the lengths of a batch divide by."""
+        return self.length_multiple or 1
 
     def test_splits(self) -> dict[str, str]:
         """Map the key of every test set in results.json to its split name."""
@@ -143,11 +148,11 @@ class DataConfig(SourceConfig):
         check_least(
             "data", self, ("vocab_size", "packed_length", "tokens_per_update", "doc_stride", "segmentations"), 1
         )
-        check_least("data", self, ("row_multiple", "image_size"), 0)
-        if self.length_multiple < 1 or (self.batching == "packed" and self.packed_length % self.length_multiple):
+        check_least("data", self, ("row_multiple", "length_multiple", "image_size"), 0)
+        if self.batching == "packed" and self.packed_length % self.lengths_divide_by():
             raise UserError(
-                f"data.length_multiple={self.length_multiple} must be at least 1 and, where rows are packed, divide "
-                f"data.packed_length={self.packed_length}"
+                f"data.length_multiple={self.length_multiple} must divide data.packed_length={self.packed_length}, as "
+                "rows are packed"
             )
         for name in self.augment:
             check_choice("data.augment", name, AUGMENTS)

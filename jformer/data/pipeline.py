@@ -133,7 +133,7 @@ def _packed(lengths: tuple[np.ndarray, np.ndarray], part: np.ndarray, config: Da
 
 def _budget(config: DataConfig) -> tuple[int, int, int]:
     """Return the tokens of a batch, and the multiples of its rows and its lengths."""
-    return config.tokens_per_update, config.rows_divide_by(), config.length_multiple
+    return config.tokens_per_update, config.rows_divide_by(), config.lengths_divide_by()
 
 
 def _joined(sides: Sequence[Tokens]) -> Tokens:

@@ -26,7 +26,7 @@ from jformer.inference.one_pass import HEADS, marked_pair
 from jformer.models.batch import Batch
 from jformer.models.model import Model
 from jformer.parallel.activations import constrain_sharding
-from jformer.parallel.backend import target
+from jformer.parallel.backend import Target, target
 from jformer.parallel.sharding import over_rows
 from jformer.tasks.crf import allowed_states, pair_shares
 from jformer.tasks.losses import span_log_probs
@@ -63,7 +63,7 @@ def make_scorer(
 
 @functools.lru_cache(KEPT)
 def _make_scorer(
-    models: tuple[Model, ...], average: str, mesh: Mesh | None, attend: bool, tokens: int, platform: str
+    models: tuple[Model, ...], average: str, mesh: Mesh | None, attend: bool, tokens: int, traced_for: Target
 ) -> Scorer:
     def score(params: Sequence[PyTree], batch: Batch) -> dict[str, Array]:
         passes = [_forced(model, tree, batch, attend) for model, tree in zip(models, params, strict=True)]

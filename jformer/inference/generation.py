@@ -31,7 +31,7 @@ from jformer.inference.one_pass import HEADS
 from jformer.models.batch import Batch
 from jformer.models.model import Model
 from jformer.parallel.activations import constrain_sharding
-from jformer.parallel.backend import target
+from jformer.parallel.backend import Target, target
 from jformer.parallel.sharding import over_rows
 from jformer.plugins import is_own
 
@@ -64,7 +64,7 @@ class SearchSetup(NamedTuple):
     vocabulary: bytes  # of a mask, as arrays are not hashable
     symbols: Symbols  # BOS, EOS and PAD of outputs
     mesh: Mesh | None  # over whose data and fsdp the rows are split
-    platform: str  # that it is traced for
+    traced_for: Target
 
     @property
     def writable(self) -> Bool[np.ndarray, " v"]:
@@ -95,7 +95,7 @@ def make_setup(
         vocabulary=vocabulary.tobytes(),
         symbols=symbols,
         mesh=mesh,
-        platform=target(),
+        traced_for=target(),
     )
 
 

@@ -25,7 +25,8 @@ CHOICES = {
 OPEN = ("norm_type", "positions", "activation")  # keys of CHOICES that may name a part of one's own
 LAYERS = {"attention": ("multi_head",), "feed_forward": ("projections",)}  # the same, of one built-in choice each
 REMAT = ("none", "dots", "full")
-KERNELS = ("auto", "own")
+KERNELS = ("auto", "own", "cudnn", "splash")
+ROWS = ("auto", "one_text", "several")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,11 @@ class ExecutionConfig:
 
     unroll: int = 0  # blocks written out per step of the loop over them; 0 = all of them on CPU, 1 elsewhere
     remat: str = "none"  # computed again for gradients (Chen et al. 2016): none | dots (all but projections) | full
-    attention_kernel: str = "auto"  # auto: a fused one where its limits hold, else our own or XLA's | own
+    # auto: a fused one where its limits hold, else our own or XLA's | own | cudnn, splash: that one, or no training
+    attention_kernel: str = "auto"
+    # of batches: auto: as data.batching makes them, several in code of your own | one_text, from the first position, so
+    # that cuDNN's attention needs no mask | several
+    rows: str = "auto"
     # Queries that attend at once, where no fused kernel does (Rabe and Staats 2021); 0 = 512 over 2,048 x 2,048, or all
     attention_chunk: int = 0
 
@@ -198,6 +203,7 @@ class ModelConfig:
             allow(f"model.{key}", getattr(self, key), choices)
         check_choice("model.execution.remat", self.execution.remat, REMAT)
         check_choice("model.execution.attention_kernel", self.execution.attention_kernel, KERNELS)
+        check_choice("model.execution.rows", self.execution.rows, ROWS)
         for key in ("unroll", "attention_chunk"):
             if getattr(self.execution, key) < 0:
                 raise UserError(f"model.execution.{key}={getattr(self.execution, key)} must be 0 or more")

@@ -1,29 +1,50 @@
-"""The target platform of a program: JAX's backend, unless the program is compiled here to run elsewhere."""
+"""What programs are compiled for: the devices that are here, unless a program is compiled to run elsewhere."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 from contextvars import ContextVar
+from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
 
-_CHOSEN: ContextVar[str] = ContextVar("platform", default="")
+
+class Target(NamedTuple):
+    """A kind of device, and what decides which kernels may run on it."""
+
+    platform: str  # cpu | gpu | tpu
+    kind: str = ""  # what JAX calls it
+    capability: str = ""  # of a GPU: its compute capability, such as 9.0; gfx942 and the like with ROCm
+
+    @property
+    def cuda(self) -> float:
+        """The compute capability of an NVIDIA GPU, otherwise 0."""
+        return float(self.capability) if re.fullmatch(r"\d+\.\d", self.capability) else 0.0
 
 
-def target() -> str:
-    """Return the platform that programs are currently traced for: cpu, gpu or tpu."""
-    return _CHOSEN.get() or jax.default_backend()
+_CHOSEN: ContextVar[Target | None] = ContextVar("target", default=None)
+
+
+def target_of(device: jax.Device) -> Target:
+    """Return the target that a device is, which may come from a topology."""
+    return Target(device.platform, device.device_kind, str(getattr(device, "compute_capability", "")))
+
+
+def target() -> Target:
+    """Return what programs are currently traced for."""
+    return _CHOSEN.get() or target_of(jax.devices()[0])
 
 
 def is_one_cpu(mesh: Mesh | None) -> bool:
     """Return whether programs are currently traced for a single CPU device."""
-    return target() == "cpu" and (mesh is None or mesh.size == 1)
+    return target().platform == "cpu" and (mesh is None or mesh.size == 1)
 
 
 @contextlib.contextmanager
-def compiling_for(platform: str) -> Iterator[None]:
-    """Trace as for a platform that need not be present."""
-    token = _CHOSEN.set(platform)
+def compiling_for(target: Target) -> Iterator[None]:
+    """Trace as for a target that need not be present."""
+    token = _CHOSEN.set(target)
     try:
         yield
     finally:

@@ -14,8 +14,10 @@ from jformer.data.progress import show
 from jformer.data.tokenizers import ImageTokenizer, Tokenizer
 from jformer.errors import UserError
 from jformer.models import ModelConfig, build_model
+from jformer.models.layers.kernels import FUSED, MULTIPLES, calls_of, choose_kernel, is_own_attention
 from jformer.models.model import Model
 from jformer.parallel import processes
+from jformer.parallel.backend import Target
 from jformer.parallel.devices import quicker_dtype
 from jformer.parallel.mesh import TENSOR, make_mesh
 from jformer.tasks.caption import caption
@@ -96,7 +98,15 @@ def build_sized(config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokeniz
             f"{' x '.join(map(str, source.shape))} (height, width, channels): set them to these"
         )
     own_noise = bool(target.symbols.noise)
-    return build_model(sized(config.model, task, source.vocab_size, target.vocab_size, own_noise))
+    return build_model(sized(with_rows(config), task, source.vocab_size, target.vocab_size, own_noise))
+
+
+def with_rows(config: Config) -> ModelConfig:
+    """Return the model that knows what rows of the config's batches hold."""
+    execution = config.model.execution
+    rows = "several" if config.data.batching == "packed" else "one_text"
+    rows = rows if execution.rows == "auto" else execution.rows
+    return dataclasses.replace(config.model, execution=dataclasses.replace(execution, rows=rows))
 
 
 def open_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -118,6 +128,33 @@ def choose_dtype(config: Config, room: str, mesh: Mesh) -> tuple[Config, list[st
     dtype, reason = processes.agree(quicker_dtype(device), lambda found: found[0])
     chosen = dataclasses.replace(config, **{room: dataclasses.replace(options, dtype=dtype)})
     return chosen, [f"{room}.dtype=auto: {dtype} ({reason})"]
+
+
+def choose_lengths(config: Config, target: Target) -> tuple[Config, list[str]]:
+    """Resolve data.length_multiple=0 for a target; also return lines to log. The model's dtype must be chosen."""
+    if config.data.length_multiple:
+        return config, []
+    kernel = FUSED.get(target.platform, "")
+    multiple = MULTIPLES.get(kernel, 1)
+    takes = multiple > 1 and _takes_kernel(config, target, kernel, multiple)
+    data = dataclasses.replace(config.data, length_multiple=multiple if takes else 1)
+    lines = [f"data.length_multiple: {multiple}, so that {kernel} attends"] if takes else []
+    return dataclasses.replace(config, data=data), lines
+
+
+def _takes_kernel(config: Config, target: Target, kernel: str, multiple: int) -> bool:
+    """Return whether lengths that divide by `multiple` fit a batch, and the longest are attended to by a kernel."""
+    model, data, prefix = config.model, config.data, config.task == "prefix_lm"
+    if model.family == "vit" or not is_own_attention(model):
+        return False
+    sides = data.max_source_length, data.max_target_length + prefix * data.max_source_length
+    if data.batching == "packed":
+        sides = data.packed_length, data.packed_length
+    source, length = (-(-side // multiple) * multiple for side in sides)
+    fits = max(source, length) * data.rows_divide_by() <= data.tokens_per_update
+    divides = data.batching != "packed" or data.packed_length % multiple == 0
+    calls = calls_of(model, source, length, prefix)
+    return fits and divides and any(choose_kernel(model, target, call).kernel == kernel for call in calls)
 
 
 def choose_decoding_dtype(config: Config, mesh: Mesh) -> Config:

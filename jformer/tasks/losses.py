@@ -169,7 +169,7 @@ def divergence(
 
 
 def _positions_at_once(rows: int, positions: int, vocabulary: int) -> int:
-    chunk = CHUNK.get(target(), LARGE_CHUNK) * parts(FSDP, TENSOR)
+    chunk = CHUNK.get(target().platform, LARGE_CHUNK) * parts(FSDP, TENSOR)
     return min(max(chunk // (rows * vocabulary), 1), positions)
 
 

@@ -18,7 +18,7 @@ from jformer.data.tokenizers import Tokenizer
 from jformer.models import ModelConfig
 from jformer.models.batch import Batch
 from jformer.parallel import processes
-from jformer.parallel.backend import target
+from jformer.parallel.backend import Target, target
 from jformer.parallel.mesh import DATA
 from jformer.parallel.sharding import ROWS, sum_over_data
 from jformer.tasks.batch_arrays import place_batch
@@ -50,7 +50,7 @@ def evaluation_batches(
     features = task.features(*tokenizers)
     longest = max(int(sizes.max()) for sizes in features.lengths(corpus.source.lengths, corpus.target.lengths))
     rows = math.lcm(data.rows_divide_by(), divisor)
-    tokens = max(data.tokens_per_update, rows * (longest + data.length_multiple - 1))
+    tokens = max(data.tokens_per_update, rows * (longest + data.lengths_divide_by() - 1))
     data = dataclasses.replace(data, batching="buckets", num_buckets=2, augment=())
     data = dataclasses.replace(data, tokens_per_update=tokens, row_multiple=rows)
     return make_batches([corpus], [1.0], data, 0, features), corpus
@@ -95,7 +95,7 @@ def make_eval_step(loss: LossFn, mesh: Mesh) -> EvalStep:
 
 
 @functools.lru_cache(KEPT)
-def _make_eval_step(loss: LossFn, mesh: Mesh, platform: str) -> EvalStep:
+def _make_eval_step(loss: LossFn, mesh: Mesh, traced_for: Target) -> EvalStep:
     def local(params: PyTree, batch: Batch) -> Sums:
         return sum_over_data(sum_over_microbatches(lambda rows: loss(params, rows, None), batch), mesh)
 

@@ -1,4 +1,4 @@
-"""The lines that a run logs at its start: text, vocabulary, parameters, batches, schedule and devices."""
+"""The lines that a run logs at its start: text, vocabulary, parameters, batches, attention, schedule and devices."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,9 +7,13 @@ from jax.sharding import Mesh
 from jformer.config.options import Config
 from jformer.data.corpus import SIDES
 from jformer.data.data_config import DataConfig
-from jformer.data.plan import Plan
+from jformer.data.plan import Plan, Shape
 from jformer.data.progress import counted
 from jformer.data.tokenizers import NUM_SYMBOLS, LabelTokenizer, NumberTokenizer, Tokenizer
+from jformer.errors import UserError
+from jformer.models import ModelConfig
+from jformer.models.layers.kernels import FUSED, calls_of, choose_kernel, is_own_attention
+from jformer.parallel.backend import Target
 from jformer.parallel.devices import Peak, products_line
 from jformer.parallel.mesh import slices_line
 from jformer.training.corpora import Data
@@ -42,6 +46,42 @@ def introduction(
     yield f"devices: {mesh.size} x {kind}, at most {peak.flops / 1e12:.3g} TFLOP/s ({peak.origin})"
     yield from filter(None, [slices_line(mesh)])
     yield products_line(config.model.dtype, platform, config.model.precision)
+
+
+def kernel_line(model: ModelConfig, target: Target, shapes: Sequence[Shape], prefix: bool = False) -> str:
+    """Return which kernels attend in training, and why.
+
+    Args:
+        model: of the run.
+        target: what its programs are compiled for.
+        shapes: of batches, short to long.
+        prefix: whether the source stands before the target, in the same row.
+
+    Raises:
+        UserError: it is not the kernel of model.execution.attention_kernel.
+    """
+    if model.recurrent.cell:
+        return f"recurrent layers: {model.recurrent.cell}, attention: {model.recurrent.attention}"
+    if not is_own_attention(model):
+        return f"attention: {model.attention}"
+    reasons: dict[str, str] = {}
+    taken: dict[str, set[Shape]] = {}
+    for shape in reversed(shapes):
+        for call in calls_of(model, shape.source_length, shape.target_length, prefix):
+            choice = choose_kernel(model, target, call)
+            reasons.setdefault(choice.kernel, choice.why)
+            taken.setdefault(choice.kernel, set()).add(shape)
+    asked = model.execution.attention_kernel
+    other = next((kernel for kernel in taken if kernel != asked), "")
+    if asked in FUSED.values() and other:
+        raise UserError(
+            f"model.execution.attention_kernel={asked!r} cannot attend everywhere: {reasons[other]}; take 'auto'"
+        )
+    count = len(shapes)
+    return "attention kernel: " + ", ".join(
+        f"{kernel} ({why})" + (f" for {len(taken[kernel])} of {count} shapes" if count > 1 else "")
+        for kernel, why in reasons.items()
+    )
 
 
 def vocabulary(source: Tokenizer, target: Tokenizer) -> str:

@@ -20,7 +20,7 @@ from jaxtyping import Array, Key, PyTree
 from jformer.models.batch import Batch
 from jformer.models.parts import join, split
 from jformer.parallel.activations import constrain_sharding
-from jformer.parallel.backend import target
+from jformer.parallel.backend import Target, target
 from jformer.parallel.mesh import DATA
 from jformer.parallel.sharding import ROWS, parameter_specs, replicated, state_shardings, sum_over_data
 from jformer.tasks.sums import LossFn, Scalar, Sums, sum_over_microbatches
@@ -154,7 +154,7 @@ def _make_train_step(
     seed: int,
     ema_decay: float,
     frozen_leaves: tuple[tuple[bool, ...], jax.tree_util.PyTreeDef],
-    platform: str,
+    traced_for: Target,
 ) -> TrainStep:
     marks, tree = frozen_leaves
     frozen = jax.tree.unflatten(tree, marks)

@@ -189,7 +189,7 @@ RANGES = [
     ("data.num_buckets", 9, "must be 1 to 8"),
     *((f"data.{key}", 0, "at least 1") for key in ("vocab_size", "num_pairs", "packed_length", "tokens_per_update")),
     ("data.row_multiple", -1, "at least 0"),
-    ("data.length_multiple", 0, "at least 1"),
+    ("data.length_multiple", -1, "at least 0"),
     ("model.relative.num_buckets", 0, "at least 1"),
     ("model.relative.max_distance", -1, "at least 1"),
     ("model.vision.image_size", -1, "at least 1"),
@@ -288,7 +288,7 @@ COMBINATIONS = [
     ),
     (
         {"data.batching": "packed", "data.packed_length": 100, "data.length_multiple": 8},
-        "data.length_multiple=8 must be at least 1 and, where rows are packed, divide data.packed_length=100",
+        "data.length_multiple=8 must divide data.packed_length=100, as rows are packed",
     ),
     (
         {"train.max_minutes": 90.0, "optim.schedule": "cosine", "optim.warmup": 0.1},
@@ -389,7 +389,7 @@ ALLOWED = {
     "evaluate.during", "evaluate.during_examples",
     *(f"decode.{field.name}" for field in dataclasses.fields(DecodeConfig)),
     "mesh.data", "mesh.fsdp", "mesh.tensor", "model.execution.remat", "model.execution.unroll",
-    "model.execution.attention_chunk", "model.execution.attention_kernel",
+    "model.execution.attention_chunk", "model.execution.attention_kernel", "model.execution.rows",
 }  # fmt: skip
 
 

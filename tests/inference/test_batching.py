@@ -3,14 +3,14 @@
 import types
 
 from jformer.inference.batching import WHILE, BatchedSearch, batch_rows, concurrent_batches
-from jformer.parallel.backend import compiling_for
+from jformer.parallel.backend import Target, compiling_for
 from jformer.parallel.mesh import make_mesh
 
 
 def test_two_batches_at_once_keep_a_cpu_busy_and_nothing_else():
     assert concurrent_batches(None) == concurrent_batches(make_mesh(1)) == 2
     assert concurrent_batches(make_mesh(2)) == 1
-    with compiling_for("gpu"):
+    with compiling_for(Target("gpu")):
         assert concurrent_batches(None) == 1
 
 

@@ -12,7 +12,7 @@ from jformer.inference.forced_pass import make_scorer
 from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.head_config import HeadConfig
 from jformer.models.recurrent_config import RecurrentConfig
-from jformer.parallel.backend import compiling_for
+from jformer.parallel.backend import Target, compiling_for
 from jformer.tasks.task import make_loss
 from tests.conftest import make_batch, run
 from tests.inference import untrained
@@ -252,5 +252,5 @@ def test_attention_is_that_of_the_last_layer_the_mean_of_heads_and_models(member
 
 def test_attention_shows_its_weights_on_every_machine(members):
     here = score(members[:1], attend=True)["attention"]
-    with compiling_for("gpu"):
+    with compiling_for(Target("gpu")):
         np.testing.assert_allclose(score(members[:1], attend=True)["attention"], here, atol=1e-6)

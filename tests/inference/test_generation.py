@@ -20,7 +20,7 @@ from jformer.inference.streaming import make_stream
 from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
 from jformer.models.head_config import HeadConfig
 from jformer.models.recurrent_config import RecurrentConfig
-from jformer.parallel.backend import compiling_for
+from jformer.parallel.backend import Target, compiling_for
 from jformer.parallel.mesh import make_mesh
 from tests.inference import untrained
 from tests.inference.untrained import CHARS
@@ -98,7 +98,7 @@ def test_what_a_search_reads_makes_another_program(model, tiny):
         make_setup([model], DecodeConfig(), VOCABULARY, Symbols(eos=3)),
         make_setup([model], DecodeConfig(), VOCABULARY, Symbols(), make_mesh(2)),
     ]
-    with compiling_for("tpu"):  # which attends by other kernels
+    with compiling_for(Target("tpu")):  # which attends by other kernels
         others.append(make_setup([model], DecodeConfig(), VOCABULARY, Symbols()))
     assert len({plain, *others}) == 1 + len(others)
 

@@ -1,12 +1,25 @@
 """The first lines of a run speak of the sides that it has."""
 
-import numpy as np
+import dataclasses
 
+import numpy as np
+import pytest
+
+from jformer.config import default_config, resolve
+from jformer.config.resume import resume_config
 from jformer.data.data_config import DataConfig
-from jformer.data.plan import Plan, Shape
+from jformer.data.plan import Plan, Shape, bucket_shapes
 from jformer.data.tokenizers import learn
 from jformer.data.tokenizers.lists import ByteTokenizer, learn_labels
-from jformer.training.introduction import shapes, unfilled, vocabulary
+from jformer.models import ModelConfig
+from jformer.models.head_config import HeadConfig
+from jformer.models.vision_config import VisionConfig
+from jformer.parallel.backend import Target
+from jformer.tasks.build import choose_lengths
+from jformer.training.introduction import kernel_line, shapes, unfilled, vocabulary
+from tests.models.test_flops import MODELS, SMALL
+
+CPU, TPU, H100 = Target("cpu", "cpu"), Target("tpu", "TPU v5 lite"), Target("gpu", "NVIDIA H100 80GB HBM3", "9.0")
 
 
 def plan(*each):
@@ -35,3 +48,74 @@ def test_a_vocabulary_that_the_text_does_not_fill_is_noted():
     assert unfilled(DataConfig(tokenizer="word", vocab_size=8), (words, labels)) == note
     assert unfilled(DataConfig(tokenizer="word", vocab_size=7), (words, labels)) == ""
     assert unfilled(DataConfig(tokenizer="byte", vocab_size=999), (ByteTokenizer("identity"),) * 2) == ""
+
+
+def test_the_kernel_that_attends_is_named_with_the_reason():
+    plain, dropping = ModelConfig(**SMALL), ModelConfig(**SMALL, attention_dropout=0.1)
+    short, long = [Shape(8, 32, 32)], [Shape(8, 128, 4_096)]
+    assert kernel_line(plain, H100, short) == "attention kernel: jax (cuDNN's has no float32)"
+    assert kernel_line(plain, CPU, short) == "attention kernel: own (on cpu there is no fused one)"
+    why = "model.attention_dropout=0.1 drops weights"
+    assert kernel_line(dropping, TPU, short) == f"attention kernel: own ({why})"
+    chunks = f"attention kernel: chunked (512 queries at a time; {why}), own ({why})"
+    assert kernel_line(dropping, TPU, long) == chunks  # the decoder's own, and the others
+    fused, few = "splash (on tpu: scores stay beside the cores)", "128 keys: few enough to store their scores)"
+    assert kernel_line(plain, TPU, long) == f"attention kernel: {fused}, jax (128 queries and {few}"
+    counted = kernel_line(plain, TPU, [Shape(16, 128, 128), Shape(8, 1_024, 1_024)])
+    assert counted == f"attention kernel: {fused} for 1 of 2 shapes, jax (128 queries and {few} for 1 of 2 shapes"
+    assert kernel_line(MODELS["sizes of its own"], H100, short).endswith("own (keys of 6 and values of 10)")
+    plugin = dataclasses.replace(plain, attention="package.module:Class")
+    assert kernel_line(plugin, H100, short) == "attention: package.module:Class"
+
+
+def test_images_attend_by_their_patches_and_the_class_token():
+    size = {"vision": VisionConfig(image_size=80, patch_size=2), "num_heads": 4, "d_model": 32}
+    vit, mean = (ModelConfig("vit", **size, head=HeadConfig(pooling=pooling)) for pooling in ("first", "mean"))
+    assert "1,601 queries and 1,601 keys: 128 do not" in kernel_line(vit, TPU, [Shape(8, 80 * 80, 1)])
+    assert "1,600 queries and 1,600 keys: 128 do not" in kernel_line(mean, TPU, [Shape(8, 80 * 80, 1)])
+    source = dataclasses.replace(size["vision"], source=True)
+    captions = dataclasses.replace(mean, family="encdec", vision=source, head=HeadConfig())
+    assert "1,600 queries and 1,600 keys" in kernel_line(captions, TPU, [Shape(8, 80 * 80, 32)])
+
+
+@pytest.mark.parametrize(
+    ("options", "target", "multiple"),
+    [
+        ({}, H100, 8),
+        ({}, CPU, 1),
+        ({}, TPU, 1),  # 256 x 256 pairs are few
+        ({"data.max_target_length": 512}, TPU, 128),
+        ({"data.max_target_length": 512, "data.length_multiple": 3}, TPU, 3),
+        ({"data.max_target_length": 1_025, "data.tokens_per_update": 8_300}, TPU, 1),  # 8 x 1,152 are too many
+        ({"data.batching": "packed", "data.packed_length": 1_024}, TPU, 128),
+        ({"data.batching": "packed", "data.packed_length": 1_000}, TPU, 1),
+        ({"data.batching": "packed", "data.packed_length": 1_000}, H100, 8),
+        ({"model.dtype": "float32"}, H100, 1),
+        ({"model.attention_dropout": 0.1}, H100, 1),
+        ({}, H100._replace(capability="7.5"), 1),
+        ({}, H100._replace(capability="gfx942"), 1),
+    ],
+)
+def test_lengths_divide_by_what_a_fused_kernel_takes_where_it_can_attend(options, target, multiple):
+    config = default_config("transformer_base")
+    config.update_from_flattened_dict({"model.dtype": "bfloat16"} | options)
+    config, lines = choose_lengths(resolve(config), target)
+    assert config.data.length_multiple == multiple
+    assert bool(lines) == (multiple in (8, 128))
+    assert (
+        resume_config(config, dataclasses.replace(config, data=dataclasses.replace(config.data, length_multiple=0)))
+        == config
+    )
+
+
+def test_a_fused_kernel_takes_every_shape_of_translations():
+    """The lengths of which three of eight qualified, and with multiples of 8 all do."""
+    lengths = np.random.default_rng(0).lognormal(2.9, 0.5, (2, 10_000)).clip(4, 100).astype(np.int64)
+    model = ModelConfig(dtype="bfloat16")
+    for multiple in (1, 8):
+        found, _ = bucket_shapes(*lengths, 8, 8_192, 8, multiple)
+        whole = sum(not length % multiple for shape in found for length in shape[1:])
+        assert (len(found), whole) == (8, 16)
+        assert kernel_line(model, H100, found).endswith(
+            "cudnn (on gpu: scores stay beside the cores) for 8 of 8 shapes"
+        )

@@ -107,7 +107,7 @@ class Attention(nn.Module):
         if choice.kernel == "splash":  # chosen only without bias and dropout
             values = attend_splash(q, kv, visible, scale)
         elif choice.kernel == "cudnn":
-            values = attend_cudnn(q, kv, visible.mask(), bias, scale)
+            values = attend_cudnn(q, kv, visible, bias, scale)
         elif choice.kernel == "jax":
             values = jax.nn.dot_product_attention(q, kv["k"], kv["v"], bias, visible.mask(), scale=scale)
         elif choice.kernel == "chunked":

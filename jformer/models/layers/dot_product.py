@@ -110,7 +110,7 @@ def attend_few_queries(
         mask, bias, scale: those of `attend`.
     """
     k, v = cached_kv["k"], cached_kv["v"]
-    as_sums = q.shape[2] <= MAX_QUERIES_FOR_SUMS and target() == "cpu"
+    as_sums = q.shape[2] <= MAX_QUERIES_FOR_SUMS and target().platform == "cpu"
     if as_sums:
         products = q[..., None].astype(jnp.float32) * k[:, :, None].astype(jnp.float32)  # [m g q k e]
         scores = products.sum(3)

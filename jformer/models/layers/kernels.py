@@ -3,16 +3,21 @@
 Axes: b rows, t query positions, s key positions, h query heads, g heads of keys and values, k size of a head.
 """
 
-from typing import NamedTuple
+import dataclasses
+import functools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from jformer.models.cache import KeyValue
-from jformer.models.layers.visibility import Rule, Visibility
+from jformer.models.layers.visibility import Rule, TokenPlaces, Visibility, self_attention_rule
 from jformer.models.model_config import ModelConfig
 from jformer.parallel.activations import over_rows_and_heads
+from jformer.parallel.backend import Target, target_of
 
 MAX_PAIRS = 2_048**2  # of a query and a key in a row; above, our own code attends in chunks: docs/decisions/0034
 CHUNK = 512  # queries of a chunk
@@ -20,6 +25,8 @@ LEAST_PAIRS = 512**2  # from which splash attention pays off: a block costs a th
 LANES = 128  # splash attention takes multiples of this many positions
 BLOCKS = (512, 256, LANES)  # of positions, the largest that divides the length
 FUSED = {"tpu": "splash", "gpu": "cudnn"}
+MULTIPLES = {"splash": LANES, "cudnn": 8}  # of positions, which a fused kernel takes without filling rows up
+CUDNN_NEEDS = 8.0  # compute capability: Ampere
 SPLASH_MASKS = {Rule(): "FullMask", Rule(causal=True): "CausalMask"}  # rules that splash attention supports
 
 
@@ -49,30 +56,34 @@ def known_length(length: object) -> int:
     return length if isinstance(length, int) else 1
 
 
-def choose_kernel(config: ModelConfig, platform: str, call: Call) -> KernelChoice:
+def choose_kernel(config: ModelConfig, target: Target, call: Call) -> KernelChoice:
     """Return the kernel: a fused one within its limits, else chunks for long sequences.
 
     Only our own code supports dropout of weights, returns them, and has values of another size than keys. On CPU it
     is as fast as XLA's.
     """
-    refused = _refusal(config, platform, call)
+    refused = _refusal(config, target, call) or build_error(target, config.key_size, call)
     if not refused:
-        return KernelChoice(FUSED[platform], f"on {platform}: scores stay beside the cores")
+        return KernelChoice(FUSED[target.platform], f"on {target.platform}: scores stay beside the cores")
     chunk = config.execution.attention_chunk or (CHUNK if call.queries * call.keys > MAX_PAIRS else 0)
     if 0 < chunk < call.queries and not call.shows:
         return KernelChoice("chunked", f"{chunk} queries at a time; {refused}", chunk)
     needs_own = call.drops or call.shows or config.key_size != config.value_size
-    forced = config.execution.attention_kernel == "own" or platform == "cpu"
+    forced = config.execution.attention_kernel == "own" or target.platform == "cpu"
     return KernelChoice("own" if needs_own or forced else "jax", refused)
 
 
-def _refusal(config: ModelConfig, platform: str, call: Call) -> str:
+def _refusal(config: ModelConfig, target: Target, call: Call) -> str:
     """Return why no fused kernel can be used, or ''."""
     size, lengths = config.key_size, f"{call.queries:,} queries and {call.keys:,} keys"
-    cudnn, splash = platform == "gpu", platform == "tpu"
+    cudnn, splash = target.platform == "gpu", target.platform == "tpu"
     reasons = {
         "model.execution.attention_kernel=own": config.execution.attention_kernel == "own",
-        f"on {platform} there is no fused one": platform not in FUSED,
+        f"on {target.platform} there is no fused one": target.platform not in FUSED,
+        f"cuDNN's needs CUDA, which {target.kind} has not": cudnn and not target.cuda,
+        f"cuDNN's needs compute capability {CUDNN_NEEDS}, and {target.kind} has {target.capability}": (
+            cudnn and target.cuda < CUDNN_NEEDS
+        ),
         "its weights are shown": call.shows,
         f"model.attention_dropout={config.attention_dropout} drops weights": call.drops,
         f"keys of {size} and values of {config.value_size}": size != config.value_size,
@@ -88,9 +99,74 @@ def _refusal(config: ModelConfig, platform: str, call: Call) -> str:
         # jax.nn.dot_product_attention: check_layout and check_is_flash_attention of its cuDNN
         f"cuDNN's has no {call.dtype}": cudnn and call.dtype not in ("bfloat16", "float16"),
         f"cuDNN's has no heads of {size}: up to 128, multiples of 8": cudnn and bool(size > 128 or size % 8),
-        f"cuDNN's takes no mask for {lengths}: they must be even": cudnn and bool((call.queries | call.keys) % 2),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def is_own_attention(config: ModelConfig) -> bool:
+    """Return whether the kernels of this module attend: not in recurrent models, nor where a plugin does."""
+    return not config.recurrent.cell and config.attention == "multi_head"
+
+
+def calls_of(config: ModelConfig, source: int, target: int, prefix: bool = False) -> Iterator[Call]:
+    """Yield the attentions of a training step, the longest first.
+
+    Args:
+        config: of a Transformer.
+        source, target: positions of a row on either side; of images their pixels, which do not matter.
+        prefix: whether the source stands before the target, in the same row.
+    """
+    positions = config.num_patches + (config.family == "vit" and config.head.pooling == "first")
+    source = positions if config.reads_images else source
+    biased, drops = config.positions in ("relative", "alibi", "transformer_xl"), config.attention_dropout > 0
+    call = functools.partial(Call, config.dtype, drops=drops)
+    found = []
+    if config.family != "decoder":
+        found.append(call(source, source, rule=self_attention_rule(config, False), biased=biased))
+    if config.family in ("encdec", "decoder"):
+        rule = dataclasses.replace(self_attention_rule(config, True), prefix=prefix)
+        found.append(call(target, target, rule=rule, biased=biased))
+    if config.family == "encdec":
+        found.append(call(target, source))
+    yield from sorted(found, key=lambda each: -each.queries * each.keys)
+
+
+def build_error(target: Target, size: int, call: Call) -> str:
+    """Return why a fused kernel within its limits does not run here, or ''; elsewhere the compiler will show."""
+    device = jax.local_devices()[0] if target.platform in FUSED else None
+    if not device or target_of(device) != target:
+        return ""
+    return _build_error(device, FUSED[target.platform], call.dtype, size, call.rule.causal, call.biased)
+
+
+@functools.cache
+def _build_error(device: jax.Device, kernel: str, dtype: str, size: int, causal: bool, biased: bool) -> str:
+    """Return why a kernel does not run forward and backward on a device that is here, or ''.
+
+    It runs in a thread of its own, because a program may be being traced, over a mesh, in this one.
+    """
+    length = BLOCKS[0]
+    row = TokenPlaces(jnp.ones((1, length), jnp.int32), jnp.arange(length)[None])
+    visible = Visibility(row, row, Rule(causal), one_text=True)
+
+    def total(x: Array, bias: Array | None) -> Array:
+        kv: KeyValue = {"k": x, "v": x}
+        values = attend_splash(x, kv, visible, 1.0) if kernel == "splash" else attend_cudnn(x, kv, visible, bias, 1.0)
+        return values.astype(jnp.float32).sum()
+
+    def run() -> None:
+        with jax.default_device(device):
+            bias = jnp.zeros((1, 2, length, length), dtype) if biased else None
+            jax.block_until_ready(jax.jit(jax.grad(total))(jnp.zeros((1, length, 2, size), dtype), bias))
+
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(run).result()
+    except Exception as error:  # whatever JAX, XLA or cuDNN raise
+        return (
+            f"{kernel} does not run on {device.device_kind}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        )
+    return ""
 
 
 def block_of(length: int) -> int:
@@ -101,28 +177,48 @@ def block_of(length: int) -> int:
 def attend_cudnn(
     q: Float[Array, "b t h k"],
     kv: KeyValue,
-    mask: Bool[Array, " b #1 #t s"] | None,
+    visible: Visibility,
     bias: Float[Array, "#b h t s"] | None,
     scale: float,
 ) -> Float[Array, "b t h k"]:
-    """Attend with cuDNN, which reads the mask as a bias of every row. Compiled for GPUs, run on none so far.
+    """Attend with cuDNN. Compiled for GPUs, run on none so far.
+
+    A dense mask becomes a bias of every row. Rows that hold one text need none: causality hides the padding at their
+    end, and lengths do it where nothing else is hidden. These are the combinations with which JAX tests cuDNN's.
+    Positions are filled up to a multiple of 8 with padding that no query sees.
 
     Args:
-        q, kv, mask, bias, scale: those of `dot_product.attend`.
+        q, kv, bias, scale: those of `dot_product.attend`.
+        visible: which keys each query may attend to.
     """
-    arrays = {"q": ("b t h k", q), "k": ("b s g k", kv["k"]), "v": ("b s g u", kv["v"])}
-    if mask is not None:
+    arrays: dict[str, Any] = {"query": ("b t h k", q), "key": ("b s g k", kv["k"]), "value": ("b s g k", kv["v"])}
+    rule, options = visible.rule, dict[str, Any]()
+    if visible.one_text and rule in (
+        Rule(causal=True),
+        Rule(causal=True, window=0 if bias is not None else rule.window),
+    ):
+        options = {"is_causal": True} | ({"local_window_size": (rule.window - 1, 0)} if rule.window else {})
+    elif visible.one_text and rule == Rule() and bias is None:
+        queries, keys = visible.lengths()
+        arrays |= {"query_seq_lengths": ("b", queries), "key_value_seq_lengths": ("b", keys)}
+    else:
+        mask = visible.mask()
         arrays["mask"] = "b 1 t s", jnp.broadcast_to(mask, (*mask.shape[:2], q.shape[1], mask.shape[3]))
     if bias is not None:
         arrays["bias"] = "b h t s" if len(bias) == len(q) else "1 h t s", bias.astype(q.dtype)
+    filled = [(axes, _fill(axes, x)) for axes, x in arrays.values()]
 
     def attend(*own: Array) -> Array:
-        q, k, v, rest = *own[:3], dict(zip([*arrays][3:], own[3:], strict=True))
-        return jax.nn.dot_product_attention(
-            q, k, v, rest.get("bias"), rest.get("mask"), scale=scale, implementation="cudnn"
-        )
+        named: dict[str, Any] = dict(zip(arrays, own, strict=True))
+        return jax.nn.dot_product_attention(**named, scale=scale, implementation="cudnn", **options)
 
-    return over_rows_and_heads(attend, *arrays.values())
+    return over_rows_and_heads(attend, *filled)[:, : q.shape[1]]
+
+
+def _fill(axes: str, x: Array) -> Array:
+    """Fill the axes of positions up to what cuDNN's attention takes."""
+    missing = [-size % MULTIPLES["cudnn"] * (axis in "ts") for axis, size in zip(axes.split(), x.shape, strict=True)]
+    return jnp.pad(x, [(0, each) for each in missing]) if any(missing) else x
 
 
 def attend_splash(

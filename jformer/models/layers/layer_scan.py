@@ -35,7 +35,7 @@ def over_layers(block: type[nn.Module], config: ModelConfig, layers: int, init: 
         variable_broadcast="params" if shared else False,  # of the two, this is read first
         split_rngs={"params": not shared},
         length=layers,
-        unroll=min(config.execution.unroll or (layers if target() == "cpu" else 1), layers),
+        unroll=min(config.execution.unroll or (layers if target().platform == "cpu" else 1), layers),
         in_axes=(0, everywhere, everywhere, everywhere),
     )
     if not shared:

@@ -69,7 +69,7 @@ def materialized(x: Array) -> Array:
     XLA:CPU would fuse its computation into the transposing copy that the weight gradient needs, which then reads and
     writes a few bytes at a time. Elsewhere products read either order.
     """
-    return jax.lax.optimization_barrier(x) if target() == "cpu" else x
+    return jax.lax.optimization_barrier(x) if target().platform == "cpu" else x
 
 
 def _multiply(x: Array, w: Array, split: str | None, dtype: str | None) -> Array:

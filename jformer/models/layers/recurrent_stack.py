@@ -41,7 +41,7 @@ def positions_in_turn(features: int) -> int:
     On CPU, 4 is faster for small products and slower for large ones (measured: 160 and 650 features). Other devices
     were not measured.
     """
-    return 4 if target() == "cpu" and features < 512 else 1
+    return 4 if target().platform == "cpu" and features < 512 else 1
 
 
 def make_layer(config: ModelConfig) -> RecurrentLayer:

@@ -220,10 +220,12 @@ class Stack(nn.Module):
                 "model.positions='transformer_xl' has no scores for later keys in a cache, which target_prefix needs: "
                 "use other positions"
             )
-        context = AttentionContext(tokens.positions, Visibility(placed, placed, rule), bias=self.bias(indices, indices))
+        one_text = self.config.execution.rows == "one_text"
+        own = Visibility(placed, placed, rule, one_text)
+        context = AttentionContext(tokens.positions, own, bias=self.bias(indices, indices))
         if memory_segments is not None:
             source = TokenPlaces(memory_segments, jnp.arange(memory_segments.shape[1])[None])
-            context = context._replace(cross=Visibility(placed, source))
+            context = context._replace(cross=Visibility(placed, source, one_text=one_text))
         x, _ = self.block(x, jnp.arange(self.num_layers), memory, context, dropout_key)
         rate = self.config.dropout if self.config.output_dropout else 0.0
         return dropout(self.finish(x), rate, dropout_key, Site.OUTPUT)

@@ -11,6 +11,7 @@ import functools
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from jformer.models.model_config import ModelConfig
@@ -51,7 +52,7 @@ def may_attend(query: TokenPlaces, key: TokenPlaces, rule: Rule) -> Bool[Array, 
     return visible & shown
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["query", "key"], meta_fields=["rule"])
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["query", "key"], meta_fields=["rule", "one_text"])
 @dataclasses.dataclass(frozen=True)
 class Visibility:
     """Queries, keys and the rule between them, from which code that needs a dense mask makes one."""
@@ -59,6 +60,12 @@ class Visibility:
     query: TokenPlaces
     key: TokenPlaces
     rule: Rule = Rule()
+    one_text: bool = False  # known of every row: it holds one text, from its first position
+
+    def lengths(self) -> tuple[Int[Array, " b"], Int[Array, " b"]]:
+        """Return the positions of each row that are not padding, of queries and of keys; of an empty row 1."""
+        query, key = ((place.segments > 0).sum(1, dtype=jnp.int32) for place in (self.query, self.key))
+        return jnp.maximum(query, 1), jnp.maximum(key, 1)
 
     def mask(self) -> Bool[Array, "b 1 t s"]:
         """Return the dense mask, the same for every head; True = may attend."""

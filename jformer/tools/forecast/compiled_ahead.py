@@ -15,7 +15,7 @@ from jformer.data.tokenizers import Symbols
 from jformer.inference.forced_pass import make_scorer
 from jformer.inference.generation import make_answer, make_setup
 from jformer.models import ModelConfig, build_model
-from jformer.parallel.backend import compiling_for
+from jformer.parallel.backend import Target, compiling_for, target_of
 from jformer.parallel.mesh import slices_of
 from jformer.parallel.sharding import EVERY_ROW, replicated
 from jformer.tasks.batch_arrays import abstract_batch, source_is_prefix
@@ -53,7 +53,9 @@ class Figures(NamedTuple):
         return sum(each.sent for each in self.collectives)
 
 
-def estimate(config: Config, task: Task, model: ModelConfig, shape: Shape, devices: int, platform: str) -> UpdateMemory:
+def estimate(
+    config: Config, task: Task, model: ModelConfig, shape: Shape, devices: int, target: Target
+) -> UpdateMemory:
     """Return the memory that the update of a run needs on each device, none of which need be present.
 
     Args:
@@ -62,14 +64,14 @@ def estimate(config: Config, task: Task, model: ModelConfig, shape: Shape, devic
         model: the options of the model with the sizes of its vocabularies or classes.
         shape: rows of the whole update and positions of a row.
         devices: the number of devices for the mesh of the config.
-        platform: "cpu", "gpu" or "tpu".
+        target: what a device is.
 
     Raises:
         UserError: devices, rows or parameters are not divisible by the mesh.
     """
     sizes = mesh_sizes(config, devices)
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), AUTO)
-    with compiling_for(platform):
+    with compiling_for(target):
         step, arguments = _update(config, task, model, shape, mesh)
         return update_memory(step, *arguments)
 
@@ -81,7 +83,7 @@ def compile_update(config: Config, task: Task, model: ModelConfig, shape: Shape,
         config, task, model, shape: as for `estimate`.
         mesh: of the target devices, which may come from a topology.
     """
-    with compiling_for(_platform(mesh)):
+    with compiling_for(target_of(mesh.devices.flat[0])):
         step, arguments = _update(config, task, model, shape, mesh)
         return figures(_compile(step.lower(*arguments), mesh), mesh)
 
@@ -99,7 +101,7 @@ def compile_answer(
     room = shape.target_length
     batch = _answer_batch(model, task, shape, mesh)
     vocabulary = np.ones(model.target_vocab_size or model.vocab_size, bool)
-    with compiling_for(_platform(mesh)):
+    with compiling_for(target_of(mesh.devices.flat[0])):
         built = build_model(model)
         params = abstract_params(built, mesh)
         answer = make_answer(make_setup([built] * ensemble, config.decode, vocabulary, Symbols(), mesh), task.answer)
@@ -112,7 +114,7 @@ def compile_score(config: Config, task: Task, model: ModelConfig, shape: Shape, 
     Args:
         config, task, model, shape, mesh: as for `compile_update`.
     """
-    with compiling_for(_platform(mesh)):
+    with compiling_for(target_of(mesh.devices.flat[0])):
         built = build_model(model)
         score: Any = make_scorer([built], config.decode.ensemble_average, mesh)
         split = NamedSharding(mesh, EVERY_ROW)

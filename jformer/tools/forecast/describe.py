@@ -3,7 +3,6 @@
 Everything follows from shapes: no data is read and no weight is allocated.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Iterator
@@ -14,20 +13,19 @@ import numpy as np
 
 from jformer.config.checks import divide_rows
 from jformer.config.options import Config
-from jformer.data.plan import Shape
 from jformer.evaluation.score_tables import aligned
 from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.flops import forward_flops, text_work, update_flops, work_of
-from jformer.models.layers.kernels import Call, choose_kernel
-from jformer.models.layers.visibility import self_attention_rule
 from jformer.models.parts import parameter_rows
+from jformer.parallel.backend import target
 from jformer.parallel.devices import known_peak, products_line
 from jformer.parallel.mesh import make_mesh
 from jformer.tasks.batch_arrays import source_is_prefix
-from jformer.tasks.build import build_task, choose_dtype
+from jformer.tasks.build import build_task, choose_dtype, choose_lengths
 from jformer.tasks.task import Task
 from jformer.tools.forecast.compiled_ahead import estimate
-from jformer.tools.forecast.shapes import full_shape, mesh_sizes, sized_model
+from jformer.tools.forecast.shapes import full_shape, likely_shapes, mesh_sizes, sized_model
+from jformer.training.introduction import kernel_line
 from jformer.training.optim import schedule_line
 
 LENGTHS = (32, 128)  # of texts in the table of FLOPs; the last column is the longest that the config allows
@@ -46,6 +44,7 @@ def describe(config: Config, workdir: Path | None = None) -> str:
     """
     sizes = mesh_sizes(config, jax.device_count())
     config, _ = choose_dtype(divide_rows(config, sizes["data"] * sizes["fsdp"]), "model", make_mesh(1))
+    config, _ = choose_lengths(config, target())
     task = build_task(config)
     model, saved = sized_model(config, task, workdir)
     shapes = jax.eval_shape(functools.partial(init_params, build_model(model)), jax.random.key(0))
@@ -57,8 +56,8 @@ def describe(config: Config, workdir: Path | None = None) -> str:
     lines = [
         *summary(config),
         *_size_lines(config, model, task, saved),
-        products_line(model.dtype, jax.default_backend(), model.precision),
-        kernel_line(model, jax.default_backend(), full_shape(config), source_is_prefix(model, task.answer)),
+        products_line(model.dtype, target().platform, model.precision),
+        kernel_line(model, target(), likely_shapes(config), source_is_prefix(model, task.answer)),
     ]
     lines += [*update_lines(config, model), memory_line(config, task, model)]
     return "\n".join([*lines, "", *aligned(cells, 2), "", *aligned(flops_table(config, model), 1)])
@@ -85,21 +84,6 @@ def summary(config: Config) -> Iterator[str]:
     yield schedule_line(config.optim, config.train.num_steps, config.model.scale_width) + epochs
 
 
-def kernel_line(model: ModelConfig, platform: str, shape: Shape, prefix: bool = False) -> str:
-    """Return the attention kernel on a platform for the longer side in training, and the reason."""
-    if model.recurrent.cell:
-        return f"recurrent layers: {model.recurrent.cell}, attention: {model.recurrent.attention}"
-    source = model.num_patches if model.reads_images else shape.source_length
-    with_class = model.family == "vit" and model.head.pooling == "first"
-    length = max(source + with_class, shape.target_length)
-    causal = model.family == "decoder" or (model.family == "encdec" and length == shape.target_length)
-    biased, drops = model.positions in ("relative", "alibi", "transformer_xl"), model.attention_dropout > 0
-    rule = dataclasses.replace(self_attention_rule(model, causal), prefix=prefix)
-    call = Call(model.dtype, length, length, rule=rule, biased=biased, drops=drops)
-    kernel, why, _ = choose_kernel(model, platform, call)
-    return f"attention kernel: {kernel} ({why})"
-
-
 def update_lines(config: Config, model: ModelConfig) -> Iterator[str]:
     """Yield the FLOPs of an update without padding, and its time if the peak of the devices is known."""
     shape = full_shape(config)
@@ -117,7 +101,7 @@ def update_lines(config: Config, model: ModelConfig) -> Iterator[str]:
 
 def memory_line(config: Config, task: Task, model: ModelConfig) -> str:
     """Return the memory that the same update needs on each device."""
-    memory = estimate(config, task, model, full_shape(config), jax.device_count(), jax.default_backend())
+    memory = estimate(config, task, model, full_shape(config), jax.device_count(), target())
     return f"its memory: {memory}"
 
 

@@ -23,17 +23,19 @@ from jformer.evaluation.score_tables import aligned
 from jformer.inference.one_pass import HEADS
 from jformer.models import ModelConfig
 from jformer.models.flops import update_flops, work_of
+from jformer.parallel.backend import target_of
 from jformer.parallel.devices import products_line
 from jformer.parallel.mesh import slices_line
 from jformer.parallel.sharding import row_shards
 from jformer.tasks.batch_arrays import source_is_prefix
-from jformer.tasks.build import build_task, choose_dtype, open_mesh
+from jformer.tasks.build import build_task, choose_dtype, choose_lengths, open_mesh
 from jformer.tasks.task import Task
 from jformer.tools.forecast.compiled_ahead import Figures, compile_answer, compile_update, estimate
-from jformer.tools.forecast.describe import kernel_line, summary
+from jformer.tools.forecast.describe import summary
 from jformer.tools.forecast.roofline import ASSUMPTIONS, GPU_ASSUMPTIONS, Bound, bound
-from jformer.tools.forecast.shapes import answer_shape, full_shape, mesh_sizes, sized_model
+from jformer.tools.forecast.shapes import answer_shape, full_shape, likely_shapes, mesh_sizes, sized_model
 from jformer.tools.forecast.topology import GIB, LARGEST_SHARE, SHARE_VARIABLE, Gpu, Topology, open_topology
+from jformer.training.introduction import kernel_line
 
 MIB = 2**20
 NEEDED = re.compile(r"\(([\d.]+)([KMG])\) exceeds available HBM")
@@ -54,18 +56,20 @@ def describe_topology(config: Config, workdir: Path | None, topology: str, price
             f"the mesh has {mesh.size} of the {len(chips.devices)} {chips.unit}s of {chips.name}; -1 takes the rest"
         )
     config, _ = choose_dtype(config, "model", mesh)
+    target = target_of(chips.devices[0])
+    config, _ = choose_lengths(config, target)
     asked, config = config, divide_rows(config, row_shards(mesh))
     model, _ = sized_model(config, task, workdir)
     shape = full_shape(config)
     axes = " x ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
     yield from summary(config)
     yield products_line(model.dtype, chips.platform, model.precision)
-    yield kernel_line(model, chips.platform, shape, source_is_prefix(model, task.answer))
+    yield kernel_line(model, target, likely_shapes(config), source_is_prefix(model, task.answer))
     yield f"{chips}; mesh {axes}"
     yield from filter(None, [slices_line(mesh)])
     lengths = " + ".join(f"{length:,}" for length in shape[1:] if length)
     yield f"\nupdate: {shape.rows:,} full rows of {lengths}, {shape.rows // row_shards(mesh):,} for a {chips.unit}"
-    memory = estimate(config, task, model, shape, mesh.size, chips.platform)
+    memory = estimate(config, task, model, shape, mesh.size, target)
     yield f"  memory by estimate: {memory}"
     update = _compiled("update", chips, lambda: compile_update(config, task, model, shape, mesh))
     if not isinstance(update, Figures):
@@ -98,7 +102,10 @@ def ways_to_fit(config: Config, task: Task, model: ModelConfig, chips: Topology,
             other = resolve(changed)
             sizes, own = mesh_sizes(other, devices), dataclasses.replace(model, execution=other.model.execution)
             other = divide_rows(other, sizes["data"] * sizes["fsdp"])
-            return ratio * sum(estimate(other, task, own, full_shape(other), devices, chips.platform)) < chips.memory
+            return (
+                ratio * sum(estimate(other, task, own, full_shape(other), devices, target_of(chips.devices[0])))
+                < chips.memory
+            )
         except UserError:  # not divisible
             return False
 

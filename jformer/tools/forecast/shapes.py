@@ -14,6 +14,7 @@ from jformer.data.vocabularies import load_tokenizers
 from jformer.models import ModelConfig
 from jformer.parallel.mesh import fill_axes
 from jformer.parallel.sharding import round_up_rows
+from jformer.tasks.build import with_rows
 from jformer.tasks.task import CLASSES, Task, sized
 
 
@@ -43,7 +44,7 @@ def sized_model(config: Config, task: Task, workdir: Path | None) -> tuple[Model
     """Return the model with its vocabulary and classes, and whether they come from the run in `workdir`."""
     saved = bool(workdir and (workdir / "tokenizer").is_dir())
     counts = _tokenizer_sizes(workdir) if workdir and saved else _assumed_sizes(config, task)
-    return sized(config.model, task, *counts), saved
+    return sized(with_rows(config), task, *counts), saved
 
 
 def full_shape(config: Config) -> Shape:
@@ -60,10 +61,23 @@ def full_shape(config: Config) -> Shape:
     source, target = lengths[family]
     if data.batching == "packed":
         source, target = (side * data.packed_length // max(source, target) for side in (source, target))
-    multiple, length_multiple = data.rows_divide_by(), data.length_multiple
+    multiple, length_multiple = data.rows_divide_by(), data.lengths_divide_by()
     source, target = (-(-side // length_multiple) * length_multiple if side > 1 else side for side in (source, target))
     rows = data.tokens_per_update // max(source, target) // multiple * multiple
     return Shape(max(rows, multiple), source, target)
+
+
+def likely_shapes(config: Config) -> list[Shape]:
+    """Return the shapes of an update's batches, short to long, as if the lengths of texts were spread evenly."""
+    longest, data = full_shape(config), config.data
+    count = 1 if data.batching == "packed" or config.model.family == "vit" else data.num_buckets
+    unit = data.lengths_divide_by()
+
+    def part(side: int, index: int) -> int:
+        return side if side <= 1 else min(side, -(-side * index // (count * unit)) * unit)
+
+    sides = ((part(longest.source_length, i), part(longest.target_length, i)) for i in range(1, count + 1))
+    return [longest._replace(source_length=source, target_length=target) for source, target in dict.fromkeys(sides)]
 
 
 def _tokenizer_sizes(workdir: Path) -> tuple[int, int, bool]:

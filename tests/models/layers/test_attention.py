@@ -16,6 +16,7 @@ from jformer.models.layers.dot_product import MAX_QUERIES_FOR_SUMS, attend, atte
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.matmul import query_key_scores
 from jformer.models.layers.visibility import Rule, TokenPlaces, Visibility
+from jformer.parallel.backend import Target, compiling_for
 from tests.conftest import TINY, make_batch
 from tests.models.reference import random_params
 
@@ -155,15 +156,14 @@ def test_the_kernel_of_another_platform_gives_the_same_output(monkeypatch):
     monkeypatch.setattr(jax.nn, "dot_product_attention", kernel)
 
     def outputs(platform):
-        monkeypatch.setattr(jax, "default_backend", lambda: platform)
-
         def both(params, batch):
             apply = functools.partial(model.apply, {"params": params})
             cache = repeat_rows(apply(apply(batch, method="encode"), 2, 12, method="start"), 2)
             tokens, valid = jnp.tile(batch["target_in"][:, :3], (2, 1)), jnp.ones((4, 3), bool)
             return apply(batch, method="hidden"), apply(cache, tokens, valid, method="extend")[0]
 
-        full, cached = jax.jit(both)(params, batch)
+        with compiling_for(Target(platform)):
+            full, cached = jax.jit(both)(params, batch)
         return np.asarray(full)[batch["target_segments"] > 0], np.asarray(cached)
 
     ours = outputs("cpu")

@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import itertools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jformer.data.plan import Shape
+from jformer.errors import UserError
 from jformer.models import ExecutionConfig, ModelConfig, build_model
 from jformer.models.layers import attention, kernels
 from jformer.models.layers.dot_product import attend
@@ -24,14 +28,18 @@ from jformer.models.layers.kernels import (
 )
 from jformer.models.layers.visibility import Rule, TokenPlaces, Visibility
 from jformer.parallel.activations import over_rows_and_heads
-from jformer.parallel.backend import compiling_for
+from jformer.parallel.backend import Target, compiling_for
 from jformer.parallel.mesh import make_mesh
-from jformer.tools.forecast.topology import open_topology
+from jformer.tools.forecast.topology import compiler_options, open_topology
+from jformer.training.introduction import kernel_line
 from tests.conftest import TINY, run
 from tests.models.reference import random_params
-from tests.tools.forecast.test_topology import needs_libtpu
+from tests.tools.forecast.test_topology import needs_cuda_compiler, needs_libtpu
 
 HALF = Call("bfloat16", 1_024, 1_024)
+CPU, TPU = Target("cpu", "cpu"), Target("tpu", "TPU v5 lite")
+H100, V100 = Target("gpu", "NVIDIA H100 80GB HBM3", "9.0"), Target("gpu", "Tesla V100-SXM2-16GB", "7.0")
+A100, MI300 = Target("gpu", "NVIDIA A100-SXM4-80GB", "8.0"), Target("gpu", "AMD Instinct MI300X", "gfx942")
 T, S, H, G, K = 256, 128, 2, 1, 8
 QUERY = np.repeat([[1, 2, 0], [1, 1, 2]], [100, 100, 56], axis=1)
 KEY = np.repeat([[1, 2, 0], [1, 2, 2]], [30, 90, 8], axis=1)
@@ -47,51 +55,54 @@ def visibility(query, key, causal=False):
 
 
 @pytest.mark.parametrize(
-    ("platform", "call", "kernel", "why"),
+    ("target", "call", "kernel", "why"),
     [
-        ("cpu", HALF, "own", "on cpu there is no fused one"),
-        ("tpu", HALF, "splash", "on tpu"),
-        ("tpu", HALF._replace(dtype="float32"), "splash", "on tpu"),
-        ("tpu", HALF._replace(keys=1_000), "jax", "1,024 queries and 1,000 keys: 128 do not divide them"),
-        ("tpu", HALF._replace(queries=64), "jax", "128 do not divide them"),
-        ("tpu", HALF._replace(queries=512, keys=384), "jax", "few enough to store their scores"),
-        ("tpu", HALF._replace(rule=Rule(causal=True)), "splash", "on tpu"),
-        ("tpu", HALF._replace(rule=Rule(causal=True, prefix=True)), "jax", "splash attention has no mask for Rule("),
-        ("tpu", HALF._replace(rule=Rule(causal=True, window=128)), "jax", "splash attention has no mask for Rule("),
-        ("tpu", HALF._replace(rule=Strange()), "jax", "splash attention has no mask for Strange("),
-        ("tpu", HALF._replace(biased=True), "jax", "positions=relative add to the scores"),
-        ("tpu", HALF._replace(tensor=3), "jax", "mesh.tensor=3 does not divide the heads"),
-        ("tpu", HALF._replace(drops=True), "own", "model.attention_dropout=0.1 drops weights"),
-        ("tpu", HALF._replace(shows=True), "own", "its weights are shown"),
-        ("gpu", HALF, "cudnn", "on gpu"),
-        ("gpu", HALF._replace(dtype="float16", rule=Strange(), biased=True), "cudnn", "on gpu"),
-        ("gpu", HALF._replace(dtype="float32"), "jax", "cuDNN's has no float32"),
-        ("gpu", HALF._replace(keys=1_023), "jax", "they must be even"),
-        ("gpu", HALF._replace(drops=True), "own", "drops weights"),
+        (CPU, HALF, "own", "on cpu there is no fused one"),
+        (TPU, HALF, "splash", "on tpu"),
+        (TPU, HALF._replace(dtype="float32"), "splash", "on tpu"),
+        (TPU, HALF._replace(keys=1_000), "jax", "1,024 queries and 1,000 keys: 128 do not divide them"),
+        (TPU, HALF._replace(queries=64), "jax", "128 do not divide them"),
+        (TPU, HALF._replace(queries=512, keys=384), "jax", "few enough to store their scores"),
+        (TPU, HALF._replace(rule=Rule(causal=True)), "splash", "on tpu"),
+        (TPU, HALF._replace(rule=Rule(causal=True, prefix=True)), "jax", "splash attention has no mask for Rule("),
+        (TPU, HALF._replace(rule=Rule(causal=True, window=128)), "jax", "splash attention has no mask for Rule("),
+        (TPU, HALF._replace(rule=Strange()), "jax", "splash attention has no mask for Strange("),
+        (TPU, HALF._replace(biased=True), "jax", "positions=relative add to the scores"),
+        (TPU, HALF._replace(tensor=3), "jax", "mesh.tensor=3 does not divide the heads"),
+        (TPU, HALF._replace(drops=True), "own", "model.attention_dropout=0.1 drops weights"),
+        (TPU, HALF._replace(shows=True), "own", "its weights are shown"),
+        (H100, HALF, "cudnn", "on gpu"),
+        (H100, HALF._replace(dtype="float16", rule=Strange(), biased=True), "cudnn", "on gpu"),
+        (H100, HALF._replace(dtype="float32"), "jax", "cuDNN's has no float32"),
+        (H100, HALF._replace(queries=17, keys=197), "cudnn", "on gpu"),
+        (A100, HALF, "cudnn", "on gpu"),
+        (V100, HALF, "jax", "compute capability 8.0, and Tesla V100-SXM2-16GB has 7.0"),
+        (MI300, HALF, "jax", "cuDNN's needs CUDA, which AMD Instinct MI300X has not"),
+        (H100, HALF._replace(drops=True), "own", "drops weights"),
     ],
 )
-def test_a_fused_kernel_attends_where_its_limits_hold(platform, call, kernel, why):
-    found = choose_kernel(ModelConfig(attention_dropout=0.1, positions="relative"), platform, call)
+def test_a_fused_kernel_attends_where_its_limits_hold(target, call, kernel, why):
+    found = choose_kernel(ModelConfig(attention_dropout=0.1, positions="relative"), target, call)
     assert (found.kernel, found.chunk) == (kernel, 0)
     assert why in found.why
 
 
 @pytest.mark.parametrize(
-    ("fields", "platform", "kernel", "why"),
+    ("fields", "target", "kernel", "why"),
     [
-        ({"d_k": 16}, "tpu", "own", "keys of 16 and values of 64"),
-        ({"d_k": 136, "d_v": 136}, "gpu", "jax", "no heads of 136"),
-        ({"d_k": 20, "d_v": 20}, "gpu", "jax", "no heads of 20"),
-        ({"d_k": 20, "d_v": 20}, "tpu", "splash", ""),
-        ({"execution": ExecutionConfig(attention_kernel="own")}, "tpu", "own", "attention_kernel=own"),
-        ({"execution": ExecutionConfig(attention_kernel="own")}, "gpu", "own", "attention_kernel=own"),
-        ({"precision": "highest"}, "tpu", "splash", ""),  # of bfloat16 it changes nothing
-        ({"execution": ExecutionConfig(attention_chunk=64)}, "tpu", "splash", ""),
-        ({"execution": ExecutionConfig(attention_chunk=64)}, "cpu", "chunked", "64 queries at a time"),
+        ({"d_k": 16}, TPU, "own", "keys of 16 and values of 64"),
+        ({"d_k": 136, "d_v": 136}, H100, "jax", "no heads of 136"),
+        ({"d_k": 20, "d_v": 20}, H100, "jax", "no heads of 20"),
+        ({"d_k": 20, "d_v": 20}, TPU, "splash", ""),
+        ({"execution": ExecutionConfig(attention_kernel="own")}, TPU, "own", "attention_kernel=own"),
+        ({"execution": ExecutionConfig(attention_kernel="own")}, H100, "own", "attention_kernel=own"),
+        ({"precision": "highest"}, TPU, "splash", ""),  # of bfloat16 it changes nothing
+        ({"execution": ExecutionConfig(attention_chunk=64)}, TPU, "splash", ""),
+        ({"execution": ExecutionConfig(attention_chunk=64)}, CPU, "chunked", "64 queries at a time"),
     ],
 )
-def test_options_and_sizes_of_heads_decide_too(fields, platform, kernel, why):
-    found = choose_kernel(ModelConfig(**fields), platform, HALF)
+def test_options_and_sizes_of_heads_decide_too(fields, target, kernel, why):
+    found = choose_kernel(ModelConfig(**fields), target, HALF)
     assert found.kernel == kernel
     assert why in found.why
 
@@ -99,14 +110,14 @@ def test_options_and_sizes_of_heads_decide_too(fields, platform, kernel, why):
 def test_scores_of_long_rows_are_made_in_chunks_where_no_fused_kernel_attends():
     config, limit = ModelConfig(attention_dropout=0.1), int(MAX_PAIRS**0.5)
     short, long = (Call("bfloat16", length, length, drops=True) for length in (limit, limit + 128))
-    assert choose_kernel(config, "tpu", short).kernel == "own"
+    assert choose_kernel(config, TPU, short).kernel == "own"
     why = "model.attention_dropout=0.1 drops weights"
     chosen = KernelChoice("chunked", f"{CHUNK} queries at a time; {why}", CHUNK)
-    assert choose_kernel(config, "tpu", long) == choose_kernel(config, "gpu", long) == chosen
-    assert choose_kernel(config, "tpu", long._replace(drops=False)).kernel == "splash"
-    assert choose_kernel(config, "cpu", long._replace(shows=True)).kernel == "own"
+    assert choose_kernel(config, TPU, long) == choose_kernel(config, H100, long) == chosen
+    assert choose_kernel(config, TPU, long._replace(drops=False)).kernel == "splash"
+    assert choose_kernel(config, CPU, long._replace(shows=True)).kernel == "own"
     whole = dataclasses.replace(config, execution=ExecutionConfig(attention_chunk=limit + 128))
-    assert choose_kernel(whole, "cpu", long).kernel == "own"
+    assert choose_kernel(whole, CPU, long).kernel == "own"
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "cross"])
@@ -155,7 +166,7 @@ def test_a_model_takes_the_fused_kernel_in_all_three_places(monkeypatch):
     own = run(model, params, batch)
     monkeypatch.setattr(attention, "attend_splash", interpreted)
     monkeypatch.setattr(kernels, "LEAST_PAIRS", 1)
-    with compiling_for("tpu"):
+    with compiling_for(TPU):
         fused = jax.jit(lambda p, b: model.apply({"params": p}, b))(params, batch)
     assert list(seen) == [(128, 128, False), (256, 256, True), (256, 128, False)]
     np.testing.assert_allclose(fused, own, atol=2e-5 * np.abs(own).max())
@@ -199,47 +210,107 @@ def test_attention_to_8192_tokens_stores_no_scores_on_a_tpu(chip):
     assert compiled.as_text().count('custom_call_target="tpu_custom_call"') == 3
 
 
-@pytest.mark.parametrize("rows_of_bias", [1, 4])
-@pytest.mark.parametrize("mesh", [None, (4, 1, 1), (2, 2, 2)], ids=str)
-def test_cudnn_gets_the_rows_and_heads_of_its_device(monkeypatch, mesh, rows_of_bias):
-    """With XLA's attention in its place, values and gradients are those of our own, on every mesh."""
+def test_a_fused_kernel_that_does_not_run_here_falls_back_unless_it_was_asked_for(monkeypatch):
+    monkeypatch.setattr(kernels, "target_of", lambda device: H100)  # without cuDNN, as this is none
+    config, shape = ModelConfig(family="decoder", dtype="bfloat16"), Shape(8, 0, 64)
+    line = kernel_line(config, H100, [shape])
+    assert re.fullmatch(r"attention kernel: jax \(cudnn does not run on cpu: \w+: .*\)", line)
+    assert kernel_line(config, A100, [shape]) == "attention kernel: cudnn (on gpu: scores stay beside the cores)"
+    asked = dataclasses.replace(config, execution=ExecutionConfig(attention_kernel="cudnn"))
+    with pytest.raises(
+        UserError, match=r"^model\.execution\.attention_kernel='cudnn' cannot attend .* does not run on cpu"
+    ):
+        kernel_line(asked, H100, [shape])
+    assert "cudnn" in kernel_line(asked, A100, [shape])
+
+
+CUDNN_CASES = {  # rule, one text a row, rows of the bias, arrays and options beside queries, keys, values
+    "packed, a bias": (Rule(), False, 1, {"mask", "bias"}),
+    "packed, causal": (Rule(causal=True), False, 0, {"mask"}),
+    "causal": (Rule(causal=True), True, 0, {"is_causal"}),
+    "causal, biases": (Rule(causal=True), True, 4, {"is_causal", "bias"}),
+    "window": (Rule(causal=True, window=3), True, 0, {"is_causal", "local_window_size"}),
+    "window, a bias": (Rule(causal=True, window=3), True, 1, {"mask", "bias"}),
+    "two sides": (Rule(window=3), True, 0, {"mask"}),
+    "prefix": (Rule(causal=True, prefix=True), True, 0, {"mask"}),
+    "across": (Rule(), True, 0, {"query_seq_lengths", "key_value_seq_lengths"}),
+}
+MESHES = [(4, 1, 1), (2, 2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("case", "mesh"),
+    [(case, None) for case in CUDNN_CASES] + list(itertools.product(["packed, a bias", "across"], MESHES)),
+)
+def test_cudnn_gets_what_its_device_needs_of_rows_heads_and_who_sees_whom(monkeypatch, case, mesh):
+    """With XLA's attention in its place, values and gradients are those of our own, on every mesh.
+
+    Lengths are odd, a row is empty, and one is full.
+    """
+    rule, one_text, biases, names = CUDNN_CASES[case]
     given = []
 
-    def library(q, k, v, bias, mask, **options):
-        given.append({**options, "q": q.shape, "k": k.shape, "bias": bias.shape, "mask": mask.shape})
-        return real(q, k, v, bias, mask, scale=options["scale"])
+    def library(query, key, value, *, implementation, **rest):
+        given.append((query.shape, key.shape, {name for name in rest if name != "scale"}))
+        assert implementation == "cudnn"
+        return real(query, key, value, **rest)
 
     real = jax.nn.dot_product_attention
     monkeypatch.setattr(jax.nn, "dot_product_attention", library)
-    keys = jax.random.split(jax.random.key(0), 4)
-    q, k, v = (jax.random.normal(each, (4, 6, heads, 8)) for each, heads in zip(keys, (4, 2, 2), strict=False))
-    bias = jax.random.normal(keys[3], (rows_of_bias, 4, 6, 6))
-    mask = jnp.arange(6)[None, None, None] < jnp.array([4, 6, 5, 3])[:, None, None, None]
+    t, s = 7, 5 if case == "across" else 7
+    keys = jax.random.split(jax.random.key(0), 5)
+    q, weights = (jax.random.normal(each, (4, t, 4, 8)) for each in keys[:2])
+    k, v = (jax.random.normal(each, (4, s, 2, 8)) for each in keys[2:4])
+    bias = jax.random.normal(keys[4], (biases, 4, t, s)) if biases else None
+    rows = [(jnp.arange(n) < jnp.array([[n - 1], [0], [n], [3]])).astype(jnp.int32) for n in (t, s)]
+    if not one_text:
+        rows = [each.at[2, 2:].set(2) for each in rows]
+    prefix = jnp.arange(t) < jnp.array([[2], [0], [4], [1]]) if rule.prefix else None
+    weights *= (rows[0] > 0)[..., None, None]  # nobody reads what padding gives
 
-    def values(attention, q, k, v, mask, bias):
-        found = attention(q, {"k": k, "v": v}, mask, bias, 0.3)
-        return found[0] if isinstance(found, tuple) else found
+    def attend_by(attention, q, k, v, bias, query, key):
+        query, key = (TokenPlaces(x, jnp.arange(x.shape[1])[None], prefix) for x in (query, key))
+        return attention(q, {"k": k, "v": v}, Visibility(query, key, rule, one_text), bias)
 
-    split = cudnn = functools.partial(values, attend_cudnn)
+    def both(attention, *arrays):
+        def total(*x):
+            values = attention(*x, *arrays[4:]) * weights
+            return values.sum(), values
+
+        gradients, values = jax.grad(total, tuple(range(4 if biases else 3)), has_aux=True)(*arrays[:4])
+        return gradients, values
+
+    split = cudnn = functools.partial(attend_by, lambda q, kv, visible, bias: attend_cudnn(q, kv, visible, bias, 0.3))
+    own = functools.partial(attend_by, lambda q, kv, visible, bias: attend(q, kv, visible.mask(), bias, 0.3)[0])
     if mesh:
-        rows = PartitionSpec("data")
-        specs = rows, rows, rows, rows, PartitionSpec() if rows_of_bias == 1 else rows
+        split_rows = PartitionSpec("data")
+        specs = (*[split_rows] * 3, PartitionSpec() if biases < 4 else split_rows, split_rows, split_rows)
         split = jax.shard_map(
             cudnn, mesh=make_mesh(*mesh, devices=jax.devices()[: math.prod(mesh)]),
-            in_specs=specs, out_specs=rows, axis_names={"data"}, check_vma=False,
+            in_specs=specs, out_specs=split_rows, axis_names={"data"}, check_vma=False,
         )  # fmt: skip
-    weights = jax.random.normal(jax.random.key(1), q.shape)
-
-    def gradients(function):
-        return jax.grad(lambda q, k, v, bias: (function(q, k, v, mask, bias) * weights).sum(), (0, 1, 2, 3))
-
-    own = functools.partial(values, attend)
-    np.testing.assert_allclose(jax.jit(split)(q, k, v, mask, bias), own(q, k, v, mask, bias), atol=2e-6)
-    for found, expected in zip(jax.jit(gradients(split))(q, k, v, bias), gradients(own)(q, k, v, bias), strict=True):
-        np.testing.assert_allclose(found, expected, atol=5e-6)
+    arrays = (q, k, v, bias, *rows)
+    found, expected = (jax.jit(functools.partial(both, function))(*arrays) for function in (split, own))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-6), found, expected)
     data, fsdp, tensor = mesh or (1, 1, 1)
-    rows, heads = 4 // (data * fsdp), 4 // tensor
-    assert given[0] == {
-        "scale": 0.3, "implementation": "cudnn", "q": (rows, 6, heads, 8), "k": (rows, 6, heads // 2, 8),
-        "bias": (min(rows, rows_of_bias), heads, 6, 6), "mask": (rows, 1, 6, 6),
-    }  # fmt: skip
+    here, heads = 4 // (data * fsdp), 4 // tensor
+    assert given[0] == ((here, 8, heads, 8), (here, 8, heads // 2, 8), names)
+
+
+@needs_cuda_compiler
+@pytest.mark.parametrize(("length", "most"), [(2_048, 50), (8_192, 1_219 / 5)])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "lengths"])
+def test_cudnn_stores_no_mask_of_rows_with_one_text(length, most, causal):
+    place = NamedSharding(Mesh(np.array(open_topology("h100").devices), "x"), PartitionSpec())
+    x = jax.ShapeDtypeStruct((8, length, 12, 64), jnp.bfloat16, sharding=place)
+    segments = jax.ShapeDtypeStruct((8, length), jnp.int32, sharding=place)
+
+    def total(q, k, v, segments):
+        visible = dataclasses.replace(visibility(segments, segments, causal), one_text=True)
+        return attend_cudnn(q, {"k": k, "v": v}, visible, None, 0.125).astype(jnp.float32).sum()
+
+    compiled = jax.jit(jax.grad(total, (0, 1, 2))).lower(x, x, x, segments).compile(compiler_options("gpu"))
+    assert compiled.memory_analysis().temp_size_in_bytes < most * 2**20
+    assert {"__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"} == set(
+        re.findall(r"__cudnn\$\w+", compiled.as_text())
+    )

@@ -1,4 +1,3 @@
-import dataclasses
 import re
 
 import jax
@@ -7,19 +6,17 @@ import pytest
 from jformer.config import default_config, resolve
 from jformer.config.options import Config
 from jformer.config.presets import PRESETS
-from jformer.data.plan import Shape
 from jformer.data.sources.split import Pair, Split
 from jformer.data.vocabularies import learn_tokenizers
 from jformer.models import ModelConfig
 from jformer.models.flops import forward_flops, text_work
-from jformer.models.head_config import HeadConfig
 from jformer.models.parts import parameter_rows
-from jformer.models.vision_config import VisionConfig
+from jformer.parallel.backend import Target
 from jformer.tasks.build import build_task
-from jformer.tools.forecast.describe import describe, kernel_line, summary
+from jformer.tools.forecast.describe import describe, summary
 from jformer.tools.forecast.shapes import full_shape
 from tests.config.test_presets import EXPECTED
-from tests.models.test_flops import MODELS, SMALL, shapes
+from tests.models.test_flops import MODELS, shapes
 from tests.slow import slow_but
 
 
@@ -58,26 +55,26 @@ def test_rows_name_parts_and_sublayers_with_their_layers():
     assert images["patches"] == ("32 x 32 ...", 4 * 4 * 2 * 32 + 32)
 
 
-def test_the_kernel_that_attends_is_named_with_the_reason():
-    plain, dropping = ModelConfig(**SMALL), ModelConfig(**SMALL, attention_dropout=0.1)
-    short, long = Shape(8, 32, 32), Shape(8, 128, 4_096)
-    assert kernel_line(plain, "gpu", short) == "attention kernel: jax (cuDNN's has no float32)"
-    assert kernel_line(plain, "cpu", short) == "attention kernel: own (on cpu there is no fused one)"
-    why = "model.attention_dropout=0.1 drops weights"
-    assert kernel_line(dropping, "tpu", short) == f"attention kernel: own ({why})"
-    assert kernel_line(dropping, "tpu", long) == f"attention kernel: chunked (512 queries at a time; {why})"
-    assert kernel_line(plain, "tpu", long) == "attention kernel: splash (on tpu: scores stay beside the cores)"
-    assert kernel_line(MODELS["sizes of its own"], "gpu", short).endswith("own (keys of 6 and values of 10)")
-
-
-def test_images_attend_by_their_patches_and_the_class_token():
-    size = {"vision": VisionConfig(image_size=64, patch_size=4), "num_heads": 4, "d_model": 32, "dtype": "bfloat16"}
-    vit, mean = (ModelConfig("vit", **size, head=HeadConfig(pooling=pooling)) for pooling in ("first", "mean"))
-    assert "257 queries and 257 keys: they must be even" in kernel_line(vit, "gpu", Shape(8, 64 * 64, 0))
-    assert kernel_line(mean, "gpu", Shape(8, 64 * 64, 0)).startswith("attention kernel: cudnn")
-    source = dataclasses.replace(size["vision"], source=True)
-    captions = dataclasses.replace(mean, family="encdec", vision=source, head=HeadConfig())
-    assert kernel_line(captions, "cpu", Shape(8, 64 * 64, 32)).startswith("attention kernel: own (")
+@pytest.mark.usefixtures("without_memory")
+@pytest.mark.parametrize(
+    ("kind", "options", "line"),
+    [
+        ("cpu", {}, "own (on cpu there is no fused one) for 8 of 8 shapes"),
+        ("gpu", {}, "cudnn (on gpu: scores stay beside the cores) for 8 of 8 shapes"),
+        ("gpu", {"data.batching": "packed"}, "cudnn (on gpu: scores stay beside the cores)"),
+        (
+            "tpu",
+            {"data.max_source_length": 1_000, "data.max_target_length": 1_000},
+            "splash (on tpu: scores stay beside the cores) for 5 of 8 shapes, "
+             "jax (384 queries and 384 keys: few enough to store their scores) for 3 of 8 shapes",
+        ),
+    ],
+)
+def test_lengths_are_what_a_fused_kernel_takes_and_its_shapes_are_counted(kind, options, line, monkeypatch):
+    capability = "9.0" if kind == "gpu" else ""
+    monkeypatch.setattr("jformer.tools.forecast.describe.target", lambda: Target(kind, f"another {kind}", capability))
+    text, _ = described("transformer_base", **{"model.dtype": "bfloat16"} | options)
+    assert f"\nattention kernel: {line}\n" in text
 
 
 def table(text):

@@ -12,6 +12,7 @@ from jformer.data.plan import Shape
 from jformer.errors import UserError
 from jformer.models import build_model, init_params
 from jformer.models.flops import update_flops, work_of
+from jformer.parallel.backend import Target
 from jformer.parallel.mesh import make_mesh
 from jformer.tasks.build import build_task
 from jformer.tasks.task import sized
@@ -180,7 +181,7 @@ def pretended(count):
 def test_what_would_fit_is_tried_by_estimate():
     config = small(**{"data.tokens_per_update": 2**16, "data.row_multiple": 16, "mesh.data": 4})
     task, model = build_task(config), modelled(config)
-    memory = estimate(config, task, model, full_shape(config), 4, "tpu")
+    memory = estimate(config, task, model, full_shape(config), 4, Target("tpu"))
     state = sum(memory) - memory.activations - memory.batch
     ways = ways_to_fit(config, task, model, pretended(4), CHIPS["v5e"].hbm / (0.6 * memory.activations + state))
     assert "model.execution.remat=full" in ways or "model.execution.remat=dots" in ways
@@ -193,8 +194,8 @@ def test_the_mesh_is_filled_up_and_estimates_follow_it():
     config = small(**{"mesh.fsdp": 4})
     assert mesh_sizes(config, 16) == {"data": 4, "fsdp": 4, "tensor": 1}
     task, model, shape = build_task(config), modelled(config), Shape(32, LENGTH, LENGTH)
-    parts = estimate(config, task, model, shape, 16, "tpu")
-    whole = estimate(small(), task, model, shape, 16, "tpu")
+    parts = estimate(config, task, model, shape, 16, Target("tpu"))
+    whole = estimate(small(), task, model, shape, 16, Target("tpu"))
     assert parts.optimizer < 0.3 * whole.optimizer
     assert parts.batch == whole.batch
 
