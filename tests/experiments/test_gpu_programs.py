@@ -27,10 +27,11 @@ def test_a_program_that_does_not_compile_is_a_line_of_the_table(monkeypatch):
 
 
 @needs_cuda_compiler
-def test_bfloat16_on_eight_gpus_takes_cudnns_attention():
+def test_bfloat16_on_eight_gpus_takes_cudnns_attention_without_a_mask():
     figures = compiled(Cell("base", "update", "bfloat16", "2x2x2"))
     called = [each.attributes for part in figures.program.computations.values() for each in part.values()]
-    assert any("__cudnn$fmha" in attributes for attributes in called)
+    assert any("__cudnn$fmhaSoftmax" in attributes for attributes in called)
+    assert not any("__cudnn$fmhaScaleBias" in attributes for attributes in called)
     assert {each.axes for each in figures.collectives} >= {("data",), ("fsdp",), ("tensor",)}
 
 
