@@ -42,6 +42,8 @@ def check(config: Config) -> None:
         raise UserError(
             f"data.cache_dir={config.data.cache_dir!r} must be a folder on disk: corpora are memory-mapped from it"
         )
+    if config.model.execution.rows == "one_text" and config.data.batching == "packed":
+        raise UserError("model.execution.rows='one_text' needs data.batching='buckets', not 'packed': use 'auto'")
     _check_train(config)
     _check_optim(config)
     _check_evaluate(config)

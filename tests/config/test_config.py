@@ -291,6 +291,10 @@ COMBINATIONS = [
         "data.length_multiple=8 must divide data.packed_length=100, as rows are packed",
     ),
     (
+        {"data.batching": "packed", "model.execution.rows": "one_text"},
+        "model.execution.rows='one_text' needs data.batching='buckets', not 'packed': use 'auto'",
+    ),
+    (
         {"train.max_minutes": 90.0, "optim.schedule": "cosine", "optim.warmup": 0.1},
         "train.max_minutes=90 may end the run before optim.schedule='cosine', which falls until train.num_steps",
     ),

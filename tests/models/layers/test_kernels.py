@@ -224,6 +224,11 @@ def test_a_fused_kernel_that_does_not_run_here_falls_back_unless_it_was_asked_fo
     assert "cudnn" in kernel_line(asked, A100, [shape])
 
 
+def test_an_empty_row_has_one_position_for_cudnn():
+    rows = [jnp.array([[1, 1, 1, 0], [0, 0, 0, 0]]), jnp.array([[1, 0], [1, 1]])]
+    assert [each.tolist() for each in visibility(*rows).lengths()] == [[3, 1], [1, 2]]
+
+
 CUDNN_CASES = {  # rule, one text a row, rows of the bias, arrays and options beside queries, keys, values
     "packed, a bias": (Rule(), False, 1, {"mask", "bias"}),
     "packed, causal": (Rule(causal=True), False, 0, {"mask"}),
