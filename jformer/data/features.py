@@ -83,7 +83,7 @@ def prefixed(symbols: Symbols = OURS) -> Features:
     """Return target [b t] that is each source with its target behind it, and target_prefix [b t]; only targets weigh.
 
     The prefix is what a decoder reads before the last token of a source. That one is read as the target's beginning:
-    a search has it as the first token to go on from, and nothing before it may see it.
+    a search continues from it, and nothing before it may see it.
     """
 
     def given(rows: Rows, source: Tokens, target: Tokens, shape: Shape) -> Arrays:

@@ -4,8 +4,8 @@ Axes: b sentences, n beams of a sentence, k hypotheses asked for, p phrases, s s
 h tokens of history, t tokens; rows = b·n, the beams of a sentence side by side.
 
 A sentence has n live hypotheses, one in each beam, and slots for n finished ones. A hypothesis finishes when its end
-is among the n best continuations of the sentence; the beams go on with the n best continuations that do not end, so
-the search never narrows. What a beam chose in a step is stored as (token, parent beam): only these two numbers move,
+is among the n best continuations of the sentence; the beams continue with the n best that do not end, so the search
+never narrows. What a beam chose in a step is stored as (token, parent beam): only these two numbers move,
 and the tokens of the results are traced back once, at the end.
 
 `_extend` is one step, in its order, and `SearchLoop` (search.py) the loop around it. hypotheses.py chooses among
@@ -79,7 +79,7 @@ def beam_search(
     Args:
         step: (cache, last tokens) → (logits, cache).
         cache: of n rows a sentence, with room for `start.room` tokens.
-        start: the tokens to go on from, and the limits.
+        start: the tokens to continue from, and the limits.
         rules: which tokens may come next.
         options: how many beams there are, how they are ranked, and when a sentence is done.
         constraints: phrases, filled with padding, that a hypothesis must contain to end, each in one of its spellings
@@ -189,23 +189,23 @@ def _extend(search: _Search, state: State) -> tuple[State, Trace]:
     logits, cache = step(state.cache, state.live.tokens.reshape(-1))  # [b n] → [rows]
     log_probs = next_log_probs(rules, logits, state.history, state.cur_index)
 
-    # 2. The n best continuations, ends among them, and the n best that do not end: these go on.
+    # 2. The n best continuations, ends among them, and the n best that do not end, which become the live ones.
     candidates = expand(state.live, log_probs, rules.eos, constraints)
     best, chosen = select(candidates, rules.eos, options, constraints)
     has_nan = jnp.isnan(candidates.scores).any(axis=(1, 2))
     live = _next_live(state, chosen, has_nan)
 
-    # 3. Those of the best that end compete with the ones that have ended before.
+    # 3. Ends among the best compete with the hypotheses that ended before.
     coverages = None if coverage is None else coverage(cache).reshape(live.scores.shape)  # [rows] → [b n]
     ends = _ends(state, best, coverages, options, rules.eos)
     finished = keep_best(state.finished, ends, options.beam_groups)
     num_finished = state.num_finished + ((best.tokens == rules.eos) & (best.scores > -jnp.inf)).sum(axis=1)
 
-    # 4. A sentence is done when nothing better can come, at its limit, or when its scores are no numbers.
+    # 4. A sentence is done when nothing better can come, at its limit, or when its scores are NaN.
     complete = is_complete(finished, num_finished, live.scores, length_penalty(start.limits, options), options)
     at_limit = state.cur_index + 1 >= start.limits
 
-    # 5. What belongs to a beam, its cache and its history, follows the hypothesis that the beam went on from.
+    # 5. The cache and history of a beam are those of the hypothesis that it continues.
     after = State(
         cur_index=state.cur_index + 1,
         cache=reorder(cache, live.parents),
@@ -231,7 +231,7 @@ def _extend(search: _Search, state: State) -> tuple[State, Trace]:
 
 
 def _next_live(state: State, chosen: Continuations, has_nan: Bool[Array, " b"]) -> Continuations:
-    """Return the hypotheses that go on, with the score nan if one was; those of done sentences stay as they are."""
+    """Return the new live hypotheses, with the score nan if one was; those of done sentences stay as they are."""
 
     def keep_done(old: Array, new: Array) -> Array:
         return jnp.where(state.done.reshape(-1, *[1] * (new.ndim - 1)), old, new)
@@ -259,7 +259,7 @@ def _ends(
 
 
 def _append_tokens(history: Int[Array, "rows h"] | None, live: Continuations) -> Int[Array, "rows h"] | None:
-    """Append to the history of every beam's parent what the beam chose."""
+    """Return the history of every beam: its parent's, and the token that the beam chose."""
     if history is None:
         return None
     by_beam = history.reshape(*live.parents.shape, -1)  # [rows h] → [b n h]

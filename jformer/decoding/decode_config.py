@@ -1,4 +1,4 @@
-"""Every option of decoding, once, with its default and its reason. Plain dataclasses: no jax."""
+"""Every option of decoding, with its default and its source. Imports no JAX."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ INPUTS = ("text", "jsonl")
 OUTPUTS = ("text", "tsv", "jsonl", "conll")
 OVERLONG = ("cut", "split")
 DTYPES = ("", "float32", "bfloat16", "auto")
-LONGEST = 2**20  # tokens beyond a source, or in a row: arrays of a search are as long, whatever an output is
+LONGEST = 2**20  # tokens beyond a source, or of an n-gram: the arrays of a search are that long for any output
 BEAM_ONLY = ("beam_size", "length_penalty", "length_offset", "coverage_penalty", "patience", "ended_first",
              "beam_groups", "diversity")  # fmt: skip
 PRESET = ("beam_size", "length_penalty", "length_offset", "seed")  # may stay set when another search is chosen
@@ -27,7 +27,7 @@ class DecodeConfig:
 
     # beam (beam_size=1 is greedy) | sample | mbr: the best of some samples by their agreement (Eikema and Aziz 2020)
     search: str = "beam"
-    beam_size: int = 4  # hypotheses of an input that are kept at every step (section 6.1); 1 = greedy, the quickest
+    beam_size: int = 4  # hypotheses of an input that are kept at every step (section 6.1); 1 = greedy, the fastest
     length_penalty: float = 0.6  # alpha of Wu et al. 2016, equation 14: ((k + length) / (k + 1)) ** alpha; 0 = none
     length_offset: float = 5.0  # k of Wu et al. 2016, equation 14; 0 divides by length ** alpha, as transformers does
     coverage_penalty: float = 0.0  # beta of Wu et al. 2016, equation 14: source tokens with little attention; encdec
@@ -35,41 +35,41 @@ class DecodeConfig:
     diversity: float = 0.5  # what a token costs for each beam of earlier groups that chose it (Vijayakumar et al. 2018)
     # A search is over once patience x beam_size outputs ended (Kasai et al. 2022); 0 = when no better one can come.
     patience: float = 0.0
-    # Outputs that ended come before those that their limit cut, whatever their scores; False: all of them by their
-    # scores, as transformers ranks them, but for inputs with constraints.
+    # Outputs that ended come before those cut at their limit, whatever their scores; False: all are ranked by score, as
+    # in transformers, except for inputs with constraints.
     ended_first: bool = True
     n_best: int = 1  # outputs for each input, best first; at most beam_size, or samples of mbr
 
-    samples: int = 1  # sample: outputs for each input; mbr: the candidates, 32 or more where quality counts
+    samples: int = 1  # sample: outputs for each input; mbr: candidates, 32 or more for good quality
     temperature: float = 1.0  # divides the logits
-    top_k: int = 0  # sample from the k likeliest tokens; 0 = all (Fan et al. 2018)
-    top_p: float = 1.0  # from the likeliest that hold this mass; 1 = all (Holtzman et al. 2020)
-    min_p: float = 0.0  # from those with this share of the likeliest one's probability (Nguyen et al. 2024)
+    top_k: int = 0  # sample from the k most probable tokens; 0 = all (Fan et al. 2018)
+    top_p: float = 1.0  # from the most probable that hold this mass; 1 = all (Holtzman et al. 2020)
+    min_p: float = 0.0  # from those with at least this share of the largest probability (Nguyen et al. 2024)
     epsilon: float = 0.0  # from those with at least this probability (Hewitt et al. 2022)
     typical: float = 1.0  # from the mass of most expected surprise; 1 = all (Meister et al. 2023)
     seed: int = 0  # a sample is drawn from (seed, number of its input line, number of the sample)
     mbr_utility: str = "chrf"  # chrf | bleu, of sacreBLEU, of each candidate against all of them (Eikema and Aziz 2020)
 
-    min_length: int = 0  # no end before so many tokens
-    max_length: int = 0  # no more tokens than this; 0 = no limit of its own
+    min_length: int = 0  # least tokens before the end symbol
+    max_length: int = 0  # most tokens; 0 = max_extra_length alone limits them
     max_extra_length: int = 50  # an output is at most its source plus this long (section 6.1); an image has no length
-    no_repeat_ngram: int = 0  # no run of so many tokens appears twice in an output; 0 = off (Paulus et al. 2018)
+    no_repeat_ngram: int = 0  # no n-gram of this size appears twice in an output; 0 = off (Paulus et al. 2018)
     repetition_penalty: float = 1.0  # multiplies the log-probability of earlier tokens (Keskar et al. 2019)
-    # An output that comes to its limit ends there: its last token is the end symbol and costs nothing, as with
-    # forced_eos_token_id of transformers. Inputs with constraints are cut instead. Samples have the log-probability
-    # that the model itself gives to that token, and to all others.
+    # An output that reaches its limit ends there: its last token is the end symbol, at no cost, as with
+    # forced_eos_token_id of transformers. Inputs with constraints are cut instead. For samples, that token has the
+    # model's own log-probability, as all others do.
     forced_end: bool = False
-    # Probabilities of the tokens that all other rules leave sum to 1, as in transformers. Samples are drawn so anyway.
+    # Probabilities of the tokens that the other rules allow sum to 1, as in transformers; those of samples always do.
     renormalize: bool = False
     forbid: tuple[str, ...] = ()  # entries of the vocabulary that are never written, such as "<unk>"
-    only: tuple[str, ...] = ()  # if any: the only ones that are, beside the end symbol
+    only: tuple[str, ...] = ()  # if any: the only entries that are written, besides the end symbol
 
     max_answer_length: int = 30  # qa: words of an answer, at most
-    # qa: an answer's log-probability must be so much above that of there being none (Devlin et al. 2019, section 4.3);
-    # -1000 answers always. The best value is found on validation text.
+    # qa: by how much the log-probability of an answer must exceed that of no answer (Devlin et al. 2019, section 4.3);
+    # -1000 always answers. Tune it on validation text.
     no_answer_threshold: float = 0.0
 
-    ensemble: tuple[str, ...] = ()  # workdirs of further runs that decide together with this one
+    ensemble: tuple[str, ...] = ()  # workdirs of further runs to average with this one
     ensemble_average: str = "probability"  # probability | log_probability: what is averaged
 
     inputs: str = "text"  # predict reads lines of text | jsonl: {"source", "prefix", "constraints"}, and "target"
@@ -77,7 +77,7 @@ class DecodeConfig:
     outputs: str = "text"
     scores: bool = False  # predict writes scores; tsv and jsonl
     alignments: bool = False  # predict writes source-target pairs of tokens in Pharaoh format; tsv and jsonl, encdec
-    # What becomes of an input over the model's limit: cut | split into pieces (tagged words always); both counted.
+    # An input over the model's limit is cut | split into pieces (always for tagged words); both are counted.
     overlong: str = "cut"
 
     batch_size: int = 64  # inputs decoded together
@@ -96,7 +96,7 @@ class DecodeConfig:
     def check(self, searched: bool = True) -> None:
         """Raise UserError for the first option, or combination of options, that cannot work.
 
-        Where answers are not `searched` for, no beam limits how many of them there are.
+        Unless answers are `searched` for, no beam limits n_best.
         """
         check_part("decode.search", self.search, SEARCHES)
         choices = {"mbr_utility": UTILITIES, "ensemble_average": AVERAGES, "inputs": INPUTS}

@@ -28,7 +28,7 @@ class _State(NamedTuple):
 
 
 def greedy(step: Step, cache: Cache, start: Start, rules: Rules) -> SearchLoop:
-    """Choose the most probable token again and again until every sentence has ended or reached its limit.
+    """Choose the most probable token at every step, until every sentence has ended or reached its limit.
 
     For use inside jit. The score is the sum of the log-probabilities, without a length penalty; there is one
     hypothesis (n = 1). A sentence for which the rules leave no token has none.
@@ -36,7 +36,7 @@ def greedy(step: Step, cache: Cache, start: Start, rules: Rules) -> SearchLoop:
     Args:
         step: (cache, last tokens) → (logits, cache).
         cache: of one row a sentence, with room for `start.room` tokens.
-        start: the tokens to go on from, and the limits.
+        start: the tokens to continue from, and the limits.
         rules: which tokens may come next.
 
     >>> probs = jnp.array([[0, 0, 0, 0.6, 0.4], [0, 0, 0.5, 0.5, 0]])  # of the first token, of the second after a 3
@@ -64,9 +64,9 @@ def one_by_one(step: Step, cache: Cache, start: Start, rules: Rules, choose: Cho
     Args:
         step: (cache, last tokens) → (logits, cache).
         cache: of one row a hypothesis, with room for `start.room` tokens.
-        start: the tokens to go on from, and the limits, of the sentences.
+        start: the tokens to continue from, and the limits, of the sentences.
         rules: which tokens may come next.
-        choose: what picks the next token of every row.
+        choose: picks the next token of every row.
         hypotheses: how many each sentence has.
     """
     limits = jnp.repeat(start.limits, hypotheses)  # [b] → [rows]

@@ -4,7 +4,7 @@ Axes: b sentences, v vocabulary, h tokens of history, p of a prefix or prompt, k
 
 A rule acts on the log-probabilities of the whole vocabulary. A forbidden token gets -inf and the others keep what they
 have: nothing is normalised again, so the score of an output is what the model gives when it scores the same tokens.
-Three rules change that where they are asked for: the repetition penalty, which never raises a log-probability, a forced
+Three rules change that on request: the repetition penalty, which never raises a log-probability, a forced
 end, which costs nothing, and `renormalize`.
 """
 
@@ -74,10 +74,10 @@ def append_token(history: Int[Array, "rows h"] | None, tokens: Int[Array, " rows
 
 
 class LogProbs(NamedTuple):
-    """The log-probabilities of every next token, -inf for a forbidden one, computed where they are asked for.
+    """The log-probabilities of every next token, -inf for a forbidden one, computed on demand.
 
-    A search reads a few of them, and every pass over a whole vocabulary costs time. So `top_k` normalises only what it
-    returns, and leaves out tokens that are always forbidden afterwards.
+    A search reads few of them, and every pass over a whole vocabulary takes time: so `top_k` normalises only what it
+    returns, and drops tokens that are always forbidden afterwards.
     """
 
     scores: Float[Array, "rows v"]  # logits, or log-probabilities

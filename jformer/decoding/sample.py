@@ -28,7 +28,7 @@ def sample(
     Args:
         step: (cache, last tokens) → (logits, cache).
         cache: of one row a key, with room for `start.room` tokens.
-        start: the tokens to go on from, and the limits, of the sentences.
+        start: the tokens to continue from, and the limits, of the sentences.
         rules: which tokens may come next; they act before the filters.
         options: the temperature, and which tokens are probable enough.
         keys: of every row; a multiple of the number of sentences.

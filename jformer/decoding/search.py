@@ -23,11 +23,11 @@ FOLLOW_BEAMS = ("position", "self")
 class Start(NamedTuple):
     """Where a search begins and how far it may go.
 
-    A sentence whose limit is above `room` may be left unfinished; so may the last `max_unfinished` sentences, for which
-    all others would have to wait.
+    A sentence whose limit exceeds `room` may be left unfinished, and so may the last `max_unfinished` sentences, which
+    would keep all others waiting.
     """
 
-    token: Int[Array, " b"]  # the one to go on from, which the cache does not hold yet: BOS, or the last of a prompt
+    token: Int[Array, " b"]  # the token to continue from, not in the cache yet: BOS, or the last of a prompt
     limits: Int[Array, " b"]  # the most tokens to choose for each sentence; 0 for a row that only fills the batch
     room: int  # the most tokens to choose for any sentence; the cache has room for them
     max_unfinished: int | Int[Array, ""] = 0
@@ -47,7 +47,7 @@ class Decoded(NamedTuple):
     tokens: Int[Array, "b n t"]  # the end symbol included, padding after it
     scores: Float[Array, "b n"]  # summed log-probabilities, divided by the length penalty if the search has one
     lengths: Int[Array, "b n"]  # tokens, the end symbol included
-    done: Bool[Array, " b"]  # False: the search had no more room, and would have gone on
+    done: Bool[Array, " b"]  # False: the search ran out of room before it was done
 
 
 class SearchLoop(NamedTuple):
@@ -57,11 +57,11 @@ class SearchLoop(NamedTuple):
     """
 
     init: PyTree  # the state before the first token
-    cond: Callable[[PyTree], Bool[Array, ""]]  # whether there is something left to do
+    cond: Callable[[PyTree], Bool[Array, ""]]  # whether there is anything left to do
     body: Callable[[PyTree], PyTree]  # appends one token
     result: Callable[[PyTree], Decoded]  # the result so far; final for sentences that are `done`
     stable_prefix: Callable[[PyTree], tuple[Int[Array, "b t"], Int[Array, " b"]]]
-    """The tokens that the best hypothesis of every sentence begins with, however the search goes on, and how many."""
+    """The tokens that every sentence's best output is certain to begin with, and how many there are."""
 
     def run(self) -> Decoded:
         """Search to the end."""
@@ -79,7 +79,7 @@ class Trace(NamedTuple):
     Summed log-probabilities and scores are -inf in an empty slot.
     """
 
-    searched: Bool[Array, " b *t"]  # False: the sentence was done before this step, and nothing else here is of it
+    searched: Bool[Array, " b *t"]  # False: the sentence was done before this step; the rest is meaningless
     tokens: Int[Array, "b *t n k"]  # the candidates: continuations of the n hypotheses that were live
     sums: Float[Array, "b *t n k"]  # their summed log-probabilities
     live_sums: Float[Array, "b *t n"]  # of those that go on, one in each beam
@@ -90,7 +90,7 @@ class Trace(NamedTuple):
 
 
 def reorder(cache: Cache, beams: Int[Array, "b n"]) -> Cache:
-    """Let every row continue the history of another beam of its sentence.
+    """Give every row the cache of another beam of its sentence.
 
     >>> cache = {"position": jnp.array([5, 6, 7, 8]), "self": {}, "memory": "of sentences"}
     >>> reorder(cache, jnp.array([[1, 1], [0, 1]]))["position"].tolist()

@@ -1,8 +1,7 @@
 """Answer or score a file line by line, in windows of bounded memory.
 
-A window is read, answered, written and flushed before the next one is read. The first window of a file is one batch,
-so that output appears early; the others take about SECONDS each. Lines from a pipe or a keyboard are answered as they
-arrive: a window is all the lines that are waiting.
+A window is read, answered, written and flushed before the next one. The first window of a file is one batch, so that
+output appears early; the others take about SECONDS each. A window of a pipe or a keyboard is all lines waiting in it.
 """
 
 import contextlib
@@ -143,8 +142,8 @@ def predict_file(settings: Config, workdir: Path, source: str, target: str, resu
             Otherwise the file is overwritten.
 
     Raises:
-        UserError: for a line that cannot be read, with file:line; for an output that is the input, or was started with
-            other settings.
+        UserError: with file:line for a line that cannot be read; for an output that is the input, or that was started
+            with other settings.
     """
     options = settings.decode
     if options.outputs in ("text", "conll") and options.returned > 1:

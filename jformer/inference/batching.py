@@ -28,11 +28,11 @@ from jformer.tasks.crf import Tags
 
 CONCURRENT_BATCHES = 2  # a step of decoding is too small to keep several cores busy: two at once took 2/3 of the time
 SMALL_BATCH = 8
-# Rows for few pieces, as typed by a person, who should not wait for a whole batch. On CPUs, XLA multiplies a single
-# row slower than two rows, so one row is used only with several hypotheses.
+# Rows of a batch for few pieces, so that a person who types does not wait for a whole batch. On CPUs, XLA multiplies a
+# single row more slowly than two, so one row is used only with several hypotheses.
 FEW = (1, 2, SMALL_BATCH)
 MOSTLY = 1 / 4  # if more than this share of outputs did not fit short attempts, these pause:
-EVIDENCE = 64  # minimum pieces in short attempts before deciding
+EVIDENCE = 64  # least pieces in short attempts before that is decided
 WHILE = 4_096  # pieces without short attempts; then they are tried again, as the text may have changed
 
 
@@ -153,9 +153,8 @@ class BatchedSearch:
 
         `on_answered` is given the number of pieces of each batch that is done.
 
-        A first attempt has room for outputs of usual length only. The few that need more would hold up all others in
-        their batches, so they are searched again, in small batches of their own. Raises UserError for scores that are
-        NaN.
+        The first attempt has room for outputs of usual length only. The few that need more would delay all others in
+        their batches, so they are searched again in small batches. Raises UserError for NaN scores.
         """
         options = self.inputs.options
         rows = batch_rows(len(pieces), options.batch_size, self._mesh, options.hypotheses)

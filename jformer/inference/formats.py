@@ -66,7 +66,7 @@ def read_question(line: str, form: str, continues: bool, counts: Counter[str]) -
         source = {} if continues else {"source": str}
         record = _object(line, {**source, "target": str, "targets": list}, tuple(source), counts, lines=continues)
         if ("target" in record) == ("targets" in record):
-            raise ValueError("wants one of 'target' and 'targets'")
+            raise ValueError("needs either 'target' or 'targets'")
         targets = (record["target"],) if "target" in record else record["targets"]
         return Question(record.get("source", ""), targets, "targets" in record)
     if continues:
@@ -81,16 +81,16 @@ def write_outputs(outputs: Sequence[Output], form: str, scores: bool, alignments
     """Return the line, or lines, that answer a request, without the last line feed.
 
     text   the best output
-    conll  each word, a TAB and its tag in a line of its own, and an empty line after them
-    tsv    text, the number it is ranked by and its alignment if asked for, and the same again for each further output
+    conll  a line for each word: the word, a TAB and its tag; then an empty line
+    tsv    text, and on request the number it is ranked by and its alignment; the same for each further output
     jsonl  {"outputs": [{"text", "score" | "log_prob" | "utility", "labels", "alignment", "tokens"}], "source_tokens"};
            an answer in a context has "start" and "end", its first character there and the one after its last
 
-    Of tagged words an output in JSON has `tags`, the `spans` that they mark ({"type", "start", "end", "text"}, words
-    counted from 0, the last one before `end`), and with scores their `probabilities`, a span's being of all its tags.
-    Numbers have the names of `Output`; those of an output that could not be found are null. An alignment is written as
-    in Pharaoh (Koehn 2004): pairs of source and target token, both counted from 0, which index `source_tokens` and
-    `tokens`. TABs of a text become spaces in TSV, and line breaks in all but JSON.
+    For tagged words, an output in JSON has `tags`, the `spans` that they mark ({"type", "start", "end", "text"}, in
+    words from 0, `end` exclusive) and with scores `probabilities`, a span's of all its tags. Numbers have the names
+    of `Output`, and are null if no output was found. An alignment has the Pharaoh format (Koehn 2004): pairs of
+    source and target token, both from 0, which index `source_tokens` and `tokens`. TABs in a text become spaces in TSV,
+    and line breaks in every format but JSON.
     """
     if form == "text":
         return one_line(outputs[0].text)
@@ -129,8 +129,8 @@ def write_scored(question: Question, scored: Sequence[Scored], form: str, token_
     """Return the line that answers a question.
 
     text   the log-probability
-    tsv    log-probability, number of tokens and, if asked for, log-probabilities of the tokens with spaces between
-    jsonl  {"log_prob", "length"} and, if asked for, "log_probs" and "tokens"; "cut": true where a side was cut
+    tsv    log-probability, number of tokens and, on request, log-probabilities of the tokens, separated by spaces
+    jsonl  {"log_prob", "length"} and, on request, "log_probs" and "tokens"; "cut": true if a side was cut
 
     Ranked targets come best first, each with its text before the rest; in JSON as {"outputs": [...]}.
     """

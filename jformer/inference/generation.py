@@ -56,7 +56,7 @@ class SearchBatch(Batch, total=False):
 class SearchSetup(NamedTuple):
     """All that a search depends on beside parameters and batch, made by `make_setup`; programs are cached by it.
 
-    What a token may attend to is up to the models: a search hands them tokens and asks for logits.
+    The models decide what a token may attend to: a search passes them tokens and gets logits.
     """
 
     models: tuple[Model, ...]  # an ensemble, whose probabilities are averaged
@@ -128,7 +128,7 @@ class OwnSearch(Protocol):
     """What decode.search names as `package.module:function`, such as `jformer.decoding.sample.sample`."""
 
     def __call__(self, step: Step, cache: Cache, start: Start, rules: Rules, options: DecodeConfig) -> SearchLoop:
-        """Return the search over decode.samples rows of every input, which share no entries of the cache."""
+        """Return a search with decode.samples rows per input, which share no entries of the cache."""
 
 
 def begin_search(setup: SearchSetup, params: Sequence[PyTree], batch: SearchBatch, room: int) -> SearchLoop:
@@ -247,9 +247,9 @@ def _prefill(model: Model, params: PyTree, batch: SearchBatch, entries: int, cov
 
 
 def _separate(cache: Cache, copies: int) -> Cache:
-    """Give each of `copies` rows of a sentence cache entries of its own, copies of those so far.
+    """Give each of `copies` rows of a sentence its own cache entries, copied from those so far.
 
-    What belongs to a row is not repeated here, nor what all rows of a sentence read. A recurrent cache has no entries.
+    Does not repeat what belongs to a row, nor what all rows of a sentence read. A recurrent cache has no entries.
     """
     if "entries" not in cache:
         return cache

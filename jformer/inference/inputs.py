@@ -160,7 +160,7 @@ class Inputs:
     def arrays(self, pieces: Sequence[Piece], rows: int, attempt: Attempt = WHOLE) -> tuple[dict[str, np.ndarray], int]:
         """Return the batch of some pieces, in one of few shapes, and the most tokens that any output may have.
 
-        In a short attempt, sources below LONG_INPUT get room for outputs half as long again, enough for nearly all.
+        In a short attempt, sources below LONG_INPUT get room for outputs half as long again, which nearly all fit.
         Captions always have the same room.
         """
         options, sequences = self.options, [piece.ids for piece in pieces]

@@ -1,7 +1,9 @@
-"""Text in, text out: the one path by which a model answers, for predict, evaluate and the samples of training.
+"""Text in, text out: how a model answers, for predict, evaluate and the samples of training.
 
-A text becomes pieces, sequences of ids (`inputs`); pieces become batches of arrays, which a compiled search
-(`generation`) or head (`heads`) answers (`batching`); the ids that it writes become text here.
+The path of a text, in `Predictor.arriving`: `Inputs.pieces` turns it into pieces, sequences of ids; `BatchedSearch`
+(batching.py) sorts them into batches, which `Inputs.arrays` makes and a compiled program answers; `begin_search`
+(generation.py) is that program, a search of the room decoding, or a head of one_pass.py. `Predictor.answers` turns the
+ids back into text.
 """
 
 import math

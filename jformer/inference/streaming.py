@@ -36,13 +36,11 @@ class StreamUpdate(NamedTuple):
 
 
 def refuse_streaming(answer: str, options: DecodeConfig) -> None:
-    """Raise UserError for answers that cannot be sent before they are complete."""
+    """Raise UserError for answers that are only known when they are complete."""
     if not answer or answer in HEADS:
-        raise UserError("this run's answers are not written token by token: ask without `stream`")
+        raise UserError("this run's answers are not written token by token: leave out `stream`")
     if options.search == "mbr":
-        raise UserError(
-            "decode.search='mbr' chooses among whole samples, so nothing can be sent before: leave out `stream`"
-        )
+        raise UserError("decode.search='mbr' chooses among whole samples, which cannot be streamed: leave out `stream`")
 
 
 @functools.lru_cache(KEPT)

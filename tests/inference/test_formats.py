@@ -69,8 +69,8 @@ def test_a_question_has_one_target_or_several():
     for line, form, said in [
         ("a", "text", "0 TABs"),
         ("a\tb\tc", "text", "2 TABs"),
-        ('{"source": "a"}', "jsonl", "wants one of"),
-        ('{"source": "a", "target": "b", "targets": []}', "jsonl", "wants one of"),
+        ('{"source": "a"}', "jsonl", "needs either"),
+        ('{"source": "a", "target": "b", "targets": []}', "jsonl", "needs either"),
         ('{"target": "b"}', "jsonl", "with 'source'"),
     ]:
         with pytest.raises(ValueError, match=said):
