@@ -101,7 +101,8 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
         prefix = source_is_prefix(model.config, task.answer)
         choices.append(kernel_line(model.config, target(), data.batches.plan.shapes, prefix))
         optimizer = build_optimizer(model, config.optim, config.train.num_steps, config.train.freeze)
-        create = functools.partial(create_state, tx=optimizer.transform, ema=bool(config.train.ema_decay))
+        ema, base = bool(config.train.ema_decay), optimizer.base
+        create = functools.partial(create_state, tx=optimizer.transform, ema=ema, base=base)
         start = functools.partial(inherit, config, data.tokenizers, mesh)
         with show_progress("loading the parameters", quiet=quiet):
             state, progress, origin = open_state(create, model, mesh, config.seed, checkpoints, start)

@@ -40,8 +40,8 @@ COLLECTIVES = {
 }  # fmt: skip
 TYPED = ("decoding", "models", "parallel", "tasks")  # rooms of arrays: their public signatures say of which kind
 UNTYPED = {  # may take Any: the config that has these as its parts, and so imports them
-    "models.mup_config.check", "models.recurrent_config.check", "models.vision_config.check",
-}  # fmt: skip
+    f"models.{name}_config.check" for name in ("lora", "mup", "recurrent", "vision")
+}
 LISTED_FROM = 5  # parameters of a public function, which its docstring lists then
 MOST_WITHOUT_NAMES = 3  # values of a record with more than four fields: what a reader tells apart by their place
 WITHOUT_JAX = ("data", "tools.sweep", "tools.compare", "tools.supervise", "storage", "integrity", "errors", "config")

@@ -19,8 +19,12 @@ from jformer.data.progress import counted
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.vocabularies import load_tokenizers
 from jformer.errors import UserError
+from jformer.integrity import digest_of
 from jformer.models import init_params
+from jformer.models.lora import merged
+from jformer.models.lora_config import LoraConfig, is_factor
 from jformer.models.model import Model
+from jformer.models.parts import overlaid
 from jformer.parallel import processes
 from jformer.parallel.mesh import FSDP
 from jformer.parallel.sharding import abstract_like, parameter_names, parameter_shardings
@@ -43,6 +47,7 @@ class Weights(NamedTuple):
     params: PyTree
     steps: tuple[int, ...]
     tokenizers: tuple[str, ...]  # fingerprints; empty if it was not trained here
+    digest: str  # of all that was read
 
 
 def saved_params(saved: checkpoint.Checkpoints, mesh: Mesh) -> PyTree:
@@ -60,18 +65,47 @@ def load_weights(workdir: Path, settings: Config, model: Model | None, mesh: Mes
     newest intact checkpoint; skipped ones are reported on standard error. Raises UserError if other checkpoints are
     needed and damaged.
     """
+    lora, whole = settings.model.lora, abstract_params(model, mesh) if model else None
     with checkpoint.open_run(workdir) as saved:
-        abstract = abstract_params(model, mesh) if model else saved_params(saved, mesh)
+        abstract = whole if whole and not lora.rank else saved_params(saved, mesh)
         params, steps = _params_and_steps(saved, workdir, settings, abstract)
-        return Weights(params, steps, tuple(saved.progress(steps[-1]).get("tokenizers", ())))
+        manifests = [saved.manifest(step) for step in steps]
+    progress = manifests[-1].progress
+    if lora.rank:
+        parent = load_base(workdir, settings.train.init_from, mesh)
+        refuse_other_base(workdir, progress["base"], parent.digest)
+        params = merged(lora, overlaid(parent.params, params))
+        if whole:
+            params, _ = adopt(params, whole, settings.train.init_from)
+            params = jax.device_put(params, jax.tree.map(lambda leaf: leaf.sharding, whole))
+    item = "ema" if settings.evaluate.weights == "ema" else "params"
+    arrays = [{path: entry.digest for path, entry in manifest.arrays[item].items()} for manifest in manifests]
+    digest = digest_of({"arrays": arrays, "base": progress.get("base", "")})
+    return Weights(params, steps, tuple(progress.get("tokenizers", ())), digest)
 
 
-def load_parent(workdir: str, mesh: Mesh) -> PyTree:
+def load_parent(workdir: str, mesh: Mesh) -> Weights:
     """Return the parameters of a run that another starts from. Raise UserError if its tokenizer has changed."""
     path = run_path(workdir)
     weights = load_weights(path, load_config(path / "config.json"), None, mesh)
     refuse_other_tokens(path, weights, load_tokenizers(path / "tokenizer"))
-    return weights.params
+    return weights
+
+
+def load_base(workdir: Path, parent: str, mesh: Mesh) -> Weights:
+    """Return the parameters that the adapters of a run modify. Raise UserError if they are gone."""
+    if not (run_path(parent) / "config.json").exists():
+        raise UserError(
+            f"{workdir}: holds adapters of the model in {parent!r}, which holds no run: restore it, or name its new "
+            "place with --config.train.init_from"
+        )
+    return load_parent(parent, mesh)
+
+
+def refuse_other_base(workdir: Path, trained: str, found: str) -> None:
+    """Raise UserError if adapters were trained with other parameters than those of train.init_from."""
+    if trained != found:
+        raise UserError(f"{workdir}: holds adapters of other parameters than train.init_from has now: restore them")
 
 
 def refuse_other_tokens(workdir: Path, weights: Weights, tokenizers: Sequence[Tokenizer]) -> None:
@@ -80,8 +114,13 @@ def refuse_other_tokens(workdir: Path, weights: Weights, tokenizers: Sequence[To
         raise UserError(f"{workdir / 'tokenizer'}: its tokens are not those that the run was trained with: restore it")
 
 
-def adopt(parent: PyTree, fresh: PyTree, origin: str) -> tuple[PyTree, list[str]]:
-    """Return the parent's parameters where it has them, fresh ones for a new head, and notes on differences.
+def adopt(
+    parent: PyTree,
+    fresh: PyTree,
+    origin: str,
+    lora: LoraConfig = LoraConfig(),  # noqa: B008  # which is frozen
+) -> tuple[PyTree, list[str]]:
+    """Return the parent's parameters where it has them, fresh ones for a new head and adapters, and notes.
 
     Tables may have other numbers of rows (a task's symbols lie past the vocabulary): their common rows are taken over.
     Raise UserError naming the first other parameter that the parent has in another shape, or not at all.
@@ -89,25 +128,32 @@ def adopt(parent: PyTree, fresh: PyTree, origin: str) -> tuple[PyTree, list[str]
     have = dict(zip(jax.tree.leaves(parameter_names(parent)), jax.tree.leaves(parent), strict=True))
     leaves, tree = jax.tree.flatten(fresh)
     names = jax.tree.leaves(parameter_names(fresh))
-    taken = [_taken(name, have.get(name), new, origin) for name, new in zip(names, leaves, strict=True)]
+    taken = [_taken(name, have.get(name), new, origin, lora) for name, new in zip(names, leaves, strict=True)]
     notes = [note for _, note in taken if note]
     unused = [f"{name} has no use here" for name in have if name not in names]
-    notes = [f"{counted(len(leaves) - len(notes), 'parameters')} taken over", *notes, *unused]
+    factors = sum(map(is_factor, names))
+    adapted = [f"{counted(factors // 2, 'kernels')} with adapters"] * bool(factors)
+    notes = [f"{counted(len(leaves) - len(notes) - factors, 'parameters')} taken over", *adapted, *notes, *unused]
     return jax.tree.unflatten(tree, [leaf for leaf, _ in taken]), [f"init_from {origin}: {note}" for note in notes]
 
 
-def _taken(name: str, old: jax.Array | None, new: jax.Array, origin: str) -> tuple[jax.Array, str]:
+def _taken(name: str, old: jax.Array | None, new: jax.Array, origin: str, lora: LoraConfig) -> tuple[jax.Array, str]:
     """Return the initial value of a parameter, and a note if it is not all of the parent's."""
+    if is_factor(name):
+        return new, ""
     if old is not None and old.shape == new.shape:
         return old, ""
-    if name.partition("/")[0] in HEADS:
-        return new, f"{name} begins anew"
-    if old is None or not name.endswith("embedding") or old.shape[1:] != new.shape[1:]:
+    is_table = old is not None and name.endswith("embedding") and old.shape[1:] == new.shape[1:]
+    if not is_table and name.partition("/")[0] not in HEADS:
         found = "nothing" if old is None else old.shape
         raise UserError(f"train.init_from={origin!r} has {found} for {name}, this model needs {new.shape}")
-    rows = min(len(old), len(new))
+    rows = min(len(old), len(new)) if old is not None and is_table else 0
+    if rows < len(new) and not lora.trains(name):
+        raise UserError(f"train.init_from={origin!r} has not all of {name}: add '^{name}$' to model.lora.also")
+    if old is None or not rows:
+        return new, f"{name} begins anew"
     note = f"{name}: {rows:,} of {len(new):,} rows taken over, of {len(old):,}"
-    return new.at[:rows].set(old[:rows]), note
+    return old[:rows] if rows == len(new) else new.at[:rows].set(old[:rows]), note
 
 
 def _params_and_steps(

@@ -87,6 +87,11 @@ def _check_train(config: Config) -> None:
             re.compile(pattern)
         except re.error as error:
             raise UserError(f"train.freeze={pattern!r} is not a regular expression: {error}") from error
+    if config.model.lora.rank and not train.init_from:
+        raise UserError(f"model.lora.rank={config.model.lora.rank} adapts a trained model: name it in train.init_from")
+    for key in ("source_vectors", "target_vectors"):
+        if config.model.lora.rank and getattr(train, key):
+            raise UserError(f"train.{key} would replace a table that model.lora leaves as it is: leave it out")
     if config.data.row_multiple % train.accumulation:
         raise UserError(
             f"train.accumulation={train.accumulation} must divide data.row_multiple={config.data.row_multiple}, "

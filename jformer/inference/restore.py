@@ -96,7 +96,7 @@ def decoding_mesh(config: Config | None) -> Mesh:
 def _restore(workdir: Path, config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokenizer], mesh: Mesh) -> Trained:
     config = choose_decoding_dtype(config, mesh)
     dtype = config.decode.dtype or config.model.dtype
-    computing = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
+    computing = dataclasses.replace(config, model=dataclasses.replace(config.model.merged, dtype=dtype))
     model = build_sized(computing, task, tokenizers)
     check_heads(model.config, mesh)
     weights = load_weights(workdir, config, model, mesh)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import jaxtyping
 
 MODULES = {
+    "Adapted": "lora",
     "Attention": "layers.attention",
     "Block": "layers.transformer",
     "Decoder": "decoder",
@@ -55,7 +56,7 @@ def build_model(config: ModelConfig) -> Model:
         raise UserError("model.head.num_classes=0: a vision model needs classes to tell apart")
     families = RECURRENT if config.recurrent.cell else FAMILIES
     model: Model = __getattr__(families[config.family])(config)
-    return model
+    return __getattr__("Adapted")(model) if config.lora.rank else model
 
 
 def init_params(model: Model, key: "jaxtyping.Array") -> "jaxtyping.PyTree":

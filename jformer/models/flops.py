@@ -22,6 +22,7 @@ KNOWN = (  # options that the counts depend on, or that change no product
     *("dropout", "attention_dropout", "activation_dropout", "embedding_dropout", "output_dropout"),
     *("shared_embedding", "tied_output", "init", "parametrization", "dtype", "precision"),
     *("relative", "vision", "head", "recurrent", "mup", "execution"),
+    "lora",  # whose products are small
     "window",  # pairs that it hides are computed
     *("attention", "feed_forward"),  # layers of one's own count as those that they replace
 )
@@ -113,7 +114,8 @@ def forward_flops(model: ModelConfig, work: Work) -> dict[str, int]:
 
 def update_flops(model: ModelConfig, work: Work) -> int:
     """Return the FLOPs of a forward and a backward pass."""
-    return FORWARD_AND_BACKWARD * sum(forward_flops(model, work).values())
+    passes = 2 if model.lora.rank else FORWARD_AND_BACKWARD  # kernels that are not trained have no gradient
+    return passes * sum(forward_flops(model, work).values())
 
 
 def _lengths(segments: np.ndarray, most: int) -> np.ndarray:

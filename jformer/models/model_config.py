@@ -4,6 +4,7 @@ import dataclasses
 
 from jformer.errors import UserError, check_choice, check_least, check_range
 from jformer.models.head_config import HeadConfig
+from jformer.models.lora_config import LoraConfig
 from jformer.models.mup_config import MupConfig
 from jformer.models.recurrent_config import RecurrentConfig
 from jformer.models.vision_config import VisionConfig
@@ -100,6 +101,7 @@ class ModelConfig:
     head: HeadConfig = HeadConfig()
     recurrent: RecurrentConfig = RecurrentConfig()
     mup: MupConfig = MupConfig()
+    lora: LoraConfig = LoraConfig()
     execution: ExecutionConfig = ExecutionConfig()
 
     @property
@@ -159,6 +161,11 @@ class ModelConfig:
         return self.d_model * (2 if self.recurrent.bidirectional else 1)
 
     @property
+    def merged(self) -> "ModelConfig":
+        """The model that computes the same without adapters, their products in its kernels."""
+        return dataclasses.replace(self, lora=LoraConfig())
+
+    @property
     def pooled(self) -> bool:
         """Whether a classifier reads one vector of a row."""
         return bool(self.head.num_classes) and self.head.pooling != "none"
@@ -208,6 +215,7 @@ class ModelConfig:
             if getattr(self.execution, key) < 0:
                 raise UserError(f"model.execution.{key}={getattr(self.execution, key)} must be 0 or more")
         self.head.check(self.family)
+        self.lora.check(self)
         self.recurrent.check(self)
         self.mup.check(self)
         self._check_numbers()

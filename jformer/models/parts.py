@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import PyTree
 
 STACKED = "block"  # the module whose parameters have a leading layer axis
@@ -30,6 +31,11 @@ def join(first: PyTree, second: PyTree) -> PyTree:
     if second is None:
         return first
     return jax.tree.map(lambda a, b: b if a is None else a, first, second, is_leaf=lambda leaf: leaf is None)
+
+
+def overlaid(tree: PyTree, own: PyTree) -> PyTree:
+    """Return a tree with the leaves of another in place of its own of their names, or beside them."""
+    return unflatten_dict({**flatten_dict(tree), **flatten_dict(own)}) if isinstance(tree, Mapping) else own
 
 
 def parameter_rows(params: Mapping[str, PyTree]) -> Iterator[tuple[str, str, int]]:

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from jformer.checkpoints.checkpoint import Checkpoints
-from jformer.checkpoints.weights import adopt, load_parent
+from jformer.checkpoints.checkpoint import Checkpoints, Restored
+from jformer.checkpoints.weights import adopt, load_parent, refuse_other_base
 from jformer.config.options import Config, TrainConfig
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.word_vectors import match
@@ -30,7 +30,7 @@ def open_state(
     mesh: Mesh,
     seed: int,
     checkpoints: Checkpoints,
-    inherit: Callable[[PyTree], tuple[PyTree, list[str]]],
+    inherit: Callable[[PyTree], tuple[PyTree, list[str], str]],
 ) -> tuple[TrainState, Progress, list[str]]:
     """Return the state of the newest checkpoint, or a new one, with the progress of the run and notes on its origin.
 
@@ -40,7 +40,8 @@ def open_state(
         mesh: where the state is placed, in parts where parameters are split.
         seed: what new parameters are drawn from.
         checkpoints: of the run; damaged ones are passed over, and the notes name them.
-        inherit: new parameters → what the run starts from instead, and notes on it; not called on resuming.
+        inherit: new parameters → what the run starts from instead, notes on it, and the digest of the parent. On
+            resuming, it is called for what checkpoints of adapters leave out.
 
     Raises:
         UserError: the state is larger than the memory, or no checkpoint can be read; and what `inherit` raises.
@@ -51,25 +52,36 @@ def open_state(
     shardings = state_shardings(mesh, shapes)
     abstract = abstract_like(shapes, shardings)
     refuse_state(device_bytes(abstract), mesh)
-    if checkpoints.steps():
-        restored = checkpoints.restore_newest(as_items(abstract))
-        progress = Progress.from_json(restored.progress, str(checkpoints.directory / str(restored.step)))
-        return from_items(abstract, restored.items), progress, restored.skipped
-    params, notes = inherit(jax.jit(draw, out_shardings=shardings.params)(key))
+    restored = checkpoints.restore_newest(as_items(abstract)) if checkpoints.steps() else None
+    if restored and not abstract.base:
+        return from_items(abstract, restored.items), _progress(restored, checkpoints), restored.skipped
+    params, notes, parent = inherit(jax.jit(draw, out_shardings=shardings.params)(key))
     params = jax.device_put(params, shardings.params)
-    return jax.jit(create, out_shardings=shardings)(params), Progress(), notes
+    if restored:
+        progress = _progress(restored, checkpoints)
+        refuse_other_base(checkpoints.directory, progress.base, parent)
+        return from_items(abstract.replace(params=params), restored.items), progress, restored.skipped
+    return jax.jit(create, out_shardings=shardings)(params), Progress(base=parent if abstract.base else ""), notes
 
 
-def inherit(config: Config, tokenizers: Sequence[Tokenizer], mesh: Mesh, params: PyTree) -> tuple[PyTree, list[str]]:
-    """Return the new parameters with those of train.init_from and the configured word vectors, and notes.
+def _progress(restored: Restored, checkpoints: Checkpoints) -> Progress:
+    return Progress.from_json(restored.progress, str(checkpoints.directory / str(restored.step)))
+
+
+def inherit(
+    config: Config, tokenizers: Sequence[Tokenizer], mesh: Mesh, params: PyTree
+) -> tuple[PyTree, list[str], str]:
+    """Return the new parameters with those of train.init_from and of word vectors, notes, and the parent's digest.
 
     Raises UserError if they do not fit the model.
     """
-    notes: list[str] = []
+    notes, digest = list[str](), ""
     if config.train.init_from:
-        params, notes = adopt(load_parent(config.train.init_from, mesh), params, config.train.init_from)
+        parent = load_parent(config.train.init_from, mesh)
+        params, notes = adopt(parent.params, params, config.train.init_from, config.model.lora)
+        digest = parent.digest
     params, coverage = put_vectors(config.train, config.model, tokenizers, params)
-    return params, notes + coverage
+    return params, notes + coverage, digest
 
 
 def put_vectors(

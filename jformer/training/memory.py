@@ -24,7 +24,7 @@ from jformer.parallel.sharding import abstract_like, device_bytes, state_shardin
 from jformer.tasks.split_loss import EvalStep
 from jformer.tasks.task import Task, make_loss
 from jformer.training.optim import build_optimizer
-from jformer.training.state import TrainState, create_state
+from jformer.training.state import TrainState, as_items, create_state
 from jformer.training.step import TrainStep, make_train_step
 
 LOOPS = ("scan", "while")
@@ -53,7 +53,7 @@ def abstract_update(config: Config, task: Task, model: Model, mesh: Mesh) -> tup
     """Return the compiled update of a run and the shapes of its state, with their shardings; nothing is allocated."""
     optimizer = build_optimizer(model, config.optim, config.train.num_steps, config.train.freeze)
     ema_decay = config.train.ema_decay
-    create = functools.partial(create_state, tx=optimizer.transform, ema=bool(ema_decay))
+    create = functools.partial(create_state, tx=optimizer.transform, ema=bool(ema_decay), base=optimizer.base)
     state = jax.eval_shape(lambda key: create(init_params(model, key)), jax.random.key(0))
     state = abstract_like(state, state_shardings(mesh, state))
     loss = make_loss(model, task.loss, config.optim.r_drop)
@@ -74,7 +74,7 @@ def update_memory(train_step: TrainStep, state: TrainState, batch: PyTree) -> Up
         parameters=parameters,
         optimizer=optimizer,
         average=average,
-        gradients=parameters,
+        gradients=device_bytes(as_items(state)["params"]),
         activations=activations,
         batch=rows,
     )

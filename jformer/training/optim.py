@@ -133,6 +133,7 @@ class Optimizer(NamedTuple):
     schedule: Schedule
     transform: optax.GradientTransformation
     frozen: PyTree  # a tree of booleans, True for parameters that are not trained; None if all are
+    base: tuple[str, ...]  # names of the parameters that adapters leave to train.init_from: not in checkpoints
 
 
 def build_optimizer(model: Model, options: OptimConfig, num_steps: int, freeze: Sequence[str] = ()) -> Optimizer:
@@ -145,8 +146,10 @@ def build_optimizer(model: Model, options: OptimConfig, num_steps: int, freeze: 
 def _build_optimizer(model: Model, options: OptimConfig, params: ScheduleParams, freeze: Sequence[str]) -> Optimizer:
     schedule = make_schedule(options.schedule, options.learning_rate, params)
     shapes = jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))
-    frozen = frozen_parameters(shapes, freeze)
-    return Optimizer(schedule, make_optimizer(options, schedule, frozen, model.config.mup_width_ratio), frozen)
+    base = tuple(name for name in jax.tree.leaves(parameter_names(shapes)) if not model.config.lora.trains(name))
+    frozen = frozen_parameters(shapes, freeze, base)
+    transform = make_optimizer(options, schedule, frozen, model.config.mup_width_ratio)
+    return Optimizer(schedule, transform, frozen, base)
 
 
 def build_schedule(options: OptimConfig, num_steps: int, d_model: int) -> Schedule:
@@ -166,19 +169,19 @@ def schedule_params(options: OptimConfig, num_steps: int, d_model: int) -> Sched
     )
 
 
-def frozen_parameters(params: PyTree, patterns: Sequence[str]) -> PyTree:
-    """Mark the parameters (arrays or shapes) whose names one of the regular expressions matches; None without any.
+def frozen_parameters(params: PyTree, patterns: Sequence[str], base: Sequence[str] = ()) -> PyTree:
+    """Mark the parameters (arrays or shapes) in `base`, or whose names a regular expression matches; None if none is.
 
     Raise UserError for a pattern that matches no parameter, or patterns that leave none to train.
     """
-    if not patterns:
+    if not patterns and not base:
         return None
     names = parameter_names(params)
     for pattern in patterns:
         if not any(re.search(pattern, path) for path in jax.tree.leaves(names)):
             examples = ", ".join(sorted(jax.tree.leaves(names))[:3])
             raise UserError(f"train.freeze={pattern!r} matches no parameter; their names are like {examples}")
-    frozen = jax.tree.map(lambda path: any(re.search(pattern, path) for pattern in patterns), names)
+    frozen = jax.tree.map(lambda path: path in base or any(re.search(pattern, path) for pattern in patterns), names)
     if all(jax.tree.leaves(frozen)):
         raise UserError(f"train.freeze={tuple(patterns)} freezes every parameter; leave something to train")
     return frozen

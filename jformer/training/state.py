@@ -11,9 +11,12 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import PyTree
 
 from jformer.errors import UserError
+from jformer.models.parts import overlaid
+from jformer.parallel.sharding import parameter_names
 
 APART = ("params", "ema")  # fields of a state that are checkpoint items of their own
 
@@ -24,9 +27,11 @@ class TrainState(flax.struct.PyTreeNode):
     step: jax.Array  # updates tried, which is also the number of the next batch
     params: PyTree
     opt_state: optax.OptState
-    ema: PyTree  # exponential moving average of the parameters, or None
+    ema: PyTree  # exponential moving average of the parameters but those of the base, or None
     skipped: jax.Array  # updates not applied because they were not finite
     skipped_in_row: jax.Array
+    # Names of the parameters that checkpoints leave out
+    base: tuple[str, ...] = flax.struct.field(pytree_node=False, default=(), kw_only=True)
 
 
 @dataclasses.dataclass
@@ -43,6 +48,7 @@ class Progress:
     data: list[str] = dataclasses.field(default_factory=list)  # fingerprints of the token arrays trained on
     valid: list[str] = dataclasses.field(default_factory=list)  # and of those for validation
     tokenizers: list[str] = dataclasses.field(default_factory=list)  # fingerprints of source and target
+    base: str = ""  # the digest of the parameters that adapters leave to train.init_from
     config: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the run, in case its file is lost
 
     @classmethod
@@ -55,22 +61,37 @@ class Progress:
         return cls(**content)
 
 
-def create_state(params: PyTree, tx: optax.GradientTransformation, ema: bool) -> TrainState:
-    """Return the state before the first update."""
+def create_state(params: PyTree, tx: optax.GradientTransformation, ema: bool, base: tuple[str, ...] = ()) -> TrainState:
+    """Return the state before the first update; `base` names the parameters that its checkpoints leave out."""
     zeros = [jnp.zeros((), jnp.int32) for _ in range(3)]  # three buffers, as a donated state may not share any
-    copy = jax.tree.map(jnp.copy, params) if ema else None
+    names = parameter_names(params)
+    copy = jax.tree.map(lambda name, leaf: None if name in base else jnp.copy(leaf), names, params) if ema else None
     return TrainState(
-        step=zeros[0], params=params, opt_state=tx.init(params), ema=copy, skipped=zeros[1], skipped_in_row=zeros[2]
+        step=zeros[0],
+        params=params,
+        opt_state=tx.init(params),
+        ema=copy,
+        skipped=zeros[1],
+        skipped_in_row=zeros[2],
+        base=base,
     )
 
 
 def as_items(state: TrainState) -> dict[str, PyTree]:
-    """Return the state as checkpoint items: all its fields, with parameters apart, to be read without the rest."""
-    rest = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-    apart = {name: rest.pop(name) for name in APART}
+    """Return the state as checkpoint items: all arrays but the base's, with parameters apart, to be read alone."""
+    rest = {field.name: getattr(state, field.name) for field in dataclasses.fields(state) if field.name != "base"}
+    apart = {name: _without(rest.pop(name), state.base) for name in APART}
     return {"rest": rest} | {name: tree for name, tree in apart.items() if tree is not None}
 
 
 def from_items(state: TrainState, items: Mapping[str, PyTree]) -> TrainState:
     """Return the state with the restored items of `as_items`."""
-    return state.replace(**{name: items[name] for name in APART if name in items}, **items["rest"])
+    apart = {name: overlaid(getattr(state, name), items[name]) for name in APART if name in items}
+    return state.replace(**apart, **items["rest"])
+
+
+def _without(tree: PyTree, names: tuple[str, ...]) -> PyTree:
+    if tree is None or not names:
+        return tree
+    flat = flatten_dict(tree, sep="/")
+    return unflatten_dict({name: leaf for name, leaf in flat.items() if name not in names}, sep="/")

@@ -117,7 +117,11 @@ def moving_average(average: PyTree, params: PyTree, decay: float, updates: jax.A
     on to the parameters that it began with.
     """
     rate = jnp.maximum(1 - decay, 9.0 / (10.0 + updates))
-    return jax.tree.map(lambda old, new: old + rate * (new - old), average, params)
+
+    def moved(old: jax.Array | None, new: jax.Array) -> jax.Array | None:
+        return None if old is None else old + rate * (new - old)  # one that is not trained is not averaged
+
+    return jax.tree.map(moved, average, params, is_leaf=lambda leaf: leaf is None)
 
 
 def make_train_step(

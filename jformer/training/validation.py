@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 
 from jformer.config.options import LOWER_IS_BETTER, TrainConfig
 from jformer.data.sources.split import Pair, Split
+from jformer.models.parts import join
 from jformer.parallel import processes
 from jformer.tasks.metrics import Scores
 from jformer.tasks.sums import Sums, summarize
@@ -65,7 +66,7 @@ def validate(
     log.write(row)
     if state.ema is not None:
         processes.enter_phase(f"the validation of the average after update {step}")
-        log.write({"step": step, "split": "valid_ema", **summarize(validation.losses(state.ema))})
+        log.write({"step": step, "split": "valid_ema", **summarize(validation.losses(join(state.ema, state.params)))})
     value = row[train.best_by]
     note_best(progress, value, train.best_by)
     if 0 < train.patience <= progress.since_best:

@@ -102,7 +102,7 @@ def compile_answer(
     batch = _answer_batch(model, task, shape, mesh)
     vocabulary = np.ones(model.target_vocab_size or model.vocab_size, bool)
     with compiling_for(target_of(mesh.devices.flat[0])):
-        built = build_model(model)
+        built = build_model(model.merged)
         params = abstract_params(built, mesh)
         answer = make_answer(make_setup([built] * ensemble, config.decode, vocabulary, Symbols(), mesh), task.answer)
         return figures(_compile(answer.lower((params,) * ensemble, batch, room), mesh), mesh)
@@ -115,7 +115,7 @@ def compile_score(config: Config, task: Task, model: ModelConfig, shape: Shape, 
         config, task, model, shape, mesh: as for `compile_update`.
     """
     with compiling_for(target_of(mesh.devices.flat[0])):
-        built = build_model(model)
+        built = build_model(model.merged)
         score: Any = make_scorer([built], config.decode.ensemble_average, mesh)
         split = NamedSharding(mesh, EVERY_ROW)
         batch = {

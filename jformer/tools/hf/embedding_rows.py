@@ -55,6 +55,10 @@ def read_run(workdir: str, new: str, changed: str) -> ChangeableRun:
     path = run_path(workdir)
     new_workdir(new)
     config, tokenizers = load_config(path / "config.json"), load_tokenizers(path / "tokenizer")
+    if config.model.lora.rank:
+        raise UserError(
+            f"{workdir}: holds adapters of {config.train.init_from}, whose vocabulary alone can be {changed}"
+        )
     source, answer = tokenizers[0], tokenizers[0] if config.task in LABELLED else tokenizers[1]
     if not isinstance(source, Changeable) or not isinstance(answer, Changeable):
         raise UserError(

@@ -39,7 +39,7 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
     if config.data.labels == "number":
         raise UserError(f"{workdir}: data.labels='number' has its own unit, which transformers cannot store")
     tokenizers = load_tokenizers(path / "tokenizer")
-    model = sized(config, tokenizers)
+    model = sized(config, tokenizers).merged
     family, fields = express(config.task, model, path, model_type)
     symbols = symbol_fields(config, tokenizers)
     for key, value in family.theirs.items():
