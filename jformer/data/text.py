@@ -10,7 +10,7 @@ import gzip
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import IO, TypeVar, cast
@@ -33,6 +33,38 @@ UNSPACED = (  # letters and marks of scripts without spaces between words: Han, 
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
 )
 """Ranges of a character class."""
+UNSPACED_LANGUAGES = (  # by ISO 639-1 and 639-3
+    *("zh", "zho", "chi", "cmn", "yue", "ja", "jpn", "th", "tha", "lo", "lao", "my", "mya", "km", "khm"),
+)
+_UNSPACED = re.compile(f"[{UNSPACED}]")
+# Where a long text is best cut: after sentences; else at spaces and commas of scripts that need no spaces.
+BREAKS = (
+    re.compile(r"""[.!?…।؟۔]+["'”’»)\]]*\s+|[。！？｡．။។]+[」』”’）]*\s*"""),
+    re.compile(r"[，、；：]+|\s+"),
+)
+
+
+def language_code(language: str) -> str:
+    """Return the first part of a language's name.
+
+    >>> language_code("zh-CN"), language_code("jpn_Jpan")
+    ('zh', 'jpn')
+    """
+    return re.split("[-_]", language.lower())[0]
+
+
+def join_pieces(texts: Iterable[str], language: str = "") -> str:
+    """Join the pieces of a text as its language is written, or, for one with spaces or unknown, by their characters.
+
+    >>> join_pieces(["我们去。", "好的"]), join_pieces(["我们去 Berlin", "好的"], "zh"), join_pieces(["Eins.", "Zwei."])
+    ('我们去。好的', '我们去 Berlin好的', 'Eins. Zwei.')
+    """
+    joined, enough = "", any if language_code(language) in UNSPACED_LANGUAGES else all
+    for text in filter(None, texts):
+        joins = not joined or enough(_UNSPACED.match(each) for each in (joined[-1], text[0]))
+        joined += text if joins else f" {text}"
+    return joined
+
 
 # Everything str.splitlines would break at, and invalid characters: NUL, at which sentencepiece models break, and halves
 # of surrogate pairs, which JSON can spell and UTF-8 cannot.

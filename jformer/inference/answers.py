@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from jformer.data.text import not_text
+from jformer.data.text import join_pieces, not_text
 from jformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -272,8 +272,11 @@ def whole_groups(sizes: Sequence[int], found: Iterable[Mapping[int, T]]) -> Iter
         yield {number: [there.pop(member) for member in members[number]] for number in ready}
 
 
-def join_outputs(answers: Sequence[list[Output]], eos: int) -> list[Output]:
-    """Return the outputs of an input from those of its pieces: an empty one for none; the best ones joined."""
+def join_outputs(answers: Sequence[list[Output]], eos: int, language: str = "") -> list[Output]:
+    """Return the outputs of an input from those of its pieces: an empty one for none; the best ones joined.
+
+    Their texts are joined as their language is written, if it is known; tags are joined by spaces.
+    """
     if len(answers) < 2:
         return answers[0] if answers else [Output("")]
     best = [outputs[0] for outputs in answers]
@@ -281,16 +284,16 @@ def join_outputs(answers: Sequence[list[Output]], eos: int) -> list[Output]:
     numbers: dict[str, Any] = {
         name: _sum(getattr(output, name) for output in best) for name in ("score", "log_prob", "utility")
     }
-    text, alignments = " ".join(output.text for output in best), [output.alignment for output in best]
-    whole = Output(text, (*ids, *best[-1].ids), alignment=_join_alignments(alignments), **numbers)
     tags = [word for output in best for word in output.tags or ()]
-    return [whole._replace(tags=tuple(tags) if tags else None)]
+    texts = [output.text for output in best]
+    text, alignment = " ".join(texts) if tags else join_pieces(texts, language), _join_alignments(best)
+    return [Output(text, (*ids, *best[-1].ids), alignment=alignment, tags=tuple(tags) if tags else None, **numbers)]
 
 
-def _join_alignments(alignments: Sequence[Alignment | None]) -> Alignment | None:
+def _join_alignments(pieces: Sequence[Output]) -> Alignment | None:
     """Return the alignments of several pieces as one, with shifted token indices."""
     whole = Alignment((), (), ())
-    for each in alignments:
+    for each in [output.alignment for output in pieces]:
         if each is None:
             return None
         moved = tuple((s + len(whole.source), t + len(whole.target)) for s, t in each.pairs)

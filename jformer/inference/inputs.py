@@ -4,8 +4,10 @@ Letters in shapes: b rows of a batch, v entries of the vocabulary.
 """
 
 import difflib
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,6 +16,7 @@ from jaxtyping import Bool
 from jformer.data.corpus import Side, Tokens
 from jformer.data.features import Rows, refuse_foreign_ids
 from jformer.data.plan import Shape
+from jformer.data.text import BREAKS
 from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer, Symbols, Tokenizer, beginning, closed, spellings
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
@@ -73,8 +76,8 @@ class Inputs:
     def pieces(self, requests: Sequence[Request]) -> list[list[Piece]]:
         """Return the pieces of every request: none for an empty one, unless it is to be continued.
 
-        A text over the model's limit is split, or cut at its end; one to be continued is cut at its beginning. A
-        question is asked of every window of its context.
+        A text over the model's limit is split at ends of sentences, else at spaces, else between tokens, or cut at its
+        end; one to be continued is cut at its beginning. A question is asked of every window of its context.
 
         Raises UserError for phrases that cannot be written, and for a question without a context.
         """
@@ -97,14 +100,14 @@ class Inputs:
                 continue
             ids = next(encoded)
             self.counts[UNKNOWN] += self.side.symbols.unk in ids
-            yield [Piece(part, request.line) for part in self._fit(ids)]
+            yield [Piece(part, request.line) for part in self._fit(ids, request.text)]
 
     def _encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
         if not self.continues:
             return self.side.encode(texts)
         return [*self.tokenizers[1].encode([closed(self.tokenizers[1], text) for text in texts])]
 
-    def _fit(self, ids: Sequence[int]) -> list[Sequence[int]]:
+    def _fit(self, ids: Sequence[int], text: str) -> list[Sequence[int]]:
         limit = self.side.max_length
         if self.continues:  # BOS comes first
             self.counts[CUT] += len(ids) >= limit
@@ -113,7 +116,24 @@ class Inputs:
             self.counts[CUT] += len(ids) > limit
             return [self.side.cut(ids)]
         self.counts[SPLIT] += 1
-        return self.side.pieces(ids)
+        return self._split(text)
+
+    def _split(self, text: str, breaks: Sequence[re.Pattern[str]] = BREAKS) -> list[Sequence[int]]:
+        """Return the pieces of a text, cut where the first of `breaks` lets it be, and between tokens without any."""
+        assert self.side.tokenizer
+        (ids,), (around,) = self.side.encode([text]), self.side.encode([""])
+        if len(ids) <= self.side.max_length:
+            return [ids]
+        if not breaks:
+            return self.side.pieces(ids)
+        ends = [0, *(found.end() for found in breaks[0].finditer(text)), len(text)]
+        parts = [text[a:b] for a, b in pairwise(ends) if text[a:b].strip()]
+        groups, size = [""], len(around)
+        for part, tokens in zip(parts, map(len, self.side.tokenizer.encode(parts)), strict=True):
+            if groups[-1] and size + tokens > self.side.max_length:
+                groups, size = [*groups, ""], len(around)
+            groups[-1], size = groups[-1] + part, size + tokens
+        return [piece for group in groups for piece in self._split(group.strip(), breaks[1:])]
 
     def _guided(self, pieces: Sequence[Piece], request: Request) -> Piece:
         options, where = self.options, f"input line {request.line + 1}"

@@ -219,7 +219,9 @@ class Predictor:
     def _join(self, answers: Sequence[list[Output]]) -> list[Output]:
         """Return the outputs for an input from those for its pieces."""
         join = HEADS[self.task.answer].join if self.task.answer in HEADS else None
-        return join(answers, self.config.decode) if join else join_outputs(answers, self.inputs.symbols.eos)
+        if join:
+            return join(answers, self.config.decode)
+        return join_outputs(answers, self.inputs.symbols.eos, self.config.data.target_language)
 
     def _outputs(self, piece: Piece, found: Found) -> list[Output]:
         """Return the results for a piece as texts; samples of mbr are ranked by utility."""

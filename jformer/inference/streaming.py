@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, PyTree
 
+from jformer.data.text import join_pieces
 from jformer.data.tokenizers import Tokenizer
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.decoding.search import Decoded
@@ -141,12 +142,13 @@ class Streaming:
     def _beginning(self, rows: Sequence[int], pieces: Sequence[Piece]) -> str:
         """Return the texts of the pieces up to the first unanswered one, and the stable beginning of that one."""
         texts, tokenizer = list[str](), self._predictor.tokenizers[1]
+        language = self._predictor.config.data.target_language
         for row, piece in zip(rows, pieces, strict=True):
             prompt = piece.ids if self._predictor.inputs.continues else ()
             if row not in self._found:
-                return " ".join([*texts, stable_text(tokenizer, [*prompt, *self._stable[row]])])
+                return join_pieces([*texts, stable_text(tokenizer, [*prompt, *self._stable[row]])], language)
             texts.append(tokenizer.decode([*prompt, *self._found[row].tokens[0]]))
-        return " ".join(texts)
+        return join_pieces(texts, language)
 
 
 def stable_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:

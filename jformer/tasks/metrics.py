@@ -17,6 +17,7 @@ from sacrebleu.metrics.bleu import BLEUScore
 from jformer import plugins
 from jformer.data.progress import counted
 from jformer.data.sources.split import Pair
+from jformer.data.text import UNSPACED_LANGUAGES, language_code
 from jformer.errors import UserError
 from jformer.plugins import is_own
 
@@ -54,10 +55,10 @@ References = Sequence[Sequence[Any]]
 """One or several whole texts; None for a line without that many references."""
 
 TOKENIZATIONS = {  # language, by ISO 639-1 and 639-3 → sacreBLEU's tokenizations for it, the first that works here
+    **dict.fromkeys(UNSPACED_LANGUAGES, ("char",)),  # flores200 is a download
     **dict.fromkeys(("zh", "zho", "chi", "cmn", "yue"), ("zh",)),
     **dict.fromkeys(("ja", "jpn"), ("ja-mecab", "char")),
     **dict.fromkeys(("ko", "kor"), ("ko-mecab", "char")),
-    **dict.fromkeys(("th", "tha", "lo", "lao", "my", "mya", "km", "khm"), ("char",)),  # flores200 is a download
 }
 ASIAN = ("zh", "ja-mecab", "ko-mecab", "char")  # tokenizations with which TER takes Han and Kana apart
 NEAR_ZERO, FAR_FROM_ZERO = 1.0, 20.0  # BLEU and chrF that hardly fit together
@@ -131,7 +132,7 @@ def tokenization(tokenize: str, language: str) -> str:
     """
     if tokenize != "auto":
         return tokenize
-    names = TOKENIZATIONS.get(re.split("[-_]", language.lower())[0], ("13a",))
+    names = TOKENIZATIONS.get(language_code(language), ("13a",))
     return next((name for name in names[:-1] if _is_available(name)), names[-1])
 
 

@@ -1,3 +1,4 @@
+import doctest
 import gzip
 import random
 from collections import Counter
@@ -126,6 +127,12 @@ def test_a_line_that_a_small_compressed_file_unpacks_to_without_end_is_refused(t
     for content in (b"a" * 10_000, b"a" * 10_000 + b"\n"):
         assert read(write(tmp_path / "a.gz", content))[0] == ["a" * 10_000]
     assert read(write(tmp_path / "a.txt", b"a" * 10_001))[0] == ["a" * 10_001]
+
+
+def test_pieces_are_joined_as_their_language_is_written():
+    assert doctest.testmod(text).failed == 0
+    joined = {language: text.join_pieces(["ไป OK", "", "ดี。", "好", "x"], language) for language in ("th", "de", "")}
+    assert joined == {"th": "ไป OKดี。好x", "de": "ไป OK ดี。好 x", "": "ไป OK ดี。好 x"}
 
 
 def test_an_unreadable_file_is_refused_by_name(tmp_path):

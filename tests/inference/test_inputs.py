@@ -13,7 +13,7 @@ from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, EncodedPair, P
 from jformer.inference.inputs import Attempt, Inputs, writable
 from jformer.tasks.build import build_sized, build_task
 
-TOKENIZER = learn("char", ["abcdefgh "], 99, "identity", False)
+TOKENIZER = learn("char", ["abcdefgh .。，"], 99, "identity", False)
 A = TOKENIZER.encode(["abcdefgh"])[0][0]
 
 
@@ -57,6 +57,19 @@ def test_an_input_over_the_limit_is_cut_or_split():
         inputs("lm", overlong="split")
     with pytest.raises(UserError, match=r"decode\.overlong='split' joins one output of each piece, not 2"):
         DecodeConfig(overlong="split", n_best=2).check()
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("ab cd. ef gh. ab", ("ab cd.", "ef gh.", "ab")),
+        ("ab. cd. ef gh ab cd.", ("ab. cd.", "ef gh", "ab cd.")),  # a sentence over the limit is cut at its spaces
+        ("ab cdef gh abc", ("ab cdef", "gh abc")),
+        ("abcde。fgh，abcdefghabc", ("abcde。", "fgh，", "abcdefgh", "abc")),
+    ],
+)
+def test_an_input_is_split_where_sentences_or_words_end(text, parts):
+    assert pieces(inputs(limit=9, overlong="split"), text) == [[[*ids(part), EOS] for part in parts]]
 
 
 def test_prefix_and_phrases_become_tokens():
