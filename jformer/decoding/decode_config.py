@@ -77,8 +77,8 @@ class DecodeConfig:
     outputs: str = "text"
     scores: bool = False  # predict writes scores; tsv and jsonl
     alignments: bool = False  # predict writes source-target pairs of tokens in Pharaoh format; tsv and jsonl, encdec
-    # An input over the model's limit is cut | split into pieces (always for tagged words), at ends of sentences, else at
-    # spaces, where it has some; both are counted.
+    # An input over the model's limit is cut | split into pieces (always for tagged words), at ends of sentences or else
+    # at spaces where it has some; both are counted.
     overlong: str = "cut"
 
     batch_size: int = 64  # inputs decoded together
