@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# Run jformer.main on a Cloud TPU slice, a Slurm cluster, or as several processes of this machine. It prints its commands
-# after a +; docs/tpu.md explains them, and says what was never run on real hardware.
+# Run jformer.main on a Cloud TPU slice, on hosts with GPUs, a Slurm cluster, or as several processes of this machine. It
+# prints its commands after a +; docs/tpu.md explains them, and says what was never run on real hardware.
 set -euo pipefail
 
 usage() {
   cat <<'END'
 launch.sh COMMAND [OPTIONS] [-- ARGUMENTS OF jformer.main]
 
-A TPU slice. All of these only print what they would do, unless given --yes:
+A TPU slice, or hosts with GPUs. All of these only print what they would do, unless given --yes:
   create           request the slice (a queued resource) and wait until it is active
   sync             copy the code of a commit to its workers and install it
   run -- ARGS      start the same command on all workers, under a supervisor that outlives this connection
   status, logs     the state of the slice and its supervisors; the end of a log (--worker=K or all, --follow)
+  stop             ask the run to save and end
   delete           delete the slice, if there is one
   all -- ARGS      create, sync, run, watch, delete (unless --keep). Ctrl-C ends only the watching: the slice keeps
                    running, and costs money, until `delete`
@@ -21,6 +22,10 @@ A TPU slice. All of these only print what they would do, unless given --yes:
   --name=NAME --type=TYPE --zone=ZONE --project=PROJECT
                    the slice, such as v5litepod-16; or JFORMER_NAME, _TYPE, _ZONE, _PROJECT in the environment
   --spot           cheaper, and may be taken away
+  --hosts=A,B,…    in place of a slice: machines that ssh reaches without a password, and that see the same --workdir.
+                   Each gets a folder jformer-hosts/NAME in its home. `all` resumes the run on hosts that rebooted
+  --coordinator=HOST:PORT  of the first host, as the others reach it (default: its name, port 8476)
+  --extras=E,…     of pyproject.toml, to install (default: tpu,gcs, or cuda,gcs on hosts)
   --commit=REV     what to copy (default: HEAD, if there are no uncommitted changes)
   --setup=SHELL    command that each worker runs after installation, for example to fetch data
 
@@ -30,6 +35,8 @@ Other machines:
   --logs=DIR       a log for each process (default: WORKDIR/logs); that of process 0 is also shown
   slurm -- ARGS    submit a job, a process on each node (--nodes=N --gpus=G, --sbatch=OPTION as often as needed)
 
+  --per=gpu        slurm, --hosts: a process for each of the --gpus=G of a machine, not one for all of them;
+                   local N: each process takes one GPU
   --retries=R      restarts without a new checkpoint in between before giving up (default: 5);
                    exit codes 0 (done), 2 (a mistake) and, after a request to stop, 143 (saved) are final
   JFORMER_COMMAND  local, slurm: the command to run instead of `python -m jformer.main`
@@ -42,6 +49,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 name=${JFORMER_NAME-} type=${JFORMER_TYPE-} zone=${JFORMER_ZONE-} project=${JFORMER_PROJECT-}
 poll=${JFORMER_POLL-20} retries=5 worker=0 yes='' spot='' commit='' setup='' follow='' keep=''
 devices='' logs='' nodes='' gpus='' sbatch=() args=() workdir=''
+hosts='' coordinator='' extras=tpu,gcs per=node machines=() group=()
 
 say() { printf 'launch: %s\n' "$*" >&2; }
 fail() { say "$*"; exit "$MISTAKE"; }
@@ -59,15 +67,45 @@ step() {
   [[ ! $yes ]] || "$@"
 }
 
-# --- a slice ---------------------------------------------------------------------------------------------------------
+# --- a slice, or hosts -----------------------------------------------------------------------------------------------
 
 tpu() { step gcloud compute tpus "$@" --zone="$zone" --project="$project"; }
-on_workers() { tpu tpu-vm ssh "$name" --worker="$1" --command="$2"; }
 
-# Print the state of the queued resource: ABSENT, UNKNOWN if the query failed, $1 in a dry run.
+# Run a command on a worker, or on all at once.
+on_workers() {
+  if [[ $hosts ]]; then on_hosts "$1" in_folder "$2"; else tpu tpu-vm ssh "$name" --worker="$1" --command="$2"; fi
+}
+
+to_workers() { if [[ $hosts ]]; then on_hosts all copy "$1"; else tpu tpu-vm scp "$1" "$name:$2" --worker=all; fi; }
+
+# Call a function for a host, or for all at once: with the host's number and $3.
+on_hosts() {
+  local i code=0 jobs=()
+  trap 'jobs -p | xargs -r kill' EXIT
+  for i in "${!machines[@]}"; do
+    [[ $1 == all || $1 == "$i" ]] || continue
+    if [[ $yes ]]; then "$2" "$i" "$3" & jobs+=($!); else "$2" "$i" "$3"; fi
+  done
+  for i in "${jobs[@]}"; do wait "$i" || code=$?; done
+  return "$code"
+}
+
+copy() { step scp -q -o BatchMode=yes "$2" "${machines[$1]}:jformer.tar.gz"; }
+
+# Run a command in a folder of the host's own, as hosts may share a home, with the place of its processes in the run.
+in_folder() {
+  local each=1 folder=jformer-hosts/${machines[$1]#*@}
+  [[ $per == node ]] || each=$gpus
+  step ssh -o BatchMode=yes -o ConnectTimeout=20 "${machines[$1]}" "mkdir -p $folder && cd $folder || exit; export\
+ JAX_COORDINATOR_ADDRESS=$coordinator JAX_NUM_PROCESSES=$((${#machines[@]} * each)) JAX_PROCESS_ID=$(($1 * each)); $2"
+}
+
+# Print the state of the queued resource: ABSENT, UNKNOWN if the query failed, $1 in a dry run. Hosts are there.
 state() {
   local told
-  if told=$(tpu queued-resources describe "$name" '--format=value(state.state)' 2>&1); then
+  if [[ $hosts ]]; then
+    echo ACTIVE
+  elif told=$(tpu queued-resources describe "$name" '--format=value(state.state)' 2>&1); then
     grep -xE '[A-Z_]+' <<<"${told:-$1}" | tail -n 1 || echo UNKNOWN
   elif [[ $told == *NOT_FOUND* ]]; then
     echo ABSENT
@@ -78,6 +116,7 @@ state() {
 
 create() {
   local runtime now before='' asked='' unknown=0
+  [[ ! $hosts ]] || return 0
   case $type in
     v5litepod-*) runtime=v2-alpha-tpuv5-lite ;;
     v5p-*) runtime=v2-alpha-tpuv5 ;;
@@ -110,19 +149,19 @@ patiently() {
 sync() {
   local archive=${TMPDIR:-/tmp}/jformer-$commit.tar.gz
   step git -C "$root" archive --format=tar.gz --prefix="jformer-$commit/" --output="$archive" "$commit" || return 1
-  patiently tpu tpu-vm scp "$archive" "$name:jformer.tar.gz" --worker=all || return
+  patiently to_workers "$archive" jformer.tar.gz || return
   # The stock Python is too old: uv installs one. A running run is left alone.
-  patiently on_workers all "flock -n jformer.lock true || exit 0; tar -xzf jformer.tar.gz && ln -sfn\
+  patiently on_workers all "flock -n jformer.lock true || exit 0; tar -xzf ~/jformer.tar.gz && ln -sfn\
  jformer-$commit jformer && cd jformer && PATH=~/.local/bin:\$PATH && { command -v uv || curl -LsSf\
  https://astral.sh/uv/install.sh | sh; } && uv venv --clear --python=3.12 .venv && uv pip install\
- --python=.venv/bin/python --constraints=constraints.txt --editable='.[tpu,gcs]'${setup:+ && cd && $setup}"
+ --python=.venv/bin/python --constraints=constraints.txt --editable='.[$extras]'${setup:+ && cd && $setup}"
 }
 
 # The supervisor holds a lock, taken before this returns: a second start changes nothing.
 run() {
   patiently on_workers all "cd jformer && { flock -w 2 9 || exit 0; echo \"\$(hostname): running\" >../jformer.state;\
- setsid nohup .venv/bin/python -m jformer.supervise --state=../jformer.state --retries=$retries -- --distributed\
- $(quoted "${args[@]}") </dev/null >>../jformer.log 2>&1 & } 9>../jformer.lock"
+ setsid nohup .venv/bin/python -m jformer.supervise --state=../jformer.state --retries=$retries\
+ $(quoted "${group[@]}" -- --distributed "${args[@]}") </dev/null >>../jformer.log 2>&1 & echo \$! >../jformer.pid; } 9>../jformer.lock"
 }
 
 # Print the state of each supervisor: one that holds no lock and did not finish, or not in this boot, is gone.
@@ -137,6 +176,8 @@ status() {
   echo "$name: $now"
   [[ $now != ACTIVE ]] || supervisors
 }
+
+stop() { on_workers all "flock -n jformer.lock true || kill -TERM \$(cat jformer.pid)"; }
 
 logs() { on_workers "$worker" "tail -n 100 ${follow:+-F }jformer.log"; }
 
@@ -171,15 +212,20 @@ watch() {
     esac
     silent=-1
   done
-  say "not all workers answer: ${told##*$'\n'}"; return "$LOST"
+  say "not all workers answer: $(grep -v ' (boot ' <<<"$told" | tail -n 1)"; return "$LOST"
 }
 
 all() {
   local code=0
-  trap 'say "$name keeps running and costs money; launch.sh all watches it again, launch.sh delete ends it"; exit 130' INT TERM
+  local end="keeps running and costs money; launch.sh all watches it again, launch.sh delete ends it"
+  [[ ! $hosts ]] || end="keep running; launch.sh all watches them again, launch.sh stop ends the run"
+  trap 'say "$name $end"; exit 130' INT TERM
   { create && sync && run && watch; } || code=$?
   [[ ! $yes ]] || say "the run ended with exit code $code"
-  if ((code == LOST)); then
+  if ((code == LOST)) && [[ $hosts ]]; then
+    say "rerun the same command to resume from the newest checkpoint, once all hosts answer"
+    return "$LOST"
+  elif ((code == LOST)); then
     say "slice lost: rerun the same command to resume on a new one from the newest checkpoint"
     delete || true
     return "$LOST"
@@ -193,13 +239,14 @@ all() {
 
 here() {
   exec python -m jformer.supervise --processes="$1" ${devices:+"--devices=$devices"} --logs="${logs:-$workdir/logs}" \
-    --retries="$retries" -- "${args[@]}"
+    --retries="$retries" "${group[@]}" -- "${args[@]}"
 }
 
 slurm() {
+  local each='' && [[ $per == node ]] || each=,JFORMER_PROCESSES=$gpus
   [[ $yes ]] || cat "$root/docs/slurm.sbatch"
   step sbatch --job-name="${name:-jformer}" --nodes="$nodes" --gpus-per-node="$gpus" \
-    --export="ALL,JFORMER_RETRIES=$retries" "${sbatch[@]}" "$root/docs/slurm.sbatch" "${args[@]}"
+    --export="ALL,JFORMER_RETRIES=$retries$each" "${sbatch[@]}" "$root/docs/slurm.sbatch" "${args[@]}"
 }
 
 # --- the command line ------------------------------------------------------------------------------------------------
@@ -215,8 +262,9 @@ for ((; $# > 1; )); do
   key=${1%%=*} key=${key#--}
   case $1 in
     --) args=("${@:2}"); break ;;
-    --@(name|type|zone|project|commit|setup|worker|logs)=?*) printf -v "$key" %s "${1#*=}" ;;
+    --@(name|type|zone|project|commit|setup|worker|logs|hosts|coordinator|extras)=?*) printf -v "$key" %s "${1#*=}" ;;
     --@(retries|devices|nodes|gpus)=[1-9]*([0-9])) printf -v "$key" %s "${1#*=}" ;;
+    --per=@(node|gpu)) per=${1#*=} ;;
     --sbatch=?*) sbatch+=("${1#*=}") ;;
     --@(yes|spot|follow|keep)) printf -v "$key" yes ;;
     *) fail "unexpected $1: arguments of jformer.main come after --; see launch.sh --help" ;;
@@ -224,9 +272,19 @@ for ((; $# > 1; )); do
 done
 for argument in "${args[@]}"; do [[ $argument != --workdir=* ]] || workdir=${argument#*=}; done
 
+if [[ $hosts ]]; then
+  [[ $command != @(create|delete) ]] || fail "--hosts are machines of yours: $command is for a slice"
+  IFS=, read -ra machines <<<"$hosts"
+  name=$hosts type=hosts zone=- project=- keep=yes coordinator=${coordinator:-${machines[0]#*@}:8476}
+  [[ $extras != tpu,gcs ]] || extras=cuda,gcs
+fi
+if [[ $per == gpu ]]; then
+  [[ $command == here ]] || { need gpus && group=("--processes=$gpus"); }
+  group+=(--per-gpu)
+fi
 case $command in
   create | run | all) need name type zone project ;;
-  sync | status | logs | delete) need name zone project ;;
+  sync | status | logs | stop | delete) need name zone project ;;
   slurm) need nodes gpus ;;
   here) [[ $workdir != *://* || $logs ]] || fail "--logs is missing: a folder of this machine, unlike $workdir" ;;
   --help | -h) usage; exit ;;
@@ -234,6 +292,8 @@ case $command in
 esac
 if [[ $command == @(all|run|here|slurm) && ! $workdir ]]; then
   fail "--workdir=DIR is missing: give it after --, with the arguments of jformer.main"
+elif [[ $hosts ]]; then
+  [[ $command != @(all|run) || $workdir == @(/*|*://*) ]] || fail "--workdir=$workdir must be a path from / that all hosts see"
 elif [[ $command == all && $workdir != gs://* || $command == run && $workdir != *://* && ${type##*-} -gt 8 ]]; then
   fail "--workdir=$workdir must be on gs://: each worker has its own disk, which is deleted with the slice"
 fi

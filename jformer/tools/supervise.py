@@ -1,12 +1,14 @@
 """Keep a run going: start jformer.main as one or several processes, and restart all of them when one fails.
 
-python -m jformer.supervise [--processes=N] [--devices=D] [--logs=DIR] [--retries=R] [--grace=S] [--pause=S]
+python -m jformer.supervise [--processes=N] [--devices=D] [--per-gpu] [--logs=DIR] [--retries=R] [--grace=S] [--pause=S]
                             [--state=FILE] -- ARGUMENTS OF jformer.main
 
-Several processes get the address where they meet. Exit codes 0 (done), 2 (a mistake; no restart fixes it) and any after
-a request to stop are final. After any other, such as 75 and 134 (a process was lost, or a checkpoint could not be read)
-and 76 (a process was stuck), the same command resumes from the last checkpoint, until it has failed more than R times
-without a new one in between. Knows nothing of what the processes do and imports no JAX: the devices are theirs.
+Several processes get the address where they meet; with --distributed they are a part of a run on several machines, and
+JAX_PROCESS_ID in the environment is the number of the first of them. Exit codes 0 (done), 2 (a mistake; no restart
+fixes it) and any after a request to stop are final. After any other, such as 75 and 134 (a process was lost, or a
+checkpoint could not be read) and 76 (a process was stuck), the same command resumes from the last checkpoint, until it
+has failed more than R times without a new one in between. Knows nothing of what the processes do and imports no JAX:
+the devices are theirs.
 """
 
 import argparse
@@ -40,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("jformer.supervise", allow_abbrev=False)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--devices", type=int, help="virtual CPU devices of each process")
+    parser.add_argument("--per-gpu", action="store_true", help="each process takes the GPU of its number alone")
     parser.add_argument("--logs", type=Path, help="folder of process-I.log; that of process 0 is shown as well")
     parser.add_argument("--retries", type=int, default=5, help="restarts without a new checkpoint in between")
     parser.add_argument("--grace", type=float, default=30, help="seconds for the others to end, once one has failed")
@@ -47,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--state", type=Path, help="file for the state of the run")
     parser.add_argument("arguments", nargs="+", help="of jformer.main")
     options = parser.parse_args(argv)
+    if is_part(options) and not os.environ.get("JAX_PROCESS_ID", "").isdecimal():
+        parser.error("--processes with --distributed needs JAX_PROCESS_ID, the number of the first of these processes")
     group = ProcessGroup(options)
     with signals_to(group.stop):
         return supervise(group, options)
@@ -141,6 +146,11 @@ class ProcessGroup:
         return code if code >= 0 else 128 - code
 
 
+def is_part(options: argparse.Namespace) -> bool:
+    """Return whether several processes here are a part of a run on several machines."""
+    return options.processes > 1 and "--distributed" in options.arguments
+
+
 def start(options: argparse.Namespace, logs: Sequence[int]) -> list[subprocess.Popen[bytes]]:
     """Start all processes, each in its own group: Ctrl-C reaches only the supervisor, with which they end."""
     command = shlex.split(os.environ.get("JFORMER_COMMAND", shlex.join([sys.executable, "-m", "jformer.main"])))
@@ -151,10 +161,13 @@ def start(options: argparse.Namespace, logs: Sequence[int]) -> list[subprocess.P
     port, processes = free_port(), []
     for i in range(options.processes):
         place = [f"--coordinator=127.0.0.1:{port}", f"--processes={options.processes}", f"--process={i}"]
+        own = {"JAX_LOCAL_DEVICE_IDS": str(i)} if options.per_gpu else {}
+        if is_part(options):
+            own["JAX_PROCESS_ID"], place = str(int(environment["JAX_PROCESS_ID"]) + i), []
         processes.append(
             subprocess.Popen(
                 [*command, *options.arguments, *(place if options.processes > 1 else ())],
-                env=environment,
+                env=environment | own,
                 stdin=subprocess.DEVNULL,
                 stdout=logs[i] if logs else None,
                 stderr=logs[i] if logs else None,

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.watching import wait_until
+
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 SLICE = ["--name=slice", "--type=v5litepod-16", "--zone=us-central1-a", "--project=mine"]
@@ -22,6 +24,8 @@ WAYS = {  # golden file → what is called
     "delete": ["delete", *SLICE],
     "all": ["all", *SLICE, "--spot", *RUN],
     "slurm": ["slurm", "--nodes=4", "--gpus=8", "--sbatch=--time=1-0", "--sbatch=--comment=a b", *RUN],
+    "hosts": ["all", "--hosts=me@a,b", "--gpus=8", "--per=gpu", *RUN],
+    "stop": ["stop", "--hosts=me@a,b"],
 }
 TAKEN = """
 import time
@@ -100,7 +104,13 @@ def cloud(tmp_path):
     cloud = Cloud(tmp_path)
     yield cloud
     cloud.prepare(faults=[])
+    on_hosts(cloud, "stop")
     cloud.launch("delete", *SLICE, "--yes")
+
+
+def on_hosts(cloud, command, code="pass", **environment):
+    options = ["--hosts=me@a,b", "--gpus=2", "--per=gpu", "--yes"]
+    return cloud.launch(command, *options, "--", f"--workdir={cloud.folder}/a run", f"--code={code}", **environment)
 
 
 def everything(cloud, code, *options):
@@ -142,6 +152,39 @@ def test_a_run_from_nothing_to_nothing(cloud):
     assert_deleted(cloud)
     for worker in range(2):
         assert cloud.starts(worker) == [["--distributed", "--workdir=gs://bucket/run", "--code=pass"]]
+
+
+PLACE = """
+import os
+print(*(os.environ[f"JAX_{name}"] for name in ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "LOCAL_DEVICE_IDS")), flush=True)
+"""
+
+
+def test_hosts_run_a_process_for_each_gpu_and_restart_those_that_die(cloud):
+    die = f"{PLACE}attempt == 0 and process == 3 and os.kill(os.getpid(), 9)"
+    result = on_hosts(cloud, "all", die)
+    assert result.returncode == 0, result.stderr
+    assert sorted(cloud.shown(result.stdout)) == sorted(cloud.calls())
+    run = cloud.folder / "a run"
+    starts = [(run / f"starts-{process}.jsonl").read_text().splitlines() for process in range(4)]
+    assert [len(each) for each in starts] == [1, 1, 2, 2]
+    assert json.loads(starts[0][0]) == ["--distributed", f"--workdir={run}", f"--code={die}"]
+    logs = [(cloud.folder / f"workers/{name}/jformer-hosts/{name}/jformer.log").read_text() for name in "ab"]
+    assert [{line for line in log.splitlines() if "8476" in line} for log in logs] == [{"a:8476 4 0", "a:8476 4 1"}] * 2
+    assert on_hosts(cloud, "all").returncode == 0
+    assert "supervise: done" in on_hosts(cloud, "logs").stdout
+
+
+def test_hosts_that_do_not_answer_end_the_watching_and_not_the_run(cloud):
+    cloud.prepare(faults=[{"call": "flock -n jformer.lock sed", "code": 255, "says": "b: connection timed out"}] * 5)
+    result = on_hosts(cloud, "all", "import time; time.sleep(600)")
+    assert result.returncode == 75, result.stderr
+    assert "not all workers answer: b: connection timed out" in result.stderr
+    assert "rerun the same command to resume from the newest checkpoint, once all hosts answer" in result.stderr
+    assert on_hosts(cloud, "status").stdout.count(": running (boot") == 2
+    assert on_hosts(cloud, "stop").returncode == 0
+    wait_until(lambda: on_hosts(cloud, "status").stdout.count(": stopped on request") == 2)
+    assert on_hosts(cloud, "all").returncode == 0
 
 
 def test_words_arrive_as_they_were_given(cloud):
@@ -289,6 +332,9 @@ def test_deleting_is_tried_again_until_the_slice_is_gone(cloud):
         (["sync", *SLICE, "--commit=nonsense"], "no such --commit"),
         (["status", *SLICE, "--workdir=x"], "unexpected --workdir=x: arguments of jformer.main come after --"),
         (["slurm", "--nodes=two"], "unexpected --nodes=two"),
+        (["slurm", "--nodes=2", "--per=gpu"], "--gpus is missing"),
+        (["create", "--hosts=a,b"], "--hosts are machines of yours: create is for a slice"),
+        (["run", "--hosts=a,b", "--", "--workdir=x"], "--workdir=x must be a path from / that all hosts see"),
         (["local", "--", "--workdir=x"], "how many processes?"),
         (["local", "2", "--", "--workdir=gs://bucket/x"], "--logs is missing"),
         (["fly"], "there is no fly"),
@@ -353,6 +399,17 @@ print(os.environ["JAX_COORDINATOR_ADDRESS"], os.environ["JAX_NUM_PROCESSES"], pr
     assert result.returncode == {"pass": 0, "exit(2)": 2}.get(end, 143), result.stderr
     assert sorted(set(result.stdout.splitlines())) == [f"node-a:20123 2 {i}" for i in range(2)]
     assert (cloud.folder / "scontrol").exists() == again
+
+
+def test_a_job_may_have_a_process_for_each_gpu(cloud):
+    told = {"SLURM_JOB_ID": "40123", "SLURM_JOB_NODELIST": "node-[a-b]", "SLURM_JOB_NUM_NODES": "2"}
+    arguments = [f"--workdir={cloud.folder}/run", f"--code={PLACE}"]
+    result = cloud.run("bash", str(ROOT / "docs/slurm.sbatch"), *arguments, JFORMER_PROCESSES="2", **told)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == ["node-a:20123 4 0"] * 2 + ["node-a:20123 4 1"] * 2
+    assert len(list((cloud.folder / "run").glob("starts-*.jsonl"))) == 4
+    shown = cloud.launch("slurm", "--nodes=2", "--gpus=2", "--per=gpu", *RUN).stdout
+    assert "--export=ALL,JFORMER_RETRIES=5,JFORMER_PROCESSES=2 " in shown
 
 
 def test_help_names_every_command(cloud):

@@ -71,6 +71,12 @@ def test_processes_get_an_address_to_meet_and_end_together(supervise, tmp_path):
     assert places[0][0].startswith("--coordinator=127.0.0.1:")
 
 
+def test_a_part_of_a_larger_run_needs_its_first_number(supervise):
+    code, _, err = outcome(supervise("pass", "--processes=2", "--", "--distributed"))
+    assert code == 2
+    assert "--processes with --distributed needs JAX_PROCESS_ID" in err
+
+
 def test_a_single_process_gets_no_address(supervise, tmp_path):
     assert outcome(supervise("pass"))[0] == 0
     assert len(starts(tmp_path)[0]) == 2
