@@ -37,7 +37,8 @@ from jformer.plugins import is_own
 
 KEPT = 16  # programs of each kind that are cached
 # Options that no program reads: those of files and shapes, and those that the models and the vocabulary carry.
-UNREAD = ("forbid", "only", "ensemble", "inputs", "outputs", "scores", "alignments", "overlong", "batch_size")
+UNREAD = ("forced_start", "forbid", "only", "ensemble", "inputs", "outputs", "scores", "alignments", "overlong",
+          "batch_size")  # fmt: skip
 
 
 class SearchBatch(Batch, total=False):

@@ -72,6 +72,9 @@ class Inputs:
         self.features = task.features(*tokenizers)
         self.side = self.encoder.target if self.continues else self.encoder.source
         self.symbols = tokenizers[1].symbols  # of what is written
+        self._prefixed: tuple[int, ...] = ()  # what a prefix stands behind, if no search begins with it
+        if not options.forced_start:
+            self._prefixed, self.symbols = self.symbols.before, self.symbols._replace(before=())
 
     def pieces(self, requests: Sequence[Request]) -> list[list[Piece]]:
         """Return the pieces of every request: none for an empty one, unless it is to be continued.
@@ -148,6 +151,7 @@ class Inputs:
         if request.constraints and len(pieces) > 1:
             raise UserError(f"{where}: is over the model's limit, and constraints cannot be split: shorten it")
         prefix = beginning(self.tokenizers[1], request.prefix)
+        prefix = [*self._prefixed, *prefix] if prefix else []
         constraints = [spellings(self.tokenizers[1], phrase) for phrase in request.constraints]
         phrases = [request.prefix, *request.constraints]
         for phrase, found in zip(phrases, [[prefix], *constraints], strict=True):

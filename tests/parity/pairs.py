@@ -10,8 +10,8 @@ import pytest
 
 from jformer.models import build_model
 from jformer.parallel.mesh import make_mesh
-from jformer.tools.hf import convert, tensors, vocabulary
-from jformer.tools.hf.families import LOGITS_BIAS, model_config
+from jformer.tools.hf import convert, tensors
+from jformer.tools.hf.families import LOGITS_BIAS
 
 WANTED = "comparing with the published models needs: pip install torch transformers"
 torch = pytest.importorskip("torch", reason=WANTED)
@@ -42,12 +42,10 @@ class Pair:
         self.fields = json.loads((directory / "config.json").read_text())
         self.family = convert.find_family(self.fields["model_type"])
         self.task = convert.find_task(self.family, self.fields["architectures"])
-        source = tensors.Tensors(directory, functools.partial(convert.rename, self.family))
+        source = tensors.Tensors(directory, functools.partial(convert.renamed, self.family))
         if convert.BIAS in source.found:
             self.fields[LOGITS_BIAS] = bool(source.read(convert.BIAS).any())
-        classes = len(vocabulary.read_labels(self.fields)) if self.task in convert.LABELLED else 0
-        classes = convert.ENDS if self.task == "qa" else classes
-        self.model = model_config(self.family, self.fields, self.task, classes)
+        self.model = convert.read_model(self.family, self.fields, self.task, source)
         self.params = convert.read_params(self.family, self.model, self.task, source, make_mesh(1))
         self.batch = self.draw(rng)
 

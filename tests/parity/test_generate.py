@@ -94,7 +94,7 @@ class Writers:
         """Return the tokens of each output of our search, with the options that import makes of the settings."""
         before = () if self.language is None else (self.language,)
         symbols = Symbols(self.pad, self.start, self.eos, unk=-1, before=before)
-        options, notes = generation.read(self.settings(options), symbols, list(map(str, range(V))))
+        options, notes = generation.read({}, self.settings(options), symbols, list(map(str, range(V))))
         assert not notes
         allowed = np.ones(self.pair.fields["vocab_size"], bool)
         allowed[[i for i in {self.pad, self.start} - {self.eos} if i < len(allowed)]] = False

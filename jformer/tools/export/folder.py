@@ -62,11 +62,11 @@ def export(config: Config, workdir: Path, format: str, target: Path) -> str:  # 
     if format == "ctranslate2":
         words, never = (source.tokens, target_side.tokens), np.flatnonzero(~mask).tolist()
         # At least as many positions as CTranslate2 allows in a source by default.
-        save = build_spec(model.config, params, words, max(longest, 1_024), target_side.symbols, never).save
+        save = build_spec(model.config, params, words, max(longest, 1_024), predictor.inputs.symbols, never).save
     else:
-        save = build_program(config, model, params, longest, mask, target_side.symbols)
+        save = build_program(config, model, params, longest, mask, predictor.inputs.symbols)
     imported = (source.symbols, target_side.symbols) != (Symbols(), Symbols())
-    around = _around(source, target_side) if imported else {}
+    around = _around(source, target_side, predictor.inputs.symbols.before) if imported else {}
     readme = README.format(format=format, model=MODELS[format]) + (IMPORTED if imported else "")
     _write(config, workdir, save, target, readme, around)
     size = sum(path.stat().st_size for path in target.rglob("*")) / 1e6
@@ -88,10 +88,10 @@ def _check(config: Config, format: str, target: Path) -> None:  # noqa: A002
         raise UserError(f"--format={format} needs a package: pip install {NEEDS[format]}") from error
 
 
-def _around(source: Tokenizer, target: Tokenizer) -> dict[str, Any]:
+def _around(source: Tokenizer, target: Tokenizer, written: tuple[int, ...]) -> dict[str, Any]:
     """Return the symbols around texts of an imported vocabulary, which a loader cannot know."""
     symbols = source.symbols
-    before, after, written = symbols.before, (symbols.eos, *symbols.after), target.symbols.before
+    before, after = symbols.before, (symbols.eos, *symbols.after)
     return {
         "source_before": {"ids": before, "tokens": [source.tokens[i] for i in before]},
         "source_after": {"ids": after, "tokens": [source.tokens[i] for i in after]},

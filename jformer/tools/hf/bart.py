@@ -106,26 +106,26 @@ def write(model: ModelConfig) -> dict[str, Any]:
 
 BART = HfFamily(
     model_type="bart",
-    classes={"BartForConditionalGeneration": "translate"},
+    classes={"BartForConditionalGeneration": "translate", "BartModel": "translate"},
     sizes=SIZES, defaults=DEFAULTS,
     ours={"norm": "post", "norm_epsilon": 1e-5, "positions": "learned", "embedding_norm": True, "init": "bert"},
     theirs={"tie_word_embeddings": True, "normalize_before": False, "add_final_layer_norm": False,
      "normalize_embedding": True, "static_position_embeddings": False, "extra_pos_embeddings": OFFSET},
     table=_bart, activation="activation_function", read=read, write=write,
     copies=COPIES,
-    unread=("final_logits_bias",),
+    unread=("final_logits_bias",), prefix="model.",
 )  # fmt: skip
 MBART = dataclasses.replace(
     BART,
     model_type="mbart",
-    classes={"MBartForConditionalGeneration": "translate"},
+    classes={"MBartForConditionalGeneration": "translate", "MBartModel": "translate"},
     ours={**BART.ours, "norm": "pre"},
     theirs={"tie_word_embeddings": True},
 )
 M2M100 = dataclasses.replace(
     BART,
     model_type="m2m_100",
-    classes={"M2M100ForConditionalGeneration": "translate"},
+    classes={"M2M100ForConditionalGeneration": "translate", "M2M100Model": "translate"},
     defaults={**DEFAULTS, "vocab_size": 128_112, "attention_dropout": 0.1, "activation_function": "relu",
               "scale_embedding": True},
     ours={**BART.ours, "norm": "pre", "embedding_norm": False},

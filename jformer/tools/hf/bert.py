@@ -60,6 +60,8 @@ def _bert(model: ModelConfig) -> Table:
     if model.head.num_classes:
         return table | _classifier(model, "bert.pooler.dense", "classifier")
     predictions = "cls.predictions"
+    if not model.head.transform:
+        return table
     table |= linear("head/transform", f"{predictions}.transform.dense")
     return table | norm("head/norm", f"{predictions}.transform.LayerNorm") | {"head/bias": Entry(f"{predictions}.bias")}
 
@@ -68,6 +70,8 @@ def _roberta(model: ModelConfig) -> Table:
     table = _inputs("roberta", model.head.num_segments, FIRST) | _stack("roberta")
     if model.head.num_classes:
         return table | _classifier(model, "classifier.dense", "classifier.out_proj")
+    if not model.head.transform:
+        return table
     table |= linear("head/transform", "lm_head.dense") | norm("head/norm", "lm_head.layer_norm")
     return table | {"head/bias": Entry("lm_head.bias")}
 
@@ -86,6 +90,8 @@ def _distilbert(model: ModelConfig) -> Table:
     )
     if model.head.num_classes:
         return table | _classifier(model, "pre_classifier", "classifier")
+    if not model.head.transform:
+        return table
     table |= linear("head/transform", "vocab_transform") | norm("head/norm", "vocab_layer_norm")
     return table | {"head/bias": Entry("vocab_projector.bias")}
 
@@ -93,16 +99,17 @@ def _distilbert(model: ModelConfig) -> Table:
 BERT = HfFamily(
     model_type="bert",
     classes={"BertForMaskedLM": "mlm", "BertForPreTraining": "mlm", "BertForSequenceClassification": "classify",
-     "BertForTokenClassification": "tag", "BertForQuestionAnswering": "qa"},
+     "BertForTokenClassification": "tag", "BertForQuestionAnswering": "qa", "BertForNextSentencePrediction": "mlm",
+     "BertModel": "mlm"},
     sizes=SIZES, defaults=DEFAULTS, ours=ENCODER, theirs=REFUSED, table=_bert, activation="hidden_act",
     copies={"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
             "cls.predictions.decoder.bias": "cls.predictions.bias"},
-    unread=(r"bert\.embeddings\.position_ids", r"cls\.seq_relationship\..*", r"bert\.pooler\..*"),
+    unread=(r"bert\.embeddings\.position_ids", r"bert\.pooler\..*"), prefix="bert.",
 )  # fmt: skip
 ROBERTA = HfFamily(
     model_type="roberta",
     classes={"RobertaForMaskedLM": "mlm", "RobertaForSequenceClassification": "classify",
-     "RobertaForTokenClassification": "tag", "RobertaForQuestionAnswering": "qa"},
+     "RobertaForTokenClassification": "tag", "RobertaForQuestionAnswering": "qa", "RobertaModel": "mlm"},
     sizes=SIZES, defaults={**DEFAULTS, "vocab_size": 50_265, "pad_token_id": 1}, ours=ENCODER,
     theirs={**REFUSED, "pad_token_id": 1, "hidden_act": "gelu"},  # the head has gelu regardless of the field
     table=_roberta, activation="hidden_act",
@@ -110,12 +117,13 @@ ROBERTA = HfFamily(
     write=lambda model: {"max_position_embeddings": model.max_length + FIRST},
     copies={"lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
             "lm_head.decoder.bias": "lm_head.bias"},
-    unread=(r"roberta\.embeddings\.position_ids", r"roberta\.pooler\..*"),
+    unread=(r"roberta\.embeddings\.position_ids", r"roberta\.pooler\..*"), prefix="roberta.",
 )  # fmt: skip
 DISTILBERT = HfFamily(
     model_type="distilbert",
     classes={"DistilBertForMaskedLM": "mlm", "DistilBertForSequenceClassification": "classify",
-     "DistilBertForTokenClassification": "tag", "DistilBertForQuestionAnswering": "qa"},
+     "DistilBertForTokenClassification": "tag", "DistilBertForQuestionAnswering": "qa",
+     "DistilBertModel": "mlm"},
     sizes={"vocab_size": "vocab_size", "dim": "d_model", "n_layers": "num_layers", "n_heads": "num_heads",
      "hidden_dim": "d_ff", "max_position_embeddings": "max_length", "dropout": "dropout",
      "attention_dropout": "attention_dropout"},
@@ -126,5 +134,5 @@ DISTILBERT = HfFamily(
     theirs={"tie_word_embeddings": True},
     table=_distilbert, activation="activation",
     copies={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
-    unread=(r"distilbert\.embeddings\.position_ids",),
+    unread=(r"distilbert\.embeddings\.position_ids",), prefix="distilbert.",
 )  # fmt: skip

@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,15 @@ from jformer.checkpoints.reading import first_line
 from jformer.checkpoints.weights import abstract_params
 from jformer.config import default_config, resolve, save_config
 from jformer.config.options import Config
-from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer, LabelTokenizer, Tokenizer
+from jformer.data.tokenizers import (
+    NUM_SYMBOLS,
+    ImageTokenizer,
+    LabelTokenizer,
+    NumberTokenizer,
+    Symbols,
+    Tokenizer,
+)
+from jformer.data.tokenizers.lists import label_set
 from jformer.errors import UserError, nearest
 from jformer.integrity import seal
 from jformer.models import ModelConfig, build_model
@@ -43,6 +53,8 @@ ORIGIN = "imported.json"  # in a workdir: the family it was imported from
 LABELLED = ("classify", "tag")  # tasks whose classes have names
 ENDS = 2  # classes of task qa: the first token of an answer, and the last one
 BIAS = "final_logits_bias"
+TENSORFLOW = {"gamma": "weight", "beta": "bias"}
+SHOWN = 8  # heads that are left out in a summary
 LONGEST = 512  # tokens of a text unless learned positions allow fewer
 # Defaults for fine-tuning; a config of your own with train.init_from overrides them.
 TRAINING = {
@@ -68,19 +80,22 @@ def import_model(directory: Path, workdir: str, texts: Texts) -> str:
     target = new_workdir(workdir)
     with explained(directory):
         fields = vocabulary.read_json(directory / "config.json")
-        family = find_family(fields.get("model_type"))
-        task = find_task(family, fields.get("architectures") or [])
-        source = tensors.Tensors(directory, lambda name: rename(family, name))
+        architectures = fields.get("architectures") or []
+        family = find_family(fields.get("model_type"), architectures)
+        task = find_task(family, architectures)
+        source = tensors.Tensors(directory, functools.partial(renamed, family))
         if BIAS in source.found:
             fields[LOGITS_BIAS] = bool(source.read(BIAS).any())
-        labels = vocabulary.read_labels(fields) if task in LABELLED else []
-        model = model_config(family, fields, task, ENDS if task == "qa" else len(labels))
+        model = read_model(family, fields, task, source)
         refuse_missing_layers(model, source)
-        tokenizers = read_tokenizers(directory, family, fields, model, labels, texts)
+        answers = read_answers(fields, task, model)
+        tokenizers, notes = read_tokenizers(directory, family, fields, model, answers, texts)
         processes.check_same({"config.json": fields, "the shapes of the tensors": source.shapes()})
         mesh = make_mesh(1, -1) if processes.process_count() > 1 else make_mesh(1)
         params = read_params(family, model, task, source, mesh)
-        config, notes = make_config(directory, task, model, fields, tokenizers)
+        notes += without_place(family, model, task, source)
+        config, settings = make_config(directory, family, task, model, fields, tokenizers)
+        notes += settings
     save(target, config, tokenizers, params)
     if processes.is_main_process():
         replace_content(target / ORIGIN, json.dumps({"model_type": family.model_type}).encode() + b"\n")
@@ -122,8 +137,11 @@ def new_workdir(workdir: str) -> AnyPath:
     return target
 
 
-def find_family(model_type: object) -> HfFamily:
-    """Return the family that config.json names."""
+def find_family(model_type: object, architectures: Sequence[str] = ()) -> HfFamily:
+    """Return the family that config.json names by its model_type or, without one, by an architecture."""
+    for family in FAMILIES.values() if model_type is None else ():
+        if {*architectures} & {*family.classes}:
+            return family
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise UserError(f"config.json: model_type={model_type!r}; {nearest(str(model_type), FAMILIES)}; there are: "
                         f"{', '.join(FAMILIES)}")  # fmt: skip
@@ -141,38 +159,85 @@ def find_task(family: HfFamily, architectures: list[str]) -> str:
     )
 
 
-def rename(family: HfFamily, name: str) -> str:
-    """Return the current name of a tensor: older files leave out a prefix, or have the names of TensorFlow."""
-    old = {".gamma": ".weight", ".beta": ".bias"}
-    for ending, new in old.items():
-        if name.endswith(f"LayerNorm{ending}"):
-            name = name.removesuffix(ending) + new
-    return name if name.startswith(family.prefix) or name in family.copies else family.prefix + name
+def renamed(family: HfFamily, names: Collection[str]) -> dict[str, str]:
+    """Return the current name of each tensor of a model.
+
+    Older files have the names of TensorFlow, and files of a model without a head leave out the prefix.
+    """
+    bare = not any(name.startswith(family.prefix) for name in names)
+    current = {}
+    for name in names:
+        new = re.sub(r"(?<=LayerNorm\.)(gamma|beta)$", lambda found: TENSORFLOW[found[0]], name)
+        current[name] = family.prefix + new if bare and new not in family.copies else new
+    return current
+
+
+def read_model(family: HfFamily, fields: Fields, task: str, source: tensors.Tensors) -> ModelConfig:
+    """Return the options of a model; the tensors tell how many classes there are, and whether a vocabulary has a head.
+
+    Raises UserError for a field that is not implemented, and for a classifier without its last tensor.
+    """
+    classes = ENDS if task == "qa" else 0
+    if task in LABELLED:
+        one = model_config(family, fields, task, 1)
+        name = table_of(family, one, task)["classifier/kernel"].theirs
+        if name not in source.found:
+            raise UserError(
+                f"the weights have no {name}: a model without its head gives no labels; name one that has it"
+            )
+        classes = source.found[name].shape[0]
+    model = model_config(family, fields, task, classes)
+    heads = [entry.theirs for path, entry in table_of(family, model, task).items() if path.startswith("head/")]
+    if task == "mlm" and not {*heads} & {*source.found}:
+        return dataclasses.replace(model, head=dataclasses.replace(model.head, transform=False))
+    return model
+
+
+def read_answers(fields: Fields, task: str, model: ModelConfig) -> Tokenizer | None:
+    """Return the tokenizer of labels, whose kind is that of `data.labels`; None for a model that gives no labels."""
+    if task not in LABELLED:
+        return None
+    kind = vocabulary.read_kind(fields, model.head.num_classes) if task == "classify" else "tag"
+    if kind == "number":
+        return NumberTokenizer(0.0, 1.0)
+    labels = vocabulary.read_labels(fields, model.head.num_classes)
+    if kind == "several" and any(label_set(label) != [label] for label in labels):
+        raise UserError("config.json: id2label names a class with a comma, which separates labels: rename it")
+    if kind == "tag" and len(labels) < 2:
+        raise UserError("config.json: every word of every text would get the only label that there is")
+    return LabelTokenizer({"one": "label", "several": "labels"}.get(kind, kind), "identity", labels)
+
+
+def without_place(family: HfFamily, model: ModelConfig, task: str, source: tensors.Tensors) -> list[str]:
+    """Return notes on heads of theirs that are left out, and on one that ours would have."""
+    read = {entry.theirs for entry in table_of(family, model, task).values()}
+    left = {".".join(name.split(".")[:2]) for name in source.found
+            if name not in (*read, *family.copies, BIAS) and (family.is_head(name) or ".pooler." in name)}  # fmt: skip
+    lacks = ["a head for masked tokens (train it)"] if task == "mlm" and not model.head.transform else []
+    return [*(f"{name}.*" for name in sorted(left)[:SHOWN]), *lacks]
 
 
 def read_tokenizers(
-    directory: Path, family: HfFamily, fields: Fields, model: ModelConfig, labels: list[str], texts: Texts
-) -> dict[str, Tokenizer]:
-    """Return the tokenizers under the names of their files: "shared", or "source" and "target".
+    directory: Path, family: HfFamily, fields: Fields, model: ModelConfig, answers: Tokenizer | None, texts: Texts
+) -> tuple[dict[str, Tokenizer], list[str]]:
+    """Return the tokenizers under the names of their files, "shared", or "source" and "target"; and notes.
 
     Args:
         directory: of the model, with its tokenizer files or, for images, its preprocessor_config.json.
         family: which files there are, and which symbols surround a text.
         fields: of config.json.
         model: its table must have a row for each id.
-        labels: the names of the classes in order; empty for a model that writes tokens.
+        answers: of labels or numbers; None for a model that writes tokens.
         texts: languages and prefix.
 
     Raises:
         UserError: the files do not match the model, lack a language, or prepare images in another way than ours.
     """
-    kind = "tag" if model.head.pooling == "none" else "label"
-    named = LabelTokenizer(kind, "identity", labels) if labels else None
     if family is VIT:
-        assert named is not None
+        assert answers is not None
         check_pixels(vocabulary.read_json(directory / "preprocessor_config.json", {}))
         size = model.vision.image_size
-        return {"source": ImageTokenizer((size, size, model.vision.channels)), "target": named}
+        return {"source": ImageTokenizer((size, size, model.vision.channels)), "target": answers}, []
     settings = {**fields, **vocabulary.read_json(directory / "generation_config.json", {})}
     found = vocabulary.TokenizerFiles(directory, family.model_type, fields)
     start = settings.get("decoder_start_token_id") if model.family == "encdec" else None
@@ -184,16 +249,30 @@ def read_tokenizers(
         ("source", texts.source_language, texts.prefix),
         ("target", texts.target_language, "" if model.family == "encdec" else texts.prefix),
     ):
-        sides[side] = found.tokenizer(side, found.symbols(side, language, start), prefix)
+        symbols = found.symbols(side, language, start)
+        refuse_foreign_symbols(directory, symbols, model)
+        sides[side] = found.tokenizer(side, symbols, prefix)
         if sides[side].vocab_size > model.vocab_size:
             raise UserError(
                 f"{directory}: the tokenizer has {sides[side].vocab_size} ids and config.json vocab_size="
                 f"{model.vocab_size}: they are not of one model"
             )
-    if named:
-        return {"source": sides["source"], "target": named}
+    notes = [f"the token {token!r}, which has no row" for token in found.without_row]
+    if answers:
+        return {"source": sides["source"], "target": answers}, notes
     same = sides["source"].fingerprint == sides["target"].fingerprint
-    return {"shared": sides["target"]} if same else sides
+    return {"shared": sides["target"]} if same else sides, notes
+
+
+def refuse_foreign_symbols(directory: Path, symbols: Symbols, model: ModelConfig) -> None:
+    """Raise UserError for a symbol without a row in the model's table; padding and the unknown token may have none."""
+    for role, ids in symbols._asdict().items():
+        for i in ids if isinstance(ids, tuple) else [ids]:
+            if role != "pad" and not (role == "unk" and i < 0) and not 0 <= i < model.vocab_size:
+                raise UserError(
+                    f"{directory}: the id {i} ({role}) is not below vocab_size={model.vocab_size} of config.json: they "
+                    "are not of one model"
+                )
 
 
 def read_params(family: HfFamily, model: ModelConfig, task: str, source: tensors.Tensors, mesh: Mesh) -> PyTree:
@@ -220,12 +299,18 @@ def read_params(family: HfFamily, model: ModelConfig, task: str, source: tensors
 
 
 def make_config(
-    directory: Path, task: str, model: ModelConfig, fields: Fields, tokenizers: Mapping[str, Tokenizer]
+    directory: Path,
+    family: HfFamily,
+    task: str,
+    model: ModelConfig,
+    fields: Fields,
+    tokenizers: Mapping[str, Tokenizer],
 ) -> tuple[Config, list[str]]:
     """Return the config of the run, and notes on settings that have no option here.
 
     Args:
         directory: of the model; its generation_config.json overrides `fields`.
+        family: whether texts have a language.
         task: determines the options of data and decoding.
         model: the options of the model.
         fields: of config.json.
@@ -237,15 +322,17 @@ def make_config(
              "qa": {"source": "squad"}}.get(task, {})  # fmt: skip
     if task == "classify":
         data |= {"source": "images", "tokenizer": "image"} if model.family == "vit" else {"source": "labelled"}
+        kinds = {"labels": "several", "number": "number"}
+        data["labels"] = kinds.get(getattr(tokenizers["target"], "kind", "number"), "one")
     values = default_config()
     values.update_from_flattened_dict(TRAINING)
     values.data.update(data)
     plain = {**values.to_dict(), "task": task, "model": dataclasses.asdict(model)}
     notes: list[str] = []
     if task in ("translate", "lm"):
-        settings = {**fields, **vocabulary.read_json(directory / "generation_config.json", {})}
-        written = tokenizers.get("target") or tokenizers["shared"]
-        decode, notes = generation.read(settings, written.symbols, written.tokens)
+        own = vocabulary.read_json(directory / "generation_config.json", {})
+        written, language = tokenizers.get("target") or tokenizers["shared"], family.model_type in vocabulary.LANGUAGES
+        decode, notes = generation.read(fields, own, written.symbols, written.tokens, language)
         plain["decode"] = dataclasses.asdict(decode)
     return resolve(plain), notes
 
@@ -273,7 +360,8 @@ def sized(config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> ModelConfi
     source, target = (tokenizer.vocab_size for tokenizer in tokenizers)
     if config.task in LABELLED:
         model = config.model.with_vocabulary(source, source)
-        return model.with_classes(target - NUM_SYMBOLS, each=config.task == "tag")
+        classes = 1 if config.data.labels == "number" else target - NUM_SYMBOLS
+        return model.with_classes(classes, each=config.task == "tag")
     if config.task == "qa":
         return config.model.with_vocabulary(source, source).with_classes(ENDS, each=True)
     noise = 1 if config.task == "mlm" and not tokenizers[1].symbols.noise else 0

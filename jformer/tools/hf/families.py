@@ -45,11 +45,15 @@ class HfFamily:
     write: Callable[[ModelConfig], dict[str, Any]] = lambda model: {}  # noqa: E731, RUF100
     copies: Mapping[str, str] = dataclasses.field(default_factory=dict)  # tensor → the tensor that it repeats
     unread: tuple[str, ...] = ()  # patterns of tensors to ignore
-    prefix: str = ""  # of tensor names; some files leave it out
+    prefix: str = ""  # of the names of all tensors but a head's; files of a model without a head leave it out
 
     def is_unread(self, name: str) -> bool:
         """Return whether a tensor of theirs can be ignored."""
-        return name in self.copies or any(re.fullmatch(pattern, name) for pattern in self.unread)
+        return name in self.copies or any(re.fullmatch(pattern, name) for pattern in self.unread) or self.is_head(name)
+
+    def is_head(self, name: str) -> bool:
+        """Return whether a tensor is of a head: none of the rest of the model depends on it."""
+        return bool(self.prefix) and not name.startswith(self.prefix)
 
 
 def table_of(family: HfFamily, model: ModelConfig, task: str) -> Table:

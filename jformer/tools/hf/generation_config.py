@@ -11,7 +11,28 @@ LIMIT = 20  # their default max_length, the first token included
 UNLIKE = {"repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "encoder_no_repeat_ngram_size": 0,
           "num_beam_groups": 1, "penalty_alpha": 0.0, "typical_p": 1.0, "suppress_tokens": [],
           "begin_suppress_tokens": [], "exponential_decay_length_penalty": [], "sequence_bias": {},
-          "force_words_ids": [], "guidance_scale": 1.0, "remove_invalid_values": False}  # fmt: skip
+          "force_words_ids": [], "guidance_scale": 1.0, "remove_invalid_values": False,
+          "num_return_sequences": 1}  # fmt: skip
+READ = ("num_beams", "length_penalty", "early_stopping", "max_length", "max_new_tokens", "min_length", "min_new_tokens",
+        "no_repeat_ngram_size", "renormalize_logits", "bad_words_ids", "do_sample", "eos_token_id", "bos_token_id",
+        "pad_token_id", "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")  # fmt: skip
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "epsilon_cutoff", "eta_cutoff")  # without do_sample, inert
+INERT = (
+    "_from_model_config",
+    "transformers_version",
+    "use_cache",
+    "cache_implementation",
+    "cache_config",
+    "return_dict_in_generate",
+    "output_attentions",
+    "output_hidden_states",
+    "output_scores",
+    "output_logits",
+    "disable_compile",
+    "compile_config",
+    "low_memory",
+    "diversity_penalty",
+)  # of no output; UNLIKE has the groups
 OURS_ALONE = (
     "coverage_penalty",
     "beam_groups",
@@ -21,15 +42,27 @@ OURS_ALONE = (
 )  # theirs has none, or another meaning
 
 
-def read(fields: Fields, symbols: Symbols, tokens: Sequence[str]) -> tuple[DecodeConfig, list[str]]:
-    """Return our options for a generation_config.json (and config.json), and notes on what has no option here.
+def read(
+    fields: Fields, own: Fields, symbols: Symbols, tokens: Sequence[str], language: bool = False
+) -> tuple[DecodeConfig, list[str]]:
+    """Return our options for a generation_config.json, and notes on what has no option here.
 
     Their lengths count the first token and the language; ours do not.
+
+    Args:
+        fields: of config.json, which older models have settings in.
+        own: of generation_config.json, which come first.
+        symbols: of what is written.
+        tokens: how the vocabulary writes each id.
+        language: whether a language stands before a text, which starts outputs whatever the settings say.
     """
-    fields = {key: value for key, value in fields.items() if value is not None}
-    before = len(symbols.before)
+    fields = {key: value for key, value in {**fields, **own}.items() if value is not None}
+    forced = language or "forced_bos_token_id" in fields or bool(fields.get("force_bos_token_to_be_generated"))
+    before = len(symbols.before) if forced else 0
     beams, penalty = fields.get("num_beams", 1), float(fields.get("length_penalty", 1.0))
     notes = [f"{key}={fields[key]!r}" for key, off in UNLIKE.items() if fields.get(key, off) not in (off, None, [], {})]
+    known = (*READ, *UNLIKE, *INERT, *(() if fields.get("do_sample") else SAMPLING))
+    notes += [f"{key}={value!r}" for key, value in own.items() if value and key not in known]
     if penalty < 0:
         notes.append(f"length_penalty={penalty}")
     most = fields.get("max_new_tokens", fields.get("max_length", LIMIT) - 1) - before
@@ -42,6 +75,7 @@ def read(fields: Fields, symbols: Symbols, tokens: Sequence[str]) -> tuple[Decod
         "min_length": max(0, fields.get("min_new_tokens", fields.get("min_length", 1) - 1) - before),
         "max_length": max(1, most),
         "max_extra_length": max(1, most),
+        "forced_start": forced or not symbols.before,
         "no_repeat_ngram": fields.get("no_repeat_ngram_size", 0),
         "forced_end": fields.get("forced_eos_token_id") in (symbols.eos, [symbols.eos]),
         "renormalize": bool(fields.get("renormalize_logits")),
@@ -62,7 +96,7 @@ def read(fields: Fields, symbols: Symbols, tokens: Sequence[str]) -> tuple[Decod
 
 def write(options: DecodeConfig, symbols: Symbols, ids: Mapping[str, int]) -> tuple[dict[str, Any], list[str]]:
     """Return the generation_config.json of a run, and notes on options without a counterpart."""
-    before, default = len(symbols.before), DecodeConfig()
+    before, default = len(symbols.before) if options.forced_start else 0, DecodeConfig()
     notes = [f"decode.{key}={getattr(options, key)!r}" for key in OURS_ALONE
              if getattr(options, key) != getattr(default, key)]  # fmt: skip
     if options.search != "beam":
@@ -85,7 +119,7 @@ def write(options: DecodeConfig, symbols: Symbols, ids: Mapping[str, int]) -> tu
         fields["min_new_tokens"] = options.min_length + before
     never = {ids[word] for word in options.forbid} | ({symbols.pad, symbols.bos} & {*ids.values()})
     fields["bad_words_ids"] = [[i] for i in sorted(never - {symbols.eos})] or None
-    fields["forced_bos_token_id"] = symbols.before[0] if symbols.before else None
+    fields["forced_bos_token_id"] = symbols.before[0] if before else None
     fields["forced_eos_token_id"] = symbols.eos if options.forced_end else None
     fields["renormalize_logits"] = options.renormalize or None
     return {key: value for key, value in fields.items() if value is not None}, notes

@@ -51,7 +51,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
 
 GPT2 = HfFamily(
     model_type="gpt2",
-    classes={"GPT2LMHeadModel": "lm"},
+    classes={"GPT2LMHeadModel": "lm", "GPT2Model": "lm"},
     sizes={"vocab_size": "vocab_size", "n_embd": "d_model", "n_layer": "num_layers", "n_head": "num_heads",
      "n_positions": "max_length", "layer_norm_epsilon": "norm_epsilon", "resid_pdrop": "dropout",
      "attn_pdrop": "attention_dropout"},

@@ -67,7 +67,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
 
 LLAMA = HfFamily(
     model_type="llama",
-    classes={"LlamaForCausalLM": "lm"},
+    classes={"LlamaForCausalLM": "lm", "LlamaModel": "lm"},
     sizes={"vocab_size": "vocab_size", "hidden_size": "d_model", "num_hidden_layers": "num_layers",
      "num_attention_heads": "num_heads", "intermediate_size": "d_ff", "rms_norm_eps": "norm_epsilon",
      "attention_dropout": "attention_dropout"},
@@ -79,5 +79,5 @@ LLAMA = HfFamily(
     theirs={},
     table=_table, activation="hidden_act", activations=GATES, read=_read, write=_write,
     copies={"lm_head.weight": "model.embed_tokens.weight"},
-    unread=(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
+    unread=(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",), prefix="model.",
 )  # fmt: skip

@@ -51,12 +51,12 @@ def _write(model: ModelConfig) -> dict[str, Any]:
 
 MARIAN = HfFamily(
     model_type="marian",
-    classes={"MarianMTModel": "translate"},
+    classes={"MarianMTModel": "translate", "MarianModel": "translate"},
     sizes=bart.SIZES, defaults={**bart.DEFAULTS, "vocab_size": 58_101},
     ours={"norm": "post", "norm_epsilon": 1e-5, "positions": "sinusoidal"},
     theirs={"tie_word_embeddings": True, "share_encoder_decoder_embeddings": True, "normalize_before": False,
      "normalize_embedding": False, "add_final_layer_norm": False, "static_position_embeddings": True},
     table=_table, activation="activation_function", read=_read, write=_write,
     copies=bart.COPIES,
-    unread=("final_logits_bias", r"model\.(encoder|decoder)\.embed_positions\.weight"),
+    unread=("final_logits_bias", r"model\.(encoder|decoder)\.embed_positions\.weight"), prefix="model.",
 )  # fmt: skip

@@ -68,7 +68,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
 FEED_FORWARDS_BACK = {ours: theirs for theirs, ours in FEED_FORWARDS.items()}
 T5 = HfFamily(
     model_type="t5",
-    classes={"T5ForConditionalGeneration": "translate"},
+    classes={"T5ForConditionalGeneration": "translate", "T5Model": "translate"},
     sizes={"vocab_size": "vocab_size", "d_model": "d_model", "d_kv": "d_k", "d_ff": "d_ff", "num_layers": "num_layers",
      "num_heads": "num_heads", "dropout_rate": "dropout", "layer_norm_epsilon": "norm_epsilon",
      "relative_attention_num_buckets": "relative.num_buckets",
@@ -88,7 +88,7 @@ MT5 = dataclasses.replace(
     T5,
     model_type="mt5",
     read=lambda fields: {**_read(fields), "embedding_scale": "none", "tied_output": False},  # regardless of the fields
-    classes={"MT5ForConditionalGeneration": "translate"},
+    classes={"MT5ForConditionalGeneration": "translate", "MT5Model": "translate"},
     defaults={**T5.defaults, "vocab_size": 250_112, "d_ff": 1024, "num_layers": 8, "num_heads": 6,
               "feed_forward_proj": "gated-gelu"},
 )  # fmt: skip

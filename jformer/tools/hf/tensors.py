@@ -7,7 +7,7 @@ cannot express a part of a transposed or permuted tensor: each process would hol
 
 import json
 import mmap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,11 +41,15 @@ class Tensor(NamedTuple):
     end: int
 
 
+def _as_they_are(names: Collection[str]) -> dict[str, str]:
+    return {name: name for name in names}
+
+
 class Tensors:
     """The tensors of a model's directory, by name."""
 
-    def __init__(self, directory: Path, rename: Callable[[str], str] = str) -> None:
-        """Read the headers of all files; `rename` maps the names of tensors.
+    def __init__(self, directory: Path, rename: Callable[[Collection[str]], Mapping[str, str]] = _as_they_are) -> None:
+        """Read the headers of all files; `rename` maps the names of all tensors.
 
         Raises UserError for an invalid file.
         """
@@ -58,11 +62,11 @@ class Tensors:
             if names is not None and (wrong := sorted(names ^ here.keys())):
                 raise UserError(f"{path}: tensor {wrong[0]!r} is in one of this file and {INDEX} only; restore both")
             self.found |= here
-        renamed: dict[str, Tensor] = {}
+        current, renamed = rename(self.found), dict[str, Tensor]()
         for name, tensor in self.found.items():
-            if rename(name) in renamed:
+            if current[name] in renamed:
                 raise UserError(f"{directory}: {name!r} is there under another name too; remove one of them")
-            renamed[rename(name)] = tensor
+            renamed[current[name]] = tensor
         self.found = renamed
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -5,6 +5,7 @@ The family determines the ids around a text: the decoder's first token, and the 
 
 import base64
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +21,15 @@ FAST, CONFIG, SPECIALS = "tokenizer.json", "tokenizer_config.json", "special_tok
 PIECES = {"marian": ("source.spm", "target.spm"), "m2m_100": ("sentencepiece.bpe.model",) * 2}  # of source, of target
 LANGUAGES = ("mbart", "m2m_100")  # families whose texts have a language beside them
 SPECIAL = ("pad_token", "bos_token", "eos_token", "unk_token", "cls_token", "sep_token", "mask_token")
+_BERT = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
+_T5 = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
+_BART = {**_T5, "bos": "<s>", "sep": "</s>", "cls": "<s>", "mask": "<mask>"}
+TOKENS = {  # family → the special tokens of its tokenizer's class, which files need not name
+    "gpt2": dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"),
+    "llama": {"bos": "<s>", "eos": "</s>", "unk": "<unk>"},
+    **dict.fromkeys(("bert", "distilbert"), _BERT), **dict.fromkeys(("t5", "mt5", "marian"), _T5),
+    **dict.fromkeys(("roberta", "bart", "mbart", "m2m_100"), _BART),
+}  # fmt: skip
 NAMES_OF_ENDS = dict.fromkeys(("bert", "distilbert"), ("cls", "sep"))  # family → what begins and ends a text
 FAR = 10  # times as many ids as tokens at most: lists of all ids would exhaust the memory
 CLASSES = {"marian": "MarianTokenizer", "m2m_100": "M2M100Tokenizer"}
@@ -29,7 +39,11 @@ LANGUAGE_CODES = {
     "ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa "
     "pl ps pt ro ru sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu"
 }
-PROBLEMS = {"one": "single_label_classification", "several": "multi_label_classification"}  # data.labels → theirs
+PROBLEMS = {
+    "one": "single_label_classification",
+    "several": "multi_label_classification",
+    "number": "regression",
+}  # data.labels → theirs
 
 Pretrained = FastTokenizer | PiecesTokenizer
 
@@ -40,8 +54,9 @@ class TokenizerFiles:
     def __init__(self, directory: Path, model_type: str, fields: Fields) -> None:
         """Read the files. Raise UserError if there are none that we can read."""
         self.directory, self.model_type, self.fields = directory, model_type, fields
-        self.config = {**read_json(directory / SPECIALS, {}), **read_json(directory / CONFIG, {})}
-        self.fast = (directory / FAST).is_file()
+        named = {f"{name}_token": token for name, token in TOKENS.get(model_type, {}).items()}
+        self.config = {**named, **read_json(directory / SPECIALS, {}), **read_json(directory / CONFIG, {})}
+        self.fast, self.without_row = (directory / FAST).is_file(), list[str]()
         if not self.fast and not (model_type in PIECES and (directory / PIECES[model_type][0]).is_file()):
             raise UserError(
                 f"{directory}: has no {FAST}; make one where transformers is installed, with "
@@ -57,13 +72,36 @@ class TokenizerFiles:
     def _fast_ids(self) -> dict[str, int]:
         try:
             content = (self.directory / FAST).read_text()
-            parse_object(content)  # refuses duplicate keys, of which the library takes the last
-            self.probe = FastTokenizer(content, {})
+            stored = parse_object(content)  # refuses duplicate keys, of which the library takes the last
+            added = self._added(stored, FastTokenizer(content, {}).ids)
+            same = added == stored.get("added_tokens")
+            self.content = content if same else json.dumps({**stored, "added_tokens": added}, ensure_ascii=False)
+            return FastTokenizer(self.content, {}).ids
         except UserError:
             raise
         except Exception as error:  # the library raises nothing more special
             raise UserError(f"{self.directory / FAST}: is not a tokenizer ({error}); fetch it again") from error
-        return self.probe.ids
+
+    def _added(self, stored: Mapping[str, Any], ids: Mapping[str, int]) -> list[dict[str, Any]]:
+        """Return the added tokens of a tokenizer.json, with the special ones that it leaves to the other files.
+
+        Without those that have no row in the model's table: they are text, and listed in `self.without_row`.
+        """
+        added = list(stored.get("added_tokens") or [])
+        plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        listed = self.config.get("added_tokens_decoder") or {}
+        named = [token for name in SPECIAL if (token := self.config.get(name))]
+        more = self.config.get("additional_special_tokens") or self.config.get("extra_special_tokens") or []
+        for token in [*listed.values(), *named, *more]:
+            entry = {**plain, **token} if isinstance(token, dict) else {**plain, "content": token}
+            text = str(entry["content"])
+            if text in ids and text not in {each["content"] for each in added}:
+                added.append({"id": ids[text], "content": text} | {key: bool(entry[key]) for key in plain})
+        rows = self.fields.get("vocab_size")
+        inside = {token for token, i in ids.items() if type(rows) is not int or i < rows}
+        if {*ids} - inside <= {each["content"] for each in added}:  # else the files are not of one model
+            self.without_row = [each["content"] for each in added if each["content"] not in inside]
+        return [each for each in added if each["content"] not in self.without_row]
 
     def _piece_ids(self) -> dict[str, int]:
         path = self.directory / "vocab.json"
@@ -119,14 +157,20 @@ class TokenizerFiles:
             raise UserError(
                 f"{self.directory}: neither config.json nor {CONFIG} names the tokens texts begin and end with"
             )
+        unk = self._unk(eos)
+        if unk < 0 and not self.fast:
+            raise UserError(
+                f"{self.directory}: its vocabulary has no {self.config.get('unk_token')!r} for unknown text: name the "
+                f"unk_token of vocab.json in {CONFIG}"
+            )
         pad = self._pad(self._role("pad"), bos, eos)
-        return Symbols(pad=pad, bos=bos, eos=eos, unk=self._unk(eos), noise=tuple(noise), **around)
+        return Symbols(pad=pad, bos=bos, eos=eos, unk=unk, noise=tuple(noise), **around)
 
     def _role(self, name: str) -> int:
         """Return the id that config.json gives to "pad", "bos" or "eos", or else the tokenizer, or -1."""
         ids = self.fields.get(f"{name}_token_id")
         found = ids[0] if isinstance(ids, list) and ids else ids
-        return found if type(found) is int else self.special(f"{name}_token")
+        return found if type(found) is int and found >= 0 else self.special(f"{name}_token")
 
     def _pad(self, pad: int, bos: int, eos: int) -> int:
         """Return an id for padding that no text needs: the given one, or one past the vocabulary."""
@@ -147,8 +191,7 @@ class TokenizerFiles:
         if self.fast:
             cleanup = bool(self.config.get("clean_up_tokenization_spaces", False))
             split = bool(self.config.get("split_special_tokens", False))
-            content = (self.directory / FAST).read_text()
-            return FastTokenizer(content, stored, prefix, cleanup, split_specials=split)
+            return FastTokenizer(self.content, stored, prefix, cleanup, split_specials=split)
         path = self.directory / PIECES[self.model_type][side == "target"]
         specials = [token for token in self.ids if self._is_special(token)]
         try:
@@ -208,17 +251,33 @@ def _named(model_type: str, symbols: Symbols) -> dict[str, int]:
     return {"pad": symbols.pad, first: symbols.bos, last: symbols.eos, "unk": symbols.unk, **mask}
 
 
-def read_labels(fields: Fields) -> list[str]:
-    """Return the labels of a classifier in the order of their classes."""
-    if fields.get("problem_type") not in (None, PROBLEMS["one"]):
-        raise UserError(
-            f"config.json: problem_type={fields['problem_type']!r}: only classifiers with one label are read"
-        )
-    labels = fields.get("id2label") or {str(i): f"LABEL_{i}" for i in range(fields.get("num_labels", 2))}
-    try:
-        ordered = [str(labels[str(i)]) for i in range(len(labels))]
-    except (KeyError, TypeError) as error:
-        raise UserError(f"config.json: id2label must name the classes 0 to {len(labels) - 1}") from error
+def read_kind(fields: Fields, classes: int) -> str:
+    """Return the kind of labels of a classifier of texts or images, as `data.labels` names it.
+
+    One class is a number, the logit, as transformers has it; a probability if sentence-transformers makes it one.
+    """
+    problem = fields.get("problem_type")
+    later = fields.get("sbert_ce_default_activation_function") or (fields.get("sentence_transformers") or {}).get(
+        "activation_fn", ""
+    )
+    if problem == PROBLEMS["several"] or (classes == 1 and str(later).endswith("Sigmoid")):
+        return "several"
+    if classes == 1:
+        return "number"
+    if problem not in (None, PROBLEMS["one"]):
+        raise UserError(f"config.json: problem_type={problem!r} with {classes} labels: a regression gives one number")
+    return "one"
+
+
+def read_labels(fields: Fields, classes: int) -> list[str]:
+    """Return the labels in the order of the classes, which the head's tensors count; those without a name are numbered.
+
+    Raises UserError for more names than classes, and for two classes of one name.
+    """
+    labels = fields.get("id2label") or {}
+    if any(not str(i).isdigit() or int(i) >= classes for i in labels):
+        raise UserError(f"config.json: id2label must name the classes 0 to {classes - 1}, of which there are tensors")
+    ordered = [str(labels.get(str(i), f"LABEL_{i}")) for i in range(classes)]
     if len({*ordered}) < len(ordered):
         raise UserError("config.json: id2label gives two classes one name")
     return ordered

@@ -18,8 +18,8 @@ from jformer.evaluation.evaluate import evaluate
 from jformer.models import ExecutionConfig, build_model, init_params
 from jformer.tools.hf import generation_config as generation
 from jformer.tools.hf.__main__ import main
-from jformer.tools.hf.convert import FAMILIES, Texts, import_model, rename
-from jformer.tools.hf.vocabulary import TokenizerFiles, read_labels
+from jformer.tools.hf.convert import FAMILIES, Texts, import_model, renamed
+from jformer.tools.hf.vocabulary import TokenizerFiles, read_kind, read_labels
 from jformer.tools.hf.write_model import export_model, symbol_fields
 from jformer.trainer import train
 from tests.tools.hf import small_runs
@@ -72,7 +72,7 @@ def write_run(directory, **model):
     ],
 )
 def test_names_in_older_files_are_read_as_todays(family, name, expected):
-    assert rename(FAMILIES[family], name) == expected
+    assert renamed(FAMILIES[family], [name, "lm_head.weight"])[name] == expected
 
 
 @pytest.fixture(scope="module")
@@ -190,10 +190,30 @@ def test_a_language_is_not_the_piece_that_is_spelt_as_its_code():
     assert vocabulary.language("deu_Latn", "target_language") == 7
 
 
-def test_labels_of_a_regression_are_refused_and_those_of_several_are_named():
-    assert read_labels({"id2label": {"0": "no", "1": "yes"}}) == ["no", "yes"]
-    with pytest.raises(UserError, match=r"^config\.json: problem_type='regression': only classifiers with one label"):
-        read_labels({"num_labels": 1, "problem_type": "regression"})
+@pytest.mark.parametrize(
+    ("fields", "classes", "kind"),
+    [
+        ({}, 1, "number"), ({"problem_type": "regression"}, 1, "number"), ({}, 2, "one"),
+        ({"problem_type": "single_label_classification"}, 1, "number"),  # of one label the probability is always 1
+        ({"problem_type": "multi_label_classification"}, 1, "several"),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}, 1, "several"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}, 1, "several"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, 1, "number"),
+    ],
+)  # fmt: skip
+def test_one_class_is_a_number_or_a_probability(fields, classes, kind):
+    assert read_kind(fields, classes) == kind
+
+
+def test_classes_are_counted_by_tensors_and_those_without_a_name_are_numbered():
+    assert read_labels({"id2label": {"0": "no", "1": "yes"}, "num_labels": 3}, 3) == ["no", "yes", "LABEL_2"]
+    with pytest.raises(UserError, match="id2label must name the classes 0 to 1"):
+        read_labels({"id2label": {"0": "no", "2": "yes"}}, 2)
+    with pytest.raises(UserError, match="problem_type='regression' with 3 labels"):
+        read_kind({"problem_type": "regression"}, 3)
+
+
+def test_labels_of_several_are_named():
     config = default_config("bert_base")
     config.task, config.data.source, config.data.labels = "classify", "labelled", "several"
     labels = learn("labels", ["a,b"], 10, "identity", False)
@@ -238,7 +258,7 @@ def test_settings_that_we_have_not_are_told(model_dir, tmp_path_factory):
     ],
 )
 def test_no_setting_of_a_search_is_dropped_without_a_word(settings, told):
-    options, notes = generation.read({"num_beams": 2, **settings}, Symbols(0, 0, 1, 2), WORDS)
+    options, notes = generation.read({}, {"num_beams": 2, **settings}, Symbols(0, 0, 1, 2), WORDS)
     assert notes == [told] * bool(told)
     assert options.forced_end == options.renormalize == (not told)
     fields, notes = generation.write(options, Symbols(0, 0, 1, 2), {word: i for i, word in enumerate(WORDS)})

@@ -1,0 +1,204 @@
+"""Directories of models as people have them on disk, with few files and fields, are read as transformers reads them.
+
+Small random models and tokenizers, written by transformers and stripped of what published directories leave out: ids,
+texts, logits and outputs beside those of transformers, which reads the same directory.
+"""
+
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tokenizers
+
+from jformer.errors import UserError
+from jformer.inference.predict import load
+from jformer.tools.hf.convert import Texts, import_model
+from tests.parity import test_tokenizers as made
+from tests.parity.pairs import torch, transformers
+
+BERT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+DISTILBERT = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 24}
+BART = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24,
+        "decoder_attention_heads": 2, "decoder_ffn_dim": 24, "max_position_embeddings": 66}  # fmt: skip
+T5 = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+TEXTS = ["This is a text of jformer.", "Größe 日本 ™ <mask> [MASK] here", "a </s> b <unk> c [SEP] [UNK] x"]
+LOGITS = 1e-5  # relative to the largest; float32
+
+
+def write(folder, cls, tokenizer, tokens, drop=(), fields=None, **config):
+    """Write a random model of a class, with a tokenizer whose config names only `tokens`; return it as it is read."""
+    folder.mkdir()
+    tokenizer(folder)
+    ids = json.loads((folder / ("vocab.json" if tokenizer is made.sentencepieces else "tokenizer.json")).read_text())
+    size = len(ids) if tokenizer is made.sentencepieces else len(ids["model"]["vocab"])
+    if tokenizer is made.sentencepieces:
+        config |= {"pad_token_id": ids["<pad>"], "decoder_start_token_id": ids["<pad>"], "eos_token_id": 0}
+    model = getattr(transformers, cls)(getattr(transformers, cls).config_class(vocab_size=size, **config))
+    rng = np.random.default_rng(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += weight.requires_grad * torch.tensor(0.3 * rng.standard_normal(weight.shape, np.float32))
+    model.save_pretrained(folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
+    stored = json.loads((folder / "config.json").read_text())
+    whole = {**stored, **(fields or {})}
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in whole.items() if key not in drop}))
+    return model.eval()
+
+
+def imported(folder):
+    summary = import_model(folder, str(folder.parent / "run"), Texts())
+    return load(str(folder.parent / "run")), summary
+
+
+def assert_same_ids(run, folder, texts=TEXTS):
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    for text in texts:
+        (ids,) = run.inputs.encoder.source.encode([text])
+        expected = theirs(text)["input_ids"]
+        assert [*ids] == expected
+        assert run.tokenizers[0].decode(ids) == theirs.decode(expected, skip_special_tokens=True)
+
+
+def hidden_logits(run, text):
+    (ids,) = run.inputs.encoder.source.encode([text])
+    whole = np.ones((1, len(ids)), np.int32)
+    batch = {"source": np.array([ids], np.int32), "source_segments": whole, "source_types": 0 * whole,
+             "source_positions": np.arange(len(ids), dtype=np.int32)[None]}  # fmt: skip
+    batch = jax.tree.map(jnp.asarray, batch)
+    return np.asarray(run.model.apply({"params": run.params}, batch)), torch.tensor([[*map(int, ids)]])
+
+
+def roberta(folder):
+    made.byte_level(folder, roberta=True)
+
+
+ROBERTA = {**BERT, "max_position_embeddings": 66, "type_vocab_size": 1}
+ENCODERS = {  # class, tokenizer, what tokenizer_config.json has, sizes, what is said to be left out
+    "bert-base-uncased": ("BertForMaskedLM", made.wordpiece, {"do_lower_case": True, "model_max_length": 99}, BERT, ""),
+    "distilbert": ("DistilBertForMaskedLM", made.wordpiece, {"model_max_length": 512}, DISTILBERT, ""),
+    "roberta-base": ("RobertaForMaskedLM", roberta, {"model_max_length": 512}, ROBERTA, ""),
+    "bare": ("BertModel", made.wordpiece, {}, BERT, "bert.pooler.*, a head for masked tokens (train it)"),
+    "bare RoBERTa": ("RobertaModel", roberta, {}, ROBERTA, "a head for masked tokens (train it)"),
+    "two heads": ("BertForPreTraining", made.wordpiece, {}, BERT, "bert.pooler.*, cls.seq_relationship.*"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ENCODERS)
+def test_encoders_whose_files_name_few_tokens(case, tmp_path):
+    cls, tokenizer, tokens, sizes, left_out = ENCODERS[case]
+    theirs = write(tmp_path / "model", cls, tokenizer, tokens, **sizes)
+    run, summary = imported(tmp_path / "model")
+    assert left_out in summary
+    assert bool(left_out) == ("not carried over" in summary)
+    assert_same_ids(run, tmp_path / "model")
+    assert run.tokenizers[0].symbols.noise == (
+        run.tokenizers[0].tokens.index("<mask>" if "o" in cls[:2] else "[MASK]"),
+    )
+    ours, ids = hidden_logits(run, TEXTS[0])
+    with torch.no_grad():
+        found = theirs(ids)
+        states = getattr(found, "last_hidden_state", None)
+        expected = getattr(found, "prediction_logits", getattr(found, "logits", None))
+        if expected is None:
+            expected = states @ theirs.get_input_embeddings().weight.T
+    np.testing.assert_allclose(ours, expected.numpy(), rtol=0, atol=LOGITS * float(expected.abs().max()))
+
+
+CLASSIFIERS = {  # labels, further fields, dropped fields, what a text is answered with, from the logits
+    "one logit": (1, {}, (), lambda logits: f"{logits[0]:.4f}"),
+    "regression": (1, {"problem_type": "regression"}, (), lambda logits: f"{logits[0]:.4f}"),
+    "sigmoid": (
+        1, {"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}, (),
+        lambda logits: {"LABEL_0": 1 / (1 + math.exp(-logits[0]))},
+    ),
+    "several labels": (
+        3, {"problem_type": "multi_label_classification"}, (),
+        lambda logits: {f"LABEL_{i}": 1 / (1 + math.exp(-x)) for i, x in enumerate(logits)},
+    ),
+    "fewer names than labels, no model_type": (
+        3, {"num_labels": 3, "id2label": {"0": "a", "1": "b"}}, ("model_type",),
+        lambda logits: dict(zip(("a", "b", "LABEL_2"), np.exp(logits) / np.exp(logits).sum(), strict=True)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CLASSIFIERS)
+def test_classifiers_answer_with_what_their_logits_mean(case, tmp_path):
+    labels, fields, drop, expected = CLASSIFIERS[case]
+    theirs = write(tmp_path / "model", "BertForSequenceClassification", made.wordpiece, {}, drop, fields,
+                   num_labels=labels, **BERT)  # fmt: skip
+    run, _ = imported(tmp_path / "model")
+    for text in ("a text", "This is a query\tand a passage of it"):
+        ids, types = [], []
+        for i, part in enumerate(run.tokenizers[0].encode(text.split("\t"))):
+            more = [*([2] if not i else []), *part, 3]
+            ids, types = [*ids, *more], [*types, *[i] * len(more)]
+        with torch.no_grad():
+            wanted = expected(theirs(torch.tensor([ids]), token_type_ids=torch.tensor([types])).logits[0].tolist())
+        (output,) = run.generate([text])[0]
+        if isinstance(wanted, str):
+            assert float(output.text) == pytest.approx(float(wanted), abs=1e-4)
+        else:
+            assert output.labels == pytest.approx(wanted, abs=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+def test_a_marian_that_names_its_languages_alone_reads_unknown_signs(tmp_path):
+    theirs = write(tmp_path / "model", "MarianMTModel", made.sentencepieces, {"source_lang": "en", "target_lang": "de"},
+                   **BART)  # fmt: skip
+    run, _ = imported(tmp_path / "model")
+    assert_same_ids(run, tmp_path / "model")
+    assert run.tokenizers[0].symbols.unk == 1
+    (ids,) = run.inputs.encoder.source.encode(["日本 ☃ here"])
+    assert 1 in ids
+    expected = theirs.generate(torch.tensor([ids]), max_new_tokens=8, bad_words_ids=[[theirs.config.pad_token_id]])[
+        0
+    ].tolist()
+    found = run.generate(["日本 ☃ here"])[0][0].ids
+    assert [*found[:7]] == expected[1:8]
+
+
+def test_a_vocabulary_without_an_unknown_token_is_refused(tmp_path):
+    write(tmp_path / "model", "MarianMTModel", made.sentencepieces, {"unk_token": "<none>"}, **BART)
+    with pytest.raises(UserError, match=r"has no '<none>' for unknown text: name the unk_token of vocab\.json"):
+        import_model(tmp_path / "model", str(tmp_path / "run"), Texts())
+
+
+@pytest.mark.parametrize("forced", [None, 0], ids=["null", "<s>"])
+def test_outputs_of_bart_begin_with_its_first_token_if_it_is_forced(forced, tmp_path):
+    theirs = write(tmp_path / "model", "BartForConditionalGeneration", roberta, {}, **BART, pad_token_id=1,
+                   bos_token_id=0, eos_token_id=2, decoder_start_token_id=2)  # fmt: skip
+    settings = {"forced_bos_token_id": forced, "max_new_tokens": 9, "eos_token_id": 2, "decoder_start_token_id": 2,
+                "stop_strings": ["x"], "top_p": 0.9, "pad_token_id": 1}  # fmt: skip
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps(settings))
+    run, summary = imported(tmp_path / "model")
+    assert summary.endswith("not carried over: stop_strings=['x']")
+    known = {**settings, "stop_strings": None, "top_p": None}
+    for text in TEXTS[:2]:
+        ids = torch.tensor(run.inputs.encoder.source.encode([text]))
+        config = transformers.GenerationConfig(**known, bad_words_ids=[[1]], do_sample=False)
+        expected = theirs.generate(ids, generation_config=config)[0].tolist()
+        assert expected[1] == 0 or forced is None
+        found = run.generate([text])[0][0].ids
+        assert [*found] == expected[1 + (forced is not None) : 1 + (forced is not None) + len(found)]
+        assert len(found) >= min(len(expected) - 2, 8)
+
+
+def test_a_tokenizer_without_added_tokens_and_with_one_that_has_no_row(tmp_path):
+    folder = tmp_path / "model"
+    write(folder, "BertForMaskedLM", made.wordpiece, {}, **BERT)
+    stored = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps({**stored, "added_tokens": []}))
+    run, _ = imported(folder)
+    assert_same_ids(run, folder)
+    fast = tokenizers.Tokenizer.from_str(json.dumps(stored))
+    fast.add_tokens(["<extra>"])
+    fast.save(str(folder / "tokenizer.json"))
+    summary = import_model(folder, str(tmp_path / "again"), Texts())
+    assert summary.endswith("not carried over: the token '<extra>', which has no row")
+    again = load(str(tmp_path / "again"))
+    assert again.tokenizers[0].encode(["a <extra> b"]) == run.tokenizers[0].encode(["a <extra> b"])
