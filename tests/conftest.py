@@ -121,6 +121,16 @@ def run(model, params, *args, method="__call__", rngs=None):
     return compiled(model, method, args[len(arrays) :])(params, arrays, rngs or {})
 
 
+def equations(jaxpr):
+    """Yield every equation of a jaxpr and of those inside it."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in equation.params.values():
+            for inner in value if isinstance(value, (tuple, list)) else (value,):
+                if hasattr(inner := getattr(inner, "jaxpr", inner), "eqns"):
+                    yield from equations(inner)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def few_memory_maps():
     """Forget compiled programs before they fill the 65,530 memory maps that Linux allows: XLA would end the process."""

@@ -42,7 +42,7 @@ class RelativeConfig:
 class ExecutionConfig:
     """How the blocks run; what they compute stays the same."""
 
-    unroll: int = 0  # blocks written out per step of the loop over them; 0 = all of them on CPU, 1 elsewhere
+    unroll: int = 0  # blocks per step of the loop over them; 0 = all on CPU, and on GPU without remat up to 24; else 1
     remat: str = "none"  # computed again for gradients (Chen et al. 2016): none | dots (all but projections) | full
     # auto: a fused one where its limits hold, else our own or XLA's | own | cudnn, splash: that one, or no training
     attention_kernel: str = "auto"

@@ -4,23 +4,26 @@ Letters in shapes: b rows of a batch, t positions, s those of a source, d d_mode
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jformer.data.spans import END, MAY_END, MAY_START, START
 from jformer.models.layers.matmul import gradient_by_hand
 from jformer.parallel.activations import parts
 from jformer.parallel.backend import target
-from jformer.parallel.chunks import map_chunks
+from jformer.parallel.chunks import cut, even_size, join, map_chunks
 from jformer.parallel.mesh import FSDP, TENSOR
 from jformer.tasks.sums import Scalar, Sum, Sums
 
 Project = Callable[[Array], Array]
 """The projection of hidden states [b t d] to logits [b t v]."""
+
+Values = dict[str, Array]
+"""Name of a loss or metric → its value at each position."""
 
 CHUNK = {"cpu": 2**21}  # logits that a device computes at a time: small enough for the cache of a core,
 LARGE_CHUNK = 2**26  # or large enough to keep an accelerator busy
@@ -35,7 +38,7 @@ def cross_entropy(
     al. 2016, section 7), so the loss has a closed form: logsumexp(z) - (1 - ε)·z_target - ε·mean(z). No distribution
     over the vocabulary is built. Weights are 0 for padding, else 1; a sum over no tokens is 0.
     """
-    return _sums_and_slope(logits, targets, weights, smoothing)[0]
+    return _weighted_sums(_values_and_slope(logits, targets, weights, smoothing)[0], weights)
 
 
 def binary_cross_entropy(
@@ -53,7 +56,7 @@ def binary_cross_entropy(
         "nll": jnp.where(there > 0, yes, no),
         "correct": (z > 0) == (there > 0),
     }
-    return {name: Sum(jnp.sum(value * weights), weights.sum()) for name, value in values.items()}
+    return _weighted_sums(values, weights)
 
 
 def squared_error(found: Float[Array, "b t"], wanted: Float[Array, "b t"], weights: Float[Array, "b t"]) -> Sums:
@@ -112,28 +115,29 @@ def chunked_cross_entropy(
         smoothing: the share of a target's probability that is spread over the vocabulary.
     """
     b, t, _ = hidden.shape
-    vocabulary = jax.eval_shape(project, hidden[:, :1]).shape[-1]
-    length = _positions_at_once(b, t, vocabulary)
-    projects, params = _closed_over_as_arguments(project, hidden, (length, t % length))
+    length = _positions_at_once(b, t, jax.eval_shape(project, hidden[:, :1]).shape[-1])
+    # As arguments, what `project` closes over has a gradient too.
+    project_with, captured = jax.closure_convert(project, hidden[:, :length])
 
-    def by_jax(hidden: Array, params: list[Array], *labels: Any) -> Sums:
-        def score(h: Array, y: Any, w: Array) -> tuple[Sums, None]:
-            return cross_entropy(projects[h.shape[1]](h, *params), y, w, smoothing), None
+    def by_jax(hidden: Array, params: list[Array], targets: Any, weights: Any) -> Sums:
+        def score(h: Array, y: Any, w: Array) -> tuple[None, Values]:
+            return None, _values_and_slope(project_with(h, *params), y, w, smoothing)[0]
 
-        return _over_positions(jax.checkpoint(score), length, hidden, *labels)[0]
+        _, values = _over_positions(jax.checkpoint(score), length, hidden, targets, weights)
+        return _weighted_sums(values, weights)
 
     def forward(*primals: Any) -> tuple[Sums, Any]:
         hidden, params, targets, weights = arguments = jax.tree.map(lambda primal: primal.value, primals)
 
-        def differentiate(h: Array, y: Array, w: Array) -> tuple[Any, Array]:
-            logits, pull_back = jax.vjp(projects[h.shape[1]], h, *params)
-            sums, slope = _sums_and_slope(logits, y, w, smoothing)
+        def differentiate(h: Array, y: Array, w: Array) -> tuple[list[Array], tuple[Values, Array]]:
+            logits, pull_back = jax.vjp(project_with, h, *params)
+            values, slope = _values_and_slope(logits, y, w, smoothing, one_pass=target().platform == "gpu")
             dh, *dparams = pull_back(slope.astype(logits.dtype))
-            return (sums, dparams), dh
+            return dparams, (values, dh)
 
-        (sums, dparams), dh = _over_positions(differentiate, length, hidden, targets, weights)
+        dparams, (values, dh) = _over_positions(differentiate, length, hidden, targets, weights)
         by_weights = () if primals[3].perturbed else None  # known as the gradient is traced: no array
-        return sums, ((dh, dparams), arguments, by_weights)
+        return _weighted_sums(values, weights), ((dh, dparams), arguments, by_weights)
 
     def backward(saved: Any, slopes: Sums) -> Any:
         gradient, arguments, by_weights = saved
@@ -143,7 +147,8 @@ def chunked_cross_entropy(
         _, pull_back = jax.vjp(by_jax, *arguments)
         return pull_back(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype) if _is_zero(x) else x, slopes))
 
-    return gradient_by_hand(forward, backward, zeros=True)(by_jax)(hidden, params, targets, weights)
+    with jax.named_scope("loss"):
+        return gradient_by_hand(forward, backward, zeros=True)(by_jax)(hidden, captured, targets, weights)
 
 
 def _is_zero(slope: object) -> bool:
@@ -170,49 +175,90 @@ def divergence(
 
 def _positions_at_once(rows: int, positions: int, vocabulary: int) -> int:
     chunk = CHUNK.get(target().platform, LARGE_CHUNK) * parts(FSDP, TENSOR)
-    return min(max(chunk // (rows * vocabulary), 1), positions)
+    return even_size(positions, min(max(chunk // (rows * vocabulary), 1), positions))
 
 
-def _sums_and_slope(logits: Array, targets: Array, weights: Array, smoothing: float) -> tuple[Sums, Array]:
-    """Return the sums, and the gradient of `loss` with respect to the logits, float32 [b t v]."""
+def _weighted_sums(values: Values, weights: Array) -> Sums:
+    tokens = weights.sum()
+    return {name: Sum(jnp.sum(value * weights), tokens) for name, value in values.items()}
+
+
+def _values_and_slope(
+    logits: Array, targets: Array, weights: Array, smoothing: float, one_pass: bool = False
+) -> tuple[Values, Array]:
+    """Return `loss`, `nll` and `correct` of each position, and the gradient of their weighted loss, float32 [b t v].
+
+    The gradient is with respect to the logits. `one_pass` reduces them in one pass, which JAX cannot differentiate.
+    """
     z, v = logits.astype(jnp.float32), logits.shape[-1]
-    highest = lax.stop_gradient(z.max(axis=-1))
-    scaled = jnp.exp(z - highest[..., None])
-    partition = scaled.sum(axis=-1)
     # XLA fuses a comparison, and devices that share the vocabulary can make it. Neither holds for a gather, whose
     # gradient is a scatter, which CPUs and TPUs run slowly.
     is_target = jnp.arange(v) == targets[..., None]
-    target_logit = jnp.where(is_target, z, 0).sum(axis=-1)
+    reduce = reduce_in_one_pass if one_pass else reduce_in_passes
+    highest, predicted, partition, target_logit, total = reduce(z, is_target)
     nll = highest + jnp.log(partition) - target_logit
-    loss = nll + smoothing * (target_logit - z.mean(axis=-1)) if smoothing else nll
-    # argmax, the first of equals: a tie is not counted as right. XLA fuses a minimum, but not argmax.
-    predicted = jnp.where(z >= highest[..., None], jnp.arange(v), v).min(axis=-1)
-    values = {"loss": loss, "nll": nll, "correct": predicted == targets}
-    tokens = weights.sum()
+    loss = nll + smoothing * (target_logit - total / v) if smoothing else nll
     given = jnp.where(is_target, 1 - smoothing + smoothing / v, smoothing / v)
-    slope = scaled * (weights / partition)[..., None] - given * weights[..., None]
-    return {name: Sum(jnp.sum(value * weights), tokens) for name, value in values.items()}, slope
+    slope = jnp.exp(z - highest[..., None]) * (weights / partition)[..., None] - given * weights[..., None]
+    return {"loss": loss, "nll": nll, "correct": predicted == targets}, slope
 
 
-def _closed_over_as_arguments(
-    project: Project, hidden: Array, lengths: Sequence[int]
-) -> tuple[dict[int, Callable[..., Any]], list[Array]]:
-    """Return the projection for each length of hidden states with its captured values as arguments, and these values.
+class Reduced(NamedTuple):
+    """What the loss needs of the logits z [b t v] of each position, [b t]."""
 
-    A hand-written gradient is only possible with respect to arguments.
+    highest: Array
+    predicted: Array  # the first place of the highest: a tie is not counted as right; v where there is a NaN
+    partition: Array  # the sum of exp(z - highest)
+    target_logit: Array
+    total: Array
+
+
+def reduce_in_passes(z: Float[Array, "b t v"], is_target: Bool[Array, "b t v"]) -> Reduced:
+    """Reduce the logits as JAX can differentiate it and CPUs run it fast."""
+    v = z.shape[-1]
+    highest = lax.stop_gradient(z.max(axis=-1))
+    return Reduced(
+        highest=highest,
+        predicted=jnp.where(z >= highest[..., None], jnp.arange(v), v).min(axis=-1),  # XLA fuses it, but no argmax
+        partition=jnp.exp(z - highest[..., None]).sum(axis=-1),
+        target_logit=jnp.where(is_target, z, 0).sum(axis=-1),
+        total=z.sum(axis=-1),
+    )
+
+
+def reduce_in_one_pass(z: Float[Array, "b t v"], is_target: Bool[Array, "b t v"]) -> Reduced:
+    """Reduce the logits while reading them once, where XLA:GPU may read them four times (Milakov and Gimelshein 2018).
+
+    Section 3 there has the sum of exp(z - highest): of two parts, that of the lower highest is scaled down.
     """
-    converted = {length: jax.closure_convert(project, hidden[:, :length]) for length in lengths if length}
-    return {length: function for length, (function, _) in converted.items()}, converted[lengths[0]][1]
+    v = z.shape[-1]
+
+    def combine(left: Sequence[Array], right: Sequence[Array]) -> Reduced:
+        a, b = Reduced(*left), Reduced(*right)
+        scale = jnp.exp(-jnp.abs(a.highest - b.highest))
+        lower, higher = a.highest < b.highest, a.highest > b.highest
+        tied = jnp.where(a.highest == b.highest, jnp.minimum(a.predicted, b.predicted), v)
+        return Reduced(
+            highest=jnp.maximum(a.highest, b.highest),
+            predicted=jnp.where(higher, a.predicted, jnp.where(lower, b.predicted, tied)),
+            partition=jnp.where(lower, a.partition * scale + b.partition, a.partition + b.partition * scale),
+            target_logit=a.target_logit + b.target_logit,
+            total=a.total + b.total,
+        )
+
+    places = lax.broadcasted_iota(jnp.int32, z.shape, z.ndim - 1)
+    each = Reduced(z, places, jnp.ones_like(z), jnp.where(is_target, z, 0), z)
+    of_none = Reduced(jnp.finfo(z.dtype).min, v, 0, 0, 0)
+    start = Reduced(*(jnp.asarray(x, array.dtype) for x, array in zip(of_none, each, strict=True)))
+    return Reduced(*lax.reduce(each, start, combine, (z.ndim - 1,)))
 
 
 def _over_positions(visit: Callable[..., Any], length: int, *arrays: Any) -> tuple[Any, Any]:
-    """Apply `visit` to arrays [b t ·], `length` positions at a time, then to the rest.
+    """Apply `visit` to arrays [b t ·], `length` positions at a time; the last are padded with zeros.
 
-    A visit returns values to sum over all visits, and values [b length ·] or None to join along the positions.
+    A visit returns values to sum over all visits, and values [b length ·] to join along the positions.
     """
-    b, t = arrays[0].shape[:2]
-    whole = t - t % length
-    chunks = [x[:, :whole].reshape(b, -1, length, *x.shape[2:]).swapaxes(0, 1) for x in arrays]
+    chunks = [cut(x, 1, length) for x in arrays]
 
     def step(total: Any, chunk: Any) -> tuple[Any, Any]:
         summed, joined = visit(*chunk)
@@ -220,8 +266,4 @@ def _over_positions(visit: Callable[..., Any], length: int, *arrays: Any) -> tup
 
     summed, _ = jax.eval_shape(visit, *(x[0] for x in chunks))
     total, joined = lax.scan(step, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), summed), chunks)
-    joined = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(b, whole, *x.shape[3:]), joined)
-    if whole < t:
-        total, rest = step(total, [x[:, whole:] for x in arrays])
-        joined = jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), joined, rest)
-    return total, joined
+    return total, jax.tree.map(lambda x: join(x, arrays[0].shape[1]), joined)

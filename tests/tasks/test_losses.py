@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from jformer.models.layers.matmul import jax_gradients
+from jformer.parallel.backend import compiling_for
 from jformer.tasks import losses
+from tests.conftest import equations
 
 V = 37
 RNG = np.random.default_rng(0)
@@ -67,6 +69,18 @@ def test_logits_that_are_no_numbers_predict_nothing():
     assert float(sums["correct"].total) == 0
 
 
+def test_one_pass_finds_what_several_find():
+    logits = LOGITS.copy()
+    logits[0, 1, [3, 30]] = 50.0  # the first of equals
+    logits[0, 2, 7:] = -np.inf
+    logits[1, 0, 5] = np.nan
+    arguments = jnp.asarray(logits), jnp.asarray(np.eye(V, dtype=bool)[TARGETS])
+    found = jax.jit(losses.reduce_in_one_pass)(*arguments)
+    for name, one, several in zip(losses.Reduced._fields, found, losses.reduce_in_passes(*arguments), strict=True):
+        np.testing.assert_allclose(one, several, rtol=2e-6, atol=1e-5, err_msg=name)
+        assert one.dtype == several.dtype
+
+
 def test_smoothed_loss_by_hand():
     """Logits (ln 6, ln 3, ln 1) are probabilities .6, .3, .1; of ε = 0.3 every entry gets 0.1."""
     logits = np.log([[[6.0, 3.0, 1.0]]]).astype(np.float32)
@@ -125,16 +139,6 @@ def test_large_logits_stay_finite_and_bfloat16_is_summed_in_float32():
         np.testing.assert_allclose(half[name], rounded[name], rtol=1e-6)
 
 
-def equations(jaxpr):
-    """Yield every equation of a jaxpr and of those inside it."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for value in equation.params.values():
-            for inner in value if isinstance(value, (tuple, list)) else (value,):
-                if hasattr(inner := getattr(inner, "jaxpr", inner), "eqns"):
-                    yield from equations(inner)
-
-
 def test_no_distribution_over_the_vocabulary_is_built_or_scattered():
     closed = jax.make_jaxpr(jax.value_and_grad(lambda h: chunked(h, PARAMS, 0.1)["loss"].total))(HIDDEN)
     names = {equation.primitive.name for equation in equations(closed.jaxpr)}
@@ -172,12 +176,16 @@ plain_sums = jax.jit(lambda hidden: plain(hidden, PARAMS, 0.1))
 @pytest.fixture(params=[0, 2, TARGETS.shape[1]], ids="{}_positions".format)
 def positions(request, monkeypatch):
     """Make chunks of so many positions, at least one, whether or not they divide the length."""
-    monkeypatch.setitem(losses.CHUNK, "cpu", request.param * TARGETS.shape[0] * V)
+    for platform in ("cpu", "gpu"):
+        monkeypatch.setitem(losses.CHUNK, platform, request.param * TARGETS.shape[0] * V)
     return request.param
 
 
-@pytest.mark.parametrize(("dtype", "smoothing", "tolerance"), [("float32", 0.0, 2e-6), ("bfloat16", 0.1, 2e-2)])
-def test_chunks_give_the_plain_loss_and_its_gradient(positions, dtype, smoothing, tolerance):
+@pytest.mark.parametrize(
+    ("platform", "dtype", "smoothing", "tolerance"),
+    [("cpu", "float32", 0.0, 2e-6), ("cpu", "bfloat16", 0.1, 2e-2), ("gpu", "float32", 0.1, 2e-6)],
+)
+def test_chunks_give_the_plain_loss_and_its_gradient(positions, platform, dtype, smoothing, tolerance):
     def objective(function):
         def total(hidden, params):
             sums = function(hidden, params, smoothing)
@@ -186,7 +194,8 @@ def test_chunks_give_the_plain_loss_and_its_gradient(positions, dtype, smoothing
         return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))
 
     hidden = jnp.asarray(HIDDEN, dtype)
-    (_, sums), gradient = objective(chunked)(hidden, PARAMS)
+    with compiling_for(platform):
+        (_, sums), gradient = objective(chunked)(hidden, PARAMS)
     (_, expected_sums), expected = objective(plain)(hidden, PARAMS)
     for name, pair in expected_sums.items():
         np.testing.assert_allclose(sums[name], pair, rtol=2e-6)

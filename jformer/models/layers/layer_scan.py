@@ -16,6 +16,7 @@ REMAT: dict[str, Callable[..., bool] | None] = {  # what a block keeps for the b
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # the projections, but no attention
     "full": jax.checkpoint_policies.nothing_saveable,  # its input
 }
+MOST_ON_GPUS = 24  # layers of a stack written out by default; more take minutes to compile
 FINITE = "finite"  # the collection in which blocks report outputs that are not finite
 
 
@@ -35,7 +36,7 @@ def over_layers(block: type[nn.Module], config: ModelConfig, layers: int, init: 
         variable_broadcast="params" if shared else False,  # of the two, this is read first
         split_rngs={"params": not shared},
         length=layers,
-        unroll=min(config.execution.unroll or (layers if target().platform == "cpu" else 1), layers),
+        unroll=min(config.execution.unroll or _written_out(config, layers), layers),
         in_axes=(0, everywhere, everywhere, everywhere),
     )
     if not shared:
@@ -43,3 +44,14 @@ def over_layers(block: type[nn.Module], config: ModelConfig, layers: int, init: 
     inside = functools.partial(jax.tree.map, operator.itemgetter(0))
     outside = functools.partial(jax.tree.map, functools.partial(jnp.expand_dims, axis=0))
     return nn.map_variables(lifted, "params", inside, outside, init=init)
+
+
+def _written_out(config: ModelConfig, layers: int) -> int:
+    """Return how many layers a program has in place of a loop, if the config leaves it open.
+
+    Loops copy: what a layer keeps for the backward pass into and out of arrays of all layers, on GPUs half of all
+    kernels. But rematerialised layers, written out, take more memory on GPUs, and TPUs copy beside other work.
+    """
+    if target().platform == "gpu":
+        return layers if layers <= MOST_ON_GPUS and config.execution.remat == "none" else 1
+    return layers if target().platform == "cpu" else 1

@@ -143,10 +143,14 @@ def _moved(program: Program, computation: Computation, each: Instruction) -> int
     if kernel_of(each):
         return _attended(computation, each)[1]
     operands = [computation[name] for name in each.operands]
+    if each.opcode == "slice-start":  # its type has the operand, the slice and a handle
+        return each.leaves[-2].bytes + _slow(each.leaves[-2:-1])
     if each.opcode in SLICES:
         return 2 * _slow(each.leaves[:1])
     if each.opcode == "dynamic-update-slice":
         return 2 * _slow(operands[1].leaves)
+    if each.opcode == "copy-start":  # into, out of or within HBM
+        return _slow(each.leaves[:2])
     if each.opcode.endswith("-start"):  # its type includes the operand
         return 2 * _slow(operands[0].leaves) if operands else 0
     return _slow(_results(each)) + sum(_slow(operand.leaves) for operand in operands)

@@ -1,15 +1,21 @@
 """Dropout masks depend on what an element is, never on where it lies."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jformer.models import ModelConfig
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.embeddings import InputEmbedding
 from jformer.models.layers.transformer import Stack
 from jformer.models.layers.visibility import TokenPlaces
+from jformer.parallel.activations import constrain_rows
+from jformer.parallel.backend import compiling_for
+from jformer.parallel.mesh import FSDP, TENSOR, make_mesh
 from tests.conftest import TINY, make_batch, run
 
 drop = jax.jit(dropout, static_argnums=(1, 3))
@@ -43,6 +49,27 @@ def test_seed_site_layer_row_position_and_feature_all_matter():
     flat = np.concatenate([flat, [np.roll(masks[0] > 0, 1, axis=axis).ravel() for axis in range(3)]])
     correlation = np.corrcoef(flat) - np.eye(len(flat))
     assert np.abs(correlation).max() < 5 / flat.shape[1] ** 0.5
+
+
+def test_gpus_draw_the_same_mask():
+    with compiling_for("gpu"):
+        for features in (63, 64):
+            x = jnp.ones((8, 40, features))
+            found = jax.jit(lambda x: dropout(x, 0.3, DropoutKey(jnp.uint32(1), jnp.arange(8)), Site.SELF_ATTN))(x)
+            np.testing.assert_array_equal(found, mask(shape=x.shape[1:]))
+
+
+def test_devices_that_share_features_draw_their_parts_of_the_mask_without_an_exchange():
+    def drop_part(x):
+        key = DropoutKey(jnp.uint32(1), jnp.arange(8))
+        return constrain_rows(dropout(constrain_rows(x, TENSOR), 0.3, key, Site.SELF_ATTN), TENSOR)
+
+    mesh = make_mesh(1, 2, 4, jax.devices())
+    x = jax.device_put(np.ones((8, 40, 64), np.float32), NamedSharding(mesh, PartitionSpec(FSDP, None, TENSOR)))
+    with jax.set_mesh(mesh):
+        compiled = jax.jit(drop_part).lower(x).compile()
+    np.testing.assert_array_equal(compiled(x), mask())
+    assert not re.findall(r"all-to-all|all-gather|collective-permute", compiled.as_text())
 
 
 def test_no_key_is_the_identity():

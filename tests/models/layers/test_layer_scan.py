@@ -9,8 +9,10 @@ import pytest
 
 from jformer.checkpoints.untie_layers import own_layers
 from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
+from jformer.models.layers import layer_scan
 from jformer.models.parts import count_params
-from tests.conftest import TINY, make_batch, run
+from jformer.parallel.backend import compiling_for
+from tests.conftest import TINY, equations, make_batch, run
 
 FIELDS = {"shared_layers": True, "num_decoder_layers": 3, "positions": "relative"}
 RUNS = {
@@ -48,6 +50,28 @@ def test_outputs_and_gradients_are_those_of_equal_layers(execution):
         total = jax.tree.map(lambda leaf: leaf.sum(axis=0, keepdims=True), each[stack]["block"])
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), gradient[stack]["block"], total)
     assert max(np.ptp(leaf, axis=0).max() for leaf in jax.tree.leaves(each["decoder"]["block"])) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("platform", "execution", "written_out"),
+    [
+        ("cpu", ExecutionConfig(remat="full"), 2),
+        ("gpu", ExecutionConfig(), 2),
+        ("gpu", ExecutionConfig(unroll=1), 1),
+        ("gpu", ExecutionConfig(remat="full"), 1),
+        ("tpu", ExecutionConfig(), 1),
+    ],
+)
+def test_a_program_has_its_layers_in_a_loop_or_written_out(tiny, platform, execution, written_out, monkeypatch):
+    model, params = tiny(execution=execution, num_decoder_layers=3)
+    monkeypatch.setattr(layer_scan, "MOST_ON_GPUS", 2)
+    batch = jax.tree.map(jnp.asarray, make_batch([5], [6]))
+    with compiling_for(platform):
+        program = jax.make_jaxpr(lambda params: model.apply({"params": params}, batch))(params)
+    loops = [
+        (each.params["length"], each.params["unroll"]) for each in equations(program.jaxpr) if "unroll" in each.params
+    ]
+    assert loops == [(2, written_out), (3, {"cpu": 3}.get(platform, 1))]
 
 
 def test_layers_of_their_own_are_left_as_they_are(tiny):
