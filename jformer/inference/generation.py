@@ -36,6 +36,8 @@ from jformer.parallel.sharding import over_rows
 from jformer.plugins import is_own
 
 KEPT = 16  # programs of each kind that are cached
+# Of the compiler, by platform. XLA:GPU of JAX 0.12 fails at slices fused into products: "Slice not assigned".
+XLA_OPTIONS: dict[str, dict[str, str | bool]] = {"gpu": {"xla_gpu_enable_dynamic_slice_fusion": False}}
 # Options that no program reads: those of files and shapes, and those that the models and the vocabulary carry.
 UNREAD = ("forced_start", "forbid", "only", "ensemble", "inputs", "outputs", "scores", "alignments", "overlong",
           "batch_size")  # fmt: skip
@@ -122,7 +124,7 @@ def compile_over_rows(respond: Callable[..., PyTree], mesh: Mesh | None) -> jax.
     def on_mesh(params: Sequence[PyTree], batch: SearchBatch, room: int) -> PyTree:
         return over_rows(functools.partial(respond, room=room), mesh)(params, batch)
 
-    return jax.jit(on_mesh, static_argnums=2)
+    return jax.jit(on_mesh, static_argnums=2, compiler_options=XLA_OPTIONS.get(target()))
 
 
 class OwnSearch(Protocol):

@@ -20,7 +20,7 @@ from jformer.decoding.search import Decoded
 from jformer.errors import UserError
 from jformer.inference.answers import Output, Piece
 from jformer.inference.batching import NBest, batch_rows, read_row
-from jformer.inference.generation import KEPT, SearchBatch, SearchSetup, begin_search, make_setup
+from jformer.inference.generation import KEPT, XLA_OPTIONS, SearchBatch, SearchSetup, begin_search, make_setup
 from jformer.inference.one_pass import HEADS
 from jformer.inference.predict import Predictor
 
@@ -64,7 +64,8 @@ def make_stream(setup: SearchSetup) -> tuple[jax.stages.Wrapped, jax.stages.Wrap
         state = search.advance(state._replace(done=state.done | cancelled), jnp.int32(STEPS))
         return state, search.stable_prefix(state), search.result(state)
 
-    return jax.jit(begin, static_argnums=2), jax.jit(advance, static_argnums=2, donate_argnums=3)
+    compiled = functools.partial(jax.jit, static_argnums=2, compiler_options=XLA_OPTIONS.get(setup.platform))
+    return compiled(begin), compiled(advance, donate_argnums=3)
 
 
 class Streamer:

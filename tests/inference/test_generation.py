@@ -173,3 +173,10 @@ def test_no_kernel_is_cut_out_of_a_stack_in_a_call(tiny):
     (laid,) = PreparedParams([model], None, rounded=True)([params])
     kernel = 4 * wide["d_model"] * wide["d_ff"]  # bytes
     assert temporary(params) > LAYERS * kernel > 2 * temporary(laid)
+
+
+def test_a_search_is_compiled_with_the_options_of_its_platform(monkeypatch):
+    monkeypatch.setitem(generation.XLA_OPTIONS, "cpu", {"xla_no_such_option": True})
+    program = generation.compile_over_rows(lambda params, batch, room: batch, None)
+    with pytest.raises(RuntimeError, match="No such compile option: 'xla_no_such_option'"):
+        program([], {"line": np.arange(2)}, ROOM)

@@ -90,8 +90,9 @@ def _multiply_backward(
     g = materialized(_output(g.astype(x.dtype), split))
     rows = tuple(range(x.ndim - 1))
     dx = jnp.einsum("...f,df->...d", g, _gathered(w.astype(g.dtype), split))
-    # Not with preferred_element_type=float32: XLA:CPU runs no product of two bfloat16 arrays into float32.
-    dw = jnp.tensordot(_input(x, split), g, axes=(rows, rows))
+    # XLA:CPU runs no product of two bfloat16 arrays into float32.
+    dtype = None if target() == "cpu" else w.dtype
+    dw = jnp.tensordot(_input(x, split), g, axes=(rows, rows), preferred_element_type=dtype)
     return _input(dx, split), constrain_sharding(dw.astype(w.dtype), *kernel_axes(split))
 
 

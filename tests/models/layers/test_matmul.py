@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from jformer.models.layers.matmul import add_bias, jax_gradients, matmul, query_key_scores
+from jformer.parallel.backend import compiling_for
+from tests.conftest import equations
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(3, 5, 8)).astype(np.float32)
@@ -33,6 +35,14 @@ def test_gradients_are_those_of_the_plain_expression(ours, plain, first, second,
         assert found.dtype == expected.dtype
         found, expected = np.asarray(found, np.float32), np.asarray(expected, np.float32)
         assert np.linalg.norm(found - expected) <= tolerance * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize(("platform", "dtype"), [("cpu", "bfloat16"), ("gpu", "float32"), ("tpu", "float32")])
+def test_a_weight_gradient_leaves_its_product_in_float32_but_on_cpus(platform, dtype):
+    with compiling_for(platform):
+        program = jax.make_jaxpr(jax.grad(lambda w: matmul(jnp.asarray(X, "bfloat16"), w).sum().astype("float32")))(W)
+    products = [each.outvars[0].aval for each in equations(program.jaxpr) if each.primitive.name == "dot_general"]
+    assert [product.dtype for product in products if product.shape == W.shape] == [dtype]
 
 
 def test_a_bias_has_its_gradient_summed_in_float32():
