@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jformer.tools.forecast.cost_analysis import FREE
 from jformer.tools.forecast.hlo import Computation, Instruction, Program, fusion_callers, runs
 
 KINDS = ("all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute", "reduce-scatter")
@@ -31,6 +32,7 @@ class Collective(NamedTuple):
     bytes: int  # of the whole array of a device, before scattering or after gathering; of all runs together
     largest: int  # bytes of the largest
     slices: int = 1  # that the devices of a group are spread over; see `mesh.slices_of`
+    beside: int = 0  # of the bytes, those that are exchanged while kernels run; not known of TPUs
 
     @property
     def sent(self) -> float:
@@ -64,19 +66,31 @@ def collectives(program: Program, mesh: Mapping[str, int], slices: np.ndarray | 
 
     `slices` is the number of each device's slice, in the order of the mesh, if there are several.
     """
-    found: dict[tuple[Any, ...], tuple[int, int, int]] = {}
-    for (kind, _, instruction), (times, size) in instances(program).items():
+    found: dict[tuple[Any, ...], tuple[int, int, int, int]] = {}
+    for (kind, name, instruction), (times, size) in instances(program).items():
         axes, devices = groups_of(instruction, mesh)
         spread = 1 if slices is None else _spread(slices[device_groups(instruction.attributes, slices.size)])
         if devices > 1:
             key = kind, axes, devices, spread
-            count, total, largest = found.get(key, (0, 0, 0))
-            found[key] = count + times, total + times * size, max(largest, size)
+            count, total, largest, beside = found.get(key, (0, 0, 0, 0))
+            beside += times * size * _is_beside_kernels(program.computations[name], instruction)
+            found[key] = count + times, total + times * size, max(largest, size), beside
     listed = [
-        Collective(kind=kind, axes=axes, devices=devices, times=times, bytes=total, largest=largest, slices=spread)
-        for (kind, axes, devices, spread), (times, total, largest) in found.items()
+        Collective(kind, axes, devices, times, bytes=total, largest=largest, slices=spread, beside=beside)
+        for (kind, axes, devices, spread), (times, total, largest, beside) in found.items()
     ]
     return sorted(listed, key=lambda each: (-each.crossing, -each.sent))
+
+
+def _is_beside_kernels(computation: Computation, start: Instruction) -> bool:
+    """Return whether kernels run between the start of a collective and its end."""
+    if not start.opcode.endswith("-start"):
+        return False
+    after = itertools.dropwhile(lambda each: each != start, computation.values())
+    during = itertools.takewhile(
+        lambda each: not (each.opcode.endswith("-done") and start.name in each.operands), after
+    )
+    return any(each.opcode not in FREE and not each.opcode.endswith(("-start", "-done")) for each in during)
 
 
 def _spread(slices: np.ndarray) -> int:

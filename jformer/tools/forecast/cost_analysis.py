@@ -144,7 +144,8 @@ def _moved(program: Program, computation: Computation, each: Instruction) -> int
         return _attended(computation, each)[1]
     operands = [computation[name] for name in each.operands]
     if each.opcode == "slice-start":  # its type has the operand, the slice and a handle
-        return each.leaves[-2].bytes + _slow(each.leaves[-2:-1])
+        source, *_, result, _ = each.leaves
+        return result.bytes * (2 - source.fast - result.fast)
     if each.opcode in SLICES:
         return 2 * _slow(each.leaves[:1])
     if each.opcode == "dynamic-update-slice":

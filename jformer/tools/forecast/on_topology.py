@@ -168,9 +168,11 @@ def _program_lines(figures: Figures, chips: Topology) -> Iterator[str]:
     yield f"  {figures.flops:.3g} FLOPs, {figures.traffic / 1e9:,.2f} GB between HBM and cores"
     if figures.collectives:
         crossing = any(each.crossing for each in figures.collectives)
-        cells = [["collectives over", "", "count", "MB whole", "MB sent"] + ["to other machines"] * crossing]
+        gpus = isinstance(chips.chip, Gpu)
+        names = ["MB whole"] + ["beside kernels"] * gpus + ["MB sent"] + ["to other machines"] * crossing
+        cells = [["collectives over", "", "count", *names]]
         for each in figures.collectives:
-            sizes = [each.bytes, each.sent] + [each.crossing] * crossing
+            sizes = [each.bytes] + [each.beside] * gpus + [each.sent] + [each.crossing] * crossing
             row = [" and ".join(each.axes), each.kind, f"{each.times:,}"]
             cells.append([*row, *(f"{size / 1e6:,.2f}" for size in sizes)])
         yield from (f"  {line}" for line in aligned(cells, 2))

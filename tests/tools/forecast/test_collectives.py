@@ -114,6 +114,25 @@ def test_what_a_tpu_hides_in_fusions_counts_once_and_by_its_name():
     assert [each.sent for each in found] == [4 * size, 3 * size, 1.5 * size]
 
 
+@pytest.mark.parametrize(("first", "second", "beside"), [("%sum", "%work", 0), ("%work", "%sum", 32)])
+def test_a_collective_runs_beside_the_kernels_between_its_start_and_its_end(first, second, beside):
+    lines = {
+        "%work": "  %work = f32[8] negate(%x)",
+        "%sum": "  %sum = f32[8] all-reduce-done(%go)",
+    }
+    text = f"""
+ENTRY %main (x: f32[8]) -> f32[8] {{
+  %x = f32[8] parameter(0)
+  %go = f32[8] all-reduce-start(%x), replica_groups={{{{0,1}}}}, to_apply=%add
+{lines[first]}
+{lines[second]}
+  ROOT %y = f32[8] add(%work, %sum)
+}}
+"""
+    (found,) = collectives(hlo.parse(text), {"data": 2})
+    assert (found.bytes, found.beside) == (32, beside)
+
+
 def compiled(function, mesh, in_specs, out_specs, *arrays):
     mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
     program = hlo.parse(jax.jit(mapped).lower(*arrays).compile().as_text())

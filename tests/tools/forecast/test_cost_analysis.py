@@ -126,6 +126,8 @@ PRODUCT = "ROOT %y = (f32[16,2]{1,0}, s8[33554432]{0}) fusion(%x, %k, %w), kind=
 START = "%z = ((f32[8,16,4], s32[]), f32[1,16,4], u32[]) fusion-start(%x, %k), kind=kLoop, calls=%slice"
 FAST_START = START.replace("), f32[1,16,4]", "), f32[1,16,4]{2,1,0:S(1)}")  # its output stays in on-chip memory
 DONE = "  ROOT %d = f32[1,16,4] fusion-done(%z)"
+SLICE = "ROOT %v = ((f32[8,16,4]), f32[2,16,4]{2,1,0}, s32[]) slice-start(%x), slice={[0:2], [0:16], [0:4]}"
+COPY = "ROOT %v = (f32[8,16,4]{2,1,0}, f32[8,16,4]{2,1,0}, u32[]) copy-start(%x)"
 FORWARD = """ROOT %o = (bf16[3,2,32,8], f32[3,2,32], u8[0]) custom-call(%q, %q, %q), \
 custom_call_target="__cudnn$fmhaSoftmax", backend_config={"cudnn_fmha_backend_config": {"intermediate_tensor_shape": \
 {"element_type": "BF16", "dimensions": ["3", "2", "32", "32"], "tuple_shapes": []}, "mask_type": "NO_MASK"}}"""
@@ -139,12 +141,28 @@ ATTENDED, Q_BYTES = 2 * 3 * 2 * 32 * 32 * 8, 3 * 32 * 2 * 8 * 2
         (PRODUCT, 2 * 16 * 4 * 2, 2 * 16 * 4 * 2, 4 * (16 * 4 + 4 * 2 + 16 * 2) + 4),
         (f"{START}\n{DONE}", 0, 0, 2 * 4 * 16 * 4 + 4),
         (f"{FAST_START}\n{DONE}", 0, 0, 4 * 16 * 4 + 4),
+        (SLICE, 0, 0, 2 * 4 * 2 * 16 * 4),
+        (SLICE.replace("{2,1,0}", "{2,1,0:S(1)}"), 0, 0, 4 * 2 * 16 * 4),
+        (COPY, 0, 0, 2 * 4 * 8 * 16 * 4),
+        (COPY.replace("{2,1,0}", "{2,1,0:S(1)}", 1), 0, 0, 4 * 8 * 16 * 4),
         (FORWARD, 2 * ATTENDED, 2 * ATTENDED, 4 * Q_BYTES + 4 * 3 * 2 * 32),
         (BACKWARD, 5 * ATTENDED, 4 * ATTENDED, 4 * Q_BYTES + 4 * 3 * 2 * 32),
         (FORWARD.replace("NO_MASK", "CAUSAL"), 2 * ATTENDED * 33 // 64, 2 * ATTENDED, 4 * Q_BYTES + 4 * 3 * 2 * 32),
         (f'{FORWARD}, metadata={{op_name="jit(f)/{REMAT}/attn"}}', 2 * ATTENDED, 0, 4 * Q_BYTES + 4 * 3 * 2 * 32),
     ],
-    ids=["product", "slice", "slice into the core", "forward", "backward", "causal", "repeated"],
+    ids=[
+        "product",
+        "slice",
+        "slice into the core",
+        "slice-start",
+        "slice-start into the core",
+        "copy",
+        "copy into the core",
+        "forward",
+        "backward",
+        "causal",
+        "repeated",
+    ],
 )
 def test_calls_of_nvidias_libraries_count_their_products_and_slices(line, products, once, moved):
     program = parse(GPU_CALLS.replace("FIRST", line).replace("\\\n", ""))
