@@ -124,7 +124,7 @@ def compile_over_rows(respond: Callable[..., PyTree], mesh: Mesh | None) -> jax.
     def on_mesh(params: Sequence[PyTree], batch: SearchBatch, room: int) -> PyTree:
         return over_rows(functools.partial(respond, room=room), mesh)(params, batch)
 
-    return jax.jit(on_mesh, static_argnums=2, compiler_options=XLA_OPTIONS.get(target()))
+    return jax.jit(on_mesh, static_argnums=2, compiler_options=XLA_OPTIONS.get(target().platform))
 
 
 class OwnSearch(Protocol):

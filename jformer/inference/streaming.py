@@ -64,7 +64,7 @@ def make_stream(setup: SearchSetup) -> tuple[jax.stages.Wrapped, jax.stages.Wrap
         state = search.advance(state._replace(done=state.done | cancelled), jnp.int32(STEPS))
         return state, search.stable_prefix(state), search.result(state)
 
-    compiled = functools.partial(jax.jit, static_argnums=2, compiler_options=XLA_OPTIONS.get(setup.platform))
+    compiled = functools.partial(jax.jit, static_argnums=2, compiler_options=XLA_OPTIONS.get(setup.traced_for.platform))
     return compiled(begin), compiled(advance, donate_argnums=3)
 
 

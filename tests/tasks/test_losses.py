@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jformer.models.layers.matmul import jax_gradients
-from jformer.parallel.backend import compiling_for
+from jformer.parallel.backend import Target, compiling_for
 from jformer.tasks import losses
 from tests.conftest import equations
 
@@ -194,7 +194,7 @@ def test_chunks_give_the_plain_loss_and_its_gradient(positions, platform, dtype,
         return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))
 
     hidden = jnp.asarray(HIDDEN, dtype)
-    with compiling_for(platform):
+    with compiling_for(Target(platform)):
         (_, sums), gradient = objective(chunked)(hidden, PARAMS)
     (_, expected_sums), expected = objective(plain)(hidden, PARAMS)
     for name, pair in expected_sums.items():

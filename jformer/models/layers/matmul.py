@@ -91,7 +91,7 @@ def _multiply_backward(
     rows = tuple(range(x.ndim - 1))
     dx = jnp.einsum("...f,df->...d", g, _gathered(w.astype(g.dtype), split))
     # XLA:CPU runs no product of two bfloat16 arrays into float32.
-    product = None if target() == "cpu" else w.dtype
+    product = None if target().platform == "cpu" else w.dtype
     dw = jnp.tensordot(_input(x, split), g, axes=(rows, rows), preferred_element_type=product)
     return _input(dx, split), constrain_sharding(dw.astype(w.dtype), *kernel_axes(split))
 

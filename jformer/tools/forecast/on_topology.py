@@ -169,8 +169,8 @@ def _program_lines(figures: Figures, chips: Topology) -> Iterator[str]:
     if figures.collectives:
         crossing = any(each.crossing for each in figures.collectives)
         gpus = isinstance(chips.chip, Gpu)
-        names = ["MB whole"] + ["beside kernels"] * gpus + ["MB sent"] + ["to other machines"] * crossing
-        cells = [["collectives over", "", "count", *names]]
+        sizes_of = ["MB whole"] + ["beside kernels"] * gpus + ["MB sent"] + ["to other machines"] * crossing
+        cells = [["collectives over", "", "count", *sizes_of]]
         for each in figures.collectives:
             sizes = [each.bytes] + [each.beside] * gpus + [each.sent] + [each.crossing] * crossing
             row = [" and ".join(each.axes), each.kind, f"{each.times:,}"]

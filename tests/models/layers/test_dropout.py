@@ -14,7 +14,7 @@ from jformer.models.layers.embeddings import InputEmbedding
 from jformer.models.layers.transformer import Stack
 from jformer.models.layers.visibility import TokenPlaces
 from jformer.parallel.activations import constrain_rows
-from jformer.parallel.backend import compiling_for
+from jformer.parallel.backend import Target, compiling_for
 from jformer.parallel.mesh import FSDP, TENSOR, make_mesh
 from tests.conftest import TINY, make_batch, run
 
@@ -52,7 +52,7 @@ def test_seed_site_layer_row_position_and_feature_all_matter():
 
 
 def test_gpus_draw_the_same_mask():
-    with compiling_for("gpu"):
+    with compiling_for(Target("gpu")):
         for features in (63, 64):
             x = jnp.ones((8, 40, features))
             found = jax.jit(lambda x: dropout(x, 0.3, DropoutKey(jnp.uint32(1), jnp.arange(8)), Site.SELF_ATTN))(x)

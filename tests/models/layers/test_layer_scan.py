@@ -11,7 +11,7 @@ from jformer.checkpoints.untie_layers import own_layers
 from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
 from jformer.models.layers import layer_scan
 from jformer.models.parts import count_params
-from jformer.parallel.backend import compiling_for
+from jformer.parallel.backend import Target, compiling_for
 from tests.conftest import TINY, equations, make_batch, run
 
 FIELDS = {"shared_layers": True, "num_decoder_layers": 3, "positions": "relative"}
@@ -66,7 +66,7 @@ def test_a_program_has_its_layers_in_a_loop_or_written_out(tiny, platform, execu
     model, params = tiny(execution=execution, num_decoder_layers=3)
     monkeypatch.setattr(layer_scan, "MOST_ON_GPUS", 2)
     batch = jax.tree.map(jnp.asarray, make_batch([5], [6]))
-    with compiling_for(platform):
+    with compiling_for(Target(platform)):
         program = jax.make_jaxpr(lambda params: model.apply({"params": params}, batch))(params)
     loops = [
         (each.params["length"], each.params["unroll"]) for each in equations(program.jaxpr) if "unroll" in each.params

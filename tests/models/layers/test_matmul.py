@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jformer.models.layers.matmul import add_bias, jax_gradients, matmul, query_key_scores
-from jformer.parallel.backend import compiling_for
+from jformer.parallel.backend import Target, compiling_for
 from tests.conftest import equations
 
 RNG = np.random.default_rng(0)
@@ -39,7 +39,7 @@ def test_gradients_are_those_of_the_plain_expression(ours, plain, first, second,
 
 @pytest.mark.parametrize(("platform", "dtype"), [("cpu", "bfloat16"), ("gpu", "float32"), ("tpu", "float32")])
 def test_a_weight_gradient_leaves_its_product_in_float32_but_on_cpus(platform, dtype):
-    with compiling_for(platform):
+    with compiling_for(Target(platform)):
         program = jax.make_jaxpr(jax.grad(lambda w: matmul(jnp.asarray(X, "bfloat16"), w).sum().astype("float32")))(W)
     products = [each.outvars[0].aval for each in equations(program.jaxpr) if each.primitive.name == "dot_general"]
     assert [product.dtype for product in products if product.shape == W.shape] == [dtype]
