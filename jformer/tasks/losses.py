@@ -247,10 +247,10 @@ def reduce_in_one_pass(z: Float[Array, "b t v"], is_target: Bool[Array, "b t v"]
         )
 
     places = lax.broadcasted_iota(jnp.int32, z.shape, z.ndim - 1)
-    each = Reduced(z, places, jnp.ones_like(z), jnp.where(is_target, z, 0), z)
+    each = (z, places, jnp.ones_like(z), jnp.where(is_target, z, 0), z)
     of_none = (jnp.finfo(z.dtype).min, v, 0, 0, 0)
     start = tuple(jnp.asarray(x, array.dtype) for x, array in zip(of_none, each, strict=True))
-    return Reduced(*lax.reduce(tuple(each), start, combine, (z.ndim - 1,)))
+    return Reduced(*lax.reduce(each, start, combine, (z.ndim - 1,)))
 
 
 def _over_positions(visit: Callable[..., Any], length: int, *arrays: Any) -> tuple[Any, Any]:

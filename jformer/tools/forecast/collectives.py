@@ -76,7 +76,16 @@ def collectives(program: Program, mesh: Mapping[str, int], slices: np.ndarray | 
             beside += times * size * _is_beside_kernels(program.computations[name], instruction)
             found[key] = count + times, total + times * size, max(largest, size), beside
     listed = [
-        Collective(kind, axes, devices, times, bytes=total, largest=largest, slices=spread, beside=beside)
+        Collective(
+            kind=kind,
+            axes=axes,
+            devices=devices,
+            times=times,
+            bytes=total,
+            largest=largest,
+            slices=spread,
+            beside=beside,
+        )
         for (kind, axes, devices, spread), (times, total, largest, beside) in found.items()
     ]
     return sorted(listed, key=lambda each: (-each.crossing, -each.sent))
