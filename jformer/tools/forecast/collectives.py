@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jformer.tools.forecast.cost_analysis import FREE
+from jformer.tools.forecast.cost_analysis import FREE, costs
 from jformer.tools.forecast.hlo import Computation, Instruction, Program, fusion_callers, runs
 
 KINDS = ("all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute", "reduce-scatter")
@@ -20,6 +20,14 @@ HIDDEN = "all-reduce-scatter"
 IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 AXIS = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
 NAMED = re.compile(r"mesh\[([^\]]*)\] \{([^}]*)\}")
+
+
+class Window(NamedTuple):
+    """What runs between the start of a collective and its end, in all runs of it together."""
+
+    bytes: int  # of the collective
+    flops: int  # of the kernels
+    traffic: int  # bytes that they move between HBM and cores
 
 
 class Collective(NamedTuple):
@@ -32,7 +40,7 @@ class Collective(NamedTuple):
     bytes: int  # of the whole array of a device, before scattering or after gathering; of all runs together
     largest: int  # bytes of the largest
     slices: int = 1  # that the devices of a group are spread over; see `mesh.slices_of`
-    beside: int = 0  # of the bytes, those that are exchanged while kernels run; not known of TPUs
+    windows: tuple[Window, ...] = ()  # not known of TPUs
 
     @property
     def sent(self) -> float:
@@ -66,15 +74,16 @@ def collectives(program: Program, mesh: Mapping[str, int], slices: np.ndarray | 
 
     `slices` is the number of each device's slice, in the order of the mesh, if there are several.
     """
-    found: dict[tuple[Any, ...], tuple[int, int, int, int]] = {}
+    found: dict[tuple[Any, ...], tuple[int, int, int, tuple[Window, ...]]] = {}
     for (kind, name, instruction), (times, size) in instances(program).items():
         axes, devices = groups_of(instruction, mesh)
         spread = 1 if slices is None else _spread(slices[device_groups(instruction.attributes, slices.size)])
         if devices > 1:
             key = kind, axes, devices, spread
-            count, total, largest, beside = found.get(key, (0, 0, 0, 0))
-            beside += times * size * _is_beside_kernels(program.computations[name], instruction)
-            found[key] = count + times, total + times * size, max(largest, size), beside
+            count, total, largest, windows = found.get(key, (0, 0, 0, ()))
+            during = costs(program, name, _kernels_during(program.computations[name], instruction))
+            window = Window(times * size, *(times * cost for cost in during))
+            found[key] = count + times, total + times * size, max(largest, size), (*windows, window)
     listed = [
         Collective(
             kind=kind,
@@ -84,22 +93,22 @@ def collectives(program: Program, mesh: Mapping[str, int], slices: np.ndarray | 
             bytes=total,
             largest=largest,
             slices=spread,
-            beside=beside,
+            windows=tuple(window for window in windows if window.flops or window.traffic),
         )
-        for (kind, axes, devices, spread), (times, total, largest, beside) in found.items()
+        for (kind, axes, devices, spread), (times, total, largest, windows) in found.items()
     ]
     return sorted(listed, key=lambda each: (-each.crossing, -each.sent))
 
 
-def _is_beside_kernels(computation: Computation, start: Instruction) -> bool:
-    """Return whether kernels run between the start of a collective and its end."""
+def _kernels_during(computation: Computation, start: Instruction) -> list[Instruction]:
+    """Return the kernels between the start of a collective and its end."""
     if not start.opcode.endswith("-start"):
-        return False
+        return []
     after = itertools.dropwhile(lambda each: each != start, computation.values())
     during = itertools.takewhile(
         lambda each: not (each.opcode.endswith("-done") and start.name in each.operands), after
     )
-    return any(each.opcode not in FREE and not each.opcode.endswith(("-start", "-done")) for each in during)
+    return [each for each in during if each.opcode not in FREE and not each.opcode.endswith(("-start", "-done"))]
 
 
 def _spread(slices: np.ndarray) -> int:

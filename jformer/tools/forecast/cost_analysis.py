@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from jformer.models.layers.kernels import block_of
 from jformer.tools.forecast.hlo import CONTROL, Computation, Instruction, Leaf, Program, runs
@@ -50,6 +50,13 @@ def traffic(program: Program) -> float:
         for each in program.computations[name].values()
         if each.opcode not in FREE and not each.opcode.endswith("-done")
     )
+
+
+def costs(program: Program, name: str, kernels: Iterable[Instruction]) -> tuple[int, int]:
+    """Return the FLOPs and the bytes moved of some kernels of a computation; products inside fusions are left out."""
+    computation, kernels = program.computations[name], list(kernels)
+    flops = sum(_work(computation, each, False) for each in kernels)
+    return flops, sum(_moved(program, computation, each) for each in kernels)
 
 
 def kernel_of(each: Instruction) -> str:

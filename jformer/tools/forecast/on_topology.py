@@ -32,7 +32,7 @@ from jformer.tasks.build import build_task, choose_dtype, choose_lengths, open_m
 from jformer.tasks.task import Task
 from jformer.tools.forecast.compiled_ahead import Figures, compile_answer, compile_update, estimate
 from jformer.tools.forecast.describe import summary
-from jformer.tools.forecast.roofline import ASSUMPTIONS, GPU_ASSUMPTIONS, Bound, bound
+from jformer.tools.forecast.roofline import ASSUMPTIONS, GPU_ASSUMPTIONS, Bound, beside_kernels, bound
 from jformer.tools.forecast.shapes import answer_shape, full_shape, likely_shapes, mesh_sizes, sized_model
 from jformer.tools.forecast.topology import GIB, LARGEST_SHARE, SHARE_VARIABLE, Gpu, Topology, open_topology
 from jformer.training.introduction import kernel_line
@@ -168,11 +168,9 @@ def _program_lines(figures: Figures, chips: Topology) -> Iterator[str]:
     yield f"  {figures.flops:.3g} FLOPs, {figures.traffic / 1e9:,.2f} GB between HBM and cores"
     if figures.collectives:
         crossing = any(each.crossing for each in figures.collectives)
-        gpus = isinstance(chips.chip, Gpu)
-        sizes_of = ["MB whole"] + ["beside kernels"] * gpus + ["MB sent"] + ["to other machines"] * crossing
-        cells = [["collectives over", "", "count", *sizes_of]]
+        cells = [["collectives over", "", "count", "MB whole", "MB sent"] + ["to other machines"] * crossing]
         for each in figures.collectives:
-            sizes = [each.bytes] + [each.beside] * gpus + [each.sent] + [each.crossing] * crossing
+            sizes = [each.bytes, each.sent] + [each.crossing] * crossing
             row = [" and ".join(each.axes), each.kind, f"{each.times:,}"]
             cells.append([*row, *(f"{size / 1e6:,.2f}" for size in sizes)])
         yield from (f"  {line}" for line in aligned(cells, 2))
@@ -187,6 +185,9 @@ def _update_lines(config: Config, model: ModelConfig, figures: Figures, chips: T
     once = f"the program has {figures.flops_once:.3g} without recomputation and with pairs that a causal kernel skips"
     yield f"  {useful / count:.3g} FLOPs of the model; {once}"
     yield _time_line(least)
+    if least.network and isinstance(chips.chip, Gpu):
+        hidden = beside_kernels(figures, chips, model.dtype, model.precision)
+        yield f"  {hidden / least.network:.0%} of the network's time beside kernels, as the compiler orders them"
     peak = chips.peak_in(model.dtype, model.precision)
     shares = (f"{useful / count / seconds / peak:.1%}" for seconds in (least.overlapped, least.apart))
     yield f"  MFU at most {' or '.join(shares)}"

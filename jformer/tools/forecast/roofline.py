@@ -42,6 +42,18 @@ def bound(figures: Figures, chips: Topology, dtype: str = "bfloat16", precision:
     return Bound(figures.flops / chips.peak_in(dtype, precision), figures.traffic / chips.chip.bandwidth, network)
 
 
+def beside_kernels(figures: Figures, chips: Topology, dtype: str = "bfloat16", precision: str = "default") -> float:
+    """Return the seconds of collectives, of those of `bound`, in which the schedule has kernels; 0 on TPUs."""
+    peak, bandwidth = chips.peak_in(dtype, precision), chips.chip.bandwidth
+    return sum(
+        min(
+            _sending(each, chips.chip) * window.bytes / each.bytes, max(window.flops / peak, window.traffic / bandwidth)
+        )
+        for each in figures.collectives
+        for window in each.windows
+    )
+
+
 def _sending(each: Collective, chip: Chip | Gpu) -> float:
     """Return the seconds on the busier network, while they run at the same time."""
     return max(each.sent / chip.network, each.crossing / chip.between if isinstance(chip, Gpu) else 0.0)
