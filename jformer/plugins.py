@@ -96,8 +96,8 @@ def _check_allowed(key: str, name: str) -> None:
     allowed = {*_allowed, *filter(None, os.environ.get(ENVIRONMENT, "").replace(" ", "").split(","))}
     if not any(module == each or module.startswith(f"{each}.") for each in allowed):
         raise UserError(
-            f"{key}={name!r} is of a saved config, and {module} is not imported for its sake: read its code, then set "
-            f"{ENVIRONMENT}={module}, or name the part as --config.{key} again"
+            f"{key}={name!r} comes from a saved config, so {module} is not imported: read its code, then set "
+            f"{ENVIRONMENT}={module}, or name the part again by --config.{key}"
         )
 
 

@@ -13,6 +13,7 @@ from jformer import plugins
 from jformer.config import default_config, load_config, resolve, save_config
 from jformer.config.config_files import override, run_config_file
 from jformer.errors import UserError
+from jformer.tasks.build import build_task
 
 TABLE = {"sqrt": "math:sqrt", "twice": lambda x: 2 * x}
 
@@ -111,6 +112,13 @@ def test_a_part_whose_source_has_changed_is_reported_once(mine, tmp_path, capsys
     err = capsys.readouterr().err
     assert err.startswith(f"{mine}:part has changed since the run recorded it: SHA-256 ")
     assert err.count("\n") == 1
+
+
+def test_answers_do_not_import_the_loss(mine):
+    values = default_config()
+    values.optim.loss = f"{mine}:part"
+    assert build_task(resolve(values)).answer == "text"
+    assert mine not in sys.modules
 
 
 def test_scores_record_the_parts_whose_modules_are_imported(mine):

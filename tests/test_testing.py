@@ -63,13 +63,12 @@ def test_built_in_optimizers_pass(name):
 
 def test_the_built_in_loss_passes_and_completes_the_sums_of_another():
     testing.check_loss(token_loss(0.1))
-    half = own_loss(lambda *arguments: {"loss": token_loss(0.1)(*arguments)["correct"]}, token_loss(0.0))
     hidden, batch = jnp.ones((1, 3, 8)), make_batch(target=[[4, 5, 2]])
-    sums = half(hidden, lambda states: states, batch)
-    assert sums["loss"] == sums["correct"]
+    sums = own_loss("tests.test_testing:mean_loss", token_loss(0.0))(hidden, lambda states: states, batch)
+    assert sums["loss"].count == 1
     assert sums["nll"] == token_loss(0.0)(hidden, lambda states: states, batch)["nll"]
-    with pytest.raises(UserError, match="test_testing:<lambda> lack 'loss'"):
-        own_loss(lambda *_: {}, token_loss(0.0))(hidden, lambda states: states, batch)
+    with pytest.raises(UserError, match="no_loss': its sums lack 'loss'"):
+        own_loss("tests.test_testing:no_loss", token_loss(0.0))(hidden, lambda states: states, batch)
 
 
 def test_built_in_layers_and_searches_pass():
@@ -99,6 +98,10 @@ class AllSeeing(Attention):
 def mean_loss(hidden, project, batch):
     found = token_loss(0.0)(hidden, project, batch)["loss"]
     return {"loss": Sum(found.total / found.count, 1.0)}
+
+
+def no_loss(hidden, project, batch):
+    return {}
 
 
 def scoreless(step, cache, start, rules, options):

@@ -23,6 +23,32 @@ CHECKOUT = flags.DEFINE_string("root", str(Path(__file__).parents[2]), "The chec
 FILES = flags.DEFINE_bool("files", False, "List the files of the package with their first lines.")
 
 ENTRIES = {"loop": "jformer.training.loop", "update": "jformer.training.step", "predictor": "jformer.inference.predict"}
+# Answers a text with a beam search, and prints each file of ours in which a function ran meanwhile. What models call
+# does not count: between a text and its translation a reader takes them as given.
+PATH = """
+import sys, tempfile, threading
+from pathlib import Path
+import jformer
+from experiments.untrained import write_untrained
+
+package, found = str(Path(jformer.__file__).parent) + "/", set()
+
+def note(frame, event, argument):
+    callers = []
+    while frame and (callers or frame.f_code.co_filename.startswith(package)):
+        callers.append(frame.f_code.co_filename)
+        frame = frame.f_back
+    if event == "call" and callers and not any(name.startswith(package + "models/") for name in callers):
+        found.add(callers[0].removeprefix(package))
+
+with tempfile.TemporaryDirectory() as folder:
+    predictor = jformer.load(write_untrained(Path(folder), "tiny", 50), beam_size=4)
+    threading.setprofile(note)
+    sys.setprofile(note)
+    predictor.predict(["\\u4e01\\u4e02"])
+    sys.setprofile(None)
+print(*sorted(found))
+"""
 SHORT = 8  # lines: a function that short and used once may explain nothing
 
 Arrows = Mapping[str, set[str]]
@@ -153,6 +179,12 @@ def loaded(root: Path, module: str) -> set[str]:
     return set(done.stdout.split())
 
 
+def on_the_path(root: Path) -> list[str]:
+    """Return the files that a reader opens between a line of text and its translation, models left out."""
+    done = subprocess.run([sys.executable, "-c", PATH], cwd=root, stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout.split()
+
+
 def duplicates(names: Iterable[str]) -> list[str]:
     """Return the names that occur more than once, but those that the language asks for."""
     return sorted(name for name, number in Counter(names).items() if number > 1 and not name.startswith("__"))
@@ -199,8 +231,8 @@ def names_and_functions(root: Path) -> dict[str, str]:
 
 
 def structure(root: Path) -> dict[str, str]:
-    """Return rooms, floors and arrows, and what three entries of the package load."""
-    rooms, modules = arrows_between_rooms(root), arrows_between_modules(root)
+    """Return rooms, floors and arrows, what three entries of the package load, and what answering a text runs."""
+    rooms, modules, path = arrows_between_rooms(root), arrows_between_modules(root), on_the_path(root)
     loads = {name: loaded(root, entry) for name, entry in ENTRIES.items()}
     lengths = {
         f"jformer.{module_of(root / name, root)}".rstrip("."): n for name, n in lines_of(root, "jformer").items()
@@ -213,6 +245,7 @@ def structure(root: Path) -> dict[str, str]:
             f"the {name} loads": f"{len(found)} modules of {sum(map(lengths.__getitem__, found)):,} lines"
             for name, found in loads.items()
         },
+        "text to answer": f"{len(path)} files: {', '.join(path)}",
     }
 
 

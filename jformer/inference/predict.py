@@ -16,7 +16,6 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from jformer.data.sources.split import Pair
-from jformer.decoding.mbr import rank
 from jformer.errors import UserError
 from jformer.inference.answers import (
     TRUNCATED,
@@ -42,7 +41,6 @@ from jformer.inference.one_pass import HEADS
 from jformer.inference.search_tree import RecordedSearch, refuse_without_beam
 from jformer.integrity import digest_of
 from jformer.models.parts import count_params
-from jformer.tasks.metrics import tokenization
 
 if TYPE_CHECKING:
     from jformer.config.options import Config
@@ -235,13 +233,20 @@ class Predictor:
             if ids
         ]
         if options.search == "mbr" and outputs:
-            texts = [self.tokenizers[1].decode(output.ids) for output in outputs]
-            tokenize = tokenization(self.config.evaluate.tokenize, self.config.data.target_language)
-            order, utilities = rank(texts, options.mbr_utility, tokenize)
-            outputs = [outputs[i]._replace(utility=utility) for i, utility in zip(order, utilities, strict=True)]
+            outputs = self._by_utility(outputs)
         outputs = outputs[: options.returned]
         self.counts[TRUNCATED] += sum(self.inputs.symbols.eos not in output.ids for output in outputs)
         return outputs or [self._output([], [], -math.inf)]
+
+    def _by_utility(self, samples: Sequence[Output]) -> list[Output]:
+        """Return the distinct samples of an input by their expected utility, best first."""
+        from jformer.decoding.mbr import rank  # imports sacreBLEU, which other searches do without
+        from jformer.tasks.metrics import tokenization
+
+        texts = [self.tokenizers[1].decode(output.ids) for output in samples]
+        tokenize = tokenization(self.config.evaluate.tokenize, self.config.data.target_language)
+        order, utilities = rank(texts, self.config.decode.mbr_utility, tokenize)
+        return [samples[i]._replace(utility=utility) for i, utility in zip(order, utilities, strict=True)]
 
     def _output(self, written: Sequence[int], ids: Sequence[int], value: float) -> Output:
         """Return ids as text, with the number that this kind of search computes."""

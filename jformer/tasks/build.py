@@ -82,7 +82,7 @@ def build_task(config: Config) -> Task:
     )
     if config.optim.loss == "task":
         return task
-    return task._replace(loss=own_loss(plugins.find("optim.loss", config.optim.loss, {}), task.loss))
+    return task._replace(loss=own_loss(config.optim.loss, task.loss))
 
 
 def build_sized(config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokenizer]) -> Model:

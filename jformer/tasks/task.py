@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, Unpack
 import jax
 from jaxtyping import Array, Float, Key, PyTree
 
+from jformer import plugins
 from jformer.data.corpus import ExampleEncoder, Side
 from jformer.data.data_config import DataConfig
 from jformer.data.features import Features
@@ -146,16 +147,17 @@ def token_loss(label_smoothing: float) -> TaskLoss:
 
 
 @functools.lru_cache(KEPT)
-def own_loss(own: TaskLoss, task_loss: TaskLoss) -> TaskLoss:
-    """Return a loss of your own, with those sums of the task's loss that it leaves out, such as `nll` and `correct`.
+def own_loss(name: str, task_loss: TaskLoss) -> TaskLoss:
+    """Return the loss that optim.loss names, with the task's sums that it leaves out, such as `nll` and `correct`.
 
-    Raises UserError if its sums lack `loss`, which is differentiated.
+    Its module is imported when it is first computed, which answers do not need. Raises UserError then if its sums lack
+    `loss`, which is differentiated.
     """
 
     def loss(hidden: Array, project: Project, batch: Batch) -> Sums:
-        sums = own(hidden, project, batch)
+        sums: Sums = plugins.find("optim.loss", name, {})(hidden, project, batch)
         if "loss" not in sums:
-            raise UserError(f"optim.loss: the sums of {own.__module__}:{own.__name__} lack 'loss', a Sum to minimize")
+            raise UserError(f"optim.loss={name!r}: its sums lack 'loss', a Sum to minimize")
         return {**task_loss(hidden, project, batch), **sums}
 
     return loss
