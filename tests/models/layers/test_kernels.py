@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jformer.data.plan import Shape
 from jformer.errors import UserError
 from jformer.models import ExecutionConfig, ModelConfig, build_model
+from jformer.models.head_config import HeadConfig
 from jformer.models.layers import attention, kernels
 from jformer.models.layers.dot_product import attend
 from jformer.models.layers.kernels import (
@@ -27,12 +28,13 @@ from jformer.models.layers.kernels import (
     choose_kernel,
 )
 from jformer.models.layers.visibility import Rule, TokenPlaces, Visibility
+from jformer.models.vision_config import VisionConfig
 from jformer.parallel.activations import over_rows_and_heads
 from jformer.parallel.backend import Target, compiling_for
 from jformer.parallel.mesh import make_mesh
 from jformer.tools.forecast.topology import compiler_options, open_topology
 from jformer.training.introduction import kernel_line
-from tests.conftest import TINY, run
+from tests.conftest import TINY, make_batch, run
 from tests.models.reference import random_params
 from tests.tools.forecast.test_topology import needs_cuda_compiler, needs_libtpu
 
@@ -300,6 +302,47 @@ def test_cudnn_gets_what_its_device_needs_of_rows_heads_and_who_sees_whom(monkey
     data, fsdp, tensor = mesh or (1, 1, 1)
     here, heads = 4 // (data * fsdp), 4 // tensor
     assert given[0] == ((here, 8, heads, 8), (here, 8, heads // 2, 8), names)
+
+
+MODELS_OF_ONE_TEXT = {  # what else each has, and whether some attention needs a mask
+    "two stacks": ({"num_kv_heads": 2}, False),
+    "relative": ({"positions": "relative"}, True),  # of its encoder
+    "window": ({"family": "decoder", "window": 3}, False),
+    "images": (
+        {"family": "vit", "vision": VisionConfig(image_size=8, patch_size=2), "head": HeadConfig(num_classes=3)}, False
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MODELS_OF_ONE_TEXT)
+def test_models_on_a_gpu_compute_what_they_do_on_a_cpu(monkeypatch, case):
+    """In float32, with XLA's attention in cuDNN's place: odd lengths, an empty row, 17 patches with the class token."""
+    fields, has_mask = MODELS_OF_ONE_TEXT[case]
+    real, given = jax.nn.dot_product_attention, []
+
+    def library(query, key, value, *, implementation, **rest):
+        given.append((implementation, "mask" in rest))
+        return real(query, key, value, **rest)
+
+    execution = ExecutionConfig(unroll=1, rows="one_text")
+    model = build_model(ModelConfig(**{**TINY, "num_layers": 1, "execution": execution} | fields))
+    params, batch = random_params(model), make_batch([9, 0, 4], [7, 0, 5])
+    image = np.random.default_rng(0).integers(0, 255, (3, 8, 8, 3), np.uint8)
+    batch = {"image": image, "row": batch["row"]} if case == "images" else batch
+    real_tokens = batch.get("weights", np.ones((3, 1), np.float32))[..., None]
+
+    def total(params, batch):
+        logits = model.apply({"params": params}, batch) * real_tokens
+        return jnp.sin(logits).sum(), logits
+
+    own = jax.jit(jax.grad(total, has_aux=True))(params, batch)
+    monkeypatch.setattr(jax.nn, "dot_product_attention", library)
+    monkeypatch.setattr(kernels, "_refusal", lambda *_: "")  # which refuses float32
+    with compiling_for(H100):
+        found = jax.jit(lambda *x: jax.grad(total, has_aux=True)(*x))(params, batch)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5 * max(1, np.abs(b).max())), found, own)
+    assert {each for each, _ in given} == {"cudnn"}
+    assert any(masked for _, masked in given) == has_mask
 
 
 @needs_cuda_compiler
