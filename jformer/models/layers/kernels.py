@@ -146,18 +146,21 @@ def _build_error(device: jax.Device, kernel: str, dtype: str, size: int, causal:
     It runs in a thread of its own, because a program may be being traced, over a mesh, in this one.
     """
     length = BLOCKS[0]
-    row = TokenPlaces(jnp.ones((1, length), jnp.int32), jnp.arange(length)[None])
-    visible = Visibility(row, row, Rule(causal), one_text=True)
 
     def total(x: Array, bias: Array | None) -> Array:
         kv: KeyValue = {"k": x, "v": x}
-        values = attend_splash(x, kv, visible, 1.0) if kernel == "splash" else attend_cudnn(x, kv, visible, bias, 1.0)
+        places = TokenPlaces(jnp.ones(x.shape[:2], jnp.int32), jnp.arange(length)[None])
+        whole, packed = (Visibility(places, places, Rule(causal), one_text=known) for known in (True, False))
+        if kernel == "splash":
+            values = attend_splash(x, kv, packed, 1.0)
+        else:
+            values = attend_cudnn(x, kv, whole, bias, 1.0) + attend_cudnn(x, kv, packed, bias, 1.0)
         return values.astype(jnp.float32).sum()
 
     def run() -> None:
         with jax.default_device(device):
             bias = jnp.zeros((1, 2, length, length), dtype) if biased else None
-            jax.block_until_ready(jax.jit(jax.grad(total))(jnp.zeros((1, length, 2, size), dtype), bias))
+            jax.block_until_ready(jax.jit(jax.grad(total))(jnp.zeros((2, length, 2, size), dtype), bias))
 
     try:
         with ThreadPoolExecutor(1) as thread:
