@@ -1,9 +1,9 @@
+import math
 import re
-from unittest import mock
 
 import pytest
 
-from experiments.checks.gpu_programs import CASES, DTYPES, MESHES, PROGRAMS, Cell, cells, compiled, outcome
+from experiments.checks.gpu_programs import CASES, DTYPES, MESHES, PROGRAMS, Cell, cells, compiled, outcomes, tables
 from jformer.errors import UserError
 from tests.tools.forecast.test_topology import needs_cuda_compiler
 
@@ -19,13 +19,37 @@ def test_every_case_has_the_programs_of_its_task():
     assert len(set(SAMPLE)) == 6
 
 
-def test_a_program_that_does_not_compile_is_a_line_of_the_table(monkeypatch):
-    for error, line in (
-        (UserError("no such program"), ("refused", "no such program")),
-        (ValueError("no such\nprogram"), ("failed", "ValueError: no such program")),
-    ):
-        monkeypatch.setattr("experiments.checks.gpu_programs.compiled", mock.Mock(side_effect=error))
-        assert outcome(SAMPLE[0], "h100")[:2] == line
+def test_cells_are_kept_in_a_file_and_what_it_lacks_is_compiled(monkeypatch, tmp_path):
+    asked, first, second, third = [], *SAMPLE[:3]
+    found = {first: RuntimeError("no such\nprogram"), second: UserError("not this mesh")}
+
+    def compile_it(cell, kind):
+        asked.append(cell)
+        raise found[cell]
+
+    monkeypatch.setattr("experiments.checks.gpu_programs.compiled", compile_it)
+    for number in (1, 2):
+        results = outcomes([first, second][:number], "h100", tmp_path / "cells", math.inf)
+    assert asked == [first, second]
+    assert [result[:2] for result in results.values()] == [
+        ("failed", "RuntimeError: no such program"),
+        ("refused", "not this mesh"),
+    ]
+    assert outcomes([first, third], "h100", tmp_path / "cells", end=-math.inf).keys() == {first}
+    lines = [*tables(results, MESHES)]
+    assert f"{' '.join(first)}: RuntimeError: no such program" in lines
+    assert sum(line.count("0 / 0 / 1") + line.count("0 / 1 / 0") for line in lines) == 2
+
+
+def test_a_cell_at_which_the_process_ended_is_a_failure(monkeypatch, tmp_path):
+    def abort(cell, kind):
+        raise SystemExit
+
+    monkeypatch.setattr("experiments.checks.gpu_programs.compiled", abort)
+    with pytest.raises(SystemExit):
+        outcomes(SAMPLE[:1], "h100", tmp_path / "cells", math.inf)
+    (result,) = outcomes(SAMPLE[:1], "h100", tmp_path / "cells", math.inf).values()
+    assert result[:2] == ("failed", "the process ended")
 
 
 @needs_cuda_compiler

@@ -75,7 +75,7 @@ def describe_topology(config: Config, workdir: Path | None, topology: str, price
     if not isinstance(update, Figures):
         update += sum(memory) - memory.gradients - memory.activations  # not counted by the compiler
         ways = ways_to_fit(asked, task, model, chips, update / sum(memory))
-        larger = _with_larger_share(update, chips)
+        larger = larger_share_note(update, chips)
         raise UserError(f"{_too_large('update', update, chips)}; {larger}by estimate it fits with {ways}")
     yield from _program_lines(update, chips)
     yield from _update_lines(config, model, update, chips, price)
@@ -147,7 +147,7 @@ def _compiled(what: str, chips: Topology, compile_it: Callable[[], Figures]) -> 
         print(f"  {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
 
 
-def _with_larger_share(needed: float, chips: Topology) -> str:
+def larger_share_note(needed: float, chips: Topology) -> str:
     """Return a note if a program fits a GPU of whose memory JAX takes more, or ''."""
     share = needed / chips.chip.hbm
     if not isinstance(chips.chip, Gpu) or share > LARGEST_SHARE:

@@ -18,7 +18,7 @@ from jformer.tasks.build import build_task
 from jformer.tasks.task import sized
 from jformer.tools.forecast.collectives import Collective
 from jformer.tools.forecast.compiled_ahead import Figures, compile_answer, compile_update, estimate
-from jformer.tools.forecast.on_topology import describe_topology, ways_to_fit
+from jformer.tools.forecast.on_topology import describe_topology, larger_share_note, ways_to_fit
 from jformer.tools.forecast.roofline import bound
 from jformer.tools.forecast.shapes import answer_shape, full_shape, mesh_sizes
 from jformer.tools.forecast.topology import CHIPS, GPUS, Topology, open_topology
@@ -217,6 +217,13 @@ def test_gpus_of_a_machine_share_what_a_group_sends_to_other_machines(devices, m
     chips = Topology("h100:4x2", GPUS["h100"], [dataclasses.make_dataclass("Device", ["device_kind"])("NVIDIA H100")])
     least = bound(Figures(0, 0, 0, 0, 989.4e12, 0, [gathered]), chips, "float32")
     assert (least.network, least.products) == pytest.approx((seconds, 2.0))
+
+
+def test_a_program_between_jaxs_share_and_the_gpus_memory_needs_a_larger_share():
+    gpus, tpus = Topology("h100", GPUS["h100"], []), Topology("v5e:2x2", CHIPS["v5e"], [])
+    note = "XLA_PYTHON_CLIENT_MEM_FRACTION=0.86 in the environment is enough for it, and "
+    assert larger_share_note(0.851 * GPUS["h100"].hbm, gpus) == note
+    assert larger_share_note(0.95 * GPUS["h100"].hbm, gpus) == larger_share_note(2**34, tpus) == ""
 
 
 @pytest.mark.slow

@@ -61,6 +61,19 @@ def test_without_the_compiler_one_line_says_what_to_install(name, extra, monkeyp
         open_topology(name)
 
 
+@pytest.mark.parametrize(("given", "share"), [("", 0.75), ("0.9", 0.9), ("1", 1.0)])
+def test_jax_takes_the_share_of_a_gpus_memory_that_its_variable_names(given, share, monkeypatch):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", given)
+    assert topology.Topology("h100", GPUS["h100"], []).memory == share * GPUS["h100"].hbm
+
+
+@pytest.mark.parametrize("given", ["most", "0", "1.5"])
+def test_a_share_that_is_none_is_refused(given, monkeypatch):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", given)
+    with pytest.raises(UserError, match=f"XLA_PYTHON_CLIENT_MEM_FRACTION='{given}' must be a share"):
+        topology.memory_share()
+
+
 @needs_cuda_compiler
 @pytest.mark.parametrize("kind", GPUS)
 def test_gpus_lie_on_machines(kind):
