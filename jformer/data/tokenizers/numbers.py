@@ -18,17 +18,17 @@ class NumberTokenizer(OneFile):
 
     def __init__(self, mean: float, deviation: float) -> None:
         super().__init__(".json", to_json(kind="number", mean=mean, deviation=deviation))
-        self._mean, self._deviation = mean, deviation
+        self.mean, self.deviation = mean, deviation
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the id of each number. Raise UserError for the first text that is none."""
-        values = np.array([(_parse(line) - self._mean) / self._deviation for line in lines], np.float32)
+        values = np.array([(_parse(line) - self.mean) / self.deviation for line in lines], np.float32)
         return [[int(bits)] for bits in values.view(np.uint32)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the number of one id, to six digits."""
         (value,) = np.array(ids, np.uint32).view(np.float32)
-        return f"{float(value) * self._deviation + self._mean:.6g}"
+        return f"{float(value) * self.deviation + self.mean:.6g}"
 
 
 def is_number(text: str) -> bool:

@@ -38,7 +38,7 @@ from jformer.tools.hf import name_tables as tables
 from jformer.tools.hf import tensors, vocabulary
 from jformer.tools.hf.bart import BART, M2M100, MBART
 from jformer.tools.hf.bert import BERT, DISTILBERT, ROBERTA
-from jformer.tools.hf.families import LOGITS_BIAS, Fields, HfFamily, model_config, table_of
+from jformer.tools.hf.families import LOGITS_BIAS, Fields, HfFamily, is_bare, model_config, table_of
 from jformer.tools.hf.gpt2 import GPT2
 from jformer.tools.hf.llama import LLAMA
 from jformer.tools.hf.marian import MARIAN
@@ -213,7 +213,7 @@ def without_place(family: HfFamily, model: ModelConfig, task: str, source: tenso
     read = {entry.theirs for entry in table_of(family, model, task).values()}
     left = {".".join(name.split(".")[:2]) for name in source.found
             if name not in (*read, *family.copies, BIAS) and (family.is_head(name) or ".pooler." in name)}  # fmt: skip
-    lacks = ["a head for masked tokens (train it)"] if task == "mlm" and not model.head.transform else []
+    lacks = ["a head for masked tokens (train it)"] if is_bare(model, task) else []
     return [*(f"{name}.*" for name in sorted(left)[:SHOWN]), *lacks]
 
 

@@ -112,6 +112,8 @@ def config_fields(family: HfFamily, model: ModelConfig, task: str) -> dict[str, 
     fields |= _write_activation(family, model.activation) if family.activation else {}
     fields |= {key: value for key, value in family.write(model).items() if value is not None}
     back, wanted = _normal(model_config(family, fields, task, model.head.num_classes)), normal
+    if is_bare(model, task):
+        back = dataclasses.replace(back, head=dataclasses.replace(back.head, transform=False))
     for field in dataclasses.fields(ModelConfig):
         ours, theirs = getattr(wanted, field.name), getattr(back, field.name)
         if ours != theirs and field.name not in TRAINING_ONLY:
@@ -129,10 +131,15 @@ def _first_difference(name: str, ours: Any, theirs: Any) -> tuple[str, Any, Any]
     return name, ours, theirs
 
 
-def architecture(family: HfFamily, task: str) -> str:
-    """Return their class for a task. Raise UserError if there is none."""
+def is_bare(model: ModelConfig, task: str) -> bool:
+    """Return whether an encoder has no head for masked tokens, as their classes whose names end in Model."""
+    return task == "mlm" and model.head == dataclasses.replace(model.head, transform=False, bias=False)
+
+
+def architecture(family: HfFamily, task: str, model: ModelConfig) -> str:
+    """Return their class of a model for a task. Raise UserError if there is none."""
     for name, does in family.classes.items():
-        if does == task:
+        if does == task and name.endswith("Model") == is_bare(model, task):
             return name
     raise UserError(f"task={task!r} is not for {family.model_type}, which has {', '.join(family.classes)}")
 

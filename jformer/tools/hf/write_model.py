@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from jformer.checkpoints.untie_layers import own_layers
 from jformer.checkpoints.weights import load_weights
 from jformer.config import load_config
 from jformer.config.options import Config
-from jformer.data.tokenizers import NUM_SYMBOLS, Symbols, Tokenizer
+from jformer.data.tokenizers import NUM_SYMBOLS, NumberTokenizer, Symbols, Tokenizer
 from jformer.data.vocabularies import load_tokenizers
 from jformer.errors import UserError
 from jformer.models import ModelConfig, build_model
@@ -22,7 +23,7 @@ from jformer.tools.hf import generation_config as generation
 from jformer.tools.hf import learned, tensors, vocabulary
 from jformer.tools.hf import name_tables as tables
 from jformer.tools.hf.convert import BIAS, FAMILIES, LABELLED, ORIGIN, find_family, not_carried, sized
-from jformer.tools.hf.families import LOGITS_BIAS, HfFamily, architecture, config_fields, table_of
+from jformer.tools.hf.families import LOGITS_BIAS, HfFamily, architecture, config_fields, is_bare, table_of
 from jformer.tools.hf.vit import VIT, pixel_fields
 
 
@@ -36,8 +37,6 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
     config = load_config(path / "config.json")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"--output={target} exists and is not empty: name a new directory")
-    if config.data.labels == "number":
-        raise UserError(f"{workdir}: data.labels='number' has its own unit, which transformers cannot store")
     tokenizers = load_tokenizers(path / "tokenizer")
     model = sized(config, tokenizers).merged
     family, fields = express(config.task, model, path, model_type)
@@ -46,20 +45,29 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
         if symbols.get(key, value) != value:
             raise UserError(f"{workdir}: {key}={symbols[key]} in its vocabulary, and {family.model_type} needs {value}")
     model, params = own_layers(model, load_weights(path, config, build_model(model), make_mesh(1)).params)
+    if isinstance(tokenizers[1], NumberTokenizer):
+        params = {**params, "classifier": in_units(params["classifier"], tokenizers[1])}
     target.mkdir(parents=True, exist_ok=True)
     text = tokenizers[0] if config.task in LABELLED else tokenizers[1]  # a classifier's other one is of labels
     mask = config.task == "mlm" and not text.symbols.noise
     named = vocabulary.write(target, family.model_type, (tokenizers[0], text), model.family, mask)
     logits_bias = fields.pop(LOGITS_BIAS, None)
-    fields |= symbols | {"architectures": [architecture(family, config.task)]}
+    fields |= symbols | {"architectures": [architecture(family, config.task, model)]}
     written = tables.to_tensors(table_of(family, model, config.task), params)
     if logits_bias is False:
         written = itertools.chain(written, [(BIAS, np.zeros((1, model.vocab_size), np.float32))])
     size = tensors.write(target, written, shard_bytes)
     (target / "config.json").write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
     notes = [*write_settings(target, config, tokenizers), *learned.differences(text)]
+    notes += ["the projection to the vocabulary"] if is_bare(model, config.task) else []
     without = "" if named or family is VIT else "; without a tokenizer, as transformers has no equivalent"
     return f"{target}: {family.model_type}, {size / 1e6:,.1f} MB{without}{not_carried(notes)}"
+
+
+def in_units(classifier: Mapping[str, Any], numbers: NumberTokenizer) -> dict[str, Any]:
+    """Return a projection to a number as one to that number in the unit of its texts."""
+    scaled = {name: np.asarray(leaf) * np.float32(numbers.deviation) for name, leaf in classifier.items()}
+    return scaled | {"bias": scaled["bias"] + np.float32(numbers.mean)}
 
 
 def express(task: str, model: ModelConfig, workdir: AnyPath, model_type: str = "") -> tuple[HfFamily, dict[str, Any]]:
@@ -86,7 +94,7 @@ def symbol_fields(config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> di
     text, answer = tokenizers
     fields: dict[str, Any] = {}
     if config.task in LABELLED:
-        labels = answer.tokens[NUM_SYMBOLS:]
+        labels = ["LABEL_0"] if config.data.labels == "number" else answer.tokens[NUM_SYMBOLS:]
         fields = {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
     if config.task == "classify":
         fields |= {"problem_type": vocabulary.PROBLEMS[config.data.labels]}

@@ -132,8 +132,8 @@ def t5(directory):
     return write_run(directory, "t5_1_1_small", "translate", sides, DECODE, **rows, seed=75, d_k=6, d_v=6)
 
 
-def bert(directory, task="classify"):
-    """Return a run of an encoder with WordPiece: one that knows two labels, or finds answers (task "qa")."""
+def bert(directory, task="classify", numbers=None):
+    """Return a run of an encoder with WordPiece: it knows two labels, gives `numbers`, or finds answers (task "qa")."""
     import tokenizers
 
     fast = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
@@ -143,10 +143,14 @@ def bert(directory, task="classify"):
     trainer = tokenizers.trainers.WordPieceTrainer(vocab_size=150, special_tokens=specials, show_progress=False)
     fast.train_from_iterator([*LINES, *FURTHER], trainer)
     text = FastTokenizer(fast.to_str(), {"pad": 0, "bos": 2, "eos": 3, "unk": 1, "noise": [4]})
-    labels = LabelTokenizer("label", "identity", ["no", "yes"])
+    labels = numbers or LabelTokenizer("label", "identity", ["no", "yes"])
     sides = {"source": text, "target": labels} if task == "classify" else {"shared": text}
-    classes = {"num_classes": 2, **({"pooling": "none", "pooler": False} if task == "qa" else {"pooler": True})}
+    classes = {
+        "num_classes": 1 if numbers else 2,
+        **({"pooling": "none", "pooler": False} if task == "qa" else {"pooler": True}),
+    }
     data = {"source": {"classify": "labelled", "qa": "squad"}[task], "max_source_length": 32}
+    data |= {"labels": "number"} if numbers else {}
     head = {"transform": True, "num_segments": 2, **classes}
     run = write_run(directory, "bert_base", task, sides, None, data, vocab_size=text.vocab_size, head=head,
                     max_length=32)  # fmt: skip

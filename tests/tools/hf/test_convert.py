@@ -11,7 +11,7 @@ from etils.epath import Path
 
 from jformer.checkpoints.checkpoint import Checkpoints
 from jformer.config import default_config, load_config, resolve, save_config
-from jformer.data.tokenizers import Symbols, learn
+from jformer.data.tokenizers import NumberTokenizer, Symbols, learn
 from jformer.data.tokenizers.pretrained import FastTokenizer
 from jformer.errors import UserError
 from jformer.evaluation.evaluate import evaluate
@@ -221,13 +221,17 @@ def test_labels_of_several_are_named():
     assert (fields["problem_type"], fields["id2label"]) == ("multi_label_classification", {0: "a", 1: "b"})
 
 
-def test_a_run_that_gives_numbers_is_not_exported(tmp_path):
-    config = default_config("bert_base")
-    config.task, config.data.source, config.data.labels = "classify", "labelled", "number"
-    save_config(resolve(config), Path(tmp_path) / "config.json")
-    with pytest.raises(UserError, match=r"data\.labels='number' has its own unit"):
-        export_model(str(tmp_path), tmp_path / "theirs")
-    assert not (tmp_path / "theirs").exists()
+def test_a_run_that_gives_numbers_gives_them_after_an_export_in_the_unit_of_its_texts(tmp_path):
+    from jformer.inference.predict import load
+
+    run = small_runs.bert(tmp_path / "run", numbers=NumberTokenizer(250.0, 40.0))
+    export_model(str(run), tmp_path / "theirs")
+    assert json.loads((tmp_path / "theirs" / "config.json").read_text())["problem_type"] == "regression"
+    import_model(tmp_path / "theirs", str(tmp_path / "again"), Texts())
+    texts = ["the cat sat", "a hat\trats"]
+    before, after = (load(path).predict(texts) for path in (run, tmp_path / "again"))
+    assert [*map(float, after)] == pytest.approx([*map(float, before)], rel=1e-5)
+    assert before[0] != before[1]
 
 
 def test_directories_that_hold_something_are_left_alone(workdir, exported):
