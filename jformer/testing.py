@@ -222,7 +222,7 @@ def check_search(search: OwnSearch, options: DecodeConfig | None = None) -> None
         path = [1, *tokens[:length]]
         expected = sum(table[a, b] for a, b in pairwise(path))
         assert not length or abs(score - expected) < 1e-4, f"score {score} of {path}, which has {expected}"
-        assert eos not in tokens[: max(length - 1, 0)], f"{path} goes on after the end symbol"
+        assert eos not in tokens[: max(length - 1, 0)], f"{path} continues after the end symbol"
 
 
 def small_model(**options: Any) -> ModelConfig:

@@ -1,6 +1,6 @@
 """Beam search with the penalties of GNMT, optionally in groups. Depends on a step function and a cache, not on models.
 
-Axes: b sentences, n beams of a sentence, k hypotheses asked for, p phrases, s spellings of a phrase, l of a spelling,
+Axes: b sentences, n beams of a sentence, k hypotheses returned, p phrases, s spellings of a phrase, l of a spelling,
 h tokens of history, t tokens; rows = b·n, the beams of a sentence side by side.
 
 A sentence has n live hypotheses, one in each beam, and slots for n finished ones. A hypothesis finishes when its end

@@ -76,7 +76,7 @@ class DecodeConfig:
     ensemble_average: str = "probability"  # probability | log_probability: what is averaged
 
     inputs: str = "text"  # predict reads lines of text | jsonl: {"source", "prefix", "constraints"}, and "target"
-    # predict writes text | conll (tags) | tsv | jsonl: with scores, n-best, alignments if asked for
+    # predict writes text | conll (tags) | tsv | jsonl: with scores, n-best, alignments on request
     outputs: str = "text"
     scores: bool = False  # predict writes scores; tsv and jsonl
     alignments: bool = False  # predict writes source-target pairs of tokens in Pharaoh format; tsv and jsonl, encdec

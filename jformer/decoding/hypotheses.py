@@ -182,7 +182,7 @@ def is_complete(
         num_finished: how many have ended, also those that were not kept.
         live_scores: summed log-probabilities of the others.
         largest_penalty: the length penalty at the limits.
-        options: how many beams there are, how many outputs are asked for, and the patience.
+        options: how many beams there are, how many outputs are returned, and the patience.
 
     >>> finished = Finished(jnp.array([[-1.0, -3.0]]), jnp.array([[4, 4]]), jnp.array([[0, 1]]))
     >>> options = DecodeConfig(beam_size=2)

@@ -169,7 +169,7 @@ def _forbid_ngrams(
 ) -> Float[Array, "rows v"]:
     """Forbid every token that would repeat an n-gram: what followed wherever the last n - 1 tokens stood before.
 
-    The padding before the first token does no harm: only padding is ever forbidden for its sake.
+    The padding before the first token does no harm: it only ever forbids padding.
     """
     ngrams = history.shape[1] - n + 1  # in the history
     same = jnp.ones((history.shape[0], ngrams), bool)  # [rows ngrams], whether it begins with the last n - 1 tokens

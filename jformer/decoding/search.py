@@ -82,7 +82,7 @@ class Trace(NamedTuple):
     searched: Bool[Array, " b *t"]  # False: the sentence was done before this step; the rest is meaningless
     tokens: Int[Array, "b *t n k"]  # the candidates: continuations of the n hypotheses that were live
     sums: Float[Array, "b *t n k"]  # their summed log-probabilities
-    live_sums: Float[Array, "b *t n"]  # of those that go on, one in each beam
+    live_sums: Float[Array, "b *t n"]  # of the next live hypotheses, one in each beam
     live_tokens: Int[Array, "b *t n"]
     live_parents: Int[Array, "b *t n"]  # the beam that a token was appended to
     end_parents: Int[Array, "b *t n"]  # of those that ended in this step

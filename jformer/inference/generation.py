@@ -128,7 +128,7 @@ def compile_over_rows(respond: Callable[..., PyTree], mesh: Mesh | None) -> jax.
 
 
 class OwnSearch(Protocol):
-    """What decode.search names as `package.module:function`, such as `jformer.decoding.sample.sample`."""
+    """What decode.search names as `package.module:function`; docs/parts.md has an example."""
 
     def __call__(self, step: Step, cache: Cache, start: Start, rules: Rules, options: DecodeConfig) -> SearchLoop:
         """Return a search with decode.samples rows per input, which share no entries of the cache."""

@@ -35,7 +35,7 @@ class Trained:
 def saved_config(workdir: str | os.PathLike[str], **decode: object) -> Config:
     """Return the config of a run with some options of decoding replaced; raise UserError for an invalid one.
 
-    Outputs are not limited to text: alignments, for example, may be asked for.
+    Outputs are not limited to text: they may have alignments, for example.
     """
     config = load_config(run_path(workdir) / "config.json")
     values = {**dataclasses.asdict(config.decode), "outputs": "jsonl", **decode}

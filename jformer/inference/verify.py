@@ -23,7 +23,7 @@ from jformer.decoding.decode_config import DecodeConfig
 from jformer.decoding.hypotheses import length_penalty
 from jformer.errors import UserError
 from jformer.inference.answers import EncodedPair, Piece, Request
-from jformer.inference.batching import refuse_nan
+from jformer.inference.batching import NBest, read_row
 from jformer.inference.forced_pass import make_scorer
 from jformer.inference.generation import make_answer, make_setup, start_cache
 from jformer.inference.inputs import writable
@@ -93,11 +93,11 @@ class Subject:
         pieces = self.pieces[::order]
         for start in range(0, len(pieces), rows):
             batch, room = self.inputs.arrays(pieces[start : start + rows], rows)
-            tokens, scores, lengths, _ = jax.device_get(search((self.params,) * copies, batch, room))
-            refuse_nan(scores)
-            for i in range(len(pieces[start : start + rows])):
-                hypotheses = zip(tokens[i], scores[i], lengths[i], strict=True)
-                found.append([(ids[:n].tolist(), float(score)) for ids, score, n in hypotheses if n])
+            decoded = jax.device_get(search((self.params,) * copies, batch, room))
+            for row in range(len(pieces[start : start + rows])):
+                outputs = read_row(decoded, row)
+                assert isinstance(outputs, NBest)
+                found.append([output for output in zip(*outputs, strict=True) if output[0]])
         return found[::order]
 
     def forced(self, outputs: Sequence[Sequence[int]]) -> tuple[dict[str, np.ndarray], list[int]]:
