@@ -66,6 +66,11 @@ NO_WORDS = (
     "BLEU is near 0 and chrF is not: tok:{} finds few runs of four words in these texts; if they are written without "
     "spaces, set data.target_language, or evaluate.tokenize=zh, ja-mecab or char"
 )
+TOKENIZED = (
+    "{} outputs end in a space and a period: BLEU is of detokenized text; for text that is tokenized already set "
+    "evaluate.tokenize=none"
+)
+MANY = 100  # sacreBLEU's limit for the same warning
 
 
 def text_scores(
@@ -105,8 +110,13 @@ def text_scores(
             precisions = "/".join(f"{precision:.1f}" for precision in result.precisions)
             lengths = f"hyp_len = {result.sys_len} ref_len = {result.ref_len}"
             scores[name]["details"] = f"{precisions} (BP = {result.bp:.3f} ratio = {result.ratio:.3f} {lengths})"
+            notes = []
             if result.score < NEAR_ZERO and CHRF().corpus_score(hypotheses, references).score > FAR_FROM_ZERO:
-                scores[name]["notes"] = [NO_WORDS.format(tokenize)]
+                notes.append(NO_WORDS.format(tokenize))
+            if tokenize != "none" and (count := sum(text.endswith(" .") for text in hypotheses)) >= MANY:
+                notes.append(TOKENIZED.format(count))
+            if notes:
+                scores[name]["notes"] = notes
     return scores
 
 
@@ -163,7 +173,7 @@ def text_metric(name: str, tokenize: str, lowercase: bool) -> Metric:
     if tokenize not in BLEU.TOKENIZERS:
         raise UserError(f"evaluate.tokenize={tokenize!r}; choose one of: {', '.join(BLEU.TOKENIZERS)}")
     try:
-        return BLEU(lowercase=lowercase, tokenize=tokenize, force=tokenize == "none")
+        return BLEU(lowercase=lowercase, tokenize=tokenize, force=True)  # `text_scores` notes tokenized text once
     except (ImportError, OSError, RuntimeError) as error:  # some need another package or a download
         reason = " ".join(str(error).split())
         raise UserError(f"evaluate.tokenize={tokenize!r} is not available here: {reason}") from error

@@ -42,6 +42,11 @@ def test_an_unknown_one_of_several_labels_is_named():
         labels_of("labels", ["glad,calm"]).encode(["calm", "calm, angry"])
 
 
+def test_labels_that_differ_in_white_space_alone_are_refused():
+    with pytest.raises(UserError, match=r"^labels 'pos' and 'pos ' differ in white space alone: write both alike"):
+        labels_of("label", ["pos", "neg", "pos "])
+
+
 def test_numbers_come_back_from_the_batch_and_from_disk(tmp_path):
     tokenizer = labels_of("number", ["1", "2.5", "-4e1"])
     made = one_number(ROWS, tokens(tokenizer.encode(["7", "1", "-40"]), np.uint32), SHAPE)

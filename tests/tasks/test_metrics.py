@@ -40,10 +40,13 @@ def test_tokenized_text_is_scored_as_it_is(caplog):
     references = ["a b does n't c-e ."] * 120
     with caplog.at_level(logging.WARNING, logger="sacrebleu"):
         scores = text_scores(hypotheses, [references], tokenize="none", names=["bleu"])
+        detokenized = text_scores(hypotheses, [references], names=["bleu"])["bleu"]
     precisions = [5 / 6, 3 / 5, 2 / 4, 1 / 3]
     assert scores["bleu"]["score"] == pytest.approx(100 * math.prod(precisions) ** 0.25)
     assert "tok:none" in scores["bleu"]["signature"]
-    assert not caplog.records
+    assert not caplog.records  # which would come at every validation
+    assert "notes" not in scores["bleu"]
+    assert ["120 outputs end in a space and a period" in note for note in detokenized["notes"]] == [True]
 
 
 def test_case_is_ignored_on_request():

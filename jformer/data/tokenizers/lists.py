@@ -113,10 +113,16 @@ class LabelTokenizer(ListTokenizer):
 
 
 def learn_labels(kind: str, lines: Iterable[str], normalization: str) -> LabelTokenizer:
-    """List the labels of the training text in alphabetical order, and count the examples of each."""
+    """List the labels of the training text in alphabetical order, and count the examples of each.
+
+    Raises UserError for labels that differ in white space at their ends alone.
+    """
     split, normalize = RULES[kind][0], NORMALIZATIONS[normalization]
     counts = Counter(label for line in lines if line.strip() for label in split(normalize(line)))
     labels = sorted(counts)
+    for label in labels:
+        if label.strip() != label and label.strip() in counts:
+            raise UserError(f"labels {label.strip()!r} and {label!r} differ in white space alone: write both alike")
     return LabelTokenizer(kind, normalization, labels, [counts[label] for label in labels])
 
 
