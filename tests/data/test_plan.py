@@ -238,8 +238,18 @@ def test_rows_for_one_unit_are_never_empty():
 
 def test_whole_weights_deal_as_they_always_did():
     """A resumed run finds its batches again; NumPy's generators keep their streams."""
-    plan = Plan((Shape(2, 4, 4), Shape(2, 8, 8)), np.array([0, 0, 0, 1, 1]), np.array([0, 1, 1, 0, 1]), (1.0, 2.0), 3)
-    assert [batch.units.tolist() for batch in plan.epoch(2)] == [[2, 0], [4, 3], [1, 2], [1, 4]]
+    plan = Plan((Shape(4, 4, 4), Shape(2, 8, 8)), np.arange(16) // 10, np.arange(16) % 2, (1.0, 2.0), 3)
+    assert [batch.units.tolist() for batch in plan.epoch(2)] == [
+        [0, 8, 5, 9],
+        [1, 4, 9, 7],
+        [13, 12],
+        [10, 14],
+        [15, 11],
+        [3, 15],
+        [1, 7],
+        [11, 13],
+        [2, 5, 6, 3],
+    ]
 
 
 @pytest.mark.parametrize("empty", [0, 1])

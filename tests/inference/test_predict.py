@@ -1,5 +1,6 @@
 """Every input gives its outputs, in order, whatever its neighbours, its length or the batch it falls into."""
 
+import copy
 import dataclasses
 import functools
 import itertools
@@ -319,6 +320,15 @@ def test_an_ensemble_is_loaded_with_its_own_weights_or_refused(runs):
         ensemble(runs("french", data={"source_language": "en", "target_language": "fr"}))
     with pytest.raises(UserError, match=r"decode\.ensemble: .*noise has task='denoise', this run 'translate'"):
         ensemble(runs("noise", task="denoise"))
+
+
+def test_pieces_are_joined_as_the_target_language_is_written(predictor):
+    run = copy.copy(predictor())
+    answers = [[Output("我们去", (5, EOS))], [Output("Rom。", (6, EOS))], [Output("好", (7, EOS))]]
+    for language, text in (("de", "我们去 Rom。好"), ("zh-TW", "我们去Rom。好")):
+        data = dataclasses.replace(run.config.data, target_language=language)
+        run.config = dataclasses.replace(run.config, data=data)
+        assert run._join(answers)[0].text == text
 
 
 def test_averaged_steps_are_the_last_regular_ones():

@@ -405,8 +405,9 @@ def test_answers_are_scored_in_the_course_of_training_and_decide_what_is_best(ca
         )
         assert train(dataclasses.replace(config, decode=decode, train=trained), tmp_path)
         text = (tmp_path / "training.log").read_text()
-        assert ("decode.max_length=1 (was 0): train.best_by measures otherwise" in text) == forgotten
+        assert ("train.best_by measures otherwise" in text) == forgotten
     progress = open_run(tmp_path).newest_manifest().progress
+    assert "decode.max_length=1 (was 0): train.best_by" in text
     assert (progress["best_step"], progress["measured"]["decode.max_length"]) == (10, 1)
 
 
