@@ -43,20 +43,27 @@ def traffic(program: Program) -> float:
 
     Splash attention reads one side once for every block of the other.
     """
-    counts = runs(program, kernels=False)
-    return sum(
-        count * _moved(program, program.computations[name], each)
-        for name, count in counts.items()
-        for each in program.computations[name].values()
-        if each.opcode not in FREE and not each.opcode.endswith("-done")
-    )
+    return sum(count * _moved(program, program.computations[name], each) for count, name, each in _kernels(program))
 
 
-def costs(program: Program, name: str, kernels: Iterable[Instruction]) -> tuple[int, int]:
+def kernels(program: Program) -> int:
+    """Return how many kernels a run of a program has, loops included."""
+    return sum(count for count, _, _ in _kernels(program))
+
+
+def _kernels(program: Program) -> Iterator[tuple[int, str, Instruction]]:
+    """Yield how often each kernel runs, its computation and its instruction."""
+    for name, count in runs(program, kernels=False).items():
+        for each in program.computations[name].values():
+            if each.opcode not in FREE and not each.opcode.endswith("-done"):
+                yield count, name, each
+
+
+def costs(program: Program, name: str, instructions: Iterable[Instruction]) -> tuple[int, int]:
     """Return the FLOPs and the bytes moved of some kernels of a computation; products inside fusions are left out."""
-    computation, kernels = program.computations[name], list(kernels)
-    flops = sum(_work(computation, each, False) for each in kernels)
-    return flops, sum(_moved(program, computation, each) for each in kernels)
+    computation, listed = program.computations[name], list(instructions)
+    work = sum(_work(computation, each, False) for each in listed)
+    return work, sum(_moved(program, computation, each) for each in listed)
 
 
 def kernel_of(each: Instruction) -> str:

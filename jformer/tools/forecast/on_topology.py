@@ -31,6 +31,7 @@ from jformer.tasks.batch_arrays import source_is_prefix
 from jformer.tasks.build import build_task, choose_dtype, choose_lengths, open_mesh
 from jformer.tasks.task import Task
 from jformer.tools.forecast.compiled_ahead import Figures, compile_answer, compile_update, estimate
+from jformer.tools.forecast.cost_analysis import kernels
 from jformer.tools.forecast.describe import summary
 from jformer.tools.forecast.roofline import ASSUMPTIONS, GPU_ASSUMPTIONS, Bound, beside_kernels, bound
 from jformer.tools.forecast.shapes import answer_shape, full_shape, likely_shapes, mesh_sizes, sized_model
@@ -165,7 +166,8 @@ def _program_lines(figures: Figures, chips: Topology) -> Iterator[str]:
     names = ("arguments", "outputs", "temporaries", "code")
     parts = ", ".join(f"{name} {getattr(figures, name) / MIB:,.1f}" for name in names)
     yield f"  memory by the compiler: {figures.memory / MIB:,.1f} MiB, {figures.memory / chips.memory:.1%}: {parts}"
-    yield f"  {figures.flops:.3g} FLOPs, {figures.traffic / 1e9:,.2f} GB between HBM and cores"
+    moved = f"{figures.traffic / 1e9:,.2f} GB between HBM and cores, {kernels(figures.program):,} kernels"
+    yield f"  {figures.flops:.3g} FLOPs, {moved}"
     if figures.collectives:
         crossing = any(each.crossing for each in figures.collectives)
         cells = [["collectives over", "", "count", "MB whole", "MB sent"] + ["to other machines"] * crossing]

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jformer.tools.forecast.cost_analysis import REMAT, flops, traffic
+from jformer.tools.forecast.cost_analysis import REMAT, flops, kernels, traffic
 from jformer.tools.forecast.hlo import parse
 from tests.tools.forecast.test_hlo import LOOP
 
 
 def test_products_in_a_loop_count_every_time():
     assert flops(parse(LOOP)) == 6 * 2 * 16 * 8 * 4
+    assert kernels(parse(LOOP)) == 1 + 6 * 3  # a copy; a fusion, a product and a comparison
 
 
 def test_traffic_is_what_leaves_or_enters_hbm():
