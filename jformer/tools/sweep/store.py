@@ -23,7 +23,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from sqlalchemy.exc import SQLAlchemyError
 
 from jformer.config import resolve
-from jformer.config.resume import differences
+from jformer.config.resume import differences, with_saved_config
 from jformer.errors import UserError
 from jformer.integrity import parse_object
 from jformer.storage import in_bucket, replace_content
@@ -239,7 +239,8 @@ def _agree(study: optuna.Study, experiment: Experiment, workdir: Path) -> None:
     for key, value in {**mine, "goal": experiment.goal}.items():
         if saved[key] != value:
             raise UserError(f"{workdir}: its {key} is {saved[key]!r}, not {value!r}: use another --workdir")
-    for key, (before, now) in differences(resolve(saved["shared"]), shared).items():
+    first = resolve(saved["shared"])
+    for key, (before, now) in differences(first, with_saved_config(shared, first)).items():
         if not key.startswith(MAY_DIFFER):
             raise UserError(
                 f"{key}={now!r} but the trials of this sweep have {before!r}: set it back or use a new --workdir"
