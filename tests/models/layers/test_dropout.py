@@ -52,11 +52,12 @@ def test_seed_site_layer_row_position_and_feature_all_matter():
 
 
 def test_gpus_draw_the_same_mask():
-    with compiling_for(Target("gpu")):
-        for features in (63, 64):
-            x = jnp.ones((8, 40, features))
-            found = jax.jit(lambda x: dropout(x, 0.3, DropoutKey(jnp.uint32(1), jnp.arange(8)), Site.SELF_ATTN))(x)
-            np.testing.assert_array_equal(found, mask(shape=x.shape[1:]))
+    for features in (63, 64):
+        x, key = jnp.ones((8, 40, features)), DropoutKey(jnp.uint32(1), jnp.arange(8))
+        expected = mask(shape=x.shape[1:])
+        with compiling_for(Target("gpu")):
+            found = jax.jit(lambda x, key: dropout(x, 0.3, key, Site.SELF_ATTN))(x, key)
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_devices_that_share_features_draw_their_parts_of_the_mask_without_an_exchange():
