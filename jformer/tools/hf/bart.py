@@ -47,8 +47,15 @@ def stack(side: str, cross: bool) -> Table:
 
 
 def common(model: ModelConfig) -> Table:
-    """Map what all of these families have: the table of tokens, both stacks, the bias of the logits."""
-    table = embedding("source_embedding", "model.shared") | stack("encoder", False) | stack("decoder", True)
+    """Map what all of these families have: the tables of tokens, both stacks, the bias of the logits."""
+    table = stack("encoder", False) | stack("decoder", True)
+    if model.shared_embedding:
+        table |= embedding("source_embedding", "model.shared")
+    else:
+        tables = {ours: f"model.{side}.embed_tokens.weight" for ours, side in SIDES.items()}
+        table |= {f"{ours}_embedding/embedding": Entry(name, otherwise=TABLE) for ours, name in tables.items()}
+    if not model.tied_output:
+        table |= linear("head/output", "lm_head", bias=False)
     if model.head.bias:
         table["head/bias"] = Entry("final_logits_bias", lambda bias: bias[0], lambda bias: bias[None])
     if model.norm == "pre":
@@ -86,6 +93,8 @@ def read(fields: Fields) -> dict[str, Any]:
             raise UserError(f"config.json: encoder_{key}={one} and decoder_{key}={other}: ours has one number for both")
     return {
         "num_decoder_layers": fields["decoder_layers"],
+        "shared_embedding": fields["tie_word_embeddings"],
+        "tied_output": fields["tie_word_embeddings"],
         "embedding_scale": "input" if fields["scale_embedding"] else "none",
         "max_length": fields["max_position_embeddings"],
         "head": HeadConfig(bias=fields.get(LOGITS_BIAS, False)),
@@ -96,6 +105,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
     """Return their fields that are not plain sizes."""
     return {
         "decoder_layers": model.decoder_layers,
+        "tie_word_embeddings": model.tied_output,
         "decoder_attention_heads": model.num_heads,
         "decoder_ffn_dim": model.d_ff,
         "scale_embedding": model.embedding_scale == "input",
@@ -109,18 +119,18 @@ BART = HfFamily(
     classes={"BartForConditionalGeneration": "translate", "BartModel": "translate"},
     sizes=SIZES, defaults=DEFAULTS,
     ours={"norm": "post", "norm_epsilon": 1e-5, "positions": "learned", "embedding_norm": True, "init": "bert"},
-    theirs={"tie_word_embeddings": True, "normalize_before": False, "add_final_layer_norm": False,
+    theirs={"normalize_before": False, "add_final_layer_norm": False,
      "normalize_embedding": True, "static_position_embeddings": False, "extra_pos_embeddings": OFFSET},
     table=_bart, activation="activation_function", read=read, write=write,
     copies=COPIES,
-    unread=("final_logits_bias",), prefix="model.",
+    unread=("final_logits_bias", r"model\.shared\.weight"), prefix="model.",
 )  # fmt: skip
 MBART = dataclasses.replace(
     BART,
     model_type="mbart",
     classes={"MBartForConditionalGeneration": "translate", "MBartModel": "translate"},
     ours={**BART.ours, "norm": "pre"},
-    theirs={"tie_word_embeddings": True},
+    theirs={},
 )
 M2M100 = dataclasses.replace(
     BART,
@@ -129,7 +139,7 @@ M2M100 = dataclasses.replace(
     defaults={**DEFAULTS, "vocab_size": 128_112, "attention_dropout": 0.1, "activation_function": "relu",
               "scale_embedding": True},
     ours={**BART.ours, "norm": "pre", "embedding_norm": False},
-    theirs={"tie_word_embeddings": True},
+    theirs={},
     table=_m2m,
-    unread=(r"final_logits_bias", r"model\.(encoder|decoder)\.embed_positions\.weights?"),
+    unread=(*BART.unread, r"model\.(encoder|decoder)\.embed_positions\.weights?"),
 )  # fmt: skip

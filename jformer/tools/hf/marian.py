@@ -14,7 +14,7 @@ from jformer.tools.hf import bart
 from jformer.tools.hf.families import Fields, HfFamily
 from jformer.tools.hf.name_tables import Entry, Table
 
-READERS = ("q", "k", "v", "up")  # modules that read the residual stream; all others write it
+READERS = ("q", "k", "v", "up", "output")  # modules that read the residual stream; all others write it
 
 
 def _table(model: ModelConfig) -> Table:
@@ -54,9 +54,9 @@ MARIAN = HfFamily(
     classes={"MarianMTModel": "translate", "MarianModel": "translate"},
     sizes=bart.SIZES, defaults={**bart.DEFAULTS, "vocab_size": 58_101},
     ours={"norm": "post", "norm_epsilon": 1e-5, "positions": "sinusoidal"},
-    theirs={"tie_word_embeddings": True, "share_encoder_decoder_embeddings": True, "normalize_before": False,
+    theirs={"share_encoder_decoder_embeddings": True, "normalize_before": False,
      "normalize_embedding": False, "add_final_layer_norm": False, "static_position_embeddings": True},
     table=_table, activation="activation_function", read=_read, write=_write,
     copies=bart.COPIES,
-    unread=("final_logits_bias", r"model\.(encoder|decoder)\.embed_positions\.weight"), prefix="model.",
+    unread=(*bart.BART.unread, r"model\.(encoder|decoder)\.embed_positions\.weight"), prefix="model.",
 )  # fmt: skip
