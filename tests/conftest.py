@@ -1,8 +1,13 @@
-"""Set up the whole test session: eight virtual devices, and shapes checked at every call of an annotated function."""
+"""Set up the whole test session: eight virtual devices, and shapes checked at every call of an annotated function.
+
+JFORMER_TEST_PLATFORM=cuda (rocm, tpu) has the tests of ON_ACCELERATORS, and no others, run on the devices there are: in
+one process, with float32 products at the highest precision, which the tolerances of these tests assume.
+"""
 
 import functools
 import gc
 import os
+import re
 import shutil
 import sys
 import zlib
@@ -10,11 +15,17 @@ from pathlib import Path
 
 from tests import signals
 
-os.environ["XLA_FLAGS"] = (  # most programs run once: compiling them costs more than running them
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-    " --xla_cpu_opt_preset=CPU_OPT_PRESET_FAST_COMPILE"
-)
-os.environ["JAX_PLATFORMS"] = "cpu"
+PLATFORM = os.environ.get("JFORMER_TEST_PLATFORM", "")
+if PLATFORM:
+    os.environ["JAX_PLATFORMS"] = ",".join(dict.fromkeys((PLATFORM, "cpu")))
+    os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # runs that tests start share the memory
+else:
+    os.environ["XLA_FLAGS"] = (  # most programs run once: compiling them costs more than running them
+        os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+        " --xla_cpu_opt_preset=CPU_OPT_PRESET_FAST_COMPILE"
+    )
+    os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JFORMER_PARTS"] = "experiments,tests"  # parts that configs of tests may name
 # What one process compiles, the others find, and so do the runs that tests start and the next session.
 compiled_files = Path(__file__).parents[1] / ".pytest_cache" / "compiled"
@@ -43,9 +54,15 @@ import jax
 import numpy as np
 import pytest
 
+from jformer.errors import UserError
 from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
 
 LONGEST = ("test_smoke", "test_contracts", "test_loop", "test_every_task", "test_processes", "test_parts")
+ON_ACCELERATORS = (  # what depends on how a device computes: numerics, decoding, updates, save and resume
+    *("models", "decoding", "tasks/test_losses.py", "tasks/test_r_drop.py", "training/test_step.py"),
+    *("training/test_state.py", "checkpoints/test_checkpoint.py", "inference/test_verify.py"),
+    *("inference/test_generation.py", "inference/test_streaming.py"),
+)
 MAPS = Path("/proc/self/maps")
 TINY = {
     "vocab_size": 50,
@@ -64,13 +81,18 @@ def pytest_addoption(parser):
 
 
 def pytest_xdist_auto_num_workers():
-    """One more than there are cores: some tests wait for processes that they started."""
-    return (os.cpu_count() or 1) + 1
+    """One more than there are cores: some tests wait for processes that they started. A TPU has one process."""
+    return 0 if PLATFORM else (os.cpu_count() or 1) + 1
+
+
+def pytest_report_header():
+    """Say where the tests run, if not on eight devices of the CPU."""
+    return f"JFORMER_TEST_PLATFORM={PLATFORM}: products of float32 at the highest precision" if PLATFORM else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Leave out the slow tests of other shares, which another run takes.
+    """Leave out the slow tests of other shares, which another run takes, and on accelerators what is not about them.
 
     The longest files come first, so that no process is left with one of them at the end.
 
@@ -80,8 +102,22 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: item.path.stem not in LONGEST)
     share, shares = map(int, config.getoption("--slow-share").split("/"))
     others = [item for item in items if "slow" in item.keywords and zlib.crc32(item.nodeid.encode()) % shares != share]
+    if PLATFORM:
+        there = {Path(__file__).parent / name for name in ON_ACCELERATORS}
+        others += [item for item in items if not there & {item.path, *item.path.parents}]
     config.hook.pytest_deselected(items=others)
     items[:] = [item for item in items if item not in others]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call():
+    """On accelerators, skip a test that needs more devices than there are, with that reason."""
+    try:
+        return (yield)
+    except UserError as error:
+        if PLATFORM and re.search(r"does not fit \d+ devices", str(error)):
+            pytest.skip(str(error))
+        raise
 
 
 def make_batch(source_lengths, target_lengths, *, seed=0, vocab_size=50, source_size=None, target_size=None):

@@ -4,12 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import LONGEST
+from experiments.checks.accelerator_rows import TESTS
+from tests.conftest import LONGEST, ON_ACCELERATORS
 from tests.slow import slow_but
 
 
 def test_the_longest_files_are_there():
     assert {path.stem for path in Path(__file__).parent.rglob("test_*.py")} >= set(LONGEST)
+
+
+def test_what_accelerators_run_is_there():
+    tests = Path(__file__).parent
+    assert all((tests / name).exists() for name in (*ON_ACCELERATORS, *TESTS))
+    assert all({name, name.partition("/")[0]} & {*ON_ACCELERATORS} for name in TESTS)
 
 
 def test_a_quick_case_that_is_none_is_refused():

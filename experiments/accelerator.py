@@ -1,0 +1,158 @@
+"""Is everything right, and how fast is it, on the GPUs or TPUs of this machine? One command, in minutes.
+
+Each row is a process of its own, the most telling first: one that fails, crashes or hangs costs itself alone, and is
+reported with its reason. Findings are printed, and written to --output as JSON, as soon as they are known. A row that
+there is no time for is named at the end. The exit code is 0 only if every row that ran was right, and 1 otherwise.
+
+Command:  python -m experiments.accelerator [--minutes=8] [--rows=numerics,updates] [--wmt=CHECKOUT/examples/wmt]
+          [--output=runs/accelerator.json] [--smoke]
+
+Rows are those of experiments/checks/accelerator_rows.py. All data are made up or come with the project. --smoke tries
+every row in small sizes, also on a CPU.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+
+from experiments.measure import ROOT, commit, smoke_sizes
+
+WEIGHTS = {  # row → its share of the time, in the order in which rows run
+    "machine": 1, "numerics": 4, "updates": 3, "attention": 3, "resume": 3, "quickstart": 4, "step transformer_base": 3,
+    "decoding": 3, "processes": 2, "tests": 8, "step gpt2": 2, "step t5_base": 3, "step transformer_big": 3,
+}  # fmt: skip
+LEAST = 5.0  # seconds with which a row is begun
+PATIENCE = 3  # times its share that a row may take, as most take less
+QUICK = " --xla_backend_optimization_level=0 --xla_cpu_opt_preset=CPU_OPT_PRESET_FAST_COMPILE"  # to compile, in --smoke
+
+
+class Table:
+    """The findings so far, on the screen and in a file."""
+
+    def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
+        self.path, self.facts, self.rows = path, facts, list[dict[str, Any]]()
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def add(self, row: str, what: str, text: str, ok: bool, seconds: float, figures: Mapping[str, Any] = {}) -> None:
+        """Print a finding and write all of them; a crash of the machine loses none that was printed."""
+        self.rows.append({"row": row, "what": what, "ok": ok, "text": text, "seconds": round(seconds, 1), **figures})
+        print(f"{'right' if ok else 'WRONG'}  {seconds:6.1f} s  {row:22} {what:34} {text}", flush=True)
+        half = self.path.with_name(f"{self.path.name}.tmp")
+        half.write_text(json.dumps({**self.facts, "rows": self.rows}, indent=1))
+        half.replace(self.path)
+
+    @property
+    def wrong(self) -> list[str]:
+        """The rows that failed."""
+        return [*dict.fromkeys(each["row"] for each in self.rows if not each["ok"])]
+
+
+def run_rows(commands: Mapping[str, Sequence[str]], seconds: float, table: Table, weights: Mapping[str, float]) -> None:
+    """Run rows one after the other; each may take PATIENCE times its share of what is left.
+
+    Args:
+        commands: row → what prints its findings as lines of JSON.
+        seconds: what all of them may take.
+        table: where the findings go.
+        weights: row → its share.
+    """
+    end, rest = time.monotonic() + seconds, [*commands]
+    while rest:
+        row, left = rest[0], end - time.monotonic()
+        if left < LEAST:
+            print(f"no time for: {', '.join(rest)}; --rows={','.join(rest)} runs them")
+            return
+        share = weights[row] / sum(weights[each] for each in rest)
+        run_row(row, commands[row], left * min(1, PATIENCE * share), table)
+        rest.pop(0)
+
+
+def run_row(row: str, command: Sequence[str], limit: float, table: Table) -> None:
+    """Run a row for so many seconds at most, and add what it finds, and why it ended early if it did."""
+    began, late = time.monotonic(), threading.Event()
+    found, before = 0, began
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+        ) as process,
+    ):
+
+        def stop() -> None:
+            late.set()
+            os.killpg(process.pid, signal.SIGKILL)  # and what it started
+
+        timer = threading.Timer(limit, stop)
+        timer.start()
+        assert process.stdout
+        for line in process.stdout:
+            finding, now = json.loads(line), time.monotonic()
+            table.add(row, finding["what"], finding["text"], finding["ok"], now - before, finding["figures"])
+            found, before = found + 1, now
+        code = process.wait()
+        timer.cancel()
+        errors.seek(0)
+        said = errors.read()
+    if late.is_set():
+        table.add(row, "stopped", f"not done after {limit:.0f} s; {found} findings", False, time.monotonic() - before)
+    elif code:
+        name = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        table.add(row, "failed", f"{name}: {reason(said)}", False, time.monotonic() - before)
+    elif not found:
+        table.add(row, "failed", "it found nothing", False, time.monotonic() - before)
+
+
+def reason(said: str) -> str:
+    """Return the line of an output that says why a process ended: our command's, an exception's, or the last."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    ours = [line for line in lines if line.startswith("jformer: ")]
+    raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line)]
+    return (ours or raised or lines or ["no output"])[-1][:300]
+
+
+def define_flags() -> None:
+    """Define the flags, which other commands here have, too: not where this is imported."""
+    flags.DEFINE_float("minutes", 8.0, "What all rows together may take.")
+    flags.DEFINE_list("rows", [*WEIGHTS], "Which rows.")
+    flags.DEFINE_string("output", "runs/accelerator.json", "Where the findings go.")
+    flags.DEFINE_string("wmt", None, "The folder examples/wmt of a checkout of flax, to time beside.")
+
+
+def commands(rows: Sequence[str], arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield (row, its command)."""
+    for row in rows:
+        yield row, [sys.executable, "-m", "experiments.checks.accelerator_rows", row, *arguments]
+
+
+def main(argv: list[str]) -> int:
+    """Run the rows; return 1 if one is wrong."""
+    del argv
+    small, given = smoke_sizes(minutes=6.0), flags.FLAGS
+    if unknown := {*given.rows} - {*WEIGHTS}:
+        raise app.UsageError(f"--rows={','.join(sorted(unknown))}: no such rows; there are {', '.join(WEIGHTS)}")
+    arguments = ["--smoke"] if small else []
+    arguments += [f"--wmt={Path(given.wmt).resolve()}"] if given.wmt else []
+    if small:
+        os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + QUICK
+    began = time.monotonic()
+    table = Table(Path(given.output), {"commit": commit(), "smoke": small, "minutes": given.minutes})
+    run_rows(dict(commands(given.rows, arguments)), given.minutes * 60, table, WEIGHTS)
+    wrong = table.wrong
+    print(f"{len(table.rows)} findings in {time.monotonic() - began:.0f} s, in {table.path}; wrong: {wrong or 'none'}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)

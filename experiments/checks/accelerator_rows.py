@@ -1,0 +1,491 @@
+"""The rows of experiments/accelerator.py: what each checks or measures, in a process of its own.
+
+Command:  python -m experiments.checks.accelerator_rows ROW [--smoke] [--wmt=DIR]    (experiments.accelerator starts it)
+
+A row yields findings, each printed as a line of JSON as soon as it is known.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from absl import app, flags
+from jax.sharding import Mesh
+from jaxtyping import PyTree
+
+from experiments.accelerator import define_flags
+from experiments.measure import ROOT, smoke_sizes
+from jformer.config import default_config, resolve
+from jformer.config.options import Config
+from jformer.data.plan import Shape
+from jformer.data.tokenizers.symbols import NUM_SYMBOLS, Symbols
+from jformer.decoding.decode_config import DecodeConfig
+from jformer.inference.generation import make_answer, make_setup
+from jformer.models import ModelConfig, build_model, init_params
+from jformer.models.flops import update_flops, work_of
+from jformer.parallel.backend import compiling_for
+from jformer.parallel.devices import arithmetic, find_peak
+from jformer.parallel.mesh import make_mesh
+from jformer.parallel.processes import library_versions
+from jformer.parallel.sharding import put_batch, row_shards, state_shardings
+from jformer.tasks.batch_arrays import abstract_batch, id_limits, source_is_prefix
+from jformer.tasks.build import build_task
+from jformer.tasks.task import Task, make_loss
+from jformer.tools.forecast.compiled_ahead import figures
+from jformer.tools.forecast.describe import kernel_line
+from jformer.tools.forecast.roofline import bound
+from jformer.tools.forecast.shapes import sized_model
+from jformer.tools.forecast.topology import CHIPS, GPUS, Chip, Gpu, Topology
+from jformer.training.optim import build_optimizer
+from jformer.training.state import create_state
+from jformer.training.step import make_train_step
+
+# Of the norm of all gradients of an update: by the arithmetic of products, against float32 on the CPU of the machine.
+TOLERANCE = {"float32": 1e-4, "bfloat16 x 3": 1e-3, "tf32": 1e-2, "bfloat16": 0.1}
+SMALL = {"model.num_layers": 2, "model.d_model": 128, "model.d_ff": 256, "model.num_heads": 4, "data.vocab_size": 500}
+SMALLEST = SMALL | {"model.num_layers": 1, "model.d_model": 32, "model.d_ff": 48}  # of --smoke
+NUMERICS = {  # name → preset, options
+    "encoder-decoder": ("transformer_base", {}),
+    "decoder": ("gpt2", {"model.max_length": 512}),
+    "relative positions": ("t5_small", {"model.d_k": 32, "model.d_v": 32}),
+    "recurrent": ("rnnsearch_tiny", {"model.d_ff": 2048, "model.num_heads": 8}),
+}
+STEPS = {  # preset → options, rows, length of a side
+    "transformer_base": ({"data.vocab_size": 32_000}, 64, 256),
+    "transformer_big": ({"data.vocab_size": 32_000}, 32, 256),
+    "gpt2": ({"data.vocab_size": 50_304}, 8, 1_024),
+    "t5_base": ({"data.vocab_size": 32_128}, 16, 256),
+}
+SHORT = "tests/small_run.py"  # a config of seconds
+QUICKSTART = {100: 3.569, 200: 1.832, 300: 1.405}  # update → training loss on a CPU in float32
+TPUS = {"TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v6 lite": "v6e"}
+PACKAGES = {"pytest": "tests", "beartype": "tests", "orbax.checkpoint": "save and resume", "babel": "quickstart"}
+TESTS = (  # of tests/conftest.py's ON_ACCELERATORS those that take minutes together, the most telling first
+    *("models/layers/test_attention.py", "models/layers/test_matmul.py", "models/layers/test_precision.py"),
+    *("decoding/test_greedy.py", "decoding/test_beam.py", "tasks/test_losses.py", "training/test_step.py"),
+)
+
+
+class Finding(NamedTuple):
+    """One line of the table."""
+
+    what: str
+    text: str
+    ok: bool = True
+    figures: Mapping[str, Any] = {}
+
+
+class Update(NamedTuple):
+    """A compiled update of a preset and what it is given."""
+
+    config: Config
+    task: Task
+    model: ModelConfig
+    shape: Shape
+    compiled: Any
+    state: PyTree
+    batch: PyTree
+
+
+def configured(preset: str, options: Mapping[str, Any]) -> Config:
+    """Return the config of a preset with some options."""
+    config = default_config(preset)
+    config.model.num_decoder_layers = 0
+    config.update_from_flattened_dict(dict(options))
+    return resolve(config)
+
+
+def small_config(name: str, **options: Any) -> Config:
+    """Return a small config of NUMERICS, without dropout."""
+    preset, own = NUMERICS[name]
+    still = {f"model.{key}": 0.0 for key in ("dropout", "attention_dropout", "activation_dropout")}
+    return configured(preset, {**SMALL, **own, **still, **options})
+
+
+def random_batch(model: ModelConfig, task: Task, shape: Shape, mesh: Mesh, ragged: bool = False) -> PyTree:
+    """Return a batch of random tokens on a mesh: full rows, or ragged ones with padding."""
+    rng, found, limits = np.random.default_rng(0), {}, id_limits(model)
+    for name, array in abstract_batch(model, task.answer, shape, mesh).items():
+        size = array.shape[-1]
+        positions = np.broadcast_to(np.arange(size), array.shape)
+        lengths = np.random.default_rng(1).integers(size // 2, size + 1, (*array.shape[:-1], 1))  # alike for a side
+        real = positions < (lengths if ragged else size)
+        kind = name.rpartition("_")[2]
+        if kind == "row":
+            values = positions
+        elif kind in ("segments", "weights"):
+            values = real
+        else:
+            tokens = rng.integers(NUM_SYMBOLS, limits.get(name, NUM_SYMBOLS + 1), array.shape)
+            values = real * (positions if kind == "positions" else tokens)
+        found[name] = np.asarray(values, array.dtype)
+    return put_batch(mesh, found)
+
+
+def gradient(config: Config, shape: Shape, device: jax.Device) -> tuple[float, list[np.ndarray]]:
+    """Return the loss of a fixed batch and fixed parameters, and its gradients, computed on a device."""
+    task, mesh = build_task(config), make_mesh(1, devices=[device])
+    model, _ = sized_model(config, task, None)
+    with compiling_for(device.platform), jax.default_device(device):
+        built = build_model(model)
+        loss = make_loss(built, task.loss)
+        with jax.default_device(jax.devices("cpu")[0]):
+            params = init_params(built, jax.random.key(0))
+        batch = jax.tree.map(lambda x: x[0], random_batch(model, task, shape, mesh, ragged=True))
+
+        def mean_loss(params: PyTree, batch: PyTree) -> Any:
+            sums = loss(params, batch, None)
+            return sums["loss"].total / sums["loss"].count
+
+        found, slopes = jax.jit(jax.value_and_grad(mean_loss))(jax.device_put(params, device), batch)
+    return float(found), [np.asarray(leaf, np.float32) for leaf in jax.tree.leaves(slopes)]
+
+
+def apart(found: list[np.ndarray], wanted: list[np.ndarray]) -> float:
+    """Return the norm of the difference of two gradients over that of the second."""
+    differences = sum(float(np.square(a - b).sum()) for a, b in zip(found, wanted, strict=True))
+    return float((differences / sum(float(np.square(b).sum()) for b in wanted)) ** 0.5)
+
+
+def machine(small: bool) -> Iterator[Finding]:
+    """Say what there is: devices, versions, what is not installed. No accelerator is a failure."""
+    device, count = jax.devices()[0], jax.device_count()
+    limit = (device.memory_stats() or {}).get("bytes_limit", 0)
+    memory = f", JAX takes {limit / 2**30:.1f} GiB of each" if limit else ""
+    there = small or device.platform != "cpu"
+    text = f"{count} x {device.device_kind}{memory}; {device.client.platform_version.splitlines()[0]}"
+    facts = {"platform": device.platform, "kind": device.device_kind, "devices": count}
+    yield Finding("devices", text if there else f"JAX found no accelerator: {text}", there, facts)
+    versions = library_versions()
+    yield Finding("versions", ", ".join(f"{name} {each}" for name, each in versions.items()), True, versions)
+    missing = [f"{name} ({use})" for name, use in PACKAGES.items() if not find_spec(name)]
+    yield Finding("not installed", ", ".join(missing) or "nothing that rows need")
+
+
+def numerics(small: bool) -> Iterator[Finding]:
+    """Compare the gradients of an update with those that this machine's CPU computes in float32."""
+    device, shape = jax.devices()[0], Shape(8, 32, 32) if small else Shape(8, 128, 128)
+    names = [*NUMERICS][: 1 if small else None]
+    for name in names:
+        loss, wanted = gradient(small_config(name, **{"model.precision": "highest"}), shape, jax.devices("cpu")[0])
+        for dtype, precision in (("float32", "highest"), ("float32", "default"), ("bfloat16", "default")):
+            options = {"model.dtype": dtype, "model.precision": precision}
+            other, found = gradient(small_config(name, **options), shape, device)
+            far, used = apart(found, wanted), arithmetic(dtype, device.platform, precision)
+            text = f"in {used}: gradients {far:.1e} from the CPU's, allowed {TOLERANCE[used]:.0e}; loss {other:.5f}"
+            ok = far <= TOLERANCE[used] and abs(other / loss - 1) <= TOLERANCE[used]
+            yield Finding(f"{name}, {dtype}, {precision}", text, ok, {"apart": far, "arithmetic": used})
+
+
+def attention(small: bool) -> Iterator[Finding]:
+    """Compare the gradients with the chosen attention kernel with those of our own code, on the same device."""
+    device, length = jax.devices()[0], 32 if small else 512
+    for name in [*NUMERICS][: 1 if small else 3]:
+        for dtype in ("bfloat16", "float32"):
+            options = {"model.dtype": dtype, "model.precision": "highest"}
+            config = small_config(name, **options)
+            own = small_config(name, **options, **{"model.execution.attention_kernel": "own"})
+            shape = Shape(4, length, length)
+            (_, found), (_, wanted) = (gradient(each, shape, device) for each in (config, own))
+            far, task = apart(found, wanted), build_task(config)
+            kernel = kernel_line(config.model, device.platform, shape, source_is_prefix(config.model, task.answer))
+            text = f"gradients {far:.1e} from our own, allowed {TOLERANCE[dtype] / 2:.0e}; {kernel}"
+            yield Finding(f"{name}, {dtype}, {length} positions", text, far <= TOLERANCE[dtype] / 2, {"apart": far})
+
+
+def compiled_update(config: Config, shape: Shape, mesh: Mesh) -> Update:
+    """Build the update of a config with random parameters and tokens, and compile it."""
+    task = build_task(config)
+    model, _ = sized_model(config, task, None)
+    built = build_model(model)
+    optimizer = build_optimizer(built, config.optim, config.train.num_steps, config.train.freeze)
+
+    def create(key: jax.Array) -> PyTree:
+        return create_state(init_params(built, key), optimizer.transform, ema=False)
+
+    shardings = state_shardings(mesh, jax.eval_shape(create, jax.random.key(0)))
+    state = jax.jit(create, out_shardings=shardings)(jax.random.key(0))
+    step = make_train_step(make_loss(built, task.loss), optimizer.transform, mesh, config.seed)
+    batch = random_batch(model, task, shape, mesh)
+    return Update(config, task, model, shape, step.lower(state, batch).compile(), state, batch)  # type: ignore[attr-defined]
+
+
+def losses(update: Update, count: int) -> list[float]:
+    """Return the mean loss of several updates on one batch."""
+    state, found = update.state, []
+    for _ in range(count):
+        state, metrics = update.compiled(state, update.batch)
+        found.append(float(metrics.sums["loss"].total / metrics.sums["loss"].count))
+    return found
+
+
+def updates(small: bool) -> Iterator[Finding]:
+    """Update in bfloat16 on one device, then on meshes of all: the loss is finite and falls, on all alike."""
+    options = {"model.dtype": "bfloat16", "optim.schedule": "constant", "optim.learning_rate": 1e-3, "optim.warmup": 1}
+    count = jax.device_count()
+    meshes = [(1, 1, 1), *([(count, 1, 1)] if count > 1 else [])]
+    meshes += [(1, count // 2, 2)] if count > 3 and count % 2 == 0 else []
+    first: list[float] = []
+    for sizes in meshes:
+        mesh = make_mesh(*sizes, devices=jax.devices()[: int(np.prod(sizes))])
+        config = configured("transformer_base", {**(SMALLEST if small else {}), **options})
+        rows = 8 * max(count, row_shards(mesh))
+        found = losses(compiled_update(config, Shape(rows, 64, 64), mesh), 4)
+        first = first or found
+        ok = np.isfinite(found).all() and found[-1] < found[0] and abs(found[0] / first[0] - 1) < 0.01
+        text = f"losses {' '.join(f'{loss:.3f}' for loss in found)}"
+        yield Finding(f"bfloat16, mesh {'x'.join(map(str, sizes))}", text, bool(ok), {"losses": found})
+    if count == 1:
+        yield Finding("several devices", "not run: there is one")
+
+
+def resume(small: bool) -> Iterator[Finding]:
+    """Train, save and resume to the bit: a run in one go, and the same in two parts."""
+    from jformer.inference.restore import restore
+
+    with tempfile.TemporaryDirectory() as folder:
+        for dtype in ("bfloat16", "float32")[: 1 if small else None]:
+            runs = Path(folder) / dtype / "whole", Path(folder) / dtype / "parts"
+            for workdir, steps in ((runs[0], 20), (runs[1], 10), (runs[1], 20)):
+                options = {"model.dtype": dtype, "train.num_steps": steps}
+                train([f"--config={SHORT}", f"--workdir={workdir}", "--deterministic"], options)
+            one, two = (jax.tree.leaves(jax.device_get(restore(workdir).params)) for workdir in runs)
+            same = all(a.tobytes() == b.tobytes() for a, b in zip(one, two, strict=True))
+            yield Finding(dtype, f"20 updates and 10 + 10: {'the same bits' if same else 'DIFFERENT parameters'}", same)
+
+
+def quickstart(small: bool) -> Iterator[Finding]:
+    """Train the quickstart for 300 updates; the loss is finite and falls as it does on a CPU."""
+    steps = 20 if small else 300
+    every = steps // len(QUICKSTART)
+    with tempfile.TemporaryDirectory() as folder:
+        limits: dict[str, Any] = dict.fromkeys(("train.num_steps", "train.eval_every", "train.checkpoint_every"), steps)
+        limits |= {"train.log_every": every, "data.num_pairs": 20_000}
+        began = time.perf_counter()
+        train(["--config=configs/quickstart.py", f"--workdir={folder}"], limits)
+        seconds = time.perf_counter() - began
+        lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
+        rows = [row for row in map(json.loads, lines) if row.get("split") == "train"]
+    found = {row["step"]: row["loss"] for row in rows}
+    text = ", ".join(f"{loss:.3f} at {step}" for step, loss in found.items())
+    curve = [*found.values()]
+    ok = np.isfinite(curve).all() and curve[-1] < curve[0]
+    if not small:
+        ok = ok and all(abs(found[step] / loss - 1) < 0.15 for step, loss in QUICKSTART.items())
+        text += f" (a CPU: {', '.join(f'{loss:.3f}' for loss in QUICKSTART.values())})"
+    yield Finding(f"{steps} updates", f"loss {text}; {seconds:.0f} s with its scores", bool(ok), {"losses": found})
+
+
+def timed(call: Callable[[], Any], small: bool) -> float:
+    """Return the median seconds of a call that is made several times, after two that are not timed."""
+    found = []
+    for _ in range(4 if small else 12):
+        began = time.perf_counter()
+        jax.block_until_ready(call())
+        found.append(time.perf_counter() - began)
+    return statistics.median(found[2:])
+
+
+def chip_of(device: jax.Device) -> Chip | Gpu | None:
+    """Return the specifications of a device, None where the forecast has none."""
+    gpus = {gpu.device: gpu for gpu in GPUS.values()}
+    return gpus.get(device.device_kind) or CHIPS.get(TPUS.get(device.device_kind, ""))
+
+
+def step(preset: str, small: bool) -> Iterator[Finding]:
+    """Time the update of a preset, beside its forecast and beside flax examples/wmt."""
+    device, (options, rows, length) = jax.devices()[0], STEPS[preset]
+    if small:
+        options, rows, length = {**SMALLEST, "model.max_length": 512}, 2, 32
+    for dtype in ("bfloat16", "float32")[: 1 if small else None]:
+        config = configured(preset, {**options, "model.dtype": dtype})
+        shape = Shape(rows, 0 if config.model.family == "decoder" else length, length)
+        update = compiled_update(config, shape, make_mesh(1, devices=[device]))
+        cell = [update.state]
+
+        def once(update: Update = update, cell: list[Any] = cell) -> Any:
+            cell[0], metrics = update.compiled(cell[0], update.batch)
+            return metrics
+
+        seconds = timed(once, small)
+        work = work_of(*(np.full(rows, each) for each in shape[1:]))
+        flops = update_flops(update.model, work)
+        peak = find_peak([device], dtype).flops
+        used = (device.memory_stats() or {}).get("peak_bytes_in_use", 0)
+        facts = {"ms": 1e3 * seconds, "tokens_per_second": rows * length / seconds, "mfu": flops / seconds / peak}
+        facts |= {"peak_mib": used / 2**20, **forecast(update, device)}
+        text = f"{1e3 * seconds:,.1f} ms, {rows * length / seconds:,.0f} tokens/s, MFU {facts['mfu']:.1%}"
+        text += f", peak {used / 2**20:,.0f} MiB; compiled: {facts['compiled_mib']:,.0f} MiB"
+        text += f", at least {facts['bound_ms']:,.1f} ms" if "bound_ms" in facts else ""
+        sizes = f"{rows} x {' + '.join(str(each) for each in shape[1:] if each)}"
+        yield Finding(f"{dtype}, {sizes}", text, bool(np.isfinite(losses(update._replace(state=cell[0]), 1))[0]), facts)
+        yield from beside_flax(update, seconds, small)
+
+
+def forecast(update: Update, device: jax.Device) -> dict[str, float]:
+    """Return what the compiler says of an update, and the least time of it where the chip is known."""
+    compiled = figures(update.compiled, make_mesh(1, devices=[device]))
+    found = {"compiled_mib": compiled.memory / 2**20, "compiled_gb": compiled.traffic / 1e9}
+    if chip := chip_of(device):
+        least = bound(
+            compiled, Topology(device.device_kind, chip, [device]), update.model.dtype, update.model.precision
+        )
+        found |= {"bound_ms": 1e3 * least.overlapped, "apart_ms": 1e3 * least.apart}
+    return found
+
+
+def beside_flax(update: Update, ours: float, small: bool) -> Iterator[Finding]:
+    """Time flax examples/wmt on the same batch, if it is there and has the model."""
+    model = update.model
+    if not flags.FLAGS.wmt or model.family != "encdec" or model.positions != "sinusoidal":
+        return
+    from experiments.speed.steps_flax import load
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/batch.npz"
+        arrays = {name: np.asarray(array[0]) for name, array in update.batch.items()}
+        np.savez(path, **arrays)  # type: ignore[arg-type]
+        fields = dataclasses.asdict(model)
+        told = {"model": fields, "batch": path, "packed": False, "warmup": 100, "flax_wmt": flags.FLAGS.wmt}
+        run, facts = load(told)
+    seconds = timed(lambda: run()[1], small)
+    text = f"{1e3 * seconds:,.1f} ms, {seconds / ours:.2f} times ours"
+    memory = facts["temp_bytes"] / 2**20
+    yield Finding(
+        f"{model.dtype}, flax examples/wmt", f"{text}; temporaries {memory:,.0f} MiB", True, {"ms": 1e3 * seconds}
+    )
+
+
+def decoding(small: bool) -> Iterator[Finding]:
+    """Decode with random parameters of transformer_base, in bfloat16: outputs as long as there is room."""
+    rows, length, room = (4, 8, 4) if small else (128, 32, 32)
+    options = {**(SMALLEST if small else {"data.vocab_size": 32_000}), "model.dtype": "bfloat16"}
+    config, mesh = configured("transformer_base", options), make_mesh(1, devices=jax.devices()[:1])
+    task = build_task(config)
+    model, _ = sized_model(config, task, None)
+    built, symbols = build_model(model), Symbols()
+    params = jax.jit(lambda key: init_params(built, key))(jax.random.key(0))
+    source = jax.tree.map(lambda x: x[0], random_batch(model, task, Shape(rows, length, 1), mesh))
+    batch = {name: array for name, array in source.items() if name.startswith("source")}
+    batch |= {"prompt": np.full((rows, 1), symbols.bos, np.int32), "prompt_length": np.ones(rows, np.int32)}
+    batch |= {"limit": np.full(rows, room, np.int32), "line": np.arange(rows, dtype=np.int32)}
+    batch |= {"max_unfinished": np.int32(0)}
+    for beam in (1, 4):
+        vocabulary = np.ones(model.target_vocab_size or model.vocab_size, bool)
+        vocabulary[[symbols.pad, symbols.bos]] = False
+        setup = make_setup([built], DecodeConfig(beam_size=beam), vocabulary, symbols, mesh)
+        answer = make_answer(setup, task.answer)
+        found = jax.device_get(answer((params,), batch, room))
+        seconds = timed(functools.partial(answer, (params,), batch, room), small)
+        name = "greedy" if beam == 1 else f"beam {beam}"
+        mean = float(np.mean(found.lengths[:, 0]))
+        text = f"{rows / seconds:,.0f} sentences/s, {rows} x {length}, {mean:.0f} tokens each, {1e3 * seconds:,.0f} ms"
+        ok = bool(np.isfinite(found.scores[:, 0]).all())
+        yield Finding(name, text, ok, {"sentences_per_second": rows / seconds, "tokens": mean})
+
+
+def processes(small: bool) -> Iterator[Finding]:
+    """Train as two processes with a GPU each; this process holds no device."""
+    gpus = len([*Path("/proc/driver/nvidia/gpus").glob("*")])
+    if gpus < 2 and not small:
+        yield Finding("two processes", f"not run: {gpus} NVIDIA GPUs, two are needed")
+        return
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    given = [
+        f"--config={SHORT}",
+        "--config.mesh.data=-1",
+        "--config.train.num_steps=10",
+        "--config.model.dtype=bfloat16",
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        started = []
+        for i in range(2):
+            own = {"JAX_PLATFORMS": "cpu"} if gpus < 2 else {"CUDA_VISIBLE_DEVICES": str(i)}
+            place = [f"--coordinator=127.0.0.1:{port}", "--processes=2", f"--process={i}", f"--workdir={folder}/run"]
+            command = [sys.executable, "-m", "jformer.main", *given, *place]
+            with Path(f"{folder}/{i}").open("w") as log:
+                started.append(subprocess.Popen(command, cwd=ROOT, env={**os.environ, **own}, stdout=log, stderr=log))
+        codes = [process.wait() for process in started]
+        said = [Path(f"{folder}/{i}").read_text().strip().splitlines()[-1:] for i in range(2)]
+    ok = codes == [0, 0]
+    yield Finding("two processes", f"exit codes {codes}" + ("" if ok else f": {said}"), ok)
+
+
+def tests(small: bool) -> Iterator[Finding]:
+    """Run the tests that make sense on an accelerator, file by file."""
+    if not find_spec("pytest"):
+        yield Finding("tests", 'not run: no pytest here; pip install -e ".[dev]"')
+        return
+    environment = {**os.environ, "JFORMER_TEST_PLATFORM": os.environ.get("JFORMER_TEST_PLATFORM", test_platform())}
+    for name in TESTS[2:3] if small else TESTS:
+        command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", f"tests/{name}"]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        last = (done.stdout.strip().splitlines() or ["no output"])[-1].strip("= ")
+        failed = re.findall(r"^(?:FAILED|ERROR) \S+?::(\S+)", done.stdout, re.MULTILINE)
+        text = last + (f": {', '.join(failed[:6])}" if failed else "")
+        yield Finding(name, text, done.returncode == 0, {"failed": failed})
+
+
+def test_platform() -> str:
+    """Return JAX's name of the platform of the first device, found in another process: this one takes no device."""
+    code = "import jax; d = jax.devices()[0]; print({'gpu': 'cuda'}.get(d.platform, d.platform))"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()[-1]
+
+
+def train(arguments: list[str], options: Mapping[str, Any]) -> None:
+    """Train by the command, here; its output goes to standard error, where a row's findings are not.
+
+    Raises RuntimeError if it fails; the command has said why.
+    """
+    from jformer import main
+
+    with contextlib.redirect_stdout(sys.stderr):
+        code = main.main(["jformer", *arguments, *(f"--config.{key}={value}" for key, value in options.items())])
+    if code:
+        raise RuntimeError(f"training ended with exit code {code}")
+
+
+ROWS: dict[str, Callable[[bool], Iterator[Finding]]] = {
+    "machine": machine,
+    "numerics": numerics,
+    "updates": updates,
+    "attention": attention,
+    "resume": resume,
+    "quickstart": quickstart,
+    "step transformer_base": lambda small: step("transformer_base", small),
+    "decoding": decoding,
+    "processes": processes,
+    "tests": tests,
+    "step gpt2": lambda small: step("gpt2", small),
+    "step t5_base": lambda small: step("t5_base", small),
+    "step transformer_big": lambda small: step("transformer_big", small),
+}
+
+
+def main(argv: list[str]) -> None:
+    """Print the findings of a row."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no finding
+    for finding in ROWS[argv[1]](smoke_sizes()):
+        print(json.dumps(finding._asdict()), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)

@@ -1,0 +1,75 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from experiments.accelerator import WEIGHTS, Table, reason, run_rows
+from experiments.checks.accelerator_rows import ROWS
+
+ROOT = Path(__file__).parents[2]
+FOUND = "import json; print(json.dumps({'what': 'x', 'text': 'fine', 'ok': True, 'figures': {'ms': 1}}), flush=True)"
+HANGS = f"{FOUND}; import time; time.sleep(60)"
+
+
+def test_a_row_that_fails_crashes_or_hangs_costs_itself_alone(tmp_path, capsys):
+    bodies = {
+        "right": FOUND,
+        "raises": f"{FOUND}; raise MemoryError('RESOURCE_EXHAUSTED: out of memory')",
+        "crashes": "import os; os.abort()",
+        "is wrong": FOUND.replace("True", "False"),
+        "is silent": "",
+        "hangs": HANGS,
+        "last": FOUND,
+    }
+    table = Table(tmp_path / "here" / "found.json", {"commit": "of this test"})
+    weights = dict.fromkeys(bodies, 1.0) | {"hangs": 0.01}
+    began = time.monotonic()
+    run_rows({row: [sys.executable, "-c", body] for row, body in bodies.items()}, 30.0, table, weights)
+    assert time.monotonic() - began < 20
+    written = json.loads((tmp_path / "here" / "found.json").read_text())
+    assert written["commit"] == "of this test"
+    assert written["rows"] == table.rows
+    texts = {(each["row"], each["what"]): each["text"] for each in table.rows}
+    assert texts["raises", "failed"] == "exit code 1: MemoryError: RESOURCE_EXHAUSTED: out of memory"
+    assert texts["crashes", "failed"].startswith("signal SIGABRT")
+    assert texts["is silent", "failed"] == "it found nothing"
+    assert texts["hangs", "stopped"].startswith("not done after ")
+    assert texts["raises", "x"] == texts["last", "x"] == "fine"  # what was found before and after
+    assert table.rows[0]["ms"] == 1
+    assert table.wrong == ["raises", "crashes", "is wrong", "is silent", "hangs"]
+    assert len(capsys.readouterr().out.splitlines()) == len(table.rows)
+
+
+def test_rows_without_time_are_named_and_are_not_wrong(tmp_path, capsys):
+    table = Table(tmp_path / "found.json", {})
+    run_rows({"one": [], "two": []}, 1.0, table, {"one": 1.0, "two": 1.0})
+    assert (table.rows, table.wrong) == ([], [])
+    assert capsys.readouterr().out == "no time for: one, two; --rows=one,two runs them\n"
+
+
+def test_the_reason_is_the_line_that_says_why():
+    assert reason("Traceback\n  File x\njaxlib.XlaRuntimeError: INTERNAL: no\n\nwarning: slow") == (
+        "jaxlib.XlaRuntimeError: INTERNAL: no"
+    )
+    assert (
+        reason("jformer: mesh.data=3 must divide\nRuntimeError: training ended") == "jformer: mesh.data=3 must divide"
+    )
+    assert reason("\n") == "no output"
+
+
+def test_every_row_has_its_share_of_the_time():
+    assert [*WEIGHTS] == [*ROWS]
+
+
+@pytest.mark.slow
+def test_every_row_works_in_small(tmp_path):
+    output = tmp_path / "found.json"
+    environment = {**os.environ, "JFORMER_TEST_PLATFORM": "cpu", "XLA_FLAGS": ""}
+    command = [sys.executable, "-m", "experiments.accelerator", "--smoke", "--minutes=30", f"--output={output}"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {each["row"] for each in json.loads(output.read_text())["rows"]} == {*ROWS}
