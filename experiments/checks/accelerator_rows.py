@@ -38,7 +38,7 @@ from jformer.decoding.decode_config import DecodeConfig
 from jformer.inference.generation import make_answer, make_setup
 from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.flops import update_flops, work_of
-from jformer.parallel.backend import compiling_for
+from jformer.parallel.backend import compiling_for, target_of
 from jformer.parallel.devices import arithmetic, find_peak
 from jformer.parallel.mesh import make_mesh
 from jformer.parallel.processes import library_versions
@@ -47,10 +47,10 @@ from jformer.tasks.batch_arrays import abstract_batch, id_limits, source_is_pref
 from jformer.tasks.build import build_task
 from jformer.tasks.task import Task, make_loss
 from jformer.tools.forecast.compiled_ahead import figures
-from jformer.tools.forecast.describe import kernel_line
 from jformer.tools.forecast.roofline import bound
 from jformer.tools.forecast.shapes import sized_model
 from jformer.tools.forecast.topology import CHIPS, GPUS, Chip, Gpu, Topology
+from jformer.training.introduction import kernel_line
 from jformer.training.optim import build_optimizer
 from jformer.training.state import create_state
 from jformer.training.step import make_train_step
@@ -141,7 +141,7 @@ def gradient(config: Config, shape: Shape, device: jax.Device) -> tuple[float, l
     """Return the loss of a fixed batch and fixed parameters, and its gradients, computed on a device."""
     task, mesh = build_task(config), make_mesh(1, devices=[device])
     model, _ = sized_model(config, task, None)
-    with compiling_for(device.platform), jax.default_device(device):
+    with compiling_for(target_of(device)), jax.default_device(device):
         built = build_model(model)
         loss = make_loss(built, task.loss)
         with jax.default_device(jax.devices("cpu")[0]):
@@ -203,7 +203,8 @@ def attention(small: bool) -> Iterator[Finding]:
             shape = Shape(4, length, length)
             (_, found), (_, wanted) = (gradient(each, shape, device) for each in (config, own))
             far, task = apart(found, wanted), build_task(config)
-            kernel = kernel_line(config.model, device.platform, shape, source_is_prefix(config.model, task.answer))
+            model, _ = sized_model(config, task, None)
+            kernel = kernel_line(model, target_of(device), [shape], source_is_prefix(model, task.answer))
             text = f"gradients {far:.1e} from our own, allowed {TOLERANCE[dtype] / 2:.0e}; {kernel}"
             yield Finding(f"{name}, {dtype}, {length} positions", text, far <= TOLERANCE[dtype] / 2, {"apart": far})
 
