@@ -113,11 +113,10 @@ def small(cache, lora=None, **options):
 
 
 def test_checkpoints_hold_adapters_alone_and_resume_to_the_bit(base, tmp_path):
-    options = {"init_from": str(base), "ema_decay": 0.9, "checkpoint_every": 5}
-    cache, lora = base.parent / "cache", {"rank": 2, "dropout": 0.1}
-    assert train(small(cache, lora, num_steps=10, **options), tmp_path / "whole")
-    for steps in (5, 10):
-        assert train(small(cache, lora, num_steps=steps, **options), tmp_path / "parts")
+    cache, lora, moved = base.parent / "cache", {"rank": 2, "dropout": 0.1}, shutil.copytree(base, tmp_path / "moved")
+    for name, steps, parent in (("whole", 10, base), ("parts", 5, base), ("parts", 10, moved)):
+        options = {"num_steps": steps, "init_from": str(parent), "ema_decay": 0.9, "checkpoint_every": 5}
+        assert train(small(cache, lora, **options), tmp_path / name)
     found = [open_run(tmp_path / name).manifest(10).arrays for name in ("whole", "parts")]
     assert found[0] == found[1]  # digests
     for item in ("params", "ema"):

@@ -153,12 +153,21 @@ def test_training_goes_on_from_an_extended_run(tmp_path):
     values.data.update(source="files", dir=str(tmp_path), source_language="en", target_language="de", test=())
     values.train.update(init_from=str(tmp_path / "new"), num_steps=2)
     values.mesh.update(data=1)
-    config = resolve(values)
-    jformer.train(config, tmp_path / "child")
+    jformer.train(resolve(values), tmp_path / "child")
     before, after = tables_of(tmp_path / "new"), tables_of(tmp_path / "child")
     snowman = load_tokenizers(tmp_path / "child" / "tokenizer")[0].cut(["☃"])[0][0]
     for key, table in after.items():
         assert (table[snowman] != before[key][snowman]).any()
+    values.train.init_from, values.model.lora.rank = str(run), 2
+    rows = load_config(run / "config.json").model.vocab_size
+    values.model.update(vocab_size=rows, target_vocab_size=rows)
+    jformer.train(resolve(values), tmp_path / "adapters")
+    export_model(str(tmp_path / "adapters"), tmp_path / "theirs")  # merged
+    import_model(tmp_path / "theirs", str(tmp_path / "again"), Texts())
+    ours, again = (jformer.load(tmp_path / name).params for name in ("adapters", "again"))
+    jax.tree.map(np.testing.assert_array_equal, again, ours)
+    with pytest.raises(UserError, match=r"adapters: holds adapters of .*run, whose vocabulary alone can be extended"):
+        extend(str(tmp_path / "adapters"), str(tmp_path / "more"), [text])
 
 
 @pytest.mark.parametrize(
