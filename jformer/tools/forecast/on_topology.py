@@ -103,10 +103,8 @@ def ways_to_fit(config: Config, task: Task, model: ModelConfig, chips: Topology,
             other = resolve(changed)
             sizes, own = mesh_sizes(other, devices), dataclasses.replace(model, execution=other.model.execution)
             other = divide_rows(other, sizes["data"] * sizes["fsdp"])
-            return (
-                ratio * sum(estimate(other, task, own, full_shape(other), devices, target_of(chips.devices[0])))
-                < chips.memory
-            )
+            memory = estimate(other, task, own, full_shape(other), devices, target_of(chips.devices[0]))
+            return math.prod(sizes.values()) == devices and ratio * sum(memory) < chips.memory
         except UserError:  # not divisible
             return False
 

@@ -174,7 +174,8 @@ def test_a_mesh_that_the_slice_does_not_have_is_refused():
 
 
 def pretended(count):
-    return Topology(f"v5e:{count}", CHIPS["v5e"], [dataclasses.make_dataclass("Device", ["platform"])("tpu")] * count)
+    device = dataclasses.make_dataclass("Device", ["platform", "device_kind"])("tpu", "TPU v5 lite")
+    return Topology(f"v5e:{count}", CHIPS["v5e"], [device] * count)
 
 
 @pytest.mark.slow
@@ -187,6 +188,9 @@ def test_what_would_fit_is_tried_by_estimate():
     assert "model.execution.remat=full" in ways or "model.execution.remat=dots" in ways
     assert "train.accumulation=2" in ways
     assert "data.tokens_per_update=32768" in ways
+    config = small(**{"data.tokens_per_update": 2**9})  # on 2 chips a mesh has no 4, even where only 4 would do
+    memory = estimate(config, task, model, full_shape(config), 2, Target("tpu"))
+    assert "mesh.fsdp=" not in ways_to_fit(config, task, model, pretended(2), CHIPS["v5e"].hbm / (0.4 * sum(memory)))
 
 
 @pytest.mark.slow
