@@ -117,7 +117,8 @@ def exists(case: str, program: str) -> bool:
     """Return whether a task has a program: only searches differ in how they search, only texts are scored."""
     if program == "update":
         return case != "ensemble"
-    if {"data.batching", "train.accumulation", "train.ema_decay", "optim.r_drop"} & {*CASES[case][1]}:
+    of_updates = {"data.batching", "train.accumulation", "train.ema_decay", "optim.r_drop", "model.execution.remat"}
+    if of_updates & {*CASES[case][1]}:
         return False  # the searches are those of the same case without
     answer = build_task(configured(case, program, "float32")).answer
     return program == "greedy" if answer in HEADS else bool(answer)
