@@ -137,3 +137,13 @@ def test_numbers_that_are_none_are_refused_and_fail(tiny, capsys):
     model.params = jax.tree.map(lambda leaf: leaf * jnp.nan, model.params)
     with pytest.raises(UserError, match="scores are NaN"):
         verify.report(verify.CHECKS[0], model, 2e-4)
+
+
+def test_a_run_is_verified_at_the_highest_precision(tmp_path, monkeypatch, capsys):
+    seen = []
+    check = verify.Check("c", "a logit", lambda subject: seen.append(subject.model.config.precision) or 0.0)
+    monkeypatch.setattr(verify, "CHECKS", (check,))
+    workdir = untrained.write_run(tmp_path / "run", untrained.MODEL)
+    assert verify.verify(untrained.settings_of(workdir), workdir)
+    assert seen == ["highest"]
+    assert "products on cpu: of float32 in float32 (model.precision=highest)" in capsys.readouterr().out

@@ -170,6 +170,7 @@ def test_finished_run_leaves_what_the_interface_promises(unbroken):
     assert results["run"]["updates"] == 40
     assert set(results["run"]) >= {"config", "data", "seed", "tokens_per_update", "parameters", "hardware", "libraries"}
     assert (results["run"]["training_dtype"], results["run"]["decoding_dtype"]) == ("float32", "float32")
+    assert (results["run"]["precision"], results["run"]["arithmetic"]) == ("default", "float32")
     assert re.match(r"[0-9a-f]{40}|\d+\.", results["run"]["code"])
     train_rows = rows(unbroken, "train")
     assert [row["step"] for row in train_rows] == list(range(5, 41, 5))
