@@ -145,6 +145,8 @@ def main(argv: list[str]) -> int:
     arguments += [f"--wmt={Path(given.wmt).resolve()}"] if given.wmt else []
     if small:
         os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + QUICK
+    if (platforms := os.environ.get("JAX_PLATFORMS", "")) and "cpu" not in platforms:
+        os.environ["JAX_PLATFORMS"] = f"{platforms},cpu"  # rows compare with the machine's CPU
     began = time.monotonic()
     table = Table(Path(given.output), {"commit": commit(), "smoke": small, "minutes": given.minutes})
     run_rows(dict(commands(given.rows, arguments)), given.minutes * 60, table, WEIGHTS)
