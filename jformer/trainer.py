@@ -87,6 +87,7 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
         if not saved:
             config, lengths = choose_lengths(config, target())
             choices += lengths
+        config = checks.name_base(config)
 
         # The task and its text.
         task = build_task(config)

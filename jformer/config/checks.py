@@ -29,6 +29,7 @@ from jformer.config.options import (
 from jformer.data.progress import counted
 from jformer.errors import UserError, check_choice, check_least, check_range
 from jformer.plugins import check_part, is_own
+from jformer.storage import in_bucket, run_path
 
 
 def check(config: Config) -> None:
@@ -312,3 +313,11 @@ def count_epochs(config: Config, updates: int) -> Config:
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, num_steps=steps))
     check(config)
     return config
+
+
+def name_base(config: Config) -> Config:
+    """Return the config with the absolute path of the run that adapters modify: answers read it from any directory."""
+    if not config.model.lora.rank or in_bucket(run_path(config.train.init_from)):
+        return config
+    base = str(run_path(config.train.init_from).absolute())
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, init_from=base))

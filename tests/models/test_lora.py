@@ -127,11 +127,12 @@ def test_checkpoints_hold_adapters_alone_and_resume_to_the_bit(base, tmp_path):
     assert all(map(is_factor, names))
 
 
-def test_answers_merge_adapters_with_their_base_and_no_other(base, tmp_path):
+def test_answers_merge_adapters_with_their_base_and_no_other(base, tmp_path, monkeypatch):
     cache, moved = base.parent / "cache", tmp_path / "moved"
     shutil.copytree(base, moved)
-    rate = {"num_steps": 10, "init_from": str(moved)}
-    assert train(small(cache, {"rank": 2}, **rate), tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    assert train(small(cache, {"rank": 2}, num_steps=10, init_from="moved"), tmp_path / "run")
+    monkeypatch.chdir(base)  # answers find the base from any directory
     answers = jformer.load(tmp_path / "run")
     kernels = [flatten_dict(params, sep="/") for params in (answers.params, jformer.load(base).params)]
     assert kernels[0].keys() == kernels[1].keys()
