@@ -41,7 +41,7 @@ def test_every_option_has_a_row_with_its_default_and_what_is_said_of_it(site, ta
     assert {key: default for key, (default, *_) in table.items()} == {key: f"`{d!r}`" for key, d in defaults.items()}
     assert not [key for key, (_, _, words, _) in table.items() if not words]
     assert table["seed"][2] == "of parameters, dropout and the order of the data"
-    assert "must be so much above that of there being none" in table["decode.no_answer_threshold"][2]  # lines above it
+    assert "must exceed that of no answer" in table["decode.no_answer_threshold"][2]  # lines above it
     assert "whole run" in site.options_page()  # the docstring of a section
 
 

@@ -138,8 +138,8 @@ def is_bare(model: ModelConfig, task: str) -> bool:
 
 def architecture(family: HfFamily, task: str, model: ModelConfig) -> str:
     """Return their class of a model for a task. Raise UserError if there is none."""
-    for name, does in family.classes.items():
-        if does == task and name.endswith("Model") == is_bare(model, task):
+    for name, does in family.classes.items():  # the first, or of an encoder without a head the bare one
+        if does == task and (name.endswith("Model") or not is_bare(model, task)):
             return name
     raise UserError(f"task={task!r} is not for {family.model_type}, which has {', '.join(family.classes)}")
 
