@@ -281,8 +281,17 @@ def in_order(batches):
 @pytest.mark.parametrize(
     ("name", "route"),
     [
-        *(("lm", "continue"), ("classify", "label"), ("several", "label"), ("number", "estimate"), ("tag", "tag")),
-        *(("tag_chain", "tag"), ("qa", "answer"), ("prefix_lm", "translate")),
+        *(("lm", "continue"), ("classify", "label"), ("prefix_lm", "translate")),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("several", "label"),
+                ("number", "estimate"),
+                ("tag", "tag"),
+                ("tag_chain", "tag"),
+                ("qa", "answer"),
+            )
+        ),
     ],
 )
 def test_an_engine_of_a_server_answers_as_predict_does(loaded, texts, name, route):

@@ -15,6 +15,7 @@ from jformer.models.layers.embeddings import InputEmbedding
 from jformer.models.layers.initializers import kernel_init, table_init
 from jformer.models.mup_config import MupConfig
 from jformer.training.optim import make_optimizer
+from tests.slow import slow_but
 
 BASE, HEADS, VOCABULARY = 32, 4, 50
 WIDE = 256
@@ -88,7 +89,7 @@ def test_the_base_model_is_the_standard_one_through_training():
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"family": "decoder", "init": "bert"}, {"family": "decoder", "tied_output": False}],
+    slow_but([{}, {"family": "decoder", "init": "bert"}, {"family": "decoder", "tied_output": False}], {}),
     ids=str,
 )
 def test_updates_change_logits_as_much_at_every_width(changes):

@@ -152,7 +152,7 @@ def test_a_run_goes_on_with_another_mesh_and_is_the_same_run(tmp_path):
         np.testing.assert_array_equal(leaf, other)  # the same bits wherever they lie
 
 
-@pytest.mark.parametrize("layers", [2, 1], ids=["own", "shared"])
+@pytest.mark.parametrize("layers", slow_but([2, 1], 2), ids=["own", "shared"])
 def test_devices_share_the_scores_of_distances_by_heads(tiny, layers):
     model, params = tiny(**WIDE, positions="transformer_xl", shared_layers=layers == 1)
     found = []

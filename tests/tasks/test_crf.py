@@ -22,6 +22,7 @@ from jformer.tasks.crf import allowed_states, best_tags, chain_loss, log_partiti
 from jformer.tasks.losses import cross_entropy
 from jformer.tasks.task import make_loss
 from jformer.training.step import make_gradient
+from tests.slow import slow_but
 from tests.tasks.conftest import make_task
 
 TAGS = 3
@@ -182,7 +183,7 @@ def untrained(kind):
     return model, {**init_params(model, jax.random.key(0)), "transitions": jnp.asarray(TABLE)}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(KINDS, "transformer"))
 def test_devices_share_the_rows_of_chains(kind):
     (model, params), (batch, _) = untrained(kind), LAYOUTS["apart"]
     task, _ = make_task("tag", crf=True)

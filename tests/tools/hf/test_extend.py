@@ -141,6 +141,7 @@ def test_extended_pieces_stay_here(tmp_path):
     assert not (tmp_path / "theirs" / "vocab.json").exists()
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_an_extended_run(tmp_path):
     run = small_runs.marian(tmp_path / "run")
     text = write_lines(tmp_path / "tokens", TOKENS)
