@@ -22,7 +22,7 @@ AXIS = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
 NAMED = re.compile(r"mesh\[([^\]]*)\] \{([^}]*)\}")
 
 
-class Window(NamedTuple):
+class Overlap(NamedTuple):
     """What runs between the start of a collective and its end, in all runs of it together."""
 
     bytes: int  # of the collective
@@ -40,7 +40,7 @@ class Collective(NamedTuple):
     bytes: int  # of the whole array of a device, before scattering or after gathering; of all runs together
     largest: int  # bytes of the largest
     slices: int = 1  # that the devices of a group are spread over; see `mesh.slices_of`
-    windows: tuple[Window, ...] = ()  # not known of TPUs
+    overlaps: tuple[Overlap, ...] = ()  # not known of TPUs
 
     @property
     def sent(self) -> float:
@@ -74,16 +74,16 @@ def collectives(program: Program, mesh: Mapping[str, int], slices: np.ndarray | 
 
     `slices` is the number of each device's slice, in the order of the mesh, if there are several.
     """
-    found: dict[tuple[Any, ...], tuple[int, int, int, tuple[Window, ...]]] = {}
+    found: dict[tuple[Any, ...], tuple[int, int, int, tuple[Overlap, ...]]] = {}
     for (kind, name, instruction), (times, size) in instances(program).items():
         axes, devices = groups_of(instruction, mesh)
         spread = 1 if slices is None else _spread(slices[device_groups(instruction.attributes, slices.size)])
         if devices > 1:
             key = kind, axes, devices, spread
-            count, total, largest, windows = found.get(key, (0, 0, 0, ()))
+            count, total, largest, overlaps = found.get(key, (0, 0, 0, ()))
             during = costs(program, name, _kernels_during(program.computations[name], instruction))
-            window = Window(times * size, *(times * cost for cost in during))
-            found[key] = count + times, total + times * size, max(largest, size), (*windows, window)
+            overlap = Overlap(times * size, *(times * cost for cost in during))
+            found[key] = count + times, total + times * size, max(largest, size), (*overlaps, overlap)
     listed = [
         Collective(
             kind=kind,
@@ -93,9 +93,9 @@ def collectives(program: Program, mesh: Mapping[str, int], slices: np.ndarray | 
             bytes=total,
             largest=largest,
             slices=spread,
-            windows=tuple(window for window in windows if window.flops or window.traffic),
+            overlaps=tuple(overlap for overlap in overlaps if overlap.flops or overlap.traffic),
         )
-        for (kind, axes, devices, spread), (times, total, largest, windows) in found.items()
+        for (kind, axes, devices, spread), (times, total, largest, overlaps) in found.items()
     ]
     return sorted(listed, key=lambda each: (-each.crossing, -each.sent))
 

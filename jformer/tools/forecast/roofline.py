@@ -47,10 +47,11 @@ def beside_kernels(figures: Figures, chips: Topology, dtype: str = "bfloat16", p
     peak, bandwidth = chips.peak_in(dtype, precision), chips.chip.bandwidth
     return sum(
         min(
-            _sending(each, chips.chip) * window.bytes / each.bytes, max(window.flops / peak, window.traffic / bandwidth)
+            _sending(each, chips.chip) * overlap.bytes / each.bytes,
+            max(overlap.flops / peak, overlap.traffic / bandwidth),
         )
         for each in figures.collectives
-        for window in each.windows
+        for overlap in each.overlaps
     )
 
 

@@ -7,7 +7,7 @@ from jax.sharding import PartitionSpec as P
 
 from jformer.parallel.mesh import make_mesh
 from jformer.tools.forecast import hlo
-from jformer.tools.forecast.collectives import Collective, Window, collectives, device_groups, groups_of
+from jformer.tools.forecast.collectives import Collective, Overlap, collectives, device_groups, groups_of
 
 SIZES = {"data": 2, "fsdp": 4, "tensor": 2}
 
@@ -115,9 +115,9 @@ def test_what_a_tpu_hides_in_fusions_counts_once_and_by_its_name():
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "windows"), [("%sum", "%work", ()), ("%work", "%sum", (Window(32, 0, 64),))]
+    ("first", "second", "overlaps"), [("%sum", "%work", ()), ("%work", "%sum", (Overlap(32, 0, 64),))]
 )
-def test_a_collective_runs_beside_the_kernels_between_its_start_and_its_end(first, second, windows):
+def test_a_collective_runs_beside_the_kernels_between_its_start_and_its_end(first, second, overlaps):
     lines = {
         "%work": "  %work = f32[8] negate(%x)",
         "%sum": "  %sum = f32[8] all-reduce-done(%go)",
@@ -132,7 +132,7 @@ ENTRY %main (x: f32[8]) -> f32[8] {{
 }}
 """
     (found,) = collectives(hlo.parse(text), {"data": 2})
-    assert found.windows == windows
+    assert found.overlaps == overlaps
 
 
 def compiled(function, mesh, in_specs, out_specs, *arrays):
