@@ -234,7 +234,7 @@ def best_measured_with(config: Config) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {"evaluate.during_examples": evaluate.during_examples}
     if name in ("bleu", "ter"):
-        found["evaluate.tokenize"] = tokenization(evaluate.tokenize, config.data.target_language)
+        found["evaluate.tokenize"] = tokenization(config)
     if name in ("bleu", "chrf"):
         found["evaluate.lowercase"] = evaluate.lowercase
     decode = dataclasses.asdict(config.decode)

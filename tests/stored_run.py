@@ -32,8 +32,7 @@ def score(folder, config, wrong):
     (folder / "outputs").mkdir()
     (folder / "outputs" / "test.txt").write_text("".join(line + "\n" for line in outputs))
     names = config.evaluate.scores
-    tokenize = tokenization(config.evaluate.tokenize, config.data.target_language)
-    scores = text_scores(outputs, [references], tokenize=tokenize, names=names)
+    scores = text_scores(outputs, [references], tokenize=tokenization(config), names=names)
     scores["exact_match"] = exact_match(outputs, references)
     entry = {**scores, "examples": len(outputs), "counts": {}, "checksum": split.fingerprint}
     updates, tokens = config.train.num_steps, config.data.tokens_per_update

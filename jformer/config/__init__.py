@@ -110,7 +110,7 @@ def save_config(config: Config, path: Path) -> None:
     The key "parts" holds the digests of the `package.module:function` parts that the config names.
     """
     values = {"schema": SCHEMA, **dataclasses.asdict(config)}
-    if names := own_parts(flatten(dataclasses.asdict(config))):
+    if names := own_parts(flatten(values)):
         values["parts"] = plugins.digests(names)
     content = (json.dumps(with_digest(values), indent=2) + "\n").encode()
     if not path.exists() or path.read_bytes() != content:

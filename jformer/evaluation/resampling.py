@@ -41,8 +41,7 @@ def resample(config: Config, name: str, outputs: Sequence[Sequence[str]], pairs:
     The config gives the task and the options of scores. Returns [] for a score that these outputs do not determine.
     """
     if name in TEXT_SCORES:
-        tokenize = tokenization(config.evaluate.tokenize, config.data.target_language)
-        metric = text_metric(name, tokenize, config.evaluate.lowercase)
+        metric = text_metric(name, tokenization(config), config.evaluate.lowercase)
         return paired_bootstrap(metric, outputs[0], outputs[1:], reference_texts(pairs))
     systems = [ratios for each in outputs if (ratios := ratios_of(config, name, each, pairs))]
     return paired_bootstrap_of_ratios(len(pairs), systems) if len(systems) == len(outputs) else []

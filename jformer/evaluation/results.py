@@ -28,10 +28,9 @@ def settings_of(config: Config, steps: Sequence[int]) -> dict[str, Any]:
     Options that do not change scores, such as the batch size, are left out.
     """
     decode = {key: value for key, value in dataclasses.asdict(config.decode).items() if key not in WITHOUT_EFFECT}
-    tokenize = tokenization(config.evaluate.tokenize, config.data.target_language)
     return {
         "steps": list(steps),
-        "evaluate": dataclasses.asdict(config.evaluate) | {"tokenize": tokenize},
+        "evaluate": dataclasses.asdict(config.evaluate) | {"tokenize": tokenization(config)},
         "decode": decode,
     }
 

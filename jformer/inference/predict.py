@@ -244,8 +244,7 @@ class Predictor:
         from jformer.tasks.metrics import tokenization
 
         texts = [self.tokenizers[1].decode(output.ids) for output in samples]
-        tokenize = tokenization(self.config.evaluate.tokenize, self.config.data.target_language)
-        order, utilities = rank(texts, self.config.decode.mbr_utility, tokenize)
+        order, utilities = rank(texts, self.config.decode.mbr_utility, tokenization(self.config))
         return [samples[i]._replace(utility=utility) for i, utility in zip(order, utilities, strict=True)]
 
     def _output(self, written: Sequence[int], ids: Sequence[int], value: float) -> Output:

@@ -76,7 +76,7 @@ def build_task(config: Config) -> Task:
         config.data,
         label_smoothing=config.optim.label_smoothing,
         scores=config.evaluate.scores,
-        tokenize=tokenization(config.evaluate.tokenize, config.data.target_language),
+        tokenize=tokenization(config),
         lowercase=config.evaluate.lowercase,
         crf=config.model.head.crf,
     )

@@ -15,6 +15,7 @@ from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.bleu import BLEUScore
 
 from jformer import plugins
+from jformer.config.options import Config
 from jformer.data.progress import counted
 from jformer.data.sources.split import Pair
 from jformer.data.text import UNSPACED_LANGUAGES, language_code
@@ -135,14 +136,14 @@ def reference_notes(examples: Sequence[Pair]) -> list[str]:
     return notes
 
 
-def tokenization(tokenize: str, language: str) -> str:
-    """Return the name of sacreBLEU's tokenization; for "auto" the one recommended for a language, such as "zh-CN".
+def tokenization(config: Config) -> str:
+    """Return evaluate.tokenize; for "auto" the tokenization that sacreBLEU recommends for data.target_language.
 
-    MeCab's are replaced by "char" where it is not installed. A language that is not known has "13a".
+    MeCab's are replaced by "char" where it is not installed. An unknown language gets "13a".
     """
-    if tokenize != "auto":
-        return tokenize
-    names = TOKENIZATIONS.get(language_code(language), ("13a",))
+    if config.evaluate.tokenize != "auto":
+        return config.evaluate.tokenize
+    names = TOKENIZATIONS.get(language_code(config.data.target_language), ("13a",))
     return next((name for name in names[:-1] if _is_available(name)), names[-1])
 
 

@@ -6,6 +6,8 @@ import pytest
 from sacrebleu import BLEU, CHRF, TER
 from scipy.stats import pearsonr, spearmanr
 
+from jformer.config.options import Config, EvaluateConfig
+from jformer.data.data_config import DataConfig
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
 from jformer.evaluation.score_tables import score_table
@@ -106,14 +108,18 @@ def test_blank_references_are_missing_where_there_are_others():
     assert "test: 1 blank reference" in score_table({"test": empty})
 
 
+def scored_in(language, tokenize="auto"):
+    return Config(data=DataConfig(target_language=language), evaluate=EvaluateConfig(tokenize=tokenize))
+
+
 @pytest.mark.parametrize(
     ("language", "wanted"),
     [("de", "13a"), ("zh", "zh"), ("zh-CN", "zh"), ("zho_Hans", "zh"), ("ja", "char"), ("KO", "char"), ("th", "char")],
 )
 def test_tokenization_follows_the_language(language, wanted):
     """MeCab is not installed here."""
-    assert tokenization("auto", language) == wanted
-    assert tokenization("intl", language) == "intl"
+    assert tokenization(scored_in(language)) == wanted
+    assert tokenization(scored_in(language, "intl")) == "intl"
 
 
 def test_bleu_of_text_without_spaces_is_noted_where_its_words_are_not_found():
@@ -122,7 +128,7 @@ def test_bleu_of_text_without_spaces_is_noted_where_its_words_are_not_found():
     found = text_scores(outputs, [references], names=["bleu"])["bleu"]
     assert found["score"] < 1
     assert "BLEU is near 0 and chrF is not: tok:13a" in found["notes"][0]
-    followed = text_scores(outputs, [references], names=["bleu", "ter"], tokenize=tokenization("auto", "zh"))
+    followed = text_scores(outputs, [references], names=["bleu", "ter"], tokenize=tokenization(scored_in("zh")))
     assert followed["bleu"]["score"] > 50
     assert followed["ter"]["score"] < 50
     assert "tok:zh" in followed["bleu"]["signature"]

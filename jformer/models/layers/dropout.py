@@ -81,9 +81,9 @@ def dropout(
         index = jnp.arange(size, dtype=jnp.uint32) + (jnp.uint32(first) if axis == len(inner) else 0)
         words = mix(words[..., None] + index * jnp.uint32(0x27D4EB2F))  # → [b … size]
     half, threshold = (features + 1) // 2, round(rate * 65_536)
-    if (
-        target().platform == "gpu" or parts(TENSOR) > 1
-    ):  # without joining halves: a fusion less, and an exchange between devices
+    # Two ways to the same mask. Joining halves takes half the hashes, but one more fusion on GPUs, and an exchange
+    # between devices that share the features.
+    if target().platform == "gpu" or parts(TENSOR) > 1:
         place = jnp.arange(features, dtype=jnp.uint32)
         bits = hash_places(words, place % half) >> jnp.where(place < half, 0, 16).astype(jnp.uint32)
         kept = (bits & 0xFFFF) >= threshold

@@ -196,10 +196,7 @@ def attend_cudnn(
     """
     arrays: dict[str, Any] = {"query": ("b t h k", q), "key": ("b s g k", kv["k"]), "value": ("b s g k", kv["v"])}
     rule, options = visible.rule, dict[str, Any]()
-    if visible.one_text and rule in (
-        Rule(causal=True),
-        Rule(causal=True, window=0 if bias is not None else rule.window),
-    ):
+    if visible.one_text and rule.causal and not rule.prefix and not (rule.window and bias is not None):
         options = {"is_causal": True} | ({"local_window_size": (rule.window - 1, 0)} if rule.window else {})
     elif visible.one_text and rule == Rule() and bias is None:
         queries, keys = visible.lengths()
