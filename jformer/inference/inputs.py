@@ -252,14 +252,13 @@ class Inputs:
         refuse_foreign_ids(arrays, self._id_limits, "the text to score")
         return arrays
 
-    def noised_arrays(self, text: str) -> dict[str, np.ndarray]:
-        """Return the batch of one text, with parts hidden by the task's noise, with a fixed seed."""
-        (pair,) = self.encode_pairs([(text, text)])  # a side either reads it or holds nothing
-        needed = max(self._lengths(len(pair.source), len(pair.target)))
+    def noised_arrays(self, pairs: Sequence[EncodedPair]) -> dict[str, np.ndarray]:
+        """Return the batch of some encoded pairs, with parts hidden by the task's noise, with a fixed seed."""
+        needed = max(max(self._lengths(len(pair.source), len(pair.target))) for pair in pairs)
         most = max(self.encoder.source.max_length, self.encoder.target.max_length)
         length = max(needed, min(_padded(needed), most))  # there may be no positions past it
-        tokens = _tokens([pair.source]), _tokens([pair.target])
-        arrays = self.features.arrays(_rows(1), *tokens, Shape(1, length, length), (0, 0))
+        tokens = _tokens([pair.source for pair in pairs]), _tokens([pair.target for pair in pairs])
+        arrays = self.features.arrays(_rows(len(pairs)), *tokens, Shape(len(pairs), length, length), (0, 0))
         refuse_foreign_ids(arrays, self._id_limits, "the text to look into")
         return arrays
 

@@ -1,6 +1,6 @@
-"""Check that a run decodes correctly: several ways to compute the same answers must agree.
+"""Check that a run answers correctly: several ways to compute the same numbers must agree.
 
-Letters in shapes: b inputs, t target positions, v entries of the vocabulary.
+Letters in shapes: b inputs, t positions, v entries of the vocabulary or classes.
 """
 
 import dataclasses
@@ -28,12 +28,15 @@ from jformer.inference.forced_pass import make_scorer
 from jformer.inference.generation import make_answer, make_setup, start_cache
 from jformer.inference.inputs import writable
 from jformer.inference.predict import Predictor, load
+from jformer.models import build_model
 from jformer.models.batch import Batch
 from jformer.models.model import Model
 from jformer.parallel.devices import arithmetic, products_line
 from jformer.parallel.mesh import make_mesh
 
 SENTENCES, BEAMS = 16, 4
+FEW, PADDING = 3, 8  # inputs of a smaller batch, and positions that it has more
+READ = {*Batch.__annotations__} - {"target_out", "weights", "row"}  # arrays that a model reads
 TOLERANCE = {"float32": 2e-4, "bfloat16": 0.2}  # of a log-probability or a logit, by the arithmetic of products
 
 Answers = list[list[tuple[list[int], float]]]
@@ -46,6 +49,7 @@ class Check(NamedTuple):
     name: str
     what: str  # what the deviation measures
     run: Callable[["Subject"], float]  # → the largest deviation
+    applies: Callable[["Subject"], bool] = lambda subject: True
 
 
 class Subject:
@@ -55,7 +59,9 @@ class Subject:
         """Take the first inputs of the first test set or, if that cannot be read, random tokens."""
         self.model, self.params, self.task = predictor.model, predictor.params, predictor.task
         self.tokenizers, self.options = predictor.tokenizers, settings
-        self.inputs, self.mask = predictor.inputs, writable(self.tokenizers[1], settings)
+        self.inputs = predictor.inputs
+        self.searches = self.task.answer in ("text", "continuation")
+        self.mask = writable(self.tokenizers[1], settings) if self.searches else np.ones(0, bool)
         self.pieces, self.origin = self._find(predictor.config)
 
     def _find(self, config: Config) -> tuple[list[Piece], str]:
@@ -65,6 +71,10 @@ class Subject:
         name, split = named
         try:
             pairs = list(islice(open_split(config.data, split).read(Counter()), SENTENCES))
+            if not self.task.answer:  # noise hides parts of a text, which is a target
+                encoded = self.inputs.encode_pairs([(pair.target, pair.target) for pair in pairs])
+                pieces = [Piece(pair.source or pair.target, i) for i, pair in enumerate(encoded)]
+                return pieces, f"of test set {name!r}"
             texts = [pair.target if self.inputs.continues else pair.source for pair in pairs]
             requests = [Request(text[: 8 if self.inputs.continues else None], line=i) for i, text in enumerate(texts)]
             return [piece for found in self.inputs.pieces(requests) for piece in found], f"of test set {name!r}"
@@ -80,6 +90,30 @@ class Subject:
         texts = [rng.integers(NUM_SYMBOLS, source.vocab_size, rng.integers(3, 20)).tolist() for _ in range(SENTENCES)]
         end = [] if self.inputs.continues else [self.inputs.side.symbols.eos]
         return [[*ids, *end] for ids in texts]
+
+    def batch(self) -> tuple[dict[str, np.ndarray], list[int]]:
+        """Return the arrays that the model reads of each input, and where what it writes begins.
+
+        A search's greedy outputs are its targets. Where a task has no answers, its noise hides parts of the inputs.
+        """
+        begins = [0] * len(self.pieces)
+        if self.searches:
+            arrays, begins = self.forced([best[0][0] for best in self.answer(1)])
+        elif self.task.answer:
+            arrays, _ = self.inputs.arrays(self.pieces, len(self.pieces))
+        else:
+            arrays = self.inputs.noised_arrays([EncodedPair(piece.ids, piece.ids) for piece in self.pieces])
+        return {name: array for name, array in arrays.items() if name in READ}, begins
+
+    def logits(self, batch: dict[str, np.ndarray]) -> Float[np.ndarray, "b t *v"]:
+        """Return the logits of a full pass."""
+        return np.asarray(jax.jit(self.model.apply)({"params": self.params}, batch), np.float32)
+
+    def predicted(self, batch: dict[str, np.ndarray]) -> Bool[np.ndarray, "b t"]:
+        """Return the positions that are no padding, of the logits of a batch."""
+        if self.model.config.pooled:
+            return np.ones((len(self.pieces), 1), bool)
+        return batch["source_segments" if self.model.config.family == "encoder" else "target_segments"] > 0
 
     def answer(self, beam_size: int, rows: int = SENTENCES, copies: int = 1, order: int = 1) -> Answers:
         """Search with these numbers of beams, rows, and copies of the model; `order` -1 answers the last input first.
@@ -110,12 +144,10 @@ class Subject:
         return batch, [self.inputs.begin(ids) + len(prompt) for ids, prompt in zip(sources, before, strict=True)]
 
 
-def verify(config: Config, workdir: Path) -> bool:
-    """Print a table of checks over some inputs of a run, and return whether all passed.
+def verify(config: Config, workdir: Path, further: Sequence[Check] = ()) -> bool:
+    """Print a table of the checks that apply to a run and of further ones, and return whether all passed.
 
     Products of float32 have the highest precision, so that the checks see mistakes and not the rounding of a platform.
-
-    Raises UserError for a task that generates nothing.
     """
     options = DecodeConfig(
         length_penalty=config.decode.length_penalty,
@@ -125,14 +157,17 @@ def verify(config: Config, workdir: Path) -> bool:
     with show_progress("loading the run"):
         model = dataclasses.replace(config.model, precision="highest")
         predictor = load(workdir, dataclasses.replace(config, decode=options, model=model), make_mesh(1))
-    if predictor.task.answer not in ("text", "continuation"):
-        raise UserError(f"task={config.task!r} generates nothing: there is no decoding to verify")
     subject = Subject(predictor, options)
     used = predictor.model.config.dtype, jax.default_backend(), predictor.model.config.precision
     print(f"{counted(len(subject.pieces), 'inputs')} ({subject.origin}), {products_line(*used)}")
-    passed = [report(check, subject, TOLERANCE[arithmetic(*used)]) for check in CHECKS]
+    passed = [report(check, subject, TOLERANCE[arithmetic(*used)]) for check in (*checks_of(subject), *further)]
     print(f"{sum(passed)} of {len(passed)} checks passed")
     return all(passed)
+
+
+def checks_of(subject: Subject) -> list[Check]:
+    """Return the checks that apply to a run."""
+    return [check for check in CHECKS if check.applies(subject)]
 
 
 def report(check: Check, subject: Subject, tolerance: float) -> bool:
@@ -147,12 +182,11 @@ def report(check: Check, subject: Subject, tolerance: float) -> bool:
 
 def cached_and_uncached_logits(subject: Subject) -> float:
     """Compare the logits of a full pass over some outputs with those of a cache that is filled as in a search."""
-    outputs = [best[0][0] for best in subject.answer(1)]
-    batch, begins = subject.forced(outputs)
-    full = jax.jit(subject.model.apply)({"params": subject.params}, batch)
+    batch, begins = subject.batch()
     given = np.arange(batch["target_in"].shape[1]) < np.array(begins)[:, None]
     stepped = jax.jit(stepwise_logits, static_argnums=0)(subject.model, subject.params, batch, given)
-    return _largest((np.asarray(full, np.float32) - np.asarray(stepped, np.float32))[batch["weights"] > 0])
+    written = subject.predicted(batch) & ~given
+    return _largest((subject.logits(batch) - np.asarray(stepped, np.float32))[written])
 
 
 def stepwise_logits(
@@ -181,7 +215,7 @@ def greedy_and_likeliest(subject: Subject) -> float:
     """Return how far any token of one beam's outputs is from the most probable allowed one of a full pass."""
     outputs = [best[0][0] for best in subject.answer(1)]
     batch, begins = subject.forced(outputs)
-    logits = np.asarray(jax.jit(subject.model.apply)({"params": subject.params}, batch), np.float32)
+    logits = subject.logits(batch)
     allowed = np.pad(subject.mask, (0, logits.shape[2] - len(subject.mask)))
     gaps = []
     for row, begin, ids in zip(logits, begins, outputs, strict=True):
@@ -215,6 +249,47 @@ def searched_and_forced(subject: Subject) -> float:
     return _largest(np.array(worst))
 
 
+def rows_alone_and_together(subject: Subject) -> float:
+    """Compare the logits of all inputs in one batch with those in small ones, in another order and padding."""
+    batch, _ = subject.batch()
+    together, rows = subject.logits(batch), np.arange(len(subject.pieces))[::-1]
+    real, alone = subject.predicted(batch), np.zeros_like(together)
+    for start in range(0, len(rows), FEW):
+        some = np.resize(rows[start : start + FEW], FEW)  # one shape to compile
+        small = {name: _padded(array[some]) for name, array in batch.items()}
+        alone[some] = subject.logits(small)[:, : together.shape[1]]
+    return _largest((alone - together)[real])
+
+
+def packed_and_unpacked(subject: Subject) -> float:
+    """Compare the logits of inputs that share a row, two by two, with those of inputs with rows of their own."""
+    batch, _ = subject.batch()
+    single, shared = subject.logits(batch)[subject.predicted(batch)], pack_rows(batch)
+    config = subject.model.config  # a model may take rows for one text
+    several = dataclasses.replace(config, execution=dataclasses.replace(config.execution, rows="several"))
+    packed = jax.jit(build_model(several).apply)({"params": subject.params}, shared)
+    return _largest(np.asarray(packed, np.float32)[subject.predicted(shared)] - single)
+
+
+def pack_rows(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays of a batch, each second row behind the first one as another segment of it."""
+    packed = {}
+    for name, array in batch.items():
+        segments = f"{name.partition('_')[0]}_segments"
+        lengths, (rows, width) = (batch[segments] > 0).sum(axis=1), array.shape
+        packed[name] = np.zeros((-(-rows // 2), 2 * width), array.dtype)
+        for row, length in enumerate(lengths):
+            start = lengths[row - 1] if row % 2 else 0
+            values = array[row, :length] if name != segments else 1 + row % 2
+            packed[name][row // 2, start : start + length] = values
+    return packed
+
+
+def _padded(array: np.ndarray) -> np.ndarray:
+    """Return an array of a batch with more padding behind every row; images have none."""
+    return np.pad(array, [(0, 0), (0, PADDING)]) if array.ndim == 2 else array
+
+
 def _apart(one: Answers, other: Answers) -> float:
     """Return the largest difference of best scores; outputs may differ where scores are equal."""
     return _largest(np.array([a[0][1] - b[0][1] for a, b in zip(one, other, strict=True)]))
@@ -224,10 +299,35 @@ def _largest(differences: np.ndarray) -> float:
     return float(np.abs(differences).max())
 
 
+def _searches(subject: Subject) -> bool:
+    return subject.searches
+
+
+def _decodes(subject: Subject) -> bool:
+    return subject.model.config.family in ("encdec", "decoder")
+
+
+def _one_pass(subject: Subject) -> bool:
+    return not subject.searches
+
+
+def _packs(subject: Subject) -> bool:
+    """Whether texts may share a row: a state would run through them, an image or a pooled text has its own."""
+    config = subject.model.config
+    return not (config.pooled or config.reads_images or config.recurrent.cell)
+
+
 CHECKS = (
-    Check("cached = uncached logits", "a logit", cached_and_uncached_logits),
-    Check("one beam = greedy, the likeliest of uncached logits", "a logit", greedy_and_likeliest),
-    Check("alone = together: batch, order and padding change nothing", "a score", alone_and_together),
-    Check("two copies of the model together = one", "a score", ensemble_and_single),
-    Check("scores of the search = forced re-scoring of its outputs", "a token's log-probability", searched_and_forced),
+    Check("cached = uncached logits", "a logit", cached_and_uncached_logits, _decodes),
+    Check("one beam = greedy, the likeliest of uncached logits", "a logit", greedy_and_likeliest, _searches),
+    Check("alone = together: batch, order and padding change nothing", "a score", alone_and_together, _searches),
+    Check("alone = together: batch, order and padding change nothing", "a logit", rows_alone_and_together, _one_pass),
+    Check("packed = unpacked: texts that share a row", "a logit", packed_and_unpacked, _packs),
+    Check("two copies of the model together = one", "a score", ensemble_and_single, _searches),
+    Check(
+        "scores of the search = forced re-scoring of its outputs",
+        "a token's log-probability",
+        searched_and_forced,
+        _searches,
+    ),
 )

@@ -109,9 +109,8 @@ RESTORED = "abcdefgh hgfedcb"  # as many characters as the shortest batch has pl
 def loss_of(predictor, text):
     """Return the loss that training has of a text, in nats, all that is hidden together."""
     loss = make_loss(predictor.model, predictor.task.loss)
-    return float(
-        loss(predictor.params, jax.tree.map(jnp.asarray, predictor.inputs.noised_arrays(text)), None)["nll"].total
-    )
+    arrays = predictor.inputs.noised_arrays(predictor.inputs.encode_pairs([(text, text)]))
+    return float(loss(predictor.params, jax.tree.map(jnp.asarray, arrays), None)["nll"].total)
 
 
 def test_masked_tokens_are_shown_with_what_the_run_takes_them_for():

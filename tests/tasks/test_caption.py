@@ -141,7 +141,7 @@ def test_every_check_of_decoding_passes(capsys, monkeypatch):
     monkeypatch.setattr(verify, "BEAMS", 2)
     subject = verify.Subject(predictor(), predictor().config.decode)
     assert subject.origin == "of test set 'test'"
-    for check in verify.CHECKS:
+    for check in verify.checks_of(subject):
         assert verify.report(check, subject, 2e-4), capsys.readouterr().out
     config = dataclasses.replace(predictor().config, data=dataclasses.replace(predictor().config.data, test=("none",)))
     pieces, origin = subject._find(config)
