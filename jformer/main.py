@@ -10,7 +10,7 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
              predict   translate --input line by line to --output, or continue or label it
              score     write the log-probability of each target in --input: lines of source, TAB, target
              describe  show parameters and FLOPs; needs no data and no DIR
-             verify    check that all ways to decode with the run agree; exit code 1 if any does not
+             verify    check that all ways to answer with the run agree; exit code 1 if any does not
              explore   write a page, --output, that shows what the run attends to in the lines of --input, how it
                        searched for its answers, and how their tokens lie
              report    write a page, --output, of the run: curves, scores, worst answers, settings; also while it trains
@@ -20,6 +20,8 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
   --output   predict, score: a file, or - for standard output (the default); export: a folder; explore, report: a page;
              evaluate: a folder for results.json and the outputs (default: DIR)
   --resume   predict, score: continue a half-written --output
+  --against  verify: a directory of Hugging Face Transformers, such as the one that the run was imported from, to
+             compare logits with. Needs pip install -e ".[parity]"
   --watch    report: rewrite the page every N seconds, which browsers reload, until the run is scored
   --host     serve: the address to listen at (default: 127.0.0.1, which only this machine reaches)
   --port     serve: the port (default: 8000), 0 for any free one
@@ -217,10 +219,15 @@ def describe(options: flags.FlagValues, config: Config, workdir: Path) -> int:
 
 
 def verify(options: flags.FlagValues, config: Config, workdir: Path) -> int:
-    """Check that all ways to decode with the run agree."""
+    """Check that all ways to answer with the run agree, and perhaps that transformers computes the same."""
     from jformer.inference.verify import verify as agrees
 
-    return DONE if agrees(config, workdir) else FAILED
+    further = []
+    if options.against:
+        from jformer.tools.hf.against import check_against
+
+        further = [check_against(Path(options.against), workdir)]
+    return DONE if agrees(config, workdir, further) else FAILED
 
 
 def explore(options: flags.FlagValues, config: Config, workdir: Path) -> int:
@@ -297,6 +304,7 @@ def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:
     flags.DEFINE_string("input", "-", "Text to answer.", flag_values=options)
     flags.DEFINE_string("output", "-", "Where answers go.", flag_values=options)
     flags.DEFINE_bool("resume", False, "Continue a half-written output.", flag_values=options)
+    flags.DEFINE_string("against", "", "A model of transformers.", flag_values=options)
     flags.DEFINE_float("watch", 0.0, "Seconds.", lower_bound=0.0, flag_values=options)
     flags.DEFINE_bool("deterministic", False, "Deterministic operations on GPUs.", flag_values=options)
     flags.DEFINE_string("host", "127.0.0.1", "Where to listen.", flag_values=options)
@@ -319,6 +327,8 @@ def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:
         raise UserError("--workdir is missing: name the directory of the run")
     if options.format and options.format not in FORMATS.get(options.mode, ()):
         raise UserError(f"--format={options.format} is not written by --mode={options.mode}; see --help")
+    if options.against and options.mode != "verify":
+        raise UserError(f"--against={options.against} is for --mode=verify; see --help")
     if options.mode == "export" and (not options.format or options.output == "-"):
         raise UserError("--mode=export needs --format and a folder as --output; see --help")
     return options, overrides

@@ -61,6 +61,7 @@ MISTAKES = {
     "an unknown mode": (["--mode=trian"], "trian"),
     "no workdir": (["--config={file}", "--workdir="], "--workdir is missing"),
     "an export to nothing": (["--config={file}", "--mode=export", "--output=x"], "--mode=export needs --format and a"),
+    "an origin for answers": (["--mode=predict", "--workdir=x", "--against=y"], "--against=y is for --mode=verify"),
     "an export to nowhere": (["--config={file}", "--mode=export", "--format=stablehlo"], "a folder as --output"),
     "no config and no run": (["--config="], "--config is missing"),
     "no run to predict with": (["--config=", "--mode=predict"], "run holds no run: name the directory of one"),
@@ -278,8 +279,11 @@ def test_several_processes_get_the_limit_for_stuck_ones(saved, monkeypatch):
 
 @pytest.mark.parametrize(("passed", "code"), [(True, 0), (False, 1)])
 def test_a_check_that_fails_is_exit_code_1(saved, monkeypatch, passed, code):
-    assert answer_with(monkeypatch, "inference.verify", "verify", passed) == []
+    calls = answer_with(monkeypatch, "inference.verify", "verify", passed)
     assert call(f"--workdir={saved}", "--mode=verify") == code
+    answer_with(monkeypatch, "tools.hf.against", "check_against", "a check")
+    assert call(f"--workdir={saved}", "--mode=verify", "--against=origin") == code
+    assert calls == [(saved, []), (saved, ["a check"])]
 
 
 def test_export_says_what_it_wrote(saved, monkeypatch, capsys):

@@ -58,11 +58,11 @@ class Subject:
     def __init__(self, predictor: Predictor, settings: DecodeConfig) -> None:
         """Take the first inputs of the first test set or, if that cannot be read, random tokens."""
         self.model, self.params, self.task = predictor.model, predictor.params, predictor.task
-        self.tokenizers, self.options = predictor.tokenizers, settings
+        self.config, self.tokenizers, self.options = predictor.config, predictor.tokenizers, settings
         self.inputs = predictor.inputs
         self.searches = self.task.answer in ("text", "continuation")
         self.mask = writable(self.tokenizers[1], settings) if self.searches else np.ones(0, bool)
-        self.pieces, self.origin = self._find(predictor.config)
+        self.pieces, self.origin = self._find(self.config)
 
     def _find(self, config: Config) -> tuple[list[Piece], str]:
         named = next(iter(config.data.test_splits().items()), None)

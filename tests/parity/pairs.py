@@ -11,6 +11,7 @@ import pytest
 from jformer.models import build_model
 from jformer.parallel.mesh import make_mesh
 from jformer.tools.hf import convert, tensors
+from jformer.tools.hf.against import their_logits
 from jformer.tools.hf.families import LOGITS_BIAS
 
 WANTED = "comparing with the published models needs: pip install torch transformers"
@@ -77,19 +78,7 @@ class Pair:
         return np.random.default_rng(7).integers(0, most, self.real().shape)
 
     def run_theirs(self):
-        ids = {name: torch.tensor(np.asarray(array)).long() for name, array in self.batch.items()}
-        source = {"input_ids": ids["source"], "attention_mask": ids["source_segments"]}
-        target = {"input_ids": ids["target_in"], "attention_mask": ids["target_segments"]}
-        if self.family.model_type in ("bert", "roberta"):
-            source["token_type_ids"] = ids["source_types"]
-        pixels = torch.tensor(np.asarray(self.batch["image"]) / 127.5 - 1, dtype=torch.float32).permute(0, 3, 1, 2)
-        inputs = {
-            "encoder": source, "decoder": target, "vit": {"pixel_values": pixels},
-            "encdec": {**source, **{f"decoder_{key}": value for key, value in target.items()}},
-        }  # fmt: skip
-        found = self.theirs(**inputs[self.model.family])
-        logits = torch.stack([found.start_logits, found.end_logits], -1) if self.task == "qa" else found.logits
-        return logits[:, None] if logits.ndim == 2 else logits
+        return their_logits(self.theirs, self.model, self.batch, {})
 
     def loss(self, params):
         logits = build_model(self.model).apply({"params": params}, self.batch)

@@ -1,21 +1,49 @@
-"""Transformers alone loads what is exported; its tokenizer and `generate` do what the run does.
+"""Transformers alone loads what is exported; its logits, its tokenizer and `generate` do what the run does.
 
 Small runs with random parameters. NLLB's shape is not among them: its positions are computed, so random ones have no
 place there, and export refuses them.
 """
 
+import functools
 import json
 
 import pytest
+import safetensors.torch
 
+from jformer.config import load_config
+from jformer.inference import verify
 from jformer.inference.answers import Request
 from jformer.inference.predict import load
+from jformer.tools.hf.against import check_against
 from jformer.tools.hf.write_model import export_model
 from tests.parity.pairs import torch, transformers
 from tests.slow import slow_but
 from tests.tools.hf import small_runs
 
 PREFIX = {"marian": "", "bart": "", "learned": "", "t5": "a mat: "}  # what the run puts in front of every source
+
+
+WRITERS = {name: getattr(small_runs, name) for name in PREFIX}
+ENCODERS = {task: functools.partial(small_runs.bert, task=task) for task in ("classify", "qa")}
+
+
+@pytest.mark.parametrize("name", slow_but([*WRITERS, *ENCODERS], "classify", "marian"))
+def test_verify_compares_logits_with_those_of_transformers(name, tmp_path, monkeypatch, capsys):
+    run = (WRITERS | ENCODERS)[name](tmp_path / "run")
+    export_model(str(run), tmp_path / "theirs")
+    monkeypatch.setattr(verify, "CHECKS", ())
+
+    def is_theirs():
+        return verify.verify(load_config(run / "config.json"), run, [check_against(tmp_path / "theirs", run)])
+
+    assert is_theirs()
+    shown = capsys.readouterr().out
+    assert f"pass  ours = transformers {transformers.__version__} with torch {torch.__version__}" in shown
+    assert float(shown.split("(at most")[0].split()[-1]) < 1e-4  # of parameters as large as 1
+    weights = tmp_path / "theirs" / "model.safetensors"
+    tensors = safetensors.torch.load_file(weights)
+    safetensors.torch.save_file({key: 1.01 * value for key, value in tensors.items()}, weights, {"format": "pt"})
+    assert not is_theirs()
 
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")  # imported and not called

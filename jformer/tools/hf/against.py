@@ -1,0 +1,83 @@
+"""Compare a run with a model that transformers reads from a directory, such as the run's origin; needs torch.
+
+Letters in shapes: b inputs, t positions, v entries of the vocabulary or classes.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from etils.epath import Path as AnyPath
+
+from jformer.errors import UserError
+from jformer.inference.verify import Check, Subject
+from jformer.models import ModelConfig
+from jformer.tools.hf.convert import ORIGIN, find_family
+from jformer.tools.hf.families import architecture
+from jformer.tools.hf.vocabulary import read_json
+
+SIDES = {"encoder": ("source",), "decoder": ("target",), "encdec": ("source", "target"), "vit": ()}  # read by a family
+PIXELS = "preprocessor_config.json"
+
+
+def check_against(directory: Path, workdir: AnyPath) -> Check:
+    """Return a check that the logits of a run are those of a directory's model in transformers, both in float32.
+
+    Raises UserError where transformers or torch is missing, and for a directory of no model that can be imported.
+    """
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise UserError(f"--against needs the package {error.name}: pip install 'jformer[parity]'") from error
+    if not (directory / "config.json").exists():
+        raise UserError(f"--against={directory}: has no config.json; name the directory of a model of transformers")
+    fields = read_json(directory / "config.json")
+    origin = read_json(Path(workdir) / ORIGIN, {}).get("model_type")  # config.json may lack it
+    family = find_family(fields.get("model_type", origin), fields.get("architectures") or [])
+
+    def run(subject: Subject) -> float:
+        config, (batch, _) = subject.model.config, subject.batch()
+        ours, real = subject.logits(batch), subject.predicted(batch)
+        name = architecture(family, subject.config.task, config)
+        model = getattr(transformers, name).from_pretrained(directory, dtype=torch.float32).eval()
+        with torch.no_grad():
+            theirs = their_logits(model, config, batch, read_json(directory / PIXELS, {})).numpy()
+        shared = min(ours.shape[-1], theirs.shape[-1])  # rows past them are of noise, or pad a table
+        ours, theirs = ours[real][:, :shared], theirs[real][:, :shared]
+        return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
+
+    name = f"ours = transformers {transformers.__version__} with torch {torch.__version__}"
+    return Check(name, "the largest logit", run)
+
+
+def their_logits(model: Any, config: ModelConfig, batch: Mapping[str, np.ndarray], pixels: Mapping[str, Any]) -> Any:
+    """Return the logits that a model of transformers computes of a batch of ours, a tensor [b t v].
+
+    Args:
+        model: of torch.
+        config: of our model, which decides what is read.
+        batch: ours.
+        pixels: preprocessor_config.json, which has the mean and the deviation of each channel.
+    """
+    import torch
+
+    inputs = {}
+    for side in SIDES[config.family]:
+        ids = batch["source" if side == "source" else "target_in"]
+        prefix = "decoder_" if (config.family, side) == ("encdec", "target") else ""
+        inputs[f"{prefix}input_ids"] = torch.tensor(np.asarray(ids)).long()
+        inputs[f"{prefix}attention_mask"] = torch.tensor(np.asarray(batch[f"{side}_segments"])).long()
+    if config.head.num_segments and "source_types" in batch:
+        inputs["token_type_ids"] = torch.tensor(np.asarray(batch["source_types"])).long()
+    if config.reads_images:
+        mean, deviation = (np.float32(pixels.get(f"image_{name}", 0.5)) for name in ("mean", "std"))
+        values = (np.asarray(batch["image"], np.float32) / 255 - mean) / deviation
+        inputs["pixel_values"] = torch.tensor(values).permute(0, 3, 1, 2)
+    found = model(**inputs)
+    if "start_logits" in found:
+        return torch.stack([found.start_logits, found.end_logits], -1)
+    if "logits" not in found:  # of a model without a head
+        return found.last_hidden_state @ model.get_input_embeddings().weight.T
+    return found.logits[:, None] if found.logits.ndim == 2 else found.logits
