@@ -21,6 +21,7 @@ SCORES = re.compile(
 )  # rows, heads, queries, keys
 ATTENTION_PRODUCTS = {False: 2, True: 5}  # of a query and a key per pair, forward and backward, which scores again
 REMAT = "/rematted_computation/"  # in JAX's names of what a backward pass repeats of the forward pass
+LAYOUTS = ("bitcast", "convert", "copy")  # in a fusion: of their operand they read what is read of them
 SLICES = ("dynamic-slice", "slice", "gather", "slice-start")  # read as many bytes as they output
 
 
@@ -55,8 +56,13 @@ def _kernels(program: Program) -> Iterator[tuple[int, str, Instruction]]:
     """Yield how often each kernel runs, its computation and its instruction."""
     for name, count in runs(program, kernels=False).items():
         for each in program.computations[name].values():
-            if each.opcode not in FREE and not each.opcode.endswith("-done"):
+            if each.opcode not in FREE and not each.opcode.endswith("-done") and not _allocates(each):
                 yield count, name, each
+
+
+def _allocates(each: Instruction) -> bool:
+    """Return whether an instruction is XLA:TPU's for an array that loops fill: nothing is written."""
+    return each.opcode == "custom-call" and each.attribute("custom_call_target").strip('"') == "AllocateBuffer"
 
 
 def costs(program: Program, name: str, instructions: Iterable[Instruction]) -> tuple[int, int]:
@@ -153,7 +159,7 @@ def _pairs(inputs: int, size: int, outputs: int, options: Mapping[str, str]) -> 
 def _moved(program: Program, computation: Computation, each: Instruction) -> int:
     """Return the bytes that a kernel moves; of arrays that it slices or updates, only the slice."""
     if each.opcode in FUSIONS:
-        return sum(_moved_by_fusion(program, computation, each))
+        return round(sum(_moved_by_fusion(program, computation, each)))
     if kernel_of(each):
         return _attended(computation, each)[1]
     operands = [computation[name] for name in each.operands]
@@ -176,12 +182,14 @@ def _results(each: Instruction) -> list[Leaf]:
     return each.leaves[:-1] if library_of(each) and len(each.leaves) > 1 else each.leaves
 
 
-def _moved_by_fusion(program: Program, outer: Computation, each: Instruction) -> Iterator[int]:
+def _moved_by_fusion(program: Program, outer: Computation, each: Instruction) -> Iterator[float]:
     inner = program.computations[each.calls[0]]
+    read = _shares_read(program, inner)
     for place, name in enumerate(each.operands):
         if not any(leaf.fast for leaf in outer[name].leaves):
-            yield _read(program, inner, _parameter(inner, place))
-    (root,) = (instruction for instruction in inner.values() if instruction.root)
+            value = _parameter(inner, place)
+            yield read[value.name] * sum(leaf.bytes for leaf in value.leaves)
+    root = _root(inner)
     written = [inner[name] for name in root.operands] if root.opcode == "tuple" else [root]
     given = sum(len(outer[name].leaves) for name in each.operands) if each.opcode == "fusion-start" else 0
     for result, leaf in zip(written, each.leaves[given:], strict=False):  # the type of a start includes the operands
@@ -194,24 +202,32 @@ def _parameter(computation: Computation, place: int) -> Instruction:
     return next(found)
 
 
-def _read(program: Program, computation: Computation, value: Instruction) -> int:
-    """Return the bytes of a value that the instructions of a fusion read, including nested fusions."""
-    whole = sum(leaf.bytes for leaf in value.leaves)
-    total = 0
-    for reader in computation.values():
-        for place, name in enumerate(reader.operands):
-            if name != value.name:
-                continue
-            if reader.opcode in FUSIONS:
-                inner = program.computations[reader.calls[0]]
-                total += _read(program, inner, _parameter(inner, place))
-            elif reader.opcode == "bitcast":
-                total += _read(program, computation, reader)
-            elif reader.opcode in SLICES and not place:
-                total += sum(leaf.bytes for leaf in reader.leaves)
-            elif reader.opcode != "dynamic-update-slice" or place:
-                total += whole
-    return min(total, whole)
+def _root(computation: Computation) -> Instruction:
+    (root,) = (each for each in computation.values() if each.root)
+    return root
+
+
+def _shares_read(program: Program, computation: Computation, output: float = 1.0) -> dict[str, float]:
+    """Return the share of each value of a fusion that it reads to compute a share of its output: of arrays, slices."""
+    shares = dict.fromkeys(computation, 0.0) | {_root(computation).name: output}
+    for each in reversed(computation.values()):
+        for place, name in enumerate(each.operands):
+            value, share = computation[name], 1.0
+            if each.opcode in FUSIONS:
+                inner = program.computations[each.calls[0]]
+                share = _shares_read(program, inner, shares[each.name])[_parameter(inner, place).name]
+            elif each.opcode in SLICES and not place:
+                share = shares[each.name] * _size(each) / _size(value)
+            elif each.opcode == "dynamic-update-slice" and not place:
+                share = 0.0  # the rest stays where it is
+            elif each.opcode in LAYOUTS and _size(each) == _size(value):
+                share = shares[each.name]
+            shares[name] = min(1.0, shares[name] + share)
+    return shares
+
+
+def _size(value: Instruction) -> int:
+    return sum(math.prod(leaf.dims) for leaf in value.leaves)
 
 
 def _updated(result: Instruction, inner: Computation) -> int:

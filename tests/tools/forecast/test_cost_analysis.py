@@ -46,6 +46,43 @@ def test_a_fusion_in_a_fusion_reads_the_slice_that_it_takes():
     assert traffic(parse(NESTED)) == 4 * 4 + 4 + 4 * 4  # the slice, the index, the result
 
 
+# As XLA:TPU has it: a nested fusion may only give an array another shape or layout, and what is then sliced is a slice.
+LAYOUTS = """
+%shaped (a: f32[8,4]) -> f32[32] {
+  %a = f32[8,4]{1,0} parameter(0)
+  ROOT %r = f32[32]{0} bitcast(%a)
+}
+
+%laid_out (b: f32[9,32]) -> f32[9,32] {
+  %b = f32[9,32]{1,0} parameter(0)
+  ROOT %l = f32[9,32]{0,1} copy(%b)
+}
+
+%sum (c: f32[8,4], d: f32[9,32], i: s32[]) -> f32[32] {
+  %c = f32[8,4]{1,0} parameter(0)
+  %e = f32[32]{0} fusion(%c), kind=kLoop, calls=%shaped
+  %d = f32[9,32]{1,0} parameter(1)
+  %f = f32[9,32]{0,1} fusion(%d), kind=kLoop, calls=%laid_out
+  %i = s32[] parameter(2)
+  %s = f32[1,32]{0,1} dynamic-slice(%f, %i, %i), dynamic_slice_sizes={1,32}
+  %t = f32[32]{0} bitcast(%s)
+  ROOT %u = f32[32]{0} add(%e, %t)
+}
+
+ENTRY %main (x: f32[8,4], k: s32[]) -> f32[32] {
+  %x = f32[8,4]{1,0} parameter(0)
+  %k = s32[] parameter(1)
+  %stack = f32[9,32]{1,0} custom-call(), custom_call_target="AllocateBuffer"
+  ROOT %y = f32[32]{0} fusion(%x, %stack, %k), kind=kLoop, calls=%sum
+}
+"""
+
+
+def test_layouts_inside_a_fusion_move_nothing_and_memory_is_allocated_unwritten():
+    assert traffic(parse(LAYOUTS)) == 3 * 32 * 4 + 4  # two that are added, the sum, the index
+    assert kernels(parse(LAYOUTS)) == 1
+
+
 @pytest.mark.parametrize(
     ("line", "products"),
     [

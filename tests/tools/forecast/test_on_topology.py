@@ -3,8 +3,10 @@ import functools
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from experiments.faults.program_quality import gathered_twice
 from jformer.config import default_config, resolve
@@ -18,10 +20,12 @@ from jformer.tasks.build import build_task
 from jformer.tasks.task import sized
 from jformer.tools.forecast.collectives import Collective
 from jformer.tools.forecast.compiled_ahead import Figures, compile_answer, compile_update, estimate
+from jformer.tools.forecast.cost_analysis import traffic
+from jformer.tools.forecast.hlo import parse
 from jformer.tools.forecast.on_topology import describe_topology, larger_share_note, ways_to_fit
 from jformer.tools.forecast.roofline import bound
 from jformer.tools.forecast.shapes import answer_shape, full_shape, mesh_sizes
-from jformer.tools.forecast.topology import CHIPS, GPUS, Topology, open_topology
+from jformer.tools.forecast.topology import CHIPS, GPUS, Topology, compiler_options, open_topology
 from tests.tools.forecast.test_topology import needs_cuda_compiler, needs_libtpu
 
 VOCABULARY = 512
@@ -250,3 +254,82 @@ def test_what_no_gpu_can_hold_ends_with_what_would_fit():
     config = small(**{"data.tokens_per_update": 2**24, "data.max_source_length": 512, "data.max_target_length": 512})
     with pytest.raises(UserError, match=r"does not fit: it needs [\d.]+ GiB of a GPU's 59; .*data.tokens_per_update="):
         list(describe_topology(config, None, "h100", 0.0))
+
+
+def layer(x, weights):
+    return x + jax.nn.relu(x @ weights[0]) @ weights[1]
+
+
+def layers_written_out(x, weights, slope):
+    y, pull_back = jax.vjp(lambda x, weights: functools.reduce(layer, weights, x), x, weights)
+    return y, pull_back(slope)
+
+
+def layers_in_a_loop(x, weights):
+    return lax.scan(lambda x, w: (layer(x, w), None), x, weights)[0]
+
+
+def adam_in_a_loop(*arrays):
+    def update(_, each):
+        parameter, mean, variance, slope = each
+        mean, variance = 0.9 * mean + 0.1 * slope, 0.98 * variance + 0.02 * slope**2
+        return None, (parameter - 1e-3 * mean / (jnp.sqrt(variance) + 1e-9), mean, variance)
+
+    return lax.scan(update, None, arrays)[1]
+
+
+@jax.value_and_grad
+def nll(logits, targets):
+    z = logits.astype(jnp.float32)
+    hit = jnp.arange(z.shape[-1]) == targets[:, None]
+    return jnp.sum(jax.nn.logsumexp(z, axis=-1) - jnp.where(hit, z, 0).sum(axis=-1))
+
+
+TOKENS, WIDTH, HIDDEN, ENTRIES = 2**16, 1_024, 4_096, 8_192  # arrays that fit beside no core
+A, H, W = 2 * TOKENS * WIDTH, 2 * TOKENS * HIDDEN, 2 * WIDTH * HIDDEN  # bytes of activations, hidden ones and weights
+Z, P = 2 * TOKENS * ENTRIES, 4 * 8 * HIDDEN**2  # of logits, and of parameters in a stack of eight
+LOOP, GPU_LOOP = 4 * (3 * A + 2 * H + 2 * W) + 2 * A, 4 * (5 * A + 2 * H + 4 * W) + 2 * A
+BY_HAND = {  # bytes on v5e, v6e and h100
+    # Each of the six products of a layer reads and writes its arrays once, and two of them x or its gradient as well;
+    # one more reads what ReLU had. A GPU has kernels for ReLU and for its gradient, and one for both in the last layer.
+    "layers written out": (layers_written_out, *[2 * (8 * A + 7 * H + 6 * W)] * 2, 2 * (8 * A + 11 * H + 6 * W) - H),
+    # The loop copies x before the first layer. v6e has both products of a layer in one kernel, for which each layer
+    # copies x; so does a GPU, and half of the weights.
+    "layers in a loop": (layers_in_a_loop, LOOP, LOOP + 4 * (A - 2 * H), GPU_LOOP),
+    # 4 are read and 3 written; the loop writes others than it was given, which are copied. A GPU fills them first, and
+    # has a kernel for each result: two read two, and the parameters' all four.
+    "adam in a loop": (adam_in_a_loop, (7 + 6) * P, (7 + 6) * P, (11 + 6 + 3) * P),
+    "loss": (nll, 4 * Z, 4 * Z, 4 * Z),  # read for the maximum, the sum and the gradient, which is written
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(each, marks=needs_libtpu) for each in ("v5e", "v6e")),
+        pytest.param("h100", marks=needs_cuda_compiler),
+    ],
+)
+@pytest.mark.parametrize("program", BY_HAND)
+def test_bytes_are_those_counted_by_hand(name, program):
+    topology = open_topology(f"{name}:2x2" if name in CHIPS else name)
+    where = jax.sharding.SingleDeviceSharding(topology.devices[0])
+
+    def given(*shape, dtype=jnp.bfloat16):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+
+    x, stack = given(TOKENS, WIDTH), given(8, HIDDEN, HIDDEN, dtype=jnp.float32)
+    arguments = {
+        "layers written out": (x, [(given(WIDTH, HIDDEN), given(HIDDEN, WIDTH))] * 2, x),
+        "layers in a loop": (x, (given(4, WIDTH, HIDDEN), given(4, HIDDEN, WIDTH))),
+        "adam in a loop": (stack,) * 4,
+        "loss": (given(TOKENS, ENTRIES), given(TOKENS, dtype=jnp.int32)),
+    }[program]
+    function, *by_hand = BY_HAND[program]
+    expected = by_hand[("v5e", "v6e", "h100").index(name)]
+    donated = (0, 1, 2) if function is adam_in_a_loop else ()
+    compiled = jax.jit(function, donate_argnums=donated).lower(*arguments).compile(compiler_options(topology.platform))
+    moved, own = traffic(parse(compiled.as_text())), dict(compiled.cost_analysis() or {}).get("bytes accessed", 0)
+    print(f"\n{name}, {program}: {expected / 1e9:.3f} GB by hand, {moved / 1e9:.3f} counted, {own / 1e9:.3f} by XLA")
+    assert moved == pytest.approx(expected, rel=0.01)
