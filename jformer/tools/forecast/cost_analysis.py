@@ -217,7 +217,7 @@ def _shares_read(program: Program, computation: Computation, output: float = 1.0
                 inner = program.computations[each.calls[0]]
                 share = _shares_read(program, inner, shares[each.name])[_parameter(inner, place).name]
             elif each.opcode in SLICES and not place:
-                share = shares[each.name] * _size(each) / _size(value)
+                share = shares[each.name] * _size(each) / (_size(value) or 1)
             elif each.opcode == "dynamic-update-slice" and not place:
                 share = 0.0  # the rest stays where it is
             elif each.opcode in LAYOUTS and _size(each) == _size(value):
