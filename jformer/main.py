@@ -25,6 +25,7 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
   --watch    report: rewrite the page every N seconds, which browsers reload, until the run is scored
   --host     serve: the address to listen at (default: 127.0.0.1, which only this machine reaches)
   --port     serve: the port (default: 8000), 0 for any free one
+  --adapters serve: runs of adapters of the one in DIR, separated by commas; a request names one by its directory's name
   --format   export: ctranslate2, stablehlo; explore: html, or png or svg of one line (default: by --output's ending)
   --deterministic  on GPUs: use only operations that give the same bits every time, which are slower
   --topology describe: what the run would take of a TPU slice, such as v5e:16x16 or v5litepod-256, or of GPUs, such as
@@ -250,7 +251,7 @@ def serve(options: flags.FlagValues, config: Config, workdir: Path) -> int:
     """Answer over HTTP until a signal asks to stop."""
     from jformer.tools.server.serve import serve as serve_until_stopped
 
-    if not serve_until_stopped(config, workdir, options.host, options.port):
+    if not serve_until_stopped(config, workdir, options.host, options.port, options.adapters):
         return FAILED
     print("stopped", file=sys.stderr)
     return STOPPED
@@ -309,6 +310,7 @@ def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:
     flags.DEFINE_bool("deterministic", False, "Deterministic operations on GPUs.", flag_values=options)
     flags.DEFINE_string("host", "127.0.0.1", "Where to listen.", flag_values=options)
     flags.DEFINE_integer("port", 8000, "A port.", lower_bound=0, upper_bound=65535, flag_values=options)
+    flags.DEFINE_list("adapters", [], "Runs of adapters.", flag_values=options)
     flags.DEFINE_string("format", None, "What to write.", flag_values=options)
     flags.DEFINE_string("topology", "", "A TPU slice or GPUs.", flag_values=options)
     flags.DEFINE_float("price", 0.0, "Dollars for an hour of a chip.", lower_bound=0.0, flag_values=options)
@@ -329,6 +331,8 @@ def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:
         raise UserError(f"--format={options.format} is not written by --mode={options.mode}; see --help")
     if options.against and options.mode != "verify":
         raise UserError(f"--against={options.against} is for --mode=verify; see --help")
+    if options.adapters and options.mode != "serve":
+        raise UserError(f"--adapters={','.join(options.adapters)} is for --mode=serve; elsewhere --workdir names one")
     if options.mode == "export" and (not options.format or options.output == "-"):
         raise UserError("--mode=export needs --format and a folder as --output; see --help")
     return options, overrides

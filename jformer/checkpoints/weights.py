@@ -48,9 +48,27 @@ class Weights(NamedTuple):
     steps: tuple[int, ...]
     tokenizers: tuple[str, ...]  # fingerprints; empty if it was not trained here
     digest: str  # of all that was read
+    base: str  # of adapters: the digest of the parameters that they modify
 
 
-def saved_params(saved: checkpoint.Checkpoints, mesh: Mesh) -> PyTree:
+def load_saved(workdir: Path, settings: Config, mesh: Mesh, abstract: PyTree = None) -> Weights:
+    """Return the saved parameters that `evaluate.weights` names, sharded for inference: of a run of adapters, these.
+
+    They are those of `abstract`, or, without it, whatever was saved. The last ones and their moving average come from
+    the newest intact checkpoint; skipped ones are reported on standard error. Raises UserError if other checkpoints are
+    needed and damaged.
+    """
+    with checkpoint.open_run(workdir) as saved:
+        params, steps = _params_and_steps(saved, workdir, settings, abstract or _saved_shapes(saved, mesh))
+        manifests = [saved.manifest(step) for step in steps]
+    progress, item = manifests[-1].progress, "ema" if settings.evaluate.weights == "ema" else "params"
+    arrays = [{path: entry.digest for path, entry in manifest.arrays[item].items()} for manifest in manifests]
+    base = progress.get("base", "")
+    digest = digest_of({"arrays": arrays, "base": base})
+    return Weights(params, steps, tuple(progress.get("tokenizers", ())), digest, base)
+
+
+def _saved_shapes(saved: checkpoint.Checkpoints, mesh: Mesh) -> PyTree:
     """Return shapes and shardings as `abstract_params` does, of whatever a run has saved."""
     arrays = saved.newest_manifest().arrays["params"]
     shapes = {path: jax.ShapeDtypeStruct(entry.shape, entry.dtype) for path, entry in arrays.items()}
@@ -58,30 +76,38 @@ def saved_params(saved: checkpoint.Checkpoints, mesh: Mesh) -> PyTree:
     return abstract_like(tree, parameter_shardings(mesh, tree, (FSDP,)))
 
 
-def load_weights(workdir: Path, settings: Config, model: Model | None, mesh: Mesh) -> Weights:
-    """Return the parameters that `evaluate.weights` names, sharded for inference.
+def load_weights(
+    workdir: Path, settings: Config, model: Model | None, mesh: Mesh, base: tuple[PyTree, str] | None = None
+) -> Weights:
+    """Return the parameters of a run as `load_saved` does, those of adapters with their base.
 
-    They are those of `model`, or, without one, whatever was saved. The last ones and their moving average come from the
-    newest intact checkpoint; skipped ones are reported on standard error. Raises UserError if other checkpoints are
-    needed and damaged.
+    Args:
+        workdir: of the run.
+        settings: its config; `evaluate.weights` names the parameters.
+        model: what they are for; one with adapters keeps these apart, else they are merged. None = whatever was saved.
+        mesh: where they are placed.
+        base: the parameters that adapters modify, and their digest; None = those of train.init_from.
+
+    Raises:
+        UserError: as `load_saved` does, and for adapters of other parameters than the base's.
     """
     lora, whole = settings.model.lora, abstract_params(model, mesh) if model else None
-    with checkpoint.open_run(workdir) as saved:
-        abstract = whole if whole and not lora.rank else saved_params(saved, mesh)
-        params, steps = _params_and_steps(saved, workdir, settings, abstract)
-        manifests = [saved.manifest(step) for step in steps]
-    progress = manifests[-1].progress
-    if lora.rank:
+    own = load_saved(workdir, settings, mesh, None if lora.rank else whole)
+    if not lora.rank:
+        return own
+    if base:
+        refuse_other_base(workdir, own.base, base[1], "the run that they are to be added to")
+    else:
         parent = load_base(workdir, settings.train.init_from, mesh)
-        refuse_other_base(workdir, progress["base"], parent.digest)
-        params = merged(lora, overlaid(parent.params, params))
-        if whole:
-            params, _ = adopt(params, whole, settings.train.init_from)
-            params = jax.device_put(params, jax.tree.map(lambda leaf: leaf.sharding, whole))
-    item = "ema" if settings.evaluate.weights == "ema" else "params"
-    arrays = [{path: entry.digest for path, entry in manifest.arrays[item].items()} for manifest in manifests]
-    digest = digest_of({"arrays": arrays, "base": progress.get("base", "")})
-    return Weights(params, steps, tuple(progress.get("tokenizers", ())), digest)
+        refuse_other_base(workdir, own.base, parent.digest)
+        base = parent.params, parent.digest
+    params = overlaid(base[0], own.params)
+    if model is None or not model.config.lora.rank:
+        params = merged(lora, params)
+    if whole:
+        params, _ = adopt(params, whole, settings.train.init_from)
+        params = jax.device_put(params, jax.tree.map(lambda leaf: leaf.sharding, whole))
+    return own._replace(params=params)
 
 
 def load_parent(workdir: str, mesh: Mesh) -> Weights:
@@ -102,10 +128,12 @@ def load_base(workdir: Path, parent: str, mesh: Mesh) -> Weights:
     return load_parent(parent, mesh)
 
 
-def refuse_other_base(workdir: Path, trained: str, found: str) -> None:
-    """Raise UserError if adapters were trained with other parameters than those of train.init_from."""
+def refuse_other_base(
+    workdir: Path, trained: str, found: str, base: str = "train.init_from has now: restore them"
+) -> None:
+    """Raise UserError if adapters were trained with other parameters than those of their base."""
     if trained != found:
-        raise UserError(f"{workdir}: holds adapters of other parameters than train.init_from has now: restore them")
+        raise UserError(f"{workdir}: holds adapters of other parameters than {base}")
 
 
 def refuse_other_tokens(workdir: Path, weights: Weights, tokenizers: Sequence[Tokenizer]) -> None:
@@ -139,10 +167,10 @@ def adopt(
 
 def _taken(name: str, old: jax.Array | None, new: jax.Array, origin: str, lora: LoraConfig) -> tuple[jax.Array, str]:
     """Return the initial value of a parameter, and a note if it is not all of the parent's."""
-    if is_factor(name):
-        return new, ""
     if old is not None and old.shape == new.shape:
         return old, ""
+    if is_factor(name):
+        return new, ""
     is_table = old is not None and name.endswith("embedding") and old.shape[1:] == new.shape[1:]
     if not is_table and name.partition("/")[0] not in HEADS:
         found = "nothing" if old is None else old.shape

@@ -40,7 +40,8 @@ from jformer.inference.inputs import Inputs, writable
 from jformer.inference.one_pass import HEADS
 from jformer.inference.search_tree import RecordedSearch, refuse_without_beam
 from jformer.integrity import digest_of
-from jformer.models.parts import count_params
+from jformer.models.parts import count_params, overlaid, unshared
+from jformer.parallel.mesh import make_mesh
 
 if TYPE_CHECKING:
     from jformer.config.options import Config
@@ -51,14 +52,20 @@ class Predictor:
     """A trained model with its tokenizers: `predict` answers texts, `score` computes log-probabilities of answers."""
 
     def __init__(
-        self, run: "Trained", members: "Sequence[Trained]" = (), mesh: Mesh | None = None, prepare: bool = True
+        self,
+        run: "Trained",
+        members: "Sequence[Trained]" = (),
+        mesh: Mesh | None = None,
+        prepare: bool = True,
+        base: "Predictor | None" = None,
     ) -> None:
         """Take a run; its `params` may be replaced during training.
 
         `members` are models of the same vocabulary that form an ensemble with this one. The devices of a mesh share the
         rows of a batch; without one, everything is computed where the parameters lie. With `prepare`, a copy of the
-        parameters is kept that answers are computed from faster.
+        parameters is kept that answers are computed from faster; those that `base` has, too, are in memory once.
         """
+        self._run = run
         self.config, self.task, self.tokenizers = run.config, run.task, run.tokenizers
         self.model, self.params, self.steps = run.model, run.params, run.steps
         self.members, self.mesh = members, mesh
@@ -67,8 +74,11 @@ class Predictor:
         self.inputs = Inputs(options, run.task, run.tokenizers, [model.config for model in self.models])
         self._forced, self._watched = ForcedPass(self.models, self.inputs, mesh), WatchedPass(run.model, self.inputs)
         self._search: BatchedSearch | None = None
+        self._base: Predictor | None = None
         if run.task.answer:
             searched = run.task.answer not in HEADS
+            if base and base.task.answer and (base.task.answer not in HEADS) == searched:  # prepared alike
+                self._base, self._own = base, unshared(run.params, base.params)
             self._prepare = PreparedParams(self.models, mesh, rounded=searched, enabled=prepare)
             self.vocabulary = writable(run.tokenizers[1], options) if searched else np.ones(0, bool)  # that is written
             setup = make_setup(self.models, options, self.vocabulary, self.inputs.symbols, mesh)
@@ -81,6 +91,18 @@ class Predictor:
         search = f"beam_size={options.beam_size}" if options.search == "beam" else f"samples={options.samples}"
         model = f"{self.config.task} with {self.config.model.family} of {size:,} parameters"
         return f"<Predictor: {model}, steps={list(self.steps)}, search={options.search!r}, {search}>"
+
+    def with_adapter(self, workdir: str | os.PathLike[str]) -> "Predictor":
+        """Return the Predictor of a run of adapters whose base is this run; the parameters of the base are shared.
+
+        It searches as this one does. Raises UserError for adapters of other parameters, and for an ensemble.
+        """
+        from jformer.inference.restore import restore_adapter
+
+        if self.members:
+            raise UserError("decode.ensemble: adapters modify one model, not an ensemble; leave it out")
+        mesh = self.mesh or make_mesh(1)
+        return Predictor(restore_adapter(workdir, self._run, mesh), mesh=self.mesh, base=self)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -112,8 +134,10 @@ class Predictor:
 
     @property
     def prepared_params(self) -> Sequence[PyTree]:
-        """The parameters in the fastest form for searches; prepared once."""
-        return self._prepare(self.all_params)
+        """The parameters in the fastest form for searches; prepared once, those of a base together with it."""
+        if self._base is None:
+            return self._prepare(self.all_params)
+        return [overlaid(self._base.prepared_params[0], self._prepare([self._own])[0])]
 
     def predict(self, texts: Iterable[str]) -> list[str]:
         """Answer every text, in order: with its translation, label or tags, or with the text and its continuation.

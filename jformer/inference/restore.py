@@ -30,6 +30,7 @@ class Trained:
     model: Model  # a Linen module
     params: PyTree  # its parameters
     steps: tuple[int, ...] = ()  # of the checkpoints that the parameters are from
+    digest: str = ""  # of these checkpoints, which adapters name their base by
 
 
 def saved_config(workdir: str | os.PathLike[str], **decode: object) -> Config:
@@ -52,6 +53,19 @@ def restore(workdir: str | os.PathLike[str], overrides: Config | None = None, me
     config = overrides or load_config(path / "config.json")
     task, tokenizers = build_task(config), load_tokenizers(path / "tokenizer")
     return _restore(path, config, task, tokenizers, mesh or decoding_mesh(overrides))
+
+
+def restore_adapter(workdir: str | os.PathLike[str], base: Trained, mesh: Mesh) -> Trained:
+    """Read a run of adapters that modify the parameters of `base`, which the two share; it decodes as `base` does.
+
+    Raises UserError for a run without adapters, and for one whose adapters modify other parameters.
+    """
+    path = run_path(workdir)
+    own = load_config(path / "config.json")
+    if not own.model.lora.rank:
+        raise UserError(f"{workdir}: holds no adapters, which training with model.lora.rank makes; load it by itself")
+    config, tokenizers = dataclasses.replace(own, decode=base.config.decode), load_tokenizers(path / "tokenizer")
+    return _restore(path, config, build_task(config), tokenizers, mesh, base)
 
 
 def restore_member(workdir: str | os.PathLike[str], run: Trained, mesh: Mesh) -> Trained:
@@ -93,13 +107,20 @@ def decoding_mesh(config: Config | None) -> Mesh:
     return open_mesh(config) if config else make_mesh()
 
 
-def _restore(workdir: Path, config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokenizer], mesh: Mesh) -> Trained:
+def _restore(
+    workdir: Path,
+    config: Config,
+    task: Task,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    mesh: Mesh,
+    base: Trained | None = None,
+) -> Trained:
     config = choose_decoding_dtype(config, mesh)
     dtype = config.decode.dtype or config.model.dtype
-    computing = dataclasses.replace(config, model=dataclasses.replace(config.model.merged, dtype=dtype))
+    model_config = config.model if base else config.model.merged
+    computing = dataclasses.replace(config, model=dataclasses.replace(model_config, dtype=dtype))
     model = build_sized(computing, task, tokenizers)
     check_heads(model.config, mesh)
-    weights = load_weights(workdir, config, model, mesh)
+    weights = load_weights(workdir, config, model, mesh, (base.params, base.digest) if base else None)
     refuse_other_tokens(workdir, weights, tokenizers)
-    params, steps = weights.params, weights.steps
-    return Trained(config=config, task=task, tokenizers=tokenizers, model=model, params=params, steps=steps)
+    return Trained(config, task, tokenizers, model, weights.params, weights.steps, weights.digest)

@@ -76,6 +76,10 @@ class Adapted:
         with nn.intercept_methods(add):
             return self.base.apply(variables, *args, rngs=rngs, **options)
 
+    def cross_weights(self, intermediates: PyTree) -> Array:
+        """Return the weights of the attention to the source, as the base does."""
+        return cast(Any, self.base).cross_weights(intermediates)
+
 
 def merged(lora: LoraConfig, params: PyTree) -> PyTree:
     """Return the parameters of the base with the products of the factors added to their kernels."""

@@ -38,6 +38,12 @@ def overlaid(tree: PyTree, own: PyTree) -> PyTree:
     return unflatten_dict({**flatten_dict(tree), **flatten_dict(own)}) if isinstance(tree, Mapping) else own
 
 
+def unshared(tree: PyTree, base: PyTree) -> PyTree:
+    """Return the part of a tree whose leaves are not the very arrays that another tree has under their names."""
+    others = flatten_dict(base)
+    return unflatten_dict({path: leaf for path, leaf in flatten_dict(tree).items() if others.get(path) is not leaf})
+
+
 def parameter_rows(params: Mapping[str, PyTree]) -> Iterator[tuple[str, str, int]]:
     """Yield (part, shapes, count) of every table, norm, projection and sublayer; stacks begin with their layers."""
     for name, part in _parts(params):

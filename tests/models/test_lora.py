@@ -21,6 +21,9 @@ from jformer.models.recurrent_config import RecurrentConfig
 from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import parameter_names, put_batch, state_shardings
 from jformer.tasks.task import make_loss, token_loss
+from jformer.tools.server.engine import Engine
+from jformer.tools.server.limits import Limits
+from jformer.tools.server.serve import load_adapters
 from jformer.trainer import train
 from jformer.training.optim import frozen_parameters
 from jformer.training.state import create_state
@@ -145,6 +148,34 @@ def test_answers_merge_adapters_with_their_base_and_no_other(base, tmp_path, mon
     assert train(small(cache, num_steps=2), moved)
     with pytest.raises(UserError, match=r"run: holds adapters of other parameters than train\.init_from has now"):
         jformer.load(tmp_path / "run")
+
+
+def test_adapters_of_one_base_share_its_parameters_in_memory(base, tmp_path):
+    """Two runs of adapters, of different kernels, answer as they do by themselves; the base's arrays are there once."""
+    cache, answers, texts = base.parent / "cache", jformer.load(base), ["a b c", "d", "e f g h"]
+    for name, lora in (("one", {"rank": 2}), ("two", {"rank": 3, "kernels": "/kernel$"})):
+        assert train(small(cache, lora, num_steps=5, init_from=str(base)), tmp_path / name)
+    named = load_adapters(Engine(answers, Limits()), [str(tmp_path / "one"), f"{tmp_path / 'two'}/"], Limits())
+    assert [*named] == ["one", "two"]
+    for name, engine in named.items():
+        shared, alone = engine.predictor, jformer.load(tmp_path / name)
+        for found, expected in zip(shared.generate(texts), alone.generate(texts), strict=True):
+            assert found[0].ids == expected[0].ids
+            assert found[0].score == pytest.approx(expected[0].score, abs=1e-5)
+            assert found[0].score != pytest.approx(answers.generate(texts)[0][0].score, abs=1e-4)
+        scores = [each.score([("a b", "b a")])[0].log_prob for each in (shared, alone)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-5)
+        shared.attend([("a b", None)])
+        for trees in ((shared.params, answers.params), (shared.prepared_params[0], answers.prepared_params[0])):
+            own, theirs = (flatten_dict(tree, sep="/") for tree in trees)
+            assert all(own[path] is leaf for path, leaf in theirs.items())
+            assert all(map(is_factor, own.keys() - theirs.keys()))
+    with pytest.raises(UserError, match=r"base\d*: holds no adapters, which training with model\.lora"):
+        answers.with_adapter(base)
+    with pytest.raises(UserError, match="one: holds adapters of other parameters than the run that they are to be"):
+        jformer.load(tmp_path / "two").with_adapter(tmp_path / "one")
+    with pytest.raises(UserError, match="has the name 'one', not one of its own"):
+        load_adapters(Engine(answers, Limits()), [str(tmp_path / "one"), str(tmp_path / "one")], Limits())
 
 
 def test_what_adapters_cannot_be_of_is_refused(tiny):

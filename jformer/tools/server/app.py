@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
@@ -37,59 +37,72 @@ STREAMED: dict[int | str, dict[str, Any]] = {
 }
 
 
-class Workers:
-    """Compute answers, scores and views in one thread, and streams in another."""
+class UnknownAdapterError(Exception):
+    """A request names an adapter that is not served."""
 
-    def __init__(self, engine: Engine, limits: Limits) -> None:
-        """Make the workers; `running` starts them."""
-        self._model, self.growing = ThreadPoolExecutor(1, "model"), ThreadPoolExecutor(1, "stream")
+
+class Workers:
+    """Gather the requests of one model, the run or an adapter of it; batches are of one model."""
+
+    def __init__(self, engine: Engine, limits: Limits, model: Executor, growing: Executor) -> None:
+        """Compute answers, scores and views in one thread, `model`, and streams in another, `growing`."""
         full, self._limits = engine.predictor.config.decode.batch_size, limits
-        self.answers = Batcher(engine.answer, self._model, full, limits)
-        self.scores = Batcher(engine.score, self._model, full, limits)
-        self.views = Batcher(engine.look_into, self._model, 1, limits)
-        self.streams = Streams(engine.grow, self.growing, full, limits)
+        self.engine, self.growing = engine, growing
+        self.answers = Batcher(engine.answer, model, full, limits)
+        self.scores = Batcher(engine.score, model, full, limits)
+        self.views = Batcher(engine.look_into, model, 1, limits)
+        self.streams = Streams(engine.grow, growing, full, limits)
 
     @property
     def waiting(self) -> int:
         """The number of texts without an answer so far."""
-        return sum(each.waiting for each in (self.answers, self.scores, self.views, self.streams))
+        return sum(each.waiting for each in self.all)
+
+    @property
+    def all(self) -> tuple[Batcher[Any, Any] | Streams[Any, Any], ...]:
+        """What gathers requests; each must be running."""
+        return self.answers, self.scores, self.views, self.streams
 
     async def ask(self, batcher: Batcher[Item, Reply], items: Sequence[Item]) -> list[Reply]:
         """Return the answers to some items; raise TimeoutError after `answer_seconds`."""
         async with asyncio.timeout(self._limits.answer_seconds):
             return await batcher.ask(items)
 
+
+def build_app(engine: Engine, limits: Limits, access: Access, adapters: Mapping[str, Engine] | None = None) -> Guard:
+    """Return the ASGI application that serves a run, and adapters of it by name."""
+    threads = ThreadPoolExecutor(1, "model"), ThreadPoolExecutor(1, "stream")  # of all models
+    works: dict[str | None, Workers] = {None: Workers(engine, limits, *threads)}
+    for name, each in (adapters or {}).items():
+        works[name] = Workers(each, limits, *threads)
+    meters = Meters(lambda: sum(work.waiting for work in works.values()))
+    for work in works.values():
+        work.answers.on_batch = meters.note_batch
+
     @contextlib.asynccontextmanager
-    async def running(self, app: FastAPI) -> AsyncIterator[None]:
-        """Run the workers for the duration of the context."""
-        workers = (self.answers, self.scores, self.views, self.streams)
-        tasks = [asyncio.create_task(worker.run()) for worker in workers]
+    async def running(app: FastAPI) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(each.run()) for work in works.values() for each in work.all]
         yield
         for task in tasks:
             task.cancel()
-        for pool in (self._model, self.growing):
-            pool.shutdown(wait=False, cancel_futures=True)
+        for thread in threads:
+            thread.shutdown(wait=False, cancel_futures=True)
 
-
-def build_app(engine: Engine, limits: Limits, access: Access) -> Guard:
-    """Return the ASGI application that serves a model."""
-    work = Workers(engine, limits)
-    meters = Meters(lambda: work.waiting)
-    work.answers.on_batch = meters.note_batch
     app = FastAPI(
         title="jformer",
         version=version("jformer"),
-        lifespan=work.running,
+        lifespan=running,
         docs_url=None,
         redoc_url=None,
         responses=REFUSED,
     )
-    _add_answers(app, engine, work)
+    _add_answers(app, engine, works)
 
     @app.get("/v1/health", summary="What is served")
     async def health() -> dict[str, Any]:
         """Return facts about the model, and how many texts wait."""
-        return {"status": "ok", **engine.facts(), "waiting": work.waiting}
+        waiting = sum(work.waiting for work in works.values())
+        return {"status": "ok", **engine.facts(), "adapters": [*(adapters or {})], "waiting": waiting}
 
     @app.get("/metrics", summary="Figures for Prometheus")
     async def metrics() -> Response:
@@ -117,31 +130,40 @@ def make_server(app: Guard, limits: Limits) -> uvicorn.Server:
     return uvicorn.Server(options)
 
 
-def _add_answers(app: FastAPI, engine: Engine, work: Workers) -> None:
-    """Add the routes that a model answers."""
+def _add_answers(app: FastAPI, engine: Engine, works: Mapping[str | None, Workers]) -> None:
+    """Add the routes that a run and its adapters answer; all have those of the run."""
+
+    def chosen(adapter: str | None) -> Workers:
+        if adapter not in works:
+            names = ", ".join(repr(name) for name in works if name) or "none"
+            raise UnknownAdapterError(f"adapter {str(adapter)[:40]!r} is not served; there are: {names}")
+        return works[adapter]
 
     @app.post(
         f"/v1/{engine.route}", summary=f"{engine.route.capitalize()} texts", responses=STREAMED, response_model=Any
     )
     async def answer(body: InputsBody) -> Any:
         """Answer each text with its outputs, best first, and their scores."""
-        requests = engine.requests(body)
+        work = chosen(body.adapter)
+        requests = work.engine.requests(body)
         if not body.stream:
             return {"answers": await work.ask(work.answers, requests)}
-        groups = await asyncio.get_running_loop().run_in_executor(work.growing, engine.streamed, requests)
-        return Events(work.streams, work.streams.open(groups), engine.record)
+        groups = await asyncio.get_running_loop().run_in_executor(work.growing, work.engine.streamed, requests)
+        return Events(work.streams, work.streams.open(groups), work.engine.record)
 
     if engine.scores:
 
         @app.post("/v1/score", summary="Score targets")
         async def score(body: PairsBody) -> dict[str, Any]:
             """Return the log-probability of each target, and those of its tokens."""
-            return {"scores": await work.ask(work.scores, engine.pairs(body))}
+            work = chosen(body.adapter)
+            return {"scores": await work.ask(work.scores, work.engine.pairs(body))}
 
     @app.post("/v1/attention", summary="Look into an answer")
     async def attention(body: WatchedBody) -> dict[str, Any]:
         """Return each token with the likeliest alternatives, and what it attends to in the source."""
-        return (await work.ask(work.views, [engine.watched(body)]))[0]
+        work = chosen(body.adapter)
+        return (await work.ask(work.views, [work.engine.watched(body)]))[0]
 
 
 def _add_pages(app: FastAPI) -> None:
@@ -174,6 +196,10 @@ def _add_mistakes(app: FastAPI, limits: Limits) -> None:
     @app.exception_handler(UserError)
     async def mistaken(request: Request, error: Exception) -> JSONResponse:
         return refuse(422, str(error))
+
+    @app.exception_handler(UnknownAdapterError)
+    async def unknown(request: Request, error: Exception) -> JSONResponse:
+        return refuse(404, str(error))
 
     @app.exception_handler(BusyError)
     async def busy(request: Request, error: BusyError) -> JSONResponse:

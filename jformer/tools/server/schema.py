@@ -11,6 +11,9 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+Adapter = Annotated[str | None, Field(description="which of --adapters answers; null is the run itself")]
+
+
 class Asked(Body):
     """One text to answer, and constraints on its answer."""
 
@@ -31,6 +34,7 @@ class InContext(Body):
 class InputsBody(Body):
     """Texts to answer."""
 
+    adapter: Adapter = None
     inputs: Annotated[
         list[str | Asked | InContext], Field(min_length=1, description="texts, or objects with further fields")
     ]
@@ -47,12 +51,14 @@ class PairToScore(Body):
 class PairsBody(Body):
     """Targets to score."""
 
+    adapter: Adapter = None
     pairs: Annotated[list[PairToScore], Field(min_length=1)]
 
 
 class WatchedBody(Body):
     """A source and a target to look into; a null target stands for the model's own answer."""
 
+    adapter: Adapter = None
     source: str
     target: str | None = None
 

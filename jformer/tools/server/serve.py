@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from etils.epath import Path
@@ -28,7 +28,9 @@ LOCAL = ("127.0.0.1", "localhost")
 LONGEST_WAIT = 0.2  # seconds between two looks whether to stop
 
 
-def serve(config: Config, workdir: Path, host: str, port: int, limits: Limits | None = None) -> bool:
+def serve(
+    config: Config, workdir: Path, host: str, port: int, adapters: Sequence[str] = (), limits: Limits | None = None
+) -> bool:
     """Serve a run over HTTP until a signal asks to stop, then finish the requests in progress.
 
     Returns False if the server stopped by itself; it has logged the reason.
@@ -38,6 +40,7 @@ def serve(config: Config, workdir: Path, host: str, port: int, limits: Limits | 
         workdir: of the run.
         host: a name or an IPv4 address of this machine.
         port: 0 = any free port, which is printed.
+        adapters: runs of adapters whose base is the run; the last part of a path is its name in requests.
         limits: of requests; None = the defaults.
 
     Raises:
@@ -52,11 +55,13 @@ def serve(config: Config, workdir: Path, host: str, port: int, limits: Limits | 
     token = os.environ.get(TOKEN, "")
     with contextlib.closing(opened(host, port)) as listener:
         engine = Engine(load(workdir, config), limits)
+        named = load_adapters(engine, adapters, limits)
         with show_progress("compiling the programs for the first requests"):
-            engine.warm_up()
+            for each in (engine, *named.values()):
+                each.warm_up()
         name, own_port = listener.getsockname()[:2]
         local = ipaddress.ip_address(name).is_loopback
-        app = build_app(engine, limits, Access(token, (*LOCAL, name) if local else ()))
+        app = build_app(engine, limits, Access(token, (*LOCAL, name) if local else ()), named)
         processes.defer_stop()  # until the requests in progress are answered
         print(introduction(workdir, f"{name}:{own_port}", engine.route), file=sys.stderr, flush=True)
         if not (token or local):
@@ -67,6 +72,22 @@ def serve(config: Config, workdir: Path, host: str, port: int, limits: Limits | 
             while thread.is_alive() and not processes.stop_requested():
                 thread.join(LONGEST_WAIT)
     return processes.stop_requested()
+
+
+def load_adapters(engine: Engine, workdirs: Sequence[str], limits: Limits) -> dict[str, Engine]:
+    """Return name → engine of runs of adapters that share the parameters of a run.
+
+    Raises UserError for two of one name, for one that does not answer on the run's path, and as `with_adapter` does.
+    """
+    found: dict[str, Engine] = {}
+    for workdir in workdirs:
+        name = Path(workdir.rstrip("/")).name
+        if not name or name in found:
+            raise UserError(f"--adapters: {workdir!r} has the name {name!r}, not one of its own: rename the directory")
+        found[name] = Engine(engine.predictor.with_adapter(workdir), limits)
+        if found[name].route != engine.route:
+            raise UserError(f"--adapters: {workdir} answers at /v1/{found[name].route}, the run at /v1/{engine.route}")
+    return found
 
 
 def opened(host: str, port: int) -> socket.socket:

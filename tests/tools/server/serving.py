@@ -33,9 +33,9 @@ def small_predictor(tiny, **options):
 
 
 @contextlib.contextmanager
-def served(engine, limits=LIMITS, access=Access()):  # noqa: B008  # it is a tuple
+def served(engine, limits=LIMITS, access=Access(), adapters=None):  # noqa: B008  # it is a tuple
     """Serve at a free port of the loopback, and yield the port."""
-    app = build_app(engine, limits, access)
+    app = build_app(engine, limits, access, adapters)
     with contextlib.closing(opened("127.0.0.1", 0)) as listener:
         server = make_server(app, limits)
         with running(server, listener) as thread:

@@ -7,6 +7,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import jax
 import pytest
 
 from jformer.errors import UserError
@@ -15,7 +16,7 @@ from jformer.tools.server.app import make_server
 from jformer.tools.server.engine import Engine
 from jformer.tools.server.guard import Access
 from jformer.tools.server.serve import LOCAL, opened
-from tests.tools.server.serving import LIMITS, PATH, ask, served, small_predictor
+from tests.tools.server.serving import LIMITS, PATH, as_events, ask, served, small_predictor
 from tests.watching import wait_until
 
 
@@ -52,6 +53,28 @@ def test_an_answer_has_all_outputs_with_their_numbers_and_keeps_the_order(port, 
     assert "d" in outputs[3][0]["text"]
     first = predictor.generate([Request("abc")])[0][0]
     assert outputs[0][0] == {"text": first.text, "score": pytest.approx(first.score, abs=1e-4)}
+
+
+def test_a_request_names_the_adapter_that_answers_it(tiny, predictor):
+    other = small_predictor(tiny)
+    other.params = jax.tree.map(lambda leaf: -leaf, predictor.params)
+    assert other.predict(["abc"]) != predictor.predict(["abc"])
+    with served(Engine(predictor, LIMITS), adapters={"other": Engine(other, LIMITS)}) as port:
+        for model, name in ((predictor, None), (other, "other")):
+            assert ask(port, body={"inputs": ["abc"], "adapter": name})[1] == {
+                "answers": [{"outputs": [{"text": o.text, "score": pytest.approx(o.score, abs=1e-4)}
+                                         for o in model.generate(["abc"])[0]]}]
+            }  # fmt: skip
+            body = {"pairs": [{"source": "abc", "target": "cab"}], "adapter": name}
+            score = ask(port, "/v1/score", body)[1]["scores"][0]["log_prob"]
+            assert score == pytest.approx(model.score([("abc", "cab")])[0].log_prob, abs=1e-4)
+            looked = ask(port, "/v1/attention", {"source": "abc", "adapter": name})[1]
+            assert looked["target"] == model.predict(["abc"])[0]
+            streamed = as_events(ask(port, body={"inputs": ["abc"], "adapter": name, "stream": True})[1])
+            assert streamed[-1][1]["outputs"][0]["text"] == model.predict(["abc"])[0]
+        unknown = {"detail": "adapter 'third' is not served; there are: 'other'"}
+        assert ask(port, body={"inputs": ["abc"], "adapter": "third"}) == (404, unknown)
+        assert ask(port, "/v1/health")[1]["adapters"] == ["other"]
 
 
 def test_targets_are_scored(port, predictor):
