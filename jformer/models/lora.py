@@ -18,6 +18,7 @@ from jaxtyping import Array, PyTree
 
 from jformer.errors import UserError
 from jformer.models.layers.dropout import Site, dropout, make_dropout_key
+from jformer.models.layers.linear import Embedding
 from jformer.models.layers.matmul import matmul
 from jformer.models.lora_config import FACTORS, LoraConfig
 from jformer.models.model import Model
@@ -48,7 +49,7 @@ class Adapted:
             *layers, inputs, outputs = flat[name].shape
             drawn = jax.random.normal(jax.random.fold_in(key, zlib.crc32(name.encode())), (*layers, inputs, lora.rank))
             flat |= _factors(name, drawn / inputs**0.5, jnp.zeros((*layers, lora.rank, outputs)))
-        return {"params": unflatten_dict(flat, sep="/")}
+        return {"params": rounded(lora, unflatten_dict(flat, sep="/"))}
 
     def apply(
         self, variables: PyTree, *args: PyTree, rngs: Mapping[str, Array] | None = None, **options: object
@@ -66,6 +67,8 @@ class Adapted:
                 return call(*given, **named)
             layer = given[1] if module.name == STACKED else layer
             y, layer = call(*given, **named), outer
+            if isinstance(module, Embedding):
+                return y.astype(jnp.float32)  # rows of a rounded table are scaled in float32 as others are
             if not module.has_variable("params", FACTORS[0]):
                 return y
             a, b = (module.get_variable("params", factor)["kernel"] for factor in FACTORS)
@@ -73,6 +76,7 @@ class Adapted:
             x = dropout(given[0], lora.dropout, own and own.at_layer(jnp.asarray(layer)), Site.INPUT)
             return y + lora.scale * matmul(matmul(x, a), b).astype(y.dtype)
 
+        variables = {**variables, "params": rounded(lora, variables["params"])}
         with nn.intercept_methods(add):
             return self.base.apply(variables, *args, rngs=rngs, **options)
 
@@ -81,9 +85,18 @@ class Adapted:
         return cast(Any, self.base).cross_weights(intermediates)
 
 
-def merged(lora: LoraConfig, params: PyTree) -> PyTree:
-    """Return the parameters of the base with the products of the factors added to their kernels."""
+def rounded(lora: LoraConfig, params: PyTree) -> PyTree:
+    """Return the parameters with those of the base in `model.lora.base_dtype`."""
+    if lora.base_dtype == "float32":
+        return params
     flat = flatten_dict(params, sep="/")
+    flat |= {name: leaf.astype(lora.base_dtype) for name, leaf in flat.items() if lora.rounds(name)}
+    return unflatten_dict(flat, sep="/")
+
+
+def merged(lora: LoraConfig, params: PyTree) -> PyTree:
+    """Return the parameters of the base, rounded as in training, with the products of the factors added to kernels."""
+    flat = {name: leaf.astype(jnp.float32) for name, leaf in flatten_dict(rounded(lora, params), sep="/").items()}
     for name in [name for name in flat if name.endswith(f"/{FACTORS[0]}/kernel")]:
         kernel = name.replace(f"/{FACTORS[0]}/", "/")
         a, b = (flat.pop(factor) for factor in _factors(kernel, None, None))

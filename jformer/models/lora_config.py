@@ -4,9 +4,10 @@ import dataclasses
 import re
 from typing import Any
 
-from jformer.errors import UserError, check_least, check_range
+from jformer.errors import UserError, check_choice, check_least, check_range
 
 FACTORS = ("lora_a", "lora_b")  # beside a kernel [d f]: [d r] and [r f]
+LARGE = re.compile(r"/kernel$|embedding/embedding$")  # names of kernels and vocabularies' tables
 
 
 def is_factor(name: str) -> bool:
@@ -25,6 +26,8 @@ class LoraConfig:
     kernels: str = "/(q|v)/kernel$"
     # Regular expressions over names of parameters that are trained whole, such as ^classifier/ for a new head
     also: tuple[str, ...] = ()
+    # float32 | bfloat16: what the base's kernels and vocabularies' tables are rounded to and kept in (half the memory)
+    base_dtype: str = "float32"
 
     @property
     def scale(self) -> float:
@@ -35,10 +38,15 @@ class LoraConfig:
         """Return whether a parameter is trained and saved; without adapters all are."""
         return not self.rank or is_factor(name) or any(re.search(pattern, name) for pattern in self.also)
 
+    def rounds(self, name: str) -> bool:
+        """Return whether a parameter of the base is rounded to `base_dtype`."""
+        return self.base_dtype != "float32" and not self.trains(name) and bool(LARGE.search(name))
+
     def check(self, model: Any) -> None:
         """Raise UserError for the first option that cannot work, or that nothing would read."""
         check_least("model.lora", self, ("rank",), 0)
         check_range("model.lora", self, ("dropout",), 0, 1)
+        check_choice("model.lora.base_dtype", self.base_dtype, ("float32", "bfloat16"))
         for key, pattern in (("kernels", self.kernels), *(("also", pattern) for pattern in self.also)):
             try:
                 re.compile(pattern)

@@ -18,6 +18,7 @@ from jformer.config.options import Config, TrainConfig
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.word_vectors import match
 from jformer.models import ModelConfig, init_params
+from jformer.models.lora import rounded
 from jformer.models.model import Model
 from jformer.parallel.sharding import abstract_like, device_bytes, state_shardings
 from jformer.training.machine import refuse_state
@@ -79,6 +80,7 @@ def inherit(
     if config.train.init_from:
         parent = load_parent(config.train.init_from, mesh)
         params, notes = adopt(parent.params, params, config.train.init_from, config.model.lora)
+        params = rounded(config.model.lora, params)
         digest = parent.digest
     params, coverage = put_vectors(config.train, config.model, tokenizers, params)
     return params, notes + coverage, digest

@@ -58,6 +58,16 @@ def test_adapters_begin_as_the_base_and_compute_what_their_merged_kernels_do(con
     scale = np.abs(of_merged).max()
     np.testing.assert_allclose(after / scale, of_merged / scale, atol=1e-6)
     assert np.abs(after - before).max() / scale > 1e-3
+    lora = dataclasses.replace(EVERYWHERE, base_dtype="bfloat16")
+    model = build_model(dataclasses.replace(config, lora=lora))
+    kept = drawn(lora, init_params(model, jax.random.key(0)))
+    for name, leaf in flatten_dict(kept, sep="/").items():
+        small = is_factor(name) or name.endswith(("bias", "scale", "bias/embedding", "s/embedding", "token"))
+        assert leaf.dtype == ("float32" if small else "bfloat16"), name
+    found = run(model, kept, batch)
+    np.testing.assert_array_equal(run(model, changed, batch), found)  # of a base in float32, rounded when it is read
+    np.testing.assert_allclose(found / scale, run(base, merged(lora, changed), batch) / scale, atol=1e-6)
+    assert np.abs(after - found).max() / scale > 1e-4
 
 
 def updated(model, params, mesh, microbatches=1, steps=3):
@@ -116,7 +126,8 @@ def small(cache, lora=None, **options):
 
 
 def test_checkpoints_hold_adapters_alone_and_resume_to_the_bit(base, tmp_path):
-    cache, lora, moved = base.parent / "cache", {"rank": 2, "dropout": 0.1}, shutil.copytree(base, tmp_path / "moved")
+    cache, moved = base.parent / "cache", shutil.copytree(base, tmp_path / "moved")
+    lora = {"rank": 2, "dropout": 0.1, "base_dtype": "bfloat16"}
     for name, steps, parent in (("whole", 10, base), ("parts", 5, base), ("parts", 10, moved)):
         options = {"num_steps": steps, "init_from": str(parent), "ema_decay": 0.9, "checkpoint_every": 5}
         assert train(small(cache, lora, **options), tmp_path / name)
@@ -153,7 +164,7 @@ def test_answers_merge_adapters_with_their_base_and_no_other(base, tmp_path, mon
 def test_adapters_of_one_base_share_its_parameters_in_memory(base, tmp_path):
     """Two runs of adapters, of different kernels, answer as they do by themselves; the base's arrays are there once."""
     cache, answers, texts = base.parent / "cache", jformer.load(base), ["a b c", "d", "e f g h"]
-    for name, lora in (("one", {"rank": 2}), ("two", {"rank": 3, "kernels": "/kernel$"})):
+    for name, lora in (("one", {"rank": 2}), ("two", {"rank": 3, "kernels": "/kernel$", "base_dtype": "bfloat16"})):
         assert train(small(cache, lora, num_steps=5, init_from=str(base)), tmp_path / name)
     named = load_adapters(Engine(answers, Limits()), [str(tmp_path / "one"), f"{tmp_path / 'two'}/"], Limits())
     assert [*named] == ["one", "two"]
