@@ -63,9 +63,9 @@ def load_saved(workdir: Path, settings: Config, mesh: Mesh, abstract: PyTree = N
         manifests = [saved.manifest(step) for step in steps]
     progress, item = manifests[-1].progress, "ema" if settings.evaluate.weights == "ema" else "params"
     arrays = [{path: entry.digest for path, entry in manifest.arrays[item].items()} for manifest in manifests]
-    base = progress.get("base", "")
+    base, tokenizers = progress.get("base", ""), tuple(progress.get("tokenizers", ()))
     digest = digest_of({"arrays": arrays, "base": base})
-    return Weights(params, steps, tuple(progress.get("tokenizers", ())), digest, base)
+    return Weights(params=params, steps=steps, tokenizers=tokenizers, digest=digest, base=base)
 
 
 def _saved_shapes(saved: checkpoint.Checkpoints, mesh: Mesh) -> PyTree:

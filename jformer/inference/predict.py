@@ -61,9 +61,12 @@ class Predictor:
     ) -> None:
         """Take a run; its `params` may be replaced during training.
 
-        `members` are models of the same vocabulary that form an ensemble with this one. The devices of a mesh share the
-        rows of a batch; without one, everything is computed where the parameters lie. With `prepare`, a copy of the
-        parameters is kept that answers are computed from faster; those that `base` has, too, are in memory once.
+        Args:
+            run: a trained model.
+            members: models of the same vocabulary that form an ensemble with it.
+            mesh: whose devices share the rows of a batch; None = everything is computed where the parameters lie.
+            prepare: keep a copy of the parameters that answers are computed from faster.
+            base: the Predictor of the run whose parameters `run` has, too; their copy is kept once.
         """
         self._run = run
         self.config, self.task, self.tokenizers = run.config, run.task, run.tokenizers

@@ -123,4 +123,5 @@ def _restore(
     check_heads(model.config, mesh)
     weights = load_weights(workdir, config, model, mesh, (base.params, base.digest) if base else None)
     refuse_other_tokens(workdir, weights, tokenizers)
-    return Trained(config, task, tokenizers, model, weights.params, weights.steps, weights.digest)
+    read = {"params": weights.params, "steps": weights.steps, "digest": weights.digest}
+    return Trained(config=config, task=task, tokenizers=tokenizers, model=model, **read)
