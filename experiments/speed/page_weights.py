@@ -31,7 +31,7 @@ from experiments.measure import smoke_sizes
 from jformer.inference.answers import Attended, AttentionWeights, Part
 from jformer.tools.pages import page
 from jformer.tools.pages.explorer import Shown, explorer_page
-from jformer.tools.pages.run_report import CHARTS, curves
+from jformer.tools.pages.run_report import CHARTS, PROGRAMS, curves
 
 TOKENS = flags.DEFINE_integer("tokens", 0, "Of source and target; 0 = no such page is made.")
 LAYERS = flags.DEFINE_integer("layers", 12, "Of encoder and decoder.")
@@ -41,7 +41,7 @@ FIRST_MAP, PATIENCE = "svg image", 120_000  # of a head enlarged; milliseconds
 
 def empty_pages() -> dict[str, bytes]:
     """Return every page without what a run puts into it. The server's is three files that a browser asks for."""
-    charts = page.page("", [CHARTS], ("run_report",), curves({"": []}))
+    charts = page.page("", [CHARTS], PROGRAMS, curves({"": []}))
     served = files("jformer.tools.server")
     pages = {"explorer": explorer_page("", []), "report, comparison": charts, "report of a sweep": page.page("", [])}
     parts = [served.joinpath(f"page.{ending}").read_bytes() for ending in ("html", "js", "css")]

@@ -30,7 +30,7 @@ from jformer.storage import os_errors_as_user_errors, run_path
 from jformer.tools.compare.comparable import ScoredRun, allowed_kinds, read, refuse_apart, refuse_few, trained_on
 from jformer.tools.compare.comparison import Arm, compare_arms, learning_curves, table
 from jformer.tools.pages import page
-from jformer.tools.pages.run_report import CHARTS, check_watch, curves, is_over, state
+from jformer.tools.pages.run_report import CHARTS, PROGRAMS, check_watch, curves, is_over, state
 from jformer.tools.pages.side_by_side import side_by_side
 
 IMMATERIAL = ("seed", "data.dir", "data.cache_dir", "mesh.", "model.execution.")  # keys that do not define a group
@@ -126,7 +126,7 @@ def page_of_training(paths: Sequence[str], refresh: float) -> str:
     far = [f"{name}: {state(run.config, records.rows(run.path), run.results)}" for name, run in named.items()]
     apart = settings({name: [run] for name, run in named.items()})
     parts = [page.paragraph("\n".join(far)), CHARTS, page.heading("what their configs differ in"), page.table(apart)]
-    return page.page("Runs side by side", parts, ("run_report",), _charts(runs), refresh)
+    return page.page("Runs side by side", parts, PROGRAMS, _charts(runs), refresh)
 
 
 def first_score(run: ScoredRun) -> str:
@@ -202,7 +202,7 @@ def files(
     parts += [page.paragraph("\n".join(notes)), page.heading("curves")]
     pictures = {"curves.png": picture} if picture else {}
     parts += [page.image(png, "learning curves of the metric, with intervals over seeds") for png in pictures.values()]
-    return {"index.html": page.page("Runs compared", [*parts, CHARTS, *apart], ("run_report",), charts), **pictures}
+    return {"index.html": page.page("Runs compared", [*parts, CHARTS, *apart], PROGRAMS, charts), **pictures}
 
 
 def _charts(runs: Sequence[ScoredRun]) -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ GIVEN_CHOICE = "What was given, and what it might have chosen"
 HIDDEN = "What was hidden, and what it might be"
 # A task's answer → the headings of the choices: for the run's own answer, for a given target.
 HEADINGS = {"": (HIDDEN, HIDDEN), "text": (WRITTEN, GIVEN), "continuation": (WENT_ON, GIVEN)}
-PROGRAMS = ("explorer_drawing", "explorer_picture", "explorer_tree", "explorer_tables", "explorer")
+PROGRAMS = ("element", "explorer_drawing", "explorer_picture", "explorer_tree", "explorer_tables", "explorer")
 
 
 class Shown(NamedTuple):

@@ -1,15 +1,5 @@
 "use strict";
-// What the parts of the explorer draw with: elements, maps of numbers, sections. Texts are set as text, never as HTML.
-
-function element(name, attributes = {}, ...children) {
-  const svg = ["svg", "text", "line", "rect", "image", "g", "path", "circle", "title", "defs", "pattern"].includes(
-    name,
-  );
-  const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children);
-  return made;
-}
+// What the explorer and the gallery draw with: maps of numbers, tables, sections.
 
 /** Return the size of a drawing, as large on the screen as it says, and on paper as there is room for. */
 const sized = (width, height) => ({ width, height, viewBox: `0 0 ${width} ${height}` });
@@ -193,6 +183,26 @@ function heatMap(table, place, moved) {
   });
   move(place.row, place.column);
   return map;
+}
+
+/**
+ * Return a table of numbers as a map with its title, and what the cursor reads.
+ *
+ * `values` are bytes in base64: 128 is zero, 1 and 255 are the largest magnitude, `most`. With `masked`, zeros are hatched.
+ */
+function numberMap({ name, axes, rows, columns, most, values, masked }) {
+  const said = element("output", { "aria-live": "polite" });
+  const cell = Math.min(18, Math.max(2, Math.floor(900 / columns.length)));
+  const table = { rows, columns, values: bytes(values), shares: SIGNED, cell };
+  if (masked) table.mask = table.values.map((step) => Number(step !== 128));
+  const tell = (row, column) => {
+    const step = table.values[row * columns.length + column];
+    const value = (SIGNED[step] * most).toPrecision(2).replace("-", "−");
+    const shown = masked ? (step === 128 ? "masked" : "may attend") : value;
+    said.textContent = `${axes[0]} ${rows[row]}, ${axes[1]} ${columns[column]}: ${shown}`;
+  };
+  const map = element("div", { class: "scroll" }, heatMap(table, { row: 0, column: 0 }, tell));
+  return [element("h3", {}, masked ? name : `${name}: ${axes[0]}s down, ${axes[1]}s across`), said, map];
 }
 
 /** Return a table whose cells are texts or elements; a number in it stays on one line. */

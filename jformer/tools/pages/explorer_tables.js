@@ -59,14 +59,5 @@ function planes(found) {
 }
 
 function positions() {
-  return data.positions.flatMap(({ name, axes, rows, columns, most, values }) => {
-    const said = element("output", { "aria-live": "polite" });
-    const table = { rows, columns, values: bytes(values), shares: SIGNED, cell: axes[0] === "head" ? 18 : 7 };
-    const tell = (row, column) => {
-      const value = SIGNED[table.values[row * columns.length + column]] * most;
-      said.textContent = `${axes[0]} ${rows[row]}, ${axes[1]} ${columns[column]}: ${value.toPrecision(2).replace("-", "−")}`;
-    };
-    const map = element("div", { class: "scroll" }, heatMap(table, { row: 0, column: 0 }, tell));
-    return [element("h3", {}, `${name}: ${axes[0]}s down, ${axes[1]}s across`), said, map];
-  });
+  return data.positions.flatMap(numberMap);
 }

@@ -34,8 +34,8 @@ def page(
     Args:
         title: of the window, and the heading.
         parts: HTML.
-        programs: names of programs that draw the data, in this order: PROGRAM.js next to this file; the last one's
-            PROGRAM.css is the style.
+        programs: names of programs that draw the data, in this order: PROGRAM.js next to this file, and for the style
+            PROGRAM.css where there is one.
         data: any JSON value.
         refresh: seconds after which a browser reloads the page; 0 = never.
         packed: further data, from `pack`, each in a comment behind the programs, which they look up by number.
@@ -50,7 +50,8 @@ def page(
     if programs:
         here = files("jformer.tools.pages")
         script = "\n".join(here.joinpath(f"{program}.js").read_text("utf-8") for program in programs)
-        style = here.joinpath(f"{programs[-1]}.css").read_text("utf-8")
+        sheets = (here.joinpath(f"{program}.css") for program in programs)
+        style = "".join(sheet.read_text("utf-8") for sheet in sheets if sheet.is_file())
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         policy += f"; script-src 'sha256-{digest}'"
         text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -82,9 +83,16 @@ def pack(values: np.ndarray) -> str:
     return base64.b64encode(packer.compress(values.astype(np.uint8).tobytes()) + packer.flush()).decode()
 
 
-def heading(text: str) -> str:
-    """Return a heading."""
-    return f"<h2>{html.escape(text)}</h2>"
+def heading(text: str, anchor: str = "") -> str:
+    """Return a heading, which links to its anchor lead to."""
+    name = f' id="{html.escape(anchor)}"' if anchor else ""
+    return f"<h2{name}>{html.escape(text)}</h2>"
+
+
+def contents(titles: Mapping[str, str]) -> str:
+    """Return the links to headings, anchor → title."""
+    links = (f'<li><a href="#{html.escape(anchor)}">{html.escape(title)}</a></li>' for anchor, title in titles.items())
+    return f'<nav aria-label="Contents"><ul>{"".join(links)}</ul></nav>'
 
 
 def paragraph(text: str) -> str:

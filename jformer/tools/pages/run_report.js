@@ -3,11 +3,7 @@
 
 const charts = JSON.parse(document.getElementById("data").textContent);
 const place = document.getElementById("charts");
-// Okabe and Ito 2008, the two lightest darkened to 3:1 on white; runs past the last are grey.
-const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#A87000", "#2D86B8", "#8C6BB1"];
-const OTHERS = "#8A8A8A";
 const DASHES = { train: "5 3", valid: "none", valid_ema: "1.5 2.5" };
-const [WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM] = [420, 220, 58, 8, 24];
 const state = { smoothing: 0, logX: false, logY: false };
 const lines = charts.flatMap((chart) => chart.lines);
 const runs = [...new Set(lines.map((line) => line.run))];
@@ -15,25 +11,7 @@ const splits = [...new Set(lines.map((line) => line.split))];
 const colour = (run) => COLOURS[runs.indexOf(run)] ?? OTHERS;
 const dashes = (split) => DASHES[split] ?? "8 2 2 2";
 
-function element(name, attributes = {}, ...children) {
-  const svg = ["svg", "path", "line", "text", "circle"].includes(name);
-  const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children);
-  return made;
-}
-
 const named = (line) => (runs.length > 1 ? `${line.run}, ${line.split}` : line.split);
-
-/** Return numbers as short texts that still tell them apart. */
-function texts(values) {
-  const written = (digits) => values.map((value) => String(Number(value.toPrecision(digits))));
-  const distinct = [3, 4, 5, 6, 7].map(written).find((found) => new Set(found).size === new Set(values).size);
-  const power = (text) => Number(text).toExponential().replace("e+", "e");
-  return (distinct ?? written(7)).map((text) => (text.length > 7 ? power(text) : text));
-}
-
-const short = (value) => texts([value])[0];
 
 /** Return [step, value] of what can be drawn, each value an average of those before it that weighs old ones less. */
 function points(line) {
@@ -49,119 +27,14 @@ function points(line) {
   return found;
 }
 
-/** Return the round numbers from one to another, two to six of them. */
-function round(low, high) {
-  const rough = (high - low) / 5;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough * (1 - 1e-9));
-  const first = Math.ceil(low / step - 1e-6);
-  const count = Math.floor(high / step + 1e-6) - first + 1;
-  return Array.from({ length: count }, (_, i) => (first + i) * step);
-}
-
-/** Return the round numbers from one to another for a logarithmic axis: powers of ten, or of fewer 1, 2 and 5 times. */
-function roundPowers(low, high) {
-  const [from, to] = [Math.log10(low), Math.log10(high)];
-  const decades = round(from, to).filter(Number.isInteger);
-  if (to - from > 2) return decades.map((power) => 10 ** power);
-  const powers = Array.from({ length: 4 }, (_, i) => 10 ** (Math.floor(from) + i));
-  const found = powers.flatMap((power) => [1, 2, 5].map((factor) => factor * power));
-  const within = found.filter((value) => value >= low * (1 - 1e-6) && value <= high * (1 + 1e-6));
-  return within.length > 2 ? within : round(low, high);
-}
-
-/** Return a function from values to pixels, and where its axis has marks. */
-function scale(values, logarithmic, from, to) {
-  const change = logarithmic ? Math.log10 : (value) => value;
-  let low = change(values.reduce((a, b) => Math.min(a, b)));
-  let high = change(values.reduce((a, b) => Math.max(a, b)));
-  if (!(high > low)) [low, high] = [low - Math.abs(low) / 2, high + Math.abs(high) / 2 || 1];
-  const pixel = (value) => from + ((change(value) - low) / (high - low)) * (to - from);
-  const back = (place) => (logarithmic ? 10 ** place : place);
-  return { pixel, marks: (logarithmic ? roundPowers : round)(back(low), back(high)) };
-}
-
-function drawAxes(svg, x, y) {
-  const marks = texts(y.marks);
-  y.marks.forEach((mark, i) => {
-    const at = y.pixel(mark);
-    svg.append(element("line", { class: "rule", x1: LEFT, x2: WIDTH - RIGHT, y1: at, y2: at }));
-    svg.append(element("text", { x: LEFT - 6, y: at + 4, "text-anchor": "end" }, marks[i]));
-  });
-  for (const step of x.marks.filter(Number.isInteger)) {
-    const anchor = x.pixel(step) > WIDTH - RIGHT - 15 ? "end" : "middle";
-    svg.append(element("text", { x: x.pixel(step), y: HEIGHT - 6, "text-anchor": anchor }, String(step)));
-  }
-}
-
-function drawLine(svg, line, x, y) {
-  const at = line.points.map(([step, value]) => `${x.pixel(step).toFixed(1)} ${y.pixel(value).toFixed(1)}`);
-  const style = { fill: "none", stroke: colour(line.run), "stroke-width": 1.8, "stroke-dasharray": dashes(line.split) };
-  svg.append(element("path", { d: `M${at.join("L")}`, ...style }));
-  if (at.length === 1) {
-    const [cx, cy] = at[0].split(" ");
-    svg.append(element("circle", { cx, cy, r: 3, fill: colour(line.run) }));
-  }
-}
-
-/** Let the pointer and the arrow keys choose an update, and write what the lines are there. */
-function readable(svg, drawn, x, readout, told) {
-  const steps = [...new Set(drawn.flatMap((line) => line.points.map((point) => point[0])))].sort((a, b) => a - b);
-  let chosen = steps.length - 1;
-  const nearest = (among, pixel) =>
-    among.reduce((a, b) => (Math.abs(x.pixel(b) - pixel) < Math.abs(x.pixel(a) - pixel) ? b : a));
-  const read = (step) => {
-    const of = (line) => {
-      const found = nearest(
-        line.points.map((point) => point[0]),
-        x.pixel(step),
-      );
-      return `${named(line)} at ${found}: ${short(line.points.find((point) => point[0] === found)[1])}`;
-    };
-    readout.textContent = drawn.map(of).join("; ");
-  };
-  svg.addEventListener("pointermove", (event) => {
-    const box = svg.getBoundingClientRect();
-    read(nearest(steps, ((event.clientX - box.left) / box.width) * WIDTH));
-  });
-  svg.addEventListener("pointerleave", () => {
-    readout.textContent = told;
-  });
-  svg.addEventListener("keydown", (event) => {
-    const move = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 }[event.key];
-    if (!move) return;
-    event.preventDefault();
-    chosen = Math.min(Math.max(chosen + move, 0), steps.length - 1);
-    read(steps[chosen]);
-    svg.setAttribute("aria-label", readout.textContent);
-  });
-}
-
-function draw(chart) {
-  const drawn = chart.lines.map((line) => ({ ...line, points: points(line) })).filter((line) => line.points.length);
-  const told = drawn.map((line) => `${named(line)} ends at ${short(line.points.at(-1)[1])}`).join("; ");
-  const label = `${chart.title}: ${told}. Arrow keys read other updates.`;
-  const svg = element("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", tabindex: 0, "aria-label": label });
-  const readout = element("p", { class: "readout" }, told || "no value is above zero, as a logarithmic axis needs");
-  if (drawn.length) {
-    const all = drawn.flatMap((line) => line.points);
-    const x = scale(
-      all.map((point) => point[0]),
-      state.logX,
-      LEFT,
-      WIDTH - RIGHT,
-    );
-    const y = scale(
-      all.map((point) => point[1]),
-      state.logY,
-      HEIGHT - BOTTOM,
-      8,
-    );
-    drawAxes(svg, x, y);
-    for (const line of drawn) drawLine(svg, line, x, y);
-    readable(svg, drawn, x, readout, told);
-  }
-  return element("figure", {}, element("figcaption", {}, chart.title), svg, readout);
+function draw({ title, lines }) {
+  const drawn = lines.map((line) => ({
+    name: named(line),
+    colour: colour(line.run),
+    dashes: dashes(line.split),
+    points: points(line),
+  }));
+  return drawChart({ title, along: "updates", lines: drawn }, state);
 }
 
 function drawAll() {
@@ -180,12 +53,9 @@ function control(label, attributes, change) {
 }
 
 function legend() {
-  const made = element("p", { class: "legend" });
-  for (const run of runs.slice(0, COLOURS.length))
-    made.append(element("span", { style: `border-color: ${colour(run)}` }, run));
-  if (runs.length > COLOURS.length) {
-    made.append(element("span", { style: `border-color: ${OTHERS}` }, `${runs.length - COLOURS.length} others`));
-  }
+  const others = runs.length - COLOURS.length;
+  const shown = runs.slice(0, COLOURS.length).map((run) => ({ name: run, colour: colour(run) }));
+  const made = legendOf(others > 0 ? [...shown, { name: `${others} others`, colour: OTHERS }] : shown);
   for (const split of splits) {
     const svg = element("svg", { class: "sample", viewBox: "0 0 36 8", "aria-hidden": "true" });
     const style = { stroke: "currentColor", "stroke-width": 1.8, "stroke-dasharray": dashes(split) };

@@ -54,6 +54,7 @@ TITLES = {  # of charts, in this order; others follow under their own names
 }
 LONGEST_WATCH = 86_400  # seconds
 CHARTS = '<div id="charts"></div>'  # where run_report.js draws
+PROGRAMS = ("element", "charts", "run_report")
 OF_A_RUN = ("parameters", "updates", "wall_seconds", "tokens_per_update", "hardware", "weights", "libraries", "data")
 
 
@@ -104,7 +105,7 @@ def report(config: Config, run: Path, refresh: float = 0.0) -> str:
     if "run" in results:
         parts += [page.heading("Where the scores come from"), page.table([["", ""], *facts(results["run"])], left=2)]
         parts += parameters(results["run"].get("parameters_by_part", {}))
-    return page.page(f"Run {name}", parts, ("run_report",), curves({name: rows}), refresh)
+    return page.page(f"Run {name}", parts, PROGRAMS, curves({name: rows}), refresh)
 
 
 def state(config: Config, rows: Rows, results: Mapping[str, Any]) -> str:

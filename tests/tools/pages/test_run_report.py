@@ -205,7 +205,7 @@ def test_a_run_that_trains_on_after_it_was_scored_is_not_over(tmp_path):
 def test_the_page_of_two_runs_draws_both_and_texts_stay_texts():
     lines = [{"run": name, "split": "valid", "steps": [1, 2], "values": [3.0, None]} for name in ("a", HOSTILE)]
     charts = [{"title": HOSTILE, "lines": lines}, {"title": "one value", "lines": lines[:1]}]
-    drawn = browser.draw(page.page(HOSTILE, [report.CHARTS], ("run_report",), charts))
+    drawn = browser.draw(page.page(HOSTILE, [report.CHARTS], report.PROGRAMS, charts))
     assert drawn.console == []
     assert drawn.html.count("<figure>") == 2
     assert "a, valid ends at 3" in drawn.html
@@ -231,7 +231,7 @@ def test_axes_have_round_numbers_and_logarithmic_ones_powers():
     rates = [{"run": "a", "split": "train", "steps": [1, 90_000, 100_000], "values": [2e-3, 3e-8, 0]}]
     peaks = [{"run": "a", "split": "train", "steps": [1, 2, 3], "values": [4.61e11, 4.6e11, 4.65e11]}]
     charts = [{"title": title, "lines": found} for title, found in zip("abc", (lines, rates, peaks), strict=True)]
-    with browser.used(page.page("x", [report.CHARTS], ("run_report",), charts)) as tab:
+    with browser.used(page.page("x", [report.CHARTS], report.PROGRAMS, charts)) as tab:
         plain = tab.evaluate(LABELS)
         for box in tab.locator("input[type=checkbox]").all():
             box.check()
@@ -250,7 +250,7 @@ def test_axes_have_round_numbers_and_logarithmic_ones_powers():
 
 def test_smoothed_values_are_means_that_forget():
     lines = [{"run": "a", "split": "valid", "steps": [1, 2, 3], "values": [4.0, 1.0, 1.0]}]
-    with browser.used(page.page("x", [report.CHARTS], ("run_report",), [{"title": "loss", "lines": lines}])) as tab:
+    with browser.used(page.page("x", [report.CHARTS], report.PROGRAMS, [{"title": "loss", "lines": lines}])) as tab:
         tab.fill("input[type=range]", "0.5")
         assert tab.inner_text(".readout") == "valid ends at 1.43"  # (4 / 4 + 1 / 2 + 1) / (1 / 4 + 1 / 2 + 1) = 1.43
 
@@ -280,7 +280,7 @@ def test_everything_is_reached_and_used_by_keyboard(run):
 def test_as_many_runs_as_there_are_can_be_drawn():
     steps = list(range(1, 1_001))
     lines = [{"run": str(i), "split": "valid", "steps": steps, "values": steps} for i in range(150)]
-    drawn = browser.draw(page.page("many", [report.CHARTS], ("run_report",), [{"title": "loss", "lines": lines}]))
+    drawn = browser.draw(page.page("many", [report.CHARTS], report.PROGRAMS, [{"title": "loss", "lines": lines}]))
     assert drawn.console == []
     assert drawn.html.count("<path") == 150
     assert "143 others" in drawn.html
