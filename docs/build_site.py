@@ -18,11 +18,21 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import by_hand
 from option_table import options_page
 
+from jformer.config import default_config, resolve
+from jformer.tools.pages.gallery import gallery
+
 ROOT = Path(__file__).resolve().parents[1]
-OPTIONS, LIBRARY, BY_HAND = "docs/options.md", "docs/api.md", "docs/by_hand.md"  # the generated pages
+OPTIONS, LIBRARY, GALLERY = "docs/options.md", "docs/api.md", "docs/gallery.md"  # the generated pages
+GALLERY_FILE = "gallery_page.html"
+GALLERY_PAGE = f"""# The gallery
+
+What `python -m jformer.main --mode=gallery --output=gallery.html` writes ([pages.md](pages.md#the-gallery)), for the
+base model of Vaswani et al. 2017; [alone in a window]({GALLERY_FILE}).
+
+<iframe src="{GALLERY_FILE}" title="The gallery" style="width: 100%; height: 60em"></iframe>
+"""
 NAVIGATION = {
     "Begin": [
         "README.md",
@@ -30,7 +40,7 @@ NAVIGATION = {
         "docs/coming_from.md",
         "docs/tutorials.md",
         "docs/walkthrough.md",
-        BY_HAND,
+        GALLERY,
         "docs/tasks.md",
         "docs/recipes.md",
     ],
@@ -70,12 +80,12 @@ def collect(pages: Path) -> None:
     """Put all pages into a folder, and all files that they link to."""
     for section in NAVIGATION.values():
         for page in section:
-            if page not in (OPTIONS, LIBRARY, BY_HAND):
+            if page not in (OPTIONS, LIBRARY, GALLERY):
                 copy(ROOT / page, pages)
     (pages / OPTIONS).write_text(options_page())
     (pages / LIBRARY).write_text(library_page())
-    (pages / BY_HAND).write_text(by_hand.by_hand_page())
-    (pages / BY_HAND).with_name(by_hand.EXPLORER).write_text(by_hand.explorer())
+    (pages / GALLERY).write_text(GALLERY_PAGE)
+    (pages / GALLERY).with_name(GALLERY_FILE).write_text(gallery(resolve(default_config())))
 
 
 def copy(page: Path, pages: Path) -> None:

@@ -55,6 +55,7 @@ SHOTS = {  # picture → page, section of it, width, height, whether it is dark
     "report": ("report.html", "", 1150, 900, False),
     "comparison": ("comparison/index.html", "charts", 1150, 900, False),
     "sweep": ("sweep/report/index.html", "", 1150, 900, False),
+    "gallery": ("gallery.html", "", 1150, 900, False),
     "explorer_dark": ("explorer.html", "", 1150, 900, True),
     "explorer_phone": ("explorer.html", "", 390, 800, False),
     "search_tree": ("explorer.html", "search", 1150, 700, False),
@@ -118,13 +119,14 @@ def train(runs: Path) -> None:
 
 
 def make_pages(runs: Path) -> None:
-    """Write the page of what a run attends to, its report, and that of both runs."""
+    """Write the gallery, the page of what a run attends to, its report, and that of both runs."""
     (runs / "lines").write_text(LINES, encoding="utf-8")
     first, second = (f"{runs / name}" for name in RUNS)
     wide = {"decode.beam_size": 4}
     explorer, lines = f"--output={runs / 'explorer.html'}", f"--input={runs / 'lines'}"
     run("main", f"--workdir={first}", "--mode=explore", lines, explorer, **wide)
     run("main", f"--workdir={first}", "--mode=report", f"--output={runs / 'report.html'}")
+    run("main", "--mode=gallery", f"--output={runs / 'gallery.html'}")
     run("compare", first, second, f"--output={runs / 'comparison'}")
 
 

@@ -14,11 +14,13 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
              explore   write a page, --output, that shows what the run attends to in the lines of --input, how it
                        searched for its answers, and how their tokens lie
              report    write a page, --output, of the run: curves, scores, worst answers, settings; also while it trains
+             gallery   write a page, --output, of what a Transformer is made of: a step of attention, masks, positions,
+                       parameters, learning rates; needs neither --config (the base model) nor DIR
              serve     answer over HTTP at --host and --port: a page to type into, JSON for programs
              export    write the run to the folder --output as --format, to be served without jformer
   --input    predict, score, explore: a text file (for several processes a plain one), or - for standard input (default)
-  --output   predict, score: a file, or - for standard output (the default); export: a folder; explore, report: a page;
-             evaluate: a folder for results.json and the outputs (default: DIR)
+  --output   predict, score: a file, or - for standard output (the default); export: a folder; explore, report, gallery:
+             a page; evaluate: a folder for results.json and the outputs (default: DIR)
   --resume   predict, score: continue a half-written --output
   --against  verify: a directory of Hugging Face Transformers, such as the one that the run was imported from, to
              compare logits with. Needs pip install -e ".[parity]"
@@ -69,7 +71,7 @@ from pathlib import Path
 
 from absl import flags
 
-from jformer.config import as_config_dict, load_config, resolve
+from jformer.config import as_config_dict, default_config, load_config, resolve
 from jformer.config.config_files import override, run_config_file
 from jformer.config.options import Config, flatten
 from jformer.config.resume import resume_config
@@ -81,7 +83,8 @@ from jformer.storage import check_writable, is_step, os_errors_as_user_errors, r
 from jformer.training.malloc import keep_freed_memory
 
 TOGETHER = ("train", "evaluate", "predict", "score")  # modes that several processes can share
-ONE_FILE = ("predict", "score", "explore", "report")  # modes that write one file
+ONE_FILE = ("predict", "score", "explore", "report", "gallery")  # modes that write one file
+WITHOUT_RUN = ("describe", "gallery")
 WITHOUT_DEVICES = ("describe", "report")
 FORMATS = {"export": ("ctranslate2", "stablehlo"), "explore": ("html", "png", "svg")}
 WORTH_KEEPING = 0.05  # seconds of compiling
@@ -247,6 +250,15 @@ def report(options: flags.FlagValues, config: Config, workdir: Path) -> int:
     return print_lines(write_report(config, workdir, options.output, options.watch))
 
 
+def gallery(options: flags.FlagValues, config: Config, workdir: Path) -> int:
+    """Write the page of what a Transformer is made of."""
+    from jformer.tools.pages.gallery import write_gallery
+
+    with show_progress("drawing"):
+        line = write_gallery(config, workdir if options.workdir else None, options.output)
+    return print_lines([line])
+
+
 def serve(options: flags.FlagValues, config: Config, workdir: Path) -> int:
     """Answer over HTTP until a signal asks to stop."""
     from jformer.tools.server.serve import serve as serve_until_stopped
@@ -282,6 +294,7 @@ MODES: dict[str, Callable[[flags.FlagValues, Config, Path], int]] = {
     "verify": verify,
     "explore": explore,
     "report": report,
+    "gallery": gallery,
     "serve": serve,
     "export": export,
 }
@@ -325,7 +338,7 @@ def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:
         raise UserError(f"{error}; see --help") from error
     if rest[1:]:
         raise UserError(f"unexpected argument {rest[1]!r}: options are written --name=value; see --help")
-    if not options.workdir and options.mode != "describe":
+    if not options.workdir and options.mode not in WITHOUT_RUN:
         raise UserError("--workdir is missing: name the directory of the run")
     if options.format and options.format not in FORMATS.get(options.mode, ()):
         raise UserError(f"--format={options.format} is not written by --mode={options.mode}; see --help")
@@ -349,11 +362,16 @@ def coordinates(options: flags.FlagValues) -> processes.ProcessInfo | None:
 def configure(options: flags.FlagValues, overrides: list[str]) -> Config:
     """Return the config that the flags name, with what they set; raise UserError if it cannot work or resume."""
     saved = run_path(options.workdir or "") / "config.json"
-    if not options.config and not (options.workdir and saved.exists()):
-        if options.workdir and options.mode not in ("train", "describe"):
-            raise UserError(f"--workdir={options.workdir} holds no run: name the directory of one, or train one there")
+    if options.config:
+        values = run_config_file(Path(options.config))
+    elif options.workdir and saved.exists():
+        values = as_config_dict(load_config(saved))
+    elif options.mode == "gallery" and not options.workdir:
+        values = default_config()
+    elif options.workdir and options.mode not in ("train", "describe"):
+        raise UserError(f"--workdir={options.workdir} holds no run: name the directory of one, or train one there")
+    else:
         raise UserError(f"--config is missing and {saved} does not exist: name a file such as configs/quickstart.py")
-    values = run_config_file(Path(options.config)) if options.config else as_config_dict(load_config(saved))
     config = resolve(override(values, overrides))
     if options.mode != "train" and options.workdir and saved.exists():
         config = resume_config(load_config(saved), config)

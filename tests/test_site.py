@@ -14,7 +14,6 @@ import pytest
 import jformer
 from jformer.config.options import Config, flatten
 from jformer.models.model_config import CHOICES
-from tests import browser
 
 ROOT = Path(__file__).parents[1]
 
@@ -73,28 +72,6 @@ def test_choices_have_the_papers_of_all_that_one_defines(site, table, key):
     assert left == (["none"] if key == "norm" else [])
 
 
-def test_attention_by_hand_has_the_numbers_of_the_walkthrough(site):
-    page, walkthrough = site.by_hand.by_hand_page(), (ROOT / "docs" / "walkthrough.md").read_text()
-    (rows,) = re.findall(r"^weights\n\[(.*?)\]\noutput for The \[(.*?)\]$", walkthrough, re.MULTILINE | re.DOTALL)
-    weights, output = [re.findall(r"\d\.\d{4}", each) for each in rows]
-    assert len(weights) == 9
-    for word, row in zip(("The", "cat", "sat"), (weights[:3], weights[3:6], weights[6:]), strict=True):
-        assert f"| {word} | {' | '.join(row)} |" in page
-    assert f"| The | {' | '.join(output)} |" in page
-
-
-def test_attention_by_hand_is_drawn_and_read_by_keyboard(site):
-    with browser.used(site.by_hand.explorer()) as tab:
-        for example, takes in ("0", "0.16"), ("2", "0.33"):  # two digits, as the page keeps weights
-            tab.evaluate("() => document.querySelector('#map').replaceChildren()")  # what comes is the new one
-            tab.select_option("#example", example)
-            tab.select_option("#part", label="encoder self-attention")
-            tab.wait_for_selector("#map svg")
-            browser.go_to(tab, "#map svg")
-            tab.keyboard.press("ArrowRight")
-            assert tab.inner_text("output").startswith(f"The takes {takes}")
-
-
 def test_all_that_is_public_has_a_section(site):
     page = site.library_page()
     found = re.findall(r"^## (.+)$", page, re.MULTILINE)
@@ -111,7 +88,7 @@ def test_every_document_is_on_the_navigation(site):
 def test_pages_bring_what_they_link_to(site, tmp_path):
     site.collect(tmp_path)
     assert (tmp_path / "README.md").read_text() == (ROOT / "README.md").read_text()
-    for linked in ("docs/attention.png", "configs/multi30k_tiny.py", "docs/decisions", site.OPTIONS, site.LIBRARY):
+    for linked in ("docs/attention.png", "configs/multi30k_tiny.py", "docs/decisions", site.OPTIONS, site.GALLERY):
         assert (tmp_path / linked).exists(), linked
 
 

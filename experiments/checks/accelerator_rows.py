@@ -44,11 +44,10 @@ from jformer.parallel.mesh import make_mesh
 from jformer.parallel.processes import library_versions
 from jformer.parallel.sharding import put_batch, row_shards, state_shardings
 from jformer.tasks.batch_arrays import abstract_batch, id_limits, source_is_prefix
-from jformer.tasks.build import build_task
+from jformer.tasks.build import build_task, sized_model
 from jformer.tasks.task import Task, make_loss
 from jformer.tools.forecast.compiled_ahead import figures
 from jformer.tools.forecast.roofline import bound
-from jformer.tools.forecast.shapes import sized_model
 from jformer.tools.forecast.topology import CHIPS, GPUS, Chip, Gpu, Topology
 from jformer.training.introduction import kernel_line
 from jformer.training.optim import build_optimizer

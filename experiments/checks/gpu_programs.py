@@ -30,9 +30,9 @@ from jformer.evaluation.score_tables import aligned
 from jformer.inference.one_pass import HEADS
 from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import row_shards
-from jformer.tasks.build import build_task
+from jformer.tasks.build import build_task, sized_model
 from jformer.tools.forecast.compiled_ahead import Figures, compile_answer, compile_score, compile_update
-from jformer.tools.forecast.shapes import answer_shape, full_shape, sized_model
+from jformer.tools.forecast.shapes import answer_shape, full_shape
 from jformer.tools.forecast.topology import open_topology
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name → preset, options

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import jax
@@ -11,7 +12,8 @@ from jformer import plugins
 from jformer.config.options import Config
 from jformer.data.data_config import DataConfig
 from jformer.data.progress import show
-from jformer.data.tokenizers import ImageTokenizer, Tokenizer
+from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer, Tokenizer
+from jformer.data.vocabularies import load_tokenizers
 from jformer.errors import UserError
 from jformer.models import ModelConfig, build_model
 from jformer.models.layers.kernels import FUSED, MULTIPLES, calls_of, choose_kernel, is_own_attention
@@ -29,7 +31,7 @@ from jformer.tasks.mlm import mlm
 from jformer.tasks.prefix_lm import prefix_lm
 from jformer.tasks.qa import qa
 from jformer.tasks.tag import tag
-from jformer.tasks.task import Task, own_loss, sized
+from jformer.tasks.task import CLASSES, Task, own_loss, sized
 from jformer.tasks.translate import translate
 
 
@@ -63,6 +65,7 @@ TASKS: Mapping[str, MakeTask] = {
 
 
 DROPOUT_TASKS = ("translate", "lm")  # tasks that support BPE-dropout
+ASSUMED_CLASSES = 2  # of a model that no run has
 
 
 def build_task(config: Config) -> Task:
@@ -99,6 +102,23 @@ def build_sized(config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokeniz
         )
     own_noise = bool(target.symbols.noise)
     return build_model(sized(with_rows(config), task, source.vocab_size, target.vocab_size, own_noise))
+
+
+def sized_model(config: Config, task: Task, workdir: Path | None) -> tuple[ModelConfig, bool]:
+    """Return the model with its vocabulary and classes, and whether they come from the run in `workdir`."""
+    saved = bool(workdir and (workdir / "tokenizer").is_dir())
+    counts = _tokenizer_sizes(workdir) if workdir and saved else _assumed_sizes(config, task)
+    return sized(with_rows(config), task, *counts), saved
+
+
+def _tokenizer_sizes(workdir: Path) -> tuple[int, int, bool]:
+    source, target = load_tokenizers(workdir / "tokenizer")
+    return source.vocab_size, target.vocab_size, bool(target.symbols.noise)
+
+
+def _assumed_sizes(config: Config, task: Task) -> tuple[int, int, bool]:
+    size, classes = config.data.vocab_size, config.model.head.num_classes or ASSUMED_CLASSES
+    return size, NUM_SYMBOLS + classes if task.answer in CLASSES else size, False
 
 
 def with_rows(config: Config) -> ModelConfig:

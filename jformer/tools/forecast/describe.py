@@ -21,10 +21,10 @@ from jformer.parallel.backend import target
 from jformer.parallel.devices import known_peak, products_line
 from jformer.parallel.mesh import make_mesh
 from jformer.tasks.batch_arrays import source_is_prefix
-from jformer.tasks.build import build_task, choose_dtype, choose_lengths
+from jformer.tasks.build import build_task, choose_dtype, choose_lengths, sized_model
 from jformer.tasks.task import Task
 from jformer.tools.forecast.compiled_ahead import estimate
-from jformer.tools.forecast.shapes import full_shape, likely_shapes, mesh_sizes, sized_model
+from jformer.tools.forecast.shapes import full_shape, likely_shapes, mesh_sizes
 from jformer.training.introduction import kernel_line
 from jformer.training.optim import schedule_line
 

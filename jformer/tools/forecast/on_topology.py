@@ -28,13 +28,13 @@ from jformer.parallel.devices import products_line
 from jformer.parallel.mesh import slices_line
 from jformer.parallel.sharding import row_shards
 from jformer.tasks.batch_arrays import source_is_prefix
-from jformer.tasks.build import build_task, choose_dtype, choose_lengths, open_mesh
+from jformer.tasks.build import build_task, choose_dtype, choose_lengths, open_mesh, sized_model
 from jformer.tasks.task import Task
 from jformer.tools.forecast.compiled_ahead import Figures, compile_answer, compile_update, estimate
 from jformer.tools.forecast.cost_analysis import kernels
 from jformer.tools.forecast.describe import summary
 from jformer.tools.forecast.roofline import ASSUMPTIONS, GPU_ASSUMPTIONS, Bound, beside_kernels, bound
-from jformer.tools.forecast.shapes import answer_shape, full_shape, likely_shapes, mesh_sizes, sized_model
+from jformer.tools.forecast.shapes import answer_shape, full_shape, likely_shapes, mesh_sizes
 from jformer.tools.forecast.topology import GIB, LARGEST_SHARE, SHARE_VARIABLE, Gpu, Topology, open_topology
 from jformer.training.introduction import kernel_line
 

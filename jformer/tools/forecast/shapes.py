@@ -1,7 +1,6 @@
-"""Sizes of a run without data: its mesh, batches and vocabularies."""
+"""Sizes of a run without data: its mesh and batches."""
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 from jax.sharding import Mesh
@@ -9,13 +8,9 @@ from jax.sharding import Mesh
 from jformer.config.options import Config
 from jformer.data.noise import span_lengths
 from jformer.data.plan import Shape
-from jformer.data.tokenizers import NUM_SYMBOLS
-from jformer.data.vocabularies import load_tokenizers
-from jformer.models import ModelConfig
 from jformer.parallel.mesh import fill_axes
 from jformer.parallel.sharding import round_up_rows
-from jformer.tasks.build import with_rows
-from jformer.tasks.task import CLASSES, Task, sized
+from jformer.tasks.task import Task
 
 
 def mesh_sizes(config: Config, devices: int) -> dict[str, int]:
@@ -35,16 +30,6 @@ def answer_shape(config: Config, task: Task, mesh: Mesh) -> Shape:
     if config.model.positions == "learned":
         length, room = min(length, config.model.max_length), min(room, config.model.max_length)
     return Shape(round_up_rows(decode.batch_size, mesh), length, room)
-
-
-ASSUMED_CLASSES = 2
-
-
-def sized_model(config: Config, task: Task, workdir: Path | None) -> tuple[ModelConfig, bool]:
-    """Return the model with its vocabulary and classes, and whether they come from the run in `workdir`."""
-    saved = bool(workdir and (workdir / "tokenizer").is_dir())
-    counts = _tokenizer_sizes(workdir) if workdir and saved else _assumed_sizes(config, task)
-    return sized(with_rows(config), task, *counts), saved
 
 
 def full_shape(config: Config) -> Shape:
@@ -78,13 +63,3 @@ def likely_shapes(config: Config) -> list[Shape]:
 
     sides = ((part(longest.source_length, i), part(longest.target_length, i)) for i in range(1, count + 1))
     return [longest._replace(source_length=source, target_length=target) for source, target in dict.fromkeys(sides)]
-
-
-def _tokenizer_sizes(workdir: Path) -> tuple[int, int, bool]:
-    source, target = load_tokenizers(workdir / "tokenizer")
-    return source.vocab_size, target.vocab_size, bool(target.symbols.noise)
-
-
-def _assumed_sizes(config: Config, task: Task) -> tuple[int, int, bool]:
-    size, classes = config.data.vocab_size, config.model.head.num_classes or ASSUMED_CLASSES
-    return size, NUM_SYMBOLS + classes if task.answer in CLASSES else size, False

@@ -3,6 +3,7 @@
 Letters in shapes: v entries of a vocabulary, d features, n distinct tokens, t positions, h heads, s distances.
 """
 
+import base64
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -38,6 +39,7 @@ class Positions(NamedTuple):
     values: np.ndarray  # f32: [t d] added to embeddings, or [h s] added to the scores of attention
     rows: tuple[str, ...]
     columns: tuple[str, ...]
+    masked: bool = False  # whether it is a mask: zeros are pairs that may not attend
 
 
 def embedding_planes(predictor: Predictor, pairs: Sequence[tuple[str, str]]) -> list[list[Plane]]:
@@ -122,8 +124,8 @@ def position_tables(predictor: Predictor, length: int) -> list[Positions]:
     if config.positions == "learned":
         return _learned(predictor.params, shown)
     if config.positions == "alibi":
-        slopes, distances = alibi_slopes(config.num_heads), _distances(shown, causal=True)
-        return [_biases("ALiBi: slope times distance", slopes[:, None] * distances, distances, slopes.tolist())]
+        slopes, distances = alibi_slopes(config.num_heads), distances_of(shown, causal=True)
+        return [biases("ALiBi: slope times distance", slopes[:, None] * distances, distances, slopes.tolist())]
     tables = {stack: predictor.params.get(stack, {}).get("position_bias") for stack in ("encoder", "decoder")}
     return [_relative(config.relative, stack, table, shown) for stack, table in tables.items() if table]
 
@@ -142,21 +144,33 @@ def _encodings(name: str, table: np.ndarray) -> Positions:
 
 def _relative(options: RelativeConfig, stack: str, table: Any, shown: int) -> Positions:
     """Return the biases of a stack's heads by distance, read from their buckets."""
-    distances = _distances(shown, causal=stack == "decoder")
+    distances = distances_of(shown, causal=stack == "decoder")
     buckets = relative_buckets(jnp.asarray(distances), options.num_buckets, options.max_distance, stack == "decoder")
     values = np.asarray(table["embedding"])[np.asarray(buckets)].T
-    return _biases(f"relative biases of the {stack}", values, distances)
+    return biases(f"relative biases of the {stack}", values, distances)
 
 
-def _distances(shown: int, causal: bool) -> np.ndarray:
+def distances_of(shown: int, causal: bool) -> np.ndarray:
     """Return the distances from a token to those it may attend to, near ones alone."""
     far = min(shown - 1, FAR)
     return np.arange(-far, 1 if causal else far + 1)
 
 
-def _biases(name: str, values: np.ndarray, distances: np.ndarray, slopes: Sequence[float] = ()) -> Positions:
+def biases(name: str, values: np.ndarray, distances: np.ndarray, slopes: Sequence[float] = ()) -> Positions:
+    """Return the biases f32 [h s] of heads by distance, ALiBi's with their slopes."""
     heads = tuple(f"{i + 1}" + (f", slope {slopes[i]:.4g}" if slopes else "") for i in range(len(values)))
     columns = tuple(f"{i:+d}" if i else "0" for i in distances)
     return Positions(
         name=name, axes=("head", "distance"), values=values.astype(np.float32), rows=heads, columns=columns
     )
+
+
+def map_data(positions: Positions) -> dict[str, Any]:
+    """Return a table for the page, a byte for each number: 128 is zero, 1 and 255 are the largest magnitudes."""
+    most = float(np.abs(positions.values).max(initial=0)) or 1.0
+    steps = np.round(positions.values / most * 127) + 128
+    return {
+        **positions._asdict(),
+        "most": most,
+        "values": base64.b64encode(steps.astype(np.uint8).tobytes()).decode(),
+    }

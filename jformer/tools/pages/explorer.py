@@ -4,7 +4,6 @@ The page is one file that loads nothing. Weights are stored in 256 steps, deflat
 searches, embeddings and positions are drawn when their sections are opened.
 """
 
-import base64
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from jformer.inference.output_file import input_path, refuse_input
 from jformer.inference.predict import Predictor, load
 from jformer.inference.search_tree import has_beam
 from jformer.tools.pages import heatmaps, page
-from jformer.tools.pages.embedding_planes import Plane, Positions, embedding_planes, position_tables
+from jformer.tools.pages.embedding_planes import Plane, Positions, embedding_planes, map_data, position_tables
 
 RESTORING = ("mlm", "denoise")  # tasks that restore hidden parts of a text
 MOST_EXAMPLES = 50  # of one page; each takes up to layers × heads × tokens² bytes
@@ -151,7 +150,7 @@ def explorer_page(title: str, shown: Sequence[Shown], positions: Sequence[Positi
     packed: list[str] = []
     data = {
         "examples": [_example(each, packed) for each in shown],
-        "positions": [_positions(each) for each in positions],
+        "positions": [map_data(each) for each in positions],
         "states": NODE_STATES,
     }
     return page.page(title, ['<div id="explorer"></div>'], PROGRAMS, data, packed=packed)
@@ -262,15 +261,4 @@ def _plane(plane: Plane) -> dict[str, Any]:
         "neighbours": [
             [[page.visible(token), round(cosine, 3)] for token, cosine in each] for each in plane.neighbours
         ],
-    }
-
-
-def _positions(positions: Positions) -> dict[str, Any]:
-    """Return a table of positions, a byte for each number: 128 is zero, 1 and 255 are the largest magnitudes."""
-    most = float(np.abs(positions.values).max(initial=0)) or 1.0
-    steps = np.round(positions.values / most * 127) + 128
-    return {
-        **positions._asdict(),
-        "most": most,
-        "values": base64.b64encode(steps.astype(np.uint8).tobytes()).decode(),
     }
