@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from jformer.errors import UserError
 from jformer.inference.answers import (
+    Activations,
     Alignment,
     Attended,
     AttentionWeights,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from jformer.inference.predict import Predictor
     from jformer.inference.restore import restore
     from jformer.models import ModelConfig, build_model, init_params
+    from jformer.models.interventions import activations, at_layer, intervene
     from jformer.models.layers.matmul import jax_gradients
     from jformer.parallel.mesh import make_mesh
     from jformer.tasks.batch_arrays import make_batch
@@ -41,11 +43,14 @@ if TYPE_CHECKING:
 
 PARTS = {  # of a loop of one's own → where they are, imported on first use
     "ModelConfig": "jformer.models:ModelConfig",
+    "activations": "jformer.models.interventions:activations",
     "adapted_loss": "jformer.tasks.task:adapted_loss",
     "adapted_params": "jformer.tasks.task:adapted_params",
+    "at_layer": "jformer.models.interventions:at_layer",
     "build_model": "jformer.models:build_model",
     "create_state": "jformer.training.state:create_state",
     "init_params": "jformer.models:init_params",
+    "intervene": "jformer.models.interventions:intervene",
     "jax_gradients": "jformer.models.layers.matmul:jax_gradients",
     "make_batch": "jformer.tasks.batch_arrays:make_batch",
     "make_loss": "jformer.tasks.task:make_loss",
@@ -57,6 +62,7 @@ PARTS = {  # of a loop of one's own → where they are, imported on first use
 }
 __version__ = "0.1.0"
 __all__ = [
+    "Activations",
     "Alignment",
     "Attended",
     "AttentionWeights",
@@ -69,12 +75,15 @@ __all__ = [
     "SearchTree",
     "UserError",
     "__version__",
+    "activations",
     "adapted_loss",
     "adapted_params",
+    "at_layer",
     "build_model",
     "create_state",
     "evaluate",
     "init_params",
+    "intervene",
     "jax_gradients",
     "load",
     "make_batch",

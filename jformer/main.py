@@ -24,6 +24,8 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
   --resume   predict, score: continue a half-written --output
   --against  verify: a directory of Hugging Face Transformers, such as the one that the run was imported from, to
              compare logits with. Needs pip install -e ".[parity]"
+  --activations  predict: instead of answers, write what the model computes inside as a safetensors file, by names such
+             as '*/block/output,logits'; a line is a source, or a source, a TAB and a target. See docs/library.md
   --watch    report: rewrite the page every N seconds, which browsers reload, until the run is scored
   --host     serve: the address to listen at (default: 127.0.0.1, which only this machine reaches)
   --port     serve: the port (default: 8000), 0 for any free one
@@ -195,7 +197,12 @@ def scores_folder(options: flags.FlagValues, workdir: Path) -> Path:
 
 
 def predict(options: flags.FlagValues, config: Config, workdir: Path) -> int:
-    """Answer the lines of a file."""
+    """Answer the lines of a file, or write what the model computes inside for them."""
+    if options.activations:
+        from jformer.inference.answer_files import write_activations
+
+        write_activations(config, workdir, options.input, options.output, options.activations)
+        return DONE
     from jformer.inference.answer_files import predict_file
 
     predict_file(config, workdir, options.input, options.output, options.resume)
@@ -319,6 +326,7 @@ def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:
     flags.DEFINE_string("output", "-", "Where answers go.", flag_values=options)
     flags.DEFINE_bool("resume", False, "Continue a half-written output.", flag_values=options)
     flags.DEFINE_string("against", "", "A model of transformers.", flag_values=options)
+    flags.DEFINE_list("activations", [], "Names of activations.", flag_values=options)
     flags.DEFINE_float("watch", 0.0, "Seconds.", lower_bound=0.0, flag_values=options)
     flags.DEFINE_bool("deterministic", False, "Deterministic operations on GPUs.", flag_values=options)
     flags.DEFINE_string("host", "127.0.0.1", "Where to listen.", flag_values=options)
@@ -346,6 +354,8 @@ def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:
         raise UserError(f"--against={options.against} is for --mode=verify; see --help")
     if options.adapters and options.mode != "serve":
         raise UserError(f"--adapters={','.join(options.adapters)} is for --mode=serve; elsewhere --workdir names one")
+    if options.activations and (options.mode != "predict" or options.resume):
+        raise UserError("--activations are written by --mode=predict, without --resume; see --help")
     if options.mode == "export" and (not options.format or options.output == "-"):
         raise UserError("--mode=export needs --format and a folder as --output; see --help")
     return options, overrides

@@ -7,16 +7,19 @@ output appears early; the others take about SECONDS each. A window of a pipe or 
 import contextlib
 import dataclasses
 import hashlib
+import json
 import os
 import queue
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Generic, NamedTuple, TypeVar
+
+import numpy as np
 
 from jformer.config.options import Config
 from jformer.data.file_digests import digest
@@ -164,6 +167,35 @@ def predict_file(settings: Config, workdir: Path, source: str, target: str, resu
         return [write_outputs(outputs, options.outputs, options.scores, options.alignments) for outputs in answers]
 
     answer_lines(Job(source=source, target=target, resume=resume, read=read, answer=answer), predictor, "predict")
+
+
+def write_activations(settings: Config, workdir: Path, source: str, target: str, names: Sequence[str]) -> None:
+    """Write activations for the lines of a file, read by `Predictor.pair_of`, as a safetensors file.
+
+    The array of NAME for the first line is `1/NAME`. The file's metadata has `1/source` and `1/target`, the tokens as
+    a JSON list. Blank lines are skipped, and counted.
+
+    Args:
+        settings, workdir, source, target: as for `predict_file`; the target is no standard output.
+        names: those of `Predictor.activations`, which lists the errors, too.
+    """
+    if target == "-":
+        raise UserError("--activations are written to a file: name it by --output")
+    if processes.process_count() > 1:
+        raise UserError("--activations are written by one process: start one")
+    try:
+        from safetensors.numpy import save_file
+    except ImportError as error:
+        raise UserError('--activations needs safetensors: pip install "jformer[hf]"') from error
+    predictor = _open_run(settings, workdir, source, target, resume=False)
+    read = enumerate(read_lines(input_path(source), Counter(), invalid="replace"), start=1)
+    lines = {number: predictor.pair_of(line) for number, line in read if line.strip()}
+    arrays: dict[str, np.ndarray] = {}
+    tokens: dict[str, str] = {}
+    for number, found in zip(lines, predictor.activations(lines.values(), names), strict=True):
+        arrays |= {f"{number}/{name}": np.ascontiguousarray(array) for name, array in found.arrays.items()}
+        tokens |= {f"{number}/source": json.dumps(found.source), f"{number}/target": json.dumps(found.target)}
+    save_file(arrays, target, tokens)
 
 
 def score_file(settings: Config, workdir: Path, source: str, target: str, resume: bool = False) -> None:

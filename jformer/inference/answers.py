@@ -206,6 +206,14 @@ class Attended(NamedTuple):
         return tuple(part for part in (self.encoder, self.decoder, self.cross) if part)
 
 
+class Activations(NamedTuple):
+    """What a model computes inside for one source and target, without padding; float32, masks bool."""
+
+    source: tuple[str, ...]  # the tokens that are read, or the patches of an image
+    target: tuple[str, ...]  # those that the decoder reads; empty without a decoder
+    arrays: Mapping[str, "np.ndarray"]  # name, as in `jformer.models.interventions` → an array without an axis of rows
+
+
 def check_requests(requests: Iterable[Request | str], usage: str, one_line: bool) -> list[Request]:
     """Return texts as requests, numbered in order; raise UserError as `check_texts` does, for phrases, too."""
     if isinstance(requests, str) or not isinstance(requests, Iterable):

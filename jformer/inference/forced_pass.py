@@ -18,12 +18,13 @@ from jformer.data.sources.split import Pair
 from jformer.data.spans import END, START
 from jformer.data.tokenizers import NUM_SYMBOLS
 from jformer.errors import UserError
-from jformer.inference.answers import Attended, AttentionWeights, Choice, EncodedPair, Part
+from jformer.inference.answers import Activations, Attended, AttentionWeights, Choice, EncodedPair, Part
 from jformer.inference.batching import CompileClock, batch_rows, ignore, refuse_nan, shapes_of, sorted_batches
 from jformer.inference.generation import KEPT, mean_logits
 from jformer.inference.inputs import Inputs
 from jformer.inference.one_pass import HEADS, marked_pair
 from jformer.models.batch import Batch
+from jformer.models.interventions import activations
 from jformer.models.model import Model
 from jformer.parallel.activations import constrain_sharding
 from jformer.parallel.backend import Target, target
@@ -169,6 +170,22 @@ class WatchedPass:
             )
         return found
 
+    def activations(self, params: PyTree, pairs: Sequence[Pair], names: tuple[str, ...]) -> Iterator[Activations]:
+        """Yield the named activations for every pair, in order; raise UserError for a name that none has."""
+        record = _make_recorder(self._model, names)
+        axes: dict[str, dict[str, set[int]]] = {}
+        for batch in self._batches(pairs):
+            axes = axes or _axes(record, params, batch)
+            source, target = self._source(batch), self._labels(batch, "target_in")
+            lengths, arrays = {"source": len(source), "target": len(target)}, {}
+            for name, value in jax.device_get(record(params, batch)).items():
+                shown = value if value.dtype == bool else value.astype(np.float32)
+                for side, length in lengths.items():
+                    for axis in axes[side][name]:
+                        shown = shown.take(range(length), axis)
+                arrays[name] = shown.squeeze(tuple(axes["rows"][name]))
+            yield Activations(source, target, arrays)
+
     def _batches(self, pairs: Sequence[Pair]) -> Iterator[dict[str, np.ndarray]]:
         """Yield a batch for every pair; where a task has no answers, noise hides some of its target."""
         if not self._inputs.task.answer:
@@ -291,6 +308,31 @@ def _make_pass(model: Model, answer: str) -> Any:
         return seen, likely(logits.astype(jnp.float32))
 
     return jax.jit(forced)
+
+
+@functools.lru_cache(KEPT)
+def _make_recorder(model: Model, names: tuple[str, ...]) -> Any:
+    """Return the compiled (parameters, batch) → name → activation."""
+    return jax.jit(lambda params, batch: activations(model, params, batch, names))
+
+
+def _axes(record: Any, params: PyTree, batch: Mapping[str, np.ndarray]) -> dict[str, dict[str, set[int]]]:
+    """Return for rows, source and target which axes of each activation are theirs: those that grow with them."""
+
+    def shapes(side: str, axis: int) -> dict[str, tuple[int, ...]]:
+        def longer(name: str, array: np.ndarray) -> jax.ShapeDtypeStruct:
+            shape = [size + (i == axis and name.startswith(side)) for i, size in enumerate(array.shape)]
+            return jax.ShapeDtypeStruct(shape, array.dtype)
+
+        found = jax.eval_shape(record, params, {name: longer(name, array) for name, array in batch.items()})
+        return {name: array.shape for name, array in found.items()}
+
+    def grown(side: str, axis: int) -> dict[str, set[int]]:
+        after = shapes(side, axis)
+        return {name: {i for i, size in enumerate(shape) if size != after[name][i]} for name, shape in before.items()}
+
+    before = shapes("", -1)
+    return {"rows": grown("", 0), "source": grown("source", 1), "target": grown("target", 1)}
 
 
 def _arrays(seen: Mapping[str, Any]) -> dict[Part, tuple[np.ndarray, np.ndarray]]:

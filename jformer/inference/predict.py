@@ -6,9 +6,10 @@ The path of a text, in `Predictor.arriving`: `Inputs.pieces` turns it into piece
 ids back into text.
 """
 
+import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,9 +17,11 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from jformer.data.sources.split import Pair
+from jformer.data.tokenizers import Tokenizer
 from jformer.errors import UserError
 from jformer.inference.answers import (
     TRUNCATED,
+    Activations,
     Alignment,
     Attended,
     EncodedPair,
@@ -40,6 +43,7 @@ from jformer.inference.inputs import Inputs, writable
 from jformer.inference.one_pass import HEADS
 from jformer.inference.search_tree import RecordedSearch, refuse_without_beam
 from jformer.integrity import digest_of
+from jformer.models.interventions import Intervention, intervene
 from jformer.models.parts import count_params, overlaid, unshared
 from jformer.parallel.mesh import make_mesh
 
@@ -228,18 +232,58 @@ class Predictor:
         Raises UserError for an ensemble, whose members attend separately, for anything but a list of pairs of texts,
         and for NaN scores.
         """
+        return self._watched(self.params, self._whole(pairs, "attend"))
+
+    def activations(self, pairs: Iterable[tuple[str, str | None]], names: Sequence[str]) -> Iterator[Activations]:
+        """Yield what the model computes inside for every (source, target) pair, in order, read as by `attend`.
+
+        `names` are those of `jformer.models.interventions`; `*` stands for any part of one. Raises UserError as
+        `attend` does, and for a name that no activation has.
+        """
+        return self._watched.activations(self.params, self._whole(pairs, "activations"), tuple(names))
+
+    def pair_of(self, line: str) -> tuple[str, str | None]:
+        """Return the source and the target that a line has for `attend`, a TAB between them; a target may be left out.
+
+        For mlm and denoise the line is a text, for question answering the source has the first TAB, and of a classifier
+        the last part is a target only if it is a label.
+        """
+        if not self.task.answer:
+            return line, None
+        if self.config.task == "classify":
+            texts, tab, last = line.rpartition("\t")
+            return (texts, last) if tab and _is_label(last, self.tokenizers[1]) else (line, None)
+        sources = 2 if self.config.task == "qa" else 1
+        parts = line.split("\t", sources)
+        return "\t".join(parts[:sources]), parts[sources] if len(parts) > sources else None
+
+    def intervene(self, interventions: Mapping[str, Intervention]) -> "Predictor":
+        """Return a Predictor of the model with the named activations replaced by functions of them.
+
+        A function of (activation, layer) sees the rows of a batch, of a search each of its beams, and there only new
+        positions. Raises UserError for a name that no activation has, and for an ensemble.
+        """
+        self._refuse_ensemble("interventions are of one model")
+        run = dataclasses.replace(self._run, model=intervene(self.model, interventions), params=self.params)
+        return Predictor(run, mesh=self.mesh)
+
+    def _refuse_ensemble(self, why: str) -> None:
         if self.members:
-            raise UserError("decode.ensemble: the members of an ensemble attend separately; leave it out")
-        usage = "attend([('a source', 'its target'), ('another', None)])"
+            raise UserError(f"decode.ensemble: {why}; leave it out")
+
+    def _whole(self, pairs: Iterable[tuple[str, str | None]], method: str) -> list[Pair]:
+        """Return checked pairs with the run's own answers in place of missing targets; raise as `attend` does."""
+        self._refuse_ensemble("the members of an ensemble attend separately")
+        usage = f"{method}([('a source', 'its target'), ('another', None)])"
         checked = check_pairs(pairs, usage, one_line=not self.inputs.continues, answered=True)
         if not self.task.answer:
-            return self._watched(self.params, to_restore(checked))
+            return to_restore(checked)
         answers = iter(self.generate([source for source, target in checked if target is None]))
         whole = []
         for source, target in checked:
             own = next(answers)[0] if target is None else Output(target)
             whole.append(Pair(source, own.text, start=own.span[0] if own.span else None))
-        return self._watched(self.params, whole)
+        return whole
 
     def _join(self, answers: Sequence[list[Output]]) -> list[Output]:
         """Return the outputs for an input from those for its pieces."""
@@ -302,6 +346,14 @@ class Predictor:
                 )
                 aligned.append(output._replace(alignment=alignment))
             yield aligned
+
+
+def _is_label(text: str, labels: Tokenizer) -> bool:
+    try:
+        labels.encode([text])
+    except UserError:
+        return False
+    return True
 
 
 def load(workdir: str | os.PathLike[str], overrides: "Config | None" = None, mesh: Mesh | None = None) -> Predictor:

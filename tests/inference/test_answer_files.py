@@ -14,7 +14,9 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from safetensors import safe_open
 
 from jformer.config.options import Config
 from jformer.data import progress
@@ -23,9 +25,11 @@ from jformer.errors import UserError
 from jformer.inference import answer_files as files
 from jformer.inference.answers import Output, Scored
 from jformer.inference.output_file import lines_to_keep, open_output
+from jformer.inference.predict import load
 from jformer.tools.pages import explorer
 from tests import terminal
 from tests.faults.full_disk import no_file_above
+from tests.inference import untrained
 
 LINES = ["abc", "", "ä\u2028b", "  ", "d\te", "f" * 30, "g"]
 
@@ -408,3 +412,20 @@ def test_a_record_that_cannot_be_read_is_refused(tmp_path, content):
     (tmp_path / "answers.txt.settings.json").write_text(content)
     with pytest.raises(UserError, match=r"the settings of .* cannot be read"):
         lines_to_keep(answers, {"mode": "predict"})
+
+
+def test_activations_of_a_file_are_those_of_the_library(tmp_path):
+    run = untrained.write_run(tmp_path / "run", untrained.MODEL)
+    asked, written = tmp_path / "asked.txt", tmp_path / "inside.safetensors"
+    asked.write_text("the cat\tthat hat\n\nthe mat\n")
+    settings = untrained.settings_of(run)
+    files.write_activations(settings, run, str(asked), str(written), ["encoder/block/output", "logits"])
+    expected = load(run).activations([("the cat", "that hat"), ("the mat", None)], ["encoder/block/output", "logits"])
+    with safe_open(written, "numpy") as found:
+        for line, each in zip((1, 3), expected, strict=True):
+            assert json.loads(found.metadata()[f"{line}/target"]) == list(each.target)
+            for name, array in each.arrays.items():
+                np.testing.assert_array_equal(found.get_tensor(f"{line}/{name}"), array)
+        assert len(found.keys()) == 4
+    with pytest.raises(UserError, match="--activations are written to a file"):
+        files.write_activations(settings, run, str(asked), "-", ["logits"])

@@ -94,6 +94,39 @@ def test_a_recurrent_decoder_shows_its_one_alignment():
     assert shown.cross.rollout() is None
 
 
+def test_activations_have_a_place_for_every_token_and_no_padding():
+    predictor = predictor_of("translate", **FIELDS)
+    (attended,) = predictor.attend([("abc d", "fgh")])
+    names = ["*/weights", "*/block/output", "decoder/block/self_attn/heads", "source_input/output", "logits"]
+    short, found = predictor.activations([("a", "b"), ("abc d", "fgh")], names)
+    assert found.source == attended.cross.columns
+    assert found.target == attended.decoder.rows
+    assert {name: array.shape for name, array in found.arrays.items() if "weights" not in name} == {
+        "source_input/output": (6, 16),
+        "encoder/block/output": (2, 6, 16),
+        "decoder/block/output": (2, 4, 16),
+        "decoder/block/self_attn/heads": (2, 4, 2, 8),
+        "logits": (4, CHARS.vocab_size),
+    }
+    assert short.arrays["encoder/block/output"].shape == (2, 2, 16)
+    for name, part in {"encoder/block/self_attn": attended.encoder, "decoder/block/cross_attn": attended.cross}.items():
+        np.testing.assert_array_equal(found.arrays[f"{name}/weights"], part.weights)
+    likely = jax.nn.softmax(found.arrays["logits"])
+    np.testing.assert_allclose([p.max() for p in likely], [c.likeliest[0][1] for c in attended.choices], rtol=1e-5)
+
+
+def test_interventions_count_in_answers_and_scores():
+    predictor = predictor_of("translate", **FIELDS)
+    b = int(CHARS.encode(["b"])[0][0])
+    always = predictor.intervene({"logits": lambda logits, _: logits.at[..., b].add(100.0)})
+    assert set(always.predict(["abc"])[0]) == {"b"}
+    (scored,) = always.score([("abc", "bb")])
+    assert scored.token_log_probs[:2] == (0.0, 0.0)
+    (found,) = always.activations([("abc", "bb")], ["logits"])
+    assert found.arrays["logits"].argmax(axis=-1).tolist() == [b] * 3
+    assert predictor.predict(["abc"]) != always.predict(["abc"])
+
+
 def test_entropy_and_rollout_by_hand():
     """Two layers of one head over two positions: sharp, then even."""
     values = np.array([[[[1.0, 0.0], [0.0, 1.0]]], [[[0.5, 0.5], [0.5, 0.5]]]], np.float32)

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import itertools
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -12,7 +13,8 @@ import pytest
 from jformer.checkpoints.checkpoint import Checkpoints
 from jformer.checkpoints.weights import average_steps
 from jformer.config import load_config, resolve, save_config
-from jformer.data.tokenizers import BOS, EOS, PAD, learn
+from jformer.data.tokenizers import BOS, EOS, PAD, LabelTokenizer, learn
+from jformer.data.tokenizers.numbers import NumberTokenizer
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.decoding.mbr import rank
 from jformer.errors import UserError
@@ -338,3 +340,28 @@ def test_averaged_steps_are_the_last_regular_ones():
     assert average_steps([20, 4980, 4990, 5000], 10, 4) == [4980, 4990, 5000], "not the best of long ago"
     assert average_steps([20, 4980, 4990, 4993], 10, 3) == [4980, 4990, 4993]
     assert average_steps([0], 1000, 5) == [0]
+
+
+LABELS = LabelTokenizer("label", "identity", ["yes", "no"]), NumberTokenizer(0.0, 1.0)
+SIDES = {  # of a line: task, the label tokenizer of a classifier, line → source and target
+    "a text to restore": ("mlm", None, "a\tb", ("a\tb", None)),
+    "another text to restore": ("denoise", None, "a\tb", ("a\tb", None)),
+    "a question and its context": ("qa", None, "who\ta cat", ("who\ta cat", None)),
+    "a question, its context and an answer": ("qa", None, "who\ta cat\tcat", ("who\ta cat", "cat")),
+    "a source and a target": ("translate", None, "a\tb", ("a", "b")),
+    "a source": ("translate", None, "a", ("a", None)),
+    "a text": ("classify", LABELS[0], "a cat", ("a cat", None)),
+    "a text and a label": ("classify", LABELS[0], "a cat\tno", ("a cat", "no")),
+    "two texts": ("classify", LABELS[0], "a cat\ta dog", ("a cat\ta dog", None)),
+    "two texts and a label": ("classify", LABELS[0], "a cat\ta dog\tno", ("a cat\ta dog", "no")),
+    "a text and a number": ("classify", LABELS[1], "a cat\t2.5", ("a cat", "2.5")),
+    "two texts without a number": ("classify", LABELS[1], "a cat\ta dog", ("a cat\ta dog", None)),
+}
+
+
+@pytest.mark.parametrize("line", SIDES)
+def test_the_sides_of_a_line_depend_on_the_task(line):
+    task, labels, text, sides = SIDES[line]
+    config, answer = SimpleNamespace(task=task), "" if task in ("mlm", "denoise") else "an answer"
+    run = SimpleNamespace(config=config, task=SimpleNamespace(answer=answer), tokenizers=(None, labels))
+    assert Predictor.pair_of(run, text) == sides

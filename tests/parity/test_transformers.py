@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -17,6 +18,7 @@ from jformer.checkpoints.weights import abstract_params
 from jformer.config import default_config, resolve
 from jformer.config.presets import PRESETS
 from jformer.models import ModelConfig, build_model
+from jformer.models.interventions import activations
 from jformer.models.model_config import RelativeConfig
 from jformer.models.vision_config import VisionConfig
 from jformer.parallel.mesh import make_mesh
@@ -159,8 +161,8 @@ def draw_batch():
     return batch | {"source_types": types, "image": image}
 
 
-def run_theirs(model, family, batch):
-    """Return their logits."""
+def run_theirs(model, family, batch, **options):
+    """Return what their model gives."""
     ids = {name: torch.tensor(x).long() for name, x in batch.items()}
     source = {"input_ids": ids["source"], "attention_mask": ids["source_segments"]}
     target = {"input_ids": ids["target_in"], "attention_mask": ids["target_segments"]}
@@ -173,7 +175,7 @@ def run_theirs(model, family, batch):
         "vit": {"pixel_values": torch.tensor(pixels, dtype=torch.float32).permute(0, 3, 1, 2)},
     }
     with torch.no_grad():
-        return model(**inputs[family]).logits.numpy()
+        return model(**inputs[family], **options)
 
 
 def predictions(config, batch):
@@ -187,7 +189,7 @@ def predictions(config, batch):
 def expected(name):
     """Return (a batch, their logits [b t v] for it)."""
     batch = draw_batch()
-    logits = run_theirs(build_theirs(name), PAIRS[name].ours.family, batch)
+    logits = run_theirs(build_theirs(name), PAIRS[name].ours.family, batch).logits.numpy()
     return batch, logits[:, None] if logits.ndim == 2 else logits
 
 
@@ -216,6 +218,26 @@ def test_our_logits_are_theirs(name):
     found = difference(name, PAIRS[name].ours)
     print(f"{name}: {found:.1e} standard deviations of the logits, which is {expected(name)[1].std():.2f}")
     assert found < TOLERANCE
+
+
+@pytest.mark.parametrize("name", slow_but(["bert_base", "gpt2", "t5_small"], "gpt2"))
+def test_hidden_states_of_every_layer_are_theirs(name):
+    batch, family = draw_batch(), PAIRS[name].ours.family
+    theirs = run_theirs(build_theirs(name), family, batch, output_hidden_states=True)
+    names = ("*input/output", "*coder/output", "*/block/output")
+    model = build_model(PAIRS[name].ours)
+    seen = jax.jit(lambda params, batch: activations(model, params, batch, names))(convert(name), batch)
+    for stack, side in {"encoder": "source", "decoder": "target"}.items():
+        if f"{stack}/output" not in seen:
+            continue
+        inputs = f"{side}_input/output" if family == "encdec" else "input/output"
+        ours = [seen[inputs], *seen[f"{stack}/block/output"][:-1], seen[f"{stack}/output"]]  # their last is normalised
+        expected = theirs[f"{stack}_hidden_states"] if family == "encdec" else theirs.hidden_states
+        real = batch[f"{side}_segments"] > 0
+        for mine, other in zip(ours, expected, strict=True):
+            differences = np.abs(mine - other.numpy())[real] / other.numpy()[real].std()
+            print(f"{name} {stack}: {differences.max():.1e} standard deviations")
+            assert differences.max() < 1e-5
 
 
 @every_pair

@@ -16,7 +16,6 @@ from jformer.config.options import Config
 from jformer.data import progress
 from jformer.data.progress import counted
 from jformer.data.text import read_lines
-from jformer.data.tokenizers import Tokenizer
 from jformer.errors import UserError
 from jformer.inference.answers import NODE_STATES, Attended, AttentionWeights, Part, SearchTree
 from jformer.inference.output_file import input_path, refuse_input
@@ -25,7 +24,6 @@ from jformer.inference.search_tree import has_beam
 from jformer.tools.pages import heatmaps, page
 from jformer.tools.pages.embedding_planes import Plane, Positions, embedding_planes, map_data, position_tables
 
-RESTORING = ("mlm", "denoise")  # tasks that restore hidden parts of a text
 MOST_EXAMPLES = 50  # of one page; each takes up to layers × heads × tokens² bytes
 WRITTEN = "What it wrote, and what else it might have"
 GIVEN = "The target token by token, and what it might have written"
@@ -75,7 +73,7 @@ def explore(config: Config, workdir: RunPath, source: str, output: str, form: st
         wanted = f"1 to {most} of them" if most > 1 else f"one, as {output} is a figure"
         raise UserError(f"--input={source} has {len(lines)} lines to explore: give {wanted}")
     predictor = load(workdir, config)
-    pairs = [_pair(line, predictor) for line in lines]
+    pairs = [predictor.pair_of(line) for line in lines]
     attended = predictor.attend(pairs)
     if figure:
         page.write_page(output, heatmaps.draw(attended[0], figure))
@@ -109,27 +107,6 @@ def _read_lines(path: Path) -> list[str]:
         progress.show(f"{path}:{line}: {reason}, replaced by U+FFFD", "\n")
 
     return [line for line in read_lines(path, Counter(), invalid="replace", warn=warn) if line.strip()]
-
-
-def _pair(line: str, predictor: Predictor) -> tuple[str, str | None]:
-    """Return the source and the target of a line; a classifier's last part is a target only if it is a label."""
-    task = predictor.config.task
-    if task in RESTORING:
-        return line, None
-    if task == "classify":
-        texts, tab, last = line.rpartition("\t")
-        return (texts, last) if tab and _is_label(last, predictor.tokenizers[1]) else (line, None)
-    sources = 2 if task == "qa" else 1
-    parts = line.split("\t", sources)
-    return "\t".join(parts[:sources]), parts[sources] if len(parts) > sources else None
-
-
-def _is_label(text: str, labels: Tokenizer) -> bool:
-    try:
-        labels.encode([text])
-    except UserError:
-        return False
-    return True
 
 
 def show(predictor: Predictor, pairs: Sequence[tuple[str, str | None]], attended: Sequence[Attended]) -> list[Shown]:

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from etils.epath import Path
 
-from jformer.data.tokenizers import LabelTokenizer
-from jformer.data.tokenizers.numbers import NumberTokenizer
 from jformer.errors import UserError
 from jformer.inference.answers import NODE_STATES, Attended, AttentionWeights, Choice, Part, SearchTree
 from jformer.tools.pages import explorer
@@ -306,7 +304,7 @@ def test_what_is_no_number_is_never_written():
 def test_lines_are_sources_or_sources_with_targets(tmp_path, monkeypatch, capsys):
     asked = []
     attend = lambda pairs: asked.extend(pairs) or [example().attended]  # noqa: E731
-    run = SimpleNamespace(attend=attend, config=SimpleNamespace(task="translate"))
+    run = SimpleNamespace(attend=attend, pair_of=lambda line: (*line.split("\t"), None)[:2])
     monkeypatch.setattr(explorer, "load", lambda workdir, config: run)
     monkeypatch.setattr(explorer, "show", lambda run, pairs, attended: [example()])
     monkeypatch.setattr(explorer, "position_tables", lambda run, length: [])
@@ -360,7 +358,7 @@ def test_a_figure_of_another_kind_is_refused_before_the_run_is_read(tmp_path, ou
     ],
 )
 def test_the_format_is_that_of_the_flag_or_of_the_name(tmp_path, monkeypatch, output, form, begins):
-    run = SimpleNamespace(attend=lambda pairs: [example().attended], config=SimpleNamespace(task="translate"))
+    run = SimpleNamespace(attend=lambda pairs: [example().attended], pair_of=lambda line: (line, None))
     monkeypatch.setattr(explorer, "load", lambda workdir, config: run)
     monkeypatch.setattr(explorer, "show", lambda run, pairs, attended: [example()])
     monkeypatch.setattr(explorer, "position_tables", lambda run, length: [])
@@ -379,29 +377,6 @@ def test_hidden_tokens_stand_beside_what_was_read_in_their_places():
     assert '<h2 id="chosen">What was hidden, and what it might be</h2>' in drawn.html
     assert f"<td>{html.escape(HOSTILE, quote=False)}</td><td>a</td>" in drawn.html
     assert '<th scope="col">read</th>' not in browser.draw(explorer.explorer_page("x", [Shown(attended)])).html
-
-
-LABELS = LabelTokenizer("label", "identity", ["yes", "no"]), NumberTokenizer(0.0, 1.0)
-SIDES = {  # of a line: task, the label tokenizer of a classifier, line → source and target
-    "a text to restore": ("mlm", None, "a\tb", ("a\tb", None)),
-    "another text to restore": ("denoise", None, "a\tb", ("a\tb", None)),
-    "a question and its context": ("qa", None, "who\ta cat", ("who\ta cat", None)),
-    "a question, its context and an answer": ("qa", None, "who\ta cat\tcat", ("who\ta cat", "cat")),
-    "a source and a target": ("translate", None, "a\tb", ("a", "b")),
-    "a source": ("translate", None, "a", ("a", None)),
-    "a text": ("classify", LABELS[0], "a cat", ("a cat", None)),
-    "a text and a label": ("classify", LABELS[0], "a cat\tno", ("a cat", "no")),
-    "two texts": ("classify", LABELS[0], "a cat\ta dog", ("a cat\ta dog", None)),
-    "two texts and a label": ("classify", LABELS[0], "a cat\ta dog\tno", ("a cat\ta dog", "no")),
-    "a text and a number": ("classify", LABELS[1], "a cat\t2.5", ("a cat", "2.5")),
-    "two texts without a number": ("classify", LABELS[1], "a cat\ta dog", ("a cat\ta dog", None)),
-}
-
-
-@pytest.mark.parametrize("line", SIDES)
-def test_the_sides_of_a_line_depend_on_the_task(line):
-    task, labels, text, sides = SIDES[line]
-    assert explorer._pair(text, SimpleNamespace(config=SimpleNamespace(task=task), tokenizers=(None, labels))) == sides
 
 
 def test_a_masked_pair_looks_and_reads_unlike_a_weight_of_zero(page):

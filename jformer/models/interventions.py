@@ -1,0 +1,181 @@
+"""Activations of any model of this room by name: read, or replaced by a function of them. No model knows of it.
+
+A name is the path of the module that computes an activation, as in the names of parameters, and what it is:
+
+    PATH/output   what a module returns: `decoder/block/output` after each layer, `decoder/block/self_attn/output` …
+    PATH/heads    [b t h u] of an attention: what each head adds up, before the output projection
+    PATH/units    [b t f] of a feed-forward: after the nonlinearity, before the last projection
+    PATH/weights  [b h t s] of an attention, with PATH/mask: only read, as some kernels never make them
+    logits        [b t v]
+
+What a stack repeats has a leading axis of layers, as its parameters have. `*` in a name stands for any part of it.
+
+Letters: b rows, t query positions, s key positions, h heads, u size of a value, f features, d d_model, v vocabulary.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
+from jaxtyping import Array, PyTree
+
+from jformer.errors import UserError
+from jformer.models.batch import Batch, example_batch
+from jformer.models.model import Model
+from jformer.models.model_config import ModelConfig
+from jformer.models.parts import STACKED
+
+Intervention = Callable[[Array, "Array | int"], Array]
+"""(an activation, the number of its layer from 0) → what takes its place. Outside of stacks the layer is 0."""
+
+METHODS = ("__call__", "extend", "attend_cached")  # that return an activation, alone or first
+CACHED = ("extend", "memory_kv")  # in which a stack runs its blocks one by one, each as a model of its own
+READ = {"o": "heads", "down": "units"}  # projection → the name of what it reads
+
+
+@dataclasses.dataclass(frozen=True)
+class Intervened:
+    """A model some of whose activations are replaced by functions of them, in whole passes and with a cache."""
+
+    base: Model
+    interventions: tuple[tuple[str, Intervention], ...]
+
+    @property
+    def config(self) -> ModelConfig:
+        """How it is built."""
+        return self.base.config
+
+    def init(self, rngs: Array, *args: PyTree) -> PyTree:
+        """Return the parameters of the base."""
+        return self.base.init(rngs, *args)
+
+    def apply(self, variables: PyTree, *args: PyTree, **options: object) -> PyTree:
+        """Return what a method of the base gives, with the interventions."""
+        with nn.intercept_methods(_Visitor(self._replaced)):
+            return self.base.apply(variables, *args, **options)
+
+    def cross_weights(self, intermediates: PyTree) -> Array:
+        """Return what the base reads from its intermediates."""
+        return cast(Any, self.base).cross_weights(intermediates)
+
+    def _replaced(self, name: str, value: Array, layer: Array | int, module: nn.Module) -> Array:
+        for pattern, intervention in self.interventions:
+            if fnmatchcase(name, pattern):
+                new = jnp.asarray(intervention(value, layer), value.dtype)
+                if new.shape != value.shape:
+                    raise UserError(f"intervention in {name!r}: {value.shape} became {new.shape}; keep the shape")
+                value = new
+        return value
+
+
+def intervene(model: Model, interventions: Mapping[str, Intervention]) -> Intervened:
+    """Return a model whose activations of these names are replaced; its programs can be jitted, as the model's own.
+
+    Raises UserError for a name that no activation has.
+    """
+    known = _replaceable(model)
+    for pattern in interventions:
+        _refuse_unknown(pattern, known)
+    return Intervened(model, tuple(interventions.items()))
+
+
+def at_layer(number: int, intervention: Intervention) -> Intervention:
+    """Return an intervention in one layer, numbered from 0."""
+    return lambda value, layer: jnp.where(layer == number, intervention(value, layer), value)
+
+
+def activations(model: Model, params: PyTree, batch: Batch, names: Sequence[str] = ("*",)) -> dict[str, Array]:
+    """Return name → activation of one forward pass without dropout; jit it with `names` closed over.
+
+    Raises UserError for a name that no activation has.
+    """
+    seen: dict[str, Array] = {}
+    with nn.intercept_methods(_Visitor(_recorded)):
+        variables, mutable = {"params": params}, ["intermediates"]
+        hidden, of_hidden = model.apply(variables, batch, method="hidden", mutable=mutable)
+        _, of_logits = model.apply(variables, hidden, method="logits", mutable=mutable)
+    for found in (of_hidden, of_logits):
+        seen |= {name: value for name, (value,) in flatten_dict(found.get("intermediates", {}), sep="/").items()}
+    for pattern in names:
+        _refuse_unknown(pattern, seen)
+    return {name: value for name, value in seen.items() if any(fnmatchcase(name, pattern) for pattern in names)}
+
+
+class _Visitor:
+    """Intercepts methods of modules, and replaces each activation by `visit(name, value, layer, its module)`."""
+
+    def __init__(self, visit: Callable[[str, Array, "Array | int", nn.Module], Array]) -> None:
+        self.visit = visit
+        self.inside: tuple[str, ...] = ()  # the path of a block that runs as a model of its own
+        self.layer: Array | int = 0
+
+    def __call__(self, call: Callable[..., Any], given: Any, named: Any, context: Any) -> Any:
+        module, method, outer = context.module, context.method_name, (self.inside, self.layer)
+        path: tuple[str, ...] = module.path
+        if self.inside and path[: len(self.inside) - 1] != self.inside[:-1]:
+            path = (*self.inside, *path)
+        is_block = path[-1:] == (STACKED,)
+        runs_blocks = method in CACHED and bool(path) and not is_block
+        if runs_blocks:
+            self.inside, self.layer = (*path, STACKED), -1
+        elif is_block and method in (*CACHED, "__call__"):
+            self.layer = self.layer + 1 if method in CACHED else given[1]
+        elif method == "__call__" and STACKED in path[:-2] and path[-1] in READ:
+            given = (self._read(path, given[0], module.parent), *given[1:])
+        y = call(*given, **named)
+        layer = self.layer if STACKED in path else 0
+        if runs_blocks or (is_block and method == "__call__"):
+            self.inside, self.layer = outer
+        if not path:
+            return self.visit("logits", y, 0, module) if method == "logits" else y
+        if method not in METHODS:
+            return y
+        value, *others = y if isinstance(y, tuple) else (y,)
+        value = self.visit("/".join((*path, "output")), value, layer, module)
+        return (value, *others) if isinstance(y, tuple) else value
+
+    def _read(self, path: tuple[str, ...], x: Array, parent: Any) -> Array:
+        """Visit what a projection reads: that of attention head by head."""
+        name = READ[path[-1]]
+        shape = (*x.shape[:-1], parent.config.num_heads, -1) if name == "heads" else x.shape
+        return self.visit("/".join((*path[:-1], name)), x.reshape(shape), self.layer, parent).reshape(x.shape)
+
+
+def _recorded(name: str, value: Array, layer: Array | int, module: Any) -> Array:
+    """Sow a value into its module, unless one of its submodules has the name."""
+    last = name.rpartition("/")[2]
+    if module.has_variable("intermediates", last) or not module.scope.name_reserved(last, "intermediates"):
+        module.sow("intermediates", last, value, reduce_fn=lambda old, new: (new,))
+    return value
+
+
+@functools.lru_cache(64)
+def _replaceable(model: Model) -> frozenset[str]:
+    """Return the names of all activations that can be replaced."""
+    names = set[str]()
+
+    def note(name: str, value: Array, layer: Array | int, module: nn.Module) -> Array:
+        names.add(name)
+        return value
+
+    def trace(key: Array) -> PyTree:
+        batch = example_batch(model.config)
+        params = model.init(key, batch)["params"]
+        with nn.intercept_methods(_Visitor(note)):
+            hidden = model.apply({"params": params}, batch, method="hidden")
+            return model.apply({"params": params}, hidden, method="logits")
+
+    jax.eval_shape(trace, jax.random.key(0))
+    return frozenset(names)
+
+
+def _refuse_unknown(pattern: str, known: Iterable[str]) -> None:
+    if not any(fnmatchcase(name, pattern) for name in known):
+        like = ", ".join(sorted(name for name in known if STACKED in name or "/" not in name))
+        raise UserError(f"no activation is named {pattern!r} here; there are {like}")
