@@ -29,6 +29,7 @@ class RecurrentConfig:
     bridge: str = "zeros"  # the decoder's first states: zeros | copy: the encoder's last | dense: tanh of a projection
     embedding_size: int = 0  # features of an embedded token; 0 = d_model
     readout_size: int = 0  # attention: features of what is projected to the vocabulary; 0 = d_model
+    update_bias: float = 0.0  # gru: where the bias of the update gate begins; 3 keeps gradients over 100 tokens
 
     def check(self, model: Any) -> None:
         """Raise UserError for the first option that no recurrent model can be built from, or that none would read."""
@@ -41,6 +42,10 @@ class RecurrentConfig:
             if self != RecurrentConfig():
                 raise UserError("model.recurrent.cell='': Transformer blocks read no model.recurrent; set a cell")
             return
+        if self.update_bias and self.cell != "gru":
+            raise UserError(
+                f"model.recurrent.update_bias={self.update_bias} is of cell='gru', not {self.cell!r}: use 0"
+            )
         if model.family == "vit":
             raise UserError(f"model.recurrent.cell={self.cell!r} is for the families encdec, encoder and decoder")
         if model.vision.source:
@@ -56,7 +61,8 @@ class RecurrentConfig:
             )
 
     def _check_family(self, model: Any) -> None:
-        shared = RecurrentConfig(self.cell, self.bidirectional, embedding_size=self.embedding_size)
+        own: dict[str, Any] = {"embedding_size": self.embedding_size, "update_bias": self.update_bias}
+        shared = RecurrentConfig(self.cell, self.bidirectional, **own)
         if model.family != "encdec" and self != shared:
             raise UserError(
                 "model.recurrent: attention, input_feeding, reverse_source, bridge and readout_size are of "

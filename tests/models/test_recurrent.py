@@ -178,9 +178,24 @@ def test_what_each_direction_ends_with_can_be_what_a_classifier_reads(bidirectio
         (RecurrentConfig("lstm", input_feeding=True), {}, "input_feeding=True needs attention after the step"),
         (RecurrentConfig("lstm", readout_size=9), {}, "readout_size is of decoders with attention"),
         (RecurrentConfig("lstm", embedding_size=9), {"tied_output": True}, "the embedding has 9, the output 16"),
+        (RecurrentConfig("lstm", update_bias=3.0), {}, "update_bias=3.0 is of cell='gru', not 'lstm': use 0"),
         (RecurrentConfig("lstm"), {"family": "vit"}, "is for the families encdec, encoder and decoder"),
     ],
 )
 def test_what_cannot_be_built_is_refused(recurrent, fields, message):
     with pytest.raises(UserError, match=message.replace("'", ".").replace("[", ".")):
         ModelConfig(**{**TINY, **fields}, recurrent=recurrent).check()
+
+
+def test_a_gru_keeps_its_state_where_the_bias_of_its_update_gate_says_so():
+    model, params = built(RecurrentConfig("gru", update_bias=3.0), family="decoder")
+    plain, expected = built(RecurrentConfig("gru"), family="decoder")
+    d = model.config.d_model
+    bias = params["decoder"]["forward_1"]["input"]["bias"]
+    np.testing.assert_array_equal(bias, [0.0] * d + [3.0] * d + [0.0] * d)
+    assert not expected["decoder"]["forward_1"]["input"]["bias"].any()
+    assert plain.config.recurrent.update_bias == 0.0
+    cache = run(model, params, {}, 1, 0, method="start")
+    cache["self"]["layers"] = jnp.ones_like(cache["self"]["layers"])
+    _, after = run(model, params, cache, jnp.ones((1, 1), jnp.int32), jnp.ones((1, 1), bool), method="extend")
+    assert 0.8 < float(after["self"]["layers"].mean()) < 1.0

@@ -141,6 +141,7 @@ class RecurrentLayer(nn.Module):
     cell: str
     features: int  # d
     unroll: int = 1
+    update_bias: float = 0.0  # of a GRU
 
     def setup(self) -> None:
         """Build the two projections; kernels of states start orthogonal (Saxe et al. 2014)."""
@@ -152,9 +153,14 @@ class RecurrentLayer(nn.Module):
         self.state_bias = self.param("state_bias", nn.initializers.zeros_init(), (gates,)) if has_bias else None
 
     def input_bias(self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
-        """Return zeros, but ones for an LSTM's forget gate: it begins by keeping (Jozefowicz et al. 2015)."""
-        bias = jnp.zeros(shape, dtype)
-        return bias.at[self.features : 2 * self.features].set(1) if self.cell == "lstm" else bias
+        """Return zeros, but ones for an LSTM's forget gate: it begins by keeping (Jozefowicz et al. 2015).
+
+        A GRU's update gate, which does what that does, begins at `update_bias`.
+        """
+        kept = {"lstm": 1.0, "gru": self.update_bias}.get(self.cell, 0.0)
+        return (
+            jnp.zeros(shape, dtype).at[self.features : 2 * self.features].set(kept) if kept else jnp.zeros(shape, dtype)
+        )
 
     def orthogonal(self, key: Array, shape: tuple[int, int], dtype: DTypeLike = jnp.float32) -> Array:
         """Draw an orthogonal matrix for each gate."""

@@ -46,7 +46,8 @@ def positions_in_turn(features: int) -> int:
 
 def make_layer(config: ModelConfig) -> RecurrentLayer:
     """Build one direction of one layer."""
-    return RecurrentLayer(config.recurrent.cell, config.d_model, positions_in_turn(config.d_model))
+    c = config.recurrent
+    return RecurrentLayer(c.cell, config.d_model, positions_in_turn(config.d_model), c.update_bias)
 
 
 def tokens_in(
