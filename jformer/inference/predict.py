@@ -265,7 +265,7 @@ class Predictor:
         """
         self._refuse_ensemble("interventions are of one model")
         run = dataclasses.replace(self._run, model=intervene(self.model, interventions), params=self.params)
-        return Predictor(run, mesh=self.mesh)
+        return Predictor(run, mesh=self.mesh, base=self)
 
     def _refuse_ensemble(self, why: str) -> None:
         if self.members:
