@@ -31,7 +31,7 @@ from jformer.models.model import Model
 from jformer.models.model_config import ModelConfig
 from jformer.models.parts import STACKED
 
-Intervention = Callable[[Array, "Array | int"], Array]
+Intervention = Callable[[Array, Array | int], Array]
 """(an activation, the number of its layer from 0) → what takes its place. Outside of stacks the layer is 0."""
 
 METHODS = ("__call__", "extend", "attend_cached")  # that return an activation, alone or first
@@ -110,7 +110,7 @@ def activations(model: Model, params: PyTree, batch: Batch, names: Sequence[str]
 class _Visitor:
     """Intercepts methods of modules, and replaces each activation by `visit(name, value, layer, its module)`."""
 
-    def __init__(self, visit: Callable[[str, Array, "Array | int", nn.Module], Array]) -> None:
+    def __init__(self, visit: Callable[[str, Array, Array | int, nn.Module], Array]) -> None:
         self.visit = visit
         self.inside: tuple[str, ...] = ()  # the path of a block that runs as a model of its own
         self.layer: Array | int = 0
