@@ -1,6 +1,6 @@
 """jformer: encoder-decoder Transformers and their family in JAX and Flax Linen.
 
-What stands in `__all__` is the library; docs/library.md shows it at work. It imports JAX when it is used.
+`__all__` is the library, and docs/library.md shows it at work. JAX is imported on first use.
 """
 
 import contextlib
@@ -120,7 +120,7 @@ def load(workdir: str | PathLike[str], **decode: "Unpack[DecodeOptions]") -> "Pr
 
 
 def train(config: "ConfigDict | Config | Mapping[str, Any]", workdir: str | PathLike[str]) -> bool:
-    """Train a run in a directory, or go on with the one there; return False if a signal stopped it before its end.
+    """Train a run in a directory, or resume the one there; return False if a signal stopped it before its end.
 
     Called from the main thread, SIGTERM, SIGINT and SIGHUP stop it as they stop the command: after the current
     update, which it saves. A second SIGINT ends the process at once.

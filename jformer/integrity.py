@@ -63,7 +63,7 @@ def _no_constant(name: str) -> Any:
 def refuse_newer(schema: object, known: int, where: str) -> None:
     """Raise UserError if the schema number in a file is larger than the one that this version writes.
 
-    None, of a file without one, stands for 1. A schema is raised when older code would misread the file.
+    None, of a file without a schema, means 1. A schema is raised when older code would misread the file.
     """
     if schema is not None and (type(schema) is not int or not 1 <= schema <= known):
         raise UserError(

@@ -12,7 +12,7 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
              describe  show parameters and FLOPs; needs no data and no DIR
              verify    check that all ways to answer with the run agree; exit code 1 if any does not
              explore   write a page, --output, that shows what the run attends to in the lines of --input, how it
-                       searched for its answers, and how their tokens lie
+                       searched for its answers, and where their tokens are
              report    write a page, --output, of the run: curves, scores, worst answers, settings; also while it trains
              gallery   write a page, --output, of what a Transformer is made of: a step of attention, masks, positions,
                        parameters, learning rates; needs neither --config (the base model) nor DIR

@@ -26,7 +26,7 @@ fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False  # other 
 def run_path(text: str | os.PathLike[str]) -> Path:
     """Return the path of a run. Raise UserError for an unsupported kind of storage."""
     if "://" in str(text) and not str(text).startswith(BUCKET):
-        raise UserError(f"{text}: a run lies in a directory or in a bucket of Google's ({BUCKET}…)")
+        raise UserError(f"{text}: a run is a directory or a folder of a Google bucket ({BUCKET}…)")
     if str(text).startswith(BUCKET):
         try:
             fsspec.get_filesystem_class("gs")

@@ -152,7 +152,7 @@ def test_a_second_trainer_is_refused_on_this_machine(folder):
 @pytest.mark.parametrize("place", ["s3://mine/a", "hf://mine/a", "http://mine/a"])
 def test_other_storage_is_refused(place, capsys):
     assert main.main(["jformer", f"--config={CONFIG}", f"--workdir={place}"]) == 2
-    assert f"{place}: a run lies in a directory or in a bucket" in capsys.readouterr().err
+    assert f"{place}: a run is a directory or a folder of a Google bucket" in capsys.readouterr().err
 
 
 def test_a_trace_is_refused_in_a_bucket(folder, tmp_path, capsys):

@@ -150,7 +150,7 @@ def adopt(
 ) -> tuple[PyTree, list[str]]:
     """Return the parent's parameters where it has them, fresh ones for a new head and adapters, and notes.
 
-    Tables may have other numbers of rows (a task's symbols lie past the vocabulary): their common rows are taken over.
+    Tables may have other numbers of rows (a task's symbols follow the vocabulary): their common rows are copied.
     Raise UserError naming the first other parameter that the parent has in another shape, or not at all.
     """
     have = dict(zip(jax.tree.leaves(parameter_names(parent)), jax.tree.leaves(parent), strict=True))
@@ -193,7 +193,7 @@ def _params_and_steps(
         steps = average_steps(saved.steps(), settings.train.checkpoint_every, count)
         if len(steps) < count:
             left = [step for step in saved.steps() if step < steps[0]]
-            gap = f", from step {steps[0]} on: step {left[-1]} lies further back" if left else ""
+            gap = f", from step {steps[0]} on: step {left[-1]} is further back" if left else ""
             found = counted(len(steps), "checkpoints")
             _say(f"evaluate.average_last={count}, but {workdir} has {found} in a row to average{gap}")
         params = average(saved.restore(step, {"params": abstract})["params"] for step in steps)

@@ -223,13 +223,15 @@ def _check_task(config: Config) -> None:
             "data.batching='packed' lets texts share a row: a recurrent state would run through them; use 'buckets'"
         )
     if model.recurrent.cell and config.task == "prefix_lm":
-        raise UserError("task='prefix_lm': no state of model.recurrent.cell sees a prefix that goes on: use task='lm'")
+        raise UserError(
+            "task='prefix_lm': a recurrent state (model.recurrent.cell) cannot see a whole prefix: use task='lm'"
+        )
     sides = {"encoder": ("source",), "decoder": ("target",), "vit": ()}.get(model.family, ("source", "target"))
     if model.vision.source:
         sides = ("target",)
     limited = ("target",) if config.task == "denoise" else sides  # its source is made from its target
     longest = max((getattr(data, f"max_{side}_length") for side in limited), default=0)
-    longest += data.max_source_length if config.task == "prefix_lm" else 0  # which stands before the target
+    longest += data.max_source_length if config.task == "prefix_lm" else 0  # which comes before the target
     if model.positions == "learned" and longest > model.max_length:
         raise UserError(
             f"model.max_length={model.max_length} places fewer tokens than data allows ({longest}): raise it or lower "

@@ -40,7 +40,7 @@ def load_module(path: Path, flag: str) -> ModuleType:
 def run_config_file(path: Path) -> ConfigDict:
     """Return the result of a config file's get_config(), and allow the import of the parts that it names.
 
-    A name such as `quickstart`, which is no file, stands for a config that comes with jformer.
+    A name such as `quickstart`, which is no file, means a config that comes with jformer.
 
     Raises UserError naming file and line if there is none.
     """

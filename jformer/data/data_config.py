@@ -45,7 +45,7 @@ class SourceConfig:
     labels: str = "one"  # classify: an example has one label | several, commas between them, or none | a number
     invalid: str = "refuse"  # invalid characters (bytes that are not UTF-8, NUL): refuse | replace, counted
     train: str = "train"  # the split's name: a file stem, or with a share of it (text, tfds), as in "train[:10%]"
-    num_pairs: int = 20_000  # generated, but for quickstart: the training pairs to draw
+    num_pairs: int = 20_000  # generated, except quickstart: training pairs to draw
     # Passes over this corpus in one epoch. 2.0 = each pair twice; 0.5 = each in one of two epochs, 0.05 in one of 20: a
     # random share an epoch, and after 20 all were drawn equally often.
     weight: float = 1.0

@@ -26,7 +26,7 @@ OURS = Symbols()
 Noise = Callable[[Tokens, np.ndarray], tuple[Tokens, Tokens]]
 """(texts, their keys) → two sequences for each text, such as a noised source and its target."""
 Labels = Callable[["Rows", Tokens, Shape], Arrays]
-"""(which example stands where, labels as ids, the shape) → target_out and weights; see `jformer.data.labels`."""
+"""(the place of each example, labels as ids, the shape) → target_out and weights; see `jformer.data.labels`."""
 
 
 class Rows(NamedTuple):
@@ -113,7 +113,7 @@ def masked(density: float, vocab_size: int, symbols: Symbols = OURS) -> Features
 
 
 def corrupted_spans(density: float, mean_span: float, vocab_size: int, symbols: Symbols = OURS) -> Features:
-    """Return source and target of T5's denoising: the target spells out what sentinels stand for in the source."""
+    """Return source and target of T5's denoising: the target spells out what sentinels replace in the source."""
     options: dict[str, Any] = {"density": density, "mean_span": mean_span}
     noise = functools.partial(corrupt_spans, **options, vocab_size=vocab_size, symbols=symbols)
     return _denoise(noise, functools.partial(span_lengths, **options), symbols)
@@ -226,7 +226,7 @@ def _denoise(noise: Noise, lengths: Callable[[np.ndarray], Lengths], symbols: Sy
 
 
 def _noised(tokens: Tokens, rows: Rows, noise: Noise, seed: tuple[int, int]) -> tuple[Tokens, Tokens, Rows]:
-    """Return both results of the noise for the examples of a batch, and where they stand now that they are apart.
+    """Return both results of the noise for the examples of a batch, and their places now that they are apart.
 
     An example's noise depends on (seed, step, number of the row, segment), so on nothing else in the batch.
     """
@@ -235,7 +235,7 @@ def _noised(tokens: Tokens, rows: Rows, noise: Noise, seed: tuple[int, int]) -> 
 
 
 def _joined(source: Tokens, target: Tokens, rows: Rows) -> tuple[Tokens, Tokens, Rows]:
-    """Return each example of a batch as one sequence, what of it is the target (1, else 0), and where it stands."""
+    """Return each example of a batch as one sequence, which tokens are the target (1, else 0), and its place."""
     sides = _chosen(source, rows), _chosen(target, rows)
     count = len(rows.examples)
     lengths = np.stack([side.lengths for side in sides], axis=1)  # [n 2]

@@ -139,7 +139,7 @@ def infill(
     places = choose(other_keys(keys, 1), sizes, counts)
     is_mask, consumed = np.zeros(sizes.sum(), bool), np.ones(sizes.sum(), np.int64)
     is_mask[places], consumed[places] = True, spans
-    first = np.minimum(np.cumsum(consumed) - consumed, len(texts.values) - 1)  # of the tokens that a place stands for
+    first = np.minimum(np.cumsum(consumed) - consumed, len(texts.values) - 1)  # of the tokens that a place represents
     source = np.where(is_mask, noise_ids(symbols, vocab_size, 1)[0], texts.values[first])
     return _with_end(source, sizes, symbols.eos), _with_end(texts.values, texts.lengths, symbols.eos)
 

@@ -106,7 +106,7 @@ class Plan:
     def _shares(self, epoch: int) -> np.ndarray:
         """Return the units that an epoch draws for the fractions p/q of the weights, p times in each q epochs.
 
-        This is systematic sampling with the remainders carried from epoch to epoch: units stand in a line, short to
+        This is systematic sampling with the remainders carried from epoch to epoch: units form a line, short to
         long and at random within a bucket, of which each epoch takes those where floor(u + n·p/q) rises, n being the
         epoch minus the place. So any run of k places has floor or ceil k·p/q of them, and the line is made anew after q
         epochs.

@@ -6,7 +6,7 @@ beam, k before phrases add theirs, v vocabulary.
 Left to itself a beam drops improbable words before they can be rewarded. So its beams are shared out between banks,
 one for each number of constraint tokens that hypotheses have met, and the next token of every unmet phrase is a
 candidate whatever its probability. A phrase has one or more spellings, as token sequences of one text, and is met where
-the tokens of any of them stand side by side; phrases may overlap, and one that is asked for twice is met by one
+the tokens of any of them are adjacent; phrases may overlap, and one that is required twice is met by one
 occurrence.
 
 Source: Post and Vilar 2018 (dynamic beam allocation).

@@ -55,8 +55,8 @@ class DecodeConfig:
     max_extra_length: int = 50  # an output is at most its source plus this long (section 6.1); an image has no length
     no_repeat_ngram: int = 0  # no n-gram of this size appears twice in an output; 0 = off (Paulus et al. 2018)
     repetition_penalty: float = 1.0  # multiplies the log-probability of earlier tokens (Keskar et al. 2019)
-    # Outputs begin with what stands before every target of the vocabulary, such as a language or BART's <s>. False: a
-    # search may write anything there, as without forced_bos_token_id of transformers.
+    # Outputs begin with the symbols that the vocabulary puts before every target, such as a language or BART's <s>.
+    # False: a search may write anything there, as without forced_bos_token_id of transformers.
     forced_start: bool = True
     # An output that reaches its limit ends there: its last token is the end symbol, at no cost, as with
     # forced_eos_token_id of transformers. Inputs with constraints are cut instead. For samples, that token has the

@@ -184,7 +184,7 @@ def _forbid_ngrams(
 def top_k(scores: Float[Array, "rows v"], k: int) -> tuple[Float[Array, "rows k"], Int[Array, "rows k"]]:
     """Return the k largest scores of every row, largest first, and their tokens; of equals the lower token is first.
 
-    The k largest scores lie in the k chunks with the largest maxima, as any other chunk is beaten by k others. So only
+    The k largest scores are in the k chunks with the largest maxima, as any other chunk is beaten by k others. So only
     the tokens of those chunks are ranked. The chunks stay in order, to keep equals in order.
 
     >>> values, tokens = top_k(jnp.array([[0.1, 0.4, 0.3, 0.4]]), 3)

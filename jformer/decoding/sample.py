@@ -129,7 +129,7 @@ def weighted_quantile(
 
 
 def inverse_cdf(weights: Float[Array, "rows v"], uniform: Float[Array, " rows"]) -> Int[Array, " rows"]:
-    """Return the first token of every row up to which more than the share `uniform`, in [0, 1), of the weights lies.
+    """Return each row's first token at which the cumulative share of the weights exceeds `uniform`, in [0, 1).
 
     The weights are summed in chunks, then within the chunk that is hit: faster and more exact than one long sum. A
     token without weight is never returned, however the sums are rounded.

@@ -28,7 +28,7 @@ class Estimate(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A mean difference of pairs, the half width of its interval, and p of the hypothesis that there is none.
+    """A mean difference of pairs, the half width of its interval, and p of the hypothesis of no difference.
 
     The last two are None where the pairs do not determine them.
     """

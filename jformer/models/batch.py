@@ -11,7 +11,7 @@ from jformer.models.model_config import ModelConfig
 class Batch(TypedDict, total=False):
     """The arrays of a batch. A family reads its own side: encoders the source, decoders the target, others both.
 
-    Where the source is an image, `image` stands in the place of the source's arrays.
+    For an image, `image` replaces the source's arrays.
 
     Segment 0 is padding; texts that share a row have segments 1, 2, … on both sides.
     """

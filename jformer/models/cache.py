@@ -125,7 +125,7 @@ def advance(cache: Cache, valid: Bool[Array, "b t"], rule: Rule) -> tuple[NewTok
     history = cache["self"]["visible"] | is_own.any(axis=1)  # [b e]
 
     new_positions = positions.reshape(m, n, t)  # [b t] → [m n t]
-    new_positions = new_positions.swapaxes(1, 2)  # → [m t n], as entries lie
+    new_positions = new_positions.swapaxes(1, 2)  # → [m t n], the layout of entries
     new_positions = new_positions.reshape(m, -1)  # → [m t·n]
     entry_positions = lax.dynamic_update_slice_in_dim(entries["position"], new_positions, entries["used"], axis=1)
     row_positions = jnp.repeat(entry_positions, n, axis=0)  # [m e] → [b e]

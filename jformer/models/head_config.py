@@ -28,4 +28,4 @@ class HeadConfig:
             check_choice(f"model.head.{key}", getattr(self, key), choices)
         check_least("model.head", self, ("num_classes", "num_segments"), 0)
         if family not in ("encoder", "vit") and self != HeadConfig(bias=self.bias):
-            raise UserError(f"model.head, but for its bias, is read by encoder and vit, not by family={family!r}")
+            raise UserError(f"model.head, except its bias, is read by encoder and vit, not by family={family!r}")

@@ -1,1 +1,1 @@
-"""Devices, where arrays lie on them, and the processes that share them."""
+"""Devices, how arrays are placed on them, and the processes that share them."""

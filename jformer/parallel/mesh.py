@@ -35,7 +35,7 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[
 
 
 def _arranged(devices: Sequence[jax.Device], sizes: tuple[int, ...], whole: bool) -> np.ndarray:
-    """Return the devices as a grid; `whole`: they are all that there are."""
+    """Return the devices as a grid; `whole`: they are all devices of the run."""
     slices = Counter(slices_of(devices))
     if whole and len(slices) > 1 and len({*slices.values()}) == 1:
         outer, left = [], len(slices)
@@ -70,7 +70,7 @@ def _slice_attribute(device: jax.Device) -> str:
 
 
 def axes_between_slices(mesh: Mesh) -> tuple[str, ...]:
-    """Return the axes along which devices lie in different slices: their collectives cross the slower network."""
+    """Return the axes along which devices are in different slices: their collectives cross the slower network."""
     slices = np.reshape(slices_of(mesh.devices.flat), mesh.devices.shape)
     return tuple(name for axis, name in enumerate(mesh.axis_names) if np.diff(slices, axis=axis).any())
 

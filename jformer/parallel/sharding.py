@@ -24,7 +24,7 @@ EVERY_ROW = PartitionSpec((DATA, FSDP))
 
 # A regular expression over a parameter's path → the mesh axes that its last axes are split over; the axis of layers, in
 # front of them, is never split. The first row that matches counts; what none matches is small, as norms and recurrent
-# models are, or a user's own, and lies whole on every device. A kernel [inputs outputs] is split over `tensor` as
+# models are, or a user's own, and is whole on every device. A kernel [inputs outputs] is split over `tensor` as
 # matmul.py multiplies by it, so that a block needs one sum over devices for attention and one for the feed-forward
 # (Shoeybi et al. 2019, section 3): q, k, v and up by their outputs, o and down by their inputs.
 PARAMETER_AXES: tuple[tuple[str, tuple[str, ...]], ...] = (

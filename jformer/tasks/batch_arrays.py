@@ -71,7 +71,7 @@ def make_batch(source: Ids | None = None, target: Ids | None = None, bos: int = 
 
 
 def source_is_prefix(model: ModelConfig, answer: str) -> bool:
-    """Return whether the source stands before the target, in the target's arrays: a decoder answers it with a text."""
+    """Return whether the source precedes the target in the target's arrays: a decoder that answers with a text."""
     return model.family == "decoder" and answer == "text"
 
 

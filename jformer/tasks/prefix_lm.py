@@ -1,4 +1,4 @@
-"""Prefix language modelling: a decoder reads a source text, which all positions see, and goes on with the target."""
+"""Prefix language modelling: a decoder reads a source text, which all positions see, and continues with the target."""
 
 from collections.abc import Sequence
 

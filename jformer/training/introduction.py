@@ -55,7 +55,7 @@ def kernel_line(model: ModelConfig, target: Target, shapes: Sequence[Shape], pre
         model: of the run.
         target: what its programs are compiled for.
         shapes: of batches, short to long.
-        prefix: whether the source stands before the target, in the same row.
+        prefix: whether the source precedes the target in the same row.
 
     Raises:
         UserError: it is not the kernel of model.execution.attention_kernel.

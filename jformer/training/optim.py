@@ -22,7 +22,7 @@ Count = int | Array  # of the updates applied so far
 Schedule = Callable[[Count], Scalar]
 """Updates applied so far → learning rate of the next one."""
 
-# Of Adam's peak times sqrt(d_model). The recipes in configs/ lie below (Multi30k's is 0.057, that of 2017 is 0.016); a
+# Of Adam's peak times sqrt(d_model). The recipes in configs/ are below (Multi30k's is 0.057, that of 2017 is 0.016); a
 # run at 0.1 ended in a model that gives the same word as every output.
 USUAL_PEAK = 0.06
 

@@ -46,7 +46,7 @@ def _parsed(line: bytes, where: str, kind: str) -> dict[str, Any]:
 
 
 def _fits(key: str, value: object) -> bool:
-    """Return whether a field of a row may have this value: `split` is a word, null stands for not finite."""
+    """Return whether a field of a row may have this value: `split` is a word, null means not finite."""
     if key == "split":
         return isinstance(value, str)
     return (type(value) is int and 0 <= value < 2**63) if key == "step" else is_figure(value)

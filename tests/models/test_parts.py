@@ -226,9 +226,9 @@ REFUSALS = [
     ({"family": "decoder", "num_decoder_layers": 6}, "model.num_decoder_layers=6 is read by family='encdec' only"),
     (
         {"family": "decoder", "head": HeadConfig(pooler=True)},
-        "model.head, but for its bias, is read by .* not by family='decoder'",
+        "model.head, except its bias, is read by .* not by family='decoder'",
     ),
-    ({"head": HeadConfig(num_segments=2)}, "model.head, but for its bias, is read by .* not by family='encdec'"),
+    ({"head": HeadConfig(num_segments=2)}, "model.head, except its bias, is read by .* not by family='encdec'"),
     (
         {"family": "encoder", "head": HeadConfig(pooling="max")},
         "model.head.pooling='max'; choose one of: first, last, final, mean, none",

@@ -218,7 +218,7 @@ def test_sentences_that_share_a_row_lose_what_they_lose_apart():
             r"model\.head\.crf=True needs task='tag', not 'classify'",
         ),
         ({"task": "mlm", "data.source": "text"}, r"model\.head\.crf=True needs task='tag', not 'mlm'"),
-        ({"task": "lm", "model.family": "decoder"}, r"model\.head, but for its bias, is read by encoder and vit"),
+        ({"task": "lm", "model.family": "decoder"}, r"model\.head, except its bias, is read by encoder and vit"),
     ],
 )
 def test_what_a_chain_is_not_for_is_refused_in_one_line(options, words):

@@ -17,7 +17,7 @@ class Pair(NamedTuple):
 
     Plain text is a target without a source. A label is the target of its text, or of an image, given by its place. Two
     texts that share a label are joined by a TAB, and so are a question and its context; the target of these is the
-    answer, possibly empty, which stands in the context from character `start` on.
+    answer, possibly empty, found in the context from character `start` on.
     """
 
     source: str

@@ -22,7 +22,7 @@ from jformer.errors import UserError
 from jformer.integrity import parse_object
 from jformer.plugins import is_own
 
-BEFORE = ("a", "x", "0", "(", "的")  # what a phrase may stand behind, in a word and out of one
+BEFORE = ("a", "x", "0", "(", "的")  # what a phrase may follow, within a word and outside
 
 __all__ = [
     "BOS",

@@ -34,7 +34,7 @@ def split(text: str) -> list[str]:
 def join(tokens: Iterable[str]) -> str:
     """Join words into a sentence.
 
-    One space stands between two tokens, except: none before a clitic, closing punctuation, closing brackets or %; none
+    One space separates two tokens, except: none before a clitic, closing punctuation, closing brackets or %; none
     after opening brackets, „ ‚ « $ £ # ¿ ¡; none around a slash; none between a closing quote and a hyphenated word.
     Straight quotes open and close by turns; “ and ‘ close a German quotation where one is open, and open otherwise.
 

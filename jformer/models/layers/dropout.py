@@ -1,4 +1,4 @@
-"""Dropout whose mask does not depend on the devices: a counter hash of what an element is, not of where it lies.
+"""Dropout whose mask does not depend on the devices: a counter hash of an element's identity, not of its place.
 
 Axes: b rows, a axes within a row, f features.
 """

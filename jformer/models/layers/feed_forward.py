@@ -57,7 +57,7 @@ class FeedForward(nn.Module):
         return Dense(size, kernel_init(c, role, self.layers, self.beta), c.bias, bias_init(c, role), split)
 
     def __call__(self, x: Float[Array, "b t d"], dropout_key: DropoutKey | None = None) -> Float[Array, "b t d"]:
-        """Map every position by itself."""
+        """Map each position independently."""
         c = self.config
         nonlinearity = activation_of(c)
         y = nonlinearity(self.gate(x)) * self.up(x) if c.activation in GATES else nonlinearity(self.up(x))

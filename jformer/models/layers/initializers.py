@@ -70,7 +70,7 @@ def table_init(config: ModelConfig, role: str) -> Init:
 
 
 def bias_init(config: ModelConfig, role: str) -> nn.initializers.Initializer:
-    """Return how a bias is drawn: zeros, but for the feed-forward of ViT."""
+    """Return how a bias is drawn: zeros, except in the feed-forward of ViT."""
     tiny = config.init == "vit" and role in ("up", "down")
     return nn.initializers.normal(1e-6) if tiny else nn.initializers.zeros_init()
 

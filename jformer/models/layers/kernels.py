@@ -114,7 +114,7 @@ def calls_of(config: ModelConfig, source: int, target: int, prefix: bool = False
     Args:
         config: of a Transformer.
         source, target: positions of a row on either side; of images their pixels, which do not matter.
-        prefix: whether the source stands before the target, in the same row.
+        prefix: whether the source precedes the target in the same row.
     """
     positions = config.num_patches + (config.family == "vit" and config.head.pooling == "first")
     source = positions if config.reads_images else source

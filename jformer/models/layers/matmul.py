@@ -51,7 +51,7 @@ def gradient_by_hand(
 
 
 def _gathered(w: Array, split: str | None) -> Array:
-    """Return a kernel that every device holds whole, but for its part along `tensor`."""
+    """Return a kernel gathered whole on every device, except along `tensor`."""
     return constrain_sharding(w, *(axis if axis == TENSOR else None for axis in kernel_axes(split)))
 
 

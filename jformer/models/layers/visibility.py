@@ -18,7 +18,7 @@ from jformer.models.model_config import ModelConfig
 
 
 class TokenPlaces(NamedTuple):
-    """Where each token of a row stands."""
+    """The place of each token of a row."""
 
     segments: Int[Array, "b t"]  # its text: 1, 2, … for texts that share a row; 0 is padding, which no query sees
     positions: Int[Array, "#b t"]  # its order within its text

@@ -60,7 +60,7 @@ def refuse_apart(runs: Sequence[ScoredRun], allowed: Sequence[str]) -> list[str]
     refused = [f"{kind} ({text})" for kind, text in apart if kind not in allowed]
     if refused:
         kinds = ",".join(dict.fromkeys([*allowed, *(kind for kind, _ in apart)]))
-        raise UserError(f"these runs differ in {'; '.join(refused)}: --despite={kinds} compares them all the same")
+        raise UserError(f"these runs differ in {'; '.join(refused)}: --despite={kinds} compares them anyway")
     return [f"compared despite another {kind}: {text}" for kind, text in apart]
 
 

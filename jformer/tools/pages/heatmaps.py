@@ -50,7 +50,7 @@ def draw(attended: Attended, form: str) -> bytes:
 
 
 def order(attention: AttentionWeights) -> int:
-    """Return where a part stands in SHOWN_FIRST."""
+    """Return a part's place in SHOWN_FIRST."""
     return SHOWN_FIRST.index(attention.part)
 
 

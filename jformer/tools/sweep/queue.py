@@ -59,7 +59,7 @@ class TrialQueue:
         self._heard: dict[int, tuple[object, float]] = {}  # row → its last beat, and when we first saw that
 
     def trials(self) -> list[Trial]:
-        """Return all trials as they stand: planned ones in their order, those of a search in that of their rows."""
+        """Return all trials as they are now: planned ones in their order, those of a search in that of their rows."""
         found = {name: _as_trial(rows) for name, rows in self._rows().items()}
         planned = [found.pop(trial.name, trial) for trial in self._planned]
         return planned if self.experiment.search is None else [*found.values()]

@@ -1,6 +1,6 @@
 """The report of a sweep: tables with intervals and tests, failures, cost, conclusions; as text, CSV, plots and a page.
 
-Reads trials as they stand, also while workers run, and changes none of them.
+Reads the current state of trials, also while workers run, and changes none of them.
 """
 
 import csv

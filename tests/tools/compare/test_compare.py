@@ -116,7 +116,7 @@ def test_what_makes_figures_incomparable_is_refused_unless_it_is_named(told, nam
     code, text, error = told("post", name)
     assert (code, text, error.count("\n")) == (2, "", 1)
     assert re.search(what, error)
-    assert f"--despite={kind} compares them all the same" in error
+    assert f"--despite={kind} compares them anyway" in error
     code, text, _ = told("post", name, options=[f"--despite={kind}"])
     assert code == 0
     assert f"compared despite another {kind}: {name} against post: " in text
