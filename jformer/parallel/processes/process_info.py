@@ -52,7 +52,7 @@ def detect() -> ProcessInfo:
         missing = next(name for name, value in zip(VARIABLES, values, strict=True) if not value)
         raise UserError(f"{missing} is not set, but another of {', '.join(VARIABLES)} is: set all of them")
     # JAX does not report what it found, and we need process 0's address before JAX connects to it: so this is the one
-    # use of this private module.
+    # use of this private module. What reports it in public, or --coordinator alone, will replace it.
     from jax._src.clusters import ClusterEnv
 
     try:

@@ -224,6 +224,8 @@ class Service:
 def _connect(own: ProcessInfo) -> Any:
     """Start JAX's service in process 0 and return the client of this process; raise AbsentError if that fails."""
     import jax
+
+    # The client has no public name; one of `jax.distributed` will replace this. test_parts.py holds what we call of it.
     from jax._src.distributed import global_state
 
     jax.config.update("jax_enable_preemption_service", False)  # it would take over SIGTERM
