@@ -63,6 +63,9 @@ ON_ACCELERATORS = (  # what depends on how a device computes: numerics, decoding
     *("training/test_state.py", "checkpoints/test_checkpoint.py", "inference/test_verify.py"),
     *("inference/test_generation.py", "inference/test_streaming.py"),
 )
+ANY_STACK = (  # what no version of Python or of a library changes: documents, pages, shell scripts, who imports whom
+    *("launch", "test_documents.py", "test_layering.py", "test_site.py", "tools/compare", "tools/pages"),
+)
 MAPS = Path("/proc/self/maps")
 TINY = {
     "vocab_size": 50,
@@ -90,6 +93,12 @@ def pytest_report_header():
     return f"JFORMER_TEST_PLATFORM={PLATFORM}: products of float32 at the highest precision" if PLATFORM else None
 
 
+@functools.cache
+def lies_in(path, places):
+    """Return whether a file of tests is one of some files, or lies in one of some folders."""
+    return not {Path(__file__).parent / place for place in places}.isdisjoint({path, *path.parents})
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Leave out the slow tests of other shares, which another run takes, and on accelerators what is not about them.
@@ -101,12 +110,19 @@ def pytest_collection_modifyitems(config, items):
     """
     items.sort(key=lambda item: item.path.stem not in LONGEST)
     share, shares = map(int, config.getoption("--slow-share").split("/"))
-    others = [item for item in items if "slow" in item.keywords and zlib.crc32(item.nodeid.encode()) % shares != share]
+    others = {item for item in items if "slow" in item.keywords and zlib.crc32(item.nodeid.encode()) % shares != share}
     if PLATFORM:
-        there = {Path(__file__).parent / name for name in ON_ACCELERATORS}
-        others += [item for item in items if not there & {item.path, *item.path.parents}]
-    config.hook.pytest_deselected(items=others)
+        others |= {item for item in items if not lies_in(item.path, ON_ACCELERATORS)}
+    for item in items:
+        if lies_in(item.path, ANY_STACK):
+            item.add_marker("any_stack")
+    config.hook.pytest_deselected(items=[*others])
     items[:] = [item for item in items if item not in others]
+
+
+def pytest_collection_finish():
+    """Spare what was imported and collected, none of which is garbage, from every later search for some."""
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from experiments.checks.accelerator_rows import TESTS
-from tests.conftest import LONGEST, ON_ACCELERATORS
+from tests.conftest import ANY_STACK, LONGEST, ON_ACCELERATORS
 from tests.slow import slow_but
 
 
@@ -13,9 +13,9 @@ def test_the_longest_files_are_there():
     assert {path.stem for path in Path(__file__).parent.rglob("test_*.py")} >= set(LONGEST)
 
 
-def test_what_accelerators_run_is_there():
+def test_what_accelerators_or_one_stack_alone_runs_is_there():
     tests = Path(__file__).parent
-    assert all((tests / name).exists() for name in (*ON_ACCELERATORS, *TESTS))
+    assert all((tests / name).exists() for name in (*ON_ACCELERATORS, *TESTS, *ANY_STACK))
     assert all({name, name.partition("/")[0]} & {*ON_ACCELERATORS} for name in TESTS)
 
 

@@ -18,8 +18,6 @@ from experiments.checks.house import (
 )
 
 ROOT = Path(__file__).parents[1]
-MODULES = trees(ROOT)  # module → its syntax tree
-ARROWS = arrows_between_modules(ROOT)
 
 NEVER = {  # room → packages
     "models": {"optax", "orbax", "ml_collections", "absl", "sentencepiece"},
@@ -68,12 +66,17 @@ def packages(tree, nested=True):
 
 
 def test_every_room_is_on_the_map():
-    assert set(drawn()) == {room_of(module) for module in MODULES}
+    assert set(drawn()) == {room_of(module) for module in trees(ROOT)}
 
 
 def test_a_room_imports_what_the_map_says_and_nothing_else():
     for room, (_, allowed) in drawn().items():
-        targets = {target for module in MODULES if room_of(module) == room for target in ARROWS[module]}
+        targets = {
+            target
+            for module in trees(ROOT)
+            if room_of(module) == room
+            for target in arrows_between_modules(ROOT)[module]
+        }
         found = {target if target in allowed else room_of(target) for target in targets} - {room, "errors"}
         assert found == allowed, room
 
@@ -86,18 +89,18 @@ def test_arrows_point_down():
 
 
 def test_the_core_imports_no_tools():
-    for module, targets in ARROWS.items():
+    for module, targets in arrows_between_modules(ROOT).items():
         if not module.startswith("tools") and module not in COMMANDS:
             assert not [target for target in targets if target.startswith("tools")], module
 
 
 def test_no_modules_import_each_other_in_a_circle():
     # A table of parts names the parts, and a part may use what stands beside the table.
-    assert not in_circles(ARROWS)
+    assert not in_circles(arrows_between_modules(ROOT))
 
 
 def test_a_room_keeps_to_its_libraries():
-    for module, tree in MODULES.items():
+    for module, tree in trees(ROOT).items():
         used = packages(tree)
         assert not used & NEVER.get(room_of(module), set()), module
         for package, rooms in BELOW_THE_DOOR.items():
@@ -105,43 +108,43 @@ def test_a_room_keeps_to_its_libraries():
 
 
 def test_nothing_heavy_is_imported_at_the_top():
-    for module, tree in MODULES.items():
+    for module, tree in trees(ROOT).items():
         at_the_top = {"tensorflow_datasets"} if module == "data.sources.tfds" else set()
         assert packages(tree, nested=False) & HEAVY <= at_the_top, module
         assert packages(tree) & HEAVY <= WANTED.get(module, set()), module
 
 
 def test_collectives_by_hand_stand_in_parallel_only():
-    for module, tree in MODULES.items():
+    for module, tree in trees(ROOT).items():
         used = {getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(tree)} & COLLECTIVES
         used |= {imported.rpartition(".")[2] for imported in imports(tree)} & COLLECTIVES
         assert not used or room_of(module) == "parallel", module
 
 
 def test_annotations_are_checked_as_written():
-    assert not [module for module, tree in MODULES.items() if "__future__.annotations" in set(imports(tree))]
+    assert not [module for module, tree in trees(ROOT).items() if "__future__.annotations" in set(imports(tree))]
 
 
 def test_there_is_no_room_for_the_homeless():
-    assert not {part for module in MODULES for part in module.split(".")} & {
+    assert not {part for module in trees(ROOT) for part in module.split(".")} & {
         "util", "utils", "helpers", "common", "misc",
     }  # fmt: skip
 
 
 def test_nobody_imports_the_door_or_the_trainer_and_nothing_imports_configs():
-    for module, tree in MODULES.items():
-        assert "main" not in ARROWS[module], module
-        assert "trainer" not in ARROWS[module] or module in ("main", ""), module
+    for module, tree in trees(ROOT).items():
+        assert "main" not in arrows_between_modules(ROOT)[module], module
+        assert "trainer" not in arrows_between_modules(ROOT)[module] or module in ("main", ""), module
         assert not packages(tree) & {"configs", "experiments", "tests"}, module
 
 
 def test_config_files_import_options_only():
     for path in (ROOT / "configs").glob("*.py"):
-        assert {room_of(target) for target in ours(ast.parse(path.read_text()), MODULES)} <= {"config"}, path.name
+        assert {room_of(target) for target in ours(ast.parse(path.read_text()), trees(ROOT))} <= {"config"}, path.name
 
 
 def test_rooms_without_jax_import_none():
-    names = [f"jformer.{module}" for module in MODULES if room_of(module) in WITHOUT_JAX]
+    names = [f"jformer.{module}" for module in trees(ROOT) if room_of(module) in WITHOUT_JAX]
     assert {room_of(name.removeprefix("jformer.")) for name in names} == set(WITHOUT_JAX)
     code = f"import sys; import {', '.join(names)}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
@@ -151,7 +154,7 @@ def test_rooms_without_jax_import_none():
 
 def public_functions():
     """Yield the functions that other files may call, at the top of a file or methods: (its name, its definition)."""
-    for module, tree in MODULES.items():
+    for module, tree in trees(ROOT).items():
         for place in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]:
             for node in place.body:
                 hidden = isinstance(place, ast.ClassDef) and place.name.startswith("_")
@@ -187,7 +190,7 @@ def records():
     """Return the records of more than four fields: (module, class)."""
     return {
         (module, node.name)
-        for module, tree in MODULES.items()
+        for module, tree in trees(ROOT).items()
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef) and sum(isinstance(each, ast.AnnAssign) for each in node.body) > 4
         if re.search("NamedTuple|dataclass", " ".join(map(ast.unparse, [*node.bases, *node.decorator_list])))
@@ -217,7 +220,7 @@ def unnamed(module, tree, wide):
 def test_values_of_a_wide_record_have_names_where_it_is_made():
     wide = records()
     assert ("tools.hf.families", "HfFamily") in wide
-    assert not [place for module, tree in MODULES.items() for place in unnamed(module, tree, wide)]
+    assert not [place for module, tree in trees(ROOT).items() for place in unnamed(module, tree, wide)]
     tree = ast.parse(
         "from jformer.tools.forecast.topology import Chip\nChip(1, 2, 3, 4)\nChip(*a)\nChip(1, *a)\nChip(1, hbm=2)"
     )

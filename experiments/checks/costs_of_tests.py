@@ -112,8 +112,10 @@ def table(before: Mapping[str, Any], after: Mapping[str, Any], only: Mapping[str
     """Yield the rows of the table, the most expensive files first and all others summed."""
     yield "| file | tests | programs | CPU seconds | later | lines that it alone reaches |\n|---|---|---|---|---|---|"
     files = sorted(before, key=lambda file: -before[file][0])
-    shown, others = files[:ROWS], files[ROWS:]
-    for name, part in [*((file, [file]) for file in shown), (f"{len(others)} others", others), ("all", files)]:
+    parts = {**{file: [file] for file in files[:ROWS]}, "the others": files[ROWS:], "all": files}
+    for name, part in parts.items():
+        if not part:
+            continue
         seconds, tests, programs = (sum(column) for column in zip(*(before[file] for file in part), strict=True))
         later = f"{sum(after.get(file, before[file])[0] for file in part):.1f}" if after else ""
         alone = str(sum(only.get(file, 0) for file in part)) if only else ""

@@ -106,6 +106,7 @@ def ours(tree: ast.AST, modules: Mapping[str, ast.Module]) -> set[str]:
     return {name if name in modules else name.rpartition(".")[0] for name in inner}
 
 
+@functools.cache
 def arrows_between_modules(root: Path) -> dict[str, set[str]]:
     """Return module → the modules it imports."""
     modules = trees(root)

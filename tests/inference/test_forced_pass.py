@@ -17,6 +17,7 @@ from jformer.tasks.task import make_loss
 from tests.conftest import make_batch, run
 from tests.inference import untrained
 from tests.inference.untrained import CHARS
+from tests.slow import slow_but
 
 LABELS = learn("label", ["good", "bad"], 99, "identity", False)
 FIELDS = {"num_layers": 2, "d_model": 16, "d_ff": 24, "num_heads": 2, "tied_output": False}
@@ -162,7 +163,7 @@ def test_masked_tokens_are_shown_with_what_the_run_takes_them_for():
     assert told == pytest.approx(loss_of(predictor, RESTORED), rel=1e-5)
 
 
-@pytest.mark.parametrize("noise", ["t5", "bart"])
+@pytest.mark.parametrize("noise", slow_but(["t5", "bart"], "t5"))
 def test_denoising_is_shown_from_the_noised_source_to_what_restores_it(noise):
     fields = FIELDS | {"vocab_size": CHARS.vocab_size + 200}
     predictor = predictor_of("denoise", data={"noise": noise}, **fields)

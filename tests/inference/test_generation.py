@@ -24,6 +24,7 @@ from jformer.parallel.backend import Target, compiling_for
 from jformer.parallel.mesh import make_mesh
 from tests.inference import untrained
 from tests.inference.untrained import CHARS
+from tests.slow import slow_but
 
 INPUTS, LENGTH, ROOM = 2, 5, 16
 
@@ -41,9 +42,9 @@ def flops_of_a_row(model, params, **options):
     return costs["flops"] / INPUTS / DecodeConfig(**options).hypotheses
 
 
-@pytest.mark.parametrize("fields", [{}, {"family": "decoder"}], ids=["encdec", "decoder"])
-def test_a_sample_costs_no_more_where_there_are_more_of_them(tiny, fields):
-    model, params = tiny(**fields)
+@pytest.mark.parametrize("family", slow_but(["encdec", "decoder"], "decoder"))
+def test_a_sample_costs_no_more_where_there_are_more_of_them(tiny, family):
+    model, params = tiny(family=family)
     few, many = (flops_of_a_row(model, params, search="sample", samples=samples) for samples in (4, 32))
     assert many <= few
 
@@ -143,7 +144,7 @@ def test_a_copy_is_made_once_and_anew_for_other_parameters(tiny):
     assert PreparedParams([model], None, rounded=True, enabled=False)([params])[0] is params
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(KINDS, "encdec", "encoder"))
 def test_answers_are_the_same(kind):
     task, fields = KINDS[kind]
     model = build_model(ModelConfig(vocab_size=CHARS.vocab_size, **fields))

@@ -26,6 +26,7 @@ from jformer.models.recurrent_config import RecurrentConfig
 from jformer.parallel.mesh import make_mesh
 from jformer.tasks.losses import span_log_probs
 from tests.inference import untrained
+from tests.slow import slow_but
 
 RNG = np.random.default_rng(0)
 BOTH = MAY_START | MAY_END
@@ -173,7 +174,8 @@ def test_the_tags_of_a_pass_are_the_likeliest_of_each_position():
     assert [word.probability for word in output.tags] == pytest.approx([0.9, 0.6])
 
 
-@pytest.mark.parametrize(("recurrent", "crf"), [(None, False), (LSTM, False), (None, True), (LSTM, True)])
+@pytest.mark.parametrize("crf", [False, True])
+@pytest.mark.parametrize("recurrent", slow_but([None, LSTM], None))
 def test_a_line_alone_gets_the_tags_it_gets_among_others(tagger, recurrent, crf):
     predictor = tagger(recurrent=recurrent, crf=crf)
     together = predictor.generate(LINES)
@@ -190,7 +192,7 @@ def test_a_line_alone_gets_the_tags_it_gets_among_others(tagger, recurrent, crf)
             assert output.log_prob == pytest.approx(np.log(chain).sum(), rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.parametrize("crf", [False, True])
+@pytest.mark.parametrize("crf", slow_but([False, True], True))
 def test_several_devices_give_the_tags_of_one(tagger, crf):
     lines = ["".join(word) for word in np.random.default_rng(0).choice(list("abcdefgh  "), (20, 9))]
     assert tagger(make_mesh(4), crf=crf).predict(lines) == tagger(make_mesh(1), crf=crf).predict(lines)

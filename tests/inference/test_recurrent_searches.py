@@ -57,6 +57,7 @@ def test_an_ensemble_is_the_mean_of_its_members(generate, workdirs):
             assert output.score == pytest.approx(found.log_prob, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_what_is_not_looked_at_costs(generate, workdirs):
     """Wu et al. 2016, equation 14, from the weights of the forced pass."""
     plain, covering = ({**zip_ids(generate(beam_size=4, n_best=4, coverage_penalty=x))} for x in (0.0, 0.4))

@@ -12,6 +12,7 @@ from jformer.inference.answers import Request
 from jformer.inference.streaming import Streamer, stable_text
 from tests.inference import untrained
 from tests.inference.untrained import MODEL, ROWS
+from tests.slow import slow_but
 
 REQUESTS = [
     Request("abc", line=0),
@@ -61,7 +62,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but(CASES, "beams", "samples", "in pieces"))
 def test_answers_are_those_of_the_whole_and_what_was_told_stays(predictor, name):
     model = predictor(**CASES[name])
     texts, outputs = told(started(model))

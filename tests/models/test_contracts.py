@@ -33,7 +33,7 @@ EXCEPTIONS = {  # (contract, family) → why it does not apply
 }
 
 
-QUICK = ("transformer_tiny", "t5_small", "rnnsearch_tiny", "image_source", "windowed")
+QUICK = ("transformer_tiny", "rnnsearch_tiny", "windowed")
 BESIDE_PRESETS = {  # architectures that no preset has → the preset they vary, and how
     "image_source": ("transformer_tiny", {"vision": VisionConfig(8, 4, 1, source=True)}),
     "windowed": ("gpt2", {"window": 3}),

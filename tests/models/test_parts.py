@@ -17,6 +17,7 @@ from jformer.models.model_config import CHOICES, RelativeConfig
 from jformer.models.vision_config import VisionConfig
 from tests.conftest import TINY, run
 from tests.models.reference import GATED, PLAIN, forward, random_params
+from tests.slow import slow_but
 
 OPTIONS = {
     "num_classes": (0, 3),
@@ -169,8 +170,8 @@ def test_model_equals_the_reference(index):
             np.testing.assert_allclose(found, expected, atol=3e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("window", [0, 1])
-@pytest.mark.parametrize("family", ["encdec", "decoder"])
+@pytest.mark.parametrize("window", slow_but([0, 1], 1))
+@pytest.mark.parametrize("family", slow_but(["encdec", "decoder"], "decoder"))
 def test_all_of_a_text_sees_its_prefix(family, window):
     """Two packed texts: of one, two tokens are given, of the other all but the last; fed to a cache, too.
 

@@ -141,7 +141,7 @@ def test_the_last_position_can_be_what_a_classifier_reads():
     assert np.abs(run(model, params, changed) - run(model, params, short)).max() > 1e-4
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("bidirectional", slow_but([False, True], True))
 def test_what_each_direction_ends_with_can_be_what_a_classifier_reads(bidirectional):
     """The states of the loop itself after the last token it reads, whatever padding and neighbours there are."""
     fields = {"family": "encoder", "num_layers": 1, "head": HeadConfig(num_classes=3, pooling="final")}

@@ -57,9 +57,9 @@ def lay_out(rows, length):
 def pairs_of(batch, words, scores=SCORES, table=TABLE):
     """Return the scores of each state after each other as a model gives them."""
     noise = np.random.default_rng(1).normal(0, 5, (*batch["weights"].shape, TAGS)).astype(np.float32)
-    logits = jnp.asarray(noise)
-    for number, (row, first) in words.items():
-        logits = logits.at[row, first].set(scores[number, : len(first)])
+    places = [(row, at, number, i) for number, (row, first) in words.items() for i, at in enumerate(first)]
+    rows, at, numbers, i = np.array(places).T
+    logits = jnp.asarray(noise).at[rows, at].set(scores[numbers, i])
     return jnp.pad(logits, ((0, 0), (0, 0), (0, 1)))[:, :, None] + table
 
 
@@ -75,6 +75,13 @@ def written_out(number, scores, table):
     return paths, total
 
 
+@jax.jit
+def loss_of(pairs, batch):
+    """Return the sums of a chain whose scores these are, by one program."""
+    return chain_loss(pairs, lambda pairs: pairs, batch)
+
+
+tags_of = jax.jit(best_tags)
 LAYOUTS = {
     "apart": lay_out([(0,), (1,), (2,), (3,)], 10),
     "packed": lay_out([(0, 1), (3,), (2,)], 13),
@@ -85,8 +92,10 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_tags_and_their_probabilities_are_those_of_all_paths(layout):
     batch, words = LAYOUTS[layout]
+
     pairs = pairs_of(batch, words)
-    found, shares = best_tags(pairs, batch), pair_shares(pairs, allowed_states(batch, TAGS + 1)).sum(axis=2)
+    shares = jax.jit(lambda pairs, batch: pair_shares(pairs, allowed_states(batch, TAGS + 1)).sum(axis=2))(pairs, batch)
+    found, shares = jax.device_get((tags_of(pairs, batch), shares))
     log_probs = np.zeros(len(pairs))
     for number, (row, first) in words.items():
         paths, scores = written_out(number, SCORES.astype(np.float64), TABLE.astype(np.float64))
@@ -117,11 +126,11 @@ def test_loss_and_gradient_are_those_of_all_paths(layout):
         return total
 
     def chained(scores, table):
-        return chain_loss(pairs_of(batch, words, scores, table), lambda pairs: pairs, batch)["loss"].total
+        return loss_of(pairs_of(batch, words, scores, table), batch)["loss"].total
 
     arguments = jnp.asarray(SCORES), jnp.asarray(TABLE)
-    wanted, slopes = jax.value_and_grad(written, (0, 1))(*arguments)
-    loss, found = jax.value_and_grad(chained, (0, 1))(*arguments)
+    wanted, slopes = jax.jit(jax.value_and_grad(written, (0, 1)))(*arguments)
+    loss, found = jax.jit(jax.value_and_grad(chained, (0, 1)))(*arguments)
     assert float(loss) == pytest.approx(float(wanted), rel=1e-5)
     assert abs(found[1]).max() > 0.1
     for ours, theirs in zip(found, slopes, strict=True):
@@ -132,7 +141,9 @@ def test_the_partition_of_one_sentence_is_that_of_all_paths():
     batch, words = lay_out([(3,)], 8)
     pairs = pairs_of(batch, words)
     _, scores = written_out(3, SCORES.astype(np.float64), TABLE.astype(np.float64))
-    (found,) = log_partition(pairs, allowed_states(batch, TAGS + 1)) - TABLE[TAGS, TAGS]  # outside, and outside still
+    (found,) = (
+        jax.jit(log_partition)(pairs, allowed_states(batch, TAGS + 1)) - TABLE[TAGS, TAGS]
+    )  # outside, and outside still
     assert float(found) == pytest.approx(np.log(np.exp(scores).sum()), rel=1e-6)
 
 
@@ -143,7 +154,7 @@ def test_padding_changes_no_bit():
         pairs = jnp.where(
             batch["weights"][..., None, None] > 0, pairs_of(batch, words), TABLE
         )  # no noise, which differs
-        made.append((chain_loss(pairs, lambda x: x, batch), best_tags(pairs, batch)))
+        made.append((loss_of(pairs, batch), tags_of(pairs, batch)))
     (loss, tags), (same, longer) = made
     assert loss == same
     for one, other in zip(tags, longer, strict=True):
@@ -154,17 +165,17 @@ def test_a_row_of_padding_counts_nothing():
     batch, words = lay_out([(0,), ()], 8)
     alone, same = lay_out([(0,)], 8)
     pairs, found = pairs_of(batch, words), pairs_of(alone, same)
-    sums, wanted = (chain_loss(each, lambda x: x, rows) for each, rows in ((pairs, batch), (found, alone)))
+    sums, wanted = (loss_of(each, rows) for each, rows in ((pairs, batch), (found, alone)))
     for name, (total, count) in wanted.items():
         np.testing.assert_allclose(sums[name], (total, count), rtol=1e-6)
-    assert best_tags(pairs, batch).log_probs[1] == 0
+    assert tags_of(pairs, batch).log_probs[1] == 0
 
 
 def test_without_transitions_a_chain_is_tags_one_by_one():
     batch, words = LAYOUTS["packed"]
     pairs = pairs_of(batch, words, table=np.zeros_like(TABLE))
     logits = pairs[:, :, 0, :TAGS]
-    alone, chain = cross_entropy(logits, batch["target_out"], batch["weights"]), chain_loss(pairs, lambda x: x, batch)
+    alone, chain = cross_entropy(logits, batch["target_out"], batch["weights"]), loss_of(pairs, batch)
     for name, (total, count) in alone.items():
         np.testing.assert_allclose(chain[name], (total, count), rtol=1e-5)
 
@@ -202,7 +213,7 @@ def test_devices_share_the_rows_of_chains(kind):
 
 def test_sentences_that_share_a_row_lose_what_they_lose_apart():
     model, params = untrained("transformer")
-    loss = make_loss(model, make_task("tag", crf=True)[0].loss)
+    loss = jax.jit(make_loss(model, make_task("tag", crf=True)[0].loss))
     apart, packed = (loss(params, LAYOUTS[name][0], None) for name in ("apart", "packed"))
     for name, (total, count) in apart.items():
         np.testing.assert_allclose(packed[name], (total, count), rtol=1e-5)

@@ -50,7 +50,7 @@ def measured(name):
     return {stack: params[stack]["block"] for stack in STACKS[name]}, probe(params, batch)
 
 
-@pytest.mark.parametrize("name", slow_but(FAMILIES, "encdec", "vit"))
+@pytest.mark.parametrize("name", slow_but(FAMILIES, "encdec"))
 def test_every_layer_of_every_family_has_its_norms(name):
     blocks, norms = measured(name)
     assert set(norms.gradients) == {f"{stack}/{sublayer}" for stack, block in blocks.items() for sublayer in block}
@@ -62,7 +62,7 @@ def test_every_layer_of_every_family_has_its_norms(name):
     assert min(map(np.min, norms.gradients.values())) > 0
 
 
-@pytest.mark.parametrize("name", ["encdec", "vit"])
+@pytest.mark.parametrize("name", slow_but(["encdec", "vit"], "encdec"))
 def test_gradients_are_those_of_the_mean_loss_layer_by_layer(name):
     model, params, batch, _ = prepare(name)
 

@@ -82,6 +82,7 @@ def test_the_first_module_that_is_not_finite_is_named(examined, change, said):
     assert examined(change) == f"the first that is not finite is {said}"
 
 
+@pytest.mark.slow
 def test_a_parameter_of_all_layers_is_in_none_and_an_output_is_in_its_layer(tiny):
     shared = examination(tiny, shared_layers=True)
     said = "the first that is not finite is the parameter decoder/block/feed_forward/up/kernel"

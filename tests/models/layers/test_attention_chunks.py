@@ -13,6 +13,7 @@ from jformer.models.layers.dot_product import attend, attend_in_chunks
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.visibility import Rule, TokenPlaces, Visibility
 from tests.conftest import make_batch, run
+from tests.slow import slow_but
 
 B, T, S, H, G, K = 2, 7, 9, 4, 2, 8
 DROPPED = DropoutKey(jnp.uint32(7), jnp.arange(B))
@@ -52,7 +53,7 @@ def values_and_gradients(parts, chunk=None):
     return jax.device_get(jax.jit(both)(q, kv))
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 6])
+@pytest.mark.parametrize("chunk", slow_but([1, 3, 6], 3))
 @pytest.mark.parametrize("parts", ["all", "no bias", "not causal", "window"])
 def test_values_and_gradients_are_those_of_all_queries_at_once(chunk, parts):
     (found, gradients), (expected, theirs) = values_and_gradients(parts, chunk), values_and_gradients(parts)

@@ -12,6 +12,7 @@ from jformer.data.vocabularies import load_tokenizers
 from jformer.inference.predict import load
 from jformer.inference.restore import saved_config
 from jformer.tools.export.folder import export
+from tests.slow import slow_but
 from tests.tools.hf import small_runs
 from tests.tools.hf.small_runs import LINES
 
@@ -23,7 +24,7 @@ RUNS = {"marian": small_runs.marian, "nllb": small_runs.nllb, "bart": small_runs
 LONGEST = 8  # tokens of an answer
 
 
-@pytest.fixture(scope="module", params=RUNS)
+@pytest.fixture(scope="module", params=slow_but(RUNS, "marian"))
 def run(request, tmp_path_factory):
     return RUNS[request.param](tmp_path_factory.mktemp(request.param) / "run")
 
@@ -84,7 +85,7 @@ def test_the_program_writes_what_the_run_writes(run, tmp_path):
     assert their_texts == our_texts
 
 
-@pytest.mark.parametrize("run", ["nllb", "bart"], indirect=True)
+@pytest.mark.parametrize("run", slow_but(["nllb", "bart"], "nllb"), indirect=True)
 def test_the_program_has_no_more_positions_than_the_run(run, tmp_path):
     """A language or `<s>` before an answer takes one of the 32."""
     decode = {"max_length": 0, "max_extra_length": 40, "min_length": 30}

@@ -19,6 +19,7 @@ from jformer.tools.hf.embedding_rows import TABLES
 from jformer.tools.hf.extend import extend
 from jformer.tools.hf.prune import prune
 from jformer.tools.hf.write_model import export_model
+from tests.slow import slow_but
 from tests.tools.hf import small_runs
 from tests.tools.hf.small_runs import LINES
 from tests.tools.hf.test_prune import predictor, write_lines
@@ -29,7 +30,7 @@ TOKENS = ["<name>", "catfish", "☃", "的", "hat rack"]
 SPARE = {"marian": 3, "nllb": 1, "t5": 2, "bert": 0}  # rows past the vocabulary
 
 
-@pytest.fixture(scope="module", params=RUNS)
+@pytest.fixture(scope="module", params=slow_but(RUNS, "marian", "bert"))
 def runs(request, tmp_path_factory):
     """Return the name of a kind of run, a run, the same one extended by TOKENS, and what was said of it."""
     directory = tmp_path_factory.mktemp(request.param)

@@ -47,6 +47,7 @@ def together(tmp_path):
     return start
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_run_that_one_makes(tmp_path, together):
     export_model(str(small_runs.bart(tmp_path / "bart")), tmp_path / "model")
     import_model(tmp_path / "model", str(tmp_path / "one"), Texts())

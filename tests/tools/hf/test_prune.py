@@ -24,6 +24,7 @@ from jformer.tools.hf.__main__ import main
 from jformer.tools.hf.convert import Texts, import_model
 from jformer.tools.hf.prune import prune
 from jformer.tools.hf.write_model import export_model
+from tests.slow import slow_but
 from tests.tools.hf import small_runs
 from tests.tools.hf.small_runs import FURTHER, LINES
 
@@ -42,7 +43,7 @@ def targets_of(run, directory):
     return [write_lines(directory / "targets", LINES)] if translates else []
 
 
-@pytest.fixture(scope="module", params=RUNS)
+@pytest.fixture(scope="module", params=slow_but(RUNS, "nllb"))
 def runs(request, tmp_path_factory):
     """Return a run, the same one pruned to LINES, and what was said of it."""
     directory = tmp_path_factory.mktemp(request.param)

@@ -98,6 +98,7 @@ def test_an_answer_is_looked_into(port):
     assert None in content["prefixes"][3]  # the end begins nothing
 
 
+@pytest.mark.slow
 def test_warming_up_tells_nothing_of_how_long_outputs_are(predictor):
     predictor._search._learn(short=True, tried=100, unfinished=100)
     assert not predictor._search.outputs_are_short
