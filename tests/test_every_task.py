@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 
+from jformer.checkpoints.checkpoint import Checkpoints
 from jformer.checkpoints.weights import adopt
 from jformer.config import as_config_dict, default_config, load_config, resolve
 from jformer.config.options import MeshConfig, final_scores
@@ -34,6 +35,7 @@ from jformer.tools.server.limits import Limits
 from jformer.tools.server.schema import InputsBody
 from jformer.trainer import train
 from jformer.training.initial_state import table_of
+from tests.opening import opened
 from tests.slow import slow_but
 
 LINES = [
@@ -122,41 +124,66 @@ RUNS = {  # name → (preset, options of the data, whether it gives answers)
     "qa": ("bert_base", {"source": "squad", "doc_stride": 8}, True),
 }
 OF_IMAGES = ("vit", "caption")
+TRAINED = ("lm", "lm_lstm", "prefix_lm", "number")  # where what was learned matters, or training alone is tested
 NAMED = ("prefix_lm", "tag", "tag_chain", "caption", "qa")  # after their task
+
+
+def config_of(name, texts):
+    """Return the config of the run of a name."""
+    preset, data, _ = RUNS[name]
+    named = name.removesuffix("_chain") if name in NAMED else None
+    task = "classify" if data.get("source") == "labelled" else named
+    config = small(preset, texts, task, **data)
+    config.model.head.crf = name == "tag_chain"
+    config.model.num_layers = 1 + (name == "prefix_lm")  # what a target sees of one layer, no prefix changes
+    if name == "caption":
+        config.data.dir = str(texts / "captions")
+    if name in OF_IMAGES:
+        config.model.vision.update(image_size=4, patch_size=2, channels=1)
+    return resolve(config)
 
 
 @pytest.fixture(scope="module")
 def trained(texts, tmp_path_factory):
-    """Return a function: name of a run → (its directory, its results), trained once."""
-    done = {}
+    """Return a function: name of a run → its directory, trained once."""
 
+    @functools.cache
     def get(name):
-        if name not in done:
-            preset, data, _ = RUNS[name]
-            named = name.removesuffix("_chain") if name in NAMED else None
-            task = "classify" if data.get("source") == "labelled" else named
-            config = small(preset, texts, task, **data)
-            config.model.head.crf = name == "tag_chain"
-            config.model.num_layers = 1 + (name == "prefix_lm")  # what a target sees of one layer, no prefix changes
-            if name == "caption":
-                config.data.dir = str(texts / "captions")
-            if name in OF_IMAGES:
-                config.model.vision.update(image_size=4, patch_size=2, channels=1)
-            workdir = tmp_path_factory.mktemp(name)
-            assert train(resolve(config), workdir)
-            done[name] = workdir, evaluate(resolve(config), workdir)
-        return done[name]
+        workdir = tmp_path_factory.mktemp(name)
+        assert train(config_of(name, texts), workdir)
+        return workdir
 
     return get
 
 
 @pytest.fixture(scope="module")
-def loaded(trained):
+def begun(texts, trained, tmp_path_factory):
+    """Return a function: name of a run → its directory, of a run that ended before its first update if it can.
+
+    What a model has learned is nothing to most of what asks it, and compiling its update takes seconds.
+    """
+
+    @functools.cache
+    def get(name):
+        if name in TRAINED:
+            return trained(name)
+        workdir = tmp_path_factory.mktemp(name)
+        run = opened(config_of(name, texts), workdir)
+        checkpoints = Checkpoints(workdir / "checkpoints")
+        checkpoints.save(1, {"params": run.state.params}, dataclasses.asdict(run.progress) | {"step": 1}, None)
+        checkpoints.close()
+        return workdir
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def loaded(begun):
     """Return a function: name of a run → its Predictor on one device, loaded once, that has answered nothing yet."""
 
     @functools.cache
     def read(name):
-        workdir, _ = trained(name)
+        workdir = begun(name)
         return load(workdir, load_config(workdir / "config.json"))
 
     def get(name):
@@ -167,13 +194,15 @@ def loaded(trained):
 
 
 @pytest.mark.parametrize("name", slow_but(RUNS, "lm", "lm_lstm"))
-def test_a_task_trains_scores_and_answers(trained, loaded, texts, name):
-    workdir, results = trained(name)
+def test_a_task_trains_scores_and_answers(trained, texts, name):
+    workdir = trained(name)
+    config = load_config(workdir / "config.json")
+    results = evaluate(config, workdir)
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in rows if row["split"] == "train"]
     assert losses[-1] < losses[0]
     assert all(0 < row["padding_efficiency"] <= 1 for row in rows if row["split"] == "train")
-    predictor, inputs = loaded(name), inputs_of(name, texts)
+    predictor, inputs = load(workdir, config), inputs_of(name, texts)
     scores = {key for key, entry in results["test"].items() if isinstance(entry, dict) and "score" in entry}
     assert scores == set(final_scores(predictor.config))
     assert "Try next" in report_scores(results, predictor.config, workdir)
@@ -189,7 +218,7 @@ def test_a_task_trains_scores_and_answers(trained, loaded, texts, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in RUNS if name not in ("lm", "lm_lstm", "prefix_lm", "caption")])
 def test_a_run_that_searches_for_nothing_is_verified(trained, name, capsys):
-    workdir, _ = trained(name)
+    workdir = trained(name)
     assert verify(load_config(workdir / "config.json"), workdir)
     assert "16 inputs (of test set 'test')" in capsys.readouterr().out
 
@@ -199,10 +228,10 @@ def test_an_empty_line_among_paths_of_images_has_an_empty_answer(loaded, texts):
     assert [bool(answer) for answer in answers] == [True, False, True]
 
 
-def test_a_number_needs_no_list_of_all_numbers(trained, monkeypatch):
+def test_a_number_needs_no_list_of_all_numbers(begun, monkeypatch):
     """A list of what may be written would have 2^32 entries."""
     monkeypatch.setattr("jformer.inference.predict.writable", None)
-    assert load(trained("number")[0]).predict([LINES[0]])
+    assert load(begun("number")).predict([LINES[0]])
 
 
 def test_several_labels_are_those_more_probable_than_not_and_a_number_is_near(loaded):
@@ -271,9 +300,9 @@ def test_a_label_of_a_test_set_that_training_does_not_hold_is_named_before_the_f
     assert not (tmp_path / "config.json").exists()
 
 
-def test_a_run_of_another_task_is_no_member_before_the_first_update(trained, texts, tmp_path):
+def test_a_run_of_another_task_is_no_member_before_the_first_update(begun, texts, tmp_path):
     config = small("gpt2", texts, **PACKED)
-    config.decode.ensemble = (str(trained("classify")[0]),)
+    config.decode.ensemble = (str(begun("classify")),)
     with pytest.raises(UserError, match=r"decode\.ensemble: .* has task='classify', this run 'lm'; leave it out"):
         train(resolve(config), tmp_path)
 
@@ -289,10 +318,11 @@ def in_order(batches):
 @pytest.mark.parametrize(
     ("name", "route"),
     [
-        *(("lm", "continue"), ("classify", "label"), ("prefix_lm", "translate")),
+        *(("lm", "continue"), ("prefix_lm", "translate")),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
+                ("classify", "label"),
                 ("several", "label"),
                 ("number", "estimate"),
                 ("tag", "tag"),
@@ -342,14 +372,14 @@ def test_what_a_span_cannot_do_is_refused_in_one_line(loaded, use, line):
     assert "\n" not in str(error.value)
 
 
-def test_a_run_of_spans_is_not_exported(trained, loaded, tmp_path):
-    workdir, config = trained("qa")[0], loaded("qa").config
+def test_a_run_of_spans_is_not_exported(begun, loaded, tmp_path):
+    workdir, config = begun("qa"), loaded("qa").config
     with pytest.raises(UserError, match="task='qa' cannot be exported"):
         export(config, workdir, "stablehlo", tmp_path / "out")
 
 
-def test_an_answer_does_not_depend_on_the_batch_on_windows_or_on_devices(trained, loaded, texts):
-    workdir, predictor = trained("qa")[0], loaded("qa")
+def test_an_answer_does_not_depend_on_the_batch_on_windows_or_on_devices(begun, loaded, texts):
+    workdir, predictor = begun("qa"), loaded("qa")
     lines = [*inputs_of("qa", texts), f"who sat\t{' '.join(LINES)}", "", "who\t"]
     whole = predictor.generate(lines)
     alone = [predictor.generate([line])[0] for line in lines]
@@ -364,17 +394,18 @@ def test_an_answer_does_not_depend_on_the_batch_on_windows_or_on_devices(trained
     assert text == lines[2].split("\t")[1][slice(*span)]
 
 
-def test_scores_of_spans_do_not_depend_on_devices_or_microbatches(trained, tmp_path):
-    workdir, results = trained("qa")
+def test_scores_of_spans_do_not_depend_on_devices_or_microbatches(begun, tmp_path):
+    workdir = begun("qa")
     config = load_config(workdir / "config.json")
+    results = evaluate(config, workdir, tmp_path / "one")
     mesh, shared = MeshConfig(data=2, fsdp=2), dataclasses.replace(config.train, accumulation=2)
-    found = evaluate(dataclasses.replace(config, mesh=mesh, train=shared), workdir, tmp_path)["test"]
+    found = evaluate(dataclasses.replace(config, mesh=mesh, train=shared), workdir, tmp_path / "four")["test"]
     for name in final_scores(config):
         assert found[name]["score"] == pytest.approx(results["test"][name]["score"], rel=1e-4)
 
 
-def test_tags_are_written_as_conll_and_go_on_after_whole_sentences(trained, loaded, tmp_path):
-    workdir = trained("tag")[0]
+def test_tags_are_written_as_conll_and_go_on_after_whole_sentences(begun, loaded, tmp_path):
+    workdir = begun("tag")
     predictor, lines = loaded("tag"), [*LINES[:2], "", LINES[2]]
     options = dataclasses.replace(predictor.config.decode, outputs="conll")
     config, target = dataclasses.replace(predictor.config, decode=options), tmp_path / "tagged.conll"
@@ -391,8 +422,8 @@ def test_tags_are_written_as_conll_and_go_on_after_whole_sentences(trained, load
     assert target.read_text() == written
 
 
-def test_questions_are_answered_from_files(trained, loaded, texts, tmp_path):
-    workdir = trained("qa")[0]
+def test_questions_are_answered_from_files(begun, loaded, texts, tmp_path):
+    workdir = begun("qa")
     predictor, lines = loaded("qa"), inputs_of("qa", texts)
     options = dataclasses.replace(
         predictor.config.decode, outputs="jsonl", inputs="jsonl", scores=True, n_best=2, beam_size=2
@@ -426,7 +457,7 @@ def test_a_run_that_cannot_be_served_is_refused(loaded, name, line):
 
 
 def test_the_command_serves_until_a_signal_asks_to_stop(trained):
-    command = [sys.executable, "-m", "jformer.main", f"--workdir={trained('lm')[0]}", "--mode=serve", "--port=0"]
+    command = [sys.executable, "-m", "jformer.main", f"--workdir={trained('lm')}", "--mode=serve", "--port=0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         said = server.stderr.readline()
         port = int(re.search(r"http://127\.0\.0\.1:(\d+): ", said)[1])
@@ -445,10 +476,8 @@ def test_a_prompt_over_the_limit_loses_its_beginning_and_is_counted(loaded):
 
 
 @pytest.mark.slow
-def test_a_classifier_begins_with_a_masked_language_model_and_a_head_of_its_own(
-    trained, loaded, texts, tmp_path, capfd
-):
-    parent, _ = trained("mlm")
+def test_a_classifier_begins_with_a_masked_language_model_and_a_head_of_its_own(trained, texts, tmp_path, capfd):
+    parent = trained("mlm")
     config = small("bert_base", texts, "classify", source="labelled")
     config.train.update(init_from=str(parent), num_steps=10, eval_every=10, checkpoint_every=10)
     config.mesh.update(data=4)  # the parent is read onto one device
@@ -457,7 +486,7 @@ def test_a_classifier_begins_with_a_masked_language_model_and_a_head_of_its_own(
     said = capfd.readouterr().err
     assert "classifier/kernel begins anew" in said
     assert "head/transform/kernel has no use here" in said
-    child, old = load(tmp_path), loaded("mlm")
+    child, old = load(tmp_path), load(parent)
     kernel = "encoder", "block", "feed_forward", "up", "kernel"
     for name in (kernel, ("input", "positions", "embedding")):
         new, before = child.params, old.params

@@ -13,6 +13,7 @@ from jformer.models.layers import layer_scan
 from jformer.models.parts import count_params
 from jformer.parallel.backend import Target, compiling_for
 from tests.conftest import TINY, equations, make_batch, run
+from tests.slow import slow_but
 
 FIELDS = {"shared_layers": True, "num_decoder_layers": 3, "positions": "relative"}
 RUNS = {
@@ -30,21 +31,28 @@ def test_a_stack_has_the_parameters_of_one_layer(tiny):
     jax.tree.map(np.testing.assert_array_equal, shared["source_embedding"], own["source_embedding"])
 
 
-@pytest.mark.parametrize("execution", RUNS.values(), ids=list(RUNS))
-def test_outputs_and_gradients_are_those_of_equal_layers(execution):
-    config = ModelConfig(**TINY | FIELDS | {"dropout": 0.3, "execution": execution})
-    params = init_params(build_model(config), jax.random.key(0))
-    apart, repeated = own_layers(config, params)
+def value_and_gradient(config, params):
     batch = jax.tree.map(jnp.asarray, make_batch([5, 7], [6, 4]))
 
-    def loss(config):
-        def of(params):
-            dropped = {"rngs": {"dropout": jax.random.key(1)}}  # another mask in every layer
-            return jnp.square(build_model(config).apply({"params": params}, batch, True, **dropped)).mean()
+    def loss(params):
+        dropped = {"rngs": {"dropout": jax.random.key(1)}}  # another mask in every layer
+        return jnp.square(build_model(config).apply({"params": params}, batch, True, **dropped)).mean()
 
-        return jax.jit(jax.value_and_grad(of))
+    return jax.jit(jax.value_and_grad(loss))(params)
 
-    (value, gradient), (expected, each) = loss(config)(params), loss(apart)(repeated)
+
+@pytest.fixture(scope="module")
+def equal_layers():
+    """Return a config and parameters of shared layers, and the value and gradient of equal ones in their place."""
+    config = ModelConfig(**TINY | FIELDS | {"dropout": 0.3})
+    params = init_params(build_model(config), jax.random.key(0))
+    return config, params, value_and_gradient(*own_layers(config, params))
+
+
+@pytest.mark.parametrize("name", slow_but(RUNS, "a loop"))
+def test_outputs_and_gradients_are_those_of_equal_layers(equal_layers, name):
+    config, params, (expected, each) = equal_layers
+    value, gradient = value_and_gradient(dataclasses.replace(config, execution=RUNS[name]), params)
     np.testing.assert_allclose(value, expected, rtol=1e-6)
     for stack in ("encoder", "decoder"):
         total = jax.tree.map(lambda leaf: leaf.sum(axis=0, keepdims=True), each[stack]["block"])
