@@ -6,6 +6,7 @@ texts, logits and outputs beside those of transformers, which reads the same dir
 
 import json
 import math
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ import tokenizers
 
 from jformer.errors import UserError
 from jformer.inference.predict import load
+from jformer.tools.hf.__main__ import main
 from jformer.tools.hf.convert import Texts, import_model
 from tests.parity import test_tokenizers as made
 from tests.parity.pairs import torch, transformers
@@ -202,3 +204,56 @@ def test_a_tokenizer_without_added_tokens_and_with_one_that_has_no_row(tmp_path)
     assert summary.endswith("not carried over: the token '<extra>', which has no row")
     again = load(str(tmp_path / "again"))
     assert again.tokenizers[0].encode(["a <extra> b"]) == run.tokenizers[0].encode(["a <extra> b"])
+
+
+class Hostile:
+    """Unpickled without care, it writes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_pickled_weights_are_converted_beside_everything_else(shards, tmp_path, capsys):
+    folder = tmp_path / "model"
+    theirs = write(folder, "BertForSequenceClassification", made.wordpiece, {}, num_labels=3, **BERT)
+    whole, config = theirs.state_dict(), (folder / "config.json").read_bytes()
+    (folder / "model.safetensors").unlink()
+    names = ["pytorch_model.bin"] if shards == 1 else [f"pytorch_model-{i}-of-2.bin" for i in (1, 2)]
+    places = {name: names[i % shards] for i, name in enumerate(whole)}
+    if shards == 1:  # of an older torch, with a tensor under two names
+        torch.save({**whole, "cls.copy": whole["classifier.weight"]}, folder / names[0],
+                   _use_new_zipfile_serialization=False)  # fmt: skip
+    else:
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": places}))
+        for file in names:
+            torch.save({name: whole[name] for name in places if places[name] == file}, folder / file)
+    with pytest.raises(UserError, match=f"reads no pickle: convert it with python -m jformer.hf unpickle {folder}"):
+        imported(folder)
+    assert main(["unpickle", str(folder)]) == 0
+    assert "import it now" in capsys.readouterr().out
+    run, _ = imported(folder)
+    assert (folder / "config.json").read_bytes() == config
+    ours, ids = hidden_logits(run, TEXTS[0])
+    with torch.no_grad():
+        np.testing.assert_allclose(ours[:, 0], theirs(ids).logits.numpy(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("what", ["code", "code without a zip", "a number", "no pickle"])
+def test_pickles_of_anything_but_tensors_are_refused_and_nothing_of_them_runs(what, tmp_path, capsys):
+    path, touched = tmp_path / "pytorch_model.bin", tmp_path / "touched"
+    if what == "no pickle":
+        path.write_bytes(b"hello")
+    elif what == "code without a zip":
+        path.write_bytes(pickle.dumps(Hostile(touched)))
+    else:
+        torch.save({"a": torch.ones(2), "b": 3 if what == "a number" else Hostile(touched)}, path)
+    assert main(["unpickle", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "was not converted, and nothing of it was run" in error
+    assert what not in ("code", "code without a zip") or "open" in error
+    assert [file.name for file in tmp_path.iterdir()] == ["pytorch_model.bin"]

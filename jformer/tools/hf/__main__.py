@@ -2,6 +2,7 @@
 
 python -m jformer.hf import MODEL --workdir=DIR [--prefix=TEXT] [--source_language=X --target_language=Y]
        [--coordinator=HOST:PORT --processes=N --process=I]
+python -m jformer.hf unpickle MODEL_DIR
 python -m jformer.hf export DIR --output=MODEL_DIR [--family=TYPE]
 python -m jformer.hf prune DIR --workdir=NEW --text FILE … [--target FILE …]
 python -m jformer.hf extend DIR --workdir=NEW --tokens FILE …
@@ -10,6 +11,8 @@ import  reads config.json, generation_config.json, the tokenizer and safetensors
         from owner/name, fetched by huggingface_hub. DIR is then a run like any other: predict, evaluate, score,
         verify, describe and export it with jformer.main, or fine-tune it with --config.train.init_from=DIR.
         Several processes, each started with its own I, shard a large model: each one reads only its part.
+unpickle  writes safetensors beside pytorch_model.bin, for import; torch reads it in a process of its own, and only
+        tensors: a file that holds anything else is refused, and none of it runs.
 export  writes a directory for from_pretrained; TYPE, such as marian, selects one of several possible families.
 prune   writes a run whose vocabulary keeps only the special tokens and the tokens of the files, one text a line.
 extend  writes a run with further tokens, listed one a line; train it to learn them.
@@ -35,6 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     reading, writing = commands.add_parser("import"), commands.add_parser("export")
+    commands.add_parser("unpickle").add_argument("model", type=Path)
     reading.add_argument("model")
     reading.add_argument("--workdir", required=True)
     for flag in ("prefix", "source_language", "target_language"):
@@ -78,6 +82,7 @@ def do(options: argparse.Namespace) -> None:
     from jformer.tools.hf.extend import extend
     from jformer.tools.hf.hub import find_model
     from jformer.tools.hf.prune import prune
+    from jformer.tools.hf.unpickle import unpickle
     from jformer.tools.hf.write_model import export_model
 
     if options.command == "import":
@@ -88,6 +93,8 @@ def do(options: argparse.Namespace) -> None:
             summary = import_model(directory, options.workdir, texts)
             if processes.is_main_process():
                 print(summary)
+    elif options.command == "unpickle":
+        print(unpickle(options.model))
     elif options.command == "prune":
         print(prune(options.old, options.workdir, options.text, options.target))
     elif options.command == "extend":

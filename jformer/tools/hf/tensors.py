@@ -176,8 +176,8 @@ def _files(directory: Path) -> dict[Path, set[str] | None]:
     pickled = sorted(path.name for path in directory.glob("*.bin"))
     if pickled:
         raise UserError(
-            f"{directory}: has {pickled[0]} but no {WHOLE}; pickle is never read: convert it where you trust it, with "
-            "transformers.AutoModel.from_pretrained(DIR).save_pretrained(DIR)"
+            f"{directory}: has {pickled[0]} but no {WHOLE}, and import reads no pickle: convert it with "
+            f"python -m jformer.hf unpickle {directory}"
         )
     raise UserError(f"{directory}: has neither {WHOLE} nor {INDEX}; name the folder of a model")
 
