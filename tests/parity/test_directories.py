@@ -12,12 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sentencepiece
 import tokenizers
 
 from jformer.errors import UserError
 from jformer.inference.predict import load
 from jformer.tools.hf.__main__ import main
 from jformer.tools.hf.convert import Texts, import_model
+from jformer.tools.hf.write_model import export_model
 from tests.parity import test_tokenizers as made
 from tests.parity.pairs import torch, transformers
 
@@ -34,9 +36,10 @@ def write(folder, cls, tokenizer, tokens, drop=(), fields=None, **config):
     """Write a random model of a class, with a tokenizer whose config names only `tokens`; return it as it is read."""
     folder.mkdir()
     tokenizer(folder)
-    ids = json.loads((folder / ("vocab.json" if tokenizer is made.sentencepieces else "tokenizer.json")).read_text())
-    size = len(ids) if tokenizer is made.sentencepieces else len(ids["model"]["vocab"])
-    if tokenizer is made.sentencepieces:
+    pieces = (folder / "vocab.json").is_file()
+    ids = json.loads((folder / ("vocab.json" if pieces else "tokenizer.json")).read_text())
+    size = len(ids) if pieces else len(ids["model"]["vocab"])
+    if pieces:
         config |= {"pad_token_id": ids["<pad>"], "decoder_start_token_id": ids["<pad>"], "eos_token_id": 0}
     model = getattr(transformers, cls)(getattr(transformers, cls).config_class(vocab_size=size, **config))
     rng = np.random.default_rng(0)
@@ -131,8 +134,8 @@ CLASSIFIERS = {  # labels, further fields, dropped fields, what a text is answer
 @pytest.mark.parametrize("case", CLASSIFIERS)
 def test_classifiers_answer_with_what_their_logits_mean(case, tmp_path):
     labels, fields, drop, expected = CLASSIFIERS[case]
-    theirs = write(tmp_path / "model", "BertForSequenceClassification", made.wordpiece, {}, drop, fields,
-                   num_labels=labels, **BERT)  # fmt: skip
+    theirs = write(tmp_path / "model", "BertForSequenceClassification", made.wordpiece, {"model_max_length": 99}, drop,
+                   fields, num_labels=labels, **BERT, max_position_embeddings=99)  # fmt: skip
     run, _ = imported(tmp_path / "model")
     for text in ("a text", "This is a query\tand a passage of it"):
         ids, types = [], []
@@ -146,6 +149,54 @@ def test_classifiers_answer_with_what_their_logits_mean(case, tmp_path):
             assert float(output.text) == pytest.approx(float(wanted), abs=1e-4)
         else:
             assert output.labels == pytest.approx(wanted, abs=1e-5)
+    for again in (tmp_path / "again", tmp_path / "derived"):
+        export_model(str(tmp_path / "run"), again)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(again)
+        exported = transformers.BertForSequenceClassification.from_pretrained(again).eval()
+        with torch.no_grad():
+            found = exported(**tokenizer(*text.split("\t"), return_tensors="pt")).logits
+            wanted = theirs(torch.tensor([ids]), token_type_ids=torch.tensor([types])).logits
+        np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=0, atol=1e-6 * float(wanted.abs().max()))
+        assert len(tokenizer("a " * 200, truncation=True)["input_ids"]) == 99
+        stored = (again / "tokenizer_config.json").read_bytes()
+        assert (stored == (tmp_path / "model" / "tokenizer_config.json").read_bytes()) == (again.name == "again")
+        (tmp_path / "run" / "imported.json").unlink(missing_ok=True)  # as if it had been trained here
+
+
+def two_vocabularies(folder):
+    """Write two sentencepiece models, each with a list of ids of its own; the source's has unknown pieces."""
+    made.sentencepieces(folder)
+    for side, file, dropped in (("source", "vocab.json", 40), ("target", "target_vocab.json", 0)):
+        model = sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{side}.spm"))
+        pieces = [model.id_to_piece(i) for i in range(model.get_piece_size() - dropped)]
+        (folder / file).write_text(json.dumps({piece: i for i, piece in enumerate([*pieces, "<pad>"])}))
+
+
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+def test_a_marian_of_two_vocabularies_comes_in_and_goes_out(tmp_path):
+    tokens = {"source_lang": "en", "target_lang": "de", "separate_vocabs": True}
+    sizes = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": made.SIZE + 1}
+    theirs = write(tmp_path / "model", "MarianMTModel", two_vocabularies, tokens, **BART, **sizes)
+    run, _ = imported(tmp_path / "model")
+    export_model(str(tmp_path / "run"), tmp_path / "again")
+    again = transformers.MarianMTModel.from_pretrained(tmp_path / "again").eval()
+    for folder in (tmp_path / "model", tmp_path / "again"):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        for text in TEXTS:
+            (ids,) = run.inputs.encoder.source.encode([text])
+            assert [*ids] == tokenizer(text)["input_ids"]
+            (ids,) = run.tokenizers[1].encode([text])
+            assert [*ids, 0] == tokenizer(text_target=text)["input_ids"]
+            assert run.tokenizers[1].decode(ids) == tokenizer.decode(ids, skip_special_tokens=True)
+    start = theirs.config.decoder_start_token_id
+    ids = torch.tensor(run.inputs.encoder.source.encode([TEXTS[0]]))
+    settings = {"max_new_tokens": 8, "bad_words_ids": [[start], [made.SIZE]]}
+    expected = theirs.generate(ids, **settings)[0].tolist()
+    assert [*run.generate([TEXTS[0]])[0][0].ids[:7]] == expected[1:8]
+    assert expected == again.generate(ids, **settings)[0].tolist()
+    with torch.no_grad():
+        first = theirs(input_ids=ids, decoder_input_ids=torch.tensor([expected])).logits
+        assert torch.equal(first, again(input_ids=ids, decoder_input_ids=torch.tensor([expected])).logits)
 
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
@@ -188,6 +239,9 @@ def test_outputs_of_bart_begin_with_its_first_token_if_it_is_forced(forced, tmp_
         found = run.generate([text])[0][0].ids
         assert [*found] == expected[1 + (forced is not None) : 1 + (forced is not None) + len(found)]
         assert len(found) >= min(len(expected) - 2, 8)
+    export_model(str(tmp_path / "run"), tmp_path / "again")
+    for file in ("generation_config.json", "tokenizer_config.json"):
+        assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "model" / file).read_bytes()
 
 
 def test_a_tokenizer_without_added_tokens_and_with_one_that_has_no_row(tmp_path):

@@ -49,7 +49,11 @@ FAMILIES: dict[str, HfFamily] = {
     family.model_type: family
     for family in (GPT2, BERT, ROBERTA, DISTILBERT, LLAMA, T5, MT5, BART, MBART, MARIAN, M2M100, VIT)
 }
-ORIGIN = "imported.json"  # in a workdir: the family it was imported from
+ORIGIN = (
+    "imported.json"  # in a workdir: the family it was imported from, and the files that an export writes as they came
+)
+FIELDS, SETTINGS, PIXELS = "config.json", "generation_config.json", "preprocessor_config.json"
+KEPT = (FIELDS, SETTINGS, PIXELS, vocabulary.CONFIG, vocabulary.SPECIALS)
 LABELLED = ("classify", "tag")  # tasks whose classes have names
 ENDS = 2  # classes of task qa: the first token of an answer, and the last one
 BIAS = "final_logits_bias"
@@ -79,7 +83,7 @@ def import_model(directory: Path, workdir: str, texts: Texts) -> str:
     """
     target = new_workdir(workdir)
     with explained(directory):
-        fields = vocabulary.read_json(directory / "config.json")
+        fields = vocabulary.read_json(directory / FIELDS)
         architectures = fields.get("architectures") or []
         family = find_family(fields.get("model_type"), architectures)
         task = find_task(family, architectures)
@@ -98,7 +102,10 @@ def import_model(directory: Path, workdir: str, texts: Texts) -> str:
         notes += settings
     save(target, config, tokenizers, params)
     if processes.is_main_process():
-        replace_content(target / ORIGIN, json.dumps({"model_type": family.model_type}).encode() + b"\n")
+        text = tokenizers.get("shared") or tokenizers["source" if answers else "target"]
+        files = {name: (directory / name).read_text() for name in KEPT if (directory / name).is_file()}
+        origin = {"model_type": family.model_type, "tokenizer": text.fingerprint, "files": files}
+        replace_content(target / ORIGIN, json.dumps(origin).encode() + b"\n")
     size = sum(int(np.prod(shape)) for shape in source.shapes().values())
     return f"{target}: {family.model_type}, {size:,} numbers, task {task}{not_carried(notes)}"
 
@@ -235,11 +242,13 @@ def read_tokenizers(
     """
     if family is VIT:
         assert answers is not None
-        check_pixels(vocabulary.read_json(directory / "preprocessor_config.json", {}))
+        check_pixels(vocabulary.read_json(directory / PIXELS, {}))
         size = model.vision.image_size
         return {"source": ImageTokenizer((size, size, model.vision.channels)), "target": answers}, []
-    settings = {**fields, **vocabulary.read_json(directory / "generation_config.json", {})}
+    settings = {**fields, **vocabulary.read_json(directory / SETTINGS, {})}
     found = vocabulary.TokenizerFiles(directory, family.model_type, fields)
+    files = {"source": found, "target": found.of_target()}
+    rows = {"source": model.vocab_size, "target": model.target_vocab_size or model.vocab_size}
     start = settings.get("decoder_start_token_id") if model.family == "encdec" else None
     start = -1 if start is None else start
     if model.family == "encdec" and start < 0:
@@ -249,13 +258,13 @@ def read_tokenizers(
         ("source", texts.source_language, texts.prefix),
         ("target", texts.target_language, "" if model.family == "encdec" else texts.prefix),
     ):
-        symbols = found.symbols(side, language, start)
-        refuse_foreign_symbols(directory, symbols, model)
-        sides[side] = found.tokenizer(side, symbols, prefix)
-        if sides[side].vocab_size > model.vocab_size:
+        symbols = files[side].symbols(side, language, start)
+        refuse_foreign_symbols(directory, symbols, rows[side])
+        sides[side] = files[side].tokenizer(side, symbols, prefix)
+        if sides[side].vocab_size > rows[side]:
             raise UserError(
                 f"{directory}: the tokenizer has {sides[side].vocab_size} ids and config.json vocab_size="
-                f"{model.vocab_size}: they are not of one model"
+                f"{rows[side]}: they are not of one model"
             )
     notes = [f"the token {token!r}, which has no row" for token in found.without_row]
     if answers:
@@ -264,14 +273,14 @@ def read_tokenizers(
     return {"shared": sides["target"]} if same else sides, notes
 
 
-def refuse_foreign_symbols(directory: Path, symbols: Symbols, model: ModelConfig) -> None:
+def refuse_foreign_symbols(directory: Path, symbols: Symbols, rows: int) -> None:
     """Raise UserError for a symbol without a row in the model's table; padding and the unknown token may have none."""
     for role, ids in symbols._asdict().items():
         for i in ids if isinstance(ids, tuple) else [ids]:
-            if role != "pad" and not (role == "unk" and i < 0) and not 0 <= i < model.vocab_size:
+            if role != "pad" and not (role == "unk" and i < 0) and not 0 <= i < rows:
                 raise UserError(
-                    f"{directory}: the id {i} ({role}) is not below vocab_size={model.vocab_size} of config.json: they "
-                    "are not of one model"
+                    f"{directory}: the id {i} ({role}) is not below vocab_size={rows} of config.json: they are not of "
+                    "one model"
                 )
 
 
@@ -317,7 +326,8 @@ def make_config(
         tokenizers: from `read_tokenizers`; the fields refer to their tokens by id.
     """
     longest = min(model.max_length, LONGEST) if model.positions == "learned" and model.family != "vit" else LONGEST
-    data = {"max_source_length": longest, "max_target_length": longest, "vocab_shared": True, "source": "files"}
+    one = task != "translate" or "shared" in tokenizers or tokenizers["source"].tokens == tokenizers["target"].tokens
+    data = {"max_source_length": longest, "max_target_length": longest, "vocab_shared": one, "source": "files"}
     data |= {"lm": {"source": "text", "overlong": "split"}, "mlm": {"source": "text"}, "tag": {"source": "conll"},
              "qa": {"source": "squad"}}.get(task, {})  # fmt: skip
     if task == "classify":
@@ -330,7 +340,7 @@ def make_config(
     plain = {**values.to_dict(), "task": task, "model": dataclasses.asdict(model)}
     notes: list[str] = []
     if task in ("translate", "lm"):
-        own = vocabulary.read_json(directory / "generation_config.json", {})
+        own = vocabulary.read_json(directory / SETTINGS, {})
         written, language = tokenizers.get("target") or tokenizers["shared"], family.model_type in vocabulary.LANGUAGES
         decode, notes = generation.read(fields, own, written.symbols, written.tokens, language)
         plain["decode"] = dataclasses.asdict(decode)

@@ -102,7 +102,8 @@ def model_config(family: HfFamily, fields: Fields, task: str, num_classes: int =
         head = dataclasses.replace(head, pooling="none", pooler=False)
     model = ModelConfig(**{key: _typed(key, value) for key, value in options.items()}, head=head)
     model.check()
-    return dataclasses.replace(model, target_vocab_size=model.vocab_size if model.family == "encdec" else 0)
+    rows = model.target_vocab_size or model.vocab_size
+    return dataclasses.replace(model, target_vocab_size=rows if model.family == "encdec" else 0)
 
 
 def config_fields(family: HfFamily, model: ModelConfig, task: str) -> dict[str, Any]:

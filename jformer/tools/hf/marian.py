@@ -40,22 +40,26 @@ def _renamed(path: str, entry: Entry, model: ModelConfig) -> Entry:
 
 
 def _read(fields: Fields) -> dict[str, Any]:
-    options = bart.read(fields)
-    return {key: value for key, value in options.items() if key != "max_length"}
+    options = {key: value for key, value in bart.read(fields).items() if key != "max_length"}
+    own = {"shared_embedding": False, "target_vocab_size": fields["decoder_vocab_size"]}
+    return options if fields["share_encoder_decoder_embeddings"] else options | own
 
 
 def _write(model: ModelConfig) -> dict[str, Any]:
-    fields = bart.write(model)
-    return {**fields, "decoder_vocab_size": model.vocab_size, "max_position_embeddings": max(512, model.max_length)}
+    target = model.target_vocab_size or model.vocab_size
+    one = model.shared_embedding or (not model.tied_output and target == model.vocab_size)
+    own = {"share_encoder_decoder_embeddings": one, "decoder_vocab_size": target}
+    return bart.write(model) | own | {"max_position_embeddings": max(512, model.max_length)}
 
 
 MARIAN = HfFamily(
     model_type="marian",
     classes={"MarianMTModel": "translate", "MarianModel": "translate"},
-    sizes=bart.SIZES, defaults={**bart.DEFAULTS, "vocab_size": 58_101},
+    sizes=bart.SIZES,
+    defaults={**bart.DEFAULTS, "vocab_size": 58_101, "share_encoder_decoder_embeddings": True, "decoder_vocab_size": 0},
     ours={"norm": "post", "norm_epsilon": 1e-5, "positions": "sinusoidal"},
-    theirs={"share_encoder_decoder_embeddings": True, "normalize_before": False,
-     "normalize_embedding": False, "add_final_layer_norm": False, "static_position_embeddings": True},
+    theirs={"normalize_before": False, "normalize_embedding": False, "add_final_layer_norm": False,
+     "static_position_embeddings": True},
     table=_table, activation="activation_function", read=_read, write=_write,
     copies=bart.COPIES,
     unread=(*bart.BART.unread, r"model\.(encoder|decoder)\.embed_positions\.weight"), prefix="model.",

@@ -6,7 +6,6 @@ raises at the first other name. The process of this file as a script imports nei
 
 import importlib.util
 import json
-import os
 import re
 import subprocess
 import sys
@@ -66,7 +65,7 @@ def convert(source: str, target: str) -> None:
     except Exception as error:  # torch raises errors of many kinds; the first advises to load the file nevertheless
         reason = re.search(r"WeightsUnpickler error: (.+)", str(error))
         sys.exit(reason[1] if reason else f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
-    os.replace(f"{target}.part", target)
+    Path(f"{target}.part").replace(target)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import base64
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 from jformer.data.tokenizers import Tokenizer
@@ -18,6 +19,7 @@ from jformer.tools.hf import learned
 from jformer.tools.hf.families import Fields
 
 FAST, CONFIG, SPECIALS = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+IDS, TARGET_IDS = "vocab.json", "target_vocab.json"  # of sentencepieces; the second with `separate_vocabs` (Marian)
 PIECES = {"marian": ("source.spm", "target.spm"), "m2m_100": ("sentencepiece.bpe.model",) * 2}  # of source, of target
 LANGUAGES = ("mbart", "m2m_100")  # families whose texts have a language beside them
 SPECIAL = ("pad_token", "bos_token", "eos_token", "unk_token", "cls_token", "sep_token", "mask_token")
@@ -51,9 +53,9 @@ Pretrained = FastTokenizer | PiecesTokenizer
 class TokenizerFiles:
     """The tokenizer files of a directory."""
 
-    def __init__(self, directory: Path, model_type: str, fields: Fields) -> None:
-        """Read the files. Raise UserError if there are none that we can read."""
-        self.directory, self.model_type, self.fields = directory, model_type, fields
+    def __init__(self, directory: Path, model_type: str, fields: Fields, listed: str = IDS) -> None:
+        """Read the files, `listed` for the ids of pieces. Raise UserError if there are none that we can read."""
+        self.directory, self.model_type, self.fields, self.listed = directory, model_type, fields, listed
         named = {f"{name}_token": token for name, token in TOKENS.get(model_type, {}).items()}
         self.config = {**named, **read_json(directory / SPECIALS, {}), **read_json(directory / CONFIG, {})}
         self.fast, self.without_row = (directory / FAST).is_file(), list[str]()
@@ -68,6 +70,13 @@ class TokenizerFiles:
             raise UserError(
                 f"{directory}: its tokenizer has {len(self.ids)} tokens and ids up to {largest}; fetch it again"
             )
+
+    def of_target(self) -> "TokenizerFiles":
+        """Return the files of what is written, which are the same ones unless the two sides have lists of their own."""
+        if not self.config.get("separate_vocabs") or self.fast:
+            return self
+        own = {key: value for key, value in self.fields.items() if key not in ("pad_token_id", "vocab_size")}
+        return TokenizerFiles(self.directory, self.model_type, own, TARGET_IDS)
 
     def _fast_ids(self) -> dict[str, int]:
         try:
@@ -104,7 +113,7 @@ class TokenizerFiles:
         return [each for each in added if each["content"] not in self.without_row]
 
     def _piece_ids(self) -> dict[str, int]:
-        path = self.directory / "vocab.json"
+        path = self.directory / self.listed
         ids = read_json(path)
         if not ids or not all(type(i) is int and i >= 0 for i in ids.values()):
             raise UserError(f"{path}: must map pieces to ids; fetch it again")
@@ -161,7 +170,7 @@ class TokenizerFiles:
         if unk < 0 and not self.fast:
             raise UserError(
                 f"{self.directory}: its vocabulary has no {self.config.get('unk_token')!r} for unknown text: name the "
-                f"unk_token of vocab.json in {CONFIG}"
+                f"unk_token of {self.listed} in {CONFIG}"
             )
         pad = self._pad(self._role("pad"), bos, eos)
         return Symbols(pad=pad, bos=bos, eos=eos, unk=unk, noise=tuple(noise), **around)
@@ -205,9 +214,15 @@ class TokenizerFiles:
 
 
 def write(
-    directory: Path, model_type: str, tokenizers: tuple[Tokenizer, Tokenizer], family: str = "", mask: bool = False
-) -> dict[str, Any]:
-    """Write the tokenizer files of a run and return its tokenizer_config.json; {} if transformers has no equivalent.
+    directory: Path,
+    model_type: str,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    family: str = "",
+    mask: bool = False,
+    facts: Fields = MappingProxyType({}),
+    kept: Mapping[str, str] = MappingProxyType({}),
+) -> bool:
+    """Write the tokenizer files of a run and return whether transformers has an equivalent.
 
     Args:
         directory: of the exported model, beside its config.json.
@@ -215,6 +230,8 @@ def write(
         tokenizers: the source's, and that of the texts which are written or, by a classifier, read.
         family: the model's family here, for tokenizers that jformer learned.
         mask: as in `learned.to_json`.
+        facts: further fields of tokenizer_config.json.
+        kept: the content of files that are written as they came.
     """
     source, target = cast(tuple[Any, Any], tokenizers)  # attributes depend on the kind
     kinds = {FastTokenizer: "fast", PiecesTokenizer: "pieces"}
@@ -236,13 +253,17 @@ def write(
         files = PIECES[model_type]
         for file, tokenizer in zip(files, (source, target), strict=True):
             (directory / file).write_bytes(base64.b64decode(tokenizer.model))
-        (directory / "vocab.json").write_text(json.dumps(target.ids, ensure_ascii=False, indent=2))
-        config = {**named, "tokenizer_class": CLASSES[model_type]}
+        separate = {"separate_vocabs": True} if source.ids != target.ids else {}
+        for file, tokenizer in ((IDS, source), (TARGET_IDS, target)) if separate else ((IDS, target),):
+            (directory / file).write_text(json.dumps(tokenizer.ids, ensure_ascii=False, indent=2))
+        config = {**named, "tokenizer_class": CLASSES[model_type], **separate}
     else:
         config = {}
     if config:
-        (directory / CONFIG).write_text(json.dumps(config, ensure_ascii=False, indent=2) + "\n")
-    return config
+        written = json.dumps({**config, **facts}, ensure_ascii=False, indent=2) + "\n"
+        for file, text in (kept if CONFIG in kept else {CONFIG: written}).items():
+            (directory / file).write_text(text)
+    return bool(config)
 
 
 def _named(model_type: str, symbols: Symbols) -> dict[str, int]:

@@ -22,7 +22,18 @@ from jformer.storage import run_path
 from jformer.tools.hf import generation_config as generation
 from jformer.tools.hf import learned, tensors, vocabulary
 from jformer.tools.hf import name_tables as tables
-from jformer.tools.hf.convert import BIAS, FAMILIES, LABELLED, ORIGIN, find_family, not_carried, sized
+from jformer.tools.hf.convert import (
+    BIAS,
+    FAMILIES,
+    FIELDS,
+    LABELLED,
+    ORIGIN,
+    PIXELS,
+    SETTINGS,
+    find_family,
+    not_carried,
+    sized,
+)
 from jformer.tools.hf.families import LOGITS_BIAS, HfFamily, architecture, config_fields, is_bare, table_of
 from jformer.tools.hf.vit import VIT, pixel_fields
 
@@ -38,8 +49,8 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"--output={target} exists and is not empty: name a new directory")
     tokenizers = load_tokenizers(path / "tokenizer")
-    model = sized(config, tokenizers).merged
-    family, fields = express(config.task, model, path, model_type)
+    model, origin = sized(config, tokenizers).merged, origin_of(path, config)
+    family, fields = express(config.task, model, workdir, model_type, origin.get("model_type", ""))
     symbols = symbol_fields(config, tokenizers)
     for key, value in family.theirs.items():
         if symbols.get(key, value) != value:
@@ -50,15 +61,19 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
     target.mkdir(parents=True, exist_ok=True)
     text = tokenizers[0] if config.task in LABELLED else tokenizers[1]  # a classifier's other one is of labels
     mask = config.task == "mlm" and not text.symbols.noise
-    named = vocabulary.write(target, family.model_type, (tokenizers[0], text), model.family, mask)
+    same = origin.get("tokenizer") == text.fingerprint and origin["model_type"] == family.model_type
+    kept: dict[str, str] = origin["files"] if same else {}
+    files = {name: kept[name] for name in (vocabulary.CONFIG, vocabulary.SPECIALS) if name in kept}
+    facts, sides = tokenizer_facts(config, model), (tokenizers[0], text)
+    named = vocabulary.write(target, family.model_type, sides, model.family, mask, facts, files)
     logits_bias = fields.pop(LOGITS_BIAS, None)
     fields |= symbols | {"architectures": [architecture(family, config.task, model)]}
     written = tables.to_tensors(table_of(family, model, config.task), params)
     if logits_bias is False:
-        written = itertools.chain(written, [(BIAS, np.zeros((1, model.vocab_size), np.float32))])
+        written = itertools.chain(written, [(BIAS, np.zeros((1, model.target_vocab_size), np.float32))])
     size = tensors.write(target, written, shard_bytes)
     (target / "config.json").write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
-    notes = [*write_settings(target, config, tokenizers), *learned.differences(text)]
+    notes = [*write_settings(target, family, config, tokenizers, kept), *learned.differences(text)]
     notes += ["the projection to the vocabulary"] if is_bare(model, config.task) else []
     without = "" if named or family is VIT else "; without a tokenizer, as transformers has no equivalent"
     return f"{target}: {family.model_type}, {size / 1e6:,.1f} MB{without}{not_carried(notes)}"
@@ -70,12 +85,34 @@ def in_units(classifier: Mapping[str, Any], numbers: NumberTokenizer) -> dict[st
     return scaled | {"bias": scaled["bias"] + np.float32(numbers.mean)}
 
 
-def express(task: str, model: ModelConfig, workdir: AnyPath, model_type: str = "") -> tuple[HfFamily, dict[str, Any]]:
+def origin_of(workdir: AnyPath, config: Config) -> dict[str, Any]:
+    """Return what import wrote down about a run, or about the one that it started from; {} if neither was imported."""
+    places = [Path(workdir), *([Path(run_path(config.train.init_from))] if config.train.init_from else [])]
+    return next((vocabulary.read_json(place / ORIGIN) for place in places if (place / ORIGIN).is_file()), {})
+
+
+def tokenizer_facts(config: Config, model: ModelConfig) -> dict[str, Any]:
+    """Return fields of tokenizer_config.json: how long texts may be, and which arrays the model reads."""
+    longest = config.data.max_source_length if model.family != "decoder" else config.data.max_target_length
+    segments = ["token_type_ids"] if model.head.num_segments > 1 else []
+    return {
+        "model_max_length": min(longest, model.max_length) if model.positions == "learned" else longest,
+        "model_input_names": ["input_ids", *segments, "attention_mask"],
+    }
+
+
+def express(
+    task: str, model: ModelConfig, workdir: str, model_type: str = "", origin: str = ""
+) -> tuple[HfFamily, dict[str, Any]]:
     """Return a family that can express a model, and its config.json. Raise UserError with the reasons if none can.
 
-    The family it was imported from is tried first; with `model_type` only that one.
+    Args:
+        task: that it does.
+        model: with its numbers of rows and classes.
+        workdir: named in errors.
+        model_type: the only family to try.
+        origin: the family that it was imported from, which is tried first.
     """
-    origin = vocabulary.read_json(Path(workdir) / ORIGIN, {}).get("model_type", "")
     order = sorted(FAMILIES.values(), key=lambda family: family.model_type != origin)
     misses = []
     for family in [find_family(model_type)] if model_type else order:
@@ -104,18 +141,39 @@ def symbol_fields(config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> di
     fields |= {"bos_token_id": symbols.bos, "eos_token_id": symbols.eos}
     if config.model.family == "encdec":
         fields |= {"decoder_start_token_id": symbols.bos, "bos_token_id": None, "forced_eos_token_id": None}
-    return fields | ({"pad_token_id": symbols.pad} if symbols.pad < text.vocab_size else {})
+    pad = text.symbols.pad
+    return fields | ({"pad_token_id": pad} if pad < text.vocab_size else {})
 
 
-def write_settings(target: Path, config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> list[str]:
-    """Write generation_config.json or preprocessor_config.json; return notes on options without a counterpart."""
-    written, notes = tokenizers[1], list[str]()
+def write_settings(
+    target: Path,
+    family: HfFamily,
+    config: Config,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    kept: Mapping[str, str],
+) -> list[str]:
+    """Write generation_config.json or preprocessor_config.json; return notes on options without a counterpart.
+
+    Args:
+        target: the directory.
+        family: whether its texts have a language.
+        config: the options of decoding.
+        tokenizers: of source and target.
+        kept: files as they came, of which one is written that still gives the same options.
+    """
+    written = tokenizers[1]
     if config.task in ("translate", "lm"):
+        language = family.model_type in vocabulary.LANGUAGES
+        if SETTINGS in kept:
+            fields, own = (json.loads(kept[file]) for file in (FIELDS, SETTINGS))
+            if generation.read(fields, own, written.symbols, written.tokens, language)[0] == config.decode:
+                (target / SETTINGS).write_text(kept[SETTINGS])
+                return []
         ids = {token: i for i, token in enumerate(written.tokens)}
         settings, notes = generation.write(config.decode, written.symbols, ids)
         settings = {**symbol_fields(config, tokenizers), **settings}
-        (target / "generation_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+        (target / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
+        return notes
     if config.model.family == "vit":
-        text = json.dumps(pixel_fields(config.model), indent=2)
-        (target / "preprocessor_config.json").write_text(text + "\n")
-    return notes
+        (target / PIXELS).write_text(json.dumps(pixel_fields(config.model), indent=2) + "\n")
+    return []

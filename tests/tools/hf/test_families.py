@@ -105,7 +105,7 @@ def test_what_does_not_fit_is_told_together(name):
     ("bert", {"positions": "rotary"}), ("bart", {"positions": "transformer_xl"}),
     ("llama", {"positions": "learned"}), ("llama", {"window": 4}), ("t5", {"attention_scale": "sqrt"}),
     ("mt5", {"tied_output": True}), ("bart", {"num_kv_heads": 2}), ("marian", {"embedding_norm": True}),
-    ("marian", {"shared_embedding": False}), ("vit", {"bias": False}), ("t5", {"d_v": 4}),
+    ("vit", {"bias": False}), ("t5", {"d_v": 4}),
     ("gpt2", {"parametrization": "mup"}), ("bart", {"parametrization": "mup"}),
 ])  # fmt: skip
 def test_options_that_a_family_has_not_are_refused_by_name(name, change):
@@ -134,7 +134,6 @@ def test_of_a_group_of_options_the_one_that_a_family_has_not_is_named():
     ("llama", {"rope_theta": 500_000.0}, "rotary positions"),
     ("llama", {"attention_bias": True}, "attention_bias and mlp_bias differ"),
     ("bart", {"decoder_ffn_dim": 7}, "decoder_ffn_dim=7"),
-    ("marian", {"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embeddings=False"),
     ("vit", {"qkv_bias": False}, "qkv_bias=False"),
 ])  # fmt: skip
 def test_fields_that_ask_for_what_we_have_not_are_refused_by_name(name, change, says):
