@@ -33,6 +33,7 @@ HEAVY = {"tensorflow", "tensorflow_datasets", "torch", "transformers"}
 WANTED = {  # module → what it imports of these when it is used
     "data.sources.tfds": {"tensorflow_datasets"},
     "tools.hf.against": {"torch", "transformers"},
+    "tools.hf.unpickle": {"torch"},
 }
 BELOW_THE_DOOR = {"ml_collections": {"main", "config", "__init__"}, "absl": {"main", "config"}}
 # By hand: the compiler's own collectives, which it adds where arrays are split, have no name in our code.
