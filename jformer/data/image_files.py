@@ -8,7 +8,7 @@ Axes: h and w pixels, c channels.
 
 import functools
 import importlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from jformer.errors import UserError
 SUFFIXES = (".png", ".jpg", ".jpeg")
 GRAYS = ("1", "L")  # Pillow's modes of one channel
 COLOURS = ("P", "RGB")
+BILINEAR = 2  # Pillow's number of this filter
 
 Image = UInt8[np.ndarray, "h w c"]
 
@@ -71,19 +72,37 @@ def fit(image: Image, size: int, channels: int, place: str) -> Image:
     images become colour images or the reverse (luminance) as needed. An image of the right shape is returned as it is.
     Raises UserError for an image with other channels.
     """
+    sides = [max(size, round(side * size / min(image.shape[:2]))) for side in image.shape[:2]]
+    return resize(image, sides, (size, size, channels), place)
+
+
+def prepare(image: Image, steps: Mapping[str, Any], shape: Sequence[int], place: str) -> Image:
+    """Return an image brought to a shape (h, w, c) as the steps of a published model say. Raise UserError as `fit`.
+
+    The steps: "sides", (h, w) or that of the shorter one, or none to resize nothing; "filter", Pillow's number of the
+    resampling. Of what is larger then the middle is kept; what is smaller has a black margin.
+    """
+    h, w = image.shape[:2]
+    sides = steps["sides"]
+    if len(sides) == 1:
+        sides = [side * sides[0] // min(h, w) for side in (h, w)]
+    return resize(image, sides or (h, w), shape, place, steps["filter"])
+
+
+def resize(image: Image, sides: Sequence[int], shape: Sequence[int], place: str, resample: int = BILINEAR) -> Image:
+    """Return the middle, of a shape (h, w, c), of an image that is resized to two sides (h, w)."""
     h, w, c = image.shape
-    if (h, w, c) == (size, size, channels):
+    (height, width), channels = shape[:2], shape[2]
+    if (h, w, c) == (*sides, channels) == tuple(shape):
         return image
     if c not in (1, 3) or channels not in (1, 3):
         raise UserError(f"{place}: an image of {c} channels; data.image_size resizes images of 1 or 3")
     pillow = _pillow("PIL.Image", place, "resizing images")
     picture = pillow.fromarray(np.ascontiguousarray(image[..., 0] if c == 1 else image))
-    shorter = min(h, w)
-    width, height = (max(size, round(side * size / shorter)) for side in (w, h))
-    if (width, height) != (w, h):
-        picture = picture.resize((width, height), pillow.Resampling.BILINEAR)
-    left, top = (width - size) // 2, (height - size) // 2
-    picture = picture.crop((left, top, left + size, top + size)).convert("L" if channels == 1 else "RGB")
+    if (h, w) != tuple(sides):
+        picture = picture.resize((sides[1], sides[0]), resample)
+    left, top = (sides[1] - width) // 2, (sides[0] - height) // 2
+    picture = picture.crop((left, top, left + width, top + height)).convert("L" if channels == 1 else "RGB")
     return _with_channels(np.asarray(picture))
 
 

@@ -49,7 +49,8 @@ def copy_tokenizers(
     """Copy another run's tokenizers, without which its parameters could not be used.
 
     A shared tokenizer also serves a single side; two that segment texts differently into one vocabulary (Marian, NLLB)
-    also serve as the shared one. Tokenizers of labels, tags and images are learned from this run's text.
+    also serve as the shared one. Tokenizers of labels and tags are learned from this run's text, and so are those of
+    images, unless the parent's has steps that prepare them and data.image_size is 0.
 
     Args:
         parent: the directory of the other run's tokenizers.
@@ -67,7 +68,10 @@ def copy_tokenizers(
         raise UserError(f"{parent / name} is damaged: restore it, or start from another run")
     _empty(directory)
     for name, vocabulary in vocabularies.items():
-        if vocabulary.kind in OWN:
+        if vocabulary.kind == "image" and not config.image_size and (parent / "source.json").exists():
+            images = load(parent, "source")  # of a published model: prepared by steps of its own
+            found = {name: images if getattr(images, "steps", {}) else _learn(config, training, vocabulary)}
+        elif vocabulary.kind in OWN:
             found = {name: _learn(config, training, vocabulary)}
         else:
             found = _taken_over(parent, name, vocabulary.sides)

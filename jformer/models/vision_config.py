@@ -13,6 +13,9 @@ class VisionConfig:
     image_size: int = 224  # pixels of either side
     patch_size: int = 16  # pixels of either side of a patch, one position (section 3.1); must divide image_size
     channels: int = 3  # values of a pixel: 3 of colours, 1 of grey
+    # What a pixel's values, from 0 to 1, are reduced by and divided by: one number for all channels, or one for each.
+    mean: tuple[float, ...] = (0.5,)
+    deviation: tuple[float, ...] = (0.5,)
     source: bool = False  # encdec: its source is an image and no text; task='caption' sets it
 
     @property
@@ -28,6 +31,10 @@ class VisionConfig:
             raise UserError(f"model.vision.source=True is read by family='encdec' only, not by {model.family!r}")
         if self.source and not model.shared_embedding:
             raise UserError("model.shared_embedding=False: an image as the source has no table to share, use True")
+        for key, values in (("mean", self.mean), ("deviation", self.deviation)):
+            if len(values) not in (1, self.channels) or (key == "deviation" and min(values) <= 0):
+                positive = " above 0" if key == "deviation" else ""
+                raise UserError(f"model.vision.{key}={values} must be one number{positive}, or one for each channel")
         if model.family == "vit":
             _check_classifier(model)
         if not model.reads_images:

@@ -76,8 +76,8 @@ def forward(c, params, example):
 
 
 def patches(c, p, image):
-    """Return the projected patches of pixels -1 … 1, row by row (Dosovitskiy et al. 2021)."""
-    size, pixels, rows = c.vision.patch_size, image / 255 * 2 - 1, []
+    """Return the projected patches of normalised pixels, row by row (Dosovitskiy et al. 2021)."""
+    size, pixels, rows = c.vision.patch_size, (image / 255 - c.vision.mean) / c.vision.deviation, []
     for top in range(0, image.shape[0], size):
         for left in range(0, image.shape[1], size):
             rows.append(pixels[top : top + size, left : left + size].flatten())

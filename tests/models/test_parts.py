@@ -90,7 +90,8 @@ def config(index):
     fields["d_k"], fields["d_v"] = fields.pop("sizes")
     head = {name: fields.pop(name) for name in ("num_classes", "pooling", "pooler", "transform", "num_segments")}
     decoder = {"num_decoder_layers": 3, "target_vocab_size": 50} if fields["family"] == "encdec" else {}
-    vision = VisionConfig(image_size=6, patch_size=2, channels=2, source=fields.pop("image_source"))
+    scale = {"mean": (0.4, 0.5), "deviation": (0.3,)} if index % 2 else {}
+    vision = VisionConfig(image_size=6, patch_size=2, channels=2, source=fields.pop("image_source"), **scale)
     small = {"vision": vision, "relative": RelativeConfig(8, 7)}
     # Without residuals a norm may see next to nothing: its epsilon keeps rounding errors small, and is seen to work.
     return ModelConfig(**{**TINY, **decoder, **fields, **small}, norm_epsilon=0.01, head=HeadConfig(**head))
@@ -237,6 +238,10 @@ REFUSALS = [
     ({"family": "encoder", "head": HeadConfig(num_classes=-1)}, "model.head.num_classes=-1 must be at least 0"),
     ({"family": "vit", "head": HeadConfig(num_segments=2)}, "model.head.num_segments=2: an image has no second text"),
     ({"family": "vit", "vision": VisionConfig(patch_size=15)}, "patch_size=15 must divide model.vision.image_size=224"),
+    (
+        {"family": "vit", "vision": VisionConfig(deviation=(0.5, 0.0, 1.0))},
+        "deviation=.* must be one number above 0, or",
+    ),
     ({"family": "vit", "vision": VisionConfig(channels=0)}, "model.vision.channels=0 must be at least 1"),
     ({"family": "encoder", "vision": VisionConfig(source=True)}, "source=True is read by family='encdec' only, not by"),
     ({"shared_embedding": False, "vision": VisionConfig(source=True)}, "an image as the source has no table to share"),

@@ -12,8 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 import sentencepiece
 import tokenizers
+from PIL import Image
 
 from jformer.errors import UserError
 from jformer.inference.predict import load
@@ -258,6 +260,46 @@ def test_a_tokenizer_without_added_tokens_and_with_one_that_has_no_row(tmp_path)
     assert summary.endswith("not carried over: the token '<extra>', which has no row")
     again = load(str(tmp_path / "again"))
     assert again.tokenizers[0].encode(["a <extra> b"]) == run.tokenizers[0].encode(["a <extra> b"])
+
+
+PROCESSORS = {  # of photographs of any size; the model's have 32 pixels a side
+    "ImageNet": {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}, "resample": 2,
+                 "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]},
+    "cropped": {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 37}, "resample": 3,
+                "do_center_crop": True, "crop_size": {"height": 32, "width": 32}, "do_normalize": False},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PROCESSORS)
+def test_photographs_of_any_size_are_prepared_as_their_processor_does(case, tmp_path):
+    sizes = {"image_size": 32, "patch_size": 8, "num_labels": 3, "id2label": {0: "a", 1: "b", 2: "c"}}
+    config = transformers.ViTConfig(**BERT, **sizes)
+    torch.manual_seed(0)
+    theirs = transformers.ViTForImageClassification(config).eval()
+    theirs.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[case]))
+    noise = np.random.default_rng(0).integers(0, 256, (43, 64, 3), np.uint8)
+    paths = [str(tmp_path / "wide.png"), str(tmp_path / "small.png")]
+    Image.fromarray(noise.repeat(10, axis=0).repeat(10, axis=1)[:427]).save(paths[0])
+    Image.fromarray(noise[:20, :10]).save(paths[1])
+    run, _ = imported(tmp_path / "model")
+    for folder in ("model", "again", "derived"):
+        if folder != "model":
+            export_model(str(tmp_path / "run"), tmp_path / folder)
+            (tmp_path / "run" / "imported.json").unlink(missing_ok=True)  # as if it had been trained here
+        processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / folder)
+        model = transformers.ViTForImageClassification.from_pretrained(tmp_path / folder).eval()
+        for path in paths:
+            pixels = processor([Image.open(path)], return_tensors="pt")["pixel_values"]
+            with torch.no_grad():
+                expected = model(pixels).logits[0].softmax(-1).tolist()
+            (output,) = run.generate([path])[0]
+            assert output.labels == pytest.approx(dict(zip("abc", expected, strict=True)), rel=2e-6)
+    stored = [(tmp_path / name / "preprocessor_config.json").read_bytes() for name in ("model", "again")]
+    assert stored[0] == stored[1]
+    before, after = (safetensors.numpy.load_file(tmp_path / name / "model.safetensors") for name in ("model", "again"))
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
 class Hostile:

@@ -1,12 +1,13 @@
 """Images as tokens: the values of their pixels, in the order of rows, columns and channels (h, w, c)."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from jformer.data.image_files import fit, read_images
+from jformer.data.image_files import fit, prepare, read_images
 from jformer.data.tokenizers.symbols import OneFile, Symbols, to_json
 from jformer.errors import UserError
 
@@ -18,11 +19,15 @@ class ImageTokenizer(OneFile):
     tokens = [str(value) for value in range(256)]  # noqa: RUF012
     symbols = Symbols(unk=-1)
 
-    def __init__(self, shape: Sequence[int], resize: bool = False) -> None:
-        super().__init__(".json", to_json(kind="image", shape=list(shape), **({"resize": True} if resize else {})))
+    def __init__(
+        self, shape: Sequence[int], resize: bool = False, steps: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """Take the shape (h, w, c) of all images; others are resized as `fit` does, or by the steps of `prepare`."""
+        more = ({"resize": True} if resize else {}) | ({"steps": dict(steps)} if steps else {})
+        super().__init__(".json", to_json(kind="image", shape=list(shape), **more))
         height, width, channels = shape
         self.shape = (int(height), int(width), int(channels))
-        self.resize = bool(resize)
+        self.resize, self.steps = bool(resize), steps
 
     @property
     def length(self) -> int:
@@ -34,7 +39,9 @@ class ImageTokenizer(OneFile):
         return [self._values(place, image) for place, image in zip(lines, read_images(lines), strict=True)]
 
     def _values(self, place: str, image: np.ndarray) -> np.ndarray:
-        if self.resize:
+        if self.steps:
+            image = prepare(image, self.steps, self.shape, place)
+        elif self.resize:
             image = fit(image, self.shape[0], self.shape[2], place)
         if image.shape != self.shape:
             found, wanted = (" by ".join(map(str, shape)) for shape in (image.shape, self.shape))

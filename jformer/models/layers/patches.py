@@ -17,10 +17,12 @@ def patch_projection(config: ModelConfig) -> Dense:
 
 
 def to_patches(image: UInt8[Array, "b h w c"], config: ModelConfig) -> Float[Array, "b p f"]:
-    """Cut images into square patches, row by row, each a vector of its pixels from -1 to 1, in the compute dtype."""
+    """Cut images into square patches, row by row, each a vector of its pixels, normalised, in the compute dtype."""
     b, h, w, c = image.shape
-    size = config.vision.patch_size
+    vision, size = config.vision, config.vision.patch_size
     pixels = image.astype(jnp.float32) / 127.5 - 1
+    if {*vision.mean, *vision.deviation} != {0.5}:
+        pixels = (image.astype(jnp.float32) / 255 - jnp.array(vision.mean)) / jnp.array(vision.deviation)
     patches = pixels.reshape(b, h // size, size, w // size, size, c)  # [b h w c] → [b rows size columns size c]
     patches = patches.swapaxes(2, 3)  # → [b rows columns size size c]
     return patches.reshape(b, -1, size * size * c).astype(config.dtype)  # → [b p f]

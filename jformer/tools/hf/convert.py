@@ -43,7 +43,7 @@ from jformer.tools.hf.gpt2 import GPT2
 from jformer.tools.hf.llama import LLAMA
 from jformer.tools.hf.marian import MARIAN
 from jformer.tools.hf.t5 import MT5, T5
-from jformer.tools.hf.vit import VIT, check_pixels
+from jformer.tools.hf.vit import PIXEL_SCALE, VIT, image_steps, pixel_scale
 
 FAMILIES: dict[str, HfFamily] = {
     family.model_type: family
@@ -90,6 +90,8 @@ def import_model(directory: Path, workdir: str, texts: Texts) -> str:
         source = tensors.Tensors(directory, functools.partial(renamed, family))
         if BIAS in source.found:
             fields[LOGITS_BIAS] = bool(source.read(BIAS).any())
+        if family is VIT:
+            fields[PIXEL_SCALE] = pixel_scale(vocabulary.read_json(directory / PIXELS, {}))
         model = read_model(family, fields, task, source)
         refuse_missing_layers(model, source)
         answers = read_answers(fields, task, model)
@@ -242,9 +244,9 @@ def read_tokenizers(
     """
     if family is VIT:
         assert answers is not None
-        check_pixels(vocabulary.read_json(directory / PIXELS, {}))
         size = model.vision.image_size
-        return {"source": ImageTokenizer((size, size, model.vision.channels)), "target": answers}, []
+        steps = image_steps(vocabulary.read_json(directory / PIXELS, {}), size)
+        return {"source": ImageTokenizer((size, size, model.vision.channels), steps=steps), "target": answers}, []
     settings = {**fields, **vocabulary.read_json(directory / SETTINGS, {})}
     found = vocabulary.TokenizerFiles(directory, family.model_type, fields)
     files = {"source": found, "target": found.of_target()}

@@ -1,11 +1,15 @@
 """The Vision Transformer (Dosovitskiy et al. 2021) as a classifier."""
 
+import math
+import re
 from typing import Any
 
 import numpy as np
 
+from jformer.data.tokenizers import ImageTokenizer
 from jformer.errors import UserError
 from jformer.models import ModelConfig
+from jformer.models.vision_config import VisionConfig
 from jformer.tools.hf.families import Fields, HfFamily
 from jformer.tools.hf.name_tables import Entry, Table, below, linear, norm
 
@@ -43,22 +47,79 @@ def _table(model: ModelConfig) -> Table:
     }
 
 
-PIXELS = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": 0.5, "image_std": 0.5}
+PIXEL_SCALE = "_pixel_scale"  # not a field of config.json: mean and deviation, of preprocessor_config.json
+FACTOR = 1 / 255  # of pixels, unless it is given
+ELSEWHERE = ("crop_pct", "do_pad", "do_flip_channel_order")  # what other processors do
+SHORTEST = re.compile("(CLIP|Bit|ConvNext)")  # processors for which a single number is the shorter side
 
 
-def check_pixels(fields: Fields) -> None:
-    """Raise UserError unless pixels are scaled to -1 to 1, as ours are."""
-    for key, value in PIXELS.items():
-        found = fields.get(key, value)
-        if {*found} != {value} if isinstance(found, list) else found != value:
-            raise UserError(f"preprocessor_config.json: {key}={found} is not implemented: only {value}")
+def pixel_scale(fields: Fields) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the mean and the deviation of a preprocessor_config.json, for pixels from 0 to 1."""
+    factor = (fields.get("rescale_factor", FACTOR) if fields.get("do_rescale", True) else 1) / FACTOR
+    factor = 1.0 if math.isclose(factor, 1) else factor
+
+    def each(key: str, off: float) -> tuple[float, ...]:
+        given = fields.get(key, 0.5) if fields.get("do_normalize", True) else off
+        values = [number / factor for number in (given if isinstance(given, list) else [given])]
+        return tuple(values if len({*values}) > 1 else values[:1])
+
+    return each("image_mean", 0.0), each("image_std", 1.0)
 
 
-def pixel_fields(model: ModelConfig) -> dict[str, Any]:
-    """Return the preprocessor_config.json that scales pixels as ours does."""
-    size = {"height": model.vision.image_size, "width": model.vision.image_size}
-    pixels = {"image_processor_type": "ViTImageProcessor", "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-    return {**pixels, "size": size, "do_resize": True, "do_normalize": True}
+def image_steps(fields: Fields, size: int) -> dict[str, Any]:
+    """Return how images of any size are brought to the model's, for `data.image_files.prepare`; {} if they are not.
+
+    Raises UserError for what is not implemented, and for images of another size than the model's.
+    """
+    for key in ELSEWHERE:
+        if fields.get(key):
+            raise UserError(f"preprocessor_config.json: {key}={fields[key]!r} is not implemented")
+    crop = _sides(fields, "crop_size") if fields.get("do_center_crop") else []
+    sides = _sides(fields, "size") if fields.get("do_resize", bool(fields)) else []
+    if (sides or crop) and (crop or sides) != [size, size]:
+        key = "crop_size" if crop else "size"
+        raise UserError(f"preprocessor_config.json: {key}={fields.get(key)} gives other images than config.json's "
+                        f"image_size={size}")  # fmt: skip
+    return {"sides": sides, "filter": int(fields.get("resample", 2))} if sides or crop else {}
+
+
+def _sides(fields: Fields, key: str) -> list[int]:
+    """Return [height, width], or [shorter side]."""
+    given = fields.get(key, 224)
+    if type(given) is int:
+        kind = str(fields.get("image_processor_type", fields.get("feature_extractor_type")))
+        return [given] if key == "size" and SHORTEST.match(kind) else [given, given]
+    for names in (("height", "width"), ("shortest_edge",)):
+        if {*given} == {*names} and all(type(given[name]) is int and given[name] > 0 for name in names):
+            return [given[name] for name in names]
+    raise UserError(f"preprocessor_config.json: {key}={given} is not implemented: height and width, or shortest_edge")
+
+
+def pixel_fields(model: ModelConfig, images: ImageTokenizer) -> dict[str, Any]:
+    """Return the preprocessor_config.json that prepares images as ours does."""
+    size = model.vision.image_size
+    sides = images.steps["sides"] if images.steps else [size] if images.resize else []
+    names = ("shortest_edge",) if len(sides) == 1 else ("height", "width")
+    scale = {"image_mean": model.vision.mean, "image_std": model.vision.deviation}
+    return {
+        **{key: [*values] * (model.vision.channels if len(values) == 1 else 1) for key, values in scale.items()},
+        "image_processor_type": "BitImageProcessor" if len(sides) == 1 else "ViTImageProcessor",
+        "do_resize": bool(sides),
+        "size": dict(zip(names, sides or [size, size], strict=True)),
+        "resample": images.steps.get("filter", 2),
+        "do_center_crop": len(sides) == 1 or bool(sides and sides != [size, size]),
+        "crop_size": {"height": size, "width": size},
+        "do_rescale": True,
+        "rescale_factor": FACTOR,
+        "do_normalize": True,
+        "do_convert_rgb": model.vision.channels == 3,
+    }
+
+
+def _read(fields: Fields) -> dict[str, Any]:
+    scale = fields.get(PIXEL_SCALE, ((0.5,), (0.5,)))
+    sizes = (fields[key] for key in ("image_size", "patch_size", "num_channels"))
+    return {"vision": VisionConfig(*sizes, *scale)}
 
 
 VIT = HfFamily(
@@ -73,6 +134,7 @@ VIT = HfFamily(
      "image_size": 224, "patch_size": 16, "num_channels": 3},
     ours={"family": "vit", "norm": "pre", "positions": "learned", "embedding_scale": "none", "init": "vit"},
     theirs={"qkv_bias": True},
-    table=_table, activation="hidden_act",
+    table=_table, activation="hidden_act", read=_read,
+    write=lambda model: {PIXEL_SCALE: (model.vision.mean, model.vision.deviation)},
     unread=(r"vit\.pooler\..*",),
 )  # fmt: skip

@@ -4,7 +4,7 @@ import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from etils.epath import Path as AnyPath
@@ -13,7 +13,7 @@ from jformer.checkpoints.untie_layers import own_layers
 from jformer.checkpoints.weights import load_weights
 from jformer.config import load_config
 from jformer.config.options import Config
-from jformer.data.tokenizers import NUM_SYMBOLS, NumberTokenizer, Symbols, Tokenizer
+from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer, NumberTokenizer, Symbols, Tokenizer
 from jformer.data.vocabularies import load_tokenizers
 from jformer.errors import UserError
 from jformer.models import ModelConfig, build_model
@@ -35,7 +35,7 @@ from jformer.tools.hf.convert import (
     sized,
 )
 from jformer.tools.hf.families import LOGITS_BIAS, HfFamily, architecture, config_fields, is_bare, table_of
-from jformer.tools.hf.vit import VIT, pixel_fields
+from jformer.tools.hf.vit import PIXEL_SCALE, VIT, pixel_fields, pixel_scale
 
 
 def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: int = tensors.SHARD_BYTES) -> str:
@@ -66,7 +66,7 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
     files = {name: kept[name] for name in (vocabulary.CONFIG, vocabulary.SPECIALS) if name in kept}
     facts, sides = tokenizer_facts(config, model), (tokenizers[0], text)
     named = vocabulary.write(target, family.model_type, sides, model.family, mask, facts, files)
-    logits_bias = fields.pop(LOGITS_BIAS, None)
+    logits_bias, _ = fields.pop(LOGITS_BIAS, None), fields.pop(PIXEL_SCALE, None)
     fields |= symbols | {"architectures": [architecture(family, config.task, model)]}
     written = tables.to_tensors(table_of(family, model, config.task), params)
     if logits_bias is False:
@@ -175,5 +175,9 @@ def write_settings(
         (target / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
         return notes
     if config.model.family == "vit":
-        (target / PIXELS).write_text(json.dumps(pixel_fields(config.model), indent=2) + "\n")
+        images, vision = tokenizers[0], config.model.vision
+        came = kept.get(PIXELS, "")
+        if not came or pixel_scale(json.loads(came)) != (vision.mean, vision.deviation):
+            came = json.dumps(pixel_fields(config.model, cast(ImageTokenizer, images)), indent=2) + "\n"
+        (target / PIXELS).write_text(came)
     return []

@@ -20,7 +20,7 @@ from jformer.tools.hf import convert
 from jformer.tools.hf import name_tables as tables
 from jformer.tools.hf import write_model as export
 from jformer.tools.hf.families import LOGITS_BIAS, config_fields, model_config, table_of
-from jformer.tools.hf.vit import check_pixels
+from jformer.tools.hf.vit import PIXEL_SCALE, image_steps, pixel_scale
 from tests.tools.hf.small_runs import Arrays
 
 SIZES = {"vocab_size": 50, "num_layers": 2, "d_model": 32, "d_ff": 48, "num_heads": 4, "max_length": 40}
@@ -185,14 +185,33 @@ def test_a_run_that_no_family_has_says_why(tmp_path):
         export.express("lm", ModelConfig(), tmp_path, "gpt3")
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("do_normalize", False), ("do_rescale", False), ("rescale_factor", 1.0), ("image_mean", [0.4] * 3)],
-)
-def test_pixels_that_ours_would_read_otherwise_are_refused(key, value):
-    check_pixels({"do_rescale": True, "rescale_factor": 0.00392156862745098, "image_std": [0.5] * 3})
-    with pytest.raises(UserError, match=f"{key}=.* is not implemented"):
-        check_pixels({key: value})
+@pytest.mark.parametrize(("fields", "expected"), [
+    ({}, ((0.5,), (0.5,))),
+    ({"rescale_factor": 0.00392156862745098, "image_mean": [0.1, 0.2], "image_std": 0.5}, ((0.1, 0.2), (0.5,))),
+    ({"do_normalize": False, "image_mean": [0.1] * 3}, ((0.0,), (1.0,))),
+    ({"rescale_factor": 2 / 255, "image_mean": [1.0] * 3, "image_std": [0.5] * 3}, ((0.5,), (0.25,))),
+])  # fmt: skip
+def test_whatever_pixels_are_scaled_by_is_a_mean_and_a_deviation(fields, expected):
+    assert pixel_scale(fields) == tuple(pytest.approx(each) for each in expected)
+
+
+@pytest.mark.parametrize(("fields", "expected"), [
+    ({}, {}),
+    ({"do_resize": False, "size": 9}, {}),
+    ({"size": 8, "resample": 3}, {"sides": [8, 8], "filter": 3}),
+    ({"size": 9, "image_processor_type": "CLIPImageProcessor", "do_center_crop": True, "crop_size": 8},
+     {"sides": [9], "filter": 2}),
+    ({"size": 9}, "size=9 gives other images than config.json's image_size=8"),
+    ({"size": {"shortest_edge": 8}}, "size={'shortest_edge': 8} gives other images"),
+    ({"size": {"longest_edge": 8}}, "size={'longest_edge': 8} is not implemented: height and width, or shortest_edge"),
+    ({"size": 8, "crop_pct": 0.9}, r"crop_pct=0\.9 is not implemented"),
+])  # fmt: skip
+def test_steps_that_bring_images_to_the_models_size(fields, expected):
+    if isinstance(expected, str):
+        with pytest.raises(UserError, match=expected):
+            image_steps(fields, 8)
+    else:
+        assert image_steps(fields, 8) == expected
 
 
 class Reading(dict):
@@ -218,7 +237,7 @@ def row_of(name):
     model = dataclasses.replace(model, embedding_norm=model.embedding_norm and name != "m2m_100")
     fields = Reading({**family.defaults, **config_fields(family, model, task)})
     family.read(fields)
-    read = {*family.sizes, family.activation, *fields.asked} - {*family.theirs, LOGITS_BIAS}
+    read = {*family.sizes, family.activation, *fields.asked} - {*family.theirs, LOGITS_BIAS, PIXEL_SCALE}
     fixed = ", ".join(f"`{key}={value!r}`" for key, value in sorted(family.theirs.items()))
     return f"| `{name}` | {', '.join(f'`{key}`' for key in sorted(read))} | {fixed} |"
 
