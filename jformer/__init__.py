@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from jformer.decoding.decode_config import DecodeOptions
     from jformer.inference.generation import search_ids as search
     from jformer.inference.predict import Predictor
-    from jformer.inference.restore import restore
+    from jformer.inference.restore import restore, save_run
     from jformer.models import ModelConfig, build_model, init_params
     from jformer.models.interventions import activations, at_layer, intervene
     from jformer.models.layers.matmul import jax_gradients
@@ -57,6 +57,7 @@ PARTS = {  # of a loop of one's own → where they are, imported on first use
     "make_mesh": "jformer.parallel.mesh:make_mesh",
     "make_train_step": "jformer.training.step:make_train_step",
     "restore": "jformer.inference.restore:restore",
+    "save_run": "jformer.inference.restore:save_run",
     "search": "jformer.inference.generation:search_ids",
     "token_loss": "jformer.tasks.task:token_loss",
 }
@@ -91,6 +92,7 @@ __all__ = [
     "make_mesh",
     "make_train_step",
     "restore",
+    "save_run",
     "search",
     "token_loss",
     "train",

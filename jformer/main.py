@@ -3,7 +3,8 @@
 python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--config.section.key=value ...]
 
   --config   a Python file with get_config(), or the name of a config that comes with jformer, such as quickstart; any
-             of its keys can be set as --config.section.key=value. Once DIR holds a run, its config is the default.
+             of its keys can be set as --config.section.key=value. Once DIR holds a run, its config is the default; for
+             a new run with --config.train.init_from=PARENT that of the parent is, sizes of the model and all.
   --workdir  the directory of the run: config, tokenizer, checkpoints, metrics, results.
   --mode     train     train, or resume the run in DIR, then score its test sets (the default)
              evaluate  score the test sets again, with other --config.evaluate and --config.decode options if given
@@ -372,12 +373,16 @@ def coordinates(options: flags.FlagValues) -> processes.ProcessInfo | None:
 def configure(options: flags.FlagValues, overrides: list[str]) -> Config:
     """Return the config that the flags name, with what they set; raise UserError if it cannot work or resume."""
     saved = run_path(options.workdir or "") / "config.json"
+    parents = [argument.partition("=")[2] for argument in overrides if argument.startswith("--config.train.init_from=")]
     if options.config:
         values = run_config_file(Path(options.config))
     elif options.workdir and saved.exists():
         values = as_config_dict(load_config(saved))
     elif options.mode == "gallery" and not options.workdir:
         values = default_config()
+    elif parents and options.mode in ("train", "describe"):
+        values = as_config_dict(load_config(run_path(parents[-1]) / "config.json"))
+        values.model.lora = default_config().model.lora  # a parent's adapters are merged
     elif options.workdir and options.mode not in ("train", "describe"):
         raise UserError(f"--workdir={options.workdir} holds no run: name the directory of one, or train one there")
     else:

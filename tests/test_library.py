@@ -15,10 +15,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import traverse_util
 
 import jformer
+from jformer.config import default_config, resolve
+from jformer.data.tokenizers import learn
 from jformer.decoding.decode_config import DecodeConfig, DecodeOptions
+from jformer.errors import UserError
 from jformer.inference.predict import Predictor
+from jformer.tasks.build import build_sized, build_task
 from tests import small_run
 
 ROOT = Path(__file__).parents[1]
@@ -54,6 +59,29 @@ def test_the_documents_own_loop_learns_searches_and_is_differentiated_twice():
     pull = jax.grad(names["total"])(names["state"].params)
     assert float(names["slope"]) == pytest.approx(sum(float(g.sum()) for g in jax.tree.leaves(pull)), rel=1e-3)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(names["hessian_product"]))
+
+
+@pytest.mark.parametrize("preset", ["transformer_tiny", "rnnsearch_tiny"])
+def test_a_run_of_arrays_of_ones_own_answers_as_they_do(preset, tmp_path):
+    values = default_config(preset)
+    values.model.update(num_layers=1, d_model=16, shared_embedding=False)
+    values.data.update(vocab_shared=False)
+    sides = learn("char", ["abcd"], 9, "identity", False), learn("char", ["wxyz!"], 9, "identity", False)
+    built = build_sized(resolve(values), build_task(resolve(values)), sides)
+    params = jax.tree.map(lambda leaf: leaf + 0.5 * jax.random.normal(jax.random.key(leaf.size), leaf.shape),
+                          jformer.init_params(built, jax.random.key(0)))  # fmt: skip
+    named = {name: np.asarray(leaf) for name, leaf in traverse_util.flatten_dict(params, sep="/").items()}
+    jformer.save_run(values, named, sides, tmp_path / "run")
+    loaded = jformer.load(tmp_path / "run", beam_size=1)
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, params)
+    assert len({*loaded.predict(["abc", "dd", "bcda"])}) > 1
+    first = next(name for name in named if name.endswith("kernel"))
+    wrong = {name: leaf for name, leaf in named.items() if name != first} | {"extra": np.zeros(3)}
+    with pytest.raises(UserError, match=rf"extra \[3\] has no place; {first} is missing: \["):
+        jformer.save_run(values, wrong, sides, tmp_path / "other")
+    with pytest.raises(UserError, match="is not empty"):
+        jformer.save_run(values, named, sides, tmp_path / "run")
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_batch_is_made_from_ids_alone():

@@ -12,6 +12,7 @@ from jformer.config import options, save_config
 from jformer.config.options import Config
 from jformer.data import progress
 from jformer.data.data_config import DataConfig
+from jformer.errors import UserError
 from jformer.storage import replace_content
 from tests.faults.full_disk import no_file_above
 from tests.stored_run import store_run
@@ -53,6 +54,17 @@ def test_help_names_every_mode_and_flag(capsys, flag):
     names = ("config", "workdir", "mode", "input", "output", "resume", "format")
     for word in (*(f"--{name}" for name in names), *main.MODES, *main.FORMATS):
         assert word in said
+
+
+def test_a_new_run_without_a_config_has_that_of_the_run_it_starts_from(file, tmp_path):
+    parent = store_run(tmp_path / "parent", {"model.d_model": 24, "model.num_heads": 3, "model.dropout": 0.25})
+    arguments = [f"--workdir={tmp_path / 'new'}", f"--config.train.init_from={parent}", "--config.model.dropout=0.5"]
+    config = parse(*arguments)
+    assert (config.model.d_model, config.model.num_heads, config.model.dropout) == (24, 3, 0.5)
+    assert config.train.init_from == str(parent)
+    assert parse(*arguments, f"--config={file()}").model.d_model != 24
+    with pytest.raises(UserError, match="holds no run"):
+        parse(*arguments, "--mode=predict")
 
 
 MISTAKES = {

@@ -1,8 +1,9 @@
-"""Load the parameters of a trained run, to answer with or to start another run from: last, best, or an average."""
+"""Load the parameters of a run, to answer with or to start another run from: last, best, or an average; write a run."""
 
+import dataclasses
 import functools
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -13,13 +14,13 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from jformer.checkpoints import checkpoint
-from jformer.config import load_config
+from jformer.config import load_config, save_config
 from jformer.config.options import Config
 from jformer.data.progress import counted
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.vocabularies import load_tokenizers
 from jformer.errors import UserError
-from jformer.integrity import digest_of
+from jformer.integrity import digest_of, seal
 from jformer.models import init_params
 from jformer.models.lora import merged
 from jformer.models.lora_config import LoraConfig, is_factor
@@ -74,6 +75,27 @@ def _saved_shapes(saved: checkpoint.Checkpoints, mesh: Mesh) -> PyTree:
     shapes = {path: jax.ShapeDtypeStruct(entry.shape, entry.dtype) for path, entry in arrays.items()}
     tree = traverse_util.unflatten_dict(shapes, sep="/")
     return abstract_like(tree, parameter_shardings(mesh, tree, (FSDP,)))
+
+
+def write_run(workdir: Path, config: Config, tokenizers: Mapping[str, Tokenizer], params: PyTree) -> None:
+    """Write a run of parameters that no run trained, with tokenizers by the name of their file: "shared", or two sides.
+
+    All processes call it; process 0 writes everything but the shards of parameters.
+    """
+    processes.barrier()  # all have seen that it was empty
+    if processes.is_main_process():
+        (workdir / "tokenizer").mkdir(parents=True, exist_ok=True)
+        for name, tokenizer in tokenizers.items():
+            tokenizer.save(workdir / "tokenizer", name)
+        seal(workdir / "tokenizer")
+    processes.refuse_unshared(workdir)
+    checkpoints = checkpoint.Checkpoints(workdir / "checkpoints")
+    untrained = {"step": 0, "seconds": 0.0, "best_step": 0, "data": []}
+    progress = {**untrained, "config": dataclasses.asdict(config)}
+    checkpoints.save(0, {"params": params}, progress, None)
+    checkpoints.close()
+    if processes.is_main_process():
+        save_config(config, workdir / "config.json")
 
 
 def load_weights(
@@ -174,7 +196,10 @@ def _taken(name: str, old: jax.Array | None, new: jax.Array, origin: str, lora: 
     is_table = old is not None and name.endswith("embedding") and old.shape[1:] == new.shape[1:]
     if not is_table and name.partition("/")[0] not in HEADS:
         found = "nothing" if old is None else old.shape
-        raise UserError(f"train.init_from={origin!r} has {found} for {name}, this model needs {new.shape}")
+        raise UserError(
+            f"train.init_from={origin!r} has {found} for {name}, this model needs {new.shape}: without "
+            "--config, a run takes its parent's model"
+        )
     rows = min(len(old), len(new)) if old is not None and is_table else 0
     if rows < len(new) and not lora.trains(name):
         raise UserError(f"train.init_from={origin!r} has not all of {name}: add '^{name}$' to model.lora.also")

@@ -1,13 +1,18 @@
-"""Restore a trained run from its directory, to answer with it."""
+"""Restore a trained run from its directory, to answer with it; write a run of parameters of your own."""
 
 import dataclasses
 import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+import jax
+import numpy as np
 from etils.epath import Path
+from flax import traverse_util
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from jformer.checkpoints.weights import load_weights, refuse_other_tokens
+from jformer.checkpoints.weights import abstract_params, load_weights, refuse_other_tokens, write_run
 from jformer.config import load_config, resolve
 from jformer.config.options import Config
 from jformer.data.tokenizers import Tokenizer
@@ -18,6 +23,9 @@ from jformer.parallel.mesh import make_mesh
 from jformer.storage import run_path
 from jformer.tasks.build import build_sized, build_task, check_heads, choose_decoding_dtype, open_mesh
 from jformer.tasks.task import Task
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +74,43 @@ def restore_adapter(workdir: str | os.PathLike[str], base: Trained, mesh: Mesh) 
         raise UserError(f"{workdir}: holds no adapters, which training with model.lora.rank makes; load it by itself")
     config, tokenizers = dataclasses.replace(own, decode=base.config.decode), load_tokenizers(path / "tokenizer")
     return _restore(path, config, build_task(config), tokenizers, mesh, base)
+
+
+def save_run(
+    config: "Config | ConfigDict | Mapping[str, Any]",
+    params: PyTree,
+    tokenizers: Tokenizer | tuple[Tokenizer, Tokenizer],
+    workdir: str | os.PathLike[str],
+) -> None:
+    """Write a run of parameters of your own, to answer with, export, or start another run from.
+
+    Args:
+        config: as `jformer.train` takes it; its numbers of tokens and classes are those of the tokenizers.
+        params: names → arrays, nested or with names such as "encoder/block/self_attn/q/kernel"; the layers of a stack
+            are one array, layers first.
+        tokenizers: one for both sides, or those of source and target.
+        workdir: a new directory.
+
+    Raises:
+        UserError: the names and shapes are not those of the model, which are listed; or the directory is not empty.
+    """
+    path, config = run_path(workdir), resolve(config)
+    if path.exists() and any(path.iterdir()):
+        raise UserError(f"{workdir} is not empty: name a new directory")
+    sides = tokenizers if isinstance(tokenizers, tuple) else (tokenizers, tokenizers)
+    model = build_sized(config, build_task(config), sides)
+    abstract = traverse_util.flatten_dict(abstract_params(model, make_mesh(1)), sep="/")
+    given = {name.strip("/"): np.asarray(leaf) for name, leaf in traverse_util.flatten_dict(params, sep="/").items()}
+    wrong = [f"{name} {list(given[name].shape)} has no place" for name in given if name not in abstract]
+    for name, leaf in abstract.items():
+        if name not in given or given[name].shape != leaf.shape:
+            found = f"is {list(given[name].shape)}, not" if name in given else "is missing:"
+            wrong.append(f"{name} {found} {list(leaf.shape)}")
+    if wrong:
+        raise UserError(f"the arrays are not those of the model that config describes: {'; '.join(wrong)}")
+    placed = {name: jax.device_put(given[name].astype(np.float32), leaf.sharding) for name, leaf in abstract.items()}
+    files = {"shared": sides[0]} if sides[0] is sides[1] else dict(zip(("source", "target"), sides, strict=True))
+    write_run(path, config, files, traverse_util.unflatten_dict(placed, sep="/"))
 
 
 def restore_member(workdir: str | os.PathLike[str], run: Trained, mesh: Mesh) -> Trained:

@@ -13,10 +13,9 @@ from etils.epath import Path as AnyPath
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from jformer.checkpoints import checkpoint
 from jformer.checkpoints.reading import first_line
-from jformer.checkpoints.weights import abstract_params
-from jformer.config import default_config, resolve, save_config
+from jformer.checkpoints.weights import abstract_params, write_run
+from jformer.config import default_config, resolve
 from jformer.config.options import Config
 from jformer.data.tokenizers import (
     NUM_SYMBOLS,
@@ -28,7 +27,6 @@ from jformer.data.tokenizers import (
 )
 from jformer.data.tokenizers.lists import label_set
 from jformer.errors import UserError, nearest
-from jformer.integrity import seal
 from jformer.models import ModelConfig, build_model
 from jformer.parallel import processes
 from jformer.parallel.mesh import make_mesh
@@ -102,7 +100,7 @@ def import_model(directory: Path, workdir: str, texts: Texts) -> str:
         notes += without_place(family, model, task, source)
         config, settings = make_config(directory, family, task, model, fields, tokenizers)
         notes += settings
-    save(target, config, tokenizers, params)
+    write_run(target, config, tokenizers, params)
     if processes.is_main_process():
         text = tokenizers.get("shared") or tokenizers["source" if answers else "target"]
         files = {name: (directory / name).read_text() for name in KEPT if (directory / name).is_file()}
@@ -347,24 +345,6 @@ def make_config(
         decode, notes = generation.read(fields, own, written.symbols, written.tokens, language)
         plain["decode"] = dataclasses.asdict(decode)
     return resolve(plain), notes
-
-
-def save(workdir: AnyPath, config: Config, tokenizers: Mapping[str, Tokenizer], params: PyTree) -> None:
-    """Write a workdir. All processes call it; process 0 writes everything but the shards of parameters."""
-    processes.barrier()  # all have seen that it was empty
-    if processes.is_main_process():
-        (workdir / "tokenizer").mkdir(parents=True, exist_ok=True)
-        for name, tokenizer in tokenizers.items():
-            tokenizer.save(workdir / "tokenizer", name)
-        seal(workdir / "tokenizer")
-    processes.refuse_unshared(workdir)
-    checkpoints = checkpoint.Checkpoints(workdir / "checkpoints")
-    untrained = {"step": 0, "seconds": 0.0, "best_step": 0, "data": []}
-    progress = {**untrained, "config": dataclasses.asdict(config)}
-    checkpoints.save(0, {"params": params}, progress, None)
-    checkpoints.close()
-    if processes.is_main_process():
-        save_config(config, workdir / "config.json")
 
 
 def sized(config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> ModelConfig:

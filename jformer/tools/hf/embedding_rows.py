@@ -10,7 +10,7 @@ import numpy as np
 from etils.epath import Path as AnyPath
 from jaxtyping import PyTree
 
-from jformer.checkpoints.weights import load_weights
+from jformer.checkpoints.weights import load_weights, write_run
 from jformer.config import load_config, resolve
 from jformer.config.options import Config
 from jformer.data.tokenizers import FastTokenizer, PiecesTokenizer, Tokenizer
@@ -20,7 +20,7 @@ from jformer.models import ModelConfig, build_model
 from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import parameter_names
 from jformer.storage import replace_content, run_path
-from jformer.tools.hf.convert import LABELLED, ORIGIN, new_workdir, save, sized
+from jformer.tools.hf.convert import LABELLED, ORIGIN, new_workdir, sized
 
 # The parameters with an entry for each token → the axis of the tokens.
 TABLES = {
@@ -82,7 +82,7 @@ def with_rows(params: PyTree, change: Callable[[np.ndarray, int], np.ndarray]) -
     return jax.tree.map(changed, parameter_names(params), params)
 
 
-def write_run(
+def write_changed(
     run: ChangeableRun,
     new: str,
     sides: tuple[Changeable, Changeable],
@@ -111,6 +111,6 @@ def write_run(
     plain["evaluate"]["weights"] = "last"  # there are no others
     plain["decode"] |= decode
     target = run_path(new)
-    save(target, resolve(plain), tokenizers, params)
+    write_run(target, resolve(plain), tokenizers, params)
     if (run.path / ORIGIN).exists():
         replace_content(Path(target) / ORIGIN, (run.path / ORIGIN).read_bytes())

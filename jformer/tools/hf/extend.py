@@ -12,7 +12,7 @@ import numpy as np
 from jformer.data.text import read_lines
 from jformer.errors import UserError
 from jformer.models.parts import count_params
-from jformer.tools.hf.embedding_rows import Changeable, read_run, with_rows, write_run
+from jformer.tools.hf.embedding_rows import Changeable, read_run, with_rows, write_changed
 
 
 def extend(workdir: str, new: str, files: Sequence[Path]) -> str:
@@ -37,7 +37,7 @@ def extend(workdir: str, new: str, files: Sequence[Path]) -> str:
     before = run.read_params()
     params = with_rows(before, extended)
     sides = (run.source.extended(tokens, held, rows), run.answer.extended(tokens, held, rows))
-    write_run(run, new, sides, rows, params, {})
+    write_changed(run, new, sides, rows, params, {})
     grown = count_params(params) - count_params(before)
     return f"{new}: {len(tokens):,} tokens more than {size:,}, {grown:,} parameters more; train it before it knows them"
 

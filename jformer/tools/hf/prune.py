@@ -15,7 +15,7 @@ from jformer.data.text import read_lines
 from jformer.data.tokenizers import PiecesTokenizer, Tokenizer
 from jformer.errors import UserError
 from jformer.models.parts import count_params
-from jformer.tools.hf.embedding_rows import Changeable, read_run, with_rows, write_run
+from jformer.tools.hf.embedding_rows import Changeable, read_run, with_rows, write_changed
 
 WORDS: dict[str, Callable[[str], list[str]]] = {
     "tag": str.split,
@@ -43,7 +43,7 @@ def prune(workdir: str, new: str, texts: Sequence[Path], targets: Sequence[Path]
     params = with_rows(before, lambda table, axis: np.take(table, kept, axis))
     written = {answer.tokens[i] for i in kept}
     decode = {key: [word for word in getattr(run.config.decode, key) if word in written] for key in ("forbid", "only")}
-    write_run(run, new, (source.pruned(kept), answer.pruned(kept)), len(kept), params, decode)
+    write_changed(run, new, (source.pruned(kept), answer.pruned(kept)), len(kept), params, decode)
     return (
         f"{new}: keeps {len(kept):,} of {run.model.vocab_size:,} tokens, "
         f"{count_params(params):,} of {count_params(before):,} parameters"

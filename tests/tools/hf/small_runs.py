@@ -13,11 +13,12 @@ import numpy as np
 import sentencepiece
 from etils.epath import Path
 
+from jformer.checkpoints import weights
 from jformer.config import default_config, resolve
 from jformer.data.tokenizers import LabelTokenizer, learn
 from jformer.data.tokenizers.pretrained import FastTokenizer, PiecesTokenizer
 from jformer.models import ExecutionConfig, build_model, init_params
-from jformer.tools.hf.convert import ORIGIN, save
+from jformer.tools.hf.convert import ORIGIN
 
 LINES = ["the cat sat on the mat", "a hat and a cat", "what did the cat eat?", "rats", "the mat of the hat, that one"]
 FURTHER = [
@@ -66,7 +67,7 @@ def write_run(directory, preset, task, tokenizers, decode=None, data=None, seed=
         known = {i for ids in target.encode(LINES) for i in ids} | {target.symbols.eos}
         unlikely = np.array([i not in known for i in range(len(params["head"]["bias"]))])
         params["head"]["bias"] -= 40 * unlikely.astype(np.float32)
-    save(Path(directory), config, tokenizers, params)
+    weights.write_run(Path(directory), config, tokenizers, params)
     return Path(directory)
 
 
