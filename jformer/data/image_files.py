@@ -73,7 +73,7 @@ def fit(image: Image, size: int, channels: int, place: str) -> Image:
     Raises UserError for an image with other channels.
     """
     sides = [max(size, round(side * size / min(image.shape[:2]))) for side in image.shape[:2]]
-    return resize(image, sides, (size, size, channels), place)
+    return _resized(image, sides, (size, size, channels), place)
 
 
 def prepare(image: Image, steps: Mapping[str, Any], shape: Sequence[int], place: str) -> Image:
@@ -86,10 +86,10 @@ def prepare(image: Image, steps: Mapping[str, Any], shape: Sequence[int], place:
     sides = steps["sides"]
     if len(sides) == 1:
         sides = [side * sides[0] // min(h, w) for side in (h, w)]
-    return resize(image, sides or (h, w), shape, place, steps["filter"])
+    return _resized(image, sides or (h, w), shape, place, steps["filter"])
 
 
-def resize(image: Image, sides: Sequence[int], shape: Sequence[int], place: str, resample: int = BILINEAR) -> Image:
+def _resized(image: Image, sides: Sequence[int], shape: Sequence[int], place: str, resample: int = BILINEAR) -> Image:
     """Return the middle, of a shape (h, w, c), of an image that is resized to two sides (h, w)."""
     h, w, c = image.shape
     (height, width), channels = shape[:2], shape[2]

@@ -2,8 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,9 +22,6 @@ from jformer.parallel.mesh import make_mesh
 from jformer.storage import run_path
 from jformer.tasks.build import build_sized, build_task, check_heads, choose_decoding_dtype, open_mesh
 from jformer.tasks.task import Task
-
-if TYPE_CHECKING:
-    from ml_collections import ConfigDict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +73,7 @@ def restore_adapter(workdir: str | os.PathLike[str], base: Trained, mesh: Mesh) 
 
 
 def save_run(
-    config: "Config | ConfigDict | Mapping[str, Any]",
+    config: Any,
     params: PyTree,
     tokenizers: Tokenizer | tuple[Tokenizer, Tokenizer],
     workdir: str | os.PathLike[str],

@@ -117,9 +117,9 @@ def pixel_fields(model: ModelConfig, images: ImageTokenizer) -> dict[str, Any]:
 
 
 def _read(fields: Fields) -> dict[str, Any]:
-    scale = fields.get(PIXEL_SCALE, ((0.5,), (0.5,)))
-    sizes = (fields[key] for key in ("image_size", "patch_size", "num_channels"))
-    return {"vision": VisionConfig(*sizes, *scale)}
+    mean, deviation = fields.get(PIXEL_SCALE, ((0.5,), (0.5,)))
+    sizes = {"image_size": fields["image_size"], "patch_size": fields["patch_size"], "channels": fields["num_channels"]}
+    return {"vision": VisionConfig(**sizes, mean=mean, deviation=deviation)}
 
 
 VIT = HfFamily(
