@@ -41,6 +41,7 @@ NEEDS = {
     "finetune_imported": "transformers",
     "gpu_programs": "jax_cuda13_plugin",
     "programs": "libtpu",
+    "published_weights": "transformers",
     "scaling": "libtpu",
 }
 SMALL = {

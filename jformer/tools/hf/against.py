@@ -1,6 +1,6 @@
 """Compare a run with a model that transformers reads from a directory, such as the run's origin; needs torch.
 
-Letters in shapes: b inputs, t positions, v entries of the vocabulary or classes.
+Letters in shapes: b inputs, t positions, n positions of all inputs, v entries of the vocabulary or classes.
 """
 
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from etils.epath import Path as AnyPath
+from jaxtyping import Float
 
 from jformer.errors import UserError
 from jformer.inference.verify import Check, Subject
@@ -33,23 +34,33 @@ def check_against(directory: Path, workdir: AnyPath) -> Check:
         raise UserError(f"--against needs the package {error.name}: pip install 'jformer[parity]'") from error
     if not (directory / "config.json").exists():
         raise UserError(f"--against={directory}: has no config.json; name the directory of a model of transformers")
-    fields = read_json(directory / "config.json")
-    origin = read_json(Path(workdir) / ORIGIN, {}).get("model_type")  # config.json may lack it
-    family = find_family(fields.get("model_type", origin), fields.get("architectures") or [])
 
     def run(subject: Subject) -> float:
-        config, (batch, _) = subject.model.config, subject.batch()
-        ours, real = subject.logits(batch), subject.predicted(batch)
-        name = architecture(family, subject.config.task, config)
-        model = getattr(transformers, name).from_pretrained(directory, dtype=torch.float32).eval()
-        with torch.no_grad():
-            theirs = their_logits(model, config, batch, read_json(directory / PIXELS, {})).numpy()
-        shared = min(ours.shape[-1], theirs.shape[-1])  # rows past them are of noise, or pad a table
-        ours, theirs = ours[real][:, :shared], theirs[real][:, :shared]
+        ours, theirs = both_logits(directory, workdir, subject)
         return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
 
     name = f"ours = transformers {transformers.__version__} with torch {torch.__version__}"
     return Check(name, "the largest logit", run)
+
+
+def both_logits(
+    directory: Path, workdir: AnyPath, subject: Subject
+) -> tuple[Float[np.ndarray, "n v"], Float[np.ndarray, "n v"]]:
+    """Return the logits of a run, and those of a directory's model in transformers, at all positions of its inputs."""
+    import torch
+    import transformers
+
+    fields = read_json(directory / "config.json")
+    origin = read_json(Path(workdir) / ORIGIN, {}).get("model_type")  # config.json may lack it
+    family = find_family(fields.get("model_type", origin), fields.get("architectures") or [])
+    config, (batch, _) = subject.model.config, subject.batch()
+    ours, real = subject.logits(batch), subject.predicted(batch)
+    name = architecture(family, subject.config.task, config)
+    model = getattr(transformers, name).from_pretrained(directory, dtype=torch.float32).eval()
+    with torch.no_grad():
+        theirs = their_logits(model, config, batch, read_json(directory / PIXELS, {})).numpy()
+    shared = min(ours.shape[-1], theirs.shape[-1])  # rows past them are of noise, or pad a table
+    return ours[real][:, :shared], theirs[real][:, :shared]
 
 
 def their_logits(model: Any, config: ModelConfig, batch: Mapping[str, np.ndarray], pixels: Mapping[str, Any]) -> Any:

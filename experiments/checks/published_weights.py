@@ -1,0 +1,136 @@
+"""Take directories of published models through the documented commands: import, logits beside transformers, export.
+
+python -m experiments.checks.published_weights MODEL_DIR … [--texts=FILE] [--more="--source_language=en_XX"]
+
+Prints a row of a table for each directory, of which it makes a copy: whether `jformer.hf import` takes it as it lies
+there, or after the `jformer.hf unpickle` that it asks for, or why not; the largest difference of logits, relative to
+the largest logit, and the positions whose likeliest token or class is the same, both beside transformers; the lines of
+--texts (default: README.md) with the ids of AutoTokenizer; the tensors that an export has bit for bit; seconds and peak
+memory of the import and of the export. Needs pip install -e ".[parity]".
+"""
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from jformer.config import load_config
+from jformer.inference.predict import load
+from jformer.inference.verify import Subject
+from jformer.parallel.mesh import make_mesh
+from jformer.tools.hf.against import both_logits
+from jformer.tools.hf.tensors import Tensors
+
+HEADER = ("model", "as it lies there", "logits", "likeliest", "ids", "export equal", "import; export")
+UNPICKLE = "jformer.hf unpickle"
+
+
+class Done(NamedTuple):
+    """A finished command."""
+
+    code: int
+    error: str  # the last line of standard error
+    seconds: float
+    peak: float  # MiB
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.1f} s, {self.peak:,.0f} MiB"
+
+
+def call(*arguments: str) -> Done:
+    """Run `python -m jformer.hf` in a process of its own."""
+    began = time.monotonic()
+    with tempfile.TemporaryFile("w+") as errors:
+        command = [sys.executable, "-m", "jformer.hf", *arguments]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
+        _, status, usage = os.wait4(process.pid, 0)
+        errors.seek(0)
+        lines = errors.read().strip().splitlines() or [""]
+    code = process.returncode = os.waitstatus_to_exitcode(status)
+    return Done(code, lines[-1], time.monotonic() - began, usage.ru_maxrss / 1024)
+
+
+def row_of(directory: Path, folder: Path, texts: list[str], more: list[str]) -> tuple[str, ...]:
+    """Return the cells of a model; a folder takes a copy, its run and its export."""
+    origin, workdir, exported = folder / directory.name, folder / "run", folder / "export"
+    shutil.copytree(directory, origin)
+    size = sum(path.stat().st_size for path in origin.rglob("*") if path.is_file()) / 1e6
+    taken, verdict = call("import", str(origin), f"--workdir={workdir}", *more), "yes"
+    if taken.code and UNPICKLE in taken.error:
+        converted = call("unpickle", str(origin))
+        verdict = f"after `{UNPICKLE}`" if not converted.code else converted.error
+        taken = call("import", str(origin), f"--workdir={workdir}", *more)
+    name = f"{directory.name}, {size:,.0f} MB"
+    if taken.code:
+        error = taken.error.replace(str(origin), "DIR").removeprefix("jformer: ").replace("|", "/")
+        return (name, f"no: {error}", *[""] * 4, f"{taken}")
+    out = call("export", str(workdir), f"--output={exported}")
+    equal = "/".join(map(str, equal_tensors(origin, exported))) if not out.code else out.error
+    run = load(workdir, load_config(workdir / "config.json"), make_mesh(1))
+    ours, theirs = both_logits(origin, workdir, Subject(run, run.config.decode))
+    apart = np.abs(ours - theirs).max() / np.abs(theirs).max()
+    likeliest = (ours.argmax(axis=-1) == theirs.argmax(axis=-1)).tolist()
+    ids = "" if run.inputs.of_images else "/".join(map(str, equal_ids(run.inputs.side.encode(texts), origin, texts)))
+    return name, verdict, f"{apart:.1e}", f"{sum(likeliest)}/{len(likeliest)}", ids, equal, f"{taken}; {out}"
+
+
+def equal_ids(ours: Sequence[Sequence[int]], origin: Path, texts: list[str]) -> tuple[int, int]:
+    """Return how many texts have the ids that AutoTokenizer gives them, and of how many."""
+    import transformers
+
+    theirs = transformers.AutoTokenizer.from_pretrained(origin)(texts)["input_ids"]
+    return sum([*a] == b for a, b in zip(ours, theirs, strict=True)), len(texts)
+
+
+def equal_tensors(origin: Path, exported: Path) -> tuple[int, int]:
+    """Return how many tensors of an export have the bits of the origin's, and of how many."""
+    before, after = Tensors(origin), Tensors(exported)
+    theirs = {name: name if name in before.found else name.partition(".")[2] for name in after.found}  # a bare model's
+    same = [old in before.found and np.array_equal(before.read(old), after.read(new)) for new, old in theirs.items()]
+    return sum(same), len(same)
+
+
+def small_models(folder: Path) -> Iterator[Path]:
+    """Yield a model of random weights, for --smoke."""
+    import tokenizers
+    import transformers
+
+    fast = tokenizers.BertWordPieceTokenizer()
+    fast.train_from_iterator(["a small text of few words"] * 4, vocab_size=60, show_progress=False)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    config = transformers.BertConfig(vocab_size=fast.get_vocab_size(), **sizes)
+    transformers.BertForMaskedLM(config).save_pretrained(folder / "bert")
+    fast.save(str(folder / "bert" / "tokenizer.json"))
+    yield folder / "bert"
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", type=Path)
+    parser.add_argument("--texts", type=Path, default=Path("README.md"))
+    parser.add_argument("--more", default="", help="options of the import")
+    parser.add_argument("--smoke", action="store_true")
+    options = parser.parse_args()
+    texts = [line for line in options.texts.read_text().splitlines() if line.strip()]
+    for line in (HEADER, ["---"] * len(HEADER)):
+        print(f"| {' | '.join(line)} |")
+    with tempfile.TemporaryDirectory() as small:
+        models = small_models(Path(small)) if options.smoke else options.models
+        for directory in models:
+            with tempfile.TemporaryDirectory() as folder:
+                row = row_of(directory, Path(folder), texts, shlex.split(options.more))
+            print(f"| {' | '.join(row)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
