@@ -6,6 +6,7 @@ docs/walkthrough.md prints.
 
 import dataclasses
 import difflib
+import functools
 import random
 import re
 import shlex
@@ -20,6 +21,7 @@ import pytest
 from jformer.config import default_config, resolve
 from jformer.config.config_files import override
 from jformer.config.options import Config, flatten
+from jformer.data.tokenizers import NumberTokenizer
 from jformer.main import read_flags
 from jformer.tools.hf.__main__ import main as hf
 from tests.blocks import BLOCK, PAGES, ROOT, Reader, blocks, shortened
@@ -195,7 +197,9 @@ def write_corpora(folder):
 
 def write_models(folder):
     """Write what docs/weights.md imports: directories as transformers has them, of random weights, and texts."""
-    for name, make in {"opus-mt-en-de": small_runs.marian, "flan-t5-small": small_runs.t5}.items():
+    reranker = functools.partial(small_runs.bert, numbers=NumberTokenizer(0.0, 1.0))
+    makers = {"opus-mt-en-de": small_runs.marian, "flan-t5-small": small_runs.t5, "ms-marco-MiniLM-L6-v2": reranker}
+    for name, make in makers.items():
         run = make(folder / f"{name}-run")
         assert hf(["export", str(run), f"--output={folder / name}"]) == 0
     text = "".join(f"{line}\n" for line in small_runs.LINES)
