@@ -126,7 +126,9 @@ def define_flags() -> None:
     flags.DEFINE_float("minutes", 8.0, "What all rows together may take.")
     flags.DEFINE_list("rows", [*WEIGHTS], "Which rows.")
     flags.DEFINE_string("output", "runs/accelerator.json", "Where the findings go.")
-    flags.DEFINE_string("wmt", None, "The folder examples/wmt of a checkout of flax, to time beside.")
+    flags.DEFINE_string(
+        "wmt", None, "The folder examples/wmt of a checkout of flax, to time beside in place of plain Flax."
+    )
 
 
 def commands(rows: Sequence[str], arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

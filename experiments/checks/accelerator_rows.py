@@ -308,7 +308,7 @@ def chip_of(device: jax.Device) -> Chip | Gpu | None:
 
 
 def step(preset: str, small: bool) -> Iterator[Finding]:
-    """Time the update of a preset, beside its forecast and beside flax examples/wmt."""
+    """Time the update of a preset, beside its forecast and beside Flax: examples/wmt or its own parts."""
     device, (options, rows, length) = jax.devices()[0], STEPS[preset]
     if small:
         options, rows, length = {**SMALLEST, "model.max_length": 512}, 2, 32
@@ -350,25 +350,25 @@ def forecast(update: Update, device: jax.Device) -> dict[str, float]:
 
 
 def beside_flax(update: Update, ours: float, small: bool) -> Iterator[Finding]:
-    """Time flax examples/wmt on the same batch, if it is there and has the model."""
-    model = update.model
-    if not flags.FLAGS.wmt or model.family != "encdec" or model.positions != "sinusoidal":
-        return
+    """Time Flax on the same batch: its examples/wmt, if that is given and has the model, or else its own parts."""
     from experiments.speed.steps_flax import load
 
+    model = update.model
+    has_it = model.family == "encdec" and model.positions == "sinusoidal"
+    wmt = flags.FLAGS.wmt if has_it else None
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/batch.npz"
         arrays = {name: np.asarray(array[0]) for name, array in update.batch.items()}
         np.savez(path, **arrays)  # type: ignore[arg-type]
         fields = dataclasses.asdict(model)
-        told = {"model": fields, "batch": path, "packed": False, "warmup": 100, "flax_wmt": flags.FLAGS.wmt}
-        run, facts = load(told)
-    seconds = timed(lambda: run()[1], small)
-    text = f"{1e3 * seconds:,.1f} ms, {seconds / ours:.2f} times ours"
+        run, facts = load({"model": fields, "batch": path, "packed": False, "warmup": 100, "flax_wmt": wmt})
+    found = []
+    seconds = timed(lambda: found.append(run()[1]), small)
     memory = facts["temp_bytes"] / 2**20
-    yield Finding(
-        f"{model.dtype}, flax examples/wmt", f"{text}; temporaries {memory:,.0f} MiB", True, {"ms": 1e3 * seconds}
-    )
+    text = f"{1e3 * seconds:,.1f} ms, {seconds / ours:.2f} times ours; temporaries {memory:,.0f} MiB"
+    figures = {"ms": 1e3 * seconds, "times_ours": seconds / ours, "temporaries_mib": memory}
+    name = "flax examples/wmt" if wmt else "plain flax"
+    yield Finding(f"{model.dtype}, {name}", text, bool(np.isfinite(found).all()), figures)
 
 
 def decoding(small: bool) -> Iterator[Finding]:

@@ -1,12 +1,13 @@
-"""The side of flax examples/wmt in steps.py: its models.py, imported from a checkout; nothing is copied.
+"""The side of Flax: the models.py of examples/wmt, imported from a checkout, or else the same shapes in plain Flax.
 
-Its train.py needs TensorFlow, so the step is written here in its manner: a one-hot target distribution, the accuracy
-as a metric, Adam with 0.9 and 0.98, and JAX's default random numbers.
+Nothing is copied. Its train.py needs TensorFlow, so the step is written here in its manner: a one-hot target
+distribution, the accuracy as a metric, Adam with 0.9 and 0.98, and JAX's default random numbers.
 """
 
+import functools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax
@@ -29,19 +30,107 @@ PACKED_ARRAYS = {
 }
 
 
-def load(told: Told) -> tuple[Step, Told]:
-    """Build and compile the step for one batch."""
-    c, config = told["model"], make_config(told)
+class Block(nn.Module):
+    """A layer as one writes it with Flax's own parts; `c`: fields of a ModelConfig."""
+
+    c: Mapping[str, Any]
+
+    @nn.compact
+    def __call__(self, x: Any, mask: Any, bias: Any = None, memory: Any = None, memory_mask: Any = None) -> Any:
+        """Return x [b t d] after the layer, whose attentions see what the masks allow."""
+        c = self.c
+        dense = functools.partial(nn.Dense, use_bias=c["bias"], dtype=c["dtype"])
+
+        def attend(x: Any, y: Any, mask: Any, bias: Any = None) -> Any:
+            def fused(query: Any, key: Any, value: Any, mask: Any = None, **_: Any) -> Any:
+                return jax.nn.dot_product_attention(query, key, value, bias, mask)
+
+            rate = c["attention_dropout"]
+            given = {"dtype": c["dtype"], "use_bias": c["bias"], "dropout_rate": rate, "broadcast_dropout": False}
+            function = functools.partial(nn.dot_product_attention, bias=bias) if rate else fused
+            attention = nn.MultiHeadDotProductAttention(
+                c["num_heads"], deterministic=False, attention_fn=function, **given
+            )
+            return attention(x, y, mask=mask)
+
+        def feed_forward(x: Any) -> Any:
+            hidden = {"relu": nn.relu}.get(c["activation"], nn.gelu)(dense(c["d_ff"])(x))
+            return dense(c["d_model"])(nn.Dropout(c["activation_dropout"], deterministic=False)(hidden))
+
+        def sublayer(x: Any, function: Callable[[Any], Any]) -> Any:
+            norm, drop = make_norm(c), nn.Dropout(c["dropout"], deterministic=False)
+            return x + drop(function(norm(x))) if c["norm"] == "pre" else norm(x + drop(function(x)))
+
+        x = sublayer(x, lambda x: attend(x, x, mask, bias))
+        if memory is not None:
+            x = sublayer(x, lambda x: attend(x, memory, memory_mask))
+        return sublayer(x, feed_forward)
+
+
+class Plain(nn.Module):
+    """An encoder-decoder, or a decoder, with tied embeddings, as one writes it with Flax's own parts.
+
+    What does not change the time is left out: scales, published initial values, the rounding of relative distances.
+    """
+
+    c: Mapping[str, Any]
+
+    @nn.compact
+    def __call__(self, targets: Any, inputs: Any = None) -> Any:
+        """Return the logits [b t v] of targets [b t], float32; a decoder has no inputs [b s]."""
+        c, memory, memory_mask = self.c, None, None
+        table = nn.Embed(c["vocab_size"], c["d_model"], dtype=c["dtype"])
+
+        def stack(tokens: Any, layers: int, mask: Any, *others: Any) -> Any:
+            x, bias, length = table(tokens), None, tokens.shape[1]
+            if c["positions"] == "relative":
+                distances = jnp.clip(jnp.arange(length) - jnp.arange(length)[:, None], -16, 15) + 16
+                bias = nn.Embed(32, c["num_heads"], dtype=c["dtype"])(distances).transpose(2, 0, 1)[None]
+            else:
+                x += nn.Embed(c["max_length"], c["d_model"], dtype=c["dtype"])(jnp.arange(length))
+            x = nn.Dropout(c["dropout"], deterministic=False)(x)
+            for _ in range(layers):
+                x = Block(c)(x, mask, bias, *others)
+            return make_norm(c)(x) if c["norm"] == "pre" else x
+
+        if inputs is not None:
+            memory_mask = nn.make_attention_mask(targets > 0, inputs > 0, dtype=bool)
+            mask = nn.make_attention_mask(inputs > 0, inputs > 0, dtype=bool)
+            memory = stack(inputs, c["num_layers"], mask)
+        before = jnp.pad(targets, ((0, 0), (1, 0)))[:, :-1]
+        layers, mask = c["num_decoder_layers"] or c["num_layers"], nn.make_causal_mask(targets, dtype=bool)
+        hidden = stack(before, layers, mask, memory, memory_mask)
+        return table.attend(hidden).astype(jnp.float32)
+
+
+def make_norm(c: Mapping[str, Any]) -> nn.Module:
+    """Return the norm of a model."""
+    return (nn.RMSNorm if c["norm_type"] == "rmsnorm" else nn.LayerNorm)(dtype=c["dtype"])
+
+
+def make_model(told: Told) -> tuple[nn.Module, nn.Module]:
+    """Return the model to draw parameters of, and that to train."""
+    if not told["flax_wmt"]:
+        plain = Plain(told["model"])
+        return plain, plain
     sys.path.insert(0, told["flax_wmt"])
     from models import Transformer, TransformerConfig  # type: ignore[import-not-found]
 
-    names = ARRAYS | (PACKED_ARRAYS if told["packed"] else {})
+    config = make_config(told)
+    return Transformer(TransformerConfig(**config, deterministic=True)), Transformer(TransformerConfig(**config))
+
+
+def load(told: Told) -> tuple[Step, Told]:
+    """Build and compile the step for one batch."""
+    c, names = told["model"], ARRAYS | (PACKED_ARRAYS if told["packed"] else {})
     with np.load(told["batch"]) as arrays:
-        batch = {key: jnp.asarray(arrays[name]) for key, name in names.items()}
-    init = jax.jit(Transformer(TransformerConfig(**config, deterministic=True)).init)
-    params = init(jax.random.key(0), batch["inputs"], batch["targets"])["params"]
+        batch = {key: jnp.asarray(arrays[name]) for key, name in names.items() if name in arrays}
+    initial, model = make_model(told)
+    keys = {name: jax.random.key(0) for name in ("params", "dropout")}
+    tokens = {key: batch[key] for key in ARRAYS if key in batch}
+    params = jax.jit(initial.init)(keys, **tokens)["params"]
     adam = optax.adam(lambda step: c["d_model"] ** -0.5 * (step + 1) * told["warmup"] ** -1.5, 0.9, 0.98, 1e-9)
-    state = TrainState.create(apply_fn=Transformer(TransformerConfig(**config)).apply, params=params, tx=adam)
+    state = TrainState.create(apply_fn=model.apply, params=params, tx=adam)
     key = jax.random.key(1)
     train_step = jax.jit(make_train_step(bool(c["activation_dropout"])), donate_argnums=0)
     step, seconds, size = compiled(train_step, state, batch, key)

@@ -1,5 +1,6 @@
 """What the comparison of training steps times is what it says."""
 
+import dataclasses
 import io
 import json
 
@@ -38,16 +39,18 @@ def test_every_sentence_of_a_packed_row_is_read_shifted():
 
 
 @pytest.mark.slow
-def test_worker_takes_steps_when_asked(tmp_path):
-    fields = {"vocab_size": 50, "target_vocab_size": 50, "num_layers": 1, "d_model": 16, "d_ff": 32, "num_heads": 2}
+@pytest.mark.parametrize(("side", "more"), [("jformer", 0), ("flax", 2 * 32 * 16)])  # learned positions of two sides
+def test_worker_takes_steps_when_asked(tmp_path, side, more):
+    sizes = {"num_layers": 1, "d_model": 16, "d_ff": 32, "num_heads": 2}
+    config = ModelConfig(vocab_size=50, target_vocab_size=50, max_length=32, **sizes)
+    fields = {name: value for name, value in dataclasses.asdict(config).items() if not isinstance(value, dict)}
     np.savez(tmp_path / "batch.npz", **make_batch("full", 2, 50))
-    told = {"model": fields, "batch": str(tmp_path / "batch.npz"), "warmup": 10}
+    told = {"model": fields, "batch": str(tmp_path / "batch.npz"), "warmup": 10, "packed": False, "flax_wmt": None}
     out = io.StringIO()
-    serve("jformer", [json.dumps(told), "{}", "{}", "{}"], out)
+    serve(side, [json.dumps(told), "{}", "{}", "{}"], out)
     facts, *steps = map(json.loads, out.getvalue().splitlines())
-    config = ModelConfig(**fields)
     shapes = jax.eval_shape(lambda key: init_params(build_model(config), key), jax.random.key(0))
-    assert facts["parameters"] == sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    assert facts["parameters"] == sum(leaf.size for leaf in jax.tree.leaves(shapes)) + more
     assert facts["temp_bytes"] > 0
     assert all(step["seconds"] > 0 for step in steps)
     assert abs(steps[0]["loss"] - np.log(50)) < 1
