@@ -12,6 +12,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jformer.data.spans import END, MAY_END, MAY_START, START
+from jformer.models.layers.linear import rounded_logits
 from jformer.models.layers.matmul import gradient_by_hand
 from jformer.parallel.activations import parts
 from jformer.parallel.backend import target
@@ -116,8 +117,10 @@ def chunked_cross_entropy(
     """
     b, t, _ = hidden.shape
     length = _positions_at_once(b, t, jax.eval_shape(project, hidden[:, :1]).shape[-1])
-    # As arguments, what `project` closes over has a gradient too.
-    project_with, captured = jax.closure_convert(project, hidden[:, :length])
+    accelerated = target().platform != "cpu"
+    with rounded_logits(accelerated):  # logits go through memory: in bfloat16 half the bytes, as in Flax's wmt example
+        # As arguments, what `project` closes over has a gradient too.
+        project_with, captured = jax.closure_convert(project, hidden[:, :length])
 
     def by_jax(hidden: Array, params: list[Array], targets: Any, weights: Any) -> Sums:
         def score(h: Array, y: Any, w: Array) -> tuple[None, Values]:
@@ -131,7 +134,7 @@ def chunked_cross_entropy(
 
         def differentiate(h: Array, y: Array, w: Array) -> tuple[list[Array], tuple[Values, Array]]:
             logits, pull_back = jax.vjp(project_with, h, *params)
-            values, slope = _values_and_slope(logits, y, w, smoothing, one_pass=target().platform == "gpu")
+            values, slope = _values_and_slope(logits, y, w, smoothing, one_pass=accelerated)
             dh, *dparams = pull_back(slope.astype(logits.dtype))
             return dparams, (values, dh)
 
@@ -227,7 +230,7 @@ def reduce_in_passes(z: Float[Array, "b t v"], is_target: Bool[Array, "b t v"]) 
 
 
 def reduce_in_one_pass(z: Float[Array, "b t v"], is_target: Bool[Array, "b t v"]) -> Reduced:
-    """Reduce the logits while reading them once, where XLA:GPU may read them four times (Milakov and Gimelshein 2018).
+    """Reduce the logits while reading them once, where XLA reads them two to four times (Milakov and Gimelshein 2018).
 
     Section 3 there has the sum of exp(z - highest): of two parts, that of the lower highest is scaled down.
     """

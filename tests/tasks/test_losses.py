@@ -1,10 +1,12 @@
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jformer.models.layers.linear import Embedding
 from jformer.models.layers.matmul import jax_gradients
 from jformer.parallel.backend import Target, compiling_for
 from jformer.tasks import losses
@@ -203,6 +205,21 @@ def test_chunks_give_the_plain_loss_and_its_gradient(positions, platform, dtype,
         assert found.dtype == reference.dtype
         found, reference = (np.asarray(x, np.float32) for x in (found, reference))
         assert np.linalg.norm(found - reference) <= tolerance * np.linalg.norm(reference)
+
+
+@pytest.mark.parametrize(("platform", "dtype"), [("cpu", "float32"), ("tpu", "bfloat16"), ("gpu", "bfloat16")])
+def test_logits_are_float32_on_cpus_and_elsewhere_of_the_dtype_of_products(platform, dtype):
+    table, hidden = Embedding(V, 6, nn.initializers.normal()), jnp.asarray(HIDDEN, jnp.bfloat16)
+    params = table.init(jax.random.key(0), hidden, method="attend")
+
+    def total(params):
+        project = functools.partial(table.apply, params, method="attend")
+        return losses.chunked_cross_entropy(hidden, project, jnp.asarray(TARGETS), jnp.asarray(WEIGHTS))["loss"].total
+
+    with compiling_for(Target(platform)):
+        closed = jax.make_jaxpr(jax.grad(total))(params)
+    products = [each.outvars[0].aval for each in equations(closed.jaxpr) if each.primitive.name == "dot_general"]
+    assert {str(array.dtype) for array in products if array.ndim == 3 and array.shape[-1] == V} == {dtype}
 
 
 def test_chunks_give_the_plain_loss_where_no_gradient_is_asked_for(positions):

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.feed_forward import activation_of
 from jformer.models.layers.initializers import kernel_init
-from jformer.models.layers.linear import Dense, Embedding
+from jformer.models.layers.linear import Dense, Embedding, logits_dtype
 from jformer.models.layers.norms import make_norm
 from jformer.models.model_config import ModelConfig
 from jformer.parallel.activations import COLUMN
@@ -28,7 +28,7 @@ class TokenHead(nn.Module):
         """Make the projection where it is not tied, BERT's transform, and the bias."""
         c = self.config
         if not c.tied_output:
-            self.output = Dense(self.vocab_size, kernel_init(c, "head"), use_bias=False, split=COLUMN, dtype="float32")
+            self.output = Dense(self.vocab_size, kernel_init(c, "head"), False, split=COLUMN, dtype=logits_dtype())
         if c.head.transform:
             self.transform = Dense(c.d_model, kernel_init(c, "pooler"), c.bias)
             self.norm = make_norm(c)

@@ -4,11 +4,19 @@ Axes: b rows, t positions, d inputs, f outputs, v rows of a table.
 """
 
 import flax.linen as nn
+import jax
 from jaxtyping import Array, Float, Int
 
 from jformer.models.layers.initializers import Init
 from jformer.models.layers.matmul import add_bias, matmul
 from jformer.parallel.activations import COLUMN, constrain_rows, look_up
+
+rounded_logits = jax.make_user_context(False)  # under `with rounded_logits(True)` logits are of the dtype of products
+
+
+def logits_dtype() -> str | None:
+    """Return the dtype of products that are logits; None = that of hidden states."""
+    return None if rounded_logits.value else "float32"
 
 
 class Dense(nn.Module):
@@ -48,5 +56,5 @@ class Embedding(nn.Module):
         return look_up(self.embedding, ids) if self.split else constrain_rows(self.embedding[ids])
 
     def attend(self, hidden: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
-        """Return the products with every row, in float32: the tied projection to logits (Press and Wolf 2017)."""
-        return matmul(hidden, self.embedding.T, COLUMN, "float32")
+        """Return the products with every row: the tied projection to logits (Press and Wolf 2017)."""
+        return matmul(hidden, self.embedding.T, COLUMN, logits_dtype())
