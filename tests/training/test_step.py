@@ -219,8 +219,8 @@ def test_a_model_is_compiled_once_however_many_microbatches_there_are(noisy):
     assert products[0] == products[1] > 10
 
 
-def test_batch_without_tokens_has_no_gradient_and_no_nan(noisy):
-    model, params = noisy
+def test_batch_without_tokens_has_no_gradient_and_no_nan(tiny):
+    model, params = tiny(family="decoder", dropout=0.2)
     mesh = make_mesh(1)
     empty = {**UNEVEN, "weights": np.zeros_like(UNEVEN["weights"])}
     gradient, sums = jax.jit(make_gradient(make_loss(model, SMOOTHED.loss), mesh))(
@@ -234,7 +234,7 @@ def test_eval_step_sums_over_devices_and_microbatches_without_dropout(noisy):
     model, params = noisy
     found = [
         make_eval_step(make_loss(model, SMOOTHED.loss), mesh)(params, on(mesh, UNEVEN))
-        for mesh in (make_mesh(1), make_mesh(4), make_mesh(2, 2, 2))
+        for mesh in (make_mesh(1), make_mesh(2, 2, 2))
     ]
     found.append(make_eval_step(make_loss(model, SMOOTHED.loss), make_mesh(2))(params, on(make_mesh(2), UNEVEN, 4)))
     for name, (total, count) in found[0].items():
