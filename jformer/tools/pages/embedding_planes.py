@@ -1,4 +1,4 @@
-"""Embeddings of tokens, encodings of positions and biases of attention, as arrays to plot.
+"""Embeddings of tokens, their vectors in context, encodings of positions and biases of attention, as arrays to plot.
 
 Letters in shapes: v entries of a vocabulary, d features, n distinct tokens, t positions, h heads, s distances.
 """
@@ -15,20 +15,22 @@ from jformer.inference.answers import EncodedPair
 from jformer.inference.predict import Predictor
 from jformer.models.layers.positions import alibi_slopes, relative_buckets, sinusoids
 from jformer.models.model_config import RelativeConfig
+from jformer.tools.pages.page import visible
 
 NEAREST = 5  # neighbours shown for every token
+MOST_IN_CONTEXT = 150  # tokens whose vectors in context are shown
 MOST_POSITIONS, MOST_FEATURES = 64, 128  # of a table that are shown
 FAR = 32  # positions to either side whose biases are shown
 
 
 class Plane(NamedTuple):
-    """The tokens of an example as points, on the two axes along which their embeddings differ most."""
+    """Tokens as points, on the two axes along which their vectors differ most."""
 
     name: str
-    tokens: tuple[str, ...]  # each once, as the vocabulary writes them
+    tokens: tuple[str, ...]  # of embeddings each once, as the vocabulary writes them
     points: np.ndarray  # f32 [n 2]
-    shares: tuple[float, float]  # of the variance of these tokens' embeddings, that each axis shows
-    neighbours: tuple[tuple[tuple[str, float], ...], ...]  # the nearest of the whole vocabulary, by cosine
+    shares: tuple[float, float]  # of the variance of these vectors, that each axis shows
+    neighbours: tuple[tuple[tuple[str, float], ...], ...]  # the nearest of the vocabulary, or of these, by cosine
 
 
 class Positions(NamedTuple):
@@ -78,6 +80,38 @@ def _plane(predictor: Predictor, name: str, ids: Sequence[int]) -> Plane:
         shares=shares,
         neighbours=nearest(table, ids, tokens, NEAREST),
     )
+
+
+def context_planes(predictor: Predictor, pairs: Sequence[tuple[str, str | None]]) -> dict[str, list[Plane]]:
+    """Return stack → a plane for its input and after each of its layers, with the tokens of all pairs in context.
+
+    A token is followed by the number of its pair. Up to MOST_IN_CONTEXT tokens of whole pairs are taken. Images and
+    recurrent models have no planes.
+    """
+    config = predictor.model.config
+    if config.recurrent.cell or predictor.inputs.of_images:
+        return {}
+    found = [*predictor.activations(pairs, ("*input/output", "*/block/output"))]
+    planes = {}
+    for stack, side in {"encoder": "source", "decoder": "target"}.items():
+        if f"{stack}/block/output" not in found[0].arrays:
+            continue
+        names = f"{side}_input/output" if config.family == "encdec" else "input/output", f"{stack}/block/output"
+        tokens, vectors = list[str](), list[np.ndarray]()
+        for number, each in enumerate(found, start=1):
+            read = each.source if side == "source" else each.target
+            if len(tokens) + len(read) <= MOST_IN_CONTEXT:
+                tokens += [f"{visible(token)} [{number}]" if len(found) > 1 else token for token in read]
+                vectors.append(np.concatenate([each.arrays[names[0]][None], each.arrays[names[1]]]))
+        if tokens:
+            layers = np.concatenate(vectors, axis=1)  # [l n d]
+            planes[stack] = [_in_context(f"layer {i}" if i else "input", tokens, x) for i, x in enumerate(layers)]
+    return planes
+
+
+def _in_context(name: str, tokens: Sequence[str], vectors: np.ndarray) -> Plane:
+    points, shares = principal_components(vectors)
+    return Plane(name, tuple(tokens), points, shares, nearest(vectors, range(len(tokens)), tokens, NEAREST))
 
 
 def principal_components(vectors: np.ndarray) -> tuple[np.ndarray, tuple[float, float]]:

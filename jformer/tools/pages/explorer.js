@@ -198,6 +198,7 @@ const sections = [
     section("embeddings", "Tokens as their embeddings lie", () => planes(examples[state.example].planes)),
     () => examples[state.example].planes.length,
   ],
+  [section("contexts", "Tokens in their contexts, layer by layer", contexts), () => data.contexts.length],
   [section("positions", "Positions", positions), () => data.positions.length],
 ];
 

@@ -1,12 +1,13 @@
-"""The explorer: one page with a run's attention, its beam search, and its embeddings and positions.
+"""The explorer: one page with a run's attention, its beam search, its embeddings and positions, and vectors in context.
 
 The page is one file that loads nothing. Weights are stored in 256 steps, deflated, and drawn when they come into view;
-searches, embeddings and positions are drawn when their sections are opened.
+the other sections are drawn when they are opened.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,14 @@ from jformer.inference.output_file import input_path, refuse_input
 from jformer.inference.predict import Predictor, load
 from jformer.inference.search_tree import has_beam
 from jformer.tools.pages import heatmaps, page
-from jformer.tools.pages.embedding_planes import Plane, Positions, embedding_planes, map_data, position_tables
+from jformer.tools.pages.embedding_planes import (
+    Plane,
+    Positions,
+    context_planes,
+    embedding_planes,
+    map_data,
+    position_tables,
+)
 
 MOST_EXAMPLES = 50  # of one page; each takes up to layers × heads × tokens² bytes
 WRITTEN = "What it wrote, and what else it might have"
@@ -82,7 +90,9 @@ def explore(config: Config, workdir: RunPath, source: str, output: str, form: st
         (len(side) for each in attended for part in each.parts for side in (part.rows, part.columns)), default=0
     )
     shown, positions = show(predictor, pairs, attended), position_tables(predictor, longest)
-    content = explorer_page(f"Attention of {workdir.name}", shown, positions)
+    answered = [(each.source, each.target) for each in attended] if predictor.task.answer else pairs
+    contexts = context_planes(predictor, answered)
+    content = explorer_page(f"Attention of {workdir.name}", shown, positions, contexts)
     page.write_page(output, content.encode())
     return f"{output}: {counted(len(shown), 'examples')}, {len(content) / 1e3:,.0f} kB; open it in a browser"
 
@@ -122,12 +132,18 @@ def show(predictor: Predictor, pairs: Sequence[tuple[str, str | None]], attended
     return [Shown(each, trees.get(i, ()), planes[i], headings[i]) for i, each in enumerate(attended)]
 
 
-def explorer_page(title: str, shown: Sequence[Shown], positions: Sequence[Positions] = ()) -> str:
+def explorer_page(
+    title: str,
+    shown: Sequence[Shown],
+    positions: Sequence[Positions] = (),
+    contexts: Mapping[str, Sequence[Plane]] = MappingProxyType({}),
+) -> str:
     """Return the whole page. Texts are data, never read as HTML or code."""
     packed: list[str] = []
     data = {
         "examples": [_example(each, packed) for each in shown],
         "positions": [map_data(each) for each in positions],
+        "contexts": [{"name": stack, "layers": [*map(_plane, planes)]} for stack, planes in contexts.items()],
         "states": NODE_STATES,
     }
     return page.page(title, ['<div id="explorer"></div>'], PROGRAMS, data, packed=packed)

@@ -22,7 +22,7 @@ function drawPlane({ tokens, points }) {
   const drawing = element("svg", { class: "plane", viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img" });
   drawing.setAttribute(
     "aria-label",
-    "Tokens on the first two principal components of their embeddings; the table lists their neighbours",
+    "Tokens on the first two principal components of their vectors; the table lists their neighbours",
   );
   const place = (axis, size) => {
     const along = points.map((point) => point[axis]);
@@ -41,7 +41,7 @@ function drawPlane({ tokens, points }) {
   return drawing;
 }
 
-function planes(found) {
+function planes(found, stack = "") {
   return found.flatMap((plane, i) => {
     const shares = plane.shares.map((share) => `${Math.round(100 * share)} %`).join(" and ");
     const near = plane.neighbours.map((each) =>
@@ -52,9 +52,25 @@ function planes(found) {
       plane.tokens.map((token, row) => [token, near[row]]),
     );
     const told = `The ${plane.tokens.length} tokens on two principal components, which show ${shares} of their variance.`;
-    const drawn = scrolled(`plane${i}`, drawPlane(plane));
-    const views = element("div", { class: "views" }, drawn, scrolled(`neighbours${i}`, table));
+    const drawn = scrolled(`plane${stack}${i}`, drawPlane(plane));
+    const views = element("div", { class: "views" }, drawn, scrolled(`neighbours${stack}${i}`, table));
     return [element("h3", {}, plane.name), element("p", {}, told), views];
+  });
+}
+
+/** Return the tokens of all examples as they lie in a stack, with a slider over its layers. */
+function contexts() {
+  return data.contexts.flatMap(({ name, layers }) => {
+    const last = layers.length - 1;
+    const slider = element("input", { id: `depth-${name}`, type: "range", min: 0, max: last, value: last });
+    const shown = element("div");
+    const show = () => {
+      slider.setAttribute("aria-valuetext", layers[slider.value].name);
+      shown.replaceChildren(...planes([layers[slider.value]], name));
+    };
+    slider.addEventListener("input", show);
+    show();
+    return [element("label", { for: slider.id }, `Layers of the ${name}`), slider, shown];
   });
 }
 

@@ -11,7 +11,14 @@ from jformer.models.head_config import HeadConfig
 from jformer.models.layers.positions import PositionBias, sinusoids
 from jformer.models.model_config import RelativeConfig
 from jformer.models.vision_config import VisionConfig
-from jformer.tools.pages.embedding_planes import FAR, embedding_planes, nearest, position_tables, principal_components
+from jformer.tools.pages.embedding_planes import (
+    FAR,
+    context_planes,
+    embedding_planes,
+    nearest,
+    position_tables,
+    principal_components,
+)
 from tests.inference.test_forced_pass import ADDITIVE, FIELDS, RECURRENT, predictor_of
 from tests.inference.untrained import CHARS
 
@@ -115,3 +122,20 @@ def test_biases_are_those_that_the_model_adds(positions):
 @pytest.mark.parametrize("fields", [{**FIELDS, "positions": "rotary"}, {**RECURRENT, "recurrent": ADDITIVE}])
 def test_what_is_not_stored_is_not_shown(fields):
     assert position_tables(predictor_of("translate", **fields), 7) == []
+
+
+def test_vectors_in_context_are_those_of_each_layer_and_sentence():
+    predictor = predictor_of("translate", **FIELDS)
+    pairs = [("ab", "c"), ("b", "cd")]
+    planes = context_planes(predictor, pairs)
+    assert [plane.name for plane in planes["encoder"]] == ["input", "layer 1", "layer 2"]
+    assert planes["encoder"][0].tokens == ("a [1]", "b [1]", "</s> [1]", "b [2]", "</s> [2]")
+    assert planes["decoder"][0].tokens == ("<s> [1]", "c [1]", "<s> [2]", "c [2]", "d [2]")
+    first, second = (
+        found.arrays["encoder/block/output"][1] for found in predictor.activations(pairs, ["*/block/output"])
+    )
+    points, shares = principal_components(np.concatenate([first, second]))
+    np.testing.assert_allclose(planes["encoder"][2].points, points, atol=1e-5)
+    assert planes["encoder"][2].shares == pytest.approx(shares)
+    assert {token for token, _ in planes["decoder"][0].neighbours[0]} == {"c [1]", "<s> [2]", "c [2]", "d [2]"}
+    assert planes["decoder"][0].neighbours[0][0][0] == "<s> [2]"  # before any layer equal tokens at one place are equal

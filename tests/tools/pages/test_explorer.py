@@ -53,7 +53,9 @@ POSITIONS = (
 
 @pytest.fixture(scope="module")
 def page():
-    return explorer.explorer_page(f"Attention of {HOSTILE}", [example(), example()], POSITIONS)
+    return explorer.explorer_page(
+        f"Attention of {HOSTILE}", [example(), example()], POSITIONS, {"encoder": example().planes * 2}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +71,7 @@ def test_sections_are_drawn_when_they_are_opened(drawn):
     assert re.findall(r'<details id="(\w+)"><summary>[^<]*</summary><div></div>', drawn.html) == [
         "search",
         "embeddings",
+        "contexts",
         "positions",
     ]
 
@@ -124,6 +127,21 @@ def test_tokens_lie_as_their_embeddings_do(page):
     assert "which show 80 % and 20 % of their variance" in section
     assert section.count("<circle") == 2
     assert f"<td>a</td><td>{HOSTILE} 0.25 · b -0.10</td>" in section
+
+
+def test_a_slider_moves_tokens_in_context_through_the_layers():
+    first, last = (example().planes[0]._replace(name=name, shares=shares) for name, shares in
+                   {"input": (0.8, 0.2), "layer 1": (0.6, 0.1)}.items())  # fmt: skip
+    with browser.used(explorer.explorer_page("x", [Shown(Attended("", ""))], (), {"encoder": [first, last]})) as tab:
+        tab.click("#contexts summary")
+        tab.wait_for_selector("#contexts circle")
+        assert "layer 1" in tab.inner_text("#contexts h3")
+        assert "60 % and 10 %" in tab.inner_text("#contexts p")
+        tab.focus("#depth-encoder")
+        tab.keyboard.press("ArrowLeft")
+        assert tab.inner_text("#contexts h3") == "input"
+        assert tab.get_attribute("#depth-encoder", "aria-valuetext") == "input"
+        assert "80 % and 20 %" in tab.inner_text("#contexts p")
 
 
 def test_positions_are_maps_with_their_numbers(page):
@@ -304,10 +322,13 @@ def test_what_is_no_number_is_never_written():
 def test_lines_are_sources_or_sources_with_targets(tmp_path, monkeypatch, capsys):
     asked = []
     attend = lambda pairs: asked.extend(pairs) or [example().attended]  # noqa: E731
-    run = SimpleNamespace(attend=attend, pair_of=lambda line: (*line.split("\t"), None)[:2])
+    run = SimpleNamespace(
+        attend=attend, task=SimpleNamespace(answer="text"), pair_of=lambda line: (*line.split("\t"), None)[:2]
+    )
     monkeypatch.setattr(explorer, "load", lambda workdir, config: run)
     monkeypatch.setattr(explorer, "show", lambda run, pairs, attended: [example()])
     monkeypatch.setattr(explorer, "position_tables", lambda run, length: [])
+    monkeypatch.setattr(explorer, "context_planes", lambda run, pairs: {})
     (tmp_path / "in.txt").write_bytes(b"\xef\xbb\xbfa b\r\nc\td e\r\n\r\n\xff\n")
     said = explorer.explore(None, Path("runs/x"), str(tmp_path / "in.txt"), str(tmp_path / "out.html"))
     assert asked == [("a b", None), ("c", "d e"), ("\ufffd", None)]
@@ -362,6 +383,7 @@ def test_the_format_is_that_of_the_flag_or_of_the_name(tmp_path, monkeypatch, ou
     monkeypatch.setattr(explorer, "load", lambda workdir, config: run)
     monkeypatch.setattr(explorer, "show", lambda run, pairs, attended: [example()])
     monkeypatch.setattr(explorer, "position_tables", lambda run, length: [])
+    monkeypatch.setattr(explorer, "context_planes", lambda run, pairs: {})
     (tmp_path / "in.txt").write_text("a\n")
     explorer.explore(None, Path("runs/x"), str(tmp_path / "in.txt"), str(tmp_path / output), form)
     assert (tmp_path / output).read_bytes().startswith(begins)
