@@ -38,7 +38,7 @@ class SourceConfig:
     source: str = "files"
     dir: str = ""  # the folder of the texts or images; tfds: its data_dir ("" = the TFDS default)
     name: str = ""  # tfds: builder[/config]; generated: quickstart | copy | reverse | sort
-    source_language: str = "en"  # files: the suffix or the JSON key of the source side; tfds: its feature
+    source_language: str = "en"  # files: the suffix or the JSON key of the source side; tfds: its feature, "" = none
     target_language: str = "de"  # the same of the target side
     document: str = "line"  # text: an example is a line | a paragraph (between empty lines) | the whole file
     share_of: str = "lines"  # text: what the share in a split's name is of: lines | characters, of a whole file

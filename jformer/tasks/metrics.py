@@ -67,6 +67,7 @@ NO_WORDS = (
     "BLEU is near 0 and chrF is not: tok:{} finds few runs of four words in these texts; if they are written without "
     "spaces, set data.target_language, or evaluate.tokenize=zh, ja-mecab or char"
 )
+NO_4_GRAMS = "BLEU is 0.00 as no output has four words, the runs that it compares: read chrF or exact match, not this"
 TOKENIZED = (
     "{} outputs end in a space and a period: BLEU is of detokenized text; for text that is tokenized already set "
     "evaluate.tokenize=none"
@@ -112,7 +113,10 @@ def text_scores(
             lengths = f"hyp_len = {result.sys_len} ref_len = {result.ref_len}"
             scores[name]["details"] = f"{precisions} (BP = {result.bp:.3f} ratio = {result.ratio:.3f} {lengths})"
             notes = []
-            if result.score < NEAR_ZERO and CHRF().corpus_score(hypotheses, references).score > FAR_FROM_ZERO:
+            near = result.score < NEAR_ZERO and CHRF().corpus_score(hypotheses, references).score > FAR_FROM_ZERO
+            if not result.totals[-1] and (not near or any(" " in text for text in hypotheses)):
+                notes.append(NO_4_GRAMS)
+            elif near:
                 notes.append(NO_WORDS.format(tokenize))
             if tokenize != "none" and (count := sum(text.endswith(" .") for text in hypotheses)) >= MANY:
                 notes.append(TOKENIZED.format(count))

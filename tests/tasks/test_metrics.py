@@ -11,7 +11,15 @@ from jformer.data.data_config import DataConfig
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
 from jformer.evaluation.score_tables import score_table
-from jformer.tasks.metrics import agreement, exact_match, f1_scores, reference_texts, text_scores, tokenization
+from jformer.tasks.metrics import (
+    NO_4_GRAMS,
+    agreement,
+    exact_match,
+    f1_scores,
+    reference_texts,
+    text_scores,
+    tokenization,
+)
 from jformer.tasks.sums import Sum
 from jformer.tasks.task import score_texts
 
@@ -120,6 +128,13 @@ def test_tokenization_follows_the_language(language, wanted):
     """MeCab is not installed here."""
     assert tokenization(scored_in(language)) == wanted
     assert tokenization(scored_in(language, "intl")) == "intl"
+
+
+def test_bleu_of_outputs_without_four_words_says_so():
+    found = text_scores(["a cat sat", "yes"], [["a cat sat", "yes"]], names=("bleu",))["bleu"]
+    assert found["score"] == 0.0
+    assert found["notes"] == [NO_4_GRAMS]
+    assert "notes" not in text_scores(["a cat sat down", "yes"], [["a cat sat down", "yes"]], names=("bleu",))["bleu"]
 
 
 def test_bleu_of_text_without_spaces_is_noted_where_its_words_are_not_found():

@@ -1,4 +1,7 @@
-"""TFDS translation sets as a source: prepared if needed as array_record files, and read, all without TensorFlow.
+"""TFDS sets of texts as a source: prepared if needed as array_record files, and read, all without TensorFlow.
+
+A feature is a text or a class, whose name is read. Without a source_language, the target is a text for itself, which
+may have several lines.
 
 Importing this takes most of a second, so only `sources` imports it, when a config needs it.
 """
@@ -10,7 +13,7 @@ import importlib.util
 import os
 import types
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +29,7 @@ from jformer.errors import UserError
 
 # The only format that TFDS writes and reads correctly without TensorFlow; its parquet loses examples (4.9.10).
 FORMAT = "array_record"
+READ = (tfds.features.Text, tfds.features.ClassLabel)
 
 
 def open_split(config: SourceConfig, split: str) -> Split:
@@ -37,12 +41,12 @@ def open_split(config: SourceConfig, split: str) -> Split:
     builder = _find(config)
     _prepare(builder, config)
     languages = (config.source_language, config.target_language)
-    texts = sorted(name for name, kind in builder.info.features.items() if isinstance(kind, tfds.features.Text))
-    if not set(languages) <= set(texts):
+    texts = {name: kind for name, kind in builder.info.features.items() if isinstance(kind, READ)}
+    if not set(languages) <= {*texts, ""} or not languages[1]:
         wanted = " and ".join(map(repr, languages))
-        raise UserError(
-            f"data.name={config.name!r} has the texts {', '.join(texts) or 'none'}, not {wanted}; set data.*_language"
-        )
+        known = ", ".join(sorted(texts)) or "none"
+        raise UserError(f"data.name={config.name!r} has the texts {known}, not {wanted}; set data.*_language")
+    classes = {name: texts[name].names for name in languages if isinstance(texts.get(name), tfds.features.ClassLabel)}
     try:
         slices = builder.info.splits[split].file_instructions
     except (ValueError, KeyError) as error:
@@ -50,18 +54,33 @@ def open_split(config: SourceConfig, split: str) -> Split:
         raise UserError(f"data.name={config.name!r} has no split {split!r}; choose from: {known}") from error
     shards = [(Path(part.filename).name, part.skip, part.take, digest(Path(part.filename))[0]) for part in slices]
     records = builder.as_data_source(split, file_format=FORMAT)
-    read = functools.partial(_read, records, f"{config.name} {split}", languages, config.invalid)
-    return Split(split, fingerprint("tfds 2", builder.info.full_name, languages, shards, config.invalid), read)
+    read = functools.partial(_read, records, f"{config.name} {split}", languages, classes, config.invalid)
+    named = (classes,) if classes else ()
+    return Split(split, fingerprint("tfds 2", builder.info.full_name, languages, shards, config.invalid, *named), read)
 
 
 def _read(
-    records: Sequence[dict[str, bytes]], place: str, languages: tuple[str, str], invalid: str, counts: Counter[str]
+    records: Sequence[dict[str, Any]],
+    place: str,
+    languages: tuple[str, str],
+    classes: Mapping[str, Sequence[str]],
+    invalid: str,
+    counts: Counter[str],
 ) -> Iterator[Pair]:
+    def text(record: dict[str, Any], name: str) -> str:
+        if not name:
+            return ""
+        if name in classes:
+            if (number := int(record[name])) < 0:  # as in test sets whose labels are secret
+                raise ValueError(f"{name!r} has no class")
+            return classes[name][number]
+        return admit(decode(record[name], invalid), counts, invalid, lines=not languages[0])
+
     for start in range(0, len(records), 1024):
         rows = range(start, min(start + 1024, len(records)))
         for row, record in zip(rows, records.__getitems__(rows), strict=True):  # type: ignore[attr-defined]
             try:
-                source, target = (admit(decode(record[language], invalid), counts, invalid) for language in languages)
+                source, target = (text(record, name) for name in languages)
             except ValueError as error:
                 raise UserError(f"{place}, example {row}: {error}") from error
             yield Pair(source, target)

@@ -48,6 +48,19 @@ class OddTexts(TinyPairs):
     texts = (("a\r", "b\nc"), (b"\xff", "d"))
 
 
+class Reviews(TinyPairs):
+    texts = (("good\nfilm", 1), ("bad film", 0))
+
+    def _info(self):
+        label = tfds.features.ClassLabel(names=["negative", "positive"])
+        features = tfds.features.FeaturesDict({"text": tfds.features.Text(), "label": label})
+        return tfds.core.DatasetInfo(builder=self, features=features, disable_shuffling=True)
+
+    def _generate_examples(self, texts):
+        for row, (text, label) in enumerate((*texts, ("no label", -1))):
+            yield row, {"text": text, "label": label}
+
+
 def config(data_dir, name="tiny_pairs", **options):
     return SourceConfig(source="tfds", dir=str(data_dir), name=name, **options)
 
@@ -73,6 +86,19 @@ def test_prepared_pairs_come_back_in_order(prepared):
 def test_a_set_is_prepared_when_first_opened(tmp_path):
     pairs, _ = read(open_split(config(tmp_path), "test"))
     assert pairs == [Pair(*texts) for texts in PAIRS[:5]]
+
+
+def test_classes_are_read_by_name_and_texts_for_themselves(tmp_path):
+    labelled = config(tmp_path, "reviews", source_language="text", target_language="label")
+    pairs, counts = read(open_split(labelled, "train[:2]"))
+    assert pairs == [Pair("good film", "positive"), Pair("bad film", "negative")]
+    assert counts.total() == 1
+    with pytest.raises(UserError, match="reviews train, example 2: 'label' has no class"):
+        read(open_split(labelled, "train"))
+    alone = config(tmp_path, "reviews", source_language="", target_language="text")
+    assert read(open_split(alone, "train"))[0] == [Pair("", text) for text in ("good\nfilm", "bad film", "no label")]
+    with pytest.raises(UserError, match="has the texts label, text, not '' and ''"):
+        open_split(config(tmp_path, "reviews", source_language="", target_language=""), "train")
 
 
 def test_subsplits_are_read_and_fingerprinted_apart(prepared):
