@@ -37,6 +37,7 @@ NAVIGATION = {
     "Begin": [
         "README.md",
         "docs/results.md",
+        "docs/claims.md",
         "docs/coming_from.md",
         "docs/tutorials.md",
         "docs/walkthrough.md",
