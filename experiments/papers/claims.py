@@ -69,7 +69,7 @@ def no_norm() -> Iterator[str]:
 
 
 def clipping() -> Iterator[str]:
-    """Clipping mends a training whose gradients explode: a plain RNN that is to tell the first of 20 tokens, by SGD."""
+    """Clipping fixes a training whose gradients explode: a plain RNN that is to tell the first of 20 tokens, by SGD."""
     layer, kinds, updates = RecurrentLayer("rnn", 32), 8, 4 if flags.FLAGS.smoke else 1_500
 
     def loss(params: Params, key: jax.Array) -> jax.Array:

@@ -29,7 +29,7 @@ from jformer.tools.pages.plots import PlottedLine, lines
 
 WORKDIR = flags.DEFINE_string("workdir", None, "The folder of the runs, the table and the picture.", required=True)
 SEEDS = flags.DEFINE_integer("seeds", 3, "Seeds of each run.", lower_bound=1)
-UPDATES = flags.DEFINE_integer("updates", 400, "Of each run.")
+UPDATES = flags.DEFINE_integer("updates", 400, "Of each run; five times as many of masked words.")
 PROBED = flags.DEFINE_integer("probed", 300, "Sentences that probes learn from, and as many that they are tried on.")
 
 ACTORS, THINGS = (
@@ -52,11 +52,12 @@ def main(_: list[str]) -> None:
     folder = Path(WORKDIR.value)
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
-    for name, probe in {"part of speech": speech, "what it stands for": referent}.items():
+    for name, probe in {"what it stands for": referent, "part of speech": speech}.items():
         found = np.array([probe(folder, seed) for seed in range(SEEDS.value)])  # [seeds, layers + 1 and the baseline]
         shown = [estimate((100 * column).tolist()) for column in found.T]
         for layer, one in enumerate(shown[:-1]):
-            print(f"{name}, layer {layer}: {one.mean:.1f} ± {one.margin or 0:.1f} %")
+            margin = "" if one.margin is None else f" ± {one.margin:.1f}"
+            print(f"{name}, layer {layer}: {one.mean:.1f}{margin} %")
         print(f"{name}, without a model: {shown[-1].mean:.1f} %", flush=True)
         each = shown[:-1]
         drawn.append(PlottedLine(name, range(LAYERS + 1), [one.mean for one in each], [one.margin for one in each]))
@@ -67,7 +68,7 @@ def speech(folder: Path, seed: int) -> list[float]:
     """Return the accuracy of tags of words with several, by layer, and that of each word's most frequent tag."""
     pairs = parts_of_speech.build(2_000)
     texts = {name: [pair.source for pair in found] for name, found in pairs.items()}
-    run = train(folder, "mlm", texts, {"source": "text", "tokenizer": "word", "vocab_size": 200}, seed)
+    run = train(folder, "mlm", texts, {"source": "text", "tokenizer": "word", "vocab_size": 200}, seed, passes=5)
     tags = {pair.source: pair.target.split() for found in pairs.values() for pair in found}
     kinds: dict[str, Counter[str]] = {}
     for text in texts["train"]:
@@ -119,8 +120,10 @@ def sentences() -> list[tuple[str, str, str]]:
     return found
 
 
-def train(folder: Path, task: str, texts: dict[str, list[str]], data: dict[str, Any], seed: int) -> Any:
-    """Return the Predictor of a run on these lines; train it where that has not been done."""
+def train(
+    folder: Path, task: str, texts: dict[str, list[str]], data: dict[str, Any], seed: int, passes: int = 1
+) -> Any:
+    """Return the Predictor of a run on these lines; train it `passes` times as long where that has not been done."""
     lines_of, workdir = folder / task, folder / f"{task}-{seed}"
     lines_of.mkdir(exist_ok=True)
     ending = "tsv" if task == "classify" else "txt"
@@ -128,7 +131,7 @@ def train(folder: Path, task: str, texts: dict[str, list[str]], data: dict[str, 
         (lines_of / f"{name}.{ending}").write_text("".join(f"{line}\n" for line in found))
     named = {} if task == "classify" else {"train": "train.txt", "valid": "valid.txt", "test": ("test=test.txt",)}
     head = {"pooling": "first"} if task == "classify" else {}
-    steps = UPDATES.value
+    steps = passes * UPDATES.value
     if not (workdir / "checkpoints").exists():
         config = {
             "task": task,
