@@ -64,7 +64,8 @@ def main(_: list[str]) -> None:
 def open_examples(workdir: Path) -> Examples:
     """Return the first test pairs of a run."""
     run = jformer.load(workdir)
-    split = open_split(run.config.data, next(iter(run.config.data.test_splits().values())))
+    data = run.config.data
+    split = open_split(data, next(iter(data.test_splits().values()), data.valid))
     pairs = [(pair.source, pair.target) for pair in itertools.islice(split.read(Counter()), PAIRS.value)]
     encoded: list[EncodedPair] = run.inputs.encode_pairs(pairs)
     return Examples(run.model, run.params, run.inputs.pair_arrays(encoded, len(encoded)), run.tokenizers[1].tokens)

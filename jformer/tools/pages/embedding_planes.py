@@ -111,7 +111,8 @@ def context_planes(predictor: Predictor, pairs: Sequence[tuple[str, str | None]]
 
 def _in_context(name: str, tokens: Sequence[str], vectors: np.ndarray) -> Plane:
     points, shares = principal_components(vectors)
-    return Plane(name, tuple(tokens), points, shares, nearest(vectors, range(len(tokens)), tokens, NEAREST))
+    near = nearest(vectors, range(len(tokens)), tokens, NEAREST)
+    return Plane(name=name, tokens=tuple(tokens), points=points, shares=shares, neighbours=near)
 
 
 def principal_components(vectors: np.ndarray) -> tuple[np.ndarray, tuple[float, float]]:
