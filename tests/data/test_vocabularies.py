@@ -1,7 +1,9 @@
+import numpy as np
 import pytest
 
 from jformer.data.data_config import DataConfig
 from jformer.data.sources.split import Pair, Split
+from jformer.data.tokenizers import ImageTokenizer
 from jformer.data.vocabularies import VocabularySpec, copy_tokenizers, learn_tokenizers, load_tokenizers
 from jformer.errors import UserError
 
@@ -130,6 +132,17 @@ def test_a_classifier_that_starts_from_another_learns_its_own_labels(tmp_path):
     source, target = copied(tmp_path, classes(), [Pair("the new text", "good")])
     assert source.fingerprint == parent.fingerprint
     assert target.tokens[4:] == ["good"]
+
+
+@pytest.mark.parametrize("steps", [{"sides": [2, 2], "filter": 2}, {}])
+def test_images_are_prepared_as_those_of_a_published_parent(steps, tmp_path):
+    np.save(tmp_path / "images.npy", np.zeros((1, 3, 3, 1), np.uint8))
+    (tmp_path / "parent").mkdir()
+    parent = ImageTokenizer((2, 2, 1), steps=steps)
+    parent.save(tmp_path / "parent", "source")
+    wanted = {"source": VocabularySpec("image", ("source",)), "target": VocabularySpec("label", ("target",))}
+    source, _ = copied(tmp_path, wanted, [Pair(f"{tmp_path / 'images.npy'}#0", "good")])
+    assert (source.fingerprint == parent.fingerprint) == bool(steps)
 
 
 def test_a_folder_without_the_vocabulary_asked_for_is_refused(tmp_path):

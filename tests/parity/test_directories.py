@@ -24,6 +24,7 @@ from jformer.tools.hf.convert import Texts, import_model
 from jformer.tools.hf.write_model import export_model
 from tests.parity import test_tokenizers as made
 from tests.parity.pairs import torch, transformers
+from tests.slow import slow_but
 
 BERT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
 DISTILBERT = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 24}
@@ -270,7 +271,7 @@ PROCESSORS = {  # of photographs of any size; the model's have 32 pixels a side
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", PROCESSORS)
+@pytest.mark.parametrize("case", slow_but(PROCESSORS, "cropped"))
 def test_photographs_of_any_size_are_prepared_as_their_processor_does(case, tmp_path):
     sizes = {"image_size": 32, "patch_size": 8, "num_labels": 3, "id2label": {0: "a", 1: "b", 2: "c"}}
     config = transformers.ViTConfig(**BERT, **sizes)
@@ -312,7 +313,7 @@ class Hostile:
         return (open, (str(self.path), "w"))
 
 
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("shards", slow_but([1, 2], 1))
 def test_pickled_weights_are_converted_beside_everything_else(shards, tmp_path, capsys):
     folder = tmp_path / "model"
     theirs = write(folder, "BertForSequenceClassification", made.wordpiece, {}, num_labels=3, **BERT)
@@ -338,7 +339,7 @@ def test_pickled_weights_are_converted_beside_everything_else(shards, tmp_path, 
         np.testing.assert_allclose(ours[:, 0], theirs(ids).logits.numpy(), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("what", ["code", "code without a zip", "a number", "no pickle"])
+@pytest.mark.parametrize("what", slow_but(["code", "code without a zip", "a number", "no pickle"], "code"))
 def test_pickles_of_anything_but_tensors_are_refused_and_nothing_of_them_runs(what, tmp_path, capsys):
     path, touched = tmp_path / "pytorch_model.bin", tmp_path / "touched"
     if what == "no pickle":
