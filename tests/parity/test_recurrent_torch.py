@@ -67,9 +67,8 @@ def test_outputs_and_gradients_are_those_of_pytorch(pair):
         outputs, state = layer.apply({"params": params}, x, jnp.asarray(real))
         return (outputs * weights).sum(), (outputs, state)
 
-    (_, (ours, state)), (d_params, d_x) = jax.value_and_grad(total, argnums=(0, 1), has_aux=True)(
-        params, jnp.asarray(x)
-    )
+    gradient = jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))
+    (_, (ours, state)), (d_params, d_x) = gradient(params, jnp.asarray(x))
     np.testing.assert_allclose(ours * real[..., None], outputs.detach().numpy(), atol=1e-5)
     output = last[0] if isinstance(last, tuple) else last
     np.testing.assert_allclose(state[:, 0], output[0].detach().numpy(), atol=1e-5)
@@ -111,9 +110,8 @@ def test_stacks_of_layers_are_those_of_pytorch(cell, two):
         outputs, states, _ = stack.apply({"params": params}, x, jnp.asarray(real), blank, {}, None)
         return (outputs * weights).sum(), (outputs, states["layers"])
 
-    (_, (ours, states)), (d_params, d_x) = jax.value_and_grad(total, argnums=(0, 1), has_aux=True)(
-        params, jnp.asarray(x)
-    )
+    gradient = jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))
+    (_, (ours, states)), (d_params, d_x) = gradient(params, jnp.asarray(x))
     np.testing.assert_allclose(ours * real[..., None], outputs.detach().numpy(), atol=1e-5)
     np.testing.assert_allclose(d_x, theirs.grad.numpy(), atol=1e-5)
     final = (last[0] if isinstance(last, tuple) else last).detach().numpy()  # [layers x directions, B, H]
