@@ -183,23 +183,16 @@ def test_molecules_are_written_as_annalog_writes_them(wheel, monkeypatch):
     arrays = {name: tensor.numpy() for name, tensor in state.items()}
     run = run_of(fields, sides, table, arrays)
     rng = np.random.default_rng(0)
-    texts = ["".join(rng.choice(signs[4:], size)) for size in rng.integers(6, 14, 30)]  # of one shape
-    for text, answer in zip(texts, run.predict(texts), strict=True):
-        written = written_by(torch, model, torch.tensor([[2, *map(signs.index, text), 3]]))
-        assert answer == "".join(signs[i] for i in written)
-
-
-def written_by(torch, model, source):
-    """Return the likeliest next ids of a model of the package, one by one, up to its end or 20."""
-    target = [2]
-    while len(target) <= 20:
-        with torch.no_grad():
-            logits, _ = model(source, torch.tensor([target]))
-        best = int(logits[0, -1].argmax())
-        if best == 3:
-            break
-        target.append(best)
-    return target[1:]
+    ids = rng.integers(4, 59, (30, 12))  # of one length, so that theirs answers them together
+    texts = ["".join(signs[i] for i in row) for row in ids]
+    source = np.pad(np.pad(ids, ((0, 0), (1, 0)), constant_values=2), ((0, 0), (0, 1)), constant_values=3)
+    target = torch.full((len(ids), 1), 2)
+    with torch.no_grad():
+        for _ in range(20):
+            logits, _ = model(torch.tensor(source), target)
+            target = torch.cat([target, logits[:, -1:].argmax(dim=-1)], dim=1)
+    written = ["".join(signs[i] for i in row[1:]).partition(signs[3])[0] for row in target.tolist()]
+    assert run.predict(texts) == written
 
 
 BERTS = {  # model → package, its folder there, the folder of its vocabulary, what its config.json lacks
