@@ -33,9 +33,12 @@ base model of Vaswani et al. 2017; [alone in a window]({GALLERY_FILE}).
 
 <iframe src="{GALLERY_FILE}" title="The gallery" style="width: 100%; height: 60em"></iframe>
 """
+NOTEBOOKS = ("docs/first_translation.md", "docs/look_inside.md", "docs/training_loop.md")
+CELL = re.compile(r"^```(python|bash)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 NAVIGATION = {
     "Begin": [
         "README.md",
+        *NOTEBOOKS,
         "docs/results.md",
         "docs/claims.md",
         "docs/coming_from.md",
@@ -83,6 +86,10 @@ def collect(pages: Path) -> None:
         for page in section:
             if page not in (OPTIONS, LIBRARY, GALLERY):
                 copy(ROOT / page, pages)
+    for name in NOTEBOOKS:
+        copied = pages / name
+        copied.with_suffix(".ipynb").write_text(notebook(copied.read_text()))
+        copied.write_text(copied.read_text() + f"\n[This page as a notebook]({copied.stem}.ipynb).\n")
     (pages / OPTIONS).write_text(options_page())
     (pages / LIBRARY).write_text(library_page())
     (pages / GALLERY).write_text(GALLERY_PAGE)
@@ -105,6 +112,28 @@ def copy(page: Path, pages: Path) -> None:
             continue
         for file in [linked] if linked.is_file() else linked.glob("*.*"):
             copy(file, pages)
+
+
+def notebook(text: str) -> str:
+    """Return a page as a notebook, as Jupytext makes it of Markdown: blocks of Python and bash are cells of code."""
+
+    def cell(kind: str, source: str, **more: object) -> dict[str, object]:
+        return {"cell_type": kind, "metadata": {}, "source": source.strip().splitlines(keepends=True), **more}
+
+    cells, begin = [], 0
+    for block in CELL.finditer(text):
+        code = "%%bash\n" + block[2] if block[1] == "bash" else block[2]
+        cells += [cell("markdown", text[begin : block.start()]), cell("code", code, execution_count=None, outputs=[])]
+        begin = block.end()
+    cells.append(cell("markdown", text[begin:]))
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    content = {
+        "cells": cells,
+        "metadata": {"kernelspec": kernel, "accelerator": "GPU"},
+        "nbformat": 4,
+        "nbformat_minor": 4,
+    }
+    return json.dumps(content, ensure_ascii=False, indent=1)
 
 
 def settings() -> str:

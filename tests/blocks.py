@@ -61,7 +61,7 @@ def shortened(code):
     """
     code = UPDATES.sub(lambda found: f"{found[1]}{found[2]}{-(-int(found[3]) // SHORTER)}", INSTALLS.sub("", code))
     code = re.sub(r"(jformer\.skipgram .*--size=)\d+", rf"\g<1>{WIDTH}", code)
-    return re.sub(r"(--config=(?:configs/\w+|mine)\.py)", rf"\1 {SMALL}", code)
+    return re.sub(r"(--config=(?:(?:configs/\w+|mine)\.py|quickstart))", rf"\1 {SMALL}", code)
 
 
 @contextlib.contextmanager

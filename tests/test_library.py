@@ -47,7 +47,7 @@ def test_importing_it_does_not_import_jax():
 
 
 def test_the_documents_own_loop_learns_searches_and_is_differentiated_twice():
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "library.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "training_loop.md").read_text(), re.DOTALL)
     loop, search, derivatives = blocks[-3:]
     assert len(loop.splitlines()) <= 40
     names: dict[str, Any] = {}

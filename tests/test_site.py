@@ -3,6 +3,7 @@
 import dataclasses
 import html
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import jformer
 from jformer.config.options import Config, flatten
 from jformer.models.model_config import CHOICES
+from tests.blocks import blocks
 
 ROOT = Path(__file__).parents[1]
 
@@ -90,6 +92,12 @@ def test_pages_bring_what_they_link_to(site, tmp_path):
     assert (tmp_path / "README.md").read_text() == (ROOT / "README.md").read_text()
     for linked in ("docs/attention.png", "configs/multi30k_tiny.py", "docs/decisions", site.OPTIONS, site.GALLERY):
         assert (tmp_path / linked).exists(), linked
+    for page in site.NOTEBOOKS:
+        cells = json.loads((tmp_path / page).with_suffix(".ipynb").read_text())["cells"]
+        code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+        assert [each.removeprefix("%%bash\n") for each in code] == [block.code.strip() for block in blocks(page)]
+        assert code[0].startswith("%%bash\npip install")
+        assert cells[0]["source"][0].startswith("# ")
 
 
 def test_the_site_is_built_and_no_link_leads_nowhere(tmp_path):
