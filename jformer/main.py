@@ -10,6 +10,7 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
              evaluate  score the test sets again, with other --config.evaluate and --config.decode options if given
              predict   translate --input line by line to --output, or continue or label it
              score     write the log-probability of each target in --input: lines of source, TAB, target
+             embed     write the vector of each text in --input: of decode.pooling, decode.normalize
              describe  show parameters and FLOPs; needs no data and no DIR
              verify    check that all ways to answer with the run agree; exit code 1 if any does not
              explore   write a page, --output, that shows what the run attends to in the lines of --input, how it
@@ -19,10 +20,11 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
                        parameters, learning rates; needs neither --config (the base model) nor DIR
              serve     answer over HTTP at --host and --port: a page to type into, JSON for programs
              export    write the run to the folder --output as --format, to be served without jformer
-  --input    predict, score, explore: a text file (for several processes a plain one), or - for standard input (default)
-  --output   predict, score: a file, or - for standard output (the default); export: a folder; explore, report, gallery:
-             a page; evaluate: a folder for results.json and the outputs (default: DIR)
-  --resume   predict, score: continue a half-written --output
+  --input    predict, score, embed, explore: a text file (for several processes a plain one), or - for standard input
+             (default)
+  --output   predict, score, embed: a file, or - for standard output (the default); export: a folder; explore, report,
+             gallery: a page; evaluate: a folder for results.json and the outputs (default: DIR)
+  --resume   predict, score, embed: continue a half-written --output
   --against  verify: a directory of Hugging Face Transformers, such as the one that the run was imported from, to
              compare logits with. Needs pip install -e ".[parity]"
   --activations  predict: instead of answers, write what the model computes inside as a safetensors file, by names such
@@ -31,14 +33,16 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
   --host     serve: the address to listen at (default: 127.0.0.1, which only this machine reaches)
   --port     serve: the port (default: 8000), 0 for any free one
   --adapters serve: runs of adapters of the one in DIR, separated by commas; a request names one by its directory's name
-  --format   export: ctranslate2, stablehlo; explore: html, or png or svg of one line (default: by --output's ending)
+  --format   export: ctranslate2, stablehlo; explore: html, or png or svg of one line; embed: jsonl, npy or safetensors
+             (default: by --output's ending)
   --deterministic  on GPUs: use only operations that give the same bits every time, which are slower
   --topology describe: what the run would take of a TPU slice, such as v5e:16x16 or v5litepod-256, or of GPUs, such as
              h100:8, or h100:8x4 on four machines; exit code 2 if it does not fit. Needs pip install -e ".[tpu-aot]"
              or ".[gpu-aot]", and a minute or two
   --price    describe with --topology: dollars for an hour of a chip or GPU, to estimate the cost
 
-Several processes are one run (train, evaluate, predict, score) if all are started with the same command and either
+Several processes are one run (train, evaluate, predict, score, embed) if all are started with the same command and
+either
   --distributed  where Cloud TPU, Slurm, Open MPI, Kubernetes or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
                  JAX_PROCESS_ID identify the processes, or
   --coordinator=HOST:PORT --processes=N --process=I
@@ -85,11 +89,15 @@ from jformer.parallel.libtpu import silence_libtpu
 from jformer.storage import check_writable, is_step, os_errors_as_user_errors, refuse_file_of_run, run_path
 from jformer.training.malloc import keep_freed_memory
 
-TOGETHER = ("train", "evaluate", "predict", "score")  # modes that several processes can share
-ONE_FILE = ("predict", "score", "explore", "report", "gallery")  # modes that write one file
+TOGETHER = ("train", "evaluate", "predict", "score", "embed")  # modes that several processes can share
+ONE_FILE = ("predict", "score", "embed", "explore", "report", "gallery")  # modes that write one file
 WITHOUT_RUN = ("describe", "gallery")
 WITHOUT_DEVICES = ("describe", "report")
-FORMATS = {"export": ("ctranslate2", "stablehlo"), "explore": ("html", "png", "svg")}
+FORMATS = {
+    "export": ("ctranslate2", "stablehlo"),
+    "explore": ("html", "png", "svg"),
+    "embed": ("jsonl", "npy", "safetensors"),
+}
 WORTH_KEEPING = 0.05  # seconds of compiling
 
 
@@ -218,6 +226,14 @@ def score(options: flags.FlagValues, config: Config, workdir: Path) -> int:
     return DONE
 
 
+def embed(options: flags.FlagValues, config: Config, workdir: Path) -> int:
+    """Write the vectors of the lines of a file."""
+    from jformer.inference.answer_files import embed_file
+
+    embed_file(config, workdir, options.input, options.output, options.resume, options.format)
+    return DONE
+
+
 def describe(options: flags.FlagValues, config: Config, workdir: Path) -> int:
     """Describe the run, on the devices here, or on a TPU slice or GPUs that are not."""
     run = workdir if options.workdir else None
@@ -298,6 +314,7 @@ MODES: dict[str, Callable[[flags.FlagValues, Config, Path], int]] = {
     "evaluate": score_test_sets,
     "predict": predict,
     "score": score,
+    "embed": embed,
     "describe": describe,
     "verify": verify,
     "explore": explore,

@@ -62,7 +62,7 @@ from jformer.training.validation import Validation, answered_examples, forget_be
 GREEDY: dict[str, Any] = {"search": "beam", "beam_size": 1, "beam_groups": 1, "n_best": 1, "alignments": False}
 NOT_READ_BY_GREEDY = (  # options of decoding that do not change a greedy answer of one model
     *("samples", "temperature", "top_k", "top_p", "min_p", "epsilon", "typical", "seed", "mbr_utility", "diversity"),
-    *("ensemble", "ensemble_average", "inputs", "outputs", "scores", "batch_size", "dtype"),
+    *("pooling", "normalize", "ensemble", "ensemble_average", "inputs", "outputs", "scores", "batch_size", "dtype"),
 )
 
 
@@ -206,7 +206,7 @@ def make_validation(trained: Trained, valid: Batches | None, eval_step: EvalStep
 
     def answer(params: PyTree) -> list[str]:
         predictor.params = params
-        return predictor.predict([pair.source for pair in examples])
+        return predictor.answers_to(examples)
 
     def score(answers: Sequence[str], sums: Sums) -> Scores:
         found = score_texts(answers[:scored], examples[:scored], sums) if during else {}

@@ -25,8 +25,10 @@ from jformer.errors import UserError
 from jformer.evaluation.evaluate import evaluate, report_scores
 from jformer.inference.answer_files import predict_file
 from jformer.inference.answers import CUT, Request
-from jformer.inference.predict import load
+from jformer.inference.predict import Predictor, load
+from jformer.inference.restore import Trained
 from jformer.inference.verify import verify
+from jformer.parallel.sharding import replicated
 from jformer.tasks.batch_arrays import make_batch
 from jformer.tasks.build import open_mesh
 from jformer.tools.export.folder import export
@@ -122,10 +124,11 @@ RUNS = {  # name → (preset, options of the data, whether it gives answers)
     "tag_chain": ("bert_base", {"source": "conll", **PACKED}, True),
     "caption": ("transformer_tiny", {"source": "captions", "augment": ("flip", "crop", "color")}, True),
     "qa": ("bert_base", {"source": "squad", "doc_stride": 8}, True),
+    "embed": ("bert_base", {"source": "files"}, False),
 }
 OF_IMAGES = ("vit", "caption")
 TRAINED = ("lm", "lm_lstm", "prefix_lm", "number")  # where what was learned matters, or training alone is tested
-NAMED = ("prefix_lm", "tag", "tag_chain", "caption", "qa")  # after their task
+NAMED = ("prefix_lm", "tag", "tag_chain", "caption", "qa", "embed")  # after their task
 
 
 def config_of(name, texts):
@@ -211,7 +214,8 @@ def test_a_task_trains_scores_and_answers(trained, texts, name):
         assert len(answers) == 2
         assert all(answers) or name == "several"
     else:
-        with pytest.raises(UserError, match="has no answer to a text; --mode=evaluate scores it"):
+        line = "use embed" if name == "embed" else "has no answer to a text; --mode=evaluate scores it"
+        with pytest.raises(UserError, match=line):
             predictor.predict(inputs)
 
 
@@ -221,6 +225,61 @@ def test_a_run_that_searches_for_nothing_is_verified(trained, name, capsys):
     workdir = trained(name)
     assert verify(load_config(workdir / "config.json"), workdir)
     assert "16 inputs (of test set 'test')" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "poolings"),
+    [
+        ("lm", ("last",)),
+        *(
+            pytest.param(name, poolings, marks=pytest.mark.slow)
+            for name, poolings in (
+                ("lm_lstm", ("last",)),
+                ("mlm", ("mean", "first")),
+                ("t5", ("",)),
+                ("classify", ("pooler",)),
+                ("embed", ("", "last")),
+            )
+        ),
+    ],
+)
+def test_any_run_of_texts_embeds_them_in_any_order_and_batch(loaded, name, poolings):
+    lines = [*LINES[:5], " ".join(LINES), "", "red"]
+    for pooling in poolings:
+        given = loaded(name)
+        decode = dataclasses.replace(given.config.decode, pooling=pooling)
+        config = dataclasses.replace(given.config, decode=decode)
+        predictor = Predictor(Trained(config, given.task, given.tokenizers, given.model, given.params))
+        vectors = predictor.embed(lines)
+        assert predictor.embedder.counts[CUT] == 1
+        np.testing.assert_allclose(np.concatenate([predictor.embed([line]) for line in lines]), vectors, atol=1e-5)
+        np.testing.assert_allclose(predictor.embed(lines[::-1])[::-1], vectors, atol=1e-5)
+        decode = dataclasses.replace(decode, normalize=True)
+        config = dataclasses.replace(given.config, decode=decode, mesh=MeshConfig(data=2, fsdp=2))
+        mesh = open_mesh(config)
+        params = jax.device_put(given.params, replicated(mesh))
+        run = Trained(config, given.task, given.tokenizers, given.model, params)
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        np.testing.assert_allclose(Predictor(run, mesh=mesh).embed(lines), vectors / lengths, atol=1e-5)
+        ids = predictor.embedder.inputs.pieces([Request(LINES[0])])[0][0].ids
+        states = states_of(given, ids)
+        chosen = {"first": states[0], "last": states[-1], "pooler": states[0]}.get(pooling, states.mean(axis=0))
+        if pooling == "pooler":
+            dense = given.params["pooler"]["dense"]
+            chosen = np.tanh(chosen @ dense["kernel"] + dense["bias"])
+        elif pooling == "" and name == "embed":  # as BERT has it: the pooler over the first position
+            dense = given.params["pooler"]["dense"]
+            chosen = np.tanh(states[0] @ dense["kernel"] + dense["bias"])
+        np.testing.assert_allclose(vectors[0], chosen, atol=1e-5)
+
+
+def states_of(predictor, ids):
+    """Return what a model computes of every token of a text, the end symbol of a decoder's left out."""
+    base = getattr(predictor.model, "base", predictor.model)
+    apply = functools.partial(base.apply, {"params": predictor.params})
+    if base.config.family == "decoder":
+        return np.asarray(apply(make_batch(target=[ids]), method="hidden"))[0]
+    return np.asarray(apply(make_batch(source=[ids]), method="encode")["hidden"])[0]
 
 
 def test_an_empty_line_among_paths_of_images_has_an_empty_answer(loaded, texts):
@@ -328,6 +387,7 @@ def in_order(batches):
                 ("tag", "tag"),
                 ("tag_chain", "tag"),
                 ("qa", "answer"),
+                ("embed", "embeddings"),
             )
         ),
     ],
@@ -338,6 +398,9 @@ def test_an_engine_of_a_server_answers_as_predict_does(loaded, texts, name, rout
     engine.warm_up()
     assert engine.facts()["route"] == f"/v1/{route}"
     answers = in_order(engine.answer(engine.requests(InputsBody(inputs=lines))))
+    if name == "embed":
+        np.testing.assert_array_equal(np.float32([answer["vector"] for answer in answers]), predictor.embed(lines))
+        return
     assert [answer["outputs"][0]["text"] for answer in answers] == predictor.predict(lines)
     assert ("labels" in answers[0]["outputs"][0]) == (name in ("classify", "several"))
     if name == "qa":

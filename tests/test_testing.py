@@ -22,7 +22,11 @@ from tests.blocks import Reader, blocks
 from tests.slow import slow_but
 from tests.tasks.conftest import PAIRS, TEXTS, make_task
 
-FAMILIES = {"lm": "decoder", "prefix_lm": "decoder", **dict.fromkeys(("classify", "tag", "qa", "mlm"), "encoder")}
+FAMILIES = {
+    "lm": "decoder",
+    "prefix_lm": "decoder",
+    **dict.fromkeys(("classify", "tag", "qa", "mlm", "embed"), "encoder"),
+}
 
 
 @pytest.mark.slow  # tests/test_blocks.py runs the same blocks, and those of bash

@@ -6,6 +6,7 @@ Sections that are defined in another room check their own values there. `check` 
 
 import dataclasses
 import math
+import operator
 import re
 
 import numpy as np
@@ -37,7 +38,7 @@ def check(config: Config) -> None:
     if not 0 <= config.seed < 2**32:
         raise UserError(f"seed={config.seed} must be 0 to {2**32 - 1}")
     check_part("task", config.task, tuple(TASKS))
-    config.model.check()
+    (config.model.with_vectors() if config.task == "embed" else config.model).check()
     config.data.check()
     if "://" in config.data.cache_dir:
         raise UserError(
@@ -45,6 +46,8 @@ def check(config: Config) -> None:
         )
     if config.model.execution.rows == "one_text" and config.data.batching == "packed":
         raise UserError("model.execution.rows='one_text' needs data.batching='buckets', not 'packed': use 'auto'")
+    if config.model.execution.rows == "one_text" and config.task == "embed":
+        raise UserError("model.execution.rows='one_text': a row of task='embed' holds a pair of texts; use 'auto'")
     _check_train(config)
     _check_optim(config)
     _check_evaluate(config)
@@ -107,7 +110,7 @@ def _are_updates(steps: str, count: int) -> bool:
 
 def _check_r_drop(config: Config) -> None:
     compares = f"optim.r_drop={config.optim.r_drop} compares"
-    if config.optim.r_drop and (config.task == "qa" or config.data.labels != "one" or config.model.head.crf):
+    if config.optim.r_drop and (config.task in ("qa", "embed") or config.data.labels != "one" or config.model.head.crf):
         raise UserError(f"{compares} one prediction per token or text, which this task does not make: set it to 0.0")
     model = config.model
     if config.optim.r_drop and not (model.dropout or model.attention_dropout or model.activation_dropout):
@@ -218,6 +221,7 @@ def _check_task(config: Config) -> None:
         if getattr(data, key) and not model.reads_images:
             raise UserError(f"data.{key}={getattr(data, key)!r} is about images: task={config.task!r} reads texts here")
     _check_questions(config)
+    _check_vectors(config)
     if model.recurrent.cell and data.batching == "packed":
         raise UserError(
             "data.batching='packed' lets texts share a row: a recurrent state would run through them; use 'buckets'"
@@ -227,6 +231,7 @@ def _check_task(config: Config) -> None:
             "task='prefix_lm': a recurrent state (model.recurrent.cell) cannot see a whole prefix: use task='lm'"
         )
     sides = {"encoder": ("source",), "decoder": ("target",), "vit": ()}.get(model.family, ("source", "target"))
+    sides = ("source", "target") if config.task == "embed" else sides
     if model.vision.source:
         sides = ("target",)
     limited = ("target",) if config.task == "denoise" else sides  # its source is made from its target
@@ -269,6 +274,26 @@ def _check_questions(config: Config) -> None:
             value = getattr(getattr(config, section), key)
             if value != getattr(getattr(defaults, section), key):
                 raise UserError(f"{section}.{key}={value} is read by task='qa' only, not {config.task!r}: leave it out")
+
+
+def _check_vectors(config: Config) -> None:
+    """Raise UserError for what gives no vectors, and for options of task embed in a run of another task."""
+    model, optim, task = config.model, config.optim, config.task
+    if task != "embed":
+        if model.head.vectors:
+            raise UserError(f"model.head.vectors=True: task={task!r} needs a head; leave it out")
+        for key in ("temperature", "symmetric"):
+            if getattr(optim, key) != getattr(Config().optim, key):
+                raise UserError(f"optim.{key}={getattr(optim, key)} is read by task='embed' only: leave it out")
+        return
+    if not optim.temperature > 0:
+        raise UserError(f"optim.temperature={optim.temperature} must be above 0: cosines are divided by it")
+    if model.head.pooling in ("none", *["first"] * (model.family == "decoder")):
+        why = "gives no single vector" if model.head.pooling == "none" else "of a decoder has read BOS alone"
+        raise UserError(f"model.head.pooling={model.head.pooling!r} {why}: task='embed' needs 'last' or 'mean'")
+    if model.recurrent.cell or model.vision.source:
+        key = "recurrent.cell" if model.recurrent.cell else "vision.source"
+        raise UserError(f"model.{key}={operator.attrgetter(key)(model)!r}: task='embed' trains Transformers of texts")
 
 
 def _check_mesh(mesh: MeshConfig) -> None:

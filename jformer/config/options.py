@@ -24,6 +24,7 @@ TASKS = {  # task → the families that can learn it
     "tag": ("encoder",),
     "caption": ("encdec",),
     "qa": ("encoder",),
+    "embed": ("encoder", "decoder", "encdec"),
 }
 PARTS = (  # keys whose values may name a part of one's own; data.mixture has a source in each of its corpora
     *("task", "data.source", "data.tokenizer", "optim.optimizer", "optim.schedule", "optim.loss"),
@@ -31,7 +32,7 @@ PARTS = (  # keys whose values may name a part of one's own; data.mixture has a 
     *("model.attention", "model.feed_forward", "model.activation", "model.norm_type", "model.positions"),
     "decode.search",
 )
-ONE_PASS = ("classify", "tag", "qa")  # tasks whose answers are not searched for
+ONE_PASS = ("classify", "tag", "qa", "embed")  # tasks whose answers are not searched for
 OF_IMAGES = ("caption",)  # tasks whose source is an image and never a text
 OPTIMIZERS = ("adam", "adamw", "adafactor")
 OPEN_SCHEDULES = ("noam", "inverse_square_root", "t5", "constant")  # rates do not depend on train.num_steps
@@ -50,6 +51,7 @@ TEST_SCORES = {  # task → what results.json has of a test set; of text scores 
     "tag": ("span_f1", "span_precision", "span_recall", "accuracy", "macro_f1", "exact_match", "perplexity"),
     "caption": (*TEXT_SCORES, "cider", "exact_match", "token_accuracy", "perplexity"),
     "qa": ("exact_match", "f1", "perplexity"),
+    "embed": ("retrieval_accuracy",),
 }
 LABEL_SCORES = {  # data.labels → the same for task classify
     "one": ("accuracy", "macro_f1", "perplexity"),
@@ -66,6 +68,7 @@ SCORES_DURING = {  # of evaluate.during, by task, and by data.labels for task cl
     "tag": ("span_f1", "span_precision", "span_recall", "macro_f1", "exact_match"),
     "caption": (*TEXT_SCORES, "cider", "exact_match"),
     "qa": ("exact_match", "f1"),
+    "embed": ("retrieval_accuracy",),
 }
 WEIGHTS = ("last", "best", "average", "ema")
 
@@ -94,6 +97,10 @@ class OptimConfig:
     clip_norm: float = 1.0
     # The probability that is spread evenly over all classes: it costs perplexity and gains BLEU (section 5.4).
     label_smoothing: float = 0.1
+    # embed: divides the cosines of texts (van den Oord et al. 2018); smaller = only the nearest other texts count. 0.05
+    # is that of Gao et al. 2021, section 3.
+    temperature: float = 0.05
+    symmetric: bool = False  # embed: each text of a pair is to find the other, not only the first the second
     r_drop: float = 0.0  # alpha of R-Drop: two passes with dropout of their own shall agree (Liang et al. 2021)
 
     @property
@@ -192,7 +199,7 @@ class Config:
     """A whole run."""
 
     seed: int = 0  # of parameters, dropout and the order of the data
-    # What is learned: translate | lm | prefix_lm | mlm | denoise | classify | tag | caption | qa
+    # What is learned: translate | lm | prefix_lm | mlm | denoise | classify | tag | caption | qa | embed
     task: str = "translate"
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()

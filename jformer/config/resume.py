@@ -47,10 +47,12 @@ def resume_config(saved: Config, given: Config) -> Config:
     """
     given = with_saved_config(given, saved)
     ends = not is_open(saved.optim.schedule) or 0 < saved.optim.warmup < 1
+    fixed = ["train.num_steps", "train.num_epochs"] * ends
+    fixed += ["train.accumulation"] * (saved.task == "embed")  # whose negatives are those of a microbatch
     for key, (old, new) in differences(saved, given).items():
         moved = key == "data.mixture" and _without_folders(old) == _without_folders(new)
         moved |= key == "train.init_from" and bool(saved.model.lora.rank)  # whose digest is checked
-        if (ends and key in ("train.num_steps", "train.num_epochs")) or not (moved or key.startswith(MAY_CHANGE)):
+        if key in fixed or not (moved or key.startswith(MAY_CHANGE)):
             raise UserError(
                 f"{key}={new!r} but this workdir was trained with {old!r}: set it back or use a new --workdir"
             )

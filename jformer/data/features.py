@@ -135,6 +135,29 @@ def labelled_texts(labels: Labels, symbols: Symbols = OURS) -> Features:
     return _without_noise(lambda source, target: (source, np.ones_like(target)), given)
 
 
+def paired_texts(side: str, symbols: Symbols = OURS) -> Features:
+    """Return the arrays of one side alone, "source" or "target", whose rows hold both texts of a pair.
+
+    They have the segments 1 and 2; `weights` [b 1] is 1 where there is a pair.
+    """
+
+    def given(rows: Rows, source: Tokens, target: Tokens, shape: Shape) -> Arrays:
+        texts, inner = _side_by_side(source, target, rows)
+        if side == "source":
+            made = _source(fill_rows(texts, inner, shape, shape.source_length))
+        else:
+            made = _target(texts, inner, shape, symbols.bos)
+            del made["target_out"]
+        real = made[f"{side}_segments"].max(axis=1, initial=0) > 1
+        return {**made, "weights": real[:, None].astype(np.float32)}
+
+    def lengths(source: np.ndarray, target: np.ndarray) -> Lengths:
+        both = source + target, np.zeros_like(source)
+        return both if side == "source" else both[::-1]
+
+    return _without_noise(lengths, given)
+
+
 def tagged_texts() -> Features:
     """Return source [b s], source_types of one text, and the class of each word at its first token: target_out [b s].
 
@@ -236,15 +259,24 @@ def _noised(tokens: Tokens, rows: Rows, noise: Noise, seed: tuple[int, int]) -> 
 
 def _joined(source: Tokens, target: Tokens, rows: Rows) -> tuple[Tokens, Tokens, Rows]:
     """Return each example of a batch as one sequence, which tokens are the target (1, else 0), and its place."""
+    apart, _ = _side_by_side(source, target, rows)
+    behind = np.repeat(np.tile([0, 1], len(rows.examples)), apart.lengths)
+    offsets = apart.offsets[::2]
+    whole = rows._replace(examples=np.arange(len(rows.examples)))
+    return Tokens(apart.values, offsets), Tokens(behind, offsets), whole
+
+
+def _side_by_side(source: Tokens, target: Tokens, rows: Rows) -> tuple[Tokens, Rows]:
+    """Return the source and the target of each example of a batch in turn, and where they stand, two to a place."""
     sides = _chosen(source, rows), _chosen(target, rows)
-    count = len(rows.examples)
-    lengths = np.stack([side.lengths for side in sides], axis=1)  # [n 2]
-    behind = np.repeat(np.tile([0, 1], count), lengths.ravel())
-    values = np.empty(len(behind), np.int32)
+    lengths = np.stack([side.lengths for side in sides], axis=1).ravel()  # [n·2]
+    which = np.repeat(np.tile([0, 1], len(rows.examples)), lengths)
+    values = np.empty(len(which), np.int32)
     for side, tokens in enumerate(sides):
-        values[behind == side] = tokens.values
-    offsets = sides[0].offsets + sides[1].offsets
-    return Tokens(values, offsets), Tokens(behind, offsets), rows._replace(examples=np.arange(count))
+        values[which == side] = tokens.values
+    segments = np.stack([2 * rows.segments - 1, 2 * rows.segments], axis=1).ravel()
+    inner = Rows(np.arange(len(lengths)), np.repeat(rows.rows, 2), segments, np.repeat(rows.numbers, 2))
+    return Tokens(values, np.concatenate([[0], np.cumsum(lengths)])), inner
 
 
 def _chosen(tokens: Tokens, rows: Rows) -> Tokens:

@@ -13,6 +13,7 @@ AVERAGES = ("probability", "log_probability")
 INPUTS = ("text", "jsonl")
 OUTPUTS = ("text", "tsv", "jsonl", "conll")
 OVERLONG = ("cut", "split")
+POOLINGS = ("", "mean", "first", "last", "pooler")
 DTYPES = ("", "float32", "bfloat16", "auto")
 LONGEST = 2**20  # tokens beyond a source, or of an n-gram: the arrays of a search are that long for any output
 BEAM_ONLY = ("beam_size", "length_penalty", "length_offset", "coverage_penalty", "patience", "ended_first",
@@ -72,6 +73,11 @@ class DecodeConfig:
     # -1000 always answers. Tune it on validation text.
     no_answer_threshold: float = 0.0
 
+    # embed: what the vector of a text is: mean (of all its tokens) | first | last | pooler (BERT's projection of the
+    # first); "" = what task embed has learned, model.head.pooling, and for other tasks mean
+    pooling: str = ""
+    normalize: bool = False  # embed: vectors have length 1, so that products are cosines
+
     ensemble: tuple[str, ...] = ()  # workdirs of further runs to average with this one
     ensemble_average: str = "probability"  # probability | log_probability: what is averaged
 
@@ -104,7 +110,13 @@ class DecodeConfig:
         """
         check_part("decode.search", self.search, SEARCHES)
         choices = {"mbr_utility": UTILITIES, "ensemble_average": AVERAGES, "inputs": INPUTS}
-        for key, allowed in {**choices, "outputs": OUTPUTS, "overlong": OVERLONG, "dtype": DTYPES}.items():
+        for key, allowed in {
+            **choices,
+            "outputs": OUTPUTS,
+            "overlong": OVERLONG,
+            "dtype": DTYPES,
+            "pooling": POOLINGS,
+        }.items():
             if getattr(self, key) not in allowed:
                 names = ", ".join(map(repr, allowed))
                 raise UserError(f"decode.{key}={getattr(self, key)!r}; choose one of: {names}")
@@ -202,6 +214,8 @@ class DecodeOptions(TypedDict, total=False):
     only: Sequence[str]
     max_answer_length: int
     no_answer_threshold: float
+    pooling: str
+    normalize: bool
     ensemble: Sequence[str]
     ensemble_average: str
     inputs: str

@@ -34,9 +34,9 @@ from jformer.parallel.devices import arithmetic
 from jformer.parallel.sharding import row_shards
 from jformer.tasks.build import build_sized, build_task, choose_decoding_dtype, open_mesh
 from jformer.tasks.split_loss import evaluation_batches, make_eval_step, split_sums
-from jformer.tasks.task import CLASSES, SPAN, make_loss
+from jformer.tasks.task import CLASSES, SPAN, VECTOR, make_loss
 
-ANSWERS_WITH_REFERENCES = ("text", SPAN, *CLASSES)
+ANSWERS_WITH_REFERENCES = ("text", SPAN, VECTOR, *CLASSES)
 
 
 def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def answer(predictor: Predictor, examples: Sequence[Pair], count: Callable[[int]
         return []
     predictor.on_answered = count
     try:
-        return [one_line(text) for text in predictor.predict([pair.source for pair in examples])]
+        return [one_line(text) for text in predictor.answers_to(examples)]
     finally:
         predictor.on_answered = ignore
 
@@ -133,6 +133,7 @@ PREDICT = {  # task → the purpose of --mode=predict
     "caption": "describe images of your own, by their paths",
     "tag": "tag the words of lines of your own",
     "qa": "answer questions of your own, each with a TAB and its context",
+    "embed": "write the vectors of lines of your own",
 }
 
 
@@ -149,7 +150,8 @@ def report_scores(
         page: the line with the path of the page; "" = none was written.
     """
     answer = build_task(config).answer
-    tries = [("--mode=predict < TEXT", PREDICT.get(config.task, "answer lines of your own"))] if answer else []
+    mode = "embed" if answer == VECTOR else "predict"
+    tries = [(f"--mode={mode} < TEXT", PREDICT.get(config.task, "answer lines of your own"))] if answer else []
     if answer == "text" and config.decode.search == "beam":
         tries += [(f"--mode=evaluate --config.decode.beam_size={config.decode.beam_size + 4}", "a wider beam")]
     quoted = shlex.quote(str(workdir))

@@ -19,7 +19,7 @@ from jformer.tasks.cider import cider_d
 from jformer.tasks.metrics import answer_values, reference_texts, text_metric, tokenization
 from jformer.tasks.span_scores import span_counts
 
-SHARES = ("exact_match", "accuracy")  # of lines, or of words, that are correct
+SHARES = ("exact_match", "accuracy", "retrieval_accuracy")  # of lines, or of words, that are correct
 OF_LABELS = ("micro_f1", "macro_f1")
 OF_SPANS: Mapping[str, tuple[int, ...]] = {  # name → what its denominator counts: 1 = found, 2 = reference spans
     "span_f1": (1, 2),

@@ -6,7 +6,7 @@ from typing import Any
 
 FRACTIONS = (  # scores from 0 to 1, shown as percentages
     *("exact_match", "token_accuracy", "accuracy", "macro_f1", "micro_f1", "f1"),
-    *("span_f1", "span_precision", "span_recall"),
+    *("span_f1", "span_precision", "span_recall", "retrieval_accuracy"),
 )
 
 

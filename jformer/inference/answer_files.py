@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import queue
 import sys
 import threading
@@ -17,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Generic, NamedTuple, TypeVar
+from typing import IO, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -29,8 +28,9 @@ from jformer.errors import UserError
 from jformer.inference.answers import Request
 from jformer.inference.formats import Question, read_asked, read_question, read_request, write_outputs, write_scored
 from jformer.inference.output_file import check_files, input_path, lines_to_keep, open_output, whole_lines_only
-from jformer.inference.predict import Predictor, load
+from jformer.inference.predict import Predictor, load, stacked
 from jformer.parallel import processes
+from jformer.tasks.task import VECTOR
 
 WINDOW = 4_096  # lines
 SECONDS = 20.0  # target duration of a window: a killed command loses at most about this much work
@@ -38,6 +38,7 @@ CHARACTERS = 1 << 22  # of a window; the line that exceeds this is its last
 FLATTENED = "outputs with line breaks written as spaces, which decode.outputs=jsonl keeps"
 HEAD = 1 << 16  # bytes of an input that identify it
 WARNINGS = 10
+ARRAYS = ("npy", "safetensors")
 
 T = TypeVar("T")
 Asked = TypeVar("Asked")  # a parsed line: a request to answer, or a question to score
@@ -52,7 +53,8 @@ class Job(NamedTuple, Generic[Asked]):
     target: str  # a path, or '-' for standard output
     resume: bool
     read: Callable[[Line, Counter[str]], Asked]  # a line → its request
-    answer: Callable[[list[Asked]], list[str]]  # several requests → their lines in the output
+    answer: Callable[[list[Asked]], list[Any]]  # several requests → their lines in the output
+    save: Callable[[list[Any]], None] | None = None  # all answers → the output, instead of a line for each
 
 
 class FileProgress:
@@ -154,6 +156,8 @@ def predict_file(settings: Config, workdir: Path, source: str, target: str, resu
             f"decode.outputs={options.outputs!r} has no place for {options.returned} outputs a line: use tsv or jsonl"
         )
     predictor = _open_run(settings, workdir, source, target, resume)
+    if predictor.task.answer == VECTOR:
+        raise UserError(f"task={settings.task!r} answers a text with a vector: use --mode=embed")
 
     def read(line: Line, counts: Counter[str]) -> Request:
         if predictor.task.answer == "span":
@@ -183,10 +187,7 @@ def write_activations(settings: Config, workdir: Path, source: str, target: str,
         raise UserError("--activations are written to a file: name it by --output")
     if processes.process_count() > 1:
         raise UserError("--activations are written by one process: start one")
-    try:
-        from safetensors.numpy import save_file
-    except ImportError as error:
-        raise UserError('--activations needs safetensors: pip install "jformer[hf]"') from error
+    save_file = _safetensors_writer("--activations")
     predictor = _open_run(settings, workdir, source, target, resume=False)
     read = enumerate(read_lines(input_path(source), Counter(), invalid="replace"), start=1)
     lines = {number: predictor.pair_of(line) for number, line in read if line.strip()}
@@ -223,6 +224,54 @@ def score_file(settings: Config, workdir: Path, source: str, target: str, resume
     answer_lines(Job(source=source, target=target, resume=resume, read=read, answer=answer), predictor, "score")
 
 
+def embed_file(
+    settings: Config, workdir: Path, source: str, target: str, resume: bool = False, form: str | None = None
+) -> None:
+    """Write the embedding of every line of a file or standard input.
+
+    Args:
+        settings, workdir, source, target, resume: as for `predict_file`, which lists the errors, too.
+        form: one of ARRAYS, f32 [lines d], written when all is done; or "jsonl", {"vector": […]} a line. None = by the
+            ending of the target.
+    """
+    form = form or Path(target).suffix.removeprefix(".")
+    if form in ARRAYS and (resume or target == "-"):
+        remedy = "leave out --resume" if resume else "name it by --output"
+        raise UserError(f"--format={form} is one array, written to a file at the end: {remedy}")
+    save_file = _safetensors_writer(f"--format={form}") if form == "safetensors" else None
+    predictor = _open_run(settings, workdir, source, target, resume).embedder
+
+    def read(line: Line, counts: Counter[str]) -> Request:
+        return read_request(*line, settings.decode.inputs, counts, continues=True)
+
+    def answer(requests: list[Request]) -> list[Any]:
+        answers = predictor.generate(requests)
+        if form in ARRAYS:
+            return [outputs[0].vector for outputs in answers]
+        return [write_outputs(outputs, "jsonl", scores=False, alignments=False) for outputs in answers]
+
+    def save(found: list[Any]) -> None:
+        vectors, half_made = stacked(found, predictor.model.config.d_model), Path(f"{target}.tmp")
+        if save_file:
+            save_file({"vectors": vectors}, half_made)
+        else:
+            with half_made.open("wb") as file:
+                np.save(file, vectors)
+        half_made.replace(target)  # so that no reader finds half of it
+
+    job = Job(source=source, target=target, resume=resume, read=read, answer=answer)
+    answer_lines(job._replace(save=save) if form in ARRAYS else job, predictor, "embed")
+
+
+def _safetensors_writer(option: str) -> Callable[..., None]:
+    """Return the function that writes arrays by name; raise UserError where it is not installed."""
+    try:
+        from safetensors.numpy import save_file
+    except ImportError as error:
+        raise UserError(f'{option} needs safetensors: pip install "jformer[hf]"') from error
+    return save_file
+
+
 def answer_lines(job: Job[Asked], predictor: Predictor, mode: str) -> None:
     """Run a job, and report its progress and altered lines."""
     path, counts = input_path(job.source), Counter[str]()
@@ -238,11 +287,10 @@ def answer_lines(job: Job[Asked], predictor: Predictor, mode: str) -> None:
     )
     with progress.reported():
         first = next(answers, [])  # before the file is opened: an error in the first lines leaves it unchanged
-        with whole_lines_only(Path(job.target)), _opened(job, settings) as out:
-            for texts in chain([first], answers):
-                out.writelines(text + "\n" for text in texts)
-                out.flush()
-                progress.written(len(texts))
+        with _opened(job, settings) as write:
+            for some in chain([first], answers):
+                write(some)
+                progress.written(len(some))
     progress.end({**counts, **predictor.counts, "lines kept": done})
 
 
@@ -261,13 +309,25 @@ def _from_main_process(find: Callable[[], T]) -> T:
     return agreed[0]
 
 
-def _opened(job: Job[Asked], settings: dict[str, object]) -> contextlib.AbstractContextManager[IO[str]]:
-    """Open the output in the main process; the others discard what they write."""
+@contextlib.contextmanager
+def _opened(job: Job[Asked], settings: dict[str, object]) -> Iterator[Callable[[list[Any]], None]]:
+    """Open the output in the main process and yield what writes answers into it; the others discard them."""
     if not processes.is_main_process():
-        return Path(os.devnull).open("w")
-    return (
-        contextlib.nullcontext(sys.stdout) if job.target == "-" else open_output(Path(job.target), job.resume, settings)
-    )
+        yield lambda answers: None
+    elif job.save:
+        found: list[Any] = []
+        yield found.extend
+        job.save(found)
+    else:
+        target = Path(job.target)
+        lines = contextlib.nullcontext(sys.stdout) if job.target == "-" else open_output(target, job.resume, settings)
+        with whole_lines_only(target), lines as out:
+            yield lambda texts: _write_lines(out, texts)
+
+
+def _write_lines(out: IO[str], texts: list[str]) -> None:
+    out.writelines(text + "\n" for text in texts)
+    out.flush()
 
 
 def settings_of(predictor: Predictor, mode: str, path: Path) -> dict[str, object]:
@@ -306,7 +366,7 @@ def _open_run(settings: Config, workdir: Path, source: str, target: str, resume:
         return load(workdir, settings)
 
 
-def _answer(window: list[Line], path: Path, job: Job[Asked], counts: Counter[str], progress: FileProgress) -> list[str]:
+def _answer(window: list[Line], path: Path, job: Job[Asked], counts: Counter[str], progress: FileProgress) -> list[Any]:
     """Return the answers to a window; raise UserError naming the line that cannot be read."""
     size = sum(len(text) for _, text in window).bit_length()
     processes.enter_phase(f"lines {window[0][0] + 1} to {window[-1][0] + 1}", kind=(len(window), size))

@@ -87,6 +87,7 @@ class Output(NamedTuple):
     alignment: Alignment | None = None  # if requested
     tags: tuple[TaggedWord, ...] | None = None  # of all words, if each is answered
     span: tuple[int, int] | None = None  # characters of an answer in its context, the end exclusive
+    vector: "np.ndarray | None" = None  # f32 [d]: the embedding of the input, which is all of the answer
 
     @property
     def rank(self) -> float | None:

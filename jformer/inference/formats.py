@@ -84,7 +84,8 @@ def write_outputs(outputs: Sequence[Output], form: str, scores: bool, alignments
     conll  a line for each word: the word, a TAB and its tag; then an empty line
     tsv    text, and on request the number it is ranked by and its alignment; the same for each further output
     jsonl  {"outputs": [{"text", "score" | "log_prob" | "utility", "labels", "alignment", "tokens"}], "source_tokens"};
-           an answer in a context has "start" and "end", its first character there and the one after its last
+           an answer in a context has "start" and "end", its first character there and the one after its last;
+           an embedding is {"vector": [numbers]}
 
     For tagged words, an output in JSON has `tags`, the `spans` that they mark ({"type", "start", "end", "text"}, in
     words from 0, `end` exclusive) and with scores `probabilities`, a span's of all its tags. Numbers have the names
@@ -107,6 +108,8 @@ def write_outputs(outputs: Sequence[Output], form: str, scores: bool, alignments
 
 def answer_record(outputs: Sequence[Output], scores: bool, alignments: bool) -> dict[str, object]:
     """Return the object that `write_outputs` writes in JSON."""
+    if outputs[0].vector is not None:
+        return {"vector": [float(str(value)) for value in outputs[0].vector]}  # as short as float32 can be read back
     records = []
     for output in outputs:
         record: dict[str, object] = {"text": output.text}

@@ -24,6 +24,7 @@ from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, EncodedPair, P
 from jformer.inference.one_pass import HEADS, tagged_pair
 from jformer.models import ModelConfig
 from jformer.tasks.batch_arrays import id_limits
+from jformer.tasks.task import VECTOR
 
 if TYPE_CHECKING:
     from jformer.tasks.task import Task
@@ -68,6 +69,7 @@ class Inputs:
         self.counts: Counter[str] = Counter()
         self.of_images = isinstance(tokenizers[0], ImageTokenizer)  # whose shape is fixed
         self.continues = task.answer == "continuation"
+        self.reads_blanks = task.answer in ("continuation", VECTOR)  # an answer to an empty text has a meaning
         self.encoder = task.encoder(*tokenizers, evaluating=True)
         self.features = task.features(*tokenizers)
         self.side = self.encoder.target if self.continues else self.encoder.source
@@ -95,9 +97,11 @@ class Inputs:
 
     def _whole(self, requests: Sequence[Request]) -> Iterator[list[Piece]]:
         """Yield the pieces of every request, without its phrases."""
-        encoded = iter(self._encode([request.text for request in requests if request.text.strip() or self.continues]))
+        encoded = iter(
+            self._encode([request.text for request in requests if request.text.strip() or self.reads_blanks])
+        )
         for request in requests:
-            if not request.text.strip() and not self.continues:
+            if not request.text.strip() and not self.reads_blanks:
                 self.counts[EMPTY] += 1
                 yield []
                 continue

@@ -1,8 +1,8 @@
-"""Answers of one forward pass, without a search: labels, a number, a tag for every word, spans of a context.
+"""Answers of one forward pass, without a search: labels, a number, a tag for every word, spans of a context, a vector.
 
 Each kind of head turns logits into arrays of its own type, a row per input, and reads outputs from one row of them.
 
-Letters in shapes: b inputs, s positions, v classes, n spans of a window.
+Letters in shapes: b inputs, s positions, v classes, n spans of a window, d d_model.
 """
 
 import math
@@ -26,7 +26,8 @@ from jformer.errors import UserError
 from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, Output, Piece, Request, TaggedWord
 from jformer.models.batch import Batch
 from jformer.tasks.crf import Tags, best_tags
-from jformer.tasks.losses import span_log_probs
+from jformer.tasks.losses import normalized, span_log_probs
+from jformer.tasks.task import VECTOR
 
 
 class ClassScores(NamedTuple):
@@ -49,6 +50,12 @@ class Spans(NamedTuple):
 
     ends: Int[Array, "b n 2"]
     log_probs: Float[Array, "b n"]
+
+
+class Vectors(NamedTuple):
+    """The embedding of an input."""
+
+    values: Float[Array, "b d"]
 
 
 class Head(NamedTuple):
@@ -250,10 +257,23 @@ def best_of_windows(answers: Sequence[Sequence[Output]], options: DecodeConfig) 
     return sorted(found.values(), key=rank, reverse=True)[: options.n_best]
 
 
+# A vector
+
+
+def _vector(vectors: Float[Array, "b t d"], batch: Batch, options: DecodeConfig) -> Vectors:
+    """Return the vector of the first text of a row, the only one of an input."""
+    return Vectors(normalized(vectors[:, 0]) if options.normalize else vectors[:, 0])
+
+
+def _read_vector(vector: Vectors, tokenizer: Tokenizer, piece: Piece) -> list[Output]:
+    return [Output("", vector=np.asarray(vector.values))]
+
+
 HEADS = {  # a task's answer → how it is made; all others are searched for
     "label": Head(_one_label, _read_label),
     "labels": Head(_several_labels, _read_labels),
     "number": Head(_estimate, _read_number),
     "tags": Head(_likeliest_tags, _read_tags, pieces_of_words),
     "span": Head(likeliest_spans, read_spans, pieces_of_windows, best_of_windows),
+    VECTOR: Head(_vector, _read_vector),
 }

@@ -7,14 +7,15 @@ ids back into text.
 """
 
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import PyTree
+from jaxtyping import Float, PyTree
 
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import Tokenizer
@@ -46,6 +47,7 @@ from jformer.integrity import digest_of
 from jformer.models.interventions import Intervention, intervene
 from jformer.models.parts import count_params, overlaid, unshared
 from jformer.parallel.mesh import make_mesh
+from jformer.tasks.task import VECTOR
 
 if TYPE_CHECKING:
     from jformer.config.options import Config
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
 
 
 class Predictor:
-    """A trained model with its tokenizers: `predict` answers texts, `score` computes log-probabilities of answers."""
+    """A trained model and its tokenizers: `predict` answers texts, `score` rates answers, `embed` gives vectors."""
 
     def __init__(
         self,
@@ -155,6 +157,10 @@ class Predictor:
         Raises UserError for a task that has no answers, and for anything but a list of texts; only those to be
         continued may have several lines.
         """
+        if self.task.answer == VECTOR:
+            raise UserError(
+                f"task={self.config.task!r} answers a text with a vector: use embed(texts), or --mode=embed"
+            )
         asked = check_texts(texts, "predict(['a text', 'another'])", one_line=not self.inputs.continues)
         return [outputs[0].text for outputs in self.generate(asked)]
 
@@ -171,7 +177,7 @@ class Predictor:
     def arriving(self, requests: Iterable[Request | str]) -> Iterator[dict[int, list[Output]]]:
         """Yield number of a request → its outputs, batch by batch, in any order; raise as `generate` does."""
         usage = "generate(['a text', jformer.Request('another', prefix='begins so')])"
-        asked = check_requests(requests, usage, one_line=not self.inputs.continues)
+        asked = check_requests(requests, usage, one_line=not self.inputs.reads_blanks)
         if self._search is None:
             raise UserError(f"task={self.config.task!r} has no answer to a text; --mode=evaluate scores it")
         groups = self.inputs.pieces(asked)
@@ -189,6 +195,38 @@ class Predictor:
             outputs = list(self._align(pieces, outputs))
         answers = iter(outputs)
         return [self._join([next(answers) for _ in group]) for group in groups]
+
+    def answers_to(self, pairs: Sequence[Pair]) -> list[str]:
+        """Return the answer to the source of every pair; of vectors, the target that is nearest to it by cosine."""
+        sources = [pair.source for pair in pairs]
+        if self.task.answer != VECTOR:
+            return self.predict(sources)
+        targets = list(dict.fromkeys(pair.target for pair in pairs))
+        vectors = self.embed([*sources, *targets]).astype(np.float32)
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-12)
+        first, second = vectors[: len(sources)], vectors[len(sources) :]
+        return [targets[int(np.argmax(second @ vector))] for vector in first]
+
+    def embed(self, texts: Iterable[str]) -> Float[np.ndarray, "n d"]:
+        """Return the embedding of every text, in order: the vector that decode.pooling takes of its tokens.
+
+        An encoder-decoder is read after its encoder. A text over the limit is cut and counted; an empty one has a
+        vector, too. No vector depends on the other texts, but for the rounding of products.
+
+        Raises UserError for anything but a list of texts, a run of images, an ensemble, and NaN in a vector.
+        """
+        asked = check_texts(texts, "embed(['a text', 'another'])", one_line=False)
+        return stacked([output.vector for (output,) in self.embedder.generate(asked)], self.model.config.d_model)
+
+    @functools.cached_property
+    def embedder(self) -> "Predictor":
+        """The Predictor of the same run whose answers are vectors; itself if they are, as decode.pooling asks for."""
+        from jformer.inference.restore import embedding_run
+
+        if self.members:
+            raise UserError("decode.ensemble: the vectors of several models have nothing in common; leave it out")
+        run = embedding_run(dataclasses.replace(self._run, params=self.params))
+        return self if run.model == self.model else Predictor(run, mesh=self.mesh, base=self)
 
     def search_trees(self, requests: Iterable[Request | str]) -> list[list[SearchTree]]:
         """Return the beam search for every request or text, in order: a tree for each piece, none for an empty one.
@@ -273,6 +311,8 @@ class Predictor:
 
     def _whole(self, pairs: Iterable[tuple[str, str | None]], method: str) -> list[Pair]:
         """Return checked pairs with the run's own answers in place of missing targets; raise as `attend` does."""
+        if self.task.answer == VECTOR:
+            raise UserError(f"task={self.config.task!r}: {method} is for runs that write, label or tag")
         self._refuse_ensemble("the members of an ensemble attend separately")
         usage = f"{method}([('a source', 'its target'), ('another', None)])"
         checked = check_pairs(pairs, usage, one_line=not self.inputs.continues, answered=True)
@@ -354,6 +394,11 @@ def _is_label(text: str, labels: Tokenizer) -> bool:
     except UserError:
         return False
     return True
+
+
+def stacked(vectors: Sequence[Any], size: int) -> Float[np.ndarray, "n d"]:
+    """Return vectors as one array, f32; of none of them, one of no rows."""
+    return np.stack(vectors) if len(vectors) else np.zeros((0, size), np.float32)
 
 
 def load(workdir: str | os.PathLike[str], overrides: "Config | None" = None, mesh: Mesh | None = None) -> Predictor:

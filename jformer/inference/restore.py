@@ -17,10 +17,13 @@ from jformer.config.options import Config
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.vocabularies import load_tokenizers
 from jformer.errors import UserError
+from jformer.models import build_model
+from jformer.models.interventions import Intervened
 from jformer.models.model import Model
 from jformer.parallel.mesh import make_mesh
 from jformer.storage import run_path
 from jformer.tasks.build import build_sized, build_task, check_heads, choose_decoding_dtype, open_mesh
+from jformer.tasks.embed import embed
 from jformer.tasks.task import Task
 
 
@@ -107,6 +110,37 @@ def save_run(
     placed = {name: jax.device_put(given[name].astype(np.float32), leaf.sharding) for name, leaf in abstract.items()}
     files = {"shared": sides[0]} if sides[0] is sides[1] else dict(zip(("source", "target"), sides, strict=True))
     write_run(path, config, files, traverse_util.unflatten_dict(placed, sep="/"))
+
+
+def embedding_run(run: Trained) -> Trained:
+    """Return a run whose answers are vectors, which decode.pooling takes from the model of another one.
+
+    Raises UserError for a run of images, and for a pooling that the model has no parameters for.
+    """
+    config, tokenizers, model = run.config, run.tokenizers, run.model.config
+    pooling = config.decode.pooling or ("" if model.head.vectors else "mean")
+    if model.reads_images:
+        raise UserError(f"task={config.task!r}: vectors are of texts, and this run reads images")
+    if pooling == "pooler" and "pooler" not in run.params:
+        raise UserError("decode.pooling='pooler': the model has no pooler; use 'mean', 'first' or 'last'")
+    if pooling == "first" and model.family == "decoder":
+        raise UserError("decode.pooling='first' of a decoder has read BOS alone: use 'last' or 'mean'")
+    data = dataclasses.replace(config.data, batching="buckets", overlong="cut", vocab_shared=True, source="files")
+    if model.family == "decoder":
+        data = dataclasses.replace(data, max_source_length=data.max_target_length)
+    task = embed(dataclasses.replace(data, mixture=()), label_smoothing=0.0, family=model.family)
+    side = tokenizers[model.family == "decoder"]
+    embedding = build_model(model.with_vectors("" if pooling == "pooler" else pooling))
+    if isinstance(run.model, Intervened):
+        embedding = dataclasses.replace(run.model, base=embedding)
+    return Trained(
+        config=dataclasses.replace(config, task="embed", decode=dataclasses.replace(config.decode, alignments=False)),
+        task=task,
+        tokenizers=(side, side),
+        model=embedding,
+        params=run.params,
+        steps=run.steps,
+    )
 
 
 def restore_member(workdir: str | os.PathLike[str], run: Trained, mesh: Mesh) -> Trained:

@@ -31,6 +31,7 @@ from jformer.inference.predict import Predictor, load
 from jformer.models import build_model
 from jformer.models.batch import Batch
 from jformer.models.model import Model
+from jformer.models.text_vectors import TEXTS
 from jformer.parallel.devices import arithmetic, products_line
 from jformer.parallel.mesh import make_mesh
 
@@ -112,7 +113,8 @@ class Subject:
     def predicted(self, batch: dict[str, np.ndarray]) -> Bool[np.ndarray, "b t"]:
         """Return the positions that are no padding, of the logits of a batch."""
         if self.model.config.pooled:
-            return np.ones((len(self.pieces), 1), bool)
+            texts = TEXTS if self.model.config.head.vectors else 1  # of a row, the first of which is there
+            return np.arange(texts) < np.ones((len(self.pieces), 1))
         return batch["source_segments" if self.model.config.family == "encoder" else "target_segments"] > 0
 
     def answer(self, beam_size: int, rows: int = SENTENCES, copies: int = 1, order: int = 1) -> Answers:
@@ -304,7 +306,7 @@ def _searches(subject: Subject) -> bool:
 
 
 def _decodes(subject: Subject) -> bool:
-    return subject.model.config.family in ("encdec", "decoder")
+    return subject.model.config.family in ("encdec", "decoder") and not subject.model.config.head.vectors
 
 
 def _one_pass(subject: Subject) -> bool:

@@ -30,6 +30,7 @@ MODULES = {
     "RecurrentEncoderDecoder": "recurrent",
     "RecurrentLanguageModel": "recurrent",
     "Stack": "layers.transformer",
+    "TextVectors": "text_vectors",
     "VisionTransformer": "vision",
 }
 FAMILIES = {"encdec": "EncoderDecoder", "encoder": "Encoder", "decoder": "Decoder", "vit": "VisionTransformer"}
@@ -56,6 +57,7 @@ def build_model(config: ModelConfig) -> Model:
         raise UserError("model.head.num_classes=0: a vision model needs classes to tell apart")
     families = RECURRENT if config.recurrent.cell else FAMILIES
     model: Model = __getattr__(families[config.family])(config)
+    model = __getattr__("TextVectors")(model) if config.head.vectors else model
     return __getattr__("Adapted")(model) if config.lora.rank else model
 
 

@@ -54,7 +54,8 @@ class SourceModel(Network):
 
     def encode(self, batch: Batch, train: bool = False) -> Memory:
         """Return the output of every position: vectors of a text."""
-        return {"hidden": self.states(batch, None), "segments": batch["source_segments"]}
+        dropout_key = make_dropout_key(self.make_rng("dropout"), batch["row"]) if train else None
+        return {"hidden": self.states(batch, dropout_key), "segments": batch["source_segments"]}
 
     def states(self, batch: Batch, dropout_key: DropoutKey | None) -> Float[Array, "b s d"]:
         """Run the stack."""

@@ -88,6 +88,8 @@ def forward_flops(model: ModelConfig, work: Work) -> dict[str, int]:
     if model.recurrent.cell:
         return _recurrent(model, work)
     if model.family == "encdec":
+        if model.head.vectors:
+            return {"encoder": model.num_layers * _block(model, work.source, work.source_pairs)}
         layers, patches = model.decoder_layers, {}
         if model.vision.source:
             patches = _patches(model, work.texts)
@@ -102,14 +104,15 @@ def forward_flops(model: ModelConfig, work: Work) -> dict[str, int]:
         }
     if model.family == "decoder":
         stack = {"decoder": model.num_layers * _block(model, work.target, work.target_pairs)}
-        return stack | _token_head(model, work.target, model.vocab_size)
+        return stack if model.head.vectors else stack | _token_head(model, work.target, model.vocab_size)
     if model.family == "vit":
         length = model.num_patches + (model.head.pooling == "first")
         stack = {"encoder": model.num_layers * _block(model, work.texts * length, work.texts * length**2)}
         return _patches(model, work.texts) | stack | _class_head(model, work.texts)
     stack = {"encoder": model.num_layers * _block(model, work.source, work.source_pairs)}
     read = work.texts if model.pooled else work.source
-    return stack | (_class_head(model, read) if model.head.num_classes else _token_head(model, read, model.vocab_size))
+    return stack | (_class_head(model, read) if model.pooled or model.head.num_classes else
+                    _token_head(model, read, model.vocab_size))  # fmt: skip
 
 
 def update_flops(model: ModelConfig, work: Work) -> int:
@@ -189,4 +192,5 @@ def _token_head(model: ModelConfig, tokens: int, rows: int) -> dict[str, int]:
 
 def _class_head(model: ModelConfig, vectors: int) -> dict[str, int]:
     pooler = {"pooler": 2 * vectors * model.d_model**2} if model.head.pooler else {}
-    return pooler | {"logits": 2 * vectors * model.d_model * model.head.num_classes}
+    logits = {"logits": 2 * vectors * model.d_model * model.head.num_classes} if model.head.num_classes else {}
+    return pooler | logits

@@ -12,7 +12,9 @@ class HeadConfig:
     """The head on top of the stacks; all options but the bias are for encoders and vision models."""
 
     num_classes: int = 0  # of a classifier; 0 = predict tokens. A task with labels fills it in
-    # What a classifier reads: first (the class token) | last | mean (of all positions) | none: classes of each position
+    vectors: bool = False  # no head: what is pooled is the answer, a vector of a text. Task embed fills it in
+    # What a classifier reads, or a vector is: first (the class token) | last | mean (of all positions) | none: classes
+    # of each position
     # final: what a recurrent stack ends with, of two directions what each of them ends with, side by side
     pooling: str = "first"
     pooler: bool = False  # a projection and tanh over what was pooled (Devlin et al. 2019)
@@ -27,5 +29,7 @@ class HeadConfig:
         for key, choices in CHOICES.items():
             check_choice(f"model.head.{key}", getattr(self, key), choices)
         check_least("model.head", self, ("num_classes", "num_segments"), 0)
-        if family not in ("encoder", "vit") and self != HeadConfig(bias=self.bias):
+        pooling = self.pooling if self.vectors else HeadConfig.pooling
+        read = HeadConfig(bias=self.bias, vectors=self.vectors, pooling=pooling)
+        if family not in ("encoder", "vit") and self != read:
             raise UserError(f"model.head, except its bias, is read by encoder and vit, not by family={family!r}")

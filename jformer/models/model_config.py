@@ -167,8 +167,8 @@ class ModelConfig:
 
     @property
     def pooled(self) -> bool:
-        """Whether a classifier reads one vector of a row."""
-        return bool(self.head.num_classes) and self.head.pooling != "none"
+        """Whether a classifier reads one vector of a text, or the vector is the answer."""
+        return bool(self.head.num_classes or self.head.vectors) and self.head.pooling != "none"
 
     @property
     def reads_images(self) -> bool:
@@ -202,6 +202,12 @@ class ModelConfig:
             )
         head = dataclasses.replace(self.head, pooling="none", pooler=False) if each else self.head
         return dataclasses.replace(self, head=dataclasses.replace(head, num_classes=count))
+
+    def with_vectors(self, pooling: str = "") -> "ModelConfig":
+        """Return the config of a model without a head, which pools as this one, or in another way without a pooler."""
+        head = dataclasses.replace(self.head, vectors=True, num_classes=0, crf=False, bias=False, transform=False)
+        head = dataclasses.replace(head, pooling=pooling, pooler=False) if pooling else head
+        return dataclasses.replace(self, head=head)
 
     def check(self) -> None:
         """Raise UserError for the first field that no model can be built from."""

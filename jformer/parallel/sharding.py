@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from jformer.errors import UserError
@@ -182,6 +182,22 @@ def over_rows(function: Callable[..., PyTree], mesh: Mesh | None) -> Callable[..
 def sum_over_data(tree: PyTree, mesh: Mesh) -> PyTree:
     """Sum over the `data` axis; XLA cannot if that axis has one part and there are other axes."""
     return jax.lax.psum(tree, DATA) if mesh.shape[DATA] > 1 else tree
+
+
+def gather_over_data(x: jax.Array) -> jax.Array:
+    """Return the rows [b …] of all parts of the `data` axis, in the order of the update; alone, x itself.
+
+    A part that differentiates its own sum gets what the sums of all parts add to the gradient of its rows.
+    """
+    return jax.lax.all_gather(x, DATA, tiled=True) if data_part() is not None else x
+
+
+def data_part() -> jax.Array | None:
+    """Return the number of this part of the `data` axis; None in a program that is not split over several by hand."""
+    mesh = jax.sharding.get_abstract_mesh()
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    split = kinds.get(DATA) == AxisType.Manual and mesh.shape[DATA] > 1
+    return jax.lax.axis_index(DATA) if split else None
 
 
 def _name(path: Any) -> str:

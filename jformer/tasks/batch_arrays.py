@@ -90,7 +90,7 @@ def abstract_batch(
     lengths: dict[str, tuple[int, ...]] = {"row": ()}
     if model.family in ("encdec", "encoder") and not model.reads_images:
         lengths |= dict.fromkeys(("source", "source_segments", "source_positions"), (shape.source_length,))
-    if model.family in ("encdec", "decoder"):
+    if model.family == "decoder" or (model.family == "encdec" and not model.head.vectors):
         lengths |= dict.fromkeys(("target_in", "target_segments", "target_positions"), (shape.target_length,))
     if source_is_prefix(model, answer):
         lengths["target_prefix"] = (shape.target_length,)
@@ -102,7 +102,7 @@ def abstract_batch(
     predicted = shape.source_length if model.family == "encoder" else shape.target_length
     if model.pooled:
         predicted = model.head.num_classes if answer == "labels" else 1
-    lengths |= {"target_out": (predicted,), "weights": (predicted,)}
+    lengths |= {"weights": (predicted,)} | ({} if model.head.vectors else {"target_out": (predicted,)})
     dtypes = {"weights": jnp.float32, "image": jnp.uint8, "target_prefix": jnp.bool_}
     sharding = NamedSharding(mesh, PartitionSpec(None, *EVERY_ROW))
     lead = (accumulation, shape.rows // accumulation)

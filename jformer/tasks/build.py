@@ -25,6 +25,7 @@ from jformer.parallel.mesh import TENSOR, make_mesh
 from jformer.tasks.caption import caption
 from jformer.tasks.classify import classify
 from jformer.tasks.denoise import denoise
+from jformer.tasks.embed import embed
 from jformer.tasks.lm import lm
 from jformer.tasks.metrics import tokenization
 from jformer.tasks.mlm import mlm
@@ -47,6 +48,9 @@ class MakeTask(Protocol):
         tokenize: str,
         lowercase: bool,
         crf: bool = False,
+        family: str = "encdec",
+        temperature: float = 1.0,
+        symmetric: bool = False,
     ) -> Task:
         """Return the task. Raise UserError for options that it does not support."""
 
@@ -61,6 +65,7 @@ TASKS: Mapping[str, MakeTask] = {
     "tag": tag,
     "caption": caption,
     "qa": qa,
+    "embed": embed,
 }
 
 
@@ -82,6 +87,9 @@ def build_task(config: Config) -> Task:
         tokenize=tokenization(config),
         lowercase=config.evaluate.lowercase,
         crf=config.model.head.crf,
+        family=config.model.family,
+        temperature=config.optim.temperature,
+        symmetric=config.optim.symmetric,
     )
     if config.optim.loss == "task":
         return task
@@ -124,7 +132,7 @@ def _assumed_sizes(config: Config, task: Task) -> tuple[int, int, bool]:
 def with_rows(config: Config) -> ModelConfig:
     """Return the model that knows what rows of the config's batches hold."""
     execution = config.model.execution
-    rows = "several" if config.data.batching == "packed" else "one_text"
+    rows = "several" if config.data.batching == "packed" or config.task == "embed" else "one_text"
     rows = rows if execution.rows == "auto" else execution.rows
     return dataclasses.replace(config.model, execution=dataclasses.replace(execution, rows=rows))
 
@@ -168,6 +176,8 @@ def _takes_kernel(config: Config, target: Target, kernel: str, multiple: int) ->
     if model.family == "vit" or not is_own_attention(model):
         return False
     sides = data.max_source_length, data.max_target_length + prefix * data.max_source_length
+    if config.task == "embed":  # a row holds both texts
+        sides = (sum(sides),) * 2
     if data.batching == "packed":
         sides = data.packed_length, data.packed_length
     source, length = (-(-side // multiple) * multiple for side in sides)

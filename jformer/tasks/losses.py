@@ -18,6 +18,7 @@ from jformer.parallel.activations import parts
 from jformer.parallel.backend import target
 from jformer.parallel.chunks import cut, even_size, join, map_chunks
 from jformer.parallel.mesh import FSDP, TENSOR
+from jformer.parallel.sharding import data_part, gather_over_data
 from jformer.tasks.sums import Scalar, Sum, Sums
 
 Project = Callable[[Array], Array]
@@ -28,6 +29,7 @@ Values = dict[str, Array]
 
 CHUNK = {"cpu": 2**21}  # logits that a device computes at a time: small enough for the cache of a core,
 LARGE_CHUNK = 2**26  # or large enough to keep an accelerator busy
+NOWHERE = -1e30  # the logit of what is no candidate; finite, as a microbatch may have no candidate at all
 
 
 def cross_entropy(
@@ -63,6 +65,42 @@ def binary_cross_entropy(
 def squared_error(found: Float[Array, "b t"], wanted: Float[Array, "b t"], weights: Float[Array, "b t"]) -> Sums:
     """Return the sum of squared differences as `loss`."""
     return {"loss": Sum(jnp.sum((found.astype(jnp.float32) - wanted) ** 2 * weights), weights.sum())}
+
+
+def contrastive(
+    vectors: Float[Array, "b 2 d"], weights: Float[Array, " b"], temperature: float, smoothing: float = 0.0
+) -> Sums:
+    """Return `loss`, `nll` and `correct` of finding the second vector of every pair among those of all pairs.
+
+    All pairs are those of all devices: a microbatch of the whole update. The probability of a second vector is the
+    softmax of its cosines with a first vector, divided by the temperature (van den Oord et al. 2018, equation 4, with
+    the pairs of the batch as in Henderson et al. 2017, section 4.2). Smoothing spreads over all of them.
+
+    Args:
+        vectors: of each pair, of any length; divided by it.
+        weights: 0 for a row without a pair, which is no candidate either, else 1.
+        temperature: above 0.
+        smoothing: as in `cross_entropy`.
+    """
+    unit = normalized(vectors.astype(jnp.float32))
+    others, there = gather_over_data(unit[:, 1]), gather_over_data(weights) > 0  # [n d], [n]
+    cosines = jnp.einsum("bd,nd->bn", unit[:, 0], others, precision="highest")
+    log_probs = jax.nn.log_softmax(jnp.where(there, cosines / temperature, NOWHERE))
+    first = 0 if (part := data_part()) is None else part * len(unit)
+    own = first + jnp.arange(len(unit))
+    nll = -jnp.take_along_axis(log_probs, own[:, None], axis=1)[:, 0]
+    spread = -jnp.where(there, log_probs, 0.0).sum(axis=1) / there.sum().clip(1)
+    values = {
+        "loss": (1 - smoothing) * nll + smoothing * spread,
+        "nll": nll,
+        "correct": log_probs.argmax(axis=1) == own,
+    }
+    return _weighted_sums(values, weights)
+
+
+def normalized(vectors: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
+    """Divide vectors by their Euclidean lengths; one of zeros stays so."""
+    return vectors / jnp.sqrt((vectors**2).sum(axis=-1, keepdims=True).clip(1e-24))
 
 
 def span_log_probs(logits: Float[Array, "b s 2"], marks: Int[Array, "b s"]) -> Float[Array, "b s 2"]:

@@ -33,6 +33,7 @@ Score = Callable[[Sequence[str], Sequence[Pair], Sums], Scores]
 
 CLASSES = ("label", "labels", "number", "tags")  # answers of a classifier: one label, several, a number, one per word
 SPAN = "span"  # an answer that is some words of its context
+VECTOR = "vector"  # an answer that is no text
 
 KEPT = 16  # losses in the cache
 
@@ -54,7 +55,7 @@ class Task(NamedTuple):
     encoder: MakeEncoder
     features: Callable[[Tokenizer, Tokenizer], Features]
     symbols: int  # ids past the vocabulary that the noise uses
-    # The kind of answer to a text: another "text" | its "continuation" | SPAN | "" for none | one of CLASSES.
+    # The kind of answer to a text: another "text" | its "continuation" | SPAN | VECTOR | "" for none | one of CLASSES.
     answer: str
     loss: TaskLoss
     score: Score
@@ -124,6 +125,8 @@ def sized(
     Raises:
         UserError: the config has fewer rows than there are ids, or another number of classes.
     """
+    if task.answer == VECTOR:
+        return model_config.with_vocabulary(source_vocab, source_vocab).with_vectors()
     if task.answer == SPAN:
         return model_config.with_vocabulary(source_vocab, source_vocab).with_classes(2, each=True)
     if task.answer in CLASSES:

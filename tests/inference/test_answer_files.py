@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from safetensors import safe_open
+from safetensors.numpy import load_file
 
 from jformer.config.options import Config
 from jformer.data import progress
@@ -178,6 +179,23 @@ def test_json_goes_in_and_out(echo, source, tmp_path):
     assert predict(source, tmp_path / "out", inputs="jsonl", outputs="jsonl") == (
         '{"outputs": [{"text": "0:ab"}]}\n{"outputs": [{"text": "1:c"}]}\n'
     )
+
+
+def test_vectors_are_written_a_line_each_or_as_one_array(echo, source, tmp_path):
+    vectors = np.random.default_rng(0).normal(size=(len(LINES), 3)).astype(np.float32)
+    echo.embedder, echo.model = echo, SimpleNamespace(config=SimpleNamespace(d_model=3))
+    echo.generate = lambda requests: [[Output("", vector=vectors[request.line])] for request in requests]
+    files.embed_file(Config(), tmp_path, str(source), str(tmp_path / "out.jsonl"))
+    lines = (tmp_path / "out.jsonl").read_text().splitlines()
+    np.testing.assert_array_equal(np.float32([json.loads(line)["vector"] for line in lines]), vectors)
+    for name, read in (("out.npy", np.load), ("out.safetensors", lambda path: load_file(path)["vectors"])):
+        files.embed_file(Config(), tmp_path, str(source), str(tmp_path / name))
+        np.testing.assert_array_equal(read(tmp_path / name), vectors)
+        with pytest.raises(UserError, match="is one array, written to a file at the end: leave out --resume"):
+            files.embed_file(Config(), tmp_path, str(source), str(tmp_path / name), resume=True)
+    (tmp_path / "none").touch()
+    files.embed_file(Config(), tmp_path, str(tmp_path / "none"), str(tmp_path / "out.npy"))
+    assert np.load(tmp_path / "out.npy").shape == (0, 3)
 
 
 def test_targets_are_scored_and_lists_of_them_ranked(echo, source, tmp_path):

@@ -21,6 +21,7 @@ PAIRS = {
     "translate": [Pair(text, text[::-1]) for text in TEXTS],
     "prefix_lm": [Pair(text, text[:10][::-1]) for text in TEXTS],  # which together fit a packed row
     "caption": [Pair(f"{PICTURES}#{i}", text) for i, text in enumerate(TEXTS)],
+    "embed": [Pair(text, text[::-1]) for text in TEXTS],
     "classify": [Pair(f"{text}\t{text[:3]}", f"label {i % 3}") for i, text in enumerate(TEXTS)],
     "tag": [Pair(text, " ".join("O" if word < "c" else f"B-{word[0]}" for word in text.split())) for text in TEXTS],
     "qa": [Pair(f"{text[::-1]}\t{text}", text.split()[0], start=0) for text in TEXTS],

@@ -62,16 +62,21 @@ class Pooler(nn.Module):
     def __call__(
         self, x: Float[Array, "b s d"], real: Bool[Array, "b s"], dropout_key: DropoutKey | None
     ) -> Float[Array, "b t d"]:
-        """Take the first, last or final positions or the mean (t = 1), or all; project if asked to, and drop out."""
+        """Take the first, last or final of the real positions, or their mean (t = 1), or all; project, and drop out.
+
+        The real positions of a row stand together, behind those of other texts.
+        """
         c = self.config
         if c.head.pooling == "mean":
             count = real.sum(axis=1)[:, None, None].clip(1)  # [b 1 1]
             x = (x * real[..., None]).sum(axis=1, keepdims=True) / count  # [b s d] → [b 1 d]
         elif c.head.pooling in ("last", "final"):
-            last = real.sum(axis=1)[:, None, None] - 1  # [b 1 1]
+            last = (real.argmax(axis=1) + real.sum(axis=1))[:, None, None] - 1  # [b 1 1]
             first, x = x, jnp.take_along_axis(x, last.clip(0), axis=1)  # [b s d] → [b 1 d]
             if c.head.pooling == "final" and c.recurrent.bidirectional:  # the other direction ends at the first token
                 x = jnp.concatenate([x[..., : c.d_model], first[:, :1, c.d_model :]], axis=-1)
+        elif c.head.vectors:  # texts may share a row
+            x = jnp.take_along_axis(x, real.argmax(axis=1)[:, None, None], axis=1)
         x = (x if c.head.pooling == "none" else x[:, :1]).astype(c.dtype)
         if c.head.pooler:
             x = {"tanh": nn.tanh, "relu": nn.relu}[c.head.pooler_activation](self.dense(x))

@@ -19,7 +19,7 @@ from jformer.parallel.backend import Target, compiling_for, target_of
 from jformer.parallel.mesh import slices_of
 from jformer.parallel.sharding import EVERY_ROW, replicated
 from jformer.tasks.batch_arrays import abstract_batch, source_is_prefix
-from jformer.tasks.task import Task
+from jformer.tasks.task import VECTOR, Task
 from jformer.tools.forecast import cost_analysis, hlo
 from jformer.tools.forecast.collectives import Collective, collectives
 from jformer.tools.forecast.shapes import mesh_sizes
@@ -130,7 +130,8 @@ def _answer_batch(model: ModelConfig, task: Task, shape: Shape, mesh: Mesh) -> d
     rows, length, _ = shape
     continues, prefix = task.answer == "continuation", source_is_prefix(model, task.answer)
     prompt = length if continues else 1 + length * prefix
-    encoded = abstract_batch(model, task.answer, Shape(rows, 0 if continues else length, length if prefix else 1), mesh)
+    target = length if prefix or task.answer == VECTOR else 1
+    encoded = abstract_batch(model, task.answer, Shape(rows, 0 if continues else length, target), mesh)
     shapes = {name: (array.shape[1:], array.dtype) for name, array in encoded.items()}
     per_row = dict.fromkeys(("prompt_length", "limit", "line"), ((rows,), jnp.int32))
     shapes |= per_row | {"prompt": ((rows, prompt), jnp.int32), "max_unfinished": ((), jnp.int32)}

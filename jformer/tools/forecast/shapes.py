@@ -41,9 +41,11 @@ def full_shape(config: Config) -> Shape:
         source, target = spans if data.noise == "t5" else (target, target)
     if config.task == "prefix_lm":
         target += source
+    if config.task == "embed":
+        source = target = source + target
     source = size * size if config.model.reads_images else source
     lengths = {"encdec": (source, target), "encoder": (source, 0), "decoder": (0, target), "vit": (source, 0)}
-    source, target = lengths[family]
+    source, target = lengths["encoder" if config.task == "embed" and family == "encdec" else family]
     if data.batching == "packed":
         source, target = (side * data.packed_length // max(source, target) for side in (source, target))
     multiple, length_multiple = data.rows_divide_by(), data.lengths_divide_by()

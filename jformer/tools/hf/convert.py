@@ -40,6 +40,7 @@ from jformer.tools.hf.families import LOGITS_BIAS, Fields, HfFamily, is_bare, mo
 from jformer.tools.hf.gpt2 import GPT2
 from jformer.tools.hf.llama import LLAMA
 from jformer.tools.hf.marian import MARIAN
+from jformer.tools.hf.sentence_modules import SentenceModules, read_modules
 from jformer.tools.hf.t5 import MT5, T5
 from jformer.tools.hf.vit import PIXEL_SCALE, VIT, image_steps, pixel_scale
 
@@ -91,6 +92,9 @@ def import_model(directory: Path, workdir: str, texts: Texts) -> str:
         if family is VIT:
             fields[PIXEL_SCALE] = pixel_scale(vocabulary.read_json(directory / PIXELS, {}))
         model = read_model(family, fields, task, source)
+        modules = read_modules(directory) if task == "mlm" else None
+        if modules:
+            task, model = "embed", model.with_vectors(modules.pooling)
         refuse_missing_layers(model, source)
         answers = read_answers(fields, task, model)
         tokenizers, notes = read_tokenizers(directory, family, fields, model, answers, texts)
@@ -99,6 +103,7 @@ def import_model(directory: Path, workdir: str, texts: Texts) -> str:
         params = read_params(family, model, task, source, mesh)
         notes += without_place(family, model, task, source)
         config, settings = make_config(directory, family, task, model, fields, tokenizers)
+        config, notes = (config, notes) if modules is None else (embedding(config, modules), notes + modules.notes)
         notes += settings
     write_run(target, config, tokenizers, params)
     if processes.is_main_process():
@@ -347,6 +352,15 @@ def make_config(
     return resolve(plain), notes
 
 
+def embedding(config: Config, modules: SentenceModules) -> Config:
+    """Return the config of a run of task embed that cuts texts, and makes vectors, as the files ask for."""
+    longest = min(modules.max_length or LONGEST, config.data.max_source_length)
+    data = dataclasses.replace(config.data, max_source_length=longest, max_target_length=longest)
+    return dataclasses.replace(
+        config, data=data, decode=dataclasses.replace(config.decode, normalize=modules.normalize)
+    )
+
+
 def sized(config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> ModelConfig:
     """Return the model of a run with its numbers of rows and classes."""
     source, target = (tokenizer.vocab_size for tokenizer in tokenizers)
@@ -356,5 +370,7 @@ def sized(config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> ModelConfi
         return model.with_classes(classes, each=config.task == "tag")
     if config.task == "qa":
         return config.model.with_vocabulary(source, source).with_classes(ENDS, each=True)
+    if config.task == "embed":
+        return config.model.with_vocabulary(source, source).with_vectors()
     noise = 1 if config.task == "mlm" and not tokenizers[1].symbols.noise else 0
     return config.model.with_vocabulary(source + noise, target + noise)

@@ -115,6 +115,8 @@ def config_fields(family: HfFamily, model: ModelConfig, task: str) -> dict[str, 
     back, wanted = _normal(model_config(family, fields, task, model.head.num_classes)), normal
     if is_bare(model, task):
         back = dataclasses.replace(back, head=dataclasses.replace(back.head, transform=False))
+    if model.head.vectors:
+        back = back.with_vectors(model.head.pooling)
     for field in dataclasses.fields(ModelConfig):
         ours, theirs = getattr(wanted, field.name), getattr(back, field.name)
         if ours != theirs and field.name not in TRAINING_ONLY:

@@ -35,6 +35,7 @@ from jformer.tools.hf.convert import (
     sized,
 )
 from jformer.tools.hf.families import LOGITS_BIAS, HfFamily, architecture, config_fields, is_bare, table_of
+from jformer.tools.hf.sentence_modules import write_modules
 from jformer.tools.hf.vit import PIXEL_SCALE, VIT, pixel_fields, pixel_scale
 
 
@@ -50,7 +51,8 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
         raise UserError(f"--output={target} exists and is not empty: name a new directory")
     tokenizers = load_tokenizers(path / "tokenizer")
     model, origin = sized(config, tokenizers).merged, origin_of(path, config)
-    family, fields = express(config.task, model, workdir, model_type, origin.get("model_type", ""))
+    task = "mlm" if config.task == "embed" else config.task  # of the class that has no head
+    family, fields = express(task, model, workdir, model_type, origin.get("model_type", ""))
     symbols = symbol_fields(config, tokenizers)
     for key, value in family.theirs.items():
         if symbols.get(key, value) != value:
@@ -67,13 +69,15 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
     facts, sides = tokenizer_facts(config, model), (tokenizers[0], text)
     named = vocabulary.write(target, family.model_type, sides, model.family, mask, facts, files)
     logits_bias, _ = fields.pop(LOGITS_BIAS, None), fields.pop(PIXEL_SCALE, None)
-    fields |= symbols | {"architectures": [architecture(family, config.task, model)]}
-    written = tables.to_tensors(table_of(family, model, config.task), params)
+    fields |= symbols | {"architectures": [architecture(family, task, model)]}
+    written = tables.to_tensors(table_of(family, model, task), params)
     if logits_bias is False:
         written = itertools.chain(written, [(BIAS, np.zeros((1, model.target_vocab_size), np.float32))])
     size = tensors.write(target, written, shard_bytes)
     (target / "config.json").write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
     notes = [*write_settings(target, family, config, tokenizers, kept), *learned.differences(text)]
+    if config.task == "embed":
+        write_modules(target, config)
     notes += ["the projection to the vocabulary"] if is_bare(model, config.task) else []
     without = "" if named or family is VIT else "; without a tokenizer, as transformers has no equivalent"
     return f"{target}: {family.model_type}, {size / 1e6:,.1f} MB{without}{not_carried(notes)}"

@@ -18,7 +18,7 @@ from jformer.inference.formats import answer_record, scored_record
 from jformer.inference.one_pass import HEADS
 from jformer.inference.predict import Predictor
 from jformer.inference.streaming import Streamer, Streaming, refuse_streaming
-from jformer.tasks.task import SPAN
+from jformer.tasks.task import SPAN, VECTOR
 from jformer.tools.server import schema
 from jformer.tools.server.limits import Limits
 
@@ -30,6 +30,7 @@ ROUTES = {  # a task's answer → its path
     "number": "estimate",
     "tags": "tag",
     SPAN: "answer",
+    VECTOR: "embeddings",
 }
 WARM_LENGTHS = (4, 20, 30)  # tokens of the texts that `warm_up` answers
 
@@ -38,15 +39,22 @@ class Engine:
     """Answers, scores and looks into texts. One thread advances streams; another one does everything else."""
 
     def __init__(self, predictor: Predictor, limits: Limits) -> None:
-        """Hold a model; raise UserError for a task without answers to texts, and for one whose inputs are files."""
+        """Hold a model, to embed texts if decode.pooling is set.
+
+        Raises UserError for a task without answers to texts, and for one whose inputs are files.
+        """
+        predictor = predictor.embedder if predictor.config.decode.pooling else predictor
         self.predictor, self._limits = predictor, limits
         task = predictor.config.task
         if predictor.task.answer not in ROUTES:
-            raise UserError(f"task={task!r} has no answer to a text; --mode=evaluate scores it")
+            raise UserError(
+                f"task={task!r} has no answer to a text; --mode=evaluate scores it, and decode.pooling='mean' serves "
+                "vectors of texts"
+            )
         if predictor.config.model.reads_images:
             raise UserError("a run of images reads them from files, which no client may name: use --mode=predict")
         self.route = ROUTES[predictor.task.answer]
-        self.continues = predictor.task.answer == "continuation"
+        self.takes_lines = predictor.task.answer in ("continuation", VECTOR)
         self.scores = predictor.task.answer not in HEADS  # whether it can score given targets
         self._streamer: Streamer | None = None
         with contextlib.suppress(UserError):
@@ -169,10 +177,10 @@ class Engine:
         most = most or self._limits.characters
         if len(text) > most:
             raise UserError(f"a text of {len(text):,} characters is over the limit of {most:,}: {text[:40]!r}")
-        if "\n" in text and not self.continues:
+        if "\n" in text and not self.takes_lines:
             raise UserError(f"a text has a line break, send each line as a text of its own: {text[:40]!r}")
         try:
-            return admit(text, Counter(), lines=self.continues)
+            return admit(text, Counter(), lines=self.takes_lines)
         except ValueError as error:
             raise UserError(str(error)) from error
 

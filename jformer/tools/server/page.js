@@ -42,6 +42,8 @@ async function listen(path, body, heard) {
   }
 }
 
+const SHOWN = 8; // numbers of a vector
+
 function say(text, error = false) {
   place("status").textContent = text;
   place("status").className = error ? "error" : "";
@@ -52,6 +54,10 @@ const shown = (value) => (value === null ? "" : ` ${value.toFixed(3)}`);
 
 /** Show the outputs for one input, a text or one with what its answer begins with: the best, the others, all labels. */
 function show(input, answer) {
+  if (answer.vector) {
+    const [begin, size] = [answer.vector.slice(0, SHOWN).join(" "), answer.vector.length];
+    return element("div", { class: "answer" }, `${begin} … ${size} numbers`);
+  }
   const [best, ...others] = answer.outputs;
   const made = element("div", { class: "answer" }, element("span", { dir: "auto" }, best.text));
   made.append(element("span", { class: "number" }, shown(number(best))));

@@ -146,6 +146,11 @@ def bert(directory, task="classify", numbers=None):
     text = FastTokenizer(fast.to_str(), {"pad": 0, "bos": 2, "eos": 3, "unk": 1, "noise": [4]})
     labels = numbers or LabelTokenizer("label", "identity", ["no", "yes"])
     sides = {"source": text, "target": labels} if task == "classify" else {"shared": text}
+    if task == "embed":
+        head = {"vectors": True, "pooling": "mean", "pooler": False, "transform": False, "num_segments": 2}
+        data = {"max_source_length": 12, "max_target_length": 12}
+        return write_run(directory, "bert_base", task, sides, {"normalize": True}, data, vocab_size=text.vocab_size,
+                         head=head, max_length=32)  # fmt: skip
     classes = {
         "num_classes": 1 if numbers else 2,
         **({"pooling": "none", "pooler": False} if task == "qa" else {"pooler": True}),

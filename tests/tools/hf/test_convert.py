@@ -91,7 +91,8 @@ def model_dir(exported, tmp_path):
 
 
 def edit(path, **fields):
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    before = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**before, **fields}))
 
 
 def test_a_run_becomes_a_directory_of_theirs(exported):
@@ -312,6 +313,39 @@ def test_a_run_that_finds_answers_goes_there_and_comes_back(tmp_path):
     asked = ["what did the cat eat?\tthe cat sat on the mat, a hat and rats", "what?\tthings"]
     assert after.generate(asked) == before.generate(asked)
     assert any(answers[0].text for answers in after.generate(asked))
+
+
+def test_a_run_of_vectors_is_pooled_by_the_files_of_sentence_transformers_there_and_here(tmp_path):
+    from jformer.inference.predict import load
+
+    run, theirs = small_runs.bert(tmp_path / "run", "embed"), tmp_path / "theirs"
+    export_model(str(run), theirs)
+    assert json.loads((theirs / "config.json").read_text())["architectures"] == ["BertModel"]
+    modules = json.loads((theirs / "modules.json").read_text())
+    assert [module["path"] for module in modules] == ["", "1_Pooling", "2_Normalize"]
+    assert "task embed" in import_model(theirs, str(tmp_path / "again"), Texts())
+    before, after = load(run), load(tmp_path / "again")
+    texts = ["the cat", "what did the cat eat? the mat of the hat, that one, and a hat and a cat", ""]
+    np.testing.assert_array_equal(after.embed(texts), before.embed(texts))
+    np.testing.assert_allclose(np.linalg.norm(after.embed(texts), axis=1), 1, rtol=1e-6)
+    assert after.config.data.max_source_length == 12
+    assert after.counts["inputs cut to the model's limit"] == 2
+    # as version 6 of sentence-transformers has it
+    (theirs / "1_Pooling" / "config.json").write_text('{"embedding_dimension": 16, "pooling_mode": "cls"}')
+    (theirs / "modules.json").write_text(json.dumps(modules[:2]))
+    edit(theirs / "tokenizer_config.json", model_max_length=9)
+    edit(theirs / "config_sentence_transformers.json", prompts={"query": "query: "})
+    edit(theirs / "sentence_bert_config.json", max_seq_length=None)
+    summary = import_model(theirs, str(tmp_path / "first"), Texts())
+    assert "the prompt 'query: ' (give it as --prefix)" in summary
+    config = load_config(tmp_path / "first" / "config.json")
+    assert (config.model.head.pooling, config.decode.normalize, config.data.max_source_length) == ("first", False, 9)
+    (theirs / "1_Pooling" / "config.json").write_text('{"pooling_mode_max_tokens": true}')
+    with pytest.raises(UserError, match="pools by pooling_mode_max_tokens; one of pooling_mode_mean_tokens"):
+        import_model(theirs, str(tmp_path / "max"), Texts())
+    (theirs / "modules.json").write_text(json.dumps([*modules[:2], {**modules[2], "type": "models.Dense"}]))
+    with pytest.raises(UserError, match="its modules are Transformer, Pooling, Dense; only Transformer, Pooling and"):
+        import_model(theirs, str(tmp_path / "dense"), Texts())
 
 
 def test_a_missing_package_is_named_with_what_installs_it(tmp_path, capsys, monkeypatch):
