@@ -123,7 +123,8 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
 
         # The log, and its first lines.
         peak = find_peak(own_devices_first(mesh), model.config.dtype, config.train.peak_flops, model.config.precision)
-        cost = Cost(lambda work: config.optim.passes * update_flops(model.config, work), peak.flops)
+        parts = optimizer.frozen_parts
+        cost = Cost(lambda work: config.optim.passes * update_flops(model.config, work, parts), peak.flops)
 
         def explain(state: TrainState, number: int) -> str:
             return examine(state, feed(number - 1)[0], number - 1)

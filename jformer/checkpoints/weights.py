@@ -77,10 +77,17 @@ def _saved_shapes(saved: checkpoint.Checkpoints, mesh: Mesh) -> PyTree:
     return abstract_like(tree, parameter_shardings(mesh, tree, (FSDP,)))
 
 
-def write_run(workdir: Path, config: Config, tokenizers: Mapping[str, Tokenizer], params: PyTree) -> None:
-    """Write a run of parameters that no run trained, with tokenizers by the name of their file: "shared", or two sides.
+def write_run(
+    workdir: Path, config: Config, tokenizers: Mapping[str, Tokenizer], params: PyTree, base: str = ""
+) -> None:
+    """Write a workdir. All processes call it; process 0 writes everything but the shards of parameters.
 
-    All processes call it; process 0 writes everything but the shards of parameters.
+    Args:
+        workdir: the new run's.
+        config: of the run.
+        tokenizers: by the names of their files.
+        params: the parameters that the checkpoint holds.
+        base: of adapters: the digest of the parameters that they modify.
     """
     processes.barrier()  # all have seen that it was empty
     if processes.is_main_process():
@@ -91,7 +98,7 @@ def write_run(workdir: Path, config: Config, tokenizers: Mapping[str, Tokenizer]
     processes.refuse_unshared(workdir)
     checkpoints = checkpoint.Checkpoints(workdir / "checkpoints")
     untrained = {"step": 0, "seconds": 0.0, "best_step": 0, "data": []}
-    progress = {**untrained, "config": dataclasses.asdict(config)}
+    progress = {**untrained, "config": dataclasses.asdict(config), "base": base}
     checkpoints.save(0, {"params": params}, progress, None)
     checkpoints.close()
     if processes.is_main_process():

@@ -5,7 +5,9 @@ its positions. So a few sums over the texts of a batch tell its FLOPs exactly, h
 """
 
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +16,7 @@ from jformer.errors import refuse_unknown
 from jformer.models import ModelConfig
 from jformer.models.layers.feed_forward import GATES
 from jformer.models.layers.recurrent_cells import GATES as GATES_OF_CELL
+from jformer.models.lora_config import is_factor
 
 KNOWN = (  # options that the counts depend on, or that change no product
     *("family", "vocab_size", "target_vocab_size", "num_layers", "num_decoder_layers", "shared_layers", "d_model"),
@@ -26,7 +29,17 @@ KNOWN = (  # options that the counts depend on, or that change no product
     "window",  # pairs that it hides are computed
     *("attention", "feed_forward"),  # layers of one's own count as those that they replace
 )
-FORWARD_AND_BACKWARD = 3  # a product has two gradients, each as much work; what remat repeats is not counted
+PLACES = {  # of parameters along the forward pass: a pattern of their names → the place, and the part of its products
+    r"^(source_)?(embedding|input)/|^class_token|^distances": (0, ""),
+    r"^patches/": (1, "patches"),
+    r"^encoder/": (2, "encoder"),
+    r"^target_(embedding|input)/": (3, ""),
+    r"^decoder/.*/cross_attn/": (4, "decoder cross-attention"),
+    r"^decoder/": (4, "decoder self-attention and feed-forward"),
+    r"^head/transform/": (5, "transform"),
+    r"^pooler/": (5, "pooler"),
+    r"": (6, "logits"),
+}
 
 
 class Work(NamedTuple):
@@ -115,10 +128,62 @@ def forward_flops(model: ModelConfig, work: Work) -> dict[str, int]:
                     _token_head(model, read, model.vocab_size))  # fmt: skip
 
 
-def update_flops(model: ModelConfig, work: Work) -> int:
-    """Return the FLOPs of a forward and a backward pass."""
-    passes = 2 if model.lora.rank else FORWARD_AND_BACKWARD  # kernels that are not trained have no gradient
-    return passes * sum(forward_flops(model, work).values())
+class Frozen(NamedTuple):
+    """The gradients of one part that are not computed."""
+
+    kernels: float  # the share of the numbers of its kernels that are not trained
+    inputs: bool  # nothing before it is trained either, so no gradient of what it reads
+
+
+def frozen_parts(model: ModelConfig, sizes: Mapping[str, int], frozen: Collection[str]) -> dict[str, Frozen]:
+    """Return the parts of `forward_flops` with frozen kernels; "" is the whole of a recurrent model.
+
+    Args:
+        model: of the parameters.
+        sizes: of all parameters, by name.
+        frozen: the names of those without a gradient.
+    """
+    if not frozen:
+        return {}
+    first, all_of, fixed = math.inf, Counter[tuple[int, str]](), Counter[tuple[int, str]]()
+    for name, size in sizes.items():
+        place, part = next(found for pattern, found in PLACES.items() if re.search(pattern, name))
+        if name not in frozen:
+            first = min(first, place)
+        if part and name.endswith("kernel") and not is_factor(name):
+            all_of[place, part] += size
+            fixed[place, part] += size * (name in frozen)
+    if model.recurrent.cell:
+        return {"": Frozen(fixed.total() / all_of.total(), False)}
+    table = "target_embedding/embedding" if "target_embedding/embedding" in sizes else "source_embedding/embedding"
+    if (6, "logits") not in all_of:  # tied
+        all_of[6, "logits"], fixed[6, "logits"] = 1, int({table, "embedding/embedding"} & {*frozen} != set())
+    stacks = ("encoder", "decoder")
+    return {
+        "decoder" if model.family == "decoder" and place == 4 else part: Frozen(
+            fixed[place, part] / count, first > place or (first == place and not part.startswith(stacks))
+        )
+        for (place, part), count in all_of.items()
+    }
+
+
+def update_flops(model: ModelConfig, work: Work, frozen: Mapping[str, Frozen] | None = None) -> int:
+    """Return the FLOPs of a forward and a backward pass; `frozen` is of `frozen_parts`, None = all is trained.
+
+    A product has two gradients, each as much work; what remat repeats is not counted.
+    """
+    frozen = frozen or {}
+    forward = forward_flops(model, work)
+    if "" in frozen:
+        forward = {"": sum(forward.values())}
+    alone = work._replace(source_pairs=0, target_pairs=0, cross_pairs=0)
+    kernels = forward_flops(model, alone) if frozen else {}  # products with kernels, without those of attention
+    kernels = {"": sum(kernels.values())} if "" in frozen else kernels
+    total = 3 * sum(forward.values())
+    for part in frozen.keys() & forward.keys():
+        total -= round(frozen[part].kernels * kernels[part])
+        total -= (2 * forward[part] - kernels[part]) * frozen[part].inputs
+    return total
 
 
 def _lengths(segments: np.ndarray, most: int) -> np.ndarray:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 from jax.extend.core import Jaxpr, Literal
+from jax.interpreters import partial_eval
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
@@ -69,7 +70,7 @@ def update_memory(train_step: TrainStep, state: TrainState, batch: PyTree) -> Up
     (passes,) = _equations(_traced(train_step, state, batch), "shard_map")
     parameters, optimizer, average, rows = map(device_bytes, (state.params, state.opt_state, state.ema, batch))
     fsdp = batch["row"].sharding.mesh.shape[FSDP]  # whose devices share the rows that the traced program works on
-    activations = max(map(peak_bytes, _programs(passes))) // fsdp
+    activations = max(peak_bytes(_needed(program)) for program in _programs(passes)) // fsdp
     return UpdateMemory(
         parameters=parameters,
         optimizer=optimizer,
@@ -109,6 +110,11 @@ def peak_bytes(program: Jaxpr) -> int:
             if last.get(var, at) == at:
                 total -= alive.pop(var)
     return peak
+
+
+def _needed(program: Any) -> Jaxpr:
+    """Return a program without what none of its results needs, such as the gradients of kernels that stay frozen."""
+    return partial_eval.dce_jaxpr(program, [True] * len(program.outvars))[0]
 
 
 def _traced(step: Callable[..., object], *arguments: PyTree) -> Jaxpr:

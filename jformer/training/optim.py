@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +14,7 @@ from jformer import plugins
 from jformer.config.options import OptimConfig, is_open
 from jformer.errors import UserError
 from jformer.models import init_params
+from jformer.models.flops import Frozen, frozen_parts
 from jformer.models.model import Model
 from jformer.parallel.sharding import parameter_names
 from jformer.tasks.sums import Scalar
@@ -134,6 +135,7 @@ class Optimizer(NamedTuple):
     transform: optax.GradientTransformation
     frozen: PyTree  # a tree of booleans, True for parameters that are not trained; None if all are
     base: tuple[str, ...]  # names of the parameters that adapters leave to train.init_from: not in checkpoints
+    frozen_parts: Mapping[str, Frozen]  # what gradients of `frozen` would take, for `update_flops`
 
 
 def build_optimizer(model: Model, options: OptimConfig, num_steps: int, freeze: Sequence[str] = ()) -> Optimizer:
@@ -146,10 +148,13 @@ def build_optimizer(model: Model, options: OptimConfig, num_steps: int, freeze: 
 def _build_optimizer(model: Model, options: OptimConfig, params: ScheduleParams, freeze: Sequence[str]) -> Optimizer:
     schedule = make_schedule(options.schedule, options.learning_rate, params)
     shapes = jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))
-    base = tuple(name for name in jax.tree.leaves(parameter_names(shapes)) if not model.config.lora.trains(name))
+    names = jax.tree.leaves(parameter_names(shapes))
+    base = tuple(name for name in names if not model.config.lora.trains(name))
     frozen = frozen_parameters(shapes, freeze, base)
+    sizes = {name: leaf.size for name, leaf in zip(names, jax.tree.leaves(shapes), strict=True)}
+    marked = {name for name, mark in zip(names, jax.tree.leaves(frozen), strict=False) if mark}  # none without marks
     transform = make_optimizer(options, schedule, frozen, model.config.mup_width_ratio)
-    return Optimizer(schedule, transform, frozen, base)
+    return Optimizer(schedule, transform, frozen, base, frozen_parts=frozen_parts(model.config, sizes, marked))
 
 
 def build_schedule(options: OptimConfig, num_steps: int, d_model: int) -> Schedule:

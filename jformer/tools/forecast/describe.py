@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
-import numpy as np
 
 from jformer.config.checks import divide_rows
 from jformer.config.options import Config
 from jformer.evaluation.score_tables import aligned
 from jformer.models import ModelConfig, build_model, init_params
-from jformer.models.flops import forward_flops, text_work, update_flops, work_of
+from jformer.models.flops import forward_flops, text_work, update_flops
 from jformer.models.parts import parameter_rows
 from jformer.parallel.backend import target
 from jformer.parallel.devices import known_peak, products_line
@@ -24,7 +23,7 @@ from jformer.tasks.batch_arrays import source_is_prefix
 from jformer.tasks.build import build_task, choose_dtype, choose_lengths, sized_model
 from jformer.tasks.task import Task
 from jformer.tools.forecast.compiled_ahead import estimate
-from jformer.tools.forecast.shapes import full_shape, likely_shapes, mesh_sizes
+from jformer.tools.forecast.shapes import full_shape, full_update_flops, likely_shapes, mesh_sizes, untrained_parts
 from jformer.training.introduction import kernel_line
 from jformer.training.optim import schedule_line
 
@@ -88,7 +87,7 @@ def update_lines(config: Config, model: ModelConfig) -> Iterator[str]:
     """Yield the FLOPs of an update without padding, and its time if the peak of the devices is known."""
     shape = full_shape(config)
     kind = jax.devices()[0].device_kind
-    flops = config.optim.passes * update_flops(model, work_of(*(np.full(shape.rows, length) for length in shape[1:])))
+    flops = full_update_flops(config, model)
     lengths = " + ".join(f"{length:,}" for length in shape[1:] if length)
     units = {"vit": "pixels"}.get(model.family, "pixels + tokens" if model.reads_images else "tokens")
     yield f"update: {shape.rows:,} full rows of {lengths} {units}: {flops:.3g} FLOPs forward and backward"
@@ -113,12 +112,14 @@ def flops_table(config: Config, model: ModelConfig) -> list[list[str]]:
     limits = {"encoder": config.data.max_source_length, "decoder": config.data.max_target_length}
     longest = limits["decoder"] if model.vision.source else limits.get(model.family, max(limits.values()))
     lengths = [1] if model.family == "vit" else [*(length for length in LENGTHS if length < longest), longest]
-    columns = []
+    columns, work = [], text_work(longest, longest)
+    times = update_flops(model, work, untrained_parts(config, model)) / sum(forward_flops(model, work).values())
+    total = f"total; an update takes about {'three' if times == 3 else f'{times:.1f}'} times that"
     for length in lengths:
         tokens = 1 if model.pooled else length
         flops = forward_flops(model, text_work(length, length))
         column = {part: count / tokens for part, count in flops.items()}
-        columns.append(column | {"total; an update takes about three times that": sum(column.values())})
+        columns.append(column | {total: sum(column.values())})
     unit = "text that has" if model.family == "encoder" and model.pooled else UNITS[model.family]
     unit = "target token of an image, the target having" if model.vision.source else unit
     heads = ["FLOPs"] if model.family == "vit" else [f"{length:,} tokens" for length in lengths]

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from jax.sharding import Mesh
 
 from jformer.config import as_config_dict, resolve
@@ -22,7 +21,6 @@ from jformer.errors import UserError
 from jformer.evaluation.score_tables import aligned
 from jformer.inference.one_pass import HEADS
 from jformer.models import ModelConfig
-from jformer.models.flops import update_flops, work_of
 from jformer.parallel.backend import target_of
 from jformer.parallel.devices import products_line
 from jformer.parallel.mesh import slices_line
@@ -34,7 +32,7 @@ from jformer.tools.forecast.compiled_ahead import Figures, compile_answer, compi
 from jformer.tools.forecast.cost_analysis import kernels
 from jformer.tools.forecast.describe import summary
 from jformer.tools.forecast.roofline import ASSUMPTIONS, GPU_ASSUMPTIONS, Bound, beside_kernels, bound
-from jformer.tools.forecast.shapes import answer_shape, full_shape, likely_shapes, mesh_sizes
+from jformer.tools.forecast.shapes import answer_shape, full_shape, full_update_flops, likely_shapes, mesh_sizes
 from jformer.tools.forecast.topology import GIB, LARGEST_SHARE, SHARE_VARIABLE, Gpu, Topology, open_topology
 from jformer.training.introduction import kernel_line
 
@@ -181,7 +179,7 @@ def _update_lines(config: Config, model: ModelConfig, figures: Figures, chips: T
     shape = full_shape(config)
     count = len(chips.devices)
     least = bound(figures, chips, model.dtype, model.precision)
-    useful = config.optim.passes * update_flops(model, work_of(*(np.full(shape.rows, length) for length in shape[1:])))
+    useful = full_update_flops(config, model)
     once = f"the program has {figures.flops_once:.3g} without recomputation and with pairs that a causal kernel skips"
     yield f"  {useful / count:.3g} FLOPs of the model; {once}"
     yield _time_line(least)

@@ -1,6 +1,7 @@
 """Sizes of a run without data: its mesh and batches."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 from jax.sharding import Mesh
@@ -8,9 +9,12 @@ from jax.sharding import Mesh
 from jformer.config.options import Config
 from jformer.data.noise import span_lengths
 from jformer.data.plan import Shape
+from jformer.models import ModelConfig, build_model
+from jformer.models.flops import Frozen, update_flops, work_of
 from jformer.parallel.mesh import fill_axes
 from jformer.parallel.sharding import round_up_rows
 from jformer.tasks.task import Task
+from jformer.training.optim import build_optimizer
 
 
 def mesh_sizes(config: Config, devices: int) -> dict[str, int]:
@@ -65,3 +69,16 @@ def likely_shapes(config: Config) -> list[Shape]:
 
     sides = ((part(longest.source_length, i), part(longest.target_length, i)) for i in range(1, count + 1))
     return [longest._replace(source_length=source, target_length=target) for source, target in dict.fromkeys(sides)]
+
+
+def untrained_parts(config: Config, model: ModelConfig) -> Mapping[str, Frozen]:
+    """Return the parts of the model that have frozen kernels, by adapters or train.freeze, for `update_flops`."""
+    train = config.train
+    return build_optimizer(build_model(model), config.optim, train.num_steps, train.freeze).frozen_parts
+
+
+def full_update_flops(config: Config, model: ModelConfig) -> int:
+    """Return the FLOPs of an update of full rows without padding."""
+    shape = full_shape(config)
+    work = work_of(*(np.full(shape.rows, length) for length in shape[1:]))
+    return config.optim.passes * update_flops(model, work, untrained_parts(config, model))

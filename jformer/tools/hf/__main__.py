@@ -2,18 +2,21 @@
 
 python -m jformer.hf import MODEL --workdir=DIR [--prefix=TEXT] [--source_language=X --target_language=Y]
        [--coordinator=HOST:PORT --processes=N --process=I]
+python -m jformer.hf import ADAPTER --workdir=DIR --base=BASE
 python -m jformer.hf unpickle MODEL_DIR
-python -m jformer.hf export DIR --output=MODEL_DIR [--family=TYPE]
+python -m jformer.hf export DIR --output=MODEL_DIR [--family=TYPE | --adapter_of=MODEL]
 python -m jformer.hf prune DIR --workdir=NEW --text FILE … [--target FILE …]
 python -m jformer.hf extend DIR --workdir=NEW --tokens FILE …
 
 import  reads config.json, generation_config.json, the tokenizer and safetensors (never pickle) from a directory, or
         from owner/name, fetched by huggingface_hub. DIR is then a run like any other: predict, evaluate, score,
         verify, describe and export it with jformer.main, or fine-tune it with --config.train.init_from=DIR.
+        ADAPTER is a LoRA adapter of PEFT, and BASE the run that the model it adapts was imported as.
         Several processes, each started with its own I, shard a large model: each one reads only its part.
 unpickle  writes safetensors beside pytorch_model.bin, for import; torch reads it in a process of its own, and only
         tensors: a file that holds anything else is refused, and none of it runs.
-export  writes a directory for from_pretrained; TYPE, such as marian, selects one of several possible families.
+export  writes a directory for from_pretrained; TYPE, such as marian, selects one of several possible families. With
+        --adapter_of, it writes the adapters of a run that trained them (model.lora) for PEFT, over MODEL.
 prune   writes a run whose vocabulary keeps only the special tokens and the tokens of the files, one text a line.
 extend  writes a run with further tokens, listed one a line; train it to learn them.
   --text, --target   files of texts that the run reads, and that it writes; each takes one file or more
@@ -43,12 +46,14 @@ def main(argv: list[str] | None = None) -> int:
     reading.add_argument("--workdir", required=True)
     for flag in ("prefix", "source_language", "target_language"):
         reading.add_argument(f"--{flag}", default="")
+    reading.add_argument("--base", default="")
     reading.add_argument("--coordinator")
     for flag in ("processes", "process"):
         reading.add_argument(f"--{flag}", type=int)
     writing.add_argument("workdir")
     writing.add_argument("--output", type=Path, required=True)
     writing.add_argument("--family", default="")
+    writing.add_argument("--adapter_of", default="")
     pruning = commands.add_parser("prune")
     pruning.add_argument("old", metavar="workdir")
     pruning.add_argument("--workdir", required=True)
@@ -81,6 +86,7 @@ def do(options: argparse.Namespace) -> None:
     from jformer.tools.hf.convert import Texts, import_model
     from jformer.tools.hf.extend import extend
     from jformer.tools.hf.hub import find_model
+    from jformer.tools.hf.peft import CONFIG, export_adapter, import_adapter
     from jformer.tools.hf.prune import prune
     from jformer.tools.hf.unpickle import unpickle
     from jformer.tools.hf.write_model import export_model
@@ -90,7 +96,12 @@ def do(options: argparse.Namespace) -> None:
         with processes.join_run(processes.from_flags(False, options.coordinator, options.processes, options.process)):
             with processes.main_process_first():
                 directory = find_model(options.model)
-            summary = import_model(directory, options.workdir, texts)
+            if (directory / CONFIG).is_file():
+                summary = import_adapter(directory, options.workdir, options.base)
+            elif options.base:
+                raise UserError(f"--base={options.base} is for adapters of PEFT, and {directory} has no {CONFIG}")
+            else:
+                summary = import_model(directory, options.workdir, texts)
             if processes.is_main_process():
                 print(summary)
     elif options.command == "unpickle":
@@ -99,6 +110,8 @@ def do(options: argparse.Namespace) -> None:
         print(prune(options.old, options.workdir, options.text, options.target))
     elif options.command == "extend":
         print(extend(options.old, options.workdir, options.tokens))
+    elif options.adapter_of:
+        print(export_adapter(options.workdir, options.output, options.adapter_of))
     else:
         print(export_model(options.workdir, options.output, options.family))
 

@@ -153,7 +153,9 @@ def write(directory: Path, tensors: Iterable[tuple[str, np.ndarray]], shard_byte
 
 
 def _files(directory: Path) -> dict[Path, set[str] | None]:
-    """Return the files of a directory and, if there is an index, the names of their tensors."""
+    """Return the files of a directory, or the one file, and, if there is an index, the names of their tensors."""
+    if directory.is_file():
+        return {directory: None}
     index = directory / INDEX
     if index.exists():
         try:

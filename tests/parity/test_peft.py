@@ -1,0 +1,87 @@
+"""Adapters that PEFT writes compute here what they compute there, and PEFT reads those that export writes."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import jformer
+from jformer.checkpoints.weights import write_run
+from jformer.config import resolve
+from jformer.data.tokenizers import LabelTokenizer, learn
+from jformer.inference.restore import restore
+from jformer.parallel.mesh import make_mesh
+from jformer.tools.hf import convert
+from jformer.tools.hf.against import their_logits
+from jformer.tools.hf.peft import export_adapter, import_adapter
+from tests.parity.pairs import Pair, apart, torch
+from tests.parity.test_hf import MODELS
+from tests.slow import slow_but
+
+peft = pytest.importorskip("peft", reason="comparing with adapters of PEFT needs: pip install peft")
+
+ADAPTERS = {  # options of LoraConfig: which modules, of which ranks and scales, and what is trained whole
+    "T5ForConditionalGeneration": {"target_modules": ["q", "v", "wo"], "r": 4, "lora_alpha": 6},
+    "BartForConditionalGeneration": {
+        "target_modules": r".*decoder.*(q_proj|fc1)", "r": 3, "use_rslora": True, "rank_pattern": {"fc1": 5},
+        "alpha_pattern": {r"layers\.0\.self_attn\.q_proj": 9}, "layers_to_transform": None,
+    },
+    "MarianMTModel": {"target_modules": ["k_proj", "out_proj"], "layers_to_transform": [0], "layers_pattern": "layers"},
+    "BertForSequenceClassification": {
+        "target_modules": ["query", "key"], "task_type": "SEQ_CLS", "modules_to_save": ["classifier"], "bias": "all",
+    },
+    "GPT2LMHeadModel": {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True},
+    "LlamaForCausalLM": {"target_modules": "all-linear", "task_type": "CAUSAL_LM"},
+}  # fmt: skip
+
+
+def write_base(pair, workdir):
+    """Write the run that import makes of a model, but for its tokenizer."""
+    text = learn("char", ["abcdefgh "], 99, "identity", False)
+    classes = pair.model.head.num_classes
+    labels = LabelTokenizer("label", "identity", [f"LABEL_{i}" for i in range(classes)])
+    source = {"classify": "labelled", "lm": "text"}.get(pair.task, "files")
+    data = {"source": source, "max_source_length": 20, "max_target_length": 20}
+    config = resolve({"task": pair.task, "model": dataclasses.asdict(pair.model), "data": data})
+    write_run(workdir, config, {"source": text, "target": labels if classes else text}, pair.params)
+    (workdir / convert.ORIGIN).write_text(json.dumps({"model_type": pair.family.model_type}))
+
+
+def draw(model, seed=1):
+    """Draw all parameters of an adapter, as the second factor is zero at first."""
+    generator = torch.Generator().manual_seed(seed)
+    for weight in model.parameters():
+        if weight.requires_grad:
+            weight.data = 0.3 * torch.randn(weight.shape, generator=generator)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing", "ignore::UserWarning")  # PEFT's
+@pytest.mark.parametrize("name", slow_but(ADAPTERS, "T5ForConditionalGeneration", "GPT2LMHeadModel"))
+def test_an_adapter_computes_the_same_and_goes_back(name, tmp_path):
+    pair = Pair(name, MODELS[name][1], tmp_path / "model")
+    plain = pair.run_theirs().detach().numpy()
+    write_base(pair, tmp_path / "base")
+    theirs = peft.get_peft_model(pair.theirs, peft.LoraConfig(**ADAPTERS[name])).eval()
+    draw(theirs)
+    theirs.save_pretrained(tmp_path / "adapter")
+    with torch.no_grad():
+        expected = their_logits(theirs, pair.model, pair.batch, {}).numpy()
+    import_adapter(tmp_path / "adapter", str(tmp_path / "run"), str(tmp_path / "base"))
+    merged = restore(tmp_path / "run", mesh=make_mesh(1))
+    apply = jax.jit(lambda model, params: model.apply({"params": params}, pair.batch), static_argnums=0)
+    ours = np.asarray(apply(merged.model, merged.params))[..., : expected.shape[-1]]
+    real = pair.real().astype(bool)
+    print(f"{name}: {apart(ours[real], expected[real]):.1e} of the largest logit")
+    assert apart(ours[real], expected[real]) < 1e-5
+    assert apart(plain[real], expected[real]) > 0.05
+    shared = jformer.load(tmp_path / "base").with_adapter(tmp_path / "run")
+    assert apart(np.asarray(apply(shared.model, shared.params))[real][:, : expected.shape[-1]], expected[real]) < 1e-5
+    if ADAPTERS[name].get("bias"):
+        return
+    summary = export_adapter(str(tmp_path / "run"), tmp_path / "back", "model")
+    again = peft.PeftModel.from_pretrained(type(pair.theirs).from_pretrained(tmp_path / "model"), tmp_path / "back")
+    with torch.no_grad():
+        found = their_logits(again.eval(), pair.model, pair.batch, {}).numpy()
+    assert apart(found[real], expected[real]) < 1e-6, summary
