@@ -1,19 +1,25 @@
 """FLOPs are those of the products that are made, whatever padding and packing do to the rows."""
 
+import dataclasses
 import functools
 import math
 
 import jax
 import numpy as np
 import pytest
+from jax.interpreters import partial_eval
 
+from jformer.config.options import OptimConfig
 from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.flops import Work, batch_work, forward_flops, text_work, total, update_flops, work_of
 from jformer.models.head_config import HeadConfig
 from jformer.models.layers import attention
 from jformer.models.layers.kernels import KernelChoice
+from jformer.models.lora_config import LoraConfig
+from jformer.models.parts import join, split
 from jformer.models.recurrent_config import RecurrentConfig
 from jformer.models.vision_config import VisionConfig
+from jformer.training.optim import build_optimizer
 from tests.conftest import make_batch
 
 SMALL = {"vocab_size": 50, "target_vocab_size": 50, "num_layers": 2, "d_model": 32, "d_ff": 48, "num_heads": 4}
@@ -224,3 +230,34 @@ def test_an_update_costs_six_flops_for_each_parameter_and_token_and_its_attentio
     flops = update_flops(ModelConfig(**sizes, family="decoder"), text_work(0, length))
     assert flops == rule + 12 * 12 * 768 * length**2
     assert flops / rule - 1 == pytest.approx(attention, abs=0.001)
+
+
+def traced_update_flops(model, frozen, source, target):
+    """Return the FLOPs of the products of a loss and its gradients by what is trained."""
+    built, batch = build_model(model), jax.tree.map(jax.numpy.asarray, make_batch([source], [target]))
+
+    def loss(trained, fixed):
+        return jax.numpy.sin(built.apply({"params": join(trained, fixed)}, batch)).sum()  # no gradient is constant
+
+    program = jax.make_jaxpr(jax.value_and_grad(loss))(*split(shapes(model), frozen)).jaxpr
+    return matmul_flops(partial_eval.dce_jaxpr(program, [True] * len(program.outvars))[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "lora", "freeze", "error"),
+    [
+        ("base", LoraConfig(), (), 0),
+        ("base", LoraConfig(), ("/kernel$", "embedding"), 0),  # biases alone (BitFit)
+        ("nothing shared", LoraConfig(), ("^(?!head)",), 0),  # the head alone
+        ("masked", LoraConfig(), ("^encoder", "embedding", "^input"), 0),
+        ("decoder", LoraConfig(rank=1), (), 0.1),  # factors are not counted: at this width they are not small
+        ("nothing shared", LoraConfig(), ("^encoder", "embedding", "^source_input"), 0.05),  # gradients by the memory
+        ("bahdanau", LoraConfig(), ("kernel$",), 0.1),
+    ],
+)
+def test_an_update_counts_no_gradient_of_what_is_frozen(name, lora, freeze, error):
+    model = dataclasses.replace(MODELS[name], lora=lora)
+    optimizer = build_optimizer(build_model(model), OptimConfig(), 10, freeze)
+    found = update_flops(model, text_work(5, 9), optimizer.frozen_parts)
+    assert found == pytest.approx(traced_update_flops(model, optimizer.frozen, 5, 9), rel=error, abs=0)
+    assert (found < update_flops(model, text_work(5, 9))) == bool(lora.rank or freeze)
