@@ -154,7 +154,8 @@ def _build_optimizer(model: Model, options: OptimConfig, params: ScheduleParams,
     sizes = {name: leaf.size for name, leaf in zip(names, jax.tree.leaves(shapes), strict=True)}
     marked = {name for name, mark in zip(names, jax.tree.leaves(frozen), strict=False) if mark}  # none without marks
     transform = make_optimizer(options, schedule, frozen, model.config.mup_width_ratio)
-    return Optimizer(schedule, transform, frozen, base, frozen_parts=frozen_parts(model.config, sizes, marked))
+    parts = frozen_parts(model.config, sizes, marked)
+    return Optimizer(schedule=schedule, transform=transform, frozen=frozen, base=base, frozen_parts=parts)
 
 
 def build_schedule(options: OptimConfig, num_steps: int, d_model: int) -> Schedule:
