@@ -89,7 +89,11 @@ def choices(key: str, default: Any) -> str:
     """
     if isinstance(default, bool):
         return "`True`, `False`"
-    if key == "data.mixture" or not isinstance(default, str | tuple):
+    if (
+        key == "data.mixture"
+        or not isinstance(default, str | tuple)
+        or not all(isinstance(each, str) for each in default)
+    ):
         return ""
     try:
         check(changed(Config(), key.split("."), "?" if isinstance(default, str) else ("?",)))
