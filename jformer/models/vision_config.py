@@ -15,7 +15,7 @@ class VisionConfig:
     channels: int = 3  # values of a pixel: 3 of colours, 1 of grey
     # What a pixel's values, from 0 to 1, are reduced by and divided by: one number for all channels, or one for each.
     mean: tuple[float, ...] = (0.5,)
-    deviation: tuple[float, ...] = (0.5,)
+    deviation: tuple[float, ...] = (0.5,)  # of pixels, which it divides then: one for all channels, or one each
     source: bool = False  # encdec: its source is an image and no text; task='caption' sets it
 
     @property
