@@ -2,7 +2,8 @@
 
 python -m experiments.checks.published_weights MODEL_DIR … [--texts=FILE] [--more="--source_language=en_XX"]
 
-Prints a row of a table for each directory, of which it makes a copy: whether `jformer.hf import` takes it as it lies
+With --smoke, the directories are those of small models with random weights. Prints a row of a table for each, of which
+it makes a copy: whether `jformer.hf import` takes it as it lies
 there, or after the `jformer.hf unpickle` that it asks for, or why not; the largest difference of logits, relative to
 the largest logit, and the positions whose likeliest token or class is the same, both beside transformers; the lines of
 --texts (default: README.md) with the ids of AutoTokenizer; the tensors that an export has bit for bit; seconds and peak

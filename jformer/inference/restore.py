@@ -18,7 +18,7 @@ from jformer.data.tokenizers import Tokenizer
 from jformer.data.vocabularies import load_tokenizers
 from jformer.errors import UserError
 from jformer.models import build_model
-from jformer.models.interventions import Intervened
+from jformer.models.interventions import intervene
 from jformer.models.model import Model
 from jformer.parallel.mesh import make_mesh
 from jformer.storage import run_path
@@ -131,8 +131,8 @@ def embedding_run(run: Trained) -> Trained:
     task = embed(dataclasses.replace(data, mixture=()), label_smoothing=0.0, family=model.family)
     side = tokenizers[model.family == "decoder"]
     embedding = build_model(model.with_vectors("" if pooling == "pooler" else pooling))
-    if isinstance(run.model, Intervened):
-        embedding = dataclasses.replace(run.model, base=embedding)
+    if interventions := getattr(run.model, "interventions", ()):
+        embedding = intervene(embedding, dict(interventions))
     return Trained(
         config=dataclasses.replace(config, task="embed", decode=dataclasses.replace(config.decode, alignments=False)),
         task=task,

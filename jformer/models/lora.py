@@ -18,7 +18,6 @@ from jaxtyping import Array, PyTree
 
 from jformer.errors import UserError
 from jformer.models.layers.dropout import Site, dropout, make_dropout_key
-from jformer.models.layers.linear import Embedding
 from jformer.models.layers.matmul import matmul
 from jformer.models.lora_config import FACTORS, LoraConfig
 from jformer.models.model import Model
@@ -67,7 +66,7 @@ class Adapted:
                 return call(*given, **named)
             layer = given[1] if module.name == STACKED else layer
             y, layer = call(*given, **named), outer
-            if isinstance(module, Embedding):
+            if module.has_variable("params", "embedding"):
                 return y.astype(jnp.float32)  # rows of a rounded table are scaled in float32 as others are
             if not module.has_variable("params", FACTORS[0]):
                 return y

@@ -67,7 +67,7 @@ NO_WORDS = (
     "BLEU is near 0 and chrF is not: tok:{} finds few runs of four words in these texts; if they are written without "
     "spaces, set data.target_language, or evaluate.tokenize=zh, ja-mecab or char"
 )
-NO_4_GRAMS = "BLEU is 0.00 as no output has four words, the runs that it compares: read chrF or exact match, not this"
+NO_4_GRAMS = "BLEU is 0.00 because no output has four words: read chrF or exact match instead"
 TOKENIZED = (
     "{} outputs end in a space and a period: BLEU is of detokenized text; for text that is tokenized already set "
     "evaluate.tokenize=none"
@@ -114,7 +114,7 @@ def text_scores(
             scores[name]["details"] = f"{precisions} (BP = {result.bp:.3f} ratio = {result.ratio:.3f} {lengths})"
             notes = []
             near = result.score < NEAR_ZERO and CHRF().corpus_score(hypotheses, references).score > FAR_FROM_ZERO
-            if not result.totals[-1] and (not near or any(" " in text for text in hypotheses)):
+            if not result.totals[-1] and any(hypotheses) and (not near or any(" " in text for text in hypotheses)):
                 notes.append(NO_4_GRAMS)
             elif near:
                 notes.append(NO_WORDS.format(tokenize))

@@ -173,7 +173,7 @@ def test_average_leaves_out_the_best_of_long_ago_and_says_so(tmp_path, capsys):
     found = weights.load_weights(tmp_path, settings, None, make_mesh(data=1, devices=jax.devices()[:1]))
     assert found.steps == (480, 490, 500)
     np.testing.assert_allclose(found.params["w"], state(490)["params"]["w"], rtol=1e-6)
-    assert "has 3 checkpoints in a row to average, from step 480 on: step 20 lies" in capsys.readouterr().err
+    assert "has 3 checkpoints in a row to average, from step 480 on: step 20 is further back" in capsys.readouterr().err
 
 
 def test_manifests_of_deleted_steps_are_forgotten(tmp_path):

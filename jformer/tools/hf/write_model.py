@@ -16,6 +16,7 @@ from jformer.config.options import Config
 from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer, NumberTokenizer, Symbols, Tokenizer
 from jformer.data.vocabularies import load_tokenizers
 from jformer.errors import UserError
+from jformer.integrity import parse_object
 from jformer.models import ModelConfig, build_model
 from jformer.parallel.mesh import make_mesh
 from jformer.storage import run_path
@@ -174,7 +175,7 @@ def write_settings(
     if config.task in ("translate", "lm"):
         language = family.model_type in vocabulary.LANGUAGES
         if SETTINGS in kept:
-            fields, own = (json.loads(kept[file]) for file in (FIELDS, SETTINGS))
+            fields, own = (parse_object(kept[file]) for file in (FIELDS, SETTINGS))
             if generation.read(fields, own, written.symbols, written.tokens, language)[0] == config.decode:
                 (target / SETTINGS).write_text(kept[SETTINGS])
                 return []
@@ -186,7 +187,7 @@ def write_settings(
     if config.model.family == "vit":
         images, vision = tokenizers[0], config.model.vision
         came = kept.get(PIXELS, "")
-        if not came or pixel_scale(json.loads(came)) != (vision.mean, vision.deviation):
+        if not came or pixel_scale(parse_object(came)) != (vision.mean, vision.deviation):
             came = json.dumps(pixel_fields(config.model, cast(ImageTokenizer, images)), indent=2) + "\n"
         (target / PIXELS).write_text(came)
     return []

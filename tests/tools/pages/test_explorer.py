@@ -159,7 +159,7 @@ def test_positions_are_maps_with_their_numbers(page):
 
 def test_a_part_that_an_example_lacks_is_not_offered():
     drawn = browser.draw(explorer.explorer_page("x", [Shown(example().attended)]))
-    assert len(re.findall(r'<details id="\w+" hidden="">', drawn.html)) == 3
+    assert len(re.findall(r'<details id="\w+" hidden="">', drawn.html)) == 4
     assert drawn.console == []
 
 
@@ -379,7 +379,8 @@ def test_a_figure_of_another_kind_is_refused_before_the_run_is_read(tmp_path, ou
     ],
 )
 def test_the_format_is_that_of_the_flag_or_of_the_name(tmp_path, monkeypatch, output, form, begins):
-    run = SimpleNamespace(attend=lambda pairs: [example().attended], pair_of=lambda line: (line, None))
+    task = SimpleNamespace(answer="text")
+    run = SimpleNamespace(attend=lambda pairs: [example().attended], pair_of=lambda line: (line, None), task=task)
     monkeypatch.setattr(explorer, "load", lambda workdir, config: run)
     monkeypatch.setattr(explorer, "show", lambda run, pairs, attended: [example()])
     monkeypatch.setattr(explorer, "position_tables", lambda run, length: [])
