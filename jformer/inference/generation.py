@@ -39,7 +39,7 @@ KEPT = 16  # programs of each kind that are cached
 # Of the compiler, by platform. XLA:GPU of JAX 0.12 fails at slices fused into products: "Slice not assigned".
 XLA_OPTIONS: dict[str, dict[str, str | bool]] = {"gpu": {"xla_gpu_enable_dynamic_slice_fusion": False}}
 # Options that no program reads: those of files and shapes, and those that the models and the vocabulary carry.
-UNREAD = ("forced_start", "forbid", "only", "pooling", "normalize", "ensemble", "inputs", "outputs", "scores",
+UNREAD = ("forced_start", "forbid", "only", "pooling", "ensemble", "inputs", "outputs", "scores",
           "alignments", "overlong", "batch_size")  # fmt: skip
 
 
