@@ -75,7 +75,7 @@ def mutate(path: Path, draw: Random) -> bytes:
 
 def end_of_import(directory: Path) -> str:
     """Import a directory, and return how that ended."""
-    with mock.patch.object(convert, "save"), tempfile.TemporaryDirectory() as workdir:
+    with mock.patch.object(convert, "write_run"), tempfile.TemporaryDirectory() as workdir:
         try:
             convert.import_model(directory, workdir, convert.Texts())
         except UserError as error:
