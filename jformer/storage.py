@@ -35,6 +35,14 @@ def run_path(text: str | os.PathLike[str]) -> Path:
     return Path(text)
 
 
+def new_directory(path: str | os.PathLike[str], option: str = "") -> Path:
+    """Return the path of a directory to write. Raise UserError, naming the option, unless it is missing or empty."""
+    target = run_path(path)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"{option}{path} exists and is not empty: name a new directory")
+    return target
+
+
 def in_bucket(path: Path) -> bool:
     """Return whether a path is in a bucket, where objects cannot be appended, locked or renamed."""
     return str(path).startswith(BUCKET)

@@ -21,7 +21,7 @@ from jformer.models import build_model
 from jformer.models.interventions import intervene
 from jformer.models.model import Model
 from jformer.parallel.mesh import make_mesh
-from jformer.storage import run_path
+from jformer.storage import new_directory, run_path
 from jformer.tasks.build import build_sized, build_task, check_heads, choose_decoding_dtype, open_mesh
 from jformer.tasks.embed import embed
 from jformer.tasks.task import Task
@@ -93,9 +93,7 @@ def save_run(
     Raises:
         UserError: the names and shapes are not those of the model, which are listed; or the directory is not empty.
     """
-    path, config = run_path(workdir), resolve(config)
-    if path.exists() and any(path.iterdir()):
-        raise UserError(f"{workdir} is not empty: name a new directory")
+    path, config = new_directory(workdir), resolve(config)
     sides = tokenizers if isinstance(tokenizers, tuple) else (tokenizers, tokenizers)
     model = build_sized(config, build_task(config), sides)
     abstract = traverse_util.flatten_dict(abstract_params(model, make_mesh(1)), sep="/")

@@ -18,6 +18,7 @@ from jformer.errors import UserError
 from jformer.inference.inputs import writable
 from jformer.inference.predict import load
 from jformer.parallel.mesh import make_mesh
+from jformer.storage import new_directory
 from jformer.tools.export.ctranslate2 import build_spec
 from jformer.tools.export.stablehlo import build_program
 
@@ -80,8 +81,7 @@ def _check(config: Config, format: str, target: Path) -> None:  # noqa: A002
         raise UserError(f"task={config.task!r} cannot be exported: only translate can, a text for a text")
     if config.decode.ensemble:
         raise UserError("decode.ensemble cannot be exported, one model can: leave it empty")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"--output={target} exists and is not empty: name a new directory")
+    new_directory(target, "--output=")
     try:
         importlib.import_module(NEEDS[format])
     except ImportError as error:

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from etils.epath import Path as AnyPath
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
@@ -30,7 +29,7 @@ from jformer.errors import UserError, nearest
 from jformer.models import ModelConfig, build_model
 from jformer.parallel import processes
 from jformer.parallel.mesh import make_mesh
-from jformer.storage import replace_content, run_path
+from jformer.storage import new_directory, replace_content
 from jformer.tools.hf import generation_config as generation
 from jformer.tools.hf import name_tables as tables
 from jformer.tools.hf import tensors, vocabulary
@@ -80,7 +79,7 @@ def import_model(directory: Path, workdir: str, texts: Texts) -> str:
     All processes call it; each reads and holds only its part of every tensor. Raises UserError for a family or a field
     that is not implemented, files that contradict each other, and a workdir that is not empty.
     """
-    target = new_workdir(workdir)
+    target = new_directory(workdir, "--workdir=")
     with explained(directory):
         fields = vocabulary.read_json(directory / FIELDS)
         architectures = fields.get("architectures") or []
@@ -139,14 +138,6 @@ def refuse_missing_layers(model: ModelConfig, source: tensors.Tensors) -> None:
 def not_carried(notes: list[str]) -> str:
     """Return a note on settings that the other side has no option for."""
     return f"; not carried over: {', '.join(notes)}" if notes else ""
-
-
-def new_workdir(workdir: str) -> AnyPath:
-    """Return the path of a new run; raise UserError if it is not empty."""
-    target = run_path(workdir)
-    if target.exists() and any(target.iterdir()):
-        raise UserError(f"--workdir={workdir} is not empty: name a new directory")
-    return target
 
 
 def find_family(model_type: object, architectures: Sequence[str] = ()) -> HfFamily:

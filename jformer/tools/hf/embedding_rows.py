@@ -19,8 +19,8 @@ from jformer.errors import UserError
 from jformer.models import ModelConfig, build_model
 from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import parameter_names
-from jformer.storage import replace_content, run_path
-from jformer.tools.hf.convert import LABELLED, ORIGIN, new_workdir, sized
+from jformer.storage import new_directory, replace_content, run_path
+from jformer.tools.hf.convert import LABELLED, ORIGIN, sized
 
 # The parameters with an entry for each token → the axis of the tokens.
 TABLES = {
@@ -53,7 +53,7 @@ def read_run(workdir: str, new: str, changed: str) -> ChangeableRun:
     is not empty.
     """
     path = run_path(workdir)
-    new_workdir(new)
+    new_directory(new, "--workdir=")
     config, tokenizers = load_config(path / "config.json"), load_tokenizers(path / "tokenizer")
     if config.model.lora.rank:
         raise UserError(

@@ -28,13 +28,13 @@ from jformer.data.vocabularies import load_tokenizers
 from jformer.errors import UserError
 from jformer.models.lora_config import FACTORS, LoraConfig, is_factor
 from jformer.parallel.mesh import make_mesh
-from jformer.storage import replace_content, run_path
+from jformer.storage import new_directory, replace_content, run_path
 from jformer.tools.hf import name_tables as tables
 from jformer.tools.hf import tensors, vocabulary
-from jformer.tools.hf.convert import ORIGIN, explained, new_workdir, renamed, sized
+from jformer.tools.hf.convert import ORIGIN, explained, renamed, sized
 from jformer.tools.hf.families import Fields, HfFamily, table_of
 from jformer.tools.hf.name_tables import Entry, Table
-from jformer.tools.hf.write_model import express, in_units, new_output
+from jformer.tools.hf.write_model import express, in_units
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of the names of all tensors
@@ -55,7 +55,7 @@ def import_adapter(directory: Path, workdir: str, base: str) -> str:
 
     Raises UserError for what is not LoRA of kernels, and for tensors that have no place in the base.
     """
-    target = new_workdir(workdir)
+    target = new_directory(workdir, "--workdir=")
     if not base:
         name = vocabulary.read_json(directory / CONFIG).get("base_model_name_or_path", "")
         raise UserError(f"{directory}: adapts {name!r}: import that, too, and name its run with --base=DIR")
@@ -232,7 +232,7 @@ def export_adapter(workdir: str, target: Path, base: str) -> str:
     lora = config.model.lora
     if not lora.rank:
         raise UserError(f"{workdir}: holds no adapters: leave out --adapter_of to export the model")
-    new_output(target)
+    new_directory(target, "--output=")
     model = sized(config, tokenizers).merged
     family, _ = express(config.task, model, path)
     _, params = own_layers(model, load_saved(path, config, make_mesh(1)).params)

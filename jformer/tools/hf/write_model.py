@@ -19,7 +19,7 @@ from jformer.errors import UserError
 from jformer.integrity import parse_object
 from jformer.models import ModelConfig, build_model
 from jformer.parallel.mesh import make_mesh
-from jformer.storage import run_path
+from jformer.storage import new_directory, run_path
 from jformer.tools.hf import generation_config as generation
 from jformer.tools.hf import learned, tensors, vocabulary
 from jformer.tools.hf import name_tables as tables
@@ -48,7 +48,7 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
     """
     path = run_path(workdir)
     config = load_config(path / "config.json")
-    new_output(target)
+    new_directory(target, "--output=")
     tokenizers = load_tokenizers(path / "tokenizer")
     model, origin = sized(config, tokenizers).merged, origin_of(path, config)
     task = "mlm" if config.task == "embed" else config.task  # of the class that has no head
@@ -81,12 +81,6 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
     notes += ["the projection to the vocabulary"] if is_bare(model, config.task) else []
     without = "" if named or family is VIT else "; without a tokenizer, as transformers has no equivalent"
     return f"{target}: {family.model_type}, {size / 1e6:,.1f} MB{without}{not_carried(notes)}"
-
-
-def new_output(target: Path) -> None:
-    """Raise UserError unless there is nothing at the path of a new directory."""
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"--output={target} exists and is not empty: name a new directory")
 
 
 def in_units(classifier: Mapping[str, Any], numbers: NumberTokenizer) -> dict[str, Any]:
