@@ -4,7 +4,6 @@ Those that cannot are named below, with the reason. `JAX_PLATFORMS=cpu python -m
 docs/walkthrough.md prints.
 """
 
-import dataclasses
 import difflib
 import functools
 import random
@@ -20,7 +19,6 @@ import pytest
 
 from jformer.config import default_config, resolve
 from jformer.config.config_files import override
-from jformer.config.options import Config, flatten
 from jformer.data.tokenizers import NumberTokenizer
 from jformer.main import read_flags
 from jformer.tools.hf.__main__ import main as hf
@@ -33,12 +31,6 @@ COMPILER = "needs a compiler, and minutes: tests/tools/forecast describes slices
 SERVER = "a server does not end by itself: tests/tools/server asks a real one"
 LOADER = "tests/inference/test_export.py runs it without jformer, on exported runs"
 NOT_RUN = {  # page → what a block contains → why it is not run here
-    "docs/guide.md": {
-        "jformer.hf import MODEL_DIR": "the same commands as in docs/weights.md, which are run",
-        "def sweep": "what it asks is twelve trainings; its keys are checked below, docs/tutorials.md runs a sweep",
-        "jformer.sweep --experiment": "of the block above it",
-        "launch.sh local": ELSEWHERE,
-    },
     "docs/processes.md": {"JAX_MTLS_CERT_FILE": "needs keys: tests/parallel/processes makes some"},
     "docs/recipes.md": {
         'weight=3.0, test=("medical=test",)': "begins with a run of another corpus; checked as a config below",
@@ -126,18 +118,6 @@ def test_configs_are_configs():
     assert len(found) == 4
     for names in found:
         resolve(names["get_config"]())
-
-
-def test_the_guides_experiment_has_arms_of_known_keys():
-    (names,) = defined("docs/guide.md", "def sweep")
-    assert len(names["sweep"]()) == 4
-    known = flatten(dataclasses.asdict(Config()))
-    assert {*names["FIXED"], *(key for arm in names["sweep"]() for key in arm)} <= known.keys()
-
-
-def test_the_guides_model_has_parameters():
-    (names,) = defined("docs/guide.md", "build_model")
-    assert {"encoder", "decoder"} <= names["params"].keys()
 
 
 @pytest.fixture(scope="module")
