@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -78,22 +78,26 @@ def _saved_shapes(saved: checkpoint.Checkpoints, mesh: Mesh) -> PyTree:
 
 
 def write_run(
-    workdir: Path, config: Config, tokenizers: Mapping[str, Tokenizer], params: PyTree, base: str = ""
+    workdir: Path, config: Config, tokenizers: tuple[Tokenizer, Tokenizer], params: PyTree, base: str = ""
 ) -> None:
     """Write a workdir. All processes call it; process 0 writes everything but the shards of parameters.
 
     Args:
         workdir: the new run's.
         config: of the run.
-        tokenizers: by the names of their files.
+        tokenizers: of source and target; equal ones are one file, shared.
         params: the parameters that the checkpoint holds.
         base: of adapters: the digest of the parameters that they modify.
     """
     processes.barrier()  # all have seen that it was empty
     if processes.is_main_process():
         (workdir / "tokenizer").mkdir(parents=True, exist_ok=True)
-        for name, tokenizer in tokenizers.items():
-            tokenizer.save(workdir / "tokenizer", name)
+        source, target = tokenizers
+        if source.fingerprint == target.fingerprint:
+            target.save(workdir / "tokenizer", "shared")
+        else:
+            source.save(workdir / "tokenizer", "source")
+            target.save(workdir / "tokenizer", "target")
         seal(workdir / "tokenizer")
     processes.refuse_unshared(workdir)
     checkpoints = checkpoint.Checkpoints(workdir / "checkpoints")

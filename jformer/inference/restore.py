@@ -106,8 +106,7 @@ def save_run(
     if wrong:
         raise UserError(f"the arrays are not those of the model that config describes: {'; '.join(wrong)}")
     placed = {name: jax.device_put(given[name].astype(np.float32), leaf.sharding) for name, leaf in abstract.items()}
-    files = {"shared": sides[0]} if sides[0] is sides[1] else dict(zip(("source", "target"), sides, strict=True))
-    write_run(path, config, files, traverse_util.unflatten_dict(placed, sep="/"))
+    write_run(path, config, sides, traverse_util.unflatten_dict(placed, sep="/"))
 
 
 def embedding_run(run: Trained) -> Trained:

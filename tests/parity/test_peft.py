@@ -45,7 +45,7 @@ def write_base(pair, workdir):
     source = {"classify": "labelled", "lm": "text"}.get(pair.task, "files")
     data = {"source": source, "max_source_length": 20, "max_target_length": 20}
     config = resolve({"task": pair.task, "model": dataclasses.asdict(pair.model), "data": data})
-    write_run(workdir, config, {"source": text, "target": labels if classes else text}, pair.params)
+    write_run(workdir, config, (text, labels if classes else text), pair.params)
     (workdir / convert.ORIGIN).write_text(json.dumps({"model_type": pair.family.model_type}))
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -106,7 +106,7 @@ def import_model(directory: Path, workdir: str, texts: Texts) -> str:
         notes += settings
     write_run(target, config, tokenizers, params)
     if processes.is_main_process():
-        text = tokenizers.get("shared") or tokenizers["source" if answers else "target"]
+        text = tokenizers[0 if answers else 1]
         files = {name: (directory / name).read_text() for name in KEPT if (directory / name).is_file()}
         origin = {"model_type": family.model_type, "tokenizer": text.fingerprint, "files": files}
         replace_content(target / ORIGIN, json.dumps(origin).encode() + b"\n")
@@ -222,8 +222,8 @@ def without_place(family: HfFamily, model: ModelConfig, task: str, source: tenso
 
 def read_tokenizers(
     directory: Path, family: HfFamily, fields: Fields, model: ModelConfig, answers: Tokenizer | None, texts: Texts
-) -> tuple[dict[str, Tokenizer], list[str]]:
-    """Return the tokenizers under the names of their files, "shared", or "source" and "target"; and notes.
+) -> tuple[tuple[Tokenizer, Tokenizer], list[str]]:
+    """Return the tokenizers of source and target, and notes.
 
     Args:
         directory: of the model, with its tokenizer files or, for images, its preprocessor_config.json.
@@ -240,7 +240,7 @@ def read_tokenizers(
         assert answers is not None
         size = model.vision.image_size
         steps = image_steps(vocabulary.read_json(directory / PIXELS, {}), size)
-        return {"source": ImageTokenizer((size, size, model.vision.channels), steps=steps), "target": answers}, []
+        return (ImageTokenizer((size, size, model.vision.channels), steps=steps), answers), []
     settings = {**fields, **vocabulary.read_json(directory / SETTINGS, {})}
     found = vocabulary.TokenizerFiles(directory, family.model_type, fields)
     files = {"source": found, "target": found.of_target()}
@@ -263,10 +263,7 @@ def read_tokenizers(
                 f"{rows[side]}: they are not of one model"
             )
     notes = [f"the token {token!r}, which has no row" for token in found.without_row]
-    if answers:
-        return {"source": sides["source"], "target": answers}, notes
-    same = sides["source"].fingerprint == sides["target"].fingerprint
-    return {"shared": sides["target"]} if same else sides, notes
+    return (sides["source"], answers or sides["target"]), notes
 
 
 def refuse_foreign_symbols(directory: Path, symbols: Symbols, rows: int) -> None:
@@ -309,7 +306,7 @@ def make_config(
     task: str,
     model: ModelConfig,
     fields: Fields,
-    tokenizers: Mapping[str, Tokenizer],
+    tokenizers: tuple[Tokenizer, Tokenizer],
 ) -> tuple[Config, list[str]]:
     """Return the config of the run, and notes on settings that have no option here.
 
@@ -322,14 +319,14 @@ def make_config(
         tokenizers: from `read_tokenizers`; the fields refer to their tokens by id.
     """
     longest = min(model.max_length, LONGEST) if model.positions == "learned" and model.family != "vit" else LONGEST
-    one = task != "translate" or "shared" in tokenizers or tokenizers["source"].tokens == tokenizers["target"].tokens
+    one = task != "translate" or tokenizers[0].tokens == tokenizers[1].tokens
     data = {"max_source_length": longest, "max_target_length": longest, "vocab_shared": one, "source": "files"}
     data |= {"lm": {"source": "text", "overlong": "split"}, "mlm": {"source": "text"}, "tag": {"source": "conll"},
              "qa": {"source": "squad"}}.get(task, {})  # fmt: skip
     if task == "classify":
         data |= {"source": "images", "tokenizer": "image"} if model.family == "vit" else {"source": "labelled"}
         kinds = {"labels": "several", "number": "number"}
-        data["labels"] = kinds.get(getattr(tokenizers["target"], "kind", "number"), "one")
+        data["labels"] = kinds.get(getattr(tokenizers[1], "kind", "number"), "one")
     values = default_config()
     values.update_from_flattened_dict(TRAINING)
     values.data.update(data)
@@ -337,7 +334,7 @@ def make_config(
     notes: list[str] = []
     if task in ("translate", "lm"):
         own = vocabulary.read_json(directory / SETTINGS, {})
-        written, language = tokenizers.get("target") or tokenizers["shared"], family.model_type in vocabulary.LANGUAGES
+        written, language = tokenizers[1], family.model_type in vocabulary.LANGUAGES
         decode, notes = generation.read(fields, own, written.symbols, written.tokens, language)
         plain["decode"] = dataclasses.asdict(decode)
     return resolve(plain), notes

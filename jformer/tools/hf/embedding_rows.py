@@ -95,17 +95,12 @@ def write_changed(
     Args:
         run: the original, whose config is kept except for what the other arguments change.
         new: the empty workdir to write to.
-        sides: the new tokenizers of source and target, which are written once if equal.
+        sides: the new tokenizers of source and target.
         rows: the new number of entries in the tables of tokens.
         params: the new parameters.
         decode: changed options of `config.decode`.
     """
-    source, answer = sides
-    tokenizers: dict[str, Tokenizer] = {"source": source, "target": answer}
-    if run.config.task in LABELLED:
-        tokenizers["target"] = run.tokenizers[1]
-    elif source.fingerprint == answer.fingerprint:
-        tokenizers = {"shared": answer}
+    tokenizers = (sides[0], run.tokenizers[1] if run.config.task in LABELLED else sides[1])
     plain = json.loads(json.dumps(dataclasses.asdict(run.config)))
     plain["model"] |= {"vocab_size": rows, "target_vocab_size": rows if run.config.model.family == "encdec" else 0}
     plain["evaluate"]["weights"] = "last"  # there are no others

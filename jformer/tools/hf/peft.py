@@ -85,10 +85,7 @@ def import_adapter(directory: Path, workdir: str, base: str) -> str:
     own = {**dataclasses.asdict(config.model), "lora": dataclasses.asdict(lora)}
     train = {**dataclasses.asdict(config.train), "init_from": str(path)}
     config = resolve({**dataclasses.asdict(config), "model": own, "train": train})
-    names = ("source", "target") if tokenizers[0].fingerprint != tokenizers[1].fingerprint else ("shared",)
-    write_run(
-        target, config, dict(zip(names, tokenizers, strict=False)), unflatten_dict(adapters, sep="/"), parent.digest
-    )
+    write_run(target, config, tokenizers, unflatten_dict(adapters, sep="/"), parent.digest)
     if (path / ORIGIN).exists():
         replace_content(target / ORIGIN, (path / ORIGIN).read_bytes())
     return f"{target}: {len(kernels)} kernels with adapters of rank {rank}, {len(also)} whole parameters, over {path}"

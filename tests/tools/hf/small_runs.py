@@ -63,7 +63,7 @@ def write_run(directory, preset, task, tokenizers, decode=None, data=None, seed=
     rng = np.random.default_rng(seed)
     params = jax.tree.map(lambda leaf: leaf + rng.standard_normal(leaf.shape).astype(np.float32), params)
     if "bias" in params.get("head", {}) and task == "translate":
-        target = tokenizers.get("target") or tokenizers["shared"]
+        target = tokenizers[1]
         known = {i for ids in target.encode(LINES) for i in ids} | {target.symbols.eos}
         unlikely = np.array([i not in known for i in range(len(params["head"]["bias"]))])
         params["head"]["bias"] -= 40 * unlikely.astype(np.float32)
@@ -78,12 +78,12 @@ def marian(directory, spare=3):
     ids = {piece: i for i, piece in enumerate(["</s>", "<unk>", *sorted(both - {"</s>", "<unk>"}), "<pad>"])}
     pad = ids["<pad>"]
     symbols = {"pad": pad, "bos": pad, "eos": 0, "unk": 1}
-    tokenizers = {
-        side: PiecesTokenizer(
+    tokenizers = tuple(
+        PiecesTokenizer(
             base64.b64encode(processor.serialized_model_proto()).decode(), ids, symbols, ["</s>", "<unk>", "<pad>"]
         )
-        for side, (processor, _) in zip(("source", "target"), models, strict=True)
-    }
+        for processor, _ in models
+    )
     decode = {**DECODE, "forbid": ("h", "z")}
     run = write_run(directory, "marian", "translate", tokenizers, decode, vocab_size=len(ids) + spare,
                     target_vocab_size=len(ids) + spare, seed=21, head={"bias": True})  # fmt: skip
@@ -95,7 +95,7 @@ def learned(directory):
     """Return a run of Marian's shape with subwords that jformer learned itself."""
     shared = learn("bpe", [*LINES, *FURTHER], 70, "identity", False)
     rows = {"vocab_size": shared.vocab_size, "target_vocab_size": shared.vocab_size}
-    run = write_run(directory, "marian", "translate", {"shared": shared}, DECODE, **rows, head={"bias": True})
+    run = write_run(directory, "marian", "translate", (shared, shared), DECODE, **rows, head={"bias": True})
     (run / ORIGIN).write_text(json.dumps({"model_type": "marian"}))
     return run
 
@@ -104,10 +104,7 @@ def nllb(directory):
     """Return a run with unigram pieces of the `tokenizers` library and a language in front of either side."""
     content, ids = _unigram()
     around = {"pad": 1, "bos": 2, "eos": 2, "unk": 3}
-    sides = {
-        side: FastTokenizer(content, {**around, "before": [ids[language]]})
-        for side, language in (("source", "eng_Latn"), ("target", "deu_Latn"))
-    }
+    sides = tuple(FastTokenizer(content, {**around, "before": [ids[each]]}) for each in ("eng_Latn", "deu_Latn"))
     rows = {"vocab_size": len(ids) + 1, "target_vocab_size": len(ids) + 1}
     run = write_run(directory, "bart_base", "translate", sides, DECODE, **rows, seed=6, norm="pre",
                     embedding_norm=False, max_length=32, head={"bias": True})  # fmt: skip
@@ -120,15 +117,14 @@ def bart(directory):
     content, ids = _unigram()
     tokenizer = FastTokenizer(content, {"pad": 1, "bos": 2, "eos": 2, "unk": 3, "before": [0]})
     rows = {"vocab_size": len(ids), "target_vocab_size": len(ids)}
-    return write_run(directory, "bart_base", "translate", {"shared": tokenizer}, DECODE, **rows, seed=2, max_length=32,
+    return write_run(directory, "bart_base", "translate", (tokenizer, tokenizer), DECODE, **rows, seed=2, max_length=32,
                      head={"bias": True})  # fmt: skip
 
 
 def t5(directory):
     """Return a run of T5 1.1's shape, whose decoder begins with padding, with a prefix of every source."""
     content, ids = _unigram()
-    sides = {side: FastTokenizer(content, {"pad": 1, "bos": 1, "eos": 2, "unk": 3}, prefix)
-             for side, prefix in (("source", "a mat: "), ("target", ""))}  # fmt: skip
+    sides = tuple(FastTokenizer(content, {"pad": 1, "bos": 1, "eos": 2, "unk": 3}, each) for each in ("a mat: ", ""))
     rows = {"vocab_size": len(ids) + 2, "target_vocab_size": len(ids) + 2}
     return write_run(directory, "t5_1_1_small", "translate", sides, DECODE, **rows, seed=75, d_k=6, d_v=6)
 
@@ -145,7 +141,7 @@ def bert(directory, task="classify", numbers=None):
     fast.train_from_iterator([*LINES, *FURTHER], trainer)
     text = FastTokenizer(fast.to_str(), {"pad": 0, "bos": 2, "eos": 3, "unk": 1, "noise": [4]})
     labels = numbers or LabelTokenizer("label", "identity", ["no", "yes"])
-    sides = {"source": text, "target": labels} if task == "classify" else {"shared": text}
+    sides = (text, labels if task == "classify" else text)
     if task == "embed":
         head = {"vectors": True, "pooling": "mean", "pooler": False, "transform": False, "num_segments": 2}
         data = {"max_source_length": 12, "max_target_length": 12}

@@ -81,7 +81,7 @@ def test_a_translator_comes_back_as_it_was(tmp_path):
 def test_a_mask_that_had_no_name_has_one(tmp_path):
     text = learn("bpe", TEXTS["letters"], 70, "identity", False)
     head = {"transform": True, "num_segments": 2, "pooler": True}
-    run = small_runs.write_run(tmp_path / "run", "bert_base", "mlm", {"shared": text}, data={"source": "text"},
+    run = small_runs.write_run(tmp_path / "run", "bert_base", "mlm", (text, text), data={"source": "text"},
                                head=head, max_length=32, vocab_size=text.vocab_size + 1)  # fmt: skip
     with pytest.raises(UserError, match="pad_token_id=0 in its vocabulary, and roberta needs 1"):
         export_model(str(run), tmp_path / "theirs", "roberta")
