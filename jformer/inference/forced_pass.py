@@ -189,10 +189,8 @@ class WatchedPass:
     def _batches(self, pairs: Sequence[Pair]) -> Iterator[dict[str, np.ndarray]]:
         """Yield a batch for every pair; where a task has no answers, noise hides some of its target."""
         if not self._inputs.task.answer:
-            encoded = self._inputs.encode_pairs(
-                [(pair.target, pair.target) for pair in pairs]
-            )  # a side may hold nothing
-            yield from (self._inputs.noised_arrays([each]) for each in encoded)
+            texts = self._inputs.encode_whole([pair.target for pair in pairs])
+            yield from (self._inputs.noised_arrays([ids]) for ids in texts)
             return
         if self._inputs.task.answer == "span":
             encoded = [EncodedPair(*marked_pair(self._inputs.encoder, pair)) for pair in pairs]

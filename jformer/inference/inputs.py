@@ -256,13 +256,17 @@ class Inputs:
         refuse_foreign_ids(arrays, self._id_limits, "the text to score")
         return arrays
 
-    def noised_arrays(self, pairs: Sequence[EncodedPair]) -> dict[str, np.ndarray]:
-        """Return the batch of some encoded pairs, with parts hidden by the task's noise, with a fixed seed."""
-        needed = max(max(self._lengths(len(pair.source), len(pair.target))) for pair in pairs)
+    def encode_whole(self, texts: Sequence[str]) -> list[Sequence[int]]:
+        """Return the tokens of texts of which the task's noise will hide parts."""
+        return [pair.source or pair.target for pair in self.encode_pairs([(text, text) for text in texts])]
+
+    def noised_arrays(self, sequences: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
+        """Return the batch of some texts, with parts hidden by the task's noise, with a fixed seed."""
+        needed = max(max(self._lengths(len(ids), len(ids))) for ids in sequences)
         most = max(self.encoder.source.max_length, self.encoder.target.max_length)
         length = max(needed, min(_padded(needed), most))  # there may be no positions past it
-        tokens = _tokens([pair.source for pair in pairs]), _tokens([pair.target for pair in pairs])
-        arrays = self.features.arrays(_rows(len(pairs)), *tokens, Shape(len(pairs), length, length), (0, 0))
+        rows, tokens, shape = _rows(len(sequences)), _tokens(sequences), Shape(len(sequences), length, length)
+        arrays = self.features.arrays(rows, tokens, tokens, shape, (0, 0))
         refuse_foreign_ids(arrays, self._id_limits, "the text to look into")
         return arrays
 

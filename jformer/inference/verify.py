@@ -73,9 +73,8 @@ class Subject:
         try:
             pairs = list(islice(open_split(config.data, split).read(Counter()), SENTENCES))
             if not self.task.answer:  # noise hides parts of a text, which is a target
-                encoded = self.inputs.encode_pairs([(pair.target, pair.target) for pair in pairs])
-                pieces = [Piece(pair.source or pair.target, i) for i, pair in enumerate(encoded)]
-                return pieces, f"of test set {name!r}"
+                whole = self.inputs.encode_whole([pair.target for pair in pairs])
+                return [Piece(ids, i) for i, ids in enumerate(whole)], f"of test set {name!r}"
             texts = [pair.target if self.inputs.continues else pair.source for pair in pairs]
             requests = [Request(text[: 8 if self.inputs.continues else None], line=i) for i, text in enumerate(texts)]
             return [piece for found in self.inputs.pieces(requests) for piece in found], f"of test set {name!r}"
@@ -103,7 +102,7 @@ class Subject:
         elif self.task.answer:
             arrays, _ = self.inputs.arrays(self.pieces, len(self.pieces))
         else:
-            arrays = self.inputs.noised_arrays([EncodedPair(piece.ids, piece.ids) for piece in self.pieces])
+            arrays = self.inputs.noised_arrays([piece.ids for piece in self.pieces])
         return {name: array for name, array in arrays.items() if name in READ}, begins
 
     def logits(self, batch: dict[str, np.ndarray]) -> Float[np.ndarray, "b t *v"]:

@@ -143,7 +143,7 @@ RESTORED = "abcdefgh hgfedcb"  # as many characters as the shortest batch has pl
 def loss_of(predictor, text):
     """Return the loss that training has of a text, in nats, all that is hidden together."""
     loss = make_loss(predictor.model, predictor.task.loss)
-    arrays = predictor.inputs.noised_arrays(predictor.inputs.encode_pairs([(text, text)]))
+    arrays = predictor.inputs.noised_arrays(predictor.inputs.encode_whole([text]))
     return float(loss(predictor.params, jax.tree.map(jnp.asarray, arrays), None)["nll"].total)
 
 
