@@ -25,6 +25,7 @@ from jformer.data.progress import show_progress
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers import Tokenizer
+from jformer.decoding.decode_config import NO_GREEDY_ANSWER_READS
 from jformer.errors import UserError
 from jformer.inference.inputs import writable
 from jformer.inference.predict import Predictor
@@ -60,10 +61,6 @@ from jformer.training.step import make_train_step
 from jformer.training.validation import Validation, answered_examples, forget_best, validate
 
 GREEDY: dict[str, Any] = {"search": "beam", "beam_size": 1, "beam_groups": 1, "n_best": 1, "alignments": False}
-NOT_READ_BY_GREEDY = (  # options of decoding that do not change a greedy answer of one model
-    *("samples", "temperature", "top_k", "top_p", "min_p", "epsilon", "typical", "seed", "mbr_utility", "diversity"),
-    *("pooling", "normalize", "ensemble", "ensemble_average", "inputs", "outputs", "scores", "batch_size", "dtype"),
-)
 
 
 def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = loop) -> bool:
@@ -239,7 +236,7 @@ def best_measured_with(config: Config) -> dict[str, Any]:
     if name in ("bleu", "chrf"):
         found["evaluate.lowercase"] = evaluate.lowercase
     decode = dataclasses.asdict(config.decode)
-    read = {key: value for key, value in decode.items() if key not in (*GREEDY, *NOT_READ_BY_GREEDY)}
+    read = {key: value for key, value in decode.items() if key not in (*GREEDY, *NO_GREEDY_ANSWER_READS)}
     return found | {f"decode.{key}": [*value] if isinstance(value, tuple) else value for key, value in read.items()}
 
 

@@ -20,6 +20,12 @@ BEAM_ONLY = ("beam_size", "length_penalty", "length_offset", "coverage_penalty",
              "beam_groups", "diversity")  # fmt: skip
 PRESET = ("beam_size", "length_penalty", "length_offset", "seed")  # may stay set when another search is chosen
 SAMPLE_ONLY = ("samples", "temperature", "top_k", "top_p", "min_p", "epsilon", "typical", "seed")
+# What neither a compiled program reads nor a greedy answer depends on: options of files and of other models.
+OF_RUNS = ("pooling", "ensemble", "inputs", "outputs", "scores", "batch_size")
+NO_PROGRAM_READS = (*OF_RUNS, "forced_start", "forbid", "only", "alignments", "overlong")
+NO_SEARCH_OF_IDS_READS = (*NO_PROGRAM_READS, "max_length", "max_extra_length", "max_answer_length",
+                          "no_answer_threshold", "ensemble_average", "dtype", "mbr_utility")  # fmt: skip
+NO_GREEDY_ANSWER_READS = (*OF_RUNS, *SAMPLE_ONLY, "mbr_utility", "diversity", "normalize", "ensemble_average", "dtype")
 
 
 @dataclasses.dataclass(frozen=True)

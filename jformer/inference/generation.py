@@ -22,7 +22,13 @@ from jformer import plugins
 from jformer.data.tokenizers import Symbols
 from jformer.decoding.beam import beam_search
 from jformer.decoding.constraints import has_phrases
-from jformer.decoding.decode_config import DEFAULTS, DecodeConfig, DecodeOptions
+from jformer.decoding.decode_config import (
+    DEFAULTS,
+    NO_PROGRAM_READS,
+    NO_SEARCH_OF_IDS_READS,
+    DecodeConfig,
+    DecodeOptions,
+)
 from jformer.decoding.rules import Rules
 from jformer.decoding.sample import sample
 from jformer.decoding.search import FOLLOW_BEAMS, Cache, Decoded, SearchLoop, Start, Step, repeat_rows
@@ -38,9 +44,6 @@ from jformer.plugins import is_own
 KEPT = 16  # programs of each kind that are cached
 # Of the compiler, by platform. XLA:GPU of JAX 0.12 fails at slices fused into products: "Slice not assigned".
 XLA_OPTIONS: dict[str, dict[str, str | bool]] = {"gpu": {"xla_gpu_enable_dynamic_slice_fusion": False}}
-# Options that no program reads: those of files and shapes, and those that the models and the vocabulary carry.
-UNREAD = ("forced_start", "forbid", "only", "pooling", "ensemble", "inputs", "outputs", "scores",
-          "alignments", "overlong", "batch_size")  # fmt: skip
 
 
 class SearchBatch(Batch, total=False):
@@ -63,7 +66,7 @@ class SearchSetup(NamedTuple):
     """
 
     models: tuple[Model, ...]  # an ensemble, whose probabilities are averaged
-    options: DecodeConfig  # without those in UNREAD
+    options: DecodeConfig  # those that no program reads at their defaults
     vocabulary: bytes  # of a mask, as arrays are not hashable
     symbols: Symbols  # BOS, EOS and PAD of outputs
     mesh: Mesh | None  # over whose data and fsdp the rows are split
@@ -91,7 +94,7 @@ def make_setup(
         symbols: BOS, EOS and PAD of outputs.
         mesh: over whose data and fsdp the rows are split.
     """
-    unread: dict[str, Any] = {name: DEFAULTS[name] for name in UNREAD}
+    unread: dict[str, Any] = {name: DEFAULTS[name] for name in NO_PROGRAM_READS}
     return SearchSetup(
         models=tuple(models),
         options=dataclasses.replace(options, **unread),
@@ -157,12 +160,6 @@ def beam_arguments(setup: SearchSetup, params: Sequence[PyTree], batch: SearchBa
     return *_begin(setup, params, batch, room), batch.get("constraints"), coverage
 
 
-OF_TEXTS = {  # options of decode that a search of ids does not read
-    *UNREAD, "max_length", "max_extra_length", "max_answer_length", "no_answer_threshold", "ensemble_average", "dtype",
-    "mbr_utility",
-}  # fmt: skip
-
-
 def search_ids(
     model: Model,
     params: PyTree,
@@ -188,7 +185,7 @@ def search_ids(
     """
     settings = DecodeConfig(**cast(Any, options))
     settings.check()
-    unread = sorted({*options} & OF_TEXTS)
+    unread = sorted({*options} & {*NO_SEARCH_OF_IDS_READS})
     if unread:
         raise UserError(f"search of ids reads no {', '.join(unread)}: `room` is the most tokens; leave the others out")
     symbols, vocabulary = Symbols(), model.config.target_vocab_size or model.config.vocab_size

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from jformer.data.tokenizers import Symbols, learn
-from jformer.decoding.decode_config import DecodeConfig
+from jformer.decoding.decode_config import NO_PROGRAM_READS, DecodeConfig
 from jformer.inference import generation
 from jformer.inference.batching import PreparedParams
 from jformer.inference.forced_pass import make_scorer
-from jformer.inference.generation import UNREAD, in_compute_dtype, make_answer, make_setup, stack_layers
+from jformer.inference.generation import in_compute_dtype, make_answer, make_setup, stack_layers
 from jformer.inference.inputs import prompts
 from jformer.inference.search_tree import make_recorder
 from jformer.inference.streaming import make_stream
@@ -84,7 +84,7 @@ def test_what_no_search_reads_makes_no_other_program(model):
     others = DecodeConfig(forced_start=False, forbid=("a",), only=("b",), ensemble=("x",), inputs="jsonl",
                           outputs="jsonl", scores=True, alignments=True, overlong="split", batch_size=3,
                           pooling="mean")  # fmt: skip
-    assert all(getattr(others, name) != getattr(DecodeConfig(), name) for name in UNREAD)
+    assert all(getattr(others, name) != getattr(DecodeConfig(), name) for name in NO_PROGRAM_READS)
     assert make_setup([model], others, VOCABULARY, Symbols()) == plain
 
 
