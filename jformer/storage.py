@@ -112,12 +112,18 @@ def replace_content(path: Path, content: bytes) -> None:
     if in_bucket(path):
         path.write_bytes(content)
         return
+    with replacing(path) as new, new.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield where to write a file that then takes the place of another one, which an error leaves as it was."""
     new = path.with_name(path.name + ".new")
     try:
-        with new.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        yield new
         new.replace(path)
     except BaseException as error:
         new.unlink(missing_ok=True)

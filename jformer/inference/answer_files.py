@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
+from etils import epath
 
 from jformer.config.options import Config
 from jformer.data.file_digests import digest
@@ -30,6 +31,7 @@ from jformer.inference.formats import Question, read_asked, read_question, read_
 from jformer.inference.output_file import check_files, input_path, lines_to_keep, open_output, whole_lines_only
 from jformer.inference.predict import Predictor, load, stacked
 from jformer.parallel import processes
+from jformer.storage import replacing, unwritten
 from jformer.tasks.task import VECTOR
 
 WINDOW = 4_096  # lines
@@ -187,7 +189,7 @@ def write_activations(settings: Config, workdir: Path, source: str, target: str,
         raise UserError("--activations are written to a file: name it by --output")
     if processes.process_count() > 1:
         raise UserError("--activations are written by one process: start one")
-    save_file = _safetensors_writer("--activations")
+    save_arrays = _safetensors_writer("--activations")
     predictor = _open_run(settings, workdir, source, target, resume=False)
     read = enumerate(read_lines(input_path(source), Counter(), invalid="replace"), start=1)
     lines = {number: predictor.pair_of(line) for number, line in read if line.strip()}
@@ -196,7 +198,7 @@ def write_activations(settings: Config, workdir: Path, source: str, target: str,
     for number, found in zip(lines, predictor.activations(lines.values(), names), strict=True):
         arrays |= {f"{number}/{name}": np.ascontiguousarray(array) for name, array in found.arrays.items()}
         tokens |= {f"{number}/source": json.dumps(found.source), f"{number}/target": json.dumps(found.target)}
-    save_file(arrays, target, tokens)
+    save_arrays(arrays, target, tokens)
 
 
 def score_file(settings: Config, workdir: Path, source: str, target: str, resume: bool = False) -> None:
@@ -238,7 +240,7 @@ def embed_file(
     if form in ARRAYS and (resume or target == "-"):
         remedy = "leave out --resume" if resume else "name it by --output"
         raise UserError(f"--format={form} is one array, written to a file at the end: {remedy}")
-    save_file = _safetensors_writer(f"--format={form}") if form == "safetensors" else None
+    save_arrays = _safetensors_writer(f"--format={form}") if form == "safetensors" else None
     predictor = _open_run(settings, workdir, source, target, resume).embedder
 
     def read(line: Line, counts: Counter[str]) -> Request:
@@ -251,25 +253,33 @@ def embed_file(
         return [write_outputs(outputs, "jsonl", scores=False, alignments=False) for outputs in answers]
 
     def save(found: list[Any]) -> None:
-        vectors, half_made = stacked(found, predictor.model.config.d_model), Path(f"{target}.tmp")
-        if save_file:
-            save_file({"vectors": vectors}, half_made)
+        vectors = stacked(found, predictor.model.config.d_model)
+        if save_arrays:
+            save_arrays({"vectors": vectors}, target)
         else:
-            with half_made.open("wb") as file:
+            with replacing(epath.Path(target)) as new, new.open("wb") as file:
                 np.save(file, vectors)
-        half_made.replace(target)  # so that no reader finds half of it
 
     job = Job(source=source, target=target, resume=resume, read=read, answer=answer)
     answer_lines(job._replace(save=save) if form in ARRAYS else job, predictor, "embed")
 
 
 def _safetensors_writer(option: str) -> Callable[..., None]:
-    """Return the function that writes arrays by name; raise UserError where it is not installed."""
+    """Return the function that writes arrays by name into a file; raise UserError where it is not installed."""
     try:
+        from safetensors import SafetensorError
         from safetensors.numpy import save_file
     except ImportError as error:
         raise UserError(f'{option} needs safetensors: pip install "jformer[hf]"') from error
-    return save_file
+
+    def save_arrays(arrays: dict[str, np.ndarray], target: str, texts: dict[str, str] | None = None) -> None:
+        with replacing(epath.Path(target)) as new:
+            try:
+                save_file(arrays, new, texts)
+            except SafetensorError as error:
+                raise unwritten(target, OSError(str(error))) from error
+
+    return save_arrays
 
 
 def answer_lines(job: Job[Asked], predictor: Predictor, mode: str) -> None:

@@ -1,6 +1,7 @@
 """One line out per line in, in order, from files and pipes; a half-written file is continued where it stopped."""
 
 import dataclasses
+import functools
 import gzip
 import itertools
 import json
@@ -24,7 +25,7 @@ from jformer.data import progress
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference import answer_files as files
-from jformer.inference.answers import Output, Scored
+from jformer.inference.answers import Activations, Output, Scored
 from jformer.inference.output_file import lines_to_keep, open_output
 from jformer.inference.predict import load
 from jformer.tools.pages import explorer
@@ -196,6 +197,21 @@ def test_vectors_are_written_a_line_each_or_as_one_array(echo, source, tmp_path)
     (tmp_path / "none").touch()
     files.embed_file(Config(), tmp_path, str(tmp_path / "none"), str(tmp_path / "out.npy"))
     assert np.load(tmp_path / "out.npy").shape == (0, 3)
+
+
+@pytest.mark.parametrize("form", ["npy", "safetensors", "activations"])
+def test_arrays_that_find_no_room_leave_what_was_there(echo, source, tmp_path, form):
+    vector, target = np.zeros(3, np.float32), tmp_path / f"out.{form}"
+    echo.embedder, echo.model = echo, SimpleNamespace(config=SimpleNamespace(d_model=3))
+    echo.generate = lambda requests: [[Output("", vector=vector)] for _ in requests]
+    echo.pair_of = lambda line: (line, None)
+    echo.activations = lambda pairs, names: (Activations((), (), {"logits": vector}) for _ in pairs)
+    write = functools.partial(files.write_activations, names=["*"]) if form == "activations" else files.embed_file
+    target.write_text("old")
+    with no_file_above(100), pytest.raises((OSError, UserError), match="File too large"):
+        write(Config(), tmp_path, str(source), str(target))
+    assert target.read_text() == "old"
+    assert not target.with_name(target.name + ".new").exists()
 
 
 def test_targets_are_scored_and_lists_of_them_ranked(echo, source, tmp_path):
