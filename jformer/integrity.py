@@ -85,7 +85,9 @@ def without_digest(content: Any, where: str) -> Any:
         return content
     rest = {key: value for key, value in content.items() if key != DIGEST}
     if content[DIGEST] != digest_of(rest):
-        raise UserError(f"{where} is damaged: it is not what was written; restore it, or remove its digest to keep it")
+        raise UserError(
+            f"{where} is damaged: its content does not match its digest; restore it, or remove the digest to accept it"
+        )
     return rest
 
 

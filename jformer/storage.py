@@ -144,9 +144,9 @@ def writing(path: os.PathLike[str]) -> Iterator[None]:
 def unwritten(path: os.PathLike[str] | str, error: OSError) -> UserError:
     """Return the UserError for a path that could not be written; NumPy's errors of a full disk have no errno."""
     if error.errno in MISPLACED:
-        return UserError(f"{path}: {error.strerror}; move it away, or make it one that can be read and written")
+        return UserError(f"{path}: {error.strerror}; move it away, or make it readable and writable")
     reason = error.strerror or " ".join(str(error).split())
-    return UserError(f"{path}: could not be written ({reason}); make room there, then give the same command again")
+    return UserError(f"{path}: could not be written ({reason}); free some space, then rerun the same command")
 
 
 def refusal(error: OSError) -> str:

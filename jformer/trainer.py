@@ -176,7 +176,7 @@ def saved_config(workdir: Path, checkpoints: Checkpoints) -> Config | None:
     """
     if checkpoints.steps() == [0]:  # written by import, prune and extend: parameters without an optimizer state
         raise UserError(
-            f"{workdir} holds parameters that no run trained: start from them in a new --workdir with "
+            f"{workdir} holds imported parameters, without an optimizer state: train them in a new --workdir with "
             f"--config.train.init_from={workdir}"
         )
     if (workdir / "config.json").exists():

@@ -414,7 +414,7 @@ def test_a_full_disk_is_one_line_that_names_the_file(saved, monkeypatch, capsys)
 
     monkeypatch.setitem(sys.modules, "jformer.tools.export.folder", SimpleNamespace(export=export))
     assert call(f"--workdir={saved}", "--mode=export", "--format=stablehlo", f"--output={saved}/x") == 2
-    line = f"jformer: {saved}/results.json: could not be written (File too large); make room there, then"
+    line = f"jformer: {saved}/results.json: could not be written (File too large); free some space, then"
     assert capsys.readouterr().err.splitlines()[-1].startswith(line)
     assert not list(saved.glob("results*"))
 
@@ -423,7 +423,7 @@ def test_a_folder_in_the_place_of_a_file_is_one_line(tmp_path, capsys):
     run = store_run(tmp_path / "run")
     (run / "samples.jsonl").mkdir()
     assert call(f"--workdir={run}", "--mode=report", f"--output={tmp_path}/page.html") == 2
-    said = f"jformer: {run}/samples.jsonl: Is a directory; move it away, or make it one that can be read and written\n"
+    said = f"jformer: {run}/samples.jsonl: Is a directory; move it away, or make it readable and writable\n"
     assert capsys.readouterr().err == said
 
 

@@ -155,8 +155,8 @@ def load_base(workdir: Path, parent: str, mesh: Mesh) -> Weights:
     """Return the parameters that the adapters of a run modify. Raise UserError if they are gone."""
     if not (run_path(parent) / "config.json").exists():
         raise UserError(
-            f"{workdir}: holds adapters of the model in {parent!r}, which holds no run: restore it, or name its new "
-            "place with --config.train.init_from"
+            f"{workdir}: holds adapters of the run in {parent!r}, which is not there: restore it, or name its new "
+            "location with --config.train.init_from"
         )
     return load_parent(parent, mesh)
 
@@ -213,7 +213,7 @@ def _taken(name: str, old: jax.Array | None, new: jax.Array, origin: str, lora: 
         )
     rows = min(len(old), len(new)) if old is not None and is_table else 0
     if rows < len(new) and not lora.trains(name):
-        raise UserError(f"train.init_from={origin!r} has not all of {name}: add '^{name}$' to model.lora.also")
+        raise UserError(f"train.init_from={origin!r} lacks part of {name}: add '^{name}$' to model.lora.also")
     if old is None or not rows:
         return new, f"{name} begins anew"
     note = f"{name}: {rows:,} of {len(new):,} rows taken over, of {len(old):,}"
@@ -238,7 +238,7 @@ def _params_and_steps(
         step = saved.newest_manifest().progress["best_step"]
         if not step:
             raise UserError(
-                f"evaluate.weights='best' but no validation of {workdir} was finite and scored as now: take 'last'"
+                f"evaluate.weights='best': {workdir} has no finite validation scored with these options; use 'last'"
             )
         return saved.restore(step, {"params": abstract})["params"], (step,)
     item = "ema" if weights == "ema" else "params"

@@ -75,7 +75,7 @@ def _check_train(config: Config) -> None:
     if train.max_minutes and not is_open(config.optim.schedule):
         raise UserError(
             f"train.max_minutes={train.max_minutes:g} may end the run before optim.schedule={config.optim.schedule!r}, "
-            f"which falls until train.num_steps, has fallen: leave it out, or take {', '.join(OPEN_SCHEDULES)}"
+            f"which ends at train.num_steps, has decayed: leave it out, or use {', '.join(OPEN_SCHEDULES)}"
         )
     without = config.task == "classify" and config.data.labels == "number"  # a number is not right or wrong
     check_choice("train.best_by", train.best_by, ("loss", *["accuracy"] * (not without), *config.evaluate.during))
@@ -95,7 +95,7 @@ def _check_train(config: Config) -> None:
         raise UserError(f"model.lora.rank={config.model.lora.rank} adapts a trained model: name it in train.init_from")
     for key in ("source_vectors", "target_vectors"):
         if config.model.lora.rank and getattr(train, key):
-            raise UserError(f"train.{key} would replace a table that model.lora leaves as it is: leave it out")
+            raise UserError(f"train.{key} would replace a table that model.lora keeps frozen: leave it out")
     if config.data.row_multiple % train.accumulation:
         raise UserError(
             f"train.accumulation={train.accumulation} must divide data.row_multiple={config.data.row_multiple}, "
@@ -183,7 +183,9 @@ def _check_decode(config: Config) -> None:
     if config.decode.outputs == "conll" and config.task != "tag":
         raise UserError(f"decode.outputs='conll' has a line for each word and its tag: task={config.task!r} has none")
     if config.decode.ensemble and config.task in ONE_PASS:
-        raise UserError(f"decode.ensemble is of searches: task={config.task!r} answers by one pass; leave it out")
+        raise UserError(
+            f"decode.ensemble combines searches, but task={config.task!r} answers in one pass: leave it out"
+        )
     if config.decode.alignments and config.model.vision.source:
         raise UserError("decode.alignments=True links words of two texts: an image has none; --mode=explore shows it")
     for key in ("coverage_penalty", "alignments"):
@@ -208,7 +210,9 @@ def _check_task(config: Config) -> None:
     if config.task not in ("tag", "translate") and "conll" in (data.source, *(part.source for part in data.mixture)):
         raise UserError(f"data.source='conll' has words and their tags: task='tag' learns them, not {config.task!r}")
     if config.task == "classify" and model.head.pooling == "none":
-        raise UserError("model.head.pooling='none' gives every position a class: task='classify' has one for all")
+        raise UserError(
+            "model.head.pooling='none' classifies each token: task='classify' needs one vector for each text"
+        )
     _check_pooling(config)
     if data.piece_start == "previous" and (config.task != "lm" or data.overlong != "split"):
         raise UserError(
@@ -224,7 +228,7 @@ def _check_task(config: Config) -> None:
     _check_vectors(config)
     if model.recurrent.cell and data.batching == "packed":
         raise UserError(
-            "data.batching='packed' lets texts share a row: a recurrent state would run through them; use 'buckets'"
+            "data.batching='packed' puts several texts in a row, where a recurrent state would leak: use 'buckets'"
         )
     if model.recurrent.cell and config.task == "prefix_lm":
         raise UserError(
@@ -239,7 +243,7 @@ def _check_task(config: Config) -> None:
     longest += data.max_source_length if config.task == "prefix_lm" else 0  # which comes before the target
     if model.positions == "learned" and longest > model.max_length:
         raise UserError(
-            f"model.max_length={model.max_length} places fewer tokens than data allows ({longest}): raise it or lower "
+            f"model.max_length={model.max_length} is below the {longest} tokens that data allows: raise it or lower "
             "data.max_source_length and data.max_target_length"
         )
     if config.task == "translate" and model.shared_embedding and not data.vocab_shared:
@@ -248,7 +252,9 @@ def _check_task(config: Config) -> None:
         if getattr(train, f"{side}_vectors") and side not in sides:
             raise UserError(f"train.{side}_vectors: model.family={model.family!r} embeds no {side} tokens")
     if train.source_vectors and train.target_vectors and model.shared_embedding:
-        raise UserError("train.source_vectors and train.target_vectors: one shared embedding begins with one of them")
+        raise UserError(
+            "train.source_vectors and train.target_vectors: a shared embedding can start from one of them only"
+        )
 
 
 def _check_pooling(config: Config) -> None:
@@ -289,7 +295,7 @@ def _check_vectors(config: Config) -> None:
     if not optim.temperature > 0:
         raise UserError(f"optim.temperature={optim.temperature} must be above 0: cosines are divided by it")
     if model.head.pooling in ("none", *["first"] * (model.family == "decoder")):
-        why = "gives no single vector" if model.head.pooling == "none" else "of a decoder has read BOS alone"
+        why = "gives no single vector" if model.head.pooling == "none" else "takes BOS in a decoder"
         raise UserError(f"model.head.pooling={model.head.pooling!r} {why}: task='embed' needs 'last' or 'mean'")
     if model.recurrent.cell or model.vision.source:
         key = "recurrent.cell" if model.recurrent.cell else "vision.source"
@@ -303,7 +309,7 @@ def _check_mesh(mesh: MeshConfig) -> None:
             raise UserError(f"mesh.{axis}={size} must be at least 1, or -1 for as many as there are devices")
     open_ended = [f"mesh.{axis}=-1" for axis, size in sizes.items() if size == -1]
     if len(open_ended) > 1:
-        raise UserError(f"{open_ended[-1]} beside {open_ended[0]}: only one of them can be -1, what the others leave")
+        raise UserError(f"{open_ended[-1]} and {open_ended[0]}: only one axis can be -1, all remaining devices")
 
 
 def divide_rows(config: Config, shards: int) -> Config:
@@ -334,8 +340,8 @@ def count_epochs(config: Config, updates: int) -> Config:
     steps = max(1, round(epochs * updates))
     if steps > most:
         raise UserError(
-            f"train.num_epochs={epochs:g} are {counted(steps, 'updates')}, {updates} an epoch, and "
-            f"train.num_steps={most} allows no more than that: raise it, or ask for fewer epochs"
+            f"train.num_epochs={epochs:g} takes {counted(steps, 'updates')} ({updates} an epoch), more than "
+            f"train.num_steps={most}: raise train.num_steps or lower train.num_epochs"
         )
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, num_steps=steps))
     check(config)

@@ -205,7 +205,9 @@ def open_corpus(split: Split, encoder: ExampleEncoder, cache_dir: str) -> Corpus
                 shutil.rmtree(_half_made(folder), ignore_errors=True)
     counts = json.loads((folder / "counts.json").read_text())
     if not counts["examples used"]:
-        raise UserError(f"{split.name}: no usable example is left ({_listed(counts)}); look at the text and the limits")
+        raise UserError(
+            f"{split.name}: no usable example is left ({_listed(counts)}); check the text and the length limits"
+        )
     source, target = (
         Tokens(*(np.load(folder / f"{side}.{part}.npy", mmap_mode="r") for part in ("values", "offsets")))
         for side in SIDES

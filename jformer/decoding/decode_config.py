@@ -133,7 +133,7 @@ class DecodeConfig:
         for key in ("max_extra_length", "no_repeat_ngram"):
             if getattr(self, key) > LONGEST:
                 raise UserError(
-                    f"decode.{key}={getattr(self, key)} must be at most {LONGEST}: a search has room for it"
+                    f"decode.{key}={getattr(self, key)} must be at most {LONGEST}: memory is reserved for it"
                 )
         self._check_probabilities()
         self._check_search(searched)
@@ -161,9 +161,7 @@ class DecodeConfig:
         if self.beam_size % self.beam_groups:
             raise UserError(f"decode.beam_groups={self.beam_groups} must divide decode.beam_size={self.beam_size}")
         if self.search == "sample" and self.n_best > 1:
-            raise UserError(
-                f"decode.n_best={self.n_best}: decode.samples says how many outputs decode.search='sample' has"
-            )
+            raise UserError(f"decode.n_best={self.n_best}: decode.search='sample' has decode.samples outputs: set that")
         key, most = ("samples", self.samples) if self.search == "mbr" else ("beam_size", self.beam_size)
         if searched and self.search in ("beam", "mbr") and self.n_best > most:
             raise UserError(

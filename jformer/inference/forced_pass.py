@@ -276,7 +276,7 @@ def to_restore(pairs: Sequence[tuple[str | None, str | None]]) -> list[Pair]:
     """
     for text, answer in pairs:
         if answer is not None or not (text or "").strip():
-            raise UserError("a run of mlm or denoise restores a text: attend([('a text', None)]), and no target")
+            raise UserError("a run of mlm or denoise takes texts without targets: attend([('a text', None)])")
     return [Pair("", text or "") for text, _ in pairs]
 
 

@@ -187,7 +187,8 @@ def search_ids(
     settings.check()
     unread = sorted({*options} & {*NO_SEARCH_OF_IDS_READS})
     if unread:
-        raise UserError(f"search of ids reads no {', '.join(unread)}: `room` is the most tokens; leave the others out")
+        names = ", ".join(unread)
+        raise UserError(f"jformer.search does not use {names}: leave them out; `room` limits the length of an output")
     symbols, vocabulary = Symbols(), model.config.target_vocab_size or model.config.vocab_size
     if prompt is None:
         prompt = jnp.full((len(next(iter(batch.values()))), 1), symbols.bos, jnp.int32)  # type: ignore[arg-type]

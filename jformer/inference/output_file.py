@@ -110,7 +110,7 @@ def whole_lines_only(target: Path) -> Iterator[None]:
     except OSError as error:
         if not target.is_file():
             raise
-        done, again = whole_lines(target), "make room there, and continue with --resume"
+        done, again = whole_lines(target), "free some space, then continue with --resume"
         raise UserError(
             f"--output={target}: writing failed after {done} lines ({error.strerror or error}); {again}"
         ) from error

@@ -224,7 +224,7 @@ class Predictor:
         from jformer.inference.restore import embedding_run
 
         if self.members:
-            raise UserError("decode.ensemble: the vectors of several models have nothing in common; leave it out")
+            raise UserError("decode.ensemble: vectors of different models are not comparable; leave it out")
         run = embedding_run(dataclasses.replace(self._run, params=self.params))
         return self if run.model == self.model else Predictor(run, mesh=self.mesh, base=self)
 

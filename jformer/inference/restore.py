@@ -117,11 +117,11 @@ def embedding_run(run: Trained) -> Trained:
     config, tokenizers, model = run.config, run.tokenizers, run.model.config
     pooling = config.decode.pooling or ("" if model.head.vectors else "mean")
     if model.reads_images:
-        raise UserError(f"task={config.task!r}: vectors are of texts, and this run reads images")
+        raise UserError(f"task={config.task!r}: this run reads images, and only texts have vectors")
     if pooling == "pooler" and "pooler" not in run.params:
         raise UserError("decode.pooling='pooler': the model has no pooler; use 'mean', 'first' or 'last'")
     if pooling == "first" and model.family == "decoder":
-        raise UserError("decode.pooling='first' of a decoder has read BOS alone: use 'last' or 'mean'")
+        raise UserError("decode.pooling='first' takes BOS in a decoder: use 'last' or 'mean'")
     data = dataclasses.replace(config.data, batching="buckets", overlong="cut", vocab_shared=True, source="files")
     if model.family == "decoder":
         data = dataclasses.replace(data, max_source_length=data.max_target_length)

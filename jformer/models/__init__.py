@@ -52,9 +52,9 @@ def build_model(config: ModelConfig) -> Model:
     """
     config.check()
     if config.dtype == "auto":
-        raise UserError("model.dtype='auto' is decided where a run begins: give a model float32 or bfloat16")
+        raise UserError("model.dtype='auto' is resolved when a run starts: build a model with 'float32' or 'bfloat16'")
     if config.family == "vit" and not config.head.num_classes:
-        raise UserError("model.head.num_classes=0: a vision model needs classes to tell apart")
+        raise UserError("model.head.num_classes=0: a vision model needs its number of classes")
     families = RECURRENT if config.recurrent.cell else FAMILIES
     model: Model = __getattr__(families[config.family])(config)
     model = __getattr__("TextVectors")(model) if config.head.vectors else model

@@ -56,4 +56,4 @@ class LoraConfig:
             raise UserError("model.lora.rank=0: there are no adapters, and nothing else of model.lora is read; set it")
         for key, value in (("recurrent.cell", model.recurrent.cell), ("parametrization", model.parametrization)):
             if self.rank and value not in ("", "standard"):
-                raise UserError(f"model.lora.rank={self.rank}: no adapters are known for model.{key}={value!r}; use 0")
+                raise UserError(f"model.lora.rank={self.rank}: adapters do not support model.{key}={value!r}; use 0")

@@ -51,6 +51,8 @@ def _check_classifier(model: Any) -> None:
             "family='vit' has none"
         )
     if model.head.pooling == "none":
-        raise UserError("model.head.pooling='none' gives patches classes, which images do not tell: pool them")
+        raise UserError(
+            "model.head.pooling='none' classifies each patch, but an image has one label: choose another pooling"
+        )
     if model.head.num_segments:
         raise UserError(f"model.head.num_segments={model.head.num_segments}: an image has no second text, use 0")

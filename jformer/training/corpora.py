@@ -107,7 +107,7 @@ def segmentations(tokenizers: tuple[Tokenizer, Tokenizer], data: DataConfig) -> 
         tokenizer = tokenizers[side]
         if isinstance(tokenizer, SubwordTokenizer) and tokenizer.kind == "bpe":
             return BpeDropout(tokenizer, data.bpe_dropout, f"{number} {side}")
-        raise UserError("data.bpe_dropout: the tokenizers of train.init_from are no BPE of sentencepiece: set it to 0")
+        raise UserError("data.bpe_dropout: the tokenizers of train.init_from are not BPE of sentencepiece: set it to 0")
 
     for number in range(data.segmentations):
         yield dropping(number, 0), dropping(number, 1)

@@ -98,9 +98,9 @@ def check(found: Forecast, there: Available, config: Config) -> str:
         "model.execution.remat='full'"
     )
     if 2 * found.held > there.total:
-        remedy = "take a smaller model, or share it among devices (mesh.fsdp)"
+        remedy = "use a smaller model, or shard it over devices (mesh.fsdp)"
     if found.held + found.updating > CLEARLY * there.total:
-        raise UserError(f"this run will hold {found}, more than the {there.total / MIB:,.0f} MiB there are: {remedy}")
+        raise UserError(f"this run needs {found}, more than the {there.total / MIB:,.0f} MiB of memory: {remedy}")
     if sum(found) - found.held > there.free:
-        return f"that may be more than is free: {remedy}"
+        return f"that may exceed the free memory: {remedy}"
     return ""

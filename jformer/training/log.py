@@ -213,7 +213,7 @@ class TrainingLog:
             self._explain_skip(at - most + 1)
         if too_many:
             raise UserError(
-                f"update {at}: number {most} in a row that was not finite and changed nothing "
+                f"update {at}: {most} updates in a row were not finite and were skipped "
                 f"(train.max_skipped={self._config.train.max_skipped}): {self._reason}; "
                 "lower optim.learning_rate or raise the warmup"
             )

@@ -46,8 +46,8 @@ def refuse_state(size: int, mesh: Mesh) -> None:
     whole = size * (len(mesh.local_devices) if device.platform == "cpu" else 1)  # they share the memory of one machine
     if there and whole > there.total:
         raise UserError(
-            f"model: parameters and optimizer alone take {whole / 2**20:,.1f} MiB of the {there.total / 2**20:,.1f} "
-            "there are: take a smaller one, or more devices and mesh.fsdp"
+            f"model: parameters and optimizer alone need {whole / 2**20:,.1f} of {there.total / 2**20:,.1f} MiB of "
+            "memory: use a smaller model, or more devices and mesh.fsdp"
         )
 
 

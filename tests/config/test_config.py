@@ -252,7 +252,7 @@ RANGES = [
     ("mesh.data", 0, "at least 1, or -1"),
     ("mesh.data", -2, "at least 1, or -1"),
     ("mesh.fsdp", 0, "at least 1, or -1"),
-    ("mesh.fsdp", -1, "only one of them can be -1"),
+    ("mesh.fsdp", -1, "only one axis can be -1"),
 ]  # fmt: skip
 
 
@@ -270,10 +270,10 @@ PREFIX_LM = {"task": "prefix_lm", "model.family": "decoder"}
 COMBINATIONS = [
     ({"model.num_heads": 7, "model.d_k": 64}, "model.num_heads=7 must divide model.d_model=512"),
     ({"model.d_model": 9, "model.num_heads": 3}, "model.d_model=9 must be even"),
-    ({"model.positions": "learned", "model.max_length": 255}, "model.max_length=255 places fewer tokens"),
+    ({"model.positions": "learned", "model.max_length": 255}, "model.max_length=255 is below the"),
     (
         {**PREFIX_LM, "model.positions": "learned", "model.max_length": 511},
-        "model.max_length=511 places fewer tokens than data allows (512)",
+        "model.max_length=511 is below the 512 tokens that data allows",
     ),
     (
         {**PREFIX_LM, "model.recurrent.cell": "lstm"},
@@ -304,7 +304,7 @@ COMBINATIONS = [
     ),
     (
         {"train.max_minutes": 90.0, "optim.schedule": "cosine", "optim.warmup": 0.1},
-        "train.max_minutes=90 may end the run before optim.schedule='cosine', which falls until train.num_steps",
+        "train.max_minutes=90 may end the run before optim.schedule='cosine', which ends at train.num_steps",
     ),
     (
         {"model.parametrization": "mup", "optim.optimizer": "adafactor"},
@@ -313,7 +313,7 @@ COMBINATIONS = [
     ({"decode.n_best": 3, "decode.beam_size": 2}, "decode.n_best=3 is more than decode.beam_size=2: lower it or"),
     (
         {"decode.search": "sample", "decode.n_best": 3},
-        "decode.n_best=3: decode.samples says how many outputs decode.search='sample' has",
+        "decode.n_best=3: decode.search='sample' has decode.samples outputs: set that",
     ),
     ({"data.mixture": ({"weight": 101.0},)}, "weight=101.0"),
     (
@@ -330,11 +330,11 @@ COMBINATIONS = [
     ),
     (
         {"task": "tag", "model.family": "encoder", "data.source": "conll", "decode.ensemble": ("runs/b",)},
-        "decode.ensemble is of searches: task='tag' answers by one pass; leave it out",
+        "decode.ensemble combines searches, but task='tag' answers in one pass: leave it out",
     ),
     (
         {"task": "classify", "model.family": "encoder", "model.head.pooling": "none", "data.source": "labelled"},
-        "model.head.pooling='none' gives every position a class: task='classify' has one for all",
+        "model.head.pooling='none' classifies each token: task='classify' needs one vector for each text",
     ),
     (
         {**CLASSIFIES, "model.recurrent.cell": "lstm"},
@@ -450,7 +450,7 @@ def test_epochs_become_updates_once_the_batches_are_known_and_stay_so_when_a_run
     assert resume.resume_config(counted, given) == counted
     assert checks.count_epochs(Config(), 300) == Config()
     with pytest.raises(
-        UserError, match=r"num_epochs=2\.5 are 1,250 updates, 500 an epoch, and train\.num_steps=1000 a"
+        UserError, match=r"num_epochs=2\.5 takes 1,250 updates \(500 an epoch\), more than train\.num_steps=1000: "
     ):
         checks.count_epochs(given, 500)
     ending = resolve(with_values({"train.num_epochs": 1.0, "optim.schedule": "linear"}))
@@ -561,7 +561,7 @@ def test_a_saved_config_that_was_changed_is_named_and_one_written_by_hand_is_rea
     save_config(Config(), path)
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 3'))
     with pytest.raises(
-        UserError, match=r"config\.json is damaged: it is not what was written; restore it, or remove its"
+        UserError, match=r"config\.json is damaged: its content does not match its digest; restore it, or remove the"
     ):
         load_config(path)
     path.write_text('{"seed": 3}')

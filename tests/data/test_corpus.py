@@ -239,7 +239,7 @@ def test_a_text_that_cannot_be_read_leaves_no_cache_behind(tmp_path):
 def test_a_cache_that_has_no_room_is_one_line_and_leaves_nothing_behind(tmp_path):
     pairs = [Pair("word " * 9, "Wort " * 9)] * 200
     encoder = dataclasses.replace(DROPPING, source=Side(BYTES, 90), target=Side(BYTES, 90))
-    with no_file_above(5_000), pytest.raises(UserError, match=r"could not be written \(.*\); make room there"):
+    with no_file_above(5_000), pytest.raises(UserError, match=r"could not be written \(.*\); free some space"):
         open_corpus(Readings(pairs).split, encoder, str(tmp_path))
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
     assert len(open_corpus(Readings(pairs).split, encoder, str(tmp_path))) == 200

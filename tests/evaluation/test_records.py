@@ -90,7 +90,9 @@ def test_results_that_were_changed_are_told_in_a_line_of_their_own(run):
     path = run / "results.json"
     results = {**json.loads(path.read_text()), "digest": "0123456789abcdef"}
     path.write_text(json.dumps(results))
-    with pytest.raises(UserError, match=r"results\.json is damaged: it is not what was written; restore it") as error:
+    with pytest.raises(
+        UserError, match=r"results\.json is damaged: its content does not match its digest; restore it"
+    ) as error:
         records.metrics(run)
     assert "cannot be read" not in str(error.value)
 

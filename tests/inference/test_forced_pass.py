@@ -189,7 +189,7 @@ def test_denoising_is_shown_from_the_noised_source_to_what_restores_it(noise):
 @pytest.mark.parametrize("pair", [("abc", "d"), (" ", None)])
 def test_a_text_to_restore_has_no_target(pair):
     predictor = predictor_of("mlm", family="encoder", **FIELDS | {"vocab_size": CHARS.vocab_size + 1})
-    with pytest.raises(UserError, match="restores a text: attend"):
+    with pytest.raises(UserError, match="without targets: attend"):
         predictor.attend([pair])
 
 

@@ -154,7 +154,7 @@ def test_answers_merge_adapters_with_their_base_and_no_other(base, tmp_path, mon
     assert changed == {name for name in kernels[0] if name.endswith(("/q/kernel", "/v/kernel"))}
     assert train(small(cache, {}, num_steps=2, init_from=str(tmp_path / "run")), tmp_path / "child")  # of the merged
     shutil.rmtree(moved)
-    with pytest.raises(UserError, match=r"holds adapters of the model in '.*moved', which holds no run: restore it"):
+    with pytest.raises(UserError, match=r"holds adapters of the run in '.*moved', which is not there: restore it"):
         jformer.load(tmp_path / "run")
     assert train(small(cache, num_steps=2), moved)
     with pytest.raises(UserError, match=r"run: holds adapters of other parameters than train\.init_from has now"):
@@ -197,7 +197,7 @@ def test_what_adapters_cannot_be_of_is_refused(tiny):
     ):
         with pytest.raises(UserError, match=message):
             tiny(lora=lora)
-    with pytest.raises(UserError, match=r"no adapters are known for model\.recurrent\.cell='lstm'"):
+    with pytest.raises(UserError, match=r"adapters do not support model\.recurrent\.cell='lstm'"):
         tiny(lora=EVERYWHERE, recurrent=RecurrentConfig("lstm"))
     with pytest.raises(UserError, match=r"model\.lora\.rank=2 adapts a trained model: name it in train\.init_from"):
         small("", {"rank": 2})

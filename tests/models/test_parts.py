@@ -263,7 +263,7 @@ def test_a_model_that_cannot_be_is_refused(fields, words):
 MISSPELT = {
     "norm": ("prenorm", r"model.norm='prenorm'; choose one of: post, pre, .*\(did you mean 'pre'\?\)$"),
     "activation": ("swiglo", r"model.activation='swiglo'; choose one of: relu, .*\(did you mean 'swiglu'\?\)$"),
-    "dtype": ("auto", "model.dtype='auto' is decided where a run begins: give a model float32 or bfloat16"),
+    "dtype": ("auto", "model.dtype='auto' is resolved when a run starts: build a model with 'float32' or 'bfloat16'"),
     "positions": ("rope", "model.positions='rope'; choose one of: sinusoidal, learned, relative, rotary"),
 }
 
@@ -280,5 +280,5 @@ def test_sizes_that_the_data_contradicts_are_refused():
         ModelConfig(vocab_size=9).with_vocabulary(10, 10)
     with pytest.raises(UserError, match="num_classes=3 but the training text has 2 labels"):
         ModelConfig(family="encoder", head=HeadConfig(num_classes=3)).with_classes(2)
-    with pytest.raises(UserError, match="num_classes=0: a vision model needs classes"):
+    with pytest.raises(UserError, match="num_classes=0: a vision model needs its number of classes"):
         build_model(ModelConfig(family="vit"))

@@ -132,7 +132,7 @@ EMBED = {"task": "embed", "model": {"family": "encoder"}}
 @pytest.mark.parametrize(("changes", "line"), [
     ({"optim": {"temperature": 0.0}}, "optim.temperature=0.0 must be above 0"),
     ({"optim": {"r_drop": 1.0}}, "optim.r_drop=1.0 compares one prediction per token or text"),
-    ({"model": {"family": "decoder"}}, "model.head.pooling='first' of a decoder has read BOS alone"),
+    ({"model": {"family": "decoder"}}, "model.head.pooling='first' takes BOS in a decoder"),
     ({"model": {"family": "encoder", "head": {"pooling": "none"}}}, "model.head.pooling='none' gives no single vector"),
     ({"model": {"family": "encoder", "recurrent": {"cell": "gru"}}}, "model.recurrent.cell='gru': task='embed' trains"),
     ({"model": {"family": "encoder", "execution": {"rows": "one_text"}}}, "a row of task='embed' holds a pair"),

@@ -51,13 +51,11 @@ FOUND = Forecast(1_000 * MIB, 1_500 * MIB, 1_000 * MIB)
 
 def test_what_can_never_be_had_is_refused_with_a_key():
     remedy = (
-        r"up to 3,500 MiB .*, more than the 2,050 MiB there are: raise train\.accumulation=1, lower data\.tokens_per"
+        r"up to 3,500 MiB .*, more than the 2,050 MiB of memory: raise train\.accumulation=1, lower data\.tokens_per"
     )
     with pytest.raises(UserError, match=remedy):
         check(FOUND, there(2_050), resolve({}))
-    with pytest.raises(
-        UserError, match=r"the 1,400 MiB there are: take a smaller model, or share it among devices \(m"
-    ):
+    with pytest.raises(UserError, match=r"the 1,400 MiB of memory: use a smaller model, or shard it over devices \(m"):
         check(FOUND, there(1_400), resolve({}))
     assert check(FOUND, there(2_100), resolve({}))  # the forecast may be too high by as much
 
@@ -65,4 +63,4 @@ def test_what_can_never_be_had_is_refused_with_a_key():
 def test_what_is_not_free_is_a_warning():
     assert check(FOUND, there(9_000, free=2_500), resolve({})) == ""
     warning = check(FOUND, there(9_000, free=2_499), resolve({}))
-    assert warning.startswith("that may be more than is free: raise train.accumulation=1, lower data.tokens_per_up")
+    assert warning.startswith("that may exceed the free memory: raise train.accumulation=1, lower data.tokens_per_up")

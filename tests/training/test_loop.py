@@ -255,9 +255,9 @@ def test_a_run_that_no_memory_holds_is_refused_and_leaves_none_behind(cache, tmp
         (
             forecast,
             2**20,
-            r"more than the 1 MiB there are: raise train\.accumulation=1, lower data\.tokens_per_update=",
+            r"more than the 1 MiB of memory: raise train\.accumulation=1, lower data\.tokens_per_update=",
         ),
-        (machine, 2**12, r"parameters and optimizer alone take 0\.\d MiB of the 0\.0 there are: take a smaller one"),
+        (machine, 2**12, r"parameters and optimizer alone need 0\.\d of 0\.0 MiB of memory: use a smaller model"),
     ):
         monkeypatch.setattr(
             room, "available", lambda device, size=size: Available(total=size, free=size, held=size // 2)
@@ -310,7 +310,7 @@ def test_skipped_updates_end_a_run_soon_with_the_reason_and_push_no_checkpoint_o
     config, steps = small(cache, **few, train__max_skipped=8, train__log_every=1_000), []
     poison(5)
     reason = "the first that is not finite is the loss, or the logits it is of"
-    said = rf"in a row that was not finite and changed nothing \(train\.max_skipped=8\): {reason}; lower"
+    said = rf"updates in a row were not finite and were skipped \(train\.max_skipped=8\): {reason}; lower"
     with pytest.raises(UserError, match=said):
         train(config, tmp_path, lambda **given: steps.append(given["progress"]) or loop(**given))
     assert (tmp_path / "training.log").read_text().count(f"update 5 was skipped: {reason}\n") == 1

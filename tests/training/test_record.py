@@ -76,7 +76,7 @@ def test_a_half_written_last_line_is_dropped(tmp_path):
     ("old", "new", "said"),
     [
         ('"step": 2', '"step" 2', "is not a row of metrics"),
-        ('"loss": 0.5', '"loss": 0.6', "is damaged: it is not what"),
+        ('"loss": 0.5', '"loss": 0.6', "is damaged: its content does not"),
     ],
 )
 def test_a_damaged_line_within_is_named(tmp_path, old, new, said):
@@ -112,7 +112,7 @@ def test_rows_that_have_no_room_are_refused_by_the_name_of_their_file_and_once(t
     writer = JsonlWriter(tmp_path / "metrics.jsonl")
     with no_file_above(400):
         with pytest.raises(
-            UserError, match=r"metrics\.jsonl: could not be written \(File too large\); make room there"
+            UserError, match=r"metrics\.jsonl: could not be written \(File too large\); free some space"
         ):
             for step in range(20):
                 writer.write({"step": step, "split": "train", "loss": 0.5})
@@ -139,7 +139,7 @@ def test_curves_that_have_no_room_when_they_are_kept_are_told_once(tmp_path):
 
 
 def test_what_stands_in_the_place_of_a_file_or_a_folder_is_to_be_moved(tmp_path):
-    moved = "; move it away, or make it one that can be read and written"
+    moved = "; move it away, or make it readable and writable"
     (tmp_path / "training.log").mkdir()
     with pytest.raises(UserError, match=f"/training.log: Is a directory{moved}"):
         AppendedFile(epath.Path(tmp_path / "training.log"))

@@ -106,8 +106,8 @@ class LabelTokenizer(ListTokenizer):
             known = ", ".join(map(repr, self.tokens[NUM_SYMBOLS:][:LABELS_SHOWN]))
             more = self.vocab_size - NUM_SYMBOLS - LABELS_SHOWN
             raise UserError(
-                f"{self.kind.removesuffix('s')} {label!r} is none of those trained on: {known}"
-                f"{f' and {more} more' if more > 0 else ''}; fix the data, or train with it"
+                f"{self.kind.removesuffix('s')} {label!r} does not occur in the training data, which has {known}"
+                f"{f' and {more} more' if more > 0 else ''}; fix it, or train on data that has it"
             )
         return ids
 

@@ -133,7 +133,9 @@ def test_labels_are_listed_in_order_whatever_the_size(tmp_path):
     loaded = load(tmp_path, "target")
     assert (loaded.fingerprint, loaded.encode(["b"])) == (tokenizer.fingerprint, [[5]])
     for known in (tokenizer, loaded):
-        with pytest.raises(UserError, match=r"label 'not' is none of those trained on: 'a\\tz', 'b', 'not so'; "):
+        with pytest.raises(
+            UserError, match=r"label 'not' does not occur in the training data, which has 'a\\tz', 'b', 'not so'; "
+        ):
             known.encode(["b", "not", "c"])
 
 
@@ -143,7 +145,7 @@ def test_tags_stand_between_spaces_and_an_unknown_one_is_named(tmp_path):
     assert tokenizer.tokens == [*SYMBOLS, "B-x", "I-x", "O"]
     assert tokenizer.encode(["O O B-x", ""]) == [[6, 6, 4], []]
     assert tokenizer.decode([4, 6]) == "B-x O"
-    with pytest.raises(UserError, match="tag 'B-y' is none of those trained on: 'B-x', 'I-x', 'O'; "):
+    with pytest.raises(UserError, match="tag 'B-y' does not occur in the training data, which has 'B-x', 'I-x', 'O'; "):
         tokenizer.encode(["O", "O B-y"])
 
 

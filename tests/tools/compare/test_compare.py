@@ -218,7 +218,7 @@ def test_a_folder_in_the_place_of_a_file_is_one_line(told, tmp_path):
     (run / "metrics.jsonl").mkdir()
     code, _, error = told("post", run)
     assert (code, error.count("\n")) == (2, 1)
-    assert f"{run}/metrics.jsonl: Is a directory; move it away, or make it one that can be read" in error
+    assert f"{run}/metrics.jsonl: Is a directory; move it away, or make it readable" in error
 
 
 @pytest.mark.parametrize(

@@ -290,7 +290,7 @@ def test_an_imported_run_is_scored_not_trained_in_place_and_its_tokenizer_is_gua
     results = evaluate(config, Path(tmp_path / "run"))
     assert results["test"]["examples"] == 2
     assert (results["run"]["updates"], results["run"]["data"]) == (0, [])
-    with pytest.raises(UserError, match=r"start from them in a new --workdir with --config.train.init_from="):
+    with pytest.raises(UserError, match=r"train them in a new --workdir with --config.train.init_from="):
         train(config, Path(tmp_path / "run"))
     (saved,) = (tmp_path / "run" / "tokenizer").glob("shared.*")
     saved.write_bytes(saved.read_bytes().replace(b"house", b"mouse"))
