@@ -9,25 +9,23 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice, zip_longest
+from itertools import zip_longest
 from operator import attrgetter
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 
+from jformer.data.preparation import PAIRS, prepare
 from jformer.data.progress import show_progress
-from jformer.data.repeats import hashes
-from jformer.data.sources.split import Pair, Split
+from jformer.data.sources.split import SIDES, Pair, Split
 from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.errors import UserError
-from jformer.integrity import DIGESTS, damaged, seal
-from jformer.storage import open_lock, writing
+from jformer.integrity import DIGESTS, damaged
+from jformer.storage import open_lock
 
 FORMAT = 3  # increase it when the same options give different arrays or counts
-CHUNK = 2_048  # examples tokenized at a time
-SIDES = ("source", "target")
-PAIRS = "pairs.npy"  # the hashes of all pairs of text that were read, in order
+ARRAYS = ("values", "offsets")  # of each side, in this order
 Example = tuple[Sequence[int], Sequence[int]]
 
 
@@ -44,6 +42,46 @@ class Tokens:
         return np.diff(self.offsets)
 
 
+class Joined:
+    """Memory-mapped arrays as one, of which any items can be taken: no array is read as a whole."""
+
+    def __init__(self, parts: Sequence[np.ndarray], ends: np.ndarray, added: Sequence[int]) -> None:
+        """Join the parts: `ends` [parts] counts the items up to the end of each; a number is added to those of each."""
+        self._parts, self._ends, self._added = parts, ends, added
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, items: np.ndarray) -> np.ndarray:
+        """Return the items with these numbers."""
+        part = np.searchsorted(self._ends[:-1], items, side="right")
+        first = np.concatenate([[0], self._ends])
+        chosen = np.unique(part) if len(items) else [0]
+        found = {i: self._parts[i][items[part == i] - first[i]] + self._added[i] for i in chosen}
+        shape = next(iter(found.values())).shape[1:]
+        out = np.empty((len(items), *shape), np.result_type(*found.values()))
+        for i, each in found.items():
+            out[part == i] = each
+        return out
+
+    def reshape(self, first: int, *shape: int) -> "Joined":
+        """Return the items as arrays of a shape; `first` is -1."""
+        parts = [part.reshape(first, *shape) for part in self._parts]
+        return Joined(parts, np.cumsum([len(part) for part in parts]), self._added)
+
+
+def join_tokens(sides: Sequence[Tokens]) -> Tokens:
+    """Return the sequences of several corpora, one after the other."""
+    if len(sides) == 1:
+        return sides[0]
+    ends = np.cumsum([len(side.values) for side in sides])
+    offsets = [*(side.offsets[:-1] for side in sides[:-1]), sides[-1].offsets]
+    before = [0, *ends[:-1].tolist()]
+    values = Joined([side.values for side in sides], ends, [0] * len(sides))
+    joined = values, Joined(offsets, np.cumsum([len(each) for each in offsets]), before)
+    return Tokens(*cast(tuple[np.ndarray, np.ndarray], joined))  # of which features only take items
+
+
 @dataclasses.dataclass(frozen=True)
 class Corpus:
     """Both sides of a tokenized corpus, the counts of examples by outcome, and its fingerprint."""
@@ -55,7 +93,7 @@ class Corpus:
     pairs: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.uint64))  # for `repeats`, in order
 
     def __len__(self) -> int:
-        return len(self.source.lengths)
+        return len(self.source.offsets) - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,74 +233,29 @@ def open_corpus(split: Split, encoder: ExampleEncoder, cache_dir: str) -> Corpus
     fingerprint = hashlib.sha256(f"{split.fingerprint} {encoder.fingerprint()}".encode()).hexdigest()[:32]
     folder = Path(cache_dir).expanduser() / fingerprint
     with _locked(folder.with_suffix(".lock"), f"waiting for another run that tokenizes {split.name}"):
+        if folder.exists():
+            shutil.rmtree(folder.with_suffix(".tmp"), ignore_errors=True)
         if folder.exists() and (names := _damaged(folder)):
             print(f"{folder}: {' and '.join(names)} damaged: tokenizing {split.name} again", file=sys.stderr)
             shutil.rmtree(folder)
         if not folder.exists():
-            try:
-                _build(split, encoder, folder)
-            finally:
-                shutil.rmtree(_half_made(folder), ignore_errors=True)
+            prepare(split, encoder, folder)
     counts = json.loads((folder / "counts.json").read_text())
     if not counts["examples used"]:
         raise UserError(
             f"{split.name}: no usable example is left ({_listed(counts)}); check the text and the length limits"
         )
     source, target = (
-        Tokens(*(np.load(folder / f"{side}.{part}.npy", mmap_mode="r") for part in ("values", "offsets")))
-        for side in SIDES
+        Tokens(*(np.load(folder / f"{side}.{part}.npy", mmap_mode="r") for part in ARRAYS)) for side in SIDES
     )
     pairs = np.load(folder / PAIRS, mmap_mode="r")
     return Corpus(source, target, counts=counts, fingerprint=fingerprint, pairs=pairs)
-
-
-def _build(split: Split, encoder: ExampleEncoder, folder: Path) -> None:
-    """Tokenize into a folder beside the final one and rename it, so a half-written cache is never found."""
-    counts: Counter[str] = Counter()
-    half_made = _half_made(folder)
-    shutil.rmtree(half_made, ignore_errors=True)
-    half_made.mkdir(parents=True)
-    sizes = [side.tokenizer.vocab_size if side.tokenizer else 1 for side in (encoder.source, encoder.target)]
-    dtypes = [np.min_scalar_type(size - 1) for size in sizes]
-    chunks = [[np.zeros(0, dtype)] for dtype in dtypes]
-    lengths: list[list[int]] = [[], []]
-    texts = [hashes([])]
-    with show_progress(f"tokenizing {split.name}", split.size) as done:
-        stream = split.read(counts)
-        while pairs := list(islice(stream, CHUNK)):
-            examples = encoder.encode(pairs, counts)
-            for i, side in enumerate((encoder.source, encoder.target)):
-                sequences = [example[i] for example in examples]
-                lengths[i] += map(len, sequences)
-                chunks[i].append(_flat(sequences, dtypes[i]))
-                if side.tokenizer and (unknown := int(np.count_nonzero(chunks[i][-1] == side.symbols.unk))):
-                    counts["unknown tokens"] += unknown
-            texts.append(hashes(pairs))
-            done.examples += len(pairs)
-    with writing(folder):
-        np.save(half_made / PAIRS, np.sort(np.concatenate(texts)))
-        for name, values, counted in zip(SIDES, chunks, lengths, strict=True):
-            np.save(half_made / f"{name}.values.npy", np.concatenate(values))
-            np.save(half_made / f"{name}.offsets.npy", np.cumsum([0, *counted]))
-        (half_made / "counts.json").write_text(json.dumps({"examples used": 0, **counts}))
-        seal(half_made)
-        half_made.rename(folder)
-
-
-def _half_made(folder: Path) -> Path:
-    return folder.with_suffix(".tmp")
 
 
 def _damaged(folder: Path) -> list[str]:
     """Return the files of a cache that are missing or damaged; an unsealed cache counts as damaged."""
     missing = [name for name in (DIGESTS, PAIRS) if not (folder / name).exists()]
     return missing or damaged(folder)
-
-
-def _flat(sequences: Sequence[Sequence[int]], dtype: np.dtype) -> np.ndarray:
-    if sequences and isinstance(sequences[0], np.ndarray):
-        return np.concatenate(sequences, dtype=dtype)
-    return np.fromiter(chain.from_iterable(sequences), dtype)
 
 
 @contextlib.contextmanager

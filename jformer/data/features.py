@@ -253,7 +253,7 @@ def _noised(tokens: Tokens, rows: Rows, noise: Noise, seed: tuple[int, int]) -> 
 
     An example's noise depends on (seed, step, number of the row, segment), so on nothing else in the batch.
     """
-    first, second = noise(_chosen(tokens, rows), make_keys(seed, rows.numbers, rows.segments))
+    first, second = noise(chosen(tokens, rows), make_keys(seed, rows.numbers, rows.segments))
     return first, second, rows._replace(examples=np.arange(len(rows.examples)))
 
 
@@ -268,7 +268,7 @@ def _joined(source: Tokens, target: Tokens, rows: Rows) -> tuple[Tokens, Tokens,
 
 def _side_by_side(source: Tokens, target: Tokens, rows: Rows) -> tuple[Tokens, Rows]:
     """Return the source and the target of each example of a batch in turn, and where they stand, two to a place."""
-    sides = _chosen(source, rows), _chosen(target, rows)
+    sides = chosen(source, rows), chosen(target, rows)
     lengths = np.stack([side.lengths for side in sides], axis=1).ravel()  # [n·2]
     which = np.repeat(np.tile([0, 1], len(rows.examples)), lengths)
     values = np.empty(len(which), np.int32)
@@ -279,10 +279,11 @@ def _side_by_side(source: Tokens, target: Tokens, rows: Rows) -> tuple[Tokens, R
     return Tokens(values, np.concatenate([[0], np.cumsum(lengths)])), inner
 
 
-def _chosen(tokens: Tokens, rows: Rows) -> Tokens:
+def chosen(tokens: Tokens, rows: Rows) -> Tokens:
     """Return the sequences of the examples of a batch alone."""
-    lengths = tokens.lengths[rows.examples]
-    values = tokens.values[np.repeat(tokens.offsets[rows.examples], lengths) + ranges(lengths)]
+    begins = tokens.offsets[rows.examples]
+    lengths = tokens.offsets[rows.examples + 1] - begins
+    values = tokens.values[np.repeat(begins, lengths) + ranges(lengths)]
     return Tokens(values, np.concatenate([[0], np.cumsum(lengths)]))
 
 

@@ -10,8 +10,11 @@ import os
 import stat
 import time
 from pathlib import Path
+from typing import NamedTuple
 
-from jformer.data.text import open_bytes
+import numpy as np
+
+from jformer.data.text import PACKED, STRIDE, open_bytes
 from jformer.errors import UserError
 from jformer.integrity import digest_of, parse_object, with_digest, without_digest
 from jformer.storage import here, replace_content
@@ -20,8 +23,16 @@ LARGE = 64 << 20  # bytes; smaller files are hashed in a tenth of a second
 SETTLED = 2.0  # seconds since the last change: timestamps of file systems do not distinguish changes that are closer
 
 
-def digest(path: Path) -> tuple[str, int]:
-    """Return the SHA-256 of a file's (gunzipped) bytes and its number of lines; the last line needs no line feed.
+class Digest(NamedTuple):
+    """What is known of a file's (unpacked) bytes."""
+
+    sha256: str
+    lines: int  # the last line needs no line feed
+    starts: tuple[int, ...]  # where every STRIDE-th line begins; none of a compressed file
+
+
+def digest(path: Path) -> Digest:
+    """Return the SHA-256 of a file's bytes and the number and places of its lines.
 
     Raises UserError if it cannot be read to its end.
     """
@@ -31,27 +42,31 @@ def digest(path: Path) -> tuple[str, int]:
     remembered = folder / f"{digest_of(found)}.json"
     try:
         kept = without_digest(parse_object(remembered.read_bytes()), str(remembered))
-        return str(kept["sha256"]), int(kept["lines"])
+        return Digest(str(kept["sha256"]), int(kept["lines"]), tuple(map(int, kept["starts"])))
     except (OSError, ValueError, KeyError, TypeError, UserError):
         pass  # not in the cache, or the entry is damaged
-    sha256, lines = _hashed(path)
+    made = _hashed(path)
     if _identity(path) == found and time.time() - path.stat().st_ctime > SETTLED:
-        replace_content(remembered, json.dumps(with_digest({"sha256": sha256, "lines": lines})).encode())
-    return sha256, lines
+        replace_content(remembered, json.dumps(with_digest(made._asdict())).encode())
+    return made
 
 
-def _hashed(path: Path) -> tuple[str, int]:
-    sha, line_feeds, end = hashlib.sha256(), 0, b"\n"
+def _hashed(path: Path) -> Digest:
+    sha, lines, before, last = hashlib.sha256(), 0, 0, b"\n"
+    starts = [0]
     with open_bytes(path) as stream:
         while chunk := stream.read(1 << 20):
             sha.update(chunk)
-            line_feeds += chunk.count(b"\n")
-            end = chunk[-1:]
-    return sha.hexdigest(), line_feeds + (end != b"\n")
+            ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == ord("\n"))
+            starts += (before + 1 + ends[-(lines + 1) % STRIDE :: STRIDE]).tolist()
+            lines, before, last = lines + len(ends), before + len(chunk), chunk[-1:]
+    return Digest(sha.hexdigest(), lines + (last != b"\n"), () if path.suffix in PACKED else tuple(starts))
 
 
 def _identity(path: Path) -> list[str | int]:
-    """Return properties that change with the content of a file, or nothing if there is no file."""
+    """Return properties that change with the content of a file, or nothing if there is no file on disk."""
+    if not isinstance(path, Path):  # in a bucket
+        return []
     try:
         there = path.stat()
     except OSError:

@@ -6,7 +6,7 @@ Letters in shapes: b rows of a batch, v labels.
 import numpy as np
 
 from jformer.data.corpus import Tokens
-from jformer.data.features import Arrays, Labels, Rows, fill_rows
+from jformer.data.features import Arrays, Labels, Rows, chosen, fill_rows
 from jformer.data.plan import Shape
 from jformer.data.tokenizers import NUM_SYMBOLS, LabelTokenizer
 
@@ -29,9 +29,8 @@ def several_labels(count: int) -> Labels:
 
     def arrays(rows: Rows, labels: Tokens, shape: Shape) -> Arrays:
         found = np.zeros((shape.rows, count), np.int32)
-        for example, row in zip(rows.examples, rows.rows, strict=True):
-            ids = labels.values[labels.offsets[example] : labels.offsets[example + 1]]
-            found[row, ids.astype(int) - NUM_SYMBOLS] = 1
+        each = chosen(labels, rows)
+        found[np.repeat(rows.rows, each.lengths), each.values.astype(int) - NUM_SYMBOLS] = 1
         weights = np.zeros((shape.rows, count), np.float32)
         weights[rows.rows] = 1
         return {"target_out": found, "weights": weights}
@@ -41,7 +40,7 @@ def several_labels(count: int) -> Labels:
 
 def one_number(rows: Rows, labels: Tokens, shape: Shape) -> Arrays:
     """Return the bits of a float32 as i32 [b 1], because target_out holds integers in every batch."""
-    filled = fill_rows(Tokens(labels.values.astype(np.uint32).view(np.int32), labels.offsets), rows, shape, 1)
+    filled = fill_rows(labels, rows, shape, 1)
     return {"target_out": filled["tokens"], "weights": (filled["segments"] > 0).astype(np.float32)}
 
 

@@ -11,20 +11,22 @@ target tokens that are in no row yet, and makes rows until it is empty:
    unused. If there are none, the largest example that fits joins, and the search for the last two starts again.
 4. The row is repeated as often as the counts allow.
 
-Finally each place in the rows is given a random example of its lengths.
+Finally each place in the rows is given a random example of its lengths, another one in every epoch.
 
 The trade-off: filling the fewest rows is NP-hard, and this heuristic does not try. Rows are 97 to 99.8 % full, in a
 time that grows with the number of distinct lengths, not of examples. In return, repeated rows have the same lengths,
 and rows come in the order in which they were made; `jformer.data.plan` shuffles them.
 """
 
+import copy
+import dataclasses
 import itertools
 from collections import Counter, deque
 from collections.abc import Iterator
 
 import numpy as np
 
-from jformer.data.plan import LIMITS, Shape, shape_of, side_multiples
+from jformer.data.plan import LIMITS, Shape, length_kinds, shape_of, side_multiples
 from jformer.errors import UserError
 
 Lengths = tuple[int, int]
@@ -58,7 +60,7 @@ def packed_shape(
     >>> packed_shape(np.array([20, 20, 20]), np.array([10, 10, 10]), length=100, tokens=1000, row_multiple=1)
     Shape(rows=10, source_length=100, target_length=50)
     """
-    totals = np.array([source.sum(), target.sum()])
+    totals = np.array([source.sum(dtype=np.int64), target.sum(dtype=np.int64)])
     share = np.ceil(totals / totals.max() * length).astype(np.int64)
     room = np.maximum(share, [source.max(), target.max()])
     if room.max() > length:
@@ -71,10 +73,31 @@ def packed_shape(
     return shape_of(int(room[0]), int(room[1]), tokens, row_multiple, "data.packed_length")
 
 
-def pack(source: np.ndarray, target: np.ndarray, shape: Shape, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the examples [n], row after row, and the number of examples in each row [rows].
+@dataclasses.dataclass(frozen=True, eq=False)
+class PackedRows:
+    """Rows whose lengths are fixed; each turn gives every place of them another random example of its lengths."""
 
-    The result depends only on the lengths, the shape and the seed.
+    sizes: np.ndarray  # [rows] examples
+    _places: np.ndarray  # [n] the places of all rows, sorted by their lengths
+    _kind: np.ndarray  # [n] the number of each example's lengths, in the same order
+    _first: np.random.Generator
+    _seed: int
+
+    def examples(self, turn: int) -> np.ndarray:
+        """Return the index of the example in each place [n], row after row.
+
+        Examples and places have the same multiset of lengths, so sorting both by length pairs them up.
+        """
+        rng = np.random.default_rng([self._seed, turn]) if turn else copy.deepcopy(self._first)
+        shuffled = np.arange(len(self._kind), dtype=self._places.dtype)
+        rng.shuffle(shuffled)
+        examples = np.empty_like(shuffled)
+        examples[self._places] = shuffled[np.argsort(self._kind[shuffled], kind="stable")]
+        return examples
+
+
+def pack(source: np.ndarray, target: np.ndarray, shape: Shape, seed: int) -> PackedRows:
+    """Return rows that hold every example once. They depend only on the lengths, the shape and the seed.
 
     Args:
         source, target: tokens of each example [n] on either side. Each fits a row and has a token on some side.
@@ -82,33 +105,23 @@ def pack(source: np.ndarray, target: np.ndarray, shape: Shape, seed: int) -> tup
         seed: of all draws.
 
     >>> source, target = np.array([3, 5, 2, 6]), np.array([3, 5, 2, 6])
-    >>> examples, sizes = pack(source, target, Shape(rows=1, source_length=8, target_length=8), seed=0)
-    >>> examples.tolist(), sizes.tolist()  # 6 + 2 tokens fill a row, and so do 5 + 3
+    >>> packed = pack(source, target, Shape(rows=1, source_length=8, target_length=8), seed=0)
+    >>> packed.examples(turn=0).tolist(), packed.sizes.tolist()  # 6 + 2 tokens fill a row, and so do 5 + 3
     ([3, 2, 1, 0], [2, 2])
     """
     rng = np.random.default_rng(seed)
-    table = (int(source.max()) + 1, int(target.max()) + 1)
-    lengths = np.ravel_multi_index((source, target), table)  # [n] places in the table
-    counts = np.bincount(lengths, minlength=table[0] * table[1]).reshape(table)
+    kinds, population, kind = length_kinds(source, target)
+    counts = np.zeros(kinds.max(axis=0) + 1, np.int64)
+    counts[*kinds.T] = population
     if counts[0, 0]:
         raise ValueError(f"{counts[0, 0]} examples have no token on either side")
+    numbers = np.zeros(counts.shape, kind.dtype)
+    numbers[*kinds.T] = np.arange(len(kinds))
     rows = list(_make_rows(counts, (shape.source_length, shape.target_length), rng))
     sizes = np.repeat([len(row) for row, _ in rows], [times for _, times in rows])
-    places = [np.tile(np.ravel_multi_index(np.transpose(row), table), times) for row, times in rows]
-    return _deal(lengths, np.concatenate(places), rng), sizes
-
-
-def _deal(lengths: np.ndarray, places: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return an example [n] for each place of the rows, at random among those with the lengths of the place.
-
-    Examples and places [n] have the same multiset of lengths, so sorting both by length pairs them up.
-    """
-    shuffled = rng.permutation(len(lengths))
-    sorted_examples = shuffled[np.argsort(lengths[shuffled], kind="stable")]
-    sorted_places = np.argsort(places, kind="stable")
-    examples = np.empty_like(shuffled)
-    examples[sorted_places] = sorted_examples
-    return examples
+    places = np.concatenate([np.tile(numbers[*np.transpose(row)], times) for row, times in rows])
+    dtype = np.uint32 if len(places) < 2**32 else np.uint64
+    return PackedRows(sizes, np.argsort(places, kind="stable").astype(dtype), kind, rng, seed)
 
 
 def _make_rows(counts: np.ndarray, room: Lengths, rng: np.random.Generator) -> Iterator[tuple[list[Lengths], int]]:

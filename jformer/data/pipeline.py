@@ -1,20 +1,21 @@
 """Make batches of fixed shapes from a plan and token arrays, ahead of time in one thread."""
 
 import dataclasses
+import functools
 import queue
 import threading
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from jformer.data.augment import Augment, make_augment
-from jformer.data.corpus import Corpus, Tokens
+from jformer.data.corpus import Corpus, Tokens, join_tokens
 from jformer.data.data_config import DataConfig
 from jformer.data.draws import ranges
 from jformer.data.features import Arrays, Features, Rows
-from jformer.data.packing import pack, packed_shape
-from jformer.data.plan import Plan, Shape, bucket_shapes
+from jformer.data.packing import PackedRows, pack, packed_shape
+from jformer.data.plan import CHUNK, Plan, Shape, bucket_shapes, share_of
 from jformer.errors import UserError
 
 T = TypeVar("T")
@@ -27,8 +28,7 @@ class Batches:
     plan: Plan
     source: Tokens
     target: Tokens
-    offsets: np.ndarray  # [units + 1] unit u holds the examples members[offsets[u]:offsets[u + 1]]
-    members: np.ndarray
+    packed: "PackedParts | None"  # what units hold; None: unit u is example u
     features: Features
     augment: Augment | None = None  # of training images
 
@@ -45,9 +45,10 @@ class Batches:
         units = units[numbers]
         used = np.flatnonzero(units >= 0)
         units = units[used]
-        sizes = self.offsets[units + 1] - self.offsets[units]
+        examples, sizes = units, np.ones(len(units), np.int64)
+        if self.packed:
+            examples, sizes = self.packed.examples(units, step // self.plan.batches_per_epoch)
         within = ranges(sizes)
-        examples = self.members[np.repeat(self.offsets[units], sizes) + within]
         rows = np.repeat(used, sizes)
         placed = Rows(examples, rows, within + 1, numbers[rows])
         shape = shape._replace(rows=len(numbers))
@@ -73,74 +74,80 @@ def make_batches(
     Raises:
         UserError: for sizes too small for a batch, or weights that leave no example.
     """
-    source = _joined([corpus.source for corpus in corpora])
-    target = _joined([corpus.target for corpus in corpora])
-    part = np.repeat(np.arange(len(corpora)), [len(corpus) for corpus in corpora])
-    lengths = features.lengths(source.lengths, target.lengths)
-    units = _packed(lengths, part, config, seed) if config.batching == "packed" else _single(lengths, part, config)
-    plan = Plan(shapes=units.shapes, bucket=units.bucket, part=units.part, weights=tuple(weights), seed=seed)
-    batches = Batches(
-        plan=plan,
-        source=source,
-        target=target,
-        offsets=units.offsets,
-        members=units.members,
-        features=features,
-        augment=make_augment(config.augment),
-    )
+    source = join_tokens([corpus.source for corpus in corpora])
+    target = join_tokens([corpus.target for corpus in corpora])
+    numbers = np.arange(len(corpora), dtype=np.min_scalar_type(len(corpora)))
+    part = np.repeat(numbers, [len(corpus) for corpus in corpora])
+    lengths = _lengths(corpora, features)
+    shapes: tuple[Shape, ...]
+    packed = None
+    if config.batching == "packed":
+        shape = packed_shape(*lengths, config.packed_length, *_budget(config))
+        packed = _packed(lengths, part, shape, weights, seed)
+        shapes, part = (shape,), np.repeat(numbers, [len(each.sizes) for each in packed.parts])
+        bucket = np.zeros(len(part), np.uint8)
+    else:
+        shapes, bucket = bucket_shapes(*lengths, config.num_buckets, *_budget(config))
+    plan = Plan(shapes=shapes, bucket=bucket, part=part, weights=tuple(weights), seed=seed)
     if plan.fewest < 1:
         raise UserError(f"data.weight={min(weights)} of {len(part)} examples leaves none for an epoch: raise it")
-    return batches
+    return Batches(plan, source, target, packed, features, augment=make_augment(config.augment))
 
 
-class _Units(NamedTuple):
-    """The contents of rows: shapes, bucket and part as in `Plan`, offsets and members as in `Batches`."""
-
-    shapes: tuple[Shape, ...]
-    bucket: np.ndarray
-    part: np.ndarray
-    offsets: np.ndarray
-    members: np.ndarray
-
-
-def _single(lengths: tuple[np.ndarray, np.ndarray], part: np.ndarray, config: DataConfig) -> _Units:
-    """Give each example a row of its own."""
-    shapes, bucket = bucket_shapes(*lengths, config.num_buckets, *_budget(config))
-    members = np.arange(len(part))
-    return _Units(shapes=shapes, bucket=bucket, part=part, offsets=np.arange(len(part) + 1), members=members)
+def _lengths(corpora: Sequence[Corpus], features: Features) -> tuple[np.ndarray, np.ndarray]:
+    """Return the positions [n] that the examples take on either side, in two bytes each unless one takes more."""
+    sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    for corpus in corpora:
+        for start in range(0, len(corpus), CHUNK):
+            chunk = slice(start, start + CHUNK + 1)
+            lengths = features.lengths(*(np.diff(side.offsets[chunk]) for side in (corpus.source, corpus.target)))
+            for side, each in zip(sides, lengths, strict=True):
+                side.append(each.astype(np.uint16 if each.max() < 2**16 else np.uint32))
+    source, target = map(np.concatenate, sides)
+    return source, target
 
 
-def _packed(lengths: tuple[np.ndarray, np.ndarray], part: np.ndarray, config: DataConfig, seed: int) -> _Units:
+@dataclasses.dataclass(frozen=True, eq=False)
+class PackedParts:
+    """Examples of packed rows, drawn anew in each epoch. A row holds one corpus only, so that weights count rows."""
+
+    parts: Sequence[PackedRows]
+    members: Sequence[np.ndarray]  # the examples of each part
+    turns: Sequence[int]  # epochs until each part's rows were all drawn equally often, and are filled anew
+
+    @functools.cached_property
+    def _offsets(self) -> np.ndarray:
+        """The first place [rows + 1] of each row."""
+        return np.cumsum(np.concatenate([[0], *(part.sizes for part in self.parts)]))
+
+    def examples(self, rows: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the examples of some rows in an epoch, row after row, and how many each row holds."""
+        sizes = self._offsets[rows + 1] - self._offsets[rows]
+        turns = tuple(epoch // turn for turn in self.turns)
+        return self._filled(turns)[np.repeat(self._offsets[rows], sizes) + ranges(sizes)], sizes
+
+    @functools.lru_cache(maxsize=1)  # noqa: B019 - it lives as long as its run
+    def _filled(self, turns: tuple[int, ...]) -> np.ndarray:
+        filled = [part.examples(turn) for part, turn in zip(self.parts, turns, strict=True)]
+        return np.concatenate([each[numbers] for each, numbers in zip(self.members, filled, strict=True)])
+
+
+def _packed(
+    lengths: tuple[np.ndarray, np.ndarray], part: np.ndarray, shape: Shape, weights: Sequence[float], seed: int
+) -> PackedParts:
     """Fill rows of one shape with several examples each."""
-    source, target = lengths
-    shape = packed_shape(source, target, config.packed_length, *_budget(config))
-    members, sizes, row_part = [], [], []
-    for index in np.unique(part):  # a row holds one corpus only, so that weights can count rows
-        examples = np.flatnonzero(part == index)
-        packed, rows = pack(source[examples], target[examples], shape, seed)
-        members.append(examples[packed])
-        sizes.append(rows)
-        row_part.append(np.full(len(rows), index))
-    offsets = np.cumsum(np.concatenate([[0], *sizes]))
-    return _Units(
-        shapes=(shape,),
-        bucket=np.zeros(len(offsets) - 1, np.int64),
-        part=np.concatenate(row_part),
-        offsets=offsets,
-        members=np.concatenate(members),
-    )
+    parts, members, turns = [], [], []
+    for number, weight in enumerate(weights):
+        examples = np.flatnonzero(part == number).astype(np.uint32 if len(part) < 2**32 else np.uint64)
+        parts.append(pack(lengths[0][examples], lengths[1][examples], shape, seed))
+        members.append(examples)
+        turns.append(share_of(weight).denominator)
+    return PackedParts(parts, members, turns)
 
 
 def _budget(config: DataConfig) -> tuple[int, int, int]:
     """Return the tokens of a batch, and the multiples of its rows and its lengths."""
     return config.tokens_per_update, config.rows_divide_by(), config.lengths_divide_by()
-
-
-def _joined(sides: Sequence[Tokens]) -> Tokens:
-    if len(sides) == 1:
-        return sides[0]
-    lengths = np.concatenate([side.lengths for side in sides])
-    return Tokens(np.concatenate([side.values for side in sides]), np.concatenate([[0], np.cumsum(lengths)]))
 
 
 def prefetch(items: Iterator[T], depth: int = 2) -> Generator[T]:

@@ -8,7 +8,7 @@ step.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 from jformer.errors import UserError
 
 LIMITS = "data.max_source_length and data.max_target_length"
+CHUNK = 2**21  # examples whose lengths are counted at a time
 Limit = tuple[int, int]
 """The longest source and target that fit a shape."""
 
@@ -41,7 +42,7 @@ class Plan:
     """The batches of every epoch."""
 
     shapes: tuple[Shape, ...]  # short to long: an example that fits one fits the next
-    bucket: np.ndarray  # [units] the first shape that fits
+    bucket: np.ndarray  # [units] the first shape that fits; of few bytes, as is part
     part: np.ndarray  # [units] the corpus of a mixture
     weights: tuple[float, ...]  # [parts] passes of an epoch; for fractions see `_shares`
     seed: int
@@ -66,10 +67,11 @@ class Plan:
         rng = np.random.default_rng([self.seed, epoch])
         shares = self._shares(epoch)
         empty = int(self._places.sum() - self._whole.sum()) - len(shares)
-        batches, rest, waiting = list[PlannedBatch](), np.full(empty, -1), 0
+        batches, rest, waiting = list[PlannedBatch](), np.full(empty, -1, self._dtype), 0
         for index, shape in enumerate(self.shapes):
             units = np.concatenate([self._passes(index, rng), shares[self.bucket[shares] == index]])
-            units = np.concatenate([rest, rng.permutation(units)])
+            rng.shuffle(units)
+            units = np.concatenate([rest, units])
             waiting += self._places[index]
             full = waiting // shape.rows * shape.rows
             batches += [
@@ -77,7 +79,7 @@ class Plan:
             ]
             rest, waiting = units[full:], waiting - full
         if len(rest):
-            last = np.concatenate([rest, np.full(self.shapes[-1].rows - len(rest), -1)])
+            last = np.concatenate([rest, np.full(self.shapes[-1].rows - len(rest), -1, self._dtype)])
             batches.append(PlannedBatch(self.shapes[-1], self._occupied(last, len(self.shapes) - 1)))
         return [batches[i] for i in rng.permutation(len(batches))]
 
@@ -85,19 +87,23 @@ class Plan:
         """Return a bucket's units once for each whole pass of their part."""
         drawn = []
         for part, weight in enumerate(self.weights):
-            units = np.flatnonzero((self.bucket == bucket) & (self.part == part))
+            units = np.flatnonzero((self.bucket == bucket) & (self.part == part)).astype(self._dtype)
             drawn += [units] * int(weight)
-            rng.permutation(units)  # unused: it keeps the order that follows what it was for whole weights
-        return np.concatenate(drawn) if drawn else np.zeros(0, np.int64)
+            rng.shuffle(units.copy())  # unused: it keeps the order that follows what it was for whole weights
+        return np.concatenate([np.zeros(0, self._dtype), *drawn])
+
+    @property
+    def _dtype(self) -> type[np.signedinteger]:
+        return np.int32 if len(self.bucket) < 2**31 else np.int64
 
     def _occupied(self, rows: np.ndarray, bucket: int) -> np.ndarray:
         """Return the units of a batch, or some unit that fits if all of its rows are empty: nothing has no loss."""
-        return np.append(np.flatnonzero(self.bucket <= bucket)[0], rows[1:]) if rows.max() < 0 else rows
+        return np.append(np.argmax(self.bucket <= bucket), rows[1:]) if rows.max() < 0 else rows
 
     @functools.cached_property
     def _fractions(self) -> list[tuple[Fraction, np.ndarray]]:
         """Return each fraction among the weights, and the units of the parts that have it."""
-        fractions = [Fraction(weight % 1).limit_denominator(10**9) for weight in self.weights]
+        fractions = list(map(share_of, self.weights))
         return [
             (fraction, np.flatnonzero(np.isin(self.part, [i for i, each in enumerate(fractions) if each == fraction])))
             for fraction in sorted({*fractions} - {0})
@@ -111,7 +117,7 @@ class Plan:
         epoch minus the place. So any run of k places has floor or ceil k·p/q of them, and the line is made anew after q
         epochs.
         """
-        drawn = [np.zeros(0, np.int64)]
+        drawn = [np.zeros(0, self._dtype)]
         for number, (fraction, units) in enumerate(self._fractions):
             cycle, turn = divmod(epoch, fraction.denominator)
             rng = np.random.default_rng([self.seed, cycle, number, 1])
@@ -119,20 +125,26 @@ class Plan:
             line = line[np.argsort(self.bucket[line], kind="stable")]
             begin = rng.integers(fraction.denominator)
             risen = (begin + (turn + 1 - np.arange(len(line) + 1)) * fraction.numerator) // fraction.denominator
-            drawn.append(line[risen[:-1] > risen[1:]])
+            drawn.append(line[risen[:-1] > risen[1:]].astype(self._dtype))
         return np.concatenate(drawn)
 
     @functools.cached_property
     def _whole(self) -> np.ndarray:
         """The units [buckets] of an epoch's whole passes."""
-        return np.bincount(self.bucket, np.floor(self.weights)[self.part], len(self.shapes)).astype(np.int64)
+        return sum(
+            (
+                int(weight) * count_units(self.bucket[self.part == part], len(self.shapes))
+                for part, weight in enumerate(self.weights)
+            ),
+            start=np.zeros(len(self.shapes), np.int64),
+        )
 
     @functools.cached_property
     def _places(self) -> np.ndarray:
         """The places [buckets] that an epoch has for units: as many in a bucket and all longer ones as it may draw."""
         places = np.cumsum(self._whole[::-1])
         for fraction, units in self._fractions:
-            count = np.cumsum(np.bincount(self.bucket[units], minlength=len(self.shapes))[::-1])
+            count = np.cumsum(count_units(self.bucket[units], len(self.shapes))[::-1])
             places += -(-count * fraction.numerator // fraction.denominator)
         return np.diff(places, prepend=0)[::-1]
 
@@ -141,6 +153,11 @@ class Plan:
         """The least number of units that an epoch may draw."""
         fractions = sum(len(units) * fraction // 1 for fraction, units in self._fractions)
         return int(self._whole.sum()) + fractions
+
+
+def share_of(weight: float) -> Fraction:
+    """Return the part of a weight that is no whole pass, p/q."""
+    return Fraction(weight % 1).limit_denominator(10**9)
 
 
 def side_multiples(source: np.ndarray, target: np.ndarray, multiple: int) -> tuple[int, int]:
@@ -167,31 +184,62 @@ def bucket_shapes(
         length_multiple: lengths are multiples of it.
     """
     units = side_multiples(source, target, length_multiple)
-    source, target = -(-source // units[0]), -(-target // units[1])
-    longest = (int(source.max()), int(target.max()))
+    kinds, counts, kind = length_kinds(source, target)
+    sources, targets = (-(-side // unit) for side, unit in zip(kinds.T, units, strict=True))
+    longest = (int(sources.max()), int(targets.max()))
 
     def shape(limit: Limit) -> Shape:
         return shape_of(limit[0] * units[0], limit[1] * units[1], tokens, row_multiple, LIMITS)
 
     shape(longest)  # raises if the longest does not fit
     fitting = np.zeros((longest[0] + 1, longest[1] + 1), np.int64)  # [s t] examples no longer than s and t
-    np.add.at(fitting, (source, target), 1)
+    np.add.at(fitting, (sources, targets), counts)
     fitting = fitting.cumsum(axis=0).cumsum(axis=1)
 
     def computed(limits: list[Limit]) -> int:
         shapes = [shape(limit) for limit in limits]
         return _computed(shapes, np.diff([0, *(fitting[limit] for limit in limits)]).tolist())
 
-    limits = _descend(_first_limits(source, target, num_buckets), computed)
+    limits = _descend(_first_limits(sources, targets, counts, num_buckets), computed)
     source_limits, target_limits = np.transpose(limits)
-    first = np.maximum(np.searchsorted(source_limits, source), np.searchsorted(target_limits, target))
+    first = np.maximum(np.searchsorted(source_limits, sources), np.searchsorted(target_limits, targets))
     used, bucket = np.unique(first, return_inverse=True)
-    return tuple(shape(limits[int(i)]) for i in used), bucket
+    return tuple(shape(limits[int(i)]) for i in used), bucket.astype(np.uint8)[kind]
 
 
-def _first_limits(source: np.ndarray, target: np.ndarray, num_buckets: int) -> list[Limit]:
+def length_kinds(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the distinct lengths [kinds 2], in order, how many examples have each, and the kind of each example [n].
+
+    A corpus has few kinds, so what follows works with them; an example's kind takes two bytes or four.
+    """
+    width = int(target.max()) + 1
+    counts = np.zeros((int(source.max()) + 1) * width, np.int64)
+    for chunk in _chunks(len(source)):
+        counts += np.bincount(source[chunk].astype(np.int64) * width + target[chunk], minlength=len(counts))
+    used = np.flatnonzero(counts)
+    number = np.zeros(len(counts), np.min_scalar_type(len(used)))
+    number[used] = np.arange(len(used))
+    kind = np.empty(len(source), number.dtype)
+    for chunk in _chunks(len(source)):
+        kind[chunk] = number[source[chunk].astype(np.int64) * width + target[chunk]]
+    return np.stack(np.divmod(used, width), axis=1), counts[used], kind
+
+
+def _chunks(number: int) -> Iterator[slice]:
+    """Yield slices of a long array that are small enough for temporary arrays."""
+    return (slice(start, start + CHUNK) for start in range(0, number, CHUNK))
+
+
+def count_units(bucket: np.ndarray, buckets: int) -> np.ndarray:
+    """Return how many units [buckets] are in each bucket."""
+    return np.array([np.count_nonzero(bucket == number) for number in range(buckets)])
+
+
+def _first_limits(source: np.ndarray, target: np.ndarray, counts: np.ndarray, num_buckets: int) -> list[Limit]:
     """Return the longest source and target below each cut of the examples, ordered by their longer side."""
-    sizes, index, count = np.unique(np.maximum(source, target), return_inverse=True, return_counts=True)
+    sizes, index = np.unique(np.maximum(source, target), return_inverse=True)
+    count = np.zeros(len(sizes), np.int64)
+    np.add.at(count, index, counts)
     top = np.zeros((2, len(sizes)), np.int64)
     np.maximum.at(top[0], index, source)
     np.maximum.at(top[1], index, target)

@@ -5,11 +5,13 @@ are reported, never refused.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from jformer.data.sources.split import Pair
+
+SORTED_AT_ONCE = 2**23  # hashes
 
 
 def hashes(pairs: Iterable[Pair]) -> np.ndarray:
@@ -17,6 +19,18 @@ def hashes(pairs: Iterable[Pair]) -> np.ndarray:
     texts = (f"{pair.source}\0{pair.target}" for pair in pairs if pair.source.strip() or pair.target.strip())
     digests = (hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest() for text in texts)
     return np.frombuffer(b"".join(digests), np.uint64)
+
+
+def in_order(read: Callable[[], Iterator[np.ndarray]]) -> Iterator[np.ndarray]:
+    """Yield the hashes of several arrays, sorted, in memory for a bounded number of them.
+
+    `read` is called several times and gives the same arrays each time.
+    """
+    parts = np.uint64(sum(map(len, read())) // SORTED_AT_ONCE + 1)
+    width = np.uint64(2**64 - 1) // parts + np.uint64(1) if parts > 1 else None
+    for part in range(int(parts)):
+        chosen = [each if width is None else each[each // width == part] for each in read()]
+        yield np.sort(np.concatenate([hashes([]), *chosen]))
 
 
 def repeated(ordered: np.ndarray) -> int:

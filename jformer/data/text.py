@@ -7,13 +7,16 @@ and the like, which misaligns the two sides of a corpus; here those are characte
 import codecs
 import contextlib
 import gzip
+import importlib
+import lzma
 import re
+import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import IO, TypeVar, cast
+from typing import IO, Any, TypeVar
 
 from jformer.errors import UserError
 
@@ -27,6 +30,7 @@ SEPARATORS_KEPT = "texts with unusual line separators, kept"
 BOMS_KEPT = "texts with a byte order mark, kept"
 INVALID_REPLACED = "texts with invalid characters, replaced by U+FFFD"
 LONGEST_UNPACKED = 2**24  # bytes of a line of a compressed file, which may be a thousand times smaller
+STRIDE = 2**12  # lines; the place of every first of so many is kept, to read from there on
 INVALID = ("refuse", "replace")  # what to do about invalid characters
 UNSPACED = (  # letters and marks of scripts without spaces between words: Han, Kana; Thai, Lao, Burmese, Khmer
     "\u3001-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003ffff"
@@ -75,14 +79,35 @@ _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
 @contextlib.contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file, gunzipping it if its name ends in .gz. Raise UserError if it cannot be read to its end."""
+    """Open a file, unpacking one with a suffix of PACKED. Raise UserError if it cannot be read to its end."""
+    kind, unpacked = PACKED.get(path.suffix, ("", contextlib.nullcontext))
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            yield cast(IO[bytes], stream)
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise UserError(f"{path}: not a whole gzip file ({error}); fetch or compress it again") from error
+        with path.open("rb") as packed, unpacked(packed) as stream:
+            yield stream
+    except (gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError) as error:
+        raise UserError(f"{path}: not a whole {kind} file ({error}); fetch or compress it again") from error
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; data files must be readable") from error
+
+
+@contextlib.contextmanager
+def _zstd(packed: IO[bytes]) -> Iterator[IO[bytes]]:
+    try:
+        zstd: Any = importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+    except ImportError as error:
+        raise UserError('a .zst file needs backports.zstd: pip install -e ".[zstd]" -c constraints.txt') from error
+    try:
+        with zstd.open(packed) as stream:
+            yield stream
+    except zstd.ZstdError as error:
+        raise EOFError(error) from error
+
+
+PACKED: dict[str, tuple[str, Callable[[IO[bytes]], contextlib.AbstractContextManager[Any]]]] = {
+    ".gz": ("gzip", gzip.open),
+    ".xz": ("xz", lzma.open),
+    ".zst": ("zstd", _zstd),
+}
 
 
 def read_lines(
@@ -93,23 +118,30 @@ def read_lines(
     keepends: bool = False,
     invalid: str = "refuse",
     warn: Callable[[int, str], None] = lambda number, reason: None,
+    starts: Sequence[int] = (),
 ) -> Iterator[str]:
     """Yield lines first to last - 1 of a UTF-8 file, counting what `admit` changes or finds in them.
 
     Args:
-        path: the file, gunzipped if its name ends in .gz.
+        path: the file, unpacked if its name ends in a key of PACKED.
         counts: receives the number of changes and findings by reason.
         first: the first line, from 0.
         last: the line after the last one; None = the end of the file.
         keepends: a line keeps its line feed.
         invalid: one of INVALID, for invalid UTF-8 and NUL.
         warn: called with the number of a line, from 1, and the reason, if characters are replaced.
+        starts: where every STRIDE-th line begins, to read from there on.
 
     Raises:
         UserError: with file:line, for an invalid line.
     """
     with open_bytes(path) as stream:
-        for number, line in islice(enumerate(_lines(path, stream), start=1), first, last):
+        skipped = min(first // STRIDE, len(starts) - 1) if starts else 0
+        if skipped:
+            stream.seek(starts[skipped])
+        numbered = enumerate(_lines(path, stream), start=skipped * STRIDE + 1)
+        passed = skipped * STRIDE
+        for number, line in islice(numbered, first - passed, None if last is None else max(last - passed, 0)):
             if number == 1 and line.startswith(codecs.BOM_UTF8):
                 line = line.removeprefix(codecs.BOM_UTF8)
                 counts[BOMS_REMOVED] += 1
@@ -125,8 +157,8 @@ def read_lines(
 
 
 def _lines(path: Path, stream: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of an open file. Raise UserError for a decompressed line that would fill the memory."""
-    if path.suffix != ".gz":
+    """Yield the lines of an open file. Raise UserError for an unpacked line that would fill the memory."""
+    if path.suffix not in PACKED:
         yield from stream
         return
     for number, line in enumerate(iter(lambda: stream.readline(LONGEST_UNPACKED + 1), b""), start=1):
@@ -136,19 +168,38 @@ def _lines(path: Path, stream: IO[bytes]) -> Iterator[bytes]:
         yield line
 
 
+def unpacked_name(name: str) -> str:
+    """Return the name of a file without the suffix of its compression."""
+    suffix = next((suffix for suffix in PACKED if name.endswith(suffix)), "")
+    return name.removesuffix(suffix)
+
+
+def packed_forms(path: Path) -> list[Path]:
+    """Return a path and those of its compressed forms."""
+    return [path, *(path.with_name(path.name + suffix) for suffix in PACKED)]
+
+
 def is_jsonl(path: Path) -> bool:
     """Return whether a file is JSONL, by its name."""
-    return path.name.removesuffix(".gz").endswith(".jsonl")
+    return unpacked_name(path.name).endswith(".jsonl")
 
 
-def read_objects(path: Path, counts: Counter[str], invalid: str, read: Callable[[str], T]) -> Iterator[tuple[int, T]]:
-    """Yield the number of each line of a JSONL file, from 1, and the result of `read`.
+def read_objects(
+    path: Path,
+    counts: Counter[str],
+    invalid: str,
+    read: Callable[[str], T],
+    first: int = 0,
+    starts: Sequence[int] = (),
+) -> Iterator[tuple[int, T]]:
+    """Yield the number of each line of a JSONL file, from 1, and the result of `read`; for `first` see `read_lines`.
 
     Of characters outside an object's texts, only replacements are counted. Raises UserError with file:line for a line
     that `read` raises ValueError for.
     """
     around: Counter[str] = Counter()
-    for number, line in enumerate(read_lines(path, around, invalid=invalid), start=1):
+    lines = read_lines(path, around, first, invalid=invalid, starts=starts)
+    for number, line in enumerate(lines, start=first + 1):
         if replaced := around.pop(INVALID_REPLACED, 0):
             counts[INVALID_REPLACED] += replaced
         try:

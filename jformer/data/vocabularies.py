@@ -3,6 +3,7 @@
 A task has either one, "shared" by both sides or for the only side with text, or "source" and "target".
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -11,11 +12,13 @@ from etils.epath import Path
 
 from jformer.data.data_config import DataConfig
 from jformer.data.progress import show_progress
-from jformer.data.sources.split import Split
+from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers import Tokenizer, learn, load
 from jformer.errors import UserError
 from jformer.integrity import damaged, seal
 
+SAMPLED = ("word", "bpe", "unigram")  # kinds that a sample of a large text is enough for
+SAMPLE, RUN = 2**19, 2**10  # pairs of a corpus that those are learned from, at most; consecutive ones of the sample
 OWN = ("label", "labels", "number", "tag", "image")  # kinds that are never copied: they describe a run's own examples
 
 
@@ -131,8 +134,21 @@ def _learn(config: DataConfig, splits: Sequence[Split], vocabulary: VocabularySp
 
 def _texts(splits: Sequence[Split], vocabulary: VocabularySpec) -> Iterator[str]:
     for split in splits:
-        for pair in split.read(Counter()):
+        for pair in _sampled(split) if vocabulary.kind in SAMPLED else split.read(Counter()):
             for side in vocabulary.sides:
                 text = getattr(pair, side)
                 parts = text.split("\t") if vocabulary.parts else [text]
                 yield from (" ".join(vocabulary.cut(part)) for part in parts) if vocabulary.cut else parts
+
+
+def _sampled(split: Split) -> Iterator[Pair]:
+    """Yield the pairs of a split, or if there are more than SAMPLE, every n-th run of RUN of them."""
+    size = split.size or sum(1 for _ in split.read(Counter()))
+    stride = -(-size // SAMPLE)
+    if split.read_from and stride > 1:
+        for first in range(0, size, stride * RUN):
+            yield from itertools.islice(split.read_from(Counter(), first), RUN)
+        return
+    for number, pair in enumerate(split.read(Counter())):
+        if number // RUN % stride == 0:
+            yield pair

@@ -8,12 +8,13 @@ import numpy as np
 from etils.epath import Path
 
 from jformer.config.options import TrainConfig
-from jformer.data.corpus import SIDES, Corpus, open_corpus
+from jformer.data.corpus import Corpus, open_corpus
 from jformer.data.data_config import DataConfig
 from jformer.data.pipeline import Batches, make_batches
 from jformer.data.progress import show_progress
 from jformer.data.repeats import duplicate_warnings, hashes
 from jformer.data.sources import open_split
+from jformer.data.sources.split import SIDES
 from jformer.data.tokenizers import SubwordTokenizer, Tokenizer
 from jformer.data.tokenizers.bpe_dropout import BpeDropout
 from jformer.data.vocabularies import copy_tokenizers, learn_tokenizers, load_tokenizers

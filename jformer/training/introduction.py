@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from jax.sharding import Mesh
 
 from jformer.config.options import Config
-from jformer.data.corpus import SIDES
 from jformer.data.data_config import DataConfig
 from jformer.data.plan import Plan, Shape
 from jformer.data.progress import counted
+from jformer.data.sources.split import SIDES
 from jformer.data.tokenizers import NUM_SYMBOLS, LabelTokenizer, NumberTokenizer, Tokenizer
 from jformer.errors import UserError
 from jformer.models import ModelConfig

@@ -1,4 +1,6 @@
 import dataclasses
+import json
+import os
 import signal
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from tests.faults.full_disk import no_file_above
 ROOT = Path(__file__).parents[2]
 BYTES = ByteTokenizer("identity")
 PAIRS = [Pair("a house", "ein Haus"), Pair("", "leer"), Pair("much too long", "zu lang"), Pair("end", "Ende")]
+WORDS = PairEncoder(*[Side(ByteTokenizer("identity"), 12)] * 2, "drop")
 DROPPING = PairEncoder(Side(BYTES, 10), Side(BYTES, 12), "drop")
 CUTTING = dataclasses.replace(DROPPING, overlong="cut")
 TEXT = PairEncoder(Side(None, 1), Side(BYTES, 4), "split")
@@ -289,6 +292,62 @@ def test_threads_that_open_at_once_build_once(tmp_path):
         thread.join()
     assert readings.count == 1
     assert [texts(corpus.source) for corpus in opened] == [["a house", "end"]] * 3
+
+
+# Prepares 40 blocks of 16 pairs with some processes; the text is read by these, or by the one that starts them.
+BLOCKS = """
+import os, sys
+from jformer.data import preparation
+from jformer.data.corpus import open_corpus
+from tests.data.test_corpus import DROPPING, WORDS, many, many_from
+from jformer.data.sources.split import Split
+
+folder, cores, reads, size = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True", 637
+os.sched_getaffinity = lambda _: range(cores)
+preparation.BLOCK = 16
+split = Split("train", "text 1", many, size, many_from if reads else None)
+open_corpus(split, WORDS, folder)
+"""
+
+
+def many(counts):
+    return many_from(counts, 0)
+
+
+def many_from(counts, first):
+    for i in range(first, 637):
+        counts["odd"] += i % 2
+        if kills := os.environ.get("KILLS"):  # the place where those that read are killed
+            time.sleep(0.001)
+            if i == int(kills):
+                os.kill(os.getpid(), signal.SIGKILL)
+        yield Pair(f"{i // 2} house" if i % 50 else "", f"Haus {i % 7}" + " zu lang" * (i % 11 == 0))
+
+
+def prepared(folder, cores, reads, kills=""):
+    command = [sys.executable, "-c", BLOCKS, str(folder), str(cores), str(reads)]
+    code = subprocess.run(command, cwd=ROOT, env=os.environ | {"KILLS": kills}, timeout=60, check=False).returncode
+    found = [path for path in folder.iterdir() if path.is_dir() and not path.suffix]
+    return code, {path.name: path.read_bytes() for path in found[0].iterdir()} if found else {}
+
+
+def test_processes_and_kills_leave_the_arrays_as_they_are(tmp_path):
+    code, expected = prepared(tmp_path / "one", 1, True)
+    assert (code, len(expected)) == (0, 7)
+    assert json.loads(expected["counts.json"])["odd"] == 318
+    assert prepared(tmp_path / "reading", 3, True) == (0, expected)
+    assert prepared(tmp_path / "read to", 2, False) == (0, expected)
+    killed, folder = -signal.SIGKILL, tmp_path / "killed"
+    assert prepared(folder, 1, True, kills="400") == (killed, {})
+    assert len(list(folder.glob("*.tmp/*.npz"))) == 25
+    assert prepared(folder, 2, False, kills="500") == (killed, {})  # the process that starts the others
+    assert len(list(folder.glob("*.tmp/*.npz"))) >= 27
+    assert prepared(folder, 2, True, kills="600") == (killed, {})  # each of those that it starts, and then itself
+    (whole, *_) = sorted(folder.glob("*.tmp/*.npz"))
+    whole.write_bytes(whole.read_bytes()[:-1])
+    assert prepared(folder, 2, True)[0] == 1  # which is named
+    assert prepared(folder, 2, True) == (0, expected)
+    assert not [path for path in folder.iterdir() if path.suffix in (".tmp", ".new")]
 
 
 CHILD = """

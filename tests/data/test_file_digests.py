@@ -7,9 +7,10 @@ from collections import Counter
 import pytest
 from etils import epath
 
-from jformer.data import file_digests
+from jformer.data import file_digests, text
 from jformer.data.file_digests import digest
 from jformer.data.text import read_lines
+from jformer.errors import UserError
 
 
 def write(path, content):
@@ -36,14 +37,29 @@ def test_digest_counts_the_lines_that_are_read(tmp_path, name, content):
     counts = Counter()
     lines = list(read_lines(path, counts))
     assert lines == content.decode().removesuffix("\n").split("\n")[: len(lines)]
-    assert digest(path) == (hashlib.sha256(content).hexdigest(), len(lines))
+    assert digest(path)[:2] == (hashlib.sha256(content).hexdigest(), len(lines))
     assert len(lines) == content.count(b"\n") + (not content.endswith(b"\n") and content != b"")
     assert not counts
 
 
-def test_a_file_larger_than_a_chunk_is_digested_whole(tmp_path):
-    content = b"0123456\n" * (3 << 17)
-    assert digest(write(tmp_path / "a", content)) == (hashlib.sha256(content).hexdigest(), 3 << 17)
+@pytest.mark.parametrize("stride", [1, 3, 1000])
+def test_lines_are_read_from_any_line_of_a_file_larger_than_a_chunk(tmp_path, monkeypatch, stride):
+    for module in (file_digests, text):
+        monkeypatch.setattr(module, "STRIDE", stride)
+    content = [f"{'x' * (i * 7919 % 900)}{i}" for i in range(6_000)]
+    path = write(tmp_path / "a", "\n".join(content).encode())
+    sha256, lines, starts = digest(path)
+    assert (sha256, lines) == (hashlib.sha256(path.read_bytes()).hexdigest(), 6_000)
+    assert len(starts) == -(-6_000 // stride)
+    for first in (0, 1, 2_999, 3_000, 5_999, 6_000):
+        assert list(read_lines(path, Counter(), first, 5_999, starts=starts)) == content[first:5_999]
+        assert list(read_lines(path, Counter(), first, starts=starts)) == content[first:]
+    with pytest.raises(UserError, match="a:4001: "):
+        list(
+            read_lines(
+                write(path, path.read_bytes().replace(b"x4000\n", b"x400\xff\n")), Counter(), 4_000, starts=starts
+            )
+        )
 
 
 def test_a_large_file_is_hashed_once_until_anything_about_it_changes(tmp_path, hashed):
@@ -55,7 +71,7 @@ def test_a_large_file_is_hashed_once_until_anything_about_it_changes(tmp_path, h
     time.sleep(0.02)  # the file system's clock is coarser than ours
     path.write_bytes(b"two\n")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # as a copy that keeps the times does
-    assert digest(path) == (hashlib.sha256(b"two\n").hexdigest(), 1) != first
+    assert digest(path) == (hashlib.sha256(b"two\n").hexdigest(), 1, (0,)) != first
     moved = path.rename(tmp_path / "b")
     assert digest(moved)[0] == hashlib.sha256(b"two\n").hexdigest()
     assert hashed == ["a", "a", "b"]

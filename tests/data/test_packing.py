@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jformer.data import packing
-from jformer.data.packing import pack, packed_shape
+from jformer.data.packing import packed_shape
 from jformer.data.plan import Shape
 from jformer.errors import UserError
 from tests.data.test_plan import captions
@@ -26,6 +26,11 @@ def fill(source, target, length):
     shape = packed_shape(source, target, length, 8192, 8)
     _, sizes = pack(source, target, shape, 0)
     return (source.sum() + target.sum()) / (len(sizes) * sum(shape[1:]))
+
+
+def pack(*arguments, turn=0):
+    packed = packing.pack(*arguments)
+    return packed.examples(turn), packed.sizes
 
 
 def as_rows(examples, sizes):

@@ -66,6 +66,22 @@ def test_an_epoch_holds_the_text_of_the_corpus(batches, pairs):
         assert Counter(pair for step in steps for pair in decoded(batches[step])) == Counter(pairs)
 
 
+def test_packed_rows_hold_other_pairs_together_in_each_epoch(tmp_path):
+    pairs = [Pair(f"{i:05}{'x' * (i % 3)}", f"{i:05}") for i in range(200)]
+    config = DataConfig(batching="packed", **SIZES)
+    for weight in (1.0, 0.5):  # of which two epochs pass once over the corpus
+        made, again = (make_batches([open_pairs(pairs, tmp_path)], [weight], config, 0, FEATURES) for _ in range(2))
+        turn = len(made) * round(1 / weight)
+        together = [
+            {frozenset(decoded({name: array[row : row + 1] for name, array in batch.items()}))
+             for step in range(first, first + turn) for batch in [made[step]] for row in range(len(batch["row"]))}
+            for first in (0, turn)
+        ]  # fmt: skip
+        assert [Counter(pair for row in rows for pair in row) for rows in together] == [Counter(pairs)] * 2
+        assert len(together[0] & together[1]) < len(together[0]) / 4
+        np.testing.assert_array_equal(again[turn]["source"], made[turn]["source"])  # whatever was made before
+
+
 def test_packed_rows_hold_several_pairs_and_bucketed_rows_one(batches, config):
     segments = max(batches[step]["source_segments"].max() for step in range(len(batches)))
     assert (segments > 1) == (config.batching == "packed")

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from jformer.data import vocabularies
 from jformer.data.data_config import DataConfig
 from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers import ImageTokenizer
@@ -185,3 +186,15 @@ def test_a_file_in_the_place_of_the_folder_is_refused_and_stays(tmp_path):
     ):
         learned(tmp_path / "tokenizer", both())
     assert (tmp_path / "tokenizer").read_text() == ""
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_words_of_a_large_text_are_learned_from_runs_all_over_it(tmp_path, monkeypatch, reads):
+    monkeypatch.setattr(vocabularies, "SAMPLE", 30)
+    monkeypatch.setattr(vocabularies, "RUN", 10)
+    pairs = [Pair(f"w{i}", f"w{i}") for i in range(100)]
+    large = split(pairs)
+    if reads:
+        large = Split("train", "train", large.read, 100, lambda counts, first: iter(pairs[first:]))
+    tokenizer, _ = learn_tokenizers(tmp_path / "t", options(tokenizer="word", vocab_size=200), [large], both())
+    assert sorted(tokenizer.tokens[4:]) == sorted(f"w{i}" for run in (0, 40, 80) for i in range(run, run + 10))

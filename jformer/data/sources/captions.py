@@ -30,7 +30,7 @@ def open_split(config: SourceConfig, split: str) -> Split:
     one example in any other split. The fingerprint covers the content of all images. Raises UserError for a malformed
     line and a missing image.
     """
-    (table,) = find(config.dir, split, [[f"{split}.tsv"]])
+    (table,) = find(config.dir, split, [[f"{split}.tsv"]], remote=False)
     met: Counter[str] = Counter()
     lines = list(_read(table, config.invalid, met))
     digests = {file: digest(file)[0] for file in dict.fromkeys(file_of(line.image) for line in lines)}

@@ -28,14 +28,20 @@ def open_split(config: SourceConfig, split: str) -> Split:
     """
     stem, start, end = _parse(split)
     (path,) = find(config.dir, stem, [[f"{stem}.txt"], [stem]])
-    sha, size = digest(path)
-    lines_of = functools.partial(read_lines, path, keepends=config.document == "file", invalid=config.invalid)
+    sha, size, starts = digest(path)
+    lines_of = functools.partial(
+        read_lines, path, keepends=config.document == "file", invalid=config.invalid, starts=starts
+    )
     if config.share_of == "characters":
         size = sum(map(len, lines_of(Counter())))
     first, last = size * start // 100, size * end // 100
     if first == last:
         unit = config.share_of
         raise UserError(f"{path}: split {split!r} holds none of its {size} {unit}; give it a larger share or more text")
+    identity = fingerprint("text 3", sha, config.document, config.share_of, first, last, config.invalid)
+    if config.document == "line":
+        read_from = functools.partial(_read_lines, lines_of, range(first, last))
+        return Split(split, identity, functools.partial(read_from, number=0), last - first, read_from)
 
     def read(counts: Counter[str]) -> Iterator[Pair]:
         if config.share_of == "characters":
@@ -44,8 +50,13 @@ def open_split(config: SourceConfig, split: str) -> Split:
             texts = lines_of(counts, first, last)
         return (Pair("", document) for document in DOCUMENTS[config.document](texts))
 
-    identity = fingerprint("text 3", sha, config.document, config.share_of, first, last, config.invalid)
     return Split(split, identity, read)
+
+
+def _read_lines(
+    lines_of: Callable[..., Iterator[str]], share: range, counts: Counter[str], number: int
+) -> Iterator[Pair]:
+    return (Pair("", line) for line in lines_of(counts, share.start + number, share.stop))
 
 
 def _parse(split: str) -> tuple[str, int, int]:
@@ -80,7 +91,6 @@ def _whole(lines: Iterator[str]) -> Iterator[str]:
 
 
 DOCUMENTS: dict[str, Callable[[Iterator[str]], Iterator[str]]] = {
-    "line": iter,
     "paragraph": _paragraphs,
     "file": _whole,
 }

@@ -4,77 +4,116 @@ Opening a split finds its files, fingerprints them and checks that both sides ha
 yields the pairs and raises errors with file:line.
 """
 
+import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from jformer.data.data_config import SourceConfig
 from jformer.data.file_digests import digest
-from jformer.data.sources.split import Pair, Split, find, fingerprint
-from jformer.data.text import admit, is_jsonl, read_lines, read_objects
+from jformer.data.sources.split import Pair, Split, find_shards, fingerprint, of_shards
+from jformer.data.text import admit, is_jsonl, packed_forms, read_lines, read_objects, unpacked_name
 from jformer.data.tokenizers.numbers import is_number
 from jformer.errors import UserError
 from jformer.integrity import parse_json
+
+TABLES: list[tuple[str, ...]] = [(".tsv",), (".jsonl",)]
+
+
+class Shard(NamedTuple):
+    """The files of a part of a split, of as many lines each."""
+
+    paths: tuple[Path, ...]
+    lines: int
+    starts: tuple[tuple[int, ...], ...]  # of each file, for `read_lines`
+
+
+Read = Callable[[Shard, Counter[str], int], Iterator[Pair]]
+"""(a shard, counts, the number of a line, from 0) → the pairs from that line on."""
 
 
 def open_files(config: SourceConfig, split: str) -> Split:
     """Open sentence pairs: SPLIT.en with SPLIT.de (line n of one translates line n of the other), a TSV or a JSONL.
 
-    Further references may be in SPLIT.de.1, SPLIT.de.2 and so on.
+    Further references may be in SPLIT.de.1, SPLIT.de.2 and so on. A split may have shards (see `find_shards`).
     """
     languages = (config.source_language, config.target_language)
-    layouts = [[f"{split}.{language}" for language in languages], [f"{split}.tsv"], [f"{split}.jsonl"]]
-    paths = find(config.dir, split, layouts)
-    if len(paths) == 2:
-        paths += further_references(paths[1])
-    digests, lines = zip(*map(digest, paths), strict=True)
-    if len(set(lines)) > 1:
-        sides = " but ".join(f"{path} has {count} lines" for path, count in zip(paths, lines, strict=True))
-        raise UserError(f"{sides}: line n of one must translate line n of the other")
+    paths = find_shards(config.dir, split, [(f".{languages[0]}", f".{languages[1]}"), *TABLES])
+    paths = [(*files, *further_references(files[1])) if len(files) == 2 else files for files in paths]
+    shards, digests = _checked(paths)
     identity = fingerprint("files 2", digests, languages, config.invalid)
-    return Split(split, identity, _reader(paths, languages, config.invalid), size=lines[0])
+    return _split_of(split, identity, shards, functools.partial(_read_pairs, languages, config.invalid))
 
 
-def _reader(
-    paths: tuple[Path, ...], languages: tuple[str, str], invalid: str
-) -> Callable[[Counter[str]], Iterator[Pair]]:
-    if len(paths) > 1:
-        return functools.partial(_read_parallel, paths, invalid)
-    if is_jsonl(paths[0]):
-        return functools.partial(_read_jsonl, paths[0], languages, invalid)
-    return functools.partial(_read_tsv, paths[0], invalid)
+def _checked(paths: Sequence[tuple[Path, ...]]) -> tuple[list[Shard], list[str]]:
+    """Return the shards and the digests of their files. Raise UserError if the sides of one differ in lines."""
+    shards, digests = list[Shard](), list[str]()
+    for number, files in enumerate(paths, start=1):
+        found = list(map(digest, files))
+        if len({each.lines for each in found}) > 1:
+            sides = " but ".join(f"{path} has {each.lines} lines" for path, each in zip(files, found, strict=True))
+            where = of_shards(number, paths)
+            raise UserError(f"{sides}: line n of one must translate line n of the other{where}")
+        shards.append(Shard(files, found[0].lines, tuple(each.starts for each in found)))
+        digests += [each.sha256 for each in found]
+    return shards, digests
+
+
+def _split_of(name: str, identity: str, shards: Sequence[Shard], read: Read) -> Split:
+    """Return the split that the pairs of all shards are."""
+    read_from = functools.partial(_read_shards, shards, read)
+    return Split(name, identity, functools.partial(read_from, first=0), sum(each.lines for each in shards), read_from)
+
+
+def _read_shards(shards: Sequence[Shard], read: Read, counts: Counter[str], first: int) -> Iterator[Pair]:
+    for shard in shards:
+        if first < shard.lines:
+            yield from read(shard, counts, first)
+        first = max(first - shard.lines, 0)
 
 
 def further_references(target: Path) -> tuple[Path, ...]:
-    """Return the existing files NAME.1, NAME.2 and so on, plain or gzipped."""
+    """Return the existing files NAME.1, NAME.2 and so on, plain or compressed."""
     found: list[Path] = []
     while True:
-        name = f"{target.name.removesuffix('.gz')}.{len(found) + 1}"
-        here = [path for path in (target.with_name(name), target.with_name(f"{name}.gz")) if path.is_file()]
+        name = f"{unpacked_name(target.name)}.{len(found) + 1}"
+        here = [path for path in packed_forms(target.with_name(name)) if path.is_file()]
         if not here:
             return tuple(found)
         found.append(here[0])
 
 
-def _read_parallel(paths: tuple[Path, ...], invalid: str, counts: Counter[str]) -> Iterator[Pair]:
-    sides = (read_lines(path, counts, invalid=invalid) for path in paths)
+def _read_pairs(
+    languages: tuple[str, str], invalid: str, shard: Shard, counts: Counter[str], first: int
+) -> Iterator[Pair]:
+    if len(shard.paths) == 1:
+        yield from (_read_jsonl if is_jsonl(shard.paths[0]) else _read_tsv)(shard, languages, invalid, counts, first)
+        return
+    sides = (
+        read_lines(path, counts, first, invalid=invalid, starts=starts)
+        for path, starts in zip(shard.paths, shard.starts, strict=True)
+    )
     for source, target, *others in zip(*sides, strict=True):
         yield Pair(source, target, others=tuple(others))
 
 
-def _read_tsv(path: Path, invalid: str, counts: Counter[str]) -> Iterator[Pair]:
-    for number, line in enumerate(read_lines(path, counts, invalid=invalid), start=1):
+def _read_tsv(shard: Shard, _: object, invalid: str, counts: Counter[str], first: int) -> Iterator[Pair]:
+    (path,), (starts,) = shard.paths, shard.starts
+    for number, line in enumerate(read_lines(path, counts, first, invalid=invalid, starts=starts), start=first + 1):
         texts = line.split("\t")
         if len(texts) != 2:
             raise UserError(f"{path}:{number}: {len(texts) - 1} TABs; a line is source, one TAB, target")
         yield Pair(texts[0], texts[1])
 
 
-def _read_jsonl(path: Path, languages: tuple[str, str], invalid: str, counts: Counter[str]) -> Iterator[Pair]:
-    for _, (source, target) in read_objects(
-        path, counts, invalid, lambda line: _json_texts(line, languages, invalid, counts)
-    ):
+def _read_jsonl(
+    shard: Shard, languages: tuple[str, str], invalid: str, counts: Counter[str], first: int
+) -> Iterator[Pair]:
+    texts = functools.partial(_json_texts, languages=languages, invalid=invalid, counts=counts)
+    (path,), (starts,) = shard.paths, shard.starts
+    for _, (source, target) in read_objects(path, counts, invalid, texts, first, starts):
         yield Pair(source, target)
 
 
@@ -88,21 +127,24 @@ def _json_texts(line: str, languages: tuple[str, str], invalid: str, counts: Cou
 
 
 def open_labelled(config: SourceConfig, split: str) -> Split:
-    """Open SPLIT.tsv or SPLIT.jsonl: one or two texts, then a label."""
+    """Open SPLIT.tsv or SPLIT.jsonl, or several shards: one or two texts, then a label."""
     languages = (config.source_language, config.target_language)
-    (path,) = find(config.dir, split, [[f"{split}.tsv"], [f"{split}.jsonl"]])
-    sha256, lines = digest(path)
-    identity = fingerprint("labelled 2", sha256, languages, config.invalid)
-    return Split(split, identity, functools.partial(_read_labelled, path, languages, config), size=lines)
+    shards, digests = _checked(find_shards(config.dir, split, TABLES))
+    identity = fingerprint("labelled 2", *digests, languages, config.invalid)
+    read = functools.partial(_read_labelled, languages, config)
+    return dataclasses.replace(
+        _split_of(split, identity, shards, read), read_from=None
+    )  # lines are compared with the first
 
 
 def _read_labelled(
-    path: Path, languages: tuple[str, str], config: SourceConfig, counts: Counter[str]
+    languages: tuple[str, str], config: SourceConfig, shard: Shard, counts: Counter[str], first: int
 ) -> Iterator[Pair]:
-    as_jsonl = ("\t".join(pair[:2]) for pair in _read_jsonl(path, languages, config.invalid, counts))
-    lines = as_jsonl if is_jsonl(path) else read_lines(path, counts, invalid=config.invalid)
+    (path,) = shard.paths
+    as_jsonl = ("\t".join(pair[:2]) for pair in _read_jsonl(shard, languages, config.invalid, counts, first))
+    lines = as_jsonl if is_jsonl(path) else read_lines(path, counts, first, invalid=config.invalid)
     columns = 0
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(lines, start=first + 1):
         *texts, label = line.split("\t")
         columns = columns or len(texts) + 1
         if len(texts) not in (1, 2) or not (label.strip() or config.labels == "several"):

@@ -23,6 +23,8 @@ WORDS = re.compile(f"▁[^▁]{{0,{LONGEST - 1}}}|[^▁]{{1,{LONGEST}}}")  # no 
 class BpeDropout(SubwordTokenizer):
     """A BPE model that drops each merge with some probability at each step. Decoding is unchanged."""
 
+    in_order = True  # the draws depend on the texts before
+
     def __init__(self, tokenizer: SubwordTokenizer, share: float, key: str) -> None:
         """Wrap a model.
 

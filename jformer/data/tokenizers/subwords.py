@@ -11,6 +11,7 @@ import sentencepiece
 from jformer.data.tokenizers.symbols import BOS, EOS, PAD, UNK, UNKNOWN, OneFile, texts_only
 from jformer.errors import UserError
 
+THREADS = -1  # that cut texts: as many as there are cores; 1 in a process beside which others use the other cores
 LONGEST_LINE = 4_096  # characters of a training line; longer lines are split
 
 
@@ -63,8 +64,8 @@ class SubwordTokenizer(OneFile):
         return str(self._stored.normalizer_spec.name)
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Cut the texts into pieces, on all cores."""
-        pieces: list[list[int]] = self._processor.encode(list(lines))
+        """Cut the texts into pieces, in THREADS threads."""
+        pieces: list[list[int]] = self._processor.encode(list(lines), num_threads=THREADS)
         return pieces
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -148,7 +148,9 @@ def test_a_share_that_holds_nothing_is_refused(tmp_path, content, split):
 
 def test_a_missing_file_is_named(tmp_path):
     write(tmp_path, PLAY, "imput.txt")
-    with pytest.raises(UserError, match=r"no split 'input': looked for input.txt, input \(or .gz\); it has imput.txt$"):
+    with pytest.raises(
+        UserError, match=r"no split 'input': looked for input.txt, input \(or .gz, .xz, .zst\); it has imput.txt$"
+    ):
         open_split(config(tmp_path), "input[:90%]")
 
 

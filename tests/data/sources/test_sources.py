@@ -1,8 +1,11 @@
 import dataclasses
 import gzip
 import json
+import lzma
+import sys
 from collections import Counter
 
+import fsspec
 import pytest
 
 from jformer.data import text
@@ -10,6 +13,12 @@ from jformer.data.data_config import SourceConfig
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
+from tests.bucket import Bucket
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 SOURCE, TARGET = ["a house", "", "two\u2028parts", "last"], ["ein Haus", "leer", "zwei\x85Teile", ""]
 PAIRS = [Pair(*texts) for texts in zip(SOURCE, TARGET, strict=True)]
@@ -99,6 +108,67 @@ def test_the_fingerprint_is_that_of_the_content(tmp_path):
     assert len({a, c, d}) == 3
 
 
+PACK = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstd.compress}
+
+
+@pytest.mark.parametrize("suffix", PACK)
+def test_shards_of_any_form_are_one_split_that_is_read_from_any_pair(tmp_path, suffix):
+    pairs = [Pair(f"a {i}", f"b {i}") for i in range(60)]
+    for number, size in enumerate((20, 30, 10)):
+        start = (0, 20, 50)[number]
+        for side, language in enumerate(("en", "de")):
+            content = lines(pair[side] for pair in pairs[start : start + size])
+            (tmp_path / f"train-{number:05}-of-00003.{language}{suffix}").write_bytes(PACK[suffix](content))
+    split = open_split(files(tmp_path), "train-*")
+    assert (read(split)[0], split.size) == (pairs, 60)
+    assert [list(split.read_from(Counter(), first)) for first in (0, 19, 20, 55, 60)] == [
+        pairs[first:] for first in (0, 19, 20, 55, 60)
+    ]
+    first = open_split(files(tmp_path), "train-00000-of-00003")
+    assert (read(first)[0], first.fingerprint != split.fingerprint) == (pairs[:20], True)
+    both = open_split(files(tmp_path), "train-00002-of-00003+train-00000-of-00003")
+    assert [pair.source for pair in read(both)[0]] == [pair.source for pair in pairs[50:] + pairs[:20]]
+    with pytest.raises(UserError, match="names 'train-00001-of-00003' twice"):
+        open_split(files(tmp_path), "train-*+train-00001-of-00003")
+
+    last = tmp_path / f"train-00002-of-00003.de{suffix}"
+    content = last.read_bytes()
+    last.write_bytes(PACK[suffix](lines("abc")))
+    with pytest.raises(UserError, match=r"has 10 lines but .* has 3 lines: .* \(shard 3 of 3\)"):
+        open_split(files(tmp_path), "train-*")
+    if suffix:
+        for damaged in (content[:-9], b"junk" + content):
+            last.write_bytes(damaged)
+            with pytest.raises(UserError, match=rf"-00002-of-00003.de{suffix}: not a whole \w+ file"):
+                open_split(files(tmp_path), "train-*")
+    last.unlink()
+    with pytest.raises(UserError, match=r"looked for train-00002-of-00003.en \+ .* \(shard 3 of 3\)"):
+        open_split(files(tmp_path), "train-*")
+    for path in tmp_path.glob("train-00001*"):
+        path.unlink()
+    with pytest.raises(UserError, match=r"has 2 of the 3 shards train-\*: 00001 missing"):
+        open_split(files(tmp_path), "train-*")
+
+
+def test_texts_are_read_from_a_bucket(tmp_path):
+    class Folder(Bucket):
+        root = tmp_path
+
+        @classmethod
+        def _strip_protocol(cls, path):
+            return super()._strip_protocol(str(path).removeprefix("s3://"))
+
+    fsspec.register_implementation("s3", Folder, clobber=True)
+    data = tmp_path / "data"
+    data.mkdir()
+    write(data, train_en=lines(SOURCE), train_de_gz=lines(TARGET))
+    there, here = (open_split(SourceConfig(dir=folder), "tr*") for folder in ("s3://data", str(data)))
+    assert read(there) == read(here)
+    assert there.fingerprint == here.fingerprint
+    with pytest.raises(UserError, match=r"'s3://data': this data.source reads folders on disk alone"):
+        open_split(SourceConfig(source="images", dir="s3://data"), "train")
+
+
 def test_reading_is_lazy(tmp_path):
     write(tmp_path, train_tsv=b"a\tb\n" * 3 + b"no tab\n")
     pairs = open_split(files(tmp_path), "train").read(Counter())
@@ -114,7 +184,7 @@ def test_differing_line_counts_are_refused_before_any_pair(tmp_path):
 @pytest.mark.parametrize(
     ("contents", "message"),
     [
-        ({}, r"no split 'train': looked for train.en \+ train.de, train.tsv, train.jsonl \(or .gz\)$"),
+        ({}, r"no split 'train': looked for train.en \+ train.de, train.tsv, train.jsonl \(or .gz, .xz, .zst\)$"),
         ({"train_en": b""}, r"no split 'train'.*; it has train.en$"),
         ({"tain_en": b"", "tain_de_gz": b""}, r"no split 'train'.*; it has tain.en, tain.de.gz$"),
         ({"train_en": b"", "train_de": b"", "train_tsv_gz": b""}, "more than once: train.en, train.de, train.tsv.gz"),

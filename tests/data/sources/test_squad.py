@@ -94,5 +94,5 @@ def test_a_file_that_is_no_squad_says_what_it_lacks(tmp_path, content, line):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"has no split 'dev': looked for dev\.json \(or \.gz\)"):
+    with pytest.raises(UserError, match=r"has no split 'dev': looked for dev\.json \(or \.gz, \.xz, \.zst\)"):
         open_split(DataConfig(source="squad", dir=str(tmp_path)), "dev")

@@ -1,0 +1,296 @@
+"""Prepare a corpus: make the texts of a split into token arrays, block by block, on all cores.
+
+A block is BLOCK consecutive pairs, encoded by any process and kept in a file until all blocks are there and are joined.
+So memory does not grow with the text, rerunning after a kill encodes only the missing blocks, and the arrays depend
+neither on kills nor on the number of processes.
+"""
+
+import contextlib
+import functools
+import io
+import itertools
+import json
+import os
+import pickle
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from jformer.data.progress import show_progress
+from jformer.data.repeats import hashes, in_order
+from jformer.data.sources.split import SIDES, Pair, ReadFrom, Split
+from jformer.data.tokenizers import subwords
+from jformer.errors import UserError
+from jformer.integrity import seal
+from jformer.storage import replace_content, writing
+
+if TYPE_CHECKING:
+    from jformer.data.corpus import ExampleEncoder
+
+BLOCK = 2**14  # pairs, less than a second of one core
+CHUNK = 2_048  # examples tokenized at a time
+FEW = 8  # blocks that one process prepares before others would have started
+MOST_PROCESSES = 32
+PAIRS = "pairs.npy"  # the hashes of all pairs of text that were read, in order
+
+
+class Task(NamedTuple):
+    """A block to encode; its pairs are None if the process that encodes it also reads them."""
+
+    number: int
+    first: int  # of its pairs
+    size: int
+    pairs: Sequence[Pair] | None
+    counts: Counter[str]  # of reading the pairs
+
+
+Make = Callable[[Task], int]
+"""Make a block and return its number of pairs."""
+
+
+def prepare(split: Split, encoder: "ExampleEncoder", folder: Path) -> None:
+    """Write the arrays of a split into a new folder, which appears only when it is whole.
+
+    Raises UserError for an invalid text, and for a disk without room.
+    """
+    blocks = folder.with_suffix(".tmp")
+    try:
+        with writing(folder):
+            blocks.mkdir(parents=True, exist_ok=True)
+        count = 0
+        with show_progress(f"tokenizing {split.name}", split.size) as done:
+            for size in _encode_all(split, encoder, blocks):
+                done.examples += size
+                count += 1
+        with writing(folder):
+            _join([_path(blocks, number) for number in range(count)], folder)
+    except UserError:
+        shutil.rmtree(blocks, ignore_errors=True)
+        shutil.rmtree(folder.with_suffix(".new"), ignore_errors=True)
+        raise
+    shutil.rmtree(blocks)
+
+
+def _encode_all(split: Split, encoder: "ExampleEncoder", blocks: Path) -> Iterator[int]:
+    """Make the blocks that are missing; yield the number of pairs of each block, in order."""
+    ordered = any(getattr(side.tokenizer, "in_order", False) for side in (encoder.source, encoder.target))
+    if ordered:  # the tokens of a text depend on all texts before it
+        shutil.rmtree(blocks)
+        blocks.mkdir()
+    make = functools.partial(_make_block, split.read_from, encoder, blocks)
+    tasks = _tasks_to_read(split) if split.read_from and split.size else _tasks_read(split)
+    cores = len(os.sched_getaffinity(0))
+    if ordered or cores < 2 or split.size < FEW * BLOCK or not _can_be_sent(make):
+        yield from map(make, tasks)
+        return
+    with _Pool(min(cores, MOST_PROCESSES), make) as pool:
+        yield from pool.map(tasks, done=lambda task: _path(blocks, task.number).exists())
+
+
+def _tasks_to_read(split: Split) -> Iterator[Task]:
+    """Yield the blocks of a split that any process can read from any pair on."""
+    for first in range(0, split.size, BLOCK):
+        yield Task(first // BLOCK, first, min(BLOCK, split.size - first), None, Counter())
+
+
+def _tasks_read(split: Split) -> Iterator[Task]:
+    """Yield the blocks of a split that this process reads from the beginning; the last one may be empty."""
+    counts: Counter[str] = Counter()
+    stream = split.read(counts)
+    for number in itertools.count():
+        before = dict(counts)
+        pairs = list(itertools.islice(stream, BLOCK))
+        found = Counter({reason: count - before.get(reason, 0) for reason, count in counts.items()})
+        yield Task(number, number * BLOCK, len(pairs), pairs, found)
+        if len(pairs) < BLOCK:
+            return
+
+
+def _make_block(read_from: ReadFrom | None, encoder: "ExampleEncoder", blocks: Path, task: Task) -> int:
+    """Encode a block into its file, unless that exists: values and lengths of both sides, hashes, and counts."""
+    path = _path(blocks, task.number)
+    if path.exists():
+        return task.size
+    counts, pairs = task.counts, task.pairs
+    if pairs is None:
+        assert read_from
+        pairs = list(itertools.islice(read_from(counts, task.first), task.size))
+    sides = dict(zip(SIDES, (encoder.source, encoder.target), strict=True))
+    sizes = {name: side.tokenizer.vocab_size if side.tokenizer else 1 for name, side in sides.items()}
+    values = {name: [np.zeros(0, np.min_scalar_type(size - 1))] for name, size in sizes.items()}
+    lengths: dict[str, list[int]] = {name: [] for name in sides}
+    for start in range(0, len(pairs), CHUNK):
+        examples = encoder.encode(pairs[start : start + CHUNK], counts)
+        for i, (name, side) in enumerate(sides.items()):
+            sequences = [example[i] for example in examples]
+            lengths[name] += map(len, sequences)
+            values[name].append(_flat(sequences, values[name][0].dtype))
+            if side.tokenizer and (unknown := int(np.count_nonzero(values[name][-1] == side.symbols.unk))):
+                counts["unknown tokens"] += unknown
+    arrays: dict[str, Any] = {f"{name}.values": np.concatenate(parts) for name, parts in values.items()}
+    arrays |= {f"{name}.lengths": np.array(each, np.uint32) for name, each in lengths.items()}
+    content = io.BytesIO()
+    np.savez(content, counts=json.dumps(counts), pairs=hashes(pairs), **arrays)
+    with writing(path):
+        replace_content(path, content.getvalue())
+    return task.size
+
+
+def _can_be_sent(make: Make) -> bool:
+    """Return whether another process can make blocks: it cannot import what the main module defines."""
+    try:
+        return b"__main__" not in pickle.dumps(make)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return False
+
+
+def _path(blocks: Path, number: int) -> Path:
+    return blocks / f"{number:06}.npz"
+
+
+def _flat(sequences: Sequence[Sequence[int]], dtype: np.dtype) -> np.ndarray:
+    if sequences and isinstance(sequences[0], np.ndarray):
+        return np.concatenate(sequences, dtype=dtype)
+    return np.fromiter(itertools.chain.from_iterable(sequences), dtype)
+
+
+def _join(paths: Sequence[Path], folder: Path) -> None:
+    """Join the blocks into arrays in a folder beside the final one, and rename it."""
+    made = folder.with_suffix(".new")
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir()
+    counts: Counter[str] = Counter({"examples used": 0})
+    for found in _column(paths, "counts"):
+        counts.update(json.loads(str(found)))
+    for side in SIDES:
+        _save(made / f"{side}.values.npy", _column(paths, f"{side}.values"))
+        _save(made / f"{side}.offsets.npy", _offsets(_column(paths, f"{side}.lengths")))
+    _save(made / PAIRS, in_order(functools.partial(_column, paths, "pairs")))
+    (made / "counts.json").write_text(json.dumps(counts))
+    seal(made)
+    made.rename(folder)
+
+
+def _column(paths: Iterable[Path], name: str) -> Iterator[np.ndarray]:
+    """Yield an array of each block. Raises UserError, and removes the block, if it is damaged."""
+    for path in paths:
+        try:
+            with np.load(path) as block:
+                yield block[name]
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
+            path.unlink(missing_ok=True)
+            raise UserError(f"{path} is damaged: rerun the same command") from error
+
+
+def _offsets(lengths: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+    """Yield where the sequences of these lengths begin, and where the last one ends."""
+    ends = np.zeros(1, np.int64)
+    yield ends
+    for each in lengths:
+        ends = np.cumsum(np.append(ends[-1:], each))  # of a block without examples: where it begins
+        yield ends[1:]
+
+
+def _save(path: Path, pieces: Iterator[np.ndarray]) -> None:
+    """Save an array given in pieces, as `numpy.save` saves the whole."""
+    length, dtype = 0, np.dtype(np.uint64)
+    with path.open("wb") as file:
+        _write_header(file, length, dtype)
+        for piece in pieces:
+            length, dtype = length + len(piece), piece.dtype
+            file.write(piece.tobytes())
+        file.seek(0)
+        _write_header(file, length, dtype)  # as long as before: NumPy leaves room for the length of an array
+
+
+def _write_header(file: IO[bytes], length: int, dtype: np.dtype) -> None:
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (length,)}
+    np.lib.format.write_array_header_1_0(file, header)
+
+
+class _Pool:
+    """Processes that make blocks. Each runs `serve`, and imports nothing of this process's main module."""
+
+    def __init__(self, count: int, make: Make) -> None:
+        self._count, self._make = count, make
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
+
+    def __enter__(self) -> "_Pool":
+        for _ in range(self._count):
+            self._start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._started:
+            process.kill()
+            process.communicate()
+
+    def _start(self) -> None:
+        command = [sys.executable, "-c", f"from {__name__} import serve; serve()"]
+        environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TOKENIZERS_PARALLELISM": "false"}
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | environment)
+        self._started.append(process)
+        self._idle.put(process)
+        _send(process.stdin, self._make)
+
+    def map(self, tasks: Iterable[Task], done: Callable[[Task], bool]) -> Iterator[int]:
+        """Yield the size of each block, in order. Some blocks ahead of it are being made or wait."""
+        threads = ThreadPoolExecutor(self._count)
+        waiting: deque[Future[int]] = deque()
+        try:
+            for task in tasks:
+                waiting.append(threads.submit(self._make if done(task) else self._ask, task))
+                if len(waiting) > 2 * self._count:
+                    yield waiting.popleft().result()
+            for each in waiting:
+                yield each.result()
+        finally:
+            threads.shutdown(cancel_futures=True)
+
+    def _ask(self, task: Task) -> int:
+        """Have a process make a block; one that has been killed is replaced, and its block made here."""
+        process = self._idle.get()
+        try:
+            _send(process.stdin, task)
+            answer = pickle.load(process.stdout)  # type: ignore[arg-type]
+        except (EOFError, OSError, pickle.UnpicklingError):
+            self._start()
+            return self._make(task)
+        self._idle.put(process)
+        if isinstance(answer, Exception):
+            raise answer
+        return int(answer)
+
+
+def _send(stream: IO[bytes] | None, content: object) -> None:
+    assert stream
+    pickle.dump(content, stream)
+    stream.flush()
+
+
+def serve() -> None:
+    """Make the blocks that standard input asks for, until it ends; answer each with its size or an error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one ends it
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints
+    subwords.THREADS = 1
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        make: Make = pickle.load(sys.stdin.buffer)
+        while True:
+            task = pickle.load(sys.stdin.buffer)
+            try:
+                answer: int | Exception = make(task)
+            except Exception as error:
+                answer = error
+            _send(answers, answer)
