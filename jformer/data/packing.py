@@ -78,21 +78,21 @@ class PackedRows:
     """Rows whose lengths are fixed; each turn gives every place of them another random example of its lengths."""
 
     sizes: np.ndarray  # [rows] examples
-    _places: np.ndarray  # [n] the places of all rows, sorted by their lengths
-    _kind: np.ndarray  # [n] the number of each example's lengths, in the same order
-    _first: np.random.Generator
-    _seed: int
+    places: np.ndarray  # [n] the places of all rows, sorted by their lengths
+    kind: np.ndarray  # [n] the number of each example's lengths, in the same order
+    first: np.random.Generator  # of turn 0
+    seed: int
 
     def examples(self, turn: int) -> np.ndarray:
         """Return the index of the example in each place [n], row after row.
 
         Examples and places have the same multiset of lengths, so sorting both by length pairs them up.
         """
-        rng = np.random.default_rng([self._seed, turn]) if turn else copy.deepcopy(self._first)
-        shuffled = np.arange(len(self._kind), dtype=self._places.dtype)
+        rng = np.random.default_rng([self.seed, turn]) if turn else copy.deepcopy(self.first)
+        shuffled = np.arange(len(self.kind), dtype=self.places.dtype)
         rng.shuffle(shuffled)
         examples = np.empty_like(shuffled)
-        examples[self._places] = shuffled[np.argsort(self._kind[shuffled], kind="stable")]
+        examples[self.places] = shuffled[np.argsort(self.kind[shuffled], kind="stable")]
         return examples
 
 
@@ -121,7 +121,8 @@ def pack(source: np.ndarray, target: np.ndarray, shape: Shape, seed: int) -> Pac
     sizes = np.repeat([len(row) for row, _ in rows], [times for _, times in rows])
     places = np.concatenate([np.tile(numbers[*np.transpose(row)], times) for row, times in rows])
     dtype = np.uint32 if len(places) < 2**32 else np.uint64
-    return PackedRows(sizes, np.argsort(places, kind="stable").astype(dtype), kind, rng, seed)
+    ordered = np.argsort(places, kind="stable").astype(dtype)
+    return PackedRows(sizes=sizes, places=ordered, kind=kind, first=rng, seed=seed)
 
 
 def _make_rows(counts: np.ndarray, room: Lengths, rng: np.random.Generator) -> Iterator[tuple[list[Lengths], int]]:
@@ -186,7 +187,7 @@ class _LengthSampler:
 
     def __init__(self, remaining: np.ndarray, rng: np.random.Generator) -> None:
         self._remaining, self._rng = remaining, rng
-        self._kinds = np.argwhere(remaining)  # [kinds 2]
+        self.kinds = np.argwhere(remaining)  # [kinds 2]
         self._drawn: deque[Lengths] = deque()
         self.nearly_full: Lengths = (0, 0)  # a row with no more room than this is to be closed
 
@@ -199,13 +200,13 @@ class _LengthSampler:
         return self._drawn.popleft()
 
     def _draw(self) -> None:
-        count = self._remaining[*self._kinds.T]
+        count = self._remaining[*self.kinds.T]
         if not count.any():
             raise StopIteration
         share = count / count.sum()
-        source, target = NEARLY_FULL * share @ self._kinds
+        source, target = NEARLY_FULL * share @ self.kinds
         self.nearly_full = int(source), int(target)
-        self._drawn.extend(map(tuple, self._rng.choice(self._kinds, DRAWS_AT_ONCE, p=share).tolist()))
+        self._drawn.extend(map(tuple, self._rng.choice(self.kinds, DRAWS_AT_ONCE, p=share).tolist()))
 
 
 def _closing(remaining: np.ndarray, room: Lengths) -> list[Lengths]:

@@ -91,7 +91,8 @@ def make_batches(
     plan = Plan(shapes=shapes, bucket=bucket, part=part, weights=tuple(weights), seed=seed)
     if plan.fewest < 1:
         raise UserError(f"data.weight={min(weights)} of {len(part)} examples leaves none for an epoch: raise it")
-    return Batches(plan, source, target, packed, features, augment=make_augment(config.augment))
+    augment = make_augment(config.augment)
+    return Batches(plan=plan, source=source, target=target, packed=packed, features=features, augment=augment)
 
 
 def _lengths(corpora: Sequence[Corpus], features: Features) -> tuple[np.ndarray, np.ndarray]:

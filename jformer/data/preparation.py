@@ -22,26 +22,50 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from jformer.data.progress import show_progress
 from jformer.data.repeats import hashes, in_order
-from jformer.data.sources.split import SIDES, Pair, ReadFrom, Split
-from jformer.data.tokenizers import subwords
+from jformer.data.sources.split import SIDES, Pair, ReadFrom, SeekableSplit, Split
+from jformer.data.tokenizers import Symbols, Tokenizer, subwords
 from jformer.errors import UserError
-from jformer.integrity import seal
+from jformer.integrity import parse_object, seal
 from jformer.storage import replace_content, writing
-
-if TYPE_CHECKING:
-    from jformer.data.corpus import ExampleEncoder
 
 BLOCK = 2**14  # pairs, less than a second of one core
 CHUNK = 2_048  # examples tokenized at a time
 FEW = 8  # blocks that one process prepares before others would have started
 MOST_PROCESSES = 32
 PAIRS = "pairs.npy"  # the hashes of all pairs of text that were read, in order
+
+
+class EncodedSide(Protocol):
+    """A side of an encoder: a part of `jformer.data.corpus.Side`."""
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The vocabulary; None if the side is always empty."""
+
+    @property
+    def symbols(self) -> Symbols:
+        """The special ids of the vocabulary."""
+
+
+class PreparingEncoder(Protocol):
+    """The part of `jformer.data.corpus.ExampleEncoder` that makes the sequences."""
+
+    @property
+    def source(self) -> EncodedSide:
+        """The side that is read."""
+
+    @property
+    def target(self) -> EncodedSide:
+        """The side that is learned."""
+
+    def encode(self, pairs: Sequence[Pair], counts: Counter[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
+        """Return the sequences of the examples that can be used; count the others by reason."""
 
 
 class Task(NamedTuple):
@@ -58,7 +82,7 @@ Make = Callable[[Task], int]
 """Make a block and return its number of pairs."""
 
 
-def prepare(split: Split, encoder: "ExampleEncoder", folder: Path) -> None:
+def prepare(split: Split, encoder: PreparingEncoder, folder: Path) -> None:
     """Write the arrays of a split into a new folder, which appears only when it is whole.
 
     Raises UserError for an invalid text, and for a disk without room.
@@ -81,14 +105,15 @@ def prepare(split: Split, encoder: "ExampleEncoder", folder: Path) -> None:
     shutil.rmtree(blocks)
 
 
-def _encode_all(split: Split, encoder: "ExampleEncoder", blocks: Path) -> Iterator[int]:
+def _encode_all(split: Split, encoder: PreparingEncoder, blocks: Path) -> Iterator[int]:
     """Make the blocks that are missing; yield the number of pairs of each block, in order."""
     ordered = any(getattr(side.tokenizer, "in_order", False) for side in (encoder.source, encoder.target))
     if ordered:  # the tokens of a text depend on all texts before it
         shutil.rmtree(blocks)
         blocks.mkdir()
-    make = functools.partial(_make_block, split.read_from, encoder, blocks)
-    tasks = _tasks_to_read(split) if split.read_from and split.size else _tasks_read(split)
+    read_from = split.read_from if isinstance(split, SeekableSplit) else None
+    make = functools.partial(_make_block, read_from, encoder, blocks)
+    tasks = _tasks_to_read(split) if read_from else _tasks_read(split)
     cores = len(os.sched_getaffinity(0))
     if ordered or cores < 2 or split.size < FEW * BLOCK or not _can_be_sent(make):
         yield from map(make, tasks)
@@ -100,7 +125,8 @@ def _encode_all(split: Split, encoder: "ExampleEncoder", blocks: Path) -> Iterat
 def _tasks_to_read(split: Split) -> Iterator[Task]:
     """Yield the blocks of a split that any process can read from any pair on."""
     for first in range(0, split.size, BLOCK):
-        yield Task(first // BLOCK, first, min(BLOCK, split.size - first), None, Counter())
+        size = min(BLOCK, split.size - first)
+        yield Task(number=first // BLOCK, first=first, size=size, pairs=None, counts=Counter())
 
 
 def _tasks_read(split: Split) -> Iterator[Task]:
@@ -111,12 +137,12 @@ def _tasks_read(split: Split) -> Iterator[Task]:
         before = dict(counts)
         pairs = list(itertools.islice(stream, BLOCK))
         found = Counter({reason: count - before.get(reason, 0) for reason, count in counts.items()})
-        yield Task(number, number * BLOCK, len(pairs), pairs, found)
+        yield Task(number=number, first=number * BLOCK, size=len(pairs), pairs=pairs, counts=found)
         if len(pairs) < BLOCK:
             return
 
 
-def _make_block(read_from: ReadFrom | None, encoder: "ExampleEncoder", blocks: Path, task: Task) -> int:
+def _make_block(read_from: ReadFrom | None, encoder: PreparingEncoder, blocks: Path, task: Task) -> int:
     """Encode a block into its file, unless that exists: values and lengths of both sides, hashes, and counts."""
     path = _path(blocks, task.number)
     if path.exists():
@@ -171,7 +197,7 @@ def _join(paths: Sequence[Path], folder: Path) -> None:
     made.mkdir()
     counts: Counter[str] = Counter({"examples used": 0})
     for found in _column(paths, "counts"):
-        counts.update(json.loads(str(found)))
+        counts.update(parse_object(str(found)))
     for side in SIDES:
         _save(made / f"{side}.values.npy", _column(paths, f"{side}.values"))
         _save(made / f"{side}.offsets.npy", _offsets(_column(paths, f"{side}.lengths")))

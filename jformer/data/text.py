@@ -192,10 +192,17 @@ def read_objects(
     first: int = 0,
     starts: Sequence[int] = (),
 ) -> Iterator[tuple[int, T]]:
-    """Yield the number of each line of a JSONL file, from 1, and the result of `read`; for `first` see `read_lines`.
+    """Yield the number of each line of a JSONL file, from 1, and the result of `read`.
 
-    Of characters outside an object's texts, only replacements are counted. Raises UserError with file:line for a line
-    that `read` raises ValueError for.
+    Args:
+        path: the file.
+        counts: receives replacements of characters outside an object's texts.
+        invalid: one of INVALID.
+        read: reads a line; raises ValueError for an invalid one.
+        first, starts: as for `read_lines`.
+
+    Raises:
+        UserError: with file:line, for an invalid line.
     """
     around: Counter[str] = Counter()
     lines = read_lines(path, around, first, invalid=invalid, starts=starts)

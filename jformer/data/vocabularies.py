@@ -12,7 +12,7 @@ from etils.epath import Path
 
 from jformer.data.data_config import DataConfig
 from jformer.data.progress import show_progress
-from jformer.data.sources.split import Pair, Split
+from jformer.data.sources.split import Pair, SeekableSplit, Split
 from jformer.data.tokenizers import Tokenizer, learn, load
 from jformer.errors import UserError
 from jformer.integrity import damaged, seal
@@ -145,7 +145,7 @@ def _sampled(split: Split) -> Iterator[Pair]:
     """Yield the pairs of a split, or if there are more than SAMPLE, every n-th run of RUN of them."""
     size = split.size or sum(1 for _ in split.read(Counter()))
     stride = -(-size // SAMPLE)
-    if split.read_from and stride > 1:
+    if isinstance(split, SeekableSplit) and stride > 1:
         for first in range(0, size, stride * RUN):
             yield from itertools.islice(split.read_from(Counter(), first), RUN)
         return

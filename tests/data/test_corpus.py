@@ -300,12 +300,13 @@ import os, sys
 from jformer.data import preparation
 from jformer.data.corpus import open_corpus
 from tests.data.test_corpus import DROPPING, WORDS, many, many_from
-from jformer.data.sources.split import Split
+from jformer.data.sources.split import (SeekableSplit, Split)
 
 folder, cores, reads, size = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True", 637
 os.sched_getaffinity = lambda _: range(cores)
 preparation.BLOCK = 16
-split = Split("train", "text 1", many, size, many_from if reads else None)
+split = Split("train", "text 1", many, size)
+split = SeekableSplit("train", "text 1", many, size, read_from=many_from) if reads else split
 open_corpus(split, WORDS, folder)
 """
 

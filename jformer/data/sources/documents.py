@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from jformer.data.data_config import SourceConfig
 from jformer.data.file_digests import digest
-from jformer.data.sources.split import Pair, Split, find, fingerprint
+from jformer.data.sources.split import Pair, SeekableSplit, Split, find, fingerprint
 from jformer.data.text import read_lines
 from jformer.errors import UserError
 
@@ -41,7 +41,8 @@ def open_split(config: SourceConfig, split: str) -> Split:
     identity = fingerprint("text 3", sha, config.document, config.share_of, first, last, config.invalid)
     if config.document == "line":
         read_from = functools.partial(_read_lines, lines_of, range(first, last))
-        return Split(split, identity, functools.partial(read_from, number=0), last - first, read_from)
+        read_all = functools.partial(read_from, number=0)
+        return SeekableSplit(split, identity, read_all, last - first, read_from=read_from)
 
     def read(counts: Counter[str]) -> Iterator[Pair]:
         if config.share_of == "characters":

@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -49,15 +49,20 @@ class Split:
 
     `fingerprint` is a SHA-256 over all that the pairs depend on. Each call of `read` yields every pair in order, counts
     changes and findings by reason, and raises UserError at the first invalid text. `size` is the number of pairs, 0 if
-    not known in advance. Several processes can prepare a split that has `read_from`, which is a function of a module or
-    a partial one.
+    not known in advance.
     """
 
     name: str
     fingerprint: str
     read: Callable[[Counter[str]], Iterator[Pair]]
     size: int = 0
-    read_from: ReadFrom | None = None
+
+
+@dataclass(frozen=True)
+class SeekableSplit(Split):
+    """A split of known size whose parts several processes can read: `read_from` is a function of a module."""
+
+    read_from: ReadFrom = field(kw_only=True)
 
 
 def fingerprint(*parts: object) -> str:

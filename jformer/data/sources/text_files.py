@@ -4,7 +4,6 @@ Opening a split finds its files, fingerprints them and checks that both sides ha
 yields the pairs and raises errors with file:line.
 """
 
-import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +12,7 @@ from typing import NamedTuple
 
 from jformer.data.data_config import SourceConfig
 from jformer.data.file_digests import digest
-from jformer.data.sources.split import Pair, Split, find_shards, fingerprint, of_shards
+from jformer.data.sources.split import Pair, SeekableSplit, Split, find_shards, fingerprint, of_shards
 from jformer.data.text import admit, is_jsonl, packed_forms, read_lines, read_objects, unpacked_name
 from jformer.data.tokenizers.numbers import is_number
 from jformer.errors import UserError
@@ -61,10 +60,11 @@ def _checked(paths: Sequence[tuple[Path, ...]]) -> tuple[list[Shard], list[str]]
     return shards, digests
 
 
-def _split_of(name: str, identity: str, shards: Sequence[Shard], read: Read) -> Split:
+def _split_of(name: str, identity: str, shards: Sequence[Shard], read: Read) -> SeekableSplit:
     """Return the split that the pairs of all shards are."""
     read_from = functools.partial(_read_shards, shards, read)
-    return Split(name, identity, functools.partial(read_from, first=0), sum(each.lines for each in shards), read_from)
+    size, read_all = sum(each.lines for each in shards), functools.partial(read_from, first=0)
+    return SeekableSplit(name, identity, read_all, size, read_from=read_from)
 
 
 def _read_shards(shards: Sequence[Shard], read: Read, counts: Counter[str], first: int) -> Iterator[Pair]:
@@ -131,10 +131,8 @@ def open_labelled(config: SourceConfig, split: str) -> Split:
     languages = (config.source_language, config.target_language)
     shards, digests = _checked(find_shards(config.dir, split, TABLES))
     identity = fingerprint("labelled 2", *digests, languages, config.invalid)
-    read = functools.partial(_read_labelled, languages, config)
-    return dataclasses.replace(
-        _split_of(split, identity, shards, read), read_from=None
-    )  # lines are compared with the first
+    pairs = _split_of(split, identity, shards, functools.partial(_read_labelled, languages, config))
+    return Split(pairs.name, pairs.fingerprint, pairs.read, pairs.size)  # a line is compared with the first of all
 
 
 def _read_labelled(
