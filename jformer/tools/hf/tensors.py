@@ -156,7 +156,9 @@ def _files(directory: Path) -> dict[Path, set[str] | None]:
     """Return the files of a directory, or the one file, and, if there is an index, the names of their tensors."""
     if directory.is_file():
         return {directory: None}
-    index = directory / INDEX
+    index, whole = directory / INDEX, directory / WHOLE
+    if whole.is_file():  # which transformers reads, too, where there are both
+        return {whole: None}
     if index.exists():
         try:
             weight_map = parse_object(index.read_bytes())["weight_map"]
@@ -173,8 +175,6 @@ def _files(directory: Path) -> dict[Path, set[str] | None]:
             assert names is not None
             names.add(name)
         return files
-    if (directory / WHOLE).is_file():
-        return {directory / WHOLE: None}
     pickled = sorted(path.name for path in directory.glob("*.bin"))
     if pickled:
         raise UserError(

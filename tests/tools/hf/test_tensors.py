@@ -90,17 +90,21 @@ def test_what_is_no_finite_number_is_refused(tmp_path, numbers, dtype, says):
 ])  # fmt: skip
 def test_an_index_names_files_beside_it_and_no_others(tmp_path, file, says):
     write(tmp_path, ARRAYS.items())
-    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a.weight": WHOLE, "b": file}}))
+    (tmp_path / WHOLE).rename(tmp_path / "a.safetensors")
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a.weight": "a.safetensors", "b": file}}))
     with pytest.raises(UserError, match=says):
         Tensors(tmp_path)
 
 
 def test_index_and_files_must_agree(tmp_path):
     write(tmp_path, ARRAYS.items())
+    (tmp_path / WHOLE).rename(tmp_path / "a.safetensors")
     for names in (["a.weight"], ["a.weight", "b", "c"]):
-        (tmp_path / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(names, WHOLE)}))
+        (tmp_path / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(names, "a.safetensors")}))
         with pytest.raises(UserError, match="is in one of this file and"):
             Tensors(tmp_path)
+    write(tmp_path, [("a.weight", ARRAYS["a.weight"])])
+    assert Tensors(tmp_path).shapes() == {"a.weight": (2, 3)}  # as transformers reads the whole file where both are
 
 
 def test_pickle_is_refused_with_the_line_that_converts_it(tmp_path):
