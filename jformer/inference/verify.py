@@ -87,7 +87,8 @@ class Subject:
         source = self.tokenizers[0]
         if isinstance(source, ImageTokenizer):
             return [rng.integers(0, source.vocab_size, source.length).tolist() for _ in range(SENTENCES)]
-        texts = [rng.integers(NUM_SYMBOLS, source.vocab_size, rng.integers(3, 20)).tolist() for _ in range(SENTENCES)]
+        most = min(20, max(4, min(self.config.data.max_source_length, self.config.data.max_target_length) - 2))
+        texts = [rng.integers(NUM_SYMBOLS, source.vocab_size, rng.integers(3, most)).tolist() for _ in range(SENTENCES)]
         end = [] if self.inputs.continues else [self.inputs.side.symbols.eos]
         return [[*ids, *end] for ids in texts]
 

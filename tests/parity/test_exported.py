@@ -23,7 +23,7 @@ PREFIX = {"marian": "", "bart": "", "learned": "", "t5": "a mat: "}  # what the 
 
 
 WRITERS = {name: getattr(small_runs, name) for name in PREFIX}
-ENCODERS = {task: functools.partial(small_runs.bert, task=task) for task in ("classify", "qa")}
+ENCODERS = {task: functools.partial(small_runs.bert, task=task) for task in ("classify", "qa", "embed")}
 
 
 @pytest.mark.parametrize("name", slow_but([*WRITERS, *ENCODERS], "classify", "marian"))

@@ -14,12 +14,11 @@ from jaxtyping import Float
 from jformer.errors import UserError
 from jformer.inference.verify import Check, Subject
 from jformer.models import ModelConfig
-from jformer.tools.hf.convert import ORIGIN, find_family
+from jformer.tools.hf.convert import FAMILIES, ORIGIN, PIXELS, find_family
 from jformer.tools.hf.families import architecture
 from jformer.tools.hf.vocabulary import read_json
 
 SIDES = {"encoder": ("source",), "decoder": ("target",), "encdec": ("source", "target"), "vit": ()}  # read by a family
-PIXELS = "preprocessor_config.json"
 
 
 def check_against(directory: Path, workdir: AnyPath) -> Check:
@@ -51,16 +50,20 @@ def both_logits(
     import transformers
 
     fields = read_json(directory / "config.json")
-    origin = read_json(Path(workdir) / ORIGIN, {}).get("model_type")  # config.json may lack it
-    family = find_family(fields.get("model_type", origin), fields.get("architectures") or [])
+    origin = read_json(Path(workdir) / ORIGIN, {}).get("model_type", "")  # config.json may lack it
+    model_type = fields.get("model_type")
+    family = find_family(model_type, fields.get("architectures") or [], "" if model_type in FAMILIES else origin)
     config, (batch, _) = subject.model.config, subject.batch()
     ours, real = subject.logits(batch), subject.predicted(batch)
-    name = architecture(family, subject.config.task, config)
+    task = "mlm" if config.head.vectors else subject.config.task  # of the class that has no head
+    name = architecture(family, task, config)
     model = getattr(transformers, name).from_pretrained(directory, dtype=torch.float32).eval()
     with torch.no_grad():
         theirs = their_logits(model, config, batch, read_json(directory / PIXELS, {})).numpy()
     shared = min(ours.shape[-1], theirs.shape[-1])  # rows past them are of noise, or pad a table
-    return ours[real][:, :shared], theirs[real][:, :shared]
+    return ours[real][:, :shared], theirs[real[:, : theirs.shape[1]]][
+        :, :shared
+    ]  # a row of ours has room for more vectors
 
 
 def their_logits(model: Any, config: ModelConfig, batch: Mapping[str, np.ndarray], pixels: Mapping[str, Any]) -> Any:
@@ -89,6 +92,12 @@ def their_logits(model: Any, config: ModelConfig, batch: Mapping[str, np.ndarray
     found = model(**inputs)
     if "start_logits" in found:
         return torch.stack([found.start_logits, found.end_logits], -1)
+    if config.head.vectors:
+        real = inputs["attention_mask"][..., None].float()
+        last = real.sum(1).long() - 1
+        pools = {"mean": lambda x: (x * real).sum(1) / real.sum(1), "first": lambda x: x[:, 0],
+                 "last": lambda x: x[torch.arange(len(x)), last[:, 0]]}  # fmt: skip
+        return pools[config.head.pooling](found.last_hidden_state)[:, None]
     if "logits" not in found:  # of a model without a head
         return found.last_hidden_state @ model.get_input_embeddings().weight.T
     return found.logits[:, None] if found.logits.ndim == 2 else found.logits
