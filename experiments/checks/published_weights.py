@@ -1,16 +1,17 @@
 """Take directories of published models through the documented commands: import, logits beside transformers, export.
 
-python -m experiments.checks.published_weights MODEL_DIR … [--texts=FILE] [--more="--source_language=en_XX"]
+python -m experiments.checks.published_weights MODEL_DIR … [--texts=FILE] [--more="--model_type=bert"]
 
 With --smoke, the directories are those of small models with random weights. Prints a row of a table for each, of which
-it makes a copy: whether `jformer.hf import` takes it as it lies
-there, or after the `jformer.hf unpickle` that it asks for, or why not; the largest difference of logits, relative to
-the largest logit, and the positions whose likeliest token or class is the same, both beside transformers; the lines of
---texts (default: README.md) with the ids of AutoTokenizer; the tensors that an export has bit for bit; seconds and peak
-memory of the import and of the export. Needs pip install -e ".[parity]".
+it makes a copy: whether `jformer.hf import`, with the options of --more, takes it as it lies there, or after the
+`jformer.hf unpickle` that it asks for, or why not; the largest difference of logits, relative to the largest logit, and
+the positions whose likeliest token or class is the same, both beside transformers; the lines of --texts (default:
+README.md) with the ids of AutoTokenizer; the tensors that an export has bit for bit; seconds and peak memory of the
+import and of the export. Needs pip install -e ".[parity]".
 """
 
 import argparse
+import multiprocessing
 import os
 import shlex
 import shutil
@@ -18,9 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -68,8 +69,9 @@ def row_of(directory: Path, folder: Path, texts: list[str], more: list[str]) -> 
     taken, verdict = call("import", str(origin), f"--workdir={workdir}", *more), "yes"
     if taken.code and UNPICKLE in taken.error:
         converted = call("unpickle", str(origin))
-        verdict = f"after `{UNPICKLE}`" if not converted.code else converted.error
+        verdict = f"yes, after `{UNPICKLE}`" if not converted.code else converted.error
         taken = call("import", str(origin), f"--workdir={workdir}", *more)
+    verdict += f", with {' '.join(f'`{option}`' for option in more)}" if more else ""
     name = f"{directory.name}, {size:,.0f} MB"
     if taken.code:
         error = taken.error.replace(str(origin), "DIR").removeprefix("jformer: ").replace("|", "/")
@@ -80,16 +82,24 @@ def row_of(directory: Path, folder: Path, texts: list[str], more: list[str]) -> 
     ours, theirs = both_logits(origin, workdir, Subject(run, run.config.decode))
     apart = np.abs(ours - theirs).max() / np.abs(theirs).max()
     likeliest = (ours.argmax(axis=-1) == theirs.argmax(axis=-1)).tolist()
-    ids = "" if run.inputs.of_images else "/".join(map(str, equal_ids(run.inputs.side.encode(texts), origin, texts)))
+    ids = ""
+    if not run.inputs.of_images:
+        theirs_ids = their_ids(origin, dict(option.removeprefix("--").split("=", 1) for option in more), texts)
+        ids = f"{sum([*a] == b for a, b in zip(run.inputs.side.encode(texts), theirs_ids, strict=True))}/{len(texts)}"
     return name, verdict, f"{apart:.1e}", f"{sum(likeliest)}/{len(likeliest)}", ids, equal, f"{taken}; {out}"
 
 
-def equal_ids(ours: Sequence[Sequence[int]], origin: Path, texts: list[str]) -> tuple[int, int]:
-    """Return how many texts have the ids that AutoTokenizer gives them, and of how many."""
+def their_ids(origin: Path, given: dict[str, str], texts: list[str]) -> list[list[int]]:
+    """Return the ids of texts by AutoTokenizer, with the same facts that options of the import give."""
     import transformers
 
-    theirs = transformers.AutoTokenizer.from_pretrained(origin)(texts)["input_ids"]
-    return sum([*a] == b for a, b in zip(ours, theirs, strict=True)), len(texts)
+    elsewhere = {"model_type", "tokenizer"} & given.keys()  # no config.json with a model_type stands beside the files
+    facts: dict[str, Any] = {"tokenizer_type": given.get("model_type", "bert")} if elsewhere else {}
+    facts |= {"do_lower_case": given["do_lower_case"] == "true"} if "do_lower_case" in given else {}
+    ids: list[list[int]] = transformers.AutoTokenizer.from_pretrained(given.get("tokenizer", origin), **facts)(texts)[
+        "input_ids"
+    ]
+    return ids
 
 
 def equal_tensors(origin: Path, exported: Path) -> tuple[int, int]:
@@ -125,11 +135,13 @@ def main() -> None:
     texts = [line for line in options.texts.read_text().splitlines() if line.strip()]
     for line in (HEADER, ["---"] * len(HEADER)):
         print(f"| {' | '.join(line)} |")
-    with tempfile.TemporaryDirectory() as small:
+    # Each row in a process of its own: peaks of memory include that of the process which starts a command.
+    fresh = multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1)
+    with tempfile.TemporaryDirectory() as small, fresh as pool:
         models = small_models(Path(small)) if options.smoke else options.models
         for directory in models:
             with tempfile.TemporaryDirectory() as folder:
-                row = row_of(directory, Path(folder), texts, shlex.split(options.more))
+                row = pool.apply(row_of, (directory, Path(folder), texts, shlex.split(options.more)))
             print(f"| {' | '.join(row)} |", flush=True)
 
 

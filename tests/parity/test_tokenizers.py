@@ -22,15 +22,30 @@ from tests.slow import slow_but
 SIZE = 600
 
 
-def wordpiece(folder):
+def wordpiece(folder, lowercase=True):
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     fast = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    fast.normalizer, fast.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-    fast.decoder = decoders.WordPiece()
+    fast.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    fast.pre_tokenizer, fast.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
     fast.train_from_iterator(documents(), trainers.WordPieceTrainer(vocab_size=SIZE, special_tokens=specials))
     fast.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     write(folder, fast, "BertTokenizer", dict(zip(names, specials, strict=True)))
+
+
+def edit(path, **fields):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def vocab_txt(folder, **settings):
+    """Write the tokens of WordPiece alone, one a line, two of them twice, and added ones with their ids."""
+    wordpiece(folder, settings.get("do_lower_case", True))
+    ids = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    (folder / "tokenizer.json").unlink()
+    lines = [*sorted(ids, key=ids.get), "a", "", "the ", "日本"]
+    (folder / "vocab.txt").write_text("\n".join(lines))
+    (folder / "added_tokens.json").write_text(json.dumps({"n't": len(lines) + 1, "ein text": len(lines)}))
+    edit(folder / "tokenizer_config.json", **settings)
 
 
 def byte_level(folder, roberta=False):
@@ -143,6 +158,14 @@ def write(folder, fast, cls, tokens):
 
 KINDS = {  # how it is made, model_type, language, the decoder's first token
     "WordPiece (BERT)": (wordpiece, "bert", "", -1),
+    "WordPiece whose tokenizer_config.json knows better (BERT)": (
+        lambda folder: [wordpiece(folder), edit(folder / "tokenizer_config.json", do_lower_case=False)], "bert", "", -1,
+    ),
+    "WordPiece of a vocab.txt (BERT)": (vocab_txt, "bert", "", -1),
+    "WordPiece of a vocab.txt with capitals (BERT)": (
+        lambda folder: vocab_txt(folder, do_lower_case=False, tokenize_chinese_chars=False, strip_accents=True),
+        "distilbert", "", -1,
+    ),
     "byte-level BPE (GPT-2)": (byte_level, "gpt2", "", -1),
     "byte-level BPE (RoBERTa, BART)": (lambda folder: byte_level(folder, roberta=True), "roberta", "", -1),
     "unigram (T5)": (unigram, "t5", "", 0),
@@ -164,7 +187,7 @@ KINDS = {  # how it is made, model_type, language, the decoder's first token
 @pytest.mark.filterwarnings(
     "ignore:Recommended. pip install sacremoses"
 )  # which its tokenizer imports and does not call
-@pytest.mark.parametrize("kind", slow_but(KINDS, "WordPiece (BERT)"))
+@pytest.mark.parametrize("kind", slow_but(KINDS, "WordPiece of a vocab.txt with capitals (BERT)"))
 def test_ids_and_texts_are_theirs(kind, tmp_path):
     make, model_type, language, start = KINDS[kind]
     make(tmp_path)
@@ -174,7 +197,7 @@ def test_ids_and_texts_are_theirs(kind, tmp_path):
     ours = found.tokenizer("source", found.symbols("source", language, start), "")
     lines = hostile_lines()
     symbols = ours.symbols
-    first = (symbols.bos,) if model_type in ("bert", "roberta", "llama") else ()
+    first = (symbols.bos,) if model_type in ("bert", "distilbert", "roberta", "llama") else ()
     last = () if model_type in ("gpt2", "llama") else (symbols.eos, *symbols.after)
     ids = ours.encode(lines)
     expected = theirs(lines)["input_ids"]

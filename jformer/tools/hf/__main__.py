@@ -1,6 +1,7 @@
 """Import models of Hugging Face Transformers as runs, and export runs as such models, without torch.
 
 python -m jformer.hf import MODEL --workdir=DIR [--prefix=TEXT] [--source_language=X --target_language=Y]
+       [--model_type=TYPE] [--tokenizer=MODEL_DIR] [--do_lower_case=false]
        [--coordinator=HOST:PORT --processes=N --process=I]
 python -m jformer.hf import ADAPTER --workdir=DIR --base=BASE
 python -m jformer.hf unpickle MODEL_DIR
@@ -21,6 +22,9 @@ prune   writes a run whose vocabulary keeps only the special tokens and the toke
 extend  writes a run with further tokens, listed one a line; train it to learn them.
   --text, --target   files of texts that the run reads, and that it writes; each takes one file or more
   --prefix           prepended to every source text, such as "translate English to German: " (T5)
+  --model_type       the family, such as bert, where config.json names none, or one that is another by name alone
+  --tokenizer        the directory of the tokenizer's files, if they are not in that of the model
+  --do_lower_case    whether BERT's tokenizer lowercases texts, where tokenizer_config.json does not tell, or wrongly
   --source_language, --target_language  as the tokenizer writes them: eng_Latn (NLLB), en_XX (mBART), en (M2M-100)
 """
 
@@ -46,7 +50,10 @@ def main(argv: list[str] | None = None) -> int:
     reading.add_argument("--workdir", required=True)
     for flag in ("prefix", "source_language", "target_language"):
         reading.add_argument(f"--{flag}", default="")
-    reading.add_argument("--base", default="")
+    reading.add_argument("--tokenizer", type=Path)
+    reading.add_argument("--do_lower_case", choices=("false", "true"))
+    for flag in ("model_type", "base"):
+        reading.add_argument(f"--{flag}", default="")
     reading.add_argument("--coordinator")
     for flag in ("processes", "process"):
         reading.add_argument(f"--{flag}", type=int)
@@ -92,16 +99,21 @@ def do(options: argparse.Namespace) -> None:
     from jformer.tools.hf.write_model import export_model
 
     if options.command == "import":
-        texts = Texts(options.source_language, options.target_language, options.prefix)
+        texts = Texts(
+            source_language=options.source_language, target_language=options.target_language, prefix=options.prefix,
+            tokenizer=options.tokenizer, do_lower_case={"true": True, "false": False}.get(options.do_lower_case),
+        )  # fmt: skip
         with processes.join_run(processes.from_flags(False, options.coordinator, options.processes, options.process)):
             with processes.main_process_first():
                 directory = find_model(options.model)
             if (directory / CONFIG).is_file():
+                if options.model_type or texts != Texts():
+                    raise UserError(f"{directory}: is an adapter; its model and its texts are those of --base")
                 summary = import_adapter(directory, options.workdir, options.base)
             elif options.base:
                 raise UserError(f"--base={options.base} is for adapters of PEFT, and {directory} has no {CONFIG}")
             else:
-                summary = import_model(directory, options.workdir, texts)
+                summary = import_model(directory, options.workdir, texts, options.model_type)
             if processes.is_main_process():
                 print(summary)
     elif options.command == "unpickle":

@@ -25,7 +25,7 @@ from jformer.data.tokenizers import (
     Tokenizer,
 )
 from jformer.data.tokenizers.lists import label_set
-from jformer.errors import UserError, nearest
+from jformer.errors import UserError, check_choice
 from jformer.models import ModelConfig, build_model
 from jformer.parallel import processes
 from jformer.parallel.mesh import make_mesh
@@ -47,11 +47,9 @@ FAMILIES: dict[str, HfFamily] = {
     family.model_type: family
     for family in (GPT2, BERT, ROBERTA, DISTILBERT, LLAMA, T5, MT5, BART, MBART, MARIAN, M2M100, VIT)
 }
-ORIGIN = (
-    "imported.json"  # in a workdir: the family it was imported from, and the files that an export writes as they came
-)
+# In a workdir: the family it was imported from, and the files that an export writes as they came.
+ORIGIN = "imported.json"
 FIELDS, SETTINGS, PIXELS = "config.json", "generation_config.json", "preprocessor_config.json"
-KEPT = (FIELDS, SETTINGS, PIXELS, vocabulary.CONFIG, vocabulary.SPECIALS)
 LABELLED = ("classify", "tag")  # tasks whose classes have names
 ENDS = 2  # classes of task qa: the first token of an answer, and the last one
 BIAS = "final_logits_bias"
@@ -66,24 +64,27 @@ TRAINING = {
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """Facts about texts that a model's directory does not contain."""
+    """Facts about texts that a model's directory may not contain."""
 
     source_language: str = ""  # as the tokenizer writes it, such as eng_Latn
     target_language: str = ""
     prefix: str = ""  # prepended to every source text, such as "translate English to German: "
+    tokenizer: Path | None = None  # the directory of the tokenizer's files; None = the model's
+    do_lower_case: bool | None = None  # whether WordPiece lowercases texts; None = as the files say
 
 
-def import_model(directory: Path, workdir: str, texts: Texts) -> str:
+def import_model(directory: Path, workdir: str, texts: Texts, model_type: str = "") -> str:
     """Import a model's directory into a workdir and return a summary.
 
-    All processes call it; each reads and holds only its part of every tensor. Raises UserError for a family or a field
-    that is not implemented, files that contradict each other, and a workdir that is not empty.
+    All processes call it; each reads and holds only its part of every tensor. `model_type` is the family where
+    config.json names none that is known. Raises UserError for a family or a field that is not implemented, files that
+    contradict each other, and a workdir that is not empty.
     """
     target = new_directory(workdir, "--workdir=")
     with explained(directory):
         fields = vocabulary.read_json(directory / FIELDS)
         architectures = fields.get("architectures") or []
-        family = find_family(fields.get("model_type"), architectures)
+        family = find_family(fields.get("model_type"), architectures, model_type)
         task = find_task(family, architectures)
         source = tensors.Tensors(directory, functools.partial(renamed, family))
         if BIAS in source.found:
@@ -99,15 +100,16 @@ def import_model(directory: Path, workdir: str, texts: Texts) -> str:
         tokenizers, notes = read_tokenizers(directory, family, fields, model, answers, texts)
         processes.check_same({"config.json": fields, "the shapes of the tensors": source.shapes()})
         mesh = make_mesh(1, -1) if processes.process_count() > 1 else make_mesh(1)
-        params = read_params(family, model, task, source, mesh)
-        notes += without_place(family, model, task, source)
+        with read_as(family, architectures) as unknown:
+            params = read_params(family, model, task, source, mesh)
+        notes += unknown + without_place(family, model, task, source)
         config, settings = make_config(directory, family, task, model, fields, tokenizers)
         config, notes = (config, notes) if modules is None else (embedding(config, modules), notes + modules.notes)
         notes += settings
     write_run(target, config, tokenizers, params)
     if processes.is_main_process():
         text = tokenizers[0 if answers else 1]
-        files = {name: (directory / name).read_text() for name in KEPT if (directory / name).is_file()}
+        files = kept_files(directory, texts)
         origin = {"model_type": family.model_type, "tokenizer": text.fingerprint, "files": files}
         replace_content(target / ORIGIN, json.dumps(origin).encode() + b"\n")
     size = sum(int(np.prod(shape)) for shape in source.shapes().values())
@@ -128,6 +130,14 @@ def explained(directory: Path) -> Iterator[None]:
         ) from error
 
 
+def kept_files(directory: Path, texts: Texts) -> dict[str, str]:
+    """Return the content of the files that an export writes as they came, unless an option said something else."""
+    places = dict.fromkeys((FIELDS, SETTINGS, PIXELS), directory)
+    if texts.do_lower_case is None:
+        places |= dict.fromkeys((vocabulary.CONFIG, vocabulary.SPECIALS), texts.tokenizer or directory)
+    return {name: (place / name).read_text() for name, place in places.items() if (place / name).is_file()}
+
+
 def refuse_missing_layers(model: ModelConfig, source: tensors.Tensors) -> None:
     """Raise UserError for a config.json with more layers than there are tensors, before any layer is built."""
     layers, found = max(model.num_layers, model.num_decoder_layers), len(source.found)
@@ -140,26 +150,49 @@ def not_carried(notes: list[str]) -> str:
     return f"; not carried over: {', '.join(notes)}" if notes else ""
 
 
-def find_family(model_type: object, architectures: Sequence[str] = ()) -> HfFamily:
-    """Return the family that config.json names by its model_type or, without one, by an architecture."""
+def find_family(model_type: object, architectures: Sequence[str] = (), given: str = "") -> HfFamily:
+    """Return the family that config.json names by its model_type or, without one, by an architecture.
+
+    One that is `given` stands in for a model_type that is missing or unknown. Raises UserError where it contradicts
+    config.json, and if there is neither.
+    """
+    if given:
+        check_choice("--model_type", given, FAMILIES)
+    if isinstance(model_type, str) and model_type in FAMILIES:
+        if given not in ("", model_type):
+            raise UserError(
+                f"--model_type={given}, and config.json has model_type={model_type!r}: leave the option out"
+            )
+        return FAMILIES[model_type]
+    if given:
+        return FAMILIES[given]
     for family in FAMILIES.values() if model_type is None else ():
         if {*architectures} & {*family.classes}:
             return family
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise UserError(f"config.json: model_type={model_type!r}; {nearest(str(model_type), FAMILIES)}; there are: "
-                        f"{', '.join(FAMILIES)}")  # fmt: skip
-    return FAMILIES[model_type]
-
-
-def find_task(family: HfFamily, architectures: list[str]) -> str:
-    """Return the task of a model."""
-    for name in architectures:
-        if name in family.classes:
-            return family.classes[name]
-    known = ", ".join(family.classes)
+    named = "no model_type" if model_type is None else f"model_type={model_type!r}"
     raise UserError(
-        f"config.json: architectures={architectures} of {family.model_type}; these can be imported: {known}"
+        f"config.json: {named}; there are: {', '.join(FAMILIES)}; import it as one of them with --model_type"
     )
+
+
+def find_task(family: HfFamily, architectures: Sequence[str]) -> str:
+    """Return the task of a model: that of its architecture, or the first of the family for an unknown one."""
+    return next(family.classes[name] for name in (*architectures, *family.classes) if name in family.classes)
+
+
+@contextlib.contextmanager
+def read_as(family: HfFamily, architectures: Sequence[str]) -> Iterator[list[str]]:
+    """Yield a note on an architecture that is unknown, and name those that are known if its weights do not fit."""
+    known = not architectures or {*architectures} & {*family.classes}
+    try:
+        yield [] if known else [f"architectures={architectures}"]
+    except UserError as error:
+        if known:
+            raise
+        raise UserError(
+            f"config.json: architectures={architectures} of {family.model_type}; these can be imported: "
+            f"{', '.join(family.classes)}; as {next(iter(family.classes))}, {error}"
+        ) from error
 
 
 def renamed(family: HfFamily, names: Collection[str]) -> dict[str, str]:
@@ -239,10 +272,15 @@ def read_tokenizers(
     if family is VIT:
         assert answers is not None
         size = model.vision.image_size
+        if texts.tokenizer:
+            raise UserError(
+                f"--tokenizer={texts.tokenizer} is for models that read text, which {VIT.model_type} does not"
+            )
         steps = image_steps(vocabulary.read_json(directory / PIXELS, {}), size)
         return (ImageTokenizer((size, size, model.vision.channels), steps=steps), answers), []
     settings = {**fields, **vocabulary.read_json(directory / SETTINGS, {})}
-    found = vocabulary.TokenizerFiles(directory, family.model_type, fields)
+    directory = texts.tokenizer or directory
+    found = vocabulary.TokenizerFiles(directory, family.model_type, fields, lowercase=texts.do_lower_case)
     files = {"source": found, "target": found.of_target()}
     rows = {"source": model.vocab_size, "target": model.target_vocab_size or model.vocab_size}
     start = settings.get("decoder_start_token_id") if model.family == "encdec" else None

@@ -19,8 +19,14 @@ from jformer.tools.hf import learned
 from jformer.tools.hf.families import Fields
 
 FAST, CONFIG, SPECIALS = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+WORDS, ADDED = "vocab.txt", "added_tokens.json"  # of WordPiece: a token a line, and ids of further ones
 IDS, TARGET_IDS = "vocab.json", "target_vocab.json"  # of sentencepieces; the second with `separate_vocabs` (Marian)
 PIECES = {"marian": ("source.spm", "target.spm"), "m2m_100": ("sentencepiece.bpe.model",) * 2}  # of source, of target
+WORDPIECE = ("bert", "distilbert")  # families whose texts begin with [CLS] and end with [SEP]
+NORMALIZER = {  # of WordPiece: field of tokenizer.json → of tokenizer_config.json, which comes first in transformers
+    "lowercase": "do_lower_case", "strip_accents": "strip_accents", "handle_chinese_chars": "tokenize_chinese_chars",
+}  # fmt: skip
+GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that read tokenizer.json alone
 LANGUAGES = ("mbart", "m2m_100")  # families whose texts have a language beside them
 SPECIAL = ("pad_token", "bos_token", "eos_token", "unk_token", "cls_token", "sep_token", "mask_token")
 _BERT = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
@@ -29,10 +35,9 @@ _BART = {**_T5, "bos": "<s>", "sep": "</s>", "cls": "<s>", "mask": "<mask>"}
 TOKENS = {  # family → the special tokens of its tokenizer's class, which files need not name
     "gpt2": dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"),
     "llama": {"bos": "<s>", "eos": "</s>", "unk": "<unk>"},
-    **dict.fromkeys(("bert", "distilbert"), _BERT), **dict.fromkeys(("t5", "mt5", "marian"), _T5),
+    **dict.fromkeys(WORDPIECE, _BERT), **dict.fromkeys(("t5", "mt5", "marian"), _T5),
     **dict.fromkeys(("roberta", "bart", "mbart", "m2m_100"), _BART),
 }  # fmt: skip
-NAMES_OF_ENDS = dict.fromkeys(("bert", "distilbert"), ("cls", "sep"))  # family → what begins and ends a text
 FAR = 10  # times as many ids as tokens at most: lists of all ids would exhaust the memory
 CLASSES = {"marian": "MarianTokenizer", "m2m_100": "M2M100Tokenizer"}
 # Languages that a tokenizer_config.json of transformers 5 only refers to by a name, in the order of their ids.
@@ -53,18 +58,34 @@ Pretrained = FastTokenizer | PiecesTokenizer
 class TokenizerFiles:
     """The tokenizer files of a directory."""
 
-    def __init__(self, directory: Path, model_type: str, fields: Fields, listed: str = IDS) -> None:
-        """Read the files, `listed` for the ids of pieces. Raise UserError if there are none that we can read."""
+    def __init__(
+        self, directory: Path, model_type: str, fields: Fields, listed: str = IDS, lowercase: bool | None = None
+    ) -> None:
+        """Read the files. Raise UserError if there are none that we can read.
+
+        Args:
+            directory: of the files.
+            model_type: the family, which determines their kind.
+            fields: of config.json.
+            listed: the file with the ids of pieces.
+            lowercase: whether WordPiece lowercases texts; None = as the files say.
+        """
         self.directory, self.model_type, self.fields, self.listed = directory, model_type, fields, listed
         named = {f"{name}_token": token for name, token in TOKENS.get(model_type, {}).items()}
         self.config = {**named, **read_json(directory / SPECIALS, {}), **read_json(directory / CONFIG, {})}
-        self.fast, self.without_row = (directory / FAST).is_file(), list[str]()
+        self.without_row, self.lowercase, known = list[str](), lowercase, [FAST]
+        if model_type in WORDPIECE:
+            known.append(WORDS)
+        elif lowercase is not None:
+            raise UserError(f"--do_lower_case is for {' and '.join(WORDPIECE)}; {model_type} has no such setting")
+        self.file = next((directory / name for name in known if (directory / name).is_file()), None)
+        self.fast = self.file is not None
         if not self.fast and not (model_type in PIECES and (directory / PIECES[model_type][0]).is_file()):
             raise UserError(
-                f"{directory}: has no {FAST}; make one where transformers is installed, with "
-                "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+                f"{directory}: has no {' or '.join(known)}; name the directory that has it with --tokenizer, or make "
+                "one where transformers is installed, with AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
             )
-        self.ids = self._fast_ids() if self.fast else self._piece_ids()
+        self.ids = self._fast_ids(self.file) if self.file else self._piece_ids()
         largest = max(self.ids.values(), default=-1)
         if not 0 <= largest < FAR * (len(self.ids) + FAR):
             raise UserError(
@@ -78,18 +99,64 @@ class TokenizerFiles:
         own = {key: value for key, value in self.fields.items() if key not in ("pad_token_id", "vocab_size")}
         return TokenizerFiles(self.directory, self.model_type, own, TARGET_IDS)
 
-    def _fast_ids(self) -> dict[str, int]:
+    def _fast_ids(self, path: Path) -> dict[str, int]:
         try:
-            content = (self.directory / FAST).read_text()
+            content = path.read_text() if path.name == FAST else self._wordpiece(path)
             stored = parse_object(content)  # refuses duplicate keys, of which the library takes the last
             added = self._added(stored, FastTokenizer(content, {}).ids)
-            same = added == stored.get("added_tokens")
-            self.content = content if same else json.dumps({**stored, "added_tokens": added}, ensure_ascii=False)
+            whole = {**stored, "added_tokens": added, **self._normalizer(stored.get("normalizer"))}
+            self.content = content if whole == stored else json.dumps(whole, ensure_ascii=False)
             return FastTokenizer(self.content, {}).ids
         except UserError:
             raise
         except Exception as error:  # the library raises nothing more special
-            raise UserError(f"{self.directory / FAST}: is not a tokenizer ({error}); fetch it again") from error
+            raise UserError(f"{path}: is not a tokenizer ({error}); fetch it again") from error
+
+    def _wordpiece(self, path: Path) -> str:
+        """Return the tokenizer.json that transformers makes of a vocab.txt.
+
+        Raises UserError where special tokens are missing, and where it is unknown whether texts are lowercased: a
+        vocabulary has capitals, and transformers would lowercase texts by default.
+        """
+        import tokenizers
+        from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+        lines = path.read_bytes().decode().removesuffix("\n").split("\n")
+        ids = {line.rstrip(): i for i, line in enumerate(lines)}
+        unk, cls, sep = (self._written(f"{name}_token") for name in ("unk", "cls", "sep"))
+        if missing := [token for token in (unk, cls, sep) if token not in ids]:
+            raise UserError(f"{path}: has no {missing[0]!r}; name the token that stands for it in {CONFIG}")
+        special = {*map(self._written, SPECIAL), *map(str, self._listed())}
+        capitals = [token for token in ids if token not in special and token != token.lower()]
+        if capitals and self.lowercase is None and NORMALIZER["lowercase"] not in self.config:
+            raise UserError(
+                f"{path}: {len(capitals):,} of its tokens have capitals, such as {capitals[0]!r}, and no {CONFIG} "
+                "tells whether texts are lowercased: add --do_lower_case=false or, transformers' default, true"
+            )
+        fast = tokenizers.Tokenizer(models.WordPiece(ids, unk_token=unk))
+        fast.normalizer, fast.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+        fast.decoder, fast.post_processor = (
+            decoders.WordPiece(), processors.BertProcessing((sep, ids[sep]), (cls, ids[cls])),
+        )  # fmt: skip
+        listed = self.config.get("added_tokens_decoder") or {}
+        for token, i in sorted(read_json(self.directory / ADDED, {}).items(), key=lambda item: item[1]):
+            plain = {"content": token, "normalized": token not in special, "special": token in special}
+            fast.add_tokens([tokenizers.AddedToken(**listed.get(str(i), plain))])
+        content: str = fast.to_str()
+        return content
+
+    def _normalizer(self, stored: Fields | None) -> dict[str, Fields]:
+        """Return the normalizer of WordPiece with the settings that precede those of tokenizer.json; {} for others."""
+        if self.model_type not in WORDPIECE or not stored or stored.get("type") != "BertNormalizer":
+            if self.lowercase is not None:
+                raise UserError(
+                    f"--do_lower_case: {self.file} normalizes texts in another way than BERT's; leave it out"
+                )
+            return {}
+        config = {} if self.config.get("tokenizer_class") in GENERIC else self.config
+        own = {field: config[key] for field, key in NORMALIZER.items() if key in config}
+        own |= {} if self.lowercase is None else {"lowercase": self.lowercase}
+        return {"normalizer": {**stored, **own}}
 
     def _added(self, stored: Mapping[str, Any], ids: Mapping[str, int]) -> list[dict[str, Any]]:
         """Return the added tokens of a tokenizer.json, with the special ones that it leaves to the other files.
@@ -128,9 +195,13 @@ class TokenizerFiles:
 
     def special(self, name: str) -> int:
         """Return the id of a special token such as 'cls_token', or -1."""
+        token = self._written(name)
+        return self.ids.get(token, -1) if token else -1
+
+    def _written(self, name: str) -> str:
+        """Return a special token such as 'cls_token', or ""."""
         token = self.config.get(name)
-        text = token["content"] if isinstance(token, dict) else token
-        return self.ids.get(text, -1) if text else -1
+        return str(token["content"] if isinstance(token, dict) else token or "")
 
     def language(self, name: str, flag: str) -> int:
         """Return the id of a language."""
@@ -145,8 +216,8 @@ class TokenizerFiles:
         """Return the symbols of the texts of one side."""
         bos, eos = (self._role(name) for name in ("bos", "eos"))
         noise = [self.special("mask_token")] if self.special("mask_token") >= 0 else []
-        if self.model_type in NAMES_OF_ENDS:
-            bos, eos = (self.special(f"{name}_token") for name in NAMES_OF_ENDS[self.model_type])
+        if self.model_type in WORDPIECE:
+            bos, eos = self.special("cls_token"), self.special("sep_token")
         elif self.model_type in ("t5", "mt5"):
             noise = [self.ids[token] for i in range(100) if (token := f"<extra_id_{i}>") in self.ids]
         around: dict[str, tuple[int, ...]] = {}
@@ -267,7 +338,7 @@ def write(
 
 
 def _named(model_type: str, symbols: Symbols) -> dict[str, int]:
-    first, last = NAMES_OF_ENDS.get(model_type, ("bos", "eos"))
+    first, last = ("cls", "sep") if model_type in WORDPIECE else ("bos", "eos")
     mask = {"mask": symbols.noise[0]} if len(symbols.noise) == 1 else {}
     return {"pad": symbols.pad, first: symbols.bos, last: symbols.eos, "unk": symbols.unk, **mask}
 

@@ -15,7 +15,7 @@ from jformer.config import load_config
 from jformer.config.options import Config
 from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer, NumberTokenizer, Symbols, Tokenizer
 from jformer.data.vocabularies import load_tokenizers
-from jformer.errors import UserError
+from jformer.errors import UserError, check_choice
 from jformer.integrity import parse_object
 from jformer.models import ModelConfig, build_model
 from jformer.parallel.mesh import make_mesh
@@ -31,7 +31,6 @@ from jformer.tools.hf.convert import (
     ORIGIN,
     PIXELS,
     SETTINGS,
-    find_family,
     not_carried,
     sized,
 )
@@ -119,7 +118,9 @@ def express(
     """
     order = sorted(FAMILIES.values(), key=lambda family: family.model_type != origin)
     misses = []
-    for family in [find_family(model_type)] if model_type else order:
+    if model_type:
+        check_choice("--family", model_type, FAMILIES)
+    for family in [FAMILIES[model_type]] if model_type else order:
         if task in family.classes.values() and family.ours.get("family", "encdec") == model.family:
             try:
                 return family, config_fields(family, model, task)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 
 import jax
@@ -136,8 +137,9 @@ def test_two_exports_are_the_same_bytes(exported, tmp_path):
 
 
 @pytest.mark.parametrize(("file", "fields", "says"), [
-    ("config.json", {"model_type": "mamba"}, "model_type='mamba'.*there are: gpt2, bert"),
-    ("config.json", {"architectures": ["T5EncoderModel"]}, "these can be imported: T5ForConditionalGeneration"),
+    ("config.json", {"model_type": "mamba"}, "model_type='mamba'; there are: gpt2, bert"),
+    ("config.json", {"architectures": ["T5Own"], "num_decoder_layers": 2},
+     r"\['T5Own'\] of t5; these can be imported: T5ForCond.*decoder\.block\.1\.\S* \(our \S*\) is missing"),
     ("config.json", {"d_ff": 25}, r"wi\.weight \(24, 16\) gives \(16, 24\), our .* needs \(16, 25\)"),
     ("config.json", {"vocab_size": 5}, "tokenizer has 6 ids and config.json vocab_size=5"),
     ("config.json", {"feed_forward_proj": "gated-tanh"}, "feed_forward_proj='gated-tanh'"),
@@ -148,6 +150,24 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing_behind(model_dir, tmp_p
     with pytest.raises(UserError, match=says):
         import_model(model_dir, str(target), Texts())
     assert not target.exists()
+
+
+@pytest.mark.parametrize(("flags", "fields", "says"), [
+    ([], {"model_type": None, "architectures": ["MyT5"]}, "no model_type; .*import it as one of .* --model_type"),
+    (["--model_type=t55"], {"model_type": None}, r"--model_type='t55'; choose one of: .*\(did you mean 't5'\?\)"),
+    (["--model_type=bert"], {}, "--model_type=bert, and config.json has model_type='t5': leave the option out"),
+    (["--model_type=t5"], {"model_type": "my-t5", "architectures": ["MyT5"]}, ""),
+    (["--model_type=t5"], {"model_type": None, "architectures": None}, ""),
+    (["--do_lower_case=true"], {}, "--do_lower_case is for bert and distilbert; t5 has no such setting"),
+])  # fmt: skip
+def test_an_option_names_the_family_that_config_json_does_not(model_dir, tmp_path, capsys, flags, fields, says):
+    edit(model_dir / "config.json", **fields)
+    assert main(["import", str(model_dir), f"--workdir={tmp_path / 'run'}", *flags]) == (2 if says else 0)
+    found = capsys.readouterr()
+    if says:
+        assert re.search(says, found.err)
+    else:
+        assert found.out.endswith("architectures=['MyT5']\n") == bool(fields["architectures"])
 
 
 def test_what_the_system_refuses_is_one_line(tmp_path, capsys):

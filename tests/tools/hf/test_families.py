@@ -181,7 +181,7 @@ def test_positions_that_are_computed_may_not_have_been_trained():
 def test_a_run_that_no_family_has_says_why(tmp_path):
     with pytest.raises(UserError, match=r"gpt2: model\.norm='sandwich'.*llama: "):
         export.express("lm", preset("gpt2", norm="sandwich"), tmp_path)
-    with pytest.raises(UserError, match="model_type='gpt3'; did you mean gpt2"):
+    with pytest.raises(UserError, match=r"--family='gpt3'; choose one of: .*did you mean 'gpt2'"):
         export.express("lm", ModelConfig(), tmp_path, "gpt3")
 
 
