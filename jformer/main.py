@@ -8,7 +8,7 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
   --workdir  the directory of the run: config, tokenizer, checkpoints, metrics, results.
   --mode     train     train, or resume the run in DIR, then score its test sets (the default)
              evaluate  score the test sets again, with other --config.evaluate and --config.decode options if given
-             predict   translate --input line by line to --output, or continue or label it
+             predict   translate --input line by line to --output, or continue, label or fill it
              score     write the log-probability of each target in --input: lines of source, TAB, target
              embed     write the vector of each text in --input: of decode.pooling, decode.normalize
              describe  show parameters and FLOPs; needs no data and no DIR

@@ -32,7 +32,7 @@ PARTS = (  # keys whose values may name a part of one's own; data.mixture has a 
     *("model.attention", "model.feed_forward", "model.activation", "model.norm_type", "model.positions"),
     "decode.search",
 )
-ONE_PASS = ("classify", "tag", "qa", "embed")  # tasks whose answers are not searched for
+ONE_PASS = ("classify", "tag", "qa", "embed", "mlm")  # tasks whose answers are not searched for
 OF_IMAGES = ("caption",)  # tasks whose source is an image and never a text
 OPTIMIZERS = ("adam", "adamw", "adafactor")
 OPEN_SCHEDULES = ("noam", "inverse_square_root", "t5", "constant")  # rates do not depend on train.num_steps

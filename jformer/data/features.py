@@ -41,8 +41,8 @@ class Rows(NamedTuple):
 class Features(NamedTuple):
     """The lengths and arrays of a batch, in training and for a given source and target.
 
-    Only `arrays` draws noise, from its seed. Scoring a given target uses `given`, which draws nothing; it is None where
-    the noise itself defines the target.
+    Only `arrays` draws noise, from its seed. Answering, and scoring a given target, use `given`, which draws nothing;
+    None = there is neither.
     """
 
     lengths: Callable[[np.ndarray, np.ndarray], Lengths]  # source and target lengths [n] → the lengths to plan for
@@ -97,8 +97,16 @@ def prefixed(symbols: Symbols = OURS) -> Features:
 
 
 def masked(density: float, vocab_size: int, symbols: Symbols = OURS) -> Features:
-    """Return source [b s] with masks, and target_out [b s] that weighs where they fell."""
+    """Return source [b s] with masks, and target_out [b s] that weighs where they fell.
+
+    A given source has its masks, and its target the token of each of them, and PAD elsewhere.
+    """
     noise = functools.partial(mask_tokens, density=density, vocab_size=vocab_size, symbols=symbols)
+
+    def given(rows: Rows, source: Tokens, target: Tokens, shape: Shape) -> Arrays:
+        filled, wanted = (fill_rows(tokens, rows, shape, shape.source_length) for tokens in (source, target))
+        weights = (wanted["tokens"] > 0).astype(np.float32)
+        return {**_source(filled), "target_out": wanted["tokens"], "weights": weights}
 
     def arrays(rows: Rows, source: Tokens, target: Tokens, shape: Shape, seed: tuple[int, int]) -> Arrays:
         corrupted, chosen, inner = _noised(source, rows, noise, seed)
@@ -109,7 +117,7 @@ def masked(density: float, vocab_size: int, symbols: Symbols = OURS) -> Features
             "weights": fill(chosen, inner)["tokens"].astype(np.float32),
         }
 
-    return Features(_unchanged, arrays)
+    return Features(_unchanged, arrays, given)
 
 
 def corrupted_spans(density: float, mean_span: float, vocab_size: int, symbols: Symbols = OURS) -> Features:

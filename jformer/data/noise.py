@@ -9,10 +9,11 @@ import numpy as np
 
 from jformer.data.corpus import Tokens
 from jformer.data.draws import choose, divide, integers, other_keys, poisson, ranges, uniform
-from jformer.data.tokenizers import NUM_SYMBOLS, Symbols
+from jformer.data.tokenizers import NUM_SYMBOLS, Symbols, Tokenizer
 from jformer.errors import UserError
 
 OURS = Symbols()
+MASK, SENTINEL = "<mask>", "<extra_id_{}>"  # as in BART and T5: how ids of noise past the vocabulary are spelled
 SURPLUS = 32  # draws of span lengths beyond twice the covered tokens: too few with a probability of exp(-32)
 
 
@@ -142,6 +143,12 @@ def infill(
     first = np.minimum(np.cumsum(consumed) - consumed, len(texts.values) - 1)  # of the tokens that a place represents
     source = np.where(is_mask, noise_ids(symbols, vocab_size, 1)[0], texts.values[first])
     return _with_end(source, sizes, symbols.eos), _with_end(texts.values, texts.lengths, symbols.eos)
+
+
+def mask_of(tokenizer: Tokenizer) -> tuple[int, str]:
+    """Return the id of the mask, and how a text spells it."""
+    (mask,) = noise_ids(tokenizer.symbols, tokenizer.vocab_size, 1).tolist()
+    return mask, (*tokenizer.tokens, MASK)[mask]
 
 
 def noise_ids(symbols: Symbols, vocab_size: int, count: int) -> np.ndarray:

@@ -134,6 +134,7 @@ PREDICT = {  # task → the purpose of --mode=predict
     "tag": "tag the words of lines of your own",
     "qa": "answer questions of your own, each with a TAB and its context",
     "embed": "write the vectors of lines of your own",
+    "mlm": "fill in the masks of lines of your own",
 }
 
 

@@ -81,11 +81,12 @@ class Output(NamedTuple):
     text: str
     ids: tuple[int, ...] = ()  # tokens, with the end symbol unless it was cut at its limit
     score: float | None = None  # beam: log-probability / length penalty, of 2 or more beams with the coverage penalty
-    log_prob: float | None = None  # sample, mbr, labels and spans: natural logarithm of its probability
+    log_prob: float | None = None  # sample, mbr, labels, spans, masks: natural logarithm of its probability
     utility: float | None = None  # mbr: its expected utility
     labels: Mapping[str, float] | None = None  # every label's probability, the most probable first
     alignment: Alignment | None = None  # if requested
     tags: tuple[TaggedWord, ...] | None = None  # of all words, if each is answered
+    filled: tuple[str, ...] | None = None  # the token in place of each mask
     span: tuple[int, int] | None = None  # characters of an answer in its context, the end exclusive
     vector: "np.ndarray | None" = None  # f32 [d]: the embedding of the input, which is all of the answer
 

@@ -14,15 +14,16 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PyTree
 
+from jformer.data.noise import MASK, SENTINEL
 from jformer.data.sources.split import Pair
 from jformer.data.spans import END, START
 from jformer.data.tokenizers import NUM_SYMBOLS
 from jformer.errors import UserError
 from jformer.inference.answers import Activations, Attended, AttentionWeights, Choice, EncodedPair, Part
 from jformer.inference.batching import CompileClock, batch_rows, ignore, refuse_nan, shapes_of, sorted_batches
-from jformer.inference.generation import KEPT, mean_logits
+from jformer.inference.generation import KEPT, TOKENS, mean_logits
 from jformer.inference.inputs import Inputs
-from jformer.inference.one_pass import HEADS, marked_pair
+from jformer.inference.one_pass import marked_pair
 from jformer.models.batch import Batch
 from jformer.models.interventions import activations
 from jformer.models.model import Model
@@ -31,11 +32,10 @@ from jformer.parallel.backend import Target, target
 from jformer.parallel.sharding import over_rows
 from jformer.tasks.crf import allowed_states, pair_shares
 from jformer.tasks.losses import span_log_probs
+from jformer.tasks.task import CLASSES, MASKS
 
 Scorer = Callable[[Sequence[PyTree], Mapping[str, np.ndarray]], dict[str, Array]]
-TOKENS = 1_024  # projected to the vocabulary at a time: logits of a whole batch would be the largest array by far
 LIKELIEST = 5  # tokens that are shown for every position
-MASK, SENTINEL = "<mask>", "<extra_id_{}>"  # as in BART and T5: ids of noise, beyond the vocabulary
 BLOCKS = {  # part → where the weights of a Transformer's layers are
     Part.ENCODER_SELF: ("encoder", "self_attn"),
     Part.DECODER_SELF: ("decoder", "self_attn"),
@@ -187,8 +187,8 @@ class WatchedPass:
             yield Activations(source, target, arrays)
 
     def _batches(self, pairs: Sequence[Pair]) -> Iterator[dict[str, np.ndarray]]:
-        """Yield a batch for every pair; where a task has no answers, noise hides some of its target."""
-        if not self._inputs.task.answer:
+        """Yield a batch for every pair; where a task restores parts of a text, noise hides some of its target."""
+        if self._inputs.task.restores:
             texts = self._inputs.encode_whole([pair.target for pair in pairs])
             yield from (self._inputs.noised_arrays([ids]) for ids in texts)
             return
@@ -248,8 +248,8 @@ class WatchedPass:
         places = [(int(t), int(wanted[t])) for t in np.flatnonzero(batch["weights"][0])]
         if answer == "labels":
             places = [(0, int(label)) for label in np.flatnonzero(wanted)]
-        first, choices = NUM_SYMBOLS if answer in HEADS else 0, []
-        read = self._labels(batch, "source") if not answer and "target_segments" not in batch else ()
+        first, choices = NUM_SYMBOLS if answer in CLASSES else 0, []
+        read = self._labels(batch, "source") if answer == MASKS else ()
         for t, right in places:
             best = np.argsort(-likely[t])[:LIKELIEST].tolist()
             token, *others = self._written(1, [first + i for i in (right, *best)])

@@ -85,6 +85,7 @@ def write_outputs(outputs: Sequence[Output], form: str, scores: bool, alignments
     tsv    text, and on request the number it is ranked by and its alignment; the same for each further output
     jsonl  {"outputs": [{"text", "score" | "log_prob" | "utility", "labels", "alignment", "tokens"}], "source_tokens"};
            an answer in a context has "start" and "end", its first character there and the one after its last;
+           a text whose masks are filled has the tokens in their places, "filled";
            an embedding is {"vector": [numbers]}
 
     For tagged words, an output in JSON has `tags`, the `spans` that they mark ({"type", "start", "end", "text"}, in
@@ -115,6 +116,8 @@ def answer_record(outputs: Sequence[Output], scores: bool, alignments: bool) -> 
         record: dict[str, object] = {"text": output.text}
         if output.tags is not None:
             record |= _tagged(output.tags, scores)
+        if output.filled is not None:
+            record["filled"] = output.filled
         if output.span:
             record |= dict(zip(("start", "end"), output.span, strict=True))
         if scores:

@@ -40,8 +40,10 @@ from jformer.parallel.activations import constrain_sharding
 from jformer.parallel.backend import Target, target
 from jformer.parallel.sharding import over_rows
 from jformer.plugins import is_own
+from jformer.tasks.task import MASKS
 
 KEPT = 16  # programs of each kind that are cached
+TOKENS = 1_024  # projected to the vocabulary at a time: logits of a whole batch would be the largest array by far
 # Of the compiler, by platform. XLA:GPU of JAX 0.12 fails at slices fused into products: "Slice not assigned".
 XLA_OPTIONS: dict[str, dict[str, str | bool]] = {"gpu": {"xla_gpu_enable_dynamic_slice_fusion": False}}
 
@@ -118,7 +120,20 @@ def make_answer(setup: SearchSetup, answer: str) -> jax.stages.Wrapped:
         logits = setup.models[0].apply({"params": stack_layers(params[0])}, batch).astype(jnp.float32)
         return HEADS[answer].respond(logits, batch, setup.options)
 
-    return compile_over_rows(one_pass, setup.mesh)
+    def one_pass_of_tokens(params: Sequence[PyTree], batch: Batch, room: int) -> PyTree:
+        apply = functools.partial(setup.models[0].apply, {"params": stack_layers(params[0])})
+        hidden = apply(batch, method="hidden")
+
+        def row(states: Float[Array, "s d"]) -> PyTree:
+            logits = constrain_sharding(apply(states[None], method="logits").astype(jnp.float32))  # as in `_make_step`
+            log_probs = jax.nn.log_softmax(logits)
+            allowed = np.pad(setup.writable, (0, log_probs.shape[-1] - len(setup.writable)))
+            found = HEADS[answer].respond(jnp.where(allowed, log_probs, -jnp.inf), batch, setup.options)
+            return jax.tree.map(lambda leaf: leaf[0], found)
+
+        return jax.lax.map(row, hidden, batch_size=max(1, TOKENS // hidden.shape[1]))
+
+    return compile_over_rows(one_pass_of_tokens if answer == MASKS else one_pass, setup.mesh)
 
 
 def compile_over_rows(respond: Callable[..., PyTree], mesh: Mesh | None) -> jax.stages.Wrapped:

@@ -295,8 +295,8 @@ class Inputs:
         return self.features.given(_rows(len(sources)), _tokens(sources), _tokens(targets), shape)
 
 
-def writable(tokenizer: Tokenizer, options: DecodeConfig) -> Bool[np.ndarray, " v"]:
-    """Return, for every entry of the vocabulary, whether a search may write it.
+def writable(tokenizer: Tokenizer, options: DecodeConfig, searched: bool = True) -> Bool[np.ndarray, " v"]:
+    """Return, for every entry of the vocabulary, whether a search may write it, or what fills a mask may be.
 
     Raises UserError for words of decode.forbid and decode.only that are no entries, and where too few remain.
     """
@@ -311,9 +311,10 @@ def writable(tokenizer: Tokenizer, options: DecodeConfig) -> Bool[np.ndarray, " 
     mask[[ids[word] for word in options.only]] = True
     symbols = tokenizer.symbols
     mask[[symbol for symbol in (symbols.pad, symbols.bos) if symbol < len(mask)]] = False
-    mask[symbols.eos] = True
+    mask[symbols.eos] = searched
+    mask[[*symbols.noise]] &= searched
     mask[[ids[word] for word in options.forbid]] = False
-    if options.search == "beam" and options.beam_size > mask.sum():
+    if searched and options.search == "beam" and options.beam_size > mask.sum():
         raise UserError(
             f"decode.beam_size={options.beam_size} is more than the {mask.sum()} entries that may be written: lower it"
         )

@@ -1,4 +1,4 @@
-"""Answers of one forward pass, without a search: labels, a number, a tag for every word, spans of a context, a vector.
+"""Answers of one forward pass, without a search: labels, numbers, tags of words, spans, tokens for masks, vectors.
 
 Each kind of head turns logits into arrays of its own type, a row per input, and reads outputs from one row of them.
 
@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jformer.data.aligned import WORDS_CUT, encode_chunks
 from jformer.data.corpus import ExampleEncoder
+from jformer.data.noise import mask_of
 from jformer.data.sources.split import Pair
 from jformer.data.spans import MAY_START, START, SpanEncoder, Windows, fault_of, is_blank
 from jformer.data.tokenizers import NUM_SYMBOLS, Tokenizer
@@ -27,7 +28,7 @@ from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, Output, Piece,
 from jformer.models.batch import Batch
 from jformer.tasks.crf import Tags, best_tags
 from jformer.tasks.losses import normalized, span_log_probs
-from jformer.tasks.task import VECTOR
+from jformer.tasks.task import MASKS, VECTOR
 
 
 class ClassScores(NamedTuple):
@@ -50,6 +51,13 @@ class Spans(NamedTuple):
 
     ends: Int[Array, "b n 2"]
     log_probs: Float[Array, "b n"]
+
+
+class Fillings(NamedTuple):
+    """The most probable tokens of every position, best first; those that may not be written have -inf."""
+
+    ids: Int[Array, "b s n"]
+    log_probs: Float[Array, "b s n"]
 
 
 class Vectors(NamedTuple):
@@ -257,6 +265,65 @@ def best_of_windows(answers: Sequence[Sequence[Output]], options: DecodeConfig) 
     return sorted(found.values(), key=rank, reverse=True)[: options.n_best]
 
 
+# Tokens in place of masks
+
+
+def pieces_with_masks(encoder: ExampleEncoder, requests: Sequence[Request], counts: Counter[str]) -> list[list[Piece]]:
+    """Return the piece of every request, none for an empty one, cut at the limit, and where its masks are.
+
+    A mask that is no token of the vocabulary parts the text: what is before it and behind it is encoded apart.
+
+    Raises UserError for a text without a mask.
+    """
+    side, groups = encoder.source, list[list[Piece]]()
+    assert side.tokenizer
+    mask, spelled = mask_of(side.tokenizer)
+    known = bool(side.symbols.noise) and not getattr(side.tokenizer, "split_specials", False)
+    asked = [request.text for request in requests]
+    parts = [[text] if known else text.split(spelled) for text in asked]
+    encoded = iter(side.encode([part for some in parts for part in some]))
+    begin = side.begin + len(side.symbols.before)
+    end = side.end + len(side.symbols.after)
+    for request, some in zip(requests, parts, strict=True):
+        ids, *others = [next(encoded) for _ in some]
+        for other in others:
+            ids = [*ids[: len(ids) - end], mask, *other[begin:]]
+        if not request.text.strip():
+            counts[EMPTY] += 1
+            groups.append([])
+            continue
+        if mask not in ids:
+            raise UserError(
+                f"input line {request.line + 1}: has no {spelled}, in whose place a token is to be filled in"
+            )
+        counts[CUT] += len(ids) > side.max_length
+        counts[UNKNOWN] += side.symbols.unk in ids
+        cut = side.cut(ids)
+        groups.append([Piece(cut, request.line, starts=[i for i, each in enumerate(cut) if each == mask])])
+    return groups
+
+
+def _likeliest_tokens(log_probs: Float[Array, "b s v"], batch: Batch, options: DecodeConfig) -> Fillings:
+    b, s, v = log_probs.shape
+    values, ids = top_k(log_probs.reshape(b * s, v), min(options.n_best, v))
+    return Fillings(ids.reshape(b, s, -1), values.reshape(b, s, -1))
+
+
+def _read_fillings(found: Fillings, tokenizer: Tokenizer, piece: Piece) -> list[Output]:
+    """Return the most probable ways to fill all masks, each independently of the others, as they are learned."""
+    most, ways = found.ids.shape[-1], [(0.0, tuple[int, ...]())]
+    for place in piece.starts:
+        each = [*zip(found.log_probs[place].tolist(), found.ids[place].tolist(), strict=True)]
+        longer = [(total + value, (*ids, i)) for total, ids in ways for value, i in each if value > -math.inf]
+        ways = sorted(longer, key=lambda way: -way[0])[:most]
+    outputs = []
+    for total, ids in ways:
+        written = dict(zip(piece.starts, ids, strict=True))
+        text = tokenizer.decode([written.get(place, i) for place, i in enumerate(piece.ids)])
+        outputs.append(Output(text, ids, log_prob=total, filled=tuple(tokenizer.decode([i]) for i in ids)))
+    return outputs or [Output("", log_prob=-math.inf)]
+
+
 # A vector
 
 
@@ -275,5 +342,6 @@ HEADS = {  # a task's answer → how it is made; all others are searched for
     "number": Head(_estimate, _read_number),
     "tags": Head(_likeliest_tags, _read_tags, pieces_of_words),
     "span": Head(likeliest_spans, read_spans, pieces_of_windows, best_of_windows),
+    MASKS: Head(_likeliest_tokens, _read_fillings, pieces_with_masks),
     VECTOR: Head(_vector, _read_vector),
 }

@@ -47,7 +47,7 @@ from jformer.integrity import digest_of
 from jformer.models.interventions import Intervention, intervene
 from jformer.models.parts import count_params, overlaid, unshared
 from jformer.parallel.mesh import make_mesh
-from jformer.tasks.task import VECTOR
+from jformer.tasks.task import MASKS, VECTOR
 
 if TYPE_CHECKING:
     from jformer.config.options import Config
@@ -89,7 +89,8 @@ class Predictor:
             if base and base.task.answer and (base.task.answer not in HEADS) == searched:  # prepared alike
                 self._base, self._own = base, unshared(run.params, base.params)
             self._prepare = PreparedParams(self.models, mesh, rounded=searched, enabled=prepare)
-            self.vocabulary = writable(run.tokenizers[1], options) if searched else np.ones(0, bool)  # that is written
+            writes = searched or run.task.answer == MASKS
+            self.vocabulary = writable(run.tokenizers[1], options, searched) if writes else np.ones(0, bool)
             setup = make_setup(self.models, options, self.vocabulary, self.inputs.symbols, mesh)
             self._search = BatchedSearch(make_answer(setup, run.task.answer), self.inputs, mesh)
             self._recorded = RecordedSearch(setup, self.inputs)
@@ -149,10 +150,11 @@ class Predictor:
         return [overlaid(self._base.prepared_params[0], self._prepare([self._own])[0])]
 
     def predict(self, texts: Iterable[str]) -> list[str]:
-        """Answer every text, in order: with its translation, label or tags, or with the text and its continuation.
+        """Answer every text, in order: with its translation, label or tags, or with the text and what was left out.
 
-        A question comes with its context, a TAB between them; "" means that the context does not answer it. An empty
-        text stays empty, unless it is to be continued. An image is given by its path, as in data.image_files.
+        A question comes with its context, a TAB between them; "" means that the context does not answer it. A run of
+        mlm fills in masks, as its vocabulary spells them. An empty text stays empty, unless it is to be continued. An
+        image is given by its path, as in data.image_files.
 
         Raises UserError for a task that has no answers, and for anything but a list of texts; only those to be
         continued may have several lines.
@@ -286,7 +288,7 @@ class Predictor:
         For mlm and denoise the line is a text, for question answering the source has the first TAB, and of a classifier
         the last part is a target only if it is a label.
         """
-        if not self.task.answer:
+        if self.task.restores:
             return line, None
         if self.config.task == "classify":
             texts, tab, last = line.rpartition("\t")
@@ -316,7 +318,7 @@ class Predictor:
         self._refuse_ensemble("the members of an ensemble attend separately")
         usage = f"{method}([('a source', 'its target'), ('another', None)])"
         checked = check_pairs(pairs, usage, one_line=not self.inputs.continues, answered=True)
-        if not self.task.answer:
+        if self.task.restores:
             return to_restore(checked)
         answers = iter(self.generate([source for source, target in checked if target is None]))
         whole = []

@@ -72,7 +72,7 @@ class Subject:
         name, split = named
         try:
             pairs = list(islice(open_split(config.data, split).read(Counter()), SENTENCES))
-            if not self.task.answer:  # noise hides parts of a text, which is a target
+            if self.task.restores:  # noise hides parts of a text, which is a target
                 whole = self.inputs.encode_whole([pair.target for pair in pairs])
                 return [Piece(ids, i) for i, ids in enumerate(whole)], f"of test set {name!r}"
             texts = [pair.target if self.inputs.continues else pair.source for pair in pairs]
@@ -95,15 +95,15 @@ class Subject:
     def batch(self) -> tuple[dict[str, np.ndarray], list[int]]:
         """Return the arrays that the model reads of each input, and where what it writes begins.
 
-        A search's greedy outputs are its targets. Where a task has no answers, its noise hides parts of the inputs.
+        A search's greedy outputs are its targets. Where parts of a text are restored, noise hides some of the inputs.
         """
         begins = [0] * len(self.pieces)
         if self.searches:
             arrays, begins = self.forced([best[0][0] for best in self.answer(1)])
-        elif self.task.answer:
-            arrays, _ = self.inputs.arrays(self.pieces, len(self.pieces))
-        else:
+        elif self.task.restores:
             arrays = self.inputs.noised_arrays([piece.ids for piece in self.pieces])
+        else:
+            arrays, _ = self.inputs.arrays(self.pieces, len(self.pieces))
         return {name: array for name, array in arrays.items() if name in READ}, begins
 
     def logits(self, batch: dict[str, np.ndarray]) -> Float[np.ndarray, "b t *v"]:

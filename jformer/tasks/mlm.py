@@ -10,7 +10,7 @@ from jformer.data.tokenizers import Tokenizer
 from jformer.data.vocabularies import VocabularySpec
 from jformer.tasks.metrics import Scores
 from jformer.tasks.sums import Sums
-from jformer.tasks.task import NOTHING, Task, refuse, token_loss, token_scores
+from jformer.tasks.task import MASKS, NOTHING, Task, refuse, token_loss, token_scores
 
 
 def mlm(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
@@ -32,7 +32,7 @@ def mlm(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
         encoder=encoder,
         features=lambda source, target: features.masked(data.noise_density, source.vocab_size, source.symbols),
         symbols=1,
-        answer="",
+        answer=MASKS,
         loss=token_loss(label_smoothing),
         score=score,
     )

@@ -34,6 +34,7 @@ Score = Callable[[Sequence[str], Sequence[Pair], Sums], Scores]
 CLASSES = ("label", "labels", "number", "tags")  # answers of a classifier: one label, several, a number, one per word
 SPAN = "span"  # an answer that is some words of its context
 VECTOR = "vector"  # an answer that is no text
+MASKS = "masks"  # an answer that is the text itself, with tokens in place of its masks
 
 KEPT = 16  # losses in the cache
 
@@ -55,10 +56,16 @@ class Task(NamedTuple):
     encoder: MakeEncoder
     features: Callable[[Tokenizer, Tokenizer], Features]
     symbols: int  # ids past the vocabulary that the noise uses
-    # The kind of answer to a text: another "text" | its "continuation" | SPAN | VECTOR | "" for none | one of CLASSES.
+    # The kind of answer to a text: another "text" | its "continuation" | SPAN | VECTOR | MASKS | "" for none | one of
+    # CLASSES.
     answer: str
     loss: TaskLoss
     score: Score
+
+    @property
+    def restores(self) -> bool:
+        """Whether what is learned are the parts of a text that noise hides."""
+        return self.answer in ("", MASKS)
 
 
 @functools.lru_cache(KEPT)

@@ -17,7 +17,7 @@ from jformer.models.parts import join
 from jformer.parallel import processes
 from jformer.tasks.metrics import Scores
 from jformer.tasks.sums import Sums, summarize
-from jformer.tasks.task import VECTOR
+from jformer.tasks.task import MASKS, VECTOR
 from jformer.training.heartbeat import UPDATING
 from jformer.training.log import TrainingLog
 from jformer.training.rows import Sample
@@ -116,7 +116,9 @@ def answered_examples(kind: str, shown: int, scored: int, valid: Split) -> list[
         valid: the validation text.
     """
     count = max(shown, scored)
-    if not (kind and count) or (kind == VECTOR and not scored):  # which is searched for among those that are scored
+    if kind in ("", MASKS) or not count:  # texts have no masks yet
+        return []
+    if kind == VECTOR and not scored:  # which is searched for among those that are scored
         return []
     read = valid.read(Counter())
     if kind in ("label", "labels") and not scored:

@@ -167,8 +167,11 @@ def test_a_given_source_and_target_are_not_noised(name):
         np.testing.assert_array_equal(given[key], array)
 
 
-def test_what_masks_hide_cannot_be_given():
-    assert MAKERS["mlm"].given is None
+def test_given_masks_are_not_noised_and_weigh_where_a_token_is_given_for_them():
+    given = MAKERS["mlm"].given(PACKED, TEXTS, tokens(*[[7, 0], *[[]] * (len(TEXTS.lengths) - 1)]), SHAPE)
+    np.testing.assert_array_equal(given["source"], arrays("pairs")["source"])
+    assert given["weights"].sum() == 1
+    assert (given["weights"] == (given["target_out"] == 7)).all()
 
 
 def test_the_second_text_is_of_type_one_and_its_class_counts_from_zero():

@@ -363,5 +363,5 @@ SIDES = {  # of a line: task, the label tokenizer of a classifier, line → sour
 def test_the_sides_of_a_line_depend_on_the_task(line):
     task, labels, text, sides = SIDES[line]
     config, answer = SimpleNamespace(task=task), "" if task in ("mlm", "denoise") else "an answer"
-    run = SimpleNamespace(config=config, task=SimpleNamespace(answer=answer), tokenizers=(None, labels))
+    run = SimpleNamespace(config=config, task=SimpleNamespace(restores=not answer), tokenizers=(None, labels))
     assert Predictor.pair_of(run, text) == sides

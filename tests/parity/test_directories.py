@@ -7,6 +7,7 @@ texts, logits and outputs beside those of transformers, which reads the same dir
 import json
 import math
 import pickle
+import re
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ import sentencepiece
 import tokenizers
 from PIL import Image
 
+import jformer
 from jformer.errors import UserError
 from jformer.inference.predict import load
 from jformer.tools.hf.__main__ import main
@@ -80,6 +82,27 @@ def hidden_logits(run, text):
     return np.asarray(run.model.apply({"params": run.params}, batch)), torch.tensor([[*map(int, ids)]])
 
 
+def assert_same_fillings(theirs, folder):
+    """Compare the likeliest tokens in place of one mask, but for special ones, which ours never writes, and of two."""
+    tokenizer, run = transformers.AutoTokenizer.from_pretrained(folder), jformer.load(folder.parent / "run", n_best=9)
+    fill = transformers.pipeline("fill-mask", model=theirs, tokenizer=tokenizer)
+    line, mask = f"This is a {tokenizer.mask_token} of jformer.", tokenizer.mask_token
+    never = {tokenizer.pad_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.mask_token_id}
+    expected = [each for each in fill(line, top_k=9 + len(never)) if each["token"] not in never][:9]
+    (found,) = run.generate([line])
+    assert [output.text for output in found] == [each["sequence"] for each in expected]
+    assert [output.filled for output in found] == [(each["token_str"],) for each in expected]
+    np.testing.assert_allclose(
+        [np.exp(output.log_prob) for output in found], [each["score"] for each in expected], rtol=1e-4
+    )
+    (both,) = run.generate([f"{line} {mask}"])
+    each = [[one["score"] for one in some if one["token"] not in never] for some in fill(f"{line} {mask}", top_k=99)]
+    products = np.sort(np.outer(*each).ravel())[::-1][:9]
+    np.testing.assert_allclose([np.exp(output.log_prob) for output in both], products, rtol=1e-4)
+    with pytest.raises(UserError, match=rf"input line 2: has no {re.escape(mask)}"):
+        run.predict([line, "This is a text."])
+
+
 def roberta(folder):
     made.byte_level(folder, roberta=True)
 
@@ -114,6 +137,8 @@ def test_encoders_whose_files_name_few_tokens(case, tmp_path):
         if expected is None:
             expected = states @ theirs.get_input_embeddings().weight.T
     np.testing.assert_allclose(ours, expected.numpy(), rtol=0, atol=LOGITS * float(expected.abs().max()))
+    if cls.endswith("MaskedLM"):
+        assert_same_fillings(theirs, tmp_path / "model")
 
 
 CLASSIFIERS = {  # labels, further fields, dropped fields, what a text is answered with, from the logits

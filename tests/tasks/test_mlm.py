@@ -57,7 +57,7 @@ def test_scores_are_of_the_masked_tokens():
     task, _ = make_task("mlm")
     scores = task.score([], [], {"nll": Sum(4.0, 2.0), "correct": Sum(1.0, 2.0)})
     assert scores == {"perplexity": {"score": pytest.approx(math.exp(2))}, "accuracy": {"score": 0.5}}
-    assert (task.symbols, task.answer) == (1, "")
+    assert (task.symbols, task.answer) == (1, "masks")
 
 
 def test_the_model_reads_the_target_of_an_example(make):

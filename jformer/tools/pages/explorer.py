@@ -22,6 +22,7 @@ from jformer.inference.answers import NODE_STATES, Attended, AttentionWeights, P
 from jformer.inference.output_file import input_path, refuse_input
 from jformer.inference.predict import Predictor, load
 from jformer.inference.search_tree import has_beam
+from jformer.tasks.task import MASKS
 from jformer.tools.pages import heatmaps, page
 from jformer.tools.pages.embedding_planes import (
     Plane,
@@ -40,7 +41,7 @@ CHOSEN = "What it chose, and what else it might have"
 GIVEN_CHOICE = "What was given, and what it might have chosen"
 HIDDEN = "What was hidden, and what it might be"
 # A task's answer → the headings of the choices: for the run's own answer, for a given target.
-HEADINGS = {"": (HIDDEN, HIDDEN), "text": (WRITTEN, GIVEN), "continuation": (WENT_ON, GIVEN)}
+HEADINGS = {"": (HIDDEN, HIDDEN), MASKS: (HIDDEN, HIDDEN), "text": (WRITTEN, GIVEN), "continuation": (WENT_ON, GIVEN)}
 PROGRAMS = ("element", "explorer_drawing", "explorer_picture", "explorer_tree", "explorer_tables", "explorer")
 
 
@@ -90,7 +91,7 @@ def explore(config: Config, workdir: RunPath, source: str, output: str, form: st
         (len(side) for each in attended for part in each.parts for side in (part.rows, part.columns)), default=0
     )
     shown, positions = show(predictor, pairs, attended), position_tables(predictor, longest)
-    answered = [(each.source, each.target) for each in attended] if predictor.task.answer else pairs
+    answered = [(each.source, each.target) for each in attended] if not predictor.task.restores else pairs
     contexts = context_planes(predictor, answered)
     content = explorer_page(f"Attention of {workdir.name}", shown, positions, contexts)
     page.write_page(output, content.encode())
@@ -121,7 +122,7 @@ def _read_lines(path: Path) -> list[str]:
 
 def show(predictor: Predictor, pairs: Sequence[tuple[str, str | None]], attended: Sequence[Attended]) -> list[Shown]:
     """Return what the page shows of each pair, with the search for the run's own answers if there is a beam."""
-    texts = [(each.source if predictor.task.answer else each.target, each.target) for each in attended]
+    texts = [(each.target if predictor.task.restores else each.source, each.target) for each in attended]
     planes = embedding_planes(predictor, texts)
     answered = [i for i, (_, target) in enumerate(pairs) if target is None]
     trees: dict[int, list[SearchTree]] = {}

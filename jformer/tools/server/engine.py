@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jformer.data.noise import mask_of
 from jformer.data.spans import joined_text
 from jformer.data.text import admit
 from jformer.data.tokenizers import NUM_SYMBOLS, UNK
@@ -18,7 +19,7 @@ from jformer.inference.formats import answer_record, scored_record
 from jformer.inference.one_pass import HEADS
 from jformer.inference.predict import Predictor
 from jformer.inference.streaming import Streamer, Streaming, refuse_streaming
-from jformer.tasks.task import SPAN, VECTOR
+from jformer.tasks.task import MASKS, SPAN, VECTOR
 from jformer.tools.server import schema
 from jformer.tools.server.limits import Limits
 
@@ -31,6 +32,7 @@ ROUTES = {  # a task's answer → its path
     "tags": "tag",
     SPAN: "answer",
     VECTOR: "embeddings",
+    MASKS: "fill",
 }
 WARM_LENGTHS = (4, 20, 30)  # tokens of the texts that `warm_up` answers
 
@@ -165,8 +167,9 @@ class Engine:
         for length in WARM_LENGTHS:
             text = tokenizer.decode([NUM_SYMBOLS + i % (tokenizer.vocab_size - NUM_SYMBOLS) for i in range(length)])
             line = " ".join(text.split())
+            asked = {ROUTES[SPAN]: joined_text(line, line), ROUTES[MASKS]: line + mask_of(tokenizer)[1]}
             for count in (*FEW, SMALL_BATCH + 1):
-                self.predictor.generate([joined_text(line, line) if self.route == ROUTES[SPAN] else line] * count)
+                self.predictor.generate([asked.get(self.route, line)] * count)
         self.predictor.forget()
 
     def _check_count(self, items: Sequence[Any]) -> None:
