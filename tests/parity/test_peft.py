@@ -11,13 +11,17 @@ import jformer
 from jformer.checkpoints.weights import write_run
 from jformer.config import resolve
 from jformer.data.tokenizers import LabelTokenizer, learn
+from jformer.errors import UserError
+from jformer.inference.answers import Request
 from jformer.inference.restore import restore
 from jformer.parallel.mesh import make_mesh
 from jformer.tools.hf import convert
 from jformer.tools.hf.against import their_logits
 from jformer.tools.hf.peft import export_adapter, import_adapter
-from tests.parity.pairs import Pair, apart, torch
+from tests.parity.pairs import Pair, apart, torch, transformers
+from tests.parity.test_directories import BERT, ROBERTA, imported, roberta, write
 from tests.parity.test_hf import MODELS
+from tests.parity.test_tokenizers import wordpiece
 from tests.slow import slow_but
 
 peft = pytest.importorskip("peft", reason="comparing with adapters of PEFT needs: pip install peft")
@@ -85,3 +89,42 @@ def test_an_adapter_computes_the_same_and_goes_back(name, tmp_path):
     with torch.no_grad():
         found = their_logits(again.eval(), pair.model, pair.batch, {}).numpy()
     assert apart(found[real], expected[real]) < 1e-6, summary
+
+
+HEADS = {  # of a base that predicts masked tokens: its class, tokenizer and sizes, the class of the adapter, its task
+    "labels": ("RobertaForMaskedLM", roberta, ROBERTA, "RobertaForSequenceClassification", "SEQ_CLS"),
+    "tags": ("BertForMaskedLM", wordpiece, BERT, "BertForTokenClassification", "TOKEN_CLS"),
+    "a pooler that is not there": ("BertForMaskedLM", wordpiece, BERT, "BertForSequenceClassification", "SEQ_CLS"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing", "ignore::UserWarning")  # PEFT's
+@pytest.mark.parametrize("case", slow_but(HEADS, "labels"))
+def test_a_head_comes_with_the_adapters_of_a_base_without_one(case, tmp_path):
+    cls, tokenizer, sizes, adapted, task = HEADS[case]
+    write(tmp_path / "model", cls, tokenizer, {"model_max_length": 40}, **sizes)
+    imported(tmp_path / "model")
+    plain = getattr(transformers, adapted).from_pretrained(tmp_path / "model", num_labels=3)
+    theirs = peft.get_peft_model(plain, peft.LoraConfig(target_modules=["query", "value"], task_type=task)).eval()
+    draw(theirs)
+    theirs.save_pretrained(tmp_path / "adapter")
+    arguments = tmp_path / "adapter", str(tmp_path / "classifier"), str(tmp_path / "run")
+    if case == "a pooler that is not there":
+        with pytest.raises(
+            UserError, match=r"neither the adapter nor .*run has bert\.pooler\.dense\.bias, bert\.pooler"
+        ):
+            import_adapter(*arguments)
+        return
+    import_adapter(*arguments)
+    run = jformer.load(tmp_path / "classifier")
+    (answer,) = run.generate(["This is a text of jformer."])
+    (ids,) = run.inputs.encoder.source.encode(["This is a text of jformer."])
+    with torch.no_grad():
+        expected = theirs(torch.tensor([[*map(int, ids)]])).logits[0].softmax(-1).numpy()
+    if task == "SEQ_CLS":
+        found = [answer[0].labels[f"LABEL_{i}"] for i in range(3)]
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+    else:
+        (piece,) = run.inputs.pieces([Request("This is a text of jformer.")])[0]
+        found = [word.probability for word in answer[0].tags]
+        np.testing.assert_allclose(found, expected[piece.starts].max(-1), rtol=1e-4)

@@ -21,20 +21,33 @@ from jaxtyping import PyTree
 from numpy.typing import NDArray
 
 from jformer.checkpoints.untie_layers import own_layers
-from jformer.checkpoints.weights import load_parent, load_saved, write_run
+from jformer.checkpoints.weights import abstract_params, load_parent, load_saved, write_run
 from jformer.config import load_config, resolve
-from jformer.data.tokenizers import NumberTokenizer
+from jformer.config.options import Config
+from jformer.data.tokenizers import NumberTokenizer, Tokenizer
 from jformer.data.vocabularies import load_tokenizers
 from jformer.errors import UserError
+from jformer.integrity import parse_object
+from jformer.models import build_model
 from jformer.models.lora_config import FACTORS, LoraConfig, is_factor
 from jformer.parallel.mesh import make_mesh
 from jformer.storage import new_directory, replace_content, run_path
 from jformer.tools.hf import name_tables as tables
 from jformer.tools.hf import tensors, vocabulary
-from jformer.tools.hf.convert import ORIGIN, explained, renamed, sized
+from jformer.tools.hf.convert import (
+    FIELDS,
+    LABELLED,
+    ORIGIN,
+    explained,
+    make_config,
+    read_answers,
+    read_model,
+    renamed,
+    sized,
+)
 from jformer.tools.hf.families import Fields, HfFamily, table_of
 from jformer.tools.hf.name_tables import Entry, Table
-from jformer.tools.hf.write_model import express, in_units
+from jformer.tools.hf.write_model import express, in_units, origin_of
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of the names of all tensors
@@ -46,6 +59,7 @@ WITHOUT_EFFECT = (  # fields that change nothing in what is computed, or nothing
 READ = ("r", "lora_alpha", "lora_dropout", "use_rslora", "rank_pattern", "alpha_pattern")
 REPEATED = re.compile(r"\.(modules_to_save|original_module)\.")  # in names of tensors that are there by others, too
 INITIAL = (True, False, "gaussian", "orthogonal", "eva")  # values of init_lora_weights that leave the base as it is
+OF_LABELS = ("id2label", "label2id", "num_labels", "problem_type")
 TASK_TYPES = {"translate": "SEQ_2_SEQ_LM", "lm": "CAUSAL_LM", "classify": "SEQ_CLS", "tag": "TOKEN_CLS",
               "qa": "QUESTION_ANS"}  # fmt: skip
 
@@ -59,19 +73,29 @@ def import_adapter(directory: Path, workdir: str, base: str) -> str:
     if not base:
         name = vocabulary.read_json(directory / CONFIG).get("base_model_name_or_path", "")
         raise UserError(f"{directory}: adapts {name!r}: import that, too, and name its run with --base=DIR")
-    path = run_path(base)
+    path, mesh = run_path(base), make_mesh(1)
     config, tokenizers = load_config(path / "config.json"), load_tokenizers(path / "tokenizer")
-    model = sized(config, tokenizers).merged
-    family, _ = express(config.task, model, path)
+    origin = origin_of(path, config)
+    family, _ = express(config.task, sized(config, tokenizers).merged, base, origin=origin.get("model_type", ""))
     with explained(directory):
         fields = vocabulary.read_json(directory / CONFIG)
         refuse_other_methods(fields)
         if not (directory / WEIGHTS).is_file():
             raise UserError(f"{directory}: has no {WEIGHTS}: save the adapter with safe_serialization=True")
         source = tensors.Tensors(directory / WEIGHTS, functools.partial(module_names, family))
-        parent = load_parent(base, make_mesh(1))
-        table, shapes = table_of(family, model, config.task), flatten_dict(parent.params, sep="/")
+        task = next((task for task in LABELLED if TASK_TYPES[task] == fields.get("task_type")), "")
+        if config.task == "mlm" and task and origin.get("files"):
+            config, tokenizers = _with_head(task, family, tokenizers[0], source, origin)
+        parent, model = load_parent(base, mesh), sized(config, tokenizers).merged
+        table, shapes = (
+            table_of(family, model, config.task),
+            flatten_dict(abstract_params(build_model(model), mesh), sep="/"),
+        )
         adapters = Reading(source, fields, shapes).adapters(table)
+        known = {*adapters, *flatten_dict(parent.params, sep="/")}
+        if lacking := sorted(table[name].theirs for name in {*shapes} - known):
+            raise UserError(f"{directory}: neither the adapter nor {base} has {', '.join(lacking[: tables.SHOWN])}: "
+                            f"import a base for {fields.get('task_type')}, which has it")  # fmt: skip
     also = tuple(f"^{re.escape(name)}$" for name in adapters if not is_factor(name))
     kernels = sorted(name.replace(f"/{FACTORS[0]}/", "/") for name in adapters if f"/{FACTORS[0]}/" in name)
     rank = adapters[_factor(kernels[0], 0)].shape[-1]
@@ -89,6 +113,19 @@ def import_adapter(directory: Path, workdir: str, base: str) -> str:
     if (path / ORIGIN).exists():
         replace_content(target / ORIGIN, (path / ORIGIN).read_bytes())
     return f"{target}: {len(kernels)} kernels with adapters of rank {rank}, {len(also)} whole parameters, over {path}"
+
+
+def _with_head(
+    task: str, family: HfFamily, text: Tokenizer, source: tensors.Tensors, origin: Mapping[str, Any]
+) -> tuple[Config, tuple[Tokenizer, Tokenizer]]:
+    """Return config and tokenizers of a base that gets the head of an adapter; the names of labels are not known."""
+    fields = parse_object(origin["files"][FIELDS])
+    fields = {key: value for key, value in fields.items() if key not in OF_LABELS}
+    model = read_model(family, fields, task, source)
+    answers = read_answers(fields, task, model)
+    assert answers
+    config, _ = make_config(Path(), family, task, model, fields, (text, answers))
+    return config, (text, answers)
 
 
 def refuse_other_methods(fields: Fields) -> None:
@@ -231,7 +268,7 @@ def export_adapter(workdir: str, target: Path, base: str) -> str:
         raise UserError(f"{workdir}: holds no adapters: leave out --adapter_of to export the model")
     new_directory(target, "--output=")
     model = sized(config, tokenizers).merged
-    family, _ = express(config.task, model, path)
+    family, _ = express(config.task, model, workdir, origin=origin_of(path, config).get("model_type", ""))
     _, params = own_layers(model, load_saved(path, config, make_mesh(1)).params)
     if "classifier" in params and isinstance(tokenizers[1], NumberTokenizer):
         params = {**params, "classifier": in_units(params["classifier"], tokenizers[1])}
