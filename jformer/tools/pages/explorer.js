@@ -6,7 +6,7 @@ const { examples } = data;
 const main = document.getElementById("explorer");
 const THUMBNAIL = Math.min(168, Math.ceil(84 * devicePixelRatio)); // pixels of a small map at most: those of the screen
 const MOST_LINES = 80; // tokens a side up to which lines are drawn
-const state = { example: 0, part: 0, layer: 0, head: "mean", row: 0, column: 0 };
+const state = { example: 0, part: null, layer: 0, head: "mean", row: 0, column: 0 };
 const waiting = []; // small maps that are not drawn before the large one
 let drawings = 0; // of the large map, so that an older one that comes late is not shown
 
@@ -161,10 +161,14 @@ function choose(name, label, options, then) {
   return element("div", {}, element("label", { for: name }, label), document.createElement("br"), select);
 }
 
-/** Show a part of the model: the large map first, then the small ones, as they come into view. */
+/** Show a part of the model: the large map first, then the small ones, as they come into view.
+ *
+ * Another example of the same part keeps the head, so that a word can be followed through its contexts.
+ */
 async function showPart(index) {
-  Object.assign(state, { part: index, layer: 0, row: 0, column: 0 });
-  state.head = part().heads[0].length > 1 ? "mean" : 0;
+  const same = index === state.part;
+  Object.assign(state, { part: index, row: 0, column: 0 });
+  if (!same) Object.assign(state, { layer: 0, head: part().heads[0].length > 1 ? "mean" : 0 });
   waiting.length = 0;
   showGrid();
   await showDetail();
@@ -180,8 +184,9 @@ function showExample(index) {
   main.querySelector("#texts").replaceChildren(...texts);
   const names = attention.map(({ name }) => name);
   main.querySelector("#parts").replaceChildren(choose("part", "Attention", names, showPart));
+  main.querySelector("#part").value = state.part ?? 0;
   showChoices();
-  if (attention.length) showPart(0);
+  if (attention.length) showPart(state.part ?? 0);
   for (const [details, shown] of sections) {
     details.hidden = !shown();
     details.refresh();
@@ -214,7 +219,7 @@ main.append(
   element(
     "section",
     { id: "attention" },
-    element("h2", {}, "Layers and heads"),
+    element("h2", {}, "Layers and heads, each with its entropy in nats"),
     element("div", { id: "grid" }),
     element("h2", { id: "where" }),
     element("div", { id: "legend" }),

@@ -51,14 +51,14 @@ function wordTable(caption, heads, rows) {
   return element("div", { class: "wide", tabindex: 0 }, table);
 }
 
-/** Return a table of numbers to edit, in which `changed` is called after each change. */
+/** Return a table of numbers to edit; after each change `changed` is called with the row. */
 function editable(name, changed) {
   const field = (value, row, i) => {
     const label = `${name} of ${words[row]}, feature ${i + 1}`;
     const input = element("input", { type: "number", step: "any", value, "aria-label": label });
     input.addEventListener("input", () => {
       step[name][row][i] = Number(input.value);
-      changed();
+      changed(row);
     });
     return input;
   };
@@ -71,11 +71,12 @@ function drawStep(place) {
   const scale = element("select", { id: "scale" }, ...scales);
   const causal = element("input", { type: "checkbox", id: "causal" });
   const [said, results] = [element("output", { "aria-live": "polite" }), element("div", { class: "views" })];
+  let asked = words.length - 1; // the word whose weights are said: the last one whose query was edited
   const update = () => {
     const found = attend(step, SCALES[scale.value](numbers[0].length), causal.checked);
     const texts = (rows) => rows.map((row) => row.map((value) => value.toFixed(4).replace("-", "−")));
-    const shares = found.weights[2].map((weight, i) => `${Math.round(100 * weight)} % of ${words[i]}`);
-    said.textContent = `${words[2]} takes ${shares.join(", ")}.`;
+    const shares = found.weights[asked].map((weight, i) => `${Math.round(100 * weight)} % of ${words[i]}`);
+    said.textContent = `${words[asked]} takes ${shares.join(", ")}.`;
     results.replaceChildren(
       wordTable("Scores: scale · Q Kᵀ", words, texts(found.scores)),
       wordTable("Weights: softmax of each row", words, texts(found.weights)),
@@ -87,7 +88,11 @@ function drawStep(place) {
     element("span", {}, element("label", { for: "scale" }, "scale "), scale),
     element("span", {}, causal, element("label", { for: "causal" }, " causal: no word sees a later one")),
   ];
-  const fields = ["query", "key", "value"].map((name) => editable(name, update));
+  const ask = (row) => {
+    asked = row;
+    update();
+  };
+  const fields = ["query", "key", "value"].map((name) => editable(name, name === "query" ? ask : update));
   place.append(
     element("div", { class: "views" }, ...fields),
     element("div", { class: "controls" }, ...controls),

@@ -411,6 +411,10 @@ def test_a_masked_pair_looks_and_reads_unlike_a_weight_of_zero(page):
         tab.keyboard.press("ArrowRight")
         assert tab.inner_text("#attention output") == f"ein may not attend to {HOSTILE}: masked"
         hatched = tab.get_attribute("#map path.masked", "d")
+        tab.select_option("#example", "1")  # keeps the part and the head: a word in another context
+        tab.wait_for_function("() => document.querySelector('#attention output').textContent.includes('takes')")
+        assert tab.input_value("#part") == "1"
+        assert tab.inner_text("#where") == "decoder self-attention: layer 1, head 1"
     # The first row has two cells that are masked, the second one, the last none: a run of hatching each.
     assert [int(width) // 18 for width in re.findall(r"h(\d+)v", hatched)] == [2, 1]
 

@@ -107,4 +107,4 @@ def test_a_step_of_attention_is_edited_by_keyboard_and_computed_as_models_do(pag
         browser.go_to(tab, "#causal")
         tab.keyboard.press("Space")
         expect(causal=True)
-        assert tab.inner_text("#step output").startswith("sat takes")
+        assert tab.inner_text("#step output").startswith("The takes 100 % of The")  # whose query was edited
