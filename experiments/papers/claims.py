@@ -35,6 +35,8 @@ SIZES = ModelConfig(
     vocab_size=40, d_model=64, d_ff=256, num_heads=4, num_layers=6, dropout=0.0, execution=ExecutionConfig(unroll=1)
 )
 Params = Any
+Trained = tuple[Callable[[int], Params], Callable[..., jax.Array], Callable[[int, int], Any]]
+"""Initial parameters by seed, the loss of a batch, and batches by seed and number."""
 
 
 def main(_: list[str]) -> None:
@@ -69,38 +71,64 @@ def no_norm() -> Iterator[str]:
 
 
 def clipping() -> Iterator[str]:
-    """Clipping fixes a training whose gradients explode: a plain RNN that is to tell the first of 20 tokens, by SGD."""
-    layer, kinds, updates = RecurrentLayer("rnn", 32), 8, 4 if flags.FLAGS.smoke else 1_500
-
-    def loss(params: Params, key: jax.Array) -> jax.Array:
-        tokens = jax.random.randint(key, (64, 20), 0, kinds)
-        inputs, real = jax.nn.one_hot(tokens, kinds), jnp.ones(tokens.shape, bool)
-        hidden, _ = layer.apply({"params": params["layer"]}, inputs, real)
-        return optax.softmax_cross_entropy_with_integer_labels(hidden[:, -1] @ params["out"], tokens[:, 0]).mean()
-
-    for name, clip in {"not clipped": optax.identity(), "clipped to 1": optax.clip_by_global_norm(1.0)}.items():
-        tx = optax.chain(clip, optax.sgd(0.1))
-
-        def update(carry: Any, key: jax.Array, tx: Any = tx) -> tuple[Any, Any]:
-            params, state = carry
-            value, gradient = jax.value_and_grad(loss)(params, key)
-            change, state = tx.update(gradient, state)
-            return (optax.apply_updates(params, change), state), (value, optax.global_norm(gradient))
+    """Clipping fixes trainings whose gradients explode: SGD with momentum, its rate falling to 0."""
+    updates = 4 if flags.FLAGS.smoke else 1_000
+    for name, (start, loss, draw) in {"RNN": recall(), "Transformer without norms": reverse()}.items():
 
         @jax.jit
-        def run(seed: jax.Array, update: Any = update, tx: Any = tx) -> Any:
-            keys = jax.random.split(jax.random.key(seed), 3)
-            shape = jnp.ones((1, 20, kinds)), jnp.ones((1, 20), bool)
-            out = 0.1 * jax.random.normal(keys[1], (32, kinds))
-            params = {"layer": layer.init(keys[0], *shape)["params"], "out": out}
-            return jax.lax.scan(update, (params, tx.init(params)), jax.random.split(keys[2], updates))[1]
+        def train(params: Params, batches: Any, rate: float, clip: float, loss: Any = loss) -> tuple[Any, Any]:
+            rates = optax.linear_schedule(rate, 0.0, updates)
+            tx = optax.chain(optax.clip_by_global_norm(clip), optax.sgd(rates, momentum=0.9))
 
-        found = [run(jnp.asarray(seed)) for seed in range(3)]
-        losses, norms = (
-            [f(each[i]) for each in found] for i, f in ((0, lambda x: float(x[-100:].mean())), (1, jnp.max))
+            def update(carry: Any, batch: Any) -> tuple[Any, Any]:
+                params, state = carry
+                value, gradient = jax.value_and_grad(loss)(params, batch)
+                change, state = tx.update(gradient, state)
+                return (optax.apply_updates(params, change), state), (value, optax.global_norm(gradient))
+
+            return jax.lax.scan(update, (params, tx.init(params)), batches)[1]
+
+        for rate, clip in ((0.1, np.inf), (0.01, np.inf), (0.001, np.inf), (0.1, 0.1)):
+            losses, norms = zip(
+                *(train(start(seed), draw(seed, updates), rate, clip) for seed in range(3)), strict=True
+            )
+            shown = ", ".join(f"{value[-100:].mean():.3f}" for value in losses)
+            yield f"{name}, rate {rate}, clipped to {clip}: loss {shown}; largest gradient {np.max(norms):,.0f}"
+        nothing = np.log(8) if name == "RNN" else 8 / 9 * np.log(30)
+        yield f"{name} that knows nothing: loss {nothing:.3f}"
+
+
+def recall() -> Trained:
+    """Return a plain RNN that is to tell the first of 20 tokens."""
+    layer, kinds = RecurrentLayer("rnn", 32), 8
+
+    def loss(params: Params, tokens: jax.Array) -> jax.Array:
+        hidden, _ = layer.apply(
+            {"params": params["layer"]}, jax.nn.one_hot(tokens, kinds), jnp.ones(tokens.shape, bool)
         )
-        shown = ", ".join(f"{value:.3f}" for value in losses)
-        yield f"{name}: loss {shown} (knowing nothing {np.log(kinds):.3f}); largest gradient {max(norms):,.0f}"
+        return optax.softmax_cross_entropy_with_integer_labels(hidden[:, -1] @ params["out"], tokens[:, 0]).mean()
+
+    def start(seed: int) -> Params:
+        keys = jax.random.split(jax.random.key(seed))
+        params = layer.init(keys[0], jnp.ones((1, 20, kinds)), jnp.ones((1, 20), bool))["params"]
+        return {"layer": params, "out": 0.1 * jax.random.normal(keys[1], (32, kinds))}
+
+    return start, loss, lambda seed, updates: np.random.default_rng(seed).integers(0, kinds, (updates, 64, 20))
+
+
+def reverse() -> Trained:
+    """Return a Transformer of 3 + 3 layers without norms that is to reverse letters."""
+    model = build_model(dataclasses.replace(SIZES, d_model=32, d_ff=128, num_layers=3, norm="none"))
+    of_batch = jformer.make_loss(model, jformer.token_loss(0.0))
+
+    def loss(params: Params, batch: Any) -> jax.Array:
+        found = of_batch(params, batch, None)["loss"]
+        return found.total / found.count
+
+    def draw(seed: int, updates: int) -> Any:
+        return jax.tree.map(lambda x: x.reshape(updates, 16, *x.shape[1:]), batch_of(letters(seed, 16 * updates)))
+
+    return lambda seed: init_params(model, jax.random.key(seed)), loss, draw
 
 
 def not_linear() -> Iterator[str]:
