@@ -19,12 +19,12 @@ HOSTILE = "</script><script>document.title='broken'</script><img src=x onerror=a
 OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=3000")
 
 
-# Opens every section, and is done when each was drawn, which an event does later than that.
+# Opens every section, and is done when each was drawn: an event does it later than that, of packed data later still.
 OPEN_SECTIONS = """() => Promise.all([...document.querySelectorAll("details:not([open])")].map((section) => {
   const drawn = new Promise((done) => section.addEventListener("toggle", () => done(), { once: true }));
   section.open = true;
   return drawn;
-}))"""
+})).then(() => new Promise((done) => setTimeout(done, 200)))"""
 WINDOWS = {"wide and light": (), "narrow and dark": ("--window-size=390,800", "--force-dark-mode")}
 
 

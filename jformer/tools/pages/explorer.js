@@ -193,17 +193,28 @@ function showExample(index) {
   }
 }
 
+/** Return a place for what is drawn of packed JSON, filled as soon as that is unpacked; none if there is nothing. */
+function later(number, draw) {
+  if (number === null) return [];
+  const place = element("div");
+  unpack(number).then((text) => place.replaceChildren(...draw(JSON.parse(new TextDecoder().decode(text)))));
+  return [place];
+}
+
 const sections = [
   // each with whether there is something in it
   [
-    section("search", "The beam search, step by step", () => searches(examples[state.example].trees)),
-    () => examples[state.example].trees.length,
+    section("search", "The beam search, step by step", () => later(examples[state.example].trees, searches)),
+    () => examples[state.example].trees !== null,
   ],
   [
     section("embeddings", "Tokens as their embeddings lie", () => planes(examples[state.example].planes)),
     () => examples[state.example].planes.length,
   ],
-  [section("contexts", "Tokens in their contexts, layer by layer", contexts), () => data.contexts.length],
+  [
+    section("contexts", "Tokens in their contexts, layer by layer", () => later(data.contexts, contexts)),
+    () => data.contexts !== null,
+  ],
   [section("positions", "Positions", positions), () => data.positions.length],
 ];
 

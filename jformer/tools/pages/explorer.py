@@ -4,6 +4,7 @@ The page is one file that loads nothing. Weights are stored in 256 steps, deflat
 the other sections are drawn when they are opened.
 """
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -144,7 +145,9 @@ def explorer_page(
     data = {
         "examples": [_example(each, packed) for each in shown],
         "positions": [map_data(each) for each in positions],
-        "contexts": [{"name": stack, "layers": [*map(_plane, planes)]} for stack, planes in contexts.items()],
+        "contexts": _packed_json(
+            [{"name": stack, "layers": [*map(_plane, planes)]} for stack, planes in contexts.items()], packed
+        ),
         "states": NODE_STATES,
     }
     return page.page(title, ['<div id="explorer"></div>'], PROGRAMS, data, packed=packed)
@@ -153,7 +156,6 @@ def explorer_page(
 def _example(shown: Shown, packed: list[str]) -> dict[str, Any]:
     attended = shown.attended
     return {
-        "trees": [_tree(tree) for tree in shown.trees],
         "planes": [_plane(plane) for plane in shown.planes],
         "source": attended.source,
         "target": attended.target,
@@ -162,6 +164,7 @@ def _example(shown: Shown, packed: list[str]) -> dict[str, Any]:
             _maps(part, heatmaps.patches_of(attended, part), packed)
             for part in sorted(attended.parts, key=heatmaps.order)
         ],
+        "trees": _packed_json([_tree(tree) for tree in shown.trees], packed),
         "heading": shown.choices,
         "choices": [
             [
@@ -212,6 +215,12 @@ def _packed(values: np.ndarray, packed: list[str]) -> int:
     """Append a packed array of bytes, and return its number."""
     packed.append(page.pack(values))
     return len(packed) - 1
+
+
+def _packed_json(values: Sequence[Any], packed: list[str]) -> int | None:
+    """Append what a section draws once it is opened as packed JSON, and return its number; None if there is nothing."""
+    text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _packed(np.frombuffer(text.encode(), np.uint8), packed) if values else None
 
 
 def _tree(tree: SearchTree) -> dict[str, Any]:

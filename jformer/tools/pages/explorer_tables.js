@@ -59,8 +59,8 @@ function planes(found, stack = "") {
 }
 
 /** Return the tokens of all examples as they lie in a stack, with a slider over its layers. */
-function contexts() {
-  return data.contexts.flatMap(({ name, layers }) => {
+function contexts(stacks) {
+  return stacks.flatMap(({ name, layers }) => {
     const last = layers.length - 1;
     const slider = element("input", { id: `depth-${name}`, type: "range", min: 0, max: last, value: last });
     const shown = element("div");

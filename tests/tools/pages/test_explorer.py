@@ -1,8 +1,10 @@
 """The explorer's page, in a browser where there is one: what it draws, and that texts stay texts."""
 
+import base64
 import html
 import json
 import re
+import zlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -49,6 +51,12 @@ POSITIONS = (
     Positions("sinusoids", ("position", "feature"), np.array([[0, 1], [0.5, -2]], np.float32), ("1", "2"), ("1", "2")),
     Positions("ALiBi", ("head", "distance"), np.array([[-0.5, 0]], np.float32), ("1, slope 0.5",), ("-1", "0")),
 )
+
+
+def trees_of(page):
+    """Return the searches of a page's first example, unpacked."""
+    number = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])["examples"][0]["trees"]
+    return json.loads(zlib.decompress(base64.b64decode(re.findall("<!--(.*?)-->", page)[number])))
 
 
 @pytest.fixture(scope="module")
@@ -110,10 +118,7 @@ def test_what_a_search_dropped_is_drawn_when_asked_for(page):
 
 def test_of_what_was_dropped_the_page_has_the_best_of_each_step():
     tree = search()._replace(states=("kept", "kept", "dropped", "dropped", "ended", *["dropped"] * 3, "left"))
-    data = json.loads(
-        re.search(r'id="data">(.*?)</script>', explorer.explorer_page("x", [Shown(example().attended, [tree])]))[1]
-    )
-    (shown,) = data["examples"][0]["trees"]
+    (shown,) = trees_of(explorer.explorer_page("x", [Shown(example().attended, [tree])]))
     assert shown["dropped"] == 5
     names = list(NODE_STATES)
     assert [names[state] for state in shown["state"]] == ["kept", "kept", "dropped", "ended", "dropped", "left"]
@@ -210,7 +215,7 @@ def test_tokens_of_white_space_can_be_seen():
     (part,) = data["attention"]
     assert (part["rows"], part["columns"]) == (["␣", "a b", "</s>"], ["↵", "␣"])
     assert data["choices"] == [["␣", 0.9, [["␣", 0.9], ["↵", 0.05]], "␣"]]
-    assert data["trees"][0]["tokens"][:2] == ["", "␣"]
+    assert trees_of(page)[0]["tokens"][:2] == ["", "␣"]
     assert (data["planes"][0]["tokens"], data["planes"][0]["neighbours"][0]) == (["↵", "a"], [["␣", 0.5]])
 
 
