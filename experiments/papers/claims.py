@@ -123,7 +123,7 @@ def reverse() -> Trained:
 
     def loss(params: Params, batch: Any) -> jax.Array:
         found = of_batch(params, batch, None)["loss"]
-        return found.total / found.count
+        return jnp.divide(found.total, found.count)
 
     def draw(seed: int, updates: int) -> Any:
         return jax.tree.map(lambda x: x.reshape(updates, 16, *x.shape[1:]), batch_of(letters(seed, 16 * updates)))

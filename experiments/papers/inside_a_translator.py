@@ -173,15 +173,17 @@ def zeroed(run: Predictor, gone: Iterable[Head]) -> Iterator[None]:
         size = flat[name].shape[1] // run.model.config.num_heads
         flat[name] = flat[name].at[layer, head * size : (head + 1) * size].set(0)
     run.params = unflatten_dict(flat, sep="/")
-    yield
-    run.params = whole
+    try:
+        yield
+    finally:
+        run.params = whole
 
 
 def share(parts: np.ndarray, wholes: np.ndarray) -> tuple[float, float]:
     """Return the sum of parts over that of wholes, with half the interval of a bootstrap over the pairs."""
     times = np.random.default_rng(0).multinomial(len(parts), np.full(len(parts), 1 / len(parts)), SAMPLES)
     low, high = np.quantile(times @ parts / (times @ wholes), ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
-    return float(parts.sum() / wholes.sum()), float(high - low) / 2
+    return float(parts.sum()) / float(wholes.sum()), float(high - low) / 2
 
 
 def lens(examples: Examples, folder: Path) -> Iterator[str]:
