@@ -45,17 +45,24 @@ class Update(NamedTuple):
 
 FUSED = {"model.attention_dropout": 0.0}
 LONG = {**FUSED, "model.max_length": 8_192, "model.execution.remat": "full"}
+NLLB = {"model.num_layers": 12, "model.norm": "pre", "model.dropout": 0.1, "optim.optimizer": "adamw"}
+LORA = {**NLLB, "train.init_from": "BASE", "model.lora.rank": 8}
 UPDATES = {
     "gpt2_1k": Update("gpt2", "v5e", 1, 8, (0, 1_024), 50_304, FUSED),
     "gpt2_8k": Update("gpt2", "v5e", 1, 2, (0, 8_192), 50_304, LONG),
     "big": Update("transformer_big", "v5e", 8, 16, (256, 256), 37_120),
     "t5_large": Update("t5_large", "v5p", 8, 8, (512, 128), 32_128),
+    "nllb_600m": Update("transformer_big", "v6e", 1, 32, (128, 128), 256_206, NLLB),
+    "nllb_lora": Update("transformer_big", "v6e", 1, 32, (128, 128), 256_206, LORA),
+    "nllb_lora_bf16": Update(
+        "transformer_big", "v6e", 1, 32, (128, 128), 256_206, {**LORA, "model.lora.base_dtype": "bfloat16"}
+    ),
     "tiny": Update("transformer_tiny", "v5e", 2, 8, (32, 32), 512),
 }
 NAMES = flags.DEFINE_list("programs", ["gpt2_1k", "gpt2_8k", "big", "t5_large"], "Rows of UPDATES.")
 COUNTS = flags.DEFINE_list("chips", ["8", "256"], "Chips of a slice.")
 FAMILY = flags.DEFINE_enum("family", None, CHIPS, "Of the chips, in place of the one that UPDATES names.")
-HEADS = ("FLOPs", "HBM", "of ideal", "twice", "beside", "waited", "temps", "of pred.", "bound", "apart", "MFU")
+HEADS = ("FLOPs", "HBM", "of ideal", "twice", "beside", "waited", "state", "temps", "of pred.", "bound", "apart", "MFU")
 
 
 def compiled(update: Update, chips: Topology) -> tuple[Figures, list[str], UpdateMemory, float]:
@@ -80,7 +87,8 @@ def row_of(figures: Figures, twice: list[str], predicted: UpdateMemory, useful: 
     ideal = ideal_traffic(figures.program, figures.arguments)
     return [
         f"{useful / figures.flops:.3f}", f"{figures.traffic / 1e9:.1f} GB", f"{figures.traffic / ideal:.2f}",
-        f"{len(twice)}", f"{hidden:,}", f"{bare + blocking:,}", f"{figures.temporaries / GIB:.2f} GiB",
+        f"{len(twice)}", f"{hidden:,}", f"{bare + blocking:,}",
+        f"{figures.arguments / GIB:.2f} GiB", f"{figures.temporaries / GIB:.2f} GiB",
         f"{figures.temporaries / (predicted.gradients + predicted.activations):.2f}",
         f"{least.overlapped * 1e3:.1f} ms", f"{least.apart * 1e3:.1f} ms",
         f"{useful / least.overlapped / chips.peak:.1%}",

@@ -16,7 +16,8 @@ from jformer.models.layers.precision import at_precision
 from jformer.models.model import Model
 from jformer.models.model_config import ModelConfig
 
-TEXTS = 2  # of a row: those of a pair, which have the segments 1 and 2; of a text alone, the second is undefined
+# Of a row: those of a pair, which have the segments 1 and 2. Of a text alone the second is undefined, and XLA drops it.
+TEXTS = 2
 
 
 @dataclasses.dataclass(frozen=True)
