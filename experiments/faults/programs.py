@@ -19,12 +19,14 @@ from absl import app, flags
 from experiments.faults.program_quality import gathered_twice, ideal_traffic, overlap
 from experiments.measure import smoke_sizes
 from jformer.config import default_config, resolve
+from jformer.config.options import Config
 from jformer.data.plan import Shape
+from jformer.models import ModelConfig
 from jformer.models.flops import update_flops, work_of
 from jformer.parallel.backend import target_of
 from jformer.parallel.mesh import make_mesh
 from jformer.tasks.build import build_task
-from jformer.tasks.task import sized
+from jformer.tasks.task import Task, sized
 from jformer.tools.forecast.compiled_ahead import Figures, compile_update, estimate
 from jformer.tools.forecast.roofline import bound
 from jformer.tools.forecast.topology import CHIPS, GIB, Topology, open_topology
@@ -50,6 +52,8 @@ LORA = {**NLLB, "train.init_from": "BASE", "model.lora.rank": 8}
 UPDATES = {
     "gpt2_1k": Update("gpt2", "v5e", 1, 8, (0, 1_024), 50_304, FUSED),
     "gpt2_8k": Update("gpt2", "v5e", 1, 2, (0, 8_192), 50_304, LONG),
+    "base": Update("transformer_base", "v5e", 1, 32, (256, 256), 32_000, FUSED),
+    "base_1": Update("transformer_base", "v5e", 1, 32, (256, 256), 32_000, {**FUSED, "model.num_layers": 1}),
     "big": Update("transformer_big", "v5e", 8, 16, (256, 256), 37_120),
     "t5_large": Update("t5_large", "v5p", 8, 8, (512, 128), 32_128),
     "nllb_600m": Update("transformer_big", "v6e", 1, 32, (128, 128), 256_206, NLLB),
@@ -65,20 +69,30 @@ FAMILY = flags.DEFINE_enum("family", None, CHIPS, "Of the chips, in place of the
 HEADS = ("FLOPs", "HBM", "of ideal", "twice", "beside", "waited", "state", "temps", "of pred.", "bound", "apart", "MFU")
 
 
-def compiled(update: Update, chips: Topology) -> tuple[Figures, list[str], UpdateMemory, float]:
-    """Return figures of an update, what it gathers twice, its predicted memory, and the model's FLOPs on a chip."""
+def resolved(update: Update) -> tuple[Config, Task, ModelConfig]:
+    """Return the config of an update in bfloat16, its task, and the model with the sizes of its vocabulary."""
     settings = default_config(update.preset)
     settings.model.dtype = "bfloat16"
     settings.update_from_flattened_dict(dict(update.options))
     config = resolve(settings)
     task = build_task(config)
-    model = sized(config.model, task, update.vocabulary, update.vocabulary)
+    return config, task, sized(config.model, task, update.vocabulary, update.vocabulary)
+
+
+def model_flops(update: Update) -> float:
+    """Return the model's FLOPs of an update on a chip."""
+    work = work_of(*(np.full(update.rows, length) for length in update.lengths))
+    return update_flops(resolved(update)[2], work)
+
+
+def compiled(update: Update, chips: Topology) -> tuple[Figures, list[str], UpdateMemory, float]:
+    """Return figures of an update, what it gathers twice, its predicted memory, and the model's FLOPs on a chip."""
+    config, task, model = resolved(update)
     mesh = make_mesh(-1, update.fsdp, 1, chips.devices)
     shape = Shape(update.rows * len(chips.devices), *update.lengths)
-    useful = update_flops(model, work_of(*(np.full(update.rows, length) for length in update.lengths)))
     predicted = estimate(config, task, model, shape, mesh.size, target_of(chips.devices[0]))
     figures = compile_update(config, task, model, shape, mesh)
-    return figures, gathered_twice(figures.program, mesh.shape), predicted, useful
+    return figures, gathered_twice(figures.program, mesh.shape), predicted, model_flops(update)
 
 
 def row_of(figures: Figures, twice: list[str], predicted: UpdateMemory, useful: float, chips: Topology) -> list[str]:

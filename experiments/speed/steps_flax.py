@@ -1,13 +1,15 @@
-"""The side of Flax: the models.py of examples/wmt, imported from a checkout, or else the same shapes in plain Flax.
+"""The side of Flax: the models.py of examples/wmt or lm1b of a checkout, or else the same shapes in plain Flax.
 
 Nothing is copied. Its train.py needs TensorFlow, so the step is written here in its manner: a one-hot target
 distribution, the accuracy as a metric, Adam with 0.9 and 0.98, and JAX's default random numbers.
 """
 
 import functools
+import importlib.util
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import flax
@@ -113,27 +115,45 @@ def make_model(told: Told) -> tuple[nn.Module, nn.Module]:
     if not told["flax_wmt"]:
         plain = Plain(told["model"])
         return plain, plain
-    sys.path.insert(0, told["flax_wmt"])
-    from models import Transformer, TransformerConfig  # type: ignore[import-not-found]
+    path = Path(told["flax_wmt"]) / "models.py"
+    spec = importlib.util.spec_from_file_location(f"flax_{path.parent.name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    models = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = models
+    spec.loader.exec_module(models)
+    build, config = getattr(models, "Transformer", None) or models.TransformerLM, make_config(told)
+    settings = models.TransformerConfig
+    return build(settings(**config, deterministic=True)), build(settings(**config))
 
-    config = make_config(told)
-    return Transformer(TransformerConfig(**config, deterministic=True)), Transformer(TransformerConfig(**config))
+
+def make_update(told: Told, batch: Mapping[str, Any]) -> tuple[Callable[[], TrainState], Callable[..., Any]]:
+    """Return what draws a state, and (state, batch, key) → (state, metrics); neither is compiled."""
+    c, (initial, model) = told["model"], make_model(told)
+    adam = optax.adam(lambda step: c["d_model"] ** -0.5 * (step + 1) * told["warmup"] ** -1.5, 0.9, 0.98, 1e-9)
+
+    def call(method: Callable[..., Any], first: Any, targets: Any, **others: Any) -> Any:
+        if "inputs" in others:
+            return method(first, targets=targets, **others)
+        return method(first, targets, **others)  # which lm1b calls its inputs
+
+    def create() -> TrainState:
+        keys = {name: jax.random.key(0) for name in ("params", "dropout")}
+        tokens = {key: jnp.zeros(batch[key].shape, batch[key].dtype) for key in ARRAYS if key in batch}
+        params = call(initial.init, keys, **tokens)["params"]
+        return TrainState.create(apply_fn=functools.partial(call, model.apply), params=params, tx=adam)
+
+    return create, make_train_step(bool(c["activation_dropout"]))
 
 
 def load(told: Told) -> tuple[Step, Told]:
     """Build and compile the step for one batch."""
-    c, names = told["model"], ARRAYS | (PACKED_ARRAYS if told["packed"] else {})
+    names = ARRAYS | (PACKED_ARRAYS if told["packed"] else {})
     with np.load(told["batch"]) as arrays:
         batch = {key: jnp.asarray(arrays[name]) for key, name in names.items() if name in arrays}
-    initial, model = make_model(told)
-    keys = {name: jax.random.key(0) for name in ("params", "dropout")}
-    tokens = {key: batch[key] for key in ARRAYS if key in batch}
-    params = jax.jit(initial.init)(keys, **tokens)["params"]
-    adam = optax.adam(lambda step: c["d_model"] ** -0.5 * (step + 1) * told["warmup"] ** -1.5, 0.9, 0.98, 1e-9)
-    state = TrainState.create(apply_fn=model.apply, params=params, tx=adam)
-    key = jax.random.key(1)
-    train_step = jax.jit(make_train_step(bool(c["activation_dropout"])), donate_argnums=0)
-    step, seconds, size = compiled(train_step, state, batch, key)
+    create, train_step = make_update(told, batch)
+    state, key = jax.jit(create)(), jax.random.key(1)
+    step, seconds, size = compiled(jax.jit(train_step, donate_argnums=0), state, batch, key)
 
     def run() -> tuple[float, float]:
         nonlocal state
@@ -141,7 +161,7 @@ def load(told: Told) -> tuple[Step, Told]:
         state, metrics = jax.block_until_ready(step(state, batch, key))
         return time.perf_counter() - began, float(metrics["loss"])
 
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    count = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     versions = {"jax": jax.__version__, "flax": flax.__version__}
     return run, {"parameters": count, "compile_seconds": seconds, "temp_bytes": size, "versions": versions}
 

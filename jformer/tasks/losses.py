@@ -27,8 +27,11 @@ Project = Callable[[Array], Array]
 Values = dict[str, Array]
 """Name of a loss or metric → its value at each position."""
 
-CHUNK = {"cpu": 2**21}  # logits that a device computes at a time: small enough for the cache of a core,
-LARGE_CHUNK = 2**26  # or large enough to keep an accelerator busy
+CHUNK = {  # logits that a device computes at a time
+    "cpu": 2**21,  # small enough for the cache of a core
+    "tpu": 2**28,  # as each chunk reads and writes the gradient of the whole table
+}
+LARGE_CHUNK = 2**26  # of other accelerators: large enough to keep them busy
 NOWHERE = -1e30  # the logit of what is no candidate; finite, as a microbatch may have no candidate at all
 
 

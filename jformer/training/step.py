@@ -168,15 +168,19 @@ def _make_train_step(
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         gradient, sums = mean_gradient(state.params, batch, key)
         norm = optax.tree.norm(gradient)
-        params, opt_state = apply_gradient(tx, gradient, state, frozen)
-        ema = None if state.ema is None else moving_average(state.ema, params, ema_decay, state.step - state.skipped)
+
+        def updated(old: TrainState) -> dict[str, PyTree]:
+            params, opt_state = apply_gradient(tx, gradient, old, frozen)
+            ema = None if old.ema is None else moving_average(old.ema, params, ema_decay, state.step - state.skipped)
+            return {"params": params, "opt_state": opt_state, "ema": ema}
+
+        new = updated(state)
         # A finite gradient can still end in NaN: by epsilon or a learning rate that float32 cannot hold.
-        finite = all_finite((norm, sums["loss"].total, params, ema))
-        kept = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old),
-            {"params": params, "opt_state": opt_state, "ema": ema},
-            {"params": state.params, "opt_state": state.opt_state, "ema": state.ema},
-        )
+        finite = all_finite((norm, sums["loss"].total, new["params"], new["ema"]))
+        if target().platform != "cpu":  # computing it again is quicker than writing new parameters that nobody keeps
+            new = updated(jax.lax.optimization_barrier((finite, state))[1])
+        old = {"params": state.params, "opt_state": state.opt_state, "ema": state.ema}
+        kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
         skipped = state.skipped + ~finite
         in_row = jnp.where(finite, 0, state.skipped_in_row + 1)
         metrics = Metrics(sums=sums, grad_norm=norm, skipped=skipped, skipped_in_row=in_row)

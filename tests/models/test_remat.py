@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
+from jformer.parallel.backend import Target, compiling_for
 
 FIELDS = {"vocab_size": 40, "num_layers": 2, "d_model": 16, "d_ff": 64, "num_heads": 4, "dropout": 0.1}
+SMOOTH = {"activation": "gelu_tanh", "norm": "pre"}
 
 
 def full_batch(vocabulary, rows, length):
@@ -21,8 +23,8 @@ def full_batch(vocabulary, rows, length):
     return jax.tree.map(jnp.asarray, arrays)
 
 
-def loss_of(remat, unroll=0):
-    model = build_model(ModelConfig(**FIELDS, execution=ExecutionConfig(unroll=unroll, remat=remat)))
+def loss_of(remat, unroll=0, **options):
+    model = build_model(ModelConfig(**FIELDS, **options, execution=ExecutionConfig(unroll=unroll, remat=remat)))
     batch = full_batch(FIELDS["vocab_size"], rows=8, length=16)
     params = init_params(model, jax.random.key(0))
 
@@ -33,9 +35,9 @@ def loss_of(remat, unroll=0):
     return loss, params
 
 
-def kept(remat):
+def kept(remat, **options):
     """Return the bytes that wait for the backward pass."""
-    loss, params = loss_of(remat)
+    loss, params = loss_of(remat, **options)
     _, pull_back = jax.eval_shape(lambda p: jax.vjp(loss, p), params)
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(pull_back))
 
@@ -56,3 +58,14 @@ def test_loss_and_gradient_stay_the_same(remat, unroll):
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     difference = jax.tree.map(lambda a, b: np.linalg.norm(a - b), again, gradient)
     assert sum(jax.tree.leaves(difference)) <= 1e-5 * sum(np.linalg.norm(x) for x in jax.tree.leaves(gradient))
+
+
+@pytest.mark.parametrize("options", [SMOOTH, {"activation": "swiglu", "norm_type": "rmsnorm"}], ids=["gelu", "swiglu"])
+def test_accelerators_keep_inputs_of_norms_and_activations_alone(options):
+    (loss, params), here = loss_of("none", **options), kept("none", **options)
+    expected = jax.jit(jax.value_and_grad(loss))(params)
+    with compiling_for(Target("tpu")):
+        assert kept("none", **options) < 0.8 * here
+        loss, _ = loss_of("none", 1, **options)
+        found = jax.jit(jax.value_and_grad(loss))(params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), found, expected)

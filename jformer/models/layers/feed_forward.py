@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from jformer import plugins
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.initializers import bias_init, kernel_init
+from jformer.models.layers.layer_scan import recomputed
 from jformer.models.layers.linear import Dense
 from jformer.models.model_config import ModelConfig
 from jformer.parallel.activations import COLUMN, ROW
@@ -60,6 +61,11 @@ class FeedForward(nn.Module):
         """Map each position independently."""
         c = self.config
         nonlinearity = activation_of(c)
-        y = nonlinearity(self.gate(x)) * self.up(x) if c.activation in GATES else nonlinearity(self.up(x))
+        if c.activation in GATES:
+            y = recomputed(lambda gate, up: nonlinearity(gate) * up)(self.gate(x), self.up(x))
+        elif c.activation == "relu":  # whose gradient needs a sign alone
+            y = nonlinearity(self.up(x))
+        else:
+            y = recomputed(nonlinearity)(self.up(x))
         y = dropout(y, c.activation_dropout, dropout_key, Site.ACTIVATION)
         return self.down(y)

@@ -3,6 +3,7 @@
 import functools
 import operator
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import flax.linen as nn
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from jformer.models.model_config import ModelConfig
 from jformer.parallel.backend import target
 
+F = TypeVar("F", bound=Callable[..., Any])
 REMAT: dict[str, Callable[..., bool] | None] = {  # what a block keeps for the backward pass, where not all of it
     "none": None,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # the projections, but no attention
@@ -44,6 +46,19 @@ def over_layers(block: type[nn.Module], config: ModelConfig, layers: int, init: 
     inside = functools.partial(jax.tree.map, operator.itemgetter(0))
     outside = functools.partial(jax.tree.map, functools.partial(jnp.expand_dims, axis=0))
     return nn.map_variables(lifted, "params", inside, outside, init=init)
+
+
+def recomputed(function: F) -> F:
+    """Return a function of arrays, or a norm, that keeps only its arguments for the backward pass, except on CPUs.
+
+    Accelerators would write and read what each of its steps keeps, but compute it again for nothing inside the kernel
+    that needs it. Where layers are written out, as on GPUs, XLA would otherwise find the two computations equal.
+    """
+    platform = target().platform
+    if platform == "cpu":
+        return function
+    lifted: Any = nn.remat if isinstance(function, type) else jax.checkpoint
+    return lifted(function, prevent_cse=platform == "gpu")
 
 
 def _written_out(config: ModelConfig, layers: int) -> int:

@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from jformer import plugins
+from jformer.models.layers.layer_scan import recomputed
 from jformer.models.model_config import ModelConfig
 
 
@@ -16,12 +17,12 @@ def make_norm(config: ModelConfig) -> nn.Module:
 
 
 def _rms_norm(config: ModelConfig) -> nn.Module:
-    return nn.RMSNorm(epsilon=config.norm_epsilon, dtype=jnp.dtype(config.dtype))
+    return recomputed(nn.RMSNorm)(epsilon=config.norm_epsilon, dtype=jnp.dtype(config.dtype))
 
 
 def _layer_norm(config: ModelConfig) -> nn.Module:
     options: dict[str, Any] = {"epsilon": config.norm_epsilon, "dtype": jnp.dtype(config.dtype)}
-    return nn.LayerNorm(**options, use_bias=config.bias, use_fast_variance=False)
+    return recomputed(nn.LayerNorm)(**options, use_bias=config.bias, use_fast_variance=False)
 
 
 NORMS = {"layernorm": _layer_norm, "rmsnorm": _rms_norm}

@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from jformer.models.layers.kernels import block_of
 from jformer.tools.forecast.hlo import CONTROL, Computation, Instruction, Leaf, Program, runs
@@ -50,6 +51,27 @@ def traffic(program: Program) -> float:
 def kernels(program: Program) -> int:
     """Return how many kernels a run of a program has, loops included."""
     return sum(count for count, _, _ in _kernels(program))
+
+
+class Kernel(NamedTuple):
+    """Kernels of one operation of the model."""
+
+    bytes: int  # that all runs of them move between HBM and cores
+    times: int
+    source: str  # JAX's name of the operation, its calls and modules
+    makes: str  # the arrays of one
+
+
+def largest_kernels(program: Program) -> list[Kernel]:
+    """Return the kernels of a program, those of one operation together; those that move most are first."""
+    found = dict[tuple[str, str], tuple[int, int]]()
+    for count, name, each in _kernels(program):
+        named = re.search(r'op_name="([^"]*)"', each.attributes)
+        makes = ", ".join(f"{leaf.dtype}[{','.join(map(str, leaf.dims))}]" for leaf in each.leaves)
+        key = re.sub(r"\.\d+$", "", each.name) if named is None else named[1], makes
+        moved, times = found.get(key, (0, 0))
+        found[key] = moved + count * _moved(program, program.computations[name], each), times + count
+    return sorted((Kernel(*costs, *key) for key, costs in found.items()), reverse=True)
 
 
 def _kernels(program: Program) -> Iterator[tuple[int, str, Instruction]]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jformer.tools.forecast.cost_analysis import REMAT, flops, kernels, traffic
+from jformer.tools.forecast.cost_analysis import REMAT, flops, kernels, largest_kernels, traffic
 from jformer.tools.forecast.hlo import parse
 from tests.tools.forecast.test_hlo import LOOP
 
@@ -19,6 +19,9 @@ def test_traffic_is_what_leaves_or_enters_hbm():
     read_again = 8 * 4 * 4  # by the product, whose other input and output are beside the cores
     compared = 4  # the counter, with a limit that is a constant in HBM
     assert traffic(parse(LOOP)) == 16 * 8 * 2 + 6 * (read_and_written + 4 + read_again + 2 * compared + 1)
+    assert [(each.bytes, each.times) for each in largest_kernels(parse(LOOP))] == [
+        (6 * (read_and_written + 4), 6), (6 * read_again, 6), (16 * 8 * 2, 1), (6 * (2 * compared + 1), 6),
+    ]  # fmt: skip
 
 
 NESTED = """
