@@ -66,6 +66,18 @@ def byte_level(folder, roberta=False):
         write(folder, fast, "GPT2Tokenizer", dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>"))
 
 
+def merges_txt(folder, roberta):
+    """Write the vocabulary and the merges of byte-level BPE, each in a file of its own."""
+    byte_level(folder, roberta)
+    stored = json.loads((folder / "tokenizer.json").read_text())["model"]
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps(stored["vocab"]))
+    lines = ["#version: 0.2", *(" ".join(pair) for pair in stored["merges"])]
+    (folder / "merges.txt").write_text("\n".join(lines) + "\n")
+    (folder / "added_tokens.json").write_text(json.dumps({"ein text": len(stored["vocab"])}))
+    edit(folder / "tokenizer_config.json", add_prefix_space=roberta)
+
+
 def byte_fallback(folder):
     """Write BPE over text whose spaces are signs, and bytes for signs that no piece has (Llama)."""
     specials, octets = ["<unk>", "<s>", "</s>"], [f"<0x{octet:02X}>" for octet in range(256)]
@@ -168,6 +180,8 @@ KINDS = {  # how it is made, model_type, language, the decoder's first token
     ),
     "byte-level BPE (GPT-2)": (byte_level, "gpt2", "", -1),
     "byte-level BPE (RoBERTa, BART)": (lambda folder: byte_level(folder, roberta=True), "roberta", "", -1),
+    "BPE of a merges.txt (GPT-2)": (lambda folder: merges_txt(folder, roberta=False), "gpt2", "", -1),
+    "BPE of a merges.txt (RoBERTa, BART)": (lambda folder: merges_txt(folder, roberta=True), "roberta", "", -1),
     "unigram (T5)": (unigram, "t5", "", 0),
     "unigram with sentencepiece's own normaliser (T5)": (
         lambda folder: unigram(folder, normalizer=charsmap()), "t5", "", 0,

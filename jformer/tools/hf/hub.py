@@ -8,7 +8,7 @@ from jformer.errors import UserError
 
 NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # owner/name
 # The files that an import reads; never pickle, nor the weights of other libraries.
-WANTED = ("*.json", "*.safetensors", "*.spm", "*.model", "vocab.txt")
+WANTED = ("*.json", "*.safetensors", "*.spm", "*.model", "vocab.txt", "merges.txt")
 
 
 def find_model(given: str) -> Path:

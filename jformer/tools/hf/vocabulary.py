@@ -5,7 +5,7 @@ The family determines the ids around a text: the decoder's first token, and the 
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
@@ -19,7 +19,8 @@ from jformer.tools.hf import learned
 from jformer.tools.hf.families import Fields
 
 FAST, CONFIG, SPECIALS = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
-WORDS, ADDED = "vocab.txt", "added_tokens.json"  # of WordPiece: a token a line, and ids of further ones
+WORDS, MERGES = "vocab.txt", "merges.txt"  # of WordPiece, a token a line; of byte-level BPE, beside vocab.json
+ADDED = "added_tokens.json"  # ids of further tokens of both
 IDS, TARGET_IDS = "vocab.json", "target_vocab.json"  # of sentencepieces; the second with `separate_vocabs` (Marian)
 PIECES = {"marian": ("source.spm", "target.spm"), "m2m_100": ("sentencepiece.bpe.model",) * 2}  # of source, of target
 WORDPIECE = ("bert", "distilbert")  # families whose texts begin with [CLS] and end with [SEP]
@@ -27,6 +28,7 @@ NORMALIZER = {  # of WordPiece: field of tokenizer.json → of tokenizer_config.
     "lowercase": "do_lower_case", "strip_accents": "strip_accents", "handle_chinese_chars": "tokenize_chinese_chars",
 }  # fmt: skip
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that read tokenizer.json alone
+BYTE_LEVEL = ("gpt2", "roberta", "bart")
 LANGUAGES = ("mbart", "m2m_100")  # families whose texts have a language beside them
 SPECIAL = ("pad_token", "bos_token", "eos_token", "unk_token", "cls_token", "sep_token", "mask_token")
 _BERT = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
@@ -76,7 +78,9 @@ class TokenizerFiles:
         self.without_row, self.lowercase, known = list[str](), lowercase, [FAST]
         if model_type in WORDPIECE:
             known.append(WORDS)
-        elif lowercase is not None:
+        elif model_type in BYTE_LEVEL:
+            known.append(MERGES)
+        if model_type not in WORDPIECE and lowercase is not None:
             raise UserError(f"--do_lower_case is for {' and '.join(WORDPIECE)}; {model_type} has no such setting")
         self.file = next((directory / name for name in known if (directory / name).is_file()), None)
         self.fast = self.file is not None
@@ -101,7 +105,7 @@ class TokenizerFiles:
 
     def _fast_ids(self, path: Path) -> dict[str, int]:
         try:
-            content = path.read_text() if path.name == FAST else self._wordpiece(path)
+            content = path.read_text() if path.name == FAST else self._made_of(path)
             stored = parse_object(content)  # refuses duplicate keys, of which the library takes the last
             added = self._added(stored, FastTokenizer(content, {}).ids)
             whole = {**stored, "added_tokens": added, **self._normalizer(stored.get("normalizer"))}
@@ -112,8 +116,39 @@ class TokenizerFiles:
         except Exception as error:  # the library raises nothing more special
             raise UserError(f"{path}: is not a tokenizer ({error}); fetch it again") from error
 
-    def _wordpiece(self, path: Path) -> str:
-        """Return the tokenizer.json that transformers makes of a vocab.txt.
+    def _made_of(self, path: Path) -> str:
+        """Return the tokenizer.json that transformers makes of a vocab.txt, or of a merges.txt and its vocab.json."""
+        from tokenizers import AddedToken
+
+        special = {*map(self._written, SPECIAL), *map(str, self._listed())}
+        fast = self._wordpiece(path, special) if path.name == WORDS else self._byte_level(path)
+        listed = self.config.get("added_tokens_decoder") or {}
+        for token, i in sorted(read_json(self.directory / ADDED, {}).items(), key=lambda item: item[1]):
+            plain = {"content": token, "normalized": token not in special, "special": token in special}
+            fast.add_tokens([AddedToken(**listed.get(str(i), plain))])
+        return str(fast.to_str())
+
+    def _required(self, path: Path, ids: Mapping[str, int], *names: str) -> list[tuple[str, int]]:
+        """Return special tokens with their ids; raise UserError for one that is missing."""
+        tokens = [self._written(f"{name}_token") for name in names]
+        if missing := [token for token in tokens if token not in ids]:
+            raise UserError(f"{path}: has no {missing[0]!r}; name the token that stands for it in {CONFIG}")
+        return [(token, ids[token]) for token in tokens]
+
+    def _byte_level(self, path: Path) -> Any:
+        import tokenizers
+        from tokenizers import decoders, models, pre_tokenizers, processors
+
+        fast = tokenizers.Tokenizer(models.BPE.from_file(str(path.parent / IDS), str(path)))
+        spaced = bool(self.config.get("add_prefix_space", False))
+        fast.pre_tokenizer, fast.decoder = pre_tokenizers.ByteLevel(add_prefix_space=spaced), decoders.ByteLevel()
+        if self.model_type != "gpt2":
+            sep, cls = self._required(path, fast.get_vocab(), "sep", "cls")
+            fast.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=spaced)
+        return fast
+
+    def _wordpiece(self, path: Path, special: Collection[str]) -> Any:
+        """Return the tokenizer of a vocab.txt.
 
         Raises UserError where special tokens are missing, and where it is unknown whether texts are lowercased: a
         vocabulary has capitals, and transformers would lowercase texts by default.
@@ -123,27 +158,17 @@ class TokenizerFiles:
 
         lines = path.read_bytes().decode().removesuffix("\n").split("\n")
         ids = {line.rstrip(): i for i, line in enumerate(lines)}
-        unk, cls, sep = (self._written(f"{name}_token") for name in ("unk", "cls", "sep"))
-        if missing := [token for token in (unk, cls, sep) if token not in ids]:
-            raise UserError(f"{path}: has no {missing[0]!r}; name the token that stands for it in {CONFIG}")
-        special = {*map(self._written, SPECIAL), *map(str, self._listed())}
+        unk, cls, sep = self._required(path, ids, "unk", "cls", "sep")
         capitals = [token for token in ids if token not in special and token != token.lower()]
         if capitals and self.lowercase is None and NORMALIZER["lowercase"] not in self.config:
             raise UserError(
                 f"{path}: {len(capitals):,} of its tokens have capitals, such as {capitals[0]!r}, and no {CONFIG} "
                 "tells whether texts are lowercased: add --do_lower_case=false or, transformers' default, true"
             )
-        fast = tokenizers.Tokenizer(models.WordPiece(ids, unk_token=unk))
+        fast = tokenizers.Tokenizer(models.WordPiece(ids, unk_token=unk[0]))
         fast.normalizer, fast.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-        fast.decoder, fast.post_processor = (
-            decoders.WordPiece(), processors.BertProcessing((sep, ids[sep]), (cls, ids[cls])),
-        )  # fmt: skip
-        listed = self.config.get("added_tokens_decoder") or {}
-        for token, i in sorted(read_json(self.directory / ADDED, {}).items(), key=lambda item: item[1]):
-            plain = {"content": token, "normalized": token not in special, "special": token in special}
-            fast.add_tokens([tokenizers.AddedToken(**listed.get(str(i), plain))])
-        content: str = fast.to_str()
-        return content
+        fast.decoder, fast.post_processor = decoders.WordPiece(), processors.BertProcessing(sep, cls)
+        return fast
 
     def _normalizer(self, stored: Fields | None) -> dict[str, Fields]:
         """Return the normalizer of WordPiece with the settings that precede those of tokenizer.json; {} for others."""
