@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -138,8 +138,8 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
                 log.show(f"already trained to update {progress.step}")
             else:
                 needed = update_memory(update, state, longest(data.batches))
-                beside = evaluation_memory(eval_step, state.params, longest(data.valid)) if data.valid else 0
-                log.show(memory_lines(config, model.config, mesh, needed, beside))
+                beside = [evaluation_memory(eval_step, state.params, longest(each)) for each in data.valid.values()]
+                log.show(memory_lines(config, model.config, mesh, needed, max(beside, default=0)))
                 if progress.step:
                     log.show(f"resuming at update {progress.step} of {config.train.num_steps}")
             if processes.is_main_process():
@@ -184,30 +184,32 @@ def saved_config(workdir: Path, checkpoints: Checkpoints) -> Config | None:
     return resolve(checkpoints.newest_manifest().progress["config"]) if checkpoints.steps() else None
 
 
-def make_validation(trained: Trained, valid: Batches | None, eval_step: EvalStep, mesh: Mesh) -> Validation:
-    """Return the validation: losses of `valid`, greedy answers to its first texts, and their scores.
+def make_validation(trained: Trained, valid: Mapping[str, Batches], eval_step: EvalStep, mesh: Mesh) -> Validation:
+    """Return the validation: losses of the sets `valid`, greedy answers to their first texts, and their scores.
 
     `trained` is the run in training; its parameters are replaced at each validation.
     """
     config, task = trained.config, trained.task
     during, scored = config.evaluate.during, config.evaluate.during_examples if config.evaluate.during else 0
-    examples: list[Pair] = []
-    if valid is not None:
-        split = open_split(config.data, config.data.valid)
-        examples = answered_examples(task.answer, config.train.samples, scored, split)
-    predictor = greedy_predictor(trained, min(max(1, len(examples)), config.decode.batch_size), mesh)
-    score_texts = build_task(scored_during(config)).score
+    parts, examples = config.data.validation_sets(), dict[str, list[Pair]]()
+    for name in valid:
+        some = answered_examples(task.answer, config.train.samples, scored, open_split(parts[name], parts[name].valid))
+        examples[name] = [pair._replace(languages=config.data.languages(parts[name])) for pair in some]
+    most = max(map(len, examples.values()), default=0)
+    predictor = greedy_predictor(trained, min(max(1, most), config.decode.batch_size), mesh)
+    own = {name: dataclasses.replace(config, data=config.data.of(parts[name])) for name in valid}
+    score_texts = {name: build_task(scored_during(each)).score for name, each in own.items()}
 
-    def losses(params: PyTree) -> Sums:
-        assert valid is not None, "without a validation text there is no validation"
-        return split_sums(eval_step, params, valid, mesh, trained.model.config, config.train.accumulation)
+    def losses(params: PyTree) -> dict[str, Sums]:
+        model, accumulation = trained.model.config, config.train.accumulation
+        return {name: split_sums(eval_step, params, each, mesh, model, accumulation) for name, each in valid.items()}
 
-    def answer(params: PyTree) -> list[str]:
+    def answer(params: PyTree) -> dict[str, list[str]]:
         predictor.params = params
-        return predictor.answers_to(examples)
+        return {name: predictor.answers_to(some) for name, some in examples.items()}
 
-    def score(answers: Sequence[str], sums: Sums) -> Scores:
-        found = score_texts(answers[:scored], examples[:scored], sums) if during else {}
+    def score(name: str, answers: Sequence[str], sums: Sums) -> Scores:
+        found = score_texts[name](answers[:scored], examples[name][:scored], sums) if during else {}
         if missing := [name for name in during if name not in found]:
             raise UserError(f"evaluate.during={missing[0]!r}: task={config.task!r} has only {', '.join(found)}")
         return {name: found[name] for name in during}
@@ -253,8 +255,8 @@ def refuse_later_mistakes(config: Config, task: Task, data: Data) -> None:
     if task.answer == "tags":
         refuse_scores_of_spans(config.evaluate.during, data.tokenizers[1])
     if task.answer in CLASSES:
-        for key, name in config.data.test_splits().items():
-            refuse_unknown_labels(key, open_split(config.data, name), data.tokenizers[1])
+        for key, (part, name) in config.data.test_sets().items():
+            refuse_unknown_labels(key, open_split(part, name), data.tokenizers[1])
     if task.answer in ("text", "continuation"):
         writable(data.tokenizers[1], config.decode)  # refuses beams and words that scoring would refuse
 

@@ -70,6 +70,8 @@ def _check_train(config: Config) -> None:
             f"train.checkpoint_every={train.checkpoint_every} must divide train.eval_every={train.eval_every}, "
             f"so that the best evaluation has a checkpoint: set it to {fitting}"
         )
+    if train.eval_every and not config.data.validation_sets():
+        raise UserError(f"train.eval_every={train.eval_every} needs data.valid: name a split, or set it to 0")
     if train.patience and not train.eval_every:
         raise UserError(f"train.patience={train.patience} needs evaluations: set train.eval_every")
     if train.max_minutes and not is_open(config.optim.schedule):
@@ -224,6 +226,7 @@ def _check_task(config: Config) -> None:
     for key in ("augment", "image_size"):
         if getattr(data, key) and not model.reads_images:
             raise UserError(f"data.{key}={getattr(data, key)!r} is about images: task={config.task!r} reads texts here")
+    _check_languages(config)
     _check_questions(config)
     _check_vectors(config)
     if model.recurrent.cell and data.batching == "packed":
@@ -266,6 +269,21 @@ def _check_pooling(config: Config) -> None:
         raise UserError(f"model.head.pooling={pooling!r} reads a recurrent state {which}: use 'final', or 'mean'")
     if pooling == "final" and not model.recurrent.cell:
         raise UserError("model.head.pooling='final' is of recurrent models: set model.recurrent.cell, or use 'last'")
+
+
+def _check_languages(config: Config) -> None:
+    """Raise UserError for symbols of languages where no text is translated, or where a vocabulary cannot have them."""
+    data, place = config.data, f"data.language_symbols={config.data.language_symbols!r}"
+    if data.language_symbols and config.task != "translate":
+        raise UserError(f"{place} is read by task='translate' only, not by {config.task!r}: leave it out")
+    if data.language_symbols and data.tokenizer not in ("bpe", "unigram") and not config.train.init_from:
+        raise UserError(f"{place} needs data.tokenizer='bpe' or 'unigram', not {data.tokenizer!r}")
+    if data.language_symbols and not all(all(data.languages(part)) for part in data.parts()):
+        raise UserError(f"{place} needs a source_language and a target_language of every corpus")
+    for key in ("source_language", "target_language"):
+        if getattr(config.decode, key) and config.task != "translate":
+            value = getattr(config.decode, key)
+            raise UserError(f"decode.{key}={value!r} is read by task='translate' only, not by {config.task!r}")
 
 
 def _check_questions(config: Config) -> None:

@@ -50,7 +50,7 @@ def resume_config(saved: Config, given: Config) -> Config:
     fixed = ["train.num_steps", "train.num_epochs"] * ends
     fixed += ["train.accumulation"] * (saved.task == "embed")  # whose negatives are those of a microbatch
     for key, (old, new) in differences(saved, given).items():
-        moved = key == "data.mixture" and _without_folders(old) == _without_folders(new)
+        moved = key == "data.mixture" and _learned_from(old) == _learned_from(new)
         moved |= key == "train.init_from" and bool(saved.model.lora.rank)  # whose digest is checked
         if key in fixed or not (moved or key.startswith(MAY_CHANGE)):
             raise UserError(
@@ -59,5 +59,7 @@ def resume_config(saved: Config, given: Config) -> Config:
     return given
 
 
-def _without_folders(mixture: Any) -> list[dict[str, Any]]:
-    return [{key: value for key, value in corpus.items() if key != "dir"} for corpus in mixture]
+def _learned_from(mixture: Any) -> list[dict[str, Any]]:
+    """Return what training depends on: neither folders nor test sets."""
+    used = [corpus for corpus in mixture if corpus.get("train", "train") or corpus.get("valid")]
+    return [{key: value for key, value in corpus.items() if key not in ("dir", "test")} for corpus in used]

@@ -26,6 +26,7 @@ from jformer.storage import open_lock
 
 FORMAT = 3  # increase it when the same options give different arrays or counts
 ARRAYS = ("values", "offsets")  # of each side, in this order
+UNKNOWN_SHOWN = 20  # unknown characters or words that are counted each by itself
 Example = tuple[Sequence[int], Sequence[int]]
 
 
@@ -138,6 +139,16 @@ class Side:
             sequences = [[*before, *sequence, *self.symbols.after] for sequence in sequences]
         return list(sequences)
 
+    def count_unknown(self, texts: Sequence[str], sequences: Sequence[Sequence[int]], counts: Counter[str]) -> None:
+        """Count the unknown characters or words of texts, the first ones each by itself."""
+        if not (find := getattr(self.tokenizer, "unknown", None)):
+            return
+        for text, ids in zip(texts, sequences, strict=True):
+            for each in find(text) if self.symbols.unk in ids else ():
+                shown = sum(key.startswith("unknown ") for key in counts)
+                name = f"unknown {each!r}"
+                counts[name if name in counts or shown < UNKNOWN_SHOWN else "further unknown"] += 1
+
     def _joined(self, sequences: Sequence[Sequence[int]]) -> list[int]:
         first, *others = sequences
         return [*first, *(token for other in others for token in (*self.symbols.between, *other))]
@@ -205,6 +216,8 @@ class PairEncoder:
         counts["examples read"] += len(pairs)
         counts["empty examples dropped"] += len(pairs) - len(filled)
         sources, targets = (side.encode([pair[i] for pair in filled]) for i, side in enumerate(sides))
+        for i, (side, sequences) in enumerate(zip(sides, (sources, targets), strict=True)):
+            side.count_unknown([pair[i] for pair in filled], sequences, counts)
         usable: list[Example] = []
         for source, target in zip(sources, targets, strict=True):
             if len(source) <= self.source.max_length and len(target) <= self.target.max_length:

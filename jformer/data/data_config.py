@@ -26,7 +26,11 @@ LABELS = ("one", "several", "number")
 PIECE_STARTS = ("bos", "previous")
 NOISES = ("t5", "bart")
 AUGMENTS = ("flip", "crop", "color", "randaugment")
+LANGUAGE_SYMBOLS = ("", "source", "target")
 ROWS_DIVIDE_BY = 8  # with data.row_multiple=0: an update is the same on 1, 2, 4 or 8 devices
+
+Languages = tuple[str, str]
+"""The language of the source and that of the target; "" = as the run has it, or none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +48,11 @@ class SourceConfig:
     share_of: str = "lines"  # text: what the share in a split's name is of: lines | characters, of a whole file
     labels: str = "one"  # classify: an example has one label | several, commas between them, or none | a number
     invalid: str = "refuse"  # invalid characters (bytes that are not UTF-8, NUL): refuse | replace, counted
-    train: str = "train"  # the split's name: a file stem, or with a share of it (text, tfds), as in "train[:10%]"
+    # The split's name: a file stem, or with a share of it (text, tfds), as in "train[:10%]". In data.mixture, "" =
+    # none: a corpus that is only scored, such as a pair of languages that is never trained
+    train: str = "train"
+    valid: str = ""  # the split, named as `train` is, that is scored while training; never trained on; "" = none
+    test: tuple[str, ...] = ()  # "split" or "key=split"; the key names the row in results.json
     num_pairs: int = 20_000  # generated, except quickstart: training pairs to draw
     # Passes over this corpus in one epoch. 2.0 = each pair twice; 0.5 = each in one of two epochs, 0.05 in one of 20: a
     # random share an epoch, and after 20 all were drawn equally often.
@@ -55,15 +63,27 @@ class SourceConfig:
 class DataConfig(SourceConfig):
     """The training corpus, its evaluation splits, its tokens and its batches."""
 
-    valid: str = "valid"  # the split, named as `train` is, that is scored while training; never trained on
-    test: tuple[str, ...] = ("test",)  # "split" or "key=split"; the key names the row in results.json
-    mixture: tuple[SourceConfig, ...] = ()  # further training corpora; evaluation stays with this one
+    valid: str = "valid"
+    test: tuple[str, ...] = ("test",)
+    mixture: tuple[SourceConfig, ...] = ()  # further corpora, with their own validation and test sets
+    # T of Arivazhagan et al. 2019: an epoch draws from a corpus of n examples in proportion to weight x n ** (1 / T);
+    # 1 = each example `weight` times, 5 = theirs, 100 = nearly the same from each corpus
+    mixture_temperature: float = 1.0
+    # translate: the language to translate into is a symbol, so that one model has several: "" = none | source: it
+    # begins the source (Johnson et al. 2017) | target: it begins the target, and the source's own language the source
+    # (NLLB team 2022). Languages are source_language and target_language of each corpus.
+    language_symbols: str = ""
 
     # word | char | byte | bpe (Sennrich et al. 2016) | unigram (Kudo 2018), learned from the training split; image:
     # pixels
     tokenizer: str = "bpe"
     vocab_size: int = 8_000  # for each vocabulary, the 4 special tokens included; char and byte need no size
     vocab_shared: bool = True  # one vocabulary learned on both sides, or one for each side
+    vocab_temperature: float = 1.0  # as mixture_temperature, of the text that the vocabulary is learned from
+    vocabulary: str = ""  # bpe, unigram: a sentencepiece model to take instead, whose pieces are numbered anew
+    character_coverage: float = 1.0  # bpe, unigram: the share of the text's characters that are not unknown
+    byte_fallback: bool = False  # bpe, unigram: unknown characters are cut into bytes
+    symbols: tuple[str, ...] = ()  # bpe, unigram: single tokens wherever a text has them, such as "<BT>"
     normalization: str = "identity"  # identity | nfkc, applied to both sides before the tokens are made
     # bpe, translate and lm: the share of merges that is left out at each step when training text is cut (Provilkov et
     # al. 2020 took 0.1)
@@ -114,10 +134,44 @@ class DataConfig(SourceConfig):
         """Return what the lengths of a batch divide by."""
         return self.length_multiple or 1
 
+    def parts(self) -> tuple[SourceConfig, ...]:
+        """Return every corpus, this one first."""
+        return (self, *self.mixture)
+
+    def of(self, part: SourceConfig) -> "DataConfig":
+        """Return these options with another corpus as the first one."""
+        own = {field.name: getattr(part, field.name) for field in dataclasses.fields(SourceConfig)}
+        return dataclasses.replace(self, **own)
+
+    def trained(self) -> list[SourceConfig]:
+        """Return the corpora that are trained on."""
+        return [part for part in self.parts() if part.train]
+
+    def languages(self, part: SourceConfig) -> Languages:
+        """Return the languages of a corpus, both empty where they are no symbols."""
+        return (part.source_language, part.target_language) if self.language_symbols else ("", "")
+
+    def language_names(self) -> list[str]:
+        """Return all languages that are symbols, in order."""
+        return sorted({name for part in self.parts() for name in self.languages(part) if name})
+
+    def validation_sets(self) -> dict[str, SourceConfig]:
+        """Map a name to each corpus with a validation set: its languages, or the number of the corpus."""
+        found: dict[str, SourceConfig] = {}
+        for number, part in enumerate(self.parts(), start=1):
+            name = "-".join(filter(None, self.languages(part))) or str(number)
+            if part.valid:
+                found[name if name not in found else f"{name}-{number}"] = part
+        return found
+
+    def test_sets(self) -> dict[str, tuple[SourceConfig, str]]:
+        """Map the key of every test set in results.json to its corpus and the name of its split."""
+        entries = [(part, entry.partition("=")) for part in self.parts() for entry in part.test]
+        return {key: (part, split or key) for part, (key, _, split) in entries}
+
     def test_splits(self) -> dict[str, str]:
         """Map the key of every test set in results.json to its split name."""
-        pairs = [entry.partition("=") for entry in self.test]
-        return {key: split or key for key, _, split in pairs}
+        return {key: split for key, (_, split) in self.test_sets().items()}
 
     def check(self) -> None:
         """Raise UserError for the first option that cannot work."""
@@ -143,6 +197,11 @@ class DataConfig(SourceConfig):
         if self.segmentations != DataConfig.segmentations and not self.bpe_dropout:
             raise UserError(f"data.segmentations={self.segmentations} needs data.bpe_dropout, which is 0: leave it out")
         check_choice("data.normalization", self.normalization, ("identity", "nfkc"))
+        self._check_subwords()
+        check_choice("data.language_symbols", self.language_symbols, LANGUAGE_SYMBOLS)
+        for key in ("mixture_temperature", "vocab_temperature"):
+            if not 1 <= getattr(self, key) <= 100:
+                raise UserError(f"data.{key}={getattr(self, key)} must be from 1 (as much as there is) to 100")
         if not 1 <= self.num_buckets <= 8:
             raise UserError(f"data.num_buckets={self.num_buckets} must be 1 to 8: each is a compiled shape")
         check_least(
@@ -159,11 +218,12 @@ class DataConfig(SourceConfig):
         for key in ("max_source_length", "max_target_length"):
             if getattr(self, key) < 2:
                 raise UserError(f"data.{key}={getattr(self, key)} must be at least 2: a token and the end symbol")
-        if len(self.test_splits()) < len(self.test):
-            raise UserError(f"data.test={self.test} names a key twice: give each set its own, as in 'key=split'")
+        tests = [entry for part in self.parts() for entry in part.test]
+        if len(self.test_splits()) < len(tests):
+            raise UserError(f"data.test={tuple(tests)} names a key twice: give each set its own, as in 'key=split'")
         for key in self.test_splits():
             if not re.fullmatch(r"[\w.-]+", key) or key in RESERVED:
-                raise UserError(f"data.test={self.test}: {key!r} cannot be a key; name the set, as in 'name={key}'")
+                raise UserError(f"data.test={tuple(tests)}: {key!r} cannot be a key; name the set, as in 'name={key}'")
         for name, part in [("data", self), *((f"data.mixture[{i}]", part) for i, part in enumerate(self.mixture))]:
             check_part(f"{name}.source", part.source, SOURCES)
             check_choice(f"{name}.document", part.document, DOCUMENTS)
@@ -175,7 +235,25 @@ class DataConfig(SourceConfig):
             check_choice(f"{name}.labels", part.labels, LABELS)
             if part.labels != self.labels:
                 raise UserError(f"{name}.labels={part.labels!r} but data.labels={self.labels!r}: make them alike")
+            if not part.train and (part is self or not (part.valid or part.test)):
+                raise UserError(f"{name}.train='': name a split to train on, or in data.mixture one to score")
             if part.num_pairs < 1:
                 raise UserError(f"{name}.num_pairs={part.num_pairs} must be at least 1")
             if not 0 < part.weight <= 100:
                 raise UserError(f"{name}.weight={part.weight} must be above 0 and at most 100 passes an epoch")
+
+    def _check_subwords(self) -> None:
+        """Raise UserError for options of subwords that cannot work, or that another tokenizer does not read."""
+        if not 0.9 <= self.character_coverage <= 1:
+            raise UserError(f"data.character_coverage={self.character_coverage} must be from 0.9 to 1 (all characters)")
+        for symbol in self.symbols:
+            if not symbol or re.search(r"[\s▁]", symbol) or re.fullmatch("<(pad|s|/s|unk)>|__.*__", symbol):
+                raise UserError(f"data.symbols: {symbol!r} is empty, has a space or is one of ours: name another")
+        learned = ("character_coverage", "byte_fallback", "split_digits", "normalization")
+        for key in ("vocabulary", "symbols", *learned[:2]):
+            if getattr(self, key) != getattr(DataConfig, key) and self.tokenizer not in ("bpe", "unigram"):
+                kind = f"data.tokenizer='bpe' or 'unigram', not {self.tokenizer!r}"
+                raise UserError(f"data.{key}={getattr(self, key)!r} needs {kind}: leave it out")
+        for key in learned if self.vocabulary else ():
+            if getattr(self, key) != getattr(DataConfig, key):
+                raise UserError(f"data.{key}={getattr(self, key)!r}: data.vocabulary is learned already; leave it out")

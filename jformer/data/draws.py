@@ -7,6 +7,7 @@ Letters in shapes: n keys; the values of all keys are concatenated in the order 
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -77,3 +78,17 @@ def _hash(state: np.ndarray) -> np.ndarray:
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return state ^ (state >> np.uint64(31))
+
+
+def shares_of(sizes: Sequence[int], temperature: float) -> list[float]:
+    """Return how often an example of each corpus is drawn, 1 on average.
+
+    Corpora then have shares in proportion to size ** (1 / temperature): Arivazhagan et al. 2019, section 4.2.
+
+    >>> shares_of([900, 100], 1.0), shares_of([900, 100], 2.0)
+    ([1.0, 1.0], [0.8333333333333334, 2.5])
+    """
+    total = sum(sizes)
+    powers = [(size / total) ** (1 / temperature) if size else 0.0 for size in sizes]
+    drawn = total / sum(powers) if total else 0.0
+    return [drawn * power / size if size else 1.0 for power, size in zip(powers, sizes, strict=True)]

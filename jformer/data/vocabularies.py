@@ -4,21 +4,28 @@ A task has either one, "shared" by both sides or for the only side with text, or
 """
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from etils.epath import Path
 
-from jformer.data.data_config import DataConfig
+from jformer.data.data_config import DataConfig, Languages
+from jformer.data.draws import shares_of
 from jformer.data.progress import show_progress
 from jformer.data.sources.split import Pair, SeekableSplit, Split
 from jformer.data.tokenizers import Tokenizer, learn, load
+from jformer.data.tokenizers.subwords import KINDS, read_subwords
+from jformer.data.tokenizers.symbols import OneFile
 from jformer.errors import UserError
 from jformer.integrity import damaged, seal
 
 SAMPLED = ("word", "bpe", "unigram")  # kinds that a sample of a large text is enough for
 SAMPLE, RUN = 2**19, 2**10  # pairs of a corpus that those are learned from, at most; consecutive ones of the sample
+# How vocabularies write a language: ours and M2M-100; Marian; MADLAD and Johnson et al. 2017. NLLB and mBART have
+# eng_Latn and en_XX alone.
+LANGUAGE_FORMS = "__{name}__ >>{name}<< <2{name}>"
 OWN = ("label", "labels", "number", "tag", "image")  # kinds that are never copied: they describe a run's own examples
 
 
@@ -98,6 +105,55 @@ def load_tokenizers(directory: Path) -> tuple[Tokenizer, Tokenizer]:
     return load(directory, "source"), load(directory, "target")
 
 
+def directed(
+    tokenizers: tuple[Tokenizer, Tokenizer], data: DataConfig, languages: Languages = ("", "")
+) -> tuple[Tokenizer, Tokenizer]:
+    """Return the tokenizers of both sides with the symbols of a pair of languages around their texts.
+
+    An imported vocabulary says itself where they stand: in mBART and NLLB each language beside its own text. Others
+    follow data.language_symbols. Without either, tokenizers are returned as they are.
+
+    Args:
+        tokenizers: of the run.
+        data: its options; a language that is not asked for is that of its first corpus.
+        languages: to translate from and into.
+
+    Raises:
+        UserError: for a language without a symbol, and for languages of a run that has no symbols for them.
+    """
+    place, (source, target) = data.language_symbols, tokenizers
+    if not place and not any(languages):
+        return tokenizers
+    if not isinstance(source, OneFile) or not isinstance(target, OneFile):
+        raise UserError("data.language_symbols: a tokenizer of your own has no symbols of languages; leave it out")
+    before, after = source.symbols.before, source.symbols.after
+    own = "after" if after else "before" if before and before[0] != source.symbols.bos else ""
+    if place:
+        languages = languages[0] or data.source_language, languages[1] or data.target_language
+    elif not own:
+        raise UserError(f"this run translates into one language, not into {languages[1]!r}: see data.language_symbols")
+    if own and place == "source":
+        raise UserError("data.language_symbols='source': this vocabulary has a language at both texts; use 'target'")
+    if place == "source":
+        return source.with_symbols(before=(_language(source, languages[1]),)), target
+    if languages[0]:
+        source = source.with_symbols(**{own or "before": (_language(source, languages[0]),)})
+    if languages[1]:
+        first = _language(target, languages[1])
+        target = target.with_symbols(**({"bos": first} if own == "after" else {"before": (first,)}))
+    return source, target
+
+
+def _language(tokenizer: Tokenizer, name: str) -> int:
+    """Return the id of a language, in any of the forms that vocabularies have for it."""
+    ids = {token: i for i, token in enumerate(tokenizer.tokens)}
+    forms = [*LANGUAGE_FORMS.format(name=name).split(), *[name] * ("_" in name)]  # "en" alone may be any piece of text
+    found = [form for form in forms if form in ids]
+    if not found:
+        raise UserError(f"the vocabulary has no symbol for the language {name!r}: train with it, or spell it as there")
+    return ids[found[0]]
+
+
 def _taken_over(parent: Path, name: str, sides: tuple[str, ...]) -> dict[str, Tokenizer]:
     """Return the parent's tokenizers to save instead of one, file → tokenizer."""
     if _has_shared(parent):
@@ -127,15 +183,35 @@ def _has_shared(directory: Path) -> bool:
 
 def _learn(config: DataConfig, splits: Sequence[Split], vocabulary: VocabularySpec) -> Tokenizer:
     size = config.image_size if vocabulary.kind == "image" else config.vocab_size
-    options = (size, config.normalization, config.split_digits)
+    controls = [LANGUAGE_FORMS.split()[0].format(name=name) for name in config.language_names()]
+    if config.vocabulary and vocabulary.kind in KINDS:
+        return read_subwords(Path(config.vocabulary).expanduser(), config.symbols, controls)
     with show_progress(f"learning the {vocabulary.kind} tokenizer"):
-        return learn(vocabulary.kind, _texts(splits, vocabulary), *options)
+        return learn(
+            vocabulary.kind,
+            _texts(splits, vocabulary, config.vocab_temperature),
+            size,
+            config.normalization,
+            config.split_digits,
+            coverage=config.character_coverage,
+            byte_fallback=config.byte_fallback,
+            symbols=config.symbols,
+            controls=controls,
+        )
 
 
-def _texts(splits: Sequence[Split], vocabulary: VocabularySpec) -> Iterator[str]:
-    for split in splits:
-        for pair in _sampled(split) if vocabulary.kind in SAMPLED else split.read(Counter()):
-            for side in vocabulary.sides:
+def _texts(splits: Sequence[Split], vocabulary: VocabularySpec, temperature: float = 1.0) -> Iterator[str]:
+    """Yield the texts to learn from; with a temperature above 1, those of small corpora several times."""
+
+    def read(split: Split) -> Iterator[Pair]:
+        return _sampled(split) if vocabulary.kind in SAMPLED else split.read(Counter())
+
+    repeats = [1.0] * len(splits)
+    if temperature > 1:
+        repeats = shares_of([sum(1 for _ in read(split)) for split in splits], temperature)
+    for split, repeat in zip(splits, repeats, strict=True):
+        for number, pair in enumerate(read(split)):
+            for side in vocabulary.sides * (math.floor((number + 1) * repeat) - math.floor(number * repeat)):
                 text = getattr(pair, side)
                 parts = text.split("\t") if vocabulary.parts else [text]
                 yield from (" ".join(vocabulary.cut(part)) for part in parts) if vocabulary.cut else parts

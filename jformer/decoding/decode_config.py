@@ -22,7 +22,8 @@ PRESET = ("beam_size", "length_penalty", "length_offset", "seed")  # may stay se
 SAMPLE_ONLY = ("samples", "temperature", "top_k", "top_p", "min_p", "epsilon", "typical", "seed")
 # What neither a compiled program reads nor a greedy answer depends on: options of files and of other models.
 OF_RUNS = ("pooling", "ensemble", "inputs", "outputs", "scores", "batch_size")
-NO_PROGRAM_READS = (*OF_RUNS, "forced_start", "forbid", "only", "alignments", "overlong")
+NO_PROGRAM_READS = (*OF_RUNS, "forced_start", "forbid", "only", "source_language", "target_language", "alignments",
+                    "overlong")  # fmt: skip
 NO_SEARCH_OF_IDS_READS = (*NO_PROGRAM_READS, "max_length", "max_extra_length", "max_answer_length",
                           "no_answer_threshold", "ensemble_average", "dtype", "mbr_utility")  # fmt: skip
 NO_GREEDY_ANSWER_READS = (*OF_RUNS, *SAMPLE_ONLY, "mbr_utility", "diversity", "normalize", "ensemble_average", "dtype")
@@ -87,7 +88,11 @@ class DecodeConfig:
     ensemble: tuple[str, ...] = ()  # workdirs of further runs to average with this one
     ensemble_average: str = "probability"  # probability | log_probability: what is averaged
 
-    inputs: str = "text"  # predict reads lines of text | jsonl: {"source", "prefix", "constraints"}, and "target"
+    # translate, of several languages: from and into which, for inputs that do not say it; "" = as the first corpus
+    source_language: str = ""
+    target_language: str = ""
+    # predict reads lines of text | jsonl: {"source", "prefix", "constraints"}, "source_language" and "target_language"
+    inputs: str = "text"
     # predict writes text | conll (tags) | tsv | jsonl: with scores, n-best, alignments on request
     outputs: str = "text"
     scores: bool = False  # predict writes scores; tsv and jsonl
@@ -222,6 +227,8 @@ class DecodeOptions(TypedDict, total=False):
     normalize: bool
     ensemble: Sequence[str]
     ensemble_average: str
+    source_language: str
+    target_language: str
     inputs: str
     outputs: str
     scores: bool

@@ -21,6 +21,7 @@ from jformer.config.resume import with_saved_config
 from jformer.data.progress import show_progress
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
+from jformer.data.vocabularies import directed
 from jformer.errors import UserError
 from jformer.evaluation import records, results
 from jformer.evaluation.score_tables import score_table
@@ -61,11 +62,11 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
     eval_step = make_eval_step(make_loss(model, predictor.task.loss), mesh)
     settings = results.settings_of(config, predictor.steps)
     scored: dict[str, Any] = {"schema": records.SCHEMA}
-    for key, name in config.data.test_splits().items():
-        split = open_split(config.data, name)
+    for key, (part, name) in config.data.test_sets().items():
+        split, languages = open_split(part, name), config.data.languages(part)
         processes.check_same({f"the text of {name}": split.fingerprint})
         processes.enter_phase(f"answering {key}")
-        examples = list(split.read(Counter()))
+        examples = [pair._replace(languages=languages) for pair in split.read(Counter())]
         with show_progress(f"answering {key}", len(examples), quiet) as done:
             outputs = answer(predictor, examples, done.count)
         if outputs and not quiet:
@@ -73,11 +74,17 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
         processes.enter_phase(f"scoring {key}")
         with processes.main_process_first():
             divisor = row_shards(mesh) * config.train.accumulation
-            batches, corpus = evaluation_batches(config.data, predictor.task, predictor.tokenizers, split, divisor)
+            asked = languages[0] or config.decode.source_language, languages[1] or config.decode.target_language
+            tokenizers = directed(predictor.tokenizers, config.data, asked)
+            batches, corpus = evaluation_batches(config.data, predictor.task, tokenizers, split, divisor)
         with show_progress(f"scoring {key}", quiet=quiet):
             sums = split_sums(eval_step, predictor.params, batches, mesh, model.config, config.train.accumulation)
-            scores = predictor.task.score(outputs, examples, sums)
-        counts = {"examples": len(examples), "counts": corpus.counts, "checksum": split.fingerprint}
+            task = build_task(dataclasses.replace(config, data=config.data.of(part)))  # which scores in its language
+            scores = task.score(outputs, examples, sums)
+        counts: dict[str, Any] = {"examples": len(examples), "counts": corpus.counts, "checksum": split.fingerprint}
+        if any(languages):
+            trained = languages in map(config.data.languages, config.data.trained())
+            counts |= {"languages": [*languages], "trained": trained}
         scored[key] = {**scores, **counts, results.SETTINGS: settings}
     scored["run"] = provenance(config, workdir, predictor)
     if not quiet:

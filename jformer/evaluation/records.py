@@ -18,7 +18,7 @@ from jformer.data.data_config import DataConfig
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
-from jformer.evaluation.score_tables import scored_sets
+from jformer.evaluation.score_tables import means, scored_sets
 from jformer.integrity import parse_object, refuse_newer, without_digest
 from jformer.storage import run_path
 from jformer.tasks.metrics import reference_texts
@@ -113,12 +113,13 @@ def metrics(run: Path) -> dict[str, float]:
     """Return the run's figures by name, as far as they exist.
 
     "valid/loss" is from the last row of that split, "test/bleu" and "test/exact_match/GROUP" are scores of a test set,
-    which replace a figure of a row with the same name, and "run/updates" is of the run. Values not finite are nan.
+    which replace a figure of a row with the same name, "mean/bleu" is that of several pairs of languages, and
+    "run/updates" is of the run. Values not finite are nan.
     """
     last = {row["split"]: row for row in rows(run)}
     figures = {f"{split}/{name}": value for split, row in last.items() for name, value in _numbers(row).items()}
     scored = results(run)
-    for key, scores in scored_sets(scored).items():
+    for key, scores in [*scored_sets(scored).items(), *means(scored).items()]:
         for name, score in scores.items():
             figures[f"{key}/{name}"] = score["score"]
             figures |= {f"{key}/{name}/{group}": value for group, value in score.get("by_group", {}).items()}
@@ -152,12 +153,12 @@ def examples(run: Path, key: str, data: DataConfig | None = None) -> list[Pair]:
     Raises UserError if it is not there any more, or is not what the run was scored with.
     """
     data, entry = data or saved_config(run).data, results(run).get(key)
-    names = data.test_splits()
+    names = data.test_sets()
     if not isinstance(entry, Mapping):
         raise UserError(f"{run}: has no scores of a test set {key!r}; its config has {', '.join(names)}")
     if key not in names:
         raise UserError(f"{run}: {key!r} is no test set of the config, which has {', '.join(names)}: name data.test")
-    split = open_split(data, names[key])
+    split = open_split(*names[key])
     if split.fingerprint != entry.get("checksum"):
         raise UserError(f"{run}: test set {key!r} has changed since the run was scored; score it again")
     return list(split.read(Counter()))

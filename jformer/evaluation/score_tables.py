@@ -13,7 +13,7 @@ FRACTIONS = (  # scores from 0 to 1, shown as percentages
 def score_table(results: Mapping[str, Any]) -> str:
     """Return the scores of results.json as plain text: a column for each test set, then the signatures and notes."""
     sets = scored_sets(results)
-    columns = {key: _cells(scores) for key, scores in sets.items()}
+    columns = {key: _cells(scores) for key, scores in [*sets.items(), *means(results).items()]}
     labels = list(dict.fromkeys(label for cells in columns.values() for label in cells))
     rows = [["", *columns], *([label, *(cells.get(label, "-") for cells in columns.values())] for label in labels)]
     signatures = {
@@ -35,6 +35,21 @@ def scored_sets(results: Mapping[str, Any]) -> dict[str, dict[str, Mapping[str, 
         if isinstance(entry, Mapping)
     }
     return {key: scores for key, scores in sets.items() if scores}
+
+
+def means(results: Mapping[str, Any]) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """Return the mean of each score over the test sets of several pairs of languages: trained ones, and "zero-shot"."""
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for title, trained in (("mean", True), ("zero-shot", False)):
+        sets = [scores for key, scores in scored_sets(results).items() if results[key].get("trained") is trained]
+        names = [name for name in sets[0] if all(name in scores for scores in sets)] if len(sets) > 1 else []
+        mean = {name: [scores[name]["score"] for scores in sets] for name in names}
+        found[title] = {name: {"score": _mean(values)} for name, values in mean.items()}
+    return {title: scores for title, scores in found.items() if scores}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    return None if None in values else sum(filter(None, values)) / len(values)
 
 
 def formatted(name: str, value: float | None) -> str:

@@ -24,6 +24,7 @@ from etils import epath
 from jformer.config.options import Config
 from jformer.data.file_digests import digest
 from jformer.data.progress import counted, show, show_progress, showing_line
+from jformer.data.sources.split import Pair
 from jformer.data.text import INVALID_REPLACED, read_lines
 from jformer.errors import UserError
 from jformer.inference.answers import Request
@@ -218,7 +219,8 @@ def score_file(settings: Config, workdir: Path, source: str, target: str, resume
         return question
 
     def answer(questions: list[Question]) -> list[str]:
-        scored = iter(predictor.score([(one.source, target) for one in questions for target in one.targets]))
+        pairs = [Pair(one.source, target, languages=one.languages) for one in questions for target in one.targets]
+        scored = iter(predictor.score(pairs))
         return [
             write_scored(one, [next(scored) for _ in one.targets], options.outputs, options.scores) for one in questions
         ]

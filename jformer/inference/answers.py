@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from jformer.data.sources.split import Pair
 from jformer.data.text import join_pieces, not_text
 from jformer.errors import UserError
 
@@ -36,6 +37,7 @@ class Request(NamedTuple):
     prefix: str = ""  # the beginning of the output
     constraints: Sequence[str] = ()  # phrases that the output contains
     line: int = 0  # its number, counted from 0; samples depend on it
+    languages: tuple[str, str] = ("", "")  # from and into which, for a run of several; "" = as the options say
 
 
 class Piece(NamedTuple):
@@ -48,6 +50,7 @@ class Piece(NamedTuple):
     words: Sequence[str] = ()  # that `ids` encode, if each word is answered
     starts: Sequence[int] = ()  # index in `ids` of the first token of each word
     window: "Window | None" = None  # the part of a question and its context that it covers
+    languages: tuple[str, str] = ("", "")  # of the request
 
 
 class EncodedPair(NamedTuple):
@@ -236,9 +239,9 @@ def check_pairs(pairs: Iterable[AnyPair], usage: str, one_line: bool, answered: 
         raise UserError(f"{pairs!r:.60} is not a list of pairs: {usage}")
     checked = list(pairs)
     for texts in checked:
-        if not isinstance(texts, tuple | list) or len(texts) != 2:
+        if not isinstance(texts, Pair) and (not isinstance(texts, tuple | list) or len(texts) != 2):
             raise UserError(f"{texts!r:.60} is not a pair of source and target: {usage}")
-        check_texts([text for text in texts if not answered or text is not None], usage, one_line)
+        check_texts([text for text in texts[:2] if not answered or text is not None], usage, one_line)
     return checked
 
 

@@ -195,7 +195,7 @@ class WatchedPass:
         if self._inputs.task.answer == "span":
             encoded = [EncodedPair(*marked_pair(self._inputs.encoder, pair)) for pair in pairs]
         else:
-            encoded = self._inputs.encode_pairs([(pair.source, pair.target) for pair in pairs])
+            encoded = self._inputs.encode_pairs(pairs)
         yield from (self._inputs.pair_arrays([each], 1) for each in encoded)
 
     def _parts(self, batch: Mapping[str, np.ndarray], seen: Mapping[str, Any]) -> Iterator[AttentionWeights]:

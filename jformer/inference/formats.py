@@ -12,6 +12,7 @@ from jformer.inference.answers import Output, Request, Scored, TaggedWord
 from jformer.integrity import parse_json
 from jformer.tasks.span_scores import find_spans, mark_spans
 
+LANGUAGES = ("source_language", "target_language")  # of a line in JSON, for a run of several
 IN_JSON = ("tokens", "cut")  # of a scored target; TSV has no column for them
 
 
@@ -21,10 +22,11 @@ class Question(NamedTuple):
     source: str
     targets: tuple[str, ...]
     ranked: bool = False  # given as a list, and written in the order of their scores
+    languages: tuple[str, str] = ("", "")  # of source and targets
 
 
 def read_request(number: int, line: str, form: str, counts: Counter[str], continues: bool = False) -> Request:
-    """Read the request in a line: the line itself, or {"source", "prefix", "constraints"} in JSON.
+    """Read the request in a line: the line itself, or in JSON {"source", "prefix", "constraints"} and LANGUAGES.
 
     Args:
         number: of the line, from 0; random draws depend on it.
@@ -38,9 +40,11 @@ def read_request(number: int, line: str, form: str, counts: Counter[str], contin
     """
     if form == "text":
         return Request(line, line=number)
-    kinds = {"source": str, "prefix": str, "constraints": list}
+    kinds = {"source": str, "prefix": str, "constraints": list, **dict.fromkeys(LANGUAGES, str)}
     record = _object(line, kinds, ("source",), counts, lines=continues)
-    return Request(record["source"], record.get("prefix", ""), record.get("constraints", ()), number)
+    languages = record.get(LANGUAGES[0], ""), record.get(LANGUAGES[1], "")
+    phrases = record.get("prefix", ""), record.get("constraints", ())
+    return Request(record["source"], *phrases, line=number, languages=languages)
 
 
 def read_asked(number: int, line: str, form: str, counts: Counter[str]) -> Request:
@@ -60,15 +64,18 @@ def read_asked(number: int, line: str, form: str, counts: Counter[str]) -> Reque
 def read_question(line: str, form: str, continues: bool, counts: Counter[str]) -> Question:
     """Read a line to be scored: source, one TAB, target; or {"source", "target"} or {"source", "targets"} in JSON.
 
+    A source in JSON may have LANGUAGES beside it.
     A model that continues texts has no source: the line itself is the target. Raises ValueError as `read_request`.
     """
     if form == "jsonl":
         source = {} if continues else {"source": str}
-        record = _object(line, {**source, "target": str, "targets": list}, tuple(source), counts, lines=continues)
+        kinds = {**source, "target": str, "targets": list, **dict.fromkeys(LANGUAGES if source else (), str)}
+        record = _object(line, kinds, tuple(source), counts, lines=continues)
         if ("target" in record) == ("targets" in record):
             raise ValueError("needs either 'target' or 'targets'")
         targets = (record["target"],) if "target" in record else record["targets"]
-        return Question(record.get("source", ""), targets, "targets" in record)
+        languages = record.get(LANGUAGES[0], ""), record.get(LANGUAGES[1], "")
+        return Question(record.get("source", ""), targets, "targets" in record, languages)
     if continues:
         return Question("", (line,))
     texts = line.split("\t")

@@ -101,7 +101,7 @@ def make_setup(
         models=tuple(models),
         options=dataclasses.replace(options, **unread),
         vocabulary=vocabulary.tobytes(),
-        symbols=symbols,
+        symbols=symbols._replace(before=(), after=()),
         mesh=mesh,
         traced_for=target(),
     )

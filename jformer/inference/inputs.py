@@ -6,18 +6,21 @@ Letters in shapes: b rows of a batch, v entries of the vocabulary.
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Bool
 
-from jformer.data.corpus import Side, Tokens
+from jformer.data.corpus import ExampleEncoder, Side, Tokens
+from jformer.data.data_config import DataConfig, Languages
 from jformer.data.features import Rows, refuse_foreign_ids
 from jformer.data.plan import Shape
+from jformer.data.sources.split import Pair
 from jformer.data.text import BREAKS
 from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer, Symbols, Tokenizer, beginning, closed, spellings
+from jformer.data.vocabularies import directed
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, EncodedPair, Piece, Request
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 PADDED_LENGTHS = (16, 24, 32, 48, *(1 << i for i in range(6, 31)))  # of sequences: few shapes to compile
 LONG_INPUT = 64  # tokens; from here on, the first attempt has room for the longest output
 UNFINISHED_SHARE = 32  # a short attempt ends when all but one piece in 32 have ended
+NO_LANGUAGES = DataConfig()
+T = TypeVar("T")
 PHRASE_MULTIPLE = 8  # prefixes and constraints are padded to multiples of this
 
 
@@ -45,6 +50,14 @@ class Attempt(NamedTuple):
 WHOLE = Attempt()
 
 
+class Direction(NamedTuple):
+    """What texts of a pair of languages are encoded with."""
+
+    encoder: ExampleEncoder
+    symbols: Symbols  # of what is written
+    prefixed: tuple[int, ...]  # what a prefix stands behind, if no search begins with it
+
+
 class Inputs:
     """Converts texts into pieces and pieces into arrays, for one task, its tokenizers and decoding options."""
 
@@ -54,12 +67,13 @@ class Inputs:
         task: "Task",
         tokenizers: tuple[Tokenizer, Tokenizer],
         models: Sequence[ModelConfig],
+        data: DataConfig = NO_LANGUAGES,
     ) -> None:
         """Find the longest sequence and the ids that all models support.
 
-        Raises UserError for decode.overlong='split' where answers cannot be joined.
+        Raises UserError for decode.overlong='split' where answers cannot be joined, and for an unknown language.
         """
-        self.options, self.task, self.tokenizers = options, task, tokenizers
+        self.options, self.task, self.tokenizers, self._data = options, task, tokenizers, data
         placed = [model.max_length for model in models if model.positions == "learned"]
         self.max_positions = min(placed, default=None)
         limits = [*map(id_limits, models)]
@@ -70,13 +84,34 @@ class Inputs:
         self.of_images = isinstance(tokenizers[0], ImageTokenizer)  # whose shape is fixed
         self.continues = task.answer == "continuation"
         self.reads_blanks = task.answer in ("continuation", VECTOR)  # an answer to an empty text has a meaning
-        self.encoder = task.encoder(*tokenizers, evaluating=True)
-        self.features = task.features(*tokenizers)
+        own = directed(tokenizers, data, (options.source_language, options.target_language))
+        self.features = task.features(*own)
+        self.encoder, self.symbols, _ = first = self._direction(own)
+        self._directions: dict[Languages, Direction] = {("", ""): first}
         self.side = self.encoder.target if self.continues else self.encoder.source
-        self.symbols = tokenizers[1].symbols  # of what is written
-        self._prefixed: tuple[int, ...] = ()  # what a prefix stands behind, if no search begins with it
-        if not options.forced_start:
-            self._prefixed, self.symbols = self.symbols.before, self.symbols._replace(before=())
+
+    def _direction(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> Direction:
+        encoder, symbols = self.task.encoder(*tokenizers, evaluating=True), tokenizers[1].symbols
+        if self.options.forced_start:
+            return Direction(encoder, symbols, ())
+        return Direction(encoder, symbols._replace(before=()), symbols.before)
+
+    def towards(self, languages: Languages) -> Direction:
+        """Return what encodes texts of a pair of languages; an empty one is that of the options, or of the run.
+
+        Raises UserError for a language without a symbol, and for one that all rows of a batch would have to share.
+        """
+        if languages not in self._directions:
+            own = self.options.source_language, self.options.target_language
+            asked = languages[0] or own[0], languages[1] or own[1]
+            found = self._direction(directed(self.tokenizers, self._data, asked))
+            if found.symbols.bos != self.symbols.bos:
+                raise UserError(
+                    f"this vocabulary has the target language in place of BOS, so that lines cannot choose it: set "
+                    f"decode.target_language={languages[1]!r} for all of them"
+                )
+            self._directions[languages] = found
+        return self._directions[languages]
 
     def pieces(self, requests: Sequence[Request]) -> list[list[Piece]]:
         """Return the pieces of every request: none for an empty one, unless it is to be continued.
@@ -88,6 +123,9 @@ class Inputs:
         """
         groups = []
         cut = HEADS[self.task.answer].cut if self.task.answer in HEADS else None
+        named = next((request for request in requests if any(request.languages)), None)
+        if named and (cut or self.continues):
+            raise UserError(f"input line {named.line + 1}: this task translates into no language; leave it out")
         found = cut(self.encoder, requests, self.counts) if cut else self._whole(requests)
         for request, pieces in zip(requests, found, strict=True):
             if pieces and (request.prefix or request.constraints):
@@ -97,9 +135,7 @@ class Inputs:
 
     def _whole(self, requests: Sequence[Request]) -> Iterator[list[Piece]]:
         """Yield the pieces of every request, without its phrases."""
-        encoded = iter(
-            self._encode([request.text for request in requests if request.text.strip() or self.reads_blanks])
-        )
+        encoded = iter(self._encode([each for each in requests if each.text.strip() or self.reads_blanks]))
         for request in requests:
             if not request.text.strip() and not self.reads_blanks:
                 self.counts[EMPTY] += 1
@@ -107,14 +143,20 @@ class Inputs:
                 continue
             ids = next(encoded)
             self.counts[UNKNOWN] += self.side.symbols.unk in ids
-            yield [Piece(part, request.line) for part in self._fit(ids, request.text)]
+            parts = self._fit(ids, request)
+            yield [Piece(part, request.line, languages=request.languages) for part in parts]
 
-    def _encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
-        if not self.continues:
-            return self.side.encode(texts)
-        return [*self.tokenizers[1].encode([closed(self.tokenizers[1], text) for text in texts])]
+    def _encode(self, requests: Sequence[Request]) -> list[Sequence[int]]:
+        """Return the sequences of texts, each with the symbols of its languages."""
+        if self.continues:
+            return [*self.tokenizers[1].encode([closed(self.tokenizers[1], request.text) for request in requests])]
+        found: dict[int, Sequence[int]] = {}
+        for languages, some in places(request.languages for request in requests).items():
+            sequences = self.towards(languages).encoder.source.encode([requests[i].text for i in some])
+            found |= dict(zip(some, sequences, strict=True))
+        return [found[i] for i in range(len(requests))]
 
-    def _fit(self, ids: Sequence[int], text: str) -> list[Sequence[int]]:
+    def _fit(self, ids: Sequence[int], request: Request) -> list[Sequence[int]]:
         limit = self.side.max_length
         if self.continues:  # BOS comes first
             self.counts[CUT] += len(ids) >= limit
@@ -123,24 +165,24 @@ class Inputs:
             self.counts[CUT] += len(ids) > limit
             return [self.side.cut(ids)]
         self.counts[SPLIT] += 1
-        return self._split(text)
+        return self._split(request.text, self.towards(request.languages).encoder.source)
 
-    def _split(self, text: str, breaks: Sequence[re.Pattern[str]] = BREAKS) -> list[Sequence[int]]:
+    def _split(self, text: str, side: Side, breaks: Sequence[re.Pattern[str]] = BREAKS) -> list[Sequence[int]]:
         """Return the pieces of a text, cut where the first of `breaks` lets it be, and between tokens without any."""
-        assert self.side.tokenizer
-        (ids,), (around,) = self.side.encode([text]), self.side.encode([""])
-        if len(ids) <= self.side.max_length:
+        assert side.tokenizer
+        (ids,), (around,) = side.encode([text]), side.encode([""])
+        if len(ids) <= side.max_length:
             return [ids]
         if not breaks:
-            return self.side.pieces(ids)
+            return side.pieces(ids)
         ends = [0, *(found.end() for found in breaks[0].finditer(text)), len(text)]
         parts = [text[a:b] for a, b in pairwise(ends) if text[a:b].strip()]
         groups, size = [""], len(around)
-        for part, tokens in zip(parts, map(len, self.side.tokenizer.encode(parts)), strict=True):
-            if groups[-1] and size + tokens > self.side.max_length:
+        for part, tokens in zip(parts, map(len, side.tokenizer.encode(parts)), strict=True):
+            if groups[-1] and size + tokens > side.max_length:
                 groups, size = [*groups, ""], len(around)
             groups[-1], size = groups[-1] + part, size + tokens
-        return [piece for group in groups for piece in self._split(group.strip(), breaks[1:])]
+        return [piece for group in groups for piece in self._split(group.strip(), side, breaks[1:])]
 
     def _guided(self, pieces: Sequence[Piece], request: Request) -> Piece:
         options, where = self.options, f"input line {request.line + 1}"
@@ -155,7 +197,7 @@ class Inputs:
         if request.constraints and len(pieces) > 1:
             raise UserError(f"{where}: is over the model's limit, and constraints cannot be split: shorten it")
         prefix = beginning(self.tokenizers[1], request.prefix)
-        prefix = [*self._prefixed, *prefix] if prefix else []
+        prefix = [*self.towards(pieces[0].languages).prefixed, *prefix] if prefix else []
         constraints = [spellings(self.tokenizers[1], phrase) for phrase in request.constraints]
         phrases = [request.prefix, *request.constraints]
         for phrase, found in zip(phrases, [[prefix], *constraints], strict=True):
@@ -163,7 +205,7 @@ class Inputs:
                 raise UserError(f"{where}: {phrase!r} holds what the vocabulary cannot write; choose other words")
         constraints = [[ids for ids in found if self.symbols.unk not in ids] for found in constraints if found]
         wanted = len(prefix) + sum(len(found[0]) for found in constraints)  # the shortest comes first
-        most, option = self._most(pieces[0].ids)
+        most, option = self._most(pieces[0])
         if wanted >= most:  # the end comes last; a search takes memory by the square of the constraints
             given = " and ".join(name for name in ("prefix", "constraints") if getattr(request, name))
             raise UserError(
@@ -172,12 +214,12 @@ class Inputs:
             )
         return pieces[0]._replace(prefix=prefix, constraints=constraints)
 
-    def _most(self, ids: Sequence[int]) -> tuple[int, str]:
+    def _most(self, piece: Piece) -> tuple[int, str]:
         """Return the most tokens that the output for an input may have, and the option that limits them."""
-        options, most = self.options, int(self._limit(self.length(ids)))
+        options, ids, most = self.options, piece.ids, int(self._limit(self.length(piece.ids)))
         option = "max_length" if most == options.max_length else "max_extra_length"
         found = most, f"decode.{option}={getattr(options, option)}"
-        before = len(ids) if self.continues else self.begin(ids) + len(self.symbols.before)
+        before = len(ids) if self.continues else self.begin(ids) + len(self.begun(piece))
         return found if self.max_positions is None else min(found, (self.max_positions - before, "model.max_length"))
 
     def _limit(self, sizes: np.ndarray | int) -> np.ndarray:
@@ -200,7 +242,7 @@ class Inputs:
         else:
             before = self.symbols.before
             batch = self._features(sequences, [*map(_marks, pieces)], Shape(rows, *self._lengths(length, 0)))
-            begun = [[*self.features.prompt(ids), *before] for ids in sequences]
+            begun = [[*self.features.prompt(piece.ids), *self.begun(piece)] for piece in pieces]
             width = 1 + len(self.features.prompt(range(length))) + len(before)
             batch |= prompts(begun + [before] * (rows - len(begun)), rows, width, self.symbols)
             extra = options.max_extra_length
@@ -225,26 +267,32 @@ class Inputs:
         longest = len(indices) - shorter
         return indices[:shorter] if longest <= few < shorter and padded[-1] <= LONG_INPUT else indices
 
-    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[EncodedPair]:
+    def begun(self, piece: Piece) -> tuple[int, ...]:
+        """Return the symbols that the output for a piece begins with, such as its language."""
+        return self.towards(piece.languages).symbols.before
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str] | Pair]) -> list[EncodedPair]:
         """Return both sides of every pair as training has them; a side over its limit is cut and counted.
 
         Raises UserError where a text has not as many words as its target has tags.
         """
         if self.task.answer == "tags":
-            found = [EncodedPair(*tagged_pair(self.encoder, *pair)) for pair in pairs]
+            found = [EncodedPair(*tagged_pair(self.encoder, *pair[:2])) for pair in pairs]
             self.counts[CUT] += sum(pair.cut for pair in found)
             return found
-        encoded = []
-        sides = self.encoder.source, self.encoder.target
-        whole = [side.encode([pair[i] for pair in pairs]) for i, side in enumerate(sides)]
-        for pair, ids in zip(pairs, zip(*whole, strict=True), strict=True):
-            source, target = (side.cut(each) for side, each in zip(sides, ids, strict=True))
-            cut = any(len(each) > side.max_length for side, each in zip(sides, ids, strict=True))
-            self.counts[CUT] += cut
-            self.counts[EMPTY] += any(map(Side.is_empty, sides, pair))
-            self.counts[UNKNOWN] += self.encoder.source.symbols.unk in source or self.symbols.unk in target
-            encoded.append(EncodedPair(source, target, cut))
-        return encoded
+        encoded, texts = dict[int, EncodedPair](), [(source, target) for source, target, *_ in pairs]
+        for languages, some in places(pair.languages if isinstance(pair, Pair) else ("", "") for pair in pairs).items():
+            encoder = self.towards(languages).encoder
+            sides = encoder.source, encoder.target
+            whole = [side.encode([texts[i][which] for i in some]) for which, side in enumerate(sides)]
+            for i, ids in zip(some, zip(*whole, strict=True), strict=True):
+                source, target = (side.cut(each) for side, each in zip(sides, ids, strict=True))
+                cut = any(len(each) > side.max_length for side, each in zip(sides, ids, strict=True))
+                self.counts[CUT] += cut
+                self.counts[EMPTY] += any(map(Side.is_empty, sides, texts[i]))
+                self.counts[UNKNOWN] += encoder.source.symbols.unk in source or self.symbols.unk in target
+                encoded[i] = EncodedPair(source, target, cut)
+        return [encoded[i] for i in range(len(pairs))]
 
     def pair_arrays(self, pairs: Sequence[EncodedPair], rows: int) -> dict[str, np.ndarray]:
         """Return the batch of some encoded pairs, in one of few shapes, with both sides as training has them."""
@@ -293,6 +341,14 @@ class Inputs:
         """Return the arrays of given sources and targets, an example a row; no noise is drawn."""
         assert self.features.given
         return self.features.given(_rows(len(sources)), _tokens(sources), _tokens(targets), shape)
+
+
+def places(values: Iterable[T]) -> dict[T, list[int]]:
+    """Return each value and where it stands, the first one first."""
+    found: dict[T, list[int]] = {}
+    for i, value in enumerate(values):
+        found.setdefault(value, []).append(i)
+    return found
 
 
 def writable(tokenizer: Tokenizer, options: DecodeConfig, searched: bool = True) -> Bool[np.ndarray, " v"]:

@@ -11,7 +11,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from jax.sharding import Mesh
@@ -80,7 +80,8 @@ class Predictor:
         self.members, self.mesh = members, mesh
         self.on_answered: Callable[[int], None] = ignore  # called with the number of newly answered inputs or pieces
         options, self.models = run.config.decode, (run.model, *(member.model for member in members))
-        self.inputs = Inputs(options, run.task, run.tokenizers, [model.config for model in self.models])
+        configs = [model.config for model in self.models]
+        self.inputs = Inputs(options, run.task, run.tokenizers, configs, run.config.data)
         self._forced, self._watched = ForcedPass(self.models, self.inputs, mesh), WatchedPass(run.model, self.inputs)
         self._search: BatchedSearch | None = None
         self._base: Predictor | None = None
@@ -196,13 +197,14 @@ class Predictor:
         if self.config.decode.alignments:
             outputs = list(self._align(pieces, outputs))
         answers = iter(outputs)
-        return [self._join([next(answers) for _ in group]) for group in groups]
+        return [self._join([next(answers) for _ in group], group) for group in groups]
 
     def answers_to(self, pairs: Sequence[Pair]) -> list[str]:
         """Return the answer to the source of every pair; of vectors, the target that is nearest to it by cosine."""
         sources = [pair.source for pair in pairs]
         if self.task.answer != VECTOR:
-            return self.predict(sources)
+            asked = [Request(pair.source, line=i, languages=pair.languages) for i, pair in enumerate(pairs)]
+            return [outputs[0].text for outputs in self.generate(asked)]
         targets = list(dict.fromkeys(pair.target for pair in pairs))
         vectors = self.embed([*sources, *targets]).astype(np.float32)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-12)
@@ -241,14 +243,16 @@ class Predictor:
         trees = iter(self._recorded(self.prepared_params, [piece for group in groups for piece in group]))
         return [[next(trees) for _ in group] for group in groups]
 
-    def score(self, pairs: Iterable[tuple[str, str]]) -> list[Scored]:
+    def score(self, pairs: Iterable[tuple[str, str] | Pair]) -> list[Scored]:
         """Return the log-probability of every (source, target) pair's target given its source, in order.
 
-        A language model reads the target alone. A text over the limits of training is cut, counted and marked.
+        A language model reads the target alone. A text over the limits of training is cut, counted and marked. A pair
+        may be a `Pair` with its languages.
 
         Raises UserError for a task without targets, for anything but a list of pairs of texts, and for NaN scores.
         """
-        checked = check_pairs(pairs, "score([('a source', 'its target')])", one_line=not self.inputs.continues)
+        usage, given = "score([('a source', 'its target')])", cast("Iterable[tuple[str, str]]", pairs)
+        checked = check_pairs(given, usage, one_line=not self.inputs.continues)
         if self.task.answer not in ("text", "continuation"):
             raise UserError(f"task={self.config.task!r} has no targets to score; --mode=evaluate scores its test sets")
         if self.config.decode.overlong == "split":
@@ -320,19 +324,26 @@ class Predictor:
         checked = check_pairs(pairs, usage, one_line=not self.inputs.continues, answered=True)
         if self.task.restores:
             return to_restore(checked)
-        answers = iter(self.generate([source for source, target in checked if target is None]))
-        whole = []
-        for source, target in checked:
-            own = next(answers)[0] if target is None else Output(target)
-            whole.append(Pair(source, own.text, start=own.span[0] if own.span else None))
+        given = [pair if isinstance(pair, Pair) else Pair(pair[0], cast(str, pair[1])) for pair in checked]
+        missing = [pair for pair in given if pair.target is None]
+        asked = [Request(pair.source, line=i, languages=pair.languages) for i, pair in enumerate(missing)]
+        answers, whole = iter(self.generate(asked)), []
+        for pair in given:
+            own = next(answers)[0] if pair.target is None else Output(pair.target)
+            whole.append(pair._replace(target=own.text, start=own.span[0] if own.span else None))
         return whole
 
-    def _join(self, answers: Sequence[list[Output]]) -> list[Output]:
+    def _join(self, answers: Sequence[list[Output]], pieces: Sequence[Piece]) -> list[Output]:
         """Return the outputs for an input from those for its pieces."""
         join = HEADS[self.task.answer].join if self.task.answer in HEADS else None
         if join:
             return join(answers, self.config.decode)
-        return join_outputs(answers, self.inputs.symbols.eos, self.config.data.target_language)
+        return join_outputs(answers, self.inputs.symbols.eos, self.language(pieces))
+
+    def language(self, pieces: Sequence[Piece]) -> str:
+        """Return the language that the outputs for an input's pieces are in."""
+        asked = pieces[0].languages[1] if pieces else ""
+        return asked or self.config.decode.target_language or self.config.data.target_language
 
     def _outputs(self, piece: Piece, found: Found) -> list[Output]:
         """Return the results for a piece as texts; samples of mbr are ranked by utility."""
@@ -373,13 +384,14 @@ class Predictor:
         End symbols, and tokens that attend to one, have no link.
         """
         sources, targets = (tokenizer.tokens for tokenizer in self.tokenizers)
-        before, ends = self.inputs.symbols.before, (self.inputs.side.symbols.eos, self.inputs.symbols.eos)
-        both = zip(pieces, outputs, strict=True)
-        pairs = [EncodedPair(piece.ids, [*before, *output.ids]) for piece, each in both for output in each]
-        rows = iter(zip(pairs, self._forced(self.all_params, pairs, attend=True), strict=True))
+        ends = self.inputs.side.symbols.eos, self.inputs.symbols.eos
+        begun = [self.inputs.begun(piece) for piece, each in zip(pieces, outputs, strict=True) for _ in each]
+        sides = [(piece.ids, output.ids) for piece, each in zip(pieces, outputs, strict=True) for output in each]
+        pairs = [EncodedPair(ids, [*before, *own]) for before, (ids, own) in zip(begun, sides, strict=True)]
+        rows = iter(zip(begun, pairs, self._forced(self.all_params, pairs, attend=True), strict=True))
         for each in outputs:
             aligned = []
-            for output, (pair, row) in zip(each, rows, strict=False):
+            for output, (before, pair, row) in zip(each, rows, strict=False):
                 links = enumerate(row["attention"].argmax(axis=-1).tolist()[len(before) :])
                 alignment = Alignment(
                     tuple((s, t) for t, s in links if pair.source[s] != ends[0] and output.ids[t] != ends[1]),

@@ -143,7 +143,7 @@ class Streaming:
     def _beginning(self, rows: Sequence[int], pieces: Sequence[Piece]) -> str:
         """Return the texts of the pieces up to the first unanswered one, and the stable beginning of that one."""
         texts, tokenizer = list[str](), self._predictor.tokenizers[1]
-        language = self._predictor.config.data.target_language
+        language = self._predictor.language(pieces)
         for row, piece in zip(rows, pieces, strict=True):
             prompt = piece.ids if self._predictor.inputs.continues else ()
             if row not in self._found:

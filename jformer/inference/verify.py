@@ -66,17 +66,19 @@ class Subject:
         self.pieces, self.origin = self._find(self.config)
 
     def _find(self, config: Config) -> tuple[list[Piece], str]:
-        named = next(iter(config.data.test_splits().items()), None)
+        named = next(iter(config.data.test_sets().items()), None)
         if named is None:
             return [Piece(ids, i) for i, ids in enumerate(self._random())], "random tokens, for data.test names no set"
-        name, split = named
+        name, (part, split) = named
         try:
-            pairs = list(islice(open_split(config.data, split).read(Counter()), SENTENCES))
+            pairs = list(islice(open_split(part, split).read(Counter()), SENTENCES))
             if self.task.restores:  # noise hides parts of a text, which is a target
                 whole = self.inputs.encode_whole([pair.target for pair in pairs])
                 return [Piece(ids, i) for i, ids in enumerate(whole)], f"of test set {name!r}"
             texts = [pair.target if self.inputs.continues else pair.source for pair in pairs]
-            requests = [Request(text[: 8 if self.inputs.continues else None], line=i) for i, text in enumerate(texts)]
+            texts = [text[: 8 if self.inputs.continues else None] for text in texts]
+            languages = config.data.languages(part)
+            requests = [Request(text, line=i, languages=languages) for i, text in enumerate(texts)]
             return [piece for found in self.inputs.pieces(requests) for piece in found], f"of test set {name!r}"
         except UserError as error:
             return [Piece(ids, i) for i, ids in enumerate(self._random())], f"random tokens, for {error}"
@@ -138,8 +140,7 @@ class Subject:
 
     def forced(self, outputs: Sequence[Sequence[int]]) -> tuple[dict[str, np.ndarray], list[int]]:
         """Return the arrays of each input with an output, as in training, and where the outputs begin."""
-        prompt = self.inputs.symbols.before
-        before = [piece.ids if self.inputs.continues else prompt for piece in self.pieces]
+        before = [piece.ids if self.inputs.continues else self.inputs.begun(piece) for piece in self.pieces]
         sources = [[] if self.inputs.continues else piece.ids for piece in self.pieces]
         targets = [[*prompt, *ids] for prompt, ids in zip(before, outputs, strict=True)]
         batch = self.inputs.pair_arrays(list(map(EncodedPair, sources, targets)), len(targets))

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from etils.epath import Path
@@ -10,6 +10,7 @@ from etils.epath import Path
 from jformer.config.options import TrainConfig
 from jformer.data.corpus import Corpus, open_corpus
 from jformer.data.data_config import DataConfig
+from jformer.data.draws import shares_of
 from jformer.data.pipeline import Batches, make_batches
 from jformer.data.progress import show_progress
 from jformer.data.repeats import duplicate_warnings, hashes
@@ -17,7 +18,7 @@ from jformer.data.sources import open_split
 from jformer.data.sources.split import SIDES
 from jformer.data.tokenizers import SubwordTokenizer, Tokenizer
 from jformer.data.tokenizers.bpe_dropout import BpeDropout
-from jformer.data.vocabularies import copy_tokenizers, learn_tokenizers, load_tokenizers
+from jformer.data.vocabularies import copy_tokenizers, directed, learn_tokenizers, load_tokenizers
 from jformer.errors import UserError
 from jformer.storage import run_path
 from jformer.tasks.split_loss import evaluation_batches
@@ -31,8 +32,8 @@ class Data:
     tokenizers: tuple[Tokenizer, Tokenizer]
     corpora: list[Corpus]  # to train on
     batches: Batches
-    valid: Batches | None
-    texts: dict[str, Corpus]  # by role: the training texts and the validation text
+    valid: dict[str, Batches]  # of each corpus with a validation set; none without validations
+    texts: dict[str, Corpus]  # by role: the training texts and the validation texts
     repeats: list[str]  # warnings about repeated pairs
 
 
@@ -53,11 +54,12 @@ def open_data(data: DataConfig, train: TrainConfig, seed: int, task: Task, workd
         workdir: of the run, whose tokenizers are in its folder `tokenizer`.
         learned: whether they exist; otherwise they are learned or copied now.
     """
-    parts = (data, *data.mixture)
+    parts = data.trained()
     with show_progress("reading the text"):
         training = [open_split(part, part.train) for part in parts]
         refuse_empty_sets(data)
-        valid = open_split(data, data.valid) if train.eval_every else None
+        validation = data.validation_sets() if train.eval_every else {}
+        valid = {name: open_split(part, part.valid) for name, part in validation.items()}
     directory, text = workdir / "tokenizer", (data, training, task.vocabularies)
     if learned:
         tokenizers = load_tokenizers(directory)
@@ -65,25 +67,31 @@ def open_data(data: DataConfig, train: TrainConfig, seed: int, task: Task, workd
         tokenizers = copy_tokenizers(run_path(train.init_from) / "tokenizer", directory, *text)
     else:
         tokenizers = learn_tokenizers(directory, *text)
+    towards = [directed(tokenizers, data, data.languages(part)) for part in parts]
     cuts = [  # by tokenizers of its own, as what BPE-dropout draws depends on the texts before
-        [open_corpus(split, task.encoder(*each), data.cache_dir) for each in segmentations(tokenizers, data)]
-        for split in training
+        [open_corpus(split, task.encoder(*each), data.cache_dir) for each in segmentations(pair, data)]
+        for split, pair in zip(training, towards, strict=True)
     ]
     corpora = [first for first, *_ in cuts]
     with show_progress("planning the batches"):
-        weights = [part.weight / len(each) for part, each in zip(parts, cuts, strict=True) for _ in each]
-        features = task.features(*tokenizers)
+        shares = shares_of([len(corpus) for corpus in corpora], data.mixture_temperature)
+        weights = [
+            part.weight * share / len(each) for part, share, each in zip(parts, shares, cuts, strict=True) for _ in each
+        ]
+        refuse_several_beginnings([pair[1] for pair in towards])
+        features = task.features(*towards[0])
         batches = make_batches([corpus for each in cuts for corpus in each], weights, data, seed, features)
     numbers = [f" {i + 1}" if len(parts) > 1 else "" for i in range(len(parts))]  # of a mixture, names may be the same
     names = [f"training text{number} {split.name}" for number, split in zip(numbers, training, strict=True)]
-    texts, scored, valid_batches = dict(zip(names, corpora, strict=True)), dict[str, np.ndarray](), None
+    texts, scored, valid_batches = dict(zip(names, corpora, strict=True)), dict[str, np.ndarray](), dict[str, Batches]()
     trained_on = {name: corpus.pairs for name, corpus in texts.items()}
-    if valid is not None:
-        name = f"validation text {valid.name}"
-        valid_batches, texts[name] = evaluation_batches(data, task, tokenizers, valid, train.accumulation)
+    for key, split in valid.items():
+        name = f"validation text {split.name}" + (f" {key}" if len(valid) > 1 else "")
+        pair = directed(tokenizers, data, data.languages(validation[key]))
+        valid_batches[key], texts[name] = evaluation_batches(data, task, pair, split, train.accumulation)
         scored[name] = texts[name].pairs
     with show_progress("reading the test sets"):
-        tests = {f"test set {key}": open_split(data, split) for key, split in data.test_splits().items()}
+        tests = {f"test set {key}": open_split(part, split) for key, (part, split) in data.test_sets().items()}
         scored |= {name: hashes(split.read(Counter())) for name, split in tests.items()}
     return Data(
         tokenizers=tokenizers,
@@ -114,8 +122,17 @@ def segmentations(tokenizers: tuple[Tokenizer, Tokenizer], data: DataConfig) -> 
         yield dropping(number, 0), dropping(number, 1)
 
 
+def refuse_several_beginnings(targets: Sequence[Tokenizer]) -> None:
+    """Raise UserError for targets that begin with different tokens in place of BOS, as languages of the first mBART."""
+    if len({target.symbols.bos for target in targets}) > 1:
+        raise UserError(
+            "data.mixture: this vocabulary has the target language in place of BOS, which all rows of a batch share: "
+            "train one target language, or start from mBART-50"
+        )
+
+
 def refuse_empty_sets(data: DataConfig) -> None:
     """Raise UserError for a test set without any example, before training rather than when scoring."""
-    for key, name in data.test_splits().items():
-        if next(open_split(data, name).read(Counter()), None) is None:
+    for key, (part, name) in data.test_sets().items():
+        if next(open_split(part, name).read(Counter()), None) is None:
             raise UserError(f"data.test: the set {key!r} ({name}) holds no example; give it some or leave it out")

@@ -16,7 +16,7 @@ from jformer.data.sources.split import Pair, Split
 from jformer.models.parts import join
 from jformer.parallel import processes
 from jformer.tasks.metrics import Scores
-from jformer.tasks.sums import Sums, summarize
+from jformer.tasks.sums import Sums, add_up, summarize
 from jformer.tasks.task import MASKS, VECTOR
 from jformer.training.heartbeat import UPDATING
 from jformer.training.log import TrainingLog
@@ -30,10 +30,10 @@ PROMPT = 40  # characters of a validation text that a language model continues
 class Validation(NamedTuple):
     """The functions and examples of a validation."""
 
-    losses: Callable[[PyTree], Sums]  # parameters → sums over the validation text
-    examples: Sequence[Pair]  # to answer; may be empty
-    answer: Callable[[PyTree], Sequence[str]]  # parameters → an answer to each example
-    score: Callable[[Sequence[str], Sums], Scores]  # answers, sums → scores
+    losses: Callable[[PyTree], Mapping[str, Sums]]  # parameters → sums over each validation text, by its name
+    examples: Mapping[str, Sequence[Pair]]  # to answer, of each text; may be empty
+    answer: Callable[[PyTree], Mapping[str, Sequence[str]]]  # parameters → an answer to each example
+    score: Callable[[str, Sequence[str], Sums], Scores]  # name of a text, answers, sums → scores
 
 
 def validate(
@@ -41,8 +41,9 @@ def validate(
 ) -> float:
     """Write the rows of a validation and show some answers; return the selection cost of the parameters.
 
-    The cost is what train.best_by names, negated where higher is better, so lower costs are better. A moving average
-    of the parameters gets a row of its own and decides nothing.
+    The cost is what train.best_by names, negated where higher is better, so lower costs are better. Losses are means
+    over the tokens of all texts, scores means over texts. Each of several texts gets a row of its own, and so does a
+    moving average of the parameters; these decide nothing.
 
     Args:
         validation: the functions and examples.
@@ -54,20 +55,27 @@ def validate(
     step = progress.step
     log.heartbeat.enter(f"validating update {step}")
     processes.enter_phase(f"the validation after update {step}")
-    sums = validation.losses(state.params)
-    row: dict[str, Any] = {"step": step, "split": "valid", **summarize(sums)}
-    if validation.examples:
+    each = validation.losses(state.params)
+    rows: dict[str, dict[str, Any]] = {name: summarize(sums) for name, sums in each.items()}
+    row: dict[str, Any] = {"step": step, "split": "valid", **summarize(add_up(each.values()))}
+    if any(validation.examples.values()):
         processes.enter_phase(f"the answers after update {step}")
         answers = validation.answer(state.params)
-        shown = zip(validation.examples[: train.samples], answers, strict=False)
-        log.show_samples(step, [Sample(pair.source, pair.target, answer) for pair, answer in shown])
-        scores = validation.score(answers, sums)
-        row |= {name: entry["score"] for name, entry in scores.items()}
-        log.show_once(note for entry in scores.values() for note in entry.get("notes", ()))
+        pairs = [zip(some, answers[name], strict=True) for name, some in validation.examples.items()]
+        turns = [pair for turn in itertools.zip_longest(*pairs) for pair in turn if pair]
+        log.show_samples(step, [Sample(pair.source, pair.target, text) for pair, text in turns[: train.samples]])
+        scores = {name: validation.score(name, answers[name], sums) for name, sums in each.items()}
+        for name, found in scores.items():
+            rows[name] |= {key: entry["score"] for key, entry in found.items()}
+            log.show_once(note for entry in found.values() for note in entry.get("notes", ()))
+        row |= {key: sum(rows[name][key] for name in scores) / len(scores) for key in next(iter(scores.values()))}
     log.write(row)
+    for name, found in rows.items() if len(rows) > 1 else ():
+        log.write({"step": step, "split": f"valid_{name}", **found})
     if state.ema is not None:
         processes.enter_phase(f"the validation of the average after update {step}")
-        log.write({"step": step, "split": "valid_ema", **summarize(validation.losses(join(state.ema, state.params)))})
+        averaged = validation.losses(join(state.ema, state.params))
+        log.write({"step": step, "split": "valid_ema", **summarize(add_up(averaged.values()))})
     value = row[train.best_by]
     note_best(progress, value, train.best_by)
     if 0 < train.patience <= progress.since_best:

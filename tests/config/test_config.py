@@ -316,6 +316,22 @@ COMBINATIONS = [
         "decode.n_best=3: decode.search='sample' has decode.samples outputs: set that",
     ),
     ({"data.mixture": ({"weight": 101.0},)}, "weight=101.0"),
+    ({"data.mixture": ({"train": ""},)}, "data.mixture[0].train=''"),
+    ({"data.train": ""}, "data.train=''"),
+    ({"data.valid": ""}, "train.eval_every=1000 needs data.valid"),
+    ({"data.mixture": ({"test": ("test",)},)}, "data.test=('test', 'test') names a key twice"),
+    ({"data.mixture_temperature": 0.5}, "mixture_temperature=0.5"),
+    ({"data.language_symbols": "both"}, "language_symbols='both'"),
+    (
+        {"data.language_symbols": "source", "data.tokenizer": "char"},
+        "needs data.tokenizer='bpe' or 'unigram', not 'char'",
+    ),
+    ({"data.language_symbols": "source", "task": "lm", "model.family": "decoder"}, "by task='translate' only"),
+    ({"decode.target_language": "fr", "task": "lm", "model.family": "decoder"}, "by task='translate' only"),
+    ({"data.character_coverage": 0.5}, "character_coverage=0.5"),
+    ({"data.byte_fallback": True, "data.tokenizer": "word"}, "data.byte_fallback=True needs data.tokenizer='bpe'"),
+    ({"data.symbols": ("a b",)}, "data.symbols: 'a b'"),
+    ({"data.vocabulary": "m.model", "data.split_digits": True}, "data.split_digits=True: data.vocabulary is learned"),
     (
         {"data.piece_start": "previous", "data.overlong": "split"},
         "task='lm' and data.overlong='split', not 'translate'",
@@ -466,6 +482,9 @@ def test_a_resumed_run_finds_its_mixture_in_another_folder_and_no_other_corpus()
         for folder, name in (("a", "x"), ("b", "x"), ("b", "y"))
     )
     assert resume.resume_config(saved, moved) == moved
+    scored = {"train": "", "test": ("further=test",)}  # not trained on
+    further = resolve(with_values({"data.mixture": ({"dir": "a", "train": "x"}, scored)}))
+    assert resume.resume_config(saved, further) == further
     with pytest.raises(UserError, match=r"^data\.mixture="):
         resume.resume_config(saved, other)
 

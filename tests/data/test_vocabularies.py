@@ -1,11 +1,16 @@
+from collections import Counter
+
 import numpy as np
 import pytest
+import sentencepiece
 
 from jformer.data import vocabularies
+from jformer.data.corpus import PairEncoder, Side
 from jformer.data.data_config import DataConfig
 from jformer.data.sources.split import Pair, SeekableSplit, Split
-from jformer.data.tokenizers import ImageTokenizer
-from jformer.data.vocabularies import VocabularySpec, copy_tokenizers, learn_tokenizers, load_tokenizers
+from jformer.data.tokenizers import UNK, ImageTokenizer
+from jformer.data.tokenizers.bpe_dropout import BpeDropout
+from jformer.data.vocabularies import VocabularySpec, _texts, copy_tokenizers, learn_tokenizers, load_tokenizers
 from jformer.errors import UserError
 
 PAIRS = [Pair("the house is small", "das Haus ist klein"), Pair("the dog", "der Hund"), Pair("", "ohne Quelle")]
@@ -94,6 +99,54 @@ def test_options_reach_the_tokenizer(tmp_path):
     assert len(plain.encode(["2026"])[0]) < len(digits.encode(["2026"])[0])
     assert digits.encode(["２０２６"]) == digits.encode(["2026"])
     assert learned(tmp_path / "c", both(), vocab_size=6)[0].vocab_size == 6
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_subwords_have_a_coverage_bytes_and_symbols_that_are_never_cut(tmp_path, kind):
+    pairs = [Pair("<BT> the house is small", "das Haus ist klein")] * 30 + [Pair("ž", "ß")]
+    few = learned(tmp_path / "a", both(kind), pairs, vocab_size=40, character_coverage=0.99, symbols=("<BT>",))[0]
+    assert few.decode(few.encode(["ß ist klein"])[0]) == "⁇ ist klein"
+    assert [few.tokens[i] for i in few.encode(["<BT> the"])[0]].count("<BT>") == 1
+    counts = Counter()
+    PairEncoder(Side(few, 20), Side(few, 20), "drop").encode([*pairs[-1:], Pair("žž", "klein")], counts)
+    assert {name: count for name, count in counts.items() if "unknown" in name} == {"unknown 'ž'": 3, "unknown 'ß'": 1}
+    byte = {"vocab_size": 320, "character_coverage": 0.99, "byte_fallback": True}
+    whole = learned(tmp_path / "b", both(kind), pairs, **byte)[0]
+    assert whole.decode(whole.encode(["ß ist klein 日"])[0]) == "ß ist klein 日"
+    if kind == "bpe":
+        dropping = BpeDropout(whole, 0.5, "key")
+        assert dropping.decode(dropping.encode(["ß ist klein 日"])[0]) == "ß ist klein 日"
+        never = BpeDropout(few, 1.0, "key").encode(["<BT> das<BT>"])[0]
+        assert [few.tokens[i] for i in never] == ["▁", "<BT>", "▁", "d", "a", "s", "<BT>"]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_given_model_cuts_as_before_behind_our_symbols_and_those_added(tmp_path, kind):
+    texts = [text for pair in PAIRS for text in pair[:2]] * 9
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_prefix=str(tmp_path / "given"), model_type=kind, vocab_size=30,
+        hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "given.model"))
+    given = {"vocabulary": str(tmp_path / "given.model"), "symbols": ("<BT>",), "tokenizer": kind}
+    ours = learned(tmp_path / "t", both(kind), **given, language_symbols="source")[0]
+    assert ours.tokens[:7] == ["<pad>", "<s>", "</s>", "<unk>", "__de__", "__en__", "<BT>"]
+    assert theirs.piece_to_id("<s>") == 1
+    lines = [*LINES, "  das   Haus"]
+    cut = [[ours.tokens[i] for i in ids if i != UNK] for ids in ours.encode(lines)]
+    assert cut == [[theirs.id_to_piece(i) for i in ids if i != theirs.unk_id()] for ids in theirs.encode(lines)]
+    assert ours.decode(ours.encode(["das Haus ⁇"])[0]) == "das Haus ⁇"
+    (tmp_path / "no").write_bytes(b"no model")
+    with pytest.raises(UserError, match="no sentencepiece model"):
+        learned(tmp_path / "t", both(kind), vocabulary=str(tmp_path / "no"))
+
+
+def test_texts_of_small_corpora_are_learned_from_more_often_at_a_temperature():
+    large, small = [Pair(f"a{i}", "") for i in range(90)], [Pair(f"b{i}", "") for i in range(10)]
+    spec = VocabularySpec("bpe", ("source",))
+    texts = list(_texts([split(large), split(small)], spec, 100.0))
+    assert 48 <= Counter(text[0] for text in texts)["b"] <= 50 <= len(texts) - 49
+    assert list(_texts([split(large), split(small)], spec, 1.0)) == [pair.source for pair in [*large, *small]]
 
 
 def test_learning_again_leaves_nothing_of_the_run_before(tmp_path):

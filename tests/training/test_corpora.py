@@ -74,7 +74,7 @@ def test_bpe_dropout_cuts_training_text_in_several_ways_and_nothing_else(tmp_pat
     whole, cut = (opened(each, tmp_path) for each in (plain, dropping))
     assert len(cut.corpora) == 1
     assert cut.repeats == whole.repeats
-    np.testing.assert_array_equal(cut.valid.source.values, whole.valid.source.values)
+    np.testing.assert_array_equal(cut.valid["1"].source.values, whole.valid["1"].source.values)
     texts = [whole.tokenizers[0].decode(ids) for ids in sequences(whole.batches.source)]
     assert [cut.tokenizers[0].decode(ids) for ids in sequences(cut.batches.source)] == texts * 4
     assert len({tuple(ids) for ids in sequences(cut.batches.source)}) > len(texts)

@@ -32,6 +32,7 @@ class Pair(NamedTuple):
     group: str = ""
     others: tuple[str, ...] = ()  # further references; blank where a file of references has none for this line
     start: int | None = None  # of an answer in its context, from 0; None without an answer and for any other target
+    languages: tuple[str, str] = ("", "")  # of source and target, to answer and to score with; see `data.vocabularies`
 
     @property
     def references(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from jformer.data.tokenizers.image_tokenizer import ImageTokenizer, learn_images
 from jformer.data.tokenizers.lists import ByteTokenizer, LabelTokenizer, ListTokenizer, learn_labels, learn_list
 from jformer.data.tokenizers.numbers import NumberTokenizer, learn_numbers
 from jformer.data.tokenizers.pretrained import FastTokenizer, PiecesTokenizer
-from jformer.data.tokenizers.subwords import SubwordTokenizer, learn_subwords
+from jformer.data.tokenizers.subwords import KINDS, SubwordTokenizer, learn_subwords
 from jformer.data.tokenizers.symbols import BOS, EOS, NUM_SYMBOLS, PAD, SYMBOLS, UNK, Symbols, check_stored
 from jformer.errors import UserError
 from jformer.integrity import parse_object
@@ -133,7 +133,9 @@ def _cut(tokenizer: Tokenizer) -> Callable[[Sequence[str]], list[list[int]]]:
     return getattr(tokenizer, "cut", tokenizer.encode)
 
 
-def learn(kind: str, lines: Iterable[str], size: int, normalization: str, split_digits: bool) -> Tokenizer:
+def learn(
+    kind: str, lines: Iterable[str], size: int, normalization: str, split_digits: bool, **subwords: Any
+) -> Tokenizer:
     """Learn a tokenizer from text; the same text gives the same bytes.
 
     Args:
@@ -143,6 +145,8 @@ def learn(kind: str, lines: Iterable[str], size: int, normalization: str, split_
             in pixels that all sides are resized to; 0 = all images are alike.
         normalization: "identity" or "nfkc", applied to each text before it is cut.
         split_digits: subwords never join digits.
+
+    Further keyword arguments are those of `learn_subwords`, which other kinds do not read.
 
     Raises:
         UserError: unknown kind, no text, or a size too small for the symbols and the characters.
@@ -155,7 +159,8 @@ def learn(kind: str, lines: Iterable[str], size: int, normalization: str, split_
         raise UserError("the training split holds no text to learn a tokenizer from; look at data.dir and data.train")
     lines = itertools.chain([first], lines)
     found = plugins.find("data.tokenizer", kind, TOKENIZERS)
-    return (found.learn if is_own(kind) else found)(lines, size, normalization, split_digits)
+    options = subwords if kind in KINDS else {}
+    return (found.learn if is_own(kind) else found)(lines, size, normalization, split_digits, **options)
 
 
 def load(directory: Path, name: str) -> Tokenizer:
@@ -198,7 +203,7 @@ def _from_json(kind: str, **stored: Any) -> Tokenizer:
     return ListTokenizer(kind, **stored)
 
 
-TOKENIZERS: dict[str, Callable[[Iterable[str], int, str, bool], Tokenizer]] = {
+TOKENIZERS: dict[str, Callable[..., Tokenizer]] = {  # of the arguments of `learn` behind the kind
     "word": lambda lines, size, norm, _: learn_list("word", lines, norm, size - NUM_SYMBOLS),
     "char": lambda lines, _size, norm, _: learn_list("char", lines, norm, None),
     "byte": lambda _lines, _size, norm, _: ByteTokenizer(norm),

@@ -41,7 +41,13 @@ class BpeDropout(SubwordTokenizer):
     @functools.cached_property
     def _rank(self) -> dict[str, int]:
         """Piece → id, in the order in which merges were learned; not needed if the run's arrays are cached."""
-        return {piece: i for i, piece in enumerate(self.tokens) if i >= NUM_SYMBOLS}
+        is_control = self._processor.is_control
+        return {piece: i for i, piece in enumerate(self.tokens) if i >= NUM_SYMBOLS and not is_control(i)}
+
+    @functools.cached_property
+    def _symbols(self) -> re.Pattern[str]:
+        """The pattern of the symbols that are never cut, as a group."""
+        return re.compile(f"({'|'.join(sorted(map(re.escape, self.uncut), key=len, reverse=True)) or '(?!)'})")
 
     @property
     def fingerprint(self) -> str:
@@ -53,7 +59,9 @@ class BpeDropout(SubwordTokenizer):
         return [self._encode(text) for text in self._processor.normalize(list(lines))]
 
     def _encode(self, text: str) -> list[int]:
-        ids = itertools.chain.from_iterable(map(self._next_cut, WORDS.findall(text)))
+        parts = enumerate(self._symbols.split(text))  # every second one is a symbol
+        words = itertools.chain.from_iterable([part] if i % 2 else WORDS.findall(part) for i, part in parts)
+        ids = itertools.chain.from_iterable(map(self._next_cut, words))
         # As sentencepiece does, unknown characters side by side are one token.
         return [i for is_unknown, group in itertools.groupby(ids, UNK.__eq__) for i in ([UNK] if is_unknown else group)]
 
@@ -68,11 +76,17 @@ class BpeDropout(SubwordTokenizer):
 
     def _draw(self, word: str) -> list[int]:
         """Merge characters until no possible merge is left or all are dropped."""
-        pieces, chance = list(word), self._random.random
+        pieces, chance = [word] if word in self.uncut else list(word), self._random.random
         while True:
             merges = ((self._rank.get(left + right), i) for i, (left, right) in enumerate(itertools.pairwise(pieces)))
             kept = [(rank, i) for rank, i in merges if rank is not None and chance() >= self._share]
             if not kept:
-                return [self._rank.get(piece, UNK) for piece in pieces]
+                return [i for piece in pieces for i in self._ids(piece)]
             _, i = min(kept)
             pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]
+
+    def _ids(self, piece: str) -> list[int]:
+        """Return the id of a piece; of a character that is none, its bytes or UNK."""
+        if piece in self._rank or not self.byte_fallback:
+            return [self._rank.get(piece, UNK)]
+        return [self._rank[f"<0x{byte:02X}>"] for byte in piece.encode()]

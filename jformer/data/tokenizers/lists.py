@@ -66,6 +66,10 @@ class ListTokenizer(OneFile):
         """Join the listed words or characters."""
         return self._join(UNKNOWN if i == UNK else self._tokens[i - NUM_SYMBOLS] for i in texts_only(ids))
 
+    def unknown(self, text: str) -> list[str]:
+        """Return the words or characters of a text that are not listed, in their order."""
+        return [token for token in self._split(self._normalize(text)) if token not in self._ids]
+
 
 class ByteTokenizer(OneFile):
     """The 256 bytes of UTF-8. Nothing is unknown; bytes that do not form a character are decoded as U+FFFD."""

@@ -1,18 +1,22 @@
-"""Subwords: sentencepiece models, BPE and unigram, trained so that no character of the text is lost."""
+"""Subwords: sentencepiece models, BPE and unigram, learned so that no character of the text is lost, or given."""
 
 import functools
 import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import sentencepiece
 
-from jformer.data.tokenizers.symbols import BOS, EOS, PAD, UNK, UNKNOWN, OneFile, texts_only
+from jformer.data.tokenizers.symbols import BOS, EOS, PAD, SYMBOLS, UNK, UNKNOWN, OneFile, texts_only
 from jformer.errors import UserError
 
 THREADS = -1  # that cut texts: as many as there are cores; 1 in a process beside which others use the other cores
 LONGEST_LINE = 4_096  # characters of a training line; longer lines are split
+NORMALIZATIONS = ("identity", "nfkc")
+KINDS = ("unigram", "bpe")  # by the number that sentencepiece gives them, from 1
+NORMAL, UNKNOWN_PIECE, CONTROL, USER_DEFINED = range(1, 5)  # types of pieces; the last are never cut
 
 
 class SubwordTokenizer(OneFile):
@@ -48,15 +52,34 @@ class SubwordTokenizer(OneFile):
 
     @functools.cached_property
     def _stored(self) -> Any:
-        from sentencepiece import sentencepiece_model_pb2
-
-        read: Any = sentencepiece_model_pb2  # its classes are made when it is imported
-        return read.ModelProto.FromString(self._content)
+        return _parsed(self._content)
 
     @property
     def kind(self) -> str:
         """How it was learned: bpe or unigram."""
-        return ("unigram", "bpe")[self._stored.trainer_spec.model_type - 1]
+        return KINDS[self._stored.trainer_spec.model_type - 1]
+
+    @property
+    def byte_fallback(self) -> bool:
+        """Whether a character that is not in the vocabulary is cut into bytes."""
+        return bool(self._stored.trainer_spec.byte_fallback)
+
+    @functools.cached_property
+    def uncut(self) -> list[str]:
+        """The symbols that are single pieces wherever a text holds them."""
+        return [piece.piece for piece in self._stored.pieces if piece.type == USER_DEFINED]
+
+    @functools.cached_property
+    def reserved(self) -> frozenset[str]:
+        """The pieces that no text is cut into: symbols, languages and bytes."""
+        return frozenset(piece.piece for piece in self._stored.pieces if piece.type not in (NORMAL, USER_DEFINED))
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether texts are prepared as by models that jformer learns, which other libraries can be told."""
+        spec = self._stored.normalizer_spec
+        plain = spec.add_dummy_prefix and spec.escape_whitespaces and not spec.remove_extra_whitespaces
+        return bool(plain and spec.name in NORMALIZATIONS) and not self.uncut
 
     @property
     def normalization(self) -> str:
@@ -73,9 +96,23 @@ class SubwordTokenizer(OneFile):
         text: str = self._processor.decode([int(i) for i in texts_only(ids)])
         return text
 
+    def unknown(self, text: str) -> str:
+        """Return the characters of a text that are not in the vocabulary, in their order."""
+        characters: str = self._processor.normalize(text)
+        return "".join(each for each in characters if self._processor.piece_to_id(each) == UNK)
+
 
 def learn_subwords(
-    model_type: str, lines: Iterable[str], vocab_size: int, normalization: str, split_digits: bool
+    model_type: str,
+    lines: Iterable[str],
+    vocab_size: int,
+    normalization: str,
+    split_digits: bool,
+    *,
+    coverage: float = 1.0,
+    byte_fallback: bool = False,
+    symbols: Sequence[str] = (),
+    controls: Sequence[str] = (),
 ) -> SubwordTokenizer:
     """Learn a model of subwords; the same text gives the same bytes.
 
@@ -85,9 +122,13 @@ def learn_subwords(
         vocab_size: the most ids, the four symbols included; a small text may have fewer pieces.
         normalization: "identity" or "nfkc", applied to each text before it is cut, also later.
         split_digits: each digit is a piece of its own.
+        coverage: the share of the text's characters that the vocabulary holds, the most frequent ones.
+        byte_fallback: any other character is cut into bytes, which are pieces.
+        symbols: single pieces wherever a text holds them.
+        controls: pieces that no text holds, such as languages.
 
     Raises:
-        UserError: `vocab_size` is below what the characters need.
+        UserError: `vocab_size` is below what the symbols and the characters need.
     """
     model = io.BytesIO()
     try:
@@ -97,7 +138,10 @@ def learn_subwords(
             model_type=model_type,
             vocab_size=vocab_size,
             hard_vocab_limit=False,  # a small text may not hold that many pieces
-            character_coverage=1.0,
+            character_coverage=coverage,
+            byte_fallback=byte_fallback,
+            user_defined_symbols=[*symbols],
+            control_symbols=[*controls],
             max_sentence_length=4 * LONGEST_LINE,  # in bytes; longer lines would be skipped
             normalization_rule_name=normalization,
             remove_extra_whitespaces=False,
@@ -116,6 +160,44 @@ def learn_subwords(
             raise
         raise UserError(f"data.vocab_size={vocab_size}: the characters of the text alone need {needed[1]}") from error
     return SubwordTokenizer(model.getvalue())
+
+
+def read_subwords(path: Path, symbols: Sequence[str] = (), controls: Sequence[str] = ()) -> SubwordTokenizer:
+    """Return a sentencepiece model from a file, its pieces numbered behind our four symbols and those added.
+
+    A text is cut by the scores of the pieces, so their numbers are free. `symbols` and `controls` are as for
+    `learn_subwords`, unless the model has them. Raises UserError for anything but a BPE or unigram model.
+    """
+    try:
+        stored = _parsed(path.read_bytes())
+        spec, pieces = stored.trainer_spec, list(stored.pieces)
+        if not pieces or spec.model_type > len(KINDS):
+            raise ValueError("words or characters")
+    except OSError as error:
+        raise UserError(f"data.vocabulary={str(path)!r}: {error.strerror}; name a sentencepiece model") from error
+    except Exception as error:  # protobuf's own, too
+        raise UserError(f"data.vocabulary={str(path)!r} is no sentencepiece model of BPE or unigram") from error
+    roles = {spec.pad_piece, spec.bos_piece, spec.eos_piece, spec.unk_piece}
+    ours = [piece for piece in pieces if piece.piece not in roles and piece.piece not in SYMBOLS]
+    present = {piece.piece for piece in ours}
+    make = type(pieces[0])
+    first = [make(piece=name, score=0.0, type=UNKNOWN_PIECE if i == UNK else CONTROL) for i, name in enumerate(SYMBOLS)]
+    added = [make(piece=name, score=0.0, type=CONTROL) for name in controls if name not in present]
+    added += [make(piece=name, score=0.0, type=USER_DEFINED) for name in symbols if name not in present]
+    del stored.pieces[:]
+    stored.pieces.extend([*first, *added, *ours])
+    for role, i in (("pad", PAD), ("bos", BOS), ("eos", EOS), ("unk", UNK)):
+        setattr(spec, f"{role}_id", i)
+        setattr(spec, f"{role}_piece", SYMBOLS[i])
+    spec.unk_surface, spec.vocab_size = UNKNOWN, len(stored.pieces)
+    return SubwordTokenizer(stored.SerializeToString(deterministic=True))
+
+
+def _parsed(content: bytes) -> Any:
+    from sentencepiece import sentencepiece_model_pb2
+
+    read: Any = sentencepiece_model_pb2  # its classes are made when it is imported
+    return read.ModelProto.FromString(content)
 
 
 def _learnable(lines: Iterable[str]) -> Iterator[str]:

@@ -1,9 +1,10 @@
 """The special symbols of vocabularies, and the file format that all tokenizers share."""
 
+import copy
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from etils.epath import Path
 
@@ -37,14 +38,22 @@ class OneFile:
 
     symbols = Symbols()
     mends_spaces = False
+    _replaced = b""  # symbols that are not those of the file
 
     def __init__(self, suffix: str, content: bytes) -> None:
         self._suffix, self._content = suffix, content
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 of the file."""
-        return hashlib.sha256(self._content).hexdigest()
+        """The SHA-256 of the file, and of the symbols that replace those in it."""
+        return hashlib.sha256(self._content + self._replaced).hexdigest()
+
+    def with_symbols(self, **replaced: int | tuple[int, ...]) -> Self:
+        """Return the tokenizer with other symbols around its texts, such as another language; its file is the same."""
+        other = copy.copy(self)
+        other.symbols = self.symbols._replace(**replaced)  # type: ignore[arg-type]
+        other._replaced = to_json(symbols=other.symbols) if other.symbols != self.symbols else self._replaced
+        return other
 
     def save(self, directory: Path, name: str) -> None:
         """Write the file into a directory under a name."""

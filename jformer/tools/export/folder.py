@@ -14,6 +14,7 @@ import numpy as np
 
 from jformer.config.options import Config
 from jformer.data.tokenizers import Symbols, Tokenizer
+from jformer.data.vocabularies import directed
 from jformer.errors import UserError
 from jformer.inference.inputs import writable
 from jformer.inference.predict import load
@@ -30,10 +31,11 @@ tokenizer/    one file for both sides, or source and target: a sentencepiece mod
 serving.json  the most tokens of a source (with the end symbol </s>, id 2), and how jformer would have decoded
 """
 IMPORTED = """
-The vocabulary is an imported one: a source is source_before, its tokens and source_after of serving.json, where other
-exports have </s> alone, and CTranslate2 adds nothing; the target begins with target_prefix (give it to CTranslate2,
-whose answers repeat it; the program has it). tokenizer/*.json holds a tokenizer.json as "content", or a sentencepiece
-model in base64 as "model" with the ids of its pieces, and a prefix of every text.
+The vocabulary is an imported one, or has symbols of languages: a source is source_before, its tokens and source_after
+of serving.json, where other exports have </s> alone, and CTranslate2 adds nothing; the target begins with target_prefix
+(give it to CTranslate2, whose answers repeat it; the program has it). tokenizer/*.json holds a tokenizer.json as
+"content", or a sentencepiece model in base64 as "model" with the ids of its pieces, and a prefix of every text. The
+languages are those that it was exported with; the vocabulary has others, such as __de__.
 """
 MODELS = {
     "ctranslate2": """model.bin     what ctranslate2.Translator loads from here, with config.json and *vocabulary.json
@@ -56,17 +58,19 @@ def export(config: Config, workdir: Path, format: str, target: Path) -> str:  # 
     """
     _check(config, format, target)
     predictor = load(workdir, config, make_mesh(1))
-    model, (source, target_side) = predictor.model, predictor.tokenizers
+    languages = config.decode.source_language, config.decode.target_language
+    model, (source, target_side) = predictor.model, directed(predictor.tokenizers, config.data, languages)
     params = jax.tree.map(np.asarray, predictor.params)
     longest = config.data.max_source_length + config.decode.max_extra_length
     mask = writable(target_side, config.decode)
+    imported = (source.symbols, target_side.symbols) != (Symbols(), Symbols())
     if format == "ctranslate2":
         words, never = (source.tokens, target_side.tokens), np.flatnonzero(~mask).tolist()
         # At least as many positions as CTranslate2 allows in a source by default.
-        save = build_spec(model.config, params, words, max(longest, 1_024), predictor.inputs.symbols, never).save
+        spec = build_spec(model.config, params, words, max(longest, 1_024), predictor.inputs.symbols, never)
+        spec.config.add_source_eos, save = not imported, spec.save
     else:
         save = build_program(config, model, params, longest, mask, predictor.inputs.symbols)
-    imported = (source.symbols, target_side.symbols) != (Symbols(), Symbols())
     around = _around(source, target_side, predictor.inputs.symbols.before) if imported else {}
     readme = README.format(format=format, model=MODELS[format]) + (IMPORTED if imported else "")
     _write(config, workdir, save, target, readme, around)

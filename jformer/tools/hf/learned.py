@@ -35,20 +35,23 @@ def to_json(tokenizer: Tokenizer, family: str, mask: bool) -> str | None:
     import tokenizers
     from tokenizers import normalizers, processors
 
+    if isinstance(tokenizer, SubwordTokenizer) and not tokenizer.is_ours:
+        return None  # a given model, or one with symbols that are never cut
     made = _subwords(tokenizer) if isinstance(tokenizer, SubwordTokenizer) else _listed(tokenizer)
     if made is None:
         return None
-    model, steps, before, decoder = made
+    model, steps, splitting, decoder = made
     fast = tokenizers.Tokenizer(model)
     if steps:
         fast.normalizer = normalizers.Sequence(steps)
-    if before:
-        fast.pre_tokenizer = before
+    if splitting:
+        fast.pre_tokenizer = splitting
     if decoder:
         fast.decoder = decoder
-    fast.add_special_tokens([*SYMBOLS, *([MASK] if mask else [])])
-    single, pair = AROUND[family]
-    ends = [(name, fast.token_to_id(name)) for name in ("<s>", "</s>")]
+    before = [tokenizer.tokens[i] for i in tokenizer.symbols.before]  # a language
+    fast.add_special_tokens([*SYMBOLS, *([MASK] if mask else []), *before])
+    single, pair = (" ".join([*before, template]) for template in AROUND[family])
+    ends = [(name, fast.token_to_id(name)) for name in ("<s>", "</s>", *before)]
     fast.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ends)
     content: str = fast.to_str()
     return content
@@ -69,12 +72,16 @@ def differences(tokenizer: Tokenizer) -> list[str]:
 def _subwords(tokenizer: SubwordTokenizer) -> tuple[Any, list[Any], None, Any]:
     from tokenizers import decoders, normalizers
 
-    written, pieces = tokenizer.tokens, tokenizer.tokens[len(SYMBOLS) :]
+    written = tokenizer.tokens
+    pieces = [piece for piece in written if piece not in tokenizer.reserved]
     steps: list[Any] = [normalizers.NFKC()] if tokenizer.normalization == "nfkc" else []
     steps += [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
-    decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    joined: list[Any] = [decoders.ByteFallback()] if tokenizer.byte_fallback else []
+    joined = [decoders.Replace(SPACE, " "), *joined, decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    decoder = decoders.Sequence(joined)
     if tokenizer.kind == "bpe":
-        return _bpe(written, merges(pieces), fuse_unk=True), steps, None, decoder
+        model = _bpe(written, merges(pieces), fuse_unk=True, byte_fallback=tokenizer.byte_fallback)
+        return model, steps, None, decoder
     return _unigram(tokenizer), [*steps, *unmatched(pieces)], None, decoder
 
 
@@ -88,8 +95,9 @@ def _unigram(tokenizer: SubwordTokenizer) -> Any:
     from tokenizers import models
 
     # Unlike sentencepiece, the library matches every entry in a text, symbols included.
-    scores = [NEVER] * len(SYMBOLS) + tokenizer.scores[len(SYMBOLS) :]
-    return models.Unigram(list(zip(tokenizer.tokens, scores, strict=True)), unk_id=UNK)
+    scored = zip(tokenizer.tokens, tokenizer.scores, strict=True)
+    pieces = [(piece, NEVER if piece in tokenizer.reserved else score) for piece, score in scored]
+    return models.Unigram(pieces, unk_id=UNK, byte_fallback=tokenizer.byte_fallback)
 
 
 def merges(pieces: Sequence[str]) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from jformer.checkpoints.weights import load_weights
 from jformer.config import load_config
 from jformer.config.options import Config
 from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer, NumberTokenizer, Symbols, Tokenizer
-from jformer.data.vocabularies import load_tokenizers
+from jformer.data.vocabularies import directed, load_tokenizers
 from jformer.errors import UserError, check_choice
 from jformer.integrity import parse_object
 from jformer.models import ModelConfig, build_model
@@ -48,7 +48,8 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
     path = run_path(workdir)
     config = load_config(path / "config.json")
     new_directory(target, "--output=")
-    tokenizers = load_tokenizers(path / "tokenizer")
+    languages = config.decode.source_language, config.decode.target_language
+    tokenizers = directed(load_tokenizers(path / "tokenizer"), config.data, languages)
     model, origin = sized(config, tokenizers).merged, origin_of(path, config)
     task = "mlm" if config.task == "embed" else config.task  # of the class that has no head
     family, fields = express(task, model, workdir, model_type, origin.get("model_type", ""))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jformer.data.noise import mask_of
+from jformer.data.sources.split import Pair
 from jformer.data.spans import joined_text
 from jformer.data.text import admit
 from jformer.data.tokenizers import NUM_SYMBOLS, UNK
@@ -90,7 +91,9 @@ class Engine:
             if len(each.constraints) > limits.constraints:
                 raise UserError(f"{len(each.constraints)} constraints are more than the {limits.constraints} of a text")
             phrases = [self._text(phrase, limits.phrase) for phrase in each.constraints]
-            requests.append(Request(self._text(each.source), self._text(each.prefix, limits.prefix), phrases, line))
+            text, prefix = self._text(each.source), self._text(each.prefix, limits.prefix)
+            languages = self._language(each.source_language), self._language(each.target_language)
+            requests.append(Request(text, prefix, phrases, line, languages))
         return requests
 
     def _asked(self, given: str | schema.Asked | schema.InContext) -> schema.Asked:
@@ -100,10 +103,14 @@ class Engine:
             return schema.Asked(source=joined_text(given.question, given.context))
         return schema.Asked(source=given) if isinstance(given, str) else given
 
-    def pairs(self, body: schema.PairsBody) -> list[tuple[str, str]]:
+    def pairs(self, body: schema.PairsBody) -> list[Pair]:
         """Return the pairs to score; raise UserError as `requests` does."""
         self._check_count(body.pairs)
-        return [(self._text(pair.source), self._text(pair.target)) for pair in body.pairs]
+        pairs = []
+        for each in body.pairs:
+            languages = self._language(each.source_language), self._language(each.target_language)
+            pairs.append(Pair(self._text(each.source), self._text(each.target), languages=languages))
+        return pairs
 
     def watched(self, body: schema.WatchedBody) -> tuple[str, str | None]:
         """Return the source and target to look into; raise UserError as `requests` does."""
@@ -130,7 +137,7 @@ class Engine:
         """Return an answer as --mode=predict writes it with decode.outputs=jsonl and decode.scores."""
         return answer_record(outputs, True, self.predictor.config.decode.alignments)
 
-    def score(self, pairs: Sequence[tuple[str, str]]) -> Iterator[dict[int, dict[str, object]]]:
+    def score(self, pairs: Sequence[Pair]) -> Iterator[dict[int, dict[str, object]]]:
         """Yield number of a pair → its score, as --mode=score has it with decode.scores."""
         yield dict(enumerate(scored_record(each, token_scores=True) for each in self.predictor.score(pairs)))
 
@@ -171,6 +178,12 @@ class Engine:
             for count in (*FEW, SMALL_BATCH + 1):
                 self.predictor.generate([asked.get(self.route, line)] * count)
         self.predictor.forget()
+
+    def _language(self, name: str) -> str:
+        """Return a language that the vocabulary has; raise UserError here, before others wait for the same batch."""
+        if name:
+            self.predictor.inputs.towards((name, name))
+        return name
 
     def _check_count(self, items: Sequence[Any]) -> None:
         if len(items) > self._limits.texts:

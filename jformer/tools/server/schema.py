@@ -14,6 +14,9 @@ class Body(BaseModel):
 Adapter = Annotated[str | None, Field(description="which of --adapters answers; null is the run itself")]
 
 
+Language = Annotated[str, Field(description="for a model of several languages; empty as it was started")]
+
+
 class Asked(Body):
     """One text to answer, and constraints on its answer."""
 
@@ -22,6 +25,8 @@ class Asked(Body):
     constraints: Annotated[
         list[str], Field(description="phrases that the answer must contain; needs a beam of 2 or more")
     ] = []
+    source_language: Language = ""
+    target_language: Language = ""
 
 
 class InContext(Body):
@@ -46,6 +51,8 @@ class PairToScore(Body):
 
     source: Annotated[str, Field(description="empty for a language model")] = ""
     target: str
+    source_language: Language = ""
+    target_language: Language = ""
 
 
 class PairsBody(Body):
