@@ -115,7 +115,7 @@ def defined(page, needle):
 
 def test_configs_are_configs():
     found = [*defined("docs/guide.md", "def get_config"), *defined("docs/recipes.md", "def get_config")]
-    assert len(found) == 4
+    assert len(found) == 5
     for names in found:
         resolve(names["get_config"]())
 

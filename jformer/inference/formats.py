@@ -43,8 +43,8 @@ def read_request(number: int, line: str, form: str, counts: Counter[str], contin
     kinds = {"source": str, "prefix": str, "constraints": list, **dict.fromkeys(LANGUAGES, str)}
     record = _object(line, kinds, ("source",), counts, lines=continues)
     languages = record.get(LANGUAGES[0], ""), record.get(LANGUAGES[1], "")
-    phrases = record.get("prefix", ""), record.get("constraints", ())
-    return Request(record["source"], *phrases, line=number, languages=languages)
+    constraints = record.get("constraints", ())
+    return Request(record["source"], record.get("prefix", ""), constraints, line=number, languages=languages)
 
 
 def read_asked(number: int, line: str, form: str, counts: Counter[str]) -> Request:

@@ -71,7 +71,15 @@ class Inputs:
     ) -> None:
         """Find the longest sequence and the ids that all models support.
 
-        Raises UserError for decode.overlong='split' where answers cannot be joined, and for an unknown language.
+        Args:
+            options: of decoding.
+            task: how examples become tokens and arrays.
+            tokenizers: of source and target.
+            models: those that answer.
+            data: of the run, for the languages of a text that names none.
+
+        Raises:
+            UserError: for decode.overlong='split' where answers cannot be joined, and for an unknown language.
         """
         self.options, self.task, self.tokenizers, self._data = options, task, tokenizers, data
         placed = [model.max_length for model in models if model.positions == "learned"]

@@ -93,7 +93,7 @@ class Engine:
             phrases = [self._text(phrase, limits.phrase) for phrase in each.constraints]
             text, prefix = self._text(each.source), self._text(each.prefix, limits.prefix)
             languages = self._language(each.source_language), self._language(each.target_language)
-            requests.append(Request(text, prefix, phrases, line, languages))
+            requests.append(Request(text, prefix, phrases, line=line, languages=languages))
         return requests
 
     def _asked(self, given: str | schema.Asked | schema.InContext) -> schema.Asked:
