@@ -40,7 +40,8 @@ class SourceConfig:
     # files: sentence pairs | labelled: texts and labels | text | images (with labels) | captions | tfds | generated |
     # conll: words and tags | squad: questions | package.module:function, one's own (docs/parts.md)
     source: str = "files"
-    dir: str = ""  # the folder of the texts or images; tfds: its data_dir ("" = the TFDS default)
+    # The folder of the texts or images; in data.mixture, "" = that of data.dir. tfds: its data_dir ("" = its default)
+    dir: str = ""
     name: str = ""  # tfds: builder[/config]; generated: quickstart | copy | reverse | sort
     source_language: str = "en"  # files: the suffix or the JSON key of the source side; tfds: its feature, "" = none
     target_language: str = "de"  # the same of the target side
@@ -135,8 +136,12 @@ class DataConfig(SourceConfig):
         return self.length_multiple or 1
 
     def parts(self) -> tuple[SourceConfig, ...]:
-        """Return every corpus, this one first."""
-        return (self, *self.mixture)
+        """Return every corpus, this one first; without a folder of its own, one of the same source is in this one's."""
+        return (self, *map(self._placed, self.mixture))
+
+    def _placed(self, part: SourceConfig) -> SourceConfig:
+        here = not part.dir and part.source == self.source != "tfds"
+        return dataclasses.replace(part, dir=self.dir) if here else part
 
     def of(self, part: SourceConfig) -> "DataConfig":
         """Return these options with another corpus as the first one."""

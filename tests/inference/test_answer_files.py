@@ -57,7 +57,7 @@ class Echo:
         return [[Output(f"{request.line}:{request.text}{request.prefix}")] for request in requests]
 
     def score(self, pairs):
-        return [Scored(-float(len(target)), (), ("x",) * len(target)) for _, target in pairs]
+        return [Scored(-float(len(target)), (), ("x",) * len(target)) for _, target, *_ in pairs]
 
 
 @pytest.fixture
