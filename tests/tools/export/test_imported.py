@@ -20,7 +20,8 @@ ctranslate2 = pytest.importorskip("ctranslate2", reason="export needs: pip insta
 pytest.importorskip("flatbuffers", reason="export needs: pip install ctranslate2 flatbuffers")
 pytest.importorskip("tokenizers", reason="the extra hf is not installed")
 
-RUNS = {"marian": small_runs.marian, "nllb": small_runs.nllb, "bart": small_runs.bart, "t5": small_runs.t5}
+RUNS = {"marian": small_runs.marian, "nllb": small_runs.nllb, "bart": small_runs.bart, "t5": small_runs.t5,
+        "several": small_runs.several}  # fmt: skip
 LONGEST = 8  # tokens of an answer
 
 

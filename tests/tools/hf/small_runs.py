@@ -100,6 +100,16 @@ def learned(directory):
     return run
 
 
+def several(directory, place="source"):
+    """Return a run of two languages, with subwords that jformer learned itself."""
+    shared = learn("bpe", [*LINES, *FURTHER], 72, "identity", False, controls=["__de__", "__en__"])
+    rows = {"vocab_size": shared.vocab_size, "target_vocab_size": shared.vocab_size}
+    data = {"language_symbols": place}
+    run = write_run(directory, "marian", "translate", {"shared": shared}, DECODE, data, **rows, head={"bias": True})
+    (run / ORIGIN).write_text(json.dumps({"model_type": "marian"}))
+    return run
+
+
 def nllb(directory):
     """Return a run with unigram pieces of the `tokenizers` library and a language in front of either side."""
     content, ids = _unigram()
