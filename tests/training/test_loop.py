@@ -335,9 +335,10 @@ def test_a_row_speaks_of_the_updates_that_were_applied(cache, tmp_path, poison):
 def test_a_token_that_the_model_has_not_ends_a_run(cache, tmp_path, monkeypatch, part, named):
     def foreign(*given):
         data = open_data(*given)
-        batches = getattr(data, part)
+        batches = data.batches if part == "batches" else data.valid["1"]
         source = dataclasses.replace(batches.source, values=np.full_like(batches.source.values, 255))
-        return dataclasses.replace(data, **{part: dataclasses.replace(batches, source=source)})
+        changed = dataclasses.replace(batches, source=source)
+        return dataclasses.replace(data, **{part: changed if part == "batches" else {"1": changed}})
 
     monkeypatch.setattr("jformer.trainer.open_data", foreign)
     with pytest.raises(UserError, match=f"{named}: source holds the token id "):

@@ -105,7 +105,7 @@ def several(directory, place="source"):
     shared = learn("bpe", [*LINES, *FURTHER], 72, "identity", False, controls=["__de__", "__en__"])
     rows = {"vocab_size": shared.vocab_size, "target_vocab_size": shared.vocab_size}
     data = {"language_symbols": place}
-    run = write_run(directory, "marian", "translate", {"shared": shared}, DECODE, data, **rows, head={"bias": True})
+    run = write_run(directory, "marian", "translate", (shared, shared), DECODE, data, **rows, head={"bias": True})
     (run / ORIGIN).write_text(json.dumps({"model_type": "marian"}))
     return run
 
