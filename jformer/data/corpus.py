@@ -19,6 +19,7 @@ import numpy as np
 from jformer.data.preparation import PAIRS, prepare
 from jformer.data.progress import show_progress
 from jformer.data.sources.split import SIDES, Pair, Split
+from jformer.data.text import UNKNOWN, shown_unknown
 from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.errors import UserError
 from jformer.integrity import DIGESTS, damaged
@@ -26,7 +27,6 @@ from jformer.storage import open_lock
 
 FORMAT = 3  # increase it when the same options give different arrays or counts
 ARRAYS = ("values", "offsets")  # of each side, in this order
-UNKNOWN_SHOWN = 20  # unknown characters or words that are counted each by itself
 Example = tuple[Sequence[int], Sequence[int]]
 
 
@@ -145,9 +145,7 @@ class Side:
             return
         for text, ids in zip(texts, sequences, strict=True):
             for each in find(text) if self.symbols.unk in ids else ():
-                shown = sum(key.startswith("unknown ") for key in counts)
-                name = f"unknown {each!r}"
-                counts[name if name in counts or shown < UNKNOWN_SHOWN else "further unknown"] += 1
+                counts[shown_unknown(f"{UNKNOWN}{each!r}", counts)] += 1
 
     def _joined(self, sequences: Sequence[Sequence[int]]) -> list[int]:
         first, *others = sequences

@@ -29,6 +29,7 @@ import numpy as np
 from jformer.data.progress import show_progress
 from jformer.data.repeats import hashes, in_order
 from jformer.data.sources.split import SIDES, Pair, ReadFrom, SeekableSplit, Split
+from jformer.data.text import shown_unknown
 from jformer.data.tokenizers import Symbols, Tokenizer, subwords
 from jformer.errors import UserError
 from jformer.integrity import parse_object, seal
@@ -197,7 +198,8 @@ def _join(paths: Sequence[Path], folder: Path) -> None:
     made.mkdir()
     counts: Counter[str] = Counter({"examples used": 0})
     for found in _column(paths, "counts"):
-        counts.update(parse_object(str(found)))
+        for reason, count in parse_object(str(found)).items():
+            counts[shown_unknown(reason, counts)] += count
     for side in SIDES:
         _save(made / f"{side}.values.npy", _column(paths, f"{side}.values"))
         _save(made / f"{side}.offsets.npy", _offsets(_column(paths, f"{side}.lengths")))

@@ -13,7 +13,7 @@ import re
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -32,6 +32,7 @@ INVALID_REPLACED = "texts with invalid characters, replaced by U+FFFD"
 LONGEST_UNPACKED = 2**24  # bytes of a line of a compressed file, which may be a thousand times smaller
 STRIDE = 2**12  # lines; the place of every first of so many is kept, to read from there on
 INVALID = ("refuse", "replace")  # what to do about invalid characters
+UNKNOWN, UNKNOWN_SHOWN = "unknown: ", 20  # characters or words that a vocabulary lacks, counted each by itself
 UNSPACED = (  # letters and marks of scripts without spaces between words: Han, Kana; Thai, Lao, Burmese, Khmer
     "\u3001-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003ffff"
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
@@ -46,6 +47,12 @@ BREAKS = (
     re.compile(r"""[.!?…।؟۔]+["'”’»)\]]*\s+|[。！？｡．။។]+[」』”’）]*\s*"""),
     re.compile(r"[，、；：]+|\s+"),
 )
+
+
+def shown_unknown(reason: str, counts: Mapping[str, int]) -> str:
+    """Return what an unknown character or word is counted as: itself, for the first ones. Others are one reason."""
+    shown = reason in counts or sum(key.startswith(UNKNOWN) for key in counts) < UNKNOWN_SHOWN
+    return reason if shown or not reason.startswith(UNKNOWN) else "further unknown"
 
 
 def language_code(language: str) -> str:
