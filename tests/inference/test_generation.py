@@ -83,7 +83,7 @@ def test_what_no_search_reads_makes_no_other_program(model):
     plain = make_setup([model], DecodeConfig(), VOCABULARY, Symbols())
     others = DecodeConfig(forced_start=False, forbid=("a",), only=("b",), ensemble=("x",), inputs="jsonl",
                           outputs="jsonl", scores=True, alignments=True, overlong="split", batch_size=3,
-                          pooling="mean")  # fmt: skip
+                          pooling="mean", source_language="a", target_language="b")  # fmt: skip
     assert all(getattr(others, name) != getattr(DecodeConfig(), name) for name in NO_PROGRAM_READS)
     assert make_setup([model], others, VOCABULARY, Symbols()) == plain
 

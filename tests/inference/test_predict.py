@@ -18,7 +18,7 @@ from jformer.data.tokenizers.numbers import NumberTokenizer
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.decoding.mbr import rank
 from jformer.errors import UserError
-from jformer.inference.answers import CUT, TRUNCATED, Output, Request
+from jformer.inference.answers import CUT, TRUNCATED, Output, Piece, Request
 from jformer.inference.batching import NBest
 from jformer.inference.inputs import Attempt
 from jformer.inference.predict import Predictor, load
@@ -330,7 +330,12 @@ def test_pieces_are_joined_as_the_target_language_is_written(predictor):
     for language, text in (("de", "我们去 Rom。好"), ("zh-TW", "我们去Rom。好")):
         data = dataclasses.replace(run.config.data, target_language=language)
         run.config = dataclasses.replace(run.config, data=data)
-        assert run._join(answers)[0].text == text
+        assert run._join(answers, [])[0].text == text
+        asked = dataclasses.replace(run.config.decode, target_language="de")
+        run.config = dataclasses.replace(run.config, decode=asked)
+        assert run._join(answers, [])[0].text == run._join(answers, [Piece([5], 0)])[0].text == "我们去 Rom。好"
+        assert run._join(answers, [Piece([5], 0, languages=("", "zh"))])[0].text == "我们去Rom。好"
+        run.config = dataclasses.replace(run.config, decode=predictor().config.decode)
 
 
 def test_averaged_steps_are_the_last_regular_ones():

@@ -231,7 +231,7 @@ def test_ids_and_texts_are_theirs(kind, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("normalization", ["identity", "nfkc"])
-@pytest.mark.parametrize("kind", ["bpe", "unigram", "word", "char", "byte", "bpe with bytes", "unigram with bytes"])
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "word", "char", "byte", "bpe with bytes"])
 def test_tokenizers_that_were_learned_here_are_read_by_theirs(kind, normalization, tmp_path):
     kind, _, more = kind.partition(" ")
     controls = {"byte_fallback": True, "coverage": 0.98, "controls": ["__de__"]} if more else {}

@@ -79,7 +79,8 @@ class SubwordTokenizer(OneFile):
         """Whether texts are prepared as by models that jformer learns, which other libraries can be told."""
         spec = self._stored.normalizer_spec
         plain = spec.add_dummy_prefix and spec.escape_whitespaces and not spec.remove_extra_whitespaces
-        return bool(plain and spec.name in NORMALIZATIONS) and not self.uncut
+        known = plain and spec.name in NORMALIZATIONS and not (self.kind == "unigram" and self.byte_fallback)
+        return bool(known) and not self.uncut
 
     @property
     def normalization(self) -> str:

@@ -36,7 +36,7 @@ def to_json(tokenizer: Tokenizer, family: str, mask: bool) -> str | None:
     from tokenizers import normalizers, processors
 
     if isinstance(tokenizer, SubwordTokenizer) and not tokenizer.is_ours:
-        return None  # a given model, or one with symbols that are never cut
+        return None  # a given model, one with symbols that are never cut, or unigram with bytes, which differ there
     made = _subwords(tokenizer) if isinstance(tokenizer, SubwordTokenizer) else _listed(tokenizer)
     if made is None:
         return None
@@ -97,7 +97,7 @@ def _unigram(tokenizer: SubwordTokenizer) -> Any:
     # Unlike sentencepiece, the library matches every entry in a text, symbols included.
     scored = zip(tokenizer.tokens, tokenizer.scores, strict=True)
     pieces = [(piece, NEVER if piece in tokenizer.reserved else score) for piece, score in scored]
-    return models.Unigram(pieces, unk_id=UNK, byte_fallback=tokenizer.byte_fallback)
+    return models.Unigram(pieces, unk_id=UNK)
 
 
 def merges(pieces: Sequence[str]) -> list[tuple[str, str]]:
